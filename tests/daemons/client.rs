@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_nvme_driver::Registers;
+use peerbar_vfio_user::CONFIG_REGION;
 use rustix::cmsg_space;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
@@ -22,10 +23,9 @@ use rustix::net::{
 
 use crate::memory::BusMemory;
 
-/// The BARs with registers and with memory, and VFIO_PCI_CONFIG_REGION_INDEX.
+/// The BARs with registers and with memory.
 const REGISTERS: u32 = 0;
 const MEMORY: u32 = 2;
-const CONFIG: u32 = 7;
 /// PCI Local Bus 3.0, 6.2.2: memory space and bus master.
 const COMMAND: (u64, [u8; 2]) = (4, [0b110, 0]);
 
@@ -96,7 +96,7 @@ impl DeviceClient {
         let map = [words(&[32, 0b11]), quads(&[0, ram.address, bytes])].concat();
         connection.ask(DMA_MAP, &map, Some(ram.file.as_fd()))?;
         let client = Self(Rc::new(RefCell::new(connection)));
-        client.write(CONFIG, COMMAND.0, &COMMAND.1)?;
+        client.write(CONFIG_REGION, COMMAND.0, &COMMAND.1)?;
         Ok(client)
     }
 
@@ -147,9 +147,9 @@ impl DeviceClient {
     /// Has a BAR answer at `address` (PCI Local Bus 3.0, 6.2.5).
     pub(crate) fn place(&self, bar: u32, address: u64) -> anyhow::Result<()> {
         let register = 0x10 + 4 * u64::from(bar);
-        self.write(CONFIG, COMMAND.0, &[0, 0])?;
-        self.write(CONFIG, register, &address.to_le_bytes())?;
-        self.write(CONFIG, COMMAND.0, &COMMAND.1)
+        self.write(CONFIG_REGION, COMMAND.0, &[0, 0])?;
+        self.write(CONFIG_REGION, register, &address.to_le_bytes())?;
+        self.write(CONFIG_REGION, COMMAND.0, &COMMAND.1)
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8]) -> anyhow::Result<()> {

@@ -8,32 +8,17 @@ use anyhow::Context;
 use peerbar_dma::{MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_nvme_driver::Registers;
-use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
-use peerbar_vfio_user::Device;
+use peerbar_pci::{Bar, ConfigSpace, Function};
+use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 use crate::memory::BusMemory;
 
-/// VFIO_PCI_CONFIG_REGION_INDEX, and the memory BAR.
-const CONFIG: u32 = 7;
+/// The memory BAR.
 const MEMORY: u8 = 2;
 /// PCI Local Bus 3.0, 6.2.2: the Command register, memory space and bus master.
 const COMMAND: u64 = 4;
 const MEMORY_SPACE: u8 = 0b010;
 const BUS_MASTER: u8 = 0b100;
-const IDENTITY: Identity = Identity {
-    vendor: 0x1af4,
-    device: 0x10f0,
-    subsystem_vendor: 0,
-    subsystem: 0,
-    revision: 0,
-    class: 0x03_02_00,
-};
-const MSI_X: MsiX = MsiX {
-    vectors: 1,
-    bar: 0,
-    table: 0x1000,
-    pending: 0x2000,
-};
 
 /// A function without registers of its own.
 struct NoRegisters;
@@ -70,7 +55,7 @@ impl Peer {
         let requester = Arc::new(Requester::new());
         let mut endpoint = Endpoint::new(
             Arc::new(NoRegisters),
-            ConfigSpace::new(&IDENTITY, &bars, &MSI_X),
+            ConfigSpace::of_test_function(&bars),
             [BarMemory::Registers, BarMemory::Memory(span)],
             requester.clone(),
             Arc::new(Vectors::new(1)?),
@@ -101,7 +86,7 @@ impl Peer {
     }
 
     fn configure(&mut self, offset: u64, data: &[u8]) -> anyhow::Result<()> {
-        let written = self.endpoint.region_write(CONFIG, offset, data);
+        let written = self.endpoint.region_write(CONFIG_REGION, offset, data);
         written.context("its config space refuses a write")
     }
 }

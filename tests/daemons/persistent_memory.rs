@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use peerbar_dma::Purpose;
 use peerbar_nvme_driver::Registers;
+use peerbar_nvme_spec::pmr::Pmrsts;
+use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRSTS};
 use tempfile::TempDir;
 
 use crate::client::DeviceClient;
@@ -21,9 +23,7 @@ const PEER: u64 = 5 << 36;
 /// The BAR that is the region.
 const BAR: u32 = 4;
 const BYTES: u64 = 2 << 20;
-const PMRCTL: u64 = 0xe04;
-const PMRSTS: u64 = 0xe08;
-const NOT_READY: u32 = 1 << 8;
+const NOT_READY: u32 = Pmrsts::new().with_nrdy(true).into_bits();
 
 /// A disk and a peer below a switch.
 struct Scene {

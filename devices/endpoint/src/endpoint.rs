@@ -13,8 +13,8 @@ use peerbar_flight::Recorder;
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
 use peerbar_switch::AttachError;
 use peerbar_vfio_user::{
-    Client, Data, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping,
-    Request, RequestError,
+    CONFIG_REGION, Client, Data, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region,
+    RegionMapping, Request, RequestError,
 };
 use rustix::io::Errno;
 
@@ -22,8 +22,6 @@ use crate::Vectors;
 use crate::decoder::OpenWindow;
 use crate::switch_port::SwitchPort;
 
-/// VFIO_PCI_CONFIG_REGION_INDEX: the region that is configuration space, after six BARs and the ROM.
-const CONFIG_REGION: u32 = 7;
 /// VFIO_PCI_NUM_REGIONS.
 const REGIONS: u32 = 9;
 /// VFIO_PCI_INTX_IRQ_INDEX and those that follow it: MSI, MSI-X, error, request.
@@ -463,7 +461,6 @@ mod tests {
     use std::sync::Mutex;
 
     use peerbar_dma::Purpose;
-    use peerbar_pci::{Identity, MsiX};
 
     use super::*;
 
@@ -489,23 +486,9 @@ mod tests {
 
     /// BAR0 with a page that may be mapped, BAR2 of two pages, BAR4 in memory that is longer than it.
     fn endpoint() -> (Endpoint<RecordingFunction>, Arc<PageTable>, Arc<Requester>) {
-        let identity = Identity {
-            vendor: 0x1af4,
-            device: 0x10f0,
-            subsystem_vendor: 0,
-            subsystem: 0,
-            revision: 0,
-            class: 0x03_02_00,
-        };
-        let msi_x = MsiX {
-            vectors: 1,
-            bar: 0,
-            table: 0x1000,
-            pending: 0x2000,
-        };
         let bar = |index, size| Bar::new(index, size, true).unwrap();
         let bars = [bar(0, 0x4000), bar(2, 0x2000), bar(4, 0x1000)];
-        let config = ConfigSpace::new(&identity, &bars, &msi_x);
+        let config = ConfigSpace::of_test_function(&bars);
         let table = Arc::new(PageTable::new(file(0x4000), 2, 0x1000));
         let memory = [
             BarMemory::RegistersWithPages(file(0x4000), vec![(0x3000, 0x1000)], PeerPages::Lent),

@@ -18,28 +18,12 @@ use peerbar_dma::{
 };
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Vectors};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
-use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
+use peerbar_pci::{Bar, ConfigSpace, Function};
 use peerbar_switch::{ACKNOWLEDGE_TIME_OUT, Config, LinkMode};
-use peerbar_vfio_user::Device;
+use peerbar_vfio_user::{CONFIG_REGION, Device};
 
-const CONFIG: u32 = 7;
 const COMMAND: u64 = 0x04;
 const DECODE_AND_MASTER: u8 = 0b110;
-
-const IDENTITY: Identity = Identity {
-    vendor: 0x1af4,
-    device: 0x10f0,
-    subsystem_vendor: 0,
-    subsystem: 0,
-    revision: 0,
-    class: 0x03_02_00,
-};
-const MSI_X: MsiX = MsiX {
-    vectors: 1,
-    bar: 0,
-    table: 0x1000,
-    pending: 0x2000,
-};
 
 /// A switch that ends when dropped.
 struct Switch {
@@ -122,11 +106,8 @@ struct Card {
 impl Card {
     fn new(switch: &Path, name: &str) -> Self {
         let bar = |index, size| Bar::new(index, size, true).unwrap();
-        let config = ConfigSpace::new(
-            &IDENTITY,
-            &[bar(0, 0x4000), bar(2, 0x10000), bar(4, 0x2000)],
-            &MSI_X,
-        );
+        let config =
+            ConfigSpace::of_test_function(&[bar(0, 0x4000), bar(2, 0x10000), bar(4, 0x2000)]);
         let memory = Arc::new(MemoryFile::create("memory", 0x10000).unwrap());
         let pages = PageTable::new(
             Arc::new(MemoryFile::create("pages", 0x2000).unwrap()),
@@ -157,7 +138,9 @@ impl Card {
     }
 
     fn configure(&mut self, offset: u64, data: &[u8]) {
-        self.endpoint.region_write(CONFIG, offset, data).unwrap();
+        self.endpoint
+            .region_write(CONFIG_REGION, offset, data)
+            .unwrap();
     }
 
     /// Puts the BARs at `base`, `base + 0x10_0000` and `base + 0x20_0000`, and switches decode and bus mastering on.
@@ -256,13 +239,14 @@ fn with_registers<F: Function + 'static>(
 ) -> Endpoint<F> {
     let mut endpoint = Endpoint::new(
         function,
-        ConfigSpace::new(&IDENTITY, &[Bar::new(0, 0x4000, true).unwrap()], &MSI_X),
+        ConfigSpace::of_test_function(&[Bar::new(0, 0x4000, true).unwrap()]),
         [registers],
         Arc::new(Requester::new()),
         Arc::new(Vectors::new(1).unwrap()),
     );
     endpoint.attach_to_switch(&switch.path, "b").unwrap();
-    let configure = |(offset, data): (u64, &[u8])| endpoint.region_write(CONFIG, offset, data);
+    let configure =
+        |(offset, data): (u64, &[u8])| endpoint.region_write(CONFIG_REGION, offset, data);
     let base: &[u8] = &B.to_le_bytes();
     let written = [(0x10, base), (COMMAND, &[DECODE_AND_MASTER, 0])].map(configure);
     assert_eq!(written, [Ok(()), Ok(())]);
@@ -289,7 +273,7 @@ fn pages_that_are_lent_are_written_without_a_message() {
     let expected =
         [(0xffc, 1u32), (0x2000, 3)].map(|(at, value)| (at, value.to_le_bytes().to_vec()));
     assert_eq!(noted, expected);
-    b.region_write(CONFIG, COMMAND, &[0, 0]).unwrap();
+    b.region_write(CONFIG_REGION, COMMAND, &[0, 0]).unwrap();
     assert!(a.ring(B + 0x1010, 8).is_err());
     assert_eq!(file.load(0x1010).unwrap(), 7);
 }

@@ -152,6 +152,27 @@ impl ConfigSpace {
         }
     }
 
+    /// Of a function for tests: `bars`, one MSI-X vector with its table at 4 KiB of BAR0, and the class of a 3D controller.
+    #[cfg(feature = "test-function")]
+    #[must_use]
+    pub fn of_test_function(bars: &[Bar]) -> Self {
+        let identity = Identity {
+            vendor: 0x1af4,
+            device: 0x10f0,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            revision: 0,
+            class: 0x03_02_00,
+        };
+        let msi_x = MsiX {
+            vectors: 1,
+            bar: 0,
+            table: 0x1000,
+            pending: 0x2000,
+        };
+        Self::new(&identity, bars, &msi_x)
+    }
+
     /// Appends a capability to the list; its offset.
     fn add(&mut self, end: &mut ListEnd, capability: &Capability) -> usize {
         let at = end.at;

@@ -6,6 +6,9 @@ use rustix::io::Errno;
 
 use crate::{Client, Event};
 
+/// The region that is configuration space, after six BARs and the ROM (Linux, VFIO_PCI_CONFIG_REGION_INDEX).
+pub const CONFIG_REGION: u32 = 7;
+
 /// A device that the server loop serves to one client at a time.
 ///
 /// All methods are called from the thread that reads the socket, in the order of the client's messages. None may

@@ -52,7 +52,9 @@ mod writer;
 
 pub use call::{Data, Request};
 pub use client::Client;
-pub use device::{Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping};
+pub use device::{
+    CONFIG_REGION, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping,
+};
 pub use framing::{Deframer, Descriptors, FramingError, Message, Payload};
 pub use listener::{ListenError, Listener};
 pub use peerbar_eventfd::Event;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use peerbar_endpoint::Endpoint;
 use peerbar_endpoint::Running;
 use peerbar_gpu::{Config, Gpu, Mode};
-use peerbar_vfio_user::{Device, DmaMap, IrqAction, RegionMapping};
+use peerbar_vfio_user::{CONFIG_REGION, Device, DmaMap, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -23,7 +23,6 @@ const RINGS: u64 = 8 * MIB;
 /// Where its fences lie in guest RAM.
 const FENCES: u64 = 9 * MIB;
 
-const CONFIG_REGION: u32 = 7;
 const MSI_X: u32 = 2;
 /// The longest wait of a test.
 const PATIENCE: Duration = Duration::from_secs(20);

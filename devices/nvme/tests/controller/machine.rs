@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use peerbar_endpoint::Running;
 use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_nvme_driver::{DmaMemory, Registers};
-use peerbar_vfio_user::{Device, DmaMap, DmaSpan, IrqAction, RegionMapping};
+use peerbar_vfio_user::{CONFIG_REGION, Device, DmaMap, DmaSpan, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -25,7 +25,6 @@ pub(crate) const BAR2: u64 = 0x40_0000_0000;
 pub(crate) const CMB: u64 = 0x60_0000_0000;
 pub(crate) const CMB_BYTES: u64 = 2 * MIB;
 
-const CONFIG_REGION: u32 = 7;
 const INTX: u32 = 0;
 const MSI_X: u32 = 2;
 /// The admin queues' vector and one for each of 64 I/O queues.

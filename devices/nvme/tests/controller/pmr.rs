@@ -5,6 +5,10 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use peerbar_nvme::Config;
+use peerbar_nvme_spec::pmr::Pmrsts;
+use peerbar_nvme_spec::registers::offset::{
+    PMRCAP, PMRCTL, PMREBS, PMRMSCL, PMRMSCU, PMRSTS, PMRSWTP,
+};
 use peerbar_vfio_user::{Device, RegionMapping};
 use tempfile::TempDir;
 
@@ -13,17 +17,9 @@ use crate::command::{get_log, sc, set_feature};
 use crate::driver::{DATA, Driver};
 use crate::machine::{CMB, MIB, Machine, PAGE, config, pattern};
 
-const PMRCAP: u64 = 0xe00;
-const PMRCTL: u64 = 0xe04;
-const PMRSTS: u64 = 0xe08;
-const PMREBS: u64 = 0xe0c;
-const PMRSWTP: u64 = 0xe10;
-const PMRMSCL: u64 = 0xe14;
-const PMRMSCU: u64 = 0xe18;
-
-const NOT_READY: u32 = 1 << 8;
-const UNRELIABLE: u32 = 3 << 9;
-const BASE_INVALID: u32 = 1 << 12;
+const NOT_READY: u32 = Pmrsts::new().with_nrdy(true).into_bits();
+const UNRELIABLE: u32 = Pmrsts::new().with_hsts(Pmrsts::UNRELIABLE).into_bits();
+const BASE_INVALID: u32 = Pmrsts::new().with_cbai(true).into_bits();
 
 const BYTES: u64 = 4 * MIB;
 /// Where commands find the region, and where its BAR is.

@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use peerbar_nvme::{Config, Source};
+use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRSTS};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tempfile::NamedTempFile;
 
@@ -12,8 +13,6 @@ use crate::command::{Command, READ, WRITE, async_event_request, blocks, get_log,
 use crate::driver::{DATA, Driver};
 use crate::machine::{MIB, config, pattern};
 
-const PMRCTL: u64 = 0xe04;
-const PMRSTS: u64 = 0xe08;
 /// SANACT.
 const EXIT_FAILURE_MODE: u32 = 1;
 const BLOCK_ERASE: u32 = 2;

@@ -10,13 +10,12 @@ use std::rc::Rc;
 use peerbar_nvme_driver::{Controller, DmaMemory, QueueMemory, QueuePair, Registers, prps};
 use peerbar_nvme_spec::command::{AdminOpcode, SubmissionEntry};
 use peerbar_nvme_spec::identify::cns;
+use peerbar_vfio_user::CONFIG_REGION;
 use rustix::fs::{MemfdFlags, SealFlags};
 use zerocopy::{FromZeros, transmute};
 
 use crate::wait_until;
 
-/// VFIO_PCI_CONFIG_REGION_INDEX.
-pub(crate) const CONFIG: u32 = 7;
 /// The BAR with the registers.
 pub(crate) const REGISTERS: u32 = 0;
 
@@ -97,7 +96,8 @@ impl<L: Link> Driver<L> {
     #[track_caller]
     pub(crate) fn bring_up(link: L, memory: File) -> Self {
         let (link, memory) = (Rc::new(RefCell::new(link)), Rc::new(memory));
-        link.borrow_mut().write(CONFIG, 4, &0b110_u16.to_le_bytes());
+        link.borrow_mut()
+            .write(CONFIG_REGION, 4, &0b110_u16.to_le_bytes());
         let queues = |at| QueueMemory {
             submission: at,
             completion: at + 0x1000,

@@ -8,11 +8,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use peerbar_flight::{Event, FlightFile};
+use peerbar_vfio_user::CONFIG_REGION;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 
-use crate::driver::{CONFIG, DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
+use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::Daemon;
 use crate::wait_until;
 use crate::wire::Wire;
@@ -123,12 +124,17 @@ fn device_whose_link_is_down_is_reset_and_not_reached() {
     driver.fill(0xff, 4096);
     inject(&control, "link-down device");
     driver.submit_io(READ, DATA, 8);
-    assert_eq!(read(&mut driver.link(), CONFIG, 0), [0xff; 4]);
+    assert_eq!(read(&mut driver.link(), CONFIG_REGION, 0), [0xff; 4]);
     assert_eq!(read(&mut driver.link(), REGISTERS, VERSION.0), [0xff; 4]);
-    driver.link().write(CONFIG, 4, &0b110_u16.to_le_bytes());
+    driver
+        .link()
+        .write(CONFIG_REGION, 4, &0b110_u16.to_le_bytes());
     inject(&control, "link-up device");
-    assert_eq!(read(&mut driver.link(), CONFIG, 0), [0x36, 0x1b, 0x10, 0]);
-    assert_eq!(read(&mut driver.link(), CONFIG, 4), [0; 2], "reset");
+    assert_eq!(
+        read(&mut driver.link(), CONFIG_REGION, 0),
+        [0x36, 0x1b, 0x10, 0]
+    );
+    assert_eq!(read(&mut driver.link(), CONFIG_REGION, 4), [0; 2], "reset");
     assert_eq!(
         read(&mut driver.link(), REGISTERS, VERSION.0),
         [0xff; 4],
@@ -136,7 +142,7 @@ fn device_whose_link_is_down_is_reset_and_not_reached() {
     );
     assert_eq!(driver.data(4096), [0xff; 4096], "no DMA");
     let (mut wire, memory) = driver.into_parts();
-    wire.write(CONFIG, 4, &0b110_u16.to_le_bytes());
+    wire.write(CONFIG_REGION, 4, &0b110_u16.to_le_bytes());
     assert_eq!(read(&mut wire, REGISTERS, VERSION.0), VERSION.1);
     assert_eq!(read(&mut wire, REGISTERS, 0x14), [0; 4], "CC");
     std::os::unix::fs::FileExt::write_all_at(&memory, &[0; 0x8000], 0).unwrap();
@@ -180,10 +186,10 @@ fn link_that_goes_down_at_a_dma_comes_up_by_itself() {
     let start = Instant::now();
     driver.submit_io(READ, DATA, 8);
     wait_until("the link is down", || {
-        (read(&mut driver.link(), CONFIG, 0) == [0xff; 4]).then_some(())
+        (read(&mut driver.link(), CONFIG_REGION, 0) == [0xff; 4]).then_some(())
     });
     wait_until("the link is up", || {
-        (read(&mut driver.link(), CONFIG, 0) != [0xff; 4]).then_some(())
+        (read(&mut driver.link(), CONFIG_REGION, 0) != [0xff; 4]).then_some(())
     });
     assert!(start.elapsed() >= Duration::from_millis(300));
     assert_eq!(driver.data(4096), [0xff; 4096], "the DMA is lost");
@@ -219,7 +225,7 @@ fn blocks_after_power_loss(options: &[&str]) -> Vec<u8> {
     // The flush at which the power is lost is never complete.
     driver.submit_io(FLUSH, DATA, 1);
     wait_until("no power", || {
-        (read(&mut driver.link(), CONFIG, 0) == [0xff; 4]).then_some(())
+        (read(&mut driver.link(), CONFIG_REGION, 0) == [0xff; 4]).then_some(())
     });
     drop(driver);
     assert_eq!(daemon.terminate().code, Some(0));

@@ -6,19 +6,17 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use peerbar_flight::{Event, FlightFile, WindowId};
+use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRMSCL, PMRMSCU, PMRSTS};
+use peerbar_vfio_user::CONFIG_REGION;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use tempfile::TempDir;
 use vfio_user::Client;
 
-use crate::driver::{CONFIG, DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
+use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::{Daemon, refused};
 use crate::wire::Wire;
 
-const PMRCTL: u64 = 0xe04;
-const PMRSTS: u64 = 0xe08;
-const PMRMSCL: u64 = 0xe14;
-const PMRMSCU: u64 = 0xe18;
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const BYTES: u64 = 4 << 20;
@@ -107,7 +105,7 @@ fn window_of_the_region_is_in_the_flight_record() {
         _ => None,
     });
     assert_eq!(windows.collect::<Vec<_>>(), [(BASE, BYTES), (0, 0)]);
-    driver.link().read(CONFIG, 0, &mut [0; 4]);
+    driver.link().read(CONFIG_REGION, 0, &mut [0; 4]);
 }
 
 #[test]

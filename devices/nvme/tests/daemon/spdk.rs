@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
+use peerbar_vfio_user::CONFIG_REGION;
 use rustix::cmsg_space;
 use rustix::fs::SealFlags;
 use rustix::net::{
@@ -17,7 +18,7 @@ use rustix::net::{
 };
 
 use crate::PATIENCE;
-use crate::driver::{CONFIG, DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
+use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::Daemon;
 
 const VERSION: u16 = 1;
@@ -182,8 +183,8 @@ impl Link for Spdk {
         }
         // SPDK sets no more in the command register than this.
         let mut command = [0; 2];
-        let data = if (region, offset) == (CONFIG, 4) {
-            self.read(CONFIG, 4, &mut command);
+        let data = if (region, offset) == (CONFIG_REGION, 4) {
+            self.read(CONFIG_REGION, 4, &mut command);
             command = (u16::from_le_bytes(command) | COMMAND).to_le_bytes();
             &command
         } else {

@@ -10,6 +10,9 @@ use anyhow::{Context, ensure};
 use peerbar_gds::ImportedBuffer;
 use peerbar_mapping::Mapping;
 use peerbar_nvme_driver::Registers;
+use peerbar_nvme_spec::pmr::{Pmrcap, Pmrsts};
+use peerbar_nvme_spec::registers::Cap;
+use peerbar_nvme_spec::registers::offset::{CAP, PMRCAP, PMRCTL, PMRSTS};
 use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, RegisterAccess, RegisterBar};
 
 use super::gpu_dma_buf::{Bench, HALF};
@@ -17,16 +20,7 @@ use super::route::judge;
 use crate::guest_context::GuestContext;
 use crate::user_drivers;
 
-const CAP_UPPER: u64 = 4;
-const PMRCAP: u64 = 0xe00;
-const PMRCTL: u64 = 0xe04;
-const PMRSTS: u64 = 0xe08;
-
-/// Bit 56 of CAP: there is a region.
-const CAP_PMRS: u32 = 1 << 24;
-/// Bit 1 of PMRCAP.PMRWBM: a read of PMRSTS is the barrier.
-const BARRIER_STATUS: u32 = 2 << 10;
-const NOT_READY: u32 = 1 << 8;
+const NOT_READY: u32 = Pmrsts::new().with_nrdy(true).into_bits();
 
 /// The GPU's halves lie at the start of the region, and what a later run checks them by behind them.
 const RECORD: u64 = 2 * HALF;
@@ -90,14 +84,18 @@ impl Region {
         let device = Arc::new(AddressSpace::type1()?.open(binding)?);
         device.decode(true)?;
         let registers = RegisterBar::new(device, RegisterAccess::Calls)?;
-        let upper = read(&registers, CAP_UPPER)?;
-        ensure!(upper & CAP_PMRS != 0, "CAP.PMRS is 0");
-        let capabilities = read(&registers, PMRCAP)?;
+        let mut cap = [0; 8];
+        registers.read_register(CAP, &mut cap)?;
         ensure!(
-            capabilities & BARRIER_STATUS != 0,
-            "a read of PMRSTS is no barrier, PMRCAP is {capabilities:#x}"
+            Cap::from_bits(u64::from_le_bytes(cap)).pmrs(),
+            "CAP.PMRS is 0"
         );
-        let bar = capabilities >> 5 & 7;
+        let capabilities = Pmrcap::from_bits(read(&registers, PMRCAP)?);
+        ensure!(
+            capabilities.pmrwbm() & Pmrcap::BARRIER_STATUS != 0,
+            "a read of PMRSTS is no barrier: {capabilities:?}"
+        );
+        let bar = capabilities.bir().into();
         let memory = registers.device().map(BarRange {
             bar,
             offset: 0,
@@ -128,8 +126,9 @@ impl Region {
 
     fn turn_on(&self) -> anyhow::Result<()> {
         self.control(1)?;
-        let half_seconds = read(&self.registers, PMRCAP)? >> 16 & 0xff;
-        let (start, limit) = (Instant::now(), Duration::from_millis(500) * half_seconds);
+        let half_seconds = Pmrcap::from_bits(read(&self.registers, PMRCAP)?).pmrto();
+        let limit = Duration::from_millis(500) * half_seconds.into();
+        let start = Instant::now();
         while self.status()? & NOT_READY != 0 {
             ensure!(start.elapsed() <= limit, "not ready within PMRCAP.PMRTO");
         }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use peerbar_dma::MemoryFile;
 use peerbar_gpu::{Config, Gpu, Mode, SteppedGpu};
-use peerbar_vfio_user::{Device, DmaSpan};
+use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
 
 use super::guest_ram;
 use crate::input::Input;
@@ -15,7 +15,6 @@ mod model;
 use model::{BadCommand, Entry, Memories, PAGE, PAGES, RAM, RAM_AT, VRAM};
 
 const REGISTERS: u32 = 0;
-const CONFIG_SPACE: u32 = 7;
 /// Steps of an input, at most.
 const STEPS: usize = 24;
 /// Rings have this many entries and lie one after the other, at the end of guest memory, where no command of the model reaches.
@@ -72,7 +71,7 @@ impl Bench {
             expected: Memories::new(),
             channels: Default::default(),
         };
-        bench.write(CONFIG_SPACE, 4, &[6, 0]);
+        bench.write(CONFIG_REGION, 4, &[6, 0]);
         bench.map(
             RINGS_AT,
             bench.rings.size(),

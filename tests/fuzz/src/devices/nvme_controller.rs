@@ -7,13 +7,12 @@ use std::sync::{Mutex, OnceLock};
 
 use arbitrary::{Arbitrary, Unstructured};
 use peerbar_nvme::SteppedController;
-use peerbar_vfio_user::{Device, DmaSpan};
+use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::{guest_ram, ram_disk};
 
 const RAM: u64 = 1 << 20;
-const CONFIG: u32 = 7;
 const REGISTERS: u32 = 0;
 /// Where the admin queues and one pair of I/O queues are.
 const ASQ: u64 = 0x1000;
@@ -124,7 +123,7 @@ impl Guest {
         self.controller.endpoint.dma_unmap(whole).expect("an unmap");
         guest_ram::map(&mut self.controller.endpoint, 0, RAM, &self.memory, 0);
         self.memory.write_all_at(&[0; 0x8000], 0).expect("memory");
-        self.write(CONFIG, 4, &[6, 0]);
+        self.write(CONFIG_REGION, 4, &[6, 0]);
         self.write(REGISTERS, 0x24, &0x000f_000f_u32.to_le_bytes());
         self.write(REGISTERS, 0x28, &ASQ.to_le_bytes());
         self.write(REGISTERS, 0x30, &ACQ.to_le_bytes());
@@ -179,9 +178,11 @@ impl Guest {
                     data,
                 );
             }
-            Step::Config(offset, value) => {
-                self.write(CONFIG, u64::from(*offset % 0xffc), &value.to_le_bytes())
-            }
+            Step::Config(offset, value) => self.write(
+                CONFIG_REGION,
+                u64::from(*offset % 0xffc),
+                &value.to_le_bytes(),
+            ),
             Step::Memory(offset, value) => {
                 let offset = DATA + u64::from(*offset) % (RAM - DATA - 8);
                 let _ = self.memory.write_all_at(&value.to_le_bytes(), offset & !7);

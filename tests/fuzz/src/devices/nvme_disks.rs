@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use peerbar_dma::MemoryFile;
 use peerbar_nvme::{Config, Disk, Source, SteppedController};
-use peerbar_vfio_user::Device;
+use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 use super::{guest_ram, ram_disk};
 use crate::input::Input;
@@ -16,7 +16,6 @@ mod faulty_disk;
 use faulty_disk::{DISK, FaultyDisk, Kind, Shared};
 
 const REGISTERS: u32 = 0;
-const CONFIG_SPACE: u32 = 7;
 /// Steps of an input, at most.
 const STEPS: usize = 32;
 const NAMESPACES: usize = 2;
@@ -135,7 +134,7 @@ impl Bench {
             commands: 0,
         };
         guest_ram::map(&mut bench.controller.endpoint, 0, RAM, bench.ram.file(), 0);
-        bench.write(CONFIG_SPACE, 4, &[6, 0]);
+        bench.write(CONFIG_REGION, 4, &[6, 0]);
         bench
     }
 

@@ -13,7 +13,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use peerbar_endpoint::Running;
 use peerbar_nvme::{Config, Controller};
 use peerbar_socket_file::descriptors::{MAX_DESCRIPTORS, send, wait_until};
-use peerbar_vfio_user::{Options, Stop, serve};
+use peerbar_vfio_user::{CONFIG_REGION, Options, Stop, serve};
 use rustix::event::{EventfdFlags, PollFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, inotify};
 use rustix::io::Errno;
@@ -23,7 +23,6 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
 use super::ram_disk;
 
-const CONFIG: u32 = 7;
 const REGISTERS: u32 = 0;
 
 /// What the client does.
@@ -198,7 +197,7 @@ impl Client {
                 self.write((region % 10).into(), (*offset).into(), data)
             }
             Step::Enable => {
-                self.write(CONFIG, 4, &[6, 0])
+                self.write(CONFIG_REGION, 4, &[6, 0])
                     && self.write(REGISTERS, 0x24, &0x000f_000f_u32.to_le_bytes())
                     && self.write(REGISTERS, 0x28, &0x1000_u64.to_le_bytes())
                     && self.write(REGISTERS, 0x30, &0x2000_u64.to_le_bytes())
