@@ -6,11 +6,12 @@ use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
 use peerbar_fault::{AddError, Faults, Rule};
 use peerbar_pci::Function;
 use peerbar_sandbox::{Connections, SandboxOptions};
+use peerbar_socket_file::line_server::{LineServer, LineServerError};
 use peerbar_switch::AttachError;
 use thiserror::Error;
 
 use crate::Endpoint;
-use crate::control::{Control, ControlError};
+use crate::control;
 use crate::recording::Recording;
 
 /// The options that every device's program has.
@@ -48,9 +49,9 @@ impl DeviceOptions {
     pub(crate) fn control<F: Function>(
         &self,
         endpoint: &Endpoint<F>,
-    ) -> Result<Option<Control>, ControlError> {
+    ) -> Result<Option<LineServer>, LineServerError> {
         let path = self.control.as_deref();
-        path.map(|path| Control::start(path, endpoint.requester()))
+        path.map(|path| control::start(path, endpoint.requester()))
             .transpose()
     }
 

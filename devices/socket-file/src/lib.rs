@@ -1,10 +1,12 @@
-//! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), and the socket file of a server. It replaces a
-//! stale file of a dead server, but neither that of a live one nor another file. A child process removes it when its server ends.
-//! Nobody but its owner may connect, which [`SocketFile::check_peer`] checks once more.
+//! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), packets of them ([`packets`]), and the socket file
+//! of a server. It replaces a stale file of a dead server, but neither that of a live one nor another file. A child process removes
+//! it when its server ends. Nobody but its owner may connect, which [`SocketFile::check_peer`] checks once more.
 #![deny(unsafe_code)]
 
 pub mod descriptors;
 mod folder_lock;
+pub mod line_server;
+pub mod packets;
 mod remover;
 
 use std::fs::{self, File, Metadata};

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use peerbar_socket_file::packets::Packet;
 use rustix::io::Errno;
 
 use crate::limits::MAX_REQUESTS;
 use crate::message::Message;
-use crate::packet::Packet;
 use crate::requests::RequestId;
 use crate::socket::{self, ReceiveError};
 

@@ -1,8 +1,8 @@
 //! A message on the wire: its bytes in postcard's format, and the descriptors beside them.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 
+use peerbar_socket_file::packets::Packet;
 use thiserror::Error;
 
 use crate::limits::{MAX_DATA, MAX_NAME, MAX_WINDOWS};
@@ -29,15 +29,6 @@ pub enum WireError {
     /// A field has a value that makes no sense.
     #[error("message with {0} that makes no sense")]
     Value(&'static str),
-}
-
-/// A message on the wire.
-#[derive(Clone, Debug)]
-pub struct Packet {
-    /// Its bytes.
-    pub bytes: Vec<u8>,
-    /// The descriptors that go with it.
-    pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
 impl Message {

@@ -9,6 +9,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use peerbar_socket_file::BindError;
+use peerbar_socket_file::packets::{Accepted, Listener};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use thiserror::Error;
@@ -16,7 +17,6 @@ use thiserror::Error;
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::limits::MAX_PORTS;
-use crate::listener::Listener;
 use crate::message::PortId;
 use crate::socket::{self, ReceiveError};
 use crate::switch::{Output, Switch};
@@ -24,7 +24,7 @@ use crate::switch::{Output, Switch};
 /// The most connections at once: all endpoints, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_PORTS;
 
-/// How long the switch waits when the system lacks descriptors or memory, before it tries again.
+/// How long the switch waits when the system refuses to carry more descriptors, before it tries again.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// Why a switch is not, or no longer, there.
@@ -51,12 +51,10 @@ pub fn serve(
     ready: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), ServeError> {
     let mut server = Server {
-        listener: Listener::open(path)?,
+        listener: Listener::open(path, i32::try_from(MAX_PORTS).unwrap_or(i32::MAX))?,
         switch: Switch::new(config, ticket, Instant::now()),
         connections: BTreeMap::new(),
         space: socket::space(),
-        full_until: None,
-        is_full_logged: false,
     };
     let served = ready().and_then(|()| Ok(server.run(stop)?));
     served.map_err(|source| ServeError::System {
@@ -76,9 +74,6 @@ struct Server {
     switch: Switch,
     connections: BTreeMap<PortId, Connection>,
     space: Vec<u8>,
-    /// No connection is accepted before.
-    full_until: Option<Instant>,
-    is_full_logged: bool,
 }
 
 /// What poll(2) has found.
@@ -117,19 +112,14 @@ impl Server {
         let is_starved = self.connections.values().any(Connection::is_starved);
         let now = Instant::now();
         let again = is_starved.then_some(now + BACK_OFF);
-        let deadlines = [self.switch.deadline(), self.full_until, again];
+        let deadlines = [self.switch.deadline(), self.listener.deadline(), again];
         let deadline = deadlines.into_iter().flatten().min();
         let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
         let left = left.map(Timespec::try_from).transpose();
         let left = left.map_err(|_| Errno::INVAL)?;
-        let newcomers = if self.full_until.is_none() {
-            PollFlags::IN
-        } else {
-            PollFlags::empty()
-        };
         let mut polled = vec![
             PollFd::new(&stop, PollFlags::IN),
-            PollFd::new(&self.listener, newcomers),
+            PollFd::new(&self.listener, self.listener.interest()),
         ];
         polled.extend(self.connections.values().map(|connection| {
             let out = if connection.is_full() {
@@ -172,21 +162,18 @@ impl Server {
     }
 
     fn admit(&mut self) -> Result<(), Errno> {
-        let accepted = match self.listener.accept() {
-            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                if !self.is_full_logged {
-                    log::warn!("{}: no further endpoint for now: {error}", self.name());
-                }
-                self.is_full_logged = true;
-                self.full_until = Some(Instant::now() + BACK_OFF);
+        let socket = match self.listener.accept()? {
+            Accepted::Connection(socket) => socket,
+            Accepted::Refused(error) => {
+                log::warn!("{error}");
                 return Ok(());
             }
-            accepted => accepted?,
+            Accepted::Starved(error) => {
+                log::warn!("{}: no further endpoint for now: {error}", self.name());
+                return Ok(());
+            }
+            Accepted::Nothing => return Ok(()),
         };
-        let Some(socket) = accepted else {
-            return Ok(());
-        };
-        self.is_full_logged = false;
         if self.connections.len() >= MAX_CONNECTIONS {
             log::debug!("{}: a connection beyond the limit is closed", self.name());
             return Ok(());
@@ -198,7 +185,7 @@ impl Server {
 
     /// Does what the system did not allow before.
     fn try_again(&mut self, now: Instant) {
-        self.full_until.take_if(|until| *until <= now);
+        self.listener.try_again(now);
         let starved = self.connections.iter_mut();
         let starved = starved.filter(|(_, connection)| connection.is_starved());
         let failed = starved.filter_map(|(port, c)| Some((*port, c.flush().err()?)));

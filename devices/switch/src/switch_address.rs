@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use peerbar_socket_file::packets;
 use rustix::io::Errno;
-use rustix::net::{SocketAddrUnix, connect};
 use thiserror::Error;
 
 use crate::limits::{MAX_NAME, PROTOCOL, SWITCH_TIME_OUT};
@@ -88,10 +88,8 @@ impl SwitchAddress {
 }
 
 fn connected(path: &Path) -> Result<OwnedFd, AttachError> {
-    let socket = socket::new().map_err(|errno| system(path, errno))?;
-    let address = SocketAddrUnix::new(path).map_err(|errno| system(path, errno))?;
-    match connect(&socket, &address) {
-        Ok(()) => Ok(socket),
+    match packets::connection(path) {
+        Ok(socket) => Ok(socket),
         Err(Errno::NOENT | Errno::CONNREFUSED) => Err(AttachError::NotThere(path.to_owned())),
         Err(Errno::PROTOTYPE | Errno::AGAIN) => Err(AttachError::NoSwitch(path.to_owned())),
         Err(errno) => Err(system(path, errno)),

@@ -1,0 +1,216 @@
+//! A socket that takes orders of one line each, while a server serves.
+//!
+//! A client connects, sends one line, gets one line, and is disconnected. The answer begins with `ok` or `error`.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::SocketType;
+use thiserror::Error;
+
+use crate::{BindError, PeerError, SocketFile};
+
+/// The longest line in bytes.
+pub const LONGEST_LINE: usize = 512;
+/// How long a client may take to send its line, and to take its answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How many clients may wait.
+const BACKLOG: i32 = 8;
+
+/// Why there is no such socket.
+#[derive(Debug, Error)]
+pub enum LineServerError {
+    /// The socket cannot be made.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Its thread cannot be started.
+    #[error("cannot start the thread of the control socket")]
+    Thread(#[from] io::Error),
+}
+
+/// Something that a client of a [`LineServer`] did, for the log.
+#[derive(Debug, Error)]
+pub enum LineServerEvent {
+    /// A client is refused.
+    #[error(transparent)]
+    Refused(PeerError),
+    /// A client is disconnected without an answer.
+    #[error("a client of the control socket: {0}")]
+    Client(io::Error),
+    /// The server has ended.
+    #[error("no orders are taken any more: {0}")]
+    Ended(io::Error),
+}
+
+/// A socket that takes orders, gone when dropped.
+#[derive(Debug)]
+pub struct LineServer {
+    stop: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LineServer {
+    /// Makes the socket at `path`. `obey` carries out a line: what was done, or why not, in one line. `report` gets what goes wrong.
+    ///
+    /// # Errors
+    /// [`LineServerError`].
+    pub fn start(
+        path: &Path,
+        obey: impl Fn(&str) -> Result<String, String> + Send + 'static,
+        report: impl Fn(LineServerEvent) + Send + 'static,
+    ) -> Result<Self, LineServerError> {
+        let (stop, stopped) = UnixStream::pair()?;
+        let (file, socket) = SocketFile::make(path, SocketType::STREAM, BACKLOG)?;
+        let socket = UnixListener::from(socket);
+        let thread = thread::Builder::new().name("control".to_owned());
+        let thread = thread.spawn(move || {
+            if let Err(error) = serve(&file, &socket, &stopped, &obey, &report) {
+                report(LineServerEvent::Ended(error));
+            }
+        })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for LineServer {
+    fn drop(&mut self) {
+        // The thread sees the end of the pair. It fails only if that has ended.
+        let _ = self.stop.shutdown(std::net::Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            // A panic of it was reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(
+    file: &SocketFile,
+    socket: &UnixListener,
+    stop: &UnixStream,
+    obey: &impl Fn(&str) -> Result<String, String>,
+    report: &impl Fn(LineServerEvent),
+) -> io::Result<()> {
+    loop {
+        let mut polled =
+            [stop.as_fd(), socket.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut polled, None) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let [stopped, _] = polled.map(|fd| !fd.revents().is_empty());
+        if stopped {
+            return Ok(());
+        }
+        let client = match socket.accept() {
+            Ok((client, _)) => client,
+            // A client that has left meanwhile is none.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+                ) =>
+            {
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        if let Err(error) = file.check_peer(&client) {
+            report(LineServerEvent::Refused(error));
+        } else if let Err(error) = answer(client, obey) {
+            report(LineServerEvent::Client(error));
+        }
+    }
+}
+
+fn answer(
+    mut client: UnixStream,
+    obey: &impl Fn(&str) -> Result<String, String>,
+) -> io::Result<()> {
+    client.set_nonblocking(false)?;
+    client.set_write_timeout(Some(PATIENCE))?;
+    let line = read_line(&mut client)?;
+    let answer = match obey(&line) {
+        Ok(done) => format!("ok {done}\n"),
+        Err(cause) => format!("error {cause}\n"),
+    };
+    client.write_all(answer.as_bytes())
+}
+
+/// A line without its end, all of which comes in time.
+fn read_line(client: &mut UnixStream) -> io::Result<String> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut line = Vec::new();
+    let mut buffer = [0; LONGEST_LINE];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || line.len() >= LONGEST_LINE {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        client.set_read_timeout(Some(left))?;
+        let count = client.read(&mut buffer)?;
+        line.extend_from_slice(buffer.get(..count).unwrap_or_default());
+        if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+            line.truncate(end);
+            return String::from_utf8(line).map_err(|_| ErrorKind::InvalidData.into());
+        }
+        if count == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+
+    use super::*;
+
+    fn ask(path: &Path, line: &[u8]) -> String {
+        let mut client = UnixStream::connect(path).unwrap();
+        // It may be disconnected before it has sent all.
+        let _ = client.write_all(line);
+        let mut answer = String::new();
+        // A client that is disconnected without an answer may see a reset.
+        let _ = BufReader::new(client).read_line(&mut answer);
+        answer
+    }
+
+    fn server(path: &Path) -> LineServer {
+        let obey = |line: &str| match line {
+            "do" => Ok("done".to_owned()),
+            other => Err(format!("`{other}` is no order")),
+        };
+        LineServer::start(path, obey, drop).unwrap()
+    }
+
+    #[test]
+    fn orders_are_carried_out_and_answered() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let server = server(&path);
+        assert_eq!(ask(&path, b"do\n"), "ok done\n");
+        assert_eq!(ask(&path, b"x\n"), "error `x` is no order\n");
+        drop(server);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn hostile_client_is_disconnected_and_the_next_one_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let _server = server(&path);
+        let silent = UnixStream::connect(&path).unwrap();
+        assert_eq!(ask(&path, &[b'x'; 4 * LONGEST_LINE]), "");
+        assert_eq!(ask(&path, b"\xff\n"), "");
+        assert_eq!(ask(&path, b"do\n"), "ok done\n");
+        drop(silent);
+    }
+}
