@@ -1,0 +1,269 @@
+//! A message on the wire: its bytes in postcard's format, and the descriptors beside them.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use peerbar_socket_file::packets::Packet;
+use thiserror::Error;
+
+use crate::limits::{MAX_DATA, MAX_DESCRIPTORS, MAX_NAME};
+use crate::message::{Body, Incarnation, Message};
+
+/// Why a packet is no message.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum WireError {
+    /// Its bytes are no message.
+    #[error("no message: {0}")]
+    Format(#[from] postcard::Error),
+    /// Bytes follow the message.
+    #[error("message with {0} bytes behind it")]
+    Longer(usize),
+    /// There are more descriptors than the message may have.
+    #[error("message with {came} descriptors instead of at most {most}")]
+    Descriptors {
+        /// How many it has.
+        came: usize,
+        /// How many it may have.
+        most: usize,
+    },
+    /// A field has a value that makes no sense.
+    #[error("message with {0} that makes no sense")]
+    Value(&'static str),
+}
+
+impl Message {
+    /// Its form on the wire.
+    pub fn encode(&self) -> Packet {
+        let descriptors = match self {
+            Self::Packet {
+                body: Body::Request { descriptors, .. },
+                ..
+            } => descriptors.clone(),
+            _ => Vec::new(),
+        };
+        Packet {
+            // Nothing in a message is refused by the format.
+            bytes: postcard::to_allocvec(self).unwrap_or_default(),
+            descriptors,
+        }
+    }
+
+    /// Reads a packet. Descriptors that are not part of the message are closed.
+    pub fn decode(bytes: &[u8], came: Vec<OwnedFd>) -> Result<Self, WireError> {
+        let (mut message, rest): (Self, _) = postcard::take_from_bytes(bytes)?;
+        if !rest.is_empty() {
+            return Err(WireError::Longer(rest.len()));
+        }
+        message
+            .wrong_field()
+            .map_or(Ok(()), |field| Err(WireError::Value(field)))?;
+        let place = message.descriptors();
+        let most = place.as_ref().map_or(0, |_| MAX_DESCRIPTORS);
+        if came.len() > most {
+            let came = came.len();
+            return Err(WireError::Descriptors { came, most });
+        }
+        if let Some(place) = place {
+            *place = came.into_iter().map(Arc::new).collect();
+        }
+        Ok(message)
+    }
+
+    /// Where its descriptors are, if it may have any.
+    fn descriptors(&mut self) -> Option<&mut Vec<Arc<OwnedFd>>> {
+        match self {
+            Self::Packet {
+                body: Body::Request { descriptors, .. },
+                ..
+            } => Some(descriptors),
+            _ => None,
+        }
+    }
+
+    /// A field whose value no adapter or fabric would send.
+    fn wrong_field(&self) -> Option<&'static str> {
+        match self {
+            Self::Hello { name, .. } if !is_name(name) => Some("a name"),
+            Self::Packet {
+                incarnation: Incarnation::NONE,
+                body,
+                ..
+            } if !matches!(body, Body::Datagram { .. }) => Some("an incarnation"),
+            Self::Packet { body, .. } => match body {
+                Body::Datagram { data }
+                | Body::Request { data, .. }
+                | Body::Response {
+                    data: Some(data), ..
+                } if data.len() > MAX_DATA => Some("a length"),
+                Body::Request { tag, oldest, .. } if oldest > tag => Some("a tag"),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+/// Whether an adapter may have this name. None of its characters has a meaning in a rule.
+pub(crate) fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use proptest::prelude::*;
+    use serde_bytes::ByteBuf;
+
+    use super::*;
+    use crate::gid::Gid;
+    use crate::limits::MAX_PACKET;
+    use crate::message::Refusal;
+
+    const GID: Gid = Gid([0xff; 16]);
+
+    fn descriptor() -> OwnedFd {
+        File::open("/dev/null").unwrap().into()
+    }
+
+    fn packet(body: Body) -> Message {
+        Message::Packet {
+            peer: GID,
+            incarnation: Incarnation(u64::MAX),
+            body,
+        }
+    }
+
+    fn request(data: Vec<u8>, descriptors: usize) -> Message {
+        packet(Body::Request {
+            tag: u64::MAX,
+            oldest: u64::MAX,
+            data: ByteBuf::from(data),
+            descriptors: (0..descriptors).map(|_| Arc::new(descriptor())).collect(),
+        })
+    }
+
+    fn messages() -> Vec<Message> {
+        let data = || ByteBuf::from([1, 2, 3]);
+        vec![
+            Message::Hello {
+                protocol: 1,
+                name: "nic0".to_owned(),
+                gid: GID,
+            },
+            Message::Welcome {
+                incarnation: Incarnation(7),
+            },
+            Message::Refused(Refusal::Taken),
+            Message::Resolve { gid: GID },
+            Message::Peer {
+                gid: GID,
+                incarnation: Incarnation::NONE,
+                takes_descriptors: true,
+            },
+            packet(Body::Datagram { data: data() }),
+            request(vec![4], 0),
+            request(Vec::new(), MAX_DESCRIPTORS),
+            packet(Body::Working { tag: 5 }),
+            packet(Body::Response {
+                tag: 5,
+                data: Some(data()),
+            }),
+            packet(Body::Response { tag: 5, data: None }),
+            packet(Body::Settled { oldest: 6 }),
+        ]
+    }
+
+    /// The packet as it arrives: with descriptors of its own.
+    fn received(message: &Message) -> (Vec<u8>, Vec<OwnedFd>) {
+        let packet = message.encode();
+        let descriptors = packet.descriptors.iter().map(|fd| fd.try_clone().unwrap());
+        (packet.bytes, descriptors.collect())
+    }
+
+    #[test]
+    fn each_message_arrives_as_it_was_sent() {
+        for message in messages() {
+            let (bytes, descriptors) = received(&message);
+            let arrived = Message::decode(&bytes, descriptors).unwrap().encode();
+            assert_eq!(arrived.bytes, bytes);
+            let sent = message.encode().descriptors.len();
+            assert_eq!(arrived.descriptors.len(), sent, "{message:?}");
+        }
+    }
+
+    #[test]
+    fn wrong_length_or_stray_descriptor_is_refused() {
+        for message in messages() {
+            let (mut bytes, _) = received(&message);
+            let three = (0..=MAX_DESCRIPTORS).map(|_| descriptor()).collect();
+            let error = Message::decode(&bytes, three).unwrap_err();
+            assert!(matches!(error, WireError::Descriptors { .. }), "{error}");
+            bytes.push(0);
+            let longer = Message::decode(&bytes, Vec::new());
+            assert_eq!(longer.unwrap_err(), WireError::Longer(1));
+            bytes.truncate(bytes.len() - 2);
+            let shorter = Message::decode(&bytes, Vec::new());
+            assert!(matches!(shorter, Err(WireError::Format(_))), "{message:?}");
+        }
+        let settled = packet(Body::Settled { oldest: 1 }).encode().bytes;
+        assert!(Message::decode(&settled, vec![descriptor()]).is_err());
+    }
+
+    #[test]
+    fn longest_request_fits_a_packet() {
+        let (bytes, descriptors) = received(&request(vec![0; MAX_DATA], MAX_DESCRIPTORS));
+        assert!(bytes.len() <= MAX_PACKET, "{}", bytes.len());
+        Message::decode(&bytes, descriptors).unwrap();
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_refused() {
+        let long = || ByteBuf::from(vec![0; MAX_DATA + 1]);
+        let hello = |name: &str| Message::Hello {
+            protocol: 1,
+            name: name.to_owned(),
+            gid: GID,
+        };
+        let wrong = [
+            packet(Body::Datagram { data: long() }),
+            packet(Body::Response {
+                tag: 0,
+                data: Some(long()),
+            }),
+            request(vec![0; MAX_DATA + 1], 0),
+            packet(Body::Request {
+                tag: 1,
+                oldest: 2,
+                data: ByteBuf::new(),
+                descriptors: Vec::new(),
+            }),
+            Message::Packet {
+                peer: GID,
+                incarnation: Incarnation::NONE,
+                body: Body::Working { tag: 0 },
+            },
+            hello(""),
+            hello("a b"),
+            hello("a->b"),
+            hello("*"),
+            hello(&"x".repeat(MAX_NAME + 1)),
+        ];
+        for message in wrong {
+            let error = Message::decode(&message.encode().bytes, Vec::new()).unwrap_err();
+            assert!(matches!(error, WireError::Value(_)), "{message:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(message) = Message::decode(&bytes, Vec::new()) {
+                let again = message.encode().bytes;
+                let twice = Message::decode(&again, Vec::new()).unwrap();
+                prop_assert_eq!(twice.encode().bytes, again);
+            }
+        }
+    }
+}

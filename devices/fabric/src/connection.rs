@@ -1,0 +1,66 @@
+//! One adapter's connection, as the fabric holds it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use peerbar_socket_file::packets::{self, Packet};
+use rustix::io::Errno;
+
+use crate::message::Message;
+use crate::socket::{self, ReceiveError};
+
+/// A connection, and the packet that waits for free space in its socket buffer.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: OwnedFd,
+    waiting: Option<Packet>,
+}
+
+impl Connection {
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket,
+            waiting: None,
+        }
+    }
+
+    /// Sends messages until there are no more, or the socket buffer is full. What the system has no memory or descriptors for is
+    /// dropped, as a fabric may. Fails when the adapter is gone.
+    pub(crate) fn send_all(
+        &mut self,
+        mut next: impl FnMut() -> Option<Message>,
+    ) -> Result<(), Errno> {
+        loop {
+            let packet = self.waiting.take();
+            let Some(packet) = packet.or_else(|| next().map(|message| message.encode())) else {
+                return Ok(());
+            };
+            match packets::send(&self.socket, &packet) {
+                Ok(()) => {}
+                Err(Errno::AGAIN) => {
+                    self.waiting = Some(packet);
+                    return Ok(());
+                }
+                Err(error @ (Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM)) => {
+                    log::debug!("a packet is dropped: {error}");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether a packet waits for free space.
+    pub(crate) fn is_full(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    /// Receives a message, without waiting.
+    pub(crate) fn receive(&self, space: &mut [u8]) -> Result<Message, ReceiveError> {
+        socket::receive(&self.socket, space)
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

@@ -1,0 +1,80 @@
+//! The control socket: rules for impairments, while the fabric is served. An order is a rule, `clear`, or `rules`.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use peerbar_socket_file::line_server::{LineServer, LineServerError, LineServerEvent};
+
+use crate::impairment::Impairment;
+use crate::impairments::Impairments;
+use crate::record::{Happened, Record};
+
+/// Makes the control socket at `path`.
+pub(crate) fn start(
+    path: &Path,
+    impairments: Arc<Mutex<Impairments>>,
+    record: Record,
+) -> Result<LineServer, LineServerError> {
+    let obey = move |line: &str| obey(line, &mut impairments.lock(), &record);
+    LineServer::start(path, obey, report)
+}
+
+fn report(event: LineServerEvent) {
+    match event {
+        LineServerEvent::Client(_) => log::debug!("{event}"),
+        LineServerEvent::Refused(_) => log::warn!("{event}"),
+        LineServerEvent::Ended(_) => log::error!("{event}"),
+    }
+}
+
+/// What was done, or why not, in one line.
+fn obey(line: &str, impairments: &mut Impairments, record: &Record) -> Result<String, String> {
+    match line {
+        "clear" => {
+            let count = impairments.clear();
+            record.note(|| Happened::Cleared);
+            Ok(format!("rules cleared: {count}"))
+        }
+        "rules" => {
+            let rules = impairments.rules().iter();
+            let rules: Vec<String> = rules.map(Impairment::to_string).collect();
+            Ok(format!("in force: {}", rules.join("; ")))
+        }
+        line => {
+            let wrong =
+                |error: &dyn ToString| format!("`{}` {}", line.escape_debug(), error.to_string());
+            let rule: Impairment = line.parse().map_err(|error| wrong(&error))?;
+            let text = rule.to_string();
+            impairments
+                .add(rule.clone())
+                .map_err(|error| wrong(&error))?;
+            record.note(|| Happened::Rule(rule));
+            Ok(format!("in force: {text}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_come_into_force_are_listed_and_go() {
+        let mut impairments = Impairments::new(1, Vec::new());
+        let record = Record::default();
+        let mut obey = |line: &str| obey(line, &mut impairments, &record);
+        for (order, answer) in [
+            ("a->b  loss=1%", Ok("in force: a->b loss=1%")),
+            ("*<->c partition", Ok("in force: *<->c partition")),
+            ("rules", Ok("in force: a->b loss=1%; *<->c partition")),
+            ("clear", Ok("rules cleared: 2")),
+            ("rules", Ok("in force: ")),
+        ] {
+            let answer = answer.map(str::to_owned);
+            assert_eq!(obey(order), answer, "{order}");
+        }
+        let wrong = obey("explode").unwrap_err();
+        assert!(wrong.starts_with("`explode` begins with no pair"));
+    }
+}

@@ -1,0 +1,341 @@
+//! The fabric itself: what each message of an adapter leads to. No I/O and no clock of its own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use self::port::{Adapter, Port};
+pub(crate) use self::port::{CutOff, PortId, Reason};
+use self::transit::{Parcel, Transit};
+use crate::gid::Gid;
+use crate::impairments::Impairments;
+use crate::limits::{HELLO_TIME_OUT, MAX_ADAPTERS, MAX_HELD, NAME_TIME_OUT, PROTOCOL};
+use crate::message::{Body, Incarnation, Message, Refusal};
+use crate::record::{Happened, Record};
+
+mod port;
+#[cfg(test)]
+mod tests;
+mod transit;
+
+/// One fabric.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    impairments: Arc<Mutex<Impairments>>,
+    record: Record,
+    /// An incarnation by its number.
+    incarnation: fn(u64) -> Incarnation,
+    ports: BTreeMap<PortId, Port>,
+    /// Who has a GID.
+    holders: BTreeMap<Gid, PortId>,
+    transit: Transit,
+    cut_off: Vec<CutOff>,
+    last_port: u32,
+    last_incarnation: u64,
+}
+
+impl Fabric {
+    /// A fabric without adapters. `incarnation` makes incarnations of numbers; an adapter must not be able to guess one.
+    pub(crate) fn new(
+        impairments: Arc<Mutex<Impairments>>,
+        record: Record,
+        incarnation: fn(u64) -> Incarnation,
+    ) -> Self {
+        Self {
+            impairments,
+            record,
+            incarnation,
+            ports: BTreeMap::new(),
+            holders: BTreeMap::new(),
+            transit: Transit::default(),
+            cut_off: Vec::new(),
+            last_port: 0,
+            last_incarnation: 0,
+        }
+    }
+
+    /// A connection, before its Hello.
+    pub(crate) fn connect(&mut self, now: Instant) -> PortId {
+        self.last_port += 1;
+        let port = PortId(self.last_port);
+        self.ports.insert(port, Port::new(now));
+        port
+    }
+
+    /// The connections that are to be closed. The fabric has forgotten them already.
+    pub(crate) fn take_cut_off(&mut self) -> Vec<CutOff> {
+        std::mem::take(&mut self.cut_off)
+    }
+
+    /// The next message for an adapter, which is to be sent.
+    pub(crate) fn next(&mut self, to: PortId) -> Option<Message> {
+        let port = self.ports.get_mut(&to)?;
+        if let Some(answer) = port.answers.pop_front() {
+            return Some(answer);
+        }
+        let parcel = port.arrived.pop_front()?;
+        self.release(parcel.source);
+        Some(parcel.message())
+    }
+
+    /// Handles a message. One of a connection that has ended does nothing.
+    pub(crate) fn receive(&mut self, from: PortId, message: Message, now: Instant) {
+        let Some(port) = self.ports.get(&from) else {
+            return;
+        };
+        let is_attached = port.adapter.is_some();
+        let outcome = match message {
+            _ if port.awaited.is_some() => Err(Reason::Violation(
+                "it does not wait for the answer to its Hello",
+            )),
+            Message::Hello {
+                protocol,
+                name,
+                gid,
+            } if !is_attached => self.hello(from, protocol, (name, gid), now),
+            _ if !is_attached => Err(Reason::Violation("its first message is no Hello")),
+            Message::Resolve { gid } => {
+                self.answer_who_has(from, gid);
+                Ok(())
+            }
+            Message::Packet {
+                peer,
+                incarnation,
+                body,
+            } => {
+                self.packet(from, (peer, incarnation), body, now);
+                Ok(())
+            }
+            _ => Err(Reason::Violation("only a fabric sends such a message")),
+        };
+        if let Err(reason) = outcome {
+            self.cut_off(from, reason, now);
+        }
+    }
+
+    /// Delivers what was delayed until now, and ends every wait that has taken too long.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        while let Some(parcel) = self.transit.due(now) {
+            self.arrive(parcel);
+        }
+        let is_late = |port: &Port| port.is_silent() && port.connected + HELLO_TIME_OUT <= now;
+        for port in self.ports_that(is_late) {
+            self.cut_off(port, Reason::Silent, now);
+        }
+        let has_waited =
+            |port: &Port| matches!(&port.awaited, Some((_, deadline)) if *deadline <= now);
+        for port in self.ports_that(has_waited) {
+            self.cut_off(port, Reason::Refused(Refusal::Taken), now);
+        }
+    }
+
+    /// When [`Fabric::expire`] will have something to do.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let ports = self.ports.values();
+        let waits = ports.filter_map(|port| match &port.awaited {
+            Some((_, deadline)) => Some(*deadline),
+            None => port.is_silent().then(|| port.connected + HELLO_TIME_OUT),
+        });
+        waits.chain(self.transit.deadline()).min()
+    }
+
+    /// A connection has ended.
+    pub(crate) fn leave(&mut self, leaving: PortId, now: Instant) {
+        let Some(port) = self.ports.remove(&leaving) else {
+            return;
+        };
+        for parcel in port.arrived {
+            self.release(parcel.source);
+        }
+        let Some(adapter) = port.adapter else {
+            return;
+        };
+        // Whoever learns that it has left gets nothing of it any more.
+        for other in self.ports.values_mut() {
+            other.arrived.retain(|parcel| parcel.source != leaving);
+        }
+        self.transit.drop_all_of(leaving);
+        self.holders.remove(&adapter.gid);
+        self.impairments.lock().forget(adapter.gid);
+        self.record
+            .note(|| Happened::Left(adapter.name.clone(), adapter.gid));
+        self.welcome_next(now);
+    }
+
+    fn hello(
+        &mut self,
+        from: PortId,
+        protocol: u32,
+        (name, gid): (String, Gid),
+        now: Instant,
+    ) -> Result<(), Reason> {
+        if protocol != PROTOCOL {
+            return Err(Reason::Refused(Refusal::Protocol));
+        }
+        let adapter = Adapter {
+            name,
+            gid,
+            incarnation: Incarnation::NONE,
+        };
+        if self.is_taken(&adapter) {
+            if let Some(port) = self.ports.get_mut(&from) {
+                port.awaited = Some((adapter, now + NAME_TIME_OUT));
+            }
+            return Ok(());
+        }
+        self.welcome(from, adapter)
+    }
+
+    fn is_taken(&self, wanted: &Adapter) -> bool {
+        let mut adapters = self.ports.values().filter_map(|port| port.adapter.as_ref());
+        adapters.any(|adapter| adapter.name == wanted.name || adapter.gid == wanted.gid)
+    }
+
+    fn welcome(&mut self, from: PortId, adapter: Adapter) -> Result<(), Reason> {
+        if self.holders.len() >= MAX_ADAPTERS {
+            return Err(Reason::Refused(Refusal::Full));
+        }
+        self.last_incarnation += 1;
+        let incarnation = (self.incarnation)(self.last_incarnation);
+        self.holders.insert(adapter.gid, from);
+        self.record
+            .note(|| Happened::Attached(adapter.name.clone(), adapter.gid));
+        if let Some(port) = self.ports.get_mut(&from) {
+            port.adapter = Some(Adapter {
+                incarnation,
+                ..adapter
+            });
+            port.answer(Message::Welcome { incarnation });
+        }
+        Ok(())
+    }
+
+    /// A name and a GID are free: they belong to the first that waits for them.
+    fn welcome_next(&mut self, now: Instant) {
+        for port in self.ports_that(|port| port.awaited.is_some()) {
+            let awaited = self.ports.get(&port).and_then(|port| port.awaited.clone());
+            let Some((adapter, _)) = awaited.filter(|(wanted, _)| !self.is_taken(wanted)) else {
+                continue;
+            };
+            if let Some(port) = self.ports.get_mut(&port) {
+                port.awaited = None;
+            }
+            if let Err(reason) = self.welcome(port, adapter) {
+                self.cut_off(port, reason, now);
+            }
+        }
+    }
+
+    fn cut_off(&mut self, port: PortId, reason: Reason, now: Instant) {
+        self.leave(port, now);
+        self.cut_off.push(CutOff { port, reason });
+    }
+
+    fn ports_that(&self, filter: impl Fn(&Port) -> bool) -> Vec<PortId> {
+        let matching = self.ports.iter().filter(|(_, port)| filter(port));
+        matching.map(|(id, _)| *id).collect()
+    }
+
+    fn adapter(&self, port: PortId) -> Option<&Adapter> {
+        self.ports.get(&port)?.adapter.as_ref()
+    }
+
+    /// The adapter that has a GID.
+    fn holder(&self, gid: Gid) -> Option<(PortId, &Adapter)> {
+        let port = *self.holders.get(&gid)?;
+        Some((port, self.adapter(port)?))
+    }
+
+    fn answer_who_has(&mut self, from: PortId, gid: Gid) {
+        let holder = self.holder(gid);
+        let incarnation = holder.map_or(Incarnation::NONE, |(_, adapter)| adapter.incarnation);
+        if let Some(port) = self.ports.get_mut(&from) {
+            port.answer(Message::Peer {
+                gid,
+                incarnation,
+                takes_descriptors: true,
+            });
+        }
+    }
+
+    fn packet(
+        &mut self,
+        from: PortId,
+        (to, incarnation): (Gid, Incarnation),
+        body: Body,
+        now: Instant,
+    ) {
+        let is_meant = |adapter: &Adapter| adapter.is_meant_by(incarnation);
+        let holder = self.holder(to).filter(|(_, adapter)| is_meant(adapter));
+        let (Some((destination, receiver)), Some(sender)) = (holder, self.adapter(from)) else {
+            return self.answer_who_has(from, to);
+        };
+        let names = (sender.name.clone(), receiver.name.clone());
+        let pair = (sender.gid, receiver.gid);
+        let parcel = Parcel {
+            source: from,
+            sender: (sender.gid, sender.incarnation),
+            destination,
+            body,
+        };
+        let size = parcel.body.size();
+        let fate = self
+            .impairments
+            .lock()
+            .fate(pair, (&names.0, &names.1), size, now);
+        if !fate.is_plain() {
+            self.record.note(|| Happened::Impaired {
+                names,
+                fate: fate.clone(),
+                what: parcel.body.summary(),
+            });
+        }
+        for delay in fate.copies.unwrap_or_default() {
+            self.forward(parcel.clone(), delay, now);
+        }
+    }
+
+    fn forward(&mut self, parcel: Parcel, delay: Duration, now: Instant) {
+        let source = self.ports.get_mut(&parcel.source);
+        let Some(source) = source.filter(|port| port.held < MAX_HELD) else {
+            return self.note_overflow(&parcel);
+        };
+        source.held += 1;
+        if delay.is_zero() {
+            self.arrive(parcel);
+        } else {
+            self.transit.push(now + delay, parcel);
+        }
+    }
+
+    /// A packet has arrived at its destination, if that is still there and has room for it.
+    fn arrive(&mut self, parcel: Parcel) {
+        match self.ports.get_mut(&parcel.destination) {
+            Some(port) if port.has_room_for(parcel.source) => port.arrived.push_back(parcel),
+            _ => {
+                self.release(parcel.source);
+                self.note_overflow(&parcel);
+            }
+        }
+    }
+
+    fn note_overflow(&self, parcel: &Parcel) {
+        let name = |port| self.adapter(port).map(|adapter| adapter.name.clone());
+        self.record.note(|| Happened::Overflowed {
+            names: (
+                name(parcel.source).unwrap_or_default(),
+                name(parcel.destination).unwrap_or_default(),
+            ),
+            what: parcel.body.summary(),
+        });
+    }
+
+    /// The fabric holds one packet of this adapter less.
+    fn release(&mut self, source: PortId) {
+        if let Some(port) = self.ports.get_mut(&source) {
+            port.held = port.held.saturating_sub(1);
+        }
+    }
+}

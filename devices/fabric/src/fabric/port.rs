@@ -1,0 +1,103 @@
+//! What the fabric knows of each connection.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Instant;
+
+use thiserror::Error;
+
+use super::transit::Parcel;
+use crate::gid::Gid;
+use crate::limits::{MAX_ANSWERS, MAX_WAITING};
+use crate::message::{Incarnation, Message, Refusal};
+
+/// Number of a connection. Never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct PortId(pub(super) u32);
+
+impl fmt::Display for PortId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A connection that is to be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CutOff {
+    pub(crate) port: PortId,
+    pub(crate) reason: Reason,
+}
+
+/// Why an adapter is cut off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Reason {
+    /// It may not attach, which it is to be sent.
+    #[error("it is refused: {0}")]
+    Refused(#[source] Refusal),
+    /// It has connected and sent no Hello.
+    #[error("it sends no Hello")]
+    Silent,
+    /// It breaks the protocol.
+    #[error("it breaks the protocol: {0}")]
+    Violation(&'static str),
+}
+
+/// An adapter as it has introduced itself.
+#[derive(Clone, Debug)]
+pub(super) struct Adapter {
+    pub(super) name: String,
+    pub(super) gid: Gid,
+    pub(super) incarnation: Incarnation,
+}
+
+impl Adapter {
+    /// Whether a packet for this incarnation is for it.
+    pub(super) fn is_meant_by(&self, incarnation: Incarnation) -> bool {
+        [Incarnation::NONE, self.incarnation].contains(&incarnation)
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) connected: Instant,
+    /// `None` until it is attached.
+    pub(super) adapter: Option<Adapter>,
+    /// The adapter of its Hello, while another has its name or GID, and until when it waits.
+    pub(super) awaited: Option<(Adapter, Instant)>,
+    /// What the fabric itself has to send it, which comes before the packets.
+    pub(super) answers: VecDeque<Message>,
+    pub(super) arrived: VecDeque<Parcel>,
+    /// How many packets of it the fabric holds.
+    pub(super) held: usize,
+}
+
+impl Port {
+    pub(super) fn new(connected: Instant) -> Self {
+        Self {
+            connected,
+            adapter: None,
+            awaited: None,
+            answers: VecDeque::new(),
+            arrived: VecDeque::new(),
+            held: 0,
+        }
+    }
+
+    /// Whether its Hello is still to come.
+    pub(super) fn is_silent(&self) -> bool {
+        self.adapter.is_none() && self.awaited.is_none()
+    }
+
+    /// Sends it something of the fabric's, unless it does not read what it has asked for.
+    pub(super) fn answer(&mut self, message: Message) {
+        if self.answers.len() < MAX_ANSWERS {
+            self.answers.push_back(message);
+        }
+    }
+
+    /// Whether one more packet of that adapter may wait for it.
+    pub(super) fn has_room_for(&self, source: PortId) -> bool {
+        let waiting = self.arrived.iter().filter(|parcel| parcel.source == source);
+        waiting.count() < MAX_WAITING
+    }
+}

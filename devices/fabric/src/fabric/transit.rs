@@ -1,0 +1,60 @@
+//! Packets that are delayed.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use super::port::PortId;
+use crate::gid::Gid;
+use crate::message::{Body, Incarnation, Message};
+
+/// A packet on its way.
+#[derive(Clone, Debug)]
+pub(super) struct Parcel {
+    pub(super) source: PortId,
+    pub(super) sender: (Gid, Incarnation),
+    pub(super) destination: PortId,
+    pub(super) body: Body,
+}
+
+impl Parcel {
+    /// The packet as it arrives.
+    pub(super) fn message(self) -> Message {
+        let (peer, incarnation) = self.sender;
+        Message::Packet {
+            peer,
+            incarnation,
+            body: self.body,
+        }
+    }
+}
+
+/// The packets that are delayed, by the time of their arrival. Of several at one time the first one that was sent comes first.
+#[derive(Debug, Default)]
+pub(super) struct Transit {
+    parcels: BTreeMap<(Instant, u64), Parcel>,
+    last: u64,
+}
+
+impl Transit {
+    pub(super) fn push(&mut self, at: Instant, parcel: Parcel) {
+        self.last += 1;
+        self.parcels.insert((at, self.last), parcel);
+    }
+
+    /// When the next packet arrives.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let ((at, _), _) = self.parcels.first_key_value()?;
+        Some(*at)
+    }
+
+    /// Takes out the next packet that has arrived by now.
+    pub(super) fn due(&mut self, now: Instant) -> Option<Parcel> {
+        self.deadline().filter(|at| *at <= now)?;
+        self.parcels.pop_first().map(|(_, parcel)| parcel)
+    }
+
+    /// Drops all packets of an adapter that has left.
+    pub(super) fn drop_all_of(&mut self, source: PortId) {
+        self.parcels.retain(|_, parcel| parcel.source != source);
+    }
+}

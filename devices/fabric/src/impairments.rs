@@ -1,0 +1,287 @@
+//! The fate of each packet. It follows from the seed, the pair of adapters, and the number of the packet between the two: what the fabric does to
+//! one pair changes nothing for another.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use peerbar_dma::Latency;
+use thiserror::Error;
+
+use crate::gid::Gid;
+use crate::impairment::{ALL, Effects, Impairment};
+
+/// How long a packet may wait for bandwidth.
+const LONGEST_QUEUE: Duration = Duration::from_secs(1);
+/// How much later a packet arrives that is overtaken, at least; up to five times that.
+const OVERTAKEN: Duration = Duration::from_millis(1);
+/// How many rules there may be.
+const MOST_RULES: usize = 256;
+
+/// Source and destination of a packet.
+pub(crate) type Pair = (Gid, Gid);
+
+/// Too many rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("is one rule too many: `clear` them, {MOST_RULES} are the most")]
+pub(crate) struct TooMany;
+
+/// Why a packet does not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    Partition,
+    Loss,
+    /// It would wait too long for bandwidth.
+    Bandwidth,
+}
+
+/// What happens to a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fate {
+    /// Its number among those of its pair, from 1 on.
+    pub(crate) number: u64,
+    /// When each copy of it arrives, from now on.
+    pub(crate) copies: Result<Vec<Duration>, Lost>,
+    /// Whether later packets may overtake it.
+    pub(crate) is_overtaken: bool,
+}
+
+impl Fate {
+    /// Whether it arrives once, and at once.
+    pub(crate) fn is_plain(&self) -> bool {
+        matches!(self.copies.as_deref(), Ok([delay]) if delay.is_zero())
+    }
+}
+
+/// The rules in force, and what has passed between each pair.
+#[derive(Clone, Debug)]
+pub(crate) struct Impairments {
+    seed: u64,
+    rules: Vec<Impairment>,
+    pairs: BTreeMap<Pair, Passed>,
+}
+
+#[derive(Clone, Debug)]
+struct Passed {
+    draws: fastrand::Rng,
+    number: u64,
+    /// When the packets before are through.
+    through: Option<Instant>,
+}
+
+impl Impairments {
+    pub(crate) fn new(seed: u64, rules: Vec<Impairment>) -> Self {
+        Self {
+            seed,
+            rules,
+            pairs: BTreeMap::new(),
+        }
+    }
+
+    /// Puts a rule in force, which holds before all others.
+    pub(crate) fn add(&mut self, rule: Impairment) -> Result<(), TooMany> {
+        if self.rules.len() >= MOST_RULES {
+            return Err(TooMany);
+        }
+        self.rules.push(rule);
+        Ok(())
+    }
+
+    /// Puts all rules out of force; how many there were.
+    pub(crate) fn clear(&mut self) -> usize {
+        std::mem::take(&mut self.rules).len()
+    }
+
+    /// The rules in force.
+    pub(crate) fn rules(&self) -> &[Impairment] {
+        &self.rules
+    }
+
+    /// An adapter has left: what follows between it and others begins again.
+    pub(crate) fn forget(&mut self, gid: Gid) {
+        self.pairs
+            .retain(|(from, to), _| ![from, to].contains(&&gid));
+    }
+
+    /// The fate of the next packet of a pair, whose adapters have these names.
+    pub(crate) fn fate(
+        &mut self,
+        pair: Pair,
+        names: (&str, &str),
+        bytes: usize,
+        now: Instant,
+    ) -> Fate {
+        let mut rules = self.rules.iter().rev();
+        let rule = rules.find(|rule| rule.is_about(names.0, names.1));
+        let effects = rule.map(|rule| rule.effects).unwrap_or_default();
+        let seed = self.seed;
+        let passed = self.pairs.entry(pair).or_insert_with(|| Passed {
+            draws: fastrand::Rng::with_seed(mixed(seed, pair)),
+            number: 0,
+            through: None,
+        });
+        passed.fate(&effects, bytes, now)
+    }
+}
+
+impl Passed {
+    /// It draws equally often for each packet, so a rule does not change the fate of those that come after it.
+    fn fate(&mut self, effects: &Effects, bytes: usize, now: Instant) -> Fate {
+        self.number += 1;
+        let [loss, reorder, duplicate, jitter, late] = [(); 5].map(|()| self.draws.u32(..ALL));
+        let is_overtaken = reorder < effects.reorder.0;
+        let copies = if effects.partition {
+            Err(Lost::Partition)
+        } else if loss < effects.loss.0 {
+            Err(Lost::Loss)
+        } else {
+            self.queue(effects, bytes, now).map(|queue| {
+                let overtaken = OVERTAKEN + share(OVERTAKEN * 4, late);
+                let more = if is_overtaken {
+                    overtaken
+                } else {
+                    Duration::ZERO
+                };
+                let delay =
+                    queue + time(effects.delay) + share(time(effects.jitter), jitter) + more;
+                let again = (duplicate < effects.duplicate.0).then_some(delay + OVERTAKEN);
+                std::iter::once(delay).chain(again).collect()
+            })
+        };
+        Fate {
+            number: self.number,
+            copies,
+            is_overtaken,
+        }
+    }
+
+    /// How long the packet waits for bandwidth and takes to go through.
+    fn queue(&mut self, effects: &Effects, bytes: usize, now: Instant) -> Result<Duration, Lost> {
+        let Some(bandwidth) = effects.bandwidth else {
+            return Ok(Duration::ZERO);
+        };
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        let nanoseconds = bytes.saturating_mul(1_000_000_000) / bandwidth.bytes_per_second();
+        let begin = self.through.map_or(now, |through| through.max(now));
+        let through = begin + Duration::from_nanos(nanoseconds);
+        let wait = through.saturating_duration_since(now);
+        if wait > LONGEST_QUEUE {
+            return Err(Lost::Bandwidth);
+        }
+        self.through = Some(through);
+        Ok(wait)
+    }
+}
+
+fn time(latency: Latency) -> Duration {
+    Duration::from_nanos(latency.nanoseconds())
+}
+
+/// So many millionths of a time.
+fn share(time: Duration, millionths: u32) -> Duration {
+    time.saturating_mul(millionths) / ALL
+}
+
+/// A seed for each pair (FNV-1a, 64 bits).
+fn mixed(seed: u64, (from, to): Pair) -> u64 {
+    let bytes = seed.to_le_bytes().into_iter().chain(from.0).chain(to.0);
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Gid = Gid([1; 16]);
+    const B: Gid = Gid([2; 16]);
+
+    fn fates(seed: u64, rules: &[&str], pair: Pair, count: usize) -> Vec<Fate> {
+        let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let mut impairments = Impairments::new(seed, rules);
+        let now = Instant::now();
+        let fate = |_| impairments.fate(pair, ("a", "b"), 1000, now);
+        (0..count).map(fate).collect()
+    }
+
+    fn lost(fates: &[Fate]) -> Vec<u64> {
+        let lost = fates.iter().filter(|fate| fate.copies.is_err());
+        lost.map(|fate| fate.number).collect()
+    }
+
+    #[test]
+    fn without_a_rule_packets_arrive_at_once_and_once() {
+        for fate in fates(1, &["b->a partition", "c->* loss=100%"], (A, B), 50) {
+            assert_eq!(fate.copies, Ok(vec![Duration::ZERO]));
+            assert!(!fate.is_overtaken);
+        }
+    }
+
+    #[test]
+    fn same_seed_loses_the_same_packets() {
+        let of = |seed, pair| lost(&fates(seed, &["*->* loss=10%"], pair, 1000));
+        let first = of(7, (A, B));
+        assert!((60..150).contains(&first.len()), "{first:?}");
+        assert_eq!(of(7, (A, B)), first);
+        assert_ne!(of(8, (A, B)), first);
+        assert_ne!(of(7, (B, A)), first);
+    }
+
+    #[test]
+    fn another_effect_leaves_the_lost_packets_as_they_are() {
+        let loss = lost(&fates(7, &["*->* loss=10%"], (A, B), 500));
+        let all = "*->* loss=10% reorder=50% duplicate=50% jitter=1ms delay=1ms";
+        let fates = fates(7, &[all], (A, B), 500);
+        assert_eq!(lost(&fates), loss);
+        assert!(fates.iter().any(|fate| fate.is_overtaken));
+        let copies = fates.iter().filter_map(|fate| fate.copies.as_ref().ok());
+        let (twice, once): (Vec<_>, Vec<_>) = copies.partition(|copies| copies.len() == 2);
+        assert!(twice.len() > 100 && once.len() > 100);
+    }
+
+    #[test]
+    fn last_rule_about_a_pair_holds_alone() {
+        let rules = ["*->* loss=100%", "a<->b delay=2ms", "b->c partition"];
+        for fate in fates(1, &rules, (A, B), 20) {
+            assert_eq!(fate.copies, Ok(vec![Duration::from_millis(2)]));
+        }
+    }
+
+    #[test]
+    fn bandwidth_delays_by_what_is_ahead_and_loses_the_rest() {
+        let fates = fates(1, &["*->* bandwidth=1MiB/s"], (A, B), 2000);
+        let each = Duration::from_nanos(1_000_000_000_000 / (1 << 20));
+        for (number, fate) in (1..).zip(&fates).take(1000) {
+            assert_eq!(fate.copies, Ok(vec![each * number]), "{number}");
+        }
+        let beyond = &fates[1100].copies;
+        assert_eq!(beyond, &Err(Lost::Bandwidth));
+    }
+
+    #[test]
+    fn an_adapter_that_comes_back_begins_again() {
+        let rules = vec!["*->* loss=50%".parse().unwrap()];
+        let mut impairments = Impairments::new(3, rules);
+        let now = Instant::now();
+        let draw = |impairments: &mut Impairments| {
+            let fate = |_| impairments.fate((A, B), ("a", "b"), 1, now);
+            (0..64).map(fate).collect::<Vec<_>>()
+        };
+        let first = draw(&mut impairments);
+        assert_ne!(draw(&mut impairments), first);
+        impairments.forget(B);
+        assert_eq!(draw(&mut impairments), first);
+    }
+
+    #[test]
+    fn rules_are_limited_and_go() {
+        let mut impairments = Impairments::new(1, Vec::new());
+        let rule: Impairment = "*->* partition".parse().unwrap();
+        for _ in 0..MOST_RULES {
+            impairments.add(rule.clone()).unwrap();
+        }
+        assert_eq!(impairments.add(rule.clone()), Err(TooMany));
+        assert_eq!((impairments.clear(), impairments.rules().len()), (256, 0));
+        impairments.add(rule).unwrap();
+    }
+}

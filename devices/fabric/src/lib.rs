@@ -1,0 +1,72 @@
+//! The fabric between network adapters, each known by a GID.
+//!
+//! The daemon `peerbar-fabric` ([`serve`]) joins the adapters of one or several guests. Each attaches by a socket ([`Attachment`], then
+//! [`Link`]) with a name and an address of its own, and sends datagrams and requests to others ([`LinkSender`], [`PacketHandler`]). The fabric
+//! knows nothing of what they say to each other.
+//!
+//! # What holds
+//! - **A request is carried out once at most**, and its requester learns of the response, or that there is none. The fabric may lose,
+//!   delay, reorder and duplicate packets ([`Impairment`]); the links send requests again, and remember those of their peers.
+//! - **No wait is without an end.** A request to an adapter that is not there, or has left, ends at once or when it is next sent again, half
+//!   a second later at most. One to an adapter that gives no sign of life ends after [`PEER_TIME_OUT`], any other after
+//!   [`REQUEST_TIME_OUT`].
+//! - **Nobody is taken for another.** Each attachment has an incarnation that only the fabric can make, and a request reaches the
+//!   incarnation that its requester knows. What an adapter sent reaches nobody who has learned that it left.
+//! - **No adapter stalls or disconnects another.** The fabric waits for none of them. It holds a limited number of packets of each, and of
+//!   each pair; what is more is dropped and sent again.
+//! - **Which packets are impaired follows from the seed**, the pair and the number of the packet between the two. The record
+//!   ([`Record`]) says what happened to which packet.
+//!
+//! # What does not hold
+//! - Requests are not ordered: one that is sent again may be carried out after later ones.
+//! - A request that ended without a response may have been carried out, or may be while a packet of it is still delayed.
+//!
+//! # The messages
+//! Packets of a `SOCK_SEQPACKET` socket, one message each, in postcard's format; [`PROTOCOL`] numbers the whole. Descriptors come with
+//! the request that they belong to.
+//!
+//! | from | message | answered by |
+//! | --- | --- | --- |
+//! | adapter | Hello: protocol, name, GID | Welcome: incarnation; or Refused |
+//! | adapter | Resolve: a GID | Peer: the incarnation that has it, or none |
+//! | adapter, passed on | Packet for an incarnation: datagram, request, working, response or settled | Peer, if that incarnation is not there |
+//!
+//! An adapter that violates the protocol is cut off.
+
+#![forbid(unsafe_code)]
+
+mod attachment;
+mod codec;
+mod config;
+mod connection;
+mod control;
+mod fabric;
+mod gid;
+mod impairment;
+mod impairments;
+mod limits;
+mod link;
+mod message;
+#[cfg(test)]
+mod model;
+mod record;
+mod server;
+mod socket;
+mod transport;
+
+pub use attachment::{AttachError, Attachment};
+pub use codec::WireError;
+pub use config::Config;
+pub use gid::Gid;
+pub use impairment::{Effects, Impairment, Share, UnknownImpairment};
+pub use limits::{
+    HELLO_TIME_OUT, MAX_ADAPTERS, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_REQUESTS,
+    PEER_TIME_OUT, PROTOCOL, REQUEST_TIME_OUT,
+};
+pub use link::{Link, LinkSender, PacketHandler, Reply};
+pub use message::{Body, Incarnation, Message, Refusal};
+pub use peerbar_socket_file::BindError;
+pub use peerbar_socket_file::packets::Packet;
+pub use record::Record;
+pub use server::{ServeError, serve};
+pub use transport::{RequestError, SendError};

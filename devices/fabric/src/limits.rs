@@ -1,0 +1,50 @@
+//! Limits that the fabric and its adapters share.
+
+use std::time::Duration;
+
+/// Number of the protocol: fabric and adapters must agree on it.
+pub const PROTOCOL: u32 = 1;
+
+/// The most data of one datagram, request or response, in bytes.
+pub const MAX_DATA: usize = 32 << 10;
+
+/// The longest message in bytes: data and a few numbers of at most 10 bytes each.
+pub const MAX_PACKET: usize = MAX_DATA + 96;
+
+/// The most descriptors that come with one request.
+pub const MAX_DESCRIPTORS: usize = 2;
+
+/// The longest name of an adapter in bytes.
+pub(crate) const MAX_NAME: usize = 32;
+
+/// The most adapters that are attached at once.
+pub const MAX_ADAPTERS: usize = 64;
+
+/// How far apart the tags of the requests may be that one adapter has under way to another.
+pub const MAX_REQUESTS: usize = 64;
+
+/// The most adapters that an adapter has dealings with at once.
+pub(crate) const MAX_PEERS: usize = 256;
+
+/// The most packets of one adapter that the fabric holds, and the most of them that wait for one other adapter. It drops what is
+/// more.
+pub(crate) const MAX_HELD: usize = 512;
+pub(crate) const MAX_WAITING: usize = 128;
+
+/// The most answers of the fabric itself that wait for an adapter to read. It drops what is more.
+pub(crate) const MAX_ANSWERS: usize = 128;
+
+/// How long the fabric waits for the name of an adapter.
+pub const HELLO_TIME_OUT: Duration = Duration::from_secs(4);
+
+/// How long a name or GID that is taken may become free, as that of an adapter whose end the fabric has not read yet.
+pub(crate) const NAME_TIME_OUT: Duration = Duration::from_secs(1);
+
+/// How long an adapter waits for the fabric's answer to its Hello.
+pub(crate) const FABRIC_TIME_OUT: Duration = Duration::from_secs(5);
+
+/// How long an adapter waits for a sign of life of a peer that it has asked something.
+pub const PEER_TIME_OUT: Duration = Duration::from_secs(4);
+
+/// How long a request takes at most, whatever its peer says.
+pub const REQUEST_TIME_OUT: Duration = Duration::from_secs(30);

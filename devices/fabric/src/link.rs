@@ -1,0 +1,439 @@
+//! An adapter's link to its fabric.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+use peerbar_socket_file::packets::{self, Packet};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use serde_bytes::ByteBuf;
+
+use crate::attachment::FabricAddress;
+use crate::gid::Gid;
+use crate::limits::MAX_DATA;
+use crate::message::{Body, Incarnation, Message};
+use crate::socket::{self, ReceiveError};
+use crate::transport::{Output, RequestData, RequestError, RequestId, SendError, Transport};
+
+/// Between two attempts to attach again.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// The most packets that wait for the fabric to read. It causes all of them itself, and what is more may be lost.
+const MAX_UNSENT: usize = 512;
+
+/// What the end of a request leads to.
+type Done = Box<dyn FnOnce(Result<Vec<u8>, RequestError>) + Send>;
+
+/// Receives what peers send. All methods are called from the link's own thread, one at a time. While one runs, the link sends nothing
+/// again, so none may wait.
+pub trait PacketHandler: Send + Sync {
+    /// `from` has sent a datagram. Some are lost, late or come twice.
+    fn datagram(&self, from: Gid, data: &[u8]);
+    /// `from` has sent a request, which is to be carried out. It comes once. `reply` may be sent later, by any thread.
+    fn request(&self, from: Gid, data: Vec<u8>, descriptors: Vec<OwnedFd>, reply: Reply);
+    /// `peer` has left, or another adapter has its address now: what is kept for it is of no use.
+    fn gone(&self, peer: Gid);
+    /// The fabric is gone. All requests have ended, and all peers are gone; the link attaches again by itself.
+    fn lost(&self);
+}
+
+/// The link at work. Dropped, the adapter leaves its fabric, and its requests end.
+#[derive(Debug)]
+pub struct Link {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Sends to other adapters, from any number of threads, and never waits. All clones send by the same link.
+#[derive(Clone, Debug)]
+pub struct LinkSender {
+    shared: Arc<Shared>,
+}
+
+/// The answer to one request. Dropped, it refuses the request.
+#[derive(Debug)]
+pub struct Reply {
+    shared: Arc<Shared>,
+    id: Option<RequestId>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Wakes the link's thread.
+    wake: OwnedFd,
+}
+
+struct State {
+    /// None while there is no fabric.
+    socket: Option<Arc<OwnedFd>>,
+    /// What it attaches again by.
+    attempt: Option<Arc<OwnedFd>>,
+    transport: Transport<Done>,
+    unsent: VecDeque<Packet>,
+    /// What the link's thread is to do without the lock.
+    events: Vec<Output<Done>>,
+    is_leaving: bool,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Link {
+    pub(crate) fn start(
+        address: FabricAddress,
+        socket: OwnedFd,
+        handler: Arc<dyn PacketHandler>,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                socket: Some(Arc::new(socket)),
+                attempt: None,
+                transport: Transport::new(),
+                unsent: VecDeque::new(),
+                events: Vec::new(),
+                is_leaving: false,
+            }),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        });
+        let thread = std::thread::Builder::new()
+            .name("fabric".to_owned())
+            .spawn({
+                let shared = shared.clone();
+                move || shared.run(&address, handler.as_ref())
+            })?;
+        Ok(Self {
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// The way to other adapters.
+    pub fn sender(&self) -> LinkSender {
+        LinkSender {
+            shared: self.shared.clone(),
+        }
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.is_leaving = true;
+        if let Some(attempt) = state.attempt.take() {
+            // It may have ended.
+            let _ = shutdown(attempt, Shutdown::Both);
+        }
+        drop(state);
+        self.shared.wake();
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
+            log::error!("the thread of the link to the fabric has panicked");
+        }
+    }
+}
+
+impl LinkSender {
+    /// Sends a datagram, at most [`MAX_DATA`] bytes, to whoever has that address. It may be lost.
+    ///
+    /// # Errors
+    /// [`SendError::TooLong`], [`SendError::Lost`].
+    pub fn datagram(&self, to: Gid, data: &[u8]) -> Result<(), SendError> {
+        if data.len() > MAX_DATA {
+            return Err(SendError::TooLong);
+        }
+        let message = Message::Packet {
+            peer: to,
+            incarnation: Incarnation::NONE,
+            body: Body::Datagram {
+                data: ByteBuf::from(data),
+            },
+        };
+        let mut state = self.shared.state.lock();
+        if state.socket.is_none() {
+            return Err(SendError::Lost);
+        }
+        self.shared.send(&mut state, &message);
+        self.shared.wake_if_full(&state);
+        Ok(())
+    }
+
+    /// Sends a request: at most [`MAX_DATA`] bytes and [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS) descriptors. The peer carries it out
+    /// once at most, in no particular order with others. `done` gets its response, or why there is none, on the link's thread, and may
+    /// not wait; it is dropped if nothing is sent.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    pub fn request(
+        &self,
+        to: Gid,
+        data: &[u8],
+        descriptors: Vec<Arc<OwnedFd>>,
+        done: impl FnOnce(Result<Vec<u8>, RequestError>) + Send + 'static,
+    ) -> Result<(), SendError> {
+        let request = RequestData {
+            data: ByteBuf::from(data),
+            descriptors,
+        };
+        let mut state = self.shared.state.lock();
+        if state.socket.is_none() {
+            return Err(SendError::Lost);
+        }
+        let now = Instant::now();
+        let sent = state.transport.request(to, request, Box::new(done), now);
+        self.shared.carry_out(&mut state);
+        drop(state);
+        // The thread has a new deadline.
+        self.shared.wake();
+        sent.map_err(|(_, error)| error)
+    }
+}
+
+impl Reply {
+    /// Sends the response: at most [`MAX_DATA`] bytes. A longer one refuses the request.
+    pub fn send(mut self, data: Vec<u8>) {
+        let data = Some(data).filter(|data| data.len() <= MAX_DATA);
+        self.answer(data.map(ByteBuf::from));
+    }
+
+    fn answer(&mut self, data: Option<ByteBuf>) {
+        if let Some(id) = self.id.take() {
+            let mut state = self.shared.state.lock();
+            state.transport.respond(id, data);
+            self.shared.carry_out(&mut state);
+            self.shared.wake_if_full(&state);
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        self.answer(None);
+    }
+}
+
+impl Shared {
+    /// The link's thread: attaches again whenever the fabric is lost.
+    fn run(self: &Arc<Self>, address: &FabricAddress, handler: &dyn PacketHandler) {
+        loop {
+            self.listen(handler);
+            self.lose();
+            self.handle_events(handler);
+            if self.state.lock().is_leaving {
+                return;
+            }
+            handler.lost();
+            if !self.attach_again(address) {
+                return;
+            }
+            log::warn!("attached to the fabric again");
+        }
+    }
+
+    /// Handles the fabric's messages and the passing of time, until the fabric is gone or this adapter leaves.
+    fn listen(self: &Arc<Self>, handler: &dyn PacketHandler) {
+        let mut space = socket::space();
+        loop {
+            let mut state = self.state.lock();
+            let Some(socket) = state.socket.clone().filter(|_| !state.is_leaving) else {
+                return;
+            };
+            let now = Instant::now();
+            state.transport.expire(now);
+            self.carry_out(&mut state);
+            let deadline = state.transport.deadline();
+            let out = if state.unsent.is_empty() {
+                PollFlags::empty()
+            } else {
+                PollFlags::OUT
+            };
+            let is_idle = state.events.is_empty();
+            drop(state);
+            if !is_idle {
+                self.handle_events(handler);
+                continue;
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(now));
+            if let Err(error) = self.wait(&socket, out, left) {
+                log::warn!("the link to the fabric ends: {error}");
+                return;
+            }
+            if !self.receive(&socket, &mut space) {
+                return;
+            }
+        }
+    }
+
+    /// Waits until something is to be done.
+    fn wait(&self, socket: &OwnedFd, out: PollFlags, left: Option<Duration>) -> Result<(), Errno> {
+        let left = left.map(Timespec::try_from).transpose();
+        let left = left.map_err(|_| Errno::INVAL)?;
+        let mut polled = [
+            PollFd::new(&self.wake, PollFlags::IN),
+            PollFd::new(socket, PollFlags::IN | out),
+        ];
+        match poll(&mut polled, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        match rustix::io::read(&self.wake, &mut [0; 8]) {
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Handles one message, if there is one. False if the link has ended.
+    fn receive(&self, socket: &OwnedFd, space: &mut [u8]) -> bool {
+        let end = match socket::receive(socket, space) {
+            Ok(message) => {
+                let mut state = self.state.lock();
+                let is_known = state.transport.receive(message, Instant::now());
+                self.carry_out(&mut state);
+                if is_known {
+                    return true;
+                }
+                "it breaks the protocol".to_owned()
+            }
+            Err(ReceiveError::Nothing) => return true,
+            Err(error) => error.to_string(),
+        };
+        log::info!("the link to the fabric has ended: {end}");
+        false
+    }
+
+    /// Calls the handlers of what has happened, without the lock.
+    fn handle_events(self: &Arc<Self>, handler: &dyn PacketHandler) {
+        let events = std::mem::take(&mut self.state.lock().events);
+        for event in events {
+            match event {
+                Output::Send(_) => {}
+                Output::Complete(done, outcome) => done(outcome),
+                Output::Datagram(from, data) => handler.datagram(from, &data),
+                Output::Request(id, request) => {
+                    let reply = Reply {
+                        shared: self.clone(),
+                        id: Some(id),
+                    };
+                    let data = request.data.into_vec();
+                    match owned(request.descriptors) {
+                        Some(descriptors) => handler.request(id.from, data, descriptors, reply),
+                        None => drop(reply),
+                    }
+                }
+                Output::Gone(peer) => handler.gone(peer),
+            }
+        }
+    }
+
+    /// The fabric is gone.
+    fn lose(&self) {
+        let mut state = self.state.lock();
+        state.socket = None;
+        state.unsent.clear();
+        state.transport.lose();
+        self.carry_out(&mut state);
+    }
+
+    /// Tries to attach until it succeeds, or this adapter leaves: false.
+    fn attach_again(&self, address: &FabricAddress) -> bool {
+        loop {
+            let retry = Timespec::try_from(RETRY).ok();
+            // Woken early, it tries early.
+            let _ = poll(
+                &mut [PollFd::new(&self.wake, PollFlags::IN)],
+                retry.as_ref(),
+            );
+            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+            let socket = match address.connect() {
+                Ok(socket) => Arc::new(socket),
+                Err(error) => {
+                    log::debug!("{error}");
+                    if self.state.lock().is_leaving {
+                        return false;
+                    }
+                    continue;
+                }
+            };
+            let mut state = self.state.lock();
+            if state.is_leaving {
+                return false;
+            }
+            state.attempt = Some(socket.clone());
+            drop(state);
+            let attached = address.attach(&socket);
+            let mut state = self.state.lock();
+            state.attempt = None;
+            match attached {
+                Ok(()) => {
+                    state.socket = Some(socket);
+                    return true;
+                }
+                Err(error) => log::debug!("{error}"),
+            }
+        }
+    }
+
+    /// Sends what the transport has to send; the rest is for the link's thread.
+    fn carry_out(&self, state: &mut MutexGuard<'_, State>) {
+        for output in state.transport.take_outputs() {
+            match output {
+                Output::Send(message) => self.send(state, &message),
+                event => state.events.push(event),
+            }
+        }
+        self.flush(state);
+    }
+
+    fn send(&self, state: &mut MutexGuard<'_, State>, message: &Message) {
+        if state.unsent.len() < MAX_UNSENT {
+            state.unsent.push_back(message.encode());
+        }
+        self.flush(state);
+    }
+
+    /// Sends until the socket buffer is full. The link's thread goes on, once it is woken.
+    fn flush(&self, state: &mut MutexGuard<'_, State>) {
+        let Some(socket) = state.socket.clone() else {
+            state.unsent.clear();
+            return;
+        };
+        while let Some(packet) = state.unsent.front() {
+            match packets::send(socket.as_fd(), packet) {
+                Err(Errno::AGAIN) => return,
+                Ok(()) => {}
+                // The link's thread notices the end of the link. What the system has no memory for is lost.
+                Err(error) => log::debug!("cannot send to the fabric: {error}"),
+            }
+            state.unsent.pop_front();
+        }
+    }
+
+    /// Has the link's thread send what the socket buffer has no space for.
+    fn wake_if_full(&self, state: &State) {
+        if !state.unsent.is_empty() {
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        // It fails if the counter is at its end, and so the thread awake.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+/// The descriptors for one owner alone.
+fn owned(descriptors: Vec<Arc<OwnedFd>>) -> Option<Vec<OwnedFd>> {
+    descriptors.into_iter().map(Arc::into_inner).collect()
+}

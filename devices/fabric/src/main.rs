@@ -1,0 +1,88 @@
+//! `peerbar-fabric`: a fabric that network adapters attach to.
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Parser;
+use peerbar_fabric::{Config, Impairment, Record, serve};
+use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
+use peerbar_server_log::ServerLog;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+/// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
+const ENVIRONMENT: u8 = 69;
+
+/// A fabric that network adapters attach to with `--fabric`, until SIGTERM.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Where adapters attach
+    #[arg(long, value_name = "PATH")]
+    socket_path: PathBuf,
+    /// Where rules for impairments are taken meanwhile
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+    /// What is done to packets: FROM->TO or ONE<->OTHER, each a name or *, then partition, loss=P%, duplicate=P%, reorder=P%,
+    /// delay=TIME, jitter=TIME, bandwidth=RATE, or none. The last rule about a pair holds; repeat it for more
+    #[arg(long = "impair", value_name = "RULE", value_parser = impairment)]
+    impairments: Vec<Impairment>,
+    /// From this number follows which packets are impaired
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    seed: u64,
+    /// Where every impaired packet is recorded, as text
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    #[command(flatten)]
+    sandbox: SandboxOptions,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let _log = ServerLog::start("warn");
+    match run(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("peerbar-fabric: {error:#}");
+            ExitCode::from(ENVIRONMENT)
+        }
+    }
+}
+
+fn run(args: Args) -> anyhow::Result<()> {
+    let sandbox = args.sandbox;
+    let record = match &args.record {
+        Some(path) => Record::create(path)
+            .with_context(|| format!("cannot make the record {}", path.display()))?,
+        None => Record::default(),
+    };
+    let sockets = std::iter::once(&args.socket_path).chain(&args.control);
+    let sockets: Vec<FileAccess<'_>> = sockets.map(|path| FileAccess::Socket(path)).collect();
+    sandbox.restrict_files(&sockets)?;
+    let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
+    for number in [SIGTERM, SIGINT] {
+        let signal = signal.try_clone().context("cannot copy a descriptor")?;
+        pipe::register(number, signal).context("cannot handle signals")?;
+    }
+    let config = Config {
+        seed: args.seed,
+        impairments: args.impairments,
+        record,
+        control: args.control,
+    };
+    serve(&args.socket_path, config, &stop, || {
+        let confined = sandbox.restrict_calls(Connections::None);
+        confined.map_err(io::Error::other)?;
+        let mut out = io::stdout();
+        writeln!(out, "ready").and_then(|()| out.flush())
+    })?;
+    Ok(())
+}
+
+fn impairment(text: &str) -> Result<Impairment, String> {
+    text.parse()
+        .map_err(|error| format!("`{}` {error}", text.escape_debug()))
+}

@@ -1,0 +1,227 @@
+//! The daemon's loop: one thread, which never waits for one adapter.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use peerbar_socket_file::BindError;
+use peerbar_socket_file::line_server::LineServerError;
+use peerbar_socket_file::packets::{Accepted, Listener};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::config::Config;
+use crate::connection::Connection;
+use crate::control;
+use crate::fabric::{CutOff, Fabric, PortId, Reason};
+use crate::impairments::Impairments;
+use crate::limits::MAX_ADAPTERS;
+use crate::message::{Incarnation, Message};
+use crate::socket::{self, ReceiveError};
+
+/// The most connections at once: all adapters, and as many that have not sent their Hello yet.
+const MAX_CONNECTIONS: usize = 2 * MAX_ADAPTERS;
+
+/// How many messages of one adapter are handled before it is the next one's turn.
+const TURN: usize = 8;
+
+/// Why a fabric is not, or no longer, there.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    /// The socket cannot be made.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The control socket cannot be made.
+    #[error(transparent)]
+    Control(#[from] LineServerError),
+    /// The system refuses to go on.
+    #[error("fabric at {}: cannot go on", path.display())]
+    System {
+        /// Where its socket is.
+        path: PathBuf,
+        /// The error of the system.
+        source: io::Error,
+    },
+}
+
+/// Serves a fabric at `path` until `stop` becomes readable. Calls `ready` once adapters can connect.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn serve(
+    path: &Path,
+    config: Config,
+    stop: impl AsFd,
+    ready: impl FnOnce() -> io::Result<()>,
+) -> Result<(), ServeError> {
+    let backlog = i32::try_from(MAX_ADAPTERS).unwrap_or(i32::MAX);
+    let impairments = Impairments::new(config.seed, config.impairments);
+    let impairments = Arc::new(Mutex::new(impairments));
+    let control = config.control.as_deref();
+    let _control = control
+        .map(|path| control::start(path, impairments.clone(), config.record.clone()))
+        .transpose()?;
+    let mut server = Server {
+        listener: Listener::open(path, backlog)?,
+        fabric: Fabric::new(impairments, config.record, incarnation),
+        connections: BTreeMap::new(),
+        space: socket::space(),
+    };
+    let served = ready().and_then(|()| Ok(server.run(stop)?));
+    served.map_err(|source| ServeError::System {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// An incarnation that an adapter cannot guess: a keyed hash of its number.
+fn incarnation(number: u64) -> Incarnation {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    Incarnation(KEYS.hash_one(number).max(1))
+}
+
+struct Server {
+    listener: Listener,
+    fabric: Fabric,
+    connections: BTreeMap<PortId, Connection>,
+    space: Vec<u8>,
+}
+
+/// What poll(2) has found.
+struct Ready {
+    stop: bool,
+    listener: bool,
+    readable: Vec<PortId>,
+}
+
+impl Server {
+    fn run(&mut self, stop: impl AsFd) -> Result<(), Errno> {
+        loop {
+            let ready = self.wait(&stop)?;
+            if ready.stop {
+                return Ok(());
+            }
+            for port in ready.readable {
+                self.receive(port);
+            }
+            if ready.listener {
+                self.admit()?;
+            }
+            let now = Instant::now();
+            self.listener.try_again(now);
+            self.fabric.expire(now);
+            self.carry_out();
+        }
+    }
+
+    fn wait(&self, stop: impl AsFd) -> Result<Ready, Errno> {
+        let deadlines = [self.fabric.deadline(), self.listener.deadline()];
+        let deadline = deadlines.into_iter().flatten().min();
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.map(Timespec::try_from).transpose();
+        let left = left.map_err(|_| Errno::INVAL)?;
+        let mut polled = vec![
+            PollFd::new(&stop, PollFlags::IN),
+            PollFd::new(&self.listener, self.listener.interest()),
+        ];
+        polled.extend(self.connections.values().map(|connection| {
+            let out = if connection.is_full() {
+                PollFlags::OUT
+            } else {
+                PollFlags::empty()
+            };
+            PollFd::new(connection, PollFlags::IN | out)
+        }));
+        match poll(&mut polled, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        let mut found = polled.iter().map(PollFd::revents);
+        let mut next = || found.next().is_some_and(|flags| !flags.is_empty());
+        let (stop, listener) = (next(), next());
+        let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
+        let found = self.connections.keys().copied().zip(found);
+        let found = found.filter(|(_, flags)| flags.intersects(readable));
+        Ok(Ready {
+            stop,
+            listener,
+            readable: found.map(|(port, _)| port).collect(),
+        })
+    }
+
+    /// Some messages of one adapter.
+    fn receive(&mut self, port: PortId) {
+        for _ in 0..TURN {
+            let Some(connection) = self.connections.get(&port) else {
+                return;
+            };
+            match connection.receive(&mut self.space) {
+                Ok(message) => self.fabric.receive(port, message, Instant::now()),
+                Err(ReceiveError::Nothing) => return,
+                Err(error) => return self.lose(port, &error),
+            }
+        }
+    }
+
+    fn admit(&mut self) -> Result<(), Errno> {
+        let socket = match self.listener.accept()? {
+            Accepted::Connection(socket) => socket,
+            Accepted::Refused(error) => {
+                log::warn!("{error}");
+                return Ok(());
+            }
+            Accepted::Starved(error) => {
+                log::warn!("{}: no further adapter for now: {error}", self.name());
+                return Ok(());
+            }
+            Accepted::Nothing => return Ok(()),
+        };
+        if self.connections.len() >= MAX_CONNECTIONS {
+            log::debug!("{}: a connection beyond the limit is closed", self.name());
+            return Ok(());
+        }
+        let port = self.fabric.connect(Instant::now());
+        self.connections.insert(port, Connection::new(socket));
+        Ok(())
+    }
+
+    /// Sends what there is for each adapter, and closes the connections of those that are cut off.
+    fn carry_out(&mut self) {
+        let mut lost = Vec::new();
+        for (port, connection) in &mut self.connections {
+            if let Err(error) = connection.send_all(|| self.fabric.next(*port)) {
+                lost.push((*port, error));
+            }
+        }
+        for (port, error) in lost {
+            self.lose(port, &error);
+        }
+        for CutOff { port, reason } in self.fabric.take_cut_off() {
+            log::warn!("{}: port {port} is cut off: {reason}", self.name());
+            let mut last = match reason {
+                Reason::Refused(refusal) => Some(Message::Refused(refusal)),
+                _ => None,
+            };
+            if let Some(mut connection) = self.connections.remove(&port) {
+                // It may have left.
+                let _ = connection.send_all(|| last.take());
+            }
+        }
+    }
+
+    fn lose(&mut self, port: PortId, error: &dyn std::error::Error) {
+        log::info!("{}: port {port} has left: {error}", self.name());
+        self.connections.remove(&port);
+        self.fabric.leave(port, Instant::now());
+    }
+
+    fn name(&self) -> std::path::Display<'_> {
+        self.listener.path().display()
+    }
+}

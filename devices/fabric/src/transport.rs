@@ -1,0 +1,369 @@
+//! The transport of an adapter: what each message of the fabric, each request and the passing of time lead to. No I/O and no clock of
+//! its own.
+//!
+//! The fabric may lose, delay, reorder and duplicate packets. A request is sent again until its response comes, and its peer carries it out
+//! once at most: it remembers each request until the requester waits for it no longer. Both know each other by their incarnations,
+//! so neither takes its peer's successor for the peer.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_bytes::ByteBuf;
+use thiserror::Error;
+
+use self::incoming::{Incoming, Taken};
+use self::outgoing::{Due, Outgoing};
+use crate::gid::Gid;
+use crate::limits::MAX_PEERS;
+use crate::message::{Body, Incarnation, Message};
+
+mod incoming;
+mod outgoing;
+#[cfg(test)]
+mod tests;
+
+/// How often the fabric is asked whether a peer is still there.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why a request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Error)]
+pub enum RequestError {
+    /// No adapter has that GID, or the one that had it has left, or the fabric is gone. The request may have been carried out.
+    #[error("no adapter has that GID, or it is gone")]
+    Gone,
+    /// The peer gave no sign of life. The request may have been carried out.
+    #[error("the peer did not answer in time")]
+    TimedOut,
+    /// The peer does not carry it out.
+    #[error("the peer refuses the request")]
+    Refused,
+    /// The peer is on another machine, where no descriptor can be sent.
+    #[error("no descriptor can be sent to that peer: send the data instead")]
+    NoDescriptors,
+}
+
+/// Why nothing was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum SendError {
+    /// As many requests to that peer are under way as may be. There is room again once the oldest of them is done.
+    #[error("too many requests to that adapter are under way")]
+    Busy,
+    /// More data or descriptors than a packet takes.
+    #[error("more data or descriptors than a packet takes")]
+    TooLong,
+    /// The fabric is gone. The link attaches again by itself.
+    #[error("the fabric is gone")]
+    Lost,
+}
+
+/// What a request carries.
+#[derive(Clone, Debug)]
+pub(crate) struct RequestData {
+    pub(crate) data: ByteBuf,
+    pub(crate) descriptors: Vec<Arc<OwnedFd>>,
+}
+
+/// A request of a peer, as the adapter answers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct RequestId {
+    pub(crate) from: Gid,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) tag: u64,
+}
+
+/// A step for the link, to be carried out in order. `D` is what the adapter knows its own request by.
+#[derive(Debug)]
+pub(crate) enum Output<D> {
+    /// Send it to the fabric. It may be lost.
+    Send(Message),
+    /// A request of this adapter's has ended.
+    Complete(D, Result<Vec<u8>, RequestError>),
+    /// A peer has sent a datagram.
+    Datagram(Gid, Vec<u8>),
+    /// A peer has sent a request, for the first time.
+    Request(RequestId, RequestData),
+    /// A peer has left, or another adapter has its GID now.
+    Gone(Gid),
+}
+
+/// The dealings with one peer.
+#[derive(Debug)]
+struct Peer<D> {
+    /// None while the fabric is asked who has the GID.
+    known: Option<Known>,
+    outgoing: Outgoing<D>,
+    incoming: Incoming,
+    /// When the fabric is asked next.
+    ask_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Known {
+    incarnation: Incarnation,
+    /// None until the fabric has said so.
+    takes_descriptors: Option<bool>,
+}
+
+/// All dealings of one attachment.
+#[derive(Debug)]
+pub(crate) struct Transport<D> {
+    peers: BTreeMap<Gid, Peer<D>>,
+    outputs: Vec<Output<D>>,
+}
+
+impl<D> Transport<D> {
+    pub(crate) fn new() -> Self {
+        Self {
+            peers: BTreeMap::new(),
+            outputs: Vec::new(),
+        }
+    }
+
+    /// What is to be done, in order. Doing it may lead to more.
+    pub(crate) fn take_outputs(&mut self) -> Vec<Output<D>> {
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// Sends a request, whose end `done` stands for. `done` comes back if nothing is sent.
+    pub(crate) fn request(
+        &mut self,
+        to: Gid,
+        request: RequestData,
+        done: D,
+        now: Instant,
+    ) -> Result<(), (D, SendError)> {
+        if !self.peers.contains_key(&to) {
+            if self.peers.len() >= MAX_PEERS {
+                return Err((done, SendError::Busy));
+            }
+            self.peers.insert(to, Peer::new(None, now));
+        }
+        let Some(peer) = self.peers.get_mut(&to) else {
+            return Err((done, SendError::Busy));
+        };
+        peer.outgoing.add(request, done, now)?;
+        self.transmit(to, now);
+        Ok(())
+    }
+
+    /// Sends the response to a request of a peer; none if it is not carried out. One that waits for it no longer is not sent any.
+    pub(crate) fn respond(&mut self, id: RequestId, data: Option<ByteBuf>) {
+        let peer = self.peers.get_mut(&id.from);
+        let peer = peer.filter(|peer| peer.incarnation() == Some(id.incarnation));
+        if let Some(response) = peer.and_then(|peer| peer.incoming.respond(id.tag, data)) {
+            self.send(id.from, id.incarnation, response);
+        }
+    }
+
+    /// Handles a message of the fabric. False if a fabric would not send it.
+    pub(crate) fn receive(&mut self, message: Message, now: Instant) -> bool {
+        match message {
+            Message::Peer {
+                gid,
+                incarnation,
+                takes_descriptors,
+            } => self.resolved(gid, incarnation, takes_descriptors, now),
+            Message::Packet {
+                peer,
+                body: Body::Datagram { data },
+                ..
+            } => self.outputs.push(Output::Datagram(peer, data.into_vec())),
+            Message::Packet {
+                peer,
+                incarnation,
+                body,
+            } => self.packet(peer, incarnation, body, now),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Sends again what no answer has come to, ends what has taken too long, and forgets peers that have left.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        let gids: Vec<Gid> = self.peers.keys().copied().collect();
+        for gid in gids {
+            let Some(peer) = self.peers.get_mut(&gid) else {
+                continue;
+            };
+            for done in peer.outgoing.expire(now) {
+                let ended = Output::Complete(done, Err(RequestError::TimedOut));
+                self.outputs.push(ended);
+            }
+            if peer.ask_at <= now {
+                peer.ask_at = now + INTERVAL;
+                self.outputs.push(Output::Send(Message::Resolve { gid }));
+            }
+            self.transmit(gid, now);
+        }
+    }
+
+    /// When [`Transport::expire`] will have something to do.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let peers = self.peers.values();
+        peers
+            .flat_map(|peer| [Some(peer.ask_at), peer.outgoing.deadline()])
+            .flatten()
+            .min()
+    }
+
+    /// The fabric is gone, and all peers with it. What is under way ends.
+    pub(crate) fn lose(&mut self) {
+        let gids: Vec<Gid> = self.peers.keys().copied().collect();
+        gids.into_iter().for_each(|gid| self.forget(gid));
+    }
+
+    /// The fabric has said who has a GID.
+    fn resolved(
+        &mut self,
+        gid: Gid,
+        incarnation: Incarnation,
+        takes_descriptors: bool,
+        now: Instant,
+    ) {
+        if incarnation == Incarnation::NONE {
+            return self.forget(gid);
+        }
+        let is_other = |peer: &Peer<D>| peer.incarnation().is_some_and(|old| old != incarnation);
+        if self.peers.get(&gid).is_some_and(is_other) {
+            self.forget(gid);
+        }
+        // An answer that comes late introduces nobody.
+        if let Some(peer) = self.peers.get_mut(&gid) {
+            peer.known = Some(Known {
+                incarnation,
+                takes_descriptors: Some(takes_descriptors),
+            });
+            peer.ask_at = now + INTERVAL;
+            self.transmit(gid, now);
+        }
+    }
+
+    fn packet(&mut self, from: Gid, incarnation: Incarnation, body: Body, now: Instant) {
+        let known = self.peers.get(&from).and_then(Peer::incarnation);
+        if known.is_some_and(|known| known != incarnation) {
+            self.forget(from);
+        }
+        if !self.peers.contains_key(&from) {
+            // With no room, the peer sends it again, until those that have left are forgotten.
+            if self.peers.len() >= MAX_PEERS {
+                return;
+            }
+            self.peers.insert(from, Peer::new(None, now));
+        }
+        let Some(peer) = self.peers.get_mut(&from) else {
+            return;
+        };
+        if peer.known.is_none() {
+            peer.known = Some(Known {
+                incarnation,
+                takes_descriptors: None,
+            });
+        }
+        match body {
+            Body::Request {
+                tag,
+                oldest,
+                data,
+                descriptors,
+            } => match peer.incoming.take(tag, oldest) {
+                Taken::First => {
+                    let id = RequestId {
+                        from,
+                        incarnation,
+                        tag,
+                    };
+                    let request = RequestData { data, descriptors };
+                    self.outputs.push(Output::Request(id, request));
+                }
+                Taken::Again(answer) => self.send(from, incarnation, answer),
+                Taken::Stale => {}
+            },
+            Body::Settled { oldest } => peer.incoming.settle(oldest),
+            Body::Working { tag } => peer.outgoing.is_alive(tag, now),
+            Body::Response { tag, data } => {
+                let Some(done) = peer.outgoing.end(tag, now) else {
+                    return;
+                };
+                let outcome = data.map(ByteBuf::into_vec).ok_or(RequestError::Refused);
+                let settled = peer.outgoing.settled();
+                self.outputs.push(Output::Complete(done, outcome));
+                if let Some(oldest) = settled {
+                    self.send(from, incarnation, Body::Settled { oldest });
+                }
+            }
+            Body::Datagram { .. } => {}
+        }
+    }
+
+    /// Sends what is due to a peer, if it is known.
+    fn transmit(&mut self, to: Gid, now: Instant) {
+        let Some(peer) = self.peers.get_mut(&to) else {
+            return;
+        };
+        let takes_descriptors = peer.known.and_then(|known| known.takes_descriptors);
+        let incarnation = peer.incarnation();
+        let mut asks = false;
+        for due in peer
+            .outgoing
+            .due(takes_descriptors, incarnation.is_some(), now)
+        {
+            match (due, incarnation) {
+                (Due::Send(body), Some(incarnation)) => {
+                    self.outputs.push(Output::Send(Message::Packet {
+                        peer: to,
+                        incarnation,
+                        body,
+                    }));
+                }
+                (Due::Refuse(done), _) => {
+                    let refused = Output::Complete(done, Err(RequestError::NoDescriptors));
+                    self.outputs.push(refused);
+                }
+                (Due::Send(_) | Due::Ask, _) => asks = true,
+            }
+        }
+        if asks {
+            let ask = Message::Resolve { gid: to };
+            self.outputs.push(Output::Send(ask));
+        }
+    }
+
+    fn send(&mut self, to: Gid, incarnation: Incarnation, body: Body) {
+        self.outputs.push(Output::Send(Message::Packet {
+            peer: to,
+            incarnation,
+            body,
+        }));
+    }
+
+    /// The peer is gone.
+    fn forget(&mut self, gid: Gid) {
+        let Some(peer) = self.peers.remove(&gid) else {
+            return;
+        };
+        for done in peer.outgoing.into_all() {
+            let ended = Output::Complete(done, Err(RequestError::Gone));
+            self.outputs.push(ended);
+        }
+        if peer.known.is_some() {
+            self.outputs.push(Output::Gone(gid));
+        }
+    }
+}
+
+impl<D> Peer<D> {
+    fn new(known: Option<Known>, now: Instant) -> Self {
+        Self {
+            known,
+            outgoing: Outgoing::default(),
+            incoming: Incoming::default(),
+            ask_at: now + INTERVAL,
+        }
+    }
+
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.known.map(|known| known.incarnation)
+    }
+}

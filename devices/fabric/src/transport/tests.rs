@@ -1,0 +1,164 @@
+use super::*;
+use crate::limits::{MAX_DATA, MAX_DESCRIPTORS, MAX_REQUESTS};
+
+const PEER: Gid = Gid([2; 16]);
+const FIRST: Incarnation = Incarnation(1);
+
+fn request(bytes: usize, descriptors: usize) -> RequestData {
+    let null = || Arc::new(OwnedFd::from(std::fs::File::open("/dev/null").unwrap()));
+    RequestData {
+        data: ByteBuf::from(vec![7; bytes]),
+        descriptors: (0..descriptors).map(|_| null()).collect(),
+    }
+}
+
+fn peer(incarnation: Incarnation, takes_descriptors: bool) -> Message {
+    Message::Peer {
+        gid: PEER,
+        incarnation,
+        takes_descriptors,
+    }
+}
+
+fn from_peer(body: Body) -> Message {
+    Message::Packet {
+        peer: PEER,
+        incarnation: FIRST,
+        body,
+    }
+}
+
+fn asks(transport: &mut Transport<u32>) -> bool {
+    let outputs = transport.take_outputs();
+    matches!(&outputs[..], [Output::Send(Message::Resolve { gid: PEER })])
+}
+
+fn sent_tags(outputs: &[Output<u32>]) -> Vec<u64> {
+    let tag = |output: &Output<u32>| match output {
+        Output::Send(Message::Packet {
+            incarnation: FIRST,
+            body: Body::Request { tag, .. },
+            ..
+        }) => Some(*tag),
+        _ => None,
+    };
+    outputs.iter().filter_map(tag).collect()
+}
+
+#[test]
+fn request_waits_until_its_peer_is_known() {
+    let (mut transport, now) = (Transport::new(), Instant::now());
+    transport.request(PEER, request(1, 0), 1, now).unwrap();
+    assert!(asks(&mut transport));
+    assert!(transport.receive(peer(FIRST, true), now));
+    assert_eq!(sent_tags(&transport.take_outputs()), [0]);
+}
+
+#[test]
+fn lost_question_for_the_peer_is_repeated() {
+    let (mut transport, now) = (Transport::new(), Instant::now());
+    transport.request(PEER, request(1, 0), 1, now).unwrap();
+    assert!(asks(&mut transport));
+    let next = transport.deadline().unwrap();
+    transport.expire(next);
+    assert!(asks(&mut transport));
+}
+
+#[test]
+fn descriptors_to_another_machine_are_refused() {
+    let (mut transport, now) = (Transport::new(), Instant::now());
+    transport
+        .request(PEER, request(1, MAX_DESCRIPTORS), 1, now)
+        .unwrap();
+    transport.request(PEER, request(1, 0), 2, now).unwrap();
+    transport.take_outputs();
+    assert!(transport.receive(peer(FIRST, false), now));
+    let outputs = transport.take_outputs();
+    assert_eq!(sent_tags(&outputs), [1]);
+    let refused = outputs.iter().any(|output| {
+        matches!(
+            output,
+            Output::Complete(1, Err(RequestError::NoDescriptors))
+        )
+    });
+    assert!(refused, "{outputs:?}");
+}
+
+#[test]
+fn too_much_data_or_too_many_requests_are_refused() {
+    let (mut transport, now) = (Transport::new(), Instant::now());
+    for wrong in [request(MAX_DATA + 1, 0), request(0, MAX_DESCRIPTORS + 1)] {
+        let (_, error) = transport.request(PEER, wrong, 0, now).unwrap_err();
+        assert_eq!(error, SendError::TooLong);
+    }
+    for number in 0..u32::try_from(MAX_REQUESTS).unwrap() {
+        transport.request(PEER, request(0, 0), number, now).unwrap();
+    }
+    let (_, error) = transport.request(PEER, request(0, 0), 99, now).unwrap_err();
+    assert_eq!(error, SendError::Busy);
+    transport.receive(peer(FIRST, true), now);
+    // There is room once the oldest is done.
+    let response = |tag| from_peer(Body::Response { tag, data: None });
+    transport.receive(response(1), now);
+    assert!(transport.request(PEER, request(0, 0), 99, now).is_err());
+    transport.receive(response(0), now);
+    transport.request(PEER, request(0, 0), 99, now).unwrap();
+}
+
+#[test]
+fn answer_to_no_request_does_nothing() {
+    let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
+    let bodies = [
+        Body::Response { tag: 0, data: None },
+        Body::Working { tag: 7 },
+        Body::Settled { oldest: u64::MAX },
+    ];
+    for body in bodies {
+        assert!(transport.receive(from_peer(body), now));
+    }
+    let request = |tag, oldest| {
+        from_peer(Body::Request {
+            tag,
+            oldest,
+            data: ByteBuf::new(),
+            descriptors: Vec::new(),
+        })
+    };
+    // Settled, and then tags before and far behind those that it may use.
+    assert!(transport.receive(request(5, 5), now));
+    assert!(transport.take_outputs().is_empty());
+}
+
+#[test]
+fn message_of_an_adapter_ends_the_link() {
+    let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
+    assert!(!transport.receive(Message::Resolve { gid: PEER }, now));
+    let incarnation = FIRST;
+    assert!(!transport.receive(Message::Welcome { incarnation }, now));
+}
+
+#[test]
+fn peers_beyond_the_limit_wait_until_others_leave() {
+    let (mut transport, now) = (Transport::<usize>::new(), Instant::now());
+    let gid = |number: usize| {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        Gid(bytes)
+    };
+    for number in 0..MAX_PEERS {
+        transport
+            .request(gid(number), request(0, 0), number, now)
+            .unwrap();
+    }
+    let mut refused = || transport.request(gid(MAX_PEERS), request(0, 0), 0, now);
+    assert!(matches!(refused(), Err((0, SendError::Busy))));
+    let gone = Message::Peer {
+        gid: gid(3),
+        incarnation: Incarnation::NONE,
+        takes_descriptors: true,
+    };
+    transport.receive(gone, now);
+    transport
+        .request(gid(MAX_PEERS), request(0, 0), 0, now)
+        .unwrap();
+}

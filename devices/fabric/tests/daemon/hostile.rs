@@ -1,0 +1,191 @@
+//! An adapter that violates the protocol is cut off, and no other adapter is affected.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+use peerbar_fabric::{
+    Body, HELLO_TIME_OUT, Incarnation, MAX_ADAPTERS, MAX_DATA, MAX_PACKET, Message, PROTOCOL,
+    Refusal,
+};
+use rustix::process::Signal;
+
+use crate::process::Daemon;
+use crate::raw::{Adapter, LONG, gid, hello};
+
+/// The daemon is still what it was: two newcomers find each other.
+fn check_alive(daemon: &mut Daemon) {
+    assert!(
+        daemon.child.try_wait().unwrap().is_none(),
+        "the daemon has ended"
+    );
+    let one = Adapter::attach(&daemon.path, 201);
+    let other = Adapter::attach(&daemon.path, 202);
+    assert_eq!(one.resolve(gid(202)), other.incarnation);
+    one.send_datagram(gid(202), MAX_DATA);
+    assert!(matches!(
+        other.receive(),
+        Message::Packet { peer, incarnation, .. } if (peer, incarnation) == (gid(201), one.incarnation)
+    ));
+}
+
+#[test]
+fn packets_that_are_no_messages_end_the_connection() {
+    let mut daemon = Daemon::start(&[]);
+    let packets = [
+        vec![0],
+        vec![0xff; 4],
+        vec![0; MAX_PACKET],
+        vec![9; MAX_PACKET + 1],
+        hello(1).encode().bytes[..4].to_vec(),
+    ];
+    for (number, packet) in packets.iter().enumerate() {
+        let fresh = Adapter::connect(&daemon.path);
+        fresh.send_raw(packet, &[]).unwrap();
+        assert!(fresh.is_cut_off(), "packet {number} of a stranger");
+        let attached = Adapter::attach(&daemon.path, 1);
+        attached.send_raw(packet, &[]).unwrap();
+        assert!(attached.is_cut_off(), "packet {number}");
+    }
+    check_alive(&mut daemon);
+}
+
+#[test]
+fn adapter_that_sends_a_fabric_s_message_is_cut_off() {
+    let mut daemon = Daemon::start(&[]);
+    let incarnation = Incarnation(1);
+    let odd = [
+        Message::Welcome { incarnation },
+        Message::Refused(Refusal::Full),
+        Message::Peer {
+            gid: gid(1),
+            incarnation,
+            takes_descriptors: true,
+        },
+        hello(2),
+    ];
+    for message in odd {
+        let adapter = Adapter::attach(&daemon.path, 1);
+        adapter.send(&message);
+        assert!(adapter.is_cut_off(), "{message:?}");
+    }
+    let stranger = Adapter::connect(&daemon.path);
+    stranger.send(&Message::Resolve { gid: gid(1) });
+    assert!(stranger.is_cut_off());
+    check_alive(&mut daemon);
+}
+
+#[test]
+fn unexpected_descriptors_are_closed_and_end_the_connection() {
+    let mut daemon = Daemon::start(&[]);
+    let null = File::open("/dev/null").unwrap();
+    let open = |daemon: &Daemon| {
+        let folder = format!("/proc/{}/fd", daemon.child.id());
+        std::fs::read_dir(folder).unwrap().count()
+    };
+    let before = open(&daemon);
+    for count in [1, 3, 16] {
+        let descriptors: Vec<BorrowedFd<'_>> = vec![null.as_fd(); count];
+        let adapter = Adapter::attach(&daemon.path, 1);
+        let resolve = Message::Resolve { gid: gid(1) }.encode();
+        adapter.send_raw(&resolve.bytes, &descriptors).unwrap();
+        assert!(adapter.is_cut_off(), "{count}");
+    }
+    check_alive(&mut daemon);
+    // The fabric notices an end by and by, and then holds nothing of it.
+    let until = Instant::now() + LONG;
+    while open(&daemon) > before && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    assert_eq!(open(&daemon), before);
+}
+
+#[test]
+fn a_stranger_that_keeps_silent_is_cut_off_in_time() {
+    let daemon = Daemon::start(&[]);
+    let begun = Instant::now();
+    assert!(Adapter::connect(&daemon.path).is_cut_off());
+    assert!(begun.elapsed() >= HELLO_TIME_OUT);
+}
+
+#[test]
+fn adapter_is_refused_with_the_reason() {
+    let daemon = Daemon::start(&[]);
+    let most = u8::try_from(MAX_ADAPTERS).unwrap();
+    let all: Vec<Adapter> = (0..most)
+        .map(|number| Adapter::attach(&daemon.path, number))
+        .collect();
+    let refused = |message: &Message| {
+        let adapter = Adapter::connect(&daemon.path);
+        adapter.send(message);
+        let Message::Refused(refusal) = adapter.receive() else {
+            panic!("let in")
+        };
+        assert!(adapter.is_cut_off());
+        refusal
+    };
+    assert_eq!(refused(&hello(most)), Refusal::Full);
+    assert_eq!(refused(&hello(0)), Refusal::Taken);
+    let old = Message::Hello {
+        protocol: PROTOCOL + 1,
+        name: "old".to_owned(),
+        gid: gid(99),
+    };
+    assert_eq!(refused(&old), Refusal::Protocol);
+    drop(all);
+}
+
+#[test]
+fn gid_of_one_that_has_left_is_free_at_once() {
+    let daemon = Daemon::start(&[]);
+    let former = Adapter::attach(&daemon.path, 1);
+    // So that it finds all of this at once.
+    daemon.signal(Signal::STOP);
+    (0..32).for_each(|_| former.send_datagram(gid(9), 8));
+    drop(former);
+    let next = Adapter::connect(&daemon.path);
+    next.send(&hello(1));
+    daemon.signal(Signal::CONT);
+    let answer = next.receive();
+    assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
+}
+
+#[test]
+fn adapter_that_reads_nothing_stalls_nobody() {
+    let mut daemon = Daemon::start(&[]);
+    let deaf = Adapter::attach(&daemon.path, 1);
+    let flooder = Adapter::attach(&daemon.path, 2);
+    for _ in 0..600 {
+        flooder.send_datagram(gid(1), MAX_DATA);
+    }
+    // It has handled all of them.
+    assert_eq!(flooder.resolve(gid(1)), deaf.incarnation);
+    check_alive(&mut daemon);
+    let other = Adapter::attach(&daemon.path, 3);
+    other.send_datagram(gid(1), 1);
+    let is_of_flooder = |message: &Message| match message {
+        Message::Packet { peer, .. } => *peer == gid(2),
+        other => panic!("{other:?}"),
+    };
+    let arrived = std::iter::repeat_with(|| deaf.receive()).take_while(is_of_flooder);
+    assert!((128..600).contains(&arrived.count()));
+    flooder.send_datagram(gid(1), 1);
+    assert!(matches!(deaf.receive(), Message::Packet { .. }));
+}
+
+#[test]
+fn request_for_nobody_s_incarnation_is_answered() {
+    let daemon = Daemon::start(&[]);
+    let one = Adapter::attach(&daemon.path, 1);
+    let other = Adapter::attach(&daemon.path, 2);
+    one.send(&Message::Packet {
+        peer: gid(2),
+        incarnation: Incarnation(other.incarnation.0 ^ 1),
+        body: Body::Settled { oldest: 1 },
+    });
+    let Message::Peer { incarnation, .. } = one.receive() else {
+        panic!("no answer")
+    };
+    assert_eq!(incarnation, other.incarnation);
+    assert_eq!(other.resolve(gid(1)), one.incarnation);
+}

@@ -1,0 +1,288 @@
+//! Links between adapters.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use peerbar_fabric::{
+    Attachment, Gid, Link, LinkSender, MAX_DATA, MAX_REQUESTS, PacketHandler, Reply, RequestError,
+    SendError,
+};
+use rustix::process::Signal;
+
+use crate::process::Daemon;
+use crate::raw::{Adapter, LONG, gid};
+
+/// What an adapter has received.
+enum Event {
+    Datagram(Gid, Vec<u8>),
+    Request(Gid, Vec<u8>, Vec<OwnedFd>, Reply),
+    Gone(Gid),
+    Lost,
+}
+
+struct Handler(Mutex<Sender<Event>>);
+
+impl Handler {
+    fn note(&self, event: Event) {
+        // The test may have ended.
+        let _ = self.0.lock().unwrap().send(event);
+    }
+}
+
+impl PacketHandler for Handler {
+    fn datagram(&self, from: Gid, data: &[u8]) {
+        self.note(Event::Datagram(from, data.to_vec()));
+    }
+
+    fn request(&self, from: Gid, data: Vec<u8>, descriptors: Vec<OwnedFd>, reply: Reply) {
+        self.note(Event::Request(from, data, descriptors, reply));
+    }
+
+    fn gone(&self, peer: Gid) {
+        self.note(Event::Gone(peer));
+    }
+
+    fn lost(&self) {
+        self.note(Event::Lost);
+    }
+}
+
+struct Nic {
+    link: Link,
+    events: Receiver<Event>,
+}
+
+impl Nic {
+    fn attach(path: &Path, number: u8) -> Self {
+        let (sender, events) = channel();
+        let attachment = Attachment::new(path, &format!("nic{number}"), gid(number)).unwrap();
+        let link = attachment.start(Arc::new(Handler(Mutex::new(sender))));
+        Self {
+            link: link.unwrap(),
+            events,
+        }
+    }
+
+    fn event(&self) -> Event {
+        self.events.recv_timeout(LONG).unwrap()
+    }
+
+    /// The next request, which must come.
+    fn request(&self) -> (Gid, Vec<u8>, Vec<OwnedFd>, Reply) {
+        loop {
+            if let Event::Request(from, data, descriptors, reply) = self.event() {
+                return (from, data, descriptors, reply);
+            }
+        }
+    }
+
+    fn ask(&self, to: u8, data: &[u8], descriptors: Vec<Arc<OwnedFd>>) -> Receiver<Outcome> {
+        ask(&self.link.sender(), to, data, descriptors).unwrap()
+    }
+}
+
+type Outcome = Result<Vec<u8>, RequestError>;
+
+fn ask(
+    sender: &LinkSender,
+    to: u8,
+    data: &[u8],
+    descriptors: Vec<Arc<OwnedFd>>,
+) -> Result<Receiver<Outcome>, SendError> {
+    let (done, outcome) = channel();
+    sender.request(gid(to), data, descriptors, move |outcome| {
+        // The test may have ended.
+        let _ = done.send(outcome);
+    })?;
+    Ok(outcome)
+}
+
+fn outcome(of: &Receiver<Outcome>) -> Outcome {
+    of.recv_timeout(LONG).unwrap()
+}
+
+#[test]
+fn request_and_its_descriptor_reach_the_peer() {
+    let daemon = Daemon::start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(b"lent").unwrap();
+    let lent = Arc::new(OwnedFd::from(file));
+    let longest = vec![3; MAX_DATA];
+    let answer = one.ask(2, &longest, vec![lent]);
+    let (from, data, mut descriptors, reply) = other.request();
+    assert_eq!((from, data), (gid(1), longest));
+    let mut file = File::from(descriptors.pop().unwrap());
+    let mut text = String::new();
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!((text.as_str(), descriptors.len()), ("lent", 0));
+    reply.send(vec![4; MAX_DATA]);
+    assert_eq!(outcome(&answer), Ok(vec![4; MAX_DATA]));
+}
+
+#[test]
+fn datagram_reaches_its_peer_and_oneself() {
+    let daemon = Daemon::start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    for (nic, to) in [(&other, 2), (&one, 1)] {
+        one.link.sender().datagram(gid(to), b"data").unwrap();
+        let Event::Datagram(from, data) = nic.event() else {
+            panic!("no datagram");
+        };
+        assert_eq!((from, data.as_slice()), (gid(1), &b"data"[..]));
+    }
+    let too_long = one.link.sender().datagram(gid(2), &[0; MAX_DATA + 1]);
+    assert_eq!(too_long, Err(SendError::TooLong));
+}
+
+#[test]
+fn dropped_reply_or_long_response_refuses_the_request() {
+    let daemon = Daemon::start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let first = one.ask(2, b"", Vec::new());
+    drop(other.request());
+    assert_eq!(outcome(&first), Err(RequestError::Refused));
+    let second = one.ask(2, b"", Vec::new());
+    let (.., reply) = other.request();
+    reply.send(vec![0; MAX_DATA + 1]);
+    assert_eq!(outcome(&second), Err(RequestError::Refused));
+}
+
+#[test]
+fn requests_get_through_a_fabric_that_loses_a_tenth() {
+    let rule = "*->* loss=10% duplicate=10% reorder=10%";
+    let daemon = Daemon::start(&["--seed", "7", "--impair", rule]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let sender = one.link.sender();
+    let mut waiting = Vec::new();
+    for number in 0..MAX_REQUESTS as u32 {
+        let data = number.to_le_bytes();
+        waiting.push((number, ask(&sender, 2, &data, Vec::new()).unwrap()));
+    }
+    assert_eq!(
+        ask(&sender, 2, b"", Vec::new()).unwrap_err(),
+        SendError::Busy
+    );
+    let mut seen = Vec::new();
+    while seen.len() < MAX_REQUESTS {
+        let (_, data, _, reply) = other.request();
+        assert!(!seen.contains(&data), "it came twice");
+        reply.send(data.clone());
+        seen.push(data);
+    }
+    for (number, answer) in waiting {
+        assert_eq!(outcome(&answer), Ok(number.to_le_bytes().to_vec()));
+    }
+}
+
+#[test]
+fn rules_change_while_the_fabric_serves() {
+    let folder = tempfile::tempdir().unwrap();
+    let record = folder.path().join("record");
+    let daemon = Daemon::start(&["--record", record.to_str().unwrap()]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let order = daemon.order("nic1->nic2 partition");
+    assert_eq!(order, "ok in force: nic1->nic2 partition");
+    let sender = one.link.sender();
+    sender.datagram(gid(2), b"lost").unwrap();
+    // What comes back has passed the lost one.
+    sender.datagram(gid(1), b"back").unwrap();
+    assert!(matches!(one.event(), Event::Datagram(..)));
+    assert_eq!(daemon.order("clear"), "ok rules cleared: 1");
+    sender.datagram(gid(2), b"arrives").unwrap();
+    let Event::Datagram(_, data) = other.event() else {
+        panic!("no datagram");
+    };
+    assert_eq!(data, b"arrives");
+    let text = std::fs::read_to_string(record).unwrap();
+    let lines: Vec<&str> = text.lines().filter(|l| !l.contains("attached")).collect();
+    let words: Vec<&str> = lines.iter().map(|l| l.split_once(' ').unwrap().1).collect();
+    assert_eq!(
+        words,
+        [
+            "rule nic1->nic2 partition",
+            "nic1->nic2 #1 (datagram, 68 bytes) lost: partition",
+            "rules cleared",
+        ]
+    );
+}
+
+#[test]
+fn peer_that_leaves_ends_requests_and_is_gone() {
+    let daemon = Daemon::start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let answer = one.ask(2, b"", Vec::new());
+    let (.., reply) = other.request();
+    drop(other);
+    assert_eq!(outcome(&answer), Err(RequestError::Gone));
+    assert!(matches!(one.event(), Event::Gone(peer) if peer == gid(2)));
+    drop(reply);
+    let nobody = one.ask(3, b"", Vec::new());
+    assert_eq!(outcome(&nobody), Err(RequestError::Gone));
+}
+
+#[test]
+fn request_to_a_silent_adapter_ends_in_time() {
+    let daemon = Daemon::start(&[]);
+    let one = Nic::attach(&daemon.path, 1);
+    let _silent = Adapter::attach(&daemon.path, 2);
+    let begun = Instant::now();
+    let answer = one.ask(2, b"", Vec::new());
+    assert_eq!(outcome(&answer), Err(RequestError::TimedOut));
+    assert!(begun.elapsed() >= Duration::from_secs(4));
+}
+
+#[test]
+fn link_attaches_again_to_a_fabric_that_was_killed() {
+    let mut daemon = Daemon::start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let answer = one.ask(2, b"", Vec::new());
+    let (.., reply) = other.request();
+    daemon.start_again();
+    assert_eq!(outcome(&answer), Err(RequestError::Gone));
+    reply.send(Vec::new());
+    for nic in [&one, &other] {
+        while !matches!(nic.event(), Event::Lost) {}
+    }
+    // Both come back by and by.
+    let deadline = Instant::now() + LONG;
+    while carried_out(&one, &other) != Ok(b"again".to_vec()) {
+        assert!(Instant::now() < deadline, "a link does not come back");
+    }
+}
+
+/// The outcome of a request, which the peer answers if it comes.
+fn carried_out(one: &Nic, other: &Nic) -> Outcome {
+    let Ok(answer) = ask(&one.link.sender(), 2, b"again", Vec::new()) else {
+        std::thread::yield_now();
+        return Err(RequestError::Gone);
+    };
+    loop {
+        if let Ok(Event::Request(_, data, _, reply)) =
+            other.events.recv_timeout(Duration::from_millis(10))
+        {
+            reply.send(data);
+        }
+        if let Ok(outcome) = answer.try_recv() {
+            return outcome;
+        }
+    }
+}
+
+#[test]
+fn link_ends_while_the_fabric_is_stopped() {
+    let daemon = Daemon::start(&[]);
+    let one = Nic::attach(&daemon.path, 1);
+    daemon.signal(Signal::STOP);
+    let answer = one.ask(1, b"", Vec::new());
+    let sender = one.link.sender();
+    drop(one);
+    assert_eq!(outcome(&answer), Err(RequestError::Gone));
+    assert_eq!(sender.datagram(gid(1), b""), Err(SendError::Lost));
+}

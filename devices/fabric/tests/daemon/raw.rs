@@ -1,0 +1,128 @@
+//! An adapter that sends any message.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use peerbar_fabric::{Body, Gid, Incarnation, MAX_PACKET, Message, PROTOCOL};
+use peerbar_socket_file::descriptors::{send, wait_until};
+use peerbar_socket_file::packets::{ReceiveError, connection, receive_until};
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+
+/// Far longer than anything here takes, far shorter than a test may hang.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// An adapter. Nothing happens by itself.
+pub(crate) struct Adapter {
+    socket: OwnedFd,
+    pub(crate) incarnation: Incarnation,
+}
+
+impl Adapter {
+    pub(crate) fn connect(path: &Path) -> Self {
+        Self {
+            socket: connection(path).unwrap(),
+            incarnation: Incarnation::NONE,
+        }
+    }
+
+    /// Connects and attaches.
+    pub(crate) fn attach(path: &Path, number: u8) -> Self {
+        let mut adapter = Self::connect(path);
+        adapter.send(&hello(number));
+        let Message::Welcome { incarnation } = adapter.receive() else {
+            panic!("no welcome")
+        };
+        adapter.incarnation = incarnation;
+        adapter
+    }
+
+    pub(crate) fn send(&self, message: &Message) {
+        let packet = message.encode();
+        let descriptors: Vec<BorrowedFd<'_>> =
+            packet.descriptors.iter().map(|fd| fd.as_fd()).collect();
+        self.send_raw(&packet.bytes, &descriptors).unwrap();
+    }
+
+    /// Sends any bytes, and waits for free space. It fails once the fabric has hung up.
+    pub(crate) fn send_raw(
+        &self,
+        bytes: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+    ) -> Result<(), Errno> {
+        loop {
+            match send(&self.socket, &[IoSlice::new(bytes)], descriptors) {
+                Err(Errno::AGAIN) => {
+                    let deadline = Instant::now() + LONG;
+                    wait_until(&self.socket, PollFlags::OUT, Some(deadline)).unwrap();
+                }
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    pub(crate) fn try_receive(
+        &self,
+        deadline: Instant,
+    ) -> Result<Message, ReceiveError<peerbar_fabric::WireError>> {
+        let mut space = vec![0; MAX_PACKET];
+        receive_until(&self.socket, &mut space, Some(deadline), Message::decode)
+    }
+
+    /// The next message, which must come.
+    pub(crate) fn receive(&self) -> Message {
+        self.try_receive(Instant::now() + LONG).unwrap()
+    }
+
+    /// Whether the fabric hangs up, whatever it sends before.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        let deadline = Instant::now() + LONG;
+        loop {
+            match self.try_receive(deadline) {
+                Ok(_) => {}
+                Err(ReceiveError::Closed) => return true,
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Who has a GID, once all packets before are handled.
+    pub(crate) fn resolve(&self, gid: Gid) -> Incarnation {
+        self.send(&Message::Resolve { gid });
+        loop {
+            if let Message::Peer {
+                gid: of,
+                incarnation,
+                ..
+            } = self.receive()
+                && of == gid
+            {
+                return incarnation;
+            }
+        }
+    }
+
+    pub(crate) fn send_datagram(&self, to: Gid, bytes: usize) {
+        self.send(&Message::Packet {
+            peer: to,
+            incarnation: Incarnation::NONE,
+            body: Body::Datagram {
+                data: vec![7; bytes].into(),
+            },
+        });
+    }
+}
+
+pub(crate) fn gid(number: u8) -> Gid {
+    Gid([number; 16])
+}
+
+pub(crate) fn hello(number: u8) -> Message {
+    Message::Hello {
+        protocol: PROTOCOL,
+        name: format!("nic{number}"),
+        gid: gid(number),
+    }
+}
