@@ -48,8 +48,16 @@ const IOMMUFD: ModuleSet = ModuleSet {
     ],
 };
 
+/// The driver of the Elastic Fabric Adapter, beside the RDMA core that the kernel has.
+const EFA: ModuleSet = ModuleSet {
+    name: "efa",
+    sources: &["drivers/infiniband/hw/efa"],
+    options: &[("CONFIG_INFINIBAND_EFA", "m")],
+    additions: &[("Kbuild", "obj-y += drivers/infiniband/hw/efa/\n")],
+};
+
 /// All sets.
-const SETS: [&ModuleSet; 1] = [&IOMMUFD];
+const SETS: [&ModuleSet; 2] = [&IOMMUFD, &EFA];
 
 /// The most that the sources of a set may have, in bytes.
 const LARGEST: u64 = 64 << 20;
@@ -232,6 +240,19 @@ mod tests {
         let macros = "KCFLAGS=-DCONFIG_IOMMUFD_MODULE=1 -DCONFIG_VFIO_DEVICE_CDEV=1 \
                       -DCONFIG_INTERVAL_TREE_SPAN_ITER=1";
         assert_eq!(variables.last().unwrap(), macros);
+    }
+
+    #[test]
+    fn each_set_is_known_by_a_module_and_has_a_build_file() {
+        let names: Vec<&str> = SETS.iter().map(|set| set.name).collect();
+        assert_eq!(names, ["iommufd", "efa"]);
+        for set in SETS {
+            let rules = set.additions.iter().find(|(place, _)| *place == "Kbuild");
+            let (_, text) = rules.unwrap();
+            for source in set.sources.iter().filter(|place| !place.ends_with(".c")) {
+                assert!(text.contains(source), "{}: {source}", set.name);
+            }
+        }
     }
 
     #[test]

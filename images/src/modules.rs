@@ -208,6 +208,7 @@ pub(crate) fn option_of(module: &str) -> String {
         "9p" => "9P_FS",
         "9pnet" => "NET_9P",
         "9pnet_virtio" => "NET_9P_VIRTIO",
+        "efa" => "INFINIBAND_EFA",
         "ext4" => "EXT4_FS",
         "netfs" => "NETFS_SUPPORT",
         "nvme" => "BLK_DEV_NVME",

@@ -60,6 +60,10 @@ fn of_module(name: &str) -> &'static [Need] {
         built_in("MODULES", "[[gpu]], whose driver is a module"),
         built_in("DMA_SHARED_BUFFER", "[[gpu]]"),
     ];
+    const NIC: &[Need] = &[
+        module("INFINIBAND_EFA", "[[nic]]"),
+        module("INFINIBAND_USER_ACCESS", "[[nic]]"),
+    ];
     const VFIO: &[Need] = &[module("VFIO_PCI", "a check with vfio-pci")];
     const IOMMUFD: &[Need] = &[
         module("IOMMUFD", "backend = \"iommufd\""),
@@ -76,6 +80,7 @@ fn of_module(name: &str) -> &'static [Need] {
         "virtio_iommu" => VIRTIO_IOMMU,
         "virtio_gpu" => VIRTIO_GPU,
         "peerbar_gpu" => GPU,
+        "efa" => NIC,
         "vfio_pci" => VFIO,
         "vfio_iommu_type1" => TYPE1,
         "iommufd" => IOMMUFD,

@@ -17,6 +17,7 @@ const DOWNSTREAM_PORT: DeviceId = id(0x104c, 0x8233);
 /// IDs of our devices.
 const NVME: DeviceId = id(0x1b36, 0x0010);
 const GPU: DeviceId = id(0x1af4, 0x10f0);
+const NIC: DeviceId = id(0x1d0f, 0xefa3);
 
 /// ACS capability of QEMU's root port (QEMU, hw/pci/pcie.c, `pcie_acs_init`); its switch ports have none.
 const ROOT_PORT_ACS: u16 = 0x5f;
@@ -58,6 +59,7 @@ fn function(id: &str, kind: &FunctionKind<'_>, iommu: Iommu) -> peerbar_rule::Fu
         FunctionKind::DownstreamPort(_) => (Kind::DownstreamPort, DOWNSTREAM_PORT),
         FunctionKind::Device(DeviceSpec::Nvme(_)) => (Kind::Endpoint, NVME),
         FunctionKind::Device(DeviceSpec::Gpu(..)) => (Kind::Endpoint, GPU),
+        FunctionKind::Device(DeviceSpec::Nic(..)) => (Kind::Endpoint, NIC),
     };
     let function = peerbar_rule::Function::new(id, kind, device);
     if kind != Kind::RootPort {

@@ -381,8 +381,12 @@ fn vfio_user(device: DeviceSpec<'_>, bus: &str, socket: &Path) -> String {
         "socket": {"type": "unix", "path": socket},
         "x-msg-timeout": SERVER_TIMEOUT_MS,
     });
-    if let (DeviceSpec::Gpu(_, number), Some(properties)) = (device, properties.as_object_mut()) {
-        // A GPU has no serial number: this is what the guest knows it by.
+    let number = match device {
+        DeviceSpec::Gpu(_, number) | DeviceSpec::Nic(_, number) => Some(number),
+        DeviceSpec::Nvme(_) => None,
+    };
+    if let (Some(number), Some(properties)) = (number, properties.as_object_mut()) {
+        // It has no serial number: this is what the guest knows it by.
         properties.insert("x-pci-sub-device-id".to_owned(), number.into());
     }
     properties.to_string()

@@ -16,6 +16,7 @@ mod files;
 mod gpu;
 mod link;
 mod modules;
+mod nic;
 mod nvme;
 mod packages;
 pub(crate) mod program;
@@ -42,14 +43,17 @@ use serde::Deserialize;
 use toml::de::{DeTable, Deserializer};
 
 pub use attach::AttachPoint;
-pub use builder::{GpuBuilder, NvmeBuilder, ScenarioBuilder};
+pub use builder::{GpuBuilder, NicBuilder, NvmeBuilder, ScenarioBuilder};
 pub use bus_numbers::first_buses;
 pub use catalogue::{ScenarioFile, in_folder, shipped};
 pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use gpu::Gpu;
+pub use nic::Nic;
 pub use program::HostProgram;
 pub use sanitize::Sanitize;
+
+use check::Endpoints;
 
 use crate::artifacts::GuestNeeds;
 use crate::firmware::Firmware;
@@ -86,6 +90,8 @@ pub struct Scenario {
     pub nvmes: Vec<Nvme>,
     /// The GPUs.
     pub gpus: Vec<Gpu>,
+    /// The RDMA network adapters.
+    pub nics: Vec<Nic>,
     /// Kernel modules that are loaded before the first check.
     pub modules: Vec<Module>,
     /// Folders that modules are built from, which are loaded after those.
@@ -275,8 +281,12 @@ impl Scenario {
 
     /// What checks can name.
     pub fn inventory(&self) -> Inventory {
-        let Self { nvmes, gpus, .. } = self;
-        check::inventory(nvmes, gpus, &self.machine, self.tools, self.timeout)
+        let devices = Endpoints {
+            nvmes: &self.nvmes,
+            gpus: &self.gpus,
+            nics: &self.nics,
+        };
+        check::inventory(devices, &self.machine, self.tools, self.timeout)
     }
 
     fn read(path: &Path, text: String, interactive: bool) -> Result<Self, ScenarioError> {
@@ -357,11 +367,14 @@ impl Scenario {
 
     /// What the guest's agent is asked to do.
     pub fn plan(&self) -> Plan {
-        let Inventory { nvmes, gpus, .. } = self.inventory();
+        let Inventory {
+            nvmes, gpus, nics, ..
+        } = self.inventory();
         Plan {
             modules: self.modules.clone(),
             devices: nvmes,
             gpus,
+            nics,
             one_switch: Topology::of(self).is_one_switch(),
             tools: self.tools,
             layers: Vec::new(),

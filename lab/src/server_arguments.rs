@@ -106,6 +106,7 @@ fn device_arguments(device: DeviceSpec<'_>, sockets: &Sockets) -> Vec<String> {
     words.extend(match device {
         DeviceSpec::Nvme(nvme) => nvme_arguments(nvme, sockets),
         DeviceSpec::Gpu(gpu, _) => gpu_arguments(gpu),
+        DeviceSpec::Nic(_, number) => nic_arguments(number),
     });
     words
 }
@@ -124,6 +125,11 @@ fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
     words
         .flat_map(|(option, value)| [option.to_owned(), value])
         .collect()
+}
+
+/// The GID is a link-local address, as a real adapter's is.
+fn nic_arguments(number: u32) -> Vec<String> {
+    vec!["--gid".to_owned(), format!("fe80::{number:x}")]
 }
 
 fn nvme_arguments(nvme: &Nvme, sockets: &Sockets) -> Vec<String> {

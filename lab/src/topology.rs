@@ -11,6 +11,9 @@ use crate::scenario::{AttachPoint, DeviceSpec, Scenario, first_buses};
 /// The machine's own host bridge, as QEMU calls its bus.
 pub const ROOT_BUS: &str = "pcie.0";
 
+/// Size of the BAR in which an adapter has its doorbells and its low-latency queues.
+const NIC_BAR_BYTES: u64 = 64 << 20;
+
 /// The host bridges and PCI functions of a scenario, without what QEMU adds by itself.
 #[derive(Clone, Debug)]
 pub struct Topology<'a> {
@@ -123,7 +126,7 @@ impl<'a> Topology<'a> {
             .map(|function| function.id.as_str())
     }
 
-    /// The devices, the NVMe controllers first.
+    /// The devices: the NVMe controllers, the GPUs, the adapters.
     pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'a>> {
         self.functions
             .iter()
@@ -159,6 +162,7 @@ impl<'a> Topology<'a> {
                 nvme.cmb.unwrap_or(0).saturating_add(pmr)
             }
             DeviceSpec::Gpu(gpu, _) => gpu.aperture,
+            DeviceSpec::Nic(..) => NIC_BAR_BYTES,
         });
         bytes.fold(0, u64::saturating_add)
     }

@@ -203,6 +203,7 @@ fn described(qemu: &Qemu) -> String {
 fn bytes_in_memory(scenario: &Scenario) -> u64 {
     let of_device = |device: DeviceSpec<'_>| match device {
         DeviceSpec::Gpu(gpu, _) => gpu.vram,
+        DeviceSpec::Nic(..) => 0,
         DeviceSpec::Nvme(nvme) => {
             let namespaces = nvme.namespaces.iter();
             let ram = namespaces.map(|namespace| match namespace {

@@ -13,6 +13,7 @@ use crate::exec_server;
 use crate::gpus::{self, Gpu};
 use crate::launcher::Launcher;
 use crate::modules::Modules;
+use crate::nics::{self, Nic};
 use crate::p2pmem::Pool;
 use crate::pattern::Pattern;
 use crate::placeholders::Placeholders;
@@ -29,6 +30,8 @@ pub(crate) struct GuestContext {
     pub(crate) controllers: Vec<Controller>,
     /// The GPUs under test, in the order of the plan.
     pub(crate) gpus: Vec<Gpu>,
+    /// The RDMA network adapters under test, in the order of the plan.
+    pub(crate) nics: Vec<Nic>,
     pub(crate) uevents: Uevents,
     modules: Modules,
     pub(crate) launcher: Launcher,
@@ -58,9 +61,10 @@ impl GuestContext {
             anyhow::Ok((
                 roots.find_all(&plan.devices)?,
                 gpus::find_all(&roots, plan)?,
+                nics::find_all(&roots, plan)?,
             ))
         });
-        let (controllers, gpus) = found.with_context(|| {
+        let (controllers, gpus, nics) = found.with_context(|| {
             format!(
                 "not all devices came up within {} s (modules taken as built into the kernel: {}; the console log has \
                  the drivers' own words)",
@@ -71,6 +75,7 @@ impl GuestContext {
         Ok(GuestContext {
             controllers,
             gpus,
+            nics,
             uevents,
             modules,
             launcher: Launcher::at(port),
@@ -128,7 +133,7 @@ impl GuestContext {
 
     /// What stands for the devices in commands.
     pub(crate) fn placeholders(&self) -> Placeholders {
-        Placeholders::of(&self.controllers, &self.gpus)
+        Placeholders::of(&self.controllers, &self.gpus, &self.nics)
     }
 
     /// Starts programs for the host from now on.
@@ -150,13 +155,20 @@ impl GuestContext {
         let gpus = self.gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.number));
         let controllers =
             controllers.map(|controller| (controller.name.as_str(), controller.number));
-        controllers.chain(gpus)
+        let nics = self.nics.iter().map(|nic| (nic.name.as_str(), nic.number));
+        controllers.chain(gpus).chain(nics)
     }
 
     /// The GPU that the plan calls `name`.
     pub(crate) fn gpu(&self, name: &str) -> anyhow::Result<&Gpu> {
         let found = self.gpus.iter().find(|gpu| gpu.name == name);
         found.with_context(|| format!("the plan has no GPU {name:?}"))
+    }
+
+    /// The RDMA network adapter that the plan calls `name`.
+    pub(crate) fn nic(&self, name: &str) -> anyhow::Result<&Nic> {
+        let found = self.nics.iter().find(|nic| nic.name == name);
+        found.with_context(|| format!("the plan has no adapter {name:?}"))
     }
 
     /// The p2pmem of the device or GPU that the plan calls `name`.

@@ -27,6 +27,7 @@ mod module_options;
 mod modules;
 mod mounts;
 mod network;
+mod nics;
 mod p2pmem;
 mod passthrough;
 mod pattern;

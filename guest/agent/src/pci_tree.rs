@@ -48,7 +48,8 @@ fn name(guest: &GuestContext, pci: &Path) -> Option<String> {
         .iter()
         .map(|device| (&device.pci, &device.name));
     let gpus = guest.gpus.iter().map(|gpu| (&gpu.pci, &gpu.name));
-    let mut all = controllers.chain(gpus);
+    let nics = guest.nics.iter().map(|nic| (&nic.pci, &nic.name));
+    let mut all = controllers.chain(gpus).chain(nics);
     let same = |path: &PathBuf| path.file_name() == pci.file_name();
     all.find(|(path, _)| same(path))
         .map(|(_, name)| name.clone())

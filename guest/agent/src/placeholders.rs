@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::devices::Controller;
 use crate::gpus::Gpu;
+use crate::nics::Nic;
 
 /// The value of each placeholder, by what is between its braces: `disk0:pci`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +17,7 @@ pub(crate) struct Placeholders(BTreeMap<String, String>);
 
 impl Placeholders {
     /// Those of these devices.
-    pub(crate) fn of(controllers: &[Controller], gpus: &[Gpu]) -> Self {
+    pub(crate) fn of(controllers: &[Controller], gpus: &[Gpu], nics: &[Nic]) -> Self {
         let mut all = Self::default();
         for controller in controllers {
             let name = &controller.name;
@@ -36,6 +37,11 @@ impl Placeholders {
             if !gpu.window {
                 all.add(&gpu.name, ":p2pmem", &gpu.pool().allocate_file());
             }
+        }
+        for nic in nics {
+            all.add(&nic.name, "", Path::new(&nic.device));
+            all.add(&nic.name, ":verbs", &nic.verbs);
+            all.add_pci(&nic.name, &nic.pci);
         }
         all
     }
@@ -88,21 +94,33 @@ mod tests {
         }
     }
 
+    fn nic() -> Nic {
+        Nic {
+            name: "net".into(),
+            number: 1,
+            pci: "/sys/bus/pci/devices/0000:05:00.0".into(),
+            device: "efa_1".into(),
+            verbs: "/dev/infiniband/uverbs0".into(),
+        }
+    }
+
     #[test]
     fn placeholders_become_paths_and_addresses() {
-        let placeholders = Placeholders::of(&[controller()], &[]);
+        let placeholders = Placeholders::of(&[controller()], &[], &[nic()]);
         for (text, filled) in [
             ("nvme id-ctrl {left}", "nvme id-ctrl /dev/nvme1"),
             ("{left:disk} {left:ns1}", "/dev/nvme1n2 /dev/nvme1n2"),
             ("{left:ns2}", "/dev/nvme1n1"),
             ("lspci -s {left:pci}", "lspci -s 0000:02:00.0"),
             ("{left:p2pmem}", "/sys/devices/0000:02:00.0/p2pmem/allocate"),
+            ("ibv_devinfo -d {net}", "ibv_devinfo -d efa_1"),
+            ("{net:verbs} {net:pci}", "/dev/infiniband/uverbs0 0000:05:00.0"),
             ("awk '{ print }'", "awk '{ print }'"),
         ] {
             assert_eq!(placeholders.fill_in(text).unwrap(), filled);
         }
         let error = placeholders.fill_in("dd if={right:disk}").unwrap_err();
-        let message = "`{right:disk}` stands for nothing: there is {left}; ";
+        let message = "`{right:disk}` stands for nothing: there is {left}, {net}; ";
         assert!(error.to_string().starts_with(message), "{error}");
     }
 
@@ -112,7 +130,7 @@ mod tests {
             cmb_bytes: 0,
             ..controller()
         };
-        let placeholders = Placeholders::of(&[bare], &[]);
+        let placeholders = Placeholders::of(&[bare], &[], &[]);
         assert!(placeholders.fill_in("{left:p2pmem}").is_err());
     }
 }

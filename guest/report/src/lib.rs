@@ -33,7 +33,7 @@ pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Nested, ProgramReport, S
 pub use measure::{Measure, PayloadFlow};
 pub use peerbar_dma_log::{Completer, Direction, Route};
 pub use placeholder::{fill_in, unknown_placeholder};
-pub use plan::{Gpu, HostFolder, Module, NvmeDevice, Plan};
+pub use plan::{Gpu, HostFolder, Module, Nic, NvmeDevice, Plan};
 pub use probe::{Probed, Record, Transfer};
 pub use request::Request;
 pub use size::{Size, SizeError};

@@ -79,6 +79,15 @@ pub(crate) fn of_gpu(name: &str, provides: bool) -> Vec<String> {
     keys
 }
 
+/// The parts of an RDMA network adapter.
+pub(crate) fn of_nic(name: &str) -> Vec<String> {
+    vec![
+        name.to_owned(),
+        format!("{name}:pci"),
+        format!("{name}:verbs"),
+    ]
+}
+
 /// Why `key` is not one of the `known` placeholders, and what to write.
 pub fn unknown_placeholder<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> String {
     let device = |key: &str| key.split(':').next().unwrap_or_default().to_owned();

@@ -15,6 +15,9 @@ pub struct Plan {
     /// The GPUs under test, waited for like the devices.
     #[serde(default)]
     pub gpus: Vec<Gpu>,
+    /// The RDMA network adapters under test, waited for like the devices.
+    #[serde(default)]
+    pub nics: Vec<Nic>,
     /// Whether all devices are below one switch, which routes between them: a transfer between them never goes up to the
     /// root.
     #[serde(default)]
@@ -128,6 +131,14 @@ pub struct Gpu {
     pub aperture_bytes: u64,
     /// Whether the aperture is a window, whose pages come and go, and which is therefore no p2pmem.
     pub window: bool,
+}
+
+/// An RDMA network adapter under test. The guest knows the first of a plan by the PCI subsystem ID 1, the second by 2, and so on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Nic {
+    /// Name in the scenario.
+    pub name: String,
 }
 
 #[cfg(test)]

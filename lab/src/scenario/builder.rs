@@ -22,6 +22,10 @@ pub struct NvmeBuilder(Table);
 #[derive(Clone, Debug)]
 pub struct GpuBuilder(Table);
 
+/// A `[[nic]]` table.
+#[derive(Clone, Debug)]
+pub struct NicBuilder(Table);
+
 impl ScenarioBuilder {
     /// A scenario without devices.
     pub fn new(name: &str) -> Self {
@@ -88,6 +92,11 @@ impl ScenarioBuilder {
     /// Adds a GPU.
     pub fn gpu(self, gpu: GpuBuilder) -> Self {
         self.add("gpu", gpu.0)
+    }
+
+    /// Adds an RDMA network adapter.
+    pub fn nic(self, nic: NicBuilder) -> Self {
+        self.add("nic", nic.0)
     }
 
     fn add(mut self, kind: &str, table: Table) -> Self {
@@ -169,6 +178,24 @@ impl GpuBuilder {
     }
 }
 
+impl NicBuilder {
+    /// An adapter.
+    pub fn new(name: &str) -> Self {
+        Self(named(name))
+    }
+
+    /// Sets a key, such as `link`.
+    pub fn key(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.0.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// Puts it below a switch or a host bridge.
+    pub fn below(self, parent: &str) -> Self {
+        self.key("below", parent)
+    }
+}
+
 fn named(name: &str) -> Table {
     Table::from_iter([("name".to_owned(), Value::from(name))])
 }
@@ -207,6 +234,7 @@ mod tests {
                     .below("s1")
                     .key("link", "redirect"),
             )
+            .nic(NicBuilder::new("n0").below("s1"))
             .build()
             .unwrap();
         assert!(built.tools && built.interactive);
@@ -218,7 +246,7 @@ mod tests {
         assert_eq!(built.nvmes[0].namespaces, [Namespace::Ram(1 << 20), image]);
         assert_eq!((built.machine.iommu, built.machine.cpus), (Iommu::Intel, 1));
         let names: Vec<&str> = built.devices().map(|device| device.name()).collect();
-        assert_eq!(names, ["d0", "d1", "g0"]);
+        assert_eq!(names, ["d0", "d1", "g0", "n0"]);
         assert_eq!(
             built
                 .nvmes

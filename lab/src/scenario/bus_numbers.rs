@@ -58,7 +58,8 @@ fn needed(file: &File, bridge: Option<&str>) -> usize {
         .map(|switch| switch.name.get_ref().as_str())
         .collect();
     let nvmes = file.nvme.iter().map(|nvme| &nvme.below);
-    let devices = nvmes.chain(file.gpu.iter().map(|gpu| &gpu.below));
+    let gpus = file.gpu.iter().map(|gpu| &gpu.below);
+    let devices = nvmes.chain(gpus).chain(file.nic.iter().map(|nic| &nic.below));
     let here = devices.map(name).filter(|below| match below.as_deref() {
         below if below == bridge => true,
         Some(below) => switches.contains(&below),

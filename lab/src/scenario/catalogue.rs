@@ -12,7 +12,7 @@ const ALWAYS: &str = "scenarios/demo.toml";
 /// A larger file is no scenario.
 const LARGEST: u64 = 1 << 20;
 /// Keys of the top level, one of which each scenario has beside its name.
-const TABLES: [&str; 4] = ["nvme", "gpu", "machine", "check"];
+const TABLES: [&str; 5] = ["nvme", "gpu", "nic", "machine", "check"];
 
 /// A scenario file, and what it shows.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,12 +4,19 @@ use std::time::Duration;
 
 use peerbar_report::{Inventory, NvmeDevice};
 
-use super::{Gpu, Machine, Nvme};
+use super::{Gpu, Machine, Nic, Nvme};
+
+/// The devices of a scenario.
+#[derive(Clone, Copy)]
+pub(super) struct Endpoints<'a> {
+    pub(super) nvmes: &'a [Nvme],
+    pub(super) gpus: &'a [Gpu],
+    pub(super) nics: &'a [Nic],
+}
 
 /// What checks can name.
 pub(super) fn inventory(
-    nvmes: &[Nvme],
-    gpus: &[Gpu],
+    Endpoints { nvmes, gpus, nics }: Endpoints<'_>,
     machine: &Machine,
     tools: bool,
     timeout: Duration,
@@ -30,9 +37,13 @@ pub(super) fn inventory(
         aperture_bytes: gpu.aperture,
         window: gpu.window,
     };
+    let nic = |nic: &Nic| peerbar_report::Nic {
+        name: nic.name.clone(),
+    };
     Inventory {
         nvmes: nvmes.iter().map(nvme).collect(),
         gpus: gpus.iter().map(gpu).collect(),
+        nics: nics.iter().map(nic).collect(),
         cpus: machine.cpus,
         tools,
         virtio_gpu: machine.virtio_gpu,

@@ -4,7 +4,7 @@ use peerbar_dma::LinkSpeed;
 use peerbar_fault::Rule;
 use peerbar_switch::LinkMode;
 
-use super::{AttachPoint, Gpu, Model, Nvme, Scenario};
+use super::{AttachPoint, Gpu, Model, Nic, Nvme, Scenario};
 
 /// A device of a scenario, served by a process of its own.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +13,8 @@ pub enum DeviceSpec<'a> {
     Nvme(&'a Nvme),
     /// A GPU, and its number in the scenario, from 1.
     Gpu(&'a Gpu, u32),
+    /// An RDMA network adapter, and its number in the scenario, from 1.
+    Nic(&'a Nic, u32),
 }
 
 impl<'a> DeviceSpec<'a> {
@@ -21,6 +23,7 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(nvme) => &nvme.name,
             DeviceSpec::Gpu(gpu, _) => &gpu.name,
+            DeviceSpec::Nic(nic, _) => &nic.name,
         }
     }
 
@@ -29,6 +32,7 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(nvme) => &nvme.attach,
             DeviceSpec::Gpu(gpu, _) => &gpu.attach,
+            DeviceSpec::Nic(nic, _) => &nic.attach,
         }
     }
 
@@ -37,6 +41,7 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(nvme) => nvme.link,
             DeviceSpec::Gpu(gpu, _) => gpu.link,
+            DeviceSpec::Nic(nic, _) => nic.link,
         }
     }
 
@@ -45,6 +50,7 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(nvme) => nvme.link_speed,
             DeviceSpec::Gpu(gpu, _) => gpu.link_speed,
+            DeviceSpec::Nic(nic, _) => nic.link_speed,
         }
     }
 
@@ -53,6 +59,7 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(nvme) => nvme.ats,
             DeviceSpec::Gpu(gpu, _) => gpu.ats,
+            DeviceSpec::Nic(nic, _) => nic.ats,
         }
     }
 
@@ -61,6 +68,7 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(nvme) => &nvme.faults,
             DeviceSpec::Gpu(gpu, _) => &gpu.faults,
+            DeviceSpec::Nic(nic, _) => &nic.faults,
         }
     }
 
@@ -69,6 +77,7 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(_) => "nvme",
             DeviceSpec::Gpu(..) => "gpu",
+            DeviceSpec::Nic(..) => "nic",
         }
     }
 
@@ -82,15 +91,19 @@ impl<'a> DeviceSpec<'a> {
         match self {
             DeviceSpec::Nvme(_) => "peerbar-nvme",
             DeviceSpec::Gpu(..) => "peerbar-gpu",
+            DeviceSpec::Nic(..) => "peerbar-efa",
         }
     }
 }
 
 impl Scenario {
-    /// All devices, the NVMe controllers first.
+    /// All devices: the NVMe controllers, the GPUs, the adapters.
     pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'_>> {
         let gpus = self.gpus.iter().zip(1..);
         let gpus = gpus.map(|(gpu, number)| DeviceSpec::Gpu(gpu, number));
-        self.nvmes.iter().map(DeviceSpec::Nvme).chain(gpus)
+        let nics = self.nics.iter().zip(1..);
+        let nics = nics.map(|(nic, number)| DeviceSpec::Nic(nic, number));
+        let nvmes = self.nvmes.iter().map(DeviceSpec::Nvme);
+        nvmes.chain(gpus).chain(nics)
     }
 }

@@ -39,6 +39,8 @@ pub(super) struct File {
     #[serde(default)]
     pub(super) gpu: Vec<GpuTable>,
     #[serde(default)]
+    pub(super) nic: Vec<NicTable>,
+    #[serde(default)]
     pub(super) module: Vec<Spanned<ModuleTable>>,
     /// Read by [`peerbar_report::CheckTable`], which keeps the place of each value.
     #[serde(default)]
@@ -148,6 +150,20 @@ pub(super) struct GpuTable {
 pub(super) enum GpuMode {
     Static,
     Window,
+}
+
+/// An RDMA network adapter, served by a process of its own.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct NicTable {
+    pub(super) name: Spanned<String>,
+    pub(super) below: Option<Spanned<String>>,
+    pub(super) link: Option<Spanned<String>>,
+    pub(super) link_latency: Option<Spanned<String>>,
+    pub(super) link_bandwidth: Option<Spanned<String>>,
+    pub(super) ats: Option<Spanned<bool>>,
+    #[serde(default)]
+    pub(super) faults: Vec<Spanned<String>>,
 }
 
 /// A kernel module that is loaded before the first check.

@@ -24,8 +24,9 @@ const PAGE: u64 = 4096;
 pub(super) fn ports(file: &File) -> Result<(), Problem> {
     let nvmes = file.nvme.iter().filter_map(|nvme| nvme.below.as_ref());
     let gpus = file.gpu.iter().filter_map(|gpu| gpu.below.as_ref());
+    let nics = file.nic.iter().filter_map(|nic| nic.below.as_ref());
     let mut taken: HashMap<&str, usize> = HashMap::new();
-    for below in nvmes.chain(gpus) {
+    for below in nvmes.chain(gpus).chain(nics) {
         let count = taken.entry(below.get_ref()).or_default();
         *count += 1;
         if *count > PORTS {

@@ -10,19 +10,22 @@ use toml::Spanned;
 
 use super::attach::AttachPoints;
 use super::bus_numbers;
-use super::check::inventory;
+use super::check::{Endpoints, inventory};
 use super::error::Problem;
-use super::file::{File, GpuTable, HostBridgeTable, MachineTable, NvmeTable, SwitchTable};
+use super::file::{
+    File, GpuTable, HostBridgeTable, MachineTable, NicTable, NvmeTable, SwitchTable,
+};
 use super::files;
 use super::gpu::gpu;
 use super::modules;
+use super::nic::nic;
 use super::nvme::nvme;
 use super::packages;
 use super::program;
 use super::sanitize;
 use super::together;
 use super::user_drivers;
-use super::{Gpu, Machine, Model, Nvme, Scenario, Switch};
+use super::{Gpu, Machine, Model, Nic, Nvme, Scenario, Switch};
 use crate::firmware::Firmware;
 use crate::size::Size;
 
@@ -50,14 +53,20 @@ pub(super) fn scenario(
     together::images(&file, folder)?;
     let p2pmem = together::P2pmem::of(&file);
     let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &attach_points, folder)?;
+    let nics = nics(file.nic, &attach_points, &nvmes, &gpus)?;
     let switches = switches(file.switch, &attach_points)?;
-    let mut machine = machine(file.machine, &attach_points, &nvmes, &gpus)?;
+    let devices = Endpoints {
+        nvmes: &nvmes,
+        gpus: &gpus,
+        nics: &nics,
+    };
+    let mut machine = machine(file.machine, &attach_points, devices)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
     let files = files::files(file.files, folder)?;
     let packages = packages::packages(file.packages)?;
     let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
-    let inventory = inventory(&nvmes, &gpus, &machine, tools, timeout);
+    let inventory = inventory(devices, &machine, tools, timeout);
     let labels = labels(&checks)?;
     let places: Vec<Range<usize>> = checks.iter().map(CheckTable::place).collect();
     let checks = checks.into_iter().map(|table| table.read(&inventory));
@@ -67,7 +76,7 @@ pub(super) fn scenario(
     }
     let programs = program::place_all(&mut checks, &labels, folder)
         .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
-    let needed = needed_modules(&machine, &gpus, &checks);
+    let needed = needed_modules(&machine, devices, &checks);
     let (mut modules, module_sources) = modules::modules(file.module, needed, folder)?;
     // A driver that comes before it would work without the IOMMU for good.
     modules.sort_by_key(|module| Some(module.name.as_str()) != machine.iommu.module());
@@ -91,6 +100,7 @@ pub(super) fn scenario(
         switches,
         nvmes,
         gpus,
+        nics,
         modules,
         module_sources,
         tools,
@@ -116,8 +126,8 @@ fn labels(checks: &[CheckTable<'_>]) -> Result<Vec<Option<String>>, Problem> {
 
 /// Checks that there is a device, and a check or a person to use it.
 fn complete(file: &File, interactive: bool) -> Result<(), Problem> {
-    let lacking = if file.nvme.is_empty() && file.gpu.is_empty() {
-        "there is no device: add an [[nvme]] or a [[gpu]]"
+    let lacking = if file.nvme.is_empty() && file.gpu.is_empty() && file.nic.is_empty() {
+        "there is no device: add an [[nvme]], a [[gpu]] or a [[nic]]"
     } else if file.check.is_empty() && !interactive {
         "there is no [[check]]: add one, or enter the guest by `peerbar shell`"
     } else {
@@ -175,6 +185,22 @@ fn endpoints(
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
 }
 
+/// The adapters, whose names neither attach points nor the other devices have.
+fn nics(
+    tables: Vec<NicTable>,
+    attach_points: &AttachPoints,
+    nvmes: &[Nvme],
+    gpus: &[Gpu],
+) -> Result<Vec<Nic>, Problem> {
+    let mut taken = attach_points.names();
+    taken.extend(nvmes.iter().map(|nvme| nvme.name.clone()));
+    taken.extend(gpus.iter().map(|gpu| gpu.name.clone()));
+    let names = tables.iter().map(|table| table.name.clone());
+    unique(names, &taken, LONGEST_SERIAL)?;
+    let nics = tables.into_iter().map(|table| nic(table, attach_points));
+    nics.collect()
+}
+
 /// What the table of results calls a check must not steer the terminal.
 fn label(name: Spanned<String>) -> Result<String, Problem> {
     if name.get_ref().chars().any(char::is_control) {
@@ -204,10 +230,13 @@ fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
 fn machine(
     table: MachineTable,
     attach_points: &AttachPoints,
-    nvmes: &[Nvme],
-    gpus: &[Gpu],
+    Endpoints { nvmes, gpus, nics }: Endpoints<'_>,
 ) -> Result<Machine, Problem> {
-    let recorded = !gpus.is_empty() || nvmes.iter().any(|nvme| nvme.model == Model::Peerbar);
+    let own_disk = nvmes.iter().any(|nvme| nvme.model == Model::Peerbar);
+    let recorded = own_disk || !gpus.is_empty() || !nics.is_empty();
+    let has_ats = nvmes.iter().map(|nvme| nvme.ats);
+    let has_ats = has_ats.chain(gpus.iter().map(|gpu| gpu.ats));
+    let mut has_ats = has_ats.chain(nics.iter().map(|nic| nic.ats));
     let cpus = match table.cpus {
         Some(cpus) if !(1..=64).contains(cpus.get_ref()) => {
             return Err(Problem::new(
@@ -225,7 +254,7 @@ fn machine(
         iommu: table.iommu,
         kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
         sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
-        ats: nvmes.iter().any(|nvme| nvme.ats) || gpus.iter().any(|gpu| gpu.ats),
+        ats: has_ats.any(|has_ats| has_ats),
         virtio_gpu: table.virtio_gpu,
         trace: false,
     })
@@ -261,10 +290,15 @@ fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
 }
 
 /// The IOMMU's driver, the drivers under test, and what checks need beside them.
-fn needed_modules(machine: &Machine, gpus: &[Gpu], checks: &[Check]) -> Vec<&'static str> {
+fn needed_modules(
+    machine: &Machine,
+    devices: Endpoints<'_>,
+    checks: &[Check],
+) -> Vec<&'static str> {
     let drivers = [
         ("nvme", true),
-        ("peerbar_gpu", !gpus.is_empty()),
+        ("peerbar_gpu", !devices.gpus.is_empty()),
+        ("efa", !devices.nics.is_empty()),
         ("virtio_gpu", machine.virtio_gpu),
     ];
     let drivers = drivers.into_iter().filter(|(_, needed)| *needed);

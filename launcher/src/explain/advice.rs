@@ -112,7 +112,10 @@ fn move_pair(scenario: &mut Scenario, pair: &Pair, to: &AttachPoint) {
     let nvmes = nvmes.map(|nvme| (&nvme.name, &mut nvme.attach));
     let gpus = scenario.gpus.iter_mut();
     let gpus = gpus.map(|gpu| (&gpu.name, &mut gpu.attach));
-    for (_, attach) in nvmes.chain(gpus).filter(|(name, _)| pair.has(name)) {
+    let nics = scenario.nics.iter_mut();
+    let nics = nics.map(|nic| (&nic.name, &mut nic.attach));
+    let devices = nvmes.chain(gpus).chain(nics);
+    for (_, attach) in devices.filter(|(name, _)| pair.has(name)) {
         *attach = to.clone();
     }
 }

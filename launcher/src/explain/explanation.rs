@@ -144,6 +144,10 @@ fn notes(case: &Case, pair: &Pair) -> Vec<String> {
             "{0} has no memory for others: give [[nvme]] {0} a `cmb`",
             nvme.name
         )),
+        Some(DeviceSpec::Nic(nic, _)) => notes.push(format!(
+            "{} has no memory for others: an adapter only uses that of others",
+            nic.name
+        )),
         _ => {}
     }
     let client = named(&pair.client);

@@ -9,6 +9,7 @@ pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
     let provides = |device: &DeviceSpec<'_>| match device {
         DeviceSpec::Nvme(nvme) => nvme.cmb.is_some(),
         DeviceSpec::Gpu(gpu, _) => !gpu.window,
+        DeviceSpec::Nic(..) => false,
     };
     // A GPU's own memory is no p2pmem to itself: it is addressed without the kernel.
     let uses = |provider: DeviceSpec<'_>, client: DeviceSpec<'_>| {

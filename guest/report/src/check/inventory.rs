@@ -5,8 +5,8 @@ use std::time::Duration;
 use toml::Spanned;
 
 use super::{Buffer, TableError};
-use crate::placeholder::{fill_in, of_disk, of_gpu, unknown_placeholder};
-use crate::{Gpu, NvmeDevice, Size};
+use crate::placeholder::{fill_in, of_disk, of_gpu, of_nic, unknown_placeholder};
+use crate::{Gpu, Nic, NvmeDevice, Size};
 
 /// Most that Linux takes of a CMB for one submission queue: `io_queue_depth` entries, 1024 unless set, of 64 bytes.
 const QUEUE_BYTES: u64 = 64 << 10;
@@ -18,6 +18,8 @@ pub struct Inventory {
     pub nvmes: Vec<NvmeDevice>,
     /// The GPUs.
     pub gpus: Vec<Gpu>,
+    /// The RDMA network adapters.
+    pub nics: Vec<Nic>,
     /// The guest's processors.
     pub cpus: u32,
     /// Whether there is a tools root.
@@ -52,6 +54,15 @@ impl Inventory {
         self.gpus.iter().find(|gpu| gpu.name == name)
     }
 
+    /// The adapter of this name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn nic(&self, name: Spanned<String>) -> Result<&Nic, TableError> {
+        let found = self.nics.iter().find(|nic| nic.name == *name.get_ref());
+        found.ok_or_else(|| unknown("nic", &name, self.nics.iter().map(|nic| &*nic.name)))
+    }
+
     /// Checks that each placeholder of `text` stands for something in the guest.
     ///
     /// # Errors
@@ -62,7 +73,8 @@ impl Inventory {
             .iter()
             .map(|nvme| of_disk(&nvme.name, nvme.namespaces, nvme.cmb_bytes > 0));
         let gpus = self.gpus.iter().map(|gpu| of_gpu(&gpu.name, !gpu.window));
-        let known: Vec<String> = disks.chain(gpus).flatten().collect();
+        let nics = self.nics.iter().map(|nic| of_nic(&nic.name));
+        let known: Vec<String> = disks.chain(gpus).chain(nics).flatten().collect();
         let check = |key: &str| match known.iter().any(|known| known == key) {
             true => Ok(String::new()),
             false => Err(unknown_placeholder(key, known.iter().map(String::as_str))),

@@ -305,6 +305,14 @@ impl<'i, 's> Keys<'i, 's> {
         Ok(self.gpu(key)?.name.clone())
     }
 
+    /// The name of the RDMA network adapter that this key names.
+    ///
+    /// # Errors
+    /// No key, or no such adapter.
+    pub fn nic_name(&mut self, key: &str) -> Result<String, TableError> {
+        Ok(self.inventory.nic(self.required(key)?)?.name.clone())
+    }
+
     /// The name of a GPU that a disk can write to.
     ///
     /// # Errors

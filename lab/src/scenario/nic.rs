@@ -1,0 +1,45 @@
+//! A `[[nic]]` table that makes sense.
+
+use peerbar_dma::LinkSpeed;
+use peerbar_fault::{Faults, Rule};
+use peerbar_switch::LinkMode;
+use toml::Spanned;
+
+use super::attach::{AttachPoint, AttachPoints};
+use super::error::Problem;
+use super::fault::faults;
+use super::file::NicTable;
+use super::link::{link, speed};
+
+/// An RDMA network adapter, an Elastic Fabric Adapter.
+#[derive(Clone, Debug)]
+pub struct Nic {
+    /// Name in the scenario, identifier in QEMU.
+    pub name: String,
+    /// What it is plugged into.
+    pub attach: AttachPoint,
+    /// What the switch does with its requests to peers.
+    pub link: LinkMode,
+    /// How fast its PCIe link is.
+    pub link_speed: LinkSpeed,
+    /// Whether it offers address translation services.
+    pub ats: bool,
+    /// The faults that are injected into what it does.
+    pub faults: Vec<Rule>,
+}
+
+/// Checks one adapter, whose name is known to fit.
+pub(super) fn nic(table: NicTable, attach_points: &AttachPoints) -> Result<Nic, Problem> {
+    let name = table.name.into_inner();
+    let attach = attach_points.of_device(table.below)?;
+    let link = link(table.link, &name, &attach)?;
+    Ok(Nic {
+        name,
+        attach,
+        link,
+        link_speed: speed(table.link_latency, table.link_bandwidth)?,
+        ats: table.ats.is_some_and(Spanned::into_inner),
+        // It has the subjects of every device, and no others.
+        faults: faults(&table.faults, &Faults::default())?,
+    })
+}
