@@ -413,7 +413,8 @@ impl Scenario {
     pub fn guest_files(&self) -> Vec<GuestFile> {
         let programs = self.programs.iter();
         let brought = programs.map(|program| program.brought.clone());
-        self.files.iter().cloned().chain(brought).collect()
+        let files = self.files.iter().cloned().chain(brought);
+        files.chain(program::of_checks(&self.checks)).collect()
     }
 
     /// What its guest is made from.

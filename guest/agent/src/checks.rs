@@ -41,6 +41,8 @@ mod probe;
 mod program;
 mod provider;
 mod queues_in_cmb;
+mod rdma;
+mod rdma_refused;
 mod route;
 mod vfio_alias;
 mod vfio_nvme;

@@ -114,7 +114,10 @@ mod tests {
             ("lspci -s {left:pci}", "lspci -s 0000:02:00.0"),
             ("{left:p2pmem}", "/sys/devices/0000:02:00.0/p2pmem/allocate"),
             ("ibv_devinfo -d {net}", "ibv_devinfo -d efa_1"),
-            ("{net:verbs} {net:pci}", "/dev/infiniband/uverbs0 0000:05:00.0"),
+            (
+                "{net:verbs} {net:pci}",
+                "/dev/infiniband/uverbs0 0000:05:00.0",
+            ),
             ("awk '{ print }'", "awk '{ print }'"),
         ] {
             assert_eq!(placeholders.fill_in(text).unwrap(), filled);

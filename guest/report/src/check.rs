@@ -50,6 +50,8 @@ mod probe;
 mod program;
 mod provider;
 mod queues_in_cmb;
+mod rdma;
+mod rdma_refused;
 mod vfio;
 mod vfio_alias;
 mod vfio_nvme;
@@ -65,6 +67,7 @@ pub use gpu_file::{Calls, Medium};
 pub use inventory::Inventory;
 pub use pair::Pair;
 pub use probe::ProbeDriver;
+pub use rdma::RdmaMemory;
 pub use reference::check_reference;
 pub use table::{COMMON_KEYS, CheckTable, Key, Keys, TableError};
 pub use vfio::VfioBackend;
@@ -127,6 +130,16 @@ pub trait CheckKind: Described + Sized {
     /// The device whose server it has killed.
     fn kills(&self) -> Option<&str> {
         None
+    }
+
+    /// Debian packages that the tools root must have.
+    fn packages(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Programs of this project that the tools root must have, in `/opt/peerbar`.
+    fn programs(&self) -> &'static [&'static str] {
+        &[]
     }
 }
 
@@ -223,6 +236,16 @@ macro_rules! kinds {
                 match self { $(Check::$kind(check) => check.kills(),)* }
             }
 
+            /// As [`CheckKind::packages`].
+            pub fn packages(&self) -> &'static [&'static str] {
+                match self { $(Check::$kind(check) => check.packages(),)* }
+            }
+
+            /// As [`CheckKind::programs`].
+            pub fn programs(&self) -> &'static [&'static str] {
+                match self { $(Check::$kind(check) => check.programs(),)* }
+            }
+
             /// As [`Described::seconds`].
             pub fn seconds(&self) -> Option<u32> {
                 match self { $(Check::$kind(check) => check.seconds(),)* }
@@ -279,6 +302,8 @@ kinds! {
     gpu_initiated::GpuInitiated,
     vfio_alias::VfioAlias,
     vfio_revocation::VfioRevocation,
+    rdma::Rdma,
+    rdma_refused::RdmaRefused,
 }
 
 #[cfg(test)]

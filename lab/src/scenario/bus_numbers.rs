@@ -59,7 +59,9 @@ fn needed(file: &File, bridge: Option<&str>) -> usize {
         .collect();
     let nvmes = file.nvme.iter().map(|nvme| &nvme.below);
     let gpus = file.gpu.iter().map(|gpu| &gpu.below);
-    let devices = nvmes.chain(gpus).chain(file.nic.iter().map(|nic| &nic.below));
+    let devices = nvmes
+        .chain(gpus)
+        .chain(file.nic.iter().map(|nic| &nic.below));
     let here = devices.map(name).filter(|below| match below.as_deref() {
         below if below == bridge => true,
         Some(below) => switches.contains(&below),

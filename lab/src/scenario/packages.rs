@@ -1,5 +1,6 @@
 //! The key `packages`: Debian packages that the guest's root has beside its own.
 
+use peerbar_report::Check;
 use toml::Spanned;
 
 use super::error::Problem;
@@ -26,4 +27,73 @@ pub(super) fn packages(names: Vec<Spanned<String>>) -> Result<Vec<String>, Probl
         packages.push(name);
     }
     Ok(packages)
+}
+
+/// Adds those that checks need and the scenario does not name.
+pub(super) fn add_needed(packages: &mut Vec<String>, checks: &[Check]) {
+    for name in checks.iter().flat_map(Check::packages) {
+        if !packages.iter().any(|known| known == name) {
+            packages.push((*name).to_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::scenario::Scenario;
+
+    fn parse(top: &str, check: &str) -> Result<Scenario, String> {
+        let text = format!(
+            "name = \"x\"\n{top}\n[[gpu]]\nname = \"g0\"\nvram = \"64M\"\n[[nic]]\nname = \"n0\"\n[[check]]\n{check}\n"
+        );
+        Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
+    }
+
+    const RDMA: &str = "kind = \"rdma\"\nnic = \"n0\"\nfrom = { vram = \"g0\" }\nto = \"guest-ram\"\nsizes = [\"4K\"]";
+
+    #[test]
+    fn rdma_check_brings_packages_program_and_driver() {
+        let scenario = parse("packages = [\"perftest\"]", RDMA).unwrap();
+        assert_eq!(scenario.packages, ["perftest", "ibverbs-providers"]);
+        let files = scenario.guest_files();
+        let [program] = &files[..] else {
+            panic!("{files:?}")
+        };
+        assert!(program.guest().ends_with("opt/peerbar/peerbar-verbs"));
+        assert!(scenario.initramfs_modules().contains(&"efa".to_owned()));
+        assert_eq!(scenario.plan().nics[0].name, "n0");
+        let named = parse("packages = [\"ibverbs-providers\"]", RDMA).unwrap();
+        assert_eq!(named.packages, ["ibverbs-providers"]);
+    }
+
+    #[test]
+    fn rdma_check_mistakes_are_reported_with_their_line() {
+        let tools = |lines: &str| parse("tools = true", lines).unwrap_err();
+        let error = parse("", RDMA).unwrap_err();
+        assert!(error.contains("write `tools = true` at the top"), "{error}");
+        for (from, to, wanted) in [
+            (
+                "nic = \"n0\"",
+                "nic = \"g0\"",
+                "no [[nic]] is named `g0`: there is n0",
+            ),
+            (
+                "vram = \"g0\"",
+                "vram = \"n0\"",
+                "no [[gpu]] is named `n0`: there is g0",
+            ),
+            ("\"4K\"", "\"2G\"", "`sizes`: 2G is more than 1G"),
+        ] {
+            let error = tools(&RDMA.replace(from, to));
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn adapter_s_name_is_no_other_device_s() {
+        let error = parse("[[nic]]\nname = \"g0\"", RDMA).unwrap_err();
+        assert!(error.contains("the name `g0` is taken"), "{error}");
+    }
 }

@@ -1,14 +1,18 @@
 //! The programs of `program` checks: what of the host they are, and where in the guest.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use peerbar_report::{Check, Program};
 
 use crate::guest_files::{GuestFile, GuestPathError};
+use crate::programs;
 
 /// Folder of the guest that has a folder for each of them.
 const FOLDER: &str = "opt/programs";
+/// Folder of the guest that has the programs of this project.
+const OWN: &str = "opt/peerbar";
 
 /// A program of the host's that a check runs in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +106,19 @@ pub(super) fn place_all(
         }
     }
     Ok(placed)
+}
+
+/// The programs of this project that `checks` run, each once.
+pub(super) fn of_checks(checks: &[Check]) -> Vec<GuestFile> {
+    let names: BTreeSet<&str> = checks.iter().flat_map(Check::programs).copied().collect();
+    let file = |name: &str| {
+        // One that is missing is named when it is copied.
+        let host = programs::program(name).unwrap_or_else(|_| PathBuf::from(name));
+        let asked_by =
+            format!("a program of peerbar's checks, which `scripts/build` makes: {name}");
+        GuestFile::new(host, &format!("{OWN}/{name}"), &asked_by).ok()
+    };
+    names.into_iter().filter_map(file).collect()
 }
 
 #[cfg(test)]

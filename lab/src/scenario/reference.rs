@@ -9,8 +9,8 @@ use serde::forward_to_deserialize_any;
 
 use super::Scenario;
 use super::file::{
-    File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NamespaceTable, NicTable, NvmeTable,
-    SwitchTable,
+    File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NamespaceTable, NicTable,
+    NvmeTable, SwitchTable,
 };
 
 const BOOK: &str = include_str!("../../../docs/src/scenario.md");

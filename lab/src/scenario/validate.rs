@@ -63,7 +63,7 @@ pub(super) fn scenario(
     let mut machine = machine(file.machine, &attach_points, devices)?;
     p2pmem.fits(&machine, &nvmes, &gpus)?;
     let files = files::files(file.files, folder)?;
-    let packages = packages::packages(file.packages)?;
+    let mut packages = packages::packages(file.packages)?;
     let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let inventory = inventory(devices, &machine, tools, timeout);
@@ -74,6 +74,7 @@ pub(super) fn scenario(
     for (check, at) in checks.iter().zip(places) {
         user_drivers::fit(check, at, &machine, &nvmes, &gpus)?;
     }
+    packages::add_needed(&mut packages, &checks);
     let programs = program::place_all(&mut checks, &labels, folder)
         .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
     let needed = needed_modules(&machine, devices, &checks);

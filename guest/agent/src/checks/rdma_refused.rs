@@ -1,0 +1,29 @@
+//! What an RDMA adapter must refuse.
+
+use anyhow::ensure;
+use peerbar_report::{Measure, RdmaRefused};
+
+use super::{Outcome, Run, rdma};
+use crate::guest_context::GuestContext;
+
+impl Run for RdmaRefused {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let nic = guest.nic(&self.nic)?;
+        let mut arguments = vec![("--nic", nic.device.clone())];
+        let gpu = self.gpu.as_ref().map(|gpu| guest.gpu(gpu)).transpose()?;
+        arguments.extend(gpu.map(|gpu| ("--gpu", gpu.node().to_string())));
+        let free = gpu.filter(|gpu| !gpu.window);
+        let before = free.map(|gpu| gpu.free_vram()).transpose()?;
+        let outcome = rdma::run(guest, "refused", &arguments, self.seconds, measure)?;
+        if let (Some(gpu), Some(before)) = (free, before) {
+            gpu.check_free_vram(before)?;
+        }
+        match outcome {
+            Outcome::Said(_) => {
+                ensure!(!measure.subtests.is_empty(), "the program reported nothing");
+                Ok(Outcome::Passed)
+            }
+            other => Ok(other),
+        }
+    }
+}

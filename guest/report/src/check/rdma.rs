@@ -1,0 +1,154 @@
+//! `rdma`: sends, writes and reads between queue pairs of RDMA adapters.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use super::{CheckKind, Keys, Pair, TableError, check};
+use crate::Size;
+
+/// The most that an adapter moves by one request.
+const LARGEST: u64 = 1 << 30;
+/// The packages of the verbs.
+pub(super) const PACKAGES: &[&str] = &["ibverbs-providers"];
+/// The program that uses them.
+pub(super) const PROGRAMS: &[&str] = &["peerbar-verbs"];
+
+check! {
+    /// Two queue pairs send to each other, write each other's memory and read it, by the guest's libibverbs, and compare each byte.
+    /// The adapters' counters show where the payload went. It takes `tools = true` at the top of the scenario.
+    "rdma": "RDMA from {from} by {nic} to {to} by {peer}"
+    pub struct Rdma {
+        /// Name of a `[[nic]]`: the one that asks.
+        pub nic: String,
+        /// Name of the `[[nic]]` of the other queue pair.
+        #[default = "the same"]
+        pub peer: String,
+        /// The memory of the one that asks: `"guest-ram"`, or `{ vram = "NAME" }` with the name of a `[[gpu]]`.
+        pub from: RdmaMemory,
+        /// The memory of the other one.
+        pub to: RdmaMemory,
+        /// Sizes of the single transfers, a list such as `["4K", "1M"]`. Sends are left out where a message is smaller.
+        pub sizes: Vec<u64>,
+    }
+}
+
+/// Memory that an adapter reads and writes: `"guest-ram"` or `{ vram = "gpu0" }`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum RdmaMemory {
+    /// Memory of the named GPU, by a dma-buf that the adapter's driver pins.
+    Vram(String),
+    /// The guest's own memory.
+    GuestRam,
+}
+
+impl RdmaMemory {
+    /// The GPU whose memory it is.
+    pub fn gpu(&self) -> Option<&str> {
+        match self {
+            Self::Vram(gpu) => Some(gpu),
+            Self::GuestRam => None,
+        }
+    }
+
+    fn read(keys: &mut Keys<'_, '_>, key: &str) -> Result<Self, TableError> {
+        let memory: Spanned<Self> = keys.required(key)?;
+        if let Self::Vram(gpu) = memory.get_ref() {
+            keys.inventory
+                .gpu(Spanned::new(memory.span(), gpu.clone()))?;
+        }
+        Ok(memory.into_inner())
+    }
+}
+
+impl fmt::Display for RdmaMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Vram(gpu) => write!(f, "VRAM of {gpu}"),
+            Self::GuestRam => f.write_str("guest RAM"),
+        }
+    }
+}
+
+impl CheckKind for Rdma {
+    fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
+        needs_tools(keys)?;
+        let nic = keys.nic_name("nic")?;
+        let peer: Option<Spanned<String>> = keys.optional("peer")?;
+        let peer = match peer {
+            Some(peer) => keys.inventory.nic(peer)?.name.clone(),
+            None => nic.clone(),
+        };
+        let (from, to) = (
+            RdmaMemory::read(keys, "from")?,
+            RdmaMemory::read(keys, "to")?,
+        );
+        let sizes = keys.sizes("sizes", 1, 1)?;
+        if let Some(&size) = sizes.get_ref().iter().find(|&&size| size > LARGEST) {
+            let message = format!("`sizes`: {} is more than {}", Size(size), Size(LARGEST));
+            return Err(TableError::new(sizes.span(), message));
+        }
+        Ok(Self {
+            nic,
+            peer,
+            from,
+            to,
+            sizes: sizes.into_inner(),
+            seconds: keys.seconds,
+        })
+    }
+
+    fn pairs(&self) -> Vec<Pair> {
+        let sides = [(&self.from, &self.nic), (&self.to, &self.peer)];
+        let sides = sides.into_iter();
+        let pairs = sides.filter_map(|(memory, nic)| Some(Pair::of(memory.gpu()?, nic)));
+        pairs.collect()
+    }
+
+    fn control(&self) -> Option<Self> {
+        let has_vram = self.from.gpu().or(self.to.gpu()).is_some();
+        has_vram.then(|| Self {
+            from: RdmaMemory::GuestRam,
+            to: RdmaMemory::GuestRam,
+            ..self.clone()
+        })
+    }
+
+    fn packages(&self) -> &'static [&'static str] {
+        PACKAGES
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        PROGRAMS
+    }
+}
+
+/// Refuses a scenario without the root that libibverbs is in.
+pub(super) fn needs_tools(keys: &Keys<'_, '_>) -> Result<(), TableError> {
+    if keys.inventory.tools {
+        return Ok(());
+    }
+    let message = "libibverbs is in the tools root: write `tools = true` at the top";
+    Err(keys.refused(message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_gpus_makes_pairs_and_a_control() {
+        let text = r#"{"nic":"a","peer":"b","from":{"vram":"g"},"to":"guest-ram","sizes":[64]}"#;
+        let check: Rdma = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            check.to_string(),
+            "RDMA from VRAM of g by a to guest RAM by b"
+        );
+        assert_eq!(check.pairs(), [Pair::of("g", "a")]);
+        let control = check.control().unwrap();
+        assert_eq!(control.pairs(), []);
+        assert_eq!(control.control(), None);
+    }
+}

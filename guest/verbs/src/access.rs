@@ -1,0 +1,45 @@
+//! Rights to a memory region.
+
+use std::ops::BitOr;
+
+/// Rights to a memory region (libibverbs, `enum ibv_access_flags`). Reading by the region's own adapter is always permitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Access(u32);
+
+impl Access {
+    /// None but to be read by its own adapter.
+    pub const LOCAL_READ: Self = Self(0);
+    /// Its own adapter may write it: receives, and what RDMA reads bring.
+    pub const LOCAL_WRITE: Self = Self(1);
+    /// Others may write it by RDMA, which takes [`Access::LOCAL_WRITE`], too.
+    pub const REMOTE_WRITE: Self = Self(1 << 1);
+    /// Others may read it by RDMA.
+    pub const REMOTE_READ: Self = Self(1 << 2);
+    /// All of these.
+    pub const ALL: Self = Self(0b111);
+
+    /// As the library takes it.
+    pub(crate) fn bits(self) -> libc::c_int {
+        self.0.cast_signed()
+    }
+}
+
+impl BitOr for Access {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_rights_are_the_sum_of_each() {
+        let sum = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        assert_eq!(sum | Access::LOCAL_READ, Access::ALL);
+        assert_eq!(Access::ALL.bits(), 7);
+    }
+}

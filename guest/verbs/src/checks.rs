@@ -1,0 +1,15 @@
+//! What the program checks, and with which memory.
+
+pub(crate) mod memory;
+pub(crate) mod refusals;
+pub(crate) mod report;
+pub(crate) mod transfers;
+pub(crate) mod vram;
+
+use std::time::Duration;
+
+/// How long a work request may take: much longer than an adapter takes on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Requests of each direction that a queue pair has room for.
+const DEPTH: u32 = 16;

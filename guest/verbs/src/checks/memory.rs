@@ -1,0 +1,130 @@
+//! Memory of the host or of a GPU, registered with an adapter.
+
+use std::rc::Rc;
+use std::str::FromStr;
+
+use anyhow::ensure;
+use peerbar_gds::{Buffer, ExportPolicy, Gpu, Mapping};
+use peerbar_verbs::{Access, ProtectionDomain, Region};
+
+/// Page size of the guest.
+pub(crate) const PAGE: u64 = 4096;
+/// The address that work requests have for the first byte of a GPU's memory.
+pub(crate) const VRAM_ADDRESS: u64 = 0x7000_0000_0000;
+
+/// Whose memory it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoryKind {
+    /// The guest's RAM.
+    Host,
+    /// The GPU with this number in the name of its device file.
+    Vram(u32),
+}
+
+impl FromStr for MemoryKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(number) => Ok(Self::Vram(number)),
+            Err(_) if text == "host" => Ok(Self::Host),
+            Err(_) => Err("it is `host`, or the number of a GPU's device file".to_owned()),
+        }
+    }
+}
+
+/// Memory that the processor can read and write.
+pub(crate) enum Memory {
+    /// The guest's RAM.
+    Host(Rc<Mapping>),
+    /// A GPU's. The GPU stays open as long as its buffer.
+    Vram(
+        Buffer,
+        #[allow(dead_code, reason = "keeps the GPU open")] Gpu,
+    ),
+}
+
+impl Memory {
+    /// At least `size` bytes.
+    pub(crate) fn new(kind: MemoryKind, size: u64) -> anyhow::Result<Self> {
+        let size = size.next_multiple_of(PAGE);
+        Ok(match kind {
+            MemoryKind::Host => Self::Host(Rc::new(Mapping::private(size)?)),
+            MemoryKind::Vram(number) => {
+                let gpu = Gpu::open(number)?;
+                Self::Vram(gpu.allocate(size)?, gpu)
+            }
+        })
+    }
+
+    /// Size in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.mapping().size()
+    }
+
+    /// Registers all of it. A GPU's memory is pinned until the region is dropped.
+    pub(crate) fn register(
+        &self,
+        domain: &ProtectionDomain,
+        access: Access,
+    ) -> anyhow::Result<Region> {
+        Ok(match self {
+            Self::Host(mapping) => Region::of_memory(domain, mapping.clone(), access)?,
+            Self::Vram(buffer, _) => {
+                let dma_buf = buffer.export_as(ExportPolicy::Pinned)?;
+                Region::of_dma_buf(domain, dma_buf, buffer.size(), VRAM_ADDRESS, access)?
+            }
+        })
+    }
+
+    /// Writes `bytes` at `offset`, by the processor.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
+        Ok(self.mapping().write(offset, bytes)?)
+    }
+
+    /// Checks that it has `wanted` at `offset`, by the processor.
+    pub(crate) fn expect(&self, offset: u64, wanted: &[u8]) -> anyhow::Result<()> {
+        let mut seen = vec![0; wanted.len()];
+        self.mapping().read(offset, &mut seen)?;
+        let differs = seen
+            .iter()
+            .zip(wanted)
+            .position(|(one, other)| one != other);
+        ensure!(
+            differs.is_none(),
+            "byte {} of {} is not what was expected",
+            differs.unwrap_or(0),
+            wanted.len()
+        );
+        Ok(())
+    }
+
+    fn mapping(&self) -> &Mapping {
+        match self {
+            Self::Host(mapping) => mapping,
+            Self::Vram(buffer, _) => buffer.mapping(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_the_host_s_or_of_a_numbered_gpu() {
+        assert_eq!("host".parse(), Ok(MemoryKind::Host));
+        assert_eq!("3".parse(), Ok(MemoryKind::Vram(3)));
+        assert!("gpu0".parse::<MemoryKind>().is_err());
+    }
+
+    #[test]
+    fn byte_that_differs_is_named() {
+        let memory = Memory::new(MemoryKind::Host, 100).unwrap();
+        assert_eq!(memory.size(), PAGE);
+        memory.write(10, &[1, 2, 3]).unwrap();
+        memory.expect(10, &[1, 2, 3]).unwrap();
+        let error = memory.expect(10, &[1, 2, 4]).unwrap_err().to_string();
+        assert_eq!(error, "byte 2 of 3 is not what was expected");
+    }
+}

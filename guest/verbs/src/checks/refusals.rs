@@ -1,0 +1,282 @@
+//! What an adapter must refuse, with memory of the guest.
+
+use anyhow::{Context as _, bail, ensure};
+use peerbar_verbs::{
+    Access, AddressHandle, Context, Error, Local, Operation, Peer, ProtectionDomain, QueuePair,
+    Region, Remote, Status,
+};
+
+use super::memory::{Memory, MemoryKind, PAGE};
+use super::report::Report;
+use super::{DEPTH, PATIENCE};
+
+/// What the target's memory has before each request, and after it.
+const UNTOUCHED: u8 = 0x5a;
+/// Bytes of a request.
+const LENGTH: u32 = 512;
+/// Keys that are tried around one that there is.
+const GUESSES: u32 = 64;
+
+type Check = fn(&Bench) -> anyhow::Result<()>;
+
+/// Asks the adapter `nic` for what it must refuse.
+pub(crate) fn run(nic: &str, report: &mut Report) -> anyhow::Result<()> {
+    let bench = Bench::new(nic)?;
+    let checks: [(&str, Check); 9] = [
+        ("write without the right", Bench::write_without_the_right),
+        ("read without the right", Bench::read_without_the_right),
+        (
+            "receive without the right",
+            Bench::receive_without_the_right,
+        ),
+        ("guessed remote keys", Bench::guessed_remote_keys),
+        ("guessed local keys", Bench::guessed_local_keys),
+        ("beyond the end of a region", Bench::beyond_the_end),
+        ("deregistered region", Bench::deregistered_region),
+        ("queue pairs in a wrong state", Bench::wrong_states),
+        (
+            "receives of a queue pair that is stopped",
+            Bench::flushed_receives,
+        ),
+    ];
+    for (name, check) in checks {
+        let checked = check(&bench).and_then(|()| bench.still_works());
+        report.add(name, checked);
+    }
+    Ok(())
+}
+
+/// An adapter, a queue pair that asks, and memory on both sides.
+pub(crate) struct Bench {
+    pub(crate) domain: ProtectionDomain,
+    asking: QueuePair,
+    asked: QueuePair,
+    peer: Peer,
+    source: Region,
+    _source: Memory,
+}
+
+impl Bench {
+    pub(crate) fn new(nic: &str) -> anyhow::Result<Self> {
+        let context = Context::open(nic)?;
+        let domain = ProtectionDomain::new(&context)?;
+        let asking = QueuePair::ready(&domain, DEPTH)?;
+        let asked = QueuePair::ready(&domain, DEPTH)?;
+        let peer = Peer::of(AddressHandle::new(&domain, context.gid()?)?, &asked);
+        let memory = Memory::new(MemoryKind::Host, PAGE)?;
+        let source = memory.register(&domain, Access::ALL)?;
+        Ok(Self {
+            domain,
+            asking,
+            asked,
+            peer,
+            source,
+            _source: memory,
+        })
+    }
+
+    fn target(&self, access: Access) -> anyhow::Result<(Memory, Region)> {
+        let memory = Memory::new(MemoryKind::Host, PAGE)?;
+        memory.write(0, &vec![UNTOUCHED; usize::try_from(PAGE)?])?;
+        let region = memory.register(&self.domain, access)?;
+        Ok((memory, region))
+    }
+
+    /// How a request with the local memory `local` ends.
+    pub(crate) fn status(&self, operation: Operation, local: Local) -> anyhow::Result<Status> {
+        self.asking.post(9, operation, local, &self.peer)?;
+        let done = self.asking.wait(PATIENCE)?;
+        ensure!(done.id == 9, "request 9 completed as {}", done.id);
+        Ok(done.status)
+    }
+
+    /// How a request ends whose local memory is fine.
+    pub(crate) fn asked(&self, operation: Operation) -> anyhow::Result<Status> {
+        self.status(operation, self.source.local(0, LENGTH))
+    }
+
+    /// Checks that the adapter carries out a write after all.
+    pub(crate) fn still_works(&self) -> anyhow::Result<()> {
+        let (_memory, region) = self.target(Access::ALL)?;
+        let status = self.asked(Operation::Write(region.remote(0)))?;
+        expect(status, &[Status::SUCCESS]).context("a write that is permitted, afterwards")
+    }
+
+    fn write_without_the_right(&self) -> anyhow::Result<()> {
+        for access in [
+            Access::LOCAL_READ,
+            Access::LOCAL_WRITE | Access::REMOTE_READ,
+        ] {
+            let (memory, region) = self.target(access)?;
+            let status = self.asked(Operation::Write(region.remote(0)))?;
+            expect(status, &[Status::REMOTE_ACCESS])?;
+            untouched(&memory)?;
+        }
+        Ok(())
+    }
+
+    fn read_without_the_right(&self) -> anyhow::Result<()> {
+        let (_target, region) = self.target(Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let status = self.asked(Operation::Read(region.remote(0)))?;
+        expect(status, &[Status::REMOTE_ACCESS])?;
+        let (memory, into) = self.target(Access::LOCAL_READ)?;
+        let (_from, from) = self.target(Access::ALL)?;
+        let status = self.status(Operation::Read(from.remote(0)), into.local(0, LENGTH))?;
+        expect(status, &[Status::LOCAL_PROTECTION])?;
+        untouched(&memory)
+    }
+
+    fn receive_without_the_right(&self) -> anyhow::Result<()> {
+        let (memory, region) = self.target(Access::LOCAL_READ)?;
+        self.asked.post_receive(3, region.local(0, LENGTH))?;
+        let sent = self.asked(Operation::Send)?;
+        ensure!(sent != Status::SUCCESS, "the send succeeded");
+        let received = self.asked.wait(PATIENCE)?;
+        ensure!(
+            received.id == 3 && received.status != Status::SUCCESS,
+            "the receive completed as {received:?}"
+        );
+        untouched(&memory)
+    }
+
+    fn guessed_remote_keys(&self) -> anyhow::Result<()> {
+        let (memory, region) = self.target(Access::ALL)?;
+        let place = region.remote(0);
+        let source = self.source.remote(0);
+        for guess in 1..=GUESSES {
+            for key in [place.key.wrapping_add(guess), place.key.wrapping_sub(guess)] {
+                if key == source.key {
+                    continue;
+                }
+                let status = self.asked(Operation::Write(Remote { key, ..place }))?;
+                expect(status, &[Status::REMOTE_ACCESS])
+                    .with_context(|| format!("key {key:#x} beside {:#x}", place.key))?;
+            }
+        }
+        let other = Remote {
+            key: source.key,
+            ..place
+        };
+        let status = self.asked(Operation::Write(other))?;
+        expect(status, &[Status::REMOTE_ACCESS]).context("the key of another region")?;
+        untouched(&memory)
+    }
+
+    fn guessed_local_keys(&self) -> anyhow::Result<()> {
+        let (memory, region) = self.target(Access::ALL)?;
+        let local = self.source.local(0, LENGTH);
+        for key in [0, u32::MAX, local.key.wrapping_add(1000)] {
+            let status = self.status(Operation::Write(region.remote(0)), Local { key, ..local })?;
+            expect(status, &[Status::LOCAL_PROTECTION])
+                .with_context(|| format!("key {key:#x} beside {:#x}", local.key))?;
+        }
+        untouched(&memory)
+    }
+
+    fn beyond_the_end(&self) -> anyhow::Result<()> {
+        let (memory, region) = self.target(Access::ALL)?;
+        let length = u64::from(LENGTH);
+        for offset in [PAGE - length + 1, PAGE, 0_u64.wrapping_sub(1), u64::MAX / 2] {
+            for operation in [Operation::Write, Operation::Read] {
+                let status = self.asked(operation(region.remote(offset)))?;
+                expect(status, &[Status::REMOTE_ACCESS])
+                    .with_context(|| format!("{LENGTH} bytes at {offset:#x}"))?;
+            }
+            let local = self.source.local(offset, LENGTH);
+            let status = self.status(Operation::Write(region.remote(0)), local)?;
+            expect(status, &[Status::LOCAL_PROTECTION, Status::LOCAL_LENGTH])
+                .with_context(|| format!("{LENGTH} bytes of its own at {offset:#x}"))?;
+        }
+        untouched(&memory)
+    }
+
+    fn deregistered_region(&self) -> anyhow::Result<()> {
+        let (memory, region) = self.target(Access::ALL)?;
+        let (remote, local) = (region.remote(0), region.local(0, LENGTH));
+        drop(region);
+        for operation in [Operation::Write(remote), Operation::Read(remote)] {
+            expect(self.asked(operation)?, &[Status::REMOTE_ACCESS])?;
+        }
+        let (_other, other) = self.target(Access::ALL)?;
+        let status = self.status(Operation::Write(other.remote(0)), local)?;
+        expect(status, &[Status::LOCAL_PROTECTION])?;
+        untouched(&memory)
+    }
+
+    /// A queue pair that may not send is refused by the library, one that may not receive by the adapter.
+    fn wrong_states(&self) -> anyhow::Result<()> {
+        let (memory, region) = self.target(Access::ALL)?;
+        let write = Operation::Write(region.remote(0));
+        let local = self.source.local(0, LENGTH);
+        let fresh = QueuePair::new(&self.domain, DEPTH)?;
+        for state in ["new", "initialized"] {
+            let posted = fresh.post(4, write, local, &self.peer);
+            match posted {
+                Err(error) if error.number() == Some(libc::EINVAL) => {}
+                other => bail!("a queue pair that is {state} took a request: {other:?}"),
+            }
+            let to_fresh = Peer {
+                queue_pair: fresh.number(),
+                ..self.peer.clone()
+            };
+            self.asking.post(5, write, local, &to_fresh)?;
+            let done = self.asking.wait(PATIENCE)?;
+            ensure!(
+                done.id == 5 && done.status != Status::SUCCESS,
+                "a write to a queue pair that is {state} completed as {done:?}"
+            );
+            if state == "new" {
+                fresh.initialize()?;
+            }
+        }
+        ensure!(
+            matches!(fresh.send_from_now_on(), Err(Error::Refused { .. })),
+            "a queue pair went from initialized to sending"
+        );
+        let gone = fresh.number();
+        drop(fresh);
+        let to_gone = Peer {
+            queue_pair: gone,
+            ..self.peer.clone()
+        };
+        self.asking.post(6, write, local, &to_gone)?;
+        let done = self.asking.wait(PATIENCE)?;
+        ensure!(
+            done.id == 6 && done.status != Status::SUCCESS,
+            "a write to a queue pair that is gone completed as {done:?}"
+        );
+        untouched(&memory)
+    }
+
+    fn flushed_receives(&self) -> anyhow::Result<()> {
+        let stopped = QueuePair::ready(&self.domain, DEPTH)?;
+        let (_memory, region) = self.target(Access::ALL)?;
+        for id in 0..3 {
+            stopped.post_receive(id, region.local(0, LENGTH))?;
+        }
+        stopped.stop()?;
+        for id in 0..3 {
+            let done = stopped.wait(PATIENCE)?;
+            ensure!(done.id == id, "receive {id} completed as {}", done.id);
+            expect(done.status, &[Status::FLUSHED])?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a request ended with one of these.
+pub(crate) fn expect(status: Status, wanted: &[Status]) -> anyhow::Result<()> {
+    let words: Vec<String> = wanted.iter().map(Status::to_string).collect();
+    ensure!(
+        wanted.contains(&status),
+        "a request ended with {status}, not {}",
+        words.join(" or ")
+    );
+    Ok(())
+}
+
+fn untouched(memory: &Memory) -> anyhow::Result<()> {
+    let wanted = vec![UNTOUCHED; usize::try_from(memory.size())?];
+    let found = memory.expect(0, &wanted);
+    found.context("memory that nothing was to write has changed")
+}

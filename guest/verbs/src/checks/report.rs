@@ -1,0 +1,63 @@
+//! What was found, as KTAP version 1.
+
+use std::fmt;
+
+/// Results, each with its name, and why it failed if it did.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    results: Vec<(String, Result<(), String>)>,
+    /// Payload bytes that were moved by work requests that succeeded.
+    payload: u64,
+}
+
+impl Report {
+    /// Adds a result.
+    pub(crate) fn add(&mut self, name: impl Into<String>, result: anyhow::Result<()>) {
+        let result = result.map_err(|error| format!("{error:#}"));
+        self.results.push((name.into(), result));
+    }
+
+    /// Counts payload.
+    pub(crate) fn count(&mut self, bytes: u64) {
+        self.payload = self.payload.saturating_add(bytes);
+    }
+
+    /// Whether a result is a failure, or there is none.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.results.is_empty() || self.results.iter().any(|(_, result)| result.is_err())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "KTAP version 1\n1..{}", self.results.len())?;
+        for (number, (name, result)) in (1..).zip(&self.results) {
+            match result {
+                Ok(()) => writeln!(f, "ok {number} {name}")?,
+                Err(reason) => {
+                    let reason = reason.replace('\n', "; ");
+                    writeln!(f, "# {reason}\nnot ok {number} {name}")?;
+                }
+            }
+        }
+        writeln!(f, "# payload {}", self.payload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_is_ktap_with_reasons_and_payload() {
+        let mut report = Report::default();
+        assert!(report.has_failed());
+        report.add("one", Ok(()));
+        report.count(64);
+        assert!(!report.has_failed());
+        report.add("two", Err(anyhow::anyhow!("a\nb")));
+        assert!(report.has_failed());
+        let text = "KTAP version 1\n1..2\nok 1 one\n# a; b\nnot ok 2 two\n# payload 64\n";
+        assert_eq!(report.to_string(), text);
+    }
+}

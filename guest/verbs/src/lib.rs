@@ -1,0 +1,50 @@
+//! RDMA verbs by the guest's own libibverbs, for adapters with Scalable Reliable Datagrams (SRD), as EFA has them.
+//!
+//! ```no_run
+//! use std::rc::Rc;
+//! use std::time::Duration;
+//!
+//! use peerbar_gds::Mapping;
+//! use peerbar_verbs::{Access, AddressHandle, Context, Operation, Peer, ProtectionDomain, QueuePair, Region};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let context = Context::open("efa_0")?;
+//! let domain = ProtectionDomain::new(&context)?;
+//! let memory = || Mapping::private(4096).map(Rc::new);
+//! let source = Region::of_memory(&domain, memory()?, Access::LOCAL_WRITE)?;
+//! let target = Region::of_memory(&domain, memory()?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//!
+//! let (left, right) = (QueuePair::ready(&domain, 16)?, QueuePair::ready(&domain, 16)?);
+//! let peer = Peer::of(AddressHandle::new(&domain, context.gid()?)?, &right);
+//! left.post(1, Operation::Write(target.remote(0)), source.local(0, 4096), &peer)?;
+//! left.wait(Duration::from_secs(5))?.succeeded()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The library is loaded when it is first needed, so that a host that builds a program of this crate needs no rdma-core. Its
+//! structures are laid out in `layout`, as `infiniband/verbs.h` and `infiniband/efadv.h` of rdma-core have them.
+//!
+//! Not here: connected and unreliable queue pairs, completion channels, shared receive queues, memory windows.
+
+#![deny(unsafe_code)]
+
+mod access;
+mod address_handle;
+mod completion;
+mod context;
+mod error;
+mod layout;
+mod library;
+mod protection_domain;
+mod queue_pair;
+mod region;
+
+pub use access::Access;
+pub use address_handle::AddressHandle;
+pub use completion::{Completion, Status};
+pub use context::{Context, Gid};
+pub use error::{Error, Result};
+pub use protection_domain::ProtectionDomain;
+pub use queue_pair::{Local, Operation, Peer, QueuePair, Remote};
+pub use region::Region;

@@ -1,0 +1,301 @@
+//! Queue pairs of Scalable Reliable Datagrams.
+
+#![allow(unsafe_code)]
+
+use std::mem::{self, size_of};
+use std::ptr::{self, NonNull};
+use std::time::Duration;
+
+use crate::completion::CompletionQueue;
+use crate::context::PORT;
+use crate::layout::{self, EfaQpInitAttr, QpAttr, QpCap, QpInitAttrEx, RecvRequest, Sge};
+use crate::{AddressHandle, Completion, Error, ProtectionDomain, Result};
+
+/// `IBV_QPT_DRIVER`: a type of the driver's own, which for EFA is SRD.
+const DRIVER_TYPE: u32 = 0xff;
+/// `IBV_QP_INIT_ATTR_PD` and `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS`.
+const INIT_FIELDS: u32 = 1 | 1 << 6;
+/// `IBV_QP_EX_WITH_…`: write, write with immediate data, send, send with immediate data, read.
+const OPERATIONS: u64 = 0b1_1111;
+/// `IBV_SEND_SIGNALED`.
+const SIGNALLED: u32 = 1 << 1;
+/// The key of all queue pairs here: by it a sender proves that it was told of the receiver.
+const QKEY: u32 = 0x1111_1111;
+
+/// States of a queue pair (`enum ibv_qp_state`).
+const INIT: u32 = 1;
+const READY_TO_RECEIVE: u32 = 2;
+const READY_TO_SEND: u32 = 3;
+const ERROR: u32 = 6;
+
+/// Attributes that a change of state takes along (`enum ibv_qp_attr_mask`).
+const STATE: i32 = 1;
+const PKEY_INDEX: i32 = 1 << 4;
+const PORT_NUMBER: i32 = 1 << 5;
+const QKEY_ATTRIBUTE: i32 = 1 << 6;
+const RNR_RETRY: i32 = 1 << 12;
+const SEND_SEQUENCE: i32 = 1 << 16;
+
+/// Memory of a region, for its own adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Local {
+    /// The region's local key.
+    pub key: u32,
+    /// Address of the first byte.
+    pub address: u64,
+    /// Number of bytes.
+    pub length: u32,
+}
+
+/// Memory of a region, for other adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// The region's remote key.
+    pub key: u32,
+    /// Address of the first byte.
+    pub address: u64,
+}
+
+/// What a work request does with the local memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Sends it to a receive of the other side.
+    Send,
+    /// The same with immediate data.
+    SendImmediate(u32),
+    /// Writes it to memory of the other side.
+    Write(Remote),
+    /// The same, and a receive of the other side completes with immediate data.
+    WriteImmediate(Remote, u32),
+    /// Reads it from memory of the other side.
+    Read(Remote),
+}
+
+/// The other side of a work request: an adapter, and a queue pair of it.
+#[derive(Clone)]
+pub struct Peer {
+    /// The adapter.
+    pub handle: AddressHandle,
+    /// Number of the queue pair.
+    pub queue_pair: u32,
+}
+
+impl Peer {
+    /// The queue pair `other` of the adapter behind `handle`.
+    #[must_use]
+    pub fn of(handle: AddressHandle, other: &QueuePair) -> Self {
+        Self {
+            handle,
+            queue_pair: other.number(),
+        }
+    }
+}
+
+/// A queue pair with a completion queue of its own.
+pub struct QueuePair {
+    qp: NonNull<layout::Qp>,
+    completions: CompletionQueue,
+    domain: ProtectionDomain,
+}
+
+impl QueuePair {
+    /// A new one, with room for `depth` requests in each direction, that neither sends nor receives yet.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn new(domain: &ProtectionDomain, depth: u32) -> Result<Self> {
+        let context = domain.context();
+        let completions = CompletionQueue::new(context, depth.saturating_mul(2))?;
+        // SAFETY: zero is a value of each field: numbers, and pointers that are not used.
+        let mut attributes: QpInitAttrEx = unsafe { mem::zeroed() };
+        attributes.send_cq = completions.as_ptr();
+        attributes.recv_cq = completions.as_ptr();
+        attributes.cap = QpCap {
+            max_send_wr: depth,
+            max_recv_wr: depth,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: 0,
+        };
+        attributes.qp_type = DRIVER_TYPE;
+        attributes.sq_sig_all = 1;
+        attributes.comp_mask = INIT_FIELDS;
+        attributes.pd = domain.as_ptr();
+        attributes.send_ops_flags = OPERATIONS;
+        let mut of_efa = EfaQpInitAttr::default();
+        let length = u32::try_from(size_of::<EfaQpInitAttr>()).unwrap_or(0);
+        let create = context.functions().efa_create_qp_ex;
+        // SAFETY: all that the attributes name exists, and they are used only meanwhile.
+        let qp = unsafe {
+            create(
+                context.as_ptr(),
+                &raw mut attributes,
+                &raw mut of_efa,
+                length,
+            )
+        };
+        let refused = || Error::last(format!("create an SRD queue pair of {depth} requests"));
+        let qp = NonNull::new(qp).ok_or_else(refused)?;
+        Ok(Self {
+            qp,
+            completions,
+            domain: domain.clone(),
+        })
+    }
+
+    /// A new one that is ready to send and to receive.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn ready(domain: &ProtectionDomain, depth: u32) -> Result<Self> {
+        let pair = Self::new(domain, depth)?;
+        pair.initialize()?;
+        pair.receive_from_now_on()?;
+        pair.send_from_now_on()?;
+        Ok(pair)
+    }
+
+    /// Gives it its key and port.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn initialize(&self) -> Result<()> {
+        let attributes = QpAttr {
+            qp_state: INIT,
+            qkey: QKEY,
+            port_num: PORT,
+            ..QpAttr::default()
+        };
+        let fields = STATE | PKEY_INDEX | PORT_NUMBER | QKEY_ATTRIBUTE;
+        self.modify(attributes, fields)
+    }
+
+    /// Has it receive.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn receive_from_now_on(&self) -> Result<()> {
+        let attributes = QpAttr {
+            qp_state: READY_TO_RECEIVE,
+            ..QpAttr::default()
+        };
+        self.modify(attributes, STATE)
+    }
+
+    /// Has it send, and give up at once if a receiver is not ready.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn send_from_now_on(&self) -> Result<()> {
+        let attributes = QpAttr {
+            qp_state: READY_TO_SEND,
+            rnr_retry: 0,
+            ..QpAttr::default()
+        };
+        self.modify(attributes, STATE | SEND_SEQUENCE | RNR_RETRY)
+    }
+
+    /// Stops it. What is outstanding is flushed.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn stop(&self) -> Result<()> {
+        let attributes = QpAttr {
+            qp_state: ERROR,
+            ..QpAttr::default()
+        };
+        self.modify(attributes, STATE)
+    }
+
+    fn modify(&self, mut attributes: QpAttr, fields: i32) -> Result<()> {
+        let state = attributes.qp_state;
+        let modify = self.domain.context().functions().modify_qp;
+        // SAFETY: the queue pair exists, and `attributes` is used only meanwhile.
+        let status = unsafe { modify(self.qp.as_ptr(), &raw mut attributes, fields) };
+        Error::check(status, format!("set the queue pair's state to {state}"))
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        // SAFETY: the queue pair exists, and its number does not change.
+        unsafe { (*self.qp.as_ptr()).qp_num }
+    }
+
+    /// Posts a receive into `to`, with the number `id`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn post_receive(&self, id: u64, to: Local) -> Result<()> {
+        let mut element = Sge {
+            addr: to.address,
+            length: to.length,
+            lkey: to.key,
+        };
+        let mut request = RecvRequest {
+            wr_id: id,
+            next: ptr::null_mut(),
+            sg_list: &raw mut element,
+            num_sge: 1,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the context is open, so its operations are there.
+        let post = unsafe { (*self.domain.context().as_ptr()).post_recv };
+        // SAFETY: the queue pair exists, and the request and its element are used only meanwhile.
+        let status = unsafe { post(self.qp.as_ptr(), &raw mut request, &raw mut bad) };
+        Error::check(status, "post a receive")
+    }
+
+    /// Posts a request with the number `id`, between `local` and `peer`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], such as EINVAL while it may not send.
+    pub fn post(&self, id: u64, operation: Operation, local: Local, peer: &Peer) -> Result<()> {
+        let functions = self.domain.context().functions();
+        // SAFETY: the queue pair was created with operations for the send queue, so it has the extended form.
+        let qp = unsafe { (functions.qp_to_qp_ex)(self.qp.as_ptr()) };
+        // SAFETY: the extended queue pair lives as long as the queue pair. The calls between start and complete are those of one
+        // request, in the order that the library demands, with numbers and an address handle that exists.
+        let status = unsafe {
+            ((*qp).wr_start)(qp);
+            (*qp).wr_id = id;
+            (*qp).wr_flags = SIGNALLED;
+            match operation {
+                Operation::Send => ((*qp).wr_send)(qp),
+                Operation::SendImmediate(data) => ((*qp).wr_send_imm)(qp, data.to_be()),
+                Operation::Write(to) => ((*qp).wr_rdma_write)(qp, to.key, to.address),
+                Operation::WriteImmediate(to, data) => {
+                    ((*qp).wr_rdma_write_imm)(qp, to.key, to.address, data.to_be());
+                }
+                Operation::Read(from) => ((*qp).wr_rdma_read)(qp, from.key, from.address),
+            }
+            ((*qp).wr_set_sge)(qp, local.key, local.address, local.length);
+            ((*qp).wr_set_ud_addr)(qp, peer.handle.as_ptr(), peer.queue_pair, QKEY);
+            ((*qp).wr_complete)(qp)
+        };
+        Error::check(status, format!("post {operation:?}"))
+    }
+
+    /// Its next completion, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn poll(&self) -> Result<Option<Completion>> {
+        self.completions.poll()
+    }
+
+    /// Its next completion, which must come within `limit`.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::Refused`].
+    pub fn wait(&self, limit: Duration) -> Result<Completion> {
+        self.completions.wait(limit)
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: the queue pair exists, and its last user is gone. Its completion queue is destroyed after it.
+        unsafe { (self.domain.context().functions().destroy_qp)(self.qp.as_ptr()) };
+    }
+}
