@@ -803,7 +803,7 @@ mod tests {
         );
         assert_eq!(
             parse("timeout = \"9s\"\nname = \"x\"\n".to_owned()).unwrap_err(),
-            "x.toml:2: there is no device: add an [[nvme]] or a [[gpu]]"
+            "x.toml:2: there is no device: add an [[nvme]], a [[gpu]] or a [[nic]]"
         );
         for memory in ["0", "94M", "97M"] {
             let top = format!("tools = true\nmachine = {{ memory = \"{memory}\" }}\n");
