@@ -4,7 +4,7 @@
 //! use std::rc::Rc;
 //! use std::time::Duration;
 //!
-//! use peerbar_gds::Mapping;
+//! use peerbar_mapping::Mapping;
 //! use peerbar_verbs::{Access, AddressHandle, Context, Operation, Peer, ProtectionDomain, QueuePair, Region};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -4,7 +4,8 @@ use std::rc::Rc;
 use std::str::FromStr;
 
 use anyhow::ensure;
-use peerbar_gds::{Buffer, ExportPolicy, Gpu, Mapping};
+use peerbar_gds::{Buffer, ExportPolicy, Gpu};
+use peerbar_mapping::Mapping;
 use peerbar_verbs::{Access, ProtectionDomain, Region};
 
 /// Page size of the guest.
