@@ -14,4 +14,6 @@
 
 #![forbid(unsafe_code)]
 
+pub mod completion;
 pub mod registers;
+pub mod work;
