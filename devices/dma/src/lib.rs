@@ -95,7 +95,7 @@ pub use pages::{PageError, PageTable};
 pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purpose, Route};
 pub use peerbar_flight::{DoorbellEvent, RegisterWrite, WindowId};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
-pub use pinned::Pinned;
+pub use pinned::{CopyError, Pinned};
 pub use pins::Drain;
 pub use private_memory::PrivateMemory;
 pub use requester::{RegisterValue, Requester};

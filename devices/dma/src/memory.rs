@@ -344,6 +344,12 @@ impl MappedMemory {
         to.intact()
     }
 
+    /// Whether the `len` bytes at `offset` may be accessed now.
+    pub(crate) fn check_access(&self, offset: u64, len: usize) -> Result<(), MemoryError> {
+        self.slice(offset, len)?;
+        self.intact()
+    }
+
     /// Has the processor fetch the first of the `len` bytes at `offset`, which are going to be copied soon. If they are no
     /// memory, nothing is done.
     pub fn prefetch(&self, offset: u64, len: u64) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use peerbar_dma_log::Direction;
+use thiserror::Error;
 
 use crate::error::DmaFault;
 use crate::memory::Span;
@@ -10,6 +11,17 @@ use crate::pins::PinnedRange;
 use crate::requester::Requester;
 use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
+
+/// Why a copy between pinned memories failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum CopyError {
+    /// The memory that is read.
+    #[error("the memory that is read: {0}")]
+    Source(DmaFault),
+    /// The memory that is written.
+    #[error("the memory that is written: {0}")]
+    Destination(DmaFault),
+}
 
 /// Memory on which the kernel may carry out a request, until it is [ended](Pinned::end) or dropped.
 ///
@@ -73,6 +85,50 @@ impl Pinned {
             data = rest;
         }
         data.is_empty().then_some(()).ok_or(DmaFault::NoMemory)
+    }
+
+    /// Copies the memory to that of `to`, by one copy, and ends both requests. If their lengths differ, the rest of the longer one
+    /// is left out.
+    pub fn copy_to(self, to: Self) -> Result<(), CopyError> {
+        let mut moved = 0;
+        let copied = self.copy_spans(&to, &mut moved);
+        let (from_fault, to_fault) = match copied {
+            Ok(()) => (None, None),
+            Err(CopyError::Source(fault)) => (Some(fault), None),
+            Err(CopyError::Destination(fault)) => (None, Some(fault)),
+        };
+        self.end(moved, from_fault);
+        to.end(moved, to_fault);
+        copied
+    }
+
+    /// Copies range by range, and counts what was moved.
+    fn copy_spans(&self, to: &Self, moved: &mut usize) -> Result<(), CopyError> {
+        let mut sources = self.memory();
+        let mut source: Option<(&Span, usize, usize)> = None;
+        for (span, len) in to.memory() {
+            let mut done = 0;
+            while done < len {
+                let next = source.take().filter(|(_, at, len)| at < len);
+                let next = next.or_else(|| sources.next().map(|(span, len)| (span, 0, len)));
+                let Some((from, at, from_len)) = next else {
+                    return Ok(());
+                };
+                let part = (len - done).min(from_len - at);
+                let places = (from.offset + at as u64, span.offset + done as u64);
+                let copied = from.file.copy_to(places.0, &span.file, places.1, part);
+                if copied.is_err() {
+                    return Err(match from.file.check_access(places.0, part) {
+                        Err(_) => CopyError::Source(DmaFault::NoMemory),
+                        Ok(()) => CopyError::Destination(DmaFault::NoMemory),
+                    });
+                }
+                done += part;
+                *moved += part;
+                source = Some((from, at + part, from_len));
+            }
+        }
+        Ok(())
     }
 
     /// The request is over: its first `moved` bytes have been moved, and recorded as copies would be, and what came next
@@ -249,6 +305,80 @@ mod tests {
         };
         let all = (count.bytes + failed.bytes, count.failures + failed.failures);
         assert_eq!(all, (0x40, 1));
+    }
+
+    #[test]
+    fn pinned_memory_is_copied_wherever_its_ranges_end() {
+        let requester = requester();
+        let data: Vec<u8> = (0..0x180u32).map(|at| (at % 251) as u8).collect();
+        requester.write(Purpose::Payload, 0x1f80, &data).unwrap();
+        let mut session = Session::new(requester.clone());
+        let before = counts(&requester);
+        let from = [(0x1f80, 0x101), (0x2081, 0x7f)];
+        let to = [(0x9000, 0x80), (0xc010, 0xc0), (0x9100, 0x40)];
+        let from = session.pin(Purpose::Payload, Direction::Read, from);
+        let to = session.pin(Purpose::Payload, Direction::Write, to);
+        assert_eq!(from.unwrap().copy_to(to.unwrap()), Ok(()));
+        session.release();
+        let moved = |route| {
+            let count = |counts: &[(Route, Count)]| -> u64 {
+                let of = counts.iter().filter(|(it, _)| *it == route);
+                of.map(|(_, count)| count.bytes).sum()
+            };
+            count(&counts(&requester)) - count(&before)
+        };
+        let routes = [Route::GuestRam, Route::OwnBar, Route::Peer];
+        assert_eq!(routes.map(moved), [0x180, 0xc0, 0xc0]);
+        let mut back = vec![0; 0x180];
+        let places = [(0x9000, 0x80), (0xc010, 0xc0), (0x9100, 0x40)];
+        requester
+            .gather(Purpose::Payload, places, &mut back)
+            .unwrap();
+        assert_eq!(back, data);
+    }
+
+    #[test]
+    fn copy_ends_with_the_shorter_of_two_pinned_memories() {
+        let requester = requester();
+        for (from_len, to_len) in [(0x100, 0x80), (0x80, 0x100)] {
+            let before: u64 = counts(&requester).iter().map(|(_, it)| it.bytes).sum();
+            let mut session = Session::new(requester.clone());
+            let from = session.pin(Purpose::Payload, Direction::Read, [(0x1000, from_len)]);
+            let to = session.pin(Purpose::Payload, Direction::Write, [(0x9000, to_len)]);
+            assert_eq!(from.unwrap().copy_to(to.unwrap()), Ok(()));
+            let after: u64 = counts(&requester).iter().map(|(_, it)| it.bytes).sum();
+            assert_eq!(after - before, 2 * 0x80);
+        }
+    }
+
+    #[test]
+    fn copy_names_the_side_whose_memory_was_taken_away() {
+        let sides: [(u64, u64, CopyError); 2] = [
+            (0x5000, 0x9000, CopyError::Source(DmaFault::NoMemory)),
+            (0x9000, 0x5000, CopyError::Destination(DmaFault::NoMemory)),
+        ];
+        for (from, to, error) in sides {
+            let requester = requester();
+            let flags = rustix::fs::MemfdFlags::CLOEXEC;
+            let lent = rustix::fs::memfd_create("lent", flags).unwrap();
+            rustix::fs::ftruncate(&lent, 0x1000).unwrap();
+            let fd = lent.try_clone().unwrap();
+            requester
+                .map(0x5000, 0x1000, (true, true), Some((fd, 0)))
+                .unwrap();
+            let mut session = Session::new(requester.clone());
+            let mut pin = |address, direction| {
+                let pinned = session.pin(Purpose::Payload, direction, [(address, 0x100)]);
+                pinned.unwrap()
+            };
+            let (from, to) = (pin(from, Direction::Read), pin(to, Direction::Write));
+            rustix::fs::ftruncate(&lent, 0).unwrap();
+            assert_eq!(from.copy_to(to), Err(error));
+            let counted = counts(&requester);
+            let failures: u64 = counted.iter().map(|(_, it)| it.failures).sum();
+            let bytes: u64 = counted.iter().map(|(_, it)| it.bytes).sum();
+            assert_eq!((failures, bytes), (1, 0));
+        }
     }
 
     #[test]
