@@ -1,1 +1,146 @@
 //! The data path: from a doorbell to a completion.
+//!
+//! A worker takes work requests out of the send queues, checks each buffer against the memory regions of its queue pair's
+//! protection domain, moves the payload by `peerbar-dma`, and completes. It works in slices: no queue pair and no long
+//! transfer keeps the others from theirs.
+//!
+//! Between two queue pairs of one adapter payload is copied once, from memory region to memory region. Memory that another
+//! process must be asked for goes by way of a buffer.
+//!
+//! # What fails, and how
+//! - A work request that cannot be carried out is completed with its status, and its queue pair goes on: a datagram's
+//!   failure says nothing about the next one. A failed DMA is never a success.
+//! - A send or receive queue that makes no sense or cannot be read, or a completion queue that overflows or cannot be written,
+//!   puts its queue pairs in error. What is posted there is flushed.
+//! - A message for which there is no receive is sent again after a while, as often as its queue pair says. Others overtake it.
+//! - The payload of a datagram stands behind the 40 bytes of a routing header in its receive.
+//! - An RDMA request is refused unless the other side has an address handle of the requester's adapter.
+
+mod completions;
+mod doorbells;
+mod job;
+mod requester;
+mod responder;
+mod statistics;
+mod transfers;
+mod turn;
+mod work_request;
+mod worker;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use parking_lot::{Mutex, MutexGuard};
+use peerbar_dma::{MemoryFile, Requester};
+use peerbar_pci::Interrupts;
+
+pub use statistics::Statistics;
+
+pub(crate) use doorbells::Doorbells;
+pub(crate) use job::Jobs;
+
+use crate::memory_bar::Doorbell;
+use crate::objects::{Gid, Objects};
+use transfers::Transfers;
+use turn::Parts;
+use worker::Worker;
+
+/// What a data path works with.
+pub struct Setup {
+    /// The adapter's own address.
+    pub gid: Gid,
+    /// Its way to memory.
+    pub requester: Arc<Requester>,
+    /// The interrupts of its event queues.
+    pub interrupts: Arc<dyn Interrupts>,
+    /// The memory of BAR2, as long as the BAR.
+    pub bar_memory: Arc<MemoryFile>,
+    /// Work requests of a queue pair are carried out in an order of this seed. `None`: in their own, as far as they can be.
+    pub seed: Option<u64>,
+}
+
+/// The objects of an adapter and the worker that moves their data. Dropped, it ends the worker.
+pub struct DataPath {
+    objects: Arc<Mutex<Objects>>,
+    doorbells: Arc<Doorbells>,
+    statistics: Arc<Mutex<Statistics>>,
+    worker: Option<JoinHandle<()>>,
+}
+
+impl DataPath {
+    /// Starts the worker of an adapter without objects.
+    pub fn start(setup: Setup) -> io::Result<Self> {
+        let (mut path, worker) = Self::parts(setup);
+        let thread = std::thread::Builder::new().name("data".into());
+        path.worker = Some(thread.spawn(|| worker.run())?);
+        Ok(path)
+    }
+
+    /// A data path whose worker works when its caller has it work.
+    fn parts(setup: Setup) -> (Self, Worker) {
+        let doorbells = Arc::new(Doorbells::new());
+        let path = Self {
+            objects: Arc::new(Mutex::new(Objects::new(doorbells.clone()))),
+            doorbells: doorbells.clone(),
+            statistics: Arc::default(),
+            worker: None,
+        };
+        let worker = Worker {
+            objects: path.objects.clone(),
+            doorbells,
+            statistics: path.statistics.clone(),
+            parts: Parts {
+                gid: setup.gid,
+                transfers: Transfers::new(setup.requester),
+                interrupts: setup.interrupts,
+                bar_memory: setup.bar_memory,
+                order: setup.seed.map(fastrand::Rng::with_seed),
+                statistics: Statistics::default(),
+                ready: VecDeque::new(),
+            },
+        };
+        (path, worker)
+    }
+
+    /// The objects, while the worker does nothing. Waits for a slice of its at most, in which others may be asked for
+    /// memory: not for the thread that answers the guest's accesses.
+    pub fn objects(&self) -> MutexGuard<'_, Objects> {
+        self.objects.lock()
+    }
+
+    /// A process with this UAR writes a doorbell. Waits for nothing.
+    pub fn doorbell(&self, uar: u16, doorbell: Doorbell, value: u32) {
+        self.doorbells.ring(uar, doorbell, value);
+    }
+
+    /// The driver arms an event queue. Waits for nothing.
+    pub fn arm_event_queue(&self, number: u16) {
+        self.doorbells.arm_event_queue(number);
+    }
+
+    /// Removes all objects. Once this returns, nothing of before moves any more.
+    pub fn reset(&self) {
+        self.objects().reset();
+    }
+
+    /// What the adapter has done since its start.
+    pub fn statistics(&self) -> Statistics {
+        *self.statistics.lock()
+    }
+}
+
+impl Drop for DataPath {
+    fn drop(&mut self) {
+        self.doorbells.stop();
+        if let Some(worker) = self.worker.take()
+            && worker.join().is_err()
+        {
+            log::error!("the worker of the data path has panicked");
+        }
+    }
+}

@@ -1,1 +1,154 @@
-//! What a driver creates on the adapter: protection domains, queues, memory regions.
+//! What a driver creates on the adapter: UARs, protection domains, address handles, queues, queue pairs, memory regions.
+//!
+//! A driver names an object by a number. Every number that it gives is checked, and an object that others use is not
+//! removed. Nothing here does DMA: the data path works on the same objects, under one lock.
+
+mod address_handle;
+mod completion_queue;
+mod error;
+mod event_queue;
+pub mod limits;
+mod memory_region;
+mod queue_pair;
+mod region_keys;
+mod slots;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+pub use address_handle::{CreateAddressHandle, Gid};
+pub use completion_queue::CreateCompletionQueue;
+pub use error::{ObjectError, ObjectKind};
+pub use event_queue::CreateEventQueue;
+pub use memory_region::{Access, RegionKeys, RegisterRegion};
+pub use queue_pair::{
+    CreateQueuePair, ModifyQueuePair, QueuePairAttributes, QueuePairKind, QueuePairState,
+};
+
+pub(crate) use completion_queue::CompletionQueue;
+pub(crate) use event_queue::EventQueue;
+#[cfg(test)]
+pub(crate) use memory_region::AccessError;
+pub(crate) use memory_region::{Need, Place};
+pub(crate) use queue_pair::{ENDLESS_RNR_RETRY, QueuePair};
+
+use crate::data::Doorbells;
+use address_handle::AddressHandle;
+use memory_region::MemoryRegion;
+use region_keys::KeyGenerator;
+use slots::Slots;
+
+/// All objects of an adapter.
+pub struct Objects {
+    doorbells: Arc<Doorbells>,
+    uars: Slots<Shared>,
+    protection_domains: Slots<Shared>,
+    address_handles: Slots<AddressHandle>,
+    pub(crate) event_queues: Slots<EventQueue>,
+    pub(crate) completion_queues: Slots<CompletionQueue>,
+    pub(crate) queue_pairs: Slots<QueuePair>,
+    /// The generation of the next queue pair of each place, which is part of its number.
+    generations: Vec<u8>,
+    /// Memory regions by their local keys.
+    regions: HashMap<u32, MemoryRegion>,
+    /// Local keys by the remote keys of the same regions.
+    remote_keys: HashMap<u32, u32>,
+    /// Pages of all regions.
+    pages: usize,
+    keys: KeyGenerator,
+}
+
+/// A UAR or a protection domain: it has nothing but users.
+#[derive(Default)]
+struct Shared {
+    users: usize,
+}
+
+impl Objects {
+    /// No objects. The doorbells are those of the queues that are going to be created.
+    pub(crate) fn new(doorbells: Arc<Doorbells>) -> Self {
+        Self {
+            doorbells,
+            uars: Slots::new(ObjectKind::Uar, limits::UARS),
+            protection_domains: Slots::new(
+                ObjectKind::ProtectionDomain,
+                limits::PROTECTION_DOMAINS,
+            ),
+            address_handles: Slots::new(ObjectKind::AddressHandle, limits::ADDRESS_HANDLES),
+            event_queues: Slots::new(ObjectKind::EventQueue, limits::EVENT_QUEUES),
+            completion_queues: Slots::new(ObjectKind::CompletionQueue, limits::COMPLETION_QUEUES),
+            queue_pairs: Slots::new(ObjectKind::QueuePair, limits::QUEUE_PAIRS),
+            generations: vec![0; usize::from(limits::QUEUE_PAIRS)],
+            regions: HashMap::new(),
+            remote_keys: HashMap::new(),
+            pages: 0,
+            keys: KeyGenerator::default(),
+        }
+    }
+
+    /// Removes every object, as a reset of the device does.
+    pub fn reset(&mut self) {
+        let (doorbells, generations) = (
+            self.doorbells.clone(),
+            std::mem::take(&mut self.generations),
+        );
+        doorbells.close_all();
+        *self = Self {
+            generations,
+            ..Self::new(doorbells)
+        };
+    }
+
+    /// Takes a UAR into use: a page of doorbells of one process. Its number.
+    pub fn create_uar(&mut self) -> Result<u16, ObjectError> {
+        self.uars.insert(Shared::default())
+    }
+
+    /// Gives a UAR back. Fails while queues use it.
+    pub fn destroy_uar(&mut self, uar: u16) -> Result<(), ObjectError> {
+        remove_unused(&mut self.uars, uar)
+    }
+
+    /// Creates a protection domain. Its number.
+    pub fn create_protection_domain(&mut self) -> Result<u16, ObjectError> {
+        self.protection_domains.insert(Shared::default())
+    }
+
+    /// Removes a protection domain. Fails while address handles, queue pairs or memory regions use it.
+    pub fn destroy_protection_domain(&mut self, domain: u16) -> Result<(), ObjectError> {
+        remove_unused(&mut self.protection_domains, domain)
+    }
+
+    /// How many memory regions there are.
+    #[cfg(test)]
+    pub(crate) fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+}
+
+fn remove_unused(slots: &mut Slots<Shared>, number: u16) -> Result<(), ObjectError> {
+    let kind = slots.kind();
+    if slots.get(number)?.users > 0 {
+        return Err(ObjectError::InUse {
+            kind,
+            number: number.into(),
+        });
+    }
+    slots.remove(number).map(|_| ())
+}
+
+/// An object has one user more of this object, which exists.
+fn add_user(slots: &mut Slots<Shared>, number: u16) -> Result<(), ObjectError> {
+    slots.get_mut(number)?.users += 1;
+    Ok(())
+}
+
+/// An object has one user less of this object.
+fn remove_user(slots: &mut Slots<Shared>, number: u16) {
+    if let Ok(object) = slots.get_mut(number) {
+        object.users = object.users.saturating_sub(1);
+    }
+}

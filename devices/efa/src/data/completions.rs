@@ -1,0 +1,281 @@
+//! Completions and events: what the adapter writes into the queues of the guest, and the interrupts that follow.
+
+use peerbar_dma::{DmaError, Origin, Purpose, Tag};
+use peerbar_efa_spec::completion::{
+    CompletionCommon, CompletionDoorbell, CompletionFlags, CompletionStatus, EVENT_BYTES,
+    EXTENDED_ENTRY_BYTES, EventCommon, EventEntry, ExtendedCompletion, NO_ADDRESS_HANDLE,
+    QueueType, ReceiveCompletion, SendCompletion,
+};
+use peerbar_efa_spec::work::Operation;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::{U16, U32};
+
+use super::turn::Turn;
+use super::work_request::RequestId;
+use crate::objects::{Gid, QueuePairState};
+
+/// Bytes of an entry that are written last: they hold its phase.
+const HEAD_BYTES: usize = 8;
+
+/// A message or an RDMA write that was received.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Received {
+    /// Number of the receive that was consumed. `None` if none was.
+    pub(super) request: Option<u16>,
+    pub(super) status: CompletionStatus,
+    pub(super) operation: Operation,
+    pub(super) bytes: u32,
+    pub(super) immediate: Option<u32>,
+    pub(super) source: Gid,
+    pub(super) source_pair: u16,
+}
+
+impl Received {
+    fn length_halves(&self) -> (u16, [u8; 2]) {
+        let [a, b, c, d] = self.bytes.to_le_bytes();
+        (u16::from_le_bytes([a, b]), [c, d])
+    }
+}
+
+impl Turn<'_> {
+    /// Completes a work request of the send queue of this queue pair.
+    pub(super) fn complete_send(
+        &mut self,
+        pair: u16,
+        id: RequestId,
+        operation: Operation,
+        status: CompletionStatus,
+    ) {
+        let Ok(queue) = self.objects.queue_pair(pair).map(|it| it.send_completions) else {
+            return;
+        };
+        let flags = CompletionFlags::new()
+            .with_queue_type(QueueType::Send as u8)
+            .with_operation(operation as u8);
+        let entry = SendCompletion {
+            common: common(id.low, status, flags, pair),
+            req_id_ex: id.high.map(U16::new),
+            reserved: [0; 4],
+        };
+        let mut bytes = [0; EXTENDED_ENTRY_BYTES];
+        for (to, from) in bytes.iter_mut().zip(entry.as_bytes()) {
+            *to = *from;
+        }
+        self.post(pair, queue, bytes);
+    }
+
+    /// Completes a receive of this queue pair; whether the completion was written.
+    pub(super) fn complete_receive(&mut self, pair: u16, received: &Received) -> bool {
+        let Ok(receiver) = self.objects.queue_pair(pair) else {
+            return false;
+        };
+        let queue = receiver.receive_completions;
+        let domain = receiver.protection_domain;
+        let handle = self.objects.handle_of(received.source, domain);
+        let flags = CompletionFlags::new()
+            .with_queue_type(QueueType::Receive as u8)
+            .with_operation(received.operation as u8)
+            .with_has_immediate(received.immediate.is_some())
+            .with_unsolicited(received.request.is_none());
+        let (length, length_high) = received.length_halves();
+        let base = ReceiveCompletion {
+            common: common(received.request.unwrap_or(0), received.status, flags, pair),
+            length: U16::new(length),
+            ah: U16::new(handle.unwrap_or(NO_ADDRESS_HANDLE)),
+            src_qp_num: U16::new(received.source_pair),
+            immediate: U32::new(received.immediate.unwrap_or(0)),
+        };
+        let wants_source = self
+            .objects
+            .completion_queues
+            .get(queue)
+            .is_ok_and(|it| it.with_source_address);
+        let mut extension = [0; 16];
+        if received.operation == Operation::RdmaWrite {
+            let [low, high, ..] = &mut extension;
+            (*low, *high) = length_high.into();
+        } else if handle.is_none() && wants_source {
+            extension = received.source.0;
+        }
+        let entry = ExtendedCompletion { base, extension };
+        self.post(pair, queue, zerocopy::transmute!(entry))
+    }
+
+    /// Writes a completion of a queue pair, of which a queue of short entries takes the first half; whether it was written.
+    fn post(&mut self, pair: u16, number: u16, mut entry: [u8; EXTENDED_ENTRY_BYTES]) -> bool {
+        let Ok(queue) = self.objects.completion_queues.get_mut(number) else {
+            return false;
+        };
+        if queue.has_failed {
+            return false;
+        }
+        if queue.outstanding() >= queue.entries && queue.consumed.is_some() {
+            log::debug!("completion queue {number} overflows");
+            self.fail_queue(number);
+            return false;
+        }
+        let (address, phase) = queue.next_entry();
+        if let Some(flags) = entry.get_mut(std::mem::offset_of!(CompletionCommon, flags)) {
+            *flags = CompletionFlags::from_bits(*flags)
+                .with_phase(phase)
+                .into_bits();
+        }
+        let bytes = entry.get(..queue.entry_bytes).unwrap_or(&entry);
+        let origin = Origin::Queue(pair);
+        if let Err(error) = self.parts.write_head_last(origin, address, bytes) {
+            log::debug!("completion queue {number}: {error}: {}", error.cause);
+            self.fail_queue(number);
+            return false;
+        }
+        if let Ok(queue) = self.objects.completion_queues.get_mut(number) {
+            queue.produced = queue.produced.wrapping_add(1);
+        }
+        self.announce(number);
+        true
+    }
+
+    /// There are no completions of this queue any more, so its queue pairs are in error.
+    fn fail_queue(&mut self, number: u16) {
+        if let Ok(queue) = self.objects.completion_queues.get_mut(number) {
+            queue.has_failed = true;
+        }
+        let pairs = self.objects.queue_pairs.iter();
+        let used: Vec<u16> = pairs
+            .filter(|(_, it)| [it.send_completions, it.receive_completions].contains(&number))
+            .map(|(_, it)| it.number)
+            .collect();
+        used.into_iter().for_each(|pair| self.fail_pair(pair));
+    }
+
+    /// A queue pair is in error: what is posted is flushed.
+    pub(super) fn fail_pair(&mut self, number: u16) {
+        if let Ok(pair) = self.objects.queue_pair_mut(number) {
+            pair.state = QueuePairState::Error;
+            self.parts.make_ready(number);
+        }
+    }
+
+    /// User space has written the doorbell of a completion queue.
+    pub(super) fn take_completion_doorbell(&mut self, number: u16, value: u32) {
+        let value = CompletionDoorbell::from_bits(value);
+        let Ok(queue) = self.objects.completion_queues.get_mut(number) else {
+            return;
+        };
+        if queue.event_queue.is_none() {
+            return;
+        }
+        queue.consumed = Some(value.consumer_index());
+        // An event that user space has not taken yet stands for this one, too.
+        if value.arm() && queue.last_event != Some(value.command_sn()) {
+            queue.armed = Some(value.command_sn());
+            self.announce(number);
+        }
+    }
+
+    /// Writes an event, if this completion queue is armed and has completions.
+    fn announce(&mut self, number: u16) {
+        let Ok(queue) = self.objects.completion_queues.get_mut(number) else {
+            return;
+        };
+        let (Some(armed), Some(events)) = (queue.armed, queue.event_queue) else {
+            return;
+        };
+        if queue.outstanding() == 0 {
+            return;
+        }
+        queue.armed = None;
+        queue.last_event = Some(armed);
+        if let Ok(events) = self.objects.event_queues.get_mut(events)
+            && !events.waiting.contains(&number)
+        {
+            events.waiting.push_back(number);
+        }
+        self.write_events(events);
+    }
+
+    /// The driver has taken the events of a queue.
+    pub(super) fn arm_event_queue(&mut self, number: u16) {
+        let Ok(queue) = self.objects.event_queues.get_mut(number) else {
+            return;
+        };
+        queue.is_armed = true;
+        queue.since_armed = 0;
+        self.write_events(number);
+        self.interrupt(number);
+    }
+
+    /// Writes the events that wait, as far as there is room.
+    fn write_events(&mut self, number: u16) {
+        while let Ok(queue) = self.objects.event_queues.get_mut(number)
+            && queue.has_room()
+            && let Some(completion_queue) = queue.waiting.pop_front()
+        {
+            let entries = u32::from(queue.entries);
+            let slot = u64::from(queue.produced % entries);
+            let address = queue.address + slot * EVENT_BYTES as u64;
+            let phase = (queue.produced / entries).is_multiple_of(2);
+            let entry = EventEntry {
+                common: EventCommon::new().with_phase(phase),
+                reserved: U32::ZERO,
+                completion_queue: U16::new(completion_queue),
+                reserved2: [0; 6],
+            };
+            let written = self
+                .parts
+                .write_head_last(Origin::Device, address, entry.as_bytes());
+            if let Err(error) = written {
+                log::debug!("event queue {number}: {error}: {}", error.cause);
+                return;
+            }
+            if let Ok(queue) = self.objects.event_queues.get_mut(number) {
+                queue.produced = queue.produced.wrapping_add(1);
+                queue.since_armed = queue.since_armed.saturating_add(1);
+                queue.unannounced = queue.unannounced.saturating_add(1);
+            }
+        }
+        self.interrupt(number);
+    }
+
+    /// Raises the interrupt of an event queue that is armed and has events that no interrupt has announced.
+    fn interrupt(&mut self, number: u16) {
+        if let Ok(queue) = self.objects.event_queues.get_mut(number)
+            && queue.is_armed
+            && queue.unannounced > 0
+        {
+            queue.is_armed = false;
+            queue.unannounced = 0;
+            self.parts.interrupts.raise(queue.vector);
+        }
+    }
+}
+
+fn common(
+    request: u16,
+    status: CompletionStatus,
+    flags: CompletionFlags,
+    pair: u16,
+) -> CompletionCommon {
+    CompletionCommon {
+        req_id: U16::new(request),
+        status: status as u8,
+        flags,
+        qp_num: U16::new(pair),
+    }
+}
+
+impl super::turn::Parts {
+    /// Writes an entry whose phase is in its first bytes: a reader that sees them sees the rest.
+    fn write_head_last(
+        &mut self,
+        origin: Origin,
+        address: u64,
+        entry: &[u8],
+    ) -> Result<(), DmaError> {
+        let tag = Tag::new(Purpose::Completion, origin);
+        let (head, rest) = entry.split_at(HEAD_BYTES.min(entry.len()));
+        let session = &mut self.transfers.session;
+        let behind = address.wrapping_add(head.len() as u64);
+        session.write_entries(tag, behind, rest, EXTENDED_ENTRY_BYTES)?;
+        session.write_entries(tag, address, head, HEAD_BYTES)
+    }
+}

@@ -1,0 +1,331 @@
+//! Doorbells as the thread that answers the guest's accesses leaves them for the worker.
+//!
+//! A doorbell counts only for the UAR of its queue, so no process rings another one's. Of a queue the newest value is kept; of
+//! a completion queue also that it was armed, whatever was written later. Nothing here waits for the worker.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use peerbar_efa_spec::completion::CompletionDoorbell;
+
+use crate::memory_bar::Doorbell;
+use crate::objects::limits;
+
+const PAIRS: usize = limits::QUEUE_PAIRS as usize;
+const COMPLETION_QUEUES: usize = limits::COMPLETION_QUEUES as usize;
+const WORDS: usize = (2 * PAIRS + COMPLETION_QUEUES).div_ceil(64);
+
+/// A queue exists, in the word of its doorbell.
+const IS_OPEN: u64 = 1 << 63;
+/// Where in that word its UAR is.
+const UAR_SHIFT: u32 = 32;
+
+/// The doorbells of all queues.
+pub(crate) struct Doorbells {
+    /// By [`index`]: the value, the UAR of the queue, and whether it exists.
+    words: Vec<AtomicU64>,
+    /// Which of them have been written since the worker took them.
+    rung: [AtomicU64; WORDS],
+    /// Queue pairs whose state has changed since then.
+    changed: [AtomicU64; PAIRS / 64],
+    /// Event queues that have been armed since then.
+    armed: AtomicU32,
+    /// There may be something to take.
+    is_rung: AtomicBool,
+    wake: Mutex<Wake>,
+    condition: Condvar,
+}
+
+#[derive(Default)]
+struct Wake {
+    is_woken: bool,
+    stop: bool,
+}
+
+const _: () = assert!(limits::EVENT_QUEUES as u32 <= u32::BITS);
+
+/// What has been rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rung {
+    /// A doorbell has this value.
+    Doorbell(Doorbell, u32),
+    /// The queue pair of this place has another state.
+    Changed(u16),
+    /// An event queue was armed.
+    EventQueue(u16),
+}
+
+impl Doorbells {
+    pub(crate) fn new() -> Self {
+        let words = 2 * PAIRS + COMPLETION_QUEUES;
+        Self {
+            words: (0..words).map(|_| AtomicU64::new(0)).collect(),
+            rung: [const { AtomicU64::new(0) }; WORDS],
+            changed: [const { AtomicU64::new(0) }; PAIRS / 64],
+            armed: AtomicU32::new(0),
+            is_rung: AtomicBool::new(false),
+            wake: Mutex::default(),
+            condition: Condvar::new(),
+        }
+    }
+
+    /// A queue of this UAR begins: its doorbell is 0.
+    pub(crate) fn open(&self, uar: u16, doorbell: Doorbell) {
+        if let Some(word) = self.words.get(index(doorbell)) {
+            word.store(IS_OPEN | u64::from(uar) << UAR_SHIFT, Ordering::Release);
+        }
+    }
+
+    /// A queue is gone.
+    pub(crate) fn close(&self, doorbell: Doorbell) {
+        if let Some(word) = self.words.get(index(doorbell)) {
+            word.store(0, Ordering::Release);
+        }
+    }
+
+    /// All queues are gone.
+    pub(crate) fn close_all(&self) {
+        let words = self.words.iter();
+        words.for_each(|word| word.store(0, Ordering::Release));
+        self.armed.store(0, Ordering::Release);
+    }
+
+    /// A process with this UAR writes a doorbell.
+    pub(crate) fn ring(&self, uar: u16, doorbell: Doorbell, value: u32) {
+        let index = index(doorbell);
+        let Some(word) = self.words.get(index) else {
+            return;
+        };
+        let owner = IS_OPEN | u64::from(uar) << UAR_SHIFT;
+        let next = |old: u64| {
+            let (owned, before) = split(old);
+            let value = match doorbell {
+                Doorbell::Completion(_) => with_arm_kept(before, value),
+                _ => value,
+            };
+            (owned == owner).then_some(owner | u64::from(value))
+        };
+        if word
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, next)
+            .is_ok()
+        {
+            set(&self.rung, index);
+            self.wake_worker();
+        }
+    }
+
+    /// The driver arms an event queue.
+    pub(crate) fn arm_event_queue(&self, number: u16) {
+        if number < limits::EVENT_QUEUES {
+            self.armed.fetch_or(1 << number, Ordering::AcqRel);
+            self.wake_worker();
+        }
+    }
+
+    /// The queue pair of this place has another state.
+    pub(crate) fn wake(&self, slot: u16) {
+        set(&self.changed, slot.into());
+        self.wake_worker();
+    }
+
+    /// Has the worker make a turn.
+    pub(crate) fn wake_worker(&self) {
+        self.is_rung.store(true, Ordering::Release);
+        self.wake.lock().is_woken = true;
+        self.condition.notify_one();
+    }
+
+    /// Ends the worker.
+    pub(crate) fn stop(&self) {
+        self.wake.lock().stop = true;
+        self.condition.notify_one();
+    }
+
+    /// Waits until there may be something to take, or until that moment; whether the worker should go on.
+    pub(crate) fn wait(&self, until: Option<Instant>) -> bool {
+        let mut wake = self.wake.lock();
+        while !wake.stop && !std::mem::take(&mut wake.is_woken) {
+            let is_over = match until {
+                Some(until) => self.condition.wait_until(&mut wake, until).timed_out(),
+                None => {
+                    self.condition.wait(&mut wake);
+                    false
+                }
+            };
+            if is_over {
+                break;
+            }
+        }
+        !wake.stop
+    }
+
+    /// Whether the worker should end.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.wake.lock().stop
+    }
+
+    /// Takes what has been rung.
+    pub(crate) fn take(&self, mut each: impl FnMut(Rung)) {
+        if !self.is_rung.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        for index in take_bits(&self.rung) {
+            let (Some(word), Some(doorbell)) = (self.words.get(index), doorbell(index)) else {
+                continue;
+            };
+            let taken = word.fetch_and(!u64::from(arm_bit(doorbell)), Ordering::AcqRel);
+            let (owner, value) = split(taken);
+            if owner & IS_OPEN != 0 {
+                each(Rung::Doorbell(doorbell, value));
+            }
+        }
+        for slot in take_bits(&self.changed) {
+            each(Rung::Changed(u16::try_from(slot).unwrap_or(u16::MAX)));
+        }
+        let armed = self.armed.swap(0, Ordering::AcqRel);
+        for number in (0..limits::EVENT_QUEUES).filter(|number| armed & (1 << number) != 0) {
+            each(Rung::EventQueue(number));
+        }
+    }
+}
+
+/// The word of a doorbell.
+fn index(doorbell: Doorbell) -> usize {
+    match doorbell {
+        Doorbell::Send(slot) => usize::from(slot),
+        Doorbell::Receive(slot) => PAIRS + usize::from(slot),
+        Doorbell::Completion(number) => 2 * PAIRS + usize::from(number),
+    }
+}
+
+/// The doorbell of a word.
+fn doorbell(index: usize) -> Option<Doorbell> {
+    let number = |at: usize| u16::try_from(at).ok();
+    match (index.checked_sub(PAIRS), index.checked_sub(2 * PAIRS)) {
+        (_, Some(queue)) => number(queue).map(Doorbell::Completion),
+        (Some(pair), None) => number(pair).map(Doorbell::Receive),
+        (None, None) => number(index).map(Doorbell::Send),
+    }
+}
+
+/// The owner and the value in a word.
+fn split(word: u64) -> (u64, u32) {
+    let [a, b, c, d, ..] = word.to_le_bytes();
+    (
+        word & !u64::from(u32::MAX),
+        u32::from_le_bytes([a, b, c, d]),
+    )
+}
+
+/// The bit of a doorbell that the worker takes away.
+fn arm_bit(doorbell: Doorbell) -> u32 {
+    match doorbell {
+        Doorbell::Completion(_) => CompletionDoorbell::new().with_arm(true).into_bits(),
+        _ => 0,
+    }
+}
+
+/// A completion queue's doorbell: if the worker has not seen that it was armed, it still is.
+fn with_arm_kept(before: u32, value: u32) -> u32 {
+    let (before, value) = (
+        CompletionDoorbell::from_bits(before),
+        CompletionDoorbell::from_bits(value),
+    );
+    if before.arm() && !value.arm() {
+        let armed = value.with_arm(true);
+        return armed.with_command_sn(before.command_sn()).into_bits();
+    }
+    value.into_bits()
+}
+
+fn set(bits: &[AtomicU64], index: usize) {
+    if let Some(word) = bits.get(index / 64) {
+        word.fetch_or(1 << (index % 64), Ordering::AcqRel);
+    }
+}
+
+/// Takes the bits that are set; their numbers.
+fn take_bits(bits: &[AtomicU64]) -> impl Iterator<Item = usize> {
+    let words = (0usize..).zip(bits);
+    words.flat_map(|(at, word)| {
+        let taken = word.swap(0, Ordering::AcqRel);
+        (0..64).filter_map(move |bit| (taken & (1 << bit) != 0).then_some(at * 64 + bit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(doorbells: &Doorbells) -> Vec<Rung> {
+        let mut all = Vec::new();
+        doorbells.take(|rung| all.push(rung));
+        all
+    }
+
+    #[test]
+    fn every_doorbell_has_a_word_of_its_own() {
+        let words = 2 * PAIRS + COMPLETION_QUEUES;
+        for at in 0..words {
+            assert_eq!(doorbell(at).map(index), Some(at));
+        }
+    }
+
+    #[test]
+    fn doorbell_of_another_uar_does_not_count() {
+        let doorbells = Doorbells::new();
+        doorbells.open(3, Doorbell::Send(7));
+        doorbells.ring(3, Doorbell::Send(7), 5);
+        doorbells.ring(4, Doorbell::Send(7), 6);
+        doorbells.ring(3, Doorbell::Receive(7), 6);
+        let rung = [Rung::Doorbell(Doorbell::Send(7), 5)];
+        assert_eq!(taken(&doorbells), rung);
+        assert_eq!(taken(&doorbells), []);
+        doorbells.ring(3, Doorbell::Send(7), 6);
+        doorbells.close(Doorbell::Send(7));
+        assert_eq!(taken(&doorbells), []);
+        doorbells.ring(3, Doorbell::Send(u16::MAX), 6);
+        assert_eq!(taken(&doorbells), []);
+    }
+
+    #[test]
+    fn armed_queue_stays_so_until_it_is_taken() {
+        let doorbells = Doorbells::new();
+        let queue = Doorbell::Completion(9);
+        doorbells.open(0, queue);
+        let value = CompletionDoorbell::new().with_command_sn(2);
+        doorbells.ring(0, queue, value.with_arm(true).into_bits());
+        let later = CompletionDoorbell::new().with_consumer_index(5);
+        doorbells.ring(0, queue, later.into_bits());
+        let both = later.with_command_sn(2).with_arm(true);
+        let rung = |value: CompletionDoorbell| vec![Rung::Doorbell(queue, value.into_bits())];
+        assert_eq!(taken(&doorbells), rung(both));
+        doorbells.ring(0, queue, later.into_bits());
+        assert_eq!(taken(&doorbells), rung(later));
+    }
+
+    #[test]
+    fn event_queue_and_change_are_taken_once() {
+        let doorbells = Doorbells::new();
+        doorbells.arm_event_queue(31);
+        doorbells.arm_event_queue(32);
+        doorbells.wake(200);
+        let rung = [Rung::Changed(200), Rung::EventQueue(31)];
+        assert_eq!(taken(&doorbells), rung);
+        assert_eq!(taken(&doorbells), []);
+    }
+
+    #[test]
+    fn worker_is_woken_once_and_stopped_for_good() {
+        let doorbells = Doorbells::new();
+        doorbells.wake_worker();
+        assert!(doorbells.wait(None));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| doorbells.wait(None));
+            doorbells.stop();
+            assert!(!waiting.join().unwrap());
+        });
+        assert!(!doorbells.wait(None));
+    }
+}

@@ -1,0 +1,464 @@
+//! What a queue pair does with the work requests of its own send queue.
+
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use peerbar_dma::{Origin, Purpose, Tag};
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, Operation};
+
+use super::job::Job;
+use super::responder::{Payload, Sender};
+use super::transfers::TransferError;
+use super::turn::Turn;
+use super::work_request::{BadRequest, Buffer, Data, WorkRequest};
+use crate::objects::{ENDLESS_RNR_RETRY, Need, Place, QueuePairKind, QueuePairState};
+
+/// How many bytes a queue pair moves before the next one has its turn.
+const SLICE_BYTES: u32 = 256 << 10;
+/// How many work requests it carries out before.
+const SLICE_REQUESTS: usize = 32;
+/// How long a message waits before it is sent again to a queue pair that has no receive.
+const NOT_READY_WAIT: Duration = Duration::from_millis(10);
+
+/// What the requester of a work request is.
+#[derive(Clone, Copy)]
+struct Requester {
+    sender: Sender,
+    protection_domain: u16,
+    rnr_retry: u8,
+}
+
+/// What has become of a work request by a step.
+enum Step {
+    /// There is more to move.
+    Again,
+    /// The destination has no receive.
+    NotReady,
+    /// It is over.
+    Done(CompletionStatus),
+}
+
+impl Turn<'_> {
+    /// Carries out work requests of a queue pair for a while; whether it has more to do now.
+    pub(super) fn serve(&mut self, number: u16) -> bool {
+        let Ok(pair) = self.objects.queue_pair(number) else {
+            return false;
+        };
+        match pair.state {
+            QueuePairState::ReadyToSend => self.send(number, true),
+            QueuePairState::SendQueueDrained => self.send(number, false),
+            QueuePairState::Error => self.flush(number),
+            QueuePairState::SendQueueError => self.flush_sends(number, SLICE_REQUESTS),
+            _ => false,
+        }
+    }
+
+    /// Carries out what is in progress, and what is posted if `fetches`.
+    fn send(&mut self, number: u16, fetches: bool) -> bool {
+        let mut bytes = 0u32;
+        for _ in 0..SLICE_REQUESTS {
+            if fetches {
+                self.fetch(number);
+            }
+            let Some((index, mut job)) = self.next_job(number) else {
+                return false;
+            };
+            let before = job.moved;
+            let step = self.step(number, &mut job);
+            bytes = bytes.saturating_add(job.moved.saturating_sub(before));
+            match self.settle(number, &mut job, step) {
+                ControlFlow::Break(status) => self.finish(number, &job, status),
+                ControlFlow::Continue(()) => {
+                    if let Ok(pair) = self.objects.queue_pair_mut(number) {
+                        pair.jobs.put_back(index, job);
+                    }
+                }
+            }
+            if bytes >= SLICE_BYTES {
+                break;
+            }
+        }
+        true
+    }
+
+    /// The next work request to be continued.
+    fn next_job(&mut self, number: u16) -> Option<(usize, Job)> {
+        let order = self.parts.order.as_mut();
+        let pair = self.objects.queue_pair_mut(number).ok()?;
+        let order = order.filter(|_| pair.kind == QueuePairKind::ReliableDatagram);
+        let choose =
+            |count| order.map_or(0, |order| if count > 1 { order.usize(..count) } else { 0 });
+        pair.jobs.take(self.now, choose)
+    }
+
+    /// Takes work requests out of the send queue, as far as may be in progress.
+    fn fetch(&mut self, number: u16) {
+        loop {
+            let Ok(pair) = self.objects.queue_pair(number) else {
+                return;
+            };
+            if pair.jobs.is_full() {
+                return;
+            }
+            match self.take_entry(number) {
+                Ok(None) => return,
+                Ok(Some((taken, Ok(request)))) => {
+                    let origin = Origin::command(number, taken);
+                    let requester = self.parts.transfers.session.requester();
+                    requester.begin(origin, request.operation as u8);
+                    if let Ok(pair) = self.objects.queue_pair_mut(number) {
+                        pair.jobs.add(Job::new(request, taken));
+                    }
+                }
+                Ok(Some((_, Err(bad)))) => self.refuse(number, &bad),
+                Err(BadSendQueue) => return self.fail_pair(number),
+            }
+        }
+    }
+
+    /// Takes one entry out of the send queue. It is read once.
+    #[expect(
+        clippy::type_complexity,
+        reason = "a number and what it is the number of"
+    )]
+    fn take_entry(
+        &mut self,
+        number: u16,
+    ) -> Result<Option<(u16, Result<WorkRequest, BadRequest>)>, BadSendQueue> {
+        let pair = self.objects.queue_pair_mut(number);
+        let pair = pair.map_err(|_| BadSendQueue)?;
+        let Some(offset) = pair.send.next().map_err(|_| BadSendQueue)? else {
+            return Ok(None);
+        };
+        let mut entry = [0; LONG_SEND_ENTRY_BYTES];
+        let entry = entry.get_mut(..pair.send.entry_bytes).ok_or(BadSendQueue)?;
+        let read = self.parts.bar_memory.read(offset, entry);
+        read.map_err(|_| BadSendQueue)?;
+        let request = WorkRequest::parse(entry);
+        if request.is_err() && !pair.jobs.is_empty() {
+            // It is completed after those in progress.
+            return Ok(None);
+        }
+        let taken = pair.send.taken();
+        pair.send.advance();
+        Ok(Some((taken, request)))
+    }
+
+    /// Completes a work request that cannot be carried out.
+    fn refuse(&mut self, number: u16, bad: &BadRequest) {
+        self.count_error(bad.operation);
+        self.complete_send(number, bad.id, bad.operation, bad.status);
+    }
+
+    /// Does a step of a work request.
+    fn step(&mut self, number: u16, job: &mut Job) -> Step {
+        let Ok(pair) = self.objects.queue_pair(number) else {
+            return Step::Done(CompletionStatus::Flushed);
+        };
+        let domain = pair.protection_domain;
+        let requester = Requester {
+            sender: Sender {
+                gid: self.parts.gid,
+                pair: number,
+                kind: pair.kind,
+                qkey: job.request.qkey,
+            },
+            protection_domain: domain,
+            rnr_retry: pair.rnr_retry,
+        };
+        let is_rdma = job.request.operation != Operation::Send;
+        if is_rdma && pair.kind == QueuePairKind::Datagram {
+            return Step::Done(CompletionStatus::LocalUnsupportedOperation);
+        }
+        let Some(gid) = self.objects.address(job.request.address_handle, domain) else {
+            return Step::Done(CompletionStatus::LocalInvalidAddressHandle);
+        };
+        if gid != self.parts.gid {
+            return self.lose(&requester);
+        }
+        let done = match job.request.operation {
+            Operation::Send => self.send_message(&requester, job),
+            Operation::RdmaRead => self.read(&requester, job),
+            Operation::RdmaWrite => self.write(&requester, job),
+        };
+        match done {
+            Ok(true) => Step::Done(CompletionStatus::Ok),
+            Ok(false) => Step::Again,
+            Err(CompletionStatus::RemoteNotReady) => not_ready(&requester, job),
+            Err(status) if requester.sender.kind == QueuePairKind::Datagram => {
+                Step::Done(unreliable(status))
+            }
+            Err(status) => Step::Done(status),
+        }
+    }
+
+    /// There is no way to the destination's adapter.
+    fn lose(&mut self, requester: &Requester) -> Step {
+        let status = CompletionStatus::LocalUnreachableRemote;
+        match requester.sender.kind {
+            QueuePairKind::Datagram => Step::Done(unreliable(status)),
+            QueuePairKind::ReliableDatagram => Step::Done(status),
+        }
+    }
+
+    /// Sends a message; whether it is done.
+    fn send_message(
+        &mut self,
+        requester: &Requester,
+        job: &mut Job,
+    ) -> Result<bool, CompletionStatus> {
+        let request = &job.request;
+        let whole = (0, request.bytes);
+        let places = self.local_places(requester, request, Need::LocalRead, whole)?;
+        let payload = payload(request, &places, whole);
+        let (destination, immediate) = (request.destination, request.immediate);
+        self.receive_message(&requester.sender, destination, immediate, payload)?;
+        job.moved = request.bytes;
+        self.count_sent(request.bytes);
+        Ok(true)
+    }
+
+    /// Writes the next part of an RDMA write; whether it is done.
+    fn write(&mut self, requester: &Requester, job: &mut Job) -> Result<bool, CompletionStatus> {
+        let request = &job.request;
+        let (sender, destination) = (&requester.sender, request.destination);
+        let Some(left @ 1..) = request.bytes.checked_sub(job.moved) else {
+            return self.announce_write(requester, request);
+        };
+        let part = (job.moved, left.min(SLICE_BYTES));
+        if part.1 < left && job.moved == 0 {
+            // A write that does not fit writes nothing.
+            let whole = (0, request.bytes);
+            self.local_places(requester, request, Need::LocalRead, whole)?;
+            self.remote_buffer(sender, destination, (request.remote, Need::RemoteWrite))?;
+        }
+        let places = self.local_places(requester, request, Need::LocalRead, part)?;
+        let payload = payload(request, &places, part);
+        self.write_memory(sender, destination, part_of(request.remote, part), payload)?;
+        self.count_sent(part.1);
+        job.moved += part.1;
+        if job.moved < request.bytes {
+            return Ok(false);
+        }
+        self.announce_write(requester, request)
+    }
+
+    /// All of an RDMA write has been written: announces it if it has immediate data.
+    fn announce_write(
+        &mut self,
+        requester: &Requester,
+        request: &WorkRequest,
+    ) -> Result<bool, CompletionStatus> {
+        let (sender, destination) = (&requester.sender, request.destination);
+        if request.bytes == 0 {
+            self.remote_buffer(sender, destination, (request.remote, Need::RemoteWrite))?;
+        }
+        if let Some(immediate) = request.immediate {
+            self.receive_immediate(sender, destination, immediate, request.bytes)?;
+        }
+        Ok(true)
+    }
+
+    /// Reads the next part of an RDMA read; whether it is done.
+    fn read(&mut self, requester: &Requester, job: &mut Job) -> Result<bool, CompletionStatus> {
+        let request = &job.request;
+        let (sender, destination) = (&requester.sender, request.destination);
+        let left = request.bytes.saturating_sub(job.moved);
+        let part = (job.moved, left.min(SLICE_BYTES));
+        if part.1 < left && job.moved == 0 {
+            // A read that does not fit reads nothing.
+            let whole = (0, request.bytes);
+            self.local_places(requester, request, Need::LocalWrite, whole)?;
+            self.remote_buffer(sender, destination, (request.remote, Need::RemoteRead))?;
+        }
+        let to = self.local_places(requester, request, Need::LocalWrite, part)?;
+        let from = (part_of(request.remote, part), Need::RemoteRead);
+        let from = self.remote_buffer(sender, destination, from)?;
+        let tag = tag(requester.sender.pair, job.number);
+        let copied = self.parts.transfers.copy(tag, &from, &to);
+        copied.map_err(|error| match error {
+            TransferError::Source => CompletionStatus::RemoteBadAddress,
+            TransferError::Destination => CompletionStatus::LocalInvalidKey,
+        })?;
+        self.parts.statistics.read_response_bytes += u64::from(part.1);
+        job.moved += part.1;
+        Ok(job.moved >= request.bytes)
+    }
+
+    /// The memory of a part of a work request's own buffers: where it starts, and its bytes.
+    fn local_places(
+        &self,
+        requester: &Requester,
+        request: &WorkRequest,
+        need: Need,
+        (mut skip, mut left): (u32, u32),
+    ) -> Result<Vec<Place>, CompletionStatus> {
+        let mut places = Vec::new();
+        let Data::Buffers(buffers) = &request.data else {
+            return Ok(places);
+        };
+        for buffer in buffers {
+            let skipped = skip.min(buffer.bytes);
+            let bytes = left.min(buffer.bytes - skipped);
+            skip -= skipped;
+            left -= bytes;
+            let part = part_of(*buffer, (skipped, bytes));
+            let range = (part.address, u64::from(bytes));
+            let domain = requester.protection_domain;
+            self.objects
+                .buffer(domain, (buffer.key, need), range, &mut places)
+                .map_err(|error| {
+                    log::debug!("queue pair {}: {error}", requester.sender.pair);
+                    CompletionStatus::LocalInvalidKey
+                })?;
+        }
+        Ok(places)
+    }
+
+    /// Takes note of a step; breaks with the outcome if the work request is over.
+    fn settle(&mut self, number: u16, job: &mut Job, step: Step) -> ControlFlow<CompletionStatus> {
+        match step {
+            Step::Again => ControlFlow::Continue(()),
+            Step::NotReady => {
+                job.not_before = self.now.checked_add(NOT_READY_WAIT);
+                ControlFlow::Continue(())
+            }
+            Step::Done(status) => {
+                log::trace!("queue pair {number}, request {}: {status:?}", job.number);
+                ControlFlow::Break(status)
+            }
+        }
+    }
+
+    /// A work request is over.
+    fn finish(&mut self, number: u16, job: &Job, status: CompletionStatus) {
+        let request = &job.request;
+        let origin = Origin::command(number, job.number);
+        let requester = self.parts.transfers.session.requester();
+        requester.end(origin, u16::from(status as u8));
+        let is_ok = status == CompletionStatus::Ok;
+        if is_ok {
+            self.count_done(request);
+        } else {
+            self.count_error(request.operation);
+        }
+        if !is_ok || request.is_signalled {
+            self.complete_send(number, request.id, request.operation, status);
+        }
+    }
+
+    /// Flushes what is posted and in progress on a queue pair in error; whether there may be more.
+    fn flush(&mut self, number: u16) -> bool {
+        let more_sends = self.flush_sends(number, SLICE_REQUESTS);
+        let more_receives = self.flush_receives(number, SLICE_REQUESTS);
+        more_sends || more_receives
+    }
+
+    fn flush_sends(&mut self, number: u16, limit: usize) -> bool {
+        if let Ok(pair) = self.objects.queue_pair_mut(number) {
+            let jobs = pair.jobs.take_all();
+            for job in jobs {
+                self.finish(number, &job, CompletionStatus::Flushed);
+            }
+        }
+        for _ in 0..limit {
+            let (id, operation) = match self.take_entry(number) {
+                Ok(Some((_, Ok(request)))) => (request.id, request.operation),
+                Ok(Some((_, Err(bad)))) => (bad.id, bad.operation),
+                Ok(None) => return false,
+                Err(BadSendQueue) => {
+                    if let Ok(pair) = self.objects.queue_pair_mut(number) {
+                        pair.send.discard();
+                    }
+                    return false;
+                }
+            };
+            self.complete_send(number, id, operation, CompletionStatus::Flushed);
+        }
+        true
+    }
+
+    fn count_sent(&mut self, bytes: u32) {
+        self.parts.statistics.sent_packets += 1;
+        self.parts.statistics.sent_bytes += u64::from(bytes);
+    }
+
+    fn count_done(&mut self, request: &WorkRequest) {
+        let statistics = &mut self.parts.statistics;
+        let (requests, bytes) = match request.operation {
+            Operation::Send => (&mut statistics.sends, &mut statistics.send_bytes),
+            Operation::RdmaRead => (&mut statistics.reads, &mut statistics.read_bytes),
+            Operation::RdmaWrite => (&mut statistics.writes, &mut statistics.write_bytes),
+        };
+        *requests += 1;
+        *bytes += u64::from(request.bytes);
+    }
+
+    fn count_error(&mut self, operation: Operation) {
+        let statistics = &mut self.parts.statistics;
+        match operation {
+            Operation::Send => {}
+            Operation::RdmaRead => statistics.read_errors += 1,
+            Operation::RdmaWrite => statistics.write_errors += 1,
+        }
+    }
+}
+
+/// A send queue of which more is posted than it has, or that cannot be read.
+#[derive(Debug)]
+struct BadSendQueue;
+
+/// The destination has no receive. A datagram is lost by that.
+fn not_ready(requester: &Requester, job: &mut Job) -> Step {
+    if requester.sender.kind == QueuePairKind::Datagram {
+        return Step::Done(CompletionStatus::Ok);
+    }
+    let is_endless = requester.rnr_retry == ENDLESS_RNR_RETRY;
+    if !is_endless && job.not_ready >= requester.rnr_retry {
+        return Step::Done(CompletionStatus::RemoteNotReady);
+    }
+    job.not_ready = job.not_ready.saturating_add(1);
+    Step::NotReady
+}
+
+/// What the sender of a datagram gets to know: nothing of what happens behind its adapter.
+fn unreliable(status: CompletionStatus) -> CompletionStatus {
+    match status {
+        CompletionStatus::LocalInvalidKey
+        | CompletionStatus::LocalInvalidAddressHandle
+        | CompletionStatus::LocalBadLength
+        | CompletionStatus::LocalUnsupportedOperation
+        | CompletionStatus::LocalQueuePair => status,
+        _ => CompletionStatus::Ok,
+    }
+}
+
+/// A part of the data of a work request: what is at its places, or the inline data from `skip` on.
+fn payload<'a>(
+    request: &'a WorkRequest,
+    places: &'a [Place],
+    (skip, bytes): (u32, u32),
+) -> Payload<'a> {
+    match &request.data {
+        Data::Buffers(_) => Payload::Places(places),
+        Data::Inline(data) => {
+            let (skip, bytes) = (skip as usize, bytes as usize);
+            let part = data.get(skip..).unwrap_or_default();
+            Payload::Bytes(part.get(..bytes).unwrap_or(part))
+        }
+    }
+}
+
+/// A part of a buffer: where it starts, and its bytes.
+fn part_of(buffer: Buffer, (skip, bytes): (u32, u32)) -> Buffer {
+    Buffer {
+        address: buffer.address.wrapping_add(u64::from(skip)),
+        bytes,
+        ..buffer
+    }
+}
+
+fn tag(pair: u16, command: u16) -> Tag {
+    Tag::new(Purpose::Payload, Origin::command(pair, command))
+}

@@ -1,0 +1,380 @@
+//! What a queue pair does with messages and requests of others. Nothing of a sender is believed: its queue pair's
+//! number, queue key, addresses and keys are checked here, whether it is on this adapter or not.
+
+use peerbar_dma::{Origin, Purpose, Tag};
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_efa_spec::work::{Operation, ReceiveDescriptor};
+use zerocopy::{FromZeros, IntoBytes};
+
+use super::completions::Received;
+use super::transfers::{TransferError, cut, total};
+use super::turn::Turn;
+use super::work_request::Buffer;
+use crate::objects::{Gid, Need, Place, QueuePairKind, limits};
+
+/// Bytes before a datagram in its receive: the Global Routing Header (InfiniBand Architecture 1.4, 8.3).
+pub(super) const ROUTING_HEADER_BYTES: usize = 40;
+
+/// The sender of a message or request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sender {
+    pub(super) gid: Gid,
+    pub(super) pair: u16,
+    pub(super) kind: QueuePairKind,
+    pub(super) qkey: u32,
+}
+
+/// The data of a message or an RDMA write.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Payload<'a> {
+    /// They are in memory that this adapter reaches.
+    Places(&'a [Place]),
+    /// They are here.
+    Bytes(&'a [u8]),
+}
+
+impl Payload<'_> {
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Places(places) => total(places),
+            Self::Bytes(data) => data.len(),
+        }
+    }
+}
+
+/// A receive at the head of a receive queue.
+struct Receive {
+    request: u16,
+    buffers: Vec<Buffer>,
+}
+
+/// The queue pair that a message or request is for.
+#[derive(Clone, Copy)]
+struct Receiver {
+    number: u16,
+    protection_domain: u16,
+    unsolicited_writes: bool,
+}
+
+impl Turn<'_> {
+    /// Puts a message into the next receive of queue pair `destination`. The status of a failure is the sender's.
+    pub(super) fn receive_message(
+        &mut self,
+        sender: &Sender,
+        destination: u16,
+        immediate: Option<u32>,
+        payload: Payload<'_>,
+    ) -> Result<(), CompletionStatus> {
+        let receiver = self.receiver(sender, destination)?;
+        let Some(receive) = self.next_receive(receiver.number)? else {
+            self.parts.statistics.dropped += 1;
+            return Err(CompletionStatus::RemoteNotReady);
+        };
+        let stored = self.store(sender, receiver, &receive, payload);
+        let (status, outcome) = match stored {
+            Ok(()) => (CompletionStatus::Ok, Ok(())),
+            // The sender's own memory: the receive is left to another message.
+            Err(status @ CompletionStatus::LocalInvalidKey) => return Err(status),
+            Err(CompletionStatus::RemoteBadLength) => (
+                CompletionStatus::LocalBadLength,
+                Err(CompletionStatus::RemoteBadLength),
+            ),
+            Err(status) => (CompletionStatus::LocalInvalidKey, Err(status)),
+        };
+        self.consume(receiver.number, &receive);
+        let header = header_bytes(sender.kind) as u64;
+        let bytes = if outcome.is_ok() {
+            payload.bytes() as u64 + header
+        } else {
+            0
+        };
+        let received = Received {
+            request: Some(receive.request),
+            status,
+            operation: Operation::Send,
+            bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+            immediate,
+            source: sender.gid,
+            source_pair: sender.pair,
+        };
+        if !self.complete_receive(receiver.number, &received) {
+            return Err(CompletionStatus::RemoteBadStatus);
+        }
+        outcome?;
+        self.count_received(payload.bytes());
+        self.parts.statistics.receives += 1;
+        self.parts.statistics.receive_bytes += payload.bytes() as u64;
+        Ok(())
+    }
+
+    /// Writes a part of an RDMA write to `to`, for queue pair `destination`.
+    pub(super) fn write_memory(
+        &mut self,
+        sender: &Sender,
+        destination: u16,
+        to: Buffer,
+        payload: Payload<'_>,
+    ) -> Result<(), CompletionStatus> {
+        let to = self.remote_buffer(sender, destination, (to, Need::RemoteWrite))?;
+        let tag = tag(destination);
+        let transfers = &mut self.parts.transfers;
+        let written = match payload {
+            Payload::Places(from) => transfers.copy(tag, from, &to),
+            Payload::Bytes(data) => transfers.write(tag, data, &to),
+        };
+        written.map_err(|error| match error {
+            TransferError::Source => CompletionStatus::LocalInvalidKey,
+            TransferError::Destination => CompletionStatus::RemoteBadAddress,
+        })?;
+        self.count_received(payload.bytes());
+        self.parts.statistics.write_received_bytes += payload.bytes() as u64;
+        Ok(())
+    }
+
+    /// The memory of a remote buffer, if the sender may use it as it needs, for queue pair `destination`.
+    pub(super) fn remote_buffer(
+        &mut self,
+        sender: &Sender,
+        destination: u16,
+        (buffer, need): (Buffer, Need),
+    ) -> Result<Vec<Place>, CompletionStatus> {
+        let receiver = self.receiver(sender, destination)?;
+        let domain = receiver.protection_domain;
+        if self.objects.handle_of(sender.gid, domain).is_none() {
+            return Err(CompletionStatus::RemoteUnknownPeer);
+        }
+        let mut places = Vec::new();
+        let range = (buffer.address, u64::from(buffer.bytes));
+        self.objects
+            .buffer(domain, (buffer.key, need), range, &mut places)
+            .map_err(|error| {
+                log::debug!("queue pair {destination}: {error}");
+                CompletionStatus::RemoteBadAddress
+            })?;
+        Ok(places)
+    }
+
+    /// Announces an RDMA write of `bytes` bytes with immediate data, all of which has been written.
+    pub(super) fn receive_immediate(
+        &mut self,
+        sender: &Sender,
+        destination: u16,
+        immediate: u32,
+        bytes: u32,
+    ) -> Result<(), CompletionStatus> {
+        let receiver = self.receiver(sender, destination)?;
+        let mut request = None;
+        if !receiver.unsolicited_writes {
+            let receive = self.next_receive(receiver.number)?;
+            let receive = receive.ok_or(CompletionStatus::RemoteNotReady)?;
+            self.consume(receiver.number, &receive);
+            request = Some(receive.request);
+        }
+        let received = Received {
+            request,
+            status: CompletionStatus::Ok,
+            operation: Operation::RdmaWrite,
+            bytes,
+            immediate: Some(immediate),
+            source: sender.gid,
+            source_pair: sender.pair,
+        };
+        if self.complete_receive(receiver.number, &received) {
+            Ok(())
+        } else {
+            Err(CompletionStatus::RemoteBadStatus)
+        }
+    }
+
+    /// The queue pair that a sender may send to.
+    fn receiver(&mut self, sender: &Sender, number: u16) -> Result<Receiver, CompletionStatus> {
+        let pair = self.objects.queue_pair(number).ok();
+        let pair = pair.filter(|pair| pair.kind == sender.kind && pair.state.receives());
+        let Some(pair) = pair else {
+            self.parts.statistics.dropped += 1;
+            return Err(CompletionStatus::RemoteBadQueuePair);
+        };
+        if pair.qkey != sender.qkey {
+            self.parts.statistics.qkey_violations += 1;
+            return Err(CompletionStatus::RemoteBadQueuePair);
+        }
+        Ok(Receiver {
+            number,
+            protection_domain: pair.protection_domain,
+            unsolicited_writes: pair.unsolicited_writes,
+        })
+    }
+
+    /// Copies a message into the buffers of a receive.
+    fn store(
+        &mut self,
+        sender: &Sender,
+        receiver: Receiver,
+        receive: &Receive,
+        payload: Payload<'_>,
+    ) -> Result<(), CompletionStatus> {
+        let mut places = Vec::new();
+        for buffer in &receive.buffers {
+            let range = (buffer.address, u64::from(buffer.bytes));
+            let need = (buffer.key, Need::LocalWrite);
+            self.objects
+                .buffer(receiver.protection_domain, need, range, &mut places)
+                .map_err(|error| {
+                    log::debug!("receive of queue pair {}: {error}", receiver.number);
+                    CompletionStatus::RemoteBadStatus
+                })?;
+        }
+        let header = header_bytes(sender.kind);
+        let bytes = payload.bytes();
+        if total(&places) < header.saturating_add(bytes) {
+            return Err(CompletionStatus::RemoteBadLength);
+        }
+        let tag = tag(receiver.number);
+        let head = cut(&places, 0, header);
+        let body = cut(&places, header, bytes);
+        let gid = self.parts.gid;
+        let transfers = &mut self.parts.transfers;
+        let stored = match sender.kind {
+            QueuePairKind::Datagram => {
+                transfers.write(tag, &routing_header(sender.gid, gid, bytes), &head)
+            }
+            QueuePairKind::ReliableDatagram => Ok(()),
+        };
+        let stored = stored.and_then(|()| match payload {
+            Payload::Places(from) => transfers.copy(tag, from, &body),
+            Payload::Bytes(data) => transfers.write(tag, data, &body),
+        });
+        stored.map_err(|error| match error {
+            TransferError::Source => CompletionStatus::LocalInvalidKey,
+            TransferError::Destination => CompletionStatus::RemoteBadStatus,
+        })
+    }
+
+    /// The next receive that is posted. A receive queue that cannot be read or makes no sense puts its queue pair in error.
+    fn next_receive(&mut self, number: u16) -> Result<Option<Receive>, CompletionStatus> {
+        let read = self.read_receive(number);
+        if read.is_err() {
+            self.fail_pair(number);
+        }
+        read.map_err(|BadReceiveQueue| CompletionStatus::RemoteBadStatus)
+    }
+
+    fn read_receive(&mut self, number: u16) -> Result<Option<Receive>, BadReceiveQueue> {
+        let Ok(pair) = self.objects.queue_pair(number) else {
+            return Ok(None);
+        };
+        let ring = pair.receive;
+        let mut receive: Option<Receive> = None;
+        for ahead in 0.. {
+            let address = ring.peek(ahead).map_err(|_| BadReceiveQueue)?;
+            let Some(address) = address else {
+                // A request of which the last descriptor is missing is none.
+                return receive.map_or(Ok(None), |_| Err(BadReceiveQueue));
+            };
+            let descriptor = self.read_descriptor(number, address)?;
+            let buffer = Buffer {
+                key: descriptor.key.lkey(),
+                address: descriptor.address.get(),
+                bytes: descriptor.length.get().into(),
+            };
+            if descriptor.key.first() != receive.is_none() {
+                return Err(BadReceiveQueue);
+            }
+            let receive = receive.get_or_insert_with(|| Receive {
+                request: descriptor.req_id.get(),
+                buffers: Vec::new(),
+            });
+            if receive.buffers.len() >= limits::RECEIVE_BUFFERS {
+                return Err(BadReceiveQueue);
+            }
+            receive.buffers.push(buffer);
+            if descriptor.key.last() {
+                break;
+            }
+        }
+        Ok(receive)
+    }
+
+    fn read_descriptor(
+        &mut self,
+        number: u16,
+        address: u64,
+    ) -> Result<ReceiveDescriptor, BadReceiveQueue> {
+        let mut descriptor = ReceiveDescriptor::new_zeroed();
+        let tag = Tag::new(Purpose::Command, Origin::Queue(number));
+        let session = &mut self.parts.transfers.session;
+        let read = session.read(tag, address, descriptor.as_mut_bytes());
+        read.map_err(|error| {
+            log::debug!(
+                "receive queue of queue pair {number}: {error}: {}",
+                error.cause
+            );
+            BadReceiveQueue
+        })?;
+        Ok(descriptor)
+    }
+
+    fn consume(&mut self, number: u16, receive: &Receive) {
+        if let Ok(pair) = self.objects.queue_pair_mut(number) {
+            let descriptors = u16::try_from(receive.buffers.len()).unwrap_or(u16::MAX);
+            pair.receive.advance(descriptors);
+        }
+    }
+
+    /// Completes the receives that are posted on a queue pair in error; whether there may be more than these.
+    pub(super) fn flush_receives(&mut self, number: u16, limit: usize) -> bool {
+        for _ in 0..limit {
+            let Ok(Some(receive)) = self.read_receive(number) else {
+                if let Ok(pair) = self.objects.queue_pair_mut(number) {
+                    pair.receive.discard();
+                }
+                return false;
+            };
+            self.consume(number, &receive);
+            let flushed = Received {
+                request: Some(receive.request),
+                status: CompletionStatus::Flushed,
+                operation: Operation::Send,
+                bytes: 0,
+                immediate: None,
+                source: self.parts.gid,
+                source_pair: 0,
+            };
+            self.complete_receive(number, &flushed);
+        }
+        true
+    }
+
+    fn count_received(&mut self, bytes: usize) {
+        self.parts.statistics.received_packets += 1;
+        self.parts.statistics.received_bytes += bytes as u64;
+    }
+}
+
+/// A receive queue that cannot be read or makes no sense.
+#[derive(Debug)]
+struct BadReceiveQueue;
+
+fn header_bytes(kind: QueuePairKind) -> usize {
+    match kind {
+        QueuePairKind::Datagram => ROUTING_HEADER_BYTES,
+        QueuePairKind::ReliableDatagram => 0,
+    }
+}
+
+/// What stands before a datagram: version 6, its length, both addresses.
+fn routing_header(from: Gid, to: Gid, bytes: usize) -> [u8; ROUTING_HEADER_BYTES] {
+    let mut header = [0; ROUTING_HEADER_BYTES];
+    let [high, low] = u16::try_from(bytes).unwrap_or(u16::MAX).to_be_bytes();
+    let fields = [0x60, 0, 0, 0, high, low, 0, 0];
+    let all = fields.iter().chain(&from.0).chain(&to.0);
+    header
+        .iter_mut()
+        .zip(all)
+        .for_each(|(to, from)| *to = *from);
+    header
+}
+
+fn tag(pair: u16) -> Tag {
+    Tag::new(Purpose::Payload, Origin::Queue(pair))
+}

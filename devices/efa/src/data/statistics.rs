@@ -1,0 +1,42 @@
+//! What the adapter has done, as its driver asks for it.
+
+/// Counters of an adapter since its start (`efa_admin_*_stats`). Bytes are those of payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Packets sent: messages, and parts of RDMA transfers.
+    pub sent_packets: u64,
+    /// Bytes sent in them.
+    pub sent_bytes: u64,
+    /// Packets received.
+    pub received_packets: u64,
+    /// Bytes received in them.
+    pub received_bytes: u64,
+    /// Messages that were dropped as there was no receive for them, or no queue pair.
+    pub dropped: u64,
+    /// Messages that were refused for their queue key.
+    pub qkey_violations: u64,
+    /// Work requests of sends that succeeded.
+    pub sends: u64,
+    /// Bytes of those.
+    pub send_bytes: u64,
+    /// Messages that were received.
+    pub receives: u64,
+    /// Bytes of those.
+    pub receive_bytes: u64,
+    /// Work requests of RDMA reads that succeeded.
+    pub reads: u64,
+    /// Bytes of those.
+    pub read_bytes: u64,
+    /// Work requests of RDMA reads that failed.
+    pub read_errors: u64,
+    /// Bytes that others have read.
+    pub read_response_bytes: u64,
+    /// Work requests of RDMA writes that succeeded.
+    pub writes: u64,
+    /// Bytes of those.
+    pub write_bytes: u64,
+    /// Work requests of RDMA writes that failed.
+    pub write_errors: u64,
+    /// Bytes that others have written.
+    pub write_received_bytes: u64,
+}

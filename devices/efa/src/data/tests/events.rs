@@ -1,0 +1,194 @@
+//! Completion queues that are armed, event queues, and overflow.
+
+use peerbar_efa_spec::completion::{CompletionDoorbell, CompletionStatus};
+
+use super::fixture::{Adapter, CompletionRing, ENTRIES, Pair, Post};
+use crate::memory_bar::Doorbell;
+use crate::objects::{QueuePairKind, QueuePairState};
+
+/// An adapter with an event queue of that many entries, and two queue pairs; completions of the first are announced.
+struct Announced {
+    adapter: Adapter,
+    events: u16,
+    address: u64,
+    a: Pair,
+    b: Pair,
+    handle: u16,
+}
+
+impl Announced {
+    fn new(entries: u16) -> Self {
+        let mut adapter = Adapter::new();
+        let (events, address) = adapter.event_queue(entries);
+        let queue = adapter.completion_queue(Some(events));
+        let kind = QueuePairKind::ReliableDatagram;
+        let a = adapter.pair_with(kind, queue, 64, false);
+        let b = adapter.reliable();
+        let handle = adapter.handle();
+        Self {
+            adapter,
+            events,
+            address,
+            a,
+            b,
+            handle,
+        }
+    }
+
+    /// Writes the doorbell of the completion queue of the first pair.
+    fn doorbell(&self, consumed: u16, number: u8, arm: bool) {
+        let value = CompletionDoorbell::new()
+            .with_consumer_index(consumed)
+            .with_command_sn(number)
+            .with_arm(arm);
+        let CompletionRing { number, .. } = self.a.queue;
+        let uar = self.adapter.uar;
+        let doorbell = Doorbell::Completion(number);
+        self.adapter.path.doorbell(uar, doorbell, value.into_bits());
+    }
+
+    /// Has the first pair complete a work request, which fails.
+    fn complete(&mut self) {
+        let post = Post {
+            to: u16::MAX,
+            inline: Some(vec![]),
+            ..Post::send(&self.b, self.handle, &[])
+        };
+        self.adapter.send(&mut self.a, &post);
+        self.adapter.work();
+    }
+
+    fn arm_events(&mut self) {
+        self.adapter.path.arm_event_queue(self.events);
+        self.adapter.work();
+    }
+
+    /// The vectors that were raised since the last time.
+    fn raised(&self) -> Vec<u16> {
+        std::mem::take(&mut *self.adapter.raised.0.lock())
+    }
+
+    fn has_event(&self, index: u16, phase: bool) -> bool {
+        let event = self.adapter.event(self.address, index);
+        event.common.phase() == phase && event.completion_queue.get() == self.a.queue.number
+    }
+}
+
+#[test]
+fn armed_queue_announces_its_next_completion_once() {
+    let mut it = Announced::new(16);
+    it.arm_events();
+    it.complete();
+    assert!(it.raised().is_empty(), "it is not armed");
+    it.doorbell(1, 0, true);
+    it.adapter.work();
+    assert!(it.raised().is_empty(), "there is nothing new");
+    it.complete();
+    assert_eq!(it.raised(), [5]);
+    assert!(it.has_event(0, true));
+    it.complete();
+    assert!(it.raised().is_empty());
+    assert!(!it.adapter.event(it.address, 1).common.phase());
+}
+
+#[test]
+fn queue_armed_too_late_announces_at_once() {
+    let mut it = Announced::new(16);
+    it.arm_events();
+    it.complete();
+    it.doorbell(0, 0, true);
+    it.adapter.work();
+    assert_eq!(it.raised(), [5]);
+}
+
+#[test]
+fn event_that_was_not_taken_stands_for_later_ones() {
+    let mut it = Announced::new(16);
+    it.arm_events();
+    it.doorbell(0, 0, true);
+    it.complete();
+    assert_eq!(it.raised(), [5]);
+    it.arm_events();
+    it.doorbell(0, 0, true);
+    it.complete();
+    assert!(it.raised().is_empty());
+    it.doorbell(2, 1, true);
+    it.complete();
+    assert_eq!(it.raised(), [5]);
+    assert!(it.has_event(1, true));
+}
+
+#[test]
+fn event_between_interrupt_and_arm_is_announced_by_the_arm() {
+    let mut it = Announced::new(16);
+    it.arm_events();
+    it.doorbell(0, 0, true);
+    it.complete();
+    it.doorbell(1, 1, true);
+    it.complete();
+    assert_eq!(it.raised(), [5], "the event queue is not armed again");
+    assert!(it.has_event(1, true));
+    it.arm_events();
+    assert_eq!(it.raised(), [5]);
+    it.arm_events();
+    assert!(it.raised().is_empty());
+}
+
+#[test]
+fn event_queue_is_filled_by_half_between_two_arms() {
+    let mut it = Announced::new(4);
+    it.arm_events();
+    let mut consumed = 0;
+    let mut next = |it: &mut Announced| {
+        it.doorbell(consumed, consumed.to_le_bytes()[0] % 4, true);
+        it.complete();
+        consumed += 1;
+    };
+    (0..4).for_each(|_| next(&mut it));
+    assert!(it.has_event(0, true) && it.has_event(1, true));
+    assert!(
+        !it.has_event(2, true),
+        "the driver has not taken the others"
+    );
+    it.arm_events();
+    assert!(it.has_event(2, true));
+    assert!(
+        !it.has_event(3, true),
+        "one event stands for two completions"
+    );
+    next(&mut it);
+    assert!(it.has_event(3, true));
+    it.arm_events();
+    next(&mut it);
+    assert!(it.has_event(0, false), "the phase changes");
+}
+
+#[test]
+fn completion_queue_that_overflows_fails_its_pairs_only() {
+    let mut it = Announced::new(16);
+    for _ in 0..ENTRIES {
+        it.complete();
+    }
+    let state = |it: &Announced, number| {
+        let pair = it.adapter.path.objects().query_queue_pair(number);
+        pair.unwrap().state
+    };
+    assert_eq!(state(&it, it.a.number), QueuePairState::ReadyToSend);
+    it.complete();
+    assert_eq!(state(&it, it.a.number), QueuePairState::Error);
+    assert_eq!(state(&it, it.b.number), QueuePairState::ReadyToSend);
+    let completions = it.adapter.statuses(&mut it.a);
+    assert_eq!(completions.len(), usize::from(ENTRIES));
+    let refused = CompletionStatus::RemoteBadQueuePair;
+    assert!(completions.iter().all(|(_, status)| *status == refused));
+}
+
+#[test]
+fn completion_queue_that_is_read_never_overflows() {
+    let mut it = Announced::new(16);
+    for consumed in 0..5 * ENTRIES {
+        it.complete();
+        assert_eq!(it.adapter.poll(&mut it.a.queue).len(), 1);
+        it.doorbell(consumed + 1, 0, false);
+    }
+}

@@ -1,0 +1,145 @@
+//! Moving payload: from memory to memory by one copy where both are mapped here, by way of a buffer where not.
+
+use std::sync::Arc;
+
+use peerbar_dma::{CopyError, Direction, Requester, Session, Tag};
+use thiserror::Error;
+
+use crate::objects::Place;
+
+/// Length of the buffer by which bytes go that are not mapped here.
+const BOUNCE: usize = 64 << 10;
+
+/// The side of a transfer that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(super) enum TransferError {
+    #[error("the source cannot be read")]
+    Source,
+    #[error("the destination cannot be written")]
+    Destination,
+}
+
+/// One thread's way to move payload.
+pub(super) struct Transfers {
+    pub(super) session: Session,
+    buffer: Vec<u8>,
+}
+
+impl Transfers {
+    pub(super) fn new(requester: Arc<Requester>) -> Self {
+        Self {
+            session: Session::new(requester),
+            buffer: vec![0; BOUNCE],
+        }
+    }
+
+    /// Copies from places to places that are as long.
+    pub(super) fn copy(
+        &mut self,
+        tag: Tag,
+        from: &[Place],
+        to: &[Place],
+    ) -> Result<(), TransferError> {
+        let from_pinned = self.session.pin(tag, Direction::Read, ranges(from));
+        if let Some(from) = from_pinned
+            && let Some(to) = self.session.pin(tag, Direction::Write, ranges(to))
+        {
+            return from.copy_to(to).map_err(|error| match error {
+                CopyError::Source(_) => TransferError::Source,
+                CopyError::Destination(_) => TransferError::Destination,
+            });
+        }
+        self.bounce(tag, from, to)
+    }
+
+    /// Copies by way of the buffer. Nothing is pinned and no route is kept meanwhile, since others may be asked.
+    fn bounce(&mut self, tag: Tag, from: &[Place], to: &[Place]) -> Result<(), TransferError> {
+        self.session.release();
+        let requester = self.session.requester();
+        let bytes = total(from).min(total(to));
+        let mut moved = 0;
+        while moved < bytes {
+            let part = (bytes - moved).min(self.buffer.len());
+            let data = self.buffer.get_mut(..part).unwrap_or_default();
+            let (from, to) = (cut(from, moved, part), cut(to, moved, part));
+            requester
+                .gather(tag, ranges(&from), data)
+                .map_err(|_| TransferError::Source)?;
+            requester
+                .scatter(tag, ranges(&to), data)
+                .map_err(|_| TransferError::Destination)?;
+            moved += part;
+        }
+        Ok(())
+    }
+
+    /// Writes these bytes to places that are as long.
+    pub(super) fn write(
+        &mut self,
+        tag: Tag,
+        data: &[u8],
+        to: &[Place],
+    ) -> Result<(), TransferError> {
+        self.session.release();
+        let requester = self.session.requester();
+        requester
+            .scatter(tag, ranges(to), data)
+            .map_err(|_| TransferError::Destination)
+    }
+}
+
+fn ranges(places: &[Place]) -> impl Iterator<Item = (u64, usize)> {
+    places.iter().map(|place| (place.address, place.bytes))
+}
+
+/// How long all of the places are.
+pub(super) fn total(places: &[Place]) -> usize {
+    places
+        .iter()
+        .fold(0usize, |sum, it| sum.saturating_add(it.bytes))
+}
+
+/// The part of the places that begins after `skip` bytes and has `len` bytes, or as many as there are.
+pub(super) fn cut(places: &[Place], mut skip: usize, mut len: usize) -> Vec<Place> {
+    let mut part = Vec::new();
+    for place in places {
+        let skipped = skip.min(place.bytes);
+        let bytes = len.min(place.bytes - skipped);
+        if bytes > 0 {
+            part.push(Place {
+                address: place.address.wrapping_add(skipped as u64),
+                bytes,
+            });
+        }
+        skip -= skipped;
+        len -= bytes;
+    }
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn part_of_places_starts_and_ends_anywhere() {
+        let places = [(0x1000, 4), (0x2000, 0), (0x3000, 4)];
+        let places = places.map(|(address, bytes)| Place { address, bytes });
+        let all: Vec<u64> = places
+            .iter()
+            .flat_map(|it| it.address..it.address + it.bytes as u64)
+            .collect();
+        for skip in 0..10 {
+            for len in 0..10 {
+                let part = cut(&places, skip, len);
+                let bytes: Vec<u64> = part
+                    .iter()
+                    .flat_map(|it| it.address..it.address + it.bytes as u64)
+                    .collect();
+                let wanted: Vec<u64> = all.iter().copied().skip(skip).take(len).collect();
+                assert_eq!(bytes, wanted, "{skip} {len}");
+                assert_eq!(total(&part), wanted.len());
+            }
+        }
+    }
+}

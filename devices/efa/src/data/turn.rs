@@ -1,0 +1,42 @@
+//! A turn of the worker: what it works on while it holds the lock of the objects.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerbar_dma::MemoryFile;
+use peerbar_pci::Interrupts;
+
+use super::statistics::Statistics;
+use super::transfers::Transfers;
+use crate::objects::{Gid, Objects};
+
+/// What the worker has besides the objects.
+pub(super) struct Parts {
+    pub(super) gid: Gid,
+    pub(super) transfers: Transfers,
+    pub(super) interrupts: Arc<dyn Interrupts>,
+    /// The memory of BAR2, in which the send queues are.
+    pub(super) bar_memory: Arc<MemoryFile>,
+    /// Takes work requests of a queue pair out of their order, if there is one.
+    pub(super) order: Option<fastrand::Rng>,
+    pub(super) statistics: Statistics,
+    /// Numbers of the queue pairs that may have something to do, each once.
+    pub(super) ready: VecDeque<u16>,
+}
+
+impl Parts {
+    /// A queue pair may have something to do.
+    pub(super) fn make_ready(&mut self, pair: u16) {
+        if !self.ready.contains(&pair) {
+            self.ready.push_back(pair);
+        }
+    }
+}
+
+/// A turn.
+pub(super) struct Turn<'a> {
+    pub(super) objects: &'a mut Objects,
+    pub(super) parts: &'a mut Parts,
+    pub(super) now: Instant,
+}

@@ -1,0 +1,117 @@
+//! The worker: one thread that takes doorbells and gives the queue pairs slices in turn.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::doorbells::{Doorbells, Rung};
+use super::statistics::Statistics;
+use super::turn::{Parts, Turn};
+use crate::memory_bar::Doorbell;
+use crate::objects::Objects;
+
+/// The worker of an adapter.
+pub(crate) struct Worker {
+    pub(super) objects: Arc<Mutex<Objects>>,
+    pub(super) doorbells: Arc<Doorbells>,
+    pub(super) statistics: Arc<Mutex<Statistics>>,
+    pub(super) parts: Parts,
+}
+
+/// What the worker does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Another turn at once.
+    Turn,
+    /// It waits for a doorbell, or until then.
+    Wait(Option<Instant>),
+}
+
+impl Worker {
+    /// Works until it is stopped.
+    pub(crate) fn run(mut self) {
+        loop {
+            let goes_on = match self.turn(Instant::now()) {
+                Next::Turn => !self.doorbells.is_stopped(),
+                Next::Wait(until) => self.doorbells.wait(until),
+            };
+            if !goes_on {
+                return;
+            }
+        }
+    }
+
+    /// Takes the doorbells, and gives the next queue pair a slice. The lock of the objects is released then, so whoever
+    /// waits for it waits for one slice.
+    pub(crate) fn turn(&mut self, now: Instant) -> Next {
+        let mut objects = self.objects.lock();
+        let mut turn = Turn {
+            objects: &mut objects,
+            parts: &mut self.parts,
+            now,
+        };
+        turn.take_doorbells(&self.doorbells);
+        if let Some(pair) = turn.parts.ready.pop_front()
+            && turn.serve(pair)
+        {
+            turn.parts.make_ready(pair);
+        }
+        let next = turn.next();
+        self.parts.transfers.session.release();
+        *self.statistics.lock() = self.parts.statistics;
+        MutexGuard::unlock_fair(objects);
+        next
+    }
+}
+
+impl Turn<'_> {
+    fn take_doorbells(&mut self, doorbells: &Doorbells) {
+        doorbells.take(|rung| match rung {
+            Rung::Doorbell(Doorbell::Completion(queue), value) => {
+                self.take_completion_doorbell(queue, value);
+            }
+            Rung::Doorbell(Doorbell::Send(slot), value) => {
+                if let Ok(pair) = self.objects.queue_pairs.get_mut(slot) {
+                    pair.send.set_posted(value);
+                    self.parts.make_ready(pair.number);
+                }
+            }
+            Rung::Doorbell(Doorbell::Receive(slot), value) => {
+                if let Ok(pair) = self.objects.queue_pairs.get_mut(slot) {
+                    pair.receive.set_posted(value);
+                    self.parts.make_ready(pair.number);
+                }
+            }
+            Rung::Changed(slot) => {
+                if let Ok(pair) = self.objects.queue_pairs.get(slot) {
+                    self.parts.make_ready(pair.number);
+                }
+            }
+            Rung::EventQueue(number) => self.arm_event_queue(number),
+        });
+    }
+
+    /// What the worker does after this turn. A queue pair whose work requests wait is ready again when the first is due.
+    fn next(&mut self) -> Next {
+        let pairs = self.objects.queue_pairs.iter();
+        let due = pairs.filter_map(|(_, pair)| {
+            let is_sending = pair.state.continues();
+            let due = pair.jobs.next_due(self.now).filter(|_| is_sending)?;
+            Some((due, pair.number))
+        });
+        let mut first: Option<Instant> = None;
+        for (due, number) in due {
+            if due <= self.now {
+                self.parts.make_ready(number);
+            } else {
+                first = Some(first.map_or(due, |first| first.min(due)));
+            }
+        }
+        if self.parts.ready.is_empty() {
+            Next::Wait(first)
+        } else {
+            Next::Turn
+        }
+    }
+}

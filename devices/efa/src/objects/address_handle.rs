@@ -1,0 +1,82 @@
+//! Address handles: the adapters to which the queue pairs of a protection domain send.
+
+use std::fmt;
+
+use super::error::{ObjectError, ObjectKind};
+use super::{Objects, add_user, remove_user};
+
+/// The address of an adapter, in network byte order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Gid(pub [u8; 16]);
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::net::Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+/// Parameters of an address handle.
+#[derive(Clone, Copy, Debug)]
+pub struct CreateAddressHandle {
+    /// Its protection domain.
+    pub protection_domain: u16,
+    /// The adapter that it leads to, which need not exist.
+    pub gid: Gid,
+}
+
+/// An address handle.
+pub(super) struct AddressHandle {
+    protection_domain: u16,
+    gid: Gid,
+}
+
+impl Objects {
+    /// Creates an address handle. Its number.
+    pub fn create_address_handle(
+        &mut self,
+        parameters: CreateAddressHandle,
+    ) -> Result<u16, ObjectError> {
+        let CreateAddressHandle {
+            protection_domain,
+            gid,
+        } = parameters;
+        self.protection_domains.get(protection_domain)?;
+        let number = self.address_handles.insert(AddressHandle {
+            protection_domain,
+            gid,
+        })?;
+        add_user(&mut self.protection_domains, protection_domain)?;
+        Ok(number)
+    }
+
+    /// Removes an address handle of this protection domain.
+    pub fn destroy_address_handle(
+        &mut self,
+        number: u16,
+        protection_domain: u16,
+    ) -> Result<(), ObjectError> {
+        if self.address(number, protection_domain).is_none() {
+            return Err(ObjectError::Unknown {
+                kind: ObjectKind::AddressHandle,
+                number: number.into(),
+            });
+        }
+        self.address_handles.remove(number)?;
+        remove_user(&mut self.protection_domains, protection_domain);
+        Ok(())
+    }
+
+    /// The adapter to which an address handle of this protection domain leads.
+    pub(crate) fn address(&self, number: u16, protection_domain: u16) -> Option<Gid> {
+        let handle = self.address_handles.get(number).ok()?;
+        (handle.protection_domain == protection_domain).then_some(handle.gid)
+    }
+
+    /// The address handle of this protection domain that leads to that adapter.
+    pub(crate) fn handle_of(&self, gid: Gid, protection_domain: u16) -> Option<u16> {
+        let mut handles = self.address_handles.iter();
+        let found =
+            handles.find(|(_, it)| it.protection_domain == protection_domain && it.gid == gid)?;
+        Some(found.0)
+    }
+}

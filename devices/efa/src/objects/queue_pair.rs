@@ -1,0 +1,456 @@
+//! Queue pairs: their parameters, their numbers and their states.
+
+use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, RECEIVE_DESCRIPTOR_BYTES, SEND_ENTRY_BYTES};
+
+use super::error::{ObjectError, ObjectKind, invalid};
+use super::event_queue::check_ring;
+use super::{Objects, add_user, limits, remove_user};
+use crate::data::Jobs;
+use crate::memory_bar::{self, Doorbell};
+
+/// The transport of a queue pair (`efa_admin_qp_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueuePairKind {
+    /// Unreliable datagrams.
+    Datagram = 1,
+    /// Scalable reliable datagrams: messages arrive once, in any order.
+    ReliableDatagram = 2,
+}
+
+/// The state of a queue pair (`efa_admin_qp_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum QueuePairState {
+    /// Just created: it neither sends nor receives.
+    Reset = 0,
+    /// Receives may be posted.
+    Init = 1,
+    /// Ready to receive.
+    ReadyToReceive = 2,
+    /// Ready to send.
+    ReadyToSend = 3,
+    /// Send queue drained: it receives only.
+    SendQueueDrained = 4,
+    /// Send queue in error: it receives only.
+    SendQueueError = 5,
+    /// In error: what is posted is flushed.
+    Error = 6,
+}
+
+impl QueuePairState {
+    const ALL: [Self; 7] = [
+        Self::Reset,
+        Self::Init,
+        Self::ReadyToReceive,
+        Self::ReadyToSend,
+        Self::SendQueueDrained,
+        Self::SendQueueError,
+        Self::Error,
+    ];
+
+    /// The state of this number. `None` if there is none.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| *state as u32 == number)
+    }
+
+    /// Whether a queue pair may go from this state to that one, at a driver's request.
+    fn may_become(self, next: Self) -> bool {
+        use QueuePairState as S;
+        match next {
+            S::Reset => true,
+            S::Error => self != S::Reset,
+            S::Init => matches!(self, S::Reset | S::Init),
+            S::ReadyToReceive => self == S::Init,
+            S::ReadyToSend => matches!(
+                self,
+                S::ReadyToReceive | S::ReadyToSend | S::SendQueueDrained | S::SendQueueError
+            ),
+            S::SendQueueDrained => matches!(self, S::ReadyToSend | S::SendQueueDrained),
+            S::SendQueueError => false,
+        }
+    }
+
+    /// Whether work requests in progress are continued.
+    pub(crate) fn continues(self) -> bool {
+        matches!(self, Self::ReadyToSend | Self::SendQueueDrained)
+    }
+
+    /// Whether it takes messages and requests of others.
+    pub(crate) fn receives(self) -> bool {
+        !matches!(self, Self::Reset | Self::Init | Self::Error)
+    }
+}
+
+/// Parameters of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct CreateQueuePair {
+    /// Its transport.
+    pub kind: QueuePairKind,
+    /// Its protection domain.
+    pub protection_domain: u16,
+    /// The UAR of its doorbells.
+    pub uar: u16,
+    /// The completion queue of its send queue.
+    pub send_completions: u32,
+    /// The completion queue of its receive queue.
+    pub receive_completions: u32,
+    /// Entries of its send queue: a power of two, or 0 for none.
+    pub send_entries: u32,
+    /// Bytes of all entries of its send queue.
+    pub send_bytes: u32,
+    /// Where its receive queue is.
+    pub receive_address: u64,
+    /// Bytes of all descriptors of its receive queue: a power of two, or 0 for none.
+    pub receive_bytes: u32,
+    /// RDMA writes with immediate data consume no receive.
+    pub unsolicited_writes: bool,
+}
+
+/// Changes of a queue pair. What is `None` stays as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ModifyQueuePair {
+    /// Its state.
+    pub state: Option<QueuePairState>,
+    /// Its queue key.
+    pub qkey: Option<u32>,
+    /// The packet sequence number of its send queue, which is kept and not used.
+    pub sq_psn: Option<u32>,
+    /// How often a message is sent again if there is no receive; 7 is without end.
+    pub rnr_retry: Option<u8>,
+}
+
+/// What a queue pair's driver asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuePairAttributes {
+    /// Its state.
+    pub state: QueuePairState,
+    /// Its queue key.
+    pub qkey: u32,
+    /// The packet sequence number of its send queue.
+    pub sq_psn: u32,
+    /// Work requests of before its send queue was drained are in progress.
+    pub is_draining: bool,
+    /// How often a message is sent again if there is no receive.
+    pub rnr_retry: u8,
+}
+
+/// Length of a descriptor of a receive queue.
+const DESCRIPTOR_BYTES: u32 = 16;
+const _: () = assert!(DESCRIPTOR_BYTES as usize == RECEIVE_DESCRIPTOR_BYTES);
+
+/// How often a message is sent again if there is no receive, unless the driver says.
+const DEFAULT_RNR_RETRY: u8 = 3;
+/// The largest such number: without end.
+pub(crate) const ENDLESS_RNR_RETRY: u8 = 7;
+
+/// A queue pair.
+pub(crate) struct QueuePair {
+    pub(crate) number: u16,
+    pub(crate) kind: QueuePairKind,
+    pub(crate) protection_domain: u16,
+    pub(crate) uar: u16,
+    pub(crate) send_completions: u16,
+    pub(crate) receive_completions: u16,
+    pub(crate) unsolicited_writes: bool,
+    pub(crate) state: QueuePairState,
+    pub(crate) qkey: u32,
+    sq_psn: u32,
+    pub(crate) rnr_retry: u8,
+    pub(crate) send: SendRing,
+    pub(crate) receive: ReceiveRing,
+    /// The work requests of the send queue that are in progress.
+    pub(crate) jobs: Jobs,
+}
+
+/// The send queue of a queue pair, in the memory of BAR2.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendRing {
+    /// Where in the BAR it is.
+    offset: u64,
+    entries: u16,
+    pub(crate) entry_bytes: usize,
+    position: Position,
+}
+
+/// The receive queue of a queue pair, in memory of the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceiveRing {
+    address: u64,
+    descriptors: u16,
+    position: Position,
+}
+
+/// How far a ring has come, in entries modulo 2^16.
+#[derive(Clone, Copy, Debug, Default)]
+struct Position {
+    taken: u16,
+    posted: u16,
+}
+
+impl Position {
+    /// How many entries wait. `None` if that is more than the ring has: its doorbell is wrong.
+    fn waiting(self, entries: u16) -> Option<u16> {
+        Some(self.posted.wrapping_sub(self.taken)).filter(|waiting| *waiting <= entries)
+    }
+}
+
+/// More entries were posted than a ring has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TooManyPosted;
+
+impl SendRing {
+    fn new(slot: u16, entries: u32, bytes: u32) -> Result<Self, ObjectError> {
+        let entry_bytes = bytes.checked_div(entries).unwrap_or(0);
+        let possible = [SEND_ENTRY_BYTES, LONG_SEND_ENTRY_BYTES]
+            .iter()
+            .any(|it| u64::from(entry_bytes) == *it as u64);
+        let is_none = entries == 0 && bytes == 0;
+        if bytes > limits::SEND_QUEUE_BYTES
+            || !(is_none || possible && bytes == entries * entry_bytes)
+        {
+            return Err(invalid("bytes of a send queue", bytes));
+        }
+        Ok(Self {
+            offset: memory_bar::send_queue(slot),
+            entries: ring_length("depth of a send queue", entries)?,
+            entry_bytes: entry_bytes as usize,
+            position: Position::default(),
+        })
+    }
+
+    /// The doorbell has this value.
+    pub(crate) fn set_posted(&mut self, doorbell: u32) {
+        self.position.posted = low_half(doorbell);
+    }
+
+    /// Where in BAR2 the next entry is, if one is posted.
+    pub(crate) fn next(&self) -> Result<Option<u64>, TooManyPosted> {
+        let waiting = self.position.waiting(self.entries).ok_or(TooManyPosted)?;
+        let slot = self.position.taken % self.entries.max(1);
+        let offset = self.offset + u64::from(slot) * self.entry_bytes as u64;
+        Ok((waiting > 0).then_some(offset))
+    }
+
+    /// The next entry is taken.
+    pub(crate) fn advance(&mut self) {
+        self.position.taken = self.position.taken.wrapping_add(1);
+    }
+
+    /// How many entries have been taken, modulo 2^16.
+    pub(crate) fn taken(&self) -> u16 {
+        self.position.taken
+    }
+
+    /// What is posted is not taken any more.
+    pub(crate) fn discard(&mut self) {
+        self.position.taken = self.position.posted;
+    }
+}
+
+impl ReceiveRing {
+    fn new(address: u64, bytes: u32) -> Result<Self, ObjectError> {
+        let descriptors = bytes / DESCRIPTOR_BYTES;
+        let is_whole = bytes.is_multiple_of(DESCRIPTOR_BYTES);
+        if !is_whole || descriptors > limits::RECEIVE_QUEUE_DESCRIPTORS {
+            return Err(invalid("bytes of a receive queue", bytes));
+        }
+        let descriptors = ring_length("depth of a receive queue", descriptors)?;
+        if descriptors > 0 {
+            let parameter = "address of a receive queue";
+            check_ring(parameter, address, descriptors, RECEIVE_DESCRIPTOR_BYTES)?;
+        }
+        Ok(Self {
+            address,
+            descriptors,
+            position: Position::default(),
+        })
+    }
+
+    /// The doorbell has this value.
+    pub(crate) fn set_posted(&mut self, doorbell: u32) {
+        self.position.posted = low_half(doorbell);
+    }
+
+    /// Where the descriptor is that comes `ahead` behind the next one, if it is posted.
+    pub(crate) fn peek(&self, ahead: u16) -> Result<Option<u64>, TooManyPosted> {
+        let waiting = self.position.waiting(self.descriptors);
+        let waiting = waiting.ok_or(TooManyPosted)?;
+        let slot = self.position.taken.wrapping_add(ahead) % self.descriptors.max(1);
+        let address = self.address + u64::from(slot) * RECEIVE_DESCRIPTOR_BYTES as u64;
+        Ok((ahead < waiting).then_some(address))
+    }
+
+    /// The next descriptors are taken.
+    pub(crate) fn advance(&mut self, count: u16) {
+        self.position.taken = self.position.taken.wrapping_add(count);
+    }
+
+    /// What is posted is not taken any more.
+    pub(crate) fn discard(&mut self) {
+        self.position.taken = self.position.posted;
+    }
+}
+
+/// The length of a ring: a power of two, or 0.
+fn ring_length(parameter: &'static str, entries: u32) -> Result<u16, ObjectError> {
+    let length = u16::try_from(entries).ok();
+    length
+        .filter(|length| *length == 0 || length.is_power_of_two())
+        .ok_or_else(|| invalid(parameter, entries))
+}
+
+fn low_half(doorbell: u32) -> u16 {
+    let [low, high, ..] = doorbell.to_le_bytes();
+    u16::from_le_bytes([low, high])
+}
+
+/// The place of the queue pair of this number.
+pub(crate) fn slot(number: u16) -> u16 {
+    number % limits::QUEUE_PAIRS
+}
+
+impl Objects {
+    /// Creates a queue pair in state RESET. Its number, of which [`memory_bar::send_queue`] and its doorbells take the
+    /// remainder by [`limits::QUEUE_PAIRS`], as the driver does; the rest tells it from those that had its place before.
+    pub fn create_queue_pair(&mut self, parameters: CreateQueuePair) -> Result<u16, ObjectError> {
+        let CreateQueuePair {
+            kind,
+            protection_domain,
+            uar,
+            unsolicited_writes,
+            ..
+        } = parameters;
+        self.protection_domains.get(protection_domain)?;
+        self.uars.get(uar)?;
+        let send_completions = self.existing_queue(parameters.send_completions)?;
+        let receive_completions = self.existing_queue(parameters.receive_completions)?;
+        let slot = self.queue_pairs.free_number()?;
+        let send = SendRing::new(slot, parameters.send_entries, parameters.send_bytes)?;
+        let receive = ReceiveRing::new(parameters.receive_address, parameters.receive_bytes)?;
+        let number = self.next_number(slot);
+        let pair = QueuePair {
+            number,
+            kind,
+            protection_domain,
+            uar,
+            send_completions,
+            receive_completions,
+            unsolicited_writes,
+            state: QueuePairState::Reset,
+            qkey: 0,
+            sq_psn: 0,
+            rnr_retry: DEFAULT_RNR_RETRY,
+            send,
+            receive,
+            jobs: Jobs::default(),
+        };
+        add_user(&mut self.protection_domains, protection_domain)?;
+        add_user(&mut self.uars, uar)?;
+        self.queue_pairs.put(slot, pair);
+        self.doorbells.open(uar, Doorbell::Send(slot));
+        self.doorbells.open(uar, Doorbell::Receive(slot));
+        Ok(number)
+    }
+
+    /// Changes a queue pair: nothing, or all that is asked for.
+    pub fn modify_queue_pair(
+        &mut self,
+        number: u16,
+        changes: ModifyQueuePair,
+    ) -> Result<(), ObjectError> {
+        let doorbells = self.doorbells.clone();
+        let pair = self.queue_pair_mut(number)?;
+        if let Some(rnr_retry) = changes.rnr_retry
+            && rnr_retry > ENDLESS_RNR_RETRY
+        {
+            return Err(invalid("number of RNR retries", rnr_retry));
+        }
+        if let Some(to) = changes.state {
+            let from = pair.state;
+            if !from.may_become(to) {
+                return Err(ObjectError::Transition { from, to });
+            }
+            pair.state = to;
+        }
+        pair.qkey = changes.qkey.unwrap_or(pair.qkey);
+        pair.sq_psn = changes.sq_psn.unwrap_or(pair.sq_psn);
+        pair.rnr_retry = changes.rnr_retry.unwrap_or(pair.rnr_retry);
+        if changes.state == Some(QueuePairState::Reset) {
+            pair.jobs = Jobs::default();
+            pair.send.position = Position::default();
+            pair.receive.position = Position::default();
+            for doorbell in [
+                Doorbell::Send(slot(number)),
+                Doorbell::Receive(slot(number)),
+            ] {
+                doorbells.open(pair.uar, doorbell);
+            }
+        }
+        // What is posted is sent, or flushed, from now on.
+        doorbells.wake(slot(number));
+        Ok(())
+    }
+
+    /// What a queue pair's driver asks for.
+    pub fn query_queue_pair(&self, number: u16) -> Result<QueuePairAttributes, ObjectError> {
+        let pair = self.queue_pair(number)?;
+        Ok(QueuePairAttributes {
+            state: pair.state,
+            qkey: pair.qkey,
+            sq_psn: pair.sq_psn,
+            is_draining: pair.state == QueuePairState::SendQueueDrained && !pair.jobs.is_empty(),
+            rnr_retry: pair.rnr_retry,
+        })
+    }
+
+    /// Removes a queue pair. What it has not completed is forgotten.
+    pub fn destroy_queue_pair(&mut self, number: u16) -> Result<(), ObjectError> {
+        self.queue_pair(number)?;
+        let slot = slot(number);
+        self.doorbells.close(Doorbell::Send(slot));
+        self.doorbells.close(Doorbell::Receive(slot));
+        let pair = self.queue_pairs.remove(slot)?;
+        remove_user(&mut self.protection_domains, pair.protection_domain);
+        remove_user(&mut self.uars, pair.uar);
+        Ok(())
+    }
+
+    /// The queue pair of this number.
+    pub(crate) fn queue_pair(&self, number: u16) -> Result<&QueuePair, ObjectError> {
+        let pair = self.queue_pairs.get(slot(number)).ok();
+        pair.filter(|pair| pair.number == number)
+            .ok_or(unknown(number))
+    }
+
+    /// The queue pair of this number.
+    pub(crate) fn queue_pair_mut(&mut self, number: u16) -> Result<&mut QueuePair, ObjectError> {
+        let pair = self.queue_pairs.get_mut(slot(number)).ok();
+        pair.filter(|pair| pair.number == number)
+            .ok_or(unknown(number))
+    }
+
+    /// The number of the next queue pair of this place. It is not that of an earlier one for as long as possible.
+    fn next_number(&mut self, slot: u16) -> u16 {
+        let Some(generation) = self.generations.get_mut(usize::from(slot)) else {
+            return slot;
+        };
+        *generation = generation.checked_add(1).unwrap_or(1);
+        u16::from(*generation) * limits::QUEUE_PAIRS + slot
+    }
+
+    fn existing_queue(&self, number: u32) -> Result<u16, ObjectError> {
+        let unknown = ObjectError::Unknown {
+            kind: ObjectKind::CompletionQueue,
+            number,
+        };
+        let number = u16::try_from(number).map_err(|_| unknown)?;
+        self.completion_queues.get(number).map(|_| number)
+    }
+}
+
+fn unknown(number: u16) -> ObjectError {
+    ObjectError::Unknown {
+        kind: ObjectKind::QueuePair,
+        number: number.into(),
+    }
+}
