@@ -14,6 +14,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod admin;
 pub mod completion;
 pub mod registers;
 pub mod work;

@@ -1,0 +1,95 @@
+//! Completion queues.
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::Address;
+
+/// First capabilities of a completion queue.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct CqCaps1 {
+    #[bits(5)]
+    pub reserved_low: u8,
+    /// It has events, in an event queue. Otherwise it is polled.
+    pub interrupts: bool,
+    /// Its address is an IOVA of a memory region.
+    pub is_virtual: bool,
+    pub reserved_high: bool,
+}
+
+/// Second capabilities of a completion queue.
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct CqCaps2 {
+    /// Length of an entry in words of 4 bytes: 4 or 8.
+    #[bits(5)]
+    pub entry_words: u8,
+    /// Completions of messages from unknown senders have the sender's GID. Needs entries of 8 words.
+    pub source_address: bool,
+    /// Completions of sends have work request numbers of 64 bits.
+    pub wide_request_id: bool,
+    pub reserved: bool,
+}
+
+/// Create CQ (`efa_admin_create_cq_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CreateCq {
+    /// First capabilities.
+    pub caps_1: CqCaps1,
+    /// Second capabilities.
+    pub caps_2: CqCaps2,
+    /// Entries of each of its parts, a power of two.
+    pub depth: U16,
+    /// Event queue of its events.
+    pub eq: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Where it is.
+    pub address: Address,
+    /// Key of its memory region, if its address is an IOVA.
+    pub key: U32,
+    /// How many parts it has.
+    pub parts: U16,
+    /// User access region.
+    pub uar: U16,
+}
+
+/// Answer of Create CQ (`efa_admin_create_cq_resp`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CreatedCq {
+    /// Its number.
+    pub cq: U16,
+    /// Entries of each of its parts.
+    pub depth: U16,
+    /// Offset of its doorbell in the BAR of the doorbells.
+    pub doorbell: U32,
+    /// Bit 0: the doorbell is valid. Always set if it has events.
+    pub flags: U32,
+}
+
+/// Destroy CQ (`efa_admin_destroy_cq_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DestroyCq {
+    /// Its number.
+    pub cq: U16,
+    /// Zero.
+    pub reserved: U16,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_have_the_lengths_of_the_driver() {
+        assert_eq!(size_of::<CreateCq>(), 24);
+        assert_eq!(size_of::<CreatedCq>(), 12);
+        assert_eq!(CqCaps1::new().with_interrupts(true).into_bits(), 0x20);
+        assert_eq!(CqCaps2::new().with_source_address(true).into_bits(), 0x20);
+    }
+}

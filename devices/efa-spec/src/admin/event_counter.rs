@@ -1,0 +1,107 @@
+//! Event counters: words in a driver's memory that count what happens to queue pairs.
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// Create Event Counter (`efa_admin_create_event_counter_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CreateEventCounter {
+    /// User access region.
+    pub uar: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Address of the word.
+    pub address: U64,
+}
+
+/// Answer of Create Event Counter (`efa_admin_create_event_counter_resp`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CreatedEventCounter {
+    /// What later commands name it by.
+    pub handle: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// Destroy Event Counter (`efa_admin_destroy_event_counter_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct DestroyEventCounter {
+    /// The handle.
+    pub handle: U32,
+}
+
+/// Which events of a queue pair are counted.
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct QpEvents {
+    /// Sends that succeeded.
+    pub send: bool,
+    /// Sends that failed.
+    pub send_error: bool,
+    /// Receives that succeeded.
+    pub receive: bool,
+    /// Receives that failed.
+    pub receive_error: bool,
+    /// RDMA reads that succeeded.
+    pub read: bool,
+    /// RDMA reads that failed.
+    pub read_error: bool,
+    /// RDMA writes that succeeded.
+    pub write: bool,
+    /// RDMA writes that failed.
+    pub write_error: bool,
+    /// RDMA reads by peers.
+    pub remote_read: bool,
+    /// RDMA writes by peers.
+    pub remote_write: bool,
+    #[bits(22)]
+    pub reserved: u32,
+}
+
+/// Attach Event Counter and Detach Event Counter (`efa_admin_attach_detach_event_counter_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AttachEventCounter {
+    /// The handle of the counter.
+    pub handle: U32,
+    /// To what: 0, a queue pair.
+    pub attach_type: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+    /// Handle of the queue pair.
+    pub qp: U32,
+    /// Which of its events.
+    pub events: QpEvents,
+}
+
+/// Modify Event Counter (`efa_admin_modify_event_counter_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ModifyEventCounter {
+    /// The handle.
+    pub handle: U32,
+    /// 0 sets the counter, 1 adds to it.
+    pub operation: u8,
+    /// Zero.
+    pub reserved: [u8; 7],
+    /// The value.
+    pub value: U64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_have_the_lengths_of_the_driver() {
+        assert_eq!(size_of::<CreateEventCounter>(), 12);
+        assert_eq!(size_of::<AttachEventCounter>(), 16);
+        assert_eq!(size_of::<ModifyEventCounter>(), 20);
+        let events = QpEvents::new().with_remote_write(true);
+        assert_eq!(events.into_bits().get(), 1 << 9);
+    }
+}

@@ -1,0 +1,127 @@
+//! Event queues: how they are made (efa_admin_cmds_defs.h), and their entries and those of the asynchronous event queue
+//! (efa_admin_defs.h).
+
+use bitfield_struct::bitfield;
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::Address;
+
+/// Create EQ (`efa_admin_create_eq_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct CreateEq {
+    /// How many entries it has, a power of two.
+    pub depth: U16,
+    /// MSI-X vector that is raised once there are new entries.
+    pub vector: u8,
+    /// Bits 4:0: length of an entry in words of 4 bytes.
+    pub entry_words: u8,
+    /// Where it is.
+    pub address: Address,
+    /// Which events it takes, see [`COMPLETION_EVENTS`].
+    pub events: U32,
+    /// Zero.
+    pub reserved: U32,
+}
+
+/// Bit of [`CreateEq::events`]: events of completion queues.
+pub const COMPLETION_EVENTS: u32 = 1;
+
+/// The number of an event queue: the answer of Create EQ and the payload of Destroy EQ (`efa_admin_create_eq_resp`,
+/// `efa_admin_destroy_eq_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct EqNumber {
+    /// The number.
+    pub eq: U16,
+    /// Zero.
+    pub reserved: U16,
+}
+
+/// First word of an [`EqEntry`].
+#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct EqEntryHead {
+    /// Changes from one round of the queue to the next; 1 in the first.
+    pub phase: bool,
+    /// What happened: 0, a completion.
+    pub event_type: u8,
+    #[bits(23)]
+    __: u32,
+}
+
+/// Entry of an event queue (`efa_admin_eqe`). Its first word holds the phase, so it must become visible after the rest.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct EqEntry {
+    /// Phase, and what happened.
+    pub head: EqEntryHead,
+    /// Zero.
+    pub reserved: U32,
+    /// Number of the completion queue that has a new completion.
+    pub cq: U16,
+    /// Zero.
+    pub reserved_event: [u8; 6],
+}
+
+/// Group of an asynchronous event (`efa_admin_aenq_group`); also the number of its bit in a mask of groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum EventGroup {
+    /// The device has failed.
+    FatalError = 1,
+    /// A warning.
+    Warning = 2,
+    /// A notification.
+    Notification = 3,
+    /// The device lives.
+    KeepAlive = 4,
+}
+
+impl EventGroup {
+    /// Its bit in a mask of groups.
+    pub fn mask(self) -> u32 {
+        1 << self as u16
+    }
+}
+
+/// Entry of the asynchronous event queue (`efa_admin_aenq_entry`). Its first 8 bytes hold the phase, so they must become
+/// visible after the rest.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub struct AsyncEvent {
+    /// An [`EventGroup`].
+    pub group: U16,
+    /// What of that group.
+    pub syndrome: U16,
+    /// Bit 0: changes from one round of the queue to the next; 1 in the first.
+    pub phase: u8,
+    /// Zero.
+    pub reserved: [u8; 3],
+    /// When it happened, lower half; the unit is the device's.
+    pub timestamp_low: U32,
+    /// When it happened, upper half.
+    pub timestamp_high: U32,
+    /// Data of the event.
+    pub data: [u8; 48],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structs_have_the_lengths_of_the_driver() {
+        assert_eq!(size_of::<CreateEq>(), 20);
+        assert_eq!(size_of::<EqEntry>(), 16);
+        assert_eq!(size_of::<AsyncEvent>(), 64);
+        let head = EqEntryHead::new().with_phase(true).with_event_type(0xff);
+        assert_eq!(head.into_bits().get(), 0x1ff);
+        assert_eq!(EventGroup::KeepAlive.mask(), 0x10);
+    }
+}
