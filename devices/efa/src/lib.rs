@@ -1,6 +1,34 @@
 //! An Elastic Fabric Adapter (EFA), as Linux' unmodified driver `efa` and rdma-core's provider of that name drive it.
+//!
+//! # What is emulated
+//! An adapter of the fourth generation (PCI ID 1d0f:efa3). Registers that are read without a read on the bus, a reset, the
+//! admin queue with entries of 64 and of 128 bytes and checksums, polled or with interrupts, the asynchronous event queue
+//! with its keep-alive. Device, queue and network attributes, host info, protection domains, user access regions, address
+//! handles, completion and event queues, queue pairs (SRD and UD), memory regions with inline, contiguous and indirect
+//! lists of pages, statistics. A MSI-X vector for the admin queues and one for each event queue.
+//!
+//! # What is not
+//! The Ethernet device that an instance has beside it. Fast registration of memory regions (Alloc MR), which no driver asks
+//! for. Queues in memory regions. Event counters.
+//!
+//! # How
+//! The thread that answers the guest's accesses touches registers and doorbells. The engine, a thread of its own, carries
+//! out admin commands. The worker of [`data`] moves data, for the [`objects`] that the commands have made.
 #![forbid(unsafe_code)]
 
+mod admin_queue;
+mod async_events;
+mod attributes;
+mod commands;
+mod config;
 pub mod data;
+mod efa;
+mod engine;
+mod interrupts;
 pub mod memory_bar;
 pub mod objects;
+mod registers;
+mod shared_registers;
+
+pub use config::{Config, ConfigError};
+pub use efa::Efa;

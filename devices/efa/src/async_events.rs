@@ -1,0 +1,161 @@
+//! The asynchronous event queue in the driver's memory: what the device says unasked.
+
+use std::time::{Duration, Instant};
+
+use peerbar_dma::{DmaError, Purpose, Requester};
+use peerbar_efa_spec::admin::event_queue::{AsyncEvent, EventGroup};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::registers::EventSetup;
+
+/// How often the device says that it lives. The driver counts it and sets no limit.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Most entries of the queue. Linux' driver has 16.
+const MAX_DEPTH: u16 = 4096;
+const ENTRY_BYTES: usize = size_of::<AsyncEvent>();
+/// Bytes at the start of an entry that become visible last, since the phase is in them.
+const HEAD_BYTES: usize = 8;
+
+/// The groups of events that the device can report.
+pub(crate) fn supported_groups() -> u32 {
+    use EventGroup::{FatalError, KeepAlive, Notification, Warning};
+    let groups = [FatalError, Warning, Notification, KeepAlive];
+    groups.iter().fold(0, |mask, group| mask | group.mask())
+}
+
+/// The queue, once the driver has enabled groups of events.
+pub(crate) struct AsyncEvents {
+    address: u64,
+    depth: u16,
+    pub(crate) vector: u16,
+    enabled: u32,
+    /// Events posted, modulo 2^32.
+    posted: u32,
+    started: Instant,
+    next_keep_alive: Instant,
+}
+
+impl AsyncEvents {
+    /// The queue that the registers describe. `None` if they describe none.
+    pub(crate) fn new(setup: EventSetup, enabled: u32) -> Option<Self> {
+        let depth = setup.caps.depth();
+        let is_possible = depth.is_power_of_two()
+            && depth <= MAX_DEPTH
+            && usize::from(setup.caps.entry_size()) == ENTRY_BYTES;
+        let now = Instant::now();
+        is_possible.then(|| Self {
+            address: setup.address,
+            depth,
+            vector: setup.caps.vector().into(),
+            enabled,
+            posted: 0,
+            started: now,
+            next_keep_alive: now + KEEP_ALIVE,
+        })
+    }
+
+    /// Sets the groups that are reported.
+    pub(crate) fn enable(&mut self, groups: u32) {
+        self.enabled = groups;
+    }
+
+    /// The groups that are reported.
+    pub(crate) fn enabled(&self) -> u32 {
+        self.enabled
+    }
+
+    /// When the next event is due.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let is_enabled = self.enabled & EventGroup::KeepAlive.mask() != 0;
+        is_enabled.then_some(self.next_keep_alive)
+    }
+
+    /// Posts the event that is due; whether there was one, and room for it behind the `consumed` ones.
+    pub(crate) fn post_due(
+        &mut self,
+        requester: &Requester,
+        consumed: u32,
+    ) -> Result<bool, DmaError> {
+        let now = Instant::now();
+        if self.due().is_none_or(|due| due > now) {
+            return Ok(false);
+        }
+        self.next_keep_alive = now + KEEP_ALIVE;
+        self.post(requester, EventGroup::KeepAlive, consumed)
+    }
+
+    /// Posts an event; whether there was room for it.
+    fn post(
+        &mut self,
+        requester: &Requester,
+        group: EventGroup,
+        consumed: u32,
+    ) -> Result<bool, DmaError> {
+        if self.posted.wrapping_sub(consumed) >= self.depth.into() {
+            log::debug!("event of group {group:?} is lost: the driver has consumed {consumed:#x}");
+            return Ok(false);
+        }
+        let depth = u32::from(self.depth);
+        let time = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let [a, b, c, d, e, f, g, h] = time.to_le_bytes();
+        let mut event = AsyncEvent::new_zeroed();
+        event.group = (group as u16).into();
+        event.phase = u8::from((self.posted / depth).is_multiple_of(2));
+        event.timestamp_low = u32::from_le_bytes([a, b, c, d]).into();
+        event.timestamp_high = u32::from_le_bytes([e, f, g, h]).into();
+        let (head, rest) = event.as_bytes().split_at(HEAD_BYTES);
+        let offset = u64::from(self.posted % depth) * ENTRY_BYTES as u64;
+        let address = self.address.wrapping_add(offset);
+        requester.write(
+            Purpose::Completion,
+            address.wrapping_add(HEAD_BYTES as u64),
+            rest,
+        )?;
+        requester.write(Purpose::Completion, address, head)?;
+        self.posted = self.posted.wrapping_add(1);
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_efa_spec::registers::EventQueueCaps;
+
+    use super::*;
+
+    fn setup(depth: u16, entry: u8) -> EventSetup {
+        EventSetup {
+            address: 0x1000,
+            caps: EventQueueCaps::new()
+                .with_depth(depth)
+                .with_entry_size(entry),
+        }
+    }
+
+    #[test]
+    fn only_possible_queues_can_be_made() {
+        assert!(AsyncEvents::new(setup(16, 64), 0).is_some());
+        for (depth, entry) in [(0, 64), (15, 64), (16, 32), (8192, 64)] {
+            assert!(AsyncEvents::new(setup(depth, entry), 0).is_none());
+        }
+    }
+
+    #[test]
+    fn keep_alive_is_due_only_while_it_is_enabled() {
+        let mut events = AsyncEvents::new(setup(16, 64), 0).unwrap();
+        assert_eq!(events.due(), None);
+        events.enable(supported_groups());
+        assert_eq!(events.due(), Some(events.next_keep_alive));
+        assert_eq!(supported_groups(), 0x1e);
+    }
+
+    #[test]
+    fn event_is_lost_while_the_queue_is_full() {
+        let requester = Requester::new();
+        let mut events = AsyncEvents::new(setup(16, 64), 0x10).unwrap();
+        events.posted = 16;
+        let mut post = |consumed| events.post(&requester, EventGroup::KeepAlive, consumed);
+        assert!(matches!(post(0), Ok(false)));
+        assert!(post(1).is_err(), "there is no memory");
+    }
+}

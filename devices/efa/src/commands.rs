@@ -1,0 +1,94 @@
+//! The admin commands.
+
+mod features;
+mod memory_regions;
+mod page_list;
+mod queues;
+mod resources;
+mod statistics;
+
+use peerbar_efa_spec::admin::{ANSWER_BYTES, Opcode, Status};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::admin_queue::{Answer, Command};
+use crate::engine::Engine;
+use crate::objects::ObjectError;
+
+/// The answer of a command that has nothing to say.
+const DONE: Answer = [0; ANSWER_BYTES];
+
+impl Engine {
+    /// Carries out a command.
+    pub(crate) fn execute(&mut self, command: &Command) -> Result<Answer, Status> {
+        if !command.is_intact {
+            return Err(Status::MalformedRequest);
+        }
+        match Opcode::of(command.opcode).ok_or(Status::BadOpcode)? {
+            Opcode::CreateQp => self.create_queue_pair(command),
+            Opcode::ModifyQp => self.modify_queue_pair(command),
+            Opcode::QueryQp => self.query_queue_pair(command),
+            Opcode::DestroyQp => self.destroy_queue_pair(command),
+            Opcode::CreateAh => self.create_address_handle(command),
+            Opcode::DestroyAh => self.destroy_address_handle(command),
+            Opcode::RegMr => self.register_region(command),
+            Opcode::DeregMr => self.deregister_region(command),
+            Opcode::CreateCq => self.create_completion_queue(command),
+            Opcode::DestroyCq => self.destroy_completion_queue(command),
+            Opcode::GetFeature => self.get_feature(command),
+            Opcode::SetFeature => self.set_feature(command),
+            Opcode::GetStats => self.get_statistics(command),
+            Opcode::AllocPd => self.create_protection_domain(),
+            Opcode::DeallocPd => self.destroy_protection_domain(command),
+            Opcode::AllocUar => self.create_uar(),
+            Opcode::DeallocUar => self.destroy_uar(command),
+            Opcode::CreateEq => self.create_event_queue(command),
+            Opcode::DestroyEq => self.destroy_event_queue(command),
+            Opcode::AllocMr
+            | Opcode::Service
+            | Opcode::CreateEventCounter
+            | Opcode::DestroyEventCounter
+            | Opcode::AttachEventCounter
+            | Opcode::ModifyEventCounter
+            | Opcode::DetachEventCounter => Err(Status::UnsupportedOpcode),
+        }
+    }
+}
+
+/// The answer that begins with these bytes.
+fn answer(payload: &(impl IntoBytes + Immutable)) -> Answer {
+    let mut answer = DONE;
+    for (to, from) in answer.iter_mut().zip(payload.as_bytes()) {
+        *to = *from;
+    }
+    answer
+}
+
+/// What the driver is told of a refusal.
+fn refused(error: ObjectError) -> Status {
+    log::debug!("{error}");
+    match error {
+        ObjectError::Exhausted { .. } => Status::ResourceAllocationFailure,
+        ObjectError::InUse { .. } => Status::ResourceBusy,
+        ObjectError::Unknown { .. }
+        | ObjectError::Invalid { .. }
+        | ObjectError::Transition { .. } => Status::IllegalParameter,
+    }
+}
+
+/// Fails unless reserved bits or bytes are 0, as they must be.
+fn reserved(is_zero: bool) -> Result<(), Status> {
+    if is_zero {
+        Ok(())
+    } else {
+        Err(Status::MalformedRequest)
+    }
+}
+
+/// Fails unless a parameter has a value that it can have.
+fn possible(is_possible: bool) -> Result<(), Status> {
+    if is_possible {
+        Ok(())
+    } else {
+        Err(Status::IllegalParameter)
+    }
+}

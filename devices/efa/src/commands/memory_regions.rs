@@ -1,0 +1,124 @@
+//! Memory regions.
+
+use peerbar_efa_spec::admin::Status;
+use peerbar_efa_spec::admin::memory_region::{DeregMr, RegMr, RegisteredMr};
+
+use super::page_list::PageListReader;
+use super::{DONE, answer, possible, refused, reserved};
+use crate::admin_queue::{Answer, Command};
+use crate::engine::Engine;
+use crate::objects::{Access, RegisterRegion, limits};
+
+impl Engine {
+    pub(super) fn register_region(&mut self, command: &Command) -> Result<Answer, Status> {
+        let parameters = command.view::<RegMr>()?;
+        let permissions = parameters.permissions;
+        reserved(!parameters.flags.reserved() && permissions.reserved() == 0)?;
+        // Only privileged clients may register physical memory, and none is.
+        possible(!parameters.flags.physical())?;
+        let count = page_count(&parameters)?;
+        let reader = PageListReader::new(&self.requester, command.origin());
+        let pages = reader.read(command.flags, &parameters, count)?;
+        let registered = self.data.objects().register_region(RegisterRegion {
+            protection_domain: parameters.pd.get(),
+            address: parameters.iova.get(),
+            length: parameters.length.get(),
+            page_shift: parameters.flags.page_shift(),
+            pages: &pages,
+            access: Access {
+                local_write: permissions.local_write(),
+                remote_write: permissions.remote_write(),
+                remote_read: permissions.remote_read(),
+            },
+        });
+        let keys = registered.map_err(refused)?;
+        Ok(answer(&RegisteredMr {
+            local_key: keys.local.into(),
+            remote_key: keys.remote.into(),
+            // There is one interconnect, so none is named.
+            validity: 0,
+            receive_interconnect: 0,
+            read_interconnect: 0,
+            write_interconnect: 0,
+        }))
+    }
+
+    pub(super) fn deregister_region(&mut self, command: &Command) -> Result<Answer, Status> {
+        let key = command.view::<DeregMr>()?.local_key.get();
+        let deregistered = self.data.objects().deregister_region(key);
+        deregistered.map(|()| DONE).map_err(refused)
+    }
+}
+
+/// How many pages a region has, by its address and length.
+fn page_count(parameters: &RegMr) -> Result<usize, Status> {
+    let shift = parameters.flags.page_shift();
+    let (iova, length) = (parameters.iova.get(), parameters.length.get());
+    possible(limits::PAGE_SHIFTS.contains(&shift) && length > 0)?;
+    let page = 1u64 << shift;
+    let last = (iova % page).checked_add(length - 1);
+    let count = last.map(|last| (last >> shift) + 1);
+    let count = count.and_then(|count| usize::try_from(count).ok());
+    let count = count.filter(|count| *count <= limits::PAGES_PER_REGION);
+    let count = count.ok_or(Status::IllegalParameter)?;
+    // Linux' driver leaves it to the device to count.
+    let given = parameters.pages.get();
+    possible(given == 0 || u32::try_from(count) == Ok(given))?;
+    Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_efa_spec::admin::memory_region::RegMrFlags;
+    use zerocopy::FromZeros;
+
+    use super::*;
+
+    fn region(iova: u64, length: u64, shift: u8) -> RegMr {
+        let mut region = RegMr::new_zeroed();
+        region.iova = iova.into();
+        region.length = length.into();
+        region.flags = RegMrFlags::new().with_page_shift(shift);
+        region
+    }
+
+    #[test]
+    fn pages_are_counted_from_the_first_to_the_last_byte() {
+        for (iova, length, count) in [
+            (0, 1, 1),
+            (0xfff, 2, 2),
+            (0x1000, 0x1000, 1),
+            (0x1001, 0x1000, 2),
+            (u64::MAX, 1, 1),
+        ] {
+            let region = region(iova, length, 12);
+            assert_eq!(page_count(&region), Ok(count), "{iova:#x}+{length:#x}");
+        }
+    }
+
+    #[test]
+    fn impossible_regions_are_refused() {
+        let most = (limits::PAGES_PER_REGION as u64) << 12;
+        assert_eq!(
+            page_count(&region(0, most, 12)),
+            Ok(limits::PAGES_PER_REGION)
+        );
+        for (iova, length, shift) in [
+            (0, 0, 12),
+            (0, 1, 11),
+            (0, 1, 63),
+            (0, most + 1, 12),
+            (0xfff, u64::MAX, 12),
+        ] {
+            let refused = page_count(&region(iova, length, shift));
+            assert_eq!(
+                refused,
+                Err(Status::IllegalParameter),
+                "{length:#x}, {shift}"
+            );
+        }
+        let mut wrong = region(0, 1, 12);
+        wrong.pages = 2.into();
+        assert_eq!(page_count(&wrong), Err(Status::IllegalParameter));
+    }
+}

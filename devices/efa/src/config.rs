@@ -1,0 +1,79 @@
+//! How an adapter is set up.
+
+use std::net::Ipv6Addr;
+
+use thiserror::Error;
+
+/// Prefix of the addresses that are chosen at random: link-local.
+const PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
+/// Bit of the first byte of an interface ID that marks it as not unique in the world (RFC 4291, 2.5.1).
+const LOCAL: u8 = 0x02;
+
+/// An adapter to be started. The texts are those of the options.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+pub struct Config {
+    /// Address (GID) of the adapter, of its own on its fabric, such as fe80::1 [default: one by chance]
+    #[arg(long, value_name = "IPV6")]
+    pub gid: Option<Ipv6Addr>,
+    /// Carry out the work requests of a queue pair in an order of this number [default: in their own, as far as it goes]
+    #[arg(long, value_name = "NUMBER")]
+    pub seed: Option<u64>,
+}
+
+/// Why an adapter cannot be set up.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// Nobody can be reached there.
+    #[error("GID {0}: it must be the address of one adapter; try fe80::1")]
+    Gid(Ipv6Addr),
+}
+
+impl Config {
+    /// The adapter's address, in network byte order.
+    pub(crate) fn gid(&self) -> Result<[u8; 16], ConfigError> {
+        match self.gid {
+            Some(gid) if gid.is_unspecified() || gid.is_multicast() => Err(ConfigError::Gid(gid)),
+            Some(gid) => Ok(gid.octets()),
+            None => Ok(by_chance()),
+        }
+    }
+}
+
+fn by_chance() -> [u8; 16] {
+    let mut gid = [0; 16];
+    let (prefix, interface) = gid.split_at_mut(PREFIX.len());
+    prefix.copy_from_slice(&PREFIX);
+    interface.copy_from_slice(&fastrand::u64(..).to_be_bytes());
+    if let Some(first) = interface.first_mut() {
+        *first &= !LOCAL;
+    }
+    gid
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(gid: Option<Ipv6Addr>) -> Config {
+        Config { gid, seed: None }
+    }
+
+    #[test]
+    fn gid_of_nobody_is_refused_with_the_way_out() {
+        for wrong in ["::", "ff02::1"] {
+            let gid = Some(wrong.parse().unwrap());
+            let message = config(gid).gid().unwrap_err().to_string();
+            assert!(message.contains(wrong) && message.ends_with("try fe80::1"));
+        }
+        let gid = Some("fe80::1".parse().unwrap());
+        assert_eq!(config(gid).gid().unwrap()[15], 1);
+    }
+
+    #[test]
+    fn gid_by_chance_is_link_local_and_differs() {
+        let [one, other] = [(); 2].map(|()| config(None).gid().unwrap());
+        assert_eq!(one[..8], PREFIX);
+        assert_ne!(one, other);
+        assert_eq!(one[8] & LOCAL, 0);
+    }
+}

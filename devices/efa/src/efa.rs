@@ -1,0 +1,213 @@
+//! The adapter as its bus sees it.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
+use peerbar_efa_spec::registers::ReadRequest;
+use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
+use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
+use zerocopy::IntoBytes;
+
+use crate::config::{Config, ConfigError};
+use crate::data::{DataPath, Setup};
+use crate::engine::Engine;
+use crate::interrupts::GatedInterrupts;
+use crate::memory_bar::{self, Doorbell};
+use crate::objects::{Gid, limits};
+use crate::registers::Effect;
+use crate::shared_registers::SharedRegisters;
+
+const REGISTER_BAR: u8 = 0;
+const REGISTER_BAR_BYTES: u64 = 0x4000;
+const VECTOR_BAR: u8 = 4;
+const VECTOR_BAR_BYTES: u64 = 0x4000;
+
+/// Vector 0 is the admin queues', the others are the event queues'.
+pub(crate) const VECTORS: u16 = limits::EVENT_QUEUES + 1;
+const MSI_X: MsiX = MsiX {
+    vectors: VECTORS,
+    bar: VECTOR_BAR,
+    table: 0,
+    pending: 0x2000,
+};
+
+/// The fourth generation of the adapter: the newest that the provider of Debian's rdma-core knows. It has RDMA reads and
+/// writes. The class is that of an Ethernet controller, as of the real one.
+const IDENTITY: Identity = Identity {
+    vendor: 0x1d0f,
+    device: 0xefa3,
+    subsystem_vendor: 0x1d0f,
+    subsystem: 0xefa3,
+    revision: 0,
+    class: 0x02_00_00,
+};
+
+/// The side of the adapter that the guest's accesses meet: registers and doorbells.
+pub struct Efa {
+    shared: Arc<SharedRegisters>,
+    requester: Arc<Requester>,
+    interrupts: Arc<GatedInterrupts>,
+    data: Arc<DataPath>,
+    memory: Arc<MemoryFile>,
+    /// By which answers to read requests go to memory that is mapped here.
+    answers: Mutex<Session>,
+}
+
+impl Efa {
+    /// Starts an adapter.
+    pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
+        let gid = Gid(config.gid().map_err(StartError::Config)?);
+        let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
+        let memory = MemoryFile::create("peerbar-efa-bar2", memory_bar::BAR_BYTES);
+        let memory = Arc::new(memory.map_err(StartError::Doorbells)?);
+        let requester = Arc::new(Requester::new());
+        let interrupts = Arc::new(GatedInterrupts::new(vectors.clone()));
+        let data = DataPath::start(Setup {
+            requester: requester.clone(),
+            interrupts: interrupts.clone(),
+            bar_memory: memory.clone(),
+            gid,
+            seed: config.seed,
+        });
+        let efa = Arc::new(Self {
+            shared: Arc::new(SharedRegisters::new()),
+            answers: Mutex::new(Session::new(requester.clone())),
+            data: Arc::new(data.map_err(StartError::Thread)?),
+            requester: requester.clone(),
+            interrupts,
+            memory,
+        });
+        let config = ConfigSpace::new(&IDENTITY, &bars()?, &MSI_X);
+        let (engine, shared) = (efa.engine(gid), efa.shared.clone());
+        let behind = efa.behind_bars();
+        let endpoint = Endpoint::new(efa, config, behind, requester, vectors);
+        Running::start(endpoint, || engine.run(), move || shared.stop()).map_err(StartError::Thread)
+    }
+
+    fn engine(&self, gid: Gid) -> Engine {
+        Engine::new(
+            self.shared.clone(),
+            self.requester.clone(),
+            self.interrupts.clone(),
+            self.data.clone(),
+            gid,
+        )
+    }
+
+    /// What is behind each of the BARs. Of BAR2 the guest maps the send queues; its doorbells are messages.
+    fn behind_bars(&self) -> [BarMemory; 3] {
+        let queues = memory_bar::SEND_QUEUES;
+        let area = (queues.start, queues.end - queues.start);
+        let memory = self.memory.clone();
+        [
+            BarMemory::Registers,
+            BarMemory::RegistersWithPages(memory, vec![area], PeerPages::Notified),
+            BarMemory::Registers,
+        ]
+    }
+
+    fn write_register(&self, offset: u64, value: u32) {
+        match self.shared.with(|registers| registers.write(offset, value)) {
+            Some(Effect::Engine) => self.shared.notify(),
+            Some(Effect::Read(request)) => self.answer(request),
+            Some(Effect::Arm(queue)) => self.data.arm_event_queue(queue),
+            None => {}
+        }
+    }
+
+    /// Answers a request to read a register: at once if its place is memory that is mapped here, since the driver waits for 50
+    /// ms only; if not, the engine answers, which may wait.
+    fn answer(&self, request: ReadRequest) {
+        let (answer, is_answering) = self
+            .shared
+            .with(|registers| (registers.answer(request), registers.is_answering()));
+        let Some((address, answer)) = answer else {
+            return log::debug!(
+                "register {:#x} is not read: there is no place",
+                request.offset()
+            );
+        };
+        if is_answering || !self.write_answer(address, answer.as_bytes()) {
+            self.shared.request_read(request);
+        }
+    }
+
+    /// Writes an answer, if its place is memory that is mapped here; whether it is.
+    fn write_answer(&self, address: u64, answer: &[u8]) -> bool {
+        let mut session = self.answers.lock();
+        let (purpose, place) = (Purpose::Control, (address, answer.len()));
+        let is_written = session.reaches(purpose, Direction::Write, place)
+            && session
+                .write_entries(purpose, address, answer, answer.len())
+                .is_ok();
+        session.release();
+        is_written
+    }
+
+    fn write_memory_bar(&self, offset: u64, data: &[u8]) {
+        if memory_bar::SEND_QUEUES.contains(&offset) {
+            if let Err(error) = self.memory.write(offset, data) {
+                log::debug!("send queue: {error}");
+            }
+            return;
+        }
+        match (Doorbell::at(offset), word(data)) {
+            (Some((uar, doorbell)), Some(value)) => self.data.doorbell(uar, doorbell, value),
+            _ => log::debug!("BAR2: no doorbell of {} bytes at {offset:#x}", data.len()),
+        }
+    }
+}
+
+impl Function for Efa {
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        match bar {
+            REGISTER_BAR => {
+                let value = self.shared.with(|registers| registers.read(offset & !3));
+                let bytes = value.to_le_bytes();
+                let from = bytes.iter().skip((offset % 4) as usize);
+                data.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+            }
+            memory_bar::BAR if memory_bar::SEND_QUEUES.contains(&offset) => {
+                if let Err(error) = self.memory.read(offset, data) {
+                    log::debug!("send queue: {error}");
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) {
+        match (bar, word(data)) {
+            (REGISTER_BAR, Some(value)) => self.write_register(offset, value),
+            (memory_bar::BAR, _) => self.write_memory_bar(offset, data),
+            _ => log::debug!(
+                "BAR{bar}: no register of {} bytes at {offset:#x}",
+                data.len()
+            ),
+        }
+    }
+
+    fn reset(&self) {
+        self.shared.with(|registers| {
+            drop(self.requester.halt());
+            self.interrupts.close();
+            registers.reset_function();
+        });
+        self.shared.notify();
+    }
+}
+
+fn bars() -> Result<[Bar; 3], peerbar_pci::BarError> {
+    Ok([
+        Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?,
+        Bar::new(memory_bar::BAR, memory_bar::BAR_BYTES, true)?,
+        Bar::new(VECTOR_BAR, VECTOR_BAR_BYTES, false)?,
+    ])
+}
+
+/// The value of an access of 4 bytes, the only length of registers and doorbells.
+fn word(data: &[u8]) -> Option<u32> {
+    data.try_into().ok().map(u32::from_le_bytes)
+}

@@ -1,0 +1,338 @@
+//! A driver of the adapter, and the machine around it: guest RAM, registers, interrupts.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
+use peerbar_efa::{Config, Efa};
+use peerbar_efa_spec::admin::{
+    ANSWER_BYTES, CompletionHeader, ENTRY_BYTES, Opcode, Status, WIDE_ENTRY_BYTES, checksum,
+};
+use peerbar_efa_spec::registers::offset;
+use peerbar_endpoint::Running;
+use peerbar_vfio_user::{Device, DmaMap, IrqAction};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::fs::{MemfdFlags, SealFlags};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Where guest RAM starts, and how much there is.
+pub(crate) const RAM: u64 = 0x1000_0000;
+pub(crate) const RAM_BYTES: u64 = 16 << 20;
+/// Where tests put their own data.
+pub(crate) const DATA: u64 = RAM + (1 << 20);
+/// Where answers to read requests go, and where the queues are.
+const ANSWERS: u64 = RAM;
+const SUBMISSION: u64 = RAM + 0x1000;
+const COMPLETION: u64 = RAM + 0x2000;
+pub(crate) const EVENTS: u64 = RAM + 0x3000;
+/// As Linux' driver has it.
+pub(crate) const DEPTH: u16 = 32;
+pub(crate) const EVENT_DEPTH: u16 = 16;
+/// The longest wait of a test.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) const REGISTERS: u32 = 0;
+pub(crate) const MEMORY: u32 = 2;
+const CONFIG_REGION: u32 = 7;
+const MSI_X: u32 = 2;
+const VECTORS: u32 = 33;
+
+/// The GID of the adapters of these tests.
+pub(crate) const GID: &str = "fe80::e0fa:1";
+
+/// What a driver needs of a client.
+pub(crate) trait Link {
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]);
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]);
+    fn map(&mut self, iova: u64, size: u64, memory: &File);
+}
+
+/// An adapter in this process, with its interrupts.
+pub(crate) struct Local {
+    pub(crate) efa: Running<Efa>,
+    pub(crate) events: Vec<OwnedFd>,
+}
+
+impl Local {
+    fn new() -> Self {
+        let gid = Some(GID.parse().unwrap());
+        let mut local = Self {
+            efa: Efa::start(&Config { gid, seed: None }).unwrap(),
+            events: (0..VECTORS)
+                .map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap())
+                .collect(),
+        };
+        let events = local.events.iter();
+        let events = events
+            .map(|event| Some(event.try_clone().unwrap().try_into().unwrap()))
+            .collect();
+        let action = IrqAction::Events(events);
+        let endpoint = &mut local.efa.endpoint;
+        endpoint.set_irqs(MSI_X, 0, VECTORS, action).unwrap();
+        local
+    }
+
+    /// Waits until a vector is raised.
+    #[track_caller]
+    pub(crate) fn wait_for_vector(&self, vector: usize) {
+        let event = &self.events[vector];
+        let mut descriptors = [PollFd::new(event, PollFlags::IN)];
+        let patience = PATIENCE.try_into().unwrap();
+        let ready = poll(&mut descriptors, Some(&patience)).unwrap();
+        assert_eq!(ready, 1, "vector {vector} is not raised");
+        rustix::io::read(event, &mut [0; 8]).unwrap();
+    }
+
+    /// Whether a vector has been raised.
+    pub(crate) fn is_raised(&self, vector: usize) -> bool {
+        rustix::io::read(&self.events[vector], &mut [0; 8]).is_ok()
+    }
+}
+
+impl Link for Local {
+    fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
+        let endpoint = &mut self.efa.endpoint;
+        endpoint.region_read(region, offset, data).unwrap();
+    }
+
+    fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
+        let endpoint = &mut self.efa.endpoint;
+        endpoint.region_write(region, offset, data).unwrap();
+    }
+
+    fn map(&mut self, iova: u64, size: u64, memory: &File) {
+        let map = DmaMap {
+            iova,
+            size,
+            readable: true,
+            writable: true,
+            memory: Some((memory.try_clone().unwrap().into(), 0)),
+        };
+        self.efa.endpoint.dma_map(map).unwrap();
+    }
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Completion {
+    pub(crate) status: u8,
+    pub(crate) answer: [u8; ANSWER_BYTES],
+}
+
+impl Completion {
+    /// The answer of a command that succeeded.
+    #[track_caller]
+    pub(crate) fn view<T: FromBytes>(&self) -> T {
+        assert_eq!(self.status, Status::Success as u8);
+        T::read_from_prefix(&self.answer).unwrap().0
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(&self, status: Status) {
+        assert_eq!(self.status, status as u8, "{status:?}");
+    }
+}
+
+/// A driver that polls, with one command at a time.
+pub(crate) struct Driver<L> {
+    pub(crate) link: L,
+    pub(crate) ram: File,
+    pub(crate) entry_bytes: usize,
+    reads: u16,
+    /// Commands submitted, and completions taken.
+    pub(crate) submitted: u16,
+    taken: u16,
+}
+
+impl Driver<Local> {
+    /// An adapter that is brought up as Linux' driver does it.
+    pub(crate) fn new() -> Self {
+        let mut driver = Self::of(Local::new());
+        driver.bring_up();
+        driver
+    }
+}
+
+impl<L: Link> Driver<L> {
+    /// An adapter as Linux leaves it to its driver.
+    pub(crate) fn of(mut link: L) -> Self {
+        let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+        let ram = File::from(fd);
+        link.map(RAM, RAM_BYTES, &ram);
+        let mut driver = Self {
+            link,
+            ram,
+            entry_bytes: WIDE_ENTRY_BYTES,
+            reads: 0,
+            submitted: 0,
+            taken: 0,
+        };
+        driver.set_command(0b110);
+        driver
+    }
+
+    pub(crate) fn set_command(&mut self, command: u16) {
+        self.link.write(CONFIG_REGION, 4, &command.to_le_bytes());
+    }
+
+    /// Resets the adapter and sets its queues up.
+    pub(crate) fn bring_up(&mut self) {
+        self.set_answers(ANSWERS);
+        self.reset();
+        self.set_queues(DEPTH, SUBMISSION, COMPLETION);
+    }
+
+    pub(crate) fn set_answers(&mut self, address: u64) {
+        self.write_register(offset::MMIO_RESP_HI, (address >> 32) as u32);
+        self.write_register(offset::MMIO_RESP_LO, address as u32);
+    }
+
+    /// A reset of the device (efa_com.c, `efa_com_dev_reset`).
+    pub(crate) fn reset(&mut self) {
+        self.write_register(offset::DEV_CTL, 1);
+        self.set_answers(ANSWERS);
+        let is_in_progress = |status: u32| status & 8 != 0;
+        self.wait_for_register(offset::DEV_STS, is_in_progress);
+        self.write_register(offset::DEV_CTL, 0);
+        self.wait_for_register(offset::DEV_STS, |status| !is_in_progress(status));
+        (self.submitted, self.taken) = (0, 0);
+        self.ram.write_all_at(&[0; 0x3000], 0x1000).unwrap();
+    }
+
+    pub(crate) fn set_queues(&mut self, depth: u16, submission: u64, completion: u64) {
+        let caps = u32::from(depth) | (self.entry_bytes as u32) << 16;
+        self.set_queue(offset::AQ_BASE_LO, submission, offset::AQ_CAPS, caps);
+        let caps = u32::from(depth) | (ENTRY_BYTES as u32) << 16;
+        self.set_queue(offset::ACQ_BASE_LO, completion, offset::ACQ_CAPS, caps);
+        let caps = u32::from(EVENT_DEPTH) | (ENTRY_BYTES as u32) << 16;
+        self.set_queue(offset::AENQ_BASE_LO, EVENTS, offset::AENQ_CAPS, caps);
+        self.write_register(offset::AENQ_CONS_DB, 0);
+    }
+
+    fn set_queue(&mut self, base: u64, address: u64, caps_offset: u64, caps: u32) {
+        self.write_register(base, address as u32);
+        self.write_register(base + 4, (address >> 32) as u32);
+        self.write_register(caps_offset, caps);
+    }
+
+    pub(crate) fn write_register(&mut self, offset: u64, value: u32) {
+        self.link.write(REGISTERS, offset, &value.to_le_bytes());
+    }
+
+    /// Asks for a register, and waits for the answer.
+    #[track_caller]
+    pub(crate) fn read_register(&mut self, offset: u64) -> u32 {
+        self.reads = self.reads.wrapping_add(1);
+        let request = u32::from(self.reads) | (offset as u32) << 16;
+        self.write_register(offset::MMIO_REG_READ, request);
+        let start = Instant::now();
+        loop {
+            let mut answer = [0; 8];
+            self.ram.read_exact_at(&mut answer, 0).unwrap();
+            let [a, b, c, d, value @ ..] = answer;
+            if u32::from_le_bytes([a, b, c, d]) == request {
+                return u32::from_le_bytes(value);
+            }
+            assert!(start.elapsed() < PATIENCE, "no answer: {offset:#x}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn wait_for_register(&mut self, offset: u64, is_done: impl Fn(u32) -> bool) {
+        let start = Instant::now();
+        while !is_done(self.read_register(offset)) {
+            assert!(start.elapsed() < PATIENCE, "register {offset:#x}");
+        }
+    }
+
+    /// Carries out a command without a control buffer.
+    #[track_caller]
+    pub(crate) fn execute(
+        &mut self,
+        opcode: Opcode,
+        payload: &(impl IntoBytes + Immutable + ?Sized),
+    ) -> Completion {
+        self.execute_with(0, opcode, payload.as_bytes())
+    }
+
+    /// Carries out a command with these flags beside its phase.
+    #[track_caller]
+    pub(crate) fn execute_with(&mut self, flags: u8, opcode: Opcode, payload: &[u8]) -> Completion {
+        let entry = self.entry(flags, opcode as u8, payload);
+        self.submit(&entry);
+        self.completion()
+    }
+
+    /// The entry of a command, as the next one of the queue.
+    pub(crate) fn entry(&self, flags: u8, opcode: u8, payload: &[u8]) -> Vec<u8> {
+        let mut entry = vec![0; self.entry_bytes];
+        let phase = u8::from((self.submitted / DEPTH).is_multiple_of(2));
+        entry[..2].copy_from_slice(&self.command_id().to_le_bytes());
+        entry[2] = opcode;
+        entry[3] = flags | phase;
+        let start = if self.entry_bytes == WIDE_ENTRY_BYTES {
+            12
+        } else {
+            4
+        };
+        entry[start..start + payload.len()].copy_from_slice(payload);
+        if self.entry_bytes == WIDE_ENTRY_BYTES {
+            let sum = checksum(&entry);
+            entry[4..6].copy_from_slice(&sum.to_le_bytes());
+        }
+        entry
+    }
+
+    fn command_id(&self) -> u16 {
+        self.submitted & 0xfff
+    }
+
+    /// Puts an entry into the queue and rings its doorbell.
+    pub(crate) fn submit(&mut self, entry: &[u8]) {
+        let index = u64::from(self.submitted % DEPTH);
+        let place = SUBMISSION - RAM + index * self.entry_bytes as u64;
+        self.ram.write_all_at(entry, place).unwrap();
+        self.submitted = self.submitted.wrapping_add(1);
+        self.write_register(offset::AQ_PROD_DB, self.submitted.into());
+    }
+
+    /// Waits for the next completion, which is that of the last command.
+    #[track_caller]
+    pub(crate) fn completion(&mut self) -> Completion {
+        let place = COMPLETION - RAM + u64::from(self.taken % DEPTH) * ENTRY_BYTES as u64;
+        let phase = u8::from((self.taken / DEPTH).is_multiple_of(2));
+        let start = Instant::now();
+        let mut entry = [0; ENTRY_BYTES];
+        loop {
+            self.ram.read_exact_at(&mut entry[..8], place).unwrap();
+            if entry[3] & 1 == phase {
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "no completion");
+            std::thread::yield_now();
+        }
+        self.ram.read_exact_at(&mut entry, place).unwrap();
+        let (header, answer) = CompletionHeader::read_from_prefix(&entry).unwrap();
+        assert_eq!(header.command_id.get(), self.taken & 0xfff);
+        let answer = answer.try_into().unwrap();
+        entry[4..6].fill(0);
+        assert_eq!(header.checksum.get(), checksum(&entry), "checksum");
+        self.taken = self.taken.wrapping_add(1);
+        Completion {
+            status: header.status,
+            answer,
+        }
+    }
+
+    pub(crate) fn write_ram(&self, address: u64, data: &[u8]) {
+        self.ram.write_all_at(data, address - RAM).unwrap();
+    }
+
+    pub(crate) fn read_ram(&self, address: u64, data: &mut [u8]) {
+        self.ram.read_exact_at(data, address - RAM).unwrap();
+    }
+}

@@ -1,0 +1,17 @@
+//! The adapter as a driver meets it: through its regions, interrupts and DMA mappings, as Linux' `efa` uses them.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests"
+)]
+
+mod bring_up;
+mod daemon;
+mod driver;
+mod events;
+mod hostile;
+mod objects;
+mod regions;
+mod reset;
