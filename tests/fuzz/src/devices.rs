@@ -1,6 +1,7 @@
 //! Devices: what keeps a state from one step of an input to the next.
 
 pub mod gpu_commands;
+pub mod gpu_nvme_io;
 mod guest_ram;
 pub mod nvme_controller;
 pub mod nvme_disks;

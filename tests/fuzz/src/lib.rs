@@ -13,6 +13,8 @@
 pub mod devices;
 mod input;
 pub mod parsers;
+#[cfg(test)]
+mod seed;
 
 /// A function that takes any bytes, and panics if what it tests does not hold.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +40,7 @@ macro_rules! targets {
 
 targets! {
     devices::gpu_commands 100,
+    devices::gpu_nvme_io 100,
     devices::nvme_controller 20,
     devices::nvme_disks 50,
     devices::switch_endpoints 10,

@@ -46,6 +46,7 @@ macro_rules! targets_hold {
 
 targets_hold! {
     gpu_commands
+    gpu_nvme_io
     nvme_controller
     nvme_disks
     switch_endpoints

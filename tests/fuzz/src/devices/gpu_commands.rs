@@ -2,6 +2,7 @@
 //! fault code of each command. Guest memory comes and goes by pages, so that commands fail halfway.
 
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use peerbar_dma::MemoryFile;
 use peerbar_gpu::{Config, Gpu, Mode, SteppedGpu};
@@ -12,7 +13,7 @@ use crate::input::Input;
 
 mod model;
 
-use model::{BadCommand, Entry, Memories, PAGE, PAGES, RAM, RAM_AT, VRAM};
+use model::{BadCommand, Entry, Memories, PAGE, PAGES, RAM, RAM_AT, TIME_OUT, VRAM};
 
 const REGISTERS: u32 = 0;
 /// Steps of an input, at most.
@@ -21,6 +22,8 @@ const STEPS: usize = 24;
 const ENTRIES: u32 = 8;
 const RINGS_AT: u64 = model::RINGS_AT;
 const CHANNELS: u8 = 2;
+/// Far longer than any command here takes.
+const LONG: Duration = Duration::from_secs(20);
 
 /// A channel as its driver knows it.
 #[derive(Clone, Copy, Default)]
@@ -59,7 +62,7 @@ impl Bench {
             vram_bytes: VRAM,
             aperture_bytes: None,
             mode: Mode::Static,
-            job_timeout: std::time::Duration::from_secs(3600),
+            job_timeout: Duration::from_secs(3600),
         };
         let gpu = Gpu::stepped(&config).expect("a GPU");
         let ram = MemoryFile::create("ram", RAM).expect("memory");
@@ -169,6 +172,7 @@ impl Bench {
             }
             208..=231 => self.enable(input.u8()? % CHANNELS),
             232..=239 => self.start_again(),
+            240..=247 => self.wait_for_the_other(input)?,
             _ => {
                 let (offset, value) = (input.u16()?, input.u32()?);
                 // Whatever is written to registers, they are read without a panic, and a reset brings all back.
@@ -194,21 +198,11 @@ impl Bench {
 
     /// Puts commands on a ring, rings the doorbell, and compares what the GPU and the model have done.
     fn submit(&mut self, number: u8, entries: &[Entry]) {
-        let mut channel = self.channels[usize::from(number)];
         let mut done = self.head(number);
-        for entry in entries {
-            let slot = u64::from(channel.put % ENTRIES) * model::ENTRY_BYTES as u64;
-            let at = self.ring(number) + slot;
-            self.rings.write(at, &entry.bytes()).expect("a ring");
-            channel.put = channel.put.wrapping_add(1);
-        }
+        self.put(number, entries);
+        self.work_off(number);
+        let mut channel = self.channels[usize::from(number)];
         let ahead = channel.put.wrapping_sub(done);
-        self.write(
-            REGISTERS,
-            0x8000 + 0x40 * u64::from(number),
-            &channel.put.to_le_bytes(),
-        );
-        self.gpu.work();
         if channel.failed.is_none() && ahead <= ENTRIES {
             for entry in entries {
                 match self.expected.execute(entry) {
@@ -225,10 +219,71 @@ impl Bench {
             self.take_over_nans();
         }
         assert_eq!(self.head(number), done, "{entries:x?}");
-        let status = self.read(0x1014 + 0x100 * u64::from(number));
         let expected = channel.failed.map_or(1, |code| 2 | u32::from(code) << 8);
-        assert_eq!(status, expected, "{entries:x?}");
+        assert_eq!(self.status(number), expected, "{entries:x?}");
         self.channels[usize::from(number)] = channel;
+    }
+
+    /// Puts commands on a ring, and rings the doorbell.
+    fn put(&mut self, number: u8, entries: &[Entry]) {
+        let mut put = self.channels[usize::from(number)].put;
+        for entry in entries {
+            let slot = u64::from(put % ENTRIES) * model::ENTRY_BYTES as u64;
+            let at = self.ring(number) + slot;
+            self.rings.write(at, &entry.bytes()).expect("a ring");
+            put = put.wrapping_add(1);
+        }
+        self.channels[usize::from(number)].put = put;
+        let doorbell = 0x8000 + 0x40 * u64::from(number);
+        self.write(REGISTERS, doorbell, &put.to_le_bytes());
+    }
+
+    /// Has the GPU work until a channel has nothing left to do. A wait in vain ends with its time limit.
+    fn work_off(&mut self, number: u8) {
+        let deadline = Instant::now() + LONG;
+        let put = self.channels[usize::from(number)].put;
+        loop {
+            self.gpu.work();
+            if self.status(number) != 1 || self.head(number) == put {
+                return;
+            }
+            assert!(Instant::now() < deadline, "a command does not end");
+        }
+    }
+
+    /// A channel waits for a word until the other channel writes it. If that cannot be, it is disabled, which ends the wait.
+    fn wait_for_the_other(&mut self, input: &mut Input<'_>) -> Option<()> {
+        let waiting = input.u8()? % CHANNELS;
+        let wait = Entry::wait(input)?;
+        (0..CHANNELS).for_each(|channel| self.enable(channel));
+        if !self.expected.is_in_vain(&wait) {
+            self.submit(waiting, &[wait]);
+            return Some(());
+        }
+        self.put(waiting, &[wait]);
+        self.gpu.work();
+        assert_eq!(
+            (self.status(waiting), self.head(waiting)),
+            (1, 0),
+            "{wait:x?}"
+        );
+        self.submit(1 - waiting, &[wait.awaited_write()]);
+        self.gpu.work();
+        let seen = (self.status(waiting), self.head(waiting));
+        match self.expected.execute(&wait) {
+            Ok(()) => assert_eq!(seen, (1, 1), "{wait:x?}"),
+            Err(bad) if bad.code == TIME_OUT => assert_eq!(seen, (1, 0), "{wait:x?}"),
+            Err(BadCommand { code, written }) => {
+                assert_eq!(seen, (2 | u32::from(code) << 8, 0), "{wait:x?}");
+                self.take_over(written);
+            }
+        }
+        self.enable(waiting);
+        Some(())
+    }
+
+    fn status(&mut self, channel: u8) -> u32 {
+        self.read(0x1014 + 0x100 * u64::from(channel))
     }
 
     fn head(&mut self, channel: u8) -> u32 {
@@ -281,5 +336,104 @@ impl Bench {
                 panic!("{start:x?} differs from byte {at:?} on");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::Seed;
+
+    /// Fields of a command as an input has them, without its opcode and kernel.
+    #[derive(Clone, Copy, Default)]
+    struct Fields {
+        flags: u8,
+        spaces: u8,
+        places: [u16; 3],
+        length: u16,
+        fence: u16,
+        grid: u8,
+        block: u8,
+        value: u64,
+    }
+
+    fn entry(seed: Seed, [opcode, kernel]: [u8; 2], fields: Fields) -> Seed {
+        let seed = seed.bytes(&[opcode, kernel, fields.flags, fields.spaces]);
+        let seed = fields.places.into_iter().fold(seed, Seed::u16);
+        let seed = seed.u16(fields.length).u16(fields.fence);
+        seed.bytes(&[fields.grid, fields.block]).u64(fields.value)
+    }
+
+    fn submit(channel: u8, count: u8) -> Seed {
+        Seed::default().bytes(&[0, channel, count - 1])
+    }
+
+    /// Carries out a seed, which no command of may fail.
+    fn carry_out(seed: &[u8]) -> Bench {
+        let mut bench = Bench::new();
+        bench.start();
+        let mut input = Input::new(seed);
+        while bench.step(&mut input).is_some() {
+            let failed = bench.channels.map(|channel| channel.failed);
+            assert_eq!(failed, [None; CHANNELS as usize]);
+        }
+        assert_eq!(input.u8(), None, "the seed is used up");
+        bench.check_memories();
+        bench
+    }
+
+    #[test]
+    fn seed_of_commands_is_carried_out_without_a_fault() {
+        // From VRAM at 0 to guest memory, with a fence.
+        let fields = Fields {
+            flags: 1,
+            spaces: 1,
+            places: [0, 0x100, 0x1100],
+            length: 64,
+            fence: 0x2100,
+            grid: 4,
+            block: 8,
+            value: 0x0102_0304_0506_0708,
+        };
+        let seed = entry(submit(0, 3), [2, 0], fields);
+        let seed = entry(seed, [1, 0], fields);
+        let seed = entry(seed, [3, 0], fields);
+        let seed = entry(seed.bytes(&[0, 1, 2]), [4, 0], fields);
+        let seed = entry(seed, [5, 2], fields);
+        let seed = entry(seed, [5, 3], fields);
+        let seed = entry(seed.bytes(&[0, 1, 1]), [5, 4], fields);
+        let seed = entry(seed, [5, 0], fields);
+        let bench = carry_out(&seed.in_corpus("gpu_commands", "commands"));
+        assert_eq!(bench.channels.map(|channel| channel.put), [3, 5]);
+    }
+
+    #[test]
+    fn seed_of_waits_is_carried_out_without_a_fault() {
+        let fields = Fields {
+            flags: 1 | 2 << 5,
+            places: [0x100, 0, 0],
+            length: 8,
+            fence: 0x2100,
+            ..Fields::default()
+        };
+        // A word is written, and waited for; then one channel waits for the other.
+        let word = Fields {
+            flags: fields.flags | 0x10,
+            value: 5,
+            ..fields
+        };
+        let seed = entry(submit(0, 2), [6, 0], word);
+        let seed = entry(seed, [7, 0], word);
+        let waiting = Fields {
+            value: 0xff,
+            ..fields
+        };
+        let seed = entry(seed.bytes(&[240, 1]), [7, 0], waiting).u64(9);
+        // A wait in vain: the value has bits that the mask has not.
+        let seed = entry(seed.bytes(&[240, 0]), [7, 0], waiting).u64(0x100);
+        let bench = carry_out(&seed.in_corpus("gpu_commands", "waits"));
+        let mut word = [0; 8];
+        bench.ram.read(0, &mut word).expect("RAM");
+        assert_eq!(u64::from_le_bytes(word), 0x100);
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, OnceLock};
 
 use arbitrary::{Arbitrary, Unstructured};
-use peerbar_nvme::SteppedController;
+use peerbar_nvme::{Config, SteppedController};
 use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -31,6 +31,10 @@ enum Step {
     Io(Command),
     /// Writes a register or doorbell.
     Register(u16, u64, bool),
+    /// Writes a register of the Persistent Memory Region.
+    Region(u8, u32),
+    /// Sanitize, of whatever kind.
+    Sanitize(u8, bool),
     /// Reads a register.
     Read(u16, bool),
     /// Writes configuration space.
@@ -91,8 +95,12 @@ impl Guest {
         let memory = memfd_create("guest", MemfdFlags::ALLOW_SEALING).expect("memory");
         ftruncate(&memory, RAM).expect("memory");
         fcntl_add_seals(&memory, SealFlags::SHRINK).expect("memory");
-        let controller =
-            SteppedController::start(&ram_disk::config(), Vec::new()).expect("a controller");
+        let (_region, path) = ram_disk::region(2 << 20);
+        let config = Config {
+            pmr: Some(path),
+            ..ram_disk::config()
+        };
+        let controller = SteppedController::start(&config, Vec::new()).expect("a controller");
         Self {
             controller,
             memory: memory.into(),
@@ -169,6 +177,17 @@ impl Guest {
                     &value.to_le_bytes()[..if *wide { 8 } else { 4 }],
                 );
             }
+            Step::Region(which, value) => {
+                let offset = 0xe00 + u64::from(which % 7) * 4;
+                self.write(REGISTERS, offset, &value.to_le_bytes());
+            }
+            Step::Sanitize(control, no_deallocate) => {
+                let mut bytes = [0; 64];
+                bytes[0] = 0x84;
+                bytes[2..4].copy_from_slice(&number.to_le_bytes());
+                bytes[40..42].copy_from_slice(&[*control, u8::from(*no_deallocate) << 1]);
+                self.put(0, bytes);
+            }
             Step::Read(offset, wide) => {
                 let mut data = [0; 8];
                 let data = &mut data[..if *wide { 8 } else { 1 }];
@@ -227,4 +246,68 @@ pub fn run(data: &[u8]) {
         }
     }
     guest.bring_up();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::{Seed, names};
+
+    const STEPS: u32 = 10;
+
+    /// Adds an admin command (0) or an I/O command (1) with its data at [`DATA`].
+    fn command(seed: Seed, queue: u32, opcode: u8, dwords: [u32; 3]) -> Seed {
+        let seed = seed.step(queue, STEPS).bytes(&[opcode, 0, 1]);
+        let seed = seed.u32(DATA as u32).u32(0).bytes(&[0]);
+        let seed = dwords.into_iter().fold(seed, Seed::u32);
+        [0; 3].into_iter().fold(seed, Seed::u32)
+    }
+
+    fn steps(seed: &[u8]) -> Vec<Step> {
+        Vec::arbitrary_take_rest(Unstructured::new(seed)).expect("steps")
+    }
+
+    #[test]
+    fn seed_of_commands_reads_as_its_steps() {
+        let seed = command(Seed::default(), 0, 0x06, [1, 0, 0]);
+        let seed = command(seed, 0, 0x02, [127 << 16 | 2, 0, 0]);
+        let seed = command(seed, 0, 0x09, [6, 0, 0]);
+        let seed = command(seed, 1, 0x01, [8, 0, 7]);
+        let seed = command(seed, 1, 0x02, [8, 0, 7]);
+        let seed = command(seed, 1, 0x00, [0; 3]);
+        let seed = seed.step(7, STEPS).u32(0).u64(8 << 32);
+        let seed = command(seed, 1, 0x09, [0, 4, 0]);
+        let seed = seed.step(8, STEPS).u32(DATA as u32).u32(0xfff);
+        let seed = command(seed, 1, 0x02, [8, 0, 7]);
+        let seed = seed.step(9, STEPS).end();
+        let read = steps(&seed.in_corpus("nvme_controller", "commands"));
+        let expected = [
+            "Admin", "Admin", "Admin", "Io", "Io", "Io", "Memory", "Io", "Unmap", "Io", "Reset",
+        ];
+        assert_eq!(names(&read), expected);
+        let Step::Io(write) = &read[3] else {
+            panic!("{read:?}");
+        };
+        assert_eq!((write.opcode, write.nsid, write.dwords[2]), (1, 1, 7));
+    }
+
+    #[test]
+    fn seed_of_the_region_reads_as_its_steps() {
+        let register =
+            |seed: Seed, which: u8, value| seed.step(3, STEPS).bytes(&[which]).u32(value);
+        let sanitize = |seed: Seed, control: u8| seed.step(4, STEPS).bytes(&[control, 0]);
+        let seed = register(Seed::default(), 6, 0x70);
+        let seed = register(seed, 5, 2);
+        let seed = register(seed, 1, 1);
+        let seed = sanitize(seed, 2);
+        let seed = register(seed, 1, 0);
+        let seed = sanitize(seed, 2 | 1 << 3);
+        let seed = command(seed, 0, 0x02, [127 << 16 | 0x81, 0, 0]);
+        let seed = seed.step(5, STEPS).u16(0xe08).bytes(&[0]).end();
+        let read = steps(&seed.in_corpus("nvme_controller", "region"));
+        let expected = [
+            "Region", "Region", "Region", "Sanitize", "Region", "Sanitize", "Admin", "Read",
+        ];
+        assert_eq!(names(&read), expected);
+    }
 }

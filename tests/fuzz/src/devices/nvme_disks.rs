@@ -1,7 +1,9 @@
 //! An NVMe controller on disks that fail, beside a model that knows every byte: of the disks, of guest memory, and of what must be on
 //! stable storage. Blocks have 512 or 4096 bytes. Disks fail with EIO, ENOSPC, EMFILE or short, at any of their operations; guest
-//! memory has a hole, so that DMA fails too.
+//! memory has a hole, so that DMA fails too. Data also lie in a Persistent Memory Region, which comes and goes; Sanitize erases all.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use peerbar_dma::MemoryFile;
@@ -12,10 +14,14 @@ use super::{guest_ram, ram_disk};
 use crate::input::Input;
 
 mod faulty_disk;
+mod region;
 
 use faulty_disk::{DISK, FaultyDisk, Kind, Shared};
+use region::{REGION, REGION_BYTES, REGION_PAGES, Registers};
 
 const REGISTERS: u32 = 0;
+/// Controller Status.
+const CSTS: u64 = 0x1c;
 /// Steps of an input, at most.
 const STEPS: usize = 32;
 const NAMESPACES: usize = 2;
@@ -47,6 +53,8 @@ mod status {
     pub(super) const INVALID_FIELD: u16 = 0x002;
     pub(super) const DATA_TRANSFER: u16 = 0x004;
     pub(super) const INVALID_NAMESPACE: u16 = 0x00b;
+    pub(super) const SANITIZE_FAILED: u16 = 0x01c;
+    pub(super) const PROHIBITED_BY_PMR: u16 = 0x023;
     pub(super) const LBA_RANGE: u16 = 0x080;
     pub(super) const CAPACITY: u16 = 0x081;
     pub(super) const WRITE_FAULT: u16 = 0x280;
@@ -68,7 +76,10 @@ struct Bench {
     disks: [Arc<Shared>; NAMESPACES],
     block: u64,
     ram: MemoryFile,
-    /// What the data part of guest memory holds.
+    /// The file of the Persistent Memory Region, and what its registers hold.
+    region_file: File,
+    region: Registers,
+    /// What the data part of guest memory holds, and behind that the region.
     data: Vec<u8>,
     /// What the disks hold.
     blocks: [Vec<u8>; NAMESPACES],
@@ -107,7 +118,9 @@ pub fn run(data: &[u8]) {
 
 impl Bench {
     fn new(block: u64) -> Self {
+        let (region_file, path) = ram_disk::region(REGION_BYTES);
         let config = Config {
+            pmr: Some(path),
             cmb_bytes: None,
             cmb_queues: false,
             block_bytes: u32::try_from(block).expect("a block's size"),
@@ -126,7 +139,9 @@ impl Bench {
             disks,
             block,
             ram,
-            data: vec![0; (RAM - DATA) as usize],
+            region_file,
+            region: Registers::default(),
+            data: vec![0; ((PAGES + REGION_PAGES) * PAGE) as usize],
             blocks: std::array::from_fn(|_| vec![0; DISK]),
             is_lost: [false; NAMESPACES],
             write_cache: true,
@@ -143,12 +158,10 @@ impl Bench {
         written.expect("a register");
     }
 
-    fn status(&mut self) -> u32 {
+    fn register(&mut self, offset: u64) -> u32 {
         let mut bytes = [0; 4];
-        let read = self
-            .controller
-            .endpoint
-            .region_read(REGISTERS, 0x1c, &mut bytes);
+        let endpoint = &mut self.controller.endpoint;
+        let read = endpoint.region_read(REGISTERS, offset, &mut bytes);
         read.expect("a register");
         u32::from_le_bytes(bytes)
     }
@@ -157,14 +170,17 @@ impl Bench {
     fn start(&mut self) {
         self.write(REGISTERS, 0x14, &0_u32.to_le_bytes());
         self.controller.work();
-        assert_eq!(self.status() & 1, 0, "it is disabled");
+        assert_eq!(self.register(CSTS) & 1, 0, "it is disabled");
         for (disk, blocks) in self.disks.iter().zip(&mut self.blocks) {
             disk.clear();
             blocks.fill(0);
         }
         self.controller.renew_disks();
         self.is_lost = [false; NAMESPACES];
+        self.set_region(Registers::default());
         self.data.fill(0);
+        let region = vec![0; (REGION_PAGES * PAGE) as usize];
+        self.region_file.write_all_at(&region, 0).expect("memory");
         self.ram.write(0, &vec![0; RAM as usize]).expect("memory");
         self.queues = Default::default();
         self.write_cache = true;
@@ -174,7 +190,7 @@ impl Bench {
         self.write(REGISTERS, 0x30, &ACQ.to_le_bytes());
         self.write(REGISTERS, 0x14, &0x0046_0001_u32.to_le_bytes());
         self.controller.work();
-        assert_eq!(self.status() & 3, 1, "it is ready");
+        assert_eq!(self.register(CSTS) & 3, 1, "it is ready");
         let queue = |opcode, base, more| {
             let mut command = Command::new(opcode, 0);
             command.prps = [base, 0];
@@ -234,6 +250,8 @@ impl Bench {
             24..=31 => self.set_write_cache(kind & 1 == 1),
             32..=39 => self.unknown(input)?,
             40..=71 => self.flush(input.u8()?),
+            244..=251 => self.change_region(input)?,
+            252.. => self.sanitize(input)?,
             _ => {
                 let work = Work::made_of(input, self.block)?;
                 match kind {
@@ -241,7 +259,7 @@ impl Bench {
                     120..=175 => self.read_blocks(&work),
                     176..=199 => self.compare(&work, input.u8()?),
                     200..=215 => self.verify(&work),
-                    216..=235 => self.zero(&work),
+                    216..=231 => self.zero(&work),
                     _ => self.deallocate(&work, input)?,
                 }
             }
@@ -418,7 +436,7 @@ impl Bench {
                 continue;
             };
             let mut found = vec![0; len as usize];
-            self.ram.read(address, &mut found).expect("memory");
+            self.load(address, &mut found);
             if code == 0 {
                 assert!(found == new_run, "{work:?}: other data");
             }
@@ -561,7 +579,7 @@ impl Bench {
             }
         };
         Layout {
-            has_hole: runs.iter().any(|(address, _)| *address >= RAM),
+            has_hole: runs.iter().any(|(address, _)| !self.is_there(*address)),
             runs,
             prps: [prp1, prp2],
         }
@@ -572,12 +590,41 @@ impl Bench {
         if work.hole == Some(number) {
             return RAM + 16 * PAGE;
         }
-        DATA + (work.first_page + number * work.stride) % PAGES * PAGE
+        match (work.first_page + number * work.stride) % (PAGES + REGION_PAGES) {
+            page @ 0..PAGES => DATA + page * PAGE,
+            page => REGION + (page - PAGES) * PAGE,
+        }
     }
 
+    /// Whether commands reach memory at an address of data.
+    fn is_there(&self, address: u64) -> bool {
+        address < RAM || address >= REGION && self.region.is_open()
+    }
+
+    /// Where the bytes at an address are in the model, if the region is open or they are not of it.
     fn place(&self, address: u64, len: u64) -> Option<std::ops::Range<usize>> {
-        let at = (address.checked_sub(DATA)? as usize)..((address + len - DATA) as usize);
-        (at.end <= self.data.len()).then_some(at)
+        let at = match address.checked_sub(REGION) {
+            Some(at) => PAGES * PAGE + at,
+            None => address
+                .checked_sub(DATA)
+                .filter(|at| at + len <= PAGES * PAGE)?,
+        };
+        Some(at as usize..(at + len) as usize)
+    }
+
+    /// Stores bytes at an address, as the guest's processor does.
+    fn store(&mut self, address: u64, bytes: &[u8]) {
+        match address.checked_sub(REGION) {
+            Some(at) => self.region_file.write_all_at(bytes, at).expect("memory"),
+            None => self.ram.write(address, bytes).expect("memory"),
+        }
+    }
+
+    fn load(&self, address: u64, bytes: &mut [u8]) {
+        match address.checked_sub(REGION) {
+            Some(at) => self.region_file.read_exact_at(bytes, at).expect("memory"),
+            None => self.ram.read(address, bytes).expect("memory"),
+        }
     }
 
     fn put(&mut self, layout: &Layout, mut bytes: &[u8]) {
@@ -586,7 +633,7 @@ impl Bench {
             bytes = rest;
             if let Some(at) = self.place(*address, *len) {
                 self.data[at].copy_from_slice(run);
-                self.ram.write(*address, run).expect("memory");
+                self.store(*address, run);
             }
         }
     }
@@ -597,9 +644,12 @@ impl Bench {
 
     fn check_all(&mut self) {
         (0..NAMESPACES).for_each(|n| self.check_disk(n));
-        let mut found = vec![0; self.data.len()];
-        self.ram.read(DATA, &mut found).expect("memory");
-        assert!(found == self.data, "guest memory differs");
+        let (memory, region) = self.data.split_at((PAGES * PAGE) as usize);
+        for (address, known) in [(DATA, memory), (REGION, region)] {
+            let mut found = vec![0; known.len()];
+            self.load(address, &mut found);
+            assert!(found == known, "memory at {address:#x} differs");
+        }
     }
 }
 
@@ -637,7 +687,7 @@ impl Work {
             count: 1 + count % longest,
             block,
             offset: offset & 0xffc,
-            first_page: place % PAGES,
+            first_page: place % (PAGES + REGION_PAGES),
             stride: [1, 5, 7, 11][(choice >> 1 & 3) as usize],
             hole: (hole < 32).then_some(hole % 5),
             fua: choice & 0x80 != 0,

@@ -1,6 +1,11 @@
 //! The settings of a controller with a small disk in memory.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+
 use peerbar_nvme::{Config, PollPolicy, Source};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// One worker, a disk of 1 MiB, a CMB of 2 MiB that takes queues.
 pub(crate) fn config() -> Config {
@@ -17,4 +22,12 @@ pub(crate) fn config() -> Config {
         io_uring: false,
         seeded_faults: Vec::new(),
     }
+}
+
+/// A file in memory for a Persistent Memory Region, and the path by which a server opens it. It may be closed afterwards.
+pub(crate) fn region(bytes: u64) -> (File, PathBuf) {
+    let file = memfd_create("region", MemfdFlags::CLOEXEC).expect("memory");
+    ftruncate(&file, bytes).expect("memory");
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    (file.into(), path.into())
 }

@@ -305,3 +305,66 @@ pub fn run(data: &[u8]) {
         std::thread::yield_now();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::{Seed, names};
+
+    const ACTIONS: u32 = 12;
+
+    /// Adds a step of an endpoint.
+    fn step(seed: Seed, endpoint: u8, action: u32) -> Seed {
+        seed.bytes(&[1, endpoint]).variant(action, ACTIONS)
+    }
+
+    #[test]
+    fn seed_of_announcements_reads_as_its_steps() {
+        let mut seed = Seed::default();
+        for endpoint in 0..2 {
+            seed = step(seed, endpoint, 2).bytes(&[endpoint, 0]);
+            seed = step(seed, endpoint, 9);
+            // A window of 4 pages in BAR 2, lent by a memory file.
+            seed = step(seed, endpoint, 5).bytes(&[1]);
+            seed = seed.bytes(&[1, 2, 16 + 4 * endpoint, 4, 1]).variant(0, 6);
+            seed = seed.end();
+            seed = step(seed, endpoint, 9);
+        }
+        for action in [6, 7] {
+            seed = step(seed, 0, action).bytes(&[1, 7]).u16(8);
+            seed = step(seed, 1, 9);
+            seed = step(seed, 1, 8).bytes(&[0, 7]).u16(8);
+        }
+        seed = step(seed, 1, 4);
+        seed = step(seed, 0, 10).u64(1);
+        seed = step(seed, 1, 1);
+        let seed = seed.end().in_corpus("switch_endpoints", "announcements");
+        let read: Vec<Step> = Vec::arbitrary_take_rest(Unstructured::new(&seed)).expect("steps");
+        let actions: Vec<Action> = read.into_iter().map(|step| step.action).collect();
+        let greeting = ["Hello", "Receive", "Announce", "Receive"];
+        let rest = [
+            "Read",
+            "Receive",
+            "Reply",
+            "Write",
+            "Receive",
+            "Reply",
+            "Mark",
+            "Acknowledge",
+            "Leave",
+        ];
+        assert_eq!(names(&actions), [&greeting[..], &greeting, &rest].concat());
+        let Action::Announce { windows, .. } = &actions[2] else {
+            panic!("{actions:?}");
+        };
+        assert!(matches!(
+            windows[..],
+            [Window {
+                bar: 2,
+                address: 16,
+                pages: 4,
+                lent: Some(File::Memory)
+            }]
+        ));
+    }
+}

@@ -336,3 +336,62 @@ pub fn run(data: &[u8]) {
     drop((client, options));
     assert!(descriptors() <= before, "a descriptor has leaked");
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::{Seed, names};
+
+    const STEPS: u32 = 12;
+    const KINDS: u32 = 21;
+
+    /// Adds a list of one descriptor.
+    fn descriptor(seed: Seed, kind: Kind) -> Seed {
+        seed.step(kind as u32, KINDS).end()
+    }
+
+    /// Adds a span of pages.
+    fn pages(seed: Seed, first: u8, count: u8) -> Seed {
+        seed.variant(0, 2).bytes(&[first, count])
+    }
+
+    #[test]
+    fn seed_of_a_session_reads_as_its_steps() {
+        let seed = Seed::default().step(2, STEPS).bytes(&[3]).u32(0);
+        let seed = descriptor(pages(seed, 0, 16), Kind::SealedMemory);
+        let seed = seed.step(8, STEPS);
+        let seed = seed.step(4, STEPS).u16(32).bytes(&[0]);
+        // One MSI-X vector by an eventfd.
+        let seed = seed.step(5, STEPS).bytes(&[0x24, 2, 0, 1]).list(&[]);
+        let seed = descriptor(seed, Kind::Event);
+        let seed = seed.step(6, STEPS).bytes(&[0]).u16(0x1c).u16(4);
+        let seed = seed.step(7, STEPS).bytes(&[0]).u16(0x1000).u64(1);
+        let seed = seed.step(10, STEPS).bytes(&[0]).u16(4);
+        let seed = seed.step(11, STEPS).bytes(&[1]).u64(1);
+        let seed = pages(seed.step(3, STEPS).bytes(&[0]), 0, 16).end();
+        let seed = seed.step(9, STEPS);
+        let seed = seed.step(1, STEPS).bytes(&[13, 1]).list(&[]).end();
+        let seed = seed.step(0, STEPS).list(&[1, 0, 9, 0, 16, 0, 0, 0]);
+        let seed = seed.end().end().in_corpus("vfio_user_stream", "session");
+        let read: Vec<Step> = Vec::arbitrary_take_rest(Unstructured::new(&seed)).expect("steps");
+        let expected = [
+            "Map",
+            "Enable",
+            "RegionInfo",
+            "Irqs",
+            "Read",
+            "Write",
+            "Resize",
+            "Fill",
+            "Unmap",
+            "Reset",
+            "Message",
+            "Bytes",
+        ];
+        assert_eq!(names(&read), expected);
+        assert!(matches!(
+            &read[0],
+            Step::Map(3, 0, Span::Pages(0, 16), kinds) if matches!(kinds[..], [Kind::SealedMemory])
+        ));
+    }
+}

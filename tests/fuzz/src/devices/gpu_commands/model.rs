@@ -19,10 +19,16 @@ const THREAD_LIMIT: u64 = 1 << 24;
 /// Threads of the model, which are slow.
 const THREADS: u64 = 4096;
 
+const WRITE_WORD: u8 = 6;
+const WAIT: u8 = 7;
+/// A time limit of a wait, in nanoseconds, which is over after a few looks.
+const SHORT: u64 = 100;
+
 const DMA: u8 = 2;
 const VRAM_RANGE: u8 = 3;
 const BAD_COMMAND: u8 = 4;
 const TOO_LONG: u8 = 6;
+pub(super) const TIME_OUT: u8 = 7;
 
 /// Where a range starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +77,7 @@ impl Entry {
     /// A command whose addresses are near memory and whose lengths are small.
     pub(super) fn made_of(input: &mut Input<'_>) -> Option<Self> {
         // The last of each do not exist.
-        let opcode = [0, 1, 2, 3, 4, 5, 6, 8][usize::from(input.u8()? % 8)];
+        let opcode = [0, 1, 2, 3, 4, 5, WRITE_WORD, WAIT, 8][usize::from(input.u8()? % 9)];
         let kernel = [0, 1, 2, 3, 4, 6][usize::from(input.u8()? % 6)];
         let (flags, spaces) = (input.u8()?, u16::from(input.u8()?));
         let mut places = [0; 3];
@@ -98,7 +104,12 @@ impl Entry {
             (1 | 3, _) => operands[2] = length,
             (2, _) => operands[1..3].copy_from_slice(&[length, value]),
             (4, _) => operands[1] = length,
-            (6, _) => operands[1..3].copy_from_slice(&[value, length & 12]),
+            (WRITE_WORD, _) => operands[1..3].copy_from_slice(&[value, length & 12]),
+            (WAIT, _) => {
+                let mask = [0, 0xff, u64::MAX, value][usize::from(flags >> 5 & 3)];
+                let wanted = if flags & 0x10 != 0 { value & mask } else { 0 };
+                operands[1..5].copy_from_slice(&[wanted, length & 12, mask, SHORT]);
+            }
             (_, 0) => operands[3] = length / 4,
             (_, 1) => operands[2..4].copy_from_slice(&[length / 4, value]),
             (_, 2) => operands[1] = length / 4,
@@ -139,9 +150,32 @@ impl Entry {
             .map(|place| place.abs_diff(RINGS_AT))
             .all(|distance| distance > 2 * LENGTH_LIMIT);
         let threads = entry.operands[11].checked_mul(entry.operands[12]);
-        let waits = entry.opcode == 7 || (entry.opcode, entry.kernel) == (5, 5);
+        let waits = entry.opcode == WAIT || (entry.opcode, entry.kernel) == (5, 5);
         let is_short = threads.is_none_or(|threads| threads <= THREADS);
         (are_far && is_short && !waits).then_some(entry)
+    }
+
+    /// A wait without a time limit of its own.
+    pub(super) fn wait(input: &mut Input<'_>) -> Option<Self> {
+        let mut entry = Self::made_of(input)?;
+        let wanted = input.u64()?;
+        entry.opcode = WAIT;
+        entry.kernel = 0;
+        entry.operands[0] &= !7;
+        entry.operands[1..5].copy_from_slice(&[wanted, 8, entry.value, 0]);
+        Some(entry)
+    }
+
+    /// A write of the word that this waits for, where there may be one.
+    pub(super) fn awaited_write(&self) -> Self {
+        let [word, wanted, size, ..] = self.operands;
+        let mut entry = Self {
+            opcode: WRITE_WORD,
+            spaces: self.spaces,
+            ..Self::default()
+        };
+        entry.operands[..3].copy_from_slice(&[word, wanted, size]);
+        entry
     }
 
     pub(super) fn bytes(&self) -> [u8; ENTRY_BYTES] {
@@ -228,6 +262,8 @@ enum Operation {
     Histogram(Address, u64, Address),
     Add(Address, u64, u64),
     Write(Address, u64, u64),
+    /// Waits until a word, of so many bytes, is the value under a mask.
+    Wait(Address, u64, u64, u64),
 }
 
 fn decode(entry: &Entry) -> Result<Operation, u8> {
@@ -254,12 +290,15 @@ fn decode(entry: &Entry) -> Result<Operation, u8> {
         3 => Operation::Compare(entry.place(0), entry.place(1), entry.count(2, 1)?),
         4 => Operation::Crc(entry.place(0), entry.count(1, 1)?),
         5 => launch(entry)?,
-        6 => {
-            let [at, value, size, ..] = entry.operands;
+        WRITE_WORD | WAIT => {
+            let [at, value, size, mask, ..] = entry.operands;
             if !matches!(size, 4 | 8) || !at.is_multiple_of(size) {
                 return Err(BAD_COMMAND);
             }
-            Operation::Write(entry.place(0), value, size)
+            match entry.opcode {
+                WAIT => Operation::Wait(entry.place(0), size, mask, value),
+                _ => Operation::Write(entry.place(0), value, size),
+            }
         }
         _ => return Err(BAD_COMMAND),
     })
@@ -352,6 +391,15 @@ impl Memories {
         }
     }
 
+    /// Whether a command is a wait for what its word is not.
+    pub(super) fn is_in_vain(&mut self, entry: &Entry) -> bool {
+        let is_possible = |fence: Option<Address>| fence.is_none_or(|at| check(at, 16).is_ok());
+        let fence = entry.fence().is_ok_and(is_possible);
+        let operation = decode(entry).map_err(BadCommand::from);
+        let outcome = operation.and_then(|operation| self.operate(&operation));
+        fence && outcome.is_err_and(|bad| bad.code == TIME_OUT)
+    }
+
     /// Carries out a command with its fence.
     pub(super) fn execute(&mut self, entry: &Entry) -> Result<(), BadCommand> {
         let operation = decode(entry)?;
@@ -404,6 +452,16 @@ impl Memories {
                 check(to, size)?;
                 self.store(to, &value.to_le_bytes()[..size as usize])?;
                 Ok(0)
+            }
+            Operation::Wait(from, size, mask, value) => {
+                check(from, size)?;
+                let mut word = [0; 8];
+                word[..size as usize].copy_from_slice(&self.fetch(from, size)?);
+                let word = u64::from_le_bytes(word);
+                match word & mask == value {
+                    true => Ok(word),
+                    false => Err(TIME_OUT.into()),
+                }
             }
             Operation::Crc(from, length) => {
                 check(from, length)?;

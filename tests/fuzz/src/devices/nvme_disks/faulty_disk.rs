@@ -76,6 +76,11 @@ impl Shared {
         self.lock().plan = Some((operations, kind));
     }
 
+    /// Forgets what was to fail.
+    pub(super) fn fail_never(&self) {
+        self.lock().plan = None;
+    }
+
     /// How many operations have failed.
     pub(super) fn fired(&self) -> u64 {
         self.lock().fired

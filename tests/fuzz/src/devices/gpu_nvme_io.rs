@@ -1,0 +1,514 @@
+//! A GPU that drives the queues of an NVMe controller (the kernel `nvme io`), beside a controller that completes what it likes, in any
+//! order, and sometimes what nobody has asked for. Each request is submitted once and in its order, never more than the queues
+//! take, and outcomes, state, result and fault code are those of the interface (`devices/gpu/INTERFACE.md`).
+
+use std::sync::{Arc, Mutex, OnceLock};
+
+use peerbar_dma::MemoryFile;
+use peerbar_gpu::{Config, Gpu, Mode, SteppedGpu};
+use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
+
+use super::guest_ram;
+use crate::input::Input;
+
+const REGISTERS: u32 = 0;
+const PAGE: u64 = 4096;
+const VRAM: u64 = 2 << 20;
+/// Guest memory: the ring, both queues, and the doorbells.
+const RAM_AT: u64 = 0x10_0000;
+const PAGES: u64 = 4;
+const RING: u64 = 0;
+const SUBMISSION: u64 = PAGE;
+const COMPLETION: u64 = 2 * PAGE;
+const TAIL: u64 = 3 * PAGE;
+const HEAD: u64 = 3 * PAGE + 4;
+/// In VRAM: state, fence and requests. Queues that lie in VRAM are at the same offsets as in guest memory.
+const STATE: u64 = 0x8000;
+const FENCE: u64 = 0x9000;
+const REQUESTS: u64 = 0xa000;
+const REQUEST_BYTES: u64 = 32;
+
+const RING_ENTRIES: u32 = 8;
+const ENTRY_BYTES: u64 = 128;
+const NSID: u32 = 7;
+/// Launches of an input, and steps of the controller in each, at most.
+const LAUNCHES: usize = 6;
+const STEPS: usize = 200;
+
+const DMA: u32 = 2;
+const BAD_COMMAND: u32 = 4;
+const BAD_COMPLETION: u32 = 8;
+
+/// A pair of queues, from when it is made.
+#[derive(Clone, Copy)]
+struct Queues {
+    /// Entries of the submission queue and of the completion queue.
+    entries: [u32; 2],
+    /// Whether each lies in VRAM.
+    in_vram: [bool; 2],
+    /// Commands that the controller has fetched, and completions that it has written.
+    fetched: u64,
+    posted: u64,
+    /// Completions whose entries it has got back.
+    freed: u64,
+}
+
+/// A launch as the controller follows it.
+struct Launch {
+    requests: Vec<[u8; REQUEST_BYTES as usize]>,
+    depth: u64,
+    /// How many of the requests the controller has, and those of them that it has not completed.
+    fetched: usize,
+    in_progress: Vec<usize>,
+    statuses: Vec<Option<u16>>,
+}
+
+struct Bench {
+    gpu: SteppedGpu,
+    ram: Arc<MemoryFile>,
+    queues: Queues,
+    put: u32,
+}
+
+/// Carries out the launches that `data` describes.
+pub fn run(data: &[u8]) {
+    static BENCH: OnceLock<Mutex<Bench>> = OnceLock::new();
+    let bench = BENCH.get_or_init(|| Mutex::new(Bench::new()));
+    let mut bench = bench.lock().expect("no earlier failure");
+    let mut input = Input::new(data);
+    bench.start(&mut input);
+    for _ in 0..LAUNCHES {
+        if bench.launch(&mut input).is_none() {
+            break;
+        }
+    }
+}
+
+impl Bench {
+    fn new() -> Self {
+        let config = Config {
+            vram_bytes: VRAM,
+            aperture_bytes: None,
+            mode: Mode::Static,
+            job_timeout: std::time::Duration::from_secs(3600),
+        };
+        let mut bench = Self {
+            gpu: Gpu::stepped(&config).expect("a GPU"),
+            ram: Arc::new(MemoryFile::create("ram", PAGES * PAGE).expect("memory")),
+            queues: Queues::new(&mut Input::new(&[])),
+            put: 0,
+        };
+        bench.write(CONFIG_REGION, 4, &[6, 0]);
+        (0..PAGES).for_each(|page| bench.set_page(page, true));
+        bench
+    }
+
+    fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) {
+        let written = self.gpu.endpoint.region_write(region, offset, bytes);
+        written.expect("a register");
+    }
+
+    fn read(&mut self, offset: u64) -> u32 {
+        let mut bytes = [0; 4];
+        let read = self.gpu.endpoint.region_read(REGISTERS, offset, &mut bytes);
+        read.expect("a register");
+        u32::from_le_bytes(bytes)
+    }
+
+    fn set_page(&mut self, page: u64, present: bool) {
+        let (iova, file) = (RAM_AT + page * PAGE, self.ram.clone());
+        if present {
+            guest_ram::map(&mut self.gpu.endpoint, iova, PAGE, file.file(), page * PAGE);
+        } else {
+            let last = iova + PAGE - 1;
+            let unmapped = self.gpu.endpoint.dma_unmap(DmaSpan { iova, last });
+            unmapped.expect("an unmap");
+        }
+    }
+
+    /// A channel that has done nothing, and a pair of queues that was just made.
+    fn start(&mut self, input: &mut Input<'_>) {
+        self.write(REGISTERS, 0x1010, &0_u32.to_le_bytes());
+        self.write(REGISTERS, 0x1000, &(RAM_AT + RING).to_le_bytes());
+        self.write(REGISTERS, 0x1008, &0_u32.to_le_bytes());
+        self.write(REGISTERS, 0x100c, &RING_ENTRIES.to_le_bytes());
+        self.write(REGISTERS, 0x1010, &1_u32.to_le_bytes());
+        self.gpu.work();
+        self.put = 0;
+        self.queues = Queues::new(input);
+        self.ram
+            .write(0, &[0; (PAGES * PAGE) as usize])
+            .expect("RAM");
+        self.gpu
+            .vram()
+            .write(COMPLETION, &[0; PAGE as usize])
+            .expect("VRAM");
+        self.gpu.vram().write(STATE, &[0; 32]).expect("VRAM");
+    }
+
+    /// Carries out a launch. `None` at the end of the input, with the launch complete.
+    fn launch(&mut self, input: &mut Input<'_>) -> Option<()> {
+        let [count, depth, missing] = input.array()?;
+        let mut launch = Launch::new(input, usize::from(count % 25), u64::from(depth % 20))?;
+        for (at, request) in (0..).zip(&launch.requests) {
+            let place = REQUESTS + at * REQUEST_BYTES;
+            self.gpu.vram().write(place, request).expect("VRAM");
+        }
+        // Seldom a page is not there that the launch needs.
+        let missing = Some(u64::from(missing)).filter(|page| (1..PAGES).contains(page));
+        let missing = missing.filter(|page| {
+            let is_queue_in_vram = self.queues.in_vram.get(*page as usize - 1);
+            !launch.requests.is_empty() && !is_queue_in_vram.is_some_and(|in_vram| *in_vram)
+        });
+        if let Some(page) = missing {
+            self.set_page(page, false);
+            self.submit(&launch);
+            self.set_page(page, true);
+            self.expect_failure(DMA);
+            self.start(input);
+            return Some(());
+        }
+        self.submit(&launch);
+        for _ in 0..STEPS {
+            self.fetch(&mut launch);
+            if self.read(0x1018) == self.put {
+                break;
+            }
+            assert!(!launch.in_progress.is_empty(), "the GPU waits for nothing");
+            match input.u8() {
+                Some(244..=251) if self.has_free_completion() => {
+                    self.complete_wrongly(&launch, input);
+                    self.expect_failure(BAD_COMPLETION);
+                    self.check_failed_state(&launch);
+                    self.expect_refusal(&launch);
+                    self.start(input);
+                    return Some(());
+                }
+                Some(252..) => {
+                    // The channel is disabled amid the launch.
+                    self.expect_refusal(&launch);
+                    self.start(input);
+                    return Some(());
+                }
+                action => self.complete(&mut launch, action.unwrap_or(0), input),
+            }
+            self.gpu.work();
+        }
+        self.check_end(&launch);
+        Some(())
+    }
+
+    /// Puts the launch on the ring, and has the GPU begin.
+    fn submit(&mut self, launch: &Launch) {
+        let mut entry = [0; ENTRY_BYTES as usize];
+        entry[0] = 5;
+        entry[1] = 0b101;
+        let mut spaces = 1_u16 << 4 | 1 << 5;
+        let mut queue = |operand: usize, at: u64| {
+            let in_vram = self.queues.in_vram[operand];
+            spaces |= u16::from(in_vram) << operand;
+            if in_vram { at } else { RAM_AT + at }
+        };
+        let places = [queue(0, SUBMISSION), queue(1, COMPLETION)];
+        let [submissions, completions] = self.queues.entries.map(u64::from);
+        let count = launch.requests.len() as u64;
+        let operands = [
+            places[0],
+            places[1],
+            RAM_AT + TAIL,
+            RAM_AT + HEAD,
+            STATE,
+            REQUESTS,
+            count,
+            completions << 32 | submissions,
+            launch.depth,
+            NSID.into(),
+            0,
+            1,
+            count.max(1),
+        ];
+        entry[2..4].copy_from_slice(&spaces.to_le_bytes());
+        entry[4..8].copy_from_slice(&5_u32.to_le_bytes());
+        entry[8..16].copy_from_slice(&FENCE.to_le_bytes());
+        entry[16..24].copy_from_slice(&u64::from(self.put + 1).to_le_bytes());
+        for (place, operand) in entry[24..].chunks_exact_mut(8).zip(operands) {
+            place.copy_from_slice(&operand.to_le_bytes());
+        }
+        let slot = u64::from(self.put % RING_ENTRIES) * ENTRY_BYTES;
+        self.ram.write(RING + slot, &entry).expect("RAM");
+        self.put += 1;
+        self.write(REGISTERS, 0x8000, &self.put.to_le_bytes());
+        self.gpu.work();
+    }
+
+    /// The controller fetches what the doorbell of the tail announces.
+    fn fetch(&mut self, launch: &mut Launch) {
+        let Queues {
+            entries, in_vram, ..
+        } = self.queues;
+        let [submissions, completions] = entries.map(u64::from);
+        let tail = self.doorbell(TAIL);
+        assert!(tail < submissions, "tail {tail}");
+        self.queues.take_back(self.doorbell(HEAD));
+        while self.queues.fetched % submissions != tail {
+            let at = SUBMISSION + self.queues.fetched % submissions * 64;
+            let mut entry = [0; 64];
+            self.read_memory(in_vram[0], at, &mut entry);
+            assert_eq!(entry, launch.expected(), "command {}", launch.fetched);
+            launch.in_progress.push(launch.fetched);
+            launch.fetched += 1;
+            self.queues.fetched += 1;
+        }
+        let in_progress = launch.in_progress.len() as u64;
+        let most = match launch.depth {
+            0 => u64::MAX,
+            depth => depth,
+        };
+        assert!(in_progress <= most.min(submissions - 1).min(completions - 1));
+        let used = self.queues.posted - self.queues.freed;
+        assert!(
+            in_progress + used < completions,
+            "no entry for a completion"
+        );
+    }
+
+    fn has_free_completion(&self) -> bool {
+        self.queues.posted - self.queues.freed + 1 < u64::from(self.queues.entries[1])
+    }
+
+    /// Completes some of the commands in progress, in an order that the input says; `action` is that of the first one.
+    fn complete(&mut self, launch: &mut Launch, action: u8, input: &mut Input<'_>) {
+        let together = 1 + usize::from(action >> 6);
+        for number in 0..together.min(launch.in_progress.len()) {
+            let choice = if number == 0 {
+                Some(action)
+            } else {
+                input.u8()
+            }
+            .unwrap_or(0);
+            let which = usize::from(choice & 31) % launch.in_progress.len();
+            let cid = launch.in_progress.remove(which);
+            let status = match choice & 32 {
+                0 => 0,
+                _ => input.u16().unwrap_or(0) & 0x7fff,
+            };
+            launch.statuses[cid] = Some(status);
+            self.post(cid as u16, status);
+        }
+    }
+
+    /// Completes a command that is complete, or was never submitted.
+    fn complete_wrongly(&mut self, launch: &Launch, input: &mut Input<'_>) {
+        let choice = usize::from(input.u16().unwrap_or(u16::MAX));
+        let complete: Vec<usize> = (0..launch.fetched)
+            .filter(|cid| launch.statuses[*cid].is_some())
+            .collect();
+        let cid = match complete.get(choice & 31) {
+            Some(cid) => *cid,
+            None => choice.max(launch.fetched),
+        };
+        self.post(cid as u16, 0);
+        self.gpu.work();
+    }
+
+    fn post(&mut self, cid: u16, status: u16) {
+        let entries = u64::from(self.queues.entries[1]);
+        let (slot, lap) = (self.queues.posted % entries, self.queues.posted / entries);
+        let tag = u16::from(lap.is_multiple_of(2));
+        let mut entry = [0; 16];
+        entry[12..14].copy_from_slice(&cid.to_le_bytes());
+        entry[14..].copy_from_slice(&(status << 1 | tag).to_le_bytes());
+        let at = COMPLETION + slot * 16;
+        if self.queues.in_vram[1] {
+            self.gpu.vram().write(at, &entry).expect("VRAM");
+        } else {
+            self.ram.write(at, &entry).expect("RAM");
+        }
+        self.queues.posted += 1;
+    }
+
+    /// The launch has ended well: outcomes, state, fence and doorbells say so.
+    fn check_end(&mut self, launch: &Launch) {
+        assert_eq!(self.read(0x1018), self.put, "the launch does not end");
+        assert_eq!(self.read(0x1014), 1);
+        assert_eq!(launch.fetched, launch.requests.len());
+        let failed = launch.statuses.iter().position(|status| *status != Some(0));
+        let result = failed.map_or(launch.requests.len() as u64, |index| {
+            let status = launch.statuses[index].expect("all are complete");
+            u64::from(status) << 32 | index as u64
+        });
+        assert_eq!(self.vram64(FENCE), u64::from(self.put));
+        assert_eq!(self.vram64(FENCE + 8), result);
+        for (index, status) in (0..).zip(&launch.statuses) {
+            let status = status.expect("all are complete");
+            let outcome = self.vram64(REQUESTS + index * REQUEST_BYTES + 24) >> 32;
+            assert_eq!(outcome, 1 << 17 | u64::from(status), "request {index}");
+        }
+        if !launch.requests.is_empty() {
+            let state = [0, 8, 24].map(|at| self.vram64(STATE + at));
+            assert_eq!(state, [self.queues.fetched, self.queues.posted, 0]);
+            self.queues.take_back(self.doorbell(HEAD));
+            assert_eq!(self.queues.freed, self.queues.posted);
+        }
+    }
+
+    fn expect_failure(&mut self, code: u32) {
+        assert_eq!(self.read(0x1014), 2 | code << 8);
+        assert_eq!(self.read(0x1018), self.put - 1);
+    }
+
+    /// The state of a launch that has failed names the first request that is not complete.
+    fn check_failed_state(&self, launch: &Launch) {
+        let mut done = launch.statuses.iter().take_while(|status| status.is_some());
+        let index = done.by_ref().count() as u64;
+        assert_eq!(self.vram64(STATE + 24), index << 32 | 1);
+    }
+
+    /// A launch that was not ended keeps its queues: another one is refused.
+    fn expect_refusal(&mut self, launch: &Launch) {
+        if launch.requests.is_empty() {
+            return;
+        }
+        self.write(REGISTERS, 0x1010, &0_u32.to_le_bytes());
+        self.write(REGISTERS, 0x1010, &1_u32.to_le_bytes());
+        self.gpu.work();
+        self.put = 0;
+        self.submit(launch);
+        self.expect_failure(BAD_COMMAND);
+    }
+
+    fn doorbell(&self, at: u64) -> u64 {
+        let mut bytes = [0; 4];
+        self.ram.read(at, &mut bytes).expect("RAM");
+        u32::from_le_bytes(bytes).into()
+    }
+
+    fn vram64(&self, at: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.gpu.vram().read(at, &mut bytes).expect("VRAM");
+        u64::from_le_bytes(bytes)
+    }
+
+    fn read_memory(&self, in_vram: bool, at: u64, bytes: &mut [u8]) {
+        if in_vram {
+            self.gpu.vram().read(at, bytes).expect("VRAM");
+        } else {
+            self.ram.read(at, bytes).expect("RAM");
+        }
+    }
+}
+
+impl Queues {
+    fn new(input: &mut Input<'_>) -> Self {
+        let [submissions, completions, places] = input.array().unwrap_or_default();
+        Self {
+            entries: [submissions, completions].map(|entries| 2 + u32::from(entries % 15)),
+            in_vram: [places & 1 != 0, places & 2 != 0],
+            fetched: 0,
+            posted: 0,
+            freed: 0,
+        }
+    }
+
+    /// Takes the doorbell of the head over, which gives back no more than was posted.
+    fn take_back(&mut self, head: u64) {
+        let entries = u64::from(self.entries[1]);
+        assert!(head < entries, "head {head}");
+        let more = (head + entries - self.freed % entries) % entries;
+        self.freed += more;
+        assert!(self.freed <= self.posted, "more than was completed");
+    }
+}
+
+impl Launch {
+    fn new(input: &mut Input<'_>, count: usize, depth: u64) -> Option<Self> {
+        let mut requests = Vec::new();
+        for _ in 0..count {
+            let mut request = [0; REQUEST_BYTES as usize];
+            // Half of a request is what the disk sees of it, and of the outcome of before nothing must stay.
+            let [opcode, slba, prp, blocks] = input.array()?;
+            request[0] = slba;
+            request[7] = slba;
+            request[9] = prp;
+            request[18] = !prp;
+            request[24..26].copy_from_slice(&[blocks, prp]);
+            request[26] = opcode;
+            request[28..].fill(opcode);
+            requests.push(request);
+        }
+        Some(Self {
+            statuses: vec![None; count],
+            requests,
+            depth,
+            fetched: 0,
+            in_progress: Vec::new(),
+        })
+    }
+
+    /// The command of the next request.
+    fn expected(&self) -> [u8; 64] {
+        let request = self
+            .requests
+            .get(self.fetched)
+            .expect("no more are submitted than there are");
+        let mut entry = [0; 64];
+        entry[0] = request[26];
+        entry[2..4].copy_from_slice(&(self.fetched as u16).to_le_bytes());
+        entry[4..8].copy_from_slice(&NSID.to_le_bytes());
+        entry[24..40].copy_from_slice(&request[8..24]);
+        entry[40..48].copy_from_slice(&request[..8]);
+        entry[48..50].copy_from_slice(&request[24..26]);
+        entry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::Seed;
+
+    /// A pair of queues with 8 and 6 entries; bits of `places` say which lies in VRAM.
+    fn queues(places: u8) -> Seed {
+        Seed::default().bytes(&[6, 4, places])
+    }
+
+    fn launch(seed: Seed, count: u8, depth: u8, missing: u8) -> Seed {
+        let seed = seed.bytes(&[count, depth, missing]);
+        (0..count).fold(seed, |seed, number| seed.bytes(&[2, number, 1, 7]))
+    }
+
+    /// Carries out a seed; the number of its launches, and the bench after the last one.
+    fn carry_out(seed: &[u8]) -> (usize, Bench) {
+        let mut bench = Bench::new();
+        let mut input = Input::new(seed);
+        bench.start(&mut input);
+        let mut launches = 0;
+        while bench.launch(&mut input).is_some() {
+            launches += 1;
+        }
+        assert_eq!(input.u8(), None, "the seed is used up");
+        (launches, bench)
+    }
+
+    #[test]
+    fn seed_of_launches_completes_all_requests() {
+        for (places, name) in [(0, "in-guest-memory"), (3, "in-vram")] {
+            let seed = launch(queues(places), 20, 0, 0).bytes(&[0; 20]);
+            // Several at a time, the last one first, and some with a status.
+            let seed = launch(seed, 9, 3, 0);
+            let seed = seed.bytes(&[0x41, 1, 0x21, 0x80, 2, 2, 1, 0, 0, 0, 0]);
+            let (launches, bench) = carry_out(&seed.in_corpus("gpu_nvme_io", name));
+            assert_eq!((launches, bench.queues.posted), (2, 29));
+        }
+    }
+
+    #[test]
+    fn seed_of_failures_makes_the_queues_again() {
+        let seed = launch(queues(0), 4, 0, 0).bytes(&[0, 244]).u16(0);
+        let seed = launch(seed.bytes(&[6, 4, 0]), 4, 0, 0).bytes(&[0, 252]);
+        let seed = launch(seed.bytes(&[6, 4, 0]), 2, 0, 1);
+        let seed = launch(seed.bytes(&[6, 4, 1]), 2, 0, 0).bytes(&[0, 0]);
+        let (launches, bench) = carry_out(&seed.in_corpus("gpu_nvme_io", "failures"));
+        assert_eq!((launches, bench.queues.posted), (4, 2));
+    }
+}

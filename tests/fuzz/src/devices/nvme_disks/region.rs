@@ -1,0 +1,238 @@
+//! Steps with the Persistent Memory Region, which is also where data of commands may lie, and with Sanitize, which erases it.
+
+use super::{Bench, Command, NAMESPACES, PAGE, PAGES, RANGES, READ, REGISTERS, status};
+use crate::input::Input;
+
+/// Where commands find the region, and how much of it they use.
+pub(super) const REGION: u64 = 0x70_0000_0000;
+pub(super) const REGION_PAGES: u64 = 4;
+pub(super) const REGION_BYTES: u64 = 2 << 20;
+
+const PMRCTL: u64 = 0xe04;
+const PMRSTS: u64 = 0xe08;
+const PMRMSCL: u64 = 0xe14;
+const PMRMSCU: u64 = 0xe18;
+const NOT_READY: u32 = 1 << 8;
+const BASE_INVALID: u32 = 1 << 12;
+/// CMSE: commands find the region at the base address.
+const ENABLED: u64 = 2;
+/// The region does not fit behind it.
+const LAST_PAGE: u64 = !0xfff;
+
+const GET_LOG_PAGE: u8 = 2;
+const SANITIZE: u8 = 0x84;
+const EXIT_FAILURE_MODE: u32 = 1;
+const BLOCK_ERASE: u32 = 2;
+const OVERWRITE: u32 = 3;
+/// AUSE.
+const UNRESTRICTED: u32 = 1 << 3;
+const NO_DEALLOCATE: u32 = 1 << 9;
+/// SSTAT.
+const COMPLETED: u8 = 1;
+const FAILED: u8 = 3;
+
+/// What the guest has written to the region's registers.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Registers {
+    is_enabled: bool,
+    space: u64,
+}
+
+impl Registers {
+    /// Whether commands reach the region at [`REGION`].
+    pub(super) fn is_open(self) -> bool {
+        self.is_enabled && self.space == REGION | ENABLED
+    }
+
+    fn status(self) -> u32 {
+        let ready = if self.is_enabled { 0 } else { NOT_READY };
+        let is_valid = self.space & ENABLED == 0 || self.space & !0xfff != LAST_PAGE;
+        ready | if is_valid { 0 } else { BASE_INVALID }
+    }
+}
+
+impl Bench {
+    /// Writes the region's registers.
+    pub(super) fn set_region(&mut self, registers: Registers) {
+        let [low, high] = [registers.space as u32, (registers.space >> 32) as u32];
+        self.write(REGISTERS, PMRMSCU, &high.to_le_bytes());
+        self.write(REGISTERS, PMRMSCL, &low.to_le_bytes());
+        let control = u32::from(registers.is_enabled);
+        self.write(REGISTERS, PMRCTL, &control.to_le_bytes());
+        self.region = registers;
+        assert_eq!(self.register(PMRSTS), registers.status());
+    }
+
+    /// The guest changes the region's registers, or what is in it.
+    pub(super) fn change_region(&mut self, input: &mut Input<'_>) -> Option<()> {
+        let [choice, page, seed] = input.array()?;
+        let mut registers = self.region;
+        match choice & 15 {
+            0..=3 => {
+                registers = Registers {
+                    is_enabled: true,
+                    space: REGION | ENABLED,
+                }
+            }
+            4 => registers.is_enabled = false,
+            5 => registers.space = LAST_PAGE | ENABLED,
+            6 => registers.space = REGION,
+            7 => registers = Registers::default(),
+            // The guest has it mapped.
+            _ if registers.is_enabled => {
+                let at = REGION + u64::from(page) % REGION_PAGES * PAGE;
+                let bytes = vec![seed; PAGE as usize];
+                self.store(at, &bytes);
+                let known = self.place(at, PAGE).expect("it is of the region");
+                self.data[known].copy_from_slice(&bytes);
+            }
+            _ => {}
+        }
+        self.set_region(registers);
+        Some(())
+    }
+
+    /// Sanitize, after which all is zero; or it has failed, and nothing may be read before that is mended.
+    pub(super) fn sanitize(&mut self, input: &mut Input<'_>) -> Option<()> {
+        let choice = input.u8()?;
+        let action = match choice & 7 {
+            0..=4 => BLOCK_ERASE,
+            5 => EXIT_FAILURE_MODE,
+            6 => OVERWRITE,
+            _ => 0,
+        };
+        let mut options = if choice & 8 != 0 { UNRESTRICTED } else { 0 };
+        if choice & 16 != 0 {
+            options |= NO_DEALLOCATE;
+        }
+        let expected = match action {
+            EXIT_FAILURE_MODE => 0,
+            BLOCK_ERASE if self.region.is_enabled => status::PROHIBITED_BY_PMR,
+            BLOCK_ERASE => return self.erase(options),
+            _ => status::INVALID_FIELD,
+        };
+        assert_eq!(self.sanitize_command(action | options), expected);
+        Some(())
+    }
+
+    fn erase(&mut self, options: u32) -> Option<()> {
+        let before = self.fired();
+        let was_lost = self.is_lost.contains(&true);
+        assert_eq!(self.sanitize_command(BLOCK_ERASE | options), 0);
+        let has_failed = before != self.fired() || was_lost;
+        let state = if has_failed { FAILED } else { COMPLETED };
+        assert_eq!(self.last_sanitize(), (state, BLOCK_ERASE | options));
+        self.data[(PAGES * PAGE) as usize..].fill(0);
+        for n in 0..NAMESPACES {
+            self.is_lost[n] |= self.disks[n].has_failed_to_flush();
+            let found = self.disks[n].bytes(0..self.blocks[n].len());
+            let known = &mut self.blocks[n];
+            let mut bytes = found.iter().zip(known.iter());
+            let is_right = bytes.all(|(found, old)| *found == 0 || has_failed && found == old);
+            assert!(is_right, "disk {n} is not erased");
+            known.copy_from_slice(&found);
+            assert!(has_failed || self.disks[n].is_durable());
+        }
+        if has_failed {
+            self.leave_failure_mode(options & UNRESTRICTED != 0);
+        }
+        assert_eq!(self.read_first_block(), 0);
+        Some(())
+    }
+
+    /// After a failure no command reads; what ends that depends on how the operation was asked for.
+    fn leave_failure_mode(&mut self, unrestricted: bool) {
+        assert_eq!(self.read_first_block(), status::SANITIZE_FAILED);
+        let left = self.sanitize_command(EXIT_FAILURE_MODE);
+        if unrestricted {
+            return assert_eq!(left, 0);
+        }
+        assert_eq!(left, status::SANITIZE_FAILED);
+        // Only an operation that succeeds ends it, on disks that work.
+        for (disk, blocks) in self.disks.iter().zip(&mut self.blocks) {
+            disk.clear();
+            blocks.fill(0);
+        }
+        self.controller.renew_disks();
+        self.is_lost = [false; NAMESPACES];
+        assert_eq!(self.sanitize_command(BLOCK_ERASE), 0);
+        assert_eq!(self.last_sanitize(), (COMPLETED, BLOCK_ERASE));
+    }
+
+    fn sanitize_command(&mut self, dword: u32) -> u16 {
+        let mut command = Command::new(SANITIZE, 0);
+        command.dwords[0] = dword;
+        self.execute(0, &command).0
+    }
+
+    /// Status of the last operation, and what it was asked for.
+    fn last_sanitize(&mut self) -> (u8, u32) {
+        let mut command = Command::new(GET_LOG_PAGE, 0);
+        command.prps = [RANGES, 0];
+        // 8 bytes of the page 81h.
+        command.dwords[0] = 1 << 16 | 0x81;
+        assert_eq!(self.execute(0, &command).0, 0);
+        let mut page = [0; 8];
+        self.ram.read(RANGES, &mut page).expect("memory");
+        let [_, _, state, _, control @ ..] = page;
+        (state & 7, u32::from_le_bytes(control))
+    }
+
+    /// The status code of a read of the first block, without a fault of the disk.
+    fn read_first_block(&mut self) -> u16 {
+        self.disks[0].fail_never();
+        let mut command = Command::new(READ, 1);
+        command.prps = [RANGES, 0];
+        self.execute(1, &command).0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::Seed;
+
+    /// The first page of the region as the place of a command's data.
+    const IN_REGION: u8 = PAGES as u8;
+
+    /// Adds a command of 8 blocks from block 0 on.
+    fn command(seed: Seed, kind: u8, place: u8) -> Seed {
+        seed.bytes(&[kind, 0, 0, 7, place, 0xff]).u16(0)
+    }
+
+    fn carry_out(seed: &[u8]) -> Bench {
+        let mut input = Input::new(&seed[1..]);
+        let mut bench = Bench::new(512);
+        bench.start();
+        while bench.step(&mut input).is_some() {}
+        assert_eq!(input.u8(), None, "the seed is used up");
+        bench.check_all();
+        bench
+    }
+
+    #[test]
+    fn seed_of_the_region_moves_data_and_erases_them() {
+        let seed = Seed::default().bytes(&[0, 244, 0, 0, 0]);
+        let seed = command(seed, 72, IN_REGION).bytes(&[5]);
+        let seed = command(seed, 120, IN_REGION + 1);
+        let moved = carry_out(&seed.clone().in_corpus("nvme_disks", "region"));
+        let second = ((PAGES + 1) * PAGE) as usize;
+        assert_eq!(moved.data[second..second + 3], [5, 6, 7]);
+        // Refused while the region is enabled, then not.
+        let seed = seed.bytes(&[252, 0, 244, 7, 0, 0, 252, 0]);
+        let seed = command(seed, 120, IN_REGION);
+        let erased = carry_out(&seed.in_corpus("nvme_disks", "sanitize"));
+        let mut bytes = erased.data.iter().chain(&erased.blocks[0]);
+        assert!(bytes.all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn seed_of_failed_sanitize_leaves_the_failure_mode() {
+        let seed = command(Seed::default().bytes(&[0]), 72, 0).bytes(&[5]);
+        // A disk fails at once; once a restricted operation, once an unrestricted one.
+        let seed = seed.bytes(&[0, 0, 0, 0, 252, 0]);
+        let seed = seed.bytes(&[0, 1, 1, 0, 252, 8]);
+        let bench = carry_out(&seed.in_corpus("nvme_disks", "failed-sanitize"));
+        assert_eq!(bench.is_lost, [false, true]);
+    }
+}
