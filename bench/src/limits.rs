@@ -20,7 +20,7 @@ use crate::loaded_queue::{Buffer, Direction, LoadedQueue, Slot};
 use crate::memory::{BusMemory, PAGE, Pages, SharedMemory};
 use crate::spread::latencies;
 
-/// How often a loop looks at the clock.
+/// How many rounds a loop does between two readings of the clock.
 const BATCH: u32 = 64;
 /// How often a ping-pong is restarted.
 const PING_PONG_STARTS: u32 = 20;

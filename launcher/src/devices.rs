@@ -28,8 +28,8 @@ use crate::cli;
 use description::Description;
 use watch::Watch;
 
-/// Interval between two polls of counters and flight records.
-const LOOK: Duration = Duration::from_millis(500);
+/// Time between two polls of counters and flight records.
+const INTERVAL: Duration = Duration::from_millis(500);
 /// Lock file in a folder of sockets that the user names.
 const LOCK: &str = ".lock";
 /// Exit code if a server has failed.
@@ -121,7 +121,7 @@ fn follow(
     servers: &mut [Server],
 ) -> anyhow::Result<Option<String>> {
     loop {
-        let next = Instant::now() + LOOK;
+        let next = Instant::now() + INTERVAL;
         let event = loop {
             match events.next(next)? {
                 Some(Event::Data(..) | Event::Closed(_)) => {}

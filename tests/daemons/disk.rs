@@ -39,7 +39,7 @@ const AREA: u64 = 2 << 20;
 const DATA: [u64; 2] = [1 << 20, (1 << 20) + (512 << 10)];
 /// How long a command may take: the longest stop, and what the host takes.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often a thread looks for completions before it lets others run for a time.
+/// How often a thread polls for completions before it lets others run for a time.
 const SPINS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(100);
 

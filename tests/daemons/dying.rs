@@ -29,7 +29,7 @@ const BEFORE: u64 = 20_000;
 /// Usual and long stops in ms; the long ones exceed the time-outs of the switch and its endpoints.
 const SHORT: (u64, u64) = (1, 60);
 const LONG: (u64, u64) = (1500, 6000);
-/// One in so many stops is long.
+/// One of this many stops is long.
 const LONG_EVERY: u32 = 25;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

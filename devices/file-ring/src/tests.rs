@@ -86,7 +86,7 @@ impl Scene {
             if let Some(ended) = self.ring.take_ended() {
                 return ended;
             }
-            // After the look, which may have put a further step there.
+            // After the poll, which may have put a further step there.
             assert!(self.ring.submit());
             rustix::io::read(&self.event_fd, &mut [0; 8]).unwrap();
         }

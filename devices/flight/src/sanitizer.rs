@@ -1,7 +1,7 @@
 //! The DMA sanitizer: what no device, or no driver, should do, found in the records.
 //!
 //! A DMA that was refused is judged, and so is one that was done: an errant DMA that succeeds is a finding too. But nothing
-//! is guessed. A DMA by an address that was unmapped and mapped anew for another
+//! is guessed. A DMA by an address that was unmapped and mapped again for another
 //! purpose, before the command began, looks like a correct one; so does one past the end of a mapping that meets a
 //! neighbouring mapping older than the command. A mapping counts as left behind only if all that used it was the data of
 //! one command, which has long been complete when the device is turned off or the record ends: queues, lists, and buffers
@@ -31,7 +31,7 @@ pub enum FindingKind {
     /// A DMA by an address that had been unmapped.
     AfterUnmap,
     /// A DMA by an address that was mapped for another command only after the DMA's command had begun.
-    MappedAnew,
+    Remapped,
     /// A DMA that ran over the end of a mapping.
     PastEnd,
     /// A DMA by an address that was not mapped since the record began.
@@ -48,7 +48,7 @@ impl FindingKind {
     /// Every kind and its word.
     pub const WORDS: [(Self, &'static str); 7] = [
         (Self::AfterUnmap, "after-unmap"),
-        (Self::MappedAnew, "mapped-anew"),
+        (Self::Remapped, "remapped"),
         (Self::PastEnd, "past-end"),
         (Self::NeverMapped, "never-mapped"),
         (Self::WriteReadOnly, "write-read-only"),
@@ -79,7 +79,7 @@ pub struct Finding {
     pub address: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The mapping that it is about, and its time: when it was unmapped, or (for [`FindingKind::MappedAnew`],
+    /// The mapping that it is about, and its time: when it was unmapped, or (for [`FindingKind::Remapped`],
     /// [`FindingKind::PastEnd`], [`FindingKind::WriteReadOnly`] and [`FindingKind::Shared`]) mapped, or for what is left
     /// behind when its command was complete.
     pub mapping: Option<(Mapping, Moment)>,
@@ -178,13 +178,12 @@ impl Sanitizer {
         } else if itself && self.history.left_at(dma.address) < Some(dma.len) {
             Some(FindingKind::PastEnd)
         } else {
-            self.mapped_anew(followed)
-                .then_some(FindingKind::MappedAnew)
+            self.is_remapped(followed).then_some(FindingKind::Remapped)
         }
     }
 
     /// Whether a command's data met a mapping that is younger than the command.
-    fn mapped_anew(&self, followed: &Followed) -> bool {
+    fn is_remapped(&self, followed: &Followed) -> bool {
         let life = followed
             .life
             .and_then(|number| self.history.mapping(number));

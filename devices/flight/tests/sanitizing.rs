@@ -217,7 +217,7 @@ fn a_dma_by_an_address_that_has_got_another_owner_is_found() {
     let story = Story::default().map(0x4000, 0x1000, true).begin(7);
     let story = story.unmap(0x4000, 0x1000).map(0x4000, 0x1000, true);
     let finding = story.write(7, 0x4000, 0x1000, Outcome::Done).finding();
-    assert_eq!(finding.kind, FindingKind::MappedAnew);
+    assert_eq!(finding.kind, FindingKind::Remapped);
     assert_eq!(milliseconds(&finding), (5, 4));
 }
 

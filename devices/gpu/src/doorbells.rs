@@ -162,7 +162,7 @@ mod tests {
     /// steps of each side there is no other outcome than that of one of these orders.
     #[test]
     fn no_order_of_steps_loses_a_ring() {
-        let mut lost_without_the_second_look = 0;
+        let mut lost_without_the_second_poll = 0;
         for first in 0..=2 {
             for second in first..=2 {
                 let doorbells = doorbells();
@@ -183,9 +183,9 @@ mod tests {
                     }
                 }
                 assert!(kicked || found, "steps before {first} and {second}");
-                lost_without_the_second_look += u32::from(!kicked);
+                lost_without_the_second_poll += u32::from(!kicked);
             }
         }
-        assert_eq!(lost_without_the_second_look, 1, "the look is needed");
+        assert_eq!(lost_without_the_second_poll, 1, "the poll is needed");
     }
 }

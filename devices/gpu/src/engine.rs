@@ -23,7 +23,7 @@ use crate::synchronization::check_time;
 
 /// How long a channel has the engine before the next channel's turn. The step in progress is completed.
 const SLICE: Duration = Duration::from_millis(1);
-/// How long commands wait before the engine sleeps between two looks at them.
+/// How long commands wait before the engine sleeps between two polls of them.
 const SPIN: Duration = Duration::from_micros(50);
 /// The longest such sleep, and what part it is of the time that has been waited: a wait takes an eighth longer at most.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);

@@ -7,7 +7,7 @@ use crate::sync::{AtomicBool, AtomicU32, EventFd, Ordering, fence};
 /// Counts notifications for one thread. A notification costs no system call unless the thread is blocked.
 ///
 /// The notifier stores the work and then reads whether the thread is blocked. The thread stores that it is blocked and then
-/// looks for work once more. Each has a full barrier between the two, so at least one of them sees the other's store and no
+/// polls for work once more. Each has a full barrier between the two, so at least one of them sees the other's store and no
 /// work is missed. `models/sleep.rs` tries every order of events.
 pub(crate) struct EventCount {
     /// Notifications so far. Each adds to it, so that a reader sees what every notifier has stored.
@@ -34,7 +34,7 @@ impl EventCount {
         &self.event
     }
 
-    /// Has the thread look for work that has been stored before, and wakes it if it is blocked.
+    /// Has the thread poll for work that has been stored before, and wakes it if it is blocked.
     pub(crate) fn notify(&self) {
         self.notified.fetch_add(1, Ordering::Release);
         self.wake();
@@ -51,7 +51,7 @@ impl EventCount {
         is_new
     }
 
-    /// Wakes the thread, if it is blocked, for work that has been stored where its `idle` looks.
+    /// Wakes the thread, if it is blocked, for work that has been stored where its `idle` polls.
     pub(crate) fn wake(&self) {
         fence(Ordering::SeqCst);
         if self.blocked.load(Ordering::Relaxed) {

@@ -124,7 +124,7 @@ impl Notifier {
         self.events(owner.unwrap_or(ENGINE)).notify();
     }
 
-    /// The event count of a thread, which is notified to look at its doorbells and requests.
+    /// The event count of a thread, which is notified to poll its doorbells and requests.
     pub(crate) fn events(&self, owner: Owner) -> &EventCount {
         let worker = usize::from(owner.0).checked_sub(1);
         let worker = worker.and_then(|index| self.workers.get(index));
@@ -222,7 +222,7 @@ impl Notifier {
         self.notify_threads();
     }
 
-    /// Has every thread look for work.
+    /// Has every thread poll for work.
     pub(crate) fn notify_threads(&self) {
         self.engine.notify();
         self.workers.iter().for_each(EventCount::notify);

@@ -39,7 +39,7 @@ pub(crate) struct Storage {
     media: AtomicU8,
     /// The power has been lost, and this says what goes with it, once no command is in progress.
     power_loss: Mutex<Option<u64>>,
-    /// Has every thread look at its deferred commands, and the engine at the namespaces.
+    /// Has every thread poll its deferred commands, and the engine at the namespaces.
     wake: Box<dyn Fn() + Send + Sync>,
 }
 

@@ -35,7 +35,7 @@ impl Uevents {
         Ok(Uevents { socket })
     }
 
-    /// Looks at `condition` until it holds, at each uevent and at least every [`RECHECK`].
+    /// Checks `condition` until it holds, at each uevent and at least every [`RECHECK`].
     ///
     /// # Errors
     /// What `condition` said last, once `patience` is over.
@@ -56,7 +56,7 @@ impl Uevents {
         }
     }
 
-    /// Empties the socket before a look, so that whatever is announced afterwards ends the next wait.
+    /// Empties the socket before a check, so that whatever is announced afterwards ends the next wait.
     fn forget_announced(&self) {
         let mut message = [0; 4096];
         while recv(&self.socket, &mut message, RecvFlags::empty()).is_ok() {}
@@ -64,7 +64,7 @@ impl Uevents {
 
     fn sleep_until_announcement(&self, limit: Duration) {
         let timeout = Timespec::try_from(limit).ok();
-        // An interrupted or failed wait only means an earlier look.
+        // An interrupted or failed wait only means an earlier check.
         let _ = poll(
             &mut [PollFd::new(&self.socket, PollFlags::IN)],
             timeout.as_ref(),

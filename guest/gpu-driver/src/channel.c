@@ -195,7 +195,7 @@ static bool take_status(struct pb_channel *channel)
 	return true;
 }
 
-/* Looks for what the device has done. Returns whether jobs are left. */
+/* Polls for what the device has done. Returns whether jobs are left. */
 bool pb_channel_progress(struct pb_channel *channel)
 {
 	bool left;

@@ -55,7 +55,7 @@ static long timeout_of(u64 ns)
 {
 	u64 jiffies = nsecs_to_jiffies64(ns);
 
-	/* One more, since the current one has begun already; none for a mere look. */
+	/* One more, since the current one has begun already; none for a mere poll. */
 	return ns ? min_t(u64, jiffies, MAX_SCHEDULE_TIMEOUT - 1) + 1 : 0;
 }
 

@@ -138,7 +138,7 @@ impl Disk {
     ///
     /// # Errors
     /// [`Error::Busy`] with commands outstanding, also one that came too late before; [`Error::Transfer`], [`Error::Status`],
-    /// [`Error::Late`], [`Error::Stranger`], [`Error::Controller`].
+    /// [`Error::Late`], [`Error::UnknownCommand`], [`Error::Controller`].
     pub fn transfer(
         &mut self,
         direction: Direction,
@@ -215,14 +215,14 @@ impl Disk {
     /// The next completion, if there is one, with the opcode of its command.
     ///
     /// # Errors
-    /// [`Error::Stranger`], and [`Error::Controller`].
+    /// [`Error::UnknownCommand`], and [`Error::Controller`].
     pub fn reap(&mut self) -> Result<Option<(u8, Completion)>> {
         let Some(completion) = self.queue.pop().map_err(driver)? else {
             return Ok(None);
         };
         self.queue.ring().map_err(driver)?;
         let opcode = self.outstanding.end(completion.cid);
-        let opcode = opcode.ok_or(Error::Stranger {
+        let opcode = opcode.ok_or(Error::UnknownCommand {
             cid: completion.cid,
         })?;
         Ok(Some((opcode, completion)))
@@ -231,7 +231,7 @@ impl Disk {
     /// Waits for the next completion.
     ///
     /// # Errors
-    /// [`Error::Late`], [`Error::Stranger`], [`Error::Controller`].
+    /// [`Error::Late`], [`Error::UnknownCommand`], [`Error::Controller`].
     pub fn wait(&mut self) -> Result<(u8, Completion)> {
         let begun = Instant::now();
         loop {

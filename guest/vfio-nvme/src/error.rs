@@ -113,7 +113,7 @@ pub enum Error {
     #[error(
         "the controller completed command {cid:#06x} of the I/O queue, which is not outstanding"
     )]
-    Stranger {
+    UnknownCommand {
         /// The command's identifier.
         cid: u16,
     },

@@ -6,8 +6,8 @@ use super::line::line;
 use super::recorded::Recorded;
 use peerbar_lab::terminal::print;
 
-/// Interval between two polls for new records.
-const LOOK: Duration = Duration::from_millis(100);
+/// Time between two polls for new records.
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Prints every record from now on, until no device runs any more.
 pub(super) fn follow(recorded: &Recorded) -> anyhow::Result<()> {
@@ -37,6 +37,6 @@ pub(super) fn follow(recorded: &Recorded) -> anyhow::Result<()> {
         if !live {
             return Ok(());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(INTERVAL);
     }
 }

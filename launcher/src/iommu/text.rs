@@ -263,7 +263,7 @@ pub(super) fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Fi
         FindingKind::AfterUnmap => {
             format!("DMA after unmap: {place} was unmapped at {then:.6} s with {mapping}")
         }
-        FindingKind::MappedAnew => format!(
+        FindingKind::Remapped => format!(
             "DMA by an address of before: {place} is in {mapping}, mapped at {then:.6} s, after the command had begun"
         ),
         FindingKind::PastEnd => {

@@ -109,7 +109,7 @@ mod tests {
         (START + guest).checked_add_signed(beyond).unwrap()
     }
 
-    /// Bounds of that guest, each at least so many nanoseconds wide on a side.
+    /// Bounds of that guest, each with at least this many nanoseconds on a side.
     fn bounds(slower: i64, [before, after]: [u64; 2]) -> Vec<Bound> {
         let bound = |number: u64| {
             let guest = 5_000_000_000 + number * 10_000_000;

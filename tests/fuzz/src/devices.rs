@@ -1,5 +1,6 @@
 //! Devices: what keeps a state from one step of an input to the next.
 
+mod gpu_bench;
 pub mod gpu_commands;
 pub mod gpu_nvme_io;
 mod guest_ram;

@@ -1,4 +1,4 @@
-//! A stranger's reading of the protocol: the client of the `vfio_user` crate.
+//! Another author's reading of the protocol: the client of the `vfio_user` crate.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;

@@ -108,11 +108,12 @@ impl Switch {
 
     /// Sends Announced for each announcement that all others have acknowledged.
     pub(super) fn settle(&mut self) {
-        let owed = self.ports.iter();
-        let owed = owed.filter_map(|(id, port)| Some((*id, port.updates.oldest()?)));
-        let owed: Vec<(PortId, u64)> = owed.collect();
+        let ports = self.ports.iter();
+        let unacknowledged: Vec<(PortId, u64)> = ports
+            .filter_map(|(id, port)| Some((*id, port.updates.oldest()?)))
+            .collect();
         let settled = |id: &PortId, announcing: &Announcing| {
-            let mut others = owed.iter().filter(|(other, _)| other != id);
+            let mut others = unacknowledged.iter().filter(|(other, _)| other != id);
             others.all(|(_, oldest)| *oldest > announcing.epoch)
         };
         let done: Vec<(PortId, u64)> = self

@@ -44,10 +44,10 @@ impl Port {
 
     /// Until when it is to have acknowledged what this announcement of a peer waits for; none if it has.
     pub(super) fn deadline(&self, announcing: &Announcing) -> Option<Instant> {
-        let owed = self.updates.oldest()?;
+        let unacknowledged = self.updates.oldest()?;
         let since = self.updates.sent_at()?.max(announcing.begun);
         let last = announcing.begun + ANNOUNCEMENT_TIME_OUT;
-        (owed <= announcing.epoch).then(|| last.min(since + ACKNOWLEDGE_TIME_OUT))
+        (unacknowledged <= announcing.epoch).then(|| last.min(since + ACKNOWLEDGE_TIME_OUT))
     }
 }
 

@@ -252,7 +252,7 @@ impl Bench<'_> {
         bail!("in {ATTEMPTS} attempts no transfer was in flight when the memory was freed")
     }
 
-    /// A buffer where the pinned one was. At once, since transfers end soon; so this looks without a pause.
+    /// A buffer where the pinned one was. At once, since transfers end soon; so this polls without a pause.
     fn next_owner(&self, pin: &Pin<'_>) -> anyhow::Result<Buffer> {
         let deadline = Instant::now() + PATIENCE;
         while Instant::now() < deadline {
@@ -282,7 +282,7 @@ impl Bench<'_> {
         answers("put_pages_persistent", pin.put()?, 0)
     }
 
-    /// Looks whether `owner` is written to until `ended`.
+    /// Checks whether `owner` is written to until `ended`.
     fn is_untouched(
         &self,
         owner: &Buffer,

@@ -109,7 +109,7 @@ impl Random {
         self.next() % limit
     }
 
-    /// Once in so many times.
+    /// True once in this many times.
     fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -74,10 +74,7 @@ impl Run for Probe {
     }
 
     fn expected_log(&self) -> Expected<'_> {
-        Expected {
-            texts: &[],
-            faults: true,
-        }
+        Expected::FAULTS
     }
 
     fn has_own_addresses(&self) -> bool {

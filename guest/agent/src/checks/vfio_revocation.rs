@@ -49,10 +49,7 @@ impl Run for VfioRevocation {
     }
 
     fn expected_log(&self) -> Expected<'_> {
-        Expected {
-            texts: &[],
-            faults: true,
-        }
+        Expected::FAULTS
     }
 
     fn has_own_addresses(&self) -> bool {
@@ -97,7 +94,7 @@ impl Way {
     }
 }
 
-/// One loss: reads without a pause, the loss, then the look at what is left.
+/// One loss: reads without a pause, the loss, then what is left is checked.
 fn lose(
     guest: &GuestContext,
     taken: &TakenDevices<'_>,

@@ -5,17 +5,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use peerbar_dma::MemoryFile;
-use peerbar_gpu::{Config, Gpu, Mode, SteppedGpu};
-use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
 
-use super::guest_ram;
+use super::gpu_bench::{GpuBench, ON, failed};
 use crate::input::Input;
 
 mod model;
 
-use model::{BadCommand, Entry, Memories, PAGE, PAGES, RAM, RAM_AT, TIME_OUT, VRAM};
+use model::{BadCommand, Entry, Memories, PAGE, PAGES, RAM, RAM_AT, TIME_OUT};
 
-const REGISTERS: u32 = 0;
 /// Steps of an input, at most.
 const STEPS: usize = 24;
 /// Rings have this many entries and lie one after the other, at the end of guest memory, where no command of the model reaches.
@@ -34,7 +31,7 @@ struct Channel {
 }
 
 struct Bench {
-    gpu: SteppedGpu,
+    gpu: GpuBench,
     ram: Arc<MemoryFile>,
     rings: MemoryFile,
     expected: Memories,
@@ -58,53 +55,23 @@ pub fn run(data: &[u8]) {
 
 impl Bench {
     fn new() -> Self {
-        let config = Config {
-            vram_bytes: VRAM,
-            aperture_bytes: None,
-            mode: Mode::Static,
-            job_timeout: Duration::from_secs(3600),
-        };
-        let gpu = Gpu::stepped(&config).expect("a GPU");
         let ram = MemoryFile::create("ram", RAM).expect("memory");
         let rings = u64::from(ENTRIES) * model::ENTRY_BYTES as u64 * u64::from(CHANNELS);
         let mut bench = Self {
-            gpu,
+            gpu: GpuBench::new(),
             ram: Arc::new(ram),
             rings: MemoryFile::create("rings", rings.next_multiple_of(PAGE)).expect("memory"),
             expected: Memories::new(),
             channels: Default::default(),
         };
-        bench.write(CONFIG_REGION, 4, &[6, 0]);
-        bench.map(
-            RINGS_AT,
-            bench.rings.size(),
-            &bench.rings.file().try_clone().expect("a file"),
-            0,
-        );
+        let rings = bench.rings.file();
+        bench.gpu.map(RINGS_AT, bench.rings.size(), rings, 0);
         bench
-    }
-
-    fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) {
-        let written = self.gpu.endpoint.region_write(region, offset, bytes);
-        written.expect("a register");
-    }
-
-    fn read(&mut self, offset: u64) -> u32 {
-        let mut bytes = [0; 4];
-        let read = self.gpu.endpoint.region_read(REGISTERS, offset, &mut bytes);
-        read.expect("a register");
-        u32::from_le_bytes(bytes)
-    }
-
-    fn map(&mut self, iova: u64, size: u64, file: &std::fs::File, offset: u64) {
-        guest_ram::map(&mut self.gpu.endpoint, iova, size, file, offset);
     }
 
     /// The state that every input starts with.
     fn start(&mut self) {
-        self.write(REGISTERS, 0x20, &1_u32.to_le_bytes());
-        self.gpu.work();
-        assert_eq!(self.read(0x24), 1, "it is ready after a reset");
+        self.gpu.reset();
         for (start, bytes) in self.expected.clear() {
             match start {
                 model::Space::Vram(at) => self.gpu.vram().write(at, bytes).expect("VRAM"),
@@ -122,26 +89,16 @@ impl Bench {
     fn set_page(&mut self, page: u64, present: bool) {
         if self.expected.set_page(page, present) {
             let iova = RAM_AT + page * PAGE;
-            if present {
-                let file = self.ram.clone();
-                self.map(iova, PAGE, file.file(), page * PAGE);
-            } else {
-                let last = iova + PAGE - 1;
-                let unmapped = self.gpu.endpoint.dma_unmap(DmaSpan { iova, last });
-                unmapped.expect("an unmap");
+            match present {
+                true => self.gpu.map(iova, PAGE, self.ram.file(), page * PAGE),
+                false => self.gpu.unmap(iova, PAGE),
             }
         }
     }
 
     fn enable(&mut self, channel: u8) {
-        let at = 0x1000 + 0x100 * u64::from(channel);
         let ring = RINGS_AT + self.ring(channel);
-        self.write(REGISTERS, at + 0x10, &0_u32.to_le_bytes());
-        self.write(REGISTERS, at, &ring.to_le_bytes());
-        self.write(REGISTERS, at + 8, &0_u32.to_le_bytes());
-        self.write(REGISTERS, at + 12, &ENTRIES.to_le_bytes());
-        self.write(REGISTERS, at + 0x10, &1_u32.to_le_bytes());
-        self.gpu.work();
+        self.gpu.enable(channel, ring, ENTRIES);
         self.channels[usize::from(channel)] = Channel::default();
     }
 
@@ -177,8 +134,8 @@ impl Bench {
                 let (offset, value) = (input.u16()?, input.u32()?);
                 // Whatever is written to registers, they are read without a panic, and a reset brings all back.
                 let offset = u64::from(offset) & 0x5ffc;
-                self.write(REGISTERS, offset, &value.to_le_bytes());
-                self.read(offset);
+                self.gpu.write(offset, &value.to_le_bytes());
+                self.gpu.read(offset);
                 self.gpu.work();
                 self.start_again();
             }
@@ -188,17 +145,16 @@ impl Bench {
 
     /// A reset of the device: channels are off, and memory stays.
     fn start_again(&mut self) {
-        self.write(REGISTERS, 0x20, &1_u32.to_le_bytes());
-        self.gpu.work();
+        self.gpu.reset();
         for channel in 0..CHANNELS {
-            assert_eq!(self.read(0x1014 + 0x100 * u64::from(channel)), 0);
+            assert_eq!(self.gpu.status(channel), 0);
             self.enable(channel);
         }
     }
 
     /// Puts commands on a ring, rings the doorbell, and compares what the GPU and the model have done.
     fn submit(&mut self, number: u8, entries: &[Entry]) {
-        let mut done = self.head(number);
+        let mut done = self.gpu.head(number);
         self.put(number, entries);
         self.work_off(number);
         let mut channel = self.channels[usize::from(number)];
@@ -218,9 +174,9 @@ impl Bench {
         if entries.last().is_some_and(Entry::writes_floats) {
             self.take_over_nans();
         }
-        assert_eq!(self.head(number), done, "{entries:x?}");
-        let expected = channel.failed.map_or(1, |code| 2 | u32::from(code) << 8);
-        assert_eq!(self.status(number), expected, "{entries:x?}");
+        assert_eq!(self.gpu.head(number), done, "{entries:x?}");
+        let expected = channel.failed.map_or(ON, |code| failed(code.into()));
+        assert_eq!(self.gpu.status(number), expected, "{entries:x?}");
         self.channels[usize::from(number)] = channel;
     }
 
@@ -234,8 +190,7 @@ impl Bench {
             put = put.wrapping_add(1);
         }
         self.channels[usize::from(number)].put = put;
-        let doorbell = 0x8000 + 0x40 * u64::from(number);
-        self.write(REGISTERS, doorbell, &put.to_le_bytes());
+        self.gpu.ring(number, put);
     }
 
     /// Has the GPU work until a channel has nothing left to do. A wait in vain ends with its time limit.
@@ -244,7 +199,7 @@ impl Bench {
         let put = self.channels[usize::from(number)].put;
         loop {
             self.gpu.work();
-            if self.status(number) != 1 || self.head(number) == put {
+            if self.gpu.status(number) != ON || self.gpu.head(number) == put {
                 return;
             }
             assert!(Instant::now() < deadline, "a command does not end");
@@ -263,31 +218,23 @@ impl Bench {
         self.put(waiting, &[wait]);
         self.gpu.work();
         assert_eq!(
-            (self.status(waiting), self.head(waiting)),
-            (1, 0),
+            (self.gpu.status(waiting), self.gpu.head(waiting)),
+            (ON, 0),
             "{wait:x?}"
         );
         self.submit(1 - waiting, &[wait.awaited_write()]);
         self.gpu.work();
-        let seen = (self.status(waiting), self.head(waiting));
+        let seen = (self.gpu.status(waiting), self.gpu.head(waiting));
         match self.expected.execute(&wait) {
-            Ok(()) => assert_eq!(seen, (1, 1), "{wait:x?}"),
-            Err(bad) if bad.code == TIME_OUT => assert_eq!(seen, (1, 0), "{wait:x?}"),
+            Ok(()) => assert_eq!(seen, (ON, 1), "{wait:x?}"),
+            Err(bad) if bad.code == TIME_OUT => assert_eq!(seen, (ON, 0), "{wait:x?}"),
             Err(BadCommand { code, written }) => {
-                assert_eq!(seen, (2 | u32::from(code) << 8, 0), "{wait:x?}");
+                assert_eq!(seen, (failed(code.into()), 0), "{wait:x?}");
                 self.take_over(written);
             }
         }
         self.enable(waiting);
         Some(())
-    }
-
-    fn status(&mut self, channel: u8) -> u32 {
-        self.read(0x1014 + 0x100 * u64::from(channel))
-    }
-
-    fn head(&mut self, channel: u8) -> u32 {
-        self.read(0x1018 + 0x100 * u64::from(channel))
     }
 
     /// A command has failed halfway: what it may have written is in part old, in part new.

@@ -5,15 +5,11 @@
 use std::sync::{Arc, Mutex, OnceLock};
 
 use peerbar_dma::MemoryFile;
-use peerbar_gpu::{Config, Gpu, Mode, SteppedGpu};
-use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
 
-use super::guest_ram;
+use super::gpu_bench::{GpuBench, ON, failed};
 use crate::input::Input;
 
-const REGISTERS: u32 = 0;
 const PAGE: u64 = 4096;
-const VRAM: u64 = 2 << 20;
 /// Guest memory: the ring, both queues, and the doorbells.
 const RAM_AT: u64 = 0x10_0000;
 const PAGES: u64 = 4;
@@ -28,6 +24,7 @@ const FENCE: u64 = 0x9000;
 const REQUESTS: u64 = 0xa000;
 const REQUEST_BYTES: u64 = 32;
 
+const CHANNEL: u8 = 0;
 const RING_ENTRIES: u32 = 8;
 const ENTRY_BYTES: u64 = 128;
 const NSID: u32 = 7;
@@ -64,7 +61,7 @@ struct Launch {
 }
 
 struct Bench {
-    gpu: SteppedGpu,
+    gpu: GpuBench,
     ram: Arc<MemoryFile>,
     queues: Queues,
     put: u32,
@@ -86,54 +83,27 @@ pub fn run(data: &[u8]) {
 
 impl Bench {
     fn new() -> Self {
-        let config = Config {
-            vram_bytes: VRAM,
-            aperture_bytes: None,
-            mode: Mode::Static,
-            job_timeout: std::time::Duration::from_secs(3600),
-        };
         let mut bench = Self {
-            gpu: Gpu::stepped(&config).expect("a GPU"),
+            gpu: GpuBench::new(),
             ram: Arc::new(MemoryFile::create("ram", PAGES * PAGE).expect("memory")),
             queues: Queues::new(&mut Input::new(&[])),
             put: 0,
         };
-        bench.write(CONFIG_REGION, 4, &[6, 0]);
         (0..PAGES).for_each(|page| bench.set_page(page, true));
         bench
     }
 
-    fn write(&mut self, region: u32, offset: u64, bytes: &[u8]) {
-        let written = self.gpu.endpoint.region_write(region, offset, bytes);
-        written.expect("a register");
-    }
-
-    fn read(&mut self, offset: u64) -> u32 {
-        let mut bytes = [0; 4];
-        let read = self.gpu.endpoint.region_read(REGISTERS, offset, &mut bytes);
-        read.expect("a register");
-        u32::from_le_bytes(bytes)
-    }
-
     fn set_page(&mut self, page: u64, present: bool) {
-        let (iova, file) = (RAM_AT + page * PAGE, self.ram.clone());
-        if present {
-            guest_ram::map(&mut self.gpu.endpoint, iova, PAGE, file.file(), page * PAGE);
-        } else {
-            let last = iova + PAGE - 1;
-            let unmapped = self.gpu.endpoint.dma_unmap(DmaSpan { iova, last });
-            unmapped.expect("an unmap");
+        let iova = RAM_AT + page * PAGE;
+        match present {
+            true => self.gpu.map(iova, PAGE, self.ram.file(), page * PAGE),
+            false => self.gpu.unmap(iova, PAGE),
         }
     }
 
     /// A channel that has done nothing, and a pair of queues that was just made.
     fn start(&mut self, input: &mut Input<'_>) {
-        self.write(REGISTERS, 0x1010, &0_u32.to_le_bytes());
-        self.write(REGISTERS, 0x1000, &(RAM_AT + RING).to_le_bytes());
-        self.write(REGISTERS, 0x1008, &0_u32.to_le_bytes());
-        self.write(REGISTERS, 0x100c, &RING_ENTRIES.to_le_bytes());
-        self.write(REGISTERS, 0x1010, &1_u32.to_le_bytes());
-        self.gpu.work();
+        self.gpu.enable(CHANNEL, RAM_AT + RING, RING_ENTRIES);
         self.put = 0;
         self.queues = Queues::new(input);
         self.ram
@@ -171,7 +141,7 @@ impl Bench {
         self.submit(&launch);
         for _ in 0..STEPS {
             self.fetch(&mut launch);
-            if self.read(0x1018) == self.put {
+            if self.gpu.head(CHANNEL) == self.put {
                 break;
             }
             assert!(!launch.in_progress.is_empty(), "the GPU waits for nothing");
@@ -237,7 +207,7 @@ impl Bench {
         let slot = u64::from(self.put % RING_ENTRIES) * ENTRY_BYTES;
         self.ram.write(RING + slot, &entry).expect("RAM");
         self.put += 1;
-        self.write(REGISTERS, 0x8000, &self.put.to_le_bytes());
+        self.gpu.ring(CHANNEL, self.put);
         self.gpu.work();
     }
 
@@ -329,8 +299,8 @@ impl Bench {
 
     /// The launch has ended well: outcomes, state, fence and doorbells say so.
     fn check_end(&mut self, launch: &Launch) {
-        assert_eq!(self.read(0x1018), self.put, "the launch does not end");
-        assert_eq!(self.read(0x1014), 1);
+        assert_eq!(self.gpu.head(CHANNEL), self.put, "the launch does not end");
+        assert_eq!(self.gpu.status(CHANNEL), ON);
         assert_eq!(launch.fetched, launch.requests.len());
         let failed = launch.statuses.iter().position(|status| *status != Some(0));
         let result = failed.map_or(launch.requests.len() as u64, |index| {
@@ -353,8 +323,8 @@ impl Bench {
     }
 
     fn expect_failure(&mut self, code: u32) {
-        assert_eq!(self.read(0x1014), 2 | code << 8);
-        assert_eq!(self.read(0x1018), self.put - 1);
+        assert_eq!(self.gpu.status(CHANNEL), failed(code));
+        assert_eq!(self.gpu.head(CHANNEL), self.put - 1);
     }
 
     /// The state of a launch that has failed names the first request that is not complete.
@@ -369,9 +339,7 @@ impl Bench {
         if launch.requests.is_empty() {
             return;
         }
-        self.write(REGISTERS, 0x1010, &0_u32.to_le_bytes());
-        self.write(REGISTERS, 0x1010, &1_u32.to_le_bytes());
-        self.gpu.work();
+        self.gpu.enable(CHANNEL, RAM_AT + RING, RING_ENTRIES);
         self.put = 0;
         self.submit(launch);
         self.expect_failure(BAD_COMMAND);

@@ -1,5 +1,6 @@
 //! What the GPU's interface says of commands (`devices/gpu/INTERFACE.md`), on plain vectors.
 
+use crate::devices::gpu_bench::VRAM;
 use crate::input::Input;
 
 pub(super) const ENTRY_BYTES: usize = 128;
@@ -8,7 +9,6 @@ pub(super) const PAGES: u64 = 16;
 /// Guest memory, and where the GPU sees it.
 pub(super) const RAM: u64 = PAGES * PAGE;
 pub(super) const RAM_AT: u64 = 0x10_0000;
-pub(super) const VRAM: u64 = 2 << 20;
 /// Where the rings are, which the model does not know.
 pub(super) const RINGS_AT: u64 = 0x7777_0000_0000;
 
@@ -21,7 +21,7 @@ const THREADS: u64 = 4096;
 
 const WRITE_WORD: u8 = 6;
 const WAIT: u8 = 7;
-/// A time limit of a wait, in nanoseconds, which is over after a few looks.
+/// A time limit of a wait, in nanoseconds, which is over after a few polls.
 const SHORT: u64 = 100;
 
 const DMA: u8 = 2;
@@ -262,7 +262,7 @@ enum Operation {
     Histogram(Address, u64, Address),
     Add(Address, u64, u64),
     Write(Address, u64, u64),
-    /// Waits until a word, of so many bytes, is the value under a mask.
+    /// Place, bytes, mask and value: waits until the word under the mask is the value.
     Wait(Address, u64, u64, u64),
 }
 

@@ -37,7 +37,7 @@ struct State {
     bytes: Vec<u8>,
     /// Something was written since the last flush.
     is_dirty: bool,
-    /// So many operations succeed, then one fails.
+    /// How many operations succeed before one fails, and how.
     plan: Option<(u8, Kind)>,
     fired: u64,
     has_failed_to_flush: bool,

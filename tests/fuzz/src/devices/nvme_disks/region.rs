@@ -1,5 +1,10 @@
 //! Steps with the Persistent Memory Region, which is also where data of commands may lie, and with Sanitize, which erases it.
 
+use peerbar_nvme_spec::command::admin::SanitizeControl;
+use peerbar_nvme_spec::log::SanitizeState;
+use peerbar_nvme_spec::pmr::Pmrsts;
+use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRMSCL, PMRMSCU, PMRSTS};
+
 use super::{Bench, Command, NAMESPACES, PAGE, PAGES, RANGES, READ, REGISTERS, status};
 use crate::input::Input;
 
@@ -8,12 +13,6 @@ pub(super) const REGION: u64 = 0x70_0000_0000;
 pub(super) const REGION_PAGES: u64 = 4;
 pub(super) const REGION_BYTES: u64 = 2 << 20;
 
-const PMRCTL: u64 = 0xe04;
-const PMRSTS: u64 = 0xe08;
-const PMRMSCL: u64 = 0xe14;
-const PMRMSCU: u64 = 0xe18;
-const NOT_READY: u32 = 1 << 8;
-const BASE_INVALID: u32 = 1 << 12;
 /// CMSE: commands find the region at the base address.
 const ENABLED: u64 = 2;
 /// The region does not fit behind it.
@@ -21,15 +20,6 @@ const LAST_PAGE: u64 = !0xfff;
 
 const GET_LOG_PAGE: u8 = 2;
 const SANITIZE: u8 = 0x84;
-const EXIT_FAILURE_MODE: u32 = 1;
-const BLOCK_ERASE: u32 = 2;
-const OVERWRITE: u32 = 3;
-/// AUSE.
-const UNRESTRICTED: u32 = 1 << 3;
-const NO_DEALLOCATE: u32 = 1 << 9;
-/// SSTAT.
-const COMPLETED: u8 = 1;
-const FAILED: u8 = 3;
 
 /// What the guest has written to the region's registers.
 #[derive(Clone, Copy, Default)]
@@ -45,9 +35,9 @@ impl Registers {
     }
 
     fn status(self) -> u32 {
-        let ready = if self.is_enabled { 0 } else { NOT_READY };
-        let is_valid = self.space & ENABLED == 0 || self.space & !0xfff != LAST_PAGE;
-        ready | if is_valid { 0 } else { BASE_INVALID }
+        let is_invalid = self.space & ENABLED != 0 && self.space & !0xfff == LAST_PAGE;
+        let status = Pmrsts::new().with_nrdy(!self.is_enabled);
+        status.with_cbai(is_invalid).into_bits()
     }
 }
 
@@ -96,32 +86,35 @@ impl Bench {
     pub(super) fn sanitize(&mut self, input: &mut Input<'_>) -> Option<()> {
         let choice = input.u8()?;
         let action = match choice & 7 {
-            0..=4 => BLOCK_ERASE,
-            5 => EXIT_FAILURE_MODE,
-            6 => OVERWRITE,
+            0..=4 => SanitizeControl::BLOCK_ERASE,
+            5 => SanitizeControl::EXIT_FAILURE_MODE,
+            6 => SanitizeControl::OVERWRITE,
             _ => 0,
         };
-        let mut options = if choice & 8 != 0 { UNRESTRICTED } else { 0 };
-        if choice & 16 != 0 {
-            options |= NO_DEALLOCATE;
-        }
+        let control = SanitizeControl::new()
+            .with_sanact(action)
+            .with_ause(choice & 8 != 0)
+            .with_ndas(choice & 16 != 0);
         let expected = match action {
-            EXIT_FAILURE_MODE => 0,
-            BLOCK_ERASE if self.region.is_enabled => status::PROHIBITED_BY_PMR,
-            BLOCK_ERASE => return self.erase(options),
+            SanitizeControl::EXIT_FAILURE_MODE => 0,
+            SanitizeControl::BLOCK_ERASE if self.region.is_enabled => status::PROHIBITED_BY_PMR,
+            SanitizeControl::BLOCK_ERASE => return self.erase(control),
             _ => status::INVALID_FIELD,
         };
-        assert_eq!(self.sanitize_command(action | options), expected);
+        assert_eq!(self.sanitize_command(control), expected);
         Some(())
     }
 
-    fn erase(&mut self, options: u32) -> Option<()> {
+    fn erase(&mut self, control: SanitizeControl) -> Option<()> {
         let before = self.fired();
         let was_lost = self.is_lost.contains(&true);
-        assert_eq!(self.sanitize_command(BLOCK_ERASE | options), 0);
+        assert_eq!(self.sanitize_command(control), 0);
         let has_failed = before != self.fired() || was_lost;
-        let state = if has_failed { FAILED } else { COMPLETED };
-        assert_eq!(self.last_sanitize(), (state, BLOCK_ERASE | options));
+        let state = match has_failed {
+            true => SanitizeState::FAILED,
+            false => SanitizeState::COMPLETED,
+        };
+        assert_eq!(self.last_sanitize(), (state, control));
         self.data[(PAGES * PAGE) as usize..].fill(0);
         for n in 0..NAMESPACES {
             self.is_lost[n] |= self.disks[n].has_failed_to_flush();
@@ -134,7 +127,7 @@ impl Bench {
             assert!(has_failed || self.disks[n].is_durable());
         }
         if has_failed {
-            self.leave_failure_mode(options & UNRESTRICTED != 0);
+            self.leave_failure_mode(control.ause());
         }
         assert_eq!(self.read_first_block(), 0);
         Some(())
@@ -143,7 +136,9 @@ impl Bench {
     /// After a failure no command reads; what ends that depends on how the operation was asked for.
     fn leave_failure_mode(&mut self, unrestricted: bool) {
         assert_eq!(self.read_first_block(), status::SANITIZE_FAILED);
-        let left = self.sanitize_command(EXIT_FAILURE_MODE);
+        let control = SanitizeControl::new();
+        let exit = control.with_sanact(SanitizeControl::EXIT_FAILURE_MODE);
+        let left = self.sanitize_command(exit);
         if unrestricted {
             return assert_eq!(left, 0);
         }
@@ -155,18 +150,19 @@ impl Bench {
         }
         self.controller.renew_disks();
         self.is_lost = [false; NAMESPACES];
-        assert_eq!(self.sanitize_command(BLOCK_ERASE), 0);
-        assert_eq!(self.last_sanitize(), (COMPLETED, BLOCK_ERASE));
+        let erase = control.with_sanact(SanitizeControl::BLOCK_ERASE);
+        assert_eq!(self.sanitize_command(erase), 0);
+        assert_eq!(self.last_sanitize(), (SanitizeState::COMPLETED, erase));
     }
 
-    fn sanitize_command(&mut self, dword: u32) -> u16 {
+    fn sanitize_command(&mut self, control: SanitizeControl) -> u16 {
         let mut command = Command::new(SANITIZE, 0);
-        command.dwords[0] = dword;
+        command.dwords[0] = control.into_bits();
         self.execute(0, &command).0
     }
 
     /// Status of the last operation, and what it was asked for.
-    fn last_sanitize(&mut self) -> (u8, u32) {
+    fn last_sanitize(&mut self) -> (u8, SanitizeControl) {
         let mut command = Command::new(GET_LOG_PAGE, 0);
         command.prps = [RANGES, 0];
         // 8 bytes of the page 81h.
@@ -175,7 +171,8 @@ impl Bench {
         let mut page = [0; 8];
         self.ram.read(RANGES, &mut page).expect("memory");
         let [_, _, state, _, control @ ..] = page;
-        (state & 7, u32::from_le_bytes(control))
+        let control = SanitizeControl::from_bits(u32::from_le_bytes(control));
+        (state & 7, control)
     }
 
     /// The status code of a read of the first block, without a fault of the disk.
