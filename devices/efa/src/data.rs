@@ -5,7 +5,8 @@
 //! transfer keeps the others from theirs.
 //!
 //! Between two queue pairs of one adapter payload is copied once, from memory region to memory region. Memory that another
-//! process must be asked for goes by way of a buffer.
+//! process must be asked for goes by way of a buffer. To other adapters payload goes in packets of the fabric, which are
+//! sent again if they are lost, and carried out once at most.
 //!
 //! # What fails, and how
 //! - A work request that cannot be carried out is completed with its status, and its queue pair goes on: a datagram's
@@ -19,24 +20,28 @@
 mod completions;
 mod doorbells;
 mod job;
+mod packet;
+mod remote;
 mod requester;
 mod responder;
 mod statistics;
 mod transfers;
 mod turn;
+mod wire;
 mod work_request;
 mod worker;
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard};
 use peerbar_dma::{MemoryFile, Requester};
+use peerbar_fabric::{AttachError, Attachment, Link};
 use peerbar_pci::Interrupts;
 
 pub use statistics::Statistics;
@@ -48,6 +53,7 @@ use crate::memory_bar::Doorbell;
 use crate::objects::{Gid, Objects};
 use transfers::Transfers;
 use turn::Parts;
+use wire::{FabricWire, Mailbox, Wire};
 use worker::Worker;
 
 /// What a data path works with.
@@ -69,6 +75,9 @@ pub struct DataPath {
     objects: Arc<Mutex<Objects>>,
     doorbells: Arc<Doorbells>,
     statistics: Arc<Mutex<Statistics>>,
+    mailbox: Arc<Mailbox>,
+    wire: Arc<OnceLock<Arc<dyn Wire>>>,
+    link: Option<Link>,
     worker: Option<JoinHandle<()>>,
 }
 
@@ -88,6 +97,9 @@ impl DataPath {
             objects: Arc::new(Mutex::new(Objects::new(doorbells.clone()))),
             doorbells: doorbells.clone(),
             statistics: Arc::default(),
+            mailbox: Arc::new(Mailbox::new(doorbells.clone())),
+            wire: Arc::default(),
+            link: None,
             worker: None,
         };
         let worker = Worker {
@@ -101,10 +113,31 @@ impl DataPath {
                 bar_memory: setup.bar_memory,
                 order: setup.seed.map(fastrand::Rng::with_seed),
                 statistics: Statistics::default(),
+                wire: path.wire.clone(),
+                mailbox: path.mailbox.clone(),
+                sent: HashMap::new(),
+                ids: 0,
                 ready: VecDeque::new(),
             },
         };
         (path, worker)
+    }
+
+    /// Joins the adapter to a fabric, once: its queue pairs reach those of other adapters from now on.
+    ///
+    /// # Errors
+    /// Those of [`Attachment::start`].
+    pub fn attach(&mut self, attachment: Attachment) -> Result<(), AttachError> {
+        let link = attachment.start(self.mailbox.clone())?;
+        let wire = FabricWire {
+            sender: link.sender(),
+            mailbox: self.mailbox.clone(),
+        };
+        if self.wire.set(Arc::new(wire)).is_err() {
+            log::error!("an adapter has one fabric");
+        }
+        self.link = Some(link);
+        Ok(())
     }
 
     /// The objects, while the worker does nothing. Waits for a slice of its at most, in which others may be asked for
@@ -136,6 +169,8 @@ impl DataPath {
 
 impl Drop for DataPath {
     fn drop(&mut self) {
+        // It answers no peer any more.
+        self.link = None;
         self.doorbells.stop();
         if let Some(worker) = self.worker.take()
             && worker.join().is_err()

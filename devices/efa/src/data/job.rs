@@ -2,6 +2,8 @@
 
 use std::time::Instant;
 
+use peerbar_efa_spec::completion::CompletionStatus;
+
 use super::work_request::WorkRequest;
 
 /// How many work requests of a queue pair are in progress at most.
@@ -11,29 +13,66 @@ pub(super) const WINDOW: usize = 16;
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(super) request: WorkRequest,
+    /// Tells it from all others of the adapter.
+    pub(super) id: u64,
     /// How many requests of its queue pair were taken before, modulo 2^16.
     pub(super) number: u16,
     /// How many of its bytes have been moved.
     pub(super) moved: u32,
     /// How often the destination had no receive.
     pub(super) not_ready: u8,
-    /// It is not continued before.
-    pub(super) not_before: Option<Instant>,
+    pub(super) wait: Wait,
+    pub(super) remote: Remote,
+}
+
+/// What a work request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Its turn.
+    Turn,
+    /// This moment.
+    Until(Instant),
+    /// An answer of another adapter.
+    Answer,
+}
+
+/// How far a work request to another adapter has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Remote {
+    /// How many of its bytes have been asked for, or sent.
+    pub(super) sent: u32,
+    /// Something has been sent.
+    pub(super) has_begun: bool,
+    /// How many packets are not answered.
+    pub(super) outstanding: u16,
+    /// Its message has arrived.
+    pub(super) is_received: bool,
+    /// The announcement of a write has been sent, and has arrived.
+    pub(super) is_announcing: bool,
+    pub(super) is_announced: bool,
+    /// The first failure. It is over once no packet is outstanding.
+    pub(super) failure: Option<CompletionStatus>,
 }
 
 impl Job {
-    pub(super) fn new(request: WorkRequest, number: u16) -> Self {
+    pub(super) fn new(request: WorkRequest, id: u64, number: u16) -> Self {
         Self {
             request,
+            id,
             number,
             moved: 0,
             not_ready: 0,
-            not_before: None,
+            wait: Wait::Turn,
+            remote: Remote::default(),
         }
     }
 
     fn is_due(&self, now: Instant) -> bool {
-        self.not_before.is_none_or(|until| until <= now)
+        match self.wait {
+            Wait::Turn => true,
+            Wait::Until(until) => until <= now,
+            Wait::Answer => false,
+        }
     }
 }
 
@@ -67,6 +106,12 @@ impl Jobs {
         Some((index, self.0.remove(index)))
     }
 
+    /// Takes out this job. Where it was.
+    pub(super) fn take_one(&mut self, id: u64) -> Option<(usize, Job)> {
+        let index = self.0.iter().position(|job| job.id == id)?;
+        Some((index, self.0.remove(index)))
+    }
+
     /// Puts a job back to where it was.
     pub(super) fn put_back(&mut self, index: usize, job: Job) {
         self.0.insert(index.min(self.0.len()), job);
@@ -77,9 +122,13 @@ impl Jobs {
         std::mem::take(&mut self.0)
     }
 
-    /// When the next one may be continued. `None` if there is none.
+    /// When the next one may be continued. `None` if none may before an answer.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        let due = self.0.iter().map(|job| job.not_before.unwrap_or(now));
+        let due = self.0.iter().filter_map(|job| match job.wait {
+            Wait::Turn => Some(now),
+            Wait::Until(until) => Some(until),
+            Wait::Answer => None,
+        });
         due.min()
     }
 }

@@ -1,13 +1,12 @@
 //! What a queue pair does with the work requests of its own send queue.
 
-use std::ops::ControlFlow;
 use std::time::Duration;
 
 use peerbar_dma::{Origin, Purpose, Tag};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, Operation};
 
-use super::job::Job;
+use super::job::{Job, Wait};
 use super::responder::{Payload, Sender};
 use super::transfers::TransferError;
 use super::turn::Turn;
@@ -23,18 +22,18 @@ const NOT_READY_WAIT: Duration = Duration::from_millis(10);
 
 /// What the requester of a work request is.
 #[derive(Clone, Copy)]
-struct Requester {
-    sender: Sender,
-    protection_domain: u16,
-    rnr_retry: u8,
+pub(super) struct Requester {
+    pub(super) sender: Sender,
+    pub(super) protection_domain: u16,
+    pub(super) rnr_retry: u8,
 }
 
 /// What has become of a work request by a step.
-enum Step {
+pub(super) enum Step {
     /// There is more to move.
     Again,
-    /// The destination has no receive.
-    NotReady,
+    /// It is continued after that.
+    After(Wait),
     /// It is over.
     Done(CompletionStatus),
 }
@@ -67,13 +66,10 @@ impl Turn<'_> {
             let before = job.moved;
             let step = self.step(number, &mut job);
             bytes = bytes.saturating_add(job.moved.saturating_sub(before));
-            match self.settle(number, &mut job, step) {
-                ControlFlow::Break(status) => self.finish(number, &job, status),
-                ControlFlow::Continue(()) => {
-                    if let Ok(pair) = self.objects.queue_pair_mut(number) {
-                        pair.jobs.put_back(index, job);
-                    }
-                }
+            match step {
+                Step::Done(status) => self.finish(number, &job, status),
+                Step::Again => self.put_back(number, index, job, Wait::Turn),
+                Step::After(wait) => self.put_back(number, index, job, wait),
             }
             if bytes >= SLICE_BYTES {
                 break;
@@ -107,8 +103,9 @@ impl Turn<'_> {
                     let origin = Origin::command(number, taken);
                     let requester = self.parts.transfers.session.requester();
                     requester.begin(origin, request.operation as u8);
+                    let id = self.parts.next_id();
                     if let Ok(pair) = self.objects.queue_pair_mut(number) {
-                        pair.jobs.add(Job::new(request, taken));
+                        pair.jobs.add(Job::new(request, id, taken));
                     }
                 }
                 Ok(Some((_, Err(bad)))) => self.refuse(number, &bad),
@@ -153,29 +150,19 @@ impl Turn<'_> {
 
     /// Does a step of a work request.
     fn step(&mut self, number: u16, job: &mut Job) -> Step {
-        let Ok(pair) = self.objects.queue_pair(number) else {
+        let Some(requester) = self.requester(number, job) else {
             return Step::Done(CompletionStatus::Flushed);
         };
-        let domain = pair.protection_domain;
-        let requester = Requester {
-            sender: Sender {
-                gid: self.parts.gid,
-                pair: number,
-                kind: pair.kind,
-                qkey: job.request.qkey,
-            },
-            protection_domain: domain,
-            rnr_retry: pair.rnr_retry,
-        };
         let is_rdma = job.request.operation != Operation::Send;
-        if is_rdma && pair.kind == QueuePairKind::Datagram {
+        if is_rdma && requester.sender.kind == QueuePairKind::Datagram {
             return Step::Done(CompletionStatus::LocalUnsupportedOperation);
         }
+        let domain = requester.protection_domain;
         let Some(gid) = self.objects.address(job.request.address_handle, domain) else {
-            return Step::Done(CompletionStatus::LocalInvalidAddressHandle);
+            return self.give_up(job, CompletionStatus::LocalInvalidAddressHandle);
         };
         if gid != self.parts.gid {
-            return self.lose(&requester);
+            return self.step_remote(&requester, gid, job);
         }
         let done = match job.request.operation {
             Operation::Send => self.send_message(&requester, job),
@@ -185,7 +172,7 @@ impl Turn<'_> {
         match done {
             Ok(true) => Step::Done(CompletionStatus::Ok),
             Ok(false) => Step::Again,
-            Err(CompletionStatus::RemoteNotReady) => not_ready(&requester, job),
+            Err(CompletionStatus::RemoteNotReady) => self.not_ready(&requester, job),
             Err(status) if requester.sender.kind == QueuePairKind::Datagram => {
                 Step::Done(unreliable(status))
             }
@@ -193,13 +180,32 @@ impl Turn<'_> {
         }
     }
 
-    /// There is no way to the destination's adapter.
-    fn lose(&mut self, requester: &Requester) -> Step {
-        let status = CompletionStatus::LocalUnreachableRemote;
-        match requester.sender.kind {
-            QueuePairKind::Datagram => Step::Done(unreliable(status)),
-            QueuePairKind::ReliableDatagram => Step::Done(status),
+    /// The requester of a work request.
+    pub(super) fn requester(&self, number: u16, job: &Job) -> Option<Requester> {
+        let pair = self.objects.queue_pair(number).ok()?;
+        Some(Requester {
+            sender: Sender {
+                gid: self.parts.gid,
+                pair: number,
+                kind: pair.kind,
+                qkey: job.request.qkey,
+            },
+            protection_domain: pair.protection_domain,
+            rnr_retry: pair.rnr_retry,
+        })
+    }
+
+    /// The destination has no receive. A datagram is lost by that.
+    pub(super) fn not_ready(&self, requester: &Requester, job: &mut Job) -> Step {
+        if requester.sender.kind == QueuePairKind::Datagram {
+            return Step::Done(CompletionStatus::Ok);
         }
+        let is_endless = requester.rnr_retry == ENDLESS_RNR_RETRY;
+        if !is_endless && job.not_ready >= requester.rnr_retry {
+            return Step::Done(CompletionStatus::RemoteNotReady);
+        }
+        job.not_ready = job.not_ready.saturating_add(1);
+        Step::After(Wait::Until(self.now + NOT_READY_WAIT))
     }
 
     /// Sends a message; whether it is done.
@@ -287,7 +293,7 @@ impl Turn<'_> {
     }
 
     /// The memory of a part of a work request's own buffers: where it starts, and its bytes.
-    fn local_places(
+    pub(super) fn local_places(
         &self,
         requester: &Requester,
         request: &WorkRequest,
@@ -316,23 +322,16 @@ impl Turn<'_> {
         Ok(places)
     }
 
-    /// Takes note of a step; breaks with the outcome if the work request is over.
-    fn settle(&mut self, number: u16, job: &mut Job, step: Step) -> ControlFlow<CompletionStatus> {
-        match step {
-            Step::Again => ControlFlow::Continue(()),
-            Step::NotReady => {
-                job.not_before = self.now.checked_add(NOT_READY_WAIT);
-                ControlFlow::Continue(())
-            }
-            Step::Done(status) => {
-                log::trace!("queue pair {number}, request {}: {status:?}", job.number);
-                ControlFlow::Break(status)
-            }
+    /// A work request is continued after that.
+    pub(super) fn put_back(&mut self, number: u16, index: usize, mut job: Job, wait: Wait) {
+        job.wait = wait;
+        if let Ok(pair) = self.objects.queue_pair_mut(number) {
+            pair.jobs.put_back(index, job);
         }
     }
 
     /// A work request is over.
-    fn finish(&mut self, number: u16, job: &Job, status: CompletionStatus) {
+    pub(super) fn finish(&mut self, number: u16, job: &Job, status: CompletionStatus) {
         let request = &job.request;
         let origin = Origin::command(number, job.number);
         let requester = self.parts.transfers.session.requester();
@@ -379,7 +378,7 @@ impl Turn<'_> {
         true
     }
 
-    fn count_sent(&mut self, bytes: u32) {
+    pub(super) fn count_sent(&mut self, bytes: u32) {
         self.parts.statistics.sent_packets += 1;
         self.parts.statistics.sent_bytes += u64::from(bytes);
     }
@@ -409,21 +408,8 @@ impl Turn<'_> {
 #[derive(Debug)]
 struct BadSendQueue;
 
-/// The destination has no receive. A datagram is lost by that.
-fn not_ready(requester: &Requester, job: &mut Job) -> Step {
-    if requester.sender.kind == QueuePairKind::Datagram {
-        return Step::Done(CompletionStatus::Ok);
-    }
-    let is_endless = requester.rnr_retry == ENDLESS_RNR_RETRY;
-    if !is_endless && job.not_ready >= requester.rnr_retry {
-        return Step::Done(CompletionStatus::RemoteNotReady);
-    }
-    job.not_ready = job.not_ready.saturating_add(1);
-    Step::NotReady
-}
-
 /// What the sender of a datagram gets to know: nothing of what happens behind its adapter.
-fn unreliable(status: CompletionStatus) -> CompletionStatus {
+pub(super) fn unreliable(status: CompletionStatus) -> CompletionStatus {
     match status {
         CompletionStatus::LocalInvalidKey
         | CompletionStatus::LocalInvalidAddressHandle
@@ -435,7 +421,7 @@ fn unreliable(status: CompletionStatus) -> CompletionStatus {
 }
 
 /// A part of the data of a work request: what is at its places, or the inline data from `skip` on.
-fn payload<'a>(
+pub(super) fn payload<'a>(
     request: &'a WorkRequest,
     places: &'a [Place],
     (skip, bytes): (u32, u32),
@@ -451,7 +437,7 @@ fn payload<'a>(
 }
 
 /// A part of a buffer: where it starts, and its bytes.
-fn part_of(buffer: Buffer, (skip, bytes): (u32, u32)) -> Buffer {
+pub(super) fn part_of(buffer: Buffer, (skip, bytes): (u32, u32)) -> Buffer {
     Buffer {
         address: buffer.address.wrapping_add(u64::from(skip)),
         bytes,
@@ -459,6 +445,6 @@ fn part_of(buffer: Buffer, (skip, bytes): (u32, u32)) -> Buffer {
     }
 }
 
-fn tag(pair: u16, command: u16) -> Tag {
+pub(super) fn tag(pair: u16, command: u16) -> Tag {
     Tag::new(Purpose::Payload, Origin::command(pair, command))
 }

@@ -345,7 +345,7 @@ impl Turn<'_> {
         true
     }
 
-    fn count_received(&mut self, bytes: usize) {
+    pub(super) fn count_received(&mut self, bytes: usize) {
         self.parts.statistics.received_packets += 1;
         self.parts.statistics.received_bytes += bytes as u64;
     }
@@ -375,6 +375,6 @@ fn routing_header(from: Gid, to: Gid, bytes: usize) -> [u8; ROUTING_HEADER_BYTES
     header
 }
 
-fn tag(pair: u16) -> Tag {
+pub(super) fn tag(pair: u16) -> Tag {
     Tag::new(Purpose::Payload, Origin::Queue(pair))
 }

@@ -6,6 +6,7 @@ mod fixture;
 mod messages;
 mod order;
 mod rdma;
+mod remote;
 
 use std::sync::Arc;
 

@@ -86,6 +86,17 @@ impl Transfers {
             .scatter(tag, ranges(to), data)
             .map_err(|_| TransferError::Destination)
     }
+
+    /// Reads as many bytes as the places have.
+    pub(super) fn read(&mut self, tag: Tag, from: &[Place]) -> Result<Vec<u8>, TransferError> {
+        self.session.release();
+        let requester = self.session.requester();
+        let mut data = vec![0; total(from)];
+        requester
+            .gather(tag, ranges(from), &mut data)
+            .map_err(|_| TransferError::Source)?;
+        Ok(data)
+    }
 }
 
 fn ranges(places: &[Place]) -> impl Iterator<Item = (u64, usize)> {

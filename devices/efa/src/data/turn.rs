@@ -1,14 +1,16 @@
 //! A turn of the worker: what it works on while it holds the lock of the objects.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use peerbar_dma::MemoryFile;
 use peerbar_pci::Interrupts;
 
+use super::remote::Sent;
 use super::statistics::Statistics;
 use super::transfers::Transfers;
+use super::wire::{Mailbox, Token, Wire};
 use crate::objects::{Gid, Objects};
 
 /// What the worker has besides the objects.
@@ -21,11 +23,25 @@ pub(super) struct Parts {
     /// Takes work requests of a queue pair out of their order, if there is one.
     pub(super) order: Option<fastrand::Rng>,
     pub(super) statistics: Statistics,
+    /// The way to other adapters, once there is one.
+    pub(super) wire: Arc<OnceLock<Arc<dyn Wire>>>,
+    /// What has arrived from there.
+    pub(super) mailbox: Arc<Mailbox>,
+    /// Requests to other adapters that are not answered.
+    pub(super) sent: HashMap<Token, Sent>,
+    /// How many jobs and requests there have been.
+    pub(super) ids: u64,
     /// Numbers of the queue pairs that may have something to do, each once.
     pub(super) ready: VecDeque<u16>,
 }
 
 impl Parts {
+    /// A number that was not there before.
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.ids = self.ids.wrapping_add(1);
+        self.ids
+    }
+
     /// A queue pair may have something to do.
     pub(super) fn make_ready(&mut self, pair: u16) {
         if !self.ready.contains(&pair) {

@@ -52,6 +52,7 @@ impl Worker {
             now,
         };
         turn.take_doorbells(&self.doorbells);
+        turn.take_mail();
         if let Some(pair) = turn.parts.ready.pop_front()
             && turn.serve(pair)
         {
@@ -108,7 +109,7 @@ impl Turn<'_> {
                 first = Some(first.map_or(due, |first| first.min(due)));
             }
         }
-        if self.parts.ready.is_empty() {
+        if self.parts.ready.is_empty() && self.parts.mailbox.is_empty() {
             Next::Wait(first)
         } else {
             Next::Turn

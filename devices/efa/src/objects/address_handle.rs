@@ -1,19 +1,9 @@
 //! Address handles: the adapters to which the queue pairs of a protection domain send.
 
-use std::fmt;
+pub use peerbar_fabric::Gid;
 
 use super::error::{ObjectError, ObjectKind};
 use super::{Objects, add_user, remove_user};
-
-/// The address of an adapter, in network byte order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Gid(pub [u8; 16]);
-
-impl fmt::Display for Gid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        std::net::Ipv6Addr::from(self.0).fmt(f)
-    }
-}
 
 /// Parameters of an address handle.
 #[derive(Clone, Copy, Debug)]

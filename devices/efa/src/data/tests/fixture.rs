@@ -125,6 +125,11 @@ impl Adapter {
     }
 
     pub(super) fn with_seed(seed: Option<u64>) -> Self {
+        Self::at(GID, seed)
+    }
+
+    /// An adapter of this address.
+    pub(super) fn at(gid: Gid, seed: Option<u64>) -> Self {
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", RAM).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
@@ -133,7 +138,7 @@ impl Adapter {
         let bar = Arc::new(MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap());
         let raised = Arc::new(Raised::default());
         let (path, worker) = DataPath::parts(Setup {
-            gid: GID,
+            gid,
             requester: requester.clone(),
             interrupts: raised.clone(),
             bar_memory: bar.clone(),

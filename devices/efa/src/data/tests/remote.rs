@@ -1,0 +1,497 @@
+//! Two adapters, joined by a wire that delivers requests in any order.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_efa_spec::work::Operation;
+use peerbar_fabric::{RequestError, SendError};
+use proptest::prelude::*;
+
+use super::super::wire::{Arrival, Mailbox, Token, Wire};
+use super::fixture::{Adapter, Completion, PAYLOAD, Pair, Post, RAM};
+use crate::objects::{Access, Gid, QueuePairKind, QueuePairState};
+
+const A: Gid = Gid([0xa; 16]);
+const B: Gid = Gid([0xb; 16]);
+const TO: u64 = PAYLOAD + (1 << 20);
+
+/// Requests and datagrams on their way.
+#[derive(Default)]
+struct Air {
+    flying: Mutex<Vec<(Gid, Arrival)>>,
+    /// How many requests may be under way. `None`: any number.
+    limit: Mutex<Option<usize>>,
+}
+
+/// One adapter's end of it.
+struct End {
+    gid: Gid,
+    air: Arc<Air>,
+    mailbox: Arc<Mailbox>,
+}
+
+/// Ends a request without an answer, unless it is answered.
+struct Unanswered(Option<(Arc<Mailbox>, Token)>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some((mailbox, token)) = self.0.take() {
+            mailbox.answer(token, Err(RequestError::Refused));
+        }
+    }
+}
+
+impl Wire for End {
+    fn datagram(&self, to: Gid, data: &[u8]) -> Result<(), SendError> {
+        let arrival = Arrival {
+            from: self.gid,
+            data: data.to_vec(),
+            reply: None,
+        };
+        self.air.flying.lock().push((to, arrival));
+        Ok(())
+    }
+
+    fn request(&self, to: Gid, data: &[u8], token: Token) -> Result<(), SendError> {
+        let mut flying = self.air.flying.lock();
+        if self
+            .air
+            .limit
+            .lock()
+            .is_some_and(|limit| flying.len() >= limit)
+        {
+            return Err(SendError::Busy);
+        }
+        let mut unanswered = Unanswered(Some((self.mailbox.clone(), token)));
+        let reply = move |answer| {
+            if let Some((mailbox, token)) = unanswered.0.take() {
+                mailbox.answer(token, Ok(answer));
+            }
+        };
+        let arrival = Arrival {
+            from: self.gid,
+            data: data.to_vec(),
+            reply: Some(Box::new(reply)),
+        };
+        flying.push((to, arrival));
+        Ok(())
+    }
+}
+
+/// Two adapters with a queue pair each, which have address handles of each other.
+struct Two {
+    near: Adapter,
+    far: Adapter,
+    a: Pair,
+    b: Pair,
+    /// The handle that leads from near to far.
+    handle: u16,
+    air: Arc<Air>,
+    order: fastrand::Rng,
+}
+
+impl Two {
+    fn new(kind: QueuePairKind, seed: u64) -> Self {
+        let air = Arc::new(Air::default());
+        let end = |adapter: &Adapter, gid| {
+            let wire = End {
+                gid,
+                air: air.clone(),
+                mailbox: adapter.path.mailbox.clone(),
+            };
+            assert!(adapter.path.wire.set(Arc::new(wire)).is_ok());
+        };
+        let (mut near, mut far) = (Adapter::at(A, Some(seed)), Adapter::at(B, Some(seed)));
+        end(&near, A);
+        end(&far, B);
+        let (a, b) = (near.pair(kind), far.pair(kind));
+        let handle = near.handle_to(B);
+        far.handle_to(A);
+        Self {
+            near,
+            far,
+            a,
+            b,
+            handle,
+            air,
+            order: fastrand::Rng::with_seed(seed),
+        }
+    }
+
+    fn reliable() -> Self {
+        Self::new(QueuePairKind::ReliableDatagram, 1)
+    }
+
+    /// Works until nothing is left to do and nothing flies. Time passes where work waits for it.
+    fn work(&mut self) {
+        for _ in 0..20_000 {
+            let waits = [self.near.work(), self.far.work()];
+            if self.deliver() {
+                continue;
+            }
+            let is_idle = [&self.near, &self.far]
+                .iter()
+                .all(|it| it.path.mailbox.is_empty());
+            match waits.into_iter().flatten().min() {
+                Some(wait) => {
+                    self.near.now += wait;
+                    self.far.now += wait;
+                }
+                None if is_idle => return,
+                None => {}
+            }
+        }
+        panic!("the two do not come to an end");
+    }
+
+    /// Delivers one of what flies; whether anything did. What leads nowhere is refused.
+    fn deliver(&mut self) -> bool {
+        let mut flying = self.air.flying.lock();
+        if flying.is_empty() {
+            return false;
+        }
+        let index = self.order.usize(..flying.len());
+        let (to, arrival) = flying.swap_remove(index);
+        drop(flying);
+        match to {
+            A => self.near.path.mailbox.arrive(arrival),
+            B => self.far.path.mailbox.arrive(arrival),
+            _ => drop(arrival),
+        }
+        true
+    }
+
+    fn send(&mut self, post: &Post) {
+        self.near.send(&mut self.a, post);
+    }
+
+    /// Sends, works, and takes the one completion of the sender.
+    fn done(&mut self, post: &Post) -> Completion {
+        self.send(post);
+        self.work();
+        self.near.one(&mut self.a)
+    }
+
+    fn rdma(&self, operation: Operation, local: (u32, u64, u32), remote: (u32, u64, u32)) -> Post {
+        Post::rdma(operation, &self.b, self.handle, local, remote)
+    }
+}
+
+#[test]
+fn message_reaches_a_queue_pair_of_another_adapter() {
+    for length in [0, 1, 8928] {
+        let mut it = Two::reliable();
+        let (from, to) = (it.near.region(PAYLOAD, 1 << 14), it.far.region(TO, 1 << 14));
+        let data = it.near.fill(PAYLOAD, length as usize, 3);
+        it.far.receive(&mut it.b, 5, &[(to.local, TO + 1, 9000)]);
+        let post = Post {
+            immediate: Some(7),
+            ..Post::send(&it.b, it.handle, &[(from.local, PAYLOAD, length)])
+        };
+        assert_eq!(it.done(&post.with_id(4)).status, CompletionStatus::Ok);
+        let received = it.far.one(&mut it.b);
+        assert_eq!(
+            (received.id, received.bytes, received.immediate),
+            (5, length, Some(7))
+        );
+        assert_eq!(received.source, it.a.number);
+        assert_eq!(it.far.bytes(TO + 1, length as usize), data);
+    }
+}
+
+#[test]
+fn message_waits_for_a_receive_of_another_adapter() {
+    let mut it = Two::reliable();
+    it.near.set_rnr_retry(it.a.number, 2);
+    let post = Post {
+        inline: Some(vec![1]),
+        ..Post::send(&it.b, it.handle, &[])
+    };
+    assert_eq!(it.done(&post).status, CompletionStatus::RemoteNotReady);
+    assert_eq!(it.far.path.statistics().dropped, 3);
+    let to = it.far.region(TO, 4096);
+    it.near.set_rnr_retry(it.a.number, 7);
+    it.send(&post);
+    for _ in 0..5 {
+        it.near.work();
+        while it.deliver() {}
+        it.far.work();
+        let wait = it.near.work().unwrap();
+        it.near.now += wait;
+    }
+    it.far.receive(&mut it.b, 1, &[(to.local, TO, 1)]);
+    it.work();
+    assert_eq!(it.near.one(&mut it.a).status, CompletionStatus::Ok);
+    assert_eq!(it.far.one(&mut it.b).status, CompletionStatus::Ok);
+}
+
+#[test]
+fn each_failure_of_the_other_side_has_its_status() {
+    use CompletionStatus as S;
+    let mut it = Two::reliable();
+    let from = it.near.region(PAYLOAD, 4096);
+    let to = it.far.region(TO, 4096);
+    let none = it.far.region_with(TO + 4096, 4096, Access::default());
+    let gone = it.far.region(RAM, 4096);
+    let local = (from.local, PAYLOAD, 64);
+    let good = it.rdma(Operation::RdmaWrite, local, (to.remote, TO, 64));
+    let nowhere = it.near.handle_to(Gid([9; 16]));
+    let with = |remote| Post {
+        remote,
+        ..good.clone()
+    };
+    let read = |remote| Post {
+        operation: Operation::RdmaRead,
+        ..with(remote)
+    };
+    let cases = [
+        (good.clone(), S::Ok),
+        (read((to.remote, TO, 64)), S::Ok),
+        (with((to.remote ^ 1, TO, 64)), S::RemoteBadAddress),
+        (with((to.remote, TO + 4090, 64)), S::RemoteBadAddress),
+        (with((none.remote, TO + 4096, 64)), S::RemoteBadAddress),
+        (read((none.remote, TO + 4096, 64)), S::RemoteBadAddress),
+        (with((gone.remote, RAM, 64)), S::RemoteBadAddress),
+        (read((gone.remote, RAM, 64)), S::RemoteBadAddress),
+        (
+            Post {
+                to: it.b.number ^ 0x100,
+                ..good.clone()
+            },
+            S::RemoteBadQueuePair,
+        ),
+        (
+            Post {
+                qkey: 0,
+                ..good.clone()
+            },
+            S::RemoteBadQueuePair,
+        ),
+        (
+            Post {
+                handle: nowhere,
+                ..good.clone()
+            },
+            S::RemoteAbort,
+        ),
+        (
+            Post {
+                local: vec![(from.local, PAYLOAD - 1, 64)],
+                ..good.clone()
+            },
+            S::LocalInvalidKey,
+        ),
+        (good.clone(), S::Ok),
+    ];
+    for (post, status) in cases {
+        assert_eq!(it.done(&post).status, status, "{post:?}");
+    }
+    assert_eq!(it.far.poll(&mut it.b.queue), []);
+    it.far.set_state(it.b.number, QueuePairState::Error);
+    assert_eq!(it.done(&good).status, S::RemoteBadQueuePair);
+}
+
+#[test]
+fn requester_without_address_handle_there_is_refused() {
+    let mut it = Two::reliable();
+    it.far.domain = it.far.path.objects().create_protection_domain().unwrap();
+    let b = it.far.reliable();
+    let (from, to) = (it.near.region(PAYLOAD, 4096), it.far.region(TO, 4096));
+    let (local, remote) = ((from.local, PAYLOAD, 64), (to.remote, TO, 64));
+    let post = Post::rdma(Operation::RdmaWrite, &b, it.handle, local, remote);
+    assert_eq!(it.done(&post).status, CompletionStatus::RemoteUnknownPeer);
+    assert_eq!(it.far.bytes(TO, 64), [0; 64]);
+}
+
+#[test]
+fn failed_transfer_completes_once_all_its_parts_are_answered() {
+    let mut it = Two::reliable();
+    let (from, to) = (it.near.region(PAYLOAD, 1 << 20), it.far.region(TO, 1 << 20));
+    let (local, remote) = ((from.local, PAYLOAD, 1 << 20), (to.remote, TO, 1 << 20));
+    let post = it.rdma(Operation::RdmaWrite, local, remote);
+    it.near.fill(PAYLOAD, 1 << 20, 1);
+    it.send(&post);
+    it.near.work();
+    assert_eq!(it.air.flying.lock().len(), 8);
+    it.far.path.objects().deregister_region(to.local).unwrap();
+    for left in (0..8).rev() {
+        assert!(it.deliver());
+        it.far.work();
+        it.near.work();
+        assert_eq!(
+            it.air.flying.lock().len(),
+            left,
+            "no part is sent after a failure"
+        );
+        let completions = it.near.poll(&mut it.a.queue);
+        assert_eq!(completions.len(), usize::from(left == 0));
+    }
+    assert_eq!(it.far.bytes(TO, 1 << 20), vec![0; 1 << 20]);
+}
+
+#[test]
+fn read_into_a_region_that_was_freed_meanwhile_writes_nothing() {
+    let mut it = Two::reliable();
+    let (to, from) = (it.near.region(PAYLOAD, 4096), it.far.region(TO, 4096));
+    it.far.fill(TO, 64, 5);
+    let (local, remote) = ((to.local, PAYLOAD, 64), (from.remote, TO, 64));
+    let post = it.rdma(Operation::RdmaRead, local, remote);
+    it.send(&post);
+    it.near.work();
+    assert!(it.deliver());
+    it.far.work();
+    it.near.path.objects().deregister_region(to.local).unwrap();
+    it.work();
+    assert_eq!(
+        it.near.one(&mut it.a).status,
+        CompletionStatus::LocalInvalidKey
+    );
+    assert_eq!(it.near.bytes(PAYLOAD, 64), [0; 64]);
+}
+
+#[test]
+fn answer_for_a_pair_that_is_gone_is_ignored() {
+    let mut it = Two::reliable();
+    let (to, from) = (it.near.region(PAYLOAD, 4096), it.far.region(TO, 4096));
+    it.far.fill(TO, 64, 5);
+    let (local, remote) = ((to.local, PAYLOAD, 64), (from.remote, TO, 64));
+    let post = it.rdma(Operation::RdmaRead, local, remote);
+    it.send(&post);
+    it.near.work();
+    it.near.set_state(it.a.number, QueuePairState::Reset);
+    it.work();
+    assert_eq!(it.near.poll(&mut it.a.queue), []);
+    assert_eq!(it.near.bytes(PAYLOAD, 64), [0; 64]);
+    assert!(it.near.worker.parts.sent.is_empty());
+}
+
+#[test]
+fn packets_that_make_no_sense_are_refused_and_change_nothing() {
+    let mut it = Two::reliable();
+    let answered = Arc::new(Mutex::new(0));
+    for data in [vec![], vec![0; 39], vec![9; 40], vec![1; 200]] {
+        for wants_answer in [false, true] {
+            let count = answered.clone();
+            let reply: Box<dyn FnOnce(Vec<u8>) + Send> = Box::new(move |_| *count.lock() += 1);
+            it.far.path.mailbox.arrive(Arrival {
+                from: A,
+                data: data.clone(),
+                reply: wants_answer.then_some(reply),
+            });
+        }
+    }
+    it.work();
+    assert_eq!(*answered.lock(), 0);
+    assert_eq!(it.far.poll(&mut it.b.queue), []);
+}
+
+#[test]
+fn datagram_is_no_way_to_memory() {
+    let mut it = Two::new(QueuePairKind::Datagram, 1);
+    let to = it.far.region(TO, 4096);
+    let mut flying = Two::reliable();
+    let post = flying.rdma(Operation::RdmaWrite, (0, 0, 0), (to.remote, TO, 0));
+    flying.send(&post);
+    flying.near.work();
+    let (_, arrival) = flying.air.flying.lock().pop().unwrap();
+    it.far.path.mailbox.arrive(Arrival {
+        reply: None,
+        from: A,
+        data: arrival.data.clone(),
+    });
+    it.work();
+    assert_eq!(it.far.path.statistics().received_packets, 0);
+}
+
+#[test]
+fn datagrams_reach_another_adapter_or_are_lost() {
+    let mut it = Two::new(QueuePairKind::Datagram, 1);
+    let (from, to) = (it.near.region(PAYLOAD, 4096), it.far.region(TO, 4096));
+    let data = it.near.fill(PAYLOAD, 100, 1);
+    let post = Post::send(&it.b, it.handle, &[(from.local, PAYLOAD, 100)]);
+    assert_eq!(
+        it.done(&post).status,
+        CompletionStatus::Ok,
+        "there is no receive"
+    );
+    it.far.receive(&mut it.b, 1, &[(to.local, TO, 200)]);
+    assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+    assert_eq!(it.far.one(&mut it.b).bytes, 140);
+    let header = it.far.bytes(TO, 40);
+    assert_eq!((&header[8..24], &header[24..]), (&A.0[..], &B.0[..]));
+    assert_eq!(it.far.bytes(TO + 40, 100), data);
+}
+
+#[test]
+fn without_a_wire_another_adapter_is_unreachable() {
+    let mut adapter = Adapter::new();
+    let mut a = adapter.reliable();
+    let handle = adapter.handle_to(B);
+    let post = Post {
+        inline: Some(vec![1]),
+        ..Post::send(&a, handle, &[])
+    };
+    adapter.send(&mut a, &post);
+    assert_eq!(adapter.work(), None);
+    assert_eq!(
+        adapter.one(&mut a).status,
+        CompletionStatus::LocalUnreachableRemote
+    );
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Several transfers at once, in any order of their packets: each byte is where it belongs, and nothing else has changed.
+    #[test]
+    fn transfers_between_adapters_move_their_bytes_once(
+        lengths in proptest::collection::vec(0u32..200_000, 1..5),
+        is_read in any::<[bool; 5]>(),
+        immediate in any::<[bool; 5]>(),
+        limit in proptest::option::of(1usize..12),
+        seed in any::<u64>(),
+    ) {
+        const ROOM: u64 = 1 << 18;
+
+        let mut it = Two::new(QueuePairKind::ReliableDatagram, seed);
+        *it.air.limit.lock() = limit;
+        let near = it.near.region(PAYLOAD, 8 << 20);
+        let far = it.far.region(PAYLOAD, 8 << 20);
+        let mut wanted = Vec::new();
+        for (index, length) in lengths.iter().enumerate() {
+            let at = PAYLOAD + index as u64 * 2 * ROOM;
+            let (from, to) = (at + 3, at + ROOM + 5);
+            let bytes = *length as usize;
+            let salt = index.to_le_bytes()[0];
+            let is_read = is_read[index];
+            let source = if is_read { &it.far } else { &it.near };
+            wanted.push((is_read, to, source.fill(from, bytes, salt)));
+            let (local, remote) = if is_read {
+                ((near.local, to, *length), (far.remote, from, *length))
+            } else {
+                ((near.local, from, *length), (far.remote, to, *length))
+            };
+            let operation = if is_read { Operation::RdmaRead } else { Operation::RdmaWrite };
+            let post = Post {
+                immediate: (immediate[index] && !is_read).then_some(9),
+                ..it.rdma(operation, local, remote)
+            };
+            it.far.receive(&mut it.b, 1, &[(far.local, PAYLOAD, 0)]);
+            it.send(&post.with_id(salt.into()));
+        }
+        it.work();
+        let done = it.near.statuses(&mut it.a);
+        prop_assert_eq!(done.len(), lengths.len());
+        prop_assert!(done.iter().all(|(_, status)| *status == CompletionStatus::Ok), "{:?}", done);
+        for (is_read, to, data) in wanted {
+            let at = if is_read { &it.near } else { &it.far };
+            prop_assert!(at.bytes(to, data.len()) == data);
+            prop_assert_eq!(at.bytes(to - 1, 1), [0]);
+            prop_assert_eq!(at.bytes(to + data.len() as u64, 1), [0]);
+        }
+        let announced = it.far.poll(&mut it.b.queue).len();
+        let immediates = (0..lengths.len()).filter(|at| immediate[*at] && !is_read[*at]);
+        prop_assert_eq!(announced, immediates.count());
+    }
+}

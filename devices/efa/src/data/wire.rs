@@ -1,0 +1,139 @@
+//! The wire to other adapters: how packets leave, and where those that arrive wait for the worker.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use peerbar_fabric::{LinkSender, PacketHandler, Reply, RequestError, SendError};
+
+use super::doorbells::Doorbells;
+use crate::objects::Gid;
+
+/// How many packets wait for the worker at most. What is more is refused, or lost.
+const MAX_WAITING: usize = 1024;
+
+/// Names a request of this adapter until it is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Token(pub(super) u64);
+
+/// The outcome of a request.
+pub(super) type Answer = Result<Vec<u8>, RequestError>;
+
+/// A way to other adapters. It never waits, and loses datagrams, but no requests.
+pub(super) trait Wire: Send + Sync {
+    /// Sends a datagram, which may be lost.
+    fn datagram(&self, to: Gid, data: &[u8]) -> Result<(), SendError>;
+
+    /// Sends a request. Its answer, or why there is none, comes to the mailbox.
+    fn request(&self, to: Gid, data: &[u8], token: Token) -> Result<(), SendError>;
+}
+
+/// A packet of another adapter.
+pub(super) struct Arrival {
+    pub(super) from: Gid,
+    pub(super) data: Vec<u8>,
+    /// What is answered goes there, if an answer is wanted. Dropped, it refuses the request.
+    pub(super) reply: Option<Box<dyn FnOnce(Vec<u8>) + Send>>,
+}
+
+/// What has arrived for the worker.
+pub(crate) struct Mailbox {
+    waiting: Mutex<Waiting>,
+    doorbells: Arc<Doorbells>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    arrivals: VecDeque<Arrival>,
+    answers: VecDeque<(Token, Answer)>,
+}
+
+impl Mailbox {
+    /// An empty mailbox, which wakes the worker by these.
+    pub(super) fn new(doorbells: Arc<Doorbells>) -> Self {
+        Self {
+            waiting: Mutex::default(),
+            doorbells,
+        }
+    }
+
+    /// A packet has arrived.
+    pub(super) fn arrive(&self, arrival: Arrival) {
+        let mut waiting = self.waiting.lock();
+        if waiting.arrivals.len() >= MAX_WAITING {
+            drop(waiting);
+            log::debug!("a packet of {} is dropped: too many wait", arrival.from);
+            return;
+        }
+        waiting.arrivals.push_back(arrival);
+        drop(waiting);
+        self.doorbells.wake_worker();
+    }
+
+    /// A request has its outcome. As many come as were sent.
+    pub(super) fn answer(&self, token: Token, answer: Answer) {
+        self.waiting.lock().answers.push_back((token, answer));
+        self.doorbells.wake_worker();
+    }
+
+    pub(super) fn next_arrival(&self) -> Option<Arrival> {
+        self.waiting.lock().arrivals.pop_front()
+    }
+
+    pub(super) fn next_answer(&self) -> Option<(Token, Answer)> {
+        self.waiting.lock().answers.pop_front()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        let waiting = self.waiting.lock();
+        waiting.arrivals.is_empty() && waiting.answers.is_empty()
+    }
+}
+
+impl fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mailbox").finish_non_exhaustive()
+    }
+}
+
+impl PacketHandler for Mailbox {
+    fn datagram(&self, from: Gid, data: &[u8]) {
+        self.arrive(Arrival {
+            from,
+            data: data.to_vec(),
+            reply: None,
+        });
+    }
+
+    fn request(&self, from: Gid, data: Vec<u8>, _descriptors: Vec<OwnedFd>, reply: Reply) {
+        self.arrive(Arrival {
+            from,
+            data,
+            reply: Some(Box::new(|answer| reply.send(answer))),
+        });
+    }
+
+    fn gone(&self, _peer: Gid) {}
+
+    fn lost(&self) {}
+}
+
+/// The wire of a fabric.
+pub(super) struct FabricWire {
+    pub(super) sender: LinkSender,
+    pub(super) mailbox: Arc<Mailbox>,
+}
+
+impl Wire for FabricWire {
+    fn datagram(&self, to: Gid, data: &[u8]) -> Result<(), SendError> {
+        self.sender.datagram(to, data)
+    }
+
+    fn request(&self, to: Gid, data: &[u8], token: Token) -> Result<(), SendError> {
+        let mailbox = self.mailbox.clone();
+        let done = move |answer| mailbox.answer(token, answer);
+        self.sender.request(to, data, Vec::new(), done)
+    }
+}
