@@ -1,7 +1,6 @@
-//! Event queues: how they are made (efa_admin_cmds_defs.h), and their entries and those of the asynchronous event queue
-//! (efa_admin_defs.h).
+//! How event queues are made (efa_admin_cmds_defs.h); their entries are [`EventEntry`](crate::completion::EventEntry). The
+//! entries of the asynchronous event queue (efa_admin_defs.h).
 
-use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -37,34 +36,6 @@ pub struct EqNumber {
     pub eq: U16,
     /// Zero.
     pub reserved: U16,
-}
-
-/// First word of an [`EqEntry`].
-#[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
-#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-pub struct EqEntryHead {
-    /// Changes from one round of the queue to the next; 1 in the first.
-    pub phase: bool,
-    /// What happened: 0, a completion.
-    pub event_type: u8,
-    #[bits(23)]
-    __: u32,
-}
-
-/// Entry of an event queue (`efa_admin_eqe`). Its first word holds the phase, so it must become visible after the rest.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
-)]
-#[repr(C)]
-pub struct EqEntry {
-    /// Phase, and what happened.
-    pub head: EqEntryHead,
-    /// Zero.
-    pub reserved: U32,
-    /// Number of the completion queue that has a new completion.
-    pub cq: U16,
-    /// Zero.
-    pub reserved_event: [u8; 6],
 }
 
 /// Group of an asynchronous event (`efa_admin_aenq_group`); also the number of its bit in a mask of groups.
@@ -118,10 +89,7 @@ mod tests {
     #[test]
     fn structs_have_the_lengths_of_the_driver() {
         assert_eq!(size_of::<CreateEq>(), 20);
-        assert_eq!(size_of::<EqEntry>(), 16);
         assert_eq!(size_of::<AsyncEvent>(), 64);
-        let head = EqEntryHead::new().with_phase(true).with_event_type(0xff);
-        assert_eq!(head.into_bits().get(), 0x1ff);
         assert_eq!(EventGroup::KeepAlive.mask(), 0x10);
     }
 }

@@ -2,10 +2,11 @@
 
 use peerbar_efa_spec::admin::Status;
 use peerbar_efa_spec::admin::completion_queue::{CreateCq, CreatedCq, DestroyCq};
-use peerbar_efa_spec::admin::event_queue::{COMPLETION_EVENTS, CreateEq, EqEntry, EqNumber};
+use peerbar_efa_spec::admin::event_queue::{COMPLETION_EVENTS, CreateEq, EqNumber};
 use peerbar_efa_spec::admin::queue_pair::{
     CreateQp, CreatedQp, ModifyQp, QpHandle, QueriedQp, transport,
 };
+use peerbar_efa_spec::completion::EVENT_BYTES;
 
 use super::{DONE, answer, possible, refused, reserved};
 use crate::admin_queue::{Answer, Command};
@@ -62,7 +63,7 @@ impl Engine {
     pub(super) fn create_event_queue(&mut self, command: &Command) -> Result<Answer, Status> {
         let parameters = command.view::<CreateEq>()?;
         let entry_bytes = usize::from(parameters.entry_words) * WORD_BYTES;
-        possible(entry_bytes == size_of::<EqEntry>())?;
+        possible(entry_bytes == EVENT_BYTES)?;
         possible(parameters.events.get() == COMPLETION_EVENTS)?;
         let vector = u16::from(parameters.vector);
         possible(vector < VECTORS)?;

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
 use peerbar_efa_spec::admin::Opcode;
@@ -12,8 +13,9 @@ use tempfile::TempDir;
 use vfio_user::Client;
 use zerocopy::FromZeros;
 
-use crate::driver::{Driver, Link};
+use crate::driver::{Driver, Link, MEMORY};
 use crate::objects::allocate;
+use crate::transfers;
 
 struct Daemon {
     child: Child,
@@ -64,6 +66,12 @@ impl Link for Client {
     fn map(&mut self, iova: u64, size: u64, memory: &File) {
         self.dma_map(0, iova, size, memory.as_raw_fd()).unwrap();
     }
+
+    /// As user space does, which has mapped it.
+    fn write_send_queue(&mut self, offset: u64, data: &[u8]) {
+        let memory = self.region(MEMORY).unwrap().file_offset.as_ref();
+        memory.unwrap().file().write_all_at(data, offset).unwrap();
+    }
 }
 
 #[test]
@@ -97,6 +105,14 @@ fn daemon_is_brought_up_by_one_client_after_another() {
         assert_eq!(network.gid[15], 7);
         assert_eq!(allocate(&mut driver, Opcode::AllocPd), 0);
     }
+}
+
+#[test]
+fn data_moves_between_queue_pairs_of_a_foreign_client() {
+    let daemon = Daemon::start(&[]);
+    let mut driver = Driver::of(daemon.client());
+    driver.bring_up();
+    transfers::every_operation_moves_its_bytes(driver);
 }
 
 #[test]

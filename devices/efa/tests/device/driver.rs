@@ -46,6 +46,11 @@ pub(crate) trait Link {
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]);
     fn write(&mut self, region: u32, offset: u64, data: &[u8]);
     fn map(&mut self, iova: u64, size: u64, memory: &File);
+
+    /// Writes the memory of a send queue.
+    fn write_send_queue(&mut self, offset: u64, data: &[u8]) {
+        self.write(MEMORY, offset, data);
+    }
 }
 
 /// An adapter in this process, with its interrupts.

@@ -101,7 +101,7 @@ fn accesses_of_other_lengths_change_nothing() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(16))]
+    #![proptest_config(ProptestConfig::with_cases(8))]
 
     /// Whatever comes, each command is completed with its number, and the adapter can be brought up again.
     #[test]

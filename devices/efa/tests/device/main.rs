@@ -15,3 +15,4 @@ mod hostile;
 mod objects;
 mod regions;
 mod reset;
+mod transfers;

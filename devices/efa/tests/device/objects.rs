@@ -23,7 +23,7 @@ pub(crate) fn allocate<L: Link>(driver: &mut Driver<L>, opcode: Opcode) -> u16 {
     allocated.number.get()
 }
 
-fn completion_queue(uar: u16) -> CreateCq {
+pub(crate) fn completion_queue(uar: u16) -> CreateCq {
     let mut queue = CreateCq::new_zeroed();
     queue.caps_2 = CqCaps2::new().with_entry_words(4);
     queue.depth = 64.into();
