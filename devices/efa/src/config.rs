@@ -1,7 +1,9 @@
 //! How an adapter is set up.
 
 use std::net::Ipv6Addr;
+use std::path::PathBuf;
 
+use peerbar_fabric::{AttachError, Attachment, Gid};
 use thiserror::Error;
 
 /// Prefix of the addresses that are chosen at random: link-local.
@@ -10,7 +12,7 @@ const PREFIX: [u8; 8] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0];
 const LOCAL: u8 = 0x02;
 
 /// An adapter to be started. The texts are those of the options.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Config {
     /// Address (GID) of the adapter, of its own on its fabric, such as fe80::1 [default: one by chance]
     #[arg(long, value_name = "IPV6")]
@@ -18,6 +20,12 @@ pub struct Config {
     /// Carry out the work requests of a queue pair in an order of this number [default: in their own, as far as it goes]
     #[arg(long, value_name = "NUMBER")]
     pub seed: Option<u64>,
+    /// Socket of the peerbar-fabric that joins the adapter with others [default: none]
+    #[arg(long, value_name = "PATH")]
+    pub fabric: Option<PathBuf>,
+    /// Name of the adapter at the fabric, of its own there [default: its GID in hexadecimal]
+    #[arg(long, value_name = "NAME", requires = "fabric")]
+    pub fabric_name: Option<String>,
 }
 
 /// Why an adapter cannot be set up.
@@ -26,16 +34,29 @@ pub enum ConfigError {
     /// Nobody can be reached there.
     #[error("GID {0}: it must be the address of one adapter; try fe80::1")]
     Gid(Ipv6Addr),
+    /// It cannot join its fabric.
+    #[error(transparent)]
+    Fabric(#[from] AttachError),
 }
 
 impl Config {
     /// The adapter's address, in network byte order.
-    pub(crate) fn gid(&self) -> Result<[u8; 16], ConfigError> {
+    pub(crate) fn gid(&self) -> Result<Gid, ConfigError> {
         match self.gid {
             Some(gid) if gid.is_unspecified() || gid.is_multicast() => Err(ConfigError::Gid(gid)),
-            Some(gid) => Ok(gid.octets()),
-            None => Ok(by_chance()),
+            Some(gid) => Ok(Gid(gid.octets())),
+            None => Ok(Gid(by_chance())),
         }
+    }
+
+    /// Attaches the adapter of this address to its fabric, if it has one.
+    pub(crate) fn attach(&self, gid: Gid) -> Result<Option<Attachment>, ConfigError> {
+        let Some(path) = &self.fabric else {
+            return Ok(None);
+        };
+        let name = self.fabric_name.clone();
+        let name = name.unwrap_or_else(|| format!("{:032x}", u128::from_be_bytes(gid.0)));
+        Ok(Some(Attachment::new(path, &name, gid)?))
     }
 }
 
@@ -55,7 +76,10 @@ mod tests {
     use super::*;
 
     fn config(gid: Option<Ipv6Addr>) -> Config {
-        Config { gid, seed: None }
+        Config {
+            gid,
+            ..Config::default()
+        }
     }
 
     #[test]
@@ -66,12 +90,12 @@ mod tests {
             assert!(message.contains(wrong) && message.ends_with("try fe80::1"));
         }
         let gid = Some("fe80::1".parse().unwrap());
-        assert_eq!(config(gid).gid().unwrap()[15], 1);
+        assert_eq!(config(gid).gid().unwrap().0[15], 1);
     }
 
     #[test]
     fn gid_by_chance_is_link_local_and_differs() {
-        let [one, other] = [(); 2].map(|()| config(None).gid().unwrap());
+        let [one, other] = [(); 2].map(|()| config(None).gid().unwrap().0);
         assert_eq!(one[..8], PREFIX);
         assert_ne!(one, other);
         assert_eq!(one[8] & LOCAL, 0);

@@ -57,12 +57,32 @@ pub struct Efa {
 impl Efa {
     /// Starts an adapter.
     pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
-        let gid = Gid(config.gid().map_err(StartError::Config)?);
+        let gid = config.gid().map_err(StartError::Config)?;
         let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
+        let efa = Arc::new(Self::new(config, gid, vectors.clone())?);
+        let (engine, shared) = (efa.engine(gid), efa.shared.clone());
+        let (requester, behind) = (efa.requester.clone(), efa.behind_bars());
+        let space = ConfigSpace::new(&IDENTITY, &bars()?, &MSI_X);
+        let endpoint = Endpoint::new(efa, space, behind, requester, vectors);
+        let running = Running::start(endpoint, || engine.run(), move || shared.stop());
+        let running = running.map_err(StartError::Thread)?;
+        Ok(match config.fabric {
+            Some(_) => running.with_unix_connections(),
+            None => running,
+        })
+    }
+
+    /// An adapter whose data path works, without its engine.
+    fn new(
+        config: &Config,
+        gid: Gid,
+        vectors: Arc<Vectors>,
+    ) -> Result<Self, StartError<ConfigError>> {
         let memory = MemoryFile::create("peerbar-efa-bar2", memory_bar::BAR_BYTES);
         let memory = Arc::new(memory.map_err(StartError::Doorbells)?);
         let requester = Arc::new(Requester::new());
-        let interrupts = Arc::new(GatedInterrupts::new(vectors.clone()));
+        let interrupts = Arc::new(GatedInterrupts::new(vectors));
+        let fabric = config.attach(gid).map_err(StartError::Config)?;
         let data = DataPath::start(Setup {
             requester: requester.clone(),
             interrupts: interrupts.clone(),
@@ -70,19 +90,19 @@ impl Efa {
             gid,
             seed: config.seed,
         });
-        let efa = Arc::new(Self {
+        let mut data = data.map_err(StartError::Thread)?;
+        if let Some(fabric) = fabric {
+            let attached = data.attach(fabric).map_err(ConfigError::Fabric);
+            attached.map_err(StartError::Config)?;
+        }
+        Ok(Self {
             shared: Arc::new(SharedRegisters::new()),
             answers: Mutex::new(Session::new(requester.clone())),
-            data: Arc::new(data.map_err(StartError::Thread)?),
-            requester: requester.clone(),
+            data: Arc::new(data),
+            requester,
             interrupts,
             memory,
-        });
-        let config = ConfigSpace::new(&IDENTITY, &bars()?, &MSI_X);
-        let (engine, shared) = (efa.engine(gid), efa.shared.clone());
-        let behind = efa.behind_bars();
-        let endpoint = Endpoint::new(efa, config, behind, requester, vectors);
-        Running::start(endpoint, || engine.run(), move || shared.stop()).map_err(StartError::Thread)
+        })
     }
 
     fn engine(&self, gid: Gid) -> Engine {

@@ -72,7 +72,7 @@ impl Engine {
         self.has_failed = false;
         self.data.reset();
         self.shared.with(|registers| {
-            if registers.was_reset() {
+            if registers.was_reset() && registers.take_halt() {
                 self.requester.resume();
                 self.interrupts.open();
             }

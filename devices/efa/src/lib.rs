@@ -32,3 +32,4 @@ mod shared_registers;
 
 pub use config::{Config, ConfigError};
 pub use efa::Efa;
+pub use peerbar_fabric::AttachError;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use peerbar_efa::{Config, Efa};
+use peerbar_efa::{AttachError, Config, ConfigError, Efa};
 use peerbar_endpoint::DeviceOptions;
 use peerbar_endpoint::daemon::{self, Fault};
 
@@ -19,11 +19,9 @@ struct Args {
 
 fn main() -> ExitCode {
     let Args { device, config } = Args::parse();
-    daemon::run(
-        "peerbar-efa",
-        &device,
-        &[],
-        || Efa::start(&config),
-        |_| Fault::Usage,
-    )
+    let fault = |error: &ConfigError| match error {
+        ConfigError::Gid(_) | ConfigError::Fabric(AttachError::Name(_)) => Fault::Usage,
+        ConfigError::Fabric(_) => Fault::Environment,
+    };
+    daemon::run("peerbar-efa", &device, &[], || Efa::start(&config), fault)
 }

@@ -92,6 +92,8 @@ pub(crate) struct Registers {
     reset: Reset,
     /// The engine does not know of the reset yet.
     is_reset_new: bool,
+    /// A reset of the function has stopped all DMA and interrupts.
+    is_halted: bool,
     /// A reset has ended.
     is_reset_finished: bool,
     is_failed: bool,
@@ -112,6 +114,7 @@ impl Registers {
             is_answering: false,
             reset: Reset::None,
             is_reset_new: false,
+            is_halted: false,
             is_reset_finished: false,
             is_failed: false,
         }
@@ -193,15 +196,22 @@ impl Registers {
         None
     }
 
-    /// A reset of the function, which ends by itself.
+    /// A reset of the function, which ends by itself. DMA and interrupts have been stopped.
     pub(crate) fn reset_function(&mut self) {
         self.begin_reset(false);
+        self.is_halted = true;
+    }
+
+    /// Whether DMA and interrupts are to be permitted again.
+    pub(crate) fn take_halt(&mut self) -> bool {
+        std::mem::take(&mut self.is_halted)
     }
 
     fn begin_reset(&mut self, is_held: bool) {
         *self = Self {
             reset: Reset::Asked { is_held },
             is_reset_new: true,
+            is_halted: self.is_halted,
             is_answering: self.is_answering,
             ..Self::new()
         };
@@ -363,8 +373,10 @@ mod tests {
             !registers.was_reset(),
             "the engine has forgotten too little"
         );
+        registers.write(offset::DEV_CTL, RESET);
         assert!(registers.take_reset() && registers.was_reset());
-        assert!(!status(&registers).reset_in_progress());
+        assert!(registers.take_halt() && !registers.take_halt());
+        assert!(status(&registers).reset_in_progress(), "the driver's own");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use peerbar_pci::Function;
-use peerbar_sandbox::{FileAccess, SandboxError};
+use peerbar_sandbox::{Connections, FileAccess, SandboxError};
 use peerbar_server_log::ServerLog;
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -111,19 +111,27 @@ fn serve_by<F: Function + 'static>(
     options.add_faults(endpoint)?;
     let _control = options.control(endpoint)?;
     options.link.apply(endpoint, &options.socket_path)?;
-    Ok(serve(options, endpoint)?)
+    let connections = match device.connections {
+        Connections::None => options.link.connections(),
+        Connections::Unix => Connections::Unix,
+    };
+    Ok(serve(options, connections, endpoint)?)
 }
 
 /// Serves a device at its socket, to one client after another, until SIGTERM or SIGINT. Writes the line `ready` to
 /// standard output once clients can connect.
-fn serve(options: &DeviceOptions, device: &mut dyn Device) -> Result<(), ServeError> {
+fn serve(
+    options: &DeviceOptions,
+    connections: Connections,
+    device: &mut dyn Device,
+) -> Result<(), ServeError> {
     let stop = Stop::new().map_err(io::Error::from)?;
     let mut signals = Signals::new([SIGTERM, SIGINT])?;
     let handle = signals.handle();
     let triggered = stop.clone();
     let watcher = std::thread::spawn(move || signals.forever().for_each(|_| triggered.trigger()));
     let listener = Listener::bind(&options.socket_path)?;
-    options.sandbox.restrict_calls(options.link.connections())?;
+    options.sandbox.restrict_calls(connections)?;
     let mut out = io::stdout();
     writeln!(out, "ready").and_then(|()| out.flush())?;
     let served = listener.run(device, &Options::new(stop));

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use peerbar_dma::MemoryError;
 use peerbar_pci::BarError;
+use peerbar_sandbox::Connections;
 use thiserror::Error;
 
 use crate::Endpoint;
@@ -36,6 +37,8 @@ pub enum StartError<C: Error + 'static> {
 pub struct Running<F> {
     /// The device on its bus.
     pub endpoint: Endpoint<F>,
+    /// The connections that the device makes by itself while it is served.
+    pub(crate) connections: Connections,
     stop: Box<dyn Fn() + Send>,
     engine: Option<JoinHandle<()>>,
 }
@@ -50,9 +53,16 @@ impl<F> Running<F> {
         let thread = std::thread::Builder::new().name("engine".to_owned());
         Ok(Self {
             endpoint,
+            connections: Connections::None,
             stop: Box::new(stop),
             engine: Some(thread.spawn(engine)?),
         })
+    }
+
+    /// The device connects to Unix sockets while it is served, not only to its switch's.
+    pub fn with_unix_connections(mut self) -> Self {
+        self.connections = Connections::Unix;
+        self
     }
 }
 

@@ -124,17 +124,29 @@ fn sigterm_ends_it_well() {
     assert!(!daemon.folder.path().join("socket").exists());
 }
 
-#[test]
-fn gid_of_nobody_is_refused_in_one_line() {
+/// What the daemon says to a command line that cannot be.
+fn refused(args: &[&str]) -> (Option<i32>, String) {
     let folder = TempDir::new().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_peerbar-efa"))
         .arg("--socket-path")
         .arg(folder.path().join("socket"))
-        .args(["--gid", "::"])
+        .args(args)
         .output()
         .unwrap();
     let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{message}");
-    assert!(message.starts_with("peerbar-efa: GID ::"), "{message}");
     assert_eq!(message.lines().count(), 1, "{message}");
+    (output.status.code(), message)
+}
+
+#[test]
+fn what_cannot_be_is_refused_in_one_line() {
+    let (code, message) = refused(&["--gid", "::"]);
+    assert_eq!(code, Some(2), "{message}");
+    assert!(message.starts_with("peerbar-efa: GID ::"), "{message}");
+    let (code, message) = refused(&["--fabric", "/nonexistent/fabric"]);
+    assert_eq!(code, Some(69), "{message}");
+    assert!(message.contains("/nonexistent/fabric"), "{message}");
+    let name = ["--fabric", "/nonexistent/fabric", "--fabric-name", "a b"];
+    let (code, message) = refused(&name);
+    assert_eq!(code, Some(2), "{message}");
 }

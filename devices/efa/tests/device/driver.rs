@@ -61,9 +61,12 @@ pub(crate) struct Local {
 
 impl Local {
     fn new() -> Self {
-        let gid = Some(GID.parse().unwrap());
+        let config = Config {
+            gid: Some(GID.parse().unwrap()),
+            ..Config::default()
+        };
         let mut local = Self {
-            efa: Efa::start(&Config { gid, seed: None }).unwrap(),
+            efa: Efa::start(&config).unwrap(),
             events: (0..VECTORS)
                 .map(|_| eventfd(0, EventfdFlags::NONBLOCK).unwrap())
                 .collect(),
