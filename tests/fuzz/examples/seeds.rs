@@ -7,16 +7,17 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use peerbar_fault::Rule;
+use peerbar_lab::scenario::Scenario;
 
 /// Of a flight record (`devices/flight/src/layout.rs`): its header, the part of it that a seed has, and a record.
 const HEADER: usize = 4096;
 const START: usize = 192;
 const RECORD: usize = 64;
 /// Records of the table and of the ring in a seed.
-const MAPPINGS: usize = 6;
-const EVENTS: usize = 12;
-/// Bytes of a report.
-const REPORT: usize = 1500;
+const MAPPINGS: usize = 2;
+const EVENTS: usize = 3;
+/// Bytes of a report. Short inputs are executed more often, and a fuzzer makes longer ones by itself.
+const REPORT: usize = 400;
 
 fn main() -> Result<()> {
     let runs: Vec<_> = std::env::args_os().skip(1).collect();
@@ -60,7 +61,11 @@ fn flight(name: &str, file: &[u8]) -> Result<()> {
         used.map(<[u8]>::to_vec).collect::<Vec<_>>()
     };
     let mappings = records(HEADER, table);
-    let mappings = &mappings[..mappings.len().min(MAPPINGS)];
+    let mut mappings = mappings[..mappings.len().min(MAPPINGS)].to_vec();
+    if mappings.is_empty() {
+        // A free slot: a table without slots is no table.
+        mappings.push(vec![0; RECORD]);
+    }
     let mut events = records(HEADER + table * RECORD, ring);
     events.sort_by_key(|raw| raw[..8].iter().rev().copied().collect::<Vec<u8>>());
     // The first ones that are alike say nothing new: one of each kind, then the newest.
@@ -113,13 +118,25 @@ fn report(report: &str) -> Result<()> {
     Ok(())
 }
 
-/// The scenario without comments, and its fault rules.
+/// The scenario without comments, with one check of each kind in a seed of its own, and its fault rules.
 fn scenario(text: &str) -> Result<()> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let lines: Vec<&str> = lines.filter(|line| !line.trim().is_empty()).collect();
     let name = lines.iter().find_map(|line| line.strip_prefix("name = "));
     let name = name.unwrap_or("run").trim_matches('"');
-    seed("scenario", name, lines.join("\n").as_bytes())?;
+    let start = lines.iter().position(|line| *line == "[[check]]");
+    let (devices, checks) = lines.split_at(start.unwrap_or(lines.len()));
+    let mut kinds = std::collections::BTreeSet::new();
+    for check in checks.split(|line| *line == "[[check]]").skip(1) {
+        let kind = check.iter().find_map(|line| line.strip_prefix("kind = "));
+        let kind = kind.unwrap_or("check").trim_matches('"');
+        let text = [devices, &["[[check]]"], check].concat().join("\n");
+        // A check may need another one, or a table behind the checks.
+        let is_whole = Scenario::parse(Path::new("seed.toml"), text.clone()).is_ok();
+        if is_whole && kinds.insert(kind) {
+            seed("scenario", &format!("{name}-{kind}"), text.as_bytes())?;
+        }
+    }
     for (number, word) in text.split('"').enumerate() {
         if word.parse::<Rule>().is_ok() {
             seed("fault_rule", &format!("{name}-{number}"), word.as_bytes())?;

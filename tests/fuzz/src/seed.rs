@@ -64,6 +64,20 @@ impl Seed {
     }
 }
 
+/// The seeds of a target, with their names.
+pub(crate) fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let files = std::fs::read_dir(folder.join(target)).expect("the corpus");
+    let seed = |file: std::io::Result<std::fs::DirEntry>| {
+        let path = file.expect("the corpus").path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        (name.into_owned(), std::fs::read(&path).expect("a seed"))
+    };
+    let seeds: Vec<_> = files.map(seed).collect();
+    assert!(!seeds.is_empty(), "{target} has a corpus");
+    seeds
+}
+
 /// The names of steps, from their text for programmers.
 pub(crate) fn names<T: std::fmt::Debug>(steps: &[T]) -> Vec<String> {
     let name = |step: &T| {

@@ -68,3 +68,18 @@ fn file(start: &[u8], records: &[u8]) -> Vec<u8> {
     }
     file
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::corpus;
+
+    #[test]
+    fn every_seed_is_a_flight_record_with_records() {
+        for (name, seed) in corpus("flight_record") {
+            let (start, records) = seed.split_at(START);
+            let flight = Flight::parse(&file(start, records)).expect(&name);
+            assert!(!flight.records.is_empty(), "{name}");
+        }
+    }
+}

@@ -18,14 +18,36 @@ pub fn run(data: &[u8]) {
     let piece = usize::from(cut >> 1).max(1);
     let pieces = report.chunks(piece).flat_map(|piece| in_pieces.feed(piece));
     let pieces: Vec<_> = pieces.collect();
-    // The text, as NaN is not equal to itself.
-    assert_eq!(format!("{pieces:?}"), format!("{lines:?}"));
+    // If they differ, the text decides, as NaN is not equal to itself.
+    if pieces != lines {
+        assert_eq!(format!("{pieces:?}"), format!("{lines:?}"));
+    }
     assert_eq!(in_pieces.complete(), whole.complete());
     assert_eq!(in_pieces.finish(), whole.finish());
     for line in lines {
         let printed = line.to_string();
         let again = KtapReader::new().feed(format!("{printed}\n").as_bytes());
         assert_eq!(again.len(), 1, "{line:?}");
-        assert_eq!(again[0].to_string(), printed, "{line:?}");
+        if again[0] != line {
+            assert_eq!(again[0].to_string(), printed, "{line:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_report::Line;
+
+    use super::*;
+    use crate::seed::corpus;
+
+    #[test]
+    fn every_seed_has_only_lines_that_are_known() {
+        for (name, seed) in corpus("ktap_report") {
+            let lines = KtapReader::new().feed(&seed[1..]);
+            assert!(!lines.is_empty(), "{name}");
+            let unknown = lines.iter().find(|line| matches!(line, Line::Unknown(_)));
+            assert_eq!(unknown, None, "{name}");
+        }
     }
 }

@@ -17,3 +17,17 @@ pub fn run(data: &[u8]) {
     // It reads the tree once more.
     let _ = report.skipped();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::corpus;
+
+    #[test]
+    fn every_seed_is_a_report_with_results() {
+        for (name, seed) in corpus("program_report") {
+            let report = ProgramReport::read(&String::from_utf8_lossy(&seed)).expect(&name);
+            assert!(!report.results.is_empty(), "{name}");
+        }
+    }
+}

@@ -15,3 +15,17 @@ pub fn run(data: &[u8]) {
         Err(error) => assert!(error.to_string().contains("fuzz.toml"), "{error}"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::corpus;
+
+    #[test]
+    fn every_seed_is_a_scenario() {
+        for (name, seed) in corpus("scenario") {
+            let text = String::from_utf8(seed).expect(&name);
+            Scenario::parse(Path::new("fuzz.toml"), text).expect(&name);
+        }
+    }
+}
