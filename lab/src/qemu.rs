@@ -262,6 +262,16 @@ impl Sockets {
         folder.join(format!("switch-{name}.sock"))
     }
 
+    /// The socket of the fabric: it listens, the servers of adapters connect.
+    pub fn fabric(&self) -> PathBuf {
+        self.folder.join("fabric.sock")
+    }
+
+    /// The control socket of the fabric: it listens, programs of the host connect.
+    pub fn fabric_control(&self) -> PathBuf {
+        self.folder.join("fabric.control")
+    }
+
     /// The socket of the server of `device`: it listens, QEMU connects.
     pub fn server(&self, device: DeviceSpec<'_>) -> PathBuf {
         let name = format!("{}-{}.sock", device.kind(), device.name());
@@ -309,6 +319,8 @@ impl Sockets {
             self.monitor(),
             self.vsock_device(),
             self.vsock_programs(),
+            self.fabric(),
+            self.fabric_control(),
         ]);
         if let Some(path) = paths.find(|path| path.as_os_str().len() > Self::LONGEST) {
             bail!(

@@ -10,6 +10,7 @@ mod catalogue;
 mod check;
 mod device;
 mod error;
+mod fabric;
 mod fault;
 mod file;
 mod files;
@@ -48,6 +49,7 @@ pub use bus_numbers::first_buses;
 pub use catalogue::{ScenarioFile, in_folder, shipped};
 pub use device::DeviceSpec;
 pub use error::ScenarioError;
+pub use fabric::Fabric;
 pub use gpu::Gpu;
 pub use nic::Nic;
 pub use program::HostProgram;
@@ -92,6 +94,8 @@ pub struct Scenario {
     pub gpus: Vec<Gpu>,
     /// The RDMA network adapters.
     pub nics: Vec<Nic>,
+    /// What joins them, if anything does.
+    pub fabric: Option<Fabric>,
     /// Kernel modules that are loaded before the first check.
     pub modules: Vec<Module>,
     /// Folders that modules are built from, which are loaded after those.

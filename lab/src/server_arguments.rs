@@ -1,12 +1,14 @@
 //! The command lines of servers, rendered from a [`Topology`]. Pure: nothing is started here.
 
+use std::path::PathBuf;
+
 use peerbar_dma::Latency;
 use peerbar_flight::Level;
 use peerbar_switch::LinkMode;
 
 use crate::pci_holes::pci_holes;
 use crate::qemu::Sockets;
-use crate::scenario::{DeviceSpec, Gpu, Namespace, Nvme};
+use crate::scenario::{DeviceSpec, Fabric, Gpu, Namespace, Nic, Nvme};
 use crate::size::Size;
 use crate::topology::Topology;
 
@@ -24,8 +26,8 @@ pub struct ServerCommand {
     pub recording: Option<Level>,
 }
 
-/// The servers of a topology: first the switches, and the vsock device if there is one, then the devices, which must find their
-/// switch.
+/// The servers of a topology: first the switches, the fabric and the vsock device if there are such, then the devices, which must
+/// find their switch and their fabric.
 pub fn server_commands(
     topology: &Topology<'_>,
     recording: Level,
@@ -43,11 +45,36 @@ pub fn server_commands(
         kind: device.kind(),
         name: device.name().to_owned(),
         program: device.program(),
-        arguments: device_arguments(device, sockets),
+        arguments: device_arguments(device, topology, sockets),
         recording: Some(recording),
     });
     let vsock = topology.access.map(|_| vsock_command(sockets));
-    [switches.chain(vsock).collect(), devices.collect()]
+    let fabric = topology
+        .fabric
+        .map(|fabric| fabric_command(fabric, sockets));
+    [
+        switches.chain(fabric).chain(vsock).collect(),
+        devices.collect(),
+    ]
+}
+
+fn fabric_command(fabric: &Fabric, sockets: &Sockets) -> ServerCommand {
+    let rules = fabric.impairments.iter();
+    let rules = rules.map(|rule| ("--impair", rule.clone()));
+    let seed = fabric.seed.map(|seed| ("--seed", seed.to_string()));
+    let options = [
+        ("--socket-path", sockets.fabric().display().to_string()),
+        ("--control", sockets.fabric_control().display().to_string()),
+    ];
+    let options = options.into_iter().chain(seed).chain(rules);
+    let words = options.flat_map(|(option, value)| [option.to_owned(), value]);
+    ServerCommand {
+        kind: "fabric",
+        name: "fabric".to_owned(),
+        program: "peerbar-fabric",
+        arguments: words.collect(),
+        recording: None,
+    }
 }
 
 fn vsock_command(sockets: &Sockets) -> ServerCommand {
@@ -80,7 +107,11 @@ fn switch_arguments(switch: &str, topology: &Topology<'_>, sockets: &Sockets) ->
     words
 }
 
-fn device_arguments(device: DeviceSpec<'_>, sockets: &Sockets) -> Vec<String> {
+fn device_arguments(
+    device: DeviceSpec<'_>,
+    topology: &Topology<'_>,
+    sockets: &Sockets,
+) -> Vec<String> {
     let socket = sockets.server(device);
     let control = sockets.control(device);
     let mut words = vec!["--socket-path".to_owned(), socket.display().to_string()];
@@ -106,7 +137,9 @@ fn device_arguments(device: DeviceSpec<'_>, sockets: &Sockets) -> Vec<String> {
     words.extend(match device {
         DeviceSpec::Nvme(nvme) => nvme_arguments(nvme, sockets),
         DeviceSpec::Gpu(gpu, _) => gpu_arguments(gpu),
-        DeviceSpec::Nic(_, number) => nic_arguments(number),
+        DeviceSpec::Nic(nic, number) => {
+            nic_arguments(nic, number, topology.fabric.map(|_| sockets.fabric()))
+        }
     });
     words
 }
@@ -128,8 +161,13 @@ fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
 }
 
 /// The GID is a link-local address, as a real adapter's is.
-fn nic_arguments(number: u32) -> Vec<String> {
-    vec!["--gid".to_owned(), format!("fe80::{number:x}")]
+fn nic_arguments(nic: &Nic, number: u32, fabric: Option<PathBuf>) -> Vec<String> {
+    let mut words = vec!["--gid".to_owned(), format!("fe80::{number:x}")];
+    if let Some(fabric) = fabric {
+        words.extend(["--fabric".to_owned(), fabric.display().to_string()]);
+        words.extend(["--fabric-name".to_owned(), nic.name.clone()]);
+    }
+    words
 }
 
 fn nvme_arguments(nvme: &Nvme, sockets: &Sockets) -> Vec<String> {
@@ -238,6 +276,21 @@ mod tests {
         );
         let below = "--socket-path /s/nvme-disk1.sock --control /s/nvme-disk1.control --switch /s/switch-switch0.sock --port-name disk1 ";
         assert!(lines[2].starts_with(below), "{}", lines[2]);
+    }
+
+    #[test]
+    fn adapters_find_the_fabric_that_starts_before_them() {
+        let text = "name = \"x\"\ntools = true\n[fabric]\nimpair = [\"a->b loss=1%\"]\nseed = 7\n[[nic]]\nname = \"a\"\n\
+             [[nic]]\nname = \"b\"\n[[check]]\nkind = \"command\"\nrun = \"true\"\n";
+        let scenario = Scenario::parse(Path::new("x.toml"), text.to_owned()).unwrap();
+        assert_eq!(
+            lines(&scenario),
+            [
+                "--socket-path /s/fabric.sock --control /s/fabric.control --seed 7 --impair a->b loss=1%",
+                "--socket-path /s/nic-a.sock --control /s/nic-a.control --gid fe80::1 --fabric /s/fabric.sock --fabric-name a",
+                "--socket-path /s/nic-b.sock --control /s/nic-b.control --gid fe80::2 --fabric /s/fabric.sock --fabric-name b",
+            ]
+        );
     }
 
     #[test]

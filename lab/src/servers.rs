@@ -125,6 +125,11 @@ fn level_word(level: Level) -> &'static str {
 fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
     let mut command = Command::new(program(server.program)?);
     command.args(&server.arguments);
+    if server.kind == "fabric" {
+        command
+            .arg("--record")
+            .arg(folder.path().join("fabric.txt"));
+    }
     if let Some(recording) = server.recording {
         let file = flight_record(folder.path(), &server.name);
         command.arg("--flight").arg(file);

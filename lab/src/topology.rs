@@ -6,7 +6,7 @@
 use peerbar_switch::LinkMode;
 
 use crate::guest_access::GuestAccess;
-use crate::scenario::{AttachPoint, DeviceSpec, Scenario, first_buses};
+use crate::scenario::{AttachPoint, DeviceSpec, Fabric, Scenario, first_buses};
 
 /// The machine's own host bridge, as QEMU calls its bus.
 pub const ROOT_BUS: &str = "pcie.0";
@@ -23,6 +23,8 @@ pub struct Topology<'a> {
     pub functions: Vec<Function<'a>>,
     /// RAM of the machine in bytes.
     pub memory: u64,
+    /// What joins the adapters.
+    pub fabric: Option<&'a Fabric>,
     /// What the host may do in the guest; takes a vsock device and a 9p export.
     pub access: Option<&'a GuestAccess>,
 }
@@ -74,6 +76,7 @@ impl<'a> Topology<'a> {
             host_bridges: [own].into_iter().chain(further).collect(),
             functions: Vec::new(),
             memory: scenario.machine.memory,
+            fabric: scenario.fabric.as_ref(),
             access: scenario.access.as_ref(),
         };
         let mut slots = 1..;

@@ -40,6 +40,7 @@ pub(super) struct File {
     pub(super) gpu: Vec<GpuTable>,
     #[serde(default)]
     pub(super) nic: Vec<NicTable>,
+    pub(super) fabric: Option<Spanned<FabricTable>>,
     #[serde(default)]
     pub(super) module: Vec<Spanned<ModuleTable>>,
     /// Read by [`peerbar_report::CheckTable`], which keeps the place of each value.
@@ -164,6 +165,15 @@ pub(super) struct NicTable {
     pub(super) ats: Option<Spanned<bool>>,
     #[serde(default)]
     pub(super) faults: Vec<Spanned<String>>,
+}
+
+/// What joins the RDMA network adapters.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct FabricTable {
+    #[serde(default)]
+    pub(super) impair: Vec<Spanned<String>>,
+    pub(super) seed: Option<u64>,
 }
 
 /// A kernel module that is loaded before the first check.

@@ -9,8 +9,8 @@ use serde::forward_to_deserialize_any;
 
 use super::Scenario;
 use super::file::{
-    File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NamespaceTable, NicTable,
-    NvmeTable, SwitchTable,
+    FabricTable, File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NamespaceTable,
+    NicTable, NvmeTable, SwitchTable,
 };
 
 const BOOK: &str = include_str!("../../../docs/src/scenario.md");
@@ -67,6 +67,7 @@ fn book_has_every_key_of_every_table_in_order() {
     assert_eq!(documented("### Namespaces"), keys::<NamespaceTable>());
     assert_eq!(documented("## [[gpu]]"), keys::<GpuTable>());
     assert_eq!(documented("## [[nic]]"), keys::<NicTable>());
+    assert_eq!(documented("## [fabric]"), keys::<FabricTable>());
     assert_eq!(documented("## [[module]]"), keys::<ModuleTable>());
 }
 
@@ -128,6 +129,7 @@ fn template_has_every_key_of_every_table() {
     assert_eq!(in_template("[[nvme]]"), sorted(keys::<NvmeTable>()));
     assert_eq!(in_template("[[gpu]]"), sorted(keys::<GpuTable>()));
     assert_eq!(in_template("[[nic]]"), sorted(keys::<NicTable>()));
+    assert_eq!(in_template("[fabric]"), sorted(keys::<FabricTable>()));
     assert_eq!(in_template("[[module]]"), sorted(keys::<ModuleTable>()));
     for key in keys::<NamespaceTable>() {
         assert!(

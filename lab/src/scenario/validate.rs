@@ -12,6 +12,7 @@ use super::attach::AttachPoints;
 use super::bus_numbers;
 use super::check::{Endpoints, inventory};
 use super::error::Problem;
+use super::fabric::fabric;
 use super::file::{
     File, GpuTable, HostBridgeTable, MachineTable, NicTable, NvmeTable, SwitchTable,
 };
@@ -54,6 +55,7 @@ pub(super) fn scenario(
     let p2pmem = together::P2pmem::of(&file);
     let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &attach_points, folder)?;
     let nics = nics(file.nic, &attach_points, &nvmes, &gpus)?;
+    let fabric = fabric(file.fabric, &nics)?;
     let switches = switches(file.switch, &attach_points)?;
     let devices = Endpoints {
         nvmes: &nvmes,
@@ -102,6 +104,7 @@ pub(super) fn scenario(
         nvmes,
         gpus,
         nics,
+        fabric,
         modules,
         module_sources,
         tools,
