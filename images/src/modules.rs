@@ -210,6 +210,7 @@ pub(crate) fn option_of(module: &str) -> String {
         "9pnet_virtio" => "NET_9P_VIRTIO",
         "efa" => "INFINIBAND_EFA",
         "ext4" => "EXT4_FS",
+        "ib_uverbs" => "INFINIBAND_USER_ACCESS",
         "netfs" => "NETFS_SUPPORT",
         "nvme" => "BLK_DEV_NVME",
         "overlay" => "OVERLAY_FS",

@@ -60,10 +60,8 @@ fn of_module(name: &str) -> &'static [Need] {
         built_in("MODULES", "[[gpu]], whose driver is a module"),
         built_in("DMA_SHARED_BUFFER", "[[gpu]]"),
     ];
-    const NIC: &[Need] = &[
-        module("INFINIBAND_EFA", "[[nic]]"),
-        module("INFINIBAND_USER_ACCESS", "[[nic]]"),
-    ];
+    const EFA: &[Need] = &[module("INFINIBAND_EFA", "[[nic]]")];
+    const VERBS: &[Need] = &[module("INFINIBAND_USER_ACCESS", "[[nic]]")];
     const VFIO: &[Need] = &[module("VFIO_PCI", "a check with vfio-pci")];
     const IOMMUFD: &[Need] = &[
         module("IOMMUFD", "backend = \"iommufd\""),
@@ -80,7 +78,8 @@ fn of_module(name: &str) -> &'static [Need] {
         "virtio_iommu" => VIRTIO_IOMMU,
         "virtio_gpu" => VIRTIO_GPU,
         "peerbar_gpu" => GPU,
-        "efa" => NIC,
+        "efa" => EFA,
+        "ib_uverbs" => VERBS,
         "vfio_pci" => VFIO,
         "vfio_iommu_type1" => TYPE1,
         "iommufd" => IOMMUFD,

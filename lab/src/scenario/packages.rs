@@ -62,7 +62,8 @@ mod tests {
             panic!("{files:?}")
         };
         assert!(program.guest().ends_with("opt/peerbar/peerbar-verbs"));
-        assert!(scenario.initramfs_modules().contains(&"efa".to_owned()));
+        let modules = scenario.initramfs_modules().join(" ");
+        assert!(modules.contains("ib_uverbs efa"), "{modules}");
         assert_eq!(scenario.plan().nics[0].name, "n0");
         let named = parse("packages = [\"ibverbs-providers\"]", RDMA).unwrap();
         assert_eq!(named.packages, ["ibverbs-providers"]);

@@ -302,6 +302,7 @@ fn needed_modules(
     let drivers = [
         ("nvme", true),
         ("peerbar_gpu", !devices.gpus.is_empty()),
+        ("ib_uverbs", !devices.nics.is_empty()),
         ("efa", !devices.nics.is_empty()),
         ("virtio_gpu", machine.virtio_gpu),
     ];
