@@ -123,6 +123,9 @@ fn of_software(
         "peerbar-switch",
         "peerbar-nvme",
         "peerbar-gpu",
+        "peerbar-efa",
+        "peerbar-fabric",
+        "peerbar-verbs",
         "peerbar-vsock",
     ];
     let missing = names.iter().find_map(|name| program(name).err());

@@ -2,6 +2,7 @@
 
 mod behind;
 mod data;
+pub(crate) mod device_kind;
 mod follow;
 pub(crate) mod injected;
 mod kernel;

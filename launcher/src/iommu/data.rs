@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::behind::Behind;
 use super::injected;
-use super::line::{access, direction, operation};
+use super::line::{access, direction};
 use super::recorded::{Recorded, RecordedDevice};
 use super::register_writes;
 
@@ -93,7 +93,7 @@ pub(super) fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault)
     json!({
         "seconds": device.seconds(fault.at.nanos),
         "origin": dma.origin.to_string(),
-        "operation": fault.command.map(|command| operation(device.is_nvme, dma.origin, command.opcode)),
+        "operation": fault.command.map(|command| device.kind.operation(dma.origin, command.opcode)),
         "address": dma.address,
         "size": dma.len,
         "direction": direction(dma.direction),

@@ -1,9 +1,8 @@
 //! One line for each record, as `perf script` prints events.
 
 use peerbar_flight::{
-    Direction, DoorbellEvent, Event, Injection, Mapping, Origin, Outcome, Record, WindowKind,
+    Direction, DoorbellEvent, Event, Injection, Mapping, Outcome, Record, WindowKind,
 };
-use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 
 use super::behind::{Behind, window_name};
 use super::injected::rule as rule_text;
@@ -70,10 +69,7 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
             line
         }
         Event::Begin { origin, opcode } => {
-            format!(
-                "begin  {origin}: {}",
-                operation(device.is_nvme, origin, opcode)
-            )
+            format!("begin  {origin}: {}", device.kind.operation(origin, opcode))
         }
         Event::End { origin, status: 0 } => format!("end    {origin}"),
         Event::End { origin, status } => format!("end    {origin}: status {status:#06x}"),
@@ -164,26 +160,4 @@ fn memory(memory: WindowKind) -> &'static str {
         WindowKind::Pages => "pages",
         WindowKind::Gone => "gone",
     }
-}
-
-/// What a command asks for.
-pub(crate) fn operation(is_nvme: bool, origin: Origin, opcode: u8) -> String {
-    let name = match origin {
-        Origin::Command { queue: 0, .. } if is_nvme => {
-            AdminOpcode::try_from(opcode).map(|opcode| format!("{opcode:?}"))
-        }
-        _ if is_nvme => NvmOpcode::try_from(opcode).map(|opcode| format!("{opcode:?}")),
-        _ => return gpu_operation(opcode),
-    };
-    name.unwrap_or_else(|_| format!("opcode {opcode:#04x}"))
-}
-
-/// A GPU's command (devices/gpu/INTERFACE.md).
-fn gpu_operation(opcode: u8) -> String {
-    let names = ["Nop", "Copy", "Fill", "Compare", "Crc32c", "Launch"];
-    let name = names.get(usize::from(opcode));
-    name.map_or_else(
-        || format!("opcode {opcode:#04x}"),
-        |name| (*name).to_owned(),
-    )
 }

@@ -9,6 +9,7 @@ use peerbar_flight::{
 };
 
 use super::behind::Ram;
+use super::device_kind::DeviceKind;
 use super::kernel::Kernel;
 use peerbar_lab::finished_run::SCENARIO;
 use peerbar_lab::run_file;
@@ -30,7 +31,7 @@ pub(crate) struct Recorded {
 pub(crate) struct RecordedDevice {
     /// Its name in the scenario.
     pub(crate) name: String,
-    pub(crate) is_nvme: bool,
+    pub(crate) kind: DeviceKind,
     pub(super) live: bool,
     pub(super) file: FlightFile,
     pub(crate) flight: Flight,
@@ -170,7 +171,7 @@ fn device(run: &Path, path: &Path) -> anyhow::Result<RecordedDevice> {
     let (findings, history) = Sanitizer::of(&flight);
     let name = flight.header.name.clone();
     Ok(RecordedDevice {
-        is_nvme: run.join(format!("nvme-{name}.log")).exists(),
+        kind: DeviceKind::of(run, &name),
         name,
         live,
         file,

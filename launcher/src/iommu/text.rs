@@ -7,7 +7,7 @@ use peerbar_flight::{Command, Fault, Finding, FindingKind, Level, Mapping, Mappi
 use super::behind::Behind;
 use super::data::busiest_second;
 use super::injected;
-use super::line::{access, direction, operation, range, span};
+use super::line::{access, direction, range, span};
 use super::recorded::{Recorded, RecordedDevice};
 use super::register_writes;
 use crate::cli;
@@ -175,7 +175,7 @@ fn requester(
     match command {
         Some(command) => format!(
             "{origin}: {}, taken up at {:.6} s",
-            operation(device.is_nvme, origin, command.opcode),
+            device.kind.operation(origin, command.opcode),
             device.seconds(command.begun.nanos)
         ),
         None => origin.to_string(),

@@ -8,7 +8,7 @@ use peerbar_flight::{Dma, DoorbellEvent, Event, Origin, Outcome, Purpose, Record
 use super::file::{Argument, TimedEvent, TraceFile, Track};
 use super::lanes;
 use super::signals::Signals;
-use crate::iommu::line::{access, direction, event, operation, range, span};
+use crate::iommu::line::{access, direction, event, range, span};
 use crate::iommu::recorded::{Recorded, RecordedDevice};
 use crate::iommu::register_writes;
 
@@ -261,11 +261,7 @@ impl Activity {
             queue.commands.push(command);
         }
         for (number, queue) in queues {
-            let name = match (device.is_nvme, number) {
-                (true, 0) => "admin queue".to_owned(),
-                (true, number) => format!("queue {number}"),
-                (false, channel) => format!("channel {channel}"),
-            };
+            let name = device.kind.queue(number);
             lanes::add(file, &format!("{name}: doorbells"), group, queue.doorbells)?;
             let commands = queue.commands.iter();
             let slices = commands.clone().map(|each| slice(device, each, self.last));
@@ -281,7 +277,7 @@ impl Activity {
 
 fn slice(device: &RecordedDevice, command: &RecordedCommand, last: u64) -> TimedEvent {
     let origin = Origin::command(command.queue, command.number);
-    let name = operation(device.is_nvme, origin, command.opcode);
+    let name = device.kind.operation(origin, command.opcode);
     let slice = TimedEvent::slice(command.begun, command.ended.unwrap_or(last), name)
         .with("command", Argument::Number(command.number.into()))
         .in_flows([command.flow]);

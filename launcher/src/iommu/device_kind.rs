@@ -1,0 +1,99 @@
+//! What a recorded device is, and what it calls its commands and queues.
+
+use std::path::Path;
+
+use peerbar_efa_spec::admin::Opcode as EfaOpcode;
+use peerbar_flight::Origin;
+use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
+
+/// A kind of device with a flight record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceKind {
+    /// An NVMe controller.
+    Nvme,
+    /// A GPU.
+    Gpu,
+    /// An RDMA network adapter.
+    Nic,
+}
+
+impl DeviceKind {
+    /// The kind of the device `name` of a run, whose server has left its log in the run's folder.
+    pub(crate) fn of(run: &Path, name: &str) -> Self {
+        let has_log = |kind: &str| run.join(format!("{kind}-{name}.log")).exists();
+        match () {
+            () if has_log("nvme") => Self::Nvme,
+            () if has_log("nic") => Self::Nic,
+            () => Self::Gpu,
+        }
+    }
+
+    /// What a command asks for.
+    pub(crate) fn operation(self, origin: Origin, opcode: u8) -> String {
+        let is_admin = matches!(origin, Origin::Command { queue: 0, .. });
+        let name = match self {
+            Self::Nvme if is_admin => AdminOpcode::try_from(opcode).ok().map(debug),
+            Self::Nvme => NvmOpcode::try_from(opcode).ok().map(debug),
+            // devices/gpu/INTERFACE.md
+            Self::Gpu => named(
+                &["Nop", "Copy", "Fill", "Compare", "Crc32c", "Launch"],
+                opcode,
+            ),
+            Self::Nic if is_admin => EfaOpcode::of(opcode).map(debug),
+            // Linux drivers/infiniband/hw/efa/efa_io_defs.h, `efa_io_send_op_type`
+            Self::Nic => named(&["Send", "RdmaRead", "RdmaWrite"], opcode),
+        };
+        name.unwrap_or_else(|| format!("opcode {opcode:#04x}"))
+    }
+
+    /// What the queue of this number is called.
+    pub(crate) fn queue(self, number: u16) -> String {
+        match (self, number) {
+            (Self::Nvme | Self::Nic, 0) => "admin queue".to_owned(),
+            (Self::Nvme, number) => format!("queue {number}"),
+            (Self::Gpu, number) => format!("channel {number}"),
+            (Self::Nic, number) => format!("queue pair {number}"),
+        }
+    }
+}
+
+fn debug(opcode: impl std::fmt::Debug) -> String {
+    format!("{opcode:?}")
+}
+
+fn named(names: &[&str], opcode: u8) -> Option<String> {
+    names.get(usize::from(opcode)).map(|&name| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_have_the_names_of_their_device() {
+        let operation = |kind: DeviceKind, queue: u16, opcode| {
+            kind.operation(Origin::command(queue, 5_u16), opcode)
+        };
+        for (kind, queue, opcode, name) in [
+            (DeviceKind::Nvme, 0, 0x06, "Identify"),
+            (DeviceKind::Nvme, 1, 0x02, "Read"),
+            (DeviceKind::Gpu, 0, 1, "Copy"),
+            (DeviceKind::Nic, 0, 7, "RegMr"),
+            (DeviceKind::Nic, 3, 2, "RdmaWrite"),
+            (DeviceKind::Nic, 3, 9, "opcode 0x09"),
+        ] {
+            assert_eq!(operation(kind, queue, opcode), name);
+        }
+        assert_eq!(DeviceKind::Nic.queue(3), "queue pair 3");
+    }
+
+    #[test]
+    fn device_is_of_the_kind_of_its_server_s_log() {
+        let run = tempfile::tempdir().unwrap();
+        for log in ["nvme-a.log", "gpu-b.log", "nic-c.log"] {
+            std::fs::write(run.path().join(log), "").unwrap();
+        }
+        let kinds = ["a", "b", "c"].map(|name| DeviceKind::of(run.path(), name));
+        assert_eq!(kinds, [DeviceKind::Nvme, DeviceKind::Gpu, DeviceKind::Nic]);
+    }
+}
