@@ -33,7 +33,7 @@ const STATE: i32 = 1;
 const PKEY_INDEX: i32 = 1 << 4;
 const PORT_NUMBER: i32 = 1 << 5;
 const QKEY_ATTRIBUTE: i32 = 1 << 6;
-const RNR_RETRY: i32 = 1 << 12;
+const RNR_RETRY: i32 = 1 << 11;
 const SEND_SEQUENCE: i32 = 1 << 16;
 
 /// Memory of a region, for its own adapter.
