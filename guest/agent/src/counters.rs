@@ -77,6 +77,11 @@ impl Traffic {
         })
     }
 
+    /// Bytes that any counted device has moved by way of the root, for whatever purpose.
+    pub(crate) fn upstream_bytes(&self) -> u64 {
+        self.sum(|of, kind| self.counts(of) && kind.route == Route::Upstream)
+    }
+
     /// What one device did.
     pub(crate) fn record(&self, device: u32) -> Record {
         Record {

@@ -203,6 +203,18 @@ pub(crate) fn attribute(directory: &Path, name: &str) -> String {
         .to_owned()
 }
 
+/// The bus address at which a BAR of a PCI device starts.
+pub(crate) fn bar_start(pci: &Path, bar: u32) -> anyhow::Result<u64> {
+    let path = pci.join("resource");
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let line = text.lines().nth(usize::try_from(bar)?);
+    let start = line.and_then(|line| line.split_whitespace().next());
+    let start = start.and_then(|start| start.strip_prefix("0x"));
+    let start = start.and_then(|start| u64::from_str_radix(start, 16).ok());
+    start.with_context(|| format!("{} says nothing of BAR {bar}", path.display()))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;

@@ -8,8 +8,9 @@ use anyhow::{Context, bail, ensure};
 use peerbar_report::Plan;
 
 use crate::checks::Share;
-use crate::devices::{Roots, attribute};
+use crate::devices::{Roots, attribute, bar_start};
 use crate::p2pmem::Pool;
+use crate::user_drivers::APERTURE;
 
 /// PCI vendor and device ID of a peerbar GPU (devices/gpu/INTERFACE.md).
 const IDENTITY: (&str, &str) = ("0x1af4", "0x10f0");
@@ -80,16 +81,7 @@ impl Gpu {
 
     /// The bus address at which its aperture starts.
     pub(crate) fn aperture_start(&self) -> anyhow::Result<u64> {
-        let path = self.pci.join("resource");
-        let text =
-            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let start = text
-            .lines()
-            .nth(2)
-            .and_then(|line| line.split_whitespace().next());
-        let start = start.and_then(|start| start.strip_prefix("0x"));
-        let start = start.and_then(|start| u64::from_str_radix(start, 16).ok());
-        start.with_context(|| format!("{} says nothing of BAR 2", path.display()))
+        bar_start(&self.pci, APERTURE)
     }
 
     /// `bytes` as what it must have moved.

@@ -1,5 +1,6 @@
 //! A command channel of a GPU that this process drives, by vfio-pci (devices/gpu/INTERFACE.md).
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::thread;
@@ -23,12 +24,27 @@ const ERROR: u32 = 2;
 const ENTRIES: u32 = 32;
 /// Bytes of the ring, and of the page behind it with the fence.
 const RING_BYTES: u64 = 4096;
-/// How long a command may take, and how often its fence is read.
-const PATIENCE: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_micros(200);
+/// How long a command may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How long this thread sleeps between two looks at a fence: this part of the time that it has waited, within these bounds.
+const PAUSE_PART: u32 = 32;
+const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// Operands of a command.
 pub(crate) type Operands = [u64; 13];
+
+/// A command that has failed, by the code of its fault (devices/gpu/INTERFACE.md).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GpuFault(pub(crate) u8);
+
+impl fmt::Display for GpuFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the GPU ends its command with fault {}", self.0)
+    }
+}
+
+impl std::error::Error for GpuFault {}
 
 /// A channel that is on, with its ring and its fence in memory of this process.
 pub(crate) struct UserGpu {
@@ -86,18 +102,22 @@ impl UserGpu {
     }
 
     /// The result of the last command, once it is done. This thread sleeps meanwhile.
+    ///
+    /// # Errors
+    /// [`GpuFault`] if a command fails.
     pub(crate) fn wait(&self) -> anyhow::Result<u64> {
         let begun = Instant::now();
         while self.space.load64(self.fence())? != u64::from(self.put) {
             let [state, code, ..] = self.get(STATUS)?.to_le_bytes();
             if u32::from(state) == ERROR {
-                bail!("the GPU ends its command with fault {code}");
+                bail!(GpuFault(code));
             }
             ensure!(
                 begun.elapsed() < PATIENCE,
                 "the GPU does not end its command"
             );
-            thread::sleep(PAUSE);
+            let pause = begun.elapsed() / PAUSE_PART;
+            thread::sleep(pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
         }
         Ok(self.space.load64(self.fence().saturating_add(8))?)
     }

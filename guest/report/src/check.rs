@@ -64,6 +64,7 @@ use serde::{Deserialize, Serialize};
 pub use buffer::Buffer;
 pub use expectation::{Expectation, line_pattern};
 pub use gpu_file::{Calls, Medium};
+pub use gpu_initiated::{GpuDriver, QueueAddresses};
 pub use inventory::Inventory;
 pub use pair::Pair;
 pub use probe::ProbeDriver;
@@ -71,6 +72,7 @@ pub use rdma::RdmaMemory;
 pub use reference::check_reference;
 pub use table::{COMMON_KEYS, CheckTable, Key, Keys, TableError};
 pub use vfio::VfioBackend;
+pub use vfio_nvme::QueuePlace;
 
 use declare::check;
 

@@ -270,6 +270,20 @@ impl Disk {
         Ok(status.rdy() && status.into_bits() != u32::MAX)
     }
 
+    /// Uses the new queue pair `id` at `at` in place of the one of before: in any memory of the address space that this process
+    /// reaches, such as a GPU's.
+    ///
+    /// # Errors
+    /// [`Error::OwnQueue`]; [`Error::Busy`] with commands outstanding; [`Error::Controller`].
+    pub fn use_queue(&mut self, id: u16, at: QueueMemory) -> Result<()> {
+        check_foreign(id)?;
+        if self.outstanding() > 0 {
+            return Err(self.busy());
+        }
+        self.queue = self.controller.create_queues(id, at)?;
+        Ok(())
+    }
+
     /// Creates the queue pair `id` for somebody else, such as a GPU: at any addresses that the controller reaches, also where
     /// this process has no memory. The completion queue must be zeroed before. Completions raise no interrupts.
     ///

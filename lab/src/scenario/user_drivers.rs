@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use peerbar_report::{Check, ProbeDriver};
+use peerbar_report::{Check, ProbeDriver, QueueAddresses};
 use peerbar_switch::LinkMode;
 
 use super::error::Problem;
@@ -25,11 +25,24 @@ pub(super) fn fit(
             "vfio-pci takes no device without an IOMMU: write `iommu = \"intel\"` in [machine]";
         return Err(Problem::new(at, message));
     }
-    let Check::VfioAlias(alias) = check else {
-        return Ok(());
+    let (disk, gpu) = match check {
+        Check::VfioAlias(alias) => (&alias.disk, &alias.gpu),
+        Check::GpuInitiated(it) if it.addresses == QueueAddresses::Bus => (&it.disk, &it.gpu),
+        _ => return Ok(()),
     };
-    let of_disk = nvmes.iter().find(|nvme| nvme.name == alias.disk);
-    let of_gpu = gpus.iter().find(|gpu| gpu.name == alias.gpu);
+    let of_disk = nvmes.iter().find(|nvme| nvme.name == *disk);
+    let of_gpu = gpus.iter().find(|other| other.name == *gpu);
+    let switches = [
+        of_disk.and_then(|it| it.attach.switch()),
+        of_gpu.and_then(|it| it.attach.switch()),
+    ];
+    let have_switch = matches!(switches, [Some(one), Some(other)] if one == other);
+    if matches!(check, Check::GpuInitiated(_)) && !have_switch {
+        let message = format!(
+            "bus addresses lead from `{disk}` to `{gpu}` below a common switch only: give both the same `below`, or leave `addresses` out"
+        );
+        return Err(Problem::new(at, message));
+    }
     let links = [
         of_disk.map(|nvme| (&nvme.name, nvme.link)),
         of_gpu.map(|gpu| (&gpu.name, gpu.link)),
@@ -62,6 +75,8 @@ mod tests {
     }
 
     const ALIAS: &str = "kind = \"vfio-alias\"\ndisk = \"d0\"\ngpu = \"g0\"";
+    const BY_BUS: &str =
+        "kind = \"gpu-initiated\"\ndisk = \"d0\"\ngpu = \"g0\"\naddresses = \"bus\"";
     const PROBE: &str = "kind = \"probe\"\nprovider = \"g0\"\nclient = \"d0\"\nby = \"vfio\"";
 
     #[test]
@@ -81,6 +96,41 @@ mod tests {
         assert_eq!(refused("link = \"route\""), None);
         let expected = "x.toml:16: the check expects ports that route, and `d0` has `link = \"redirect\"`: leave its `link` out";
         assert_eq!(refused("link = \"redirect\"").as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn queues_in_vram_take_a_gpu() {
+        let refused = |keys: &str| {
+            let check = format!("kind = \"vfio-nvme\"\ndisk = \"d0\"\nqueues = \"vram\"\n{keys}");
+            parse("iommu = \"intel\"", "", &check).err()
+        };
+        assert_eq!(refused("with = { p2pmem = \"g0\" }"), None);
+        let alone = refused("with = \"guest-ram\"").unwrap();
+        assert!(
+            alone.ends_with("takes the memory of a GPU: name it by `with`"),
+            "{alone}"
+        );
+    }
+
+    #[test]
+    fn bus_addresses_take_a_common_switch_that_routes() {
+        let refused = |link: &str, check: &str| parse("iommu = \"intel\"", link, check).err();
+        assert_eq!(refused("", BY_BUS), None);
+        let link = refused("link = \"drop\"", BY_BUS).unwrap();
+        assert!(link.contains("`d0` has `link = \"drop\"`"), "{link}");
+        let elsewhere = "[[nvme]]\nname = \"d1\"\nnamespaces = [{ ram = \"64M\" }]\n";
+        let check = BY_BUS.replace("d0", "d1");
+        let alone = refused("", &format!("{check}\n{elsewhere}")).unwrap();
+        let expected = "bus addresses lead from `d1` to `g0` below a common switch only: give both the same `below`, or leave `addresses` out";
+        assert!(alone.ends_with(expected), "{alone}");
+        let io = check.replace("bus", "io");
+        assert_eq!(refused("", &format!("{io}\n{elsewhere}")), None);
+        let own = BY_BUS.replace("bus", "io") + "\ndriver = \"peerbar-gpu\"";
+        let own = refused("", &own).unwrap();
+        assert!(
+            own.contains("has no I/O addresses for a disk of vfio-pci"),
+            "{own}"
+        );
     }
 
     #[test]

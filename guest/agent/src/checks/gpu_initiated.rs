@@ -1,43 +1,42 @@
 //! Reads that the GPU starts: it has queues of the disk in its memory, and writes the disk's doorbells.
 
-use std::sync::Arc;
+mod figures;
+mod kernel_reads;
+mod own_driver;
+mod vfio_gpu;
+
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
-use peerbar_mapping::Mapping;
+use anyhow::{Context, bail, ensure};
 use peerbar_nvme_driver::QueueMemory;
-use peerbar_report::{GpuInitiated, Measure, VfioBackend};
-use peerbar_vfio_nvme::{BarRange, Direction, Disk, DmaSpace, RegisterAccess};
+use peerbar_report::{GpuDriver, GpuInitiated, Measure, QueueAddresses, VfioBackend};
+use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, QueueDoorbells, RegisterAccess};
 
+use self::figures::{Figures, Rate};
+use self::own_driver::OwnDriverGpu;
+use self::vfio_gpu::{BusAddresses, VfioGpu};
 use super::vfio_nvme::{TakenDevices, start};
 use super::{Outcome, Run};
 use crate::counters::{Traffic, TrafficWatch};
+use crate::devices::bar_start;
+use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
-use crate::user_drivers::{address_space, open_gpu, vram};
-use crate::user_gpu::UserGpu;
+use crate::user_drivers::address_space;
+use crate::user_gpu::GpuFault;
 
 /// Reads of a launch, and bytes of each.
-const READS: u64 = 1000;
+const READS: u16 = 1000;
 const READ_BYTES: u64 = 4096;
-const BYTES: u64 = READS * READ_BYTES;
-/// Entries of each of the queues.
-const ENTRIES: u16 = 256;
+const BYTES: u64 = READS as u64 * READ_BYTES;
 /// The queue pair that the GPU has. The first is the program's own.
 const QUEUE: u16 = 2;
-/// Where things are in VRAM, and how much of it is used.
-const SUBMISSIONS: u64 = 0;
-const COMPLETIONS: u64 = 0x8000;
-const STATE: u64 = 0xa000;
-const REQUESTS: u64 = 0x1_0000;
-const DATA: u64 = 0x10_0000;
-const USED: u64 = 8 << 20;
-/// The kernel `nvme io`, which of its operands are in VRAM, and its time limit from one completion to the next.
-const NVME_IO: u32 = 5;
-const IN_VRAM: u16 = 0b11_0011;
-const LIMIT_NS: u64 = 10_000_000_000;
-/// Threads of a block.
-const BLOCK: u64 = 1000;
+/// How long it may take from one completion to the next.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long the GPU reads for its figure, at least.
+const MEASURED: Duration = Duration::from_secs(1);
+/// The most launches that are waited for together.
+const LAUNCHES: u16 = 16;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
 
@@ -45,122 +44,176 @@ impl Run for GpuInitiated {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
         let disk = guest.controller(&self.disk)?;
         let gpu = guest.gpu(&self.gpu)?;
+        let bus = match self.addresses {
+            QueueAddresses::Io => None,
+            QueueAddresses::Bus => Some(BusAddresses {
+                vram: gpu.aperture_start()?,
+                registers: bar_start(&disk.pci, 0)?,
+            }),
+        };
+        let pattern = guest.fresh_pattern(disk);
+        let by_kernel = kernel_reads::read(disk, gpu, pattern, self.depth)?;
         let mut watch = TrafficWatch::new(guest);
-        let taken = TakenDevices::take(guest, VfioBackend::Type1, disk, Some(&self.gpu))?;
-        let read = read(guest, &taken, self.depth, &mut watch);
-        let read = taken.give_back(guest, read)?;
-        measure.bytes = BYTES;
+        let gpu_by_vfio = (self.driver == GpuDriver::Vfio).then_some(self.gpu.as_str());
+        let taken = TakenDevices::take(guest, VfioBackend::Type1, disk, gpu_by_vfio)?;
+        let read = match self.driver {
+            GpuDriver::Vfio => by_vfio(self, &taken, pattern, bus, &mut watch),
+            GpuDriver::PeerbarGpu => by_own_driver(self, &taken, pattern, gpu, &mut watch),
+        };
+        let read = match self.fault {
+            None => taken.give_back(guest, read)?,
+            Some(code) => {
+                taken.give_back(guest, ends_with(code, read))?;
+                return Ok(Outcome::Passed);
+            }
+        };
+        measure.bytes = read.launches.saturating_mul(BYTES);
         watch.write_to(measure);
-        judge(watch.traffic()?, (disk.number, gpu.number), read.doorbells)?;
-        Ok(Outcome::Said(read.to_string()))
+        judge(watch.traffic()?, (disk.number, gpu.number), &read)?;
+        if self.addresses == QueueAddresses::Bus {
+            stays_below(watch.traffic()?)?;
+        }
+        let figures = Figures {
+            by_gpu: read.by_gpu,
+            by_processor: read.by_processor,
+            by_kernel,
+            reads_a_doorbell: read.launches.saturating_mul(READS.into()) / read.doorbells.max(1),
+        };
+        Ok(Outcome::Said(figures.to_string()))
     }
 
     fn has_own_addresses(&self) -> bool {
-        true
+        self.addresses == QueueAddresses::Io
     }
+}
+
+/// The launch must have ended with this fault.
+fn ends_with(code: u8, read: anyhow::Result<Reads>) -> anyhow::Result<()> {
+    match read {
+        Ok(_) => bail!("the GPU's launch ends well, where fault {code} was to be"),
+        Err(error) if error.downcast_ref() == Some(&GpuFault(code)) => Ok(()),
+        Err(error) => Err(error.context(format!("fault {code} was to be"))),
+    }
+}
+
+/// A GPU that drives a pair of queues of a disk, with whatever driver of its own.
+trait Initiator {
+    /// The queues, by addresses that the disk uses.
+    fn queues(&self) -> anyhow::Result<QueueMemory>;
+
+    /// Where the doorbells are. Comes before the first launch.
+    fn use_doorbells(&mut self, disk: &Disk, doorbells: QueueDoorbells) -> anyhow::Result<()>;
+
+    /// Where the data of each read goes, by addresses that the disk uses.
+    fn destinations(&self) -> &[u64];
+
+    /// Has the GPU read all blocks, of `blocks` logical blocks each, so many times, and waits.
+    fn read(&mut self, launches: u16, blocks: u16) -> anyhow::Result<()>;
+
+    /// Doorbells that the GPU says it has written.
+    fn doorbells(&self) -> anyhow::Result<u64>;
+
+    /// Makes all data zeros.
+    fn clear(&self) -> anyhow::Result<()>;
+
+    /// The data.
+    fn data(&self) -> anyhow::Result<Vec<u8>>;
 }
 
 /// What came of the reads.
 struct Reads {
-    /// Doorbells that the GPU says it has written.
+    launches: u64,
     doorbells: u64,
-    by_gpu: Duration,
-    by_processor: Duration,
+    by_gpu: Rate,
+    by_processor: Rate,
 }
 
-impl std::fmt::Display for Reads {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let rate = |time: Duration| READS as f64 / time.as_secs_f64();
-        write!(
-            f,
-            "{READS} reads of 4 KiB: {:.0}/s by the GPU with {} doorbells, {:.0}/s by the processor",
-            rate(self.by_gpu),
-            self.doorbells,
-            rate(self.by_processor)
-        )
-    }
+/// Disk and GPU are both this process'.
+fn by_vfio(
+    check: &GpuInitiated,
+    taken: &TakenDevices<'_>,
+    pattern: Pattern,
+    bus: Option<BusAddresses>,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<Reads> {
+    let space = DmaSpace::new(address_space(VfioBackend::Type1)?);
+    let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
+    let mut gpu = VfioGpu::open(&space, binding, bus, check.depth)?;
+    // Is dropped before the GPU's memory, which it uses.
+    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    read(&mut gpu, &mut disk, pattern, check.depth, watch)
+}
+
+/// The disk is this process', and the GPU its own driver's.
+fn by_own_driver(
+    check: &GpuInitiated,
+    taken: &TakenDevices<'_>,
+    pattern: Pattern,
+    gpu: &Gpu,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<Reads> {
+    let space = DmaSpace::new(address_space(VfioBackend::Type1)?);
+    let mut gpu = OwnDriverGpu::open(gpu, check.depth)?;
+    // Is dropped before the GPU's memory, which it uses.
+    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    read(&mut gpu, &mut disk, pattern, check.depth, watch)
 }
 
 /// Reads the same blocks by the GPU, which is watched, and by the processor.
 fn read(
-    guest: &GuestContext,
-    taken: &TakenDevices<'_>,
+    gpu: &mut impl Initiator,
+    disk: &mut Disk,
+    pattern: Pattern,
     depth: u8,
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Reads> {
-    let space = DmaSpace::new(address_space(VfioBackend::Type1)?);
-    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
-    let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
-    let device = Arc::new(open_gpu(space.address_space(), binding)?);
-    let memory = Arc::new(device.map(vram(USED))?);
-    let iova = space.free_addresses(USED)?;
-    space.map(iova, Arc::clone(&memory))?;
-    let registers = map_registers(&space, &disk)?;
-    let mut gpu = UserGpu::start(device, &space)?;
-    let pattern = guest.fresh_pattern(taken.disk.0);
-    write_pattern(&mut disk, &memory, iova, pattern)?;
-
-    put_requests(&memory, &disk, iova)?;
-    memory.write(COMPLETIONS, &vec![0; usize::from(ENTRIES) * 16])?;
-    let doorbells = disk.create_queue(
-        QUEUE,
-        QueueMemory {
-            submission: iova.saturating_add(SUBMISSIONS),
-            completion: iova.saturating_add(COMPLETIONS),
-            submission_entries: ENTRIES,
-            completion_entries: ENTRIES,
-        },
-    )?;
-    let operands = [
-        SUBMISSIONS,
-        COMPLETIONS,
-        registers.saturating_add(doorbells.tail),
-        registers.saturating_add(doorbells.head),
-        STATE,
-        REQUESTS,
-        READS,
-        u64::from(ENTRIES) << 32 | u64::from(ENTRIES),
-        depth.into(),
-        1,
-        LIMIT_NS,
-        READS.div_ceil(BLOCK),
-        BLOCK,
-    ];
-    clear(&memory)?;
-    let begun = Instant::now();
-    let result = watch.watch(|| {
-        gpu.launch(NVME_IO, IN_VRAM, &operands)?;
-        gpu.wait()
-    })?;
-    let by_gpu = begun.elapsed();
-    ensure!(
-        result == READS,
-        "request {} ends with status {:#x}",
-        result & 0xffff_ffff,
-        result >> 32
-    );
-    verify(&memory, pattern).context("what the GPU has read")?;
+    let doorbells = disk.create_queue(QUEUE, gpu.queues()?)?;
+    gpu.use_doorbells(disk, doorbells)?;
+    let blocks = READ_BYTES / disk.identity().block_bytes;
+    gpu.clear()?;
+    let (launches, by_gpu) = watch.watch(|| read_by_gpu(gpu, u16::try_from(blocks)?))?;
+    verify(gpu, pattern).context("what the GPU has read")?;
     disk.delete_queue(QUEUE)?;
 
-    clear(&memory)?;
-    let begun = Instant::now();
-    read_by_processor(&mut disk, iova, depth)?;
-    let by_processor = begun.elapsed();
-    verify(&memory, pattern).context("what the processor has read")?;
+    gpu.clear()?;
+    let by_processor = Rate::measure(|| read_by_processor(disk, gpu.destinations(), depth))?;
+    verify(gpu, pattern).context("what the processor has read")?;
     Ok(Reads {
-        doorbells: word(&memory, STATE + 16)?,
+        launches,
+        doorbells: gpu.doorbells()?,
         by_gpu,
         by_processor,
     })
 }
 
+/// Has the GPU read for some time; how many launches that were in all.
+fn read_by_gpu(gpu: &mut impl Initiator, blocks: u16) -> anyhow::Result<(u64, Rate)> {
+    let first = Rate::measure(|| {
+        gpu.read(1, blocks)?;
+        Ok(READS.into())
+    })?;
+    let together = first.fitting(MEASURED).clamp(1, LAUNCHES);
+    let mut launches = 0_u64;
+    let by_gpu = Rate::measure(|| {
+        let begun = Instant::now();
+        while begun.elapsed() < MEASURED {
+            gpu.read(together, blocks)?;
+            launches = launches.saturating_add(together.into());
+        }
+        Ok(launches.saturating_mul(READS.into()))
+    })?;
+    Ok((launches.saturating_add(1), by_gpu))
+}
+
 /// The counters must show what the GPU did, and that nobody else did it.
-fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), doorbells: u64) -> anyhow::Result<()> {
+fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), read: &Reads) -> anyhow::Result<()> {
     let failures = traffic.failures();
     ensure!(
         failures == 0,
         "{failures} DMA requests of the devices failed"
     );
+    let reads = read.launches.saturating_mul(READS.into());
+    let bytes = read.launches.saturating_mul(BYTES);
     let of_disk = (
         traffic.commands_from_peers(disk),
         traffic.commands_from_guest_ram(disk),
@@ -168,11 +221,11 @@ fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), doorbells: u64) -> anyhow::
         traffic.payload_to_guest_ram(disk),
     );
     ensure!(
-        of_disk == (READS, 0, BYTES, 0),
+        of_disk == (reads, 0, bytes, 0),
         "the disk's counters show {of_disk:?}: commands out of a peer's memory and out of guest RAM, bytes to peers and to \
-         guest RAM; {READS} commands and {BYTES} bytes were to be of the GPU's memory"
+         guest RAM; {reads} commands and {bytes} bytes were to be of the GPU's memory"
     );
-    let written = traffic.registers_written(gpu);
+    let (written, doorbells) = (traffic.registers_written(gpu), read.doorbells);
     ensure!(
         written == doorbells * DOORBELL_BYTES && doorbells > 0,
         "the GPU's counters show {written} bytes that it wrote to registers of other devices, and it says that it wrote {doorbells} doorbells"
@@ -180,67 +233,32 @@ fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), doorbells: u64) -> anyhow::
     Ok(())
 }
 
-/// Maps the disk's registers for the GPU.
-fn map_registers(space: &DmaSpace, disk: &Disk) -> anyhow::Result<u64> {
-    let device = disk.device();
-    let registers = BarRange {
-        bar: 0,
-        offset: 0,
-        length: device.bar_size(0)?,
-    };
-    let address = space.free_addresses(registers.length)?;
-    let memory = Arc::new(device.map(registers)?);
-    space.map(address, memory).context("the disk's registers")?;
-    Ok(address)
+/// Nothing may have gone up to the root: neither data nor entries of queues nor doorbells.
+fn stays_below(traffic: &Traffic) -> anyhow::Result<()> {
+    let upstream = traffic.upstream_bytes();
+    ensure!(
+        upstream == 0,
+        "{upstream} bytes went by way of the root, where bus addresses below one switch lead from device to device"
+    );
+    Ok(())
 }
 
-fn write_pattern(
-    disk: &mut Disk,
-    memory: &Mapping,
-    iova: u64,
-    pattern: Pattern,
-) -> anyhow::Result<()> {
-    memory.write(DATA, &pattern.bytes(0, usize::try_from(BYTES)?))?;
-    Ok(disk.transfer(Direction::Write, 0, iova.saturating_add(DATA), BYTES)?)
+fn verify(gpu: &impl Initiator, pattern: Pattern) -> anyhow::Result<()> {
+    Ok(pattern.verify(0, &gpu.data()?)?)
 }
 
-/// A request for each of the first blocks of the disk, by the addresses that the disk uses.
-fn put_requests(memory: &Mapping, disk: &Disk, vram: u64) -> anyhow::Result<()> {
-    const READ: u8 = 2;
-    let blocks = READ_BYTES / disk.identity().block_bytes;
-    let [low, high, ..] = blocks.saturating_sub(1).to_le_bytes();
-    let mut requests = Vec::new();
-    for index in 0..READS {
-        let data = vram.saturating_add(DATA).saturating_add(index * READ_BYTES);
-        for number in [index * blocks, data, 0] {
-            requests.extend(number.to_le_bytes());
-        }
-        requests.extend([low, high, READ, 0, 0, 0, 0, 0]);
-    }
-    Ok(memory.write(REQUESTS, &requests)?)
-}
-
-fn clear(memory: &Mapping) -> anyhow::Result<()> {
-    Ok(memory.write(DATA, &vec![0; usize::try_from(BYTES)?])?)
-}
-
-fn verify(memory: &Mapping, pattern: Pattern) -> anyhow::Result<()> {
-    let mut seen = vec![0; usize::try_from(BYTES)?];
-    memory.read(DATA, &mut seen)?;
-    Ok(pattern.verify(0, &seen)?)
-}
-
-fn read_by_processor(disk: &mut Disk, iova: u64, depth: u8) -> anyhow::Result<()> {
+/// Reads all blocks by the driver in this process; how many that were.
+fn read_by_processor(disk: &mut Disk, destinations: &[u64], depth: u8) -> anyhow::Result<u64> {
     let blocks = READ_BYTES / disk.identity().block_bytes;
     let most = usize::from(depth).min(disk.depth());
-    let (mut submitted, mut completed) = (0, 0);
-    while completed < READS {
-        while submitted < READS && disk.outstanding() < most {
-            let data = iova
-                .saturating_add(DATA)
-                .saturating_add(submitted * READ_BYTES);
-            disk.submit(Direction::Read, submitted * blocks, data, READ_BYTES)?;
-            submitted += 1;
+    let mut left = (0..).zip(destinations).peekable();
+    let mut completed = 0;
+    while left.peek().is_some() || disk.outstanding() > 0 {
+        while disk.outstanding() < most {
+            let Some((index, destination)) = left.next() else {
+                break;
+            };
+            disk.submit(Direction::Read, index * blocks, *destination, READ_BYTES)?;
         }
         let (_, completion) = disk.wait()?;
         ensure!(
@@ -250,13 +268,7 @@ fn read_by_processor(disk: &mut Disk, iova: u64, depth: u8) -> anyhow::Result<()
         );
         completed += 1;
     }
-    Ok(())
-}
-
-fn word(memory: &Mapping, offset: u64) -> anyhow::Result<u64> {
-    let mut word = [0; 8];
-    memory.read(offset, &mut word)?;
-    Ok(u64::from_le_bytes(word))
+    Ok(completed)
 }
 
 #[cfg(test)]
@@ -268,6 +280,7 @@ mod tests {
     const DISK: u32 = 0;
     const GPU: u32 = 1;
     const COMMAND_BYTES: u64 = 64;
+    const LAUNCHES: u64 = 3;
 
     fn kind(purpose: Purpose, completer: Completer) -> DmaKind {
         DmaKind {
@@ -282,8 +295,9 @@ mod tests {
     fn by_gpu() -> Traffic {
         let mut traffic = Traffic::default();
         let of_peer = |purpose| kind(purpose, Completer::PeerBar);
-        traffic.count(DISK, of_peer(Purpose::Command), READS * COMMAND_BYTES, 0);
-        traffic.count(DISK, of_peer(Purpose::Payload), BYTES, 0);
+        let commands = LAUNCHES * u64::from(READS) * COMMAND_BYTES;
+        traffic.count(DISK, of_peer(Purpose::Command), commands, 0);
+        traffic.count(DISK, of_peer(Purpose::Payload), LAUNCHES * BYTES, 0);
         traffic.count(GPU, of_peer(Purpose::Register), 80, 0);
         traffic
     }
@@ -291,7 +305,13 @@ mod tests {
     fn judged(change: impl FnOnce(&mut Traffic), doorbells: u64) -> Result<(), String> {
         let mut traffic = by_gpu();
         change(&mut traffic);
-        judge(&traffic, (DISK, GPU), doorbells).map_err(|error| error.to_string())
+        let read = Reads {
+            launches: LAUNCHES,
+            doorbells,
+            by_gpu: Rate::default(),
+            by_processor: Rate::default(),
+        };
+        judge(&traffic, (DISK, GPU), &read).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -310,5 +330,40 @@ mod tests {
         assert!(judged(|traffic| traffic.count(DISK, of_ram, 4096, 0), 20).is_err());
         let failed = judged(|traffic| traffic.count(GPU, of_ram, 0, 1), 20);
         assert_eq!(failed.unwrap_err(), "1 DMA requests of the devices failed");
+    }
+
+    #[test]
+    fn launch_ends_with_the_fault_that_is_wanted() {
+        let fault = |code| Err(anyhow::Error::new(GpuFault(code)).context("a launch"));
+        assert!(ends_with(8, fault(8)).is_ok());
+        let other = format!("{:#}", ends_with(8, fault(7)).unwrap_err());
+        assert_eq!(
+            other,
+            "fault 8 was to be: a launch: the GPU ends its command with fault 7"
+        );
+        let rate = Rate::default();
+        let well = Reads {
+            launches: 1,
+            doorbells: 1,
+            by_gpu: rate,
+            by_processor: rate,
+        };
+        assert!(ends_with(8, Ok(well)).is_err());
+    }
+
+    #[test]
+    fn one_completion_by_way_of_the_root_fails() {
+        let mut traffic = by_gpu();
+        assert!(stays_below(&traffic).is_ok());
+        let up = DmaKind {
+            route: Route::Upstream,
+            ..kind(Purpose::Completion, Completer::PeerBar)
+        };
+        traffic.count(DISK, up, 16, 0);
+        let error = stays_below(&traffic).unwrap_err().to_string();
+        assert!(
+            error.starts_with("16 bytes went by way of the root"),
+            "{error}"
+        );
     }
 }

@@ -4,12 +4,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, ensure};
-use peerbar_report::{Measure, VfioBackend, VfioNvme};
+use peerbar_nvme_driver::QueueMemory;
+use peerbar_report::{Measure, QueuePlace, VfioBackend, VfioNvme};
 use peerbar_vfio_nvme::{Binding, Direction, Disk, DmaSpace, RegisterAccess, VfioDevice};
 
 use super::route::judge;
-use super::{Outcome, Run};
-use crate::counters::TrafficWatch;
+use super::{Outcome, PAGE, Run};
+use crate::counters::{Traffic, TrafficWatch};
 use crate::devices::Controller;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
@@ -19,6 +20,9 @@ use crate::user_drivers::{
 
 /// Bytes of each half of the memory: what is written to the disk, and what is read back. Some commands each way.
 const HALF: u64 = 1 << 20;
+
+/// Entries of queues in a GPU's memory: a page of submission queue entries, as many as the library keeps outstanding.
+const ENTRIES: u16 = 64;
 
 impl Run for VfioNvme {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -30,13 +34,30 @@ impl Run for VfioNvme {
         measure.bytes = 4 * HALF;
         watch.write_to(measure);
         let share = disk.share(measure.bytes);
-        judge(&self.with, &[share], watch.traffic()?)?;
+        let traffic = watch.traffic()?;
+        judge(&self.with, &[share], traffic)?;
+        judge_queues(self.queues, disk.number, traffic)?;
         Ok(Outcome::Passed)
     }
 
     fn has_own_addresses(&self) -> bool {
         true
     }
+}
+
+/// All commands must have been fetched from where the queues lie, and none from elsewhere.
+fn judge_queues(queues: QueuePlace, device: u32, traffic: &Traffic) -> anyhow::Result<()> {
+    let ram = traffic.commands_from_guest_ram(device);
+    let peers = traffic.commands_from_peers(device);
+    let is_right = match queues {
+        QueuePlace::GuestRam => ram > 0 && peers == 0,
+        QueuePlace::Vram => ram == 0 && peers > 0,
+    };
+    ensure!(
+        is_right,
+        "with its queues in {queues:?} the disk fetched {ram} commands from guest RAM and {peers} from another device"
+    );
+    Ok(())
 }
 
 /// A disk and perhaps a GPU in the hands of vfio-pci.
@@ -120,12 +141,15 @@ fn there_and_back(
     let mut disk = start(taken, &space, access)?;
     let vram = match &taken.gpu {
         None => None,
-        Some((_, binding)) => Some(Vram::map(&space, check.backend, binding, 2 * HALF)?),
+        Some((_, binding)) => Some(Vram::map(&space, check.backend, binding, 3 * HALF)?),
     };
     let address = match &vram {
         None => space.allocate(2 * HALF)?,
         Some(vram) => vram.address,
     };
+    if check.queues == QueuePlace::Vram {
+        disk.use_queue(2, behind_data(address))?;
+    }
     let memory = space.memory(address).context("memory that is not there")?;
     let pattern = guest.fresh_pattern(taken.disk.0);
     let bytes = usize::try_from(HALF)?;
@@ -138,6 +162,17 @@ fn there_and_back(
     let mut seen = vec![0; bytes];
     memory.read(HALF, &mut seen)?;
     Ok(pattern.verify(0, &seen)?)
+}
+
+/// Queues behind the two halves of the memory at `address`.
+fn behind_data(address: u64) -> QueueMemory {
+    let submission = address.saturating_add(2 * HALF);
+    QueueMemory {
+        submission,
+        completion: submission.saturating_add(PAGE),
+        submission_entries: ENTRIES,
+        completion_entries: ENTRIES,
+    }
 }
 
 /// Brings up the disk, which must be the one of the plan.
@@ -187,5 +222,38 @@ impl Vram {
             }
         }
         Ok(Self { address, _gpu: gpu })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma_log::{Completer, Direction, DmaKind, Purpose, Route};
+
+    use super::*;
+
+    #[test]
+    fn command_from_elsewhere_fails_queues_in_vram() {
+        let fetched = |completers: &[Completer]| {
+            let mut traffic = Traffic::default();
+            for completer in completers {
+                let kind = DmaKind {
+                    purpose: Purpose::Command,
+                    completer: *completer,
+                    route: Route::Upstream,
+                    direction: Direction::Read,
+                };
+                traffic.count(0, kind, 64, 0);
+            }
+            traffic
+        };
+        let (ram, peer) = (Completer::GuestRam, Completer::PeerBar);
+        let judged = |queues, completers: &[Completer]| {
+            judge_queues(queues, 0, &fetched(completers)).is_ok()
+        };
+        assert!(judged(QueuePlace::Vram, &[peer]) && judged(QueuePlace::GuestRam, &[ram]));
+        assert!(!judged(QueuePlace::Vram, &[peer, ram]) && !judged(QueuePlace::Vram, &[]));
+        assert!(
+            !judged(QueuePlace::GuestRam, &[peer]) && !judged(QueuePlace::GuestRam, &[ram, peer])
+        );
     }
 }

@@ -1,12 +1,16 @@
 //! `vfio-nvme`: a driver in user space.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
 use super::{Buffer, CheckKind, Keys, TableError, VfioBackend, check};
 
 check! {
     /// A driver in user space has the disk by vfio-pci, with its queues in its own memory: Identify, then writes and reads
     /// between the disk and its own memory or the memory of a GPU that vfio-pci has too. Afterwards both devices have their
     /// own drivers again.
-    "vfio-nvme": "{disk} and {with} from user space, {backend}"
+    "vfio-nvme": "{disk} and {with} from user space, {backend}{queues}"
     pub struct VfioNvme {
         /// Name of an `[[nvme]]`. Its data are lost.
         pub disk: String,
@@ -16,6 +20,30 @@ check! {
         #[default = "`\"type1\"`"]
         #[serde(default)]
         pub backend: VfioBackend,
+        /// Where the disk's I/O queues lie: `"guest-ram"`, or `"vram"`, which is the GPU's memory beside the data.
+        #[default = "`\"guest-ram\"`"]
+        #[serde(default)]
+        pub queues: QueuePlace,
+    }
+}
+
+/// Where queues lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueuePlace {
+    /// The guest's memory.
+    #[default]
+    GuestRam,
+    /// A GPU's memory.
+    Vram,
+}
+
+impl fmt::Display for QueuePlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::GuestRam => "",
+            Self::Vram => ", queues in VRAM",
+        })
     }
 }
 
@@ -33,10 +61,17 @@ impl CheckKind for VfioNvme {
             let message = format!("`with` takes the memory of a GPU, and `{name}` is none");
             return Err(TableError::new(at, message));
         }
+        let backend = keys.or_default("backend")?;
+        let queues = keys.or_default("queues")?;
+        if queues == QueuePlace::Vram && with == Buffer::GuestRam {
+            let message = "`queues = \"vram\"` takes the memory of a GPU: name it by `with`";
+            return Err(TableError::new(at, message));
+        }
         Ok(VfioNvme {
             disk,
             with,
-            backend: keys.or_default("backend")?,
+            backend,
+            queues,
             seconds: keys.seconds,
         })
     }

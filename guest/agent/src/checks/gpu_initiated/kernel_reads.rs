@@ -1,0 +1,94 @@
+//! The same reads by Linux' own drivers, to compare with: the disk's data go to the GPU's memory from peer to peer.
+
+use anyhow::{Context, ensure};
+use peerbar_gds::{Buffer, Direction, Error, GpuFile, Policy, Queue, Request};
+
+use super::figures::{KernelRates, Rate};
+use super::{BYTES, READ_BYTES};
+use crate::devices::Controller;
+use crate::disk::fill;
+use crate::gpus::Gpu;
+use crate::pattern::Pattern;
+
+/// Writes the pattern to the disk and reads it; None where the kernel refuses peer-to-peer DMA between the two.
+pub(super) fn read(
+    disk: &Controller,
+    gpu: &Gpu,
+    pattern: Pattern,
+    depth: u8,
+) -> anyhow::Result<Option<KernelRates>> {
+    disk.disk.check(0, BYTES)?;
+    fill(
+        &disk.disk.open_direct()?,
+        pattern,
+        0,
+        usize::try_from(BYTES)?,
+    )?;
+    let opened = gpu.open()?;
+    let file = disk.open_for(&opened, Policy::PeerOnly)?;
+    let buffer = opened.allocate(BYTES)?;
+    match file.read_at(&buffer, ..READ_BYTES, 0) {
+        Err(Error::PeerToPeer { .. }) => return Ok(None),
+        first => first?,
+    };
+    let pread = measure(&buffer, pattern, || by_pread(&file, &buffer));
+    let io_uring = measure(&buffer, pattern, || {
+        by_io_uring(&file, &buffer, depth.into())
+    });
+    Ok(Some(KernelRates {
+        pread: pread.context("by pread")?,
+        io_uring: io_uring.context("by io_uring")?,
+    }))
+}
+
+fn measure(
+    buffer: &Buffer,
+    pattern: Pattern,
+    work: impl FnOnce() -> anyhow::Result<u64>,
+) -> anyhow::Result<Rate> {
+    let mut data = vec![0; usize::try_from(BYTES)?];
+    buffer.mapping().write(0, &data)?;
+    let rate = Rate::measure(work)?;
+    buffer.mapping().read(0, &mut data)?;
+    pattern.verify(0, &data)?;
+    Ok(rate)
+}
+
+/// Where each read starts.
+fn places() -> impl Iterator<Item = u64> {
+    (0..BYTES).step_by(4096)
+}
+
+fn by_pread(file: &GpuFile, buffer: &Buffer) -> anyhow::Result<u64> {
+    let mut reads = 0;
+    for at in places() {
+        let read = file.read_at(buffer, at..at.saturating_add(READ_BYTES), at)?;
+        ensure!(read == READ_BYTES, "a read of {read} bytes");
+        reads += 1;
+    }
+    Ok(reads)
+}
+
+fn by_io_uring(file: &GpuFile, buffer: &Buffer, depth: u32) -> anyhow::Result<u64> {
+    let mut queue = Queue::new(depth)?;
+    let most = usize::try_from(depth)?;
+    let mut left = places().peekable();
+    let mut reads = 0;
+    while left.peek().is_some() || queue.pending() > 0 {
+        while queue.pending() < most {
+            let Some(at) = left.next() else { break };
+            queue.push(Request {
+                direction: Direction::Read,
+                file: file.clone(),
+                offset: at,
+                buffer: buffer.clone(),
+                range: at..at.saturating_add(READ_BYTES),
+            })?;
+        }
+        let completion = queue.wait()?.context("a queue that loses requests")?;
+        let read = completion.result?;
+        ensure!(read == READ_BYTES, "a read of {read} bytes");
+        reads += 1;
+    }
+    Ok(reads)
+}

@@ -1,0 +1,104 @@
+//! A GPU with its own driver, which imports the doorbells of the disk.
+
+use anyhow::{Context, ensure};
+use peerbar_gds::{Buffer, Doorbells, GpuQueue, GpuRequest};
+use peerbar_nvme_driver::QueueMemory;
+use peerbar_vfio_nvme::{Disk, QueueDoorbells};
+
+use super::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
+use crate::gpus::Gpu;
+use crate::user_gpu::PATIENCE;
+
+/// The GPU with queues and data, which the disk finds by bus addresses.
+pub(super) struct OwnDriverGpu {
+    gpu: peerbar_gds::Gpu,
+    queue: GpuQueue,
+    entries: u16,
+    buffer: Buffer,
+    destinations: Vec<u64>,
+    doorbells: Option<Doorbells>,
+}
+
+impl OwnDriverGpu {
+    pub(super) fn open(gpu: &Gpu, depth: u8) -> anyhow::Result<Self> {
+        let gpu = gpu.open()?;
+        // A queue with all but one of its entries in use is full.
+        let entries = u16::from(depth).saturating_add(1);
+        let queue = GpuQueue::allocate(&gpu, entries, READS)?;
+        let buffer = gpu.allocate(BYTES)?;
+        let places = (0..u64::from(READS)).map(|index| buffer.placement(index * READ_BYTES));
+        let addresses = places.map(|place| place.map(|place| place.bus_address));
+        let destinations = addresses.collect::<peerbar_gds::Result<_>>()?;
+        Ok(Self {
+            gpu,
+            queue,
+            entries,
+            buffer,
+            destinations,
+            doorbells: None,
+        })
+    }
+}
+
+impl Initiator for OwnDriverGpu {
+    fn queues(&self) -> anyhow::Result<QueueMemory> {
+        Ok(QueueMemory {
+            submission: self.queue.submission_address()?,
+            completion: self.queue.completion_address()?,
+            submission_entries: self.entries,
+            completion_entries: self.entries,
+        })
+    }
+
+    fn use_doorbells(&mut self, disk: &Disk, doorbells: QueueDoorbells) -> anyhow::Result<()> {
+        let registers = self.gpu.import(disk.export_registers()?);
+        self.doorbells = Some(Doorbells {
+            registers: registers.context("the disk's registers")?,
+            tail: doorbells.tail,
+            head: doorbells.head,
+        });
+        Ok(())
+    }
+
+    fn destinations(&self) -> &[u64] {
+        &self.destinations
+    }
+
+    fn read(&mut self, launches: u16, blocks: u16) -> anyhow::Result<()> {
+        let doorbells = self
+            .doorbells
+            .as_ref()
+            .context("queues without doorbells")?;
+        let request = |(index, to): (u64, &u64)| {
+            GpuRequest::read(index * u64::from(blocks), blocks.into(), *to)
+        };
+        let requests: Vec<_> = (0..).zip(&self.destinations).map(request).collect();
+        for _ in 0..launches {
+            self.queue.submit(doorbells, 1, &requests, LIMIT)?;
+            let statuses = self.queue.wait(PATIENCE)?;
+            let failed = (0..).zip(&statuses).find(|(_, status)| **status != 0);
+            ensure!(
+                failed.is_none() && statuses.len() == requests.len(),
+                "of {} requests {} have ended; the first that has failed, and its status: {failed:x?}",
+                requests.len(),
+                statuses.len()
+            );
+        }
+        Ok(())
+    }
+
+    fn doorbells(&self) -> anyhow::Result<u64> {
+        Ok(self.queue.statistics()?.doorbells)
+    }
+
+    fn clear(&self) -> anyhow::Result<()> {
+        let zeros = vec![0; usize::try_from(BYTES)?];
+        Ok(self.buffer.mapping().write(0, &zeros)?)
+    }
+
+    fn data(&self) -> anyhow::Result<Vec<u8>> {
+        let mut seen = vec![0; usize::try_from(BYTES)?];
+        self.buffer.mapping().read(0, &mut seen)?;
+        Ok(seen)
+    }
+}
