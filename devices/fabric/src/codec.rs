@@ -6,7 +6,7 @@ use std::sync::Arc;
 use peerbar_socket_file::packets::Packet;
 use thiserror::Error;
 
-use crate::limits::{MAX_DATA, MAX_DESCRIPTORS, MAX_NAME};
+use crate::limits::{MAX_DESCRIPTORS, MAX_NAME};
 use crate::message::{Body, Incarnation, Message};
 
 /// Why a packet is no message.
@@ -89,15 +89,7 @@ impl Message {
                 body,
                 ..
             } if !matches!(body, Body::Datagram { .. }) => Some("an incarnation"),
-            Self::Packet { body, .. } => match body {
-                Body::Datagram { data }
-                | Body::Request { data, .. }
-                | Body::Response {
-                    data: Some(data), ..
-                } if data.len() > MAX_DATA => Some("a length"),
-                Body::Request { tag, oldest, .. } if oldest > tag => Some("a tag"),
-                _ => None,
-            },
+            Self::Packet { body, .. } => body.wrong_field(),
             _ => None,
         }
     }
@@ -118,7 +110,7 @@ mod tests {
 
     use super::*;
     use crate::gid::Gid;
-    use crate::limits::MAX_PACKET;
+    use crate::limits::{MAX_DATA, MAX_PACKET};
     use crate::message::Refusal;
 
     const GID: Gid = Gid([0xff; 16]);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use self::port::{Adapter, Port};
+use self::port::{Adapter, Holder, Port};
 pub(crate) use self::port::{CutOff, PortId, Reason};
 use self::transit::{Parcel, Transit};
 use crate::gid::Gid;
@@ -14,11 +14,13 @@ use crate::impairments::Impairments;
 use crate::limits::{HELLO_TIME_OUT, MAX_ADAPTERS, MAX_HELD, NAME_TIME_OUT, PROTOCOL};
 use crate::message::{Body, Incarnation, Message, Refusal};
 use crate::record::{Happened, Record};
+use crate::tunnel::Frame;
 
 mod port;
 #[cfg(test)]
 mod tests;
 mod transit;
+mod tunnels;
 
 /// One fabric.
 #[derive(Debug)]
@@ -28,8 +30,8 @@ pub(crate) struct Fabric {
     /// An incarnation by its number.
     incarnation: fn(u64) -> Incarnation,
     ports: BTreeMap<PortId, Port>,
-    /// Who has a GID.
-    holders: BTreeMap<Gid, PortId>,
+    /// Who has a GID, here or at the other end of a tunnel.
+    holders: BTreeMap<Gid, Holder>,
     transit: Transit,
     cut_off: Vec<CutOff>,
     last_port: u32,
@@ -87,6 +89,7 @@ impl Fabric {
         };
         let is_attached = port.adapter.is_some();
         let outcome = match message {
+            _ if port.is_tunnel => Err(Reason::Violation("it is a fabric")),
             _ if port.awaited.is_some() => Err(Reason::Violation(
                 "it does not wait for the answer to its Hello",
             )),
@@ -149,19 +152,29 @@ impl Fabric {
         for parcel in port.arrived {
             self.release(parcel.source);
         }
-        let Some(adapter) = port.adapter else {
-            return;
-        };
         // Whoever learns that it has left gets nothing of it any more.
         for other in self.ports.values_mut() {
             other.arrived.retain(|parcel| parcel.source != leaving);
         }
         self.transit.drop_all_of(leaving);
-        self.holders.remove(&adapter.gid);
-        self.impairments.lock().forget(adapter.gid);
-        self.record
-            .note(|| Happened::Left(adapter.name.clone(), adapter.gid));
+        let held = self.holders.iter();
+        let held = held.filter(|(_, holder)| holder.port == leaving);
+        let held: Vec<Gid> = held.map(|(gid, _)| *gid).collect();
+        for gid in held {
+            self.forget_holder(gid);
+            if !port.is_tunnel {
+                self.notify_tunnels(&Frame::Absent { gid });
+            }
+        }
         self.welcome_next(now);
+    }
+
+    /// Nobody has a GID any more.
+    fn forget_holder(&mut self, gid: Gid) {
+        if let Some(holder) = self.holders.remove(&gid) {
+            self.impairments.lock().forget(gid);
+            self.record.note(|| Happened::Left(holder.name, gid));
+        }
     }
 
     fn hello(
@@ -174,11 +187,7 @@ impl Fabric {
         if protocol != PROTOCOL {
             return Err(Reason::Refused(Refusal::Protocol));
         }
-        let adapter = Adapter {
-            name,
-            gid,
-            incarnation: Incarnation::NONE,
-        };
+        let adapter = Adapter { name, gid };
         if self.is_taken(&adapter) {
             if let Some(port) = self.ports.get_mut(&from) {
                 port.awaited = Some((adapter, now + NAME_TIME_OUT));
@@ -189,27 +198,41 @@ impl Fabric {
     }
 
     fn is_taken(&self, wanted: &Adapter) -> bool {
-        let mut adapters = self.ports.values().filter_map(|port| port.adapter.as_ref());
-        adapters.any(|adapter| adapter.name == wanted.name || adapter.gid == wanted.gid)
+        let adapters = self.ports.values().filter_map(|port| port.adapter.as_ref());
+        let mut names = adapters.map(|adapter| &adapter.name);
+        self.holders.contains_key(&wanted.gid) || names.any(|name| *name == wanted.name)
     }
 
     fn welcome(&mut self, from: PortId, adapter: Adapter) -> Result<(), Reason> {
-        if self.holders.len() >= MAX_ADAPTERS {
+        let attached = self.ports.values().filter(|port| port.adapter.is_some());
+        if attached.count() >= MAX_ADAPTERS {
             return Err(Reason::Refused(Refusal::Full));
         }
-        self.last_incarnation += 1;
-        let incarnation = (self.incarnation)(self.last_incarnation);
-        self.holders.insert(adapter.gid, from);
-        self.record
-            .note(|| Happened::Attached(adapter.name.clone(), adapter.gid));
+        let incarnation = self.next_incarnation();
+        let holder = Holder {
+            port: from,
+            name: adapter.name.clone(),
+            incarnation,
+            there: incarnation,
+        };
+        self.notify_tunnels(&holder.present(adapter.gid));
+        self.hold(adapter.gid, holder);
         if let Some(port) = self.ports.get_mut(&from) {
-            port.adapter = Some(Adapter {
-                incarnation,
-                ..adapter
-            });
+            port.adapter = Some(adapter);
             port.answer(Message::Welcome { incarnation });
         }
         Ok(())
+    }
+
+    fn next_incarnation(&mut self) -> Incarnation {
+        self.last_incarnation += 1;
+        (self.incarnation)(self.last_incarnation)
+    }
+
+    fn hold(&mut self, gid: Gid, holder: Holder) {
+        let name = holder.name.clone();
+        self.record.note(|| Happened::Attached(name, gid));
+        self.holders.insert(gid, holder);
     }
 
     /// A name and a GID are free: they belong to the first that waits for them.
@@ -238,24 +261,15 @@ impl Fabric {
         matching.map(|(id, _)| *id).collect()
     }
 
-    fn adapter(&self, port: PortId) -> Option<&Adapter> {
-        self.ports.get(&port)?.adapter.as_ref()
-    }
-
-    /// The adapter that has a GID.
-    fn holder(&self, gid: Gid) -> Option<(PortId, &Adapter)> {
-        let port = *self.holders.get(&gid)?;
-        Some((port, self.adapter(port)?))
-    }
-
     fn answer_who_has(&mut self, from: PortId, gid: Gid) {
-        let holder = self.holder(gid);
-        let incarnation = holder.map_or(Incarnation::NONE, |(_, adapter)| adapter.incarnation);
+        let holder = self.holders.get(&gid);
+        let incarnation = holder.map_or(Incarnation::NONE, |holder| holder.incarnation);
+        let takes_descriptors = holder.is_none_or(|holder| holder.is_here());
         if let Some(port) = self.ports.get_mut(&from) {
             port.answer(Message::Peer {
                 gid,
                 incarnation,
-                takes_descriptors: true,
+                takes_descriptors,
             });
         }
     }
@@ -267,24 +281,29 @@ impl Fabric {
         body: Body,
         now: Instant,
     ) {
-        let is_meant = |adapter: &Adapter| adapter.is_meant_by(incarnation);
-        let holder = self.holder(to).filter(|(_, adapter)| is_meant(adapter));
-        let (Some((destination, receiver)), Some(sender)) = (holder, self.adapter(from)) else {
+        let gid = self.ports.get(&from).and_then(|port| port.adapter.as_ref());
+        let sender = gid.and_then(|adapter| self.holders.get_key_value(&adapter.gid));
+        let receiver = self.holders.get(&to);
+        let receiver = receiver.filter(|holder| holder.is_meant_by(incarnation));
+        let (Some((gid, sender)), Some(receiver)) = (sender, receiver) else {
             return self.answer_who_has(from, to);
         };
+        if body.has_descriptors() && !receiver.is_here() {
+            return;
+        }
         let names = (sender.name.clone(), receiver.name.clone());
-        let pair = (sender.gid, receiver.gid);
         let parcel = Parcel {
             source: from,
-            sender: (sender.gid, sender.incarnation),
-            destination,
+            sender: (*gid, sender.incarnation),
+            destination: receiver.port,
+            receiver: (to, receiver.there),
             body,
         };
         let size = parcel.body.size();
         let fate = self
             .impairments
             .lock()
-            .fate(pair, (&names.0, &names.1), size, now);
+            .fate((*gid, to), (&names.0, &names.1), size, now);
         if !fate.is_plain() {
             self.record.note(|| Happened::Impaired {
                 names,
@@ -322,11 +341,11 @@ impl Fabric {
     }
 
     fn note_overflow(&self, parcel: &Parcel) {
-        let name = |port| self.adapter(port).map(|adapter| adapter.name.clone());
+        let name = |gid: &Gid| self.holders.get(gid).map(|holder| holder.name.clone());
         self.record.note(|| Happened::Overflowed {
             names: (
-                name(parcel.source).unwrap_or_default(),
-                name(parcel.destination).unwrap_or_default(),
+                name(&parcel.sender.0).unwrap_or_default(),
+                name(&parcel.receiver.0).unwrap_or_default(),
             ),
             what: parcel.body.summary(),
         });

@@ -16,9 +16,14 @@
 //!   each pair; what is more is dropped and sent again.
 //! - **Which packets are impaired follows from the seed**, the pair and the number of the packet between the two. The record
 //!   ([`Record`]) says what happened to which packet.
+//! - **Fabrics of several machines are joined by tunnels** ([`TunnelConfig`]), by QUIC with certificates on both sides. A fabric vouches for its
+//!   own adapters only; each knows those of the others by incarnations of its own, so a tunnel that comes back makes them others.
 //!
 //! # What does not hold
 //! - Requests are not ordered: one that is sent again may be carried out after later ones.
+//! - A fabric passes nothing on between two others: each of three machines needs a tunnel to both others. Two tunnels between the
+//!   same two fabrics are no better than one: the first that announces an adapter has it.
+//! - Descriptors do not travel through tunnels ([`RequestError::NoDescriptors`]).
 //! - A request that ended without a response may have been carried out, or may be while a packet of it is still delayed.
 //!
 //! # The messages
@@ -36,6 +41,7 @@
 #![forbid(unsafe_code)]
 
 mod attachment;
+mod certificates;
 mod codec;
 mod config;
 mod connection;
@@ -53,8 +59,10 @@ mod record;
 mod server;
 mod socket;
 mod transport;
+mod tunnel;
 
 pub use attachment::{AttachError, Attachment};
+pub use certificates::{CertificateError, make_certificates};
 pub use codec::WireError;
 pub use config::Config;
 pub use gid::Gid;
@@ -70,3 +78,4 @@ pub use peerbar_socket_file::packets::Packet;
 pub use record::Record;
 pub use server::{ServeError, serve};
 pub use transport::{RequestError, SendError};
+pub use tunnel::{TunnelConfig, TunnelError};

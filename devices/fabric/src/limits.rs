@@ -20,6 +20,9 @@ pub(crate) const MAX_NAME: usize = 32;
 /// The most adapters that are attached at once.
 pub const MAX_ADAPTERS: usize = 64;
 
+/// The most tunnels that are made to a fabric.
+pub(crate) const MAX_TUNNELS: usize = 8;
+
 /// How far apart the tags of the requests may be that one adapter has under way to another.
 pub const MAX_REQUESTS: usize = 64;
 

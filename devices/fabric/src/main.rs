@@ -1,13 +1,14 @@
 //! `peerbar-fabric`: a fabric that network adapters attach to.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Parser;
-use peerbar_fabric::{Config, Impairment, Record, serve};
+use clap::{Parser, Subcommand};
+use peerbar_fabric::{Config, Impairment, Record, TunnelConfig, make_certificates, serve};
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
 use peerbar_server_log::ServerLog;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -18,11 +19,17 @@ const ENVIRONMENT: u8 = 69;
 
 /// A fabric that network adapters attach to with `--fabric`, until SIGTERM.
 #[derive(Debug, Parser)]
-#[command(version)]
+#[command(
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Where adapters attach
-    #[arg(long, value_name = "PATH")]
-    socket_path: PathBuf,
+    #[arg(long, value_name = "PATH", required = true)]
+    socket_path: Option<PathBuf>,
     /// Where rules for impairments are taken meanwhile
     #[arg(long, value_name = "PATH")]
     control: Option<PathBuf>,
@@ -36,14 +43,47 @@ struct Args {
     /// Where every impaired packet is recorded, as text
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
+    /// Where fabrics of other machines make tunnels to this one, by QUIC
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "certificates")]
+    listen: Option<SocketAddr>,
+    /// The fabric of another machine, to which this one keeps a tunnel; repeat it for more
+    #[arg(
+        long = "connect",
+        value_name = "ADDRESS:PORT",
+        requires = "certificates"
+    )]
+    connect: Vec<SocketAddr>,
+    /// This machine's folder of those that `peerbar-fabric certificates` made
+    #[arg(long, value_name = "FOLDER")]
+    certificates: Option<PathBuf>,
     #[command(flatten)]
     sandbox: SandboxOptions,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a folder of certificates for each machine, by which their fabrics know each other. The key that signs them is thrown
+    /// away, so name all machines at once. Copy each folder to its machine by a way that nobody else reads
+    Certificates {
+        /// Where the folders are made
+        folder: PathBuf,
+        /// Names of the machines, and of their folders
+        #[arg(required = true, value_name = "MACHINE")]
+        machines: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let _log = ServerLog::start("warn");
-    match run(args) {
+    let done = match (&args.command, args.socket_path.clone()) {
+        (Some(Command::Certificates { folder, machines }), _) => {
+            make_certificates(folder, machines).map_err(anyhow::Error::from)
+        }
+        (None, Some(path)) => run(&path, args),
+        (None, None) => Ok(()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("peerbar-fabric: {error:#}");
@@ -52,16 +92,17 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: Args) -> anyhow::Result<()> {
+fn run(socket_path: &Path, args: Args) -> anyhow::Result<()> {
     let sandbox = args.sandbox;
     let record = match &args.record {
         Some(path) => Record::create(path)
             .with_context(|| format!("cannot make the record {}", path.display()))?,
         None => Record::default(),
     };
-    let sockets = std::iter::once(&args.socket_path).chain(&args.control);
-    let sockets: Vec<FileAccess<'_>> = sockets.map(|path| FileAccess::Socket(path)).collect();
-    sandbox.restrict_files(&sockets)?;
+    let mut files = vec![FileAccess::Socket(socket_path)];
+    files.extend(args.control.as_deref().map(FileAccess::Socket));
+    files.extend(args.certificates.as_deref().map(FileAccess::Folder));
+    sandbox.restrict_files(&files)?;
     let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
@@ -72,12 +113,25 @@ fn run(args: Args) -> anyhow::Result<()> {
         impairments: args.impairments,
         record,
         control: args.control,
+        tunnels: args.certificates.map(|certificates| TunnelConfig {
+            certificates,
+            listen: args.listen,
+            connect: args.connect,
+        }),
     };
-    serve(&args.socket_path, config, &stop, || {
-        let confined = sandbox.restrict_calls(Connections::None);
+    let connections = match config.tunnels {
+        Some(_) => Connections::Datagrams,
+        None => Connections::None,
+    };
+    serve(socket_path, config, &stop, |tunnels| {
+        let confined = sandbox.restrict_calls(connections);
         confined.map_err(io::Error::other)?;
         let mut out = io::stdout();
-        writeln!(out, "ready").and_then(|()| out.flush())
+        writeln!(out, "ready")?;
+        if let Some(address) = tunnels {
+            writeln!(out, "tunnels at {address}")?;
+        }
+        out.flush()
     })?;
     Ok(())
 }

@@ -9,6 +9,7 @@ use serde_bytes::ByteBuf;
 use thiserror::Error;
 
 use crate::gid::Gid;
+use crate::limits::MAX_DATA;
 
 /// What a link carries beside the data of a packet, in bytes.
 const HEADER: usize = 64;
@@ -139,6 +140,24 @@ impl Body {
             Self::Working { .. } | Self::Response { data: None, .. } | Self::Settled { .. } => {
                 HEADER
             }
+        }
+    }
+
+    /// Whether descriptors come with it.
+    pub(crate) fn has_descriptors(&self) -> bool {
+        matches!(self, Self::Request { descriptors, .. } if !descriptors.is_empty())
+    }
+
+    /// A field whose value no adapter would send.
+    pub(crate) fn wrong_field(&self) -> Option<&'static str> {
+        match self {
+            Self::Datagram { data }
+            | Self::Request { data, .. }
+            | Self::Response {
+                data: Some(data), ..
+            } if data.len() > MAX_DATA => Some("a length"),
+            Self::Request { tag, oldest, .. } if oldest > tag => Some("a tag"),
+            _ => None,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -24,6 +25,7 @@ use crate::impairments::Impairments;
 use crate::limits::MAX_ADAPTERS;
 use crate::message::{Incarnation, Message};
 use crate::socket::{self, ReceiveError};
+use crate::tunnel::{TunnelError, TunnelEvent, TunnelId, Tunnels};
 
 /// The most connections at once: all adapters, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_ADAPTERS;
@@ -40,6 +42,9 @@ pub enum ServeError {
     /// The control socket cannot be made.
     #[error(transparent)]
     Control(#[from] LineServerError),
+    /// There are no tunnels to other machines.
+    #[error(transparent)]
+    Tunnels(#[from] TunnelError),
     /// The system refuses to go on.
     #[error("fabric at {}: cannot go on", path.display())]
     System {
@@ -50,7 +55,8 @@ pub enum ServeError {
     },
 }
 
-/// Serves a fabric at `path` until `stop` becomes readable. Calls `ready` once adapters can connect.
+/// Serves a fabric at `path` until `stop` becomes readable. Calls `ready` once adapters can connect, with the address at which other
+/// fabrics can, if they may.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -58,7 +64,7 @@ pub fn serve(
     path: &Path,
     config: Config,
     stop: impl AsFd,
-    ready: impl FnOnce() -> io::Result<()>,
+    ready: impl FnOnce(Option<SocketAddr>) -> io::Result<()>,
 ) -> Result<(), ServeError> {
     let backlog = i32::try_from(MAX_ADAPTERS).unwrap_or(i32::MAX);
     let impairments = Impairments::new(config.seed, config.impairments);
@@ -67,13 +73,17 @@ pub fn serve(
     let _control = control
         .map(|path| control::start(path, impairments.clone(), config.record.clone()))
         .transpose()?;
+    let tunnels = config.tunnels.as_ref().map(Tunnels::start).transpose()?;
     let mut server = Server {
         listener: Listener::open(path, backlog)?,
         fabric: Fabric::new(impairments, config.record, incarnation),
         connections: BTreeMap::new(),
+        tunnels,
+        tunnel_ports: BTreeMap::new(),
         space: socket::space(),
     };
-    let served = ready().and_then(|()| Ok(server.run(stop)?));
+    let address = server.tunnels.as_ref().and_then(Tunnels::address);
+    let served = ready(address).and_then(|()| Ok(server.run(stop)?));
     served.map_err(|source| ServeError::System {
         path: path.to_owned(),
         source,
@@ -90,6 +100,8 @@ struct Server {
     listener: Listener,
     fabric: Fabric,
     connections: BTreeMap<PortId, Connection>,
+    tunnels: Option<Tunnels>,
+    tunnel_ports: BTreeMap<TunnelId, PortId>,
     space: Vec<u8>,
 }
 
@@ -113,6 +125,7 @@ impl Server {
             if ready.listener {
                 self.admit()?;
             }
+            self.receive_from_tunnels();
             let now = Instant::now();
             self.listener.try_again(now);
             self.fabric.expire(now);
@@ -130,6 +143,11 @@ impl Server {
             PollFd::new(&stop, PollFlags::IN),
             PollFd::new(&self.listener, self.listener.interest()),
         ];
+        // In place of the tunnels, the listener again.
+        polled.push(match &self.tunnels {
+            Some(tunnels) => PollFd::new(tunnels, PollFlags::IN),
+            None => PollFd::new(&self.listener, PollFlags::empty()),
+        });
         polled.extend(self.connections.values().map(|connection| {
             let out = if connection.is_full() {
                 PollFlags::OUT
@@ -144,7 +162,7 @@ impl Server {
         }
         let mut found = polled.iter().map(PollFd::revents);
         let mut next = || found.next().is_some_and(|flags| !flags.is_empty());
-        let (stop, listener) = (next(), next());
+        let (stop, listener, _) = (next(), next(), next());
         let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         let found = self.connections.keys().copied().zip(found);
         let found = found.filter(|(_, flags)| flags.intersects(readable));
@@ -191,6 +209,43 @@ impl Server {
         Ok(())
     }
 
+    fn receive_from_tunnels(&mut self) {
+        let events = self.tunnels.as_ref().map(Tunnels::take_events);
+        for event in events.unwrap_or_default() {
+            let now = Instant::now();
+            match event {
+                TunnelEvent::Up(tunnel, address) => {
+                    log::info!("{}: there is a tunnel to {address}", self.name());
+                    let port = self.fabric.connect_tunnel(now);
+                    self.tunnel_ports.insert(tunnel, port);
+                }
+                TunnelEvent::Received(tunnel, frame) => {
+                    if let Some(port) = self.tunnel_ports.get(&tunnel) {
+                        self.fabric.receive_frame(*port, frame, now);
+                    }
+                }
+                TunnelEvent::Down(tunnel, end) => {
+                    log::warn!("{}: a tunnel has ended: {end}", self.name());
+                    if let Some(port) = self.tunnel_ports.remove(&tunnel) {
+                        self.fabric.leave(port, now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends what there is for each other fabric.
+    fn send_to_tunnels(&mut self) {
+        let Some(tunnels) = &self.tunnels else {
+            return;
+        };
+        for (tunnel, port) in &self.tunnel_ports {
+            while let Some(frame) = self.fabric.next_frame(*port) {
+                tunnels.send(*tunnel, &frame);
+            }
+        }
+    }
+
     /// Sends what there is for each adapter, and closes the connections of those that are cut off.
     fn carry_out(&mut self) {
         let mut lost = Vec::new();
@@ -202,8 +257,10 @@ impl Server {
         for (port, error) in lost {
             self.lose(port, &error);
         }
+        self.send_to_tunnels();
         for CutOff { port, reason } in self.fabric.take_cut_off() {
             log::warn!("{}: port {port} is cut off: {reason}", self.name());
+            self.cut_off_tunnel(port);
             let mut last = match reason {
                 Reason::Refused(refusal) => Some(Message::Refused(refusal)),
                 _ => None,
@@ -212,6 +269,15 @@ impl Server {
                 // It may have left.
                 let _ = connection.send_all(|| last.take());
             }
+        }
+    }
+
+    fn cut_off_tunnel(&mut self, port: PortId) {
+        let of_port = |(tunnel, of): (&TunnelId, &PortId)| (*of == port).then_some(*tunnel);
+        let tunnel = self.tunnel_ports.iter().find_map(of_port);
+        if let (Some(tunnel), Some(tunnels)) = (tunnel, &self.tunnels) {
+            self.tunnel_ports.remove(&tunnel);
+            tunnels.cut_off(tunnel);
         }
     }
 

@@ -5,6 +5,7 @@
 use std::io::ErrorKind;
 use std::process::Command;
 
+use peerbar_fabric::make_certificates;
 use peerbar_sandbox::take_over;
 
 #[test]
@@ -18,7 +19,24 @@ fn server_taken_over_can_only_serve() {
         .arg(folder.path().join("control"))
         .arg("--record")
         .arg(folder.path().join("record"));
-    for (attempt, outcome) in take_over::attempts(&mut server).unwrap() {
+    check(&mut server);
+}
+
+#[test]
+fn server_with_tunnels_taken_over_can_only_serve() {
+    let folder = tempfile::tempdir().unwrap();
+    make_certificates(folder.path(), &["here".to_owned()]).unwrap();
+    let mut server = Command::new(env!("CARGO_BIN_EXE_peerbar-fabric"));
+    server
+        .arg("--socket-path")
+        .arg(folder.path().join("socket"))
+        .args(["--listen", "127.0.0.1:0", "--certificates"])
+        .arg(folder.path().join("here"));
+    check(&mut server);
+}
+
+fn check(server: &mut Command) {
+    for (attempt, outcome) in take_over::attempts(server).unwrap() {
         let refused = matches!(&outcome, Err(error) if error.kind() == ErrorKind::PermissionDenied);
         assert!(refused, "{attempt}: {outcome:?}");
     }

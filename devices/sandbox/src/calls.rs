@@ -16,6 +16,8 @@ pub enum Connections {
     None,
     /// To Unix sockets, such as its switch's. A filter cannot distinguish them.
     Unix,
+    /// None, but it exchanges datagrams by sockets that are open already, with other machines.
+    Datagrams,
 }
 
 /// Rules by the number of their system call; a call without a rule is permitted with all arguments.
@@ -187,6 +189,10 @@ fn permitted(connections: Connections) -> Result<Rules, BackendError> {
     // abort(3) signals its own thread.
     let own = rustix::process::getpid().as_raw_nonzero().get();
     rules.insert(libc::SYS_tgkill, vec![equal(0, own)?]);
+    if connections == Connections::Datagrams {
+        rules.insert(libc::SYS_recvmmsg, Vec::new());
+        rules.insert(libc::SYS_sendmmsg, Vec::new());
+    }
     if connections == Connections::Unix {
         rules.insert(libc::SYS_socket, vec![equal(0, libc::AF_UNIX)?]);
         rules.insert(libc::SYS_connect, Vec::new());

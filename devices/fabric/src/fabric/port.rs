@@ -10,6 +10,7 @@ use super::transit::Parcel;
 use crate::gid::Gid;
 use crate::limits::{MAX_ANSWERS, MAX_WAITING};
 use crate::message::{Incarnation, Message, Refusal};
+use crate::tunnel::Frame;
 
 /// Number of a connection. Never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,25 +48,53 @@ pub(crate) enum Reason {
 pub(super) struct Adapter {
     pub(super) name: String,
     pub(super) gid: Gid,
-    pub(super) incarnation: Incarnation,
 }
 
-impl Adapter {
+/// Who has a GID.
+#[derive(Clone, Debug)]
+pub(super) struct Holder {
+    /// Its connection, or the tunnel that leads to it.
+    pub(super) port: PortId,
+    pub(super) name: String,
+    pub(super) incarnation: Incarnation,
+    /// As the fabric knows it that it is attached to.
+    pub(super) there: Incarnation,
+}
+
+impl Holder {
+    /// Whether it is attached to this fabric.
+    pub(super) fn is_here(&self) -> bool {
+        self.there == self.incarnation
+    }
+
     /// Whether a packet for this incarnation is for it.
     pub(super) fn is_meant_by(&self, incarnation: Incarnation) -> bool {
         [Incarnation::NONE, self.incarnation].contains(&incarnation)
+    }
+
+    /// What other fabrics learn of it.
+    pub(super) fn present(&self, gid: Gid) -> Frame {
+        Frame::Present {
+            name: self.name.clone(),
+            gid,
+            incarnation: self.incarnation,
+        }
     }
 }
 
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) connected: Instant,
+    /// Whether another fabric is at its other end.
+    pub(super) is_tunnel: bool,
     /// `None` until it is attached.
     pub(super) adapter: Option<Adapter>,
     /// The adapter of its Hello, while another has its name or GID, and until when it waits.
     pub(super) awaited: Option<(Adapter, Instant)>,
     /// What the fabric itself has to send it, which comes before the packets.
     pub(super) answers: VecDeque<Message>,
+    /// What the fabric has to say to the one at the other end.
+    pub(super) notices: VecDeque<Frame>,
     pub(super) arrived: VecDeque<Parcel>,
     /// How many packets of it the fabric holds.
     pub(super) held: usize,
@@ -75,9 +104,11 @@ impl Port {
     pub(super) fn new(connected: Instant) -> Self {
         Self {
             connected,
+            is_tunnel: false,
             adapter: None,
             awaited: None,
             answers: VecDeque::new(),
+            notices: VecDeque::new(),
             arrived: VecDeque::new(),
             held: 0,
         }
@@ -85,7 +116,7 @@ impl Port {
 
     /// Whether its Hello is still to come.
     pub(super) fn is_silent(&self) -> bool {
-        self.adapter.is_none() && self.awaited.is_none()
+        self.adapter.is_none() && self.awaited.is_none() && !self.is_tunnel
     }
 
     /// Sends it something of the fabric's, unless it does not read what it has asked for.

@@ -208,3 +208,168 @@ fn connection_without_a_hello_is_cut_off_in_time() {
     assert_eq!(fabric.take_cut_off(), [CutOff { port, reason }]);
     assert_eq!(fabric.deadline(), None);
 }
+
+/// Two fabrics with a tunnel between them.
+struct Pair {
+    fabrics: [Fabric; 2],
+    tunnels: [PortId; 2],
+    now: Instant,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let now = Instant::now();
+        let mut fabrics = [1, 1000].map(|first| {
+            let mut fabric = fabric(&[]).0;
+            fabric.last_incarnation = first;
+            fabric
+        });
+        let tunnels = fabrics.each_mut().map(|fabric| fabric.connect_tunnel(now));
+        Self {
+            fabrics,
+            tunnels,
+            now,
+        }
+    }
+
+    /// Passes on all that the fabrics have for each other.
+    fn exchange(&mut self) {
+        for (from, to) in [(0, 1), (1, 0)] {
+            while let Some(frame) = self.fabrics[from].next_frame(self.tunnels[from]) {
+                self.fabrics[to].receive_frame(self.tunnels[to], frame, self.now);
+            }
+        }
+    }
+
+    fn attach(&mut self, at: usize, number: u8) -> (PortId, Incarnation) {
+        let attached = attach(&mut self.fabrics[at], number, self.now);
+        self.exchange();
+        attached
+    }
+
+    /// Who has a GID, as an adapter learns.
+    fn resolve(&mut self, at: usize, from: PortId, number: u8) -> (Incarnation, bool) {
+        let gid = gid(number);
+        self.fabrics[at].receive(from, Message::Resolve { gid }, self.now);
+        match self.fabrics[at].next(from) {
+            Some(Message::Peer {
+                incarnation,
+                takes_descriptors,
+                ..
+            }) => (incarnation, takes_descriptors),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn adapters_of_two_fabrics_know_each_other_by_other_numbers() {
+    let mut pair = Pair::new();
+    let (one, first) = pair.attach(0, 1);
+    let (other, second) = pair.attach(1, 2);
+    let (far, takes_descriptors) = pair.resolve(0, one, 2);
+    assert!(far != second && far != Incarnation::NONE && !takes_descriptors);
+    let now = pair.now;
+    for meant in [far, Incarnation::NONE] {
+        pair.fabrics[0].receive(one, datagram(2, meant), now);
+        pair.exchange();
+        let Some(Message::Packet {
+            peer, incarnation, ..
+        }) = pair.fabrics[1].next(other)
+        else {
+            panic!("no packet");
+        };
+        assert_eq!((peer, incarnation), (gid(1), pair.resolve(1, other, 1).0));
+        assert_ne!(incarnation, first);
+    }
+}
+
+#[test]
+fn adapter_that_comes_back_has_another_number_there_too() {
+    let mut pair = Pair::new();
+    let (one, _) = pair.attach(0, 1);
+    let (other, _) = pair.attach(1, 2);
+    let (before, _) = pair.resolve(0, one, 2);
+    pair.fabrics[1].leave(other, pair.now);
+    pair.exchange();
+    assert_eq!(pair.resolve(0, one, 2).0, Incarnation::NONE);
+    pair.attach(1, 2);
+    let (after, _) = pair.resolve(0, one, 2);
+    assert!(after != before && after != Incarnation::NONE);
+    // A tunnel that comes back makes it another one, too.
+    pair.fabrics[0].leave(pair.tunnels[0], pair.now);
+    assert_eq!(pair.resolve(0, one, 2).0, Incarnation::NONE);
+    pair.fabrics[1].leave(pair.tunnels[1], pair.now);
+    let now = pair.now;
+    pair.tunnels = pair
+        .fabrics
+        .each_mut()
+        .map(|fabric| fabric.connect_tunnel(now));
+    pair.exchange();
+    let (again, _) = pair.resolve(0, one, 2);
+    assert!(![before, after, Incarnation::NONE].contains(&again));
+}
+
+#[test]
+fn packets_of_a_far_adapter_that_left_arrive_no_more() {
+    let mut pair = Pair::new();
+    let (one, _) = pair.attach(0, 1);
+    let (other, _) = pair.attach(1, 2);
+    let (third, _) = pair.attach(1, 3);
+    for port in [other, third] {
+        pair.fabrics[1].receive(port, datagram(1, Incarnation::NONE), pair.now);
+    }
+    pair.exchange();
+    pair.fabrics[1].leave(other, pair.now);
+    pair.exchange();
+    assert_eq!(packets(&mut pair.fabrics[0], one), 1);
+}
+
+#[test]
+fn fabric_speaks_for_its_own_adapters_only() {
+    let mut pair = Pair::new();
+    let (one, first) = pair.attach(0, 1);
+    let (_, second) = pair.attach(0, 2);
+    let tunnel = pair.tunnels[0];
+    let now = pair.now;
+    let packet = |from: Incarnation, to: Incarnation| Frame::Packet {
+        from: (gid(2), from),
+        to: (gid(1), to),
+        body: Body::Settled { oldest: 1 },
+    };
+    let present = Frame::Present {
+        name: "thief".to_owned(),
+        gid: gid(2),
+        incarnation: Incarnation(7),
+    };
+    let frames = [
+        packet(second, first),
+        present,
+        packet(Incarnation(7), first),
+        Frame::Absent { gid: gid(2) },
+        Frame::Absent { gid: gid(9) },
+    ];
+    for frame in frames {
+        pair.fabrics[0].receive_frame(tunnel, frame, now);
+    }
+    assert_eq!(packets(&mut pair.fabrics[0], one), 0);
+    assert_eq!(pair.resolve(0, one, 2), (second, true));
+}
+
+#[test]
+fn fabric_with_too_many_adapters_is_cut_off() {
+    let (mut fabric, now) = fabric(&[]);
+    let tunnel = fabric.connect_tunnel(now);
+    for number in 0..=u8::try_from(MAX_ADAPTERS).unwrap() {
+        assert!(fabric.take_cut_off().is_empty());
+        let present = Frame::Present {
+            name: "far".to_owned(),
+            gid: gid(number),
+            incarnation: Incarnation(u64::from(number) + 1),
+        };
+        fabric.receive_frame(tunnel, present, now);
+    }
+    let cut_off = fabric.take_cut_off();
+    assert!(matches!(cut_off[..], [CutOff { port, .. }] if port == tunnel));
+    assert!(fabric.holders.is_empty());
+}

@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::port::PortId;
 use crate::gid::Gid;
 use crate::message::{Body, Incarnation, Message};
+use crate::tunnel::Frame;
 
 /// A packet on its way.
 #[derive(Clone, Debug)]
@@ -13,6 +14,8 @@ pub(super) struct Parcel {
     pub(super) source: PortId,
     pub(super) sender: (Gid, Incarnation),
     pub(super) destination: PortId,
+    /// As it is known where it is attached.
+    pub(super) receiver: (Gid, Incarnation),
     pub(super) body: Body,
 }
 
@@ -23,6 +26,15 @@ impl Parcel {
         Message::Packet {
             peer,
             incarnation,
+            body: self.body,
+        }
+    }
+
+    /// The packet for the fabric of another machine.
+    pub(super) fn frame(self) -> Frame {
+        Frame::Packet {
+            from: self.sender,
+            to: self.receiver,
             body: self.body,
         }
     }
@@ -53,7 +65,7 @@ impl Transit {
         self.parcels.pop_first().map(|(_, parcel)| parcel)
     }
 
-    /// Drops all packets of an adapter that has left.
+    /// Drops all packets of a connection that has ended.
     pub(super) fn drop_all_of(&mut self, source: PortId) {
         self.parcels.retain(|_, parcel| parcel.source != source);
     }

@@ -3,108 +3,15 @@
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
-use std::path::Path;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerbar_fabric::{
-    Attachment, Gid, Link, LinkSender, MAX_DATA, MAX_REQUESTS, PacketHandler, Reply, RequestError,
-    SendError,
-};
+use peerbar_fabric::{MAX_DATA, MAX_REQUESTS, RequestError, SendError};
 use rustix::process::Signal;
 
+use crate::nic::{Event, Nic, ask, carried_out, outcome};
 use crate::process::Daemon;
 use crate::raw::{Adapter, LONG, gid};
-
-/// What an adapter has received.
-enum Event {
-    Datagram(Gid, Vec<u8>),
-    Request(Gid, Vec<u8>, Vec<OwnedFd>, Reply),
-    Gone(Gid),
-    Lost,
-}
-
-struct Handler(Mutex<Sender<Event>>);
-
-impl Handler {
-    fn note(&self, event: Event) {
-        // The test may have ended.
-        let _ = self.0.lock().unwrap().send(event);
-    }
-}
-
-impl PacketHandler for Handler {
-    fn datagram(&self, from: Gid, data: &[u8]) {
-        self.note(Event::Datagram(from, data.to_vec()));
-    }
-
-    fn request(&self, from: Gid, data: Vec<u8>, descriptors: Vec<OwnedFd>, reply: Reply) {
-        self.note(Event::Request(from, data, descriptors, reply));
-    }
-
-    fn gone(&self, peer: Gid) {
-        self.note(Event::Gone(peer));
-    }
-
-    fn lost(&self) {
-        self.note(Event::Lost);
-    }
-}
-
-struct Nic {
-    link: Link,
-    events: Receiver<Event>,
-}
-
-impl Nic {
-    fn attach(path: &Path, number: u8) -> Self {
-        let (sender, events) = channel();
-        let attachment = Attachment::new(path, &format!("nic{number}"), gid(number)).unwrap();
-        let link = attachment.start(Arc::new(Handler(Mutex::new(sender))));
-        Self {
-            link: link.unwrap(),
-            events,
-        }
-    }
-
-    fn event(&self) -> Event {
-        self.events.recv_timeout(LONG).unwrap()
-    }
-
-    /// The next request, which must come.
-    fn request(&self) -> (Gid, Vec<u8>, Vec<OwnedFd>, Reply) {
-        loop {
-            if let Event::Request(from, data, descriptors, reply) = self.event() {
-                return (from, data, descriptors, reply);
-            }
-        }
-    }
-
-    fn ask(&self, to: u8, data: &[u8], descriptors: Vec<Arc<OwnedFd>>) -> Receiver<Outcome> {
-        ask(&self.link.sender(), to, data, descriptors).unwrap()
-    }
-}
-
-type Outcome = Result<Vec<u8>, RequestError>;
-
-fn ask(
-    sender: &LinkSender,
-    to: u8,
-    data: &[u8],
-    descriptors: Vec<Arc<OwnedFd>>,
-) -> Result<Receiver<Outcome>, SendError> {
-    let (done, outcome) = channel();
-    sender.request(gid(to), data, descriptors, move |outcome| {
-        // The test may have ended.
-        let _ = done.send(outcome);
-    })?;
-    Ok(outcome)
-}
-
-fn outcome(of: &Receiver<Outcome>) -> Outcome {
-    of.recv_timeout(LONG).unwrap()
-}
 
 #[test]
 fn request_and_its_descriptor_reach_the_peer() {
@@ -244,7 +151,7 @@ fn link_attaches_again_to_a_fabric_that_was_killed() {
     let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
     let answer = one.ask(2, b"", Vec::new());
     let (.., reply) = other.request();
-    daemon.start_again();
+    daemon.start_again(&[]);
     assert_eq!(outcome(&answer), Err(RequestError::Gone));
     reply.send(Vec::new());
     for nic in [&one, &other] {
@@ -252,26 +159,8 @@ fn link_attaches_again_to_a_fabric_that_was_killed() {
     }
     // Both come back by and by.
     let deadline = Instant::now() + LONG;
-    while carried_out(&one, &other) != Ok(b"again".to_vec()) {
+    while carried_out(&one, (2, &other)) != Ok(b"again".to_vec()) {
         assert!(Instant::now() < deadline, "a link does not come back");
-    }
-}
-
-/// The outcome of a request, which the peer answers if it comes.
-fn carried_out(one: &Nic, other: &Nic) -> Outcome {
-    let Ok(answer) = ask(&one.link.sender(), 2, b"again", Vec::new()) else {
-        std::thread::yield_now();
-        return Err(RequestError::Gone);
-    };
-    loop {
-        if let Ok(Event::Request(_, data, _, reply)) =
-            other.events.recv_timeout(Duration::from_millis(10))
-        {
-            reply.send(data);
-        }
-        if let Ok(outcome) = answer.try_recv() {
-            return outcome;
-        }
     }
 }
 

@@ -10,5 +10,7 @@
 mod command_line;
 mod hostile;
 mod links;
+mod nic;
 mod process;
 mod raw;
+mod tunnels;

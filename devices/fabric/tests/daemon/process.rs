@@ -11,6 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 pub(crate) struct Daemon {
     pub(crate) path: PathBuf,
     pub(crate) child: Child,
+    /// Where other fabrics make tunnels to it.
+    pub(crate) tunnels: String,
     pub(crate) folder: tempfile::TempDir,
 }
 
@@ -18,19 +20,21 @@ impl Daemon {
     pub(crate) fn start(words: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let child = started(&path, folder.path().join("control"), words);
+        let (child, tunnels) = started(&path, folder.path().join("control"), words);
         Self {
             path,
             child,
+            tunnels,
             folder,
         }
     }
 
     /// Kills the daemon, and starts another one at the same path.
-    pub(crate) fn start_again(&mut self) {
+    pub(crate) fn start_again(&mut self, words: &[&str]) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        self.child = started(&self.path, self.folder.path().join("control"), &[]);
+        let control = self.folder.path().join("control");
+        (self.child, self.tunnels) = started(&self.path, control, words);
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -47,7 +51,7 @@ impl Daemon {
     }
 }
 
-fn started(path: &std::path::Path, control: PathBuf, words: &[&str]) -> Child {
+fn started(path: &std::path::Path, control: PathBuf, words: &[&str]) -> (Child, String) {
     let mut command = program();
     command
         .arg("--socket-path")
@@ -57,12 +61,15 @@ fn started(path: &std::path::Path, control: PathBuf, words: &[&str]) -> Child {
         .args(words)
         .stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap())
-        .read_line(&mut line)
-        .unwrap();
-    assert_eq!(line, "ready\n");
-    child
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    let tunnels = if words.contains(&"--listen") {
+        let line = lines.next().unwrap().unwrap();
+        line.strip_prefix("tunnels at ").unwrap().to_owned()
+    } else {
+        String::new()
+    };
+    (child, tunnels)
 }
 
 impl Drop for Daemon {

@@ -1,0 +1,415 @@
+//! Tunnels to the fabrics of other machines, by QUIC (RFC 9000) with certificates on both sides.
+//!
+//! All tunnels are served by one thread, beside that of the fabric. Each packet of an adapter is a stream of its own, so a lost one delays no
+//! other; what the fabrics say to each other goes over one ordered stream in each direction. Before the handshake of TLS is complete on both
+//! sides, no byte is read of a stream. A tunnel that ends is made again by the side that made it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use quinn::{
+    ClientConfig, Connection, Endpoint, EndpointConfig, IdleTimeout, RecvStream, ServerConfig,
+    TokioRuntime, TransportConfig, VarInt,
+};
+use rustix::event::{EventfdFlags, eventfd};
+use thiserror::Error;
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+
+use crate::certificates::{CertificateError, Identity, SERVER_NAME};
+use crate::limits::MAX_TUNNELS;
+use crate::tunnel::frame::{FrameError, MAX_FRAME};
+
+pub(crate) use self::frame::Frame;
+
+mod frame;
+
+/// Without a packet for so long, a tunnel has ended; and how often one is sent at least.
+const IDLE: Duration = Duration::from_secs(4);
+const KEEP_ALIVE: Duration = Duration::from_secs(1);
+/// Between two attempts to make a tunnel.
+const RETRY: Duration = Duration::from_secs(1);
+/// The most packets that are read or written at once, and that wait to be written.
+const MAX_STREAMS: u32 = 256;
+const MAX_QUEUED: usize = 256;
+/// The most packets and frames of other fabrics that wait for this one.
+const MAX_EVENTS: usize = 1024;
+
+/// Where other fabrics are.
+#[derive(Clone, Debug)]
+pub struct TunnelConfig {
+    /// A folder of certificates.
+    pub certificates: PathBuf,
+    /// Where others make tunnels to this fabric, if they may.
+    pub listen: Option<SocketAddr>,
+    /// The fabrics to make tunnels to.
+    pub connect: Vec<SocketAddr>,
+}
+
+/// Why there are no tunnels.
+#[derive(Debug, Error)]
+pub enum TunnelError {
+    /// The certificates are missing or wrong.
+    #[error(transparent)]
+    Certificates(#[from] CertificateError),
+    /// The address is in use, or no address of this machine.
+    #[error("cannot receive at {address}")]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// Their thread cannot be started.
+    #[error("cannot start the thread of the tunnels")]
+    Thread(#[from] io::Error),
+}
+
+/// Number of a tunnel. Never given twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TunnelId(u32);
+
+/// What happened to a tunnel.
+#[derive(Debug)]
+pub(crate) enum TunnelEvent {
+    Up(TunnelId, SocketAddr),
+    Received(TunnelId, Frame),
+    Down(TunnelId, String),
+}
+
+/// All tunnels. They end when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Tunnels {
+    shared: Arc<Shared>,
+    /// Where others make tunnels to this fabric.
+    listen: Option<SocketAddr>,
+    /// Dropped, it ends the thread.
+    _stop: tokio::sync::oneshot::Sender<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Readable while there are events.
+    wake: OwnedFd,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: u32,
+    open: BTreeMap<TunnelId, Sending>,
+    events: VecDeque<TunnelEvent>,
+}
+
+/// The way to the tasks that send by one tunnel.
+#[derive(Clone, Debug)]
+struct Sending {
+    packets: mpsc::Sender<Vec<u8>>,
+    /// What the fabrics say to each other, which is not lost.
+    notices: mpsc::UnboundedSender<Vec<u8>>,
+}
+
+impl Tunnels {
+    /// Starts the thread of the tunnels, which binds its sockets before this returns.
+    pub(crate) fn start(config: &TunnelConfig) -> Result<Self, TunnelError> {
+        let identity = Identity::read(&config.certificates)?;
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(io::Error::from)?,
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let mut tasks: Vec<std::pin::Pin<Box<dyn Future<Output = ()> + Send>>> = Vec::new();
+        let mut listen = None;
+        {
+            let _inside = runtime.enter();
+            if let Some(address) = config.listen {
+                let endpoint = endpoint(address, Some(&identity))?;
+                listen = endpoint.local_addr().ok();
+                tasks.push(Box::pin(accept(endpoint, shared.clone())));
+            }
+            for address in &config.connect {
+                let any = if address.is_ipv4() {
+                    SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
+                } else {
+                    SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
+                };
+                let mut endpoint = endpoint(any, None)?;
+                let mut client = ClientConfig::new(identity.client.clone());
+                client.transport_config(transport());
+                endpoint.set_default_client_config(client);
+                tasks.push(Box::pin(connect(endpoint, *address, shared.clone())));
+            }
+        }
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        std::thread::Builder::new()
+            .name("tunnels".to_owned())
+            .spawn(move || {
+                tasks.into_iter().for_each(|task| drop(runtime.spawn(task)));
+                // It ends when the other end is dropped.
+                let _ = runtime.block_on(stopped);
+            })?;
+        Ok(Self {
+            shared,
+            listen,
+            _stop: stop,
+        })
+    }
+
+    /// Where others make tunnels to this fabric, if they may.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.listen
+    }
+
+    /// What has happened since the last call.
+    pub(crate) fn take_events(&self) -> VecDeque<TunnelEvent> {
+        // It fails if there are none.
+        let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+        std::mem::take(&mut self.shared.state.lock().events)
+    }
+
+    /// Sends a frame, without waiting. A packet is dropped if too many wait.
+    pub(crate) fn send(&self, tunnel: TunnelId, frame: &Frame) {
+        let sending = self.shared.state.lock().open.get(&tunnel).cloned();
+        let Some(sending) = sending else {
+            return;
+        };
+        let bytes = frame.encode();
+        if frame.is_notice() {
+            // It fails if the tunnel has ended.
+            let _ = sending.notices.send(bytes);
+        } else if let Err(TrySendError::Full(_)) = sending.packets.try_send(bytes) {
+            log::debug!("a packet for a tunnel is dropped: too many wait");
+        }
+    }
+
+    /// Ends a tunnel whose other side breaks the protocol.
+    pub(crate) fn cut_off(&self, tunnel: TunnelId) {
+        self.shared.state.lock().open.remove(&tunnel);
+    }
+}
+
+impl AsFd for Tunnels {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.wake.as_fd()
+    }
+}
+
+impl Shared {
+    fn note(&self, event: TunnelEvent) {
+        self.state.lock().events.push_back(event);
+        // It fails if the counter is at its end, and so readable.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Whether the fabric keeps up with what comes.
+    fn has_room(&self) -> bool {
+        self.state.lock().events.len() < MAX_EVENTS
+    }
+}
+
+/// A socket for tunnels.
+fn endpoint(address: SocketAddr, server: Option<&Identity>) -> Result<Endpoint, TunnelError> {
+    let bind = || {
+        let socket = UdpSocket::bind(address)?;
+        let server = server.map(|identity| {
+            let mut config = ServerConfig::with_crypto(identity.server.clone());
+            config.transport_config(transport());
+            config.max_incoming(MAX_TUNNELS);
+            config
+        });
+        Endpoint::new(
+            EndpointConfig::default(),
+            server,
+            socket,
+            Arc::new(TokioRuntime),
+        )
+    };
+    bind().map_err(|source| TunnelError::Bind { address, source })
+}
+
+fn transport() -> Arc<TransportConfig> {
+    let mut config = TransportConfig::default();
+    let longest = VarInt::from_u32(u32::try_from(MAX_FRAME).unwrap_or(u32::MAX));
+    config
+        .max_idle_timeout(IdleTimeout::try_from(IDLE).ok())
+        .keep_alive_interval(Some(KEEP_ALIVE))
+        .max_concurrent_bidi_streams(VarInt::from_u32(0))
+        .max_concurrent_uni_streams(VarInt::from_u32(MAX_STREAMS))
+        .stream_receive_window(longest)
+        .datagram_receive_buffer_size(None);
+    Arc::new(config)
+}
+
+/// Takes tunnels of others.
+async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
+    while let Some(incoming) = endpoint.accept().await {
+        // Whoever cannot receive at its address is not answered further (RFC 9000, 8.1).
+        if !incoming.remote_address_validated() {
+            if let Err(error) = incoming.retry() {
+                log::debug!("{error}");
+            }
+            continue;
+        }
+        if endpoint.open_connections() >= MAX_TUNNELS {
+            log::warn!("a tunnel beyond the limit of {MAX_TUNNELS} is refused");
+            incoming.refuse();
+            continue;
+        }
+        let shared = shared.clone();
+        tokio::spawn(async move {
+            match incoming.await {
+                Ok(connection) => serve(connection, &shared).await,
+                Err(error) => log::warn!("a tunnel is refused: {error}"),
+            }
+        });
+    }
+}
+
+/// Keeps a tunnel to one other fabric.
+async fn connect(endpoint: Endpoint, address: SocketAddr, shared: Arc<Shared>) {
+    loop {
+        match endpoint.connect(address, SERVER_NAME) {
+            Ok(connecting) => match connecting.await {
+                Ok(connection) => serve(connection, &shared).await,
+                Err(error) => log::warn!("no tunnel to {address} yet: {error}"),
+            },
+            Err(error) => log::warn!("no tunnel to {address}: {error}"),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// Serves one tunnel until it ends.
+async fn serve(connection: Connection, shared: &Arc<Shared>) {
+    let (packets, packets_to_send) = mpsc::channel(MAX_QUEUED);
+    let (notices, notices_to_send) = mpsc::unbounded_channel();
+    let id = {
+        let mut state = shared.state.lock();
+        state.last += 1;
+        let id = TunnelId(state.last);
+        state.open.insert(id, Sending { packets, notices });
+        id
+    };
+    shared.note(TunnelEvent::Up(id, connection.remote_address()));
+    let sender = tokio::spawn(send(connection.clone(), notices_to_send, packets_to_send));
+    let end = receive(&connection, id, shared).await;
+    connection.close(VarInt::from_u32(0), b"");
+    sender.abort();
+    shared.state.lock().open.remove(&id);
+    shared.note(TunnelEvent::Down(id, end.to_string()));
+}
+
+/// Why a tunnel ended.
+#[derive(Debug, Error)]
+enum TunnelEnd {
+    #[error(transparent)]
+    Connection(#[from] quinn::ConnectionError),
+    #[error(transparent)]
+    Read(#[from] quinn::ReadExactError),
+    #[error("its other side breaks the protocol: {0}")]
+    Frame(#[from] FrameError),
+    #[error("this fabric cannot keep up with what the other side says")]
+    Flood,
+}
+
+/// Hands over what comes, until the tunnel ends. The first stream of the other side has its notices.
+async fn receive(connection: &Connection, id: TunnelId, shared: &Arc<Shared>) -> TunnelEnd {
+    let first = match connection.accept_uni().await {
+        Ok(first) => first,
+        Err(error) => return error.into(),
+    };
+    let mut notices = tokio::spawn(receive_notices(first, id, shared.clone()));
+    loop {
+        tokio::select! {
+            ended = &mut notices => return ended.unwrap_or(TunnelEnd::Flood),
+            stream = connection.accept_uni() => match stream {
+                Ok(stream) => drop(tokio::spawn(receive_packet(stream, id, shared.clone()))),
+                Err(error) => {
+                    notices.abort();
+                    return error.into();
+                }
+            },
+        }
+    }
+}
+
+/// One packet. One that is no packet is dropped, as a lost one.
+async fn receive_packet(mut stream: RecvStream, id: TunnelId, shared: Arc<Shared>) {
+    let Ok(bytes) = stream.read_to_end(MAX_FRAME).await else {
+        return;
+    };
+    match Frame::decode(&bytes) {
+        Ok(frame) if !frame.is_notice() && shared.has_room() => {
+            shared.note(TunnelEvent::Received(id, frame));
+        }
+        Ok(_) => log::debug!("a packet from a tunnel is dropped"),
+        Err(error) => log::debug!("a packet from a tunnel is dropped: {error}"),
+    }
+}
+
+/// The notices of the other side, each with its length before it (2 bytes, little-endian).
+async fn receive_notices(mut stream: RecvStream, id: TunnelId, shared: Arc<Shared>) -> TunnelEnd {
+    loop {
+        let mut length = [0; 2];
+        if let Err(error) = stream.read_exact(&mut length).await {
+            return error.into();
+        }
+        let mut bytes = vec![0; usize::from(u16::from_le_bytes(length))];
+        if let Err(error) = stream.read_exact(&mut bytes).await {
+            return error.into();
+        }
+        match Frame::decode(&bytes) {
+            Ok(frame) if frame.is_notice() => {
+                if !shared.has_room() {
+                    return TunnelEnd::Flood;
+                }
+                shared.note(TunnelEvent::Received(id, frame));
+            }
+            Ok(_) => return FrameError::Kind.into(),
+            Err(error) => return error.into(),
+        }
+    }
+}
+
+/// Sends notices and packets until the fabric cuts the tunnel off. The stream of notices is opened first, and so the first that the other
+/// side accepts.
+async fn send(
+    connection: Connection,
+    mut notices: mpsc::UnboundedReceiver<Vec<u8>>,
+    packets: mpsc::Receiver<Vec<u8>>,
+) {
+    let Ok(mut stream) = connection.open_uni().await else {
+        return;
+    };
+    let sender = tokio::spawn(send_packets(connection.clone(), packets));
+    while let Some(notice) = notices.recv().await {
+        let length = u16::try_from(notice.len()).unwrap_or(0).to_le_bytes();
+        if stream.write_all(&length).await.is_err() || stream.write_all(&notice).await.is_err() {
+            break;
+        }
+    }
+    sender.abort();
+    connection.close(VarInt::from_u32(1), b"cut off");
+}
+
+async fn send_packets(connection: Connection, mut packets: mpsc::Receiver<Vec<u8>>) {
+    while let Some(packet) = packets.recv().await {
+        let Ok(mut stream) = connection.open_uni().await else {
+            return;
+        };
+        if stream.write_all(&packet).await.is_err() {
+            return;
+        }
+        // It fails if the stream has ended.
+        let _ = stream.finish();
+    }
+}

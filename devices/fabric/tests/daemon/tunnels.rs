@@ -1,0 +1,187 @@
+//! Tunnels between fabrics, as on two machines.
+
+use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use peerbar_fabric::{Incarnation, MAX_DATA, RequestError, make_certificates};
+use rustix::process::Signal;
+
+use crate::nic::{Event, Nic, carried_out, outcome};
+use crate::process::Daemon;
+use crate::raw::{Adapter, LONG, gid};
+
+/// Folders of certificates for two machines.
+struct Machines {
+    _folder: tempfile::TempDir,
+    here: PathBuf,
+    there: PathBuf,
+}
+
+impl Machines {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let [here, there] = ["here", "there"].map(str::to_owned);
+        make_certificates(folder.path(), &[here.clone(), there.clone()]).unwrap();
+        Self {
+            here: folder.path().join(here),
+            there: folder.path().join(there),
+            _folder: folder,
+        }
+    }
+}
+
+fn listening(certificates: &Path, address: &str) -> Daemon {
+    Daemon::start(&words("--listen", address, certificates))
+}
+
+fn connected(certificates: &Path, address: &str) -> Daemon {
+    Daemon::start(&words("--connect", address, certificates))
+}
+
+fn words<'a>(option: &'a str, address: &'a str, certificates: &'a Path) -> [&'a str; 4] {
+    let folder = certificates.to_str().unwrap();
+    [option, address, "--certificates", folder]
+}
+
+/// Waits until an adapter learns that another one is there, or is not.
+fn wait_for(asking: &Adapter, number: u8, is_there: bool) -> Incarnation {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let incarnation = asking.resolve(gid(number));
+        if (incarnation != Incarnation::NONE) == is_there {
+            return incarnation;
+        }
+        assert!(Instant::now() < deadline, "{number} {is_there}");
+        std::thread::yield_now();
+    }
+}
+
+/// Two fabrics with a tunnel, and an adapter at each, which know each other.
+fn two_fabrics(machines: &Machines) -> (Daemon, Daemon, Nic, Nic) {
+    let here = listening(&machines.here, "127.0.0.1:0");
+    let there = connected(&machines.there, &here.tunnels);
+    let near = Nic::attach(&here.path, 1);
+    let far = Nic::attach(&there.path, 2);
+    wait_for(&Adapter::attach(&here.path, 8), 2, true);
+    wait_for(&Adapter::attach(&there.path, 9), 1, true);
+    (here, there, near, far)
+}
+
+#[test]
+fn request_reaches_an_adapter_of_another_machine() {
+    let machines = Machines::new();
+    let (_here, _there, near, far) = two_fabrics(&machines);
+    let longest = vec![3; MAX_DATA];
+    for (from, one, to, other) in [(1, &near, 2, &far), (2, &far, 1, &near)] {
+        let answer = one.ask(to, &longest, Vec::new());
+        let (source, data, _, reply) = other.request();
+        assert_eq!((source, &data), (gid(from), &longest));
+        reply.send(data);
+        assert_eq!(outcome(&answer).as_ref(), Ok(&longest));
+    }
+}
+
+#[test]
+fn descriptor_to_another_machine_is_refused() {
+    let machines = Machines::new();
+    let (_here, _there, near, _far) = two_fabrics(&machines);
+    let file = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+    let answer = near.ask(2, b"", vec![file]);
+    assert_eq!(outcome(&answer), Err(RequestError::NoDescriptors));
+}
+
+#[test]
+fn adapter_of_another_machine_that_leaves_is_gone() {
+    let machines = Machines::new();
+    let (_here, _there, near, far) = two_fabrics(&machines);
+    let answer = near.ask(2, b"", Vec::new());
+    let (.., reply) = far.request();
+    drop(far);
+    assert_eq!(outcome(&answer), Err(RequestError::Gone));
+    drop(reply);
+}
+
+#[test]
+fn tunnel_is_made_again_to_a_fabric_that_was_killed() {
+    let machines = Machines::new();
+    let (mut here, _there, near, far) = two_fabrics(&machines);
+    let answer = far.ask(1, b"", Vec::new());
+    let (.., reply) = near.request();
+    let address = here.tunnels.clone();
+    here.start_again(&words("--listen", &address, &machines.here));
+    // The fabric notices by silence, as its adapter does.
+    let error = outcome(&answer).unwrap_err();
+    assert!(matches!(error, RequestError::Gone | RequestError::TimedOut));
+    drop(reply);
+    let deadline = Instant::now() + LONG;
+    while carried_out(&far, (1, &near)) != Ok(b"again".to_vec()) {
+        assert!(Instant::now() < deadline, "the tunnel does not come back");
+    }
+}
+
+#[test]
+fn fabric_that_is_stopped_loses_its_tunnel() {
+    let machines = Machines::new();
+    let (here, there, _near, _far) = two_fabrics(&machines);
+    let asking = Adapter::attach(&here.path, 10);
+    wait_for(&asking, 2, true);
+    there.signal(Signal::STOP);
+    wait_for(&asking, 2, false);
+    there.signal(Signal::CONT);
+    wait_for(&asking, 2, true);
+}
+
+#[test]
+fn fabric_of_another_authority_gets_no_tunnel() {
+    let (machines, strangers) = (Machines::new(), Machines::new());
+    let here = listening(&machines.here, "127.0.0.1:0");
+    let _stranger = connected(&strangers.here, &here.tunnels);
+    let _nic = Nic::attach(&_stranger.path, 3);
+    let there = connected(&machines.there, &here.tunnels);
+    let _far = Nic::attach(&there.path, 2);
+    let asking = Adapter::attach(&here.path, 1);
+    wait_for(&asking, 2, true);
+    assert_eq!(asking.resolve(gid(3)), Incarnation::NONE);
+}
+
+#[test]
+fn datagrams_that_are_no_quic_do_no_harm() {
+    let machines = Machines::new();
+    let here = listening(&machines.here, "127.0.0.1:0");
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    for number in 0..=255 {
+        let datagram = vec![number; 1 + 5 * usize::from(number)];
+        socket.send_to(&datagram, &here.tunnels).unwrap();
+    }
+    let there = connected(&machines.there, &here.tunnels);
+    let _far = Nic::attach(&there.path, 2);
+    wait_for(&Adapter::attach(&here.path, 1), 2, true);
+}
+
+#[test]
+fn far_adapter_has_a_number_of_the_near_fabric() {
+    let machines = Machines::new();
+    let (here, there, _near, _far) = two_fabrics(&machines);
+    let far = Adapter::attach(&there.path, 11);
+    let asking = Adapter::attach(&here.path, 12);
+    assert_ne!(wait_for(&asking, 11, true), far.incarnation);
+    drop(far);
+    wait_for(&asking, 11, false);
+}
+
+#[test]
+fn datagram_reaches_an_adapter_of_another_machine() {
+    let machines = Machines::new();
+    let (_here, _there, near, far) = two_fabrics(&machines);
+    // QUIC delivers what the tunnel takes.
+    near.link.sender().datagram(gid(2), b"data").unwrap();
+    loop {
+        if let Event::Datagram(from, data) = far.event() {
+            assert_eq!((from, data.as_slice()), (gid(1), &b"data"[..]));
+            return;
+        }
+    }
+}
