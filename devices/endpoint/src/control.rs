@@ -5,19 +5,11 @@ use std::sync::Arc;
 
 use peerbar_dma::Requester;
 use peerbar_fault::Rule;
-use peerbar_socket_file::line_server::{LineServer, LineServerError, LineServerEvent};
+use peerbar_socket_file::line_server::{LineServer, LineServerError};
 
 /// Makes the control socket at `path`, and takes rules for the faults of `requester`'s function.
 pub(crate) fn start(path: &Path, requester: Arc<Requester>) -> Result<LineServer, LineServerError> {
-    LineServer::start(path, move |line| obey(line, &requester), report)
-}
-
-fn report(event: LineServerEvent) {
-    match event {
-        LineServerEvent::Client(_) => log::debug!("{event}"),
-        LineServerEvent::Refused(_) => log::warn!("{event}"),
-        LineServerEvent::Ended(_) => log::error!("{event}"),
-    }
+    LineServer::start(path, move |line| obey(line, &requester))
 }
 
 /// What was done, or why not, in one line.

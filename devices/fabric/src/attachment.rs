@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerbar_socket_file::packets;
+use peerbar_socket_file::packets::{self, Message as _, ReceiveError};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -15,7 +15,6 @@ use crate::gid::Gid;
 use crate::limits::{FABRIC_TIME_OUT, MAX_NAME, PROTOCOL};
 use crate::link::{Link, PacketHandler};
 use crate::message::{Message, Refusal};
-use crate::socket::{self, ReceiveError};
 
 /// Why an adapter cannot attach to its fabric.
 #[derive(Debug, Error)]
@@ -81,7 +80,7 @@ impl FabricAddress {
         };
         packets::send_until(socket, &hello.encode(), deadline)
             .map_err(|errno| self.system(errno.into()))?;
-        match socket::receive_until(socket, &mut socket::space(), deadline) {
+        match Message::receive_until(socket, &mut Message::space(), Some(deadline)) {
             Ok(Message::Welcome { .. }) => Ok(()),
             Ok(Message::Refused(refusal)) => Err(AttachError::Refused {
                 path: self.path.clone(),

@@ -3,10 +3,10 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use peerbar_socket_file::packets::Packet;
+use peerbar_socket_file::packets::{self, Packet};
 use thiserror::Error;
 
-use crate::limits::{MAX_DESCRIPTORS, MAX_NAME};
+use crate::limits::{MAX_DESCRIPTORS, MAX_NAME, MAX_PACKET};
 use crate::message::{Body, Incarnation, Message};
 
 /// Why a packet is no message.
@@ -49,6 +49,9 @@ impl Message {
     }
 
     /// Reads a packet. Descriptors that are not part of the message are closed.
+    ///
+    /// # Errors
+    /// [`WireError`].
     pub fn decode(bytes: &[u8], came: Vec<OwnedFd>) -> Result<Self, WireError> {
         let (mut message, rest): (Self, _) = postcard::take_from_bytes(bytes)?;
         if !rest.is_empty() {
@@ -95,6 +98,15 @@ impl Message {
     }
 }
 
+impl packets::Message for Message {
+    type Error = WireError;
+    const LONGEST: usize = MAX_PACKET;
+
+    fn from_packet(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self, WireError> {
+        Self::decode(bytes, descriptors)
+    }
+}
+
 /// Whether an adapter may have this name. None of its characters has a meaning in a rule.
 pub(crate) fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
@@ -110,7 +122,7 @@ mod tests {
 
     use super::*;
     use crate::gid::Gid;
-    use crate::limits::{MAX_DATA, MAX_PACKET};
+    use crate::limits::MAX_DATA;
     use crate::message::Refusal;
 
     const GID: Gid = Gid([0xff; 16]);

@@ -2,11 +2,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use peerbar_socket_file::packets::{self, Packet};
+use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::io::Errno;
 
+use crate::codec::WireError;
 use crate::message::Message;
-use crate::socket::{self, ReceiveError};
 
 /// A connection, and the packet that waits for free space in its socket buffer.
 #[derive(Debug)]
@@ -54,8 +54,8 @@ impl Connection {
     }
 
     /// Receives a message, without waiting.
-    pub(crate) fn receive(&self, space: &mut [u8]) -> Result<Message, ReceiveError> {
-        socket::receive(&self.socket, space)
+    pub(crate) fn receive(&self, space: &mut [u8]) -> Result<Message, ReceiveError<WireError>> {
+        Message::receive(&self.socket, space)
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use peerbar_socket_file::line_server::{LineServer, LineServerError, LineServerEvent};
+use peerbar_socket_file::line_server::{LineServer, LineServerError};
 
 use crate::impairment::Impairment;
 use crate::impairments::Impairments;
@@ -17,15 +17,7 @@ pub(crate) fn start(
     record: Record,
 ) -> Result<LineServer, LineServerError> {
     let obey = move |line: &str| obey(line, &mut impairments.lock(), &record);
-    LineServer::start(path, obey, report)
-}
-
-fn report(event: LineServerEvent) {
-    match event {
-        LineServerEvent::Client(_) => log::debug!("{event}"),
-        LineServerEvent::Refused(_) => log::warn!("{event}"),
-        LineServerEvent::Ended(_) => log::error!("{event}"),
-    }
+    LineServer::start(path, obey)
 }
 
 /// What was done, or why not, in one line.

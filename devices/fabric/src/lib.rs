@@ -57,7 +57,6 @@ mod message;
 mod model;
 mod record;
 mod server;
-mod socket;
 mod transport;
 mod tunnel;
 

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
-use peerbar_socket_file::packets::{self, Packet};
+use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
@@ -19,7 +19,6 @@ use crate::attachment::FabricAddress;
 use crate::gid::Gid;
 use crate::limits::MAX_DATA;
 use crate::message::{Body, Incarnation, Message};
-use crate::socket::{self, ReceiveError};
 use crate::transport::{Output, RequestData, RequestError, RequestId, SendError, Transport};
 
 /// Between two attempts to attach again.
@@ -244,7 +243,7 @@ impl Shared {
 
     /// Handles the fabric's messages and the passing of time, until the fabric is gone or this adapter leaves.
     fn listen(self: &Arc<Self>, handler: &dyn PacketHandler) {
-        let mut space = socket::space();
+        let mut space = Message::space();
         loop {
             let mut state = self.state.lock();
             let Some(socket) = state.socket.clone().filter(|_| !state.is_leaving) else {
@@ -296,7 +295,7 @@ impl Shared {
 
     /// Handles one message, if there is one. False if the link has ended.
     fn receive(&self, socket: &OwnedFd, space: &mut [u8]) -> bool {
-        let end = match socket::receive(socket, space) {
+        let end = match Message::receive(socket, space) {
             Ok(message) => {
                 let mut state = self.state.lock();
                 let is_known = state.transport.receive(message, Instant::now());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
@@ -12,8 +12,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use peerbar_socket_file::BindError;
 use peerbar_socket_file::line_server::LineServerError;
-use peerbar_socket_file::packets::{Accepted, Listener};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -24,7 +23,6 @@ use crate::fabric::{CutOff, Fabric, PortId, Reason};
 use crate::impairments::Impairments;
 use crate::limits::MAX_ADAPTERS;
 use crate::message::{Incarnation, Message};
-use crate::socket::{self, ReceiveError};
 use crate::tunnel::{TunnelError, TunnelEvent, TunnelId, Tunnels};
 
 /// The most connections at once: all adapters, and as many that have not sent their Hello yet.
@@ -80,7 +78,7 @@ pub fn serve(
         connections: BTreeMap::new(),
         tunnels,
         tunnel_ports: BTreeMap::new(),
-        space: socket::space(),
+        space: Message::space(),
     };
     let address = server.tunnels.as_ref().and_then(Tunnels::address);
     let served = ready(address).and_then(|()| Ok(server.run(stop)?));
@@ -105,17 +103,10 @@ struct Server {
     space: Vec<u8>,
 }
 
-/// What poll(2) has found.
-struct Ready {
-    stop: bool,
-    listener: bool,
-    readable: Vec<PortId>,
-}
-
 impl Server {
     fn run(&mut self, stop: impl AsFd) -> Result<(), Errno> {
         loop {
-            let ready = self.wait(&stop)?;
+            let ready = self.wait(stop.as_fd())?;
             if ready.stop {
                 return Ok(());
             }
@@ -126,51 +117,17 @@ impl Server {
                 self.admit()?;
             }
             self.receive_from_tunnels();
-            let now = Instant::now();
-            self.listener.try_again(now);
-            self.fabric.expire(now);
+            self.fabric.expire(Instant::now());
             self.carry_out();
         }
     }
 
-    fn wait(&self, stop: impl AsFd) -> Result<Ready, Errno> {
-        let deadlines = [self.fabric.deadline(), self.listener.deadline()];
-        let deadline = deadlines.into_iter().flatten().min();
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.map(Timespec::try_from).transpose();
-        let left = left.map_err(|_| Errno::INVAL)?;
-        let mut polled = vec![
-            PollFd::new(&stop, PollFlags::IN),
-            PollFd::new(&self.listener, self.listener.interest()),
-        ];
-        // In place of the tunnels, the listener again.
-        polled.push(match &self.tunnels {
-            Some(tunnels) => PollFd::new(tunnels, PollFlags::IN),
-            None => PollFd::new(&self.listener, PollFlags::empty()),
-        });
-        polled.extend(self.connections.values().map(|connection| {
-            let out = if connection.is_full() {
-                PollFlags::OUT
-            } else {
-                PollFlags::empty()
-            };
-            PollFd::new(connection, PollFlags::IN | out)
-        }));
-        match poll(&mut polled, left.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-        let mut found = polled.iter().map(PollFd::revents);
-        let mut next = || found.next().is_some_and(|flags| !flags.is_empty());
-        let (stop, listener, _) = (next(), next(), next());
-        let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
-        let found = self.connections.keys().copied().zip(found);
-        let found = found.filter(|(_, flags)| flags.intersects(readable));
-        Ok(Ready {
-            stop,
-            listener,
-            readable: found.map(|(port, _)| port).collect(),
-        })
+    fn wait(&mut self, stop: BorrowedFd<'_>) -> Result<Ready<PortId>, Errno> {
+        let clients = self.connections.iter();
+        let clients = clients.map(|(port, client)| (*port, client.as_fd(), client.is_full()));
+        let tunnels = self.tunnels.as_ref().map(Tunnels::as_fd);
+        let deadlines = [self.fabric.deadline()];
+        self.listener.wait(stop, tunnels, clients, deadlines)
     }
 
     /// Some messages of one adapter.
@@ -188,17 +145,8 @@ impl Server {
     }
 
     fn admit(&mut self) -> Result<(), Errno> {
-        let socket = match self.listener.accept()? {
-            Accepted::Connection(socket) => socket,
-            Accepted::Refused(error) => {
-                log::warn!("{error}");
-                return Ok(());
-            }
-            Accepted::Starved(error) => {
-                log::warn!("{}: no further adapter for now: {error}", self.name());
-                return Ok(());
-            }
-            Accepted::Nothing => return Ok(()),
+        let Some(socket) = self.listener.accept()? else {
+            return Ok(());
         };
         if self.connections.len() >= MAX_CONNECTIONS {
             log::debug!("{}: a connection beyond the limit is closed", self.name());

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::SocketType;
 use thiserror::Error;
 
-use crate::{BindError, PeerError, SocketFile};
+use crate::{BindError, SocketFile};
 
 /// The longest line in bytes.
 pub const LONGEST_LINE: usize = 512;
@@ -33,20 +33,6 @@ pub enum LineServerError {
     Thread(#[from] io::Error),
 }
 
-/// Something that a client of a [`LineServer`] did, for the log.
-#[derive(Debug, Error)]
-pub enum LineServerEvent {
-    /// A client is refused.
-    #[error(transparent)]
-    Refused(PeerError),
-    /// A client is disconnected without an answer.
-    #[error("a client of the control socket: {0}")]
-    Client(io::Error),
-    /// The server has ended.
-    #[error("no orders are taken any more: {0}")]
-    Ended(io::Error),
-}
-
 /// A socket that takes orders, gone when dropped.
 #[derive(Debug)]
 pub struct LineServer {
@@ -55,22 +41,21 @@ pub struct LineServer {
 }
 
 impl LineServer {
-    /// Makes the socket at `path`. `obey` carries out a line: what was done, or why not, in one line. `report` gets what goes wrong.
+    /// Makes the socket at `path`. `obey` carries out a line: what was done, or why not, in one line.
     ///
     /// # Errors
     /// [`LineServerError`].
     pub fn start(
         path: &Path,
         obey: impl Fn(&str) -> Result<String, String> + Send + 'static,
-        report: impl Fn(LineServerEvent) + Send + 'static,
     ) -> Result<Self, LineServerError> {
         let (stop, stopped) = UnixStream::pair()?;
         let (file, socket) = SocketFile::make(path, SocketType::STREAM, BACKLOG)?;
         let socket = UnixListener::from(socket);
         let thread = thread::Builder::new().name("control".to_owned());
         let thread = thread.spawn(move || {
-            if let Err(error) = serve(&file, &socket, &stopped, &obey, &report) {
-                report(LineServerEvent::Ended(error));
+            if let Err(error) = serve(&file, &socket, &stopped, &obey) {
+                log::error!("no orders are taken any more: {error}");
             }
         })?;
         Ok(Self {
@@ -84,9 +69,12 @@ impl Drop for LineServer {
     fn drop(&mut self) {
         // The thread sees the end of the pair. It fails only if that has ended.
         let _ = self.stop.shutdown(std::net::Shutdown::Both);
-        if let Some(thread) = self.thread.take() {
-            // A panic of it was reported.
-            let _ = thread.join();
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
+            log::error!("the thread of the control socket has panicked");
         }
     }
 }
@@ -96,7 +84,6 @@ fn serve(
     socket: &UnixListener,
     stop: &UnixStream,
     obey: &impl Fn(&str) -> Result<String, String>,
-    report: &impl Fn(LineServerEvent),
 ) -> io::Result<()> {
     loop {
         let mut polled =
@@ -123,9 +110,9 @@ fn serve(
             Err(error) => return Err(error),
         };
         if let Err(error) = file.check_peer(&client) {
-            report(LineServerEvent::Refused(error));
+            log::warn!("{error}");
         } else if let Err(error) = answer(client, obey) {
-            report(LineServerEvent::Client(error));
+            log::debug!("a client of the control socket: {error}");
         }
     }
 }
@@ -188,7 +175,7 @@ mod tests {
             "do" => Ok("done".to_owned()),
             other => Err(format!("`{other}` is no order")),
         };
-        LineServer::start(path, obey, drop).unwrap()
+        LineServer::start(path, obey).unwrap()
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     AddressFamily, ReturnFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect,
@@ -16,7 +16,7 @@ use rustix::net::{
 use thiserror::Error;
 
 use crate::descriptors::{self, wait_until};
-use crate::{BindError, PeerError, SocketFile};
+use crate::{BindError, SocketFile};
 
 /// How long a server waits when the system lacks descriptors or memory, before it accepts again.
 const BACK_OFF: Duration = Duration::from_millis(100);
@@ -76,56 +76,76 @@ pub fn send_until(socket: impl AsFd, packet: &Packet, deadline: Instant) -> Resu
     }
 }
 
-/// Receives a packet, without waiting, and has `decode` read it. `space` has as many bytes as the longest message.
-pub fn receive<T, E: std::error::Error>(
-    socket: impl AsFd,
-    space: &mut [u8],
-    decode: impl FnOnce(&[u8], Vec<OwnedFd>) -> Result<T, E>,
-) -> Result<T, ReceiveError<E>> {
-    let received = retry_on_intr(|| descriptors::receive(&socket, space));
-    let received = received.map_err(|error| match error {
-        Errno::AGAIN => ReceiveError::Nothing,
-        Errno::CONNRESET | Errno::PIPE => ReceiveError::Closed,
-        error => ReceiveError::System(error),
-    })?;
-    let lost = ReturnFlags::CTRUNC | ReturnFlags::TRUNC;
-    match space.get(..received.bytes) {
-        Some([]) => Err(ReceiveError::Closed),
-        Some(bytes) if !received.flags.intersects(lost) => {
-            decode(bytes, received.descriptors).map_err(ReceiveError::Wire)
-        }
-        _ => Err(ReceiveError::TooLong),
-    }
-}
+/// A message of a protocol, one in each packet.
+pub trait Message: Sized {
+    /// Why a packet is no message.
+    type Error: std::error::Error + 'static;
+    /// The longest packet in bytes.
+    const LONGEST: usize;
 
-/// Waits for a packet until `deadline`, if there is one, and receives it as [`receive`] does.
-pub fn receive_until<T, E: std::error::Error>(
-    socket: impl AsFd,
-    space: &mut [u8],
-    deadline: Option<Instant>,
-    decode: impl Fn(&[u8], Vec<OwnedFd>) -> Result<T, E>,
-) -> Result<T, ReceiveError<E>> {
-    loop {
-        match receive(&socket, space, &decode) {
-            Err(ReceiveError::Nothing) => {
-                wait_until(&socket, PollFlags::IN, deadline).map_err(ReceiveError::System)?;
+    /// Reads a packet. Descriptors that are not part of the message are closed.
+    ///
+    /// # Errors
+    /// The packet is no message.
+    fn from_packet(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self, Self::Error>;
+
+    /// Space for any packet.
+    fn space() -> Vec<u8> {
+        vec![0; Self::LONGEST]
+    }
+
+    /// Receives a message, without waiting, into the [`Message::space`].
+    ///
+    /// # Errors
+    /// [`ReceiveError`].
+    fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Self, ReceiveError<Self::Error>> {
+        let received = retry_on_intr(|| descriptors::receive(&socket, space));
+        let received = received.map_err(|error| match error {
+            Errno::AGAIN => ReceiveError::Nothing,
+            Errno::CONNRESET | Errno::PIPE => ReceiveError::Closed,
+            error => ReceiveError::System(error),
+        })?;
+        let lost = ReturnFlags::CTRUNC | ReturnFlags::TRUNC;
+        match space.get(..received.bytes) {
+            Some([]) => Err(ReceiveError::Closed),
+            Some(bytes) if !received.flags.intersects(lost) => {
+                Self::from_packet(bytes, received.descriptors).map_err(ReceiveError::Wire)
             }
-            other => return other,
+            _ => Err(ReceiveError::TooLong),
+        }
+    }
+
+    /// Waits for a message until `deadline`, if there is one, and receives it as [`Message::receive`] does.
+    ///
+    /// # Errors
+    /// [`ReceiveError`].
+    fn receive_until(
+        socket: impl AsFd,
+        space: &mut [u8],
+        deadline: Option<Instant>,
+    ) -> Result<Self, ReceiveError<Self::Error>> {
+        loop {
+            match Self::receive(&socket, space) {
+                Err(ReceiveError::Nothing) => {
+                    wait_until(&socket, PollFlags::IN, deadline).map_err(ReceiveError::System)?;
+                }
+                other => return other,
+            }
         }
     }
 }
 
-/// What [`Listener::accept`] found.
-#[derive(Debug)]
-pub enum Accepted {
-    /// A connection of the socket's owner.
-    Connection(OwnedFd),
-    /// One that is refused, and closed.
-    Refused(PeerError),
-    /// None, or none yet.
-    Nothing,
-    /// The system lacks descriptors or memory. Reported once until a connection is accepted.
-    Starved(Errno),
+/// What [`Listener::wait`] found; `K` is what the server knows its clients by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready<K> {
+    /// The server is to end.
+    pub stop: bool,
+    /// Somebody wants to connect.
+    pub listener: bool,
+    /// Clients that have sent something, or left.
+    pub readable: Vec<K>,
+    /// Clients whose socket buffers have free space, of those for which packets wait.
+    pub writable: Vec<K>,
 }
 
 /// A socket that clients connect to, and its file. While the system lacks descriptors or memory, nobody is accepted and they wait.
@@ -157,53 +177,90 @@ impl Listener {
         self.file.path()
     }
 
-    /// What to poll the socket for.
-    pub fn interest(&self) -> PollFlags {
-        match self.starved_until {
+    /// Waits until something is to be done, at most until the earliest of `deadlines`. Each client is a key, its socket, and whether
+    /// packets wait for it. `other` wakes it, too.
+    ///
+    /// # Errors
+    /// That of poll(2).
+    pub fn wait<'a, K: Copy>(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        other: Option<BorrowedFd<'_>>,
+        clients: impl IntoIterator<Item = (K, BorrowedFd<'a>, bool)>,
+        deadlines: impl IntoIterator<Item = Option<Instant>>,
+    ) -> Result<Ready<K>, Errno> {
+        let deadlines = deadlines.into_iter().chain([self.starved_until]);
+        let deadline = deadlines.flatten().min();
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.map(Timespec::try_from).transpose();
+        let left = left.map_err(|_| Errno::INVAL)?;
+        let interest = match self.starved_until {
             None => PollFlags::IN,
             Some(_) => PollFlags::empty(),
+        };
+        let mut keys = Vec::new();
+        let mut polled = vec![
+            PollFd::from_borrowed_fd(stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.socket.as_fd(), interest),
+        ];
+        for (key, socket, is_full) in clients {
+            keys.push(key);
+            let out = if is_full {
+                PollFlags::OUT
+            } else {
+                PollFlags::empty()
+            };
+            polled.push(PollFd::from_borrowed_fd(socket, PollFlags::IN | out));
         }
+        polled.extend(other.map(|other| PollFd::from_borrowed_fd(other, PollFlags::IN)));
+        match poll(&mut polled, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+        let mut found = polled.iter().map(PollFd::revents);
+        let mut next = || found.next().is_some_and(|flags| !flags.is_empty());
+        let (stop, listener) = (next(), next());
+        let found: Vec<(K, PollFlags)> = keys.into_iter().zip(found).collect();
+        let those = |want: PollFlags| {
+            let found = found.iter().filter(|(_, flags)| flags.intersects(want));
+            found.map(|(key, _)| *key).collect()
+        };
+        self.starved_until.take_if(|until| *until <= Instant::now());
+        Ok(Ready {
+            stop,
+            listener,
+            readable: those(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
+            writable: those(PollFlags::OUT),
+        })
     }
 
-    /// When [`Listener::try_again`] will have something to do.
-    pub fn deadline(&self) -> Option<Instant> {
-        self.starved_until
-    }
-
-    /// Accepts again what the system did not allow before, once it is time.
-    pub fn try_again(&mut self, now: Instant) {
-        self.starved_until.take_if(|until| *until <= now);
-    }
-
-    /// The next connection, if there is one.
+    /// The next connection, if there is one of the socket's owner. While the system lacks descriptors or memory there is none, which
+    /// is logged once.
     ///
     /// # Errors
     /// The system refuses for good.
-    pub fn accept(&mut self) -> Result<Accepted, Errno> {
+    pub fn accept(&mut self) -> Result<Option<OwnedFd>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        match accept_with(&self.socket, flags) {
-            Ok(socket) => {
-                self.is_reported = false;
-                Ok(match self.file.check_peer(&socket) {
-                    Ok(()) => Accepted::Connection(socket),
-                    Err(error) => Accepted::Refused(error),
-                })
-            }
-            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(Accepted::Nothing),
+        let socket = match accept_with(&self.socket, flags) {
+            Ok(socket) => socket,
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                self.starved_until = Some(Instant::now() + BACK_OFF);
-                match std::mem::replace(&mut self.is_reported, true) {
-                    false => Ok(Accepted::Starved(error)),
-                    true => Ok(Accepted::Nothing),
+                if !std::mem::replace(&mut self.is_reported, true) {
+                    let path = self.path().display();
+                    log::warn!("{path}: nobody else may connect for now: {error}");
                 }
+                self.starved_until = Some(Instant::now() + BACK_OFF);
+                return Ok(None);
             }
-            Err(error) => Err(error),
+            Err(error) => return Err(error),
+        };
+        self.is_reported = false;
+        match self.file.check_peer(&socket) {
+            Ok(()) => Ok(Some(socket)),
+            Err(error) => {
+                log::warn!("{error}");
+                Ok(None)
+            }
         }
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }

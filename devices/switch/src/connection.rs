@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use peerbar_socket_file::packets::Packet;
+use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::io::Errno;
 
 use crate::limits::MAX_REQUESTS;
 use crate::message::Message;
+use crate::packet::WireError;
 use crate::requests::RequestId;
-use crate::socket::{self, ReceiveError};
 
 /// The most packets that wait for an endpoint to read and are no peer's requests. It causes all of them itself, but for one change
 /// of a peer.
@@ -59,7 +59,7 @@ impl Connection {
     pub(crate) fn flush(&mut self) -> Result<(), Errno> {
         self.is_starved = false;
         while let Some(packet) = self.next() {
-            match socket::send(&self.socket, packet) {
+            match packets::send(&self.socket, packet) {
                 Ok(()) if self.queue.pop_front().is_some() => {}
                 Ok(()) => drop(self.requests.pop_front()),
                 Err(Errno::AGAIN) => return Ok(()),
@@ -89,8 +89,8 @@ impl Connection {
     }
 
     /// Receives a message, without waiting.
-    pub(crate) fn receive(&self, space: &mut [u8]) -> Result<Message, ReceiveError> {
-        socket::receive(&self.socket, space)
+    pub(crate) fn receive(&self, space: &mut [u8]) -> Result<Message, ReceiveError<WireError>> {
+        Message::receive(&self.socket, space)
     }
 }
 

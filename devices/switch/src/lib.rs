@@ -68,7 +68,6 @@ mod packet;
 mod pci_hole;
 mod requests;
 mod server;
-mod socket;
 mod switch;
 mod switch_address;
 mod window;

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use peerbar_socket_file::packets::{self, Message as _};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use serde_bytes::ByteBuf;
@@ -16,7 +17,6 @@ use thiserror::Error;
 
 use crate::limits::{ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS, SWITCH_TIME_OUT};
 use crate::message::{LinkTiming, Message, Outcome, PortId, RequestError};
-use crate::socket;
 use crate::switch_address::SwitchAddress;
 use crate::window::{BarWindow, Descriptor};
 
@@ -245,9 +245,9 @@ impl Shared {
 
     /// Handles the switch's messages until it is gone.
     fn listen(&self, handler: &dyn PeerHandler) {
-        let (socket, mut space) = (self.socket(), socket::space());
+        let (socket, mut space) = (self.socket(), Message::space());
         let end = loop {
-            match socket::receive_until(&socket, &mut space, None) {
+            match Message::receive_until(&socket, &mut space, None) {
                 Ok(message) => {
                     if !self.take(message, handler) {
                         break "it breaks the protocol, or takes no answer".to_owned();
@@ -400,7 +400,7 @@ impl Shared {
 
     /// Sends a message. False if that fails, which ends the link.
     fn send(&self, message: &Message) -> bool {
-        match socket::send_until(
+        match packets::send_until(
             self.socket(),
             &message.encode(),
             Instant::now() + SWITCH_TIME_OUT,

@@ -2,10 +2,10 @@
 
 use std::os::fd::OwnedFd;
 
-use peerbar_socket_file::packets::Packet;
+use peerbar_socket_file::packets::{self, Packet};
 use thiserror::Error;
 
-use crate::limits::{MAX_DATA, MAX_NAME, MAX_WINDOWS};
+use crate::limits::{MAX_DATA, MAX_NAME, MAX_PACKET, MAX_WINDOWS};
 use crate::message::Message;
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
@@ -43,6 +43,9 @@ impl Message {
     }
 
     /// Reads a packet. Descriptors that are not part of the message are closed.
+    ///
+    /// # Errors
+    /// [`WireError`].
     pub fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self, WireError> {
         let (message, rest): (Self, _) = postcard::take_from_bytes(bytes)?;
         if !rest.is_empty() {
@@ -113,6 +116,15 @@ impl Message {
     }
 }
 
+impl packets::Message for Message {
+    type Error = WireError;
+    const LONGEST: usize = MAX_PACKET;
+
+    fn from_packet(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self, WireError> {
+        Self::decode(bytes, descriptors)
+    }
+}
+
 /// Whether an endpoint may have this name: 1 to 32 printable ASCII characters.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| matches!(byte, b' '..=b'~'))
@@ -126,7 +138,6 @@ mod tests {
     use serde_bytes::ByteBuf;
 
     use super::*;
-    use crate::limits::MAX_PACKET;
     use crate::link_mode::LinkMode;
     use crate::message::{LinkTiming, PortId, Refusal, RequestError};
 

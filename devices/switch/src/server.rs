@@ -3,22 +3,20 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use peerbar_socket_file::BindError;
-use peerbar_socket_file::packets::{Accepted, Listener};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::limits::MAX_PORTS;
-use crate::message::PortId;
-use crate::socket::{self, ReceiveError};
+use crate::message::{Message, PortId};
 use crate::switch::{Output, Switch};
 
 /// The most connections at once: all endpoints, and as many that have not sent their Hello yet.
@@ -54,7 +52,7 @@ pub fn serve(
         listener: Listener::open(path, i32::try_from(MAX_PORTS).unwrap_or(i32::MAX))?,
         switch: Switch::new(config, ticket, Instant::now()),
         connections: BTreeMap::new(),
-        space: socket::space(),
+        space: Message::space(),
     };
     let served = ready().and_then(|()| Ok(server.run(stop)?));
     served.map_err(|source| ServeError::System {
@@ -76,18 +74,10 @@ struct Server {
     space: Vec<u8>,
 }
 
-/// What poll(2) has found.
-struct Ready {
-    stop: bool,
-    listener: bool,
-    readable: Vec<PortId>,
-    writable: Vec<PortId>,
-}
-
 impl Server {
     fn run(&mut self, stop: impl AsFd) -> Result<(), Errno> {
         loop {
-            let ready = self.wait(&stop)?;
+            let ready = self.wait(stop.as_fd())?;
             if ready.stop {
                 return Ok(());
             }
@@ -102,51 +92,19 @@ impl Server {
             if ready.listener {
                 self.admit()?;
             }
-            self.try_again(Instant::now());
+            self.try_again();
             self.switch.expire(Instant::now());
             self.carry_out();
         }
     }
 
-    fn wait(&self, stop: impl AsFd) -> Result<Ready, Errno> {
+    fn wait(&mut self, stop: BorrowedFd<'_>) -> Result<Ready<PortId>, Errno> {
         let is_starved = self.connections.values().any(Connection::is_starved);
-        let now = Instant::now();
-        let again = is_starved.then_some(now + BACK_OFF);
-        let deadlines = [self.switch.deadline(), self.listener.deadline(), again];
-        let deadline = deadlines.into_iter().flatten().min();
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
-        let left = left.map(Timespec::try_from).transpose();
-        let left = left.map_err(|_| Errno::INVAL)?;
-        let mut polled = vec![
-            PollFd::new(&stop, PollFlags::IN),
-            PollFd::new(&self.listener, self.listener.interest()),
-        ];
-        polled.extend(self.connections.values().map(|connection| {
-            let out = if connection.is_full() {
-                PollFlags::OUT
-            } else {
-                PollFlags::empty()
-            };
-            PollFd::new(connection, PollFlags::IN | out)
-        }));
-        match poll(&mut polled, left.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-        let mut found = polled.iter().map(PollFd::revents);
-        let mut next = || found.next().is_some_and(|flags| !flags.is_empty());
-        let (stop, listener) = (next(), next());
-        let found: Vec<(PortId, PollFlags)> = self.connections.keys().copied().zip(found).collect();
-        let ports = |want: PollFlags| {
-            let found = found.iter().filter(|(_, flags)| flags.intersects(want));
-            found.map(|(port, _)| *port).collect()
-        };
-        Ok(Ready {
-            stop,
-            listener,
-            writable: ports(PollFlags::OUT),
-            readable: ports(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
-        })
+        let again = is_starved.then(|| Instant::now() + BACK_OFF);
+        let clients = self.connections.iter();
+        let clients = clients.map(|(port, client)| (*port, client.as_fd(), client.is_full()));
+        let deadlines = [self.switch.deadline(), again];
+        self.listener.wait(stop, None, clients, deadlines)
     }
 
     /// One message of one endpoint, so that none keeps the others waiting.
@@ -162,17 +120,8 @@ impl Server {
     }
 
     fn admit(&mut self) -> Result<(), Errno> {
-        let socket = match self.listener.accept()? {
-            Accepted::Connection(socket) => socket,
-            Accepted::Refused(error) => {
-                log::warn!("{error}");
-                return Ok(());
-            }
-            Accepted::Starved(error) => {
-                log::warn!("{}: no further endpoint for now: {error}", self.name());
-                return Ok(());
-            }
-            Accepted::Nothing => return Ok(()),
+        let Some(socket) = self.listener.accept()? else {
+            return Ok(());
         };
         if self.connections.len() >= MAX_CONNECTIONS {
             log::debug!("{}: a connection beyond the limit is closed", self.name());
@@ -184,8 +133,7 @@ impl Server {
     }
 
     /// Does what the system did not allow before.
-    fn try_again(&mut self, now: Instant) {
-        self.listener.try_again(now);
+    fn try_again(&mut self) {
         let starved = self.connections.iter_mut();
         let starved = starved.filter(|(_, connection)| connection.is_starved());
         let failed = starved.filter_map(|(port, c)| Some((*port, c.flush().err()?)));

@@ -5,14 +5,13 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use peerbar_socket_file::packets;
+use peerbar_socket_file::packets::{self, Message as _, ReceiveError};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::limits::{MAX_NAME, PROTOCOL, SWITCH_TIME_OUT};
 use crate::link_mode::LinkMode;
 use crate::message::{Message, Refusal};
-use crate::socket::{self, ReceiveError};
 
 /// Why an endpoint cannot attach to its switch.
 #[derive(Debug, Error)]
@@ -70,9 +69,9 @@ impl SwitchAddress {
             protocol: PROTOCOL,
             name: name.clone(),
         };
-        socket::send_until(socket, &hello.encode(), deadline)
+        packets::send_until(socket, &hello.encode(), deadline)
             .map_err(|errno| system(path, errno))?;
-        match socket::receive_until(socket, &mut socket::space(), Some(deadline)) {
+        match Message::receive_until(socket, &mut Message::space(), Some(deadline)) {
             Ok(Message::Welcome { mode, .. }) => Ok(mode),
             Ok(Message::Refused(refusal)) => Err(AttachError::Refused {
                 path: path.clone(),

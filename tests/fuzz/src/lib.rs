@@ -10,6 +10,7 @@
     reason = "a panic is what a target has to say"
 )]
 
+mod descriptors;
 pub mod devices;
 mod input;
 pub mod parsers;
@@ -39,6 +40,7 @@ macro_rules! targets {
 }
 
 targets! {
+    devices::fabric_adapters 10,
     devices::gpu_commands 100,
     devices::gpu_nvme_io 100,
     devices::nvme_controller 20,
@@ -48,6 +50,8 @@ targets! {
     parsers::config_space 200,
     parsers::dma_log 5_000,
     parsers::exec_messages 5_000,
+    parsers::fabric_message 5_000,
+    parsers::fabric_rule 5_000,
     parsers::fault_rule 5_000,
     parsers::flight_record 2_000,
     parsers::guest_words 5_000,

@@ -3,6 +3,8 @@
 pub mod config_space;
 pub mod dma_log;
 pub mod exec_messages;
+pub mod fabric_message;
+pub mod fabric_rule;
 pub mod fault_rule;
 pub mod flight_record;
 pub mod guest_words;

@@ -45,6 +45,7 @@ macro_rules! targets_hold {
 }
 
 targets_hold! {
+    fabric_adapters
     gpu_commands
     gpu_nvme_io
     nvme_controller
@@ -54,6 +55,8 @@ targets_hold! {
     config_space
     dma_log
     exec_messages
+    fabric_message
+    fabric_rule
     fault_rule
     flight_record
     guest_words

@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use peerbar_fabric::{Body, Gid, Incarnation, MAX_PACKET, Message, PROTOCOL};
+use peerbar_fabric::{Body, Gid, Incarnation, Message, PROTOCOL};
 use peerbar_socket_file::descriptors::{send, wait_until};
-use peerbar_socket_file::packets::{ReceiveError, connection, receive_until};
+use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
@@ -67,8 +67,8 @@ impl Adapter {
         &self,
         deadline: Instant,
     ) -> Result<Message, ReceiveError<peerbar_fabric::WireError>> {
-        let mut space = vec![0; MAX_PACKET];
-        receive_until(&self.socket, &mut space, Some(deadline), Message::decode)
+        let mut space = Message::space();
+        Message::receive_until(&self.socket, &mut space, Some(deadline))
     }
 
     /// The next message, which must come.

@@ -1,10 +1,8 @@
 //! A packet between an endpoint and its switch: a message that is taken is encoded as one that is taken, with as many descriptors.
 
-use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
-
 use peerbar_switch::{Message, WireError};
+
+use crate::descriptors::descriptors;
 
 /// Reads `data`, with the descriptors that it lacks.
 pub fn run(data: &[u8]) {
@@ -23,11 +21,4 @@ pub fn run(data: &[u8]) {
     let count = packet.descriptors.len();
     let again = Message::decode(&packet.bytes, descriptors(count)).expect("a message");
     assert_eq!(again.encode().bytes, packet.bytes);
-}
-
-fn descriptors(count: usize) -> Vec<OwnedFd> {
-    static NULL: OnceLock<File> = OnceLock::new();
-    let null = NULL.get_or_init(|| File::open("/dev/null").expect("/dev/null"));
-    let copy = || OwnedFd::from(null.try_clone().expect("a descriptor"));
-    (0..count).map(|_| copy()).collect()
 }

@@ -1,0 +1,303 @@
+//! Several adapters that send a fabric any messages, with any descriptors, and read what they like: the fabric must go on to serve others,
+//! and hold no descriptor of those that have left. Its rules lose, delay and duplicate what the hostile ones send.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use arbitrary::{Arbitrary, Unstructured};
+use peerbar_fabric::{
+    Body, Config, Gid, Impairment, Incarnation, MAX_DESCRIPTORS, Message, PROTOCOL, WireError,
+    serve,
+};
+use peerbar_socket_file::descriptors::send;
+use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
+
+use crate::descriptors::descriptors;
+
+/// Hostile adapters at once, and steps of all of them.
+const ADAPTERS: usize = 8;
+const STEPS: usize = 256;
+/// GIDs that they use. Those of the honest adapters come next.
+const GIDS: u8 = 4;
+/// Far longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+#[derive(Arbitrary, Debug)]
+struct Step {
+    adapter: u8,
+    action: Action,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Action {
+    Connect,
+    Leave,
+    Hello { number: u8, protocol: bool },
+    Resolve { number: u8 },
+    Packet { to: u8, incarnation: Of, what: What },
+    Receive,
+    Bytes { bytes: Vec<u8>, descriptors: u8 },
+}
+
+/// An incarnation that an adapter names.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Of {
+    Nobody,
+    /// The last that it was sent.
+    Known,
+    Guess(u64),
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum What {
+    Datagram(u16),
+    Request {
+        tag: u8,
+        oldest: u8,
+        descriptors: u8,
+    },
+    Working(u8),
+    Response {
+        tag: u8,
+        length: Option<u16>,
+    },
+    Settled(u64),
+}
+
+impl What {
+    fn body(self) -> Body {
+        let data = |length: u16| vec![7; usize::from(length)].into();
+        match self {
+            Self::Datagram(length) => Body::Datagram { data: data(length) },
+            Self::Request {
+                tag,
+                oldest,
+                descriptors: count,
+            } => Body::Request {
+                tag: tag.into(),
+                oldest: oldest.into(),
+                data: data(8),
+                descriptors: descriptors(usize::from(count) % (MAX_DESCRIPTORS + 2))
+                    .into_iter()
+                    .map(Arc::new)
+                    .collect(),
+            },
+            Self::Working(tag) => Body::Working { tag: tag.into() },
+            Self::Response { tag, length } => Body::Response {
+                tag: tag.into(),
+                data: length.map(data),
+            },
+            Self::Settled(oldest) => Body::Settled { oldest },
+        }
+    }
+}
+
+/// The fabric, which serves all runs.
+fn fabric() -> &'static PathBuf {
+    static FABRIC: OnceLock<PathBuf> = OnceLock::new();
+    FABRIC.get_or_init(|| {
+        let name = format!("peerbar-fuzz-fabric-{}.sock", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let (ready, is_ready) = channel();
+        let at = path.clone();
+        std::thread::spawn(move || {
+            let rule = |text: &str| text.parse::<Impairment>().expect("a rule");
+            let config = Config {
+                seed: 1,
+                impairments: vec![
+                    rule("*->* loss=10% duplicate=50% reorder=20% delay=1us"),
+                    rule("honest0->honest1 none"),
+                ],
+                ..Config::default()
+            };
+            let (_never, stop) = UnixStream::pair().expect("sockets");
+            let ready = |_| ready.send(()).map_err(std::io::Error::other);
+            serve(&at, config, &stop, ready).expect("the fabric goes on");
+        });
+        is_ready.recv().expect("a fabric");
+        path
+    })
+}
+
+struct Adapter {
+    socket: OwnedFd,
+    known: Incarnation,
+}
+
+impl Adapter {
+    fn connect() -> Self {
+        Self {
+            socket: connection(fabric()).expect("the fabric listens"),
+            known: Incarnation::NONE,
+        }
+    }
+
+    /// Fails if the fabric has hung up, or reads too little.
+    fn send(&self, message: &Message) {
+        let packet = message.encode();
+        let descriptors = packet.descriptors.iter().map(|fd| fd.as_fd());
+        self.send_bytes(&packet.bytes, &descriptors.collect::<Vec<_>>());
+    }
+
+    fn send_bytes(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+        let _ = send(&self.socket, &[IoSlice::new(bytes)], descriptors);
+    }
+
+    fn receive(&mut self) {
+        let received = Message::receive(&self.socket, &mut Message::space());
+        let message = match received {
+            Ok(message) => message,
+            Err(ReceiveError::Wire(error)) => panic!("the fabric breaks the protocol: {error}"),
+            Err(_) => return,
+        };
+        if let Message::Peer { incarnation, .. } | Message::Packet { incarnation, .. } = message {
+            self.known = incarnation;
+        }
+    }
+
+    /// The next message, which must come.
+    fn expect(&self) -> Message {
+        let deadline = Some(Instant::now() + LONG);
+        let mut space = Message::space();
+        let received: Result<Message, ReceiveError<WireError>> =
+            Message::receive_until(&self.socket, &mut space, deadline);
+        received.expect("the fabric answers")
+    }
+
+    fn act(&mut self, action: Action) {
+        let gid = |number: u8| Gid([number % GIDS; 16]);
+        match action {
+            Action::Connect | Action::Leave => {}
+            Action::Hello { number, protocol } => self.send(&Message::Hello {
+                protocol: PROTOCOL + u32::from(protocol),
+                name: format!("hostile{}", number % 16),
+                gid: gid(number),
+            }),
+            Action::Resolve { number } => self.send(&Message::Resolve { gid: gid(number) }),
+            Action::Packet {
+                to,
+                incarnation,
+                what,
+            } => self.send(&Message::Packet {
+                // The honest adapters, too.
+                peer: Gid([to % (GIDS + 2); 16]),
+                incarnation: match incarnation {
+                    Of::Nobody => Incarnation::NONE,
+                    Of::Known => self.known,
+                    Of::Guess(number) => Incarnation(number),
+                },
+                body: what.body(),
+            }),
+            Action::Receive => self.receive(),
+            Action::Bytes {
+                bytes,
+                descriptors: count,
+            } => {
+                let descriptors = descriptors(usize::from(count) % 17);
+                let descriptors: Vec<BorrowedFd<'_>> =
+                    descriptors.iter().map(AsFd::as_fd).collect();
+                self.send_bytes(&bytes, &descriptors);
+            }
+        }
+    }
+}
+
+/// Two adapters that keep to the protocol reach each other.
+fn check_served() {
+    let [one, other] = [0, 1].map(|number| {
+        let honest = Adapter::connect();
+        honest.send(&Message::Hello {
+            protocol: PROTOCOL,
+            name: format!("honest{number}"),
+            gid: Gid([GIDS + number; 16]),
+        });
+        let answer = honest.expect();
+        assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
+        honest
+    });
+    one.send(&Message::Packet {
+        peer: Gid([GIDS + 1; 16]),
+        incarnation: Incarnation::NONE,
+        body: What::Datagram(9).body(),
+    });
+    while !matches!(other.expect(), Message::Packet { peer, .. } if peer == Gid([GIDS; 16])) {}
+}
+
+/// How many of the descriptors that come with packets are open.
+fn open_descriptors() -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").expect("/proc");
+    let targets = all
+        .flatten()
+        .filter_map(|entry| entry.path().read_link().ok());
+    let is_counted = |target: &PathBuf| {
+        let target = target.to_string_lossy();
+        target == "/dev/null" || target.starts_with("socket:")
+    };
+    targets.filter(is_counted).count()
+}
+
+/// Carries out the steps that `data` describes.
+pub fn run(data: &[u8]) {
+    let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
+    static AT_REST: OnceLock<usize> = OnceLock::new();
+    let at_rest = *AT_REST.get_or_init(|| {
+        drop(descriptors(1));
+        check_served();
+        check_served();
+        open_descriptors()
+    });
+    let mut adapters: [Option<Adapter>; ADAPTERS] = Default::default();
+    for step in steps.into_iter().take(STEPS) {
+        let adapter = &mut adapters[usize::from(step.adapter) % ADAPTERS];
+        match step.action {
+            Action::Leave => *adapter = None,
+            action => adapter.get_or_insert_with(Adapter::connect).act(action),
+        }
+    }
+    drop(adapters);
+    check_served();
+    let deadline = Instant::now() + LONG;
+    while open_descriptors() > at_rest {
+        assert!(Instant::now() < deadline, "the fabric keeps a descriptor");
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seed::{Seed, names};
+
+    /// As `arbitrary` reads an adapter and its action, the latter `number` of 7.
+    fn step(seed: Seed, adapter: u8, number: u32) -> Seed {
+        seed.bytes(&[1, adapter]).variant(number, 7)
+    }
+
+    #[test]
+    fn seed_reads_as_two_adapters_that_talk() {
+        let mut seed = Seed::default();
+        for adapter in [0, 1] {
+            seed = step(seed, adapter, 2).bytes(&[adapter, 0]);
+            seed = step(seed, adapter, 5);
+        }
+        seed = step(seed, 0, 3).bytes(&[1]);
+        seed = step(seed, 0, 5);
+        seed = step(seed, 0, 4).bytes(&[1]).variant(1, 3);
+        seed = seed.variant(1, 5).bytes(&[0, 0, 1]);
+        seed = step(seed, 1, 5);
+        let bytes = seed.end().in_corpus("fabric_adapters", "request");
+        let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(&bytes)).unwrap();
+        let actions: Vec<Action> = steps.into_iter().map(|step| step.action).collect();
+        assert_eq!(
+            names(&actions),
+            [
+                "Hello", "Receive", "Hello", "Receive", "Resolve", "Receive", "Packet", "Receive"
+            ]
+        );
+    }
+}
