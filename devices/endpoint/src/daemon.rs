@@ -113,7 +113,7 @@ fn serve_by<F: Function + 'static>(
     options.link.apply(endpoint, &options.socket_path)?;
     let connections = match device.connections {
         Connections::None => options.link.connections(),
-        Connections::Unix => Connections::Unix,
+        connections => connections,
     };
     Ok(serve(options, connections, endpoint)?)
 }
