@@ -5,6 +5,7 @@ mod gpu_bench;
 pub mod gpu_commands;
 pub mod gpu_nvme_io;
 mod guest_ram;
+mod hostile_clients;
 pub mod nvme_controller;
 pub mod nvme_disks;
 mod ram_disk;

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arbitrary::{Arbitrary, Unstructured};
 use peerbar_fabric::{
@@ -17,15 +17,11 @@ use peerbar_fabric::{
 use peerbar_socket_file::descriptors::send;
 use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
 
+use super::hostile_clients::{LONG, Server};
 use crate::descriptors::descriptors;
 
-/// Hostile adapters at once, and steps of all of them.
-const ADAPTERS: usize = 8;
-const STEPS: usize = 256;
 /// GIDs that they use. Those of the honest adapters come next.
 const GIDS: u8 = 4;
-/// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
 
 #[derive(Arbitrary, Debug)]
 struct Step {
@@ -228,44 +224,19 @@ fn check_served() {
     while !matches!(other.expect(), Message::Packet { peer, .. } if peer == Gid([GIDS; 16])) {}
 }
 
-/// How many of the descriptors that come with packets are open.
-fn open_descriptors() -> usize {
-    let all = std::fs::read_dir("/proc/self/fd").expect("/proc");
-    let targets = all
-        .flatten()
-        .filter_map(|entry| entry.path().read_link().ok());
-    let is_counted = |target: &PathBuf| {
-        let target = target.to_string_lossy();
-        target == "/dev/null" || target.starts_with("socket:")
-    };
-    targets.filter(is_counted).count()
-}
-
 /// Carries out the steps that `data` describes.
 pub fn run(data: &[u8]) {
-    let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
-    static AT_REST: OnceLock<usize> = OnceLock::new();
-    let at_rest = *AT_REST.get_or_init(|| {
-        drop(descriptors(1));
-        check_served();
-        check_served();
-        open_descriptors()
+    static SERVER: Server = Server::new(check_served, |name| {
+        name.starts_with("socket:") || name == "/dev/null"
     });
-    let mut adapters: [Option<Adapter>; ADAPTERS] = Default::default();
-    for step in steps.into_iter().take(STEPS) {
-        let adapter = &mut adapters[usize::from(step.adapter) % ADAPTERS];
-        match step.action {
-            Action::Leave => *adapter = None,
-            action => adapter.get_or_insert_with(Adapter::connect).act(action),
-        }
-    }
-    drop(adapters);
-    check_served();
-    let deadline = Instant::now() + LONG;
-    while open_descriptors() > at_rest {
-        assert!(Instant::now() < deadline, "the fabric keeps a descriptor");
-        std::thread::yield_now();
-    }
+    let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
+    let steps = steps.into_iter().map(|step| match step.action {
+        Action::Leave => (step.adapter, None),
+        action => (step.adapter, Some(action)),
+    });
+    // Opened once.
+    drop(descriptors(1));
+    SERVER.meet(steps, Adapter::connect, Adapter::act);
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use arbitrary::{Arbitrary, Unstructured};
 use peerbar_socket_file::descriptors::{receive, send, wait_until};
@@ -21,11 +21,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket, socket_with,
 };
 
-/// Hostile endpoints at once, and steps of all of them.
-const ENDPOINTS: usize = 8;
-const STEPS: usize = 256;
-/// Far longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use super::hostile_clients::{LONG, Server};
 
 #[derive(Arbitrary, Debug)]
 struct Step {
@@ -186,7 +182,7 @@ impl Endpoint {
         self.receive().expect("the switch does not hang up")
     }
 
-    fn act(&self, action: Action) {
+    fn act(&mut self, action: Action) {
         let data = |length: u16| vec![7; usize::from(length)].into();
         let port = |peer: u8| PortId(u32::from(peer));
         match action {
@@ -267,43 +263,17 @@ fn check_served() {
     }
 }
 
-/// How many sockets and memory files are open. libFuzzer's symbolizer has pipes of its own.
-fn descriptors() -> usize {
-    let all = std::fs::read_dir("/proc/self/fd").expect("/proc");
-    let targets = all
-        .flatten()
-        .filter_map(|entry| entry.path().read_link().ok());
-    let is_counted = |target: &PathBuf| {
-        let target = target.to_string_lossy();
-        target.starts_with("socket:") || target.starts_with("/memfd:")
-    };
-    targets.filter(is_counted).count()
-}
-
 /// Carries out the steps that `data` describes.
 pub fn run(data: &[u8]) {
-    let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
-    static AT_REST: OnceLock<usize> = OnceLock::new();
-    let at_rest = *AT_REST.get_or_init(|| {
-        check_served();
-        check_served();
-        descriptors()
+    static SERVER: Server = Server::new(check_served, |name| {
+        name.starts_with("socket:") || name.starts_with("/memfd:")
     });
-    let mut endpoints: [Option<Endpoint>; ENDPOINTS] = Default::default();
-    for step in steps.into_iter().take(STEPS) {
-        let endpoint = &mut endpoints[usize::from(step.endpoint) % ENDPOINTS];
-        match step.action {
-            Action::Leave => *endpoint = None,
-            action => endpoint.get_or_insert_with(Endpoint::connect).act(action),
-        }
-    }
-    drop(endpoints);
-    check_served();
-    let deadline = Instant::now() + LONG;
-    while descriptors() > at_rest {
-        assert!(Instant::now() < deadline, "the switch keeps a descriptor");
-        std::thread::yield_now();
-    }
+    let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
+    let steps = steps.into_iter().map(|step| match step.action {
+        Action::Leave => (step.endpoint, None),
+        action => (step.endpoint, Some(action)),
+    });
+    SERVER.meet(steps, Endpoint::connect, Endpoint::act);
 }
 
 #[cfg(test)]

@@ -1,0 +1,70 @@
+//! Several clients that do what they like to a server in this process, which serves all runs: it must go on to serve others, and hold no
+//! descriptor of those that have left.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Hostile clients at once, and steps of all of them.
+const CLIENTS: usize = 8;
+const STEPS: usize = 256;
+/// Far longer than anything here takes.
+pub(super) const LONG: Duration = Duration::from_secs(20);
+
+/// A server, and what must hold of it.
+pub(super) struct Server {
+    /// Clients that keep to the protocol get on.
+    check_served: fn(),
+    /// Whether an open file of this name, as /proc/self/fd has it, is a client's. libFuzzer's symbolizer has pipes of its own.
+    is_counted: fn(&str) -> bool,
+    /// How many of them are open without a hostile client.
+    at_rest: OnceLock<usize>,
+}
+
+impl Server {
+    pub(super) const fn new(check_served: fn(), is_counted: fn(&str) -> bool) -> Self {
+        Self {
+            check_served,
+            is_counted,
+            at_rest: OnceLock::new(),
+        }
+    }
+
+    /// Has clients carry out steps: the number of a client and what it does, or that it leaves.
+    pub(super) fn meet<C, A>(
+        &self,
+        steps: impl IntoIterator<Item = (u8, Option<A>)>,
+        connect: fn() -> C,
+        act: fn(&mut C, A),
+    ) {
+        let at_rest = *self.at_rest.get_or_init(|| {
+            (self.check_served)();
+            (self.check_served)();
+            self.open()
+        });
+        let mut clients: [Option<C>; CLIENTS] = Default::default();
+        for (number, action) in steps.into_iter().take(STEPS) {
+            let client = &mut clients[usize::from(number) % CLIENTS];
+            match action {
+                None => *client = None,
+                Some(action) => act(client.get_or_insert_with(connect), action),
+            }
+        }
+        drop(clients);
+        (self.check_served)();
+        let deadline = Instant::now() + LONG;
+        while self.open() > at_rest {
+            assert!(Instant::now() < deadline, "the server keeps a descriptor");
+            std::thread::yield_now();
+        }
+    }
+
+    /// How many files of clients are open.
+    fn open(&self) -> usize {
+        let all = std::fs::read_dir("/proc/self/fd").expect("/proc");
+        let targets = all
+            .flatten()
+            .filter_map(|entry| entry.path().read_link().ok());
+        let is_counted = |target: &std::path::PathBuf| (self.is_counted)(&target.to_string_lossy());
+        targets.filter(is_counted).count()
+    }
+}
