@@ -54,7 +54,9 @@ use crate::objects::{Gid, Objects};
 use transfers::Transfers;
 use turn::Parts;
 use wire::{FabricWire, Mailbox, Wire};
-use worker::Worker;
+#[cfg(feature = "stepped")]
+pub(crate) use worker::Next;
+pub(crate) use worker::Worker;
 
 /// What a data path works with.
 pub struct Setup {
@@ -91,7 +93,7 @@ impl DataPath {
     }
 
     /// A data path whose worker works when its caller has it work.
-    fn parts(setup: Setup) -> (Self, Worker) {
+    pub(crate) fn parts(setup: Setup) -> (Self, Worker) {
         let doorbells = Arc::new(Doorbells::new());
         let path = Self {
             objects: Arc::new(Mutex::new(Objects::new(doorbells.clone()))),

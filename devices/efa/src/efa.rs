@@ -59,11 +59,19 @@ impl Efa {
     pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
         let gid = config.gid().map_err(StartError::Config)?;
         let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
-        let efa = Arc::new(Self::new(config, gid, vectors.clone())?);
-        let (engine, shared) = (efa.engine(gid), efa.shared.clone());
-        let (requester, behind) = (efa.requester.clone(), efa.behind_bars());
-        let space = ConfigSpace::new(&IDENTITY, &bars()?, &MSI_X);
-        let endpoint = Endpoint::new(efa, space, behind, requester, vectors);
+        let setup = setup(config, gid, vectors.clone())?;
+        let fabric = config.attach(gid).map_err(StartError::Config)?;
+        let efa = Self::new(setup, |setup| {
+            let mut data = DataPath::start(setup).map_err(StartError::Thread)?;
+            if let Some(fabric) = fabric {
+                let attached = data.attach(fabric).map_err(ConfigError::Fabric);
+                attached.map_err(StartError::Config)?;
+            }
+            Ok::<_, StartError<ConfigError>>(data)
+        })?;
+        let engine = efa.engine(gid);
+        let shared = efa.shared.clone();
+        let endpoint = efa.on_bus(vectors)?;
         let running = Running::start(endpoint, || engine.run(), move || shared.stop());
         let running = running.map_err(StartError::Thread)?;
         Ok(match config.fabric {
@@ -72,37 +80,44 @@ impl Efa {
         })
     }
 
-    /// An adapter whose data path works, without its engine.
-    fn new(
-        config: &Config,
-        gid: Gid,
-        vectors: Arc<Vectors>,
-    ) -> Result<Self, StartError<ConfigError>> {
-        let memory = MemoryFile::create("peerbar-efa-bar2", memory_bar::BAR_BYTES);
-        let memory = Arc::new(memory.map_err(StartError::Doorbells)?);
-        let requester = Arc::new(Requester::new());
-        let interrupts = Arc::new(GatedInterrupts::new(vectors));
-        let fabric = config.attach(gid).map_err(StartError::Config)?;
-        let data = DataPath::start(Setup {
-            requester: requester.clone(),
-            interrupts: interrupts.clone(),
-            bar_memory: memory.clone(),
-            gid,
-            seed: config.seed,
-        });
-        let mut data = data.map_err(StartError::Thread)?;
-        if let Some(fabric) = fabric {
-            let attached = data.attach(fabric).map_err(ConfigError::Fabric);
-            attached.map_err(StartError::Config)?;
-        }
+    /// An adapter without a fabric, whose engine and worker work when its caller has them work.
+    #[cfg(feature = "stepped")]
+    pub fn stepped(config: &Config) -> Result<crate::SteppedEfa, StartError<ConfigError>> {
+        let gid = config.gid().map_err(StartError::Config)?;
+        let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
+        let setup = setup(config, gid, vectors.clone())?;
+        let mut worker = None;
+        let efa = Self::new(setup, |setup| {
+            let (data, other) = DataPath::parts(setup);
+            worker = Some(other);
+            Ok::<_, StartError<ConfigError>>(data)
+        })?;
+        let engine = efa.engine(gid);
+        let endpoint = efa.on_bus(vectors)?;
+        Ok(crate::SteppedEfa::new(endpoint, engine, worker))
+    }
+
+    /// An adapter with the data path that `make` makes.
+    fn new<E>(
+        (setup, interrupts): (Setup, Arc<GatedInterrupts>),
+        make: impl FnOnce(Setup) -> Result<DataPath, E>,
+    ) -> Result<Self, E> {
+        let (requester, memory) = (setup.requester.clone(), setup.bar_memory.clone());
         Ok(Self {
             shared: Arc::new(SharedRegisters::new()),
             answers: Mutex::new(Session::new(requester.clone())),
-            data: Arc::new(data),
+            data: Arc::new(make(setup)?),
             requester,
             interrupts,
             memory,
         })
+    }
+
+    fn on_bus(self, vectors: Arc<Vectors>) -> Result<Endpoint<Self>, peerbar_pci::BarError> {
+        let (requester, behind) = (self.requester.clone(), self.behind_bars());
+        let space = ConfigSpace::new(&IDENTITY, &bars()?, &MSI_X);
+        let efa = Arc::new(self);
+        Ok(Endpoint::new(efa, space, behind, requester, vectors))
     }
 
     fn engine(&self, gid: Gid) -> Engine {
@@ -217,6 +232,24 @@ impl Function for Efa {
         });
         self.shared.notify();
     }
+}
+
+/// What an adapter's data path works with, and the interrupts that resets stop.
+fn setup(
+    config: &Config,
+    gid: Gid,
+    vectors: Arc<Vectors>,
+) -> Result<(Setup, Arc<GatedInterrupts>), StartError<ConfigError>> {
+    let memory = MemoryFile::create("peerbar-efa-bar2", memory_bar::BAR_BYTES);
+    let interrupts = Arc::new(GatedInterrupts::new(vectors));
+    let setup = Setup {
+        requester: Arc::new(Requester::new()),
+        interrupts: interrupts.clone(),
+        bar_memory: Arc::new(memory.map_err(StartError::Doorbells)?),
+        gid,
+        seed: config.seed,
+    };
+    Ok((setup, interrupts))
 }
 
 fn bars() -> Result<[Bar; 3], peerbar_pci::BarError> {

@@ -65,6 +65,20 @@ impl Engine {
         }
     }
 
+    /// Works until there is nothing left to do.
+    #[cfg(feature = "stepped")]
+    pub(crate) fn work(&mut self) {
+        loop {
+            match self.shared.next(true, None) {
+                Task::Stop => return,
+                Task::Reset => self.reset(),
+                Task::Read(request) => self.answer(request),
+                Task::Commands if !self.serve() => return,
+                Task::Commands | Task::Time => {}
+            }
+        }
+    }
+
     /// A reset of the device. Of the function, every DMA has been refused since it began.
     fn reset(&mut self) {
         self.queue = None;

@@ -29,7 +29,11 @@ pub mod memory_bar;
 pub mod objects;
 mod registers;
 mod shared_registers;
+#[cfg(feature = "stepped")]
+mod stepped;
 
 pub use config::{Config, ConfigError};
 pub use efa::Efa;
 pub use peerbar_fabric::AttachError;
+#[cfg(feature = "stepped")]
+pub use stepped::SteppedEfa;

@@ -1,5 +1,6 @@
 //! Devices: what keeps a state from one step of an input to the next.
 
+pub mod efa_adapter;
 pub mod fabric_adapters;
 mod gpu_bench;
 pub mod gpu_commands;

@@ -40,6 +40,7 @@ macro_rules! targets {
 }
 
 targets! {
+    devices::efa_adapter 500,
     devices::fabric_adapters 10,
     devices::gpu_commands 100,
     devices::gpu_nvme_io 100,

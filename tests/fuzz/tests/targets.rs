@@ -45,6 +45,7 @@ macro_rules! targets_hold {
 }
 
 targets_hold! {
+    efa_adapter
     fabric_adapters
     gpu_commands
     gpu_nvme_io
