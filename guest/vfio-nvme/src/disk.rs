@@ -77,6 +77,8 @@ pub struct Disk {
     queue: QueuePair<RegisterBar, DmaSpace>,
     space: DmaSpace,
     identity: Identity,
+    /// The queues and the page for Identify.
+    pages: u64,
     /// A page for each PRP list, by the command's slot.
     lists: u64,
     outstanding: Outstanding,
@@ -110,6 +112,7 @@ impl Disk {
             queue,
             space,
             identity,
+            pages: at,
             lists,
             outstanding: Outstanding::new(),
         })
@@ -353,10 +356,15 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// The device stops DMA at once; closing it resets it.
+    /// The device stops DMA at once, and its queues are unmapped; closing it resets it.
     fn drop(&mut self) {
-        // A device that is gone does no DMA either.
-        let _ = self.device().master(false);
+        // A device that does not take it may be gone, or may use its queues.
+        if self.device().master(false).is_ok() {
+            for at in [self.pages, self.lists] {
+                // What the kernel keeps mapped stays in the space.
+                let _ = self.space.unmap(at);
+            }
+        }
     }
 }
 

@@ -16,7 +16,11 @@ use crate::error::{Error, Result};
 
 /// The addresses that are given out, but for windows of PCI buses, which a switch would take for a peer's.
 const FIRST: u64 = 0x1000_0000;
-const END: u64 = 0x8000_0000;
+/// Every IOMMU translates up to here.
+const END: u64 = 1 << 38;
+
+/// Of these nothing is given out: a PC has its interrupts, its interrupt controllers and its config space there.
+const RESERVED: Range<u64> = 0x8000_0000..0x1_0000_0000;
 
 /// What is mapped begins at a multiple of this, so that large pages can be used.
 const ALIGNMENT: u64 = 2 << 20;
@@ -140,7 +144,8 @@ fn free_place(
 ) -> Result<u64> {
     let mapped = regions.iter();
     let mapped = mapped.map(|(start, memory)| *start..start.saturating_add(memory.size()));
-    let mut taken: Vec<Range<u64>> = mapped.chain(windows.iter().cloned()).collect();
+    let taken = mapped.chain(windows.iter().cloned()).chain([RESERVED]);
+    let mut taken: Vec<Range<u64>> = taken.collect();
     taken.sort_by_key(|range| range.start);
     let mut place = FIRST;
     for range in taken {
@@ -232,9 +237,18 @@ mod tests {
         assert_eq!(free_place(&regions(&[]), &[], 4096).unwrap(), FIRST);
         let error = free_place(&used, &[], END).unwrap_err().to_string();
         assert!(
-            error.ends_with("of I/O addresses are free below 0x80000000"),
+            error.ends_with("of I/O addresses are free below 0x4000000000"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn without_room_below_2_gib_addresses_start_at_4_gib() {
+        let windows = windows("06000000-febfffff : PCI Bus 0000:00\n");
+        let place = |length| free_place(&regions(&[]), &windows, length).unwrap();
+        assert_eq!(place(4096), 0x1_0000_0000);
+        let long = free_place(&regions(&[]), &[], 0x7000_1000).unwrap();
+        assert_eq!(long, 0x1_0000_0000);
     }
 
     #[test]

@@ -138,7 +138,12 @@ fn there_and_back(
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<()> {
     let space = DmaSpace::new(address_space(check.backend)?);
+    let first = space.free_addresses(PAGE)?;
     let mut disk = start(taken, &space, access)?;
+    ensure!(
+        space.memory(first).is_some(),
+        "the disk has no queues at the first free address"
+    );
     let vram = match &taken.gpu {
         None => None,
         Some((_, binding)) => Some(Vram::map(&space, check.backend, binding, 3 * HALF)?),
@@ -161,7 +166,13 @@ fn there_and_back(
     })?;
     let mut seen = vec![0; bytes];
     memory.read(HALF, &mut seen)?;
-    Ok(pattern.verify(0, &seen)?)
+    pattern.verify(0, &seen)?;
+    drop(disk);
+    ensure!(
+        space.memory(first).is_none(),
+        "the queues of a disk that was closed are still mapped"
+    );
+    Ok(())
 }
 
 /// Queues behind the two halves of the memory at `address`.
