@@ -1,5 +1,6 @@
 //! The grammar of one line.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use serde::Serialize;
@@ -79,7 +80,8 @@ impl Line {
     /// Reads one line, without its newline. Every text is some line. What it says can be shown on a terminal: control
     /// characters are blanks.
     pub(super) fn parse(text: &str) -> Line {
-        let text = &printable(text);
+        let text = printable(text);
+        let text = text.as_ref();
         if text == VERSION {
             return Line::Version;
         }
@@ -105,11 +107,11 @@ fn parse_comment(text: &str) -> Line {
         .and_then(|json| serde_json::from_str::<Measure>(json).ok())
     {
         let flows = measure.flows.into_iter().map(|flow| PayloadFlow {
-            requester: printable(&flow.requester),
+            requester: printable(&flow.requester).into_owned(),
             ..flow
         });
         return Line::Measure(Measure {
-            sizes: printable(&measure.sizes),
+            sizes: printable(&measure.sizes).into_owned(),
             flows: flows.collect(),
             ..measure
         });
@@ -171,19 +173,20 @@ fn parse_result(text: &str) -> Option<Line> {
 pub(super) fn split_directive(description: &str) -> (String, Option<&str>) {
     let mut name = String::new();
     let mut rest = description;
-    while let Some(character) = rest.chars().next() {
-        let escaped = rest
-            .strip_prefix('\\')
-            .and_then(|after| after.chars().next())
-            .filter(|c| matches!(c, '#' | '\\'));
-        let (taken, length) = match (escaped, character) {
-            (Some(escaped), _) => (escaped, 2),
-            (None, '#') => return (name.trim_end().to_owned(), rest.strip_prefix('#')),
-            (None, other) => (other, other.len_utf8()),
+    let next = |rest: &'_ str| rest.find(['\\', '#']);
+    while let Some((before, from)) = next(rest).and_then(|at| rest.split_at_checked(at)) {
+        name.push_str(before);
+        let Some(after) = from.strip_prefix('\\') else {
+            return (name.trim_end().to_owned(), from.strip_prefix('#'));
         };
+        let escaped = ['#', '\\']
+            .into_iter()
+            .find_map(|letter| Some((letter, after.strip_prefix(letter)?)));
+        let (taken, left) = escaped.unwrap_or(('\\', after));
         name.push(taken);
-        rest = rest.get(length..).unwrap_or_default();
+        rest = left;
     }
+    name.push_str(rest);
     (name.trim_end().to_owned(), None)
 }
 
@@ -192,8 +195,13 @@ fn one_line(text: &str) -> String {
     printable(text).trim().to_owned()
 }
 
-pub(super) fn printable(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && c != '\t', " ")
+/// `text` with blanks for control characters.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let is_unprintable = |c: char| c.is_control() && c != '\t';
+    match text.contains(is_unprintable) {
+        true => text.replace(is_unprintable, " ").into(),
+        false => text.into(),
+    }
 }
 
 fn json(value: &impl Serialize) -> Result<String, fmt::Error> {
