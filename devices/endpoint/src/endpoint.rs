@@ -461,6 +461,7 @@ mod tests {
     use std::sync::Mutex;
 
     use peerbar_dma::Purpose;
+    use peerbar_pci::find_capability;
 
     use super::*;
 
@@ -555,19 +556,12 @@ mod tests {
 
     /// Offset of the PCI Express capability.
     fn express(endpoint: &mut Endpoint<RecordingFunction>) -> u64 {
-        let mut at = 0x34;
-        loop {
-            let mut capability = [0; 2];
-            endpoint
-                .region_read(CONFIG_REGION, at, &mut capability)
-                .unwrap();
-            match (at, capability) {
-                (0x34, [first, _]) => at = first.into(),
-                (_, [0x10, _]) => return at,
-                (_, [_, 0]) => panic!("there is none"),
-                (_, [_, next]) => at = next.into(),
-            }
-        }
+        let read = |offset| {
+            let mut bytes = [0; 2];
+            let read = endpoint.region_read(CONFIG_REGION, offset, &mut bytes);
+            read.map(|()| bytes).unwrap()
+        };
+        find_capability(0x10, read).unwrap()
     }
 
     #[test]

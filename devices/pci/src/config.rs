@@ -309,6 +309,24 @@ fn bar_offset(bar: &Bar) -> usize {
     BARS + usize::from(bar.index()) * 4
 }
 
+/// Where the capability of a number is, as a guest finds it: it walks the list (PCI Local Bus 3.0, 6.7), which has no more
+/// entries than there is room for. `read` reads configuration space. For tests of functions.
+#[cfg(feature = "test-function")]
+pub fn find_capability(id: u8, mut read: impl FnMut(u64) -> [u8; 2]) -> Option<u64> {
+    let [mut at, _] = read(CAPABILITIES as u64);
+    for _ in 0..EXTENDED / 4 {
+        if at == 0 {
+            return None;
+        }
+        let [found, next] = read(at.into());
+        if found == id {
+            return Some(at.into());
+        }
+        at = next;
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

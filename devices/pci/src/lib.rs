@@ -15,6 +15,8 @@ mod function;
 
 pub use bar::{Bar, BarError};
 pub use capability::MsiX;
+#[cfg(feature = "test-function")]
+pub use config::find_capability;
 pub use config::{Command, ConfigSpace, Effects, Identity};
 pub use function::{Function, InterruptMode, Interrupts, UnsupportedRequest};
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use peerbar_endpoint::Endpoint;
 use peerbar_endpoint::Running;
 use peerbar_gpu::{Config, Gpu, Mode};
+use peerbar_pci::find_capability;
 use peerbar_vfio_user::{CONFIG_REGION, Device, DmaMap, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -171,22 +172,14 @@ impl Driver {
 
     /// Where in configuration space the capability of that number is.
     pub(crate) fn capability(&mut self, id: u8) -> u64 {
-        let mut at = [0];
-        self.endpoint()
-            .region_read(CONFIG_REGION, 0x34, &mut at)
-            .unwrap();
-        while at != [0] {
-            let mut entry = [0; 2];
-            let place = u64::from(at[0]);
-            self.endpoint()
-                .region_read(CONFIG_REGION, place, &mut entry)
-                .unwrap();
-            if entry[0] == id {
-                return place;
-            }
-            at = [entry[1]];
-        }
-        panic!("no capability {id:#x}");
+        let read = |offset| {
+            let mut bytes = [0; 2];
+            let read = self
+                .endpoint()
+                .region_read(CONFIG_REGION, offset, &mut bytes);
+            read.map(|()| bytes).unwrap()
+        };
+        find_capability(id, read).unwrap()
     }
 
     fn set_up_vectors(&mut self) {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use peerbar_endpoint::Running;
 use peerbar_nvme::{Config, Controller, PollPolicy, Source};
 use peerbar_nvme_driver::{DmaMemory, Registers};
+use peerbar_pci::find_capability;
 use peerbar_vfio_user::{CONFIG_REGION, Device, DmaMap, DmaSpan, IrqAction, RegionMapping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -286,22 +287,12 @@ impl Machine {
 
     /// Where in configuration space the capability of that number is.
     fn capability(&self, id: u8) -> u64 {
-        let mut at = [0];
-        let mut entry = [0; 2];
-        self.device()
-            .region_read(CONFIG_REGION, 0x34, &mut at)
-            .unwrap();
-        while at != [0] {
-            let place = u64::from(at[0]);
-            self.device()
-                .region_read(CONFIG_REGION, place, &mut entry)
-                .unwrap();
-            if entry[0] == id {
-                return place;
-            }
-            at = [entry[1]];
-        }
-        panic!("no capability {id:#x}");
+        let read = |offset| {
+            let mut bytes = [0; 2];
+            let read = self.device().region_read(CONFIG_REGION, offset, &mut bytes);
+            read.map(|()| bytes).unwrap()
+        };
+        find_capability(id, read).unwrap()
     }
 
     pub(crate) fn register(&self, offset: u64) -> u32 {
