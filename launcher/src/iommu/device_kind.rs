@@ -36,7 +36,16 @@ impl DeviceKind {
             Self::Nvme => NvmOpcode::try_from(opcode).ok().map(debug),
             // devices/gpu/INTERFACE.md
             Self::Gpu => named(
-                &["Nop", "Copy", "Fill", "Compare", "Crc32c", "Launch"],
+                &[
+                    "Nop",
+                    "Copy",
+                    "Fill",
+                    "Compare",
+                    "Crc32c",
+                    "Launch",
+                    "WriteWord",
+                    "Wait",
+                ],
                 opcode,
             ),
             Self::Nic if is_admin => EfaOpcode::of(opcode).map(debug),

@@ -1,9 +1,7 @@
 //! Sends, writes and reads between queue pairs of RDMA adapters.
 
-use std::collections::BTreeMap;
-
-use anyhow::{Context, ensure};
-use peerbar_dma_log::Completer;
+use anyhow::{Context, bail, ensure};
+use peerbar_dma_log::{Completer, Direction};
 use peerbar_report::{Expectation, Measure, PayloadFlow, Rdma, RdmaMemory};
 
 use super::expectation::{self, Work};
@@ -95,7 +93,8 @@ fn payload(output: &str) -> anyhow::Result<u64> {
     bytes.with_context(|| format!("the program did not print {PAYLOAD:?} and a number"))
 }
 
-/// Each byte was read once from one side's memory and written once to the other's. Nothing else was moved by the `adapters`.
+/// Each byte was read once from one side's memory and written once to the other's: by the adapters' own count, in each
+/// direction, and of the memory that the sides are.
 fn judge(
     flows: &[PayloadFlow],
     adapters: &[&str],
@@ -103,43 +102,59 @@ fn judge(
     payload: u64,
 ) -> anyhow::Result<()> {
     ensure!(payload > 0, "the program has moved nothing");
-    let mut moved: BTreeMap<bool, u64> = BTreeMap::new();
-    for flow in flows {
-        let by_adapter = adapters.contains(&flow.requester.as_str());
-        if by_adapter {
-            let is_ram = flow.completer == Completer::GuestRam;
-            let sum = moved.entry(is_ram).or_default();
-            *sum = sum.saturating_add(flow.bytes);
-        }
+    let own = flows.iter();
+    let own: Vec<&PayloadFlow> = own
+        .filter(|flow| adapters.contains(&flow.requester.as_str()))
+        .collect();
+    let known = [Completer::GuestRam, Completer::PeerBar];
+    if let Some(stray) = own.iter().find(|flow| !known.contains(&flow.completer)) {
+        bail!(
+            "{} moved {} payload bytes with memory that is neither guest RAM nor a GPU's: {:?}",
+            stray.requester,
+            stray.bytes,
+            stray.completer
+        );
     }
-    let in_ram = sides.iter().filter(|side| side.gpu().is_none()).count();
-    let in_ram = payload.saturating_mul(u64::try_from(in_ram)?);
-    let in_vram = payload.saturating_mul(2).saturating_sub(in_ram);
-    let seen = |is_ram| moved.get(&is_ram).copied().unwrap_or(0);
+    let sum = |wanted: &dyn Fn(&PayloadFlow) -> bool| {
+        let bytes = own
+            .iter()
+            .filter(|flow| wanted(flow))
+            .map(|flow| flow.bytes);
+        bytes.fold(0, u64::saturating_add)
+    };
+    let read = sum(&|flow| flow.direction == Direction::Read);
+    let written = sum(&|flow| flow.direction == Direction::Write);
     ensure!(
-        seen(true) == in_ram && seen(false) == in_vram,
-        "{payload} payload bytes were to be moved, with {in_ram} read from or written to guest RAM, and {in_vram} from or to VRAM; \
-         the counters of {} show {} with guest RAM, and {} with a device's memory",
+        read == payload && written == payload,
+        "{payload} payload bytes were to be moved; the counters of {} show {read} read and {written} written",
+        adapters.join(" and ")
+    );
+    let sides_in_ram = sides.iter().filter(|side| side.gpu().is_none()).count();
+    let in_ram = payload.saturating_mul(u64::try_from(sides_in_ram)?);
+    let with_ram = sum(&|flow| flow.completer == Completer::GuestRam);
+    ensure!(
+        with_ram == in_ram,
+        "{payload} payload bytes were to be moved, with {in_ram} read from or written to guest RAM; the counters of {} show \
+         {with_ram} with guest RAM, and {} with a device's memory",
         adapters.join(" and "),
-        seen(true),
-        seen(false)
+        sum(&|flow| flow.completer == Completer::PeerBar)
     );
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{Direction, Route};
+    use peerbar_dma_log::Route;
 
     use super::*;
 
-    fn flow(requester: &str, completer: Completer, bytes: u64) -> PayloadFlow {
+    fn flow(requester: &str, completer: Completer, direction: Direction) -> PayloadFlow {
         PayloadFlow {
             requester: requester.to_owned(),
             completer,
             route: Route::Peer,
-            direction: Direction::Read,
-            bytes,
+            direction,
+            bytes: 100,
         }
     }
 
@@ -151,26 +166,43 @@ mod tests {
 
     #[test]
     fn vram_to_vram_leaves_guest_ram_out() {
+        use Completer::{GuestRam, OwnMemory, PeerBar, Unknown};
+        use Direction::{Read, Write};
+
         let vram = RdmaMemory::Vram("g".to_owned());
-        let direct = [
-            flow("a", Completer::PeerBar, 100),
-            flow("b", Completer::PeerBar, 100),
-        ];
-        let judged =
-            |flows: &[PayloadFlow], to: &RdmaMemory| judge(flows, &["a", "b"], [&vram, to], 100);
-        assert!(judged(&direct, &vram).is_ok());
-        let bounced = [direct[0].clone(), flow("b", Completer::GuestRam, 100)];
-        let error = judged(&bounced, &vram).unwrap_err().to_string();
-        assert!(
-            error.ends_with("a and b show 100 with guest RAM, and 100 with a device's memory"),
-            "{error}"
-        );
-        assert!(judged(&bounced, &RdmaMemory::GuestRam).is_ok());
-        let others = [
-            flow("a", Completer::PeerBar, 100),
-            flow("c", Completer::PeerBar, 100),
-        ];
-        assert!(judged(&others, &vram).is_err());
+        let judged = |read: PayloadFlow, written: PayloadFlow, to: &RdmaMemory| {
+            let judged = judge(&[read, written], &["a", "b"], [&vram, to], 100);
+            judged.map_err(|error| error.to_string())
+        };
+        let read = || flow("a", PeerBar, Read);
+        assert_eq!(judged(read(), flow("b", PeerBar, Write), &vram), Ok(()));
+        let in_ram = || flow("b", GuestRam, Write);
+        assert_eq!(judged(read(), in_ram(), &RdmaMemory::GuestRam), Ok(()));
+        for (written, wanted) in [
+            (
+                in_ram(),
+                "a and b show 100 with guest RAM, and 100 with a device's memory",
+            ),
+            (
+                flow("b", PeerBar, Read),
+                "a and b show 200 read and 0 written",
+            ),
+            (
+                flow("c", PeerBar, Write),
+                "a and b show 100 read and 0 written",
+            ),
+            (
+                flow("b", Unknown, Write),
+                "neither guest RAM nor a GPU's: Unknown",
+            ),
+            (
+                flow("b", OwnMemory, Write),
+                "neither guest RAM nor a GPU's: OwnMemory",
+            ),
+        ] {
+            let error = judged(read(), written, &vram).unwrap_err();
+            assert!(error.ends_with(wanted), "{error}");
+        }
         assert!(judge(&[], &["a"], [&vram, &vram], 0).is_err());
     }
 }

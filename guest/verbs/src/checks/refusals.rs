@@ -12,6 +12,8 @@ use super::{DEPTH, PATIENCE};
 
 /// What the target's memory has before each request, and after it.
 const UNTOUCHED: u8 = 0x5a;
+/// What the memory of the side that asks has.
+const OWN: u8 = 0xc3;
 /// Bytes of a request.
 const LENGTH: u32 = 512;
 /// Keys that are tried around one that there is.
@@ -53,7 +55,7 @@ pub(crate) struct Bench {
     asked: QueuePair,
     peer: Peer,
     source: Region,
-    _source: Memory,
+    own: Memory,
 }
 
 impl Bench {
@@ -64,6 +66,7 @@ impl Bench {
         let asked = QueuePair::ready(&domain, DEPTH)?;
         let peer = Peer::of(AddressHandle::new(&domain, context.gid()?)?, &asked);
         let memory = Memory::new(MemoryKind::Host, PAGE)?;
+        memory.write(0, &vec![OWN; usize::try_from(PAGE)?])?;
         let source = memory.register(&domain, Access::ALL)?;
         Ok(Self {
             domain,
@@ -71,7 +74,7 @@ impl Bench {
             asked,
             peer,
             source,
-            _source: memory,
+            own: memory,
         })
     }
 
@@ -90,9 +93,17 @@ impl Bench {
         Ok(done.status)
     }
 
-    /// How a request ends whose local memory is fine.
+    /// How a request ends whose local memory is fine. One that is refused brings no byte.
     pub(crate) fn asked(&self, operation: Operation) -> anyhow::Result<Status> {
-        self.status(operation, self.source.local(0, LENGTH))
+        let status = self.status(operation, self.source.local(0, LENGTH))?;
+        if status != Status::SUCCESS {
+            let wanted = vec![OWN; usize::try_from(PAGE)?];
+            let kept = self.own.expect(0, &wanted);
+            kept.context(
+                "a request that was refused has changed the memory of the side that asks",
+            )?;
+        }
+        Ok(status)
     }
 
     /// Checks that the adapter carries out a write after all.
@@ -148,17 +159,22 @@ impl Bench {
                 if key == source.key {
                     continue;
                 }
-                let status = self.asked(Operation::Write(Remote { key, ..place }))?;
-                expect(status, &[Status::REMOTE_ACCESS])
-                    .with_context(|| format!("key {key:#x} beside {:#x}", place.key))?;
+                let guess = Remote { key, ..place };
+                for operation in [Operation::Write(guess), Operation::Read(guess)] {
+                    expect(self.asked(operation)?, &[Status::REMOTE_ACCESS]).with_context(
+                        || format!("{operation:x?}, where the key is {:#x}", place.key),
+                    )?;
+                }
             }
         }
         let other = Remote {
             key: source.key,
             ..place
         };
-        let status = self.asked(Operation::Write(other))?;
-        expect(status, &[Status::REMOTE_ACCESS]).context("the key of another region")?;
+        for operation in [Operation::Write(other), Operation::Read(other)] {
+            let status = self.asked(operation)?;
+            expect(status, &[Status::REMOTE_ACCESS]).context("the key of another region")?;
+        }
         untouched(&memory)
     }
 

@@ -32,13 +32,11 @@ pub(crate) fn run(
     let message = pair.sender.context().largest_message()?;
     for &size in sizes {
         for way in [Way::Write, Way::WriteImmediate, Way::Read] {
-            report.add(format!("{} {size}", way.word()), pair.transfer(way, size));
-            report.count(size.into());
+            pair.report(way, size, report);
         }
         if size <= message {
             for way in [Way::Send, Way::SendImmediate] {
-                report.add(format!("{} {size}", way.word()), pair.transfer(way, size));
-                report.count(size.into());
+                pair.report(way, size, report);
             }
         }
     }
@@ -119,6 +117,15 @@ impl Connected {
             to_receiver,
             _to_sender: to_sender,
         })
+    }
+
+    /// Reports a transfer, and counts it if it succeeds.
+    fn report(&self, way: Way, size: u32, report: &mut Report) {
+        let moved = self.transfer(way, size);
+        if moved.is_ok() {
+            report.count(size.into());
+        }
+        report.add(format!("{} {size}", way.word()), moved);
     }
 
     /// Moves `size` fresh bytes, and checks them and those around them.
