@@ -31,8 +31,8 @@ impl Run for Rdma {
             Outcome::Said(output) => output,
             other => return Ok(other),
         };
-        let payload = payload(&output)?;
-        measure.bytes = payload;
+        let (payload, seconds) = payload(&output)?;
+        (measure.bytes, measure.seconds) = (payload, seconds);
         let sides = [&self.from, &self.to];
         let adapters = [self.nic.as_str(), &self.peer];
         judge(&measure.flows, &adapters, sides, payload)?;
@@ -83,14 +83,15 @@ fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Result<String> {
     })
 }
 
-/// The payload bytes that the program says it has moved.
-fn payload(output: &str) -> anyhow::Result<u64> {
-    let line = output
-        .lines()
-        .rev()
-        .find_map(|line| line.strip_prefix(PAYLOAD));
-    let bytes = line.and_then(|number| number.trim().parse().ok());
-    bytes.with_context(|| format!("the program did not print {PAYLOAD:?} and a number"))
+/// The payload bytes that the program says it has moved, and in how many seconds.
+fn payload(output: &str) -> anyhow::Result<(u64, f64)> {
+    let mut lines = output.lines().rev();
+    let line = lines.find_map(|line| line.strip_prefix(PAYLOAD)?.strip_suffix(" s"));
+    let figures = line.and_then(|line| {
+        let (bytes, seconds) = line.split_once(" in ")?;
+        Some((bytes.parse().ok()?, seconds.parse().ok()?))
+    });
+    figures.with_context(|| format!("the program did not print {PAYLOAD:?} with bytes and seconds"))
 }
 
 /// Each byte was read once from one side's memory and written once to the other's: by the adapters' own count, in each
@@ -160,8 +161,11 @@ mod tests {
 
     #[test]
     fn payload_is_the_last_line_of_its_kind() {
-        assert_eq!(payload("ok 1 x\n# payload 3\n# payload 64\n").unwrap(), 64);
-        assert!(payload("ok 1 x\n# payload many\n").is_err());
+        let last = "ok 1 x\n# payload 3 in 1.0 s\n# payload 64 in 0.5 s\n";
+        assert_eq!(payload(last).unwrap(), (64, 0.5));
+        for other in ["# payload many in 1.0 s", "# payload 64"] {
+            assert!(payload(other).is_err(), "{other}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What was found, as KTAP version 1.
 
 use std::fmt;
+use std::time::Duration;
 
 /// Results, each with its name, and why it failed if it did.
 #[derive(Debug, Default)]
@@ -8,6 +9,8 @@ pub(crate) struct Report {
     results: Vec<(String, Result<(), String>)>,
     /// Payload bytes that were moved by work requests that succeeded.
     payload: u64,
+    /// How long these took, one after the other.
+    elapsed: Duration,
 }
 
 impl Report {
@@ -17,9 +20,10 @@ impl Report {
         self.results.push((name.into(), result));
     }
 
-    /// Counts payload.
-    pub(crate) fn count(&mut self, bytes: u64) {
+    /// Counts payload that a request has moved, and how long it took.
+    pub(crate) fn count(&mut self, bytes: u64, elapsed: Duration) {
         self.payload = self.payload.saturating_add(bytes);
+        self.elapsed = self.elapsed.saturating_add(elapsed);
     }
 
     /// Whether a result is a failure, or there is none.
@@ -40,7 +44,8 @@ impl fmt::Display for Report {
                 }
             }
         }
-        writeln!(f, "# payload {}", self.payload)
+        let seconds = self.elapsed.as_secs_f64();
+        writeln!(f, "# payload {} in {seconds:.6} s", self.payload)
     }
 }
 
@@ -53,11 +58,12 @@ mod tests {
         let mut report = Report::default();
         assert!(report.has_failed());
         report.add("one", Ok(()));
-        report.count(64);
+        report.count(64, Duration::from_millis(2));
         assert!(!report.has_failed());
         report.add("two", Err(anyhow::anyhow!("a\nb")));
         assert!(report.has_failed());
-        let text = "KTAP version 1\n1..2\nok 1 one\n# a; b\nnot ok 2 two\n# payload 64\n";
+        let text =
+            "KTAP version 1\n1..2\nok 1 one\n# a; b\nnot ok 2 two\n# payload 64 in 0.002000 s\n";
         assert_eq!(report.to_string(), text);
     }
 }

@@ -1,5 +1,7 @@
 //! Sends, writes and reads between two queue pairs.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, ensure};
 use peerbar_verbs::{
     Access, AddressHandle, Completion, Context, Operation, Peer, ProtectionDomain, QueuePair,
@@ -122,14 +124,14 @@ impl Connected {
     /// Reports a transfer, and counts it if it succeeds.
     fn report(&self, way: Way, size: u32, report: &mut Report) {
         let moved = self.transfer(way, size);
-        if moved.is_ok() {
-            report.count(size.into());
+        if let Ok(elapsed) = moved {
+            report.count(size.into(), elapsed);
         }
-        report.add(format!("{} {size}", way.word()), moved);
+        report.add(format!("{} {size}", way.word()), moved.map(drop));
     }
 
-    /// Moves `size` fresh bytes, and checks them and those around them.
-    fn transfer(&self, way: Way, size: u32) -> anyhow::Result<()> {
+    /// Moves `size` fresh bytes, and checks them and those around them. Returns the time from the request to its completion.
+    fn transfer(&self, way: Way, size: u32) -> anyhow::Result<Duration> {
         let immediate = fastrand::u32(..);
         let (source, target) = match way {
             Way::Read => (&self.receiver, &self.sender),
@@ -155,8 +157,10 @@ impl Connected {
         }
         let local = self.sender.region.local(MARGIN, size);
         let pair = &self.sender.pair;
+        let start = Instant::now();
         pair.post(2, operation, local, &self.to_receiver)?;
         let sent = pair.wait(PATIENCE).context("the sender")?.succeeded()?;
+        let elapsed = start.elapsed();
         ensure!(sent.id == 2, "request 2 completed as {}", sent.id);
         if is_received {
             let received = self.receiver.pair.wait(PATIENCE).context("the receiver")?;
@@ -170,7 +174,11 @@ impl Connected {
             .memory
             .expect(0, &margin)
             .context("before the data")?;
-        target.memory.expect(end, &margin).context("after the data")
+        target
+            .memory
+            .expect(end, &margin)
+            .context("after the data")?;
+        Ok(elapsed)
     }
 }
 
