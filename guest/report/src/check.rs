@@ -134,6 +134,11 @@ pub trait CheckKind: Described + Sized {
         None
     }
 
+    /// Whether its data lies in guest RAM, too, as it asks for: then what is there was not bounced.
+    fn uses_guest_ram(&self) -> bool {
+        false
+    }
+
     /// Debian packages that the tools root must have.
     fn packages(&self) -> &'static [&'static str] {
         &[]
@@ -236,6 +241,11 @@ macro_rules! kinds {
             /// As [`CheckKind::kills`].
             pub fn kills(&self) -> Option<&str> {
                 match self { $(Check::$kind(check) => check.kills(),)* }
+            }
+
+            /// As [`CheckKind::uses_guest_ram`].
+            pub fn uses_guest_ram(&self) -> bool {
+                match self { $(Check::$kind(check) => check.uses_guest_ram(),)* }
             }
 
             /// As [`CheckKind::packages`].

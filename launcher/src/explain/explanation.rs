@@ -120,12 +120,16 @@ impl Explanation {
 fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
     let checks = case.scenario.checks.iter().zip(&case.results);
     let of_pair = checks.filter(|(check, _)| check.pairs().contains(pair));
-    let seen = of_pair.map(|(_, result)| Seen {
+    let seen = of_pair.map(|(check, result)| Seen {
         check: result.name.clone(),
         verdict: result.verdict,
         routes: result.measure.routes.clone(),
         direct_bytes: result.measure.peer_bytes,
-        bounced_bytes: result.measure.ram_bytes,
+        bounced_bytes: if check.uses_guest_ram() {
+            0
+        } else {
+            result.measure.ram_bytes
+        },
         failures: result.measure.failures,
     });
     seen.collect()

@@ -116,6 +116,11 @@ impl CheckKind for Rdma {
         })
     }
 
+    fn uses_guest_ram(&self) -> bool {
+        let sides = [&self.from, &self.to];
+        sides.into_iter().any(|side| side.gpu().is_none())
+    }
+
     fn packages(&self) -> &'static [&'static str] {
         PACKAGES
     }
@@ -150,5 +155,11 @@ mod tests {
         let control = check.control().unwrap();
         assert_eq!(control.pairs(), []);
         assert_eq!(control.control(), None);
+        assert!(check.uses_guest_ram() && control.uses_guest_ram());
+        let direct = Rdma {
+            to: check.from.clone(),
+            ..check
+        };
+        assert!(!direct.uses_guest_ram());
     }
 }

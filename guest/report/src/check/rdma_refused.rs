@@ -41,6 +41,10 @@ impl CheckKind for RdmaRefused {
         gpu.map(|gpu| Pair::of(gpu, &self.nic)).collect()
     }
 
+    fn uses_guest_ram(&self) -> bool {
+        true
+    }
+
     fn packages(&self) -> &'static [&'static str] {
         rdma::PACKAGES
     }
