@@ -96,7 +96,10 @@ impl DataPath {
     pub(crate) fn parts(setup: Setup) -> (Self, Worker) {
         let doorbells = Arc::new(Doorbells::new());
         let path = Self {
-            objects: Arc::new(Mutex::new(Objects::new(doorbells.clone()))),
+            objects: Arc::new(Mutex::new(Objects::new(
+                doorbells.clone(),
+                setup.bar_memory.clone(),
+            ))),
             doorbells: doorbells.clone(),
             statistics: Arc::default(),
             mailbox: Arc::new(Mailbox::new(doorbells.clone())),
@@ -142,6 +145,11 @@ impl DataPath {
         Ok(())
     }
 
+    #[cfg(test)]
+    fn end(&self) {
+        self.doorbells.stop();
+    }
+
     /// The objects, while the worker does nothing. Waits for a slice of its at most, in which others may be asked for
     /// memory: not for the thread that answers the guest's accesses.
     pub fn objects(&self) -> MutexGuard<'_, Objects> {
@@ -163,8 +171,11 @@ impl DataPath {
         self.objects().reset();
     }
 
-    /// What the adapter has done since its start.
+    /// What the adapter has done since its start, all completions that anybody has seen included. Waits as
+    /// [`DataPath::objects`] does.
     pub fn statistics(&self) -> Statistics {
+        // The turn whose completions the caller has seen has ended by then.
+        let _turn = self.objects();
         *self.statistics.lock()
     }
 }

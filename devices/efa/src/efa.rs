@@ -130,14 +130,15 @@ impl Efa {
         )
     }
 
-    /// What is behind each of the BARs. Of BAR2 the guest maps the send queues; its doorbells are messages.
+    /// What is behind each of the BARs. Of BAR2 the guest maps the send queues, and the doorbells of queues that are
+    /// only polled; its other doorbells are messages.
     fn behind_bars(&self) -> [BarMemory; 3] {
-        let queues = memory_bar::SEND_QUEUES;
-        let area = (queues.start, queues.end - queues.start);
+        let areas = [memory_bar::POLLED_DOORBELLS, memory_bar::SEND_QUEUES];
+        let areas = areas.map(|area| (area.start, area.end - area.start));
         let memory = self.memory.clone();
         [
             BarMemory::Registers,
-            BarMemory::RegistersWithPages(memory, vec![area], PeerPages::Notified),
+            BarMemory::RegistersWithPages(memory, areas.to_vec(), PeerPages::Notified),
             BarMemory::Registers,
         ]
     }
@@ -181,7 +182,7 @@ impl Efa {
     }
 
     fn write_memory_bar(&self, offset: u64, data: &[u8]) {
-        if memory_bar::SEND_QUEUES.contains(&offset) {
+        if memory_bar::is_memory(offset) {
             if let Err(error) = self.memory.write(offset, data) {
                 log::debug!("send queue: {error}");
             }
@@ -204,7 +205,7 @@ impl Function for Efa {
                 let from = bytes.iter().skip((offset % 4) as usize);
                 data.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
             }
-            memory_bar::BAR if memory_bar::SEND_QUEUES.contains(&offset) => {
+            memory_bar::BAR if memory_bar::is_memory(offset) => {
                 if let Err(error) = self.memory.read(offset, data) {
                     log::debug!("send queue: {error}");
                 }

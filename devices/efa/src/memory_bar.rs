@@ -21,6 +21,9 @@ pub const COMPLETION_QUEUES: u16 = 512;
 pub const SEND_QUEUE_BYTES: u64 = 128 << 10;
 /// Where the doorbells are.
 pub const DOORBELLS: Range<u64> = 0..UARS as u64 * PAGE;
+/// Where the doorbells are of completion queues that are only polled: memory, in which user space says how far it has come. A
+/// page for each UAR, too.
+pub const POLLED_DOORBELLS: Range<u64> = 16 << 20..(16 << 20) + UARS as u64 * PAGE;
 /// Where the memory of the send queues is.
 pub const SEND_QUEUES: Range<u64> = 32 << 20..BAR_BYTES;
 
@@ -31,7 +34,8 @@ const WORD: u64 = 4;
 const COMPLETION_DOORBELLS: u64 = QUEUE_PAIRS as u64 * PAIR_STRIDE;
 
 const _: () = assert!(COMPLETION_DOORBELLS + COMPLETION_QUEUES as u64 * WORD <= PAGE);
-const _: () = assert!(DOORBELLS.end <= SEND_QUEUES.start);
+const _: () = assert!(DOORBELLS.end <= POLLED_DOORBELLS.start);
+const _: () = assert!(POLLED_DOORBELLS.end <= SEND_QUEUES.start);
 const _: () = assert!(
     QUEUE_PAIRS as u64 * SEND_QUEUE_BYTES <= SEND_QUEUES.end - SEND_QUEUES.start
         && SEND_QUEUE_BYTES.is_multiple_of(PAGE)
@@ -78,6 +82,16 @@ impl Doorbell {
     }
 }
 
+/// Where in the BAR the doorbell of a completion queue of this UAR is that is only polled.
+pub fn polled_doorbell(uar: u16, queue: u16) -> u64 {
+    POLLED_DOORBELLS.start + u64::from(uar) * PAGE + u64::from(queue) * WORD
+}
+
+/// Whether what is at this offset of the BAR is memory, which the guest may map.
+pub fn is_memory(offset: u64) -> bool {
+    POLLED_DOORBELLS.contains(&offset) || SEND_QUEUES.contains(&offset)
+}
+
 /// Where in the BAR the memory of the send queue of this queue pair is.
 pub fn send_queue(pair: u16) -> u64 {
     SEND_QUEUES.start + u64::from(pair) * SEND_QUEUE_BYTES
@@ -105,6 +119,9 @@ mod tests {
         let last = Doorbell::Completion(COMPLETION_QUEUES - 1);
         assert_eq!(last.offset(7) / PAGE, 7);
         assert_eq!(Doorbell::Send(0).offset(8) / PAGE, 8);
+        let last = polled_doorbell(UARS - 1, COMPLETION_QUEUES - 1);
+        assert!(is_memory(last) && !is_memory(POLLED_DOORBELLS.end));
+        assert_eq!(polled_doorbell(7, COMPLETION_QUEUES - 1) / PAGE, 4096 + 7);
         assert_eq!(send_queue(QUEUE_PAIRS - 1) + SEND_QUEUE_BYTES, BAR_BYTES);
     }
 }

@@ -35,7 +35,10 @@ pub(crate) use memory_region::AccessError;
 pub(crate) use memory_region::{Need, Place};
 pub(crate) use queue_pair::{ENDLESS_RNR_RETRY, QueuePair};
 
+use peerbar_dma::{MemoryError, MemoryFile};
+
 use crate::data::Doorbells;
+use crate::memory_bar;
 use address_handle::AddressHandle;
 use memory_region::MemoryRegion;
 use region_keys::KeyGenerator;
@@ -44,6 +47,8 @@ use slots::Slots;
 /// All objects of an adapter.
 pub struct Objects {
     doorbells: Arc<Doorbells>,
+    /// The memory of BAR2, in which the send queues are.
+    bar_memory: Arc<MemoryFile>,
     uars: Slots<Shared>,
     protection_domains: Slots<Shared>,
     address_handles: Slots<AddressHandle>,
@@ -69,9 +74,10 @@ struct Shared {
 
 impl Objects {
     /// No objects. The doorbells are those of the queues that are going to be created.
-    pub(crate) fn new(doorbells: Arc<Doorbells>) -> Self {
+    pub(crate) fn new(doorbells: Arc<Doorbells>, bar_memory: Arc<MemoryFile>) -> Self {
         Self {
             doorbells,
+            bar_memory,
             uars: Slots::new(ObjectKind::Uar, limits::UARS),
             protection_domains: Slots::new(
                 ObjectKind::ProtectionDomain,
@@ -96,9 +102,16 @@ impl Objects {
             std::mem::take(&mut self.generations),
         );
         doorbells.close_all();
+        let queues = memory_bar::SEND_QUEUES;
+        if let Err(error) = self
+            .bar_memory
+            .zero(queues.start, queues.end - queues.start)
+        {
+            log::error!("send queues are not cleared: {error}");
+        }
         *self = Self {
             generations,
-            ..Self::new(doorbells)
+            ..Self::new(doorbells, self.bar_memory.clone())
         };
     }
 
@@ -120,6 +133,12 @@ impl Objects {
     /// Removes a protection domain. Fails while address handles, queue pairs or memory regions use it.
     pub fn destroy_protection_domain(&mut self, domain: u16) -> Result<(), ObjectError> {
         remove_unused(&mut self.protection_domains, domain)
+    }
+
+    /// Clears the send queue of this place, so that nobody reads or sends what the process before has written there.
+    fn clear_send_queue(&self, slot: u16) -> Result<(), MemoryError> {
+        let start = memory_bar::send_queue(slot);
+        self.bar_memory.zero(start, memory_bar::SEND_QUEUE_BYTES)
     }
 
     /// How many memory regions there are.

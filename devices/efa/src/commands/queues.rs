@@ -12,7 +12,7 @@ use super::{DONE, answer, possible, refused, reserved};
 use crate::admin_queue::{Answer, Command};
 use crate::efa::VECTORS;
 use crate::engine::Engine;
-use crate::memory_bar::{Doorbell, QUEUE_PAIRS, send_queue};
+use crate::memory_bar::{Doorbell, QUEUE_PAIRS, polled_doorbell, send_queue};
 use crate::objects::{
     CreateCompletionQueue, CreateEventQueue, CreateQueuePair, ModifyQueuePair, QueuePairKind,
     QueuePairState,
@@ -48,9 +48,8 @@ impl Engine {
         Ok(answer(&CreatedCq {
             cq: number.into(),
             depth: depth.into(),
-            doorbell: doorbell(uar, Doorbell::Completion(number)).into(),
-            // A queue that is only polled needs none, and each ring of it costs the guest an exit.
-            flags: if has_events { DOORBELL_VALID } else { 0 }.into(),
+            doorbell: completion_doorbell(uar, number, has_events).into(),
+            flags: DOORBELL_VALID.into(),
         }))
     }
 
@@ -177,6 +176,15 @@ fn ring_entries(depth: u32) -> Result<u32, Status> {
         _ => depth
             .checked_next_power_of_two()
             .ok_or(Status::IllegalParameter),
+    }
+}
+
+/// Where the doorbell of a completion queue is. One that has no events is in memory, where it costs the guest no exit.
+fn completion_doorbell(uar: u16, number: u16, has_events: bool) -> u32 {
+    if has_events {
+        doorbell(uar, Doorbell::Completion(number))
+    } else {
+        offset(polled_doorbell(uar, number))
     }
 }
 

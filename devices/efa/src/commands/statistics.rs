@@ -43,8 +43,11 @@ impl Engine {
                 errors: now.write_errors.into(),
                 received_bytes: now.write_received_bytes.into(),
             }),
-            // Between queue pairs of one adapter nothing is lost.
-            kind::NETWORK => answer(&Network::new_zeroed()),
+            // What the fabric loses its link sends again, without a word to the adapter.
+            kind::NETWORK => answer(&Network {
+                unresponsive: now.unresponsive_remotes.into(),
+                ..Network::new_zeroed()
+            }),
             _ => return Err(Status::IllegalParameter),
         })
     }

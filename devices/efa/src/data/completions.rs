@@ -109,7 +109,13 @@ impl Turn<'_> {
         if queue.has_failed {
             return false;
         }
-        if queue.outstanding() >= queue.entries && queue.consumed.is_some() {
+        if queue.outstanding() >= queue.entries
+            && let Some(place) = queue.polled_doorbell
+            && let Ok(value) = self.parts.bar_memory.load(place)
+        {
+            queue.consumed = CompletionDoorbell::from_bits(value).consumer_index();
+        }
+        if queue.outstanding() >= queue.entries {
             log::debug!("completion queue {number} overflows");
             self.fail_queue(number);
             return false;
@@ -164,7 +170,7 @@ impl Turn<'_> {
         if queue.event_queue.is_none() {
             return;
         }
-        queue.consumed = Some(value.consumer_index());
+        queue.consumed = value.consumer_index();
         // An event that user space has not taken yet stands for this one, too.
         if value.arm() && queue.last_event != Some(value.command_sn()) {
             queue.armed = Some(value.command_sn());
@@ -208,7 +214,7 @@ impl Turn<'_> {
     fn write_events(&mut self, number: u16) {
         while let Ok(queue) = self.objects.event_queues.get_mut(number)
             && queue.has_room()
-            && let Some(completion_queue) = queue.waiting.pop_front()
+            && let Some(completion_queue) = queue.waiting.front().copied()
         {
             let entries = u32::from(queue.entries);
             let slot = u64::from(queue.produced % entries);
@@ -224,10 +230,12 @@ impl Turn<'_> {
                 .parts
                 .write_head_last(Origin::Device, address, entry.as_bytes());
             if let Err(error) = written {
+                // It is written again when the queue is armed.
                 log::debug!("event queue {number}: {error}: {}", error.cause);
-                return;
+                break;
             }
             if let Ok(queue) = self.objects.event_queues.get_mut(number) {
+                queue.waiting.pop_front();
                 queue.produced = queue.produced.wrapping_add(1);
                 queue.since_armed = queue.since_armed.saturating_add(1);
                 queue.unannounced = queue.unannounced.saturating_add(1);

@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use peerbar_efa_spec::completion::CompletionStatus;
 
-use super::work_request::WorkRequest;
+use super::packet::Verb;
+use super::work_request::{BadRequest, WorkRequest};
+use crate::objects::Gid;
 
 /// How many work requests of a queue pair are in progress at most.
 pub(super) const WINDOW: usize = 16;
@@ -22,6 +24,8 @@ pub(crate) struct Job {
     /// How often the destination had no receive.
     pub(super) not_ready: u8,
     pub(super) wait: Wait,
+    /// It cannot be carried out.
+    pub(super) refusal: Option<CompletionStatus>,
     pub(super) remote: Remote,
 }
 
@@ -37,8 +41,12 @@ pub(super) enum Wait {
 }
 
 /// How far a work request to another adapter has come.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Remote {
+    /// The adapter, once it has begun.
+    pub(super) gid: Option<Gid>,
+    /// A packet that could not be sent yet.
+    pub(super) unsent: Option<Unsent>,
     /// How many of its bytes have been asked for, or sent.
     pub(super) sent: u32,
     /// Something has been sent.
@@ -63,7 +71,16 @@ impl Job {
             moved: 0,
             not_ready: 0,
             wait: Wait::Turn,
+            refusal: None,
             remote: Remote::default(),
+        }
+    }
+
+    /// The job of a request that cannot be carried out.
+    pub(super) fn refused(bad: &BadRequest, id: u64, number: u16) -> Self {
+        Self {
+            refusal: Some(bad.status),
+            ..Self::new(bad.request(), id, number)
         }
     }
 
@@ -74,6 +91,14 @@ impl Job {
             Wait::Answer => false,
         }
     }
+}
+
+/// A packet of a work request, with what it is and the part that it is about.
+#[derive(Clone, Debug)]
+pub(super) struct Unsent {
+    pub(super) verb: Verb,
+    pub(super) part: (u32, u32),
+    pub(super) data: Vec<u8>,
 }
 
 /// The work requests of one queue pair in progress, oldest first.

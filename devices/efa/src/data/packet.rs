@@ -1,8 +1,8 @@
 //! What adapters say to each other: a header, then payload. All of it is checked by its receiver.
 //!
 //! A request of a reliable queue pair is answered by a status, then the payload of a read. A datagram is a message, and not
-//! answered. A transfer by RDMA is several requests, one for each part, which may arrive in any order; the first one to be
-//! sent of each has its whole length, so that a transfer which does not fit moves nothing, if that one arrives first.
+//! answered. A transfer by RDMA is several requests, one for each part. The first one has the length of all, and is answered before
+//! the others are sent: a transfer that does not fit moves nothing. The others may arrive in any order.
 
 use peerbar_efa_spec::completion::CompletionStatus;
 use zerocopy::little_endian::{U16, U32, U64};

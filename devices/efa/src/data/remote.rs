@@ -6,7 +6,7 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::{RequestError, SendError};
 
-use super::job::{Job, Wait};
+use super::job::{Job, Unsent, Wait};
 use super::packet::{self, PART_BYTES, Packet, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
 use super::responder::{self, Payload, Sender};
@@ -38,18 +38,26 @@ impl Turn<'_> {
             let sent = self.send_datagram(requester, gid, job);
             return Step::Done(sent.map_or_else(unreliable, |()| CompletionStatus::Ok));
         }
-        let Some((verb, part)) = next_packet(job) else {
-            return ended(job);
+        job.remote.gid = Some(gid);
+        let next = match job.remote.unsent.take() {
+            Some(unsent) => Ok(unsent),
+            None => {
+                let Some((verb, part)) = next_packet(job) else {
+                    return ended(job);
+                };
+                let data = self.packet(requester, job, (verb, part));
+                data.map(|data| Unsent { verb, part, data })
+            }
         };
-        match self.send_part(requester, gid, job, (verb, part)) {
-            Ok(()) => Step::Again,
-            Err(NotSent::Busy) => Step::After(Wait::Until(self.now + BUSY_WAIT)),
-            Err(NotSent::Failed(status)) => self.give_up(job, status),
+        match next {
+            Ok(packet) => self.send_packet(requester, gid, job, packet),
+            Err(status) => self.give_up(job, status),
         }
     }
 
     /// A work request has failed. It is over once its packets are answered: none of them does anything afterwards.
     pub(super) fn give_up(&self, job: &mut Job, status: CompletionStatus) -> Step {
+        job.remote.unsent = None;
         job.remote.failure.get_or_insert(status);
         ended(job)
     }
@@ -61,35 +69,39 @@ impl Turn<'_> {
         job: &mut Job,
     ) -> Result<(), CompletionStatus> {
         let data = self.packet(requester, job, (Verb::Message, (0, job.request.bytes)))?;
+        self.parts.transfers.session.release();
         let wire = self.parts.wire.get();
         let wire = wire.ok_or(CompletionStatus::LocalUnreachableRemote)?;
-        wire.datagram(gid, &data)
-            .map_err(|_| CompletionStatus::LocalUnreachableRemote)?;
+        let sent = wire.datagram(gid, &data);
         job.moved = job.request.bytes;
         self.count_sent(job.request.bytes);
-        Ok(())
+        sent.map_err(|_| CompletionStatus::LocalUnreachableRemote)
     }
 
-    /// Sends one packet of a work request.
-    fn send_part(
+    /// Sends one packet of a work request, or keeps it until it can be sent.
+    fn send_packet(
         &mut self,
         requester: &Requester,
         gid: Gid,
         job: &mut Job,
-        (verb, part): (Verb, (u32, u32)),
-    ) -> Result<(), NotSent> {
-        let data = self.packet(requester, job, (verb, part));
-        let data = data.map_err(NotSent::Failed)?;
+        packet: Unsent,
+    ) -> Step {
         let token = Token(self.parts.next_id());
-        let wire = self.parts.wire.get();
-        let wire = wire.ok_or(NotSent::Failed(CompletionStatus::LocalUnreachableRemote))?;
         self.parts.transfers.session.release();
-        wire.request(gid, &data, token)
-            .map_err(|error| match error {
-                SendError::Busy => NotSent::Busy,
-                SendError::Lost => NotSent::Failed(CompletionStatus::LocalUnreachableRemote),
-                SendError::TooLong => NotSent::Failed(CompletionStatus::LocalQueuePair),
-            })?;
+        let wire = self.parts.wire.get().ok_or(SendError::Lost);
+        let sent = wire.and_then(|wire| wire.request(gid, &packet.data, token));
+        match sent {
+            Ok(()) => {}
+            Err(SendError::Busy) => {
+                job.remote.unsent = Some(packet);
+                return Step::After(Wait::Until(self.now + BUSY_WAIT));
+            }
+            Err(SendError::Lost) => {
+                return self.give_up(job, CompletionStatus::LocalUnreachableRemote);
+            }
+            Err(SendError::TooLong) => return self.give_up(job, CompletionStatus::LocalQueuePair),
+        }
+        let Unsent { verb, part, .. } = packet;
         let sent = Sent {
             pair: requester.sender.pair,
             job: job.id,
@@ -105,8 +117,10 @@ impl Turn<'_> {
                 job.remote.sent = part.0 + part.1;
             }
         }
-        self.count_sent(if verb == Verb::Read { 0 } else { part.1 });
-        Ok(())
+        if verb == Verb::Write || verb == Verb::Message && job.not_ready == 0 {
+            self.count_sent(part.1);
+        }
+        Step::Again
     }
 
     /// A packet of a work request, with its payload.
@@ -197,6 +211,9 @@ impl Turn<'_> {
         sent: &Sent,
         answer: Answer,
     ) -> Step {
+        if matches!(answer, Err(RequestError::Gone | RequestError::TimedOut)) {
+            self.parts.statistics.unresponsive_remotes += 1;
+        }
         let answer = answer.map_err(|error| match error {
             RequestError::Gone => CompletionStatus::LocalUnreachableRemote,
             RequestError::TimedOut => CompletionStatus::LocalUnresponsiveRemote,
@@ -296,11 +313,11 @@ impl Turn<'_> {
                 self.receive_immediate(&sender, to, immediate, packet.total)?;
             }
             Verb::Write => {
-                self.remote_buffer(&sender, to, (packet.whole(), Need::RemoteWrite))?;
+                self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteWrite))?;
                 self.write_memory(&sender, to, packet.part, payload)?;
             }
             Verb::Read => {
-                self.remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
+                self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
                 answer.extend(self.read_memory(packet, &sender, to)?);
             }
         }
@@ -318,20 +335,17 @@ impl Turn<'_> {
         let data = self.parts.transfers.read(responder::tag(to), &places);
         let data = data.map_err(|_| CompletionStatus::RemoteBadAddress)?;
         self.parts.statistics.read_response_bytes += data.len() as u64;
+        self.count_sent(packet.part.bytes);
         Ok(data)
     }
-}
-
-/// Why a packet was not sent.
-enum NotSent {
-    Busy,
-    Failed(CompletionStatus),
 }
 
 /// The next packet of a work request. `None` if it waits for answers, or is over.
 fn next_packet(job: &Job) -> Option<(Verb, (u32, u32))> {
     let (request, remote) = (&job.request, &job.remote);
-    if remote.failure.is_some() || remote.outstanding >= PARTS {
+    // The first part has the length of all: only once it has been carried out is it certain that the others may be.
+    let limit = if job.moved == 0 { 1 } else { PARTS };
+    if remote.failure.is_some() || remote.outstanding >= limit {
         return None;
     }
     let verb = match request.operation {

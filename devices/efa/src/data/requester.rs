@@ -99,16 +99,19 @@ impl Turn<'_> {
             }
             match self.take_entry(number) {
                 Ok(None) => return,
-                Ok(Some((taken, Ok(request)))) => {
+                Ok(Some((taken, request))) => {
+                    let id = self.parts.next_id();
+                    let job = match request {
+                        Ok(request) => Job::new(request, id, taken),
+                        Err(bad) => Job::refused(&bad, id, taken),
+                    };
                     let origin = Origin::command(number, taken);
                     let requester = self.parts.transfers.session.requester();
-                    requester.begin(origin, request.operation as u8);
-                    let id = self.parts.next_id();
+                    requester.begin(origin, job.request.operation as u8);
                     if let Ok(pair) = self.objects.queue_pair_mut(number) {
-                        pair.jobs.add(Job::new(request, id, taken));
+                        pair.jobs.add(job);
                     }
                 }
-                Ok(Some((_, Err(bad)))) => self.refuse(number, &bad),
                 Err(BadSendQueue) => return self.fail_pair(number),
             }
         }
@@ -132,24 +135,16 @@ impl Turn<'_> {
         let entry = entry.get_mut(..pair.send.entry_bytes).ok_or(BadSendQueue)?;
         let read = self.parts.bar_memory.read(offset, entry);
         read.map_err(|_| BadSendQueue)?;
-        let request = WorkRequest::parse(entry);
-        if request.is_err() && !pair.jobs.is_empty() {
-            // It is completed after those in progress.
-            return Ok(None);
-        }
         let taken = pair.send.taken();
         pair.send.advance();
-        Ok(Some((taken, request)))
-    }
-
-    /// Completes a work request that cannot be carried out.
-    fn refuse(&mut self, number: u16, bad: &BadRequest) {
-        self.count_error(bad.operation);
-        self.complete_send(number, bad.id, bad.operation, bad.status);
+        Ok(Some((taken, WorkRequest::parse(entry))))
     }
 
     /// Does a step of a work request.
     fn step(&mut self, number: u16, job: &mut Job) -> Step {
+        if let Some(status) = job.refusal {
+            return Step::Done(status);
+        }
         let Some(requester) = self.requester(number, job) else {
             return Step::Done(CompletionStatus::Flushed);
         };
@@ -158,7 +153,13 @@ impl Turn<'_> {
             return Step::Done(CompletionStatus::LocalUnsupportedOperation);
         }
         let domain = requester.protection_domain;
-        let Some(gid) = self.objects.address(job.request.address_handle, domain) else {
+        // A transfer goes on to the adapter where it began, whatever its handle leads to by now.
+        let handle = job.request.address_handle;
+        let gid = job
+            .remote
+            .gid
+            .or_else(|| self.objects.address(handle, domain));
+        let Some(gid) = gid else {
             return self.give_up(job, CompletionStatus::LocalInvalidAddressHandle);
         };
         if gid != self.parts.gid {
@@ -219,9 +220,11 @@ impl Turn<'_> {
         let places = self.local_places(requester, request, Need::LocalRead, whole)?;
         let payload = payload(request, &places, whole);
         let (destination, immediate) = (request.destination, request.immediate);
+        if job.not_ready == 0 {
+            self.count_sent(request.bytes);
+        }
         self.receive_message(&requester.sender, destination, immediate, payload)?;
         job.moved = request.bytes;
-        self.count_sent(request.bytes);
         Ok(true)
     }
 
@@ -237,7 +240,8 @@ impl Turn<'_> {
             // A write that does not fit writes nothing.
             let whole = (0, request.bytes);
             self.local_places(requester, request, Need::LocalRead, whole)?;
-            self.remote_buffer(sender, destination, (request.remote, Need::RemoteWrite))?;
+            let whole = (request.remote, Need::RemoteWrite);
+            self.check_remote_buffer(sender, destination, whole)?;
         }
         let places = self.local_places(requester, request, Need::LocalRead, part)?;
         let payload = payload(request, &places, part);
@@ -276,7 +280,8 @@ impl Turn<'_> {
             // A read that does not fit reads nothing.
             let whole = (0, request.bytes);
             self.local_places(requester, request, Need::LocalWrite, whole)?;
-            self.remote_buffer(sender, destination, (request.remote, Need::RemoteRead))?;
+            let whole = (request.remote, Need::RemoteRead);
+            self.check_remote_buffer(sender, destination, whole)?;
         }
         let to = self.local_places(requester, request, Need::LocalWrite, part)?;
         let from = (part_of(request.remote, part), Need::RemoteRead);
@@ -288,6 +293,8 @@ impl Turn<'_> {
             TransferError::Destination => CompletionStatus::LocalInvalidKey,
         })?;
         self.parts.statistics.read_response_bytes += u64::from(part.1);
+        self.count_sent(part.1);
+        self.count_received(part.1 as usize);
         job.moved += part.1;
         Ok(job.moved >= request.bytes)
     }
@@ -339,7 +346,7 @@ impl Turn<'_> {
         let is_ok = status == CompletionStatus::Ok;
         if is_ok {
             self.count_done(request);
-        } else {
+        } else if status != CompletionStatus::Flushed {
             self.count_error(request.operation);
         }
         if !is_ok || request.is_signalled {

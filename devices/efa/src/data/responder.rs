@@ -67,7 +67,7 @@ impl Turn<'_> {
     ) -> Result<(), CompletionStatus> {
         let receiver = self.receiver(sender, destination)?;
         let Some(receive) = self.next_receive(receiver.number)? else {
-            self.parts.statistics.dropped += 1;
+            self.count_dropped(sender);
             return Err(CompletionStatus::RemoteNotReady);
         };
         let stored = self.store(sender, receiver, &receive, payload);
@@ -138,11 +138,7 @@ impl Turn<'_> {
         destination: u16,
         (buffer, need): (Buffer, Need),
     ) -> Result<Vec<Place>, CompletionStatus> {
-        let receiver = self.receiver(sender, destination)?;
-        let domain = receiver.protection_domain;
-        if self.objects.handle_of(sender.gid, domain).is_none() {
-            return Err(CompletionStatus::RemoteUnknownPeer);
-        }
+        let domain = self.rdma_receiver(sender, destination)?.protection_domain;
         let mut places = Vec::new();
         let range = (buffer.address, u64::from(buffer.bytes));
         self.objects
@@ -154,6 +150,19 @@ impl Turn<'_> {
         Ok(places)
     }
 
+    /// Fails as [`Self::remote_buffer`] does.
+    pub(super) fn check_remote_buffer(
+        &mut self,
+        sender: &Sender,
+        destination: u16,
+        (buffer, need): (Buffer, Need),
+    ) -> Result<(), CompletionStatus> {
+        let domain = self.rdma_receiver(sender, destination)?.protection_domain;
+        let range = (buffer.address, u64::from(buffer.bytes));
+        let checked = self.objects.check_buffer(domain, (buffer.key, need), range);
+        checked.map_err(|_| CompletionStatus::RemoteBadAddress)
+    }
+
     /// Announces an RDMA write of `bytes` bytes with immediate data, all of which has been written.
     pub(super) fn receive_immediate(
         &mut self,
@@ -162,7 +171,7 @@ impl Turn<'_> {
         immediate: u32,
         bytes: u32,
     ) -> Result<(), CompletionStatus> {
-        let receiver = self.receiver(sender, destination)?;
+        let receiver = self.rdma_receiver(sender, destination)?;
         let mut request = None;
         if !receiver.unsolicited_writes {
             let receive = self.next_receive(receiver.number)?;
@@ -186,12 +195,25 @@ impl Turn<'_> {
         }
     }
 
+    /// The queue pair that a sender may ask for RDMA: it knows the sender's adapter.
+    fn rdma_receiver(
+        &mut self,
+        sender: &Sender,
+        number: u16,
+    ) -> Result<Receiver, CompletionStatus> {
+        let receiver = self.receiver(sender, number)?;
+        let domain = receiver.protection_domain;
+        let handle = self.objects.handle_of(sender.gid, domain);
+        handle.ok_or(CompletionStatus::RemoteUnknownPeer)?;
+        Ok(receiver)
+    }
+
     /// The queue pair that a sender may send to.
     fn receiver(&mut self, sender: &Sender, number: u16) -> Result<Receiver, CompletionStatus> {
         let pair = self.objects.queue_pair(number).ok();
         let pair = pair.filter(|pair| pair.kind == sender.kind && pair.state.receives());
         let Some(pair) = pair else {
-            self.parts.statistics.dropped += 1;
+            self.count_dropped(sender);
             return Err(CompletionStatus::RemoteBadQueuePair);
         };
         if pair.qkey != sender.qkey {
@@ -343,6 +365,13 @@ impl Turn<'_> {
             self.complete_receive(number, &flushed);
         }
         true
+    }
+
+    /// A datagram is dropped. The sender of any other message learns of it.
+    fn count_dropped(&mut self, sender: &Sender) {
+        if sender.kind == QueuePairKind::Datagram {
+            self.parts.statistics.dropped += 1;
+        }
     }
 
     pub(super) fn count_received(&mut self, bytes: usize) {

@@ -3,7 +3,8 @@
 /// Counters of an adapter since its start (`efa_admin_*_stats`). Bytes are those of payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Packets sent: messages, and parts of RDMA transfers.
+    /// Packets sent: messages, parts of RDMA writes, and parts that others read. One that the fabric loses, or that waits for a
+    /// receive, counts once.
     pub sent_packets: u64,
     /// Bytes sent in them.
     pub sent_bytes: u64,
@@ -11,7 +12,7 @@ pub struct Statistics {
     pub received_packets: u64,
     /// Bytes received in them.
     pub received_bytes: u64,
-    /// Messages that were dropped as there was no receive for them, or no queue pair.
+    /// Datagrams that were dropped as there was no receive for them, or no queue pair.
     pub dropped: u64,
     /// Messages that were refused for their queue key.
     pub qkey_violations: u64,
@@ -39,4 +40,8 @@ pub struct Statistics {
     pub write_errors: u64,
     /// Bytes that others have written.
     pub write_received_bytes: u64,
+    /// Requests that ended since the other adapter was gone, or did not answer in time.
+    pub unresponsive_remotes: u64,
+    /// Bytes between queue pairs of this adapter that were copied twice, since not all of the memory is mapped here.
+    pub bounced_bytes: u64,
 }

@@ -1,12 +1,15 @@
 //! The data path between queue pairs of one adapter, as user space sees it.
 
+mod counters;
 mod errors;
 mod events;
+mod fabric;
 mod fixture;
 mod messages;
 mod order;
 mod rdma;
 mod remote;
+mod reuse;
 
 use std::sync::Arc;
 

@@ -23,6 +23,8 @@ pub(super) enum TransferError {
 pub(super) struct Transfers {
     pub(super) session: Session,
     buffer: Vec<u8>,
+    /// How many bytes have gone by way of the buffer.
+    pub(super) bounced: u64,
 }
 
 impl Transfers {
@@ -30,6 +32,7 @@ impl Transfers {
         Self {
             session: Session::new(requester),
             buffer: vec![0; BOUNCE],
+            bounced: 0,
         }
     }
 
@@ -69,6 +72,7 @@ impl Transfers {
                 .scatter(tag, ranges(&to), data)
                 .map_err(|_| TransferError::Destination)?;
             moved += part;
+            self.bounced += part as u64;
         }
         Ok(())
     }

@@ -1,18 +1,21 @@
 //! The wire to other adapters: how packets leave, and where those that arrive wait for the worker.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use peerbar_fabric::{LinkSender, PacketHandler, Reply, RequestError, SendError};
+use peerbar_fabric::{LinkSender, MAX_REQUESTS, PacketHandler, Reply, RequestError, SendError};
 
 use super::doorbells::Doorbells;
 use crate::objects::Gid;
 
-/// How many packets wait for the worker at most. What is more is refused, or lost.
-const MAX_WAITING: usize = 1024;
+/// How many requests of one adapter wait for the worker at most: as many as it may have under way. What is more is refused.
+const MAX_WAITING_REQUESTS: usize = MAX_REQUESTS;
+/// How many datagrams wait at most. What is more is lost.
+const MAX_WAITING_DATAGRAMS: usize = 1024;
 
 /// Names a request of this adapter until it is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +50,9 @@ pub(crate) struct Mailbox {
 #[derive(Default)]
 struct Waiting {
     arrivals: VecDeque<Arrival>,
+    /// How many of them are requests, by their senders, and how many are datagrams.
+    requests: HashMap<Gid, usize>,
+    datagrams: usize,
     answers: VecDeque<(Token, Answer)>,
 }
 
@@ -62,11 +68,20 @@ impl Mailbox {
     /// A packet has arrived.
     pub(super) fn arrive(&self, arrival: Arrival) {
         let mut waiting = self.waiting.lock();
-        if waiting.arrivals.len() >= MAX_WAITING {
+        let is_request = arrival.reply.is_some();
+        let (count, limit) = match is_request {
+            true => (
+                waiting.requests.entry(arrival.from).or_default(),
+                MAX_WAITING_REQUESTS,
+            ),
+            false => (&mut waiting.datagrams, MAX_WAITING_DATAGRAMS),
+        };
+        if *count >= limit {
             drop(waiting);
             log::debug!("a packet of {} is dropped: too many wait", arrival.from);
             return;
         }
+        *count += 1;
         waiting.arrivals.push_back(arrival);
         drop(waiting);
         self.doorbells.wake_worker();
@@ -79,7 +94,17 @@ impl Mailbox {
     }
 
     pub(super) fn next_arrival(&self) -> Option<Arrival> {
-        self.waiting.lock().arrivals.pop_front()
+        let mut waiting = self.waiting.lock();
+        let arrival = waiting.arrivals.pop_front()?;
+        if arrival.reply.is_none() {
+            waiting.datagrams -= 1;
+        } else if let Entry::Occupied(mut requests) = waiting.requests.entry(arrival.from) {
+            *requests.get_mut() -= 1;
+            if *requests.get() == 0 {
+                requests.remove();
+            }
+        }
+        Some(arrival)
     }
 
     pub(super) fn next_answer(&self) -> Option<(Token, Answer)> {
@@ -135,5 +160,37 @@ impl Wire for FabricWire {
         let mailbox = self.mailbox.clone();
         let done = move |answer| mailbox.answer(token, answer);
         self.sender.request(to, data, Vec::new(), done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_that_wait_keep_out_none_of_another_adapter() {
+        let mailbox = Mailbox::new(Arc::new(Doorbells::new()));
+        let arrive = |from: u8, wants_answer: bool| {
+            let reply: Box<dyn FnOnce(Vec<u8>) + Send> = Box::new(drop);
+            mailbox.arrive(Arrival {
+                from: Gid([from; 16]),
+                data: Vec::new(),
+                reply: wants_answer.then_some(reply),
+            });
+        };
+        (0..2 * MAX_WAITING_DATAGRAMS).for_each(|_| arrive(1, false));
+        (0..2 * MAX_WAITING_REQUESTS).for_each(|_| arrive(1, true));
+        (0..MAX_WAITING_REQUESTS).for_each(|_| arrive(2, true));
+        let arrivals = || std::iter::from_fn(|| mailbox.next_arrival());
+        let requests = arrivals().filter(|it| it.reply.is_some()).count();
+        assert_eq!(
+            requests,
+            2 * MAX_WAITING_REQUESTS,
+            "none keeps out another's"
+        );
+        assert!(mailbox.waiting.lock().requests.is_empty());
+        (0..2 * MAX_WAITING_DATAGRAMS).for_each(|_| arrive(1, false));
+        assert_eq!(arrivals().count(), MAX_WAITING_DATAGRAMS);
+        assert!(mailbox.is_empty());
     }
 }

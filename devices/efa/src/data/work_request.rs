@@ -17,7 +17,7 @@ pub(super) struct RequestId {
 }
 
 /// A buffer of the requester.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Buffer {
     pub(super) key: u32,
     pub(super) address: u64,
@@ -72,6 +72,24 @@ pub(super) struct BadRequest {
 const META_BYTES: usize = size_of::<SendMeta>();
 const BUFFER_BYTES: usize = size_of::<LocalBuffer>();
 
+impl BadRequest {
+    /// A request of this identity that moves nothing.
+    pub(super) fn request(&self) -> WorkRequest {
+        WorkRequest {
+            id: self.id,
+            operation: self.operation,
+            destination: 0,
+            address_handle: 0,
+            qkey: 0,
+            immediate: None,
+            is_signalled: true,
+            data: Data::Inline(Vec::new()),
+            remote: Buffer::default(),
+            bytes: 0,
+        }
+    }
+}
+
 impl WorkRequest {
     /// The request in these bytes of an entry of 64 or 128 bytes.
     pub(super) fn parse(entry: &[u8]) -> Result<Self, BadRequest> {
@@ -118,11 +136,7 @@ impl WorkRequest {
                 .then(|| meta.immediate_data.get()),
             is_signalled: meta.flags.completion(),
             data,
-            remote: remote.unwrap_or(Buffer {
-                key: 0,
-                address: 0,
-                bytes: 0,
-            }),
+            remote: remote.unwrap_or_default(),
             bytes,
         })
     }

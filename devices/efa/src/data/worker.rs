@@ -60,7 +60,10 @@ impl Worker {
         }
         let next = turn.next();
         self.parts.transfers.session.release();
-        *self.statistics.lock() = self.parts.statistics;
+        *self.statistics.lock() = Statistics {
+            bounced_bytes: self.parts.transfers.bounced,
+            ..self.parts.statistics
+        };
         MutexGuard::unlock_fair(objects);
         next
     }

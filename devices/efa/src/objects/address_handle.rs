@@ -18,10 +18,13 @@ pub struct CreateAddressHandle {
 pub(super) struct AddressHandle {
     protection_domain: u16,
     gid: Gid,
+    /// How often it was created, and not removed.
+    users: usize,
 }
 
 impl Objects {
-    /// Creates an address handle. Its number.
+    /// Creates an address handle. Its number. There is one for an address in a protection domain: who creates it again gets the
+    /// same.
     pub fn create_address_handle(
         &mut self,
         parameters: CreateAddressHandle,
@@ -31,15 +34,20 @@ impl Objects {
             gid,
         } = parameters;
         self.protection_domains.get(protection_domain)?;
+        if let Some(number) = self.handle_of(gid, protection_domain) {
+            self.address_handles.get_mut(number)?.users += 1;
+            return Ok(number);
+        }
         let number = self.address_handles.insert(AddressHandle {
             protection_domain,
             gid,
+            users: 1,
         })?;
         add_user(&mut self.protection_domains, protection_domain)?;
         Ok(number)
     }
 
-    /// Removes an address handle of this protection domain.
+    /// Removes an address handle of this protection domain, once it was removed as often as it was created.
     pub fn destroy_address_handle(
         &mut self,
         number: u16,
@@ -50,6 +58,11 @@ impl Objects {
                 kind: ObjectKind::AddressHandle,
                 number: number.into(),
             });
+        }
+        let handle = self.address_handles.get_mut(number)?;
+        handle.users -= 1;
+        if handle.users > 0 {
+            return Ok(());
         }
         self.address_handles.remove(number)?;
         remove_user(&mut self.protection_domains, protection_domain);

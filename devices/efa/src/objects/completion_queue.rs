@@ -5,7 +5,7 @@ use peerbar_efa_spec::completion::{ENTRY_BYTES, EXTENDED_ENTRY_BYTES};
 use super::error::{ObjectError, ObjectKind, invalid};
 use super::event_queue::check_ring;
 use super::{Objects, add_user, limits, remove_user};
-use crate::memory_bar::Doorbell;
+use crate::memory_bar::{self, Doorbell};
 
 /// Parameters of a completion queue.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +34,10 @@ pub(crate) struct CompletionQueue {
     pub(crate) with_source_address: bool,
     /// How many entries have been written, modulo 2^32.
     pub(crate) produced: u32,
-    /// How many entries user space has consumed, modulo 2^16, once it has said so.
-    pub(crate) consumed: Option<u16>,
+    /// How many entries user space has consumed, modulo 2^16, as far as it has been looked at.
+    pub(crate) consumed: u16,
+    /// Where in BAR2 user space says so, if the queue is only polled.
+    pub(crate) polled_doorbell: Option<u64>,
     /// The next completion is announced, for an event of this number.
     pub(crate) armed: Option<u8>,
     /// The number of the last event.
@@ -53,12 +55,10 @@ impl CompletionQueue {
         (address, (self.produced / entries).is_multiple_of(2))
     }
 
-    /// How many entries wait for user space, as far as that is known. Of a queue without a consumer index, none.
+    /// How many entries wait for user space, as far as that is known.
     pub(crate) fn outstanding(&self) -> u16 {
         let [low, high, ..] = self.produced.to_le_bytes();
-        let produced = u16::from_le_bytes([low, high]);
-        self.consumed
-            .map_or(0, |consumed| produced.wrapping_sub(consumed))
+        u16::from_le_bytes([low, high]).wrapping_sub(self.consumed)
     }
 }
 
@@ -100,13 +100,20 @@ impl Objects {
             event_queue,
             with_source_address,
             produced: 0,
-            // With an event queue user space writes the doorbell after each poll.
-            consumed: event_queue.map(|_| 0),
+            consumed: 0,
+            polled_doorbell: None,
             armed: None,
             last_event: None,
             has_failed: false,
         })?;
         add_user(&mut self.uars, uar)?;
+        if event_queue.is_none() {
+            let place = memory_bar::polled_doorbell(uar, number);
+            self.completion_queues.get_mut(number)?.polled_doorbell = Some(place);
+            if let Err(error) = self.bar_memory.store(place, 0) {
+                log::error!("doorbell of completion queue {number}: {error}");
+            }
+        }
         self.doorbells.open(uar, Doorbell::Completion(number));
         Ok(number)
     }

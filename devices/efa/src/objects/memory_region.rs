@@ -189,13 +189,37 @@ impl Objects {
     pub(crate) fn buffer(
         &self,
         protection_domain: u16,
-        (key, need): (u32, Need),
+        key: (u32, Need),
         (address, length): (u64, u64),
         places: &mut Vec<Place>,
     ) -> Result<(), AccessError> {
-        if length == 0 {
-            return Ok(());
+        if length > 0 {
+            let region = self.region_of(protection_domain, key, (address, length))?;
+            region.places(address, length, places);
         }
+        Ok(())
+    }
+
+    /// Fails as [`Self::buffer`] does, whatever the buffer's length at the same cost.
+    pub(crate) fn check_buffer(
+        &self,
+        protection_domain: u16,
+        key: (u32, Need),
+        range: (u64, u64),
+    ) -> Result<(), AccessError> {
+        if range.1 > 0 {
+            self.region_of(protection_domain, key, range)?;
+        }
+        Ok(())
+    }
+
+    /// The region of this key that permits the access to this range.
+    fn region_of(
+        &self,
+        protection_domain: u16,
+        (key, need): (u32, Need),
+        (address, length): (u64, u64),
+    ) -> Result<&MemoryRegion, AccessError> {
         let local = match need {
             Need::LocalRead | Need::LocalWrite => Some(key & LOCAL_KEY_MASK),
             Need::RemoteRead | Need::RemoteWrite => self.remote_keys.get(&key).copied(),
@@ -216,8 +240,7 @@ impl Objects {
                 length,
             });
         }
-        region.places(address, length, places);
-        Ok(())
+        Ok(region)
     }
 
     fn check_room(&self, pages: usize) -> Result<(), ObjectError> {

@@ -344,6 +344,13 @@ impl Objects {
             receive,
             jobs: Jobs::default(),
         };
+        self.clear_send_queue(slot).map_err(|error| {
+            log::error!("send queue {slot} is not cleared: {error}");
+            ObjectError::Exhausted {
+                kind: ObjectKind::QueuePair,
+                limit: limits::QUEUE_PAIRS.into(),
+            }
+        })?;
         add_user(&mut self.protection_domains, protection_domain)?;
         add_user(&mut self.uars, uar)?;
         self.queue_pairs.put(slot, pair);
@@ -410,6 +417,9 @@ impl Objects {
         self.doorbells.close(Doorbell::Send(slot));
         self.doorbells.close(Doorbell::Receive(slot));
         let pair = self.queue_pairs.remove(slot)?;
+        if let Err(error) = self.clear_send_queue(slot) {
+            log::error!("send queue {slot} is not cleared before it is used again: {error}");
+        }
         remove_user(&mut self.protection_domains, pair.protection_domain);
         remove_user(&mut self.uars, pair.uar);
         Ok(())

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use super::*;
 
 pub(crate) fn objects() -> Objects {
-    Objects::new(Arc::new(Doorbells::new()))
+    let bar = MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap();
+    Objects::new(Arc::new(Doorbells::new()), Arc::new(bar))
 }
 
 /// Parameters of a completion queue without an event queue.

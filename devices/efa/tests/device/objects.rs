@@ -111,13 +111,15 @@ fn address_handle_belongs_to_its_domain() {
 }
 
 #[test]
-fn completion_queue_has_a_doorbell_if_it_has_events() {
+fn completion_queue_has_a_doorbell_in_a_page_of_its_uar() {
     let mut driver = Driver::new();
     let uar = allocate(&mut driver, Opcode::AllocUar);
     let eq: EqNumber = driver.execute(Opcode::CreateEq, &event_queue(1)).view();
     let mut command = completion_queue(uar);
     let polled: CreatedCq = driver.execute(Opcode::CreateCq, &command).view();
-    assert_eq!((polled.flags.get(), polled.depth.get()), (0, 64));
+    assert_eq!((polled.flags.get(), polled.depth.get()), (1, 64));
+    let page = polled.doorbell.get() / 4096;
+    assert_eq!(page, (16 << 20) / 4096 + u32::from(uar));
     command.caps_1 = CqCaps1::new().with_interrupts(true);
     command.eq = eq.eq;
     command.caps_2 = CqCaps2::new().with_entry_words(8).with_source_address(true);

@@ -39,6 +39,7 @@ const COMPLETIONS: u64 = DATA + 4 * PAGE;
 struct Side {
     pair: CreatedQp,
     completions: u64,
+    completion_doorbell: u32,
     receives: u64,
     sent: u32,
     received: u32,
@@ -179,6 +180,8 @@ impl<L: Link> Fabric<L> {
         let index = u64::from(side.completed % ENTRIES);
         let phase = u8::from((side.completed / ENTRIES).is_multiple_of(2));
         side.completed += 1;
+        let doorbell = side.completion_doorbell.into();
+        let consumed = (side.completed & 0xffff).to_le_bytes();
         let place = side.completions + index * COMPLETION_BYTES;
         let start = Instant::now();
         loop {
@@ -186,6 +189,7 @@ impl<L: Link> Fabric<L> {
             self.driver.read_ram(place, &mut entry);
             if entry[3] & 1 == phase {
                 self.driver.read_ram(place, &mut entry);
+                self.driver.link.write_send_queue(doorbell, &consumed);
                 return entry;
             }
             assert!(start.elapsed() < PATIENCE, "no completion");
@@ -232,6 +236,7 @@ fn new_side<L: Link>(driver: &mut Driver<L>, side: u64, (uar, pd): (u16, u16)) -
     Side {
         pair,
         completions,
+        completion_doorbell: queue.doorbell.get(),
         receives,
         sent: 0,
         received: 0,

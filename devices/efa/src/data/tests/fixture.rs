@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use peerbar_dma::{MemoryFile, Requester};
+use peerbar_dma::{Ask, Buffer, MemoryFile, Requester, Upstream};
 use peerbar_efa_spec::completion::{
     CompletionCommon, CompletionStatus, EventEntry, ExtendedCompletion, QueueType,
 };
@@ -55,6 +55,27 @@ impl Interrupts for Raised {
     fn set_pin(&self, _: bool) {}
 }
 
+/// Memory that the client must be asked for.
+struct AskedMemory(Mutex<Vec<u8>>);
+
+/// Where it is.
+const ASKED: u64 = 0x8000_0000;
+
+impl Upstream for AskedMemory {
+    fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
+        let mut memory = self.0.lock();
+        for ask in asks {
+            let start = usize::try_from(ask.address - ASKED).unwrap();
+            let place = &mut memory[start..start + ask.data.len()];
+            match &mut ask.data {
+                Buffer::Read(data) => data.copy_from_slice(place),
+                Buffer::Write(data) => place.copy_from_slice(data),
+            }
+            ask.outcome = Some(Ok(()));
+        }
+    }
+}
+
 /// An adapter with RAM.
 pub(super) struct Adapter {
     pub(super) path: DataPath,
@@ -86,6 +107,7 @@ pub(super) struct CompletionRing {
     pub(super) number: u16,
     address: u64,
     entry_bytes: usize,
+    is_polled: bool,
     consumed: u32,
 }
 
@@ -160,6 +182,21 @@ impl Adapter {
         }
     }
 
+    pub(super) fn bar(&self) -> &MemoryFile {
+        &self.bar
+    }
+
+    pub(super) fn take_worker(&mut self) -> Worker {
+        let other = DataPath::parts(Setup {
+            gid: GID,
+            requester: self.requester.clone(),
+            interrupts: self.raised.clone(),
+            bar_memory: self.bar.clone(),
+            seed: None,
+        });
+        std::mem::replace(&mut self.worker, other.1)
+    }
+
     /// An address handle that leads to the adapter itself.
     pub(super) fn handle(&self) -> u16 {
         self.handle_to(GID)
@@ -171,6 +208,16 @@ impl Adapter {
             gid,
         };
         self.path.objects().create_address_handle(handle).unwrap()
+    }
+
+    /// The bus address of 1 MiB of memory that is not mapped here.
+    pub(super) fn asked_memory(&self) -> u64 {
+        let (bytes, requester) = (1 << 20, &self.requester);
+        requester.map(ASKED, bytes, (true, true), None).unwrap();
+        let memory = vec![0; usize::try_from(bytes).unwrap()];
+        let memory = Arc::new(AskedMemory(Mutex::new(memory)));
+        requester.set_upstream(Some(memory));
+        ASKED
     }
 
     /// RAM for a queue.
@@ -204,6 +251,7 @@ impl Adapter {
             number,
             address,
             entry_bytes,
+            is_polled: event_queue.is_none(),
             consumed: 0,
         }
     }
@@ -379,6 +427,10 @@ impl Adapter {
             let phase = (queue.consumed / u32::from(ENTRIES)).is_multiple_of(2);
             let completion = ExtendedCompletion::read_from_bytes(&entry).unwrap();
             if completion.base.common.flags.phase() != phase {
+                if queue.is_polled && !all.is_empty() {
+                    let place = memory_bar::polled_doorbell(self.uar, queue.number);
+                    self.bar.store(place, queue.consumed & 0xffff).unwrap();
+                }
                 return all;
             }
             queue.consumed += 1;

@@ -6,6 +6,10 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 
 use super::fixture::{Adapter, PAYLOAD, Post};
+use crate::memory_bar::Doorbell;
+use crate::objects::{
+    CreateCompletionQueue, CreateQueuePair, QueuePairKind, QueuePairState, limits,
+};
 
 const TO: u64 = PAYLOAD + (4 << 20);
 
@@ -119,4 +123,89 @@ fn long_transfer_leaves_turns_to_other_pairs() {
     assert_eq!(adapter.poll(&mut a.queue), [], "it is still in progress");
     adapter.work();
     assert_eq!(adapter.statuses(&mut a), [(0, CompletionStatus::Ok)]);
+}
+
+#[test]
+fn bad_requests_leave_turns_to_others() {
+    let mut adapter = Adapter::new();
+    let entries = 2048u32;
+    let create = CreateCompletionQueue {
+        uar: adapter.uar,
+        entries: 4096,
+        entry_bytes: 32,
+        address: 4 << 20,
+        event_queue: None,
+        with_source_address: false,
+    };
+    let cq = adapter
+        .path
+        .objects()
+        .create_completion_queue(create)
+        .unwrap();
+    let create = CreateQueuePair {
+        kind: QueuePairKind::ReliableDatagram,
+        protection_domain: adapter.domain,
+        uar: adapter.uar,
+        send_completions: cq.into(),
+        receive_completions: cq.into(),
+        send_entries: entries,
+        send_bytes: entries * 64,
+        receive_address: 0,
+        receive_bytes: 0,
+        unsolicited_writes: false,
+    };
+    let number = adapter.path.objects().create_queue_pair(create).unwrap();
+    for state in [
+        QueuePairState::Init,
+        QueuePairState::ReadyToReceive,
+        QueuePairState::ReadyToSend,
+    ] {
+        adapter.set_state(number, state);
+    }
+    // All entries are zeros, which no request is.
+    adapter.ring(Doorbell::Send(number % limits::QUEUE_PAIRS), 2048);
+    adapter.worker.turn(adapter.now);
+    let mut done = 0;
+    for at in 0..2048u64 {
+        let mut entry = [0; 32];
+        adapter.ram.read((4 << 20) + at * 32, &mut entry).unwrap();
+        done += u32::from(entry[3] & 1);
+    }
+    assert!(done <= 64, "{done} requests in one turn");
+}
+
+#[test]
+fn bad_request_does_not_wait_for_a_peer_without_receive() {
+    let mut adapter = Adapter::new();
+    let (mut a, b) = (adapter.reliable(), adapter.reliable());
+    let mut c = adapter.reliable();
+    let handle = adapter.handle();
+    let keys = adapter.region(PAYLOAD, 8 << 20);
+    adapter.set_rnr_retry(a.number, 7);
+    adapter.receive(&mut c, 1, &[(keys.local, TO, 64)]);
+    adapter.send(
+        &mut a,
+        &Post::send(&b, handle, &[(keys.local, PAYLOAD, 64)]).with_id(1),
+    );
+    adapter.send(
+        &mut a,
+        &Post::send(&c, handle, &[(keys.local, PAYLOAD, 9000)]).with_id(2),
+    );
+    adapter.send(
+        &mut a,
+        &Post::send(&c, handle, &[(keys.local, PAYLOAD, 64)]).with_id(3),
+    );
+    for _ in 0..200 {
+        let Some(wait) = adapter.work() else { break };
+        adapter.now += wait;
+    }
+    let got = adapter.statuses(&mut a);
+    assert_eq!(
+        got,
+        [
+            (2, CompletionStatus::LocalBadLength),
+            (3, CompletionStatus::Ok)
+        ],
+        "after 200 retries"
+    );
 }

@@ -209,7 +209,7 @@ fn message_waits_for_a_receive_of_another_adapter() {
         ..Post::send(&it.b, it.handle, &[])
     };
     assert_eq!(it.done(&post).status, CompletionStatus::RemoteNotReady);
-    assert_eq!(it.far.path.statistics().dropped, 3);
+    assert_eq!(it.far.path.statistics().dropped, 0, "its sender knows");
     let to = it.far.region(TO, 4096);
     it.near.set_rnr_retry(it.a.number, 7);
     it.send(&post);
@@ -313,6 +313,10 @@ fn failed_transfer_completes_once_all_its_parts_are_answered() {
     it.near.fill(PAYLOAD, 1 << 20, 1);
     it.send(&post);
     it.near.work();
+    assert_eq!(it.air.flying.lock().len(), 1, "the first part goes before");
+    assert!(it.deliver());
+    it.far.work();
+    it.near.work();
     assert_eq!(it.air.flying.lock().len(), 8);
     it.far.path.objects().deregister_region(to.local).unwrap();
     for left in (0..8).rev() {
@@ -327,7 +331,27 @@ fn failed_transfer_completes_once_all_its_parts_are_answered() {
         let completions = it.near.poll(&mut it.a.queue);
         assert_eq!(completions.len(), usize::from(left == 0));
     }
-    assert_eq!(it.far.bytes(TO, 1 << 20), vec![0; 1 << 20]);
+    let (first, rest) = (31 << 10, (1 << 20) - (31 << 10));
+    assert!(it.far.bytes(TO + first, rest) == vec![0; rest]);
+}
+
+#[test]
+fn transfer_that_does_not_fit_there_moves_nothing() {
+    for operation in [Operation::RdmaWrite, Operation::RdmaRead] {
+        let mut it = Two::reliable();
+        let (near, far) = (
+            it.near.region(PAYLOAD, 1 << 20),
+            it.far.region(TO, (1 << 20) - 1),
+        );
+        it.near.fill(PAYLOAD, 1 << 20, 1);
+        it.far.fill(TO, 1 << 20, 2);
+        let before = (it.near.bytes(PAYLOAD, 1 << 20), it.far.bytes(TO, 1 << 20));
+        let (local, remote) = ((near.local, PAYLOAD, 1 << 20), (far.remote, TO, 1 << 20));
+        let post = it.rdma(operation, local, remote);
+        assert_eq!(it.done(&post).status, CompletionStatus::RemoteBadAddress);
+        let after = (it.near.bytes(PAYLOAD, 1 << 20), it.far.bytes(TO, 1 << 20));
+        assert!(after == before, "{operation:?}");
+    }
 }
 
 #[test]
@@ -494,4 +518,138 @@ proptest! {
         let immediates = (0..lengths.len()).filter(|at| immediate[*at] && !is_read[*at]);
         prop_assert_eq!(announced, immediates.count());
     }
+}
+
+#[test]
+fn datagrams_that_wait_refuse_no_reliable_message() {
+    let mut it = Two::reliable();
+    let (from, to) = (it.near.region(PAYLOAD, 4096), it.far.region(TO, 4096));
+    it.far.receive(&mut it.b, 1, &[(to.local, TO, 100)]);
+    for _ in 0..1024 {
+        // Of any third adapter, to a queue pair that may not even exist.
+        it.far.path.mailbox.arrive(Arrival {
+            from: Gid([0xc; 16]),
+            data: vec![0; 40],
+            reply: None,
+        });
+    }
+    let post = Post::send(&it.b, it.handle, &[(from.local, PAYLOAD, 100)]);
+    it.send(&post);
+    it.near.work();
+    assert!(it.deliver());
+    it.work();
+    assert_eq!(it.near.one(&mut it.a).status, CompletionStatus::Ok);
+}
+
+#[test]
+fn announcement_of_an_unknown_adapter_is_refused() {
+    use super::super::packet::{Packet, Verb, decode_answer};
+    use super::super::work_request::Buffer;
+    let mut it = Two::reliable();
+    let to = it.far.region(TO, 4096);
+    it.far.receive(&mut it.b, 1, &[(to.local, TO, 100)]);
+    let packet = Packet {
+        verb: Verb::Announce,
+        source: 77,
+        destination: it.b.number,
+        qkey: super::fixture::QKEY,
+        immediate: Some(5),
+        part: Buffer {
+            key: 0,
+            address: 0,
+            bytes: 0,
+        },
+        total: 1 << 20,
+    };
+    let status = Arc::new(Mutex::new(None));
+    let to_status = status.clone();
+    it.far.path.mailbox.arrive(Arrival {
+        from: Gid([0xc; 16]),
+        data: packet.encode(&[]),
+        reply: Some(Box::new(move |answer| {
+            *to_status.lock() = Some(decode_answer(&answer).0)
+        })),
+    });
+    it.far.work();
+    let seen = it.far.poll(&mut it.b.queue);
+    assert_eq!(
+        (*status.lock(), seen.len()),
+        (Some(CompletionStatus::RemoteUnknownPeer), 0),
+        "{seen:?}"
+    );
+}
+
+#[test]
+fn payload_of_a_busy_wire_is_read_once() {
+    use peerbar_dma::Direction;
+    use peerbar_dma::Purpose;
+    let mut it = Two::reliable();
+    let from = it.near.region(PAYLOAD, 4096);
+    let to = it.far.region(TO, 4096);
+    it.far.receive(&mut it.b, 1, &[(to.local, TO, 100)]);
+    *it.air.limit.lock() = Some(0);
+    let post = Post::send(&it.b, it.handle, &[(from.local, PAYLOAD, 100)]);
+    it.send(&post);
+    for _ in 0..50 {
+        let wait = it.near.work().unwrap();
+        it.near.now += wait;
+    }
+    *it.air.limit.lock() = None;
+    it.work();
+    assert_eq!(it.near.one(&mut it.a).status, CompletionStatus::Ok);
+    let counts = it.near.requester.counters().snapshot();
+    let bytes: u64 = counts
+        .iter()
+        .filter(|(kind, _)| kind.purpose == Purpose::Payload && kind.direction == Direction::Read)
+        .map(|(_, count)| count.bytes)
+        .sum();
+    assert_eq!(bytes, 100, "of a message of 100 bytes");
+}
+
+#[test]
+fn transfer_goes_on_to_the_adapter_where_it_began() {
+    let mut it = Two::reliable();
+    let from = it.near.region(PAYLOAD, 1 << 20);
+    let to = it.far.region(TO, 1 << 20);
+    *it.air.limit.lock() = Some(2);
+    let post = it.rdma(
+        Operation::RdmaWrite,
+        (from.local, PAYLOAD, 1 << 19),
+        (to.remote, TO, 1 << 19),
+    );
+    it.send(&post);
+    it.near.work();
+    // The handle goes, and its number comes back for another adapter.
+    let (domain, handle) = (it.near.domain, it.handle);
+    it.near
+        .path
+        .objects()
+        .destroy_address_handle(handle, domain)
+        .unwrap();
+    loop {
+        let next = it.near.handle_to(Gid([0xc; 16]));
+        if next == handle {
+            break;
+        }
+        it.near
+            .path
+            .objects()
+            .destroy_address_handle(next, domain)
+            .unwrap();
+    }
+    let mut elsewhere = 0;
+    for _ in 0..200 {
+        let next: Vec<Gid> = it.air.flying.lock().iter().map(|(to, _)| *to).collect();
+        elsewhere += next.iter().filter(|to| **to == Gid([0xc; 16])).count();
+        if !it.deliver() {
+            break;
+        }
+        it.far.work();
+        let wait = it.near.work();
+        it.near.now += wait.unwrap_or_default();
+    }
+    assert_eq!(
+        elsewhere, 0,
+        "packets with the payload went to another adapter"
+    );
 }
