@@ -8,7 +8,8 @@ use super::packet::Verb;
 use super::work_request::{BadRequest, WorkRequest};
 use crate::objects::Gid;
 
-/// How many work requests of a queue pair are in progress at most.
+/// How many work requests of a queue pair are in progress at most, besides those that wait for a receive of their destinations:
+/// these hold up no others.
 pub(super) const WINDOW: usize = 16;
 
 /// A work request in progress.
@@ -112,7 +113,9 @@ impl Jobs {
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.0.len() >= WINDOW
+        let holds_up =
+            |job: &&Job| !matches!(job.wait, Wait::Until(_)) || job.remote.unsent.is_some();
+        self.0.iter().filter(holds_up).count() >= WINDOW
     }
 
     pub(super) fn add(&mut self, job: Job) {
@@ -155,5 +158,38 @@ impl Jobs {
             Wait::Answer => None,
         });
         due.min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_efa_spec::work::Operation;
+
+    use super::*;
+    use crate::data::work_request::RequestId;
+
+    #[test]
+    fn jobs_that_wait_for_a_receive_leave_the_window_to_others() {
+        let bad = BadRequest {
+            id: RequestId {
+                low: 0,
+                high: [0; 3],
+            },
+            operation: Operation::Send,
+            status: CompletionStatus::LocalBadLength,
+        };
+        let now = Instant::now();
+        let mut jobs = Jobs::default();
+        let mut add = |wait, count| {
+            for id in 0..count {
+                let job = Job::refused(&bad, id, 0);
+                jobs.add(Job { wait, ..job });
+            }
+            jobs.is_full()
+        };
+        let window = WINDOW as u64;
+        assert!(!add(Wait::Until(now), 3 * window));
+        assert!(!add(Wait::Answer, window - 1));
+        assert!(add(Wait::Turn, 1));
     }
 }
