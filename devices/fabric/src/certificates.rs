@@ -41,6 +41,9 @@ pub enum CertificateError {
         "{0:?} is no name of a machine: use ASCII letters, digits, hyphens, underscores and dots"
     )]
     Name(String),
+    /// A folder is there already. None is made then, as all have one authority.
+    #[error("{} exists: remove it, or name another folder, and make those of all machines again", .0.display())]
+    Exists(PathBuf),
     /// They cannot be made.
     #[error("cannot make certificates")]
     Make(#[from] rcgen::Error),
@@ -89,6 +92,10 @@ pub fn make_certificates(folder: &Path, machines: &[String]) -> Result<(), Certi
     let is_machine = |name: &str| is_name(name) && !name.starts_with('.');
     if let Some(wrong) = machines.iter().find(|name| !is_machine(name)) {
         return Err(CertificateError::Name(wrong.clone()));
+    }
+    let exists = |name: &&String| folder.join(name).exists();
+    if let Some(machine) = machines.iter().find(exists) {
+        return Err(CertificateError::Exists(folder.join(machine)));
     }
     let mut params = CertificateParams::new(Vec::new())?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -207,8 +214,10 @@ mod tests {
             let mode = fs::metadata(key).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
             Identity::read(&folder.path().join(&machine)).unwrap();
-            let again = make_certificates(folder.path(), &[machine]);
-            assert!(matches!(again, Err(CertificateError::Write { .. })));
+            let new = "c".to_owned();
+            let again = make_certificates(folder.path(), &[new.clone(), machine]);
+            assert!(matches!(again, Err(CertificateError::Exists(_))));
+            assert!(!folder.path().join(new).exists());
         }
     }
 

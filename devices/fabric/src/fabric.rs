@@ -6,12 +6,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use self::port::{Adapter, Holder, Port};
+use self::port::{Adapter, Held, Holder, Port};
 pub(crate) use self::port::{CutOff, PortId, Reason};
 use self::transit::{Parcel, Transit};
 use crate::gid::Gid;
 use crate::impairments::Impairments;
-use crate::limits::{HELLO_TIME_OUT, MAX_ADAPTERS, MAX_HELD, NAME_TIME_OUT, PROTOCOL};
+use crate::limits::{
+    HELLO_TIME_OUT, MAX_ADAPTERS, MAX_HELD, MAX_HELD_DESCRIPTORS, MAX_WAITING, NAME_TIME_OUT,
+    PROTOCOL,
+};
 use crate::message::{Body, Incarnation, Message, Refusal};
 use crate::record::{Happened, Record};
 use crate::tunnel::Frame;
@@ -27,6 +30,9 @@ mod tunnels;
 pub(crate) struct Fabric {
     impairments: Arc<Mutex<Impairments>>,
     record: Record,
+    /// How many descriptors the packets have that it holds, and may have.
+    descriptors: usize,
+    most_descriptors: usize,
     /// An incarnation by its number.
     incarnation: fn(u64) -> Incarnation,
     ports: BTreeMap<PortId, Port>,
@@ -34,18 +40,22 @@ pub(crate) struct Fabric {
     holders: BTreeMap<Gid, Holder>,
     transit: Transit,
     cut_off: Vec<CutOff>,
-    last_port: u32,
+    last_port: u64,
     last_incarnation: u64,
 }
 
 impl Fabric {
-    /// A fabric without adapters. `incarnation` makes incarnations of numbers; an adapter must not be able to guess one.
+    /// A fabric without adapters. `incarnation` makes incarnations of numbers; an adapter must not be able to guess one. The packets that it
+    /// holds may have `most_descriptors`.
     pub(crate) fn new(
         impairments: Arc<Mutex<Impairments>>,
         record: Record,
         incarnation: fn(u64) -> Incarnation,
+        most_descriptors: usize,
     ) -> Self {
         Self {
+            descriptors: 0,
+            most_descriptors,
             impairments,
             record,
             incarnation,
@@ -78,7 +88,7 @@ impl Fabric {
             return Some(answer);
         }
         let parcel = port.arrived.pop_front()?;
-        self.release(parcel.source);
+        self.release(&parcel);
         Some(parcel.message())
     }
 
@@ -149,14 +159,7 @@ impl Fabric {
         let Some(port) = self.ports.remove(&leaving) else {
             return;
         };
-        for parcel in port.arrived {
-            self.release(parcel.source);
-        }
-        // Whoever learns that it has left gets nothing of it any more.
-        for other in self.ports.values_mut() {
-            other.arrived.retain(|parcel| parcel.source != leaving);
-        }
-        self.transit.drop_all_of(leaving);
+        port.arrived.iter().for_each(|parcel| self.release(parcel));
         let held = self.holders.iter();
         let held = held.filter(|(_, holder)| holder.port == leaving);
         let held: Vec<Gid> = held.map(|(gid, _)| *gid).collect();
@@ -169,12 +172,27 @@ impl Fabric {
         self.welcome_next(now);
     }
 
-    /// Nobody has a GID any more.
+    /// An adapter has left. Whoever learns of it gets nothing of it any more. Its GID goes to one that another fabric has announced.
     fn forget_holder(&mut self, gid: Gid) {
+        self.drop_packets_of(gid);
         if let Some(holder) = self.holders.remove(&gid) {
             self.impairments.lock().forget(gid);
             self.record.note(|| Happened::Left(holder.name, gid));
         }
+        self.hold_announced(gid);
+    }
+
+    /// Drops all packets that an adapter has sent.
+    fn drop_packets_of(&mut self, gid: Gid) {
+        let mut dropped = self.transit.take_out(gid);
+        for port in self.ports.values_mut() {
+            let arrived = std::mem::take(&mut port.arrived).into_iter();
+            let (of_it, others): (Vec<_>, Vec<_>) =
+                arrived.partition(|parcel| parcel.sender.0 == gid);
+            port.arrived = others.into();
+            dropped.extend(of_it);
+        }
+        dropped.iter().for_each(|parcel| self.release(parcel));
     }
 
     fn hello(
@@ -214,6 +232,7 @@ impl Fabric {
             name: adapter.name.clone(),
             incarnation,
             there: incarnation,
+            held: Held::default(),
         };
         self.notify_tunnels(&holder.present(adapter.gid));
         self.hold(adapter.gid, holder);
@@ -288,12 +307,11 @@ impl Fabric {
         let (Some((gid, sender)), Some(receiver)) = (sender, receiver) else {
             return self.answer_who_has(from, to);
         };
-        if body.has_descriptors() && !receiver.is_here() {
+        if body.descriptors() > 0 && !receiver.is_here() {
             return;
         }
         let names = (sender.name.clone(), receiver.name.clone());
         let parcel = Parcel {
-            source: from,
             sender: (*gid, sender.incarnation),
             destination: receiver.port,
             receiver: (to, receiver.there),
@@ -317,26 +335,64 @@ impl Fabric {
     }
 
     fn forward(&mut self, parcel: Parcel, delay: Duration, now: Instant) {
-        let source = self.ports.get_mut(&parcel.source);
-        let Some(source) = source.filter(|port| port.held < MAX_HELD) else {
-            return self.note_overflow(&parcel);
-        };
-        source.held += 1;
-        if delay.is_zero() {
+        if !self.admit(&parcel) {
+            self.note_overflow(&parcel);
+        } else if delay.is_zero() {
             self.arrive(parcel);
         } else {
             self.transit.push(now + delay, parcel);
         }
     }
 
-    /// A packet has arrived at its destination, if that is still there and has room for it.
+    /// Takes a packet in, if the fabric may hold one more of its sender. One that waits for an adapter that does not read makes room.
+    fn admit(&mut self, parcel: &Parcel) -> bool {
+        let (gid, descriptors) = (parcel.sender.0, parcel.body.descriptors());
+        let Some(held) = self.holders.get(&gid).map(|holder| holder.held) else {
+            return false;
+        };
+        let in_all = self.descriptors + descriptors;
+        let of_it = held.descriptors + descriptors;
+        if descriptors > 0 && (of_it > MAX_HELD_DESCRIPTORS || in_all > self.most_descriptors) {
+            return false;
+        }
+        if held.packets >= MAX_HELD && !self.drop_oldest_of(gid) {
+            return false;
+        }
+        if let Some(holder) = self.holders.get_mut(&gid) {
+            holder.held.packets += 1;
+            holder.held.descriptors += descriptors;
+        }
+        self.descriptors = in_all;
+        true
+    }
+
+    /// Drops the oldest packet of an adapter that waits where most of them wait. False if none waits anywhere.
+    fn drop_oldest_of(&mut self, gid: Gid) -> bool {
+        let ports = self.ports.values_mut();
+        let most = ports.max_by_key(|port| port.waiting_of(gid));
+        let Some(oldest) = most.and_then(|port| port.take_oldest_of(gid)) else {
+            return false;
+        };
+        self.release(&oldest);
+        self.note_overflow(&oldest);
+        true
+    }
+
+    /// A packet has arrived at its destination, if that is still there. If too many of its sender wait there, the oldest is dropped.
     fn arrive(&mut self, parcel: Parcel) {
-        match self.ports.get_mut(&parcel.destination) {
-            Some(port) if port.has_room_for(parcel.source) => port.arrived.push_back(parcel),
-            _ => {
-                self.release(parcel.source);
-                self.note_overflow(&parcel);
+        let gid = parcel.sender.0;
+        let dropped = match self.ports.get_mut(&parcel.destination) {
+            Some(port) => {
+                let is_full = port.waiting_of(gid) >= MAX_WAITING;
+                let oldest = is_full.then(|| port.take_oldest_of(gid)).flatten();
+                port.arrived.push_back(parcel);
+                oldest
             }
+            None => Some(parcel),
+        };
+        if let Some(dropped) = dropped {
+            self.release(&dropped);
+            self.note_overflow(&dropped);
         }
     }
 
@@ -351,10 +407,15 @@ impl Fabric {
         });
     }
 
-    /// The fabric holds one packet of this adapter less.
-    fn release(&mut self, source: PortId) {
-        if let Some(port) = self.ports.get_mut(&source) {
-            port.held = port.held.saturating_sub(1);
+    /// The fabric holds this packet no longer.
+    fn release(&mut self, parcel: &Parcel) {
+        let descriptors = parcel.body.descriptors();
+        self.descriptors = self.descriptors.saturating_sub(descriptors);
+        let (gid, incarnation) = parcel.sender;
+        let holder = self.holders.get_mut(&gid);
+        if let Some(holder) = holder.filter(|holder| holder.incarnation == incarnation) {
+            holder.held.packets = holder.held.packets.saturating_sub(1);
+            holder.held.descriptors = holder.held.descriptors.saturating_sub(descriptors);
         }
     }
 }

@@ -34,6 +34,9 @@ pub(crate) const MAX_PEERS: usize = 256;
 pub(crate) const MAX_HELD: usize = 512;
 pub(crate) const MAX_WAITING: usize = 128;
 
+/// The most descriptors that the packets of one adapter have that the fabric holds.
+pub(crate) const MAX_HELD_DESCRIPTORS: usize = 64;
+
 /// The most answers of the fabric itself that wait for an adapter to read. It drops what is more.
 pub(crate) const MAX_ANSWERS: usize = 128;
 

@@ -44,17 +44,23 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// Where fabrics of other machines make tunnels to this one, by QUIC
-    #[arg(long, value_name = "ADDRESS:PORT", requires = "certificates")]
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        requires = "certificates",
+        group = "tunnel"
+    )]
     listen: Option<SocketAddr>,
     /// The fabric of another machine, to which this one keeps a tunnel; repeat it for more
     #[arg(
         long = "connect",
         value_name = "ADDRESS:PORT",
-        requires = "certificates"
+        requires = "certificates",
+        group = "tunnel"
     )]
     connect: Vec<SocketAddr>,
     /// This machine's folder of those that `peerbar-fabric certificates` made
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", requires = "tunnel")]
     certificates: Option<PathBuf>,
     #[command(flatten)]
     sandbox: SandboxOptions,

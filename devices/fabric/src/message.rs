@@ -143,9 +143,12 @@ impl Body {
         }
     }
 
-    /// Whether descriptors come with it.
-    pub(crate) fn has_descriptors(&self) -> bool {
-        matches!(self, Self::Request { descriptors, .. } if !descriptors.is_empty())
+    /// How many descriptors come with it.
+    pub(crate) fn descriptors(&self) -> usize {
+        match self {
+            Self::Request { descriptors, .. } => descriptors.len(),
+            _ => 0,
+        }
     }
 
     /// A field whose value no adapter would send.

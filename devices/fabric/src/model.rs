@@ -69,7 +69,7 @@ impl World {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let impairments = Arc::new(Mutex::new(Impairments::new(seed, rules)));
         let mut world = Self {
-            fabric: Fabric::new(impairments, Record::default(), Incarnation),
+            fabric: Fabric::new(impairments, Record::default(), Incarnation, 100),
             adapters: BTreeMap::new(),
             asked: Vec::new(),
             now: Instant::now(),

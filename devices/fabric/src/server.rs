@@ -14,6 +14,7 @@ use peerbar_socket_file::BindError;
 use peerbar_socket_file::line_server::LineServerError;
 use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
 use crate::config::Config;
@@ -74,7 +75,7 @@ pub fn serve(
     let tunnels = config.tunnels.as_ref().map(Tunnels::start).transpose()?;
     let mut server = Server {
         listener: Listener::open(path, backlog)?,
-        fabric: Fabric::new(impairments, config.record, incarnation),
+        fabric: Fabric::new(impairments, config.record, incarnation, most_descriptors()),
         connections: BTreeMap::new(),
         tunnels,
         tunnel_ports: BTreeMap::new(),
@@ -85,6 +86,14 @@ pub fn serve(
     served.map_err(|source| ServeError::System {
         path: path.to_owned(),
         source,
+    })
+}
+
+/// How many descriptors packets may have that wait: a quarter of what this process may open.
+fn most_descriptors() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit / 4).unwrap_or(usize::MAX)
     })
 }
 
@@ -139,6 +148,7 @@ impl Server {
             match connection.receive(&mut self.space) {
                 Ok(message) => self.fabric.receive(port, message, Instant::now()),
                 Err(ReceiveError::Nothing) => return,
+                Err(error @ ReceiveError::Starved) => log::debug!("{error}: it is dropped"),
                 Err(error) => return self.lose(port, &error),
             }
         }
@@ -167,7 +177,7 @@ impl Server {
                     let port = self.fabric.connect_tunnel(now);
                     self.tunnel_ports.insert(tunnel, port);
                 }
-                TunnelEvent::Received(tunnel, frame) => {
+                TunnelEvent::Received(tunnel, frame, _room) => {
                     if let Some(port) = self.tunnel_ports.get(&tunnel) {
                         self.fabric.receive_frame(*port, frame, now);
                     }
@@ -188,8 +198,14 @@ impl Server {
             return;
         };
         for (tunnel, port) in &self.tunnel_ports {
-            while let Some(frame) = self.fabric.next_frame(*port) {
-                tunnels.send(*tunnel, &frame);
+            while let Some(notice) = self.fabric.next_notice(*port) {
+                tunnels.send_notice(*tunnel, &notice);
+            }
+            for _ in 0..tunnels.room(*tunnel) {
+                let Some(packet) = self.fabric.next_far_packet(*port) else {
+                    break;
+                };
+                tunnels.send_packet(*tunnel, &packet);
             }
         }
     }

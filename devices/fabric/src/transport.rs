@@ -16,7 +16,7 @@ use thiserror::Error;
 use self::incoming::{Incoming, Taken};
 use self::outgoing::{Due, Outgoing};
 use crate::gid::Gid;
-use crate::limits::MAX_PEERS;
+use crate::limits::{MAX_PEERS, MAX_REQUESTS};
 use crate::message::{Body, Incarnation, Message};
 
 mod incoming;
@@ -110,6 +110,8 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Transport<D> {
     peers: BTreeMap<Gid, Peer<D>>,
+    /// How many requests of each GID are carried out at the moment, whoever has it and whether anybody still waits for them.
+    running: BTreeMap<Gid, usize>,
     outputs: Vec<Output<D>>,
 }
 
@@ -117,6 +119,7 @@ impl<D> Transport<D> {
     pub(crate) fn new() -> Self {
         Self {
             peers: BTreeMap::new(),
+            running: BTreeMap::new(),
             outputs: Vec::new(),
         }
     }
@@ -148,8 +151,15 @@ impl<D> Transport<D> {
         Ok(())
     }
 
-    /// Sends the response to a request of a peer; none if it is not carried out. One that waits for it no longer is not sent any.
+    /// Sends the response to a request of a peer; none if it is not carried out. One that waits for it no longer is not sent any. To be
+    /// called once for each [`Output::Request`].
     pub(crate) fn respond(&mut self, id: RequestId, data: Option<ByteBuf>) {
+        if let Some(running) = self.running.get_mut(&id.from) {
+            *running -= 1;
+            if *running == 0 {
+                self.running.remove(&id.from);
+            }
+        }
         let peer = self.peers.get_mut(&id.from);
         let peer = peer.filter(|peer| peer.incarnation() == Some(id.incarnation));
         if let Some(response) = peer.and_then(|peer| peer.incoming.respond(id.tag, data)) {
@@ -187,7 +197,17 @@ impl<D> Transport<D> {
             let Some(peer) = self.peers.get_mut(&gid) else {
                 continue;
             };
-            for done in peer.outgoing.expire(now) {
+            let late = peer.outgoing.expire(now);
+            if let (false, Some(oldest), Some(incarnation)) =
+                (late.is_empty(), peer.outgoing.settled(), peer.incarnation())
+            {
+                self.outputs.push(Output::Send(Message::Packet {
+                    peer: gid,
+                    incarnation,
+                    body: Body::Settled { oldest },
+                }));
+            }
+            for done in late {
                 let ended = Output::Complete(done, Err(RequestError::TimedOut));
                 self.outputs.push(ended);
             }
@@ -261,14 +281,17 @@ impl<D> Transport<D> {
                 takes_descriptors: None,
             });
         }
+        let running = self.running.get(&from).copied().unwrap_or(0);
+        let is_full = running >= MAX_REQUESTS || self.running.len() > MAX_PEERS;
         match body {
             Body::Request {
                 tag,
                 oldest,
                 data,
                 descriptors,
-            } => match peer.incoming.take(tag, oldest) {
+            } => match peer.incoming.take(tag, oldest, is_full) {
                 Taken::First => {
+                    self.running.insert(from, running + 1);
                     let id = RequestId {
                         from,
                         incarnation,

@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -21,6 +22,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::certificates::{CertificateError, Identity, SERVER_NAME};
 use crate::limits::MAX_TUNNELS;
@@ -37,9 +39,14 @@ const KEEP_ALIVE: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_secs(1);
 /// The most packets that are read or written at once, and that wait to be written.
 const MAX_STREAMS: u32 = 256;
-const MAX_QUEUED: usize = 256;
-/// The most packets and frames of other fabrics that wait for this one.
-const MAX_EVENTS: usize = 1024;
+const MAX_QUEUED: usize = 16;
+/// The most packets of one other fabric that wait for this one, and as many notices. Packets beyond are dropped, notices are not read.
+const MAX_EVENTS: usize = 256;
+/// The most notices that wait to be written. One that does not read them loses its tunnel.
+const MAX_NOTICES: usize = 1024;
+/// How many others may be in a handshake at once, and how long it may take.
+const MAX_HANDSHAKES: usize = 64;
+const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// Where other fabrics are.
 #[derive(Clone, Debug)]
@@ -73,13 +80,14 @@ pub enum TunnelError {
 
 /// Number of a tunnel. Never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct TunnelId(u32);
+pub(crate) struct TunnelId(u64);
 
 /// What happened to a tunnel.
 #[derive(Debug)]
 pub(crate) enum TunnelEvent {
     Up(TunnelId, SocketAddr),
-    Received(TunnelId, Frame),
+    /// A frame, and its place among those that wait: it is free once this is dropped.
+    Received(TunnelId, Frame, OwnedSemaphorePermit),
     Down(TunnelId, String),
 }
 
@@ -102,7 +110,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    last: u32,
+    last: u64,
     open: BTreeMap<TunnelId, Sending>,
     events: VecDeque<TunnelEvent>,
 }
@@ -110,9 +118,12 @@ struct State {
 /// The way to the tasks that send by one tunnel.
 #[derive(Clone, Debug)]
 struct Sending {
+    connection: Connection,
     packets: mpsc::Sender<Vec<u8>>,
     /// What the fabrics say to each other, which is not lost.
-    notices: mpsc::UnboundedSender<Vec<u8>>,
+    notices: mpsc::Sender<Vec<u8>>,
+    /// Whether the fabric has packets that `packets` had no room for.
+    is_full: Arc<AtomicBool>,
 }
 
 impl Tunnels {
@@ -176,24 +187,39 @@ impl Tunnels {
         std::mem::take(&mut self.shared.state.lock().events)
     }
 
-    /// Sends a frame, without waiting. A packet is dropped if too many wait.
-    pub(crate) fn send(&self, tunnel: TunnelId, frame: &Frame) {
-        let sending = self.shared.state.lock().open.get(&tunnel).cloned();
-        let Some(sending) = sending else {
-            return;
+    /// How many packets a tunnel takes now. If it is none, there is an event once it takes more.
+    pub(crate) fn room(&self, tunnel: TunnelId) -> usize {
+        let state = self.shared.state.lock();
+        let Some(sending) = state.open.get(&tunnel) else {
+            return 0;
         };
-        let bytes = frame.encode();
-        if frame.is_notice() {
+        // Before the look at the room, so that no change of it is missed.
+        sending.is_full.store(true, Ordering::SeqCst);
+        sending.packets.capacity()
+    }
+
+    /// Sends a packet, for which there is room.
+    pub(crate) fn send_packet(&self, tunnel: TunnelId, packet: &Frame) {
+        if let Some(sending) = self.shared.state.lock().open.get(&tunnel) {
             // It fails if the tunnel has ended.
-            let _ = sending.notices.send(bytes);
-        } else if let Err(TrySendError::Full(_)) = sending.packets.try_send(bytes) {
-            log::debug!("a packet for a tunnel is dropped: too many wait");
+            let _ = sending.packets.try_send(packet.encode());
+        }
+    }
+
+    /// Sends a notice. If too many wait, the tunnel ends: its other side does not read.
+    pub(crate) fn send_notice(&self, tunnel: TunnelId, notice: &Frame) {
+        if let Some(sending) = self.shared.state.lock().open.get(&tunnel)
+            && let Err(TrySendError::Full(_)) = sending.notices.try_send(notice.encode())
+        {
+            sending.connection.close(VarInt::from_u32(1), b"cut off");
         }
     }
 
     /// Ends a tunnel whose other side breaks the protocol.
     pub(crate) fn cut_off(&self, tunnel: TunnelId) {
-        self.shared.state.lock().open.remove(&tunnel);
+        if let Some(sending) = self.shared.state.lock().open.remove(&tunnel) {
+            sending.connection.close(VarInt::from_u32(1), b"cut off");
+        }
     }
 }
 
@@ -206,13 +232,12 @@ impl AsFd for Tunnels {
 impl Shared {
     fn note(&self, event: TunnelEvent) {
         self.state.lock().events.push_back(event);
-        // It fails if the counter is at its end, and so readable.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        self.wake();
     }
 
-    /// Whether the fabric keeps up with what comes.
-    fn has_room(&self) -> bool {
-        self.state.lock().events.len() < MAX_EVENTS
+    fn wake(&self) {
+        // It fails if the counter is at its end, and so readable.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
 
@@ -223,7 +248,7 @@ fn endpoint(address: SocketAddr, server: Option<&Identity>) -> Result<Endpoint, 
         let server = server.map(|identity| {
             let mut config = ServerConfig::with_crypto(identity.server.clone());
             config.transport_config(transport());
-            config.max_incoming(MAX_TUNNELS);
+            config.max_incoming(MAX_HANDSHAKES);
             config
         });
         Endpoint::new(
@@ -251,6 +276,8 @@ fn transport() -> Arc<TransportConfig> {
 
 /// Takes tunnels of others.
 async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
+    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    let tunnels = Arc::new(Semaphore::new(MAX_TUNNELS));
     while let Some(incoming) = endpoint.accept().await {
         // Whoever cannot receive at its address is not answered further (RFC 9000, 8.1).
         if !incoming.remote_address_validated() {
@@ -259,16 +286,24 @@ async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
             }
             continue;
         }
-        if endpoint.open_connections() >= MAX_TUNNELS {
-            log::warn!("a tunnel beyond the limit of {MAX_TUNNELS} is refused");
+        let Ok(handshake) = handshakes.clone().try_acquire_owned() else {
             incoming.refuse();
             continue;
-        }
-        let shared = shared.clone();
+        };
+        let (shared, tunnels) = (shared.clone(), tunnels.clone());
         tokio::spawn(async move {
-            match incoming.await {
-                Ok(connection) => serve(connection, &shared).await,
-                Err(error) => log::warn!("a tunnel is refused: {error}"),
+            let connection = match tokio::time::timeout(HANDSHAKE, incoming).await {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(error)) => return log::warn!("a tunnel is refused: {error}"),
+                Err(_) => return log::warn!("a tunnel is refused: no handshake in {HANDSHAKE:?}"),
+            };
+            drop(handshake);
+            match tunnels.try_acquire_owned() {
+                Ok(_tunnel) => serve(connection, &shared).await,
+                Err(_) => {
+                    log::warn!("a tunnel beyond the limit of {MAX_TUNNELS} is refused");
+                    connection.close(VarInt::from_u32(1), b"too many tunnels");
+                }
             }
         });
     }
@@ -291,16 +326,28 @@ async fn connect(endpoint: Endpoint, address: SocketAddr, shared: Arc<Shared>) {
 /// Serves one tunnel until it ends.
 async fn serve(connection: Connection, shared: &Arc<Shared>) {
     let (packets, packets_to_send) = mpsc::channel(MAX_QUEUED);
-    let (notices, notices_to_send) = mpsc::unbounded_channel();
+    let (notices, notices_to_send) = mpsc::channel(MAX_NOTICES);
+    let is_full = Arc::new(AtomicBool::new(false));
     let id = {
         let mut state = shared.state.lock();
         state.last += 1;
         let id = TunnelId(state.last);
-        state.open.insert(id, Sending { packets, notices });
+        let sending = Sending {
+            connection: connection.clone(),
+            packets,
+            notices,
+            is_full: is_full.clone(),
+        };
+        state.open.insert(id, sending);
         id
     };
     shared.note(TunnelEvent::Up(id, connection.remote_address()));
-    let sender = tokio::spawn(send(connection.clone(), notices_to_send, packets_to_send));
+    let packets = PacketsToSend {
+        packets: packets_to_send,
+        is_full,
+        shared: shared.clone(),
+    };
+    let sender = tokio::spawn(send(connection.clone(), notices_to_send, packets));
     let end = receive(&connection, id, shared).await;
     connection.close(VarInt::from_u32(0), b"");
     sender.abort();
@@ -317,8 +364,8 @@ enum TunnelEnd {
     Read(#[from] quinn::ReadExactError),
     #[error("its other side breaks the protocol: {0}")]
     Frame(#[from] FrameError),
-    #[error("this fabric cannot keep up with what the other side says")]
-    Flood,
+    #[error("this side has ended")]
+    Ended,
 }
 
 /// Hands over what comes, until the tunnel ends. The first stream of the other side has its notices.
@@ -328,11 +375,12 @@ async fn receive(connection: &Connection, id: TunnelId, shared: &Arc<Shared>) ->
         Err(error) => return error.into(),
     };
     let mut notices = tokio::spawn(receive_notices(first, id, shared.clone()));
+    let places = Arc::new(Semaphore::new(MAX_EVENTS));
     loop {
         tokio::select! {
-            ended = &mut notices => return ended.unwrap_or(TunnelEnd::Flood),
+            ended = &mut notices => return ended.unwrap_or(TunnelEnd::Ended),
             stream = connection.accept_uni() => match stream {
-                Ok(stream) => drop(tokio::spawn(receive_packet(stream, id, shared.clone()))),
+                Ok(stream) => drop(tokio::spawn(receive_packet(stream, id, shared.clone(), places.clone()))),
                 Err(error) => {
                     notices.abort();
                     return error.into();
@@ -342,23 +390,33 @@ async fn receive(connection: &Connection, id: TunnelId, shared: &Arc<Shared>) ->
     }
 }
 
-/// One packet. One that is no packet is dropped, as a lost one.
-async fn receive_packet(mut stream: RecvStream, id: TunnelId, shared: Arc<Shared>) {
+/// One packet. One that is no packet, or for which there is no place, is dropped, as a lost one.
+async fn receive_packet(
+    mut stream: RecvStream,
+    id: TunnelId,
+    shared: Arc<Shared>,
+    places: Arc<Semaphore>,
+) {
     let Ok(bytes) = stream.read_to_end(MAX_FRAME).await else {
         return;
     };
-    match Frame::decode(&bytes) {
-        Ok(frame) if !frame.is_notice() && shared.has_room() => {
-            shared.note(TunnelEvent::Received(id, frame));
+    match (Frame::decode(&bytes), places.try_acquire_owned()) {
+        (Ok(frame), Ok(place)) if !frame.is_notice() => {
+            shared.note(TunnelEvent::Received(id, frame, place));
         }
-        Ok(_) => log::debug!("a packet from a tunnel is dropped"),
-        Err(error) => log::debug!("a packet from a tunnel is dropped: {error}"),
+        (Ok(_), _) => log::debug!("a packet from a tunnel is dropped"),
+        (Err(error), _) => log::debug!("a packet from a tunnel is dropped: {error}"),
     }
 }
 
 /// The notices of the other side, each with its length before it (2 bytes, little-endian).
 async fn receive_notices(mut stream: RecvStream, id: TunnelId, shared: Arc<Shared>) -> TunnelEnd {
+    let places = Arc::new(Semaphore::new(MAX_EVENTS));
     loop {
+        // QUIC stops the other side while the fabric does not keep up.
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return TunnelEnd::Ended;
+        };
         let mut length = [0; 2];
         if let Err(error) = stream.read_exact(&mut length).await {
             return error.into();
@@ -369,10 +427,7 @@ async fn receive_notices(mut stream: RecvStream, id: TunnelId, shared: Arc<Share
         }
         match Frame::decode(&bytes) {
             Ok(frame) if frame.is_notice() => {
-                if !shared.has_room() {
-                    return TunnelEnd::Flood;
-                }
-                shared.note(TunnelEvent::Received(id, frame));
+                shared.note(TunnelEvent::Received(id, frame, place));
             }
             Ok(_) => return FrameError::Kind.into(),
             Err(error) => return error.into(),
@@ -384,8 +439,8 @@ async fn receive_notices(mut stream: RecvStream, id: TunnelId, shared: Arc<Share
 /// side accepts.
 async fn send(
     connection: Connection,
-    mut notices: mpsc::UnboundedReceiver<Vec<u8>>,
-    packets: mpsc::Receiver<Vec<u8>>,
+    mut notices: mpsc::Receiver<Vec<u8>>,
+    packets: PacketsToSend,
 ) {
     let Ok(mut stream) = connection.open_uni().await else {
         return;
@@ -401,8 +456,26 @@ async fn send(
     connection.close(VarInt::from_u32(1), b"cut off");
 }
 
-async fn send_packets(connection: Connection, mut packets: mpsc::Receiver<Vec<u8>>) {
-    while let Some(packet) = packets.recv().await {
+/// The packets for a tunnel.
+struct PacketsToSend {
+    packets: mpsc::Receiver<Vec<u8>>,
+    is_full: Arc<AtomicBool>,
+    shared: Arc<Shared>,
+}
+
+impl PacketsToSend {
+    /// The next one. The fabric is woken if it may send more.
+    async fn next(&mut self) -> Option<Vec<u8>> {
+        let packet = self.packets.recv().await;
+        if self.is_full.swap(false, Ordering::SeqCst) {
+            self.shared.wake();
+        }
+        packet
+    }
+}
+
+async fn send_packets(connection: Connection, mut packets: PacketsToSend) {
+    while let Some(packet) = packets.next().await {
         let Ok(mut stream) = connection.open_uni().await else {
             return;
         };

@@ -9,10 +9,12 @@ use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::SocketType;
 use thiserror::Error;
 
+use crate::packets::{BACK_OFF, LACKS};
 use crate::{BindError, SocketFile};
 
 /// The longest line in bytes.
@@ -89,7 +91,7 @@ fn serve(
         let mut polled =
             [stop.as_fd(), socket.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         match poll(&mut polled, None) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
         let [stopped, _] = polled.map(|fd| !fd.revents().is_empty());
@@ -107,6 +109,12 @@ fn serve(
             {
                 continue;
             }
+            Err(error) if is_lack(&error) => {
+                let stopped = PollFd::new(stop, PollFlags::IN);
+                let back_off = Timespec::try_from(BACK_OFF).ok();
+                poll(&mut [stopped], back_off.as_ref())?;
+                continue;
+            }
             Err(error) => return Err(error),
         };
         if let Err(error) = file.check_peer(&client) {
@@ -115,6 +123,11 @@ fn serve(
             log::debug!("a client of the control socket: {error}");
         }
     }
+}
+
+/// Whether the system lacks descriptors or memory for now.
+fn is_lack(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(|error| LACKS.contains(&error))
 }
 
 fn answer(

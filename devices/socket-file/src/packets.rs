@@ -19,7 +19,9 @@ use crate::descriptors::{self, wait_until};
 use crate::{BindError, SocketFile};
 
 /// How long a server waits when the system lacks descriptors or memory, before it accepts again.
-const BACK_OFF: Duration = Duration::from_millis(100);
+pub(crate) const BACK_OFF: Duration = Duration::from_millis(100);
+/// What accept(2) says then.
+pub(crate) const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
 
 /// A packet on the wire.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +44,9 @@ pub enum ReceiveError<E: std::error::Error + 'static> {
     /// A packet is no message.
     #[error(transparent)]
     Wire(E),
+    /// A packet is lost, as the system has no room for its descriptors.
+    #[error("no room for the descriptors of a packet")]
+    Starved,
     /// A packet that is too long, or with too many descriptors.
     #[error("a packet or its descriptors are longer than any message")]
     TooLong,
@@ -106,6 +111,10 @@ pub trait Message: Sized {
             error => ReceiveError::System(error),
         })?;
         let lost = ReturnFlags::CTRUNC | ReturnFlags::TRUNC;
+        let is_short = received.descriptors.len() < descriptors::MAX_DESCRIPTORS;
+        if received.flags.contains(ReturnFlags::CTRUNC) && is_short {
+            return Err(ReceiveError::Starved);
+        }
         match space.get(..received.bytes) {
             Some([]) => Err(ReceiveError::Closed),
             Some(bytes) if !received.flags.intersects(lost) => {
@@ -244,7 +253,7 @@ impl Listener {
         let socket = match accept_with(&self.socket, flags) {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
-            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+            Err(error) if LACKS.contains(&error) => {
                 if !std::mem::replace(&mut self.is_reported, true) {
                     let path = self.path().display();
                     log::warn!("{path}: nobody else may connect for now: {error}");

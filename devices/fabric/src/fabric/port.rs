@@ -1,6 +1,6 @@
 //! What the fabric knows of each connection.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Instant;
 
@@ -8,13 +8,13 @@ use thiserror::Error;
 
 use super::transit::Parcel;
 use crate::gid::Gid;
-use crate::limits::{MAX_ANSWERS, MAX_WAITING};
+use crate::limits::MAX_ANSWERS;
 use crate::message::{Incarnation, Message, Refusal};
 use crate::tunnel::Frame;
 
 /// Number of a connection. Never given twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct PortId(pub(super) u32);
+pub(crate) struct PortId(pub(super) u64);
 
 impl fmt::Display for PortId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,6 +59,14 @@ pub(super) struct Holder {
     pub(super) incarnation: Incarnation,
     /// As the fabric knows it that it is attached to.
     pub(super) there: Incarnation,
+    pub(super) held: Held,
+}
+
+/// What the fabric holds of an adapter: packets, and the descriptors that they have.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    pub(super) packets: usize,
+    pub(super) descriptors: usize,
 }
 
 impl Holder {
@@ -96,8 +104,8 @@ pub(super) struct Port {
     /// What the fabric has to say to the one at the other end.
     pub(super) notices: VecDeque<Frame>,
     pub(super) arrived: VecDeque<Parcel>,
-    /// How many packets of it the fabric holds.
-    pub(super) held: usize,
+    /// The adapters that it has announced, if it is another fabric: name and incarnation there. Some GIDs may be others'.
+    pub(super) announced: BTreeMap<Gid, (String, Incarnation)>,
 }
 
 impl Port {
@@ -110,7 +118,7 @@ impl Port {
             answers: VecDeque::new(),
             notices: VecDeque::new(),
             arrived: VecDeque::new(),
-            held: 0,
+            announced: BTreeMap::new(),
         }
     }
 
@@ -126,9 +134,16 @@ impl Port {
         }
     }
 
-    /// Whether one more packet of that adapter may wait for it.
-    pub(super) fn has_room_for(&self, source: PortId) -> bool {
-        let waiting = self.arrived.iter().filter(|parcel| parcel.source == source);
-        waiting.count() < MAX_WAITING
+    /// How many packets of an adapter wait for it.
+    pub(super) fn waiting_of(&self, gid: Gid) -> usize {
+        let waiting = self.arrived.iter();
+        waiting.filter(|parcel| parcel.sender.0 == gid).count()
+    }
+
+    /// Takes out the packet of an adapter that waits longest.
+    pub(super) fn take_oldest_of(&mut self, gid: Gid) -> Option<Parcel> {
+        let mut waiting = self.arrived.iter();
+        let oldest = waiting.position(|parcel| parcel.sender.0 == gid)?;
+        self.arrived.remove(oldest)
     }
 }

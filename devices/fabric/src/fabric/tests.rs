@@ -6,9 +6,8 @@ use crate::limits::{MAX_ANSWERS, MAX_WAITING};
 fn fabric(rules: &[&str]) -> (Fabric, Instant) {
     let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
     let impairments = Arc::new(Mutex::new(Impairments::new(1, rules)));
-    let fabric = Fabric::new(impairments, Record::default(), |number| {
-        Incarnation(number + 100)
-    });
+    let incarnation = |number| Incarnation(number + 100);
+    let fabric = Fabric::new(impairments, Record::default(), incarnation, 100);
     (fabric, Instant::now())
 }
 
@@ -235,7 +234,13 @@ impl Pair {
     /// Passes on all that the fabrics have for each other.
     fn exchange(&mut self) {
         for (from, to) in [(0, 1), (1, 0)] {
-            while let Some(frame) = self.fabrics[from].next_frame(self.tunnels[from]) {
+            let (source, tunnel) = (&mut self.fabrics[from], self.tunnels[from]);
+            let next = || {
+                let notice = source.next_notice(tunnel);
+                notice.or_else(|| source.next_far_packet(tunnel))
+            };
+            let frames: Vec<Frame> = std::iter::from_fn(next).collect();
+            for frame in frames {
                 self.fabrics[to].receive_frame(self.tunnels[to], frame, self.now);
             }
         }
@@ -372,4 +377,42 @@ fn fabric_with_too_many_adapters_is_cut_off() {
     let cut_off = fabric.take_cut_off();
     assert!(matches!(cut_off[..], [CutOff { port, .. }] if port == tunnel));
     assert!(fabric.holders.is_empty());
+}
+
+#[test]
+fn adapters_that_read_nothing_do_not_starve_a_third() {
+    let (mut fabric, now) = fabric(&[]);
+    let (victim, _) = attach(&mut fabric, 1, now);
+    let (reader, _) = attach(&mut fabric, 2, now);
+    for number in 3..7 {
+        attach(&mut fabric, number, now);
+        for _ in 0..MAX_WAITING {
+            fabric.receive(victim, datagram(number, Incarnation::NONE), now);
+        }
+    }
+    fabric.expire(now + std::time::Duration::from_secs(3600));
+    fabric.receive(victim, datagram(2, Incarnation::NONE), now);
+    assert_eq!(packets(&mut fabric, reader), 1);
+}
+
+#[test]
+fn gid_of_an_ended_tunnel_passes_to_the_one_that_has_it() {
+    let (mut fabric, now) = fabric(&[]);
+    let (asking, _) = attach(&mut fabric, 1, now);
+    let old = fabric.connect_tunnel(now);
+    let present = |number| Frame::Present {
+        name: "far".to_owned(),
+        gid: gid(2),
+        incarnation: Incarnation(number),
+    };
+    fabric.receive_frame(old, present(7), now);
+    // Its fabric is killed, and started again: the old tunnel ends after 4 s of silence only.
+    let new = fabric.connect_tunnel(now);
+    fabric.receive_frame(new, present(8), now);
+    fabric.leave(old, now);
+    fabric.receive(asking, Message::Resolve { gid: gid(2) }, now);
+    match fabric.next(asking) {
+        Some(Message::Peer { incarnation, .. }) => assert_ne!(incarnation, Incarnation::NONE),
+        other => panic!("{other:?}"),
+    }
 }

@@ -11,7 +11,6 @@ use crate::tunnel::Frame;
 /// A packet on its way.
 #[derive(Clone, Debug)]
 pub(super) struct Parcel {
-    pub(super) source: PortId,
     pub(super) sender: (Gid, Incarnation),
     pub(super) destination: PortId,
     /// As it is known where it is attached.
@@ -65,8 +64,12 @@ impl Transit {
         self.parcels.pop_first().map(|(_, parcel)| parcel)
     }
 
-    /// Drops all packets of a connection that has ended.
-    pub(super) fn drop_all_of(&mut self, source: PortId) {
-        self.parcels.retain(|_, parcel| parcel.source != source);
+    /// Takes out all packets of an adapter.
+    pub(super) fn take_out(&mut self, gid: Gid) -> Vec<Parcel> {
+        let parcels = std::mem::take(&mut self.parcels).into_iter();
+        let (of_it, others): (Vec<_>, Vec<_>) =
+            parcels.partition(|(_, parcel)| parcel.sender.0 == gid);
+        self.parcels = others.into_iter().collect();
+        of_it.into_iter().map(|(_, parcel)| parcel).collect()
     }
 }

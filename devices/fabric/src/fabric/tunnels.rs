@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::Fabric;
-use super::port::{CutOff, Holder, Port, PortId, Reason};
+use super::port::{Held, Holder, Port, PortId, Reason};
 use super::transit::Parcel;
 use crate::gid::Gid;
 use crate::limits::MAX_ADAPTERS;
@@ -25,14 +25,15 @@ impl Fabric {
         port
     }
 
-    /// The next frame for another fabric, which is to be sent.
-    pub(crate) fn next_frame(&mut self, to: PortId) -> Option<Frame> {
-        let port = self.ports.get_mut(&to)?;
-        if let Some(notice) = port.notices.pop_front() {
-            return Some(notice);
-        }
-        let parcel = port.arrived.pop_front()?;
-        self.release(parcel.source);
+    /// The next thing that this fabric has to say to another one.
+    pub(crate) fn next_notice(&mut self, to: PortId) -> Option<Frame> {
+        self.ports.get_mut(&to)?.notices.pop_front()
+    }
+
+    /// The next packet for an adapter of another fabric, which is to be sent.
+    pub(crate) fn next_far_packet(&mut self, to: PortId) -> Option<Frame> {
+        let parcel = self.ports.get_mut(&to)?.arrived.pop_front()?;
+        self.release(&parcel);
         Some(parcel.frame())
     }
 
@@ -69,44 +70,53 @@ impl Fabric {
         (gid, there): (Gid, Incarnation),
         now: Instant,
     ) {
-        if let Some(holder) = self.holders.get(&gid) {
-            log::warn!("{name} of another fabric has {gid}, as {} has", holder.name);
+        self.absent(tunnel, gid);
+        let Some(port) = self.ports.get_mut(&tunnel) else {
             return;
-        }
-        let known = self.holders.values().filter(|holder| holder.port == tunnel);
-        if known.count() >= MAX_ADAPTERS {
+        };
+        if port.announced.len() >= MAX_ADAPTERS {
             let reason = Reason::Violation("it has more adapters than a fabric takes");
-            self.leave(tunnel, now);
-            self.cut_off.push(CutOff {
-                port: tunnel,
-                reason,
-            });
-            return;
+            return self.cut_off(tunnel, reason, now);
         }
+        port.announced.insert(gid, (name, there));
+        match self.holders.get(&gid) {
+            Some(holder) => {
+                log::info!("{gid} of another fabric waits until {} leaves", holder.name)
+            }
+            None => self.hold_announced(gid),
+        }
+    }
+
+    /// Gives a GID that nobody has to the first other fabric that has announced it.
+    pub(super) fn hold_announced(&mut self, gid: Gid) {
+        let mut ports = self.ports.iter();
+        let announced = ports.find_map(|(port, of)| Some((*port, of.announced.get(&gid)?.clone())));
+        let Some((port, (name, there))) = announced else {
+            return;
+        };
         let mut incarnation = self.next_incarnation();
         if incarnation == there {
             incarnation = self.next_incarnation();
         }
         let holder = Holder {
-            port: tunnel,
+            port,
             name,
             incarnation,
             there,
+            held: Held::default(),
         };
         self.hold(gid, holder);
     }
 
     fn absent(&mut self, tunnel: PortId, gid: Gid) {
-        let holder = self.holders.get(&gid);
-        if holder.is_none_or(|holder| holder.port != tunnel) {
+        let port = self.ports.get_mut(&tunnel);
+        if port.is_none_or(|port| port.announced.remove(&gid).is_none()) {
             return;
         }
-        // Whoever learns that it has left gets nothing of it any more.
-        for port in self.ports.values_mut() {
-            port.arrived
-                .retain(|parcel| parcel.source != tunnel || parcel.sender.0 != gid);
+        let holder = self.holders.get(&gid);
+        if holder.is_some_and(|holder| holder.port == tunnel) {
+            self.forget_holder(gid);
         }
-        self.forget_holder(gid);
     }
 
     /// A packet has come, if both ends of it are still there.
@@ -125,15 +135,15 @@ impl Fabric {
             return;
         };
         let parcel = Parcel {
-            source: tunnel,
             sender: (from, sender.incarnation),
             destination: receiver.port,
             receiver: (to, meant),
             body,
         };
-        if let Some(port) = self.ports.get_mut(&tunnel) {
-            port.held += 1;
+        if self.admit(&parcel) {
             self.arrive(parcel);
+        } else {
+            self.note_overflow(&parcel);
         }
     }
 }

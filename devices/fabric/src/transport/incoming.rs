@@ -35,13 +35,15 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn take(&mut self, tag: u64, oldest: u64) -> Taken {
+    /// A request that has arrived. With `is_full`, no further one is carried out for now; it is sent again.
+    pub(super) fn take(&mut self, tag: u64, oldest: u64, is_full: bool) -> Taken {
         self.settle(oldest);
         let ahead = tag.checked_sub(self.oldest);
         if ahead.is_none_or(|ahead| ahead >= MAX_REQUESTS as u64) {
             return Taken::Stale;
         }
         match self.served.get(&tag) {
+            None if is_full => Taken::Stale,
             None => {
                 self.served.insert(tag, Served::Working);
                 Taken::First

@@ -162,3 +162,25 @@ fn peers_beyond_the_limit_wait_until_others_leave() {
         .request(gid(MAX_PEERS), request(0, 0), 0, now)
         .unwrap();
 }
+
+#[test]
+fn peer_that_settles_early_gets_no_more_under_way() {
+    let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
+    for tag in 0..10 * MAX_REQUESTS as u64 {
+        let hostile = Body::Request {
+            tag,
+            oldest: tag,
+            data: ByteBuf::from([1; 8]),
+            descriptors: Vec::new(),
+        };
+        transport.receive(from_peer(hostile), now);
+    }
+    let outputs = transport.take_outputs();
+    let begun = outputs
+        .iter()
+        .filter(|it| matches!(it, Output::Request(..)));
+    assert!(
+        begun.count() <= MAX_REQUESTS,
+        "none of them is answered yet"
+    );
+}

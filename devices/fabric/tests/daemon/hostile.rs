@@ -8,7 +8,7 @@ use peerbar_fabric::{
     Body, HELLO_TIME_OUT, Incarnation, MAX_ADAPTERS, MAX_DATA, MAX_PACKET, Message, PROTOCOL,
     Refusal,
 };
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
 
 use crate::process::Daemon;
 use crate::raw::{Adapter, LONG, gid, hello};
@@ -188,4 +188,97 @@ fn request_for_nobody_s_incarnation_is_answered() {
     };
     assert_eq!(incarnation, other.incarnation);
     assert_eq!(other.resolve(gid(1)), one.incarnation);
+}
+
+#[test]
+fn descriptors_that_wait_for_one_cut_off_no_other() {
+    let daemon = Daemon::start(&[]);
+    let pid = Pid::from_child(&daemon.child);
+    let limit = Rlimit {
+        current: Some(64),
+        maximum: Some(64),
+    };
+    prlimit(Some(pid), Resource::Nofile, limit).unwrap();
+    let deaf = Adapter::attach(&daemon.path, 1);
+    let hostile = Adapter::attach(&daemon.path, 2);
+    let victim = Adapter::attach(&daemon.path, 3);
+    let other = Adapter::attach(&daemon.path, 4);
+    let null = File::open("/dev/null").unwrap();
+    let request = |to: u8, incarnation, data: usize| Message::Packet {
+        peer: gid(to),
+        incarnation,
+        body: Body::Request {
+            tag: 0,
+            oldest: 0,
+            data: vec![1; data].into(),
+            descriptors: Vec::new(),
+        },
+    };
+    let bytes = request(1, deaf.incarnation, MAX_DATA).encode().bytes;
+    // Descriptors below the limit; a test runner may have left higher ones.
+    let open = || {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id())).unwrap();
+        let numbers = folder.map(|entry| {
+            entry
+                .unwrap()
+                .file_name()
+                .to_str()
+                .unwrap()
+                .parse()
+                .unwrap()
+        });
+        numbers.filter(|number: &u32| *number < 64).count()
+    };
+    // As many as there is room for, and no more: the hostile adapter itself is not to be cut off.
+    for _ in 0..256 {
+        if open() == 64 {
+            break;
+        }
+        hostile.send_raw(&bytes, &[null.as_fd()]).unwrap();
+        assert_eq!(hostile.resolve(gid(1)), deaf.incarnation);
+    }
+    assert_eq!(open(), 64);
+    let bytes = request(4, other.incarnation, 8).encode().bytes;
+    victim.send_raw(&bytes, &[null.as_fd()]).unwrap();
+    assert_eq!(victim.resolve(gid(4)), other.incarnation);
+    // The control socket has its descriptor once there is one.
+    drop(hostile);
+    assert!(daemon.order("rules").starts_with("ok"));
+}
+
+#[test]
+fn adapter_has_a_limited_number_of_descriptors_waiting() {
+    let daemon = Daemon::start(&[]);
+    let deaf: Vec<Adapter> = (1..5)
+        .map(|number| Adapter::attach(&daemon.path, number))
+        .collect();
+    let hostile = Adapter::attach(&daemon.path, 9);
+    let null = File::open("/dev/null").unwrap();
+    let open = || {
+        let folder = format!("/proc/{}/fd", daemon.child.id());
+        std::fs::read_dir(folder).unwrap().count()
+    };
+    let before = open();
+    for (number, peer) in (1..).zip(&deaf) {
+        let request = Message::Packet {
+            peer: gid(number),
+            incarnation: peer.incarnation,
+            body: Body::Request {
+                tag: 0,
+                oldest: 0,
+                data: vec![1; MAX_DATA].into(),
+                descriptors: Vec::new(),
+            },
+        };
+        let bytes = request.encode().bytes;
+        for _ in 0..40 {
+            hostile
+                .send_raw(&bytes, &[null.as_fd(), null.as_fd()])
+                .unwrap();
+        }
+    }
+    assert_eq!(hostile.resolve(gid(1)), deaf[0].incarnation);
+    // 64 that it holds, and those of the packets that wait for free space.
+    let held = open() - before;
+    assert!((64..=64 + 2 * deaf.len()).contains(&held), "{held}");
 }

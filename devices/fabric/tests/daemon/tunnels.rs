@@ -4,6 +4,8 @@ use std::net::UdpSocket;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use peerbar_fabric::{Incarnation, MAX_DATA, RequestError, make_certificates};
@@ -55,7 +57,7 @@ fn wait_for(asking: &Adapter, number: u8, is_there: bool) -> Incarnation {
             return incarnation;
         }
         assert!(Instant::now() < deadline, "{number} {is_there}");
-        std::thread::yield_now();
+        thread::yield_now();
     }
 }
 
@@ -184,4 +186,39 @@ fn datagram_reaches_an_adapter_of_another_machine() {
             return;
         }
     }
+}
+
+#[test]
+fn connecting_fabric_that_was_killed_is_found_again() {
+    let machines = Machines::new();
+    let (here, mut there, _near, _far) = two_fabrics(&machines);
+    let asking = Adapter::attach(&here.path, 10);
+    let before = wait_for(&asking, 2, true);
+    let words = words("--connect", &here.tunnels, &machines.there);
+    there.start_again(&words);
+    // The old tunnel ends after its silence. The new one has announced the adapter before.
+    let deadline = Instant::now() + LONG;
+    while [before, Incarnation::NONE].contains(&asking.resolve(gid(2))) {
+        assert!(Instant::now() < deadline, "it is not found");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn adapter_that_floods_a_tunnel_starves_no_other() {
+    let machines = Machines::new();
+    let (here, _there, near, far) = two_fabrics(&machines);
+    let flooder = Adapter::attach(&here.path, 30);
+    let stop = AtomicBool::new(false);
+    let outcomes = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                flooder.send_datagram(gid(2), MAX_DATA);
+            }
+        });
+        let outcomes: Vec<_> = (0..10).map(|_| carried_out(&near, (2, &far))).collect();
+        stop.store(true, Ordering::Relaxed);
+        outcomes
+    });
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
 }
