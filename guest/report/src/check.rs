@@ -134,9 +134,11 @@ pub trait CheckKind: Described + Sized {
         None
     }
 
-    /// Whether its data lies in guest RAM, too, as it asks for: then what is there was not bounced.
-    fn uses_guest_ram(&self) -> bool {
-        false
+    /// Of `payload` bytes that it has moved, how many it asks to be read from or written to guest RAM: these are not bounced.
+    /// `None` if that is not known.
+    fn guest_ram_bytes(&self, payload: u64) -> Option<u64> {
+        let _ = payload;
+        Some(0)
     }
 
     /// Debian packages that the tools root must have.
@@ -243,9 +245,9 @@ macro_rules! kinds {
                 match self { $(Check::$kind(check) => check.kills(),)* }
             }
 
-            /// As [`CheckKind::uses_guest_ram`].
-            pub fn uses_guest_ram(&self) -> bool {
-                match self { $(Check::$kind(check) => check.uses_guest_ram(),)* }
+            /// As [`CheckKind::guest_ram_bytes`].
+            pub fn guest_ram_bytes(&self, payload: u64) -> Option<u64> {
+                match self { $(Check::$kind(check) => check.guest_ram_bytes(payload),)* }
             }
 
             /// As [`CheckKind::packages`].

@@ -96,5 +96,10 @@ mod tests {
     fn adapter_s_name_is_no_other_device_s() {
         let error = parse("[[nic]]\nname = \"g0\"", RDMA).unwrap_err();
         assert!(error.contains("the name `g0` is taken"), "{error}");
+        for server in ["fabric", "vsock"] {
+            let error = parse(&format!("[[nic]]\nname = \"{server}\""), RDMA).unwrap_err();
+            let wanted = format!("the name `{server}` is taken");
+            assert!(error.contains(&wanted), "{error}");
+        }
     }
 }

@@ -33,6 +33,8 @@ use crate::size::Size;
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
 const LONGEST_SERIAL: usize = 20;
 const LONGEST_SCENARIO: usize = 40;
+/// Names of the servers that are no device's and no switch's: a server is known by its name.
+const SERVERS: [&str; 2] = ["fabric", "vsock"];
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const DEFAULT_MEMORY: u64 = 512 << 20;
 /// Less does not hold a distribution's kernel while it starts.
@@ -145,9 +147,11 @@ fn attach_points(
     switches: &[SwitchTable],
 ) -> Result<AttachPoints, Problem> {
     let names = bridges.iter().map(|bridge| bridge.name.clone());
-    let host_bridges = unique(names, &[], LONGEST_SERIAL)?;
+    let servers = SERVERS.map(str::to_owned);
+    let host_bridges = unique(names, &servers, LONGEST_SERIAL)?;
     let names = switches.iter().map(|switch| switch.name.clone());
-    let switches = unique(names, &host_bridges, LONGEST_SERIAL)?;
+    let taken = [servers.as_slice(), &host_bridges].concat();
+    let switches = unique(names, &taken, LONGEST_SERIAL)?;
     Ok(AttachPoints {
         host_bridges,
         switches,
@@ -174,7 +178,7 @@ fn endpoints(
     folder: &Path,
 ) -> Result<(Vec<Nvme>, Vec<Gpu>), Problem> {
     let names = nvmes.iter().map(|nvme| nvme.name.clone());
-    let taken = unique(names, &attach_points.names(), LONGEST_SERIAL)?;
+    let taken = unique(names, &taken_by(attach_points), LONGEST_SERIAL)?;
     let nvmes = nvmes
         .into_iter()
         .map(|table| nvme(table, attach_points, folder))
@@ -182,11 +186,17 @@ fn endpoints(
     let names = gpus.iter().map(|gpu| gpu.name.clone());
     unique(
         names,
-        &[attach_points.names(), taken].concat(),
+        &[taken_by(attach_points), taken].concat(),
         LONGEST_SERIAL,
     )?;
     let gpus = gpus.into_iter().map(|table| gpu(table, attach_points));
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
+}
+
+/// Names that no device can have.
+fn taken_by(attach_points: &AttachPoints) -> Vec<String> {
+    let servers = SERVERS.map(str::to_owned);
+    [servers.as_slice(), &attach_points.names()].concat()
 }
 
 /// The adapters, whose names neither attach points nor the other devices have.
@@ -196,7 +206,7 @@ fn nics(
     nvmes: &[Nvme],
     gpus: &[Gpu],
 ) -> Result<Vec<Nic>, Problem> {
-    let mut taken = attach_points.names();
+    let mut taken = taken_by(attach_points);
     taken.extend(nvmes.iter().map(|nvme| nvme.name.clone()));
     taken.extend(gpus.iter().map(|gpu| gpu.name.clone()));
     let names = tables.iter().map(|table| table.name.clone());

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use peerbar_report::Route;
+use peerbar_report::{Check, Measure, Route};
 use peerbar_rule::{Decision, Hop, Verdict};
 use peerbar_switch::LinkMode;
 use serde::Serialize;
@@ -88,8 +88,10 @@ pub(crate) struct Seen {
     pub routes: BTreeMap<Route, u64>,
     /// Payload bytes with a device's memory.
     pub direct_bytes: u64,
-    /// Payload bytes with guest RAM.
-    pub bounced_bytes: u64,
+    /// Payload bytes with guest RAM beyond those that the check asks to be there, if that is known.
+    pub bounced_bytes: Option<u64>,
+    /// How many pairs the check has, to whom these bytes belong.
+    pub pairs: usize,
     /// DMA requests that failed.
     pub failures: u64,
 }
@@ -125,14 +127,17 @@ fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
         verdict: result.verdict,
         routes: result.measure.routes.clone(),
         direct_bytes: result.measure.peer_bytes,
-        bounced_bytes: if check.uses_guest_ram() {
-            0
-        } else {
-            result.measure.ram_bytes
-        },
+        bounced_bytes: bounced(check, &result.measure),
+        pairs: check.pairs().len(),
         failures: result.measure.failures,
     });
     seen.collect()
+}
+
+/// Payload with guest RAM that `check` has not asked for.
+fn bounced(check: &Check, measure: &Measure) -> Option<u64> {
+    let wanted = check.guest_ram_bytes(measure.bytes)?;
+    Some(measure.ram_bytes.saturating_sub(wanted))
 }
 
 /// What the kernel's decision does not see: what the devices and their links make of it.
@@ -222,5 +227,29 @@ impl AttachPoint {
             acs,
             decides,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_ram_that_a_check_asks_for_is_not_bounced() {
+        let bounced = |check: &str, payload, ram| {
+            let check: Check = serde_json::from_str(check).unwrap();
+            let measure = Measure {
+                bytes: payload,
+                ram_bytes: ram,
+                ..Measure::default()
+            };
+            super::bounced(&check, &measure)
+        };
+        let half = r#"{"kind":"rdma","nic":"n","peer":"n","from":{"vram":"g"},"to":"guest-ram","sizes":[64]}"#;
+        assert_eq!(bounced(half, 100, 100), Some(0));
+        assert_eq!(bounced(half, 100, 150), Some(50));
+        let direct = half.replace("\"guest-ram\"", r#"{"vram":"h"}"#);
+        assert_eq!(bounced(&direct, 100, 100), Some(100));
+        assert_eq!(bounced(r#"{"kind":"rdma-refused","nic":"n"}"#, 0, 9), None);
     }
 }

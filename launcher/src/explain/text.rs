@@ -92,18 +92,25 @@ fn seen(check: &Seen) -> String {
         [] => String::new(),
         _ => format!(" ({})", routes.join(", ")),
     };
+    let bounced = check.bounced_bytes;
+    let bounced = bounced.map_or_else(String::new, |bytes| format!(", {} bounced", human(bytes)));
+    let of_all = match check.pairs {
+        0 | 1 => String::new(),
+        pairs => format!(" by all {pairs} pairs of the check"),
+    };
     format!(
-        "{}, {}: {} direct, {} bounced{routes}, {} requests failed",
+        "{}, {}: {} direct{of_all}{bounced}{routes}, {} requests failed",
         check.check,
         check.verdict,
         human(check.direct_bytes),
-        human(check.bounced_bytes),
         check.failures
     )
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use peerbar_report::{Measure, Route};
 
     use super::super::case::Case;
@@ -167,6 +174,21 @@ offsets = [0]
     }
 
     #[test]
+    fn bytes_of_several_pairs_are_said_to_be_so() {
+        let check = Seen {
+            check: "rdma".to_owned(),
+            verdict: CheckStatus::Pass,
+            routes: BTreeMap::new(),
+            direct_bytes: 4096,
+            bounced_bytes: None,
+            pairs: 2,
+            failures: 0,
+        };
+        let text = "rdma, pass: 4 KiB direct by all 2 pairs of the check, 0 requests failed";
+        assert_eq!(seen(&check), text);
+    }
+
+    #[test]
     fn a_refusal_is_explained_from_end_to_end() {
         let expected = "\
 b to memory of a: not supported
@@ -179,7 +201,7 @@ an AMD Zen or later (Linux 7.2)
            a 0000:01:00.0       endpoint, 1b36:0010
   kernel   chose map type 2, as the rule says
            said: nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not share
-  devices  copy, fail: 4 KiB direct, 0 B bounced (4 KiB upstream), 2 requests failed
+  devices  copy, fail: 4 KiB direct by all 2 pairs of the check, 0 B bounced (4 KiB upstream), 2 requests failed
   change   in [machine]: cpu = \"EPYC\": through host bridge (IOVA)
            [[switch]] name = \"switch0\", in [[nvme]] a and [[nvme]] b: below = \"switch0\": bus address
 ";

@@ -116,9 +116,10 @@ impl CheckKind for Rdma {
         })
     }
 
-    fn uses_guest_ram(&self) -> bool {
-        let sides = [&self.from, &self.to];
-        sides.into_iter().any(|side| side.gpu().is_none())
+    fn guest_ram_bytes(&self, payload: u64) -> Option<u64> {
+        let sides = [&self.from, &self.to].into_iter();
+        let in_ram = sides.filter(|side| side.gpu().is_none());
+        Some(in_ram.fold(0, |bytes: u64, _| bytes.saturating_add(payload)))
     }
 
     fn packages(&self) -> &'static [&'static str] {
@@ -155,11 +156,12 @@ mod tests {
         let control = check.control().unwrap();
         assert_eq!(control.pairs(), []);
         assert_eq!(control.control(), None);
-        assert!(check.uses_guest_ram() && control.uses_guest_ram());
+        assert_eq!(check.guest_ram_bytes(100), Some(100));
+        assert_eq!(control.guest_ram_bytes(100), Some(200));
         let direct = Rdma {
             to: check.from.clone(),
             ..check
         };
-        assert!(!direct.uses_guest_ram());
+        assert_eq!(direct.guest_ram_bytes(100), Some(0));
     }
 }

@@ -41,8 +41,9 @@ impl CheckKind for RdmaRefused {
         gpu.map(|gpu| Pair::of(gpu, &self.nic)).collect()
     }
 
-    fn uses_guest_ram(&self) -> bool {
-        true
+    /// Each of its requests has memory of the guest on one side or on both.
+    fn guest_ram_bytes(&self, _payload: u64) -> Option<u64> {
+        None
     }
 
     fn packages(&self) -> &'static [&'static str] {
