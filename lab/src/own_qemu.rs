@@ -153,6 +153,7 @@ mod tests {
         let mut scenario = Scenario::demo().unwrap();
         scenario.nvmes.truncate(1);
         scenario.gpus.clear();
+        scenario.machine.kernel_parameters = "iomem=relaxed".to_owned();
         scenario.machine.iommu = Iommu::Intel;
         scenario
     }

@@ -119,6 +119,7 @@ mod tests {
     fn pair_outside_switch_depends_on_cpu_and_iommu() {
         let mut demo = Scenario::demo().unwrap();
         demo.nvmes[0].attach = AttachPoint::Root;
+        demo.machine.iommu = Iommu::None;
         let physical = Verdict::ThroughHostBridgePhysical;
         assert_eq!(verdict(&demo, "gpu0", "disk0"), physical);
         demo.machine.iommu = Iommu::IntelPassthrough;
@@ -167,6 +168,7 @@ mod tests {
             let port = tree.find(name).unwrap();
             tree.function(port).unwrap().redirecting()
         };
+        demo.machine.iommu = Iommu::None;
         assert!(redirecting(&demo, "root.switch0").is_empty());
         demo.machine.iommu = Iommu::IntelPassthrough;
         assert_eq!(redirecting(&demo, "root.switch0"), AcsControl(0x0c));

@@ -439,7 +439,7 @@ mod tests {
 -display
 none
 -M
-q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram
+q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram,kernel-irqchip=split
 -accel
 tcg,thread=multi
 -cpu
@@ -461,7 +461,9 @@ chardev:console
 -initrd
 /i
 -append
-console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 iomem=relaxed
+console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 intel_iommu=on iommu=pt vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed
+-device
+intel-iommu,caching-mode=on,intremap=off
 -chardev
 socket,id=report,path=/s/report.sock
 -qmp
@@ -492,6 +494,7 @@ xio3130-downstream,id=switch0.gpu0,bus=switch0,chassis=4,slot=4
     #[test]
     fn controller_outside_switch_gets_root_port() {
         let mut scenario = Scenario::demo().unwrap();
+        scenario.machine.iommu = Iommu::None;
         scenario.switches.clear();
         scenario.nvmes.truncate(1);
         scenario.gpus.clear();
@@ -565,6 +568,7 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
     #[test]
     fn iommu_precedes_devices_and_sets_kernel_parameters() {
         let mut scenario = Scenario::demo().unwrap();
+        scenario.machine.kernel_parameters = "iomem=relaxed".to_owned();
         scenario.machine.iommu = Iommu::Intel;
         let text = arguments(&scenario, &[]);
         let machine = "memory-backend=ram,kernel-irqchip=split\n-accel";

@@ -497,7 +497,16 @@ mod tests {
             .collect();
         assert_eq!(devices, [("disk0", 64 << 20), ("disk1", 0)]);
         assert_eq!(plan.gpus.len(), 1);
-        let modules = ["nvme", "peerbar_gpu", "9p", "9pnet_virtio", "ext4", "xfs"];
+        let modules = [
+            "nvme",
+            "peerbar_gpu",
+            "vfio_iommu_type1",
+            "9p",
+            "9pnet_virtio",
+            "ext4",
+            "xfs",
+            "vfio_pci",
+        ];
         assert_eq!(demo.initramfs_modules(), modules);
         assert_eq!(plan.check_seconds, 45);
         demo.set_timeout(Duration::from_secs(900));
