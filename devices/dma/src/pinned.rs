@@ -21,6 +21,14 @@ pub enum CopyError {
     /// The memory that is written.
     #[error("the memory that is written: {0}")]
     Destination(DmaFault),
+    /// One of them is longer: nothing was copied.
+    #[error("{from} bytes cannot be copied to a memory of {to} bytes")]
+    Lengths {
+        /// Bytes of the memory that is read.
+        from: usize,
+        /// Bytes of the memory that is written.
+        to: usize,
+    },
 }
 
 /// Memory on which the kernel may carry out a request, until it is [ended](Pinned::end) or dropped.
@@ -87,13 +95,19 @@ impl Pinned {
         data.is_empty().then_some(()).ok_or(DmaFault::NoMemory)
     }
 
-    /// Copies the memory to that of `to`, by one copy, and ends both requests. If their lengths differ, the rest of the longer one
-    /// is left out.
+    /// Copies the memory to that of `to`, which is as long, by one copy, and ends both requests.
     pub fn copy_to(self, to: Self) -> Result<(), CopyError> {
         let mut moved = 0;
-        let copied = self.copy_spans(&to, &mut moved);
+        let bytes = |pinned: &Self| pinned.memory().map(|(_, len)| len).sum();
+        let lengths: (usize, usize) = (bytes(&self), bytes(&to));
+        let copied = if lengths.0 == lengths.1 {
+            self.copy_spans(&to, &mut moved)
+        } else {
+            let (from, to) = lengths;
+            Err(CopyError::Lengths { from, to })
+        };
         let (from_fault, to_fault) = match copied {
-            Ok(()) => (None, None),
+            Ok(()) | Err(CopyError::Lengths { .. }) => (None, None),
             Err(CopyError::Source(fault)) => (Some(fault), None),
             Err(CopyError::Destination(fault)) => (None, Some(fault)),
         };
@@ -338,16 +352,17 @@ mod tests {
     }
 
     #[test]
-    fn copy_ends_with_the_shorter_of_two_pinned_memories() {
+    fn pinned_memory_of_another_length_is_not_copied() {
         let requester = requester();
-        for (from_len, to_len) in [(0x100, 0x80), (0x80, 0x100)] {
+        for (from, to) in [(0x100, 0x80), (0x80, 0x100)] {
             let before: u64 = counts(&requester).iter().map(|(_, it)| it.bytes).sum();
             let mut session = Session::new(requester.clone());
-            let from = session.pin(Purpose::Payload, Direction::Read, [(0x1000, from_len)]);
-            let to = session.pin(Purpose::Payload, Direction::Write, [(0x9000, to_len)]);
-            assert_eq!(from.unwrap().copy_to(to.unwrap()), Ok(()));
+            let source = session.pin(Purpose::Payload, Direction::Read, [(0x1000, from)]);
+            let destination = session.pin(Purpose::Payload, Direction::Write, [(0x9000, to)]);
+            let copied = source.unwrap().copy_to(destination.unwrap());
+            assert_eq!(copied, Err(CopyError::Lengths { from, to }));
             let after: u64 = counts(&requester).iter().map(|(_, it)| it.bytes).sum();
-            assert_eq!(after - before, 2 * 0x80);
+            assert_eq!(after, before);
         }
     }
 

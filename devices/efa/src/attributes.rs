@@ -1,5 +1,6 @@
 //! What the adapter says of itself: the values of the features that can be read.
 
+use peerbar_dma::Bandwidth;
 use peerbar_efa_spec::admin::event_counter::QpEvents;
 use peerbar_efa_spec::admin::event_queue::COMPLETION_EVENTS;
 use peerbar_efa_spec::admin::feature::{
@@ -22,7 +23,7 @@ const CAPS: DeviceCaps = DeviceCaps::new()
 const API_VERSION: u32 = 3;
 const FIRMWARE_VERSION: u32 = 1;
 const DEVICE_VERSION: u32 = 1;
-/// Gbit/s of the link that the guest sees. Transfers take as long as they take.
+/// Gbit/s of a link on which transfers take as long as they take.
 const LINK_SPEED: u16 = 100;
 /// The longest wait for an answer that the driver's 16 bits of microseconds hold, in ms.
 const REGISTER_READ_TIMEOUT: u16 = 65;
@@ -39,7 +40,8 @@ const FEATURES: [u8; 8] = [
     id::QUEUE_ATTRIBUTES_2,
 ];
 
-pub(crate) fn device(gid: Gid) -> DeviceAttributes {
+/// The attributes of an adapter of this address, on a link of this bandwidth.
+pub(crate) fn device(gid: Gid, link: Option<Bandwidth>) -> DeviceAttributes {
     let features = FEATURES.iter().fold(0, |mask, id| mask | 1u64 << id);
     let page_sizes = limits::PAGE_SHIFTS.fold(0, |mask, shift| mask | 1u64 << shift);
     let mut guid = [0; 8];
@@ -56,9 +58,16 @@ pub(crate) fn device(gid: Gid) -> DeviceAttributes {
         caps: CAPS,
         max_rdma_bytes: limits::RDMA_BYTES.into(),
         guid,
-        link_speed: LINK_SPEED.into(),
+        link_speed: link.map_or(LINK_SPEED, gigabits).into(),
         reserved: [0; 6],
     }
+}
+
+/// A bandwidth in Gbit/s, of which it is 1 at least.
+fn gigabits(bandwidth: Bandwidth) -> u16 {
+    const BYTES: u64 = 1_000_000_000 / 8;
+    let speed = bandwidth.bytes_per_second().get() / BYTES;
+    u16::try_from(speed.max(1)).unwrap_or(u16::MAX)
 }
 
 pub(crate) fn network(gid: Gid) -> NetworkAttributes {
@@ -117,5 +126,21 @@ pub(crate) fn hints() -> HardwareHints {
         // Linux' driver takes it for microseconds.
         admin_timeout: 0.into(),
         poll_interval: 0.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speed_of_the_link_is_that_of_the_scenario() {
+        let speed = |bytes| {
+            let bandwidth = Bandwidth::of_bytes_per_second(bytes);
+            device(Gid([1; 16]), bandwidth).link_speed.get()
+        };
+        let gibibyte = 1 << 30;
+        let cases = [0, 1, 4 * gibibyte, 25 * gibibyte, u64::MAX].map(speed);
+        assert_eq!(cases, [LINK_SPEED, 1, 34, 214, u16::MAX]);
     }
 }

@@ -14,7 +14,7 @@ const LOCAL: u8 = 0x02;
 /// An adapter to be started. The texts are those of the options.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct Config {
-    /// Address (GID) of the adapter, of its own on its fabric, such as fe80::1 [default: one by chance]
+    /// Address (GID) of the adapter, of its own on its fabric, such as fe80::1 [default: one at random]
     #[arg(long, value_name = "IPV6")]
     pub gid: Option<Ipv6Addr>,
     /// Carry out the work requests of a queue pair in an order of this number [default: in their own, as far as it goes]
@@ -45,7 +45,7 @@ impl Config {
         match self.gid {
             Some(gid) if gid.is_unspecified() || gid.is_multicast() => Err(ConfigError::Gid(gid)),
             Some(gid) => Ok(Gid(gid.octets())),
-            None => Ok(Gid(by_chance())),
+            None => Ok(Gid(at_random())),
         }
     }
 
@@ -60,7 +60,7 @@ impl Config {
     }
 }
 
-fn by_chance() -> [u8; 16] {
+fn at_random() -> [u8; 16] {
     let mut gid = [0; 16];
     let (prefix, interface) = gid.split_at_mut(PREFIX.len());
     prefix.copy_from_slice(&PREFIX);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn gid_by_chance_is_link_local_and_differs() {
+    fn gid_at_random_is_link_local_and_differs() {
         let [one, other] = [(); 2].map(|()| config(None).gid().unwrap().0);
         assert_eq!(one[..8], PREFIX);
         assert_ne!(one, other);

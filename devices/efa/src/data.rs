@@ -150,7 +150,7 @@ impl DataPath {
         self.doorbells.stop();
     }
 
-    /// The objects, while the worker does nothing. Waits for a slice of its at most, in which others may be asked for
+    /// The objects, while the worker does nothing. It waits for at most one slice of the worker, in which others may be asked for
     /// memory: not for the thread that answers the guest's accesses.
     pub fn objects(&self) -> MutexGuard<'_, Objects> {
         self.objects.lock()
@@ -166,7 +166,7 @@ impl DataPath {
         self.doorbells.arm_event_queue(number);
     }
 
-    /// Removes all objects. Once this returns, nothing of before moves any more.
+    /// Removes all objects. Once this returns, no earlier work request moves data any more.
     pub fn reset(&self) {
         self.objects().reset();
     }

@@ -33,7 +33,7 @@ pub(crate) use event_queue::EventQueue;
 #[cfg(test)]
 pub(crate) use memory_region::AccessError;
 pub(crate) use memory_region::{Need, Place};
-pub(crate) use queue_pair::{ENDLESS_RNR_RETRY, QueuePair};
+pub(crate) use queue_pair::{DroppedRequest, ENDLESS_RNR_RETRY, QueuePair};
 
 use peerbar_dma::{MemoryError, MemoryFile};
 
@@ -57,6 +57,10 @@ pub struct Objects {
     pub(crate) queue_pairs: Slots<QueuePair>,
     /// The generation of the next queue pair of each place, which is part of its number.
     generations: Vec<u8>,
+    /// The UAR that had each place of a send queue last: its process may have the memory mapped until the UAR is given back.
+    send_queue_uars: Vec<Option<u16>>,
+    /// Work requests in progress that were dropped with their queue pairs or by a reset.
+    dropped: Vec<DroppedRequest>,
     /// Memory regions by their local keys.
     regions: HashMap<u32, MemoryRegion>,
     /// Local keys by the remote keys of the same regions.
@@ -88,6 +92,8 @@ impl Objects {
             completion_queues: Slots::new(ObjectKind::CompletionQueue, limits::COMPLETION_QUEUES),
             queue_pairs: Slots::new(ObjectKind::QueuePair, limits::QUEUE_PAIRS),
             generations: vec![0; usize::from(limits::QUEUE_PAIRS)],
+            send_queue_uars: vec![None; usize::from(limits::QUEUE_PAIRS)],
+            dropped: Vec::new(),
             regions: HashMap::new(),
             remote_keys: HashMap::new(),
             pages: 0,
@@ -101,6 +107,10 @@ impl Objects {
             self.doorbells.clone(),
             std::mem::take(&mut self.generations),
         );
+        let mut dropped = self.take_dropped();
+        for (_, pair) in self.queue_pairs.iter() {
+            dropped.extend(pair.requests_in_progress());
+        }
         doorbells.close_all();
         let queues = memory_bar::SEND_QUEUES;
         if let Err(error) = self
@@ -111,8 +121,10 @@ impl Objects {
         }
         *self = Self {
             generations,
+            dropped,
             ..Self::new(doorbells, self.bar_memory.clone())
         };
+        self.doorbells.wake_worker();
     }
 
     /// Takes a UAR into use: a page of doorbells of one process. Its number.
@@ -120,9 +132,13 @@ impl Objects {
         self.uars.insert(Shared::default())
     }
 
-    /// Gives a UAR back. Fails while queues use it.
+    /// Gives a UAR back, and with it the memory of the send queues that its process had. Fails while queues use it.
     pub fn destroy_uar(&mut self, uar: u16) -> Result<(), ObjectError> {
-        remove_unused(&mut self.uars, uar)
+        remove_unused(&mut self.uars, uar)?;
+        for owner in &mut self.send_queue_uars {
+            owner.take_if(|owner| *owner == uar);
+        }
+        Ok(())
     }
 
     /// Creates a protection domain. Its number.

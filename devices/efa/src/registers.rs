@@ -395,7 +395,7 @@ mod tests {
         assert_eq!(registers.answer(ReadRequest::new()), None);
         assert!(
             !registers.is_answering(),
-            "no answer of before comes after it"
+            "no earlier answer comes after it"
         );
         assert_eq!(registers.submitted(), 0);
         assert_eq!(registers.admin_setup(), Registers::new().admin_setup());

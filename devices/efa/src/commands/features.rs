@@ -16,7 +16,11 @@ impl Engine {
     pub(super) fn get_feature(&mut self, command: &Command) -> Result<Answer, Status> {
         let feature = command.view::<FeatureCommand>()?.select.id;
         Ok(match feature {
-            id::DEVICE_ATTRIBUTES => answer(&attributes::device(self.gid)),
+            id::DEVICE_ATTRIBUTES => {
+                let link = self.requester.link();
+                let bandwidth = link.and_then(|link| link.speed().bandwidth);
+                answer(&attributes::device(self.gid, bandwidth))
+            }
             id::ASYNC_EVENTS => answer(&EventGroups {
                 supported: supported_groups().into(),
                 enabled: self.events.as_ref().map_or(0, AsyncEvents::enabled).into(),

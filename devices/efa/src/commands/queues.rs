@@ -121,6 +121,8 @@ impl Engine {
         let parameters = command.view::<ModifyQp>()?;
         let mask = parameters.mask;
         reserved(mask.reserved() == 0)?;
+        // No event is posted once the send queue has drained.
+        possible(!mask.sq_drained_notify() || parameters.sq_drained_notify == 0)?;
         let number = number(parameters.handle.get())?;
         let state = |field: u32| QueuePairState::from_number(field).ok_or(Status::IllegalParameter);
         let next = state(parameters.state.get());

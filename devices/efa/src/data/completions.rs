@@ -64,7 +64,8 @@ impl Turn<'_> {
         self.post(pair, queue, bytes);
     }
 
-    /// Completes a receive of this queue pair; whether the completion was written.
+    /// Completes a receive of this queue pair; whether the completion was written. An entry of 16 bytes has 16 bits of the length, as
+    /// the hardware's: the upper ones of a long RDMA write are in its second half.
     pub(super) fn complete_receive(&mut self, pair: u16, received: &Received) -> bool {
         let Ok(receiver) = self.objects.queue_pair(pair) else {
             return false;

@@ -118,6 +118,11 @@ impl Jobs {
         self.0.iter().filter(holds_up).count() >= WINDOW
     }
 
+    /// The numbers of the work requests at their queue pair.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u16> {
+        self.0.iter().map(|job| job.number)
+    }
+
     pub(super) fn add(&mut self, job: Job) {
         self.0.push(job);
     }

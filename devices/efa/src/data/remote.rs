@@ -21,7 +21,7 @@ const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// How many packets, and how many answers, are taken in one turn.
 const MAIL: usize = 32;
 
-/// A request to another adapter that is not answered.
+/// An unanswered request to another adapter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pair: u16,

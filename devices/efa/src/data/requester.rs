@@ -11,7 +11,9 @@ use super::responder::{Payload, Sender};
 use super::transfers::TransferError;
 use super::turn::Turn;
 use super::work_request::{BadRequest, Buffer, Data, WorkRequest};
-use crate::objects::{ENDLESS_RNR_RETRY, Need, Place, QueuePairKind, QueuePairState};
+use crate::objects::{
+    DroppedRequest, ENDLESS_RNR_RETRY, Need, Place, QueuePairKind, QueuePairState,
+};
 
 /// How many bytes a queue pair moves before the next one has its turn.
 const SLICE_BYTES: u32 = 256 << 10;
@@ -48,8 +50,16 @@ impl Turn<'_> {
             QueuePairState::ReadyToSend => self.send(number, true),
             QueuePairState::SendQueueDrained => self.send(number, false),
             QueuePairState::Error => self.flush(number),
-            QueuePairState::SendQueueError => self.flush_sends(number, SLICE_REQUESTS),
             _ => false,
+        }
+    }
+
+    /// Ends the work requests in the record that were dropped with their queue pairs, or by a reset.
+    pub(super) fn end_dropped(&mut self) {
+        let requester = self.parts.transfers.session.requester();
+        for DroppedRequest { pair, request } in self.objects.take_dropped() {
+            let status = u16::from(CompletionStatus::Flushed as u8);
+            requester.end(Origin::command(pair, request), status);
         }
     }
 

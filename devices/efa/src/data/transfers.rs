@@ -49,7 +49,7 @@ impl Transfers {
         {
             return from.copy_to(to).map_err(|error| match error {
                 CopyError::Source(_) => TransferError::Source,
-                CopyError::Destination(_) => TransferError::Destination,
+                CopyError::Destination(_) | CopyError::Lengths { .. } => TransferError::Destination,
             });
         }
         self.bounce(tag, from, to)
@@ -59,7 +59,11 @@ impl Transfers {
     fn bounce(&mut self, tag: Tag, from: &[Place], to: &[Place]) -> Result<(), TransferError> {
         self.session.release();
         let requester = self.session.requester();
-        let bytes = total(from).min(total(to));
+        let bytes = total(from);
+        if bytes != total(to) {
+            log::error!("{bytes} bytes have no place in {} bytes", total(to));
+            return Err(TransferError::Destination);
+        }
         let mut moved = 0;
         while moved < bytes {
             let part = (bytes - moved).min(self.buffer.len());

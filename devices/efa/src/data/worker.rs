@@ -51,6 +51,7 @@ impl Worker {
             parts: &mut self.parts,
             now,
         };
+        turn.end_dropped();
         turn.take_doorbells(&self.doorbells);
         turn.take_mail();
         if let Some(pair) = turn.parts.ready.pop_front()

@@ -31,7 +31,7 @@ pub enum QueuePairState {
     ReadyToSend = 3,
     /// Send queue drained: it receives only.
     SendQueueDrained = 4,
-    /// Send queue in error: it receives only.
+    /// Send queue in error. A failure of this adapter's is one of the whole queue pair, so none comes here.
     SendQueueError = 5,
     /// In error: what is posted is flushed.
     Error = 6,
@@ -63,7 +63,7 @@ impl QueuePairState {
             S::ReadyToReceive => self == S::Init,
             S::ReadyToSend => matches!(
                 self,
-                S::ReadyToReceive | S::ReadyToSend | S::SendQueueDrained | S::SendQueueError
+                S::ReadyToReceive | S::ReadyToSend | S::SendQueueDrained
             ),
             S::SendQueueDrained => matches!(self, S::ReadyToSend | S::SendQueueDrained),
             S::SendQueueError => false,
@@ -128,7 +128,7 @@ pub struct QueuePairAttributes {
     pub qkey: u32,
     /// The packet sequence number of its send queue.
     pub sq_psn: u32,
-    /// Work requests of before its send queue was drained are in progress.
+    /// Work requests from before the drain are in progress.
     pub is_draining: bool,
     /// How often a message is sent again if there is no receive.
     pub rnr_retry: u8,
@@ -137,6 +137,9 @@ pub struct QueuePairAttributes {
 /// Length of a descriptor of a receive queue.
 const DESCRIPTOR_BYTES: u32 = 16;
 const _: () = assert!(DESCRIPTOR_BYTES as usize == RECEIVE_DESCRIPTOR_BYTES);
+
+/// How many places a UAR has had before it gets one of them again.
+const PLACES_BEFORE_REUSE: usize = 4;
 
 /// How often a message is sent again if there is no receive, unless the driver says.
 const DEFAULT_RNR_RETRY: u8 = 3;
@@ -160,6 +163,25 @@ pub(crate) struct QueuePair {
     pub(crate) receive: ReceiveRing,
     /// The work requests of the send queue that are in progress.
     pub(crate) jobs: Jobs,
+}
+
+/// A work request that was dropped: the number of its queue pair, and its own there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DroppedRequest {
+    pub(crate) pair: u16,
+    pub(crate) request: u16,
+}
+
+impl QueuePair {
+    /// What is dropped if the queue pair ends now.
+    pub(super) fn requests_in_progress(&self) -> Vec<DroppedRequest> {
+        let requests = self.jobs.numbers();
+        let dropped = requests.map(|request| DroppedRequest {
+            pair: self.number,
+            request,
+        });
+        dropped.collect()
+    }
 }
 
 /// The send queue of a queue pair, in the memory of BAR2.
@@ -324,7 +346,7 @@ impl Objects {
         self.uars.get(uar)?;
         let send_completions = self.existing_queue(parameters.send_completions)?;
         let receive_completions = self.existing_queue(parameters.receive_completions)?;
-        let slot = self.queue_pairs.free_number()?;
+        let slot = self.free_place(uar)?;
         let send = SendRing::new(slot, parameters.send_entries, parameters.send_bytes)?;
         let receive = ReceiveRing::new(parameters.receive_address, parameters.receive_bytes)?;
         let number = self.next_number(slot);
@@ -354,6 +376,9 @@ impl Objects {
         add_user(&mut self.protection_domains, protection_domain)?;
         add_user(&mut self.uars, uar)?;
         self.queue_pairs.put(slot, pair);
+        if let Some(owner) = self.send_queue_uars.get_mut(usize::from(slot)) {
+            *owner = Some(uar);
+        }
         self.doorbells.open(uar, Doorbell::Send(slot));
         self.doorbells.open(uar, Doorbell::Receive(slot));
         Ok(number)
@@ -383,6 +408,7 @@ impl Objects {
         pair.sq_psn = changes.sq_psn.unwrap_or(pair.sq_psn);
         pair.rnr_retry = changes.rnr_retry.unwrap_or(pair.rnr_retry);
         if changes.state == Some(QueuePairState::Reset) {
+            let dropped = pair.requests_in_progress();
             pair.jobs = Jobs::default();
             pair.send.position = Position::default();
             pair.receive.position = Position::default();
@@ -392,6 +418,7 @@ impl Objects {
             ] {
                 doorbells.open(pair.uar, doorbell);
             }
+            self.dropped.extend(dropped);
         }
         // What is posted is sent, or flushed, from now on.
         doorbells.wake(slot(number));
@@ -410,19 +437,46 @@ impl Objects {
         })
     }
 
-    /// Removes a queue pair. What it has not completed is forgotten.
+    /// Removes a queue pair. What it has not completed is dropped. The memory of its send queue stays its UAR's.
     pub fn destroy_queue_pair(&mut self, number: u16) -> Result<(), ObjectError> {
         self.queue_pair(number)?;
         let slot = slot(number);
         self.doorbells.close(Doorbell::Send(slot));
         self.doorbells.close(Doorbell::Receive(slot));
         let pair = self.queue_pairs.remove(slot)?;
+        self.dropped.extend(pair.requests_in_progress());
+        self.doorbells.wake_worker();
         if let Err(error) = self.clear_send_queue(slot) {
             log::error!("send queue {slot} is not cleared before it is used again: {error}");
         }
         remove_user(&mut self.protection_domains, pair.protection_domain);
         remove_user(&mut self.uars, pair.uar);
         Ok(())
+    }
+
+    /// The work requests that were dropped, once.
+    pub(crate) fn take_dropped(&mut self) -> Vec<DroppedRequest> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// A free place for a queue pair of this UAR: one that it had before, or one that is no UAR's. It gets a few before it gets
+    /// one again, so that numbers come back late, and no process keeps more than it needs.
+    fn free_place(&self, uar: u16) -> Result<u16, ObjectError> {
+        let owner = |slot: u16| {
+            let owner = self.send_queue_uars.get(usize::from(slot));
+            owner.copied().flatten()
+        };
+        let own = || {
+            self.queue_pairs
+                .free_number(|slot| owner(slot) == Some(uar))
+        };
+        let fresh = || self.queue_pairs.free_number(|slot| owner(slot).is_none());
+        let owners = self.send_queue_uars.iter();
+        if owners.filter(|owner| **owner == Some(uar)).count() >= PLACES_BEFORE_REUSE {
+            own().or_else(|_| fresh())
+        } else {
+            fresh().or_else(|_| own())
+        }
     }
 
     /// The queue pair of this number.

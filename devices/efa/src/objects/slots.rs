@@ -23,12 +23,16 @@ impl<T> Slots<T> {
         self.kind
     }
 
-    /// A number that is free.
-    pub(super) fn free_number(&self) -> Result<u16, ObjectError> {
+    /// A number that is free, and for which `may_be_used` holds.
+    pub(super) fn free_number(
+        &self,
+        may_be_used: impl Fn(u16) -> bool,
+    ) -> Result<u16, ObjectError> {
         let (before, after) = self.objects.split_at(usize::from(self.next));
-        let is_free = |(_, object): &(u16, &Option<T>)| object.is_none();
-        let found = (self.next..).zip(after).find(is_free);
-        let found = found.or_else(|| (0..).zip(before).find(is_free));
+        let is_free =
+            |(number, object): &(u16, &Option<T>)| object.is_none() && may_be_used(*number);
+        let found = (self.next..).zip(after).find(&is_free);
+        let found = found.or_else(|| (0..).zip(before).find(&is_free));
         let exhausted = ObjectError::Exhausted {
             kind: self.kind,
             limit: self.objects.len(),
@@ -38,7 +42,7 @@ impl<T> Slots<T> {
 
     /// Adds an object; its number.
     pub(super) fn insert(&mut self, object: T) -> Result<u16, ObjectError> {
-        let number = self.free_number()?;
+        let number = self.free_number(|_| true)?;
         self.put(number, object);
         Ok(number)
     }

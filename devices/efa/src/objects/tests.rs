@@ -302,6 +302,47 @@ fn number_of_a_queue_pair_is_not_that_of_the_one_before() {
 }
 
 #[test]
+fn send_queue_of_a_live_process_is_no_other_processs() {
+    let mut objects = objects();
+    let first = parents(&mut objects);
+    let other = parents(&mut objects);
+    let slot = |number: u16| number % limits::QUEUE_PAIRS;
+    let mapped = objects.create_queue_pair(first).unwrap();
+    objects.destroy_queue_pair(mapped).unwrap();
+    // The driver leaves the mapping to the first process until it ends.
+    let of_other: Vec<u16> = (1..limits::QUEUE_PAIRS)
+        .map(|_| objects.create_queue_pair(other).unwrap())
+        .collect();
+    assert!(of_other.iter().all(|it| slot(*it) != slot(mapped)));
+    let exhausted = ObjectError::Exhausted {
+        kind: ObjectKind::QueuePair,
+        limit: limits::QUEUE_PAIRS.into(),
+    };
+    assert_eq!(objects.create_queue_pair(other), Err(exhausted));
+    let again = objects.create_queue_pair(first).unwrap();
+    assert_eq!(slot(again), slot(mapped), "the first process gets it again");
+    objects.destroy_queue_pair(again).unwrap();
+    let queue = u16::try_from(first.send_completions).unwrap();
+    objects.destroy_completion_queue(queue).unwrap();
+    objects.destroy_uar(first.uar).unwrap();
+    let last = objects.create_queue_pair(other).unwrap();
+    assert_eq!(slot(last), slot(mapped), "its process has ended");
+}
+
+#[test]
+fn process_that_makes_pairs_again_and_again_leaves_places() {
+    let mut objects = objects();
+    let (one, other) = (parents(&mut objects), parents(&mut objects));
+    for _ in 0..2 * limits::QUEUE_PAIRS {
+        let number = objects.create_queue_pair(one).unwrap();
+        objects.destroy_queue_pair(number).unwrap();
+    }
+    let left = limits::QUEUE_PAIRS - 4;
+    assert!((0..left).all(|_| objects.create_queue_pair(other).is_ok()));
+    assert!(objects.create_queue_pair(other).is_err());
+}
+
+#[test]
 fn states_follow_the_drivers_table() {
     use QueuePairState as S;
     let reach = |to: S| -> Vec<S> {

@@ -318,7 +318,7 @@ fn impossible_queue_pairs_are_refused() {
 }
 
 #[test]
-fn state_that_there_is_not_is_refused() {
+fn impossible_change_of_a_queue_pair_is_refused() {
     let mut driver = Driver::new();
     let command = queue_pair(&mut driver);
     let created: CreatedQp = driver.execute(Opcode::CreateQp, &command).view();
@@ -328,6 +328,11 @@ fn state_that_there_is_not_is_refused() {
     modify.state = 7.into();
     let completion = driver.execute(Opcode::ModifyQp, &modify);
     completion.expect(Status::IllegalParameter);
+    modify.mask = ModifyMask::new().with_sq_drained_notify(true);
+    for (notify, status) in [(1, Status::IllegalParameter), (0, Status::Success)] {
+        modify.sq_drained_notify = notify;
+        driver.execute(Opcode::ModifyQp, &modify).expect(status);
+    }
     modify.mask = ModifyMask::new().with_reserved(1);
     let completion = driver.execute(Opcode::ModifyQp, &modify);
     completion.expect(Status::MalformedRequest);

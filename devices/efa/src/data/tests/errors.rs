@@ -349,7 +349,7 @@ fn pair_that_was_reset_starts_from_the_beginning() {
     assert_eq!(
         adapter.poll(&mut a.queue),
         [],
-        "nothing of before completes"
+        "no earlier request completes"
     );
     let pair = adapter.path.objects();
     let pair = pair.queue_pair(a.number).unwrap();

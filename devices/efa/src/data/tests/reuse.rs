@@ -1,8 +1,13 @@
 //! Objects whose numbers and memory are used again.
 
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_flight::{Event, FlightFile, Level, Recorder};
+
 use super::fixture::{Adapter, Post};
 use crate::memory_bar;
-use crate::objects::{CreateCompletionQueue, CreateQueuePair, QueuePairKind, limits};
+use crate::objects::{
+    CreateCompletionQueue, CreateQueuePair, QueuePairKind, QueuePairState, limits,
+};
 
 #[test]
 fn send_queue_of_a_destroyed_pair_is_not_shown_to_the_next() {
@@ -44,6 +49,47 @@ fn one_address_has_one_handle_in_a_domain() {
         a, b,
         "as the firmware answers drivers that have no cache of handles"
     );
+}
+
+#[test]
+fn request_that_is_dropped_ends_in_the_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("nic0.flight");
+    let mut adapter = Adapter::new();
+    let recorder = Recorder::create(&path, "nic0", Level::All).unwrap();
+    adapter.requester.record_in(recorder);
+    let [mut a, mut b, mut c] = [(); 3].map(|()| adapter.reliable());
+    let (handle, deaf) = (adapter.handle(), adapter.reliable());
+    let post = Post {
+        inline: Some(vec![1]),
+        ..Post::send(&deaf, handle, &[])
+    };
+    for pair in [&mut a, &mut b, &mut c] {
+        adapter.set_rnr_retry(pair.number, 7);
+        adapter.send(pair, &post);
+    }
+    assert!(adapter.work().is_some(), "they wait for a receive");
+    let counts = || {
+        let records = FlightFile::open(&path).unwrap().read().unwrap().records;
+        let begun = records
+            .iter()
+            .filter(|it| matches!(it.event, Event::Begin { .. }));
+        let status = CompletionStatus::Flushed as u8;
+        let ended = records.iter().filter(
+            |it| matches!(it.event, Event::End { status: it, .. } if it == u16::from(status)),
+        );
+        (begun.count(), ended.count())
+    };
+    assert_eq!(counts(), (3, 0));
+    adapter.path.objects().destroy_queue_pair(a.number).unwrap();
+    adapter.work();
+    assert_eq!(counts(), (3, 1));
+    adapter.set_state(b.number, QueuePairState::Reset);
+    adapter.work();
+    assert_eq!(counts(), (3, 2));
+    adapter.path.reset();
+    adapter.work();
+    assert_eq!(counts(), (3, 3));
 }
 
 impl Adapter {
