@@ -1,11 +1,14 @@
 //! Devices that a check drives itself, by vfio-pci, in place of their own drivers.
 
+use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use peerbar_mapping::Mapping;
 use peerbar_report::VfioBackend;
-use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, VfioDevice};
+use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, DmaSpace, VfioDevice};
 
 use crate::devices::{Controller, attribute};
 use crate::gpus::Gpu;
@@ -44,6 +47,26 @@ pub(crate) fn vram(length: u64) -> BarRange {
         offset: 0,
         length,
     }
+}
+
+/// Maps `memory`, which is that `range` of a device, at I/O addresses of which it returns the first: by its pages, or with iommufd
+/// as a dma-buf.
+pub(crate) fn map_bar(
+    space: &DmaSpace,
+    backend: VfioBackend,
+    device: &VfioDevice,
+    range: BarRange,
+    memory: Arc<Mapping>,
+) -> anyhow::Result<u64> {
+    let address = space.free_addresses(range.length)?;
+    match backend {
+        VfioBackend::Type1 => space.map(address, memory)?,
+        VfioBackend::Iommufd => {
+            let dma_buf = device.export(range)?;
+            space.map_dma_buf(address, dma_buf.as_fd(), memory)?;
+        }
+    }
+    Ok(address)
 }
 
 /// Opens a GPU, with its memory decoded.

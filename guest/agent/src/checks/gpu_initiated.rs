@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use peerbar_nvme_driver::QueueMemory;
-use peerbar_report::{GpuDriver, GpuInitiated, Measure, QueueAddresses, VfioBackend};
+use peerbar_report::{GpuDriver, GpuInitiated, Measure, QueueAddresses};
 use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, QueueDoorbells, RegisterAccess};
 
 use self::figures::{Figures, Rate};
@@ -55,7 +55,7 @@ impl Run for GpuInitiated {
         let by_kernel = kernel_reads::read(disk, gpu, pattern, self.depth)?;
         let mut watch = TrafficWatch::new(guest);
         let gpu_by_vfio = (self.driver == GpuDriver::Vfio).then_some(self.gpu.as_str());
-        let taken = TakenDevices::take(guest, VfioBackend::Type1, disk, gpu_by_vfio)?;
+        let taken = TakenDevices::take(guest, self.backend, disk, gpu_by_vfio)?;
         let read = match self.driver {
             GpuDriver::Vfio => by_vfio(self, &taken, pattern, bus, &mut watch),
             GpuDriver::PeerbarGpu => by_own_driver(self, &taken, pattern, gpu, &mut watch),
@@ -136,9 +136,9 @@ fn by_vfio(
     bus: Option<BusAddresses>,
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Reads> {
-    let space = DmaSpace::new(address_space(VfioBackend::Type1)?);
+    let space = DmaSpace::new(address_space(check.backend)?);
     let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
-    let mut gpu = VfioGpu::open(&space, binding, bus, check.depth)?;
+    let mut gpu = VfioGpu::open(&space, binding, check.backend, bus, check.depth)?;
     // Is dropped before the GPU's memory, which it uses.
     let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
     read(&mut gpu, &mut disk, pattern, check.depth, watch)
@@ -152,7 +152,7 @@ fn by_own_driver(
     gpu: &Gpu,
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Reads> {
-    let space = DmaSpace::new(address_space(VfioBackend::Type1)?);
+    let space = DmaSpace::new(address_space(check.backend)?);
     let mut gpu = OwnDriverGpu::open(gpu, check.depth)?;
     // Is dropped before the GPU's memory, which it uses.
     let mut disk = start(taken, &space, RegisterAccess::Mapped)?;

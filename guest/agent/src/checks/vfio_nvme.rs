@@ -1,6 +1,5 @@
 //! A disk and, if wanted, a GPU driven from user space.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow, ensure};
@@ -15,7 +14,7 @@ use crate::devices::Controller;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 use crate::user_drivers::{
-    address_space, disk_is_back, give_back_disk, give_back_gpu, open_gpu, take, vram,
+    address_space, disk_is_back, give_back_disk, give_back_gpu, map_bar, open_gpu, take, vram,
 };
 
 /// Bytes of each half of the memory: what is written to the disk, and what is read back. Some commands each way.
@@ -223,15 +222,8 @@ impl Vram {
         length: u64,
     ) -> anyhow::Result<Self> {
         let gpu = open_gpu(space.address_space(), binding)?;
-        let address = space.free_addresses(length)?;
         let memory = Arc::new(gpu.map(vram(length))?);
-        match backend {
-            VfioBackend::Type1 => space.map(address, memory)?,
-            VfioBackend::Iommufd => {
-                let dma_buf = gpu.export(vram(length))?;
-                space.map_dma_buf(address, dma_buf.as_fd(), memory)?;
-            }
-        }
+        let address = map_bar(space, backend, &gpu, vram(length), memory)?;
         Ok(Self { address, _gpu: gpu })
     }
 }

@@ -16,7 +16,7 @@ check! {
     /// channel. The counters must show that all NVMe commands came out of the GPU's memory, and every doorbell from the GPU; with bus
     /// addresses also that nothing went by way of the root. The check says how many reads a second there are, and how much processor time each
     /// costs the program, system calls included, beside the same reads by pread(2) and io_uring through Linux' drivers and by a driver in user space.
-    "gpu-initiated": "{gpu} reads {disk} by itself, {depth} at a time{addresses}{driver}{}" with (
+    "gpu-initiated": "{gpu} reads {disk} by itself, {depth} at a time{addresses}{driver}, {backend}{}" with (
         fault.map(|code| format!(", to fault {code}")).unwrap_or_default()
     )
     pub struct GpuInitiated {
@@ -38,6 +38,10 @@ check! {
         #[default = "`\"vfio\"`"]
         #[serde(default)]
         pub driver: GpuDriver,
+        /// How the program has its I/O address space.
+        #[default = "`\"type1\"`"]
+        #[serde(default)]
+        pub backend: VfioBackend,
         /// The fault with which the GPU must end its launch (`devices/gpu/INTERFACE.md`), where a rule breaks its order. Takes `driver = "vfio"`.
         #[default = "none"]
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,7 +64,7 @@ pub enum QueueAddresses {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuDriver {
-    /// A program, by vfio-pci with type 1.
+    /// A program, by vfio-pci.
     #[default]
     Vfio,
     /// `peerbar_gpu`.
@@ -83,6 +87,7 @@ impl CheckKind for GpuInitiated {
                            write `addresses = \"bus\"`";
             return Err(TableError::new(at, message));
         }
+        let backend = keys.or_default("backend")?;
         let fault: Option<Spanned<u8>> = keys.optional("fault")?;
         if let Some(fault) = fault.as_ref().filter(|_| driver != GpuDriver::Vfio) {
             let message = "`fault` is of a GPU that the check drives: leave `driver` out";
@@ -94,13 +99,14 @@ impl CheckKind for GpuInitiated {
             depth,
             addresses,
             driver,
+            backend,
             fault: fault.map(Spanned::into_inner),
             seconds: keys.seconds,
         })
     }
 
     fn modules_on_demand(&self) -> &'static [&'static str] {
-        VfioBackend::Type1.modules()
+        self.backend.modules()
     }
 }
 

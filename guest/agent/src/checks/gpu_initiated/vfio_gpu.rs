@@ -5,10 +5,11 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use peerbar_mapping::Mapping;
 use peerbar_nvme_driver::QueueMemory;
+use peerbar_report::VfioBackend;
 use peerbar_vfio_nvme::{BarRange, Binding, Disk, DmaSpace, QueueDoorbells};
 
 use super::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
-use crate::user_drivers::{open_gpu, vram};
+use crate::user_drivers::{map_bar, open_gpu, vram};
 use crate::user_gpu::UserGpu;
 
 /// Entries of each of the queues.
@@ -40,6 +41,7 @@ pub(super) struct VfioGpu {
     gpu: UserGpu,
     memory: Arc<Mapping>,
     space: DmaSpace,
+    backend: VfioBackend,
     /// None if the devices use I/O addresses.
     bus: Option<BusAddresses>,
     /// Where VRAM is for the disk.
@@ -51,10 +53,11 @@ pub(super) struct VfioGpu {
 }
 
 impl VfioGpu {
-    /// Opens the GPU in an address space, whose I/O addresses the devices use unless `bus` has others.
+    /// Opens the GPU in an address space of this `backend`, whose I/O addresses the devices use unless `bus` has others.
     pub(super) fn open(
         space: &DmaSpace,
         binding: &Binding,
+        backend: VfioBackend,
         bus: Option<BusAddresses>,
         depth: u8,
     ) -> anyhow::Result<Self> {
@@ -64,11 +67,7 @@ impl VfioGpu {
         memory.write(STATE, &[0; 32])?;
         let vram = match bus {
             Some(bus) => bus.vram,
-            None => {
-                let iova = space.free_addresses(USED)?;
-                space.map(iova, Arc::clone(&memory))?;
-                iova
-            }
+            None => map_bar(space, backend, &device, vram(USED), Arc::clone(&memory))?,
         };
         let data = vram.saturating_add(DATA);
         let destinations =
@@ -77,6 +76,7 @@ impl VfioGpu {
             gpu: UserGpu::start(device, space)?,
             memory,
             space: space.clone(),
+            backend,
             bus,
             vram,
             doorbells: None,
@@ -113,7 +113,7 @@ impl Initiator for VfioGpu {
     fn use_doorbells(&mut self, disk: &Disk, doorbells: QueueDoorbells) -> anyhow::Result<()> {
         let registers = match self.bus {
             Some(bus) => bus.registers,
-            None => map_registers(&self.space, disk)?,
+            None => map_registers(&self.space, self.backend, disk)?,
         };
         self.doorbells = Some(QueueDoorbells {
             tail: registers.saturating_add(doorbells.tail),
@@ -176,15 +176,13 @@ impl Initiator for VfioGpu {
 }
 
 /// Maps the disk's registers for the GPU.
-fn map_registers(space: &DmaSpace, disk: &Disk) -> anyhow::Result<u64> {
+fn map_registers(space: &DmaSpace, backend: VfioBackend, disk: &Disk) -> anyhow::Result<u64> {
     let device = disk.device();
     let registers = BarRange {
         bar: 0,
         offset: 0,
         length: device.bar_size(0)?,
     };
-    let address = space.free_addresses(registers.length)?;
     let memory = Arc::new(device.map(registers)?);
-    space.map(address, memory).context("the disk's registers")?;
-    Ok(address)
+    map_bar(space, backend, device, registers, memory).context("the disk's registers")
 }
