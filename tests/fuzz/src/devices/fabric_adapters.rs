@@ -226,7 +226,7 @@ fn check_served() {
 
 /// Carries out the steps that `data` describes.
 pub fn run(data: &[u8]) {
-    static SERVER: Server = Server::new(check_served, |name| {
+    static SERVER: Server = Server::new(check_served, check_served, |name| {
         name.starts_with("socket:") || name == "/dev/null"
     });
     let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();

@@ -12,7 +12,9 @@ pub(super) const LONG: Duration = Duration::from_secs(20);
 
 /// A server, and what must hold of it.
 pub(super) struct Server {
-    /// Clients that keep to the protocol get on.
+    /// Clients that keep to the protocol get on beside hostile ones, which may still be waited for.
+    check_beside: fn(),
+    /// Clients that keep to the protocol get on, alone.
     check_served: fn(),
     /// Whether an open file of this name, as /proc/self/fd has it, is a client's. libFuzzer's symbolizer has pipes of its own.
     is_counted: fn(&str) -> bool,
@@ -21,8 +23,13 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) const fn new(check_served: fn(), is_counted: fn(&str) -> bool) -> Self {
+    pub(super) const fn new(
+        check_beside: fn(),
+        check_served: fn(),
+        is_counted: fn(&str) -> bool,
+    ) -> Self {
         Self {
+            check_beside,
             check_served,
             is_counted,
             at_rest: OnceLock::new(),
@@ -49,6 +56,7 @@ impl Server {
                 Some(action) => act(client.get_or_insert_with(connect), action),
             }
         }
+        (self.check_beside)();
         drop(clients);
         (self.check_served)();
         let deadline = Instant::now() + LONG;

@@ -239,8 +239,8 @@ impl Endpoint {
     }
 }
 
-/// An endpoint that keeps to the protocol gets on.
-fn check_served() {
+/// An endpoint that keeps to the protocol is let in. What it announces takes up to 2 s beside hostile ones: their word is waited for.
+fn welcomed() -> Endpoint {
     let honest = Endpoint::connect();
     honest.send(&Message::Hello {
         protocol: PROTOCOL,
@@ -248,6 +248,12 @@ fn check_served() {
     });
     let answer = honest.expect();
     assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
+    honest
+}
+
+/// An endpoint that keeps to the protocol gets on.
+fn check_served() {
+    let honest = welcomed();
     honest.send(&Message::Announce {
         sequence: 1,
         windows: Vec::new(),
@@ -265,9 +271,11 @@ fn check_served() {
 
 /// Carries out the steps that `data` describes.
 pub fn run(data: &[u8]) {
-    static SERVER: Server = Server::new(check_served, |name| {
-        name.starts_with("socket:") || name.starts_with("/memfd:")
-    });
+    static SERVER: Server = Server::new(
+        || drop(welcomed()),
+        check_served,
+        |name| name.starts_with("socket:") || name.starts_with("/memfd:"),
+    );
     let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
     let steps = steps.into_iter().map(|step| match step.action {
         Action::Leave => (step.endpoint, None),
