@@ -36,13 +36,12 @@ pub(crate) struct AsyncEvents {
 }
 
 impl AsyncEvents {
-    /// The queue that the registers describe. `None` if they describe none.
-    pub(crate) fn new(setup: EventSetup, enabled: u32) -> Option<Self> {
+    /// The queue that the registers describe, from `now` on. `None` if they describe none.
+    pub(crate) fn new(setup: EventSetup, enabled: u32, now: Instant) -> Option<Self> {
         let depth = setup.caps.depth();
         let is_possible = depth.is_power_of_two()
             && depth <= MAX_DEPTH
             && usize::from(setup.caps.entry_size()) == ENTRY_BYTES;
-        let now = Instant::now();
         is_possible.then(|| Self {
             address: setup.address,
             depth,
@@ -70,18 +69,18 @@ impl AsyncEvents {
         is_enabled.then_some(self.next_keep_alive)
     }
 
-    /// Posts the event that is due; whether there was one, and room for it behind the `consumed` ones.
+    /// Posts the event that is due at `now`; whether there was one, and room for it behind the `consumed` ones.
     pub(crate) fn post_due(
         &mut self,
         requester: &Requester,
         consumed: u32,
+        now: Instant,
     ) -> Result<bool, DmaError> {
-        let now = Instant::now();
         if self.due().is_none_or(|due| due > now) {
             return Ok(false);
         }
         self.next_keep_alive = now + KEEP_ALIVE;
-        self.post(requester, EventGroup::KeepAlive, consumed)
+        self.post(requester, EventGroup::KeepAlive, consumed, now)
     }
 
     /// Posts an event; whether there was room for it.
@@ -90,13 +89,15 @@ impl AsyncEvents {
         requester: &Requester,
         group: EventGroup,
         consumed: u32,
+        now: Instant,
     ) -> Result<bool, DmaError> {
         if self.posted.wrapping_sub(consumed) >= self.depth.into() {
             log::debug!("event of group {group:?} is lost: the driver has consumed {consumed:#x}");
             return Ok(false);
         }
         let depth = u32::from(self.depth);
-        let time = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let time = now.saturating_duration_since(self.started);
+        let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let [a, b, c, d, e, f, g, h] = time.to_le_bytes();
         let mut event = AsyncEvent::new_zeroed();
         event.group = (group as u16).into();
@@ -119,7 +120,9 @@ impl AsyncEvents {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_dma::MemoryFile;
     use peerbar_efa_spec::registers::EventQueueCaps;
+    use zerocopy::FromBytes;
 
     use super::*;
 
@@ -134,15 +137,15 @@ mod tests {
 
     #[test]
     fn only_possible_queues_can_be_made() {
-        assert!(AsyncEvents::new(setup(16, 64), 0).is_some());
+        assert!(AsyncEvents::new(setup(16, 64), 0, Instant::now()).is_some());
         for (depth, entry) in [(0, 64), (15, 64), (16, 32), (8192, 64)] {
-            assert!(AsyncEvents::new(setup(depth, entry), 0).is_none());
+            assert!(AsyncEvents::new(setup(depth, entry), 0, Instant::now()).is_none());
         }
     }
 
     #[test]
     fn keep_alive_is_due_only_while_it_is_enabled() {
-        let mut events = AsyncEvents::new(setup(16, 64), 0).unwrap();
+        let mut events = AsyncEvents::new(setup(16, 64), 0, Instant::now()).unwrap();
         assert_eq!(events.due(), None);
         events.enable(supported_groups());
         assert_eq!(events.due(), Some(events.next_keep_alive));
@@ -152,10 +155,41 @@ mod tests {
     #[test]
     fn event_is_lost_while_the_queue_is_full() {
         let requester = Requester::new();
-        let mut events = AsyncEvents::new(setup(16, 64), 0x10).unwrap();
+        let mut events = AsyncEvents::new(setup(16, 64), 0x10, Instant::now()).unwrap();
         events.posted = 16;
-        let mut post = |consumed| events.post(&requester, EventGroup::KeepAlive, consumed);
+        let now = Instant::now();
+        let mut post = |consumed| events.post(&requester, EventGroup::KeepAlive, consumed, now);
         assert!(matches!(post(0), Ok(false)));
         assert!(post(1).is_err(), "there is no memory");
+    }
+
+    #[test]
+    fn keep_alive_comes_every_5_seconds_in_the_next_entry() {
+        let requester = Requester::new();
+        let ram = MemoryFile::create("ram", 0x2000).unwrap();
+        let fd = ram.file().try_clone().unwrap().into();
+        requester
+            .map(0, 0x2000, (true, true), Some((fd, 0)))
+            .unwrap();
+        requester.set_bus_master(true);
+        let start = Instant::now();
+        let groups = supported_groups();
+        let mut events = AsyncEvents::new(setup(2, 64), groups, start).unwrap();
+        let mut posted = Vec::new();
+        for milliseconds in (0..=20_000u64).step_by(500) {
+            let now = start + Duration::from_millis(milliseconds);
+            let consumed = u32::try_from(posted.len()).unwrap();
+            if events.post_due(&requester, consumed, now).unwrap() {
+                let index = posted.len() % 2;
+                let mut entry = [0; ENTRY_BYTES];
+                ram.read(0x1000 + (index * ENTRY_BYTES) as u64, &mut entry)
+                    .unwrap();
+                let event = AsyncEvent::read_from_bytes(&entry).unwrap();
+                assert_eq!(event.group.get(), EventGroup::KeepAlive as u16);
+                posted.push((event.phase, event.timestamp_low.get() / 1000));
+            }
+        }
+        let expected = [(1, 5000), (1, 10_000), (0, 15_000), (0, 20_000)];
+        assert_eq!(posted, expected, "phase and milliseconds");
     }
 }

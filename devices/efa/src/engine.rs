@@ -1,6 +1,7 @@
 //! The engine: the thread that serves the admin queue and the asynchronous event queue.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use peerbar_dma::{DoorbellEvent, Purpose, Requester};
 use peerbar_efa_spec::admin::Status;
@@ -60,7 +61,7 @@ impl Engine {
                 Task::Reset => self.reset(),
                 Task::Read(request) => self.answer(request),
                 Task::Commands => busy = self.serve(),
-                Task::Time => self.post_events(),
+                Task::Time => self.post_events(Instant::now()),
             }
         }
     }
@@ -174,33 +175,153 @@ impl Engine {
         let Some(queue) = &mut self.queue else {
             return Ok(());
         };
+        // A driver that polls may stop polling as soon as it sees the completion.
+        let is_masked = self.shared.with(|registers| registers.is_masked());
         queue.complete(&self.requester, command, outcome)?;
-        let vector = queue.vector;
-        self.raise(vector);
+        if !is_masked {
+            self.interrupts.raise(queue.vector);
+        }
         Ok(())
     }
 
-    /// Raises a vector of the admin queues, unless the driver polls.
-    fn raise(&self, vector: u16) {
-        if !self.shared.with(|registers| registers.is_masked()) {
-            self.interrupts.raise(vector);
-        }
-    }
-
-    /// Posts the asynchronous event that is due.
-    fn post_events(&mut self) {
-        let consumed = self.shared.with(|registers| registers.consumed_events());
+    /// Posts the asynchronous event that is due at `now`.
+    fn post_events(&mut self, now: Instant) {
+        let (consumed, is_masked) = self
+            .shared
+            .with(|registers| (registers.consumed_events(), registers.is_masked()));
         let Some(events) = &mut self.events else {
             return;
         };
-        let vector = events.vector;
-        match events.post_due(&self.requester, consumed) {
-            Ok(true) => self.raise(vector),
-            Ok(false) => {}
+        match events.post_due(&self.requester, consumed, now) {
+            Ok(true) if !is_masked => self.interrupts.raise(events.vector),
+            Ok(_) => {}
             Err(error) => {
                 log::debug!("the asynchronous event queue has failed: {error}");
                 self.events = None;
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use parking_lot::Mutex;
+    use peerbar_dma::{Ask, MemoryFile, Upstream};
+    use peerbar_efa_spec::admin::ANSWER_BYTES;
+    use peerbar_efa_spec::registers::{AdminQueueCaps, EventQueueCaps, offset};
+    use peerbar_pci::InterruptMode;
+
+    use super::*;
+    use crate::async_events::supported_groups;
+    use crate::data::Setup;
+    use crate::memory_bar;
+    use crate::registers::{AdminSetup, EventSetup};
+
+    /// Where memory is that the client must be asked for.
+    const ASKED: u64 = 0x10_0000;
+    const VECTOR: u8 = 3;
+
+    #[derive(Default)]
+    struct Raised(Mutex<Vec<u16>>);
+
+    impl Interrupts for Raised {
+        fn mode(&self) -> InterruptMode {
+            InterruptMode::MsiX
+        }
+
+        fn raise(&self, vector: u16) {
+            self.0.lock().push(vector);
+        }
+
+        fn set_pin(&self, _: bool) {}
+    }
+
+    /// A driver that writes the mask as soon as an entry is written.
+    struct Masking(Arc<SharedRegisters>, u32);
+
+    impl Upstream for Masking {
+        fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
+            let set = |registers: &mut Registers| registers.write(offset::INTR_MASK, self.1);
+            self.0.with(set);
+            asks.iter_mut().for_each(|ask| ask.outcome = Some(Ok(())));
+        }
+    }
+
+    /// An engine whose memory is asked for, its interrupts and its registers.
+    fn engine() -> (Engine, Arc<Raised>, Arc<SharedRegisters>) {
+        let requester = Arc::new(Requester::new());
+        requester.map(ASKED, 1 << 16, (true, true), None).unwrap();
+        requester.set_bus_master(true);
+        let raised = Arc::new(Raised::default());
+        let interrupts = Arc::new(GatedInterrupts::new(raised.clone()));
+        let bar = MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap();
+        let gid = Gid([1; 16]);
+        let (path, _) = DataPath::parts(Setup {
+            gid,
+            requester: requester.clone(),
+            interrupts: interrupts.clone(),
+            bar_memory: Arc::new(bar),
+            seed: None,
+        });
+        let shared = Arc::new(SharedRegisters::new());
+        let engine = Engine::new(shared.clone(), requester, interrupts, Arc::new(path), gid);
+        (engine, raised, shared)
+    }
+
+    fn queue_caps() -> EventQueueCaps {
+        EventQueueCaps::new()
+            .with_depth(16)
+            .with_entry_size(64)
+            .with_vector(VECTOR)
+    }
+
+    /// Writes the mask before an entry is written, and another one while it is; what was raised.
+    fn raised_by((before, meanwhile): (u32, u32), post: impl FnOnce(&mut Engine)) -> Vec<u16> {
+        let (mut engine, raised, shared) = engine();
+        shared.with(|registers| registers.write(offset::INTR_MASK, before));
+        let driver = Masking(shared, meanwhile);
+        engine.requester.set_upstream(Some(Arc::new(driver)));
+        post(&mut engine);
+        raised.0.lock().clone()
+    }
+
+    fn complete(engine: &mut Engine) {
+        let setup = AdminSetup {
+            submission: ASKED,
+            submission_caps: AdminQueueCaps::new().with_depth(16).with_entry_size(64),
+            completion: ASKED + 0x1000,
+            completion_caps: queue_caps(),
+        };
+        engine.queue = Some(AdminQueue::new(setup).unwrap());
+        let command = Command {
+            id: 1,
+            opcode: 0,
+            flags: 0.into(),
+            payload: [0; _],
+            is_intact: true,
+        };
+        engine.complete(&command, Ok([0; ANSWER_BYTES])).unwrap();
+    }
+
+    fn post_keep_alive(engine: &mut Engine) {
+        let setup = EventSetup {
+            address: ASKED + 0x2000,
+            caps: queue_caps(),
+        };
+        let now = Instant::now();
+        engine.events = AsyncEvents::new(setup, supported_groups(), now);
+        engine.post_events(now);
+        engine.post_events(now + Duration::from_secs(6));
+    }
+
+    #[test]
+    fn completion_interrupts_as_the_mask_was_before_it() {
+        let vector = [u16::from(VECTOR)];
+        for post in [complete, post_keep_alive] {
+            assert_eq!(raised_by((1, 0), post), [0; 0], "the driver polled for it");
+            assert_eq!(raised_by((0, 1), post), vector);
         }
     }
 }

@@ -28,11 +28,11 @@ impl SteppedEfa {
         }
     }
 
-    /// Has the engine carry out all admin commands, then the worker a number of slices.
-    pub fn work(&mut self) {
+    /// Has the engine carry out all admin commands, then the worker a number of slices, of which each takes place at `now`: no
+    /// outcome depends on how fast the machine is.
+    pub fn work(&mut self, now: Instant) {
         self.engine.work();
         if let Some(worker) = &mut self.worker {
-            let now = Instant::now();
             let mut turns = (0..TURNS).map(|_| worker.turn(now));
             turns.find(|next| matches!(next, Next::Wait(_)));
         }

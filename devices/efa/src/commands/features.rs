@@ -1,5 +1,7 @@
 //! Features: what the driver asks of the adapter and tells it.
 
+use std::time::Instant;
+
 use peerbar_dma::{Purpose, Tag};
 use peerbar_efa_spec::admin::Status;
 use peerbar_efa_spec::admin::feature::{AsyncEvents as EventGroups, FeatureCommand, id};
@@ -54,7 +56,7 @@ impl Engine {
             return Ok(());
         }
         let setup = self.shared.with(|registers| registers.event_setup());
-        self.events = AsyncEvents::new(setup, enabled);
+        self.events = AsyncEvents::new(setup, enabled, Instant::now());
         possible(self.events.is_some() || enabled == 0)
     }
 

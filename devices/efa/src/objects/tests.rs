@@ -5,6 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
+use crate::attributes;
 
 pub(crate) fn objects() -> Objects {
     let bar = MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap();
@@ -340,6 +341,87 @@ fn process_that_makes_pairs_again_and_again_leaves_places() {
     let left = limits::QUEUE_PAIRS - 4;
     assert!((0..left).all(|_| objects.create_queue_pair(other).is_ok()));
     assert!(objects.create_queue_pair(other).is_err());
+}
+
+#[test]
+fn objects_are_made_up_to_the_limits_that_are_shown() {
+    let mut objects = objects();
+    let pair = parents(&mut objects);
+    let (queues, events) = (attributes::queues_1(), attributes::event_queues());
+    let mut made = |make: &mut dyn FnMut(&mut Objects) -> Result<u16, ObjectError>| {
+        let mut count = 0u32;
+        let error = loop {
+            match make(&mut objects) {
+                Ok(_) => count += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, ObjectError::Exhausted { .. }), "{error}");
+        count
+    };
+    let count = made(&mut |it| it.create_completion_queue(completion_queue(pair.uar)));
+    assert_eq!(count + 1, queues.max_cq.get());
+    assert_eq!(
+        made(&mut |it| it.create_queue_pair(pair)),
+        queues.max_qp.get()
+    );
+    let (mut last, protection_domain) = (0u16, pair.protection_domain);
+    let count = made(&mut |it| {
+        let mut gid = Gid([1; 16]);
+        last += 1;
+        gid.0[..2].copy_from_slice(&last.to_le_bytes());
+        it.create_address_handle(CreateAddressHandle {
+            protection_domain,
+            gid,
+        })
+    });
+    assert_eq!(count, queues.max_ah.get());
+    let event_queue = CreateEventQueue {
+        entries: 16,
+        address: 0x1000,
+        vector: 1,
+    };
+    let count = made(&mut |it| it.create_event_queue(event_queue));
+    assert_eq!(count, events.max_eq.get());
+}
+
+#[test]
+fn queues_are_as_deep_as_the_limits_that_are_shown() {
+    let mut objects = objects();
+    let pair = parents(&mut objects);
+    let (queues, events) = (attributes::queues_1(), attributes::event_queues());
+    let is_possible = |entries: u32, create: &mut dyn FnMut(u16) -> bool| {
+        u16::try_from(entries).is_ok_and(create)
+    };
+    let mut create = |entries| {
+        let queue = completion_queue(pair.uar);
+        let queue = CreateCompletionQueue { entries, ..queue };
+        objects.create_completion_queue(queue).is_ok()
+    };
+    let depth = queues.max_cq_depth.get();
+    assert!(is_possible(depth, &mut create) && !is_possible(2 * depth, &mut create));
+    let mut create = |entries| {
+        let queue = CreateEventQueue {
+            entries,
+            address: 0x1000,
+            vector: 1,
+        };
+        objects.create_event_queue(queue).is_ok()
+    };
+    let depth = events.max_eq_depth.get();
+    assert!(is_possible(depth, &mut create) && !is_possible(2 * depth, &mut create));
+    let mut create = |send_entries, descriptors| {
+        let pair = CreateQueuePair {
+            send_entries,
+            send_bytes: send_entries * 64,
+            receive_bytes: descriptors * 16,
+            ..pair
+        };
+        objects.create_queue_pair(pair).is_ok()
+    };
+    let (send, receive) = (queues.max_sq_depth.get(), queues.max_rq_depth.get());
+    assert!(create(send, receive));
+    assert!(!create(2 * send, receive) && !create(send, 2 * receive));
 }
 
 #[test]

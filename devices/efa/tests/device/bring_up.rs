@@ -66,7 +66,7 @@ fn device_attributes_are_what_the_driver_needs() {
 }
 
 #[test]
-fn limits_are_those_that_are_enforced() {
+fn limits_are_shown_to_the_driver() {
     let mut driver = Driver::new();
     let queues: QueueAttributes1 = get(&mut driver, id::QUEUE_ATTRIBUTES_1);
     assert_eq!((queues.max_qp.get(), queues.max_cq.get()), (256, 512));

@@ -23,8 +23,8 @@ pub(crate) const RAM_BYTES: u64 = 16 << 20;
 pub(crate) const DATA: u64 = RAM + (1 << 20);
 /// Where answers to read requests go, and where the queues are.
 const ANSWERS: u64 = RAM;
-const SUBMISSION: u64 = RAM + 0x1000;
-const COMPLETION: u64 = RAM + 0x2000;
+pub(crate) const SUBMISSION: u64 = RAM + 0x1000;
+pub(crate) const COMPLETION: u64 = RAM + 0x2000;
 pub(crate) const EVENTS: u64 = RAM + 0x3000;
 /// As Linux' driver has it.
 pub(crate) const DEPTH: u16 = 32;

@@ -1,10 +1,7 @@
-//! Interrupts and asynchronous events.
+//! Interrupts of the admin queue.
 
-use peerbar_efa_spec::admin::event_queue::AsyncEvent;
-use peerbar_efa_spec::admin::feature::{FeatureCommand, id};
 use peerbar_efa_spec::admin::{Opcode, Status};
 use peerbar_efa_spec::registers::offset;
-use zerocopy::{FromBytes, FromZeros};
 
 use crate::driver::{Driver, EVENTS};
 
@@ -33,24 +30,4 @@ fn completion_interrupts_by_the_vector_of_its_queue() {
         .execute(Opcode::AllocPd, &[0; 0])
         .expect(Status::Success);
     driver.link.wait_for_vector(5);
-}
-
-#[test]
-#[ignore = "waits 5 s"]
-fn keep_alive_comes_once_it_is_enabled() {
-    let mut driver = Driver::new();
-    let mut command = FeatureCommand::new_zeroed();
-    command.select.id = id::ASYNC_EVENTS;
-    command.value[4] = 0x10;
-    driver.write_register(offset::INTR_MASK, 1);
-    driver
-        .execute(Opcode::SetFeature, &command)
-        .expect(Status::Success);
-    driver.write_register(offset::INTR_MASK, 0);
-    driver.link.wait_for_vector(0);
-    let mut entry = [0; 64];
-    driver.read_ram(EVENTS, &mut entry);
-    let event = AsyncEvent::read_from_bytes(&entry).unwrap();
-    assert_eq!((event.group.get(), event.phase), (4, 1));
-    assert_ne!(event.timestamp_low.get(), 0);
 }

@@ -2,6 +2,7 @@
 //! command that the queue takes is completed with its number and checksum, and a reset brings the adapter back as it was.
 
 use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use peerbar_dma::MemoryFile;
 use peerbar_efa::memory_bar::{self, Doorbell};
@@ -28,6 +29,8 @@ const DEPTH: u16 = 16;
 const REGISTERS: u32 = 0;
 /// Objects that commands name are among the first ones, so that they often exist.
 const OBJECTS: u16 = 3;
+/// From one time that the adapter works to the next.
+const STEP: Duration = Duration::from_millis(4);
 
 struct Bench {
     efa: SteppedEfa,
@@ -36,6 +39,8 @@ struct Bench {
     is_present: [bool; PAGES as usize],
     /// Commands submitted since the last reset.
     submitted: u16,
+    /// The adapter's time.
+    now: Instant,
     known: Known,
 }
 
@@ -76,6 +81,7 @@ impl Bench {
             ram: MemoryFile::create("ram", PAGES * PAGE).expect("memory"),
             is_present: [false; PAGES as usize],
             submitted: 0,
+            now: Instant::now(),
             known: Known::default(),
         };
         let file = bench.queues.file();
@@ -87,7 +93,7 @@ impl Bench {
     fn start(&mut self) {
         self.efa.endpoint.reset().expect("a reset");
         self.write_region(CONFIG_REGION, 4, &[6, 0]);
-        self.efa.work();
+        self.work();
         self.set_queues();
         for page in 0..PAGES {
             self.set_page(page, true);
@@ -137,6 +143,13 @@ impl Bench {
         self.write_region(REGISTERS, offset, &value.to_le_bytes());
     }
 
+    /// Has the adapter work. Each time is some milliseconds after the one before, so messages that wait for a receive are sent
+    /// again after a number of steps, on any machine.
+    fn work(&mut self) {
+        self.now += STEP;
+        self.efa.work(self.now);
+    }
+
     /// Carries out a step. `None` at the end of the input.
     fn step(&mut self, input: &mut Input<'_>) -> Option<()> {
         match input.u8()? {
@@ -171,12 +184,12 @@ impl Bench {
             _ => {
                 let (register, value) = (input.u8()?, input.u32()?);
                 self.write_register(u64::from(register) & 0x7c, value);
-                self.efa.work();
+                self.work();
                 // Whatever it was, a reset brings all back.
                 self.start();
             }
         }
-        self.efa.work();
+        self.work();
         Some(())
     }
 
@@ -194,7 +207,7 @@ impl Bench {
         self.queues.write(index * bytes, &entry).expect("a queue");
         self.submitted = self.submitted.wrapping_add(1);
         self.write_register(offset::AQ_PROD_DB, self.submitted.into());
-        self.efa.work();
+        self.work();
         let mut completion = [0; ENTRY_BYTES];
         let place = COMPLETIONS + index * bytes;
         self.queues.read(place, &mut completion).expect("a queue");

@@ -5,6 +5,7 @@ use peerbar_efa_spec::work::{Operation, ReceiveDescriptor, ReceiveKey};
 use proptest::prelude::*;
 use zerocopy::little_endian::{U16, U64};
 
+use super::super::work_request::WorkRequest;
 use super::fixture::{Adapter, ENTRIES, PAYLOAD, Post, QKEY, RAM, VIRTUAL, entry};
 use crate::memory_bar::Doorbell;
 use crate::objects::{Gid, QueuePairKind, QueuePairState, limits};
@@ -411,6 +412,7 @@ proptest! {
             Operation::RdmaRead, &b, handle,
             (keys.local, PAYLOAD, 100), (keys.remote, PAYLOAD + 4096, 100),
         );
+        let mut signalled = 0;
         for (bytes, is_shaped) in &entries {
             let mut bytes = bytes.clone();
             if *is_shaped {
@@ -421,6 +423,8 @@ proptest! {
                 bytes = right;
                 bytes[wrong] = value;
             }
+            let parsed = WorkRequest::parse(&bytes);
+            signalled += usize::from(parsed.is_ok_and(|it| it.is_signalled));
             adapter.write_entry(&mut a, &bytes);
         }
         for _ in 0..10 {
@@ -429,7 +433,13 @@ proptest! {
         }
         prop_assert_eq!(adapter.work(), None, "nothing is left");
         let completions = adapter.poll(&mut a.queue);
-        prop_assert!(completions.len() <= entries.len());
+        // What is not signalled is completed if it fails, and counted if not.
+        let ok = completions.iter().filter(|it| it.status == CompletionStatus::Ok).count();
+        prop_assert!(ok <= signalled);
+        let done = adapter.path.statistics();
+        let succeeded = done.sends + done.reads + done.writes;
+        let failed = (completions.len() - ok) as u64;
+        prop_assert_eq!(succeeded + failed, entries.len() as u64, "each has one end");
         prop_assert!(completions.iter().all(|it| it.pair == a.number));
         let behind = PAYLOAD + 8192;
         let rest = adapter.bytes(behind, 1 << 16);
