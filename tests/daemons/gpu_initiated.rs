@@ -440,7 +440,7 @@ fn status_of_the_disk_is_the_result() {
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn doorbell_before_its_entry_is_found() {
     // The entry is in the second pass: the disk finds there a command that is complete.
-    let rule = "delay submission-entry by=200ms nth=40";
+    let rule = "delay submission-entry by=1s nth=40";
     let mut lab = Lab::start(Way::Switch, &[rule]).unwrap();
     let mut queue = lab.create_queue(1, [32, 32]).unwrap();
     lab.submit(&mut queue, READ, 0, 200).unwrap();

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn one_command_or_doorbell_of_the_processor_fails() {
+    fn command_of_guest_ram_or_missing_doorbell_fails() {
         assert_eq!(judged(|_| {}, 20), Ok(()));
         let of_ram = kind(Purpose::Command, Completer::GuestRam);
         let by_processor = judged(|traffic| traffic.count(DISK, of_ram, COMMAND_BYTES, 0), 20);

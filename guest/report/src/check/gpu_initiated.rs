@@ -13,7 +13,7 @@ const DEPTH: u8 = 32;
 check! {
     /// The GPU has a pair of queues of the disk in its memory and reads blocks by them: it writes the submission entries and the doorbells and
     /// polls the completions. A program of the guest has the disk by vfio-pci, makes the queues and puts commands on the GPU's
-    /// channel. The counters must show that all NVMe commands came out of the GPU's memory, and every doorbell from the GPU; with bus
+    /// channel. The counters must show that all NVMe commands came out of the GPU's memory, that the GPU wrote the doorbells of which it says so, and with bus
     /// addresses also that nothing went by way of the root. The check says how many reads a second there are, and how much processor time each
     /// costs the program, system calls included, beside the same reads by pread(2) and io_uring through Linux' drivers and by a driver in user space.
     "gpu-initiated": "{gpu} reads {disk} by itself, {depth} at a time{addresses}{driver}, {backend}{}" with (
@@ -38,7 +38,7 @@ check! {
         #[default = "`\"vfio\"`"]
         #[serde(default)]
         pub driver: GpuDriver,
-        /// How the program has its I/O address space.
+        /// `"type1"`, a container with groups, or `"iommufd"`.
         #[default = "`\"type1\"`"]
         #[serde(default)]
         pub backend: VfioBackend,
