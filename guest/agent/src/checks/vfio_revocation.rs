@@ -18,6 +18,7 @@ use super::{Outcome, Run};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
+use crate::pattern::Pattern;
 use crate::user_drivers::{address_space, open_gpu, vram};
 
 /// Bytes of one read.
@@ -26,6 +27,9 @@ const READ: u64 = 32 << 10;
 const DEPTH: u64 = 16;
 /// Bytes of the GPU's memory that are read into.
 const LENGTH: u64 = READ * DEPTH;
+/// Places on the disk that each part of the memory is read from in turn. With three, a read that ended with success but moved nothing
+/// leaves contents that neither it nor the next one has.
+const PLACES: u64 = 3;
 /// Reads that have ended well before the memory is taken away.
 const BEFORE: u64 = 64;
 /// Reads that must fail afterwards.
@@ -86,6 +90,11 @@ impl Way {
         self == Self::Reset && backend == VfioBackend::Type1
     }
 
+    /// Whether the contents of the memory outlive it, and are there for this process again. A reset and a close of the GPU may clear them.
+    fn keeps_contents(self) -> bool {
+        matches!(self, Self::DecodeOff | Self::Unmap | Self::DiskReset)
+    }
+
     /// Whether nothing reaches the memory once the call has returned. With type 1 the mapping outlives a close, and vfio-pci
     /// resets the GPU, restores its registers with memory decode on, and puts it into D3hot some time later (Linux
     /// drivers/vfio/pci/vfio_pci_core.c, `vfio_pci_core_disable`).
@@ -104,11 +113,13 @@ fn lose(
 ) -> anyhow::Result<()> {
     let space = DmaSpace::new(address_space(backend)?);
     let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    let pattern = guest.fresh_pattern(taken.disk.0);
+    fill(&mut disk, pattern)?;
     let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
     let (gpu, address) = map(&space, backend, binding)?;
     let device = Arc::clone(disk.device());
     let load = Load::default();
-    let kept = load.during(&mut disk, address, || {
+    let (kept, slots) = load.during(&mut disk, address, || {
         load.wait_for(&load.done, BEFORE)?;
         let kept = take_away(way, gpu, &device, &space, address)?;
         if !way.is_at_once(backend) {
@@ -119,6 +130,43 @@ fn lose(
     measure.bytes = measure
         .bytes
         .saturating_add(load.done.load(Ordering::Acquire).saturating_mul(READ));
+    afterwards(guest, taken, backend, way, (&mut disk, address))?;
+    match kept {
+        Some(gpu) if way.keeps_contents() => {
+            gpu.decode(true)?;
+            judge_contents(&gpu, &slots, pattern)
+        }
+        kept => {
+            drop(kept);
+            if way == Way::Close && backend == VfioBackend::Iommufd {
+                let _again = open_gpu(space.address_space(), binding)?;
+                are_refused(guest, taken, &mut disk, address)
+                    .context("once the GPU is open again")?;
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Writes `pattern` to all places on the disk that are read.
+fn fill(disk: &mut Disk, pattern: Pattern) -> anyhow::Result<()> {
+    let length = PLACES.saturating_mul(LENGTH);
+    let address = disk.space().allocate(length)?;
+    let memory = disk.space().memory(address);
+    let memory = memory.context("memory that is not there")?;
+    memory.write(0, &pattern.bytes(0, usize::try_from(length)?))?;
+    disk.transfer(Direction::Write, 0, address, length)?;
+    Ok(())
+}
+
+/// What reads to `address` come to that begin once the memory is gone, or once it is there again.
+fn afterwards(
+    guest: &GuestContext,
+    taken: &TakenDevices<'_>,
+    backend: VfioBackend,
+    way: Way,
+    (disk, address): (&mut Disk, u64),
+) -> anyhow::Result<()> {
     let mut watch = TrafficWatch::new(guest);
     if way == Way::DiskReset {
         return nothing_moves(taken, &mut watch, || {
@@ -135,12 +183,20 @@ fn lose(
         );
         return Ok(());
     }
-    are_refused(guest, taken, &mut disk, address)?;
-    drop(kept);
-    if way == Way::Close && backend == VfioBackend::Iommufd {
-        let _again = open_gpu(space.address_space(), binding)?;
-        are_refused(guest, taken, &mut disk, address).context("once the GPU is open again")?;
+    are_refused(guest, taken, disk, address)
+}
+
+/// The memory has what the reads have put there that ended with success.
+fn judge_contents(gpu: &VfioDevice, slots: &[Slot], pattern: Pattern) -> anyhow::Result<()> {
+    let memory = gpu.map(vram(LENGTH))?;
+    let mut judged = 0_u64;
+    for (number, slot) in (0..).zip(slots) {
+        let mut seen = vec![0; usize::try_from(READ)?];
+        memory.read(READ.saturating_mul(number), &mut seen)?;
+        let is_judged = slot.judge(number, &seen, pattern);
+        judged += u64::from(is_judged.with_context(|| format!("part {number} of the memory"))?);
     }
+    ensure!(judged > 0, "no part of the memory was read with success");
     Ok(())
 }
 
@@ -155,7 +211,8 @@ fn are_refused(
     let load = Load::default();
     let mut watch = TrafficWatch::new(guest);
     nothing_moves(taken, &mut watch, || {
-        load.during(disk, address, || load.wait_for(&load.failed, AFTERWARDS))
+        let work = || load.wait_for(&load.failed, AFTERWARDS);
+        load.during(disk, address, work).map(drop)
     })?;
     let done = load.done.load(Ordering::Acquire);
     ensure!(done == 0, "{done} reads after it end with success");
@@ -259,52 +316,57 @@ struct Load {
 }
 
 impl Load {
-    /// Reads into `address` while `work` runs, and until the last of these reads has ended.
+    /// Reads into `address` while `work` runs, and until the last of these reads has ended. Returns what `work` does, and what was read.
     fn during<T>(
         &self,
         disk: &mut Disk,
         address: u64,
         work: impl FnOnce() -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
+    ) -> anyhow::Result<(T, Vec<Slot>)> {
         thread::scope(|scope| {
             let reads = scope.spawn(|| self.run(disk, address));
             let worked = work();
             self.stop.store(true, Ordering::Release);
             match reads.join() {
-                Ok(read) => read.and(worked),
+                Ok(read) => read.and_then(|slots| Ok((worked?, slots))),
                 Err(_) => bail!("the thread that reads panicked"),
             }
         })
     }
 
     /// Reads until it is to stop, and then until no command is outstanding or the controller is disabled.
-    fn run(&self, disk: &mut Disk, address: u64) -> anyhow::Result<()> {
-        let mut slots: Vec<u64> = (0..DEPTH).collect();
+    fn run(&self, disk: &mut Disk, address: u64) -> anyhow::Result<Vec<Slot>> {
+        let mut slots = vec![Slot::default(); usize::try_from(DEPTH)?];
+        let mut free: Vec<usize> = (0..slots.len()).collect();
         let mut of_command = BTreeMap::new();
         let mut stopped = None;
         loop {
             if self.stop.load(Ordering::Acquire) {
                 stopped.get_or_insert_with(Instant::now);
             }
-            while let (None, Some(slot)) = (stopped, slots.last().copied()) {
-                let place = slot.saturating_mul(READ);
-                let block = place / disk.identity().block_bytes;
-                let at = address.saturating_add(place);
+            while let (None, Some(index)) = (stopped, free.last().copied()) {
+                let number = u64::try_from(index)?;
+                let slot = slots.get_mut(index).context("a slot that is not there")?;
+                let block = slot.begin(number) / disk.identity().block_bytes;
+                let at = address.saturating_add(number.saturating_mul(READ));
                 let cid = disk.submit(Direction::Read, block, at, READ)?;
-                of_command.insert(cid, slot);
-                slots.pop();
+                of_command.insert(cid, index);
+                free.pop();
             }
             if let Some((_, completion)) = disk.reap()? {
-                slots.extend(of_command.remove(&completion.cid));
-                let count = match completion.status {
-                    0 => &self.done,
-                    _ => &self.failed,
-                };
+                let is_done = completion.status == 0;
+                if let Some(index) = of_command.remove(&completion.cid) {
+                    if let Some(slot) = slots.get_mut(index).filter(|_| is_done) {
+                        slot.end_with_success();
+                    }
+                    free.push(index);
+                }
+                let count = if is_done { &self.done } else { &self.failed };
                 count.fetch_add(1, Ordering::AcqRel);
                 continue;
             }
             match stopped {
-                Some(_) if disk.outstanding() == 0 || !disk.is_ready()? => return Ok(()),
+                Some(_) if disk.outstanding() == 0 || !disk.is_ready()? => return Ok(slots),
                 Some(since) if since.elapsed() > PATIENCE => bail!(
                     "{} reads have not ended {} s later",
                     disk.outstanding(),
@@ -329,5 +391,112 @@ impl Load {
             thread::yield_now();
         }
         Ok(())
+    }
+}
+
+/// A part of the memory, of [`READ`] bytes: what reads have put there, one after the other. A read that has failed is repeated from the
+/// same place on the disk.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// Reads that ended with success.
+    done: u64,
+    /// Whether a further one has begun, which has failed or not ended.
+    is_open: bool,
+}
+
+impl Slot {
+    /// Begins a read into the slot with this number; returns its byte offset on the disk.
+    fn begin(&mut self, number: u64) -> u64 {
+        self.is_open = true;
+        Self::place(number, self.done)
+    }
+
+    fn end_with_success(&mut self) {
+        self.done = self.done.saturating_add(1);
+        self.is_open = false;
+    }
+
+    /// Where on the disk the read of a slot begins that comes after `earlier` successful ones.
+    fn place(number: u64, earlier: u64) -> u64 {
+        let set = (earlier % PLACES).saturating_mul(LENGTH);
+        set.saturating_add(number.saturating_mul(READ))
+    }
+
+    /// Each byte of `seen` is of the last read that ended with success, or of the one that has begun since. Returns whether there was
+    /// such a read, without which nothing is known.
+    fn judge(self, number: u64, seen: &[u8], pattern: Pattern) -> anyhow::Result<bool> {
+        let Some(last) = self.done.checked_sub(1) else {
+            return Ok(false);
+        };
+        let of_read = |earlier| pattern.bytes(Self::place(number, earlier), seen.len());
+        let mut expected = of_read(last);
+        if self.is_open {
+            for ((expected, begun), seen) in expected.iter_mut().zip(of_read(self.done)).zip(seen) {
+                if begun == *seen {
+                    *expected = begun;
+                }
+            }
+        }
+        let wrong = expected
+            .iter()
+            .zip(seen)
+            .filter(|(expected, seen)| expected != seen)
+            .count();
+        ensure!(
+            wrong == 0,
+            "{wrong} of {} bytes are not of read {last}, which ended with success{}",
+            seen.len(),
+            if self.is_open {
+                ", nor of the next one"
+            } else {
+                ""
+            }
+        );
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATTERN: Pattern = Pattern { disk: 1, round: 2 };
+
+    /// Part 3 of the memory as successful read `earlier` leaves it.
+    fn left_by(earlier: u64) -> Vec<u8> {
+        PATTERN.bytes(Slot::place(3, earlier), usize::try_from(READ).unwrap())
+    }
+
+    #[test]
+    fn read_that_moved_nothing_but_succeeded_is_found() {
+        let mut slot = Slot::default();
+        assert!(!slot.judge(3, &left_by(0), PATTERN).unwrap());
+        for earlier in 0..5 {
+            assert_eq!(slot.begin(3), Slot::place(3, earlier));
+            slot.end_with_success();
+        }
+        assert!(slot.judge(3, &left_by(4), PATTERN).unwrap());
+        let error = slot.judge(3, &left_by(3), PATTERN).unwrap_err().to_string();
+        assert!(
+            error.ends_with("read 4, which ended with success"),
+            "{error}"
+        );
+        // The next one fails, and is repeated from the same place.
+        assert_eq!(slot.begin(3), slot.begin(3));
+        let error = slot.judge(3, &left_by(3), PATTERN).unwrap_err().to_string();
+        assert!(error.ends_with("nor of the next one"), "{error}");
+    }
+
+    #[test]
+    fn read_that_failed_may_have_moved_some_bytes() {
+        let mut slot = Slot::default();
+        slot.begin(3);
+        slot.end_with_success();
+        slot.begin(3);
+        let mut seen = left_by(0);
+        seen[7000..9000].copy_from_slice(&left_by(1)[7000..9000]);
+        assert!(slot.judge(3, &seen, PATTERN).unwrap());
+        seen[8000] ^= 1;
+        assert!(slot.judge(3, &seen, PATTERN).is_err());
     }
 }
