@@ -158,9 +158,14 @@ impl QueueDoorbell {
         let Some(shadow) = &mut self.shadow else {
             return Ok(self.page.value(self.register));
         };
-        // In this order: what is new in the register alone was written after this value.
-        let value = memory.load(shadow.words.value).ok_or(Unreachable)? & VALUE;
-        Ok(shadow.latest(value, self.page.value(self.register)))
+        let mut value = memory.load(shadow.words.value).ok_or(Unreachable)?;
+        let register = self.page.value(self.register);
+        if register != shadow.register {
+            // The owner of the buffer stored this value there first. If that was after the load above, the buffer's own value is not
+            // known yet; it would not look new once the owner has gone around the ring to the old one.
+            value = memory.load(shadow.words.value).ok_or(Unreachable)?;
+        }
+        Ok(shadow.latest(value & VALUE, register))
     }
 
     /// Takes note of a value that was read; whether it differs from the one before.

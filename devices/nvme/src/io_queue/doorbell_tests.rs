@@ -6,7 +6,7 @@ use peerbar_dma::{MemoryFile, Requester, Session};
 use peerbar_nvme_spec::feature::InterruptCoalescing;
 use peerbar_nvme_spec::registers::Doorbell;
 
-use super::doorbell::{QueueDoorbell, ShadowBuffer, Unreachable};
+use super::doorbell::{GuestWords, QueueDoorbell, ShadowBuffer, Unreachable};
 use super::fixture::{self, TwoWords, completion_queue, flush, stage, submission_queue};
 use crate::doorbell_page::DoorbellPage;
 
@@ -92,6 +92,41 @@ fn older_register_does_not_undo_the_shadow_buffer() {
     assert_eq!(doorbell.read(&mut memory), Ok(8));
     memory.value = 9;
     assert_eq!(doorbell.read(&mut memory), Ok(9));
+}
+
+/// The buffer of a guest that writes its next value, and the register, right after the first load.
+struct RungDuringRead {
+    words: TwoWords,
+    next: Option<(u32, Arc<DoorbellPage>)>,
+}
+
+impl GuestWords for RungDuringRead {
+    fn load(&mut self, address: u64) -> Option<u32> {
+        let loaded = self.words.load(address);
+        if let Some((value, page)) = self.next.take() {
+            self.words.value = value;
+            page.ring(TAIL, value);
+        }
+        loaded
+    }
+
+    fn store(&mut self, address: u64, value: u32) -> bool {
+        self.words.store(address, value)
+    }
+
+    fn release(&mut self) {}
+}
+
+#[test]
+fn doorbell_rung_during_a_read_does_not_hide_the_next_value() {
+    let mut words = TwoWords::default();
+    let (mut doorbell, page) = shadow_doorbell(&mut words);
+    let next = Some((1, page));
+    let mut memory = RungDuringRead { words, next };
+    assert_eq!(doorbell.read(&mut memory), Ok(1));
+    // In a ring of two entries the next value is that of the first load.
+    memory.words.value = 0;
+    assert_eq!(doorbell.read(&mut memory), Ok(0));
 }
 
 const BUFFER: ShadowBuffer = ShadowBuffer {
