@@ -1,7 +1,7 @@
 //! The mark of a cache entry that a process uses: a shared lock of its file or folder.
 //!
-//! Whoever removes an entry locks it exclusively first. So an entry in use stays, and a user that comes too late finds it
-//! missing.
+//! A process removes an entry only under an exclusive lock of it. So an entry in use stays, and a user that comes too late
+//! finds it missing.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};

@@ -34,7 +34,7 @@ impl SocketFolder {
     }
 
     fn create_in(parent: &Path) -> io::Result<Self> {
-        // Whoever reaches QEMU's monitor is QEMU.
+        // A process that reaches QEMU's monitor can do all that QEMU can.
         let private = Permissions::from_mode(0o700);
         let mut builder = tempfile::Builder::new();
         let builder = builder.prefix(PREFIX).permissions(private);

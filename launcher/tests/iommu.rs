@@ -42,7 +42,7 @@ fn run() -> TempDir {
     folder
 }
 
-/// 64 KiB of the same guest RAM for whoever maps it.
+/// Maps 64 KiB of guest RAM, the same in each record.
 fn map(iova: u64) -> Event {
     Event::Map(Mapping {
         iova,

@@ -26,15 +26,15 @@ until [ "$(ls /dev/nvme?n1 2> /dev/null | wc -l)" = "$disks" ] || [ "$left" = 0 
 for disk in /dev/nvme?n1; do
     serial=$(tr -d ' ' < "/sys/block/${disk#/dev/}/device/serial")
     text=$(dd if="$disk" bs=16 count=1 2> /dev/null | tr -d '\0')
-    echo "TOLD $serial has: ${text:-nothing}"
+    echo "RESULT $serial has: ${text:-nothing}"
     head -c 1048576 /dev/urandom > /tmp/written
     dd if=/tmp/written of="$disk" bs=128K seek=8 oflag=direct 2> /dev/null
     dd if="$disk" of=/tmp/read bs=128K skip=8 count=8 iflag=direct 2> /dev/null
-    cmp /tmp/written /tmp/read && echo "TOLD $serial reads what was written"
+    cmp /tmp/written /tmp/read && echo "RESULT $serial reads what was written"
     printf 'a guest was here' | dd of="$disk" conv=fsync 2> /dev/null
-    dd if="$disk" of=/dev/null bs=4K skip=4096 count=1 iflag=direct 2> /dev/null || echo "TOLD $serial has a bad block"
+    dd if="$disk" of=/dev/null bs=4K skip=4096 count=1 iflag=direct 2> /dev/null || echo "RESULT $serial has a bad block"
 done
-echo "TOLD p2pmem: $(cat /sys/bus/pci/devices/*/p2pmem/published)"
+echo "RESULT p2pmem: $(cat /sys/bus/pci/devices/*/p2pmem/published)"
 poweroff -f
 "#;
 
@@ -93,7 +93,7 @@ impl OwnGuest {
         shell
     }
 
-    /// What a guest that `commands` start prints behind `TOLD`, a line each.
+    /// What a guest that `commands` start prints behind `RESULT`, a line each.
     pub(crate) fn said(&self, folder: &Path, commands: &str) -> anyhow::Result<Vec<String>> {
         let limited = format!(
             "exec timeout --foreground 120 sh -ec '{}'",
@@ -109,7 +109,7 @@ impl OwnGuest {
         );
         let lines = text
             .lines()
-            .filter_map(|line| line.trim().strip_prefix("TOLD "));
+            .filter_map(|line| line.trim().strip_prefix("RESULT "));
         Ok(lines.map(str::to_owned).collect())
     }
 }

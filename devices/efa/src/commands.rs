@@ -63,7 +63,7 @@ fn answer(payload: &(impl IntoBytes + Immutable)) -> Answer {
     answer
 }
 
-/// What the driver is told of a refusal.
+/// The status of a refused command.
 fn refused(error: ObjectError) -> Status {
     log::debug!("{error}");
     match error {

@@ -36,7 +36,7 @@ pub(crate) struct Fabric {
     /// An incarnation by its number.
     incarnation: fn(u64) -> Incarnation,
     ports: BTreeMap<PortId, Port>,
-    /// Who has a GID, here or at the other end of a tunnel.
+    /// The holder of each GID, here or at the other end of a tunnel.
     holders: BTreeMap<Gid, Holder>,
     transit: Transit,
     cut_off: Vec<CutOff>,
@@ -172,7 +172,7 @@ impl Fabric {
         self.welcome_next(now);
     }
 
-    /// An adapter has left. Whoever learns of it gets nothing of it any more. Its GID goes to one that another fabric has announced.
+    /// An adapter has left. An adapter that learns of it receives no packet of it any more. Its GID goes to one that another fabric has announced.
     fn forget_holder(&mut self, gid: Gid) {
         self.drop_packets_of(gid);
         if let Some(holder) = self.holders.remove(&gid) {

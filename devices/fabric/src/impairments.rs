@@ -176,7 +176,7 @@ fn time(latency: Latency) -> Duration {
     Duration::from_nanos(latency.nanoseconds())
 }
 
-/// So many millionths of a time.
+/// `millionths` of a time.
 fn share(time: Duration, millionths: u32) -> Duration {
     time.saturating_mul(millionths) / ALL
 }

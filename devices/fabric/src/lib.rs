@@ -11,7 +11,7 @@
 //!   a second later at most. One to an adapter that gives no sign of life ends after [`PEER_TIME_OUT`], any other after
 //!   [`REQUEST_TIME_OUT`].
 //! - **Nobody is taken for another.** Each attachment has an incarnation that only the fabric can make, and a request reaches the
-//!   incarnation that its requester knows. What an adapter sent reaches nobody who has learned that it left.
+//!   incarnation that its requester knows. What an adapter sent reaches no adapter that has learned that it left.
 //! - **No adapter stalls or disconnects another.** The fabric waits for none of them. It holds a limited number of packets of each, and of
 //!   each pair; what is more is dropped and sent again.
 //! - **Which packets are impaired follows from the seed**, the pair and the number of the packet between the two. The record

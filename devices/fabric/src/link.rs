@@ -145,7 +145,7 @@ impl Drop for Link {
 }
 
 impl LinkSender {
-    /// Sends a datagram, at most [`MAX_DATA`] bytes, to whoever has that address. It may be lost.
+    /// Sends a datagram, at most [`MAX_DATA`] bytes, to the holder of that GID. It may be lost.
     ///
     /// # Errors
     /// [`SendError::TooLong`], [`SendError::Lost`].

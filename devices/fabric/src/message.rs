@@ -64,12 +64,12 @@ pub enum Message {
     },
     /// It may not attach.
     Refused(Refusal),
-    /// An adapter asks who has this GID.
+    /// An adapter asks for the holder of this GID.
     Resolve {
         /// The address.
         gid: Gid,
     },
-    /// Who has this GID: the answer to a Resolve, or to a packet for an adapter that has left.
+    /// The holder of this GID: the answer to a Resolve, or to a packet for an adapter that has left.
     Peer {
         /// The address.
         gid: Gid,

@@ -1,5 +1,5 @@
-//! Adapters with the real transport, at the real fabric, by a clock of the test's: whatever the fabric does to packets, and whoever leaves, stops
-//! or comes back, no request is carried out twice, and each ends with its own response or with an error, in time.
+//! Adapters with the real transport, at the real fabric, by a clock of the test's: whatever the fabric does to packets, and whichever adapter leaves,
+//! stops or comes back, no request is carried out twice, and each ends with its own response or with an error, in time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -91,7 +91,7 @@ pub(crate) enum Output<D> {
 /// The dealings with one peer.
 #[derive(Debug)]
 struct Peer<D> {
-    /// None while the fabric is asked who has the GID.
+    /// None while the fabric resolves the GID.
     known: Option<Known>,
     outgoing: Outgoing<D>,
     incoming: Incoming,
@@ -110,7 +110,7 @@ struct Known {
 #[derive(Debug)]
 pub(crate) struct Transport<D> {
     peers: BTreeMap<Gid, Peer<D>>,
-    /// How many requests of each GID are carried out at the moment, whoever has it and whether anybody still waits for them.
+    /// Number of requests of each GID that are carried out at the moment, of former holders too, waited for or not.
     running: BTreeMap<Gid, usize>,
     outputs: Vec<Output<D>>,
 }
@@ -234,7 +234,7 @@ impl<D> Transport<D> {
         gids.into_iter().for_each(|gid| self.forget(gid));
     }
 
-    /// The fabric has said who has a GID.
+    /// The fabric has resolved a GID.
     fn resolved(
         &mut self,
         gid: Gid,

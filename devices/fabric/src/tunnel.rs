@@ -279,7 +279,7 @@ async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
     let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     let tunnels = Arc::new(Semaphore::new(MAX_TUNNELS));
     while let Some(incoming) = endpoint.accept().await {
-        // Whoever cannot receive at its address is not answered further (RFC 9000, 8.1).
+        // A client that cannot receive at its address is not answered further (RFC 9000, 8.1).
         if !incoming.remote_address_validated() {
             if let Err(error) = incoming.retry() {
                 log::debug!("{error}");

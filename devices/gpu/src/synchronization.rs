@@ -69,7 +69,7 @@ impl Word {
         if let GpuAddress::Bus(address) = self.place {
             return memory.write_register(address, self.size.register_value(value));
         }
-        // Who sees this word also sees what was written before it.
+        // A reader that sees this word also sees what was written before it.
         fence(Ordering::SeqCst);
         let bytes = value.to_le_bytes();
         let (bytes, _) = bytes.split_at(self.size.bytes());

@@ -152,7 +152,7 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         Ok(pair)
     }
 
-    /// The same for whoever else uses the queues, such as a peer: their memory need not be reachable from here, and the
+    /// The same for queues that another one uses, such as a peer: their memory need not be reachable from here, and the
     /// completion queue must be zeroed already. Returns the offsets of the tail's and the head's doorbell.
     pub fn create_queues_at(&mut self, id: u16, at: QueueMemory) -> Result<[u64; 2], DriverError> {
         let mut entry = command(AdminOpcode::CreateCompletionQueue);

@@ -17,7 +17,7 @@ const NEWEST: ABI = ABI::V6;
 pub enum FileAccess<'a> {
     /// It reads and writes this file or block device. One that is missing is left out: opening it fails as it would without.
     Image(&'a Path),
-    /// It maps this file, and lends it. A descriptor that is lent cannot truncate the file, which would take pages away from all who
+    /// It maps this file, and lends it. A descriptor that is lent cannot truncate the file, which would take pages away from all that
     /// map it; but it can collapse a range or punch a hole (fallocate(2)), for which Landlock has no right.
     Memory(&'a Path),
     /// It reads the files of this folder.

@@ -1,5 +1,5 @@
-//! Parameters of modules on the kernel's command line, `nvme.io_timeout=3`. The kernel sets those of what is built into it; whoever
-//! loads a module must pass those of the module (Linux, Documentation/admin-guide/kernel-parameters.rst).
+//! Parameters of modules on the kernel's command line, `nvme.io_timeout=3`. The kernel sets those of what is built into it; the
+//! program that loads a module must pass those of the module (Linux, Documentation/admin-guide/kernel-parameters.rst).
 
 use crate::modules::normal;
 

@@ -55,8 +55,8 @@ pub enum Command<'a> {
         /// Threads of a block.
         block: u32,
     },
-    /// Writes a word in one access: to memory, or to a register of a peer, such as a doorbell. Whoever sees the word also sees
-    /// all that the commands before it wrote.
+    /// Writes a word in one access: to memory, or to a register of a peer, such as a doorbell. A reader that sees the word also
+    /// sees all that the commands before it wrote.
     WriteWord {
         /// 4 or 8 bytes, at a multiple of that.
         to: Span<'a>,

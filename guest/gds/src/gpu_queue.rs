@@ -62,7 +62,7 @@ const DOORBELL_BYTES: u64 = 4;
 /// allocate another. That holds too if the disk's registers are revoked during a launch ([`Fault::Revoked`](crate::Fault::Revoked)).
 ///
 /// # Dropping
-/// Whoever has made the disk's queues deletes them, or resets the disk, before this is dropped. Dropping frees the memory, and neither
+/// The program that made the disk's queues deletes them, or resets the disk, before it drops this. Dropping frees the memory, and neither
 /// this library nor the driver knows of the disk: it would go on fetching commands from there and writing completions to it,
 /// and the memory may have another owner by then. The same holds for the data of requests that are in progress. Where the disk has the
 /// memory as a dma-buf ([`Buffer::export`]), the memory stays until the importer lets go of it.

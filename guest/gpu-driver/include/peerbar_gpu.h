@@ -130,7 +130,7 @@ enum peerbar_gpu_export_policy {
 	PEERBAR_GPU_EXPORT_PINNED = 1,
 	/*
 	 * As PINNED, and also for importers that attach statically. These cannot say that they take
-	 * memory of a peer: whoever exports so knows that the importer uses DMA addresses only.
+	 * memory of a peer: the program that exports vouches that the importer uses DMA addresses only.
 	 */
 	PEERBAR_GPU_EXPORT_STATIC = 2,
 };

@@ -46,8 +46,8 @@ struct pb_job;
 #define PB_FENCE_TIMEOUT (5 * HZ)
 
 /*
- * How long whoever takes a dma-buf away waits for commands that use it, in jiffies. Copies that are
- * in progress are to end by themselves, on a slow host too.
+ * How long a revocation of a dma-buf waits for commands that use it, in jiffies. Copies that are in
+ * progress are to end by themselves, on a slow host too.
  */
 #define PB_REVOKE_TIMEOUT (10 * HZ)
 

@@ -83,7 +83,7 @@ static int import_begin(struct pb_buffer *buffer, bool wait)
 	if (!buffer->import.sgt)
 		error = map(buffer);
 	if (!error) {
-		/* Whoever writes to the buffer, or moves it, has to be done. */
+		/* Writes to the buffer, and moves of it, have to be done. */
 		waited = dma_resv_wait_timeout(resv, dma_resv_usage_rw(true), true,
 					       PB_FENCE_TIMEOUT);
 		error = waited < 0 ? waited : waited ? 0 : -ETIMEDOUT;

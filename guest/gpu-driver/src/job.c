@@ -109,8 +109,8 @@ static int try_begin_all(struct pb_job *job, struct pb_buffer **locked)
 }
 
 /*
- * Whoever takes a dma-buf away waits, with its lock held, for those that use it. So the lock of one
- * is waited for only while the job uses none.
+ * A revocation of a dma-buf waits, with the dma-buf's lock held, for the jobs that use it. So a job
+ * waits for the lock of one only while it uses none.
  */
 static int begin_all(struct pb_job *job)
 {

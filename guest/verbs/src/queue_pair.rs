@@ -19,7 +19,7 @@ const INIT_FIELDS: u32 = 1 | 1 << 6;
 const OPERATIONS: u64 = 0b1_1111;
 /// `IBV_SEND_SIGNALED`.
 const SIGNALLED: u32 = 1 << 1;
-/// The key of all queue pairs here: by it a sender proves that it was told of the receiver.
+/// The Q_Key of all queue pairs here: a queue pair refuses a message with another one.
 const QKEY: u32 = 0x1111_1111;
 
 /// States of a queue pair (`enum ibv_qp_state`).

@@ -17,7 +17,7 @@ pub struct Sanitize {
 /// `true`, or the words of the kinds that are expected.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Wish {
+enum Value {
     Switch(bool),
     Kinds(Vec<String>),
 }
@@ -26,12 +26,12 @@ enum Wish {
 pub(super) fn read<'de, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Option<Spanned<Sanitize>>, D::Error> {
-    let wish = Spanned::<Wish>::deserialize(from)?;
-    let at = wish.span();
-    let kinds = match wish.into_inner() {
-        Wish::Switch(false) => return Ok(None),
-        Wish::Switch(true) => Vec::new(),
-        Wish::Kinds(kinds) => kinds,
+    let value = Spanned::<Value>::deserialize(from)?;
+    let at = value.span();
+    let kinds = match value.into_inner() {
+        Value::Switch(false) => return Ok(None),
+        Value::Switch(true) => Vec::new(),
+        Value::Kinds(kinds) => kinds,
     };
     let kinds = kinds.iter().map(|word| kind(word));
     let expected = kinds.collect::<Result<_, _>>().map_err(de::Error::custom)?;

@@ -41,7 +41,7 @@ pub(crate) enum Flow {
 pub(super) struct Pair {
     pub(super) provider: &'static str,
     pub(super) client: &'static str,
-    /// Who drives both.
+    /// What drives both.
     pub(super) by: ProbeDriver,
 }
 

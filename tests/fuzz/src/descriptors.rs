@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
-/// So many, of no use to anybody.
+/// Returns `count` descriptors of `/dev/null`.
 pub(crate) fn descriptors(count: usize) -> Vec<OwnedFd> {
     static NULL: OnceLock<File> = OnceLock::new();
     let null = NULL.get_or_init(|| File::open("/dev/null").expect("/dev/null"));

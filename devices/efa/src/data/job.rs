@@ -127,7 +127,7 @@ impl Jobs {
         self.0.push(job);
     }
 
-    /// Takes out a job that may be continued now: the first one, or the one that `choose` takes of so many. Where it was.
+    /// Takes out a job that may be continued now, with its index. Of several, `choose` gets their number and picks one.
     pub(super) fn take(
         &mut self,
         now: Instant,

@@ -42,8 +42,8 @@ impl Worker {
         }
     }
 
-    /// Takes the doorbells, and gives the next queue pair a slice. The lock of the objects is released then, so whoever
-    /// waits for it waits for one slice.
+    /// Takes the doorbells, and gives the next queue pair a slice. The lock of the objects is released then, so another
+    /// thread waits for it one slice at most.
     pub(crate) fn turn(&mut self, now: Instant) -> Next {
         let mut objects = self.objects.lock();
         let mut turn = Turn {

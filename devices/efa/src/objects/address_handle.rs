@@ -23,7 +23,7 @@ pub(super) struct AddressHandle {
 }
 
 impl Objects {
-    /// Creates an address handle. Its number. There is one for an address in a protection domain: who creates it again gets the
+    /// Creates an address handle, and returns its number. An address has one in a protection domain: created again, it is the
     /// same.
     pub fn create_address_handle(
         &mut self,

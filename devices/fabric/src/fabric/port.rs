@@ -50,7 +50,7 @@ pub(super) struct Adapter {
     pub(super) gid: Gid,
 }
 
-/// Who has a GID.
+/// The holder of a GID.
 #[derive(Clone, Debug)]
 pub(super) struct Holder {
     /// Its connection, or the tunnel that leads to it.

@@ -252,7 +252,7 @@ impl Pair {
         attached
     }
 
-    /// Who has a GID, as an adapter learns.
+    /// The holder of a GID, as an adapter learns it.
     fn resolve(&mut self, at: usize, from: PortId, number: u8) -> (Incarnation, bool) {
         let gid = gid(number);
         self.fabrics[at].receive(from, Message::Resolve { gid }, self.now);

@@ -94,7 +94,7 @@ impl<D> Outgoing<D> {
         first.map_or(self.next_tag, |(tag, _)| *tag)
     }
 
-    /// The tag before which no response is waited for, if the peer is to be told: no request will say so soon.
+    /// The tag before which no response is waited for, if a message to the peer must say so: no request will soon.
     pub(super) fn settled(&self) -> Option<u64> {
         self.pending.is_empty().then_some(self.next_tag)
     }

@@ -88,7 +88,7 @@ impl Adapter {
         }
     }
 
-    /// Who has a GID, once all packets before are handled.
+    /// The holder of a GID, once all packets before are handled.
     pub(crate) fn resolve(&self, gid: Gid) -> Incarnation {
         self.send(&Message::Resolve { gid });
         loop {

@@ -113,8 +113,8 @@ impl Features {
 
     /// Interrupt Coalescing, and by vector whether that is disabled.
     fn coalescing(&self) -> (InterruptCoalescing, &[bool]) {
-        let wish = self.plain(fid::INTERRUPT_COALESCING).unwrap_or(0);
-        (InterruptCoalescing::from_bits(wish), &self.uncoalesced)
+        let bits = self.plain(fid::INTERRUPT_COALESCING).unwrap_or(0);
+        (InterruptCoalescing::from_bits(bits), &self.uncoalesced)
     }
 
     /// What SMART warns of: the temperature is beyond a threshold.
@@ -370,8 +370,8 @@ impl Engine {
     pub(crate) fn apply_features(&self) {
         let features = &self.admin.features;
         self.storage.set_write_cache(features.write_cache());
-        let (wish, disabled) = features.coalescing();
-        self.coalescing.set(wish, disabled);
+        let (settings, disabled) = features.coalescing();
+        self.coalescing.set(settings, disabled);
     }
 
     /// The namespaces that a feature is set for: one, or with the broadcast value all. A feature of the whole

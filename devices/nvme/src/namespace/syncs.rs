@@ -56,7 +56,7 @@ impl Syncs {
     pub(crate) fn end(&self, ticket: Ticket, is_ok: bool) -> (Ticket, bool) {
         let mut state = self.state.lock();
         if !is_ok {
-            // With the lock held: it is seen by everybody who sees that this sync has ended.
+            // With the lock held: a thread that sees this sync ended also sees it.
             self.failed.store(true, Ordering::Relaxed);
         }
         state.in_progress.remove(&ticket);

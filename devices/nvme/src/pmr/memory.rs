@@ -91,7 +91,7 @@ pub(crate) enum PmrFailure {
     Lost = 2,
 }
 
-/// The memory of a Persistent Memory Region, in a file that is locked for as long as this lives, whoever else has it mapped.
+/// The memory of a Persistent Memory Region, in a file that is locked for as long as this lives, even if other processes map it.
 ///
 /// What is written there is at once in the file as other processes of the host see it, so it outlives the server. A
 /// [`PersistentMemory::sync`] brings it to the host's disk.

@@ -107,7 +107,7 @@ trait Initiator {
     /// Where the data of each read goes, by addresses that the disk uses.
     fn destinations(&self) -> &[u64];
 
-    /// Has the GPU read all blocks, of `blocks` logical blocks each, so many times, and waits.
+    /// Has the GPU read `blocks` logical blocks to each destination, `launches` times, and waits.
     fn read(&mut self, launches: u16, blocks: u16) -> anyhow::Result<()>;
 
     /// Doorbells that the GPU says it has written.
