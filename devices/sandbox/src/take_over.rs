@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_int, c_long};
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 
@@ -45,6 +45,19 @@ pub fn attempts(command: &mut Command) -> io::Result<Vec<(&'static str, io::Resu
     child.kill()?;
     child.wait()?;
     outcomes
+}
+
+/// Fails a test unless the server that `command` starts is denied each of the [`attempts`].
+///
+/// # Panics
+/// If one of them succeeds, or fails for another reason, or the server does not start.
+#[track_caller]
+pub fn assert_confined(command: &mut Command) {
+    let outcomes = attempts(command).unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    for (attempt, outcome) in outcomes {
+        let denied = matches!(&outcome, Err(error) if error.kind() == ErrorKind::PermissionDenied);
+        assert!(denied, "{attempt}: {outcome:?}");
+    }
 }
 
 fn ready(child: &mut Child) -> io::Result<()> {

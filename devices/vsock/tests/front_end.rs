@@ -11,11 +11,9 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use tempfile::TempDir;
+use peerbar_test_daemon::{Daemon, DaemonCommand};
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -44,67 +42,18 @@ const HEADER: usize = 44;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 const PROTOCOL: u64 = 1 << 30;
 
-/// A daemon, which must live as long as the test.
-struct Daemon {
-    child: Child,
-    folder: TempDir,
+/// A running `peerbar-vsock`, whose clients of the host connect to `programs`.
+fn start() -> Daemon {
+    let command = DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-vsock"));
+    command.file("--uds-path", "programs").start()
 }
 
-impl Daemon {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_peerbar-vsock"))
-            .arg("--socket-path")
-            .arg(folder.path().join("vm"))
-            .arg("--uds-path")
-            .arg(folder.path().join("programs"))
-            .stdout(Stdio::piped())
-            .stderr(File::create(folder.path().join("log")).unwrap())
-            .env_remove("RUST_LOG")
-            .spawn()
-            .unwrap();
-        let mut said = [0; 6];
-        child
-            .stdout
-            .as_mut()
-            .unwrap()
-            .read_exact(&mut said)
-            .unwrap();
-        assert_eq!(&said, b"ready\n");
-        Self { child, folder }
-    }
-
-    /// What it has logged.
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join("log")).unwrap()
-    }
-
-    /// How many descriptors it has open.
-    fn descriptors(&self) -> usize {
-        let folder = format!("/proc/{}/fd", self.child.id());
-        std::fs::read_dir(folder).unwrap().count()
-    }
-
-    fn vm(&self) -> PathBuf {
-        self.folder.path().join("vm")
-    }
-
-    /// A program of the host that asks for port 5 of the guest.
-    fn program(&self) -> UnixStream {
-        let mut program = UnixStream::connect(self.folder.path().join("programs")).unwrap();
-        program.set_read_timeout(Some(LONG)).unwrap();
-        program.write_all(b"CONNECT 5\n").unwrap();
-        program
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let ended = self.child.try_wait().unwrap();
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-        assert!(ended.is_none() || std::thread::panicking(), "{ended:?}");
-    }
+/// A program of the host that asks for port 5 of the guest.
+fn program(daemon: &Daemon) -> UnixStream {
+    let mut program = UnixStream::connect(daemon.folder().join("programs")).unwrap();
+    program.set_read_timeout(Some(LONG)).unwrap();
+    program.write_all(b"CONNECT 5\n").unwrap();
+    program
 }
 
 /// A descriptor: address, length, flags, next.
@@ -145,7 +94,7 @@ struct Vm {
 impl Vm {
     /// A front-end that has negotiated, shared its memory and started its queues.
     fn start(daemon: &Daemon) -> Self {
-        let stream = UnixStream::connect(daemon.vm()).unwrap();
+        let stream = UnixStream::connect(daemon.socket()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         let same = stream.try_clone().unwrap();
         let mut frontend = Frontend::from_stream(stream, 3);
@@ -276,7 +225,7 @@ impl Vm {
 
     /// Accepts the connection of a program of the host. Each sends the other a word.
     fn talks_to_a_program(&mut self, daemon: &Daemon) {
-        let mut program = daemon.program();
+        let mut program = program(daemon);
         let request = self.packet().0;
         let ends: [u64; 2] = [0, 8].map(|at| u64::from_le_bytes(field(&request, at)));
         let [host, guest] = [16, 20].map(|at| u32::from_le_bytes(field(&request, at)));
@@ -323,7 +272,7 @@ fn answer(request: &[u8], operation: u16, data: &[u8]) -> Vec<u8> {
 
 #[test]
 fn front_end_reads_the_cid_and_its_guest_talks_to_a_program() {
-    let daemon = Daemon::start();
+    let daemon = start();
     let mut vm = Vm::start(&daemon);
     let flags = VhostUserConfigFlags::WRITABLE;
     let (_, cid) = vm.frontend.get_config(0, 8, flags, &[0; 8]).unwrap();
@@ -333,7 +282,7 @@ fn front_end_reads_the_cid_and_its_guest_talks_to_a_program() {
 
 #[test]
 fn hostile_descriptors_neither_end_nor_hang_the_device() {
-    let daemon = Daemon::start();
+    let daemon = start();
     let (ours, end) = (buffer(OF_GUEST, 0), MEMORY - 8);
     let unused = (0, 0, 0, 0);
     let chains: [[Descriptor; 2]; 9] = [
@@ -350,7 +299,7 @@ fn hostile_descriptors_neither_end_nor_hang_the_device() {
     for chain in chains {
         let mut vm = Vm::start(&daemon);
         // The device looks for room only if it has a packet.
-        let _program = daemon.program();
+        let _program = program(&daemon);
         for queue in [TO_GUEST, OF_GUEST] {
             for (descriptor, index) in chain.into_iter().zip(0..) {
                 vm.describe(queue, index, descriptor);
@@ -367,33 +316,33 @@ fn hostile_descriptors_neither_end_nor_hang_the_device() {
 
 #[test]
 fn more_entries_than_a_ring_has_stop_only_that_front_end() {
-    let daemon = Daemon::start();
+    let daemon = start();
     for index in [SIZE + 1, 40_000, u16::MAX] {
         let vm = Vm::start(&daemon);
-        let _program = daemon.program();
+        let _program = program(&daemon);
         vm.announce(TO_GUEST, index);
         vm.announce(OF_GUEST, index);
     }
     Vm::start(&daemon).talks_to_a_program(&daemon);
     // A guest could fill the host's disk.
-    assert_eq!(daemon.log(), "");
+    assert_eq!(daemon.stderr(), "");
 }
 
 #[test]
 fn front_end_that_leaves_at_any_point_makes_way() {
-    let daemon = Daemon::start();
-    drop(UnixStream::connect(daemon.vm()).unwrap());
-    let mut partial = UnixStream::connect(daemon.vm()).unwrap();
+    let daemon = start();
+    drop(UnixStream::connect(daemon.socket()).unwrap());
+    let mut partial = UnixStream::connect(daemon.socket()).unwrap();
     partial.write_all(&[1, 0, 0, 0, 1]).unwrap();
     drop(partial);
-    let mut wrong = UnixStream::connect(daemon.vm()).unwrap();
+    let mut wrong = UnixStream::connect(daemon.socket()).unwrap();
     wrong.write_all(&[0xff; 64]).unwrap();
     drop(wrong);
-    let started = Frontend::connect(daemon.vm(), 3).unwrap();
+    let started = Frontend::connect(daemon.socket(), 3).unwrap();
     started.set_owner().unwrap();
     drop(started);
     let mut vm = Vm::start(&daemon);
-    let mut program = daemon.program();
+    let mut program = program(&daemon);
     assert_eq!(operation(&vm.packet().0), REQUEST);
     drop(vm);
     // Its connections end with it.
@@ -403,7 +352,7 @@ fn front_end_that_leaves_at_any_point_makes_way() {
 
 #[test]
 fn front_end_that_takes_its_memory_away_is_left() {
-    let daemon = Daemon::start();
+    let daemon = start();
     let vm = Vm::start(&daemon);
     // The answer says that all requests before it are carried out.
     vm.frontend.get_features().unwrap();
@@ -416,7 +365,7 @@ fn front_end_that_takes_its_memory_away_is_left() {
 
 #[test]
 fn full_call_eventfd_does_not_block_the_device() {
-    let daemon = Daemon::start();
+    let daemon = start();
     let mut vm = Vm::start(&daemon);
     vm.calls[OF_GUEST].write(u64::MAX - 1).unwrap();
     let at = buffer(OF_GUEST, 0);
@@ -430,7 +379,7 @@ fn full_call_eventfd_does_not_block_the_device() {
 
 #[test]
 fn kick_that_is_taken_back_does_not_block_the_device() {
-    let daemon = Daemon::start();
+    let daemon = start();
     let mut vm = Vm::start(&daemon);
     let kick = vm.kicks[OF_GUEST].try_clone().unwrap();
     std::thread::spawn(move || while kick.read().is_ok() {});
@@ -439,7 +388,7 @@ fn kick_that_is_taken_back_does_not_block_the_device() {
             vm.kicks[OF_GUEST].write(1).unwrap();
         }
         // Its request, or the end of an earlier one.
-        let _program = daemon.program();
+        let _program = program(&daemon);
         vm.packet();
     }
     drop(vm);
@@ -448,12 +397,12 @@ fn kick_that_is_taken_back_does_not_block_the_device() {
 
 #[test]
 fn front_end_that_has_left_leaves_no_descriptor() {
-    let daemon = Daemon::start();
+    let daemon = start();
     let mut counts = Vec::new();
     for _ in 0..4 {
         let mut vm = Vm::start(&daemon);
         vm.talks_to_a_program(&daemon);
-        counts.push(daemon.descriptors());
+        counts.push(daemon.open_descriptors());
     }
     assert_eq!(counts, [counts[0]; 4]);
 }

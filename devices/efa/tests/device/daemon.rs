@@ -1,15 +1,12 @@
 //! The daemon as a process, with a foreign client.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::process::{Child, Command, Stdio};
 
 use peerbar_efa_spec::admin::Opcode;
 use peerbar_efa_spec::admin::feature::{FeatureCommand, NetworkAttributes, id};
-use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+use peerbar_test_daemon::{Daemon, DaemonCommand};
 use vfio_user::Client;
 use zerocopy::FromZeros;
 
@@ -17,41 +14,16 @@ use crate::driver::{Driver, Link, MEMORY};
 use crate::objects::allocate;
 use crate::transfers;
 
-struct Daemon {
-    child: Child,
-    folder: TempDir,
+fn start(args: &[&str]) -> Daemon {
+    command().args(args).start()
 }
 
-impl Daemon {
-    /// Starts a daemon and waits until it is ready.
-    fn start(args: &[&str]) -> Self {
-        let folder = TempDir::new().unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_peerbar-efa"))
-            .arg("--socket-path")
-            .arg(folder.path().join("socket"))
-            .args(args)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let stdout = child.stdout.take().unwrap();
-        BufReader::new(stdout).read_line(&mut line).unwrap();
-        let daemon = Self { child, folder };
-        assert_eq!(line, "ready\n");
-        daemon
-    }
-
-    fn client(&self) -> Client {
-        Client::new(&self.folder.path().join("socket")).unwrap()
-    }
+fn command() -> DaemonCommand {
+    DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-efa"))
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // Fails if the test has ended it.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn client(daemon: &Daemon) -> Client {
+    Client::new(daemon.socket()).unwrap()
 }
 
 impl Link for Client {
@@ -76,8 +48,8 @@ impl Link for Client {
 
 #[test]
 fn it_shows_its_regions_and_its_identity() {
-    let daemon = Daemon::start(&[]);
-    let mut client = daemon.client();
+    let daemon = start(&[]);
+    let mut client = client(&daemon);
     assert_eq!(client.region(0).unwrap().size, 0x4000);
     let memory = client.region(2).unwrap();
     let areas = &memory.sparse_areas;
@@ -96,9 +68,9 @@ fn it_shows_its_regions_and_its_identity() {
 
 #[test]
 fn daemon_is_brought_up_by_one_client_after_another() {
-    let daemon = Daemon::start(&["--gid", "fe80::7"]);
+    let daemon = start(&["--gid", "fe80::7"]);
     for _ in 0..3 {
-        let mut driver = Driver::of(daemon.client());
+        let mut driver = Driver::of(client(&daemon));
         driver.bring_up();
         let mut command = FeatureCommand::new_zeroed();
         command.select.id = id::NETWORK_ATTRIBUTES;
@@ -110,44 +82,28 @@ fn daemon_is_brought_up_by_one_client_after_another() {
 
 #[test]
 fn data_moves_between_queue_pairs_of_a_foreign_client() {
-    let daemon = Daemon::start(&[]);
-    let mut driver = Driver::of(daemon.client());
+    let daemon = start(&[]);
+    let mut driver = Driver::of(client(&daemon));
     driver.bring_up();
     transfers::every_operation_moves_its_bytes(driver);
 }
 
 #[test]
 fn sigterm_ends_it_well() {
-    let mut daemon = Daemon::start(&[]);
-    let pid = Pid::from_child(&daemon.child);
-    kill_process(pid, Signal::TERM).unwrap();
-    assert_eq!(daemon.child.wait().unwrap().code(), Some(0));
-    assert!(!daemon.folder.path().join("socket").exists());
-}
-
-/// What the daemon says to a command line that cannot be.
-fn refused(args: &[&str]) -> (Option<i32>, String) {
-    let folder = TempDir::new().unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_peerbar-efa"))
-        .arg("--socket-path")
-        .arg(folder.path().join("socket"))
-        .args(args)
-        .output()
-        .unwrap();
-    let message = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(message.lines().count(), 1, "{message}");
-    (output.status.code(), message)
+    let mut daemon = start(&[]);
+    assert_eq!(daemon.terminate().code, Some(0));
+    assert!(!daemon.socket().exists());
 }
 
 #[test]
 fn what_cannot_be_is_refused_in_one_line() {
-    let (code, message) = refused(&["--gid", "::"]);
-    assert_eq!(code, Some(2), "{message}");
-    assert!(message.starts_with("peerbar-efa: GID ::"), "{message}");
-    let (code, message) = refused(&["--fabric", "/nonexistent/fabric"]);
-    assert_eq!(code, Some(69), "{message}");
-    assert!(message.contains("/nonexistent/fabric"), "{message}");
-    let name = ["--fabric", "/nonexistent/fabric", "--fabric-name", "a b"];
-    let (code, message) = refused(&name);
-    assert_eq!(code, Some(2), "{message}");
+    let refused = |args: &[&str]| command().args(args).refused();
+    let exit = refused(&["--gid", "::"]);
+    assert_eq!(exit.code, Some(2), "{exit:?}");
+    assert!(exit.line().starts_with("peerbar-efa: GID ::"), "{exit:?}");
+    let exit = refused(&["--fabric", "/nonexistent/fabric"]);
+    assert_eq!(exit.code, Some(69), "{exit:?}");
+    assert!(exit.line().contains("/nonexistent/fabric"), "{exit:?}");
+    let exit = refused(&["--fabric", "/nonexistent/fabric", "--fabric-name", "a b"]);
+    assert_eq!(exit.code, Some(2), "{}", exit.line());
 }

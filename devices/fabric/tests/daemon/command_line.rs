@@ -1,44 +1,37 @@
 //! The daemon as a program.
 
-use std::process::Stdio;
-
-use rustix::process::Signal;
-
-use crate::process::{Daemon, program};
+use crate::process::{command, start};
 
 #[test]
 fn it_ends_well_when_asked_to_and_leaves_no_socket() {
-    let mut daemon = Daemon::start(&[]);
-    daemon.signal(Signal::TERM);
-    assert!(daemon.child.wait().unwrap().success());
-    assert!(!daemon.path.exists());
-    assert!(!daemon.folder.path().join("control").exists());
+    let mut daemon = start(&[]);
+    assert_eq!(daemon.terminate().code, Some(0));
+    assert!(!daemon.socket().exists());
+    assert!(!daemon.folder().join("control").exists());
 }
 
 #[test]
 fn socket_in_use_or_wrong_rule_is_one_clear_line() {
-    let daemon = Daemon::start(&[]);
-    let run = |words: &[&str]| {
-        let mut command = program();
-        command.arg("--socket-path").arg(&daemon.path).args(words);
-        let output = command.stdin(Stdio::null()).output().unwrap();
+    let daemon = start(&[]);
+    let exit = command().socket(daemon.socket()).refused();
+    let line = exit.line();
+    assert_eq!(exit.code, Some(69));
+    assert!(line.starts_with("peerbar-fabric: socket path "), "{line}");
+    assert!(line.contains("in use by a live server"), "{line}");
+    for (args, code, words) in [
         (
-            output.status.code(),
-            String::from_utf8(output.stderr).unwrap(),
-        )
-    };
-    let (status, words) = run(&[]);
-    assert_eq!(status, Some(69));
-    assert!(words.starts_with("peerbar-fabric: socket path "), "{words}");
-    assert!(words.contains("in use by a live server"), "{words}");
-    assert_eq!(words.lines().count(), 1);
-    let (status, words) = run(&["--impair", "a->b lossy"]);
-    assert_eq!(status, Some(2));
-    assert!(words.contains("\"lossy\", which is no effect"), "{words}");
-    let (status, words) = run(&["--record", "/nowhere/record"]);
-    assert_eq!(status, Some(69));
-    assert!(
-        words.contains("cannot make the record /nowhere/record"),
-        "{words}"
-    );
+            ["--impair", "a->b lossy"],
+            2,
+            "\"lossy\", which is no effect",
+        ),
+        (
+            ["--record", "/nowhere/record"],
+            69,
+            "cannot make the record /nowhere/record",
+        ),
+    ] {
+        let exit = command().args(args).refused();
+        assert_eq!(exit.code, Some(code));
+        assert!(exit.stderr.contains(words), "{exit:?}");
+    }
 }

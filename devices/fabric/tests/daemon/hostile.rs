@@ -8,19 +8,17 @@ use peerbar_fabric::{
     Body, HELLO_TIME_OUT, Incarnation, MAX_ADAPTERS, MAX_DATA, MAX_PACKET, Message, PROTOCOL,
     Refusal,
 };
-use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+use peerbar_test_daemon::Daemon;
+use rustix::process::Signal;
 
-use crate::process::Daemon;
+use crate::process::{order, start};
 use crate::raw::{Adapter, LONG, gid, hello};
 
 /// The daemon is still what it was: two newcomers find each other.
 fn check_alive(daemon: &mut Daemon) {
-    assert!(
-        daemon.child.try_wait().unwrap().is_none(),
-        "the daemon has ended"
-    );
-    let one = Adapter::attach(&daemon.path, 201);
-    let other = Adapter::attach(&daemon.path, 202);
+    assert!(daemon.is_running(), "the daemon has ended");
+    let one = Adapter::attach(daemon.socket(), 201);
+    let other = Adapter::attach(daemon.socket(), 202);
     assert_eq!(one.resolve(gid(202)), other.incarnation);
     one.send_datagram(gid(202), MAX_DATA);
     assert!(matches!(
@@ -31,7 +29,7 @@ fn check_alive(daemon: &mut Daemon) {
 
 #[test]
 fn packets_that_are_no_messages_end_the_connection() {
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = start(&[]);
     let packets = [
         vec![0],
         vec![0xff; 4],
@@ -40,10 +38,10 @@ fn packets_that_are_no_messages_end_the_connection() {
         hello(1).encode().bytes[..4].to_vec(),
     ];
     for (number, packet) in packets.iter().enumerate() {
-        let fresh = Adapter::connect(&daemon.path);
+        let fresh = Adapter::connect(daemon.socket());
         fresh.send_raw(packet, &[]).unwrap();
         assert!(fresh.is_cut_off(), "packet {number} of a stranger");
-        let attached = Adapter::attach(&daemon.path, 1);
+        let attached = Adapter::attach(daemon.socket(), 1);
         attached.send_raw(packet, &[]).unwrap();
         assert!(attached.is_cut_off(), "packet {number}");
     }
@@ -52,7 +50,7 @@ fn packets_that_are_no_messages_end_the_connection() {
 
 #[test]
 fn adapter_that_sends_a_fabric_s_message_is_cut_off() {
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = start(&[]);
     let incarnation = Incarnation(1);
     let odd = [
         Message::Welcome { incarnation },
@@ -65,11 +63,11 @@ fn adapter_that_sends_a_fabric_s_message_is_cut_off() {
         hello(2),
     ];
     for message in odd {
-        let adapter = Adapter::attach(&daemon.path, 1);
+        let adapter = Adapter::attach(daemon.socket(), 1);
         adapter.send(&message);
         assert!(adapter.is_cut_off(), "{message:?}");
     }
-    let stranger = Adapter::connect(&daemon.path);
+    let stranger = Adapter::connect(daemon.socket());
     stranger.send(&Message::Resolve { gid: gid(1) });
     assert!(stranger.is_cut_off());
     check_alive(&mut daemon);
@@ -77,16 +75,12 @@ fn adapter_that_sends_a_fabric_s_message_is_cut_off() {
 
 #[test]
 fn unexpected_descriptors_are_closed_and_end_the_connection() {
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = start(&[]);
     let null = File::open("/dev/null").unwrap();
-    let open = |daemon: &Daemon| {
-        let folder = format!("/proc/{}/fd", daemon.child.id());
-        std::fs::read_dir(folder).unwrap().count()
-    };
-    let before = open(&daemon);
+    let before = daemon.open_descriptors();
     for count in [1, 3, 16] {
         let descriptors: Vec<BorrowedFd<'_>> = vec![null.as_fd(); count];
-        let adapter = Adapter::attach(&daemon.path, 1);
+        let adapter = Adapter::attach(daemon.socket(), 1);
         let resolve = Message::Resolve { gid: gid(1) }.encode();
         adapter.send_raw(&resolve.bytes, &descriptors).unwrap();
         assert!(adapter.is_cut_off(), "{count}");
@@ -94,29 +88,29 @@ fn unexpected_descriptors_are_closed_and_end_the_connection() {
     check_alive(&mut daemon);
     // The fabric notices an end by and by, and then holds nothing of it.
     let until = Instant::now() + LONG;
-    while open(&daemon) > before && Instant::now() < until {
+    while daemon.open_descriptors() > before && Instant::now() < until {
         std::thread::yield_now();
     }
-    assert_eq!(open(&daemon), before);
+    assert_eq!(daemon.open_descriptors(), before);
 }
 
 #[test]
 fn a_stranger_that_keeps_silent_is_cut_off_in_time() {
-    let daemon = Daemon::start(&[]);
+    let daemon = start(&[]);
     let begun = Instant::now();
-    assert!(Adapter::connect(&daemon.path).is_cut_off());
+    assert!(Adapter::connect(daemon.socket()).is_cut_off());
     assert!(begun.elapsed() >= HELLO_TIME_OUT);
 }
 
 #[test]
 fn adapter_is_refused_with_the_reason() {
-    let daemon = Daemon::start(&[]);
+    let daemon = start(&[]);
     let most = u8::try_from(MAX_ADAPTERS).unwrap();
     let all: Vec<Adapter> = (0..most)
-        .map(|number| Adapter::attach(&daemon.path, number))
+        .map(|number| Adapter::attach(daemon.socket(), number))
         .collect();
     let refused = |message: &Message| {
-        let adapter = Adapter::connect(&daemon.path);
+        let adapter = Adapter::connect(daemon.socket());
         adapter.send(message);
         let Message::Refused(refusal) = adapter.receive() else {
             panic!("let in")
@@ -137,13 +131,13 @@ fn adapter_is_refused_with_the_reason() {
 
 #[test]
 fn gid_of_one_that_has_left_is_free_at_once() {
-    let daemon = Daemon::start(&[]);
-    let former = Adapter::attach(&daemon.path, 1);
+    let daemon = start(&[]);
+    let former = Adapter::attach(daemon.socket(), 1);
     // So that it finds all of this at once.
     daemon.signal(Signal::STOP);
     (0..32).for_each(|_| former.send_datagram(gid(9), 8));
     drop(former);
-    let next = Adapter::connect(&daemon.path);
+    let next = Adapter::connect(daemon.socket());
     next.send(&hello(1));
     daemon.signal(Signal::CONT);
     let answer = next.receive();
@@ -152,16 +146,16 @@ fn gid_of_one_that_has_left_is_free_at_once() {
 
 #[test]
 fn adapter_that_reads_nothing_stalls_nobody() {
-    let mut daemon = Daemon::start(&[]);
-    let deaf = Adapter::attach(&daemon.path, 1);
-    let flooder = Adapter::attach(&daemon.path, 2);
+    let mut daemon = start(&[]);
+    let deaf = Adapter::attach(daemon.socket(), 1);
+    let flooder = Adapter::attach(daemon.socket(), 2);
     for _ in 0..600 {
         flooder.send_datagram(gid(1), MAX_DATA);
     }
     // It has handled all of them.
     assert_eq!(flooder.resolve(gid(1)), deaf.incarnation);
     check_alive(&mut daemon);
-    let other = Adapter::attach(&daemon.path, 3);
+    let other = Adapter::attach(daemon.socket(), 3);
     other.send_datagram(gid(1), 1);
     let is_of_flooder = |message: &Message| match message {
         Message::Packet { peer, .. } => *peer == gid(2),
@@ -175,9 +169,9 @@ fn adapter_that_reads_nothing_stalls_nobody() {
 
 #[test]
 fn request_for_nobody_s_incarnation_is_answered() {
-    let daemon = Daemon::start(&[]);
-    let one = Adapter::attach(&daemon.path, 1);
-    let other = Adapter::attach(&daemon.path, 2);
+    let daemon = start(&[]);
+    let one = Adapter::attach(daemon.socket(), 1);
+    let other = Adapter::attach(daemon.socket(), 2);
     one.send(&Message::Packet {
         peer: gid(2),
         incarnation: Incarnation(other.incarnation.0 ^ 1),
@@ -192,17 +186,12 @@ fn request_for_nobody_s_incarnation_is_answered() {
 
 #[test]
 fn descriptors_that_wait_for_one_cut_off_no_other() {
-    let daemon = Daemon::start(&[]);
-    let pid = Pid::from_child(&daemon.child);
-    let limit = Rlimit {
-        current: Some(64),
-        maximum: Some(64),
-    };
-    prlimit(Some(pid), Resource::Nofile, limit).unwrap();
-    let deaf = Adapter::attach(&daemon.path, 1);
-    let hostile = Adapter::attach(&daemon.path, 2);
-    let victim = Adapter::attach(&daemon.path, 3);
-    let other = Adapter::attach(&daemon.path, 4);
+    let daemon = start(&[]);
+    daemon.limit_descriptors(Some(64));
+    let deaf = Adapter::attach(daemon.socket(), 1);
+    let hostile = Adapter::attach(daemon.socket(), 2);
+    let victim = Adapter::attach(daemon.socket(), 3);
+    let other = Adapter::attach(daemon.socket(), 4);
     let null = File::open("/dev/null").unwrap();
     let request = |to: u8, incarnation, data: usize| Message::Packet {
         peer: gid(to),
@@ -217,7 +206,7 @@ fn descriptors_that_wait_for_one_cut_off_no_other() {
     let bytes = request(1, deaf.incarnation, MAX_DATA).encode().bytes;
     // Descriptors below the limit; a test runner may have left higher ones.
     let open = || {
-        let folder = std::fs::read_dir(format!("/proc/{}/fd", daemon.child.id())).unwrap();
+        let folder = std::fs::read_dir(daemon.proc_path("fd")).unwrap();
         let numbers = folder.map(|entry| {
             entry
                 .unwrap()
@@ -243,22 +232,18 @@ fn descriptors_that_wait_for_one_cut_off_no_other() {
     assert_eq!(victim.resolve(gid(4)), other.incarnation);
     // The control socket has its descriptor once there is one.
     drop(hostile);
-    assert!(daemon.order("rules").starts_with("ok"));
+    assert!(order(&daemon, "rules").starts_with("ok"));
 }
 
 #[test]
 fn adapter_has_a_limited_number_of_descriptors_waiting() {
-    let daemon = Daemon::start(&[]);
+    let daemon = start(&[]);
     let deaf: Vec<Adapter> = (1..5)
-        .map(|number| Adapter::attach(&daemon.path, number))
+        .map(|number| Adapter::attach(daemon.socket(), number))
         .collect();
-    let hostile = Adapter::attach(&daemon.path, 9);
+    let hostile = Adapter::attach(daemon.socket(), 9);
     let null = File::open("/dev/null").unwrap();
-    let open = || {
-        let folder = format!("/proc/{}/fd", daemon.child.id());
-        std::fs::read_dir(folder).unwrap().count()
-    };
-    let before = open();
+    let before = daemon.open_descriptors();
     for (number, peer) in (1..).zip(&deaf) {
         let request = Message::Packet {
             peer: gid(number),
@@ -279,6 +264,6 @@ fn adapter_has_a_limited_number_of_descriptors_waiting() {
     }
     assert_eq!(hostile.resolve(gid(1)), deaf[0].incarnation);
     // 64 that it holds, and those of the packets that wait for free space.
-    let held = open() - before;
+    let held = daemon.open_descriptors() - before;
     assert!((64..=64 + 2 * deaf.len()).contains(&held), "{held}");
 }

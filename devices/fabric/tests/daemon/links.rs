@@ -10,13 +10,13 @@ use peerbar_fabric::{MAX_DATA, MAX_REQUESTS, RequestError, SendError};
 use rustix::process::Signal;
 
 use crate::nic::{Event, Nic, ask, carried_out, outcome};
-use crate::process::Daemon;
+use crate::process::{order, start};
 use crate::raw::{Adapter, LONG, gid};
 
 #[test]
 fn request_and_its_descriptor_reach_the_peer() {
-    let daemon = Daemon::start(&[]);
-    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let daemon = start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(daemon.socket(), number));
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(b"lent").unwrap();
     let lent = Arc::new(OwnedFd::from(file));
@@ -35,8 +35,8 @@ fn request_and_its_descriptor_reach_the_peer() {
 
 #[test]
 fn datagram_reaches_its_peer_and_oneself() {
-    let daemon = Daemon::start(&[]);
-    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let daemon = start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(daemon.socket(), number));
     for (nic, to) in [(&other, 2), (&one, 1)] {
         one.link.sender().datagram(gid(to), b"data").unwrap();
         let Event::Datagram(from, data) = nic.event() else {
@@ -50,8 +50,8 @@ fn datagram_reaches_its_peer_and_oneself() {
 
 #[test]
 fn dropped_reply_or_long_response_refuses_the_request() {
-    let daemon = Daemon::start(&[]);
-    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let daemon = start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(daemon.socket(), number));
     let first = one.ask(2, b"", Vec::new());
     drop(other.request());
     assert_eq!(outcome(&first), Err(RequestError::Refused));
@@ -64,8 +64,8 @@ fn dropped_reply_or_long_response_refuses_the_request() {
 #[test]
 fn requests_get_through_a_fabric_that_loses_a_tenth() {
     let rule = "*->* loss=10% duplicate=10% reorder=10%";
-    let daemon = Daemon::start(&["--seed", "7", "--impair", rule]);
-    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let daemon = start(&["--seed", "7", "--impair", rule]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(daemon.socket(), number));
     let sender = one.link.sender();
     let mut waiting = Vec::new();
     for number in 0..MAX_REQUESTS as u32 {
@@ -92,16 +92,16 @@ fn requests_get_through_a_fabric_that_loses_a_tenth() {
 fn rules_change_while_the_fabric_serves() {
     let folder = tempfile::tempdir().unwrap();
     let record = folder.path().join("record");
-    let daemon = Daemon::start(&["--record", record.to_str().unwrap()]);
-    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
-    let order = daemon.order("nic1->nic2 partition");
-    assert_eq!(order, "ok in force: nic1->nic2 partition");
+    let daemon = start(&["--record", record.to_str().unwrap()]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(daemon.socket(), number));
+    let answer = order(&daemon, "nic1->nic2 partition");
+    assert_eq!(answer, "ok in force: nic1->nic2 partition");
     let sender = one.link.sender();
     sender.datagram(gid(2), b"lost").unwrap();
     // What comes back has passed the lost one.
     sender.datagram(gid(1), b"back").unwrap();
     assert!(matches!(one.event(), Event::Datagram(..)));
-    assert_eq!(daemon.order("clear"), "ok rules cleared: 1");
+    assert_eq!(order(&daemon, "clear"), "ok rules cleared: 1");
     sender.datagram(gid(2), b"arrives").unwrap();
     let Event::Datagram(_, data) = other.event() else {
         panic!("no datagram");
@@ -122,8 +122,8 @@ fn rules_change_while_the_fabric_serves() {
 
 #[test]
 fn peer_that_leaves_ends_requests_and_is_gone() {
-    let daemon = Daemon::start(&[]);
-    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let daemon = start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(daemon.socket(), number));
     let answer = one.ask(2, b"", Vec::new());
     let (.., reply) = other.request();
     drop(other);
@@ -136,9 +136,9 @@ fn peer_that_leaves_ends_requests_and_is_gone() {
 
 #[test]
 fn request_to_a_silent_adapter_ends_in_time() {
-    let daemon = Daemon::start(&[]);
-    let one = Nic::attach(&daemon.path, 1);
-    let _silent = Adapter::attach(&daemon.path, 2);
+    let daemon = start(&[]);
+    let one = Nic::attach(daemon.socket(), 1);
+    let _silent = Adapter::attach(daemon.socket(), 2);
     let begun = Instant::now();
     let answer = one.ask(2, b"", Vec::new());
     assert_eq!(outcome(&answer), Err(RequestError::TimedOut));
@@ -147,11 +147,11 @@ fn request_to_a_silent_adapter_ends_in_time() {
 
 #[test]
 fn link_attaches_again_to_a_fabric_that_was_killed() {
-    let mut daemon = Daemon::start(&[]);
-    let [one, other] = [1, 2].map(|number| Nic::attach(&daemon.path, number));
+    let mut daemon = start(&[]);
+    let [one, other] = [1, 2].map(|number| Nic::attach(daemon.socket(), number));
     let answer = one.ask(2, b"", Vec::new());
     let (.., reply) = other.request();
-    daemon.start_again(&[]);
+    daemon.restart();
     assert_eq!(outcome(&answer), Err(RequestError::Gone));
     reply.send(Vec::new());
     for nic in [&one, &other] {
@@ -166,8 +166,8 @@ fn link_attaches_again_to_a_fabric_that_was_killed() {
 
 #[test]
 fn link_ends_while_the_fabric_is_stopped() {
-    let daemon = Daemon::start(&[]);
-    let one = Nic::attach(&daemon.path, 1);
+    let daemon = start(&[]);
+    let one = Nic::attach(daemon.socket(), 1);
     daemon.signal(Signal::STOP);
     let answer = one.ask(1, b"", Vec::new());
     let sender = one.link.sender();

@@ -9,10 +9,11 @@ use std::thread;
 use std::time::Instant;
 
 use peerbar_fabric::{Incarnation, MAX_DATA, RequestError, make_certificates};
+use peerbar_test_daemon::Daemon;
 use rustix::process::Signal;
 
 use crate::nic::{Event, Nic, carried_out, outcome};
-use crate::process::Daemon;
+use crate::process::start;
 use crate::raw::{Adapter, LONG, gid};
 
 /// Folders of certificates for two machines.
@@ -35,12 +36,19 @@ impl Machines {
     }
 }
 
-fn listening(certificates: &Path, address: &str) -> Daemon {
-    Daemon::start(&words("--listen", address, certificates))
+/// The address at which any port is free.
+const ANY_PORT: &str = "127.0.0.1:0";
+
+/// A fabric that others connect to, and its address.
+fn listening(certificates: &Path) -> (Daemon, String) {
+    let mut daemon = start(&words("--listen", ANY_PORT, certificates));
+    let line = daemon.next_line();
+    let address = line.strip_prefix("tunnels at ").unwrap();
+    (daemon, address.to_owned())
 }
 
 fn connected(certificates: &Path, address: &str) -> Daemon {
-    Daemon::start(&words("--connect", address, certificates))
+    start(&words("--connect", address, certificates))
 }
 
 fn words<'a>(option: &'a str, address: &'a str, certificates: &'a Path) -> [&'a str; 4] {
@@ -63,13 +71,19 @@ fn wait_for(asking: &Adapter, number: u8, is_there: bool) -> Incarnation {
 
 /// Two fabrics with a tunnel, and an adapter at each, which know each other.
 fn two_fabrics(machines: &Machines) -> (Daemon, Daemon, Nic, Nic) {
-    let here = listening(&machines.here, "127.0.0.1:0");
-    let there = connected(&machines.there, &here.tunnels);
-    let near = Nic::attach(&here.path, 1);
-    let far = Nic::attach(&there.path, 2);
-    wait_for(&Adapter::attach(&here.path, 8), 2, true);
-    wait_for(&Adapter::attach(&there.path, 9), 1, true);
+    let (here, address) = listening(&machines.here);
+    let (there, near, far) = joined(machines, &here, &address);
     (here, there, near, far)
+}
+
+/// A fabric with a tunnel to the one at `address`, and an adapter at each, which know each other.
+fn joined(machines: &Machines, here: &Daemon, address: &str) -> (Daemon, Nic, Nic) {
+    let there = connected(&machines.there, address);
+    let near = Nic::attach(here.socket(), 1);
+    let far = Nic::attach(there.socket(), 2);
+    wait_for(&Adapter::attach(here.socket(), 8), 2, true);
+    wait_for(&Adapter::attach(there.socket(), 9), 1, true);
+    (there, near, far)
 }
 
 #[test]
@@ -109,11 +123,12 @@ fn adapter_of_another_machine_that_leaves_is_gone() {
 #[test]
 fn tunnel_is_made_again_to_a_fabric_that_was_killed() {
     let machines = Machines::new();
-    let (mut here, _there, near, far) = two_fabrics(&machines);
+    let (mut here, address) = listening(&machines.here);
+    let (_there, near, far) = joined(&machines, &here, &address);
     let answer = far.ask(1, b"", Vec::new());
     let (.., reply) = near.request();
-    let address = here.tunnels.clone();
-    here.start_again(&words("--listen", &address, &machines.here));
+    here.replace_argument(ANY_PORT, &address);
+    here.restart();
     // The fabric notices by silence, as its adapter does.
     let error = outcome(&answer).unwrap_err();
     assert!(matches!(error, RequestError::Gone | RequestError::TimedOut));
@@ -128,7 +143,7 @@ fn tunnel_is_made_again_to_a_fabric_that_was_killed() {
 fn fabric_that_is_stopped_loses_its_tunnel() {
     let machines = Machines::new();
     let (here, there, _near, _far) = two_fabrics(&machines);
-    let asking = Adapter::attach(&here.path, 10);
+    let asking = Adapter::attach(here.socket(), 10);
     wait_for(&asking, 2, true);
     there.signal(Signal::STOP);
     wait_for(&asking, 2, false);
@@ -139,12 +154,12 @@ fn fabric_that_is_stopped_loses_its_tunnel() {
 #[test]
 fn fabric_of_another_authority_gets_no_tunnel() {
     let (machines, strangers) = (Machines::new(), Machines::new());
-    let here = listening(&machines.here, "127.0.0.1:0");
-    let _stranger = connected(&strangers.here, &here.tunnels);
-    let _nic = Nic::attach(&_stranger.path, 3);
-    let there = connected(&machines.there, &here.tunnels);
-    let _far = Nic::attach(&there.path, 2);
-    let asking = Adapter::attach(&here.path, 1);
+    let (here, address) = listening(&machines.here);
+    let _stranger = connected(&strangers.here, &address);
+    let _nic = Nic::attach(_stranger.socket(), 3);
+    let there = connected(&machines.there, &address);
+    let _far = Nic::attach(there.socket(), 2);
+    let asking = Adapter::attach(here.socket(), 1);
     wait_for(&asking, 2, true);
     assert_eq!(asking.resolve(gid(3)), Incarnation::NONE);
 }
@@ -152,23 +167,23 @@ fn fabric_of_another_authority_gets_no_tunnel() {
 #[test]
 fn datagrams_that_are_no_quic_do_no_harm() {
     let machines = Machines::new();
-    let here = listening(&machines.here, "127.0.0.1:0");
+    let (here, address) = listening(&machines.here);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     for number in 0..=255 {
         let datagram = vec![number; 1 + 5 * usize::from(number)];
-        socket.send_to(&datagram, &here.tunnels).unwrap();
+        socket.send_to(&datagram, &address).unwrap();
     }
-    let there = connected(&machines.there, &here.tunnels);
-    let _far = Nic::attach(&there.path, 2);
-    wait_for(&Adapter::attach(&here.path, 1), 2, true);
+    let there = connected(&machines.there, &address);
+    let _far = Nic::attach(there.socket(), 2);
+    wait_for(&Adapter::attach(here.socket(), 1), 2, true);
 }
 
 #[test]
 fn far_adapter_has_a_number_of_the_near_fabric() {
     let machines = Machines::new();
     let (here, there, _near, _far) = two_fabrics(&machines);
-    let far = Adapter::attach(&there.path, 11);
-    let asking = Adapter::attach(&here.path, 12);
+    let far = Adapter::attach(there.socket(), 11);
+    let asking = Adapter::attach(here.socket(), 12);
     assert_ne!(wait_for(&asking, 11, true), far.incarnation);
     drop(far);
     wait_for(&asking, 11, false);
@@ -192,10 +207,9 @@ fn datagram_reaches_an_adapter_of_another_machine() {
 fn connecting_fabric_that_was_killed_is_found_again() {
     let machines = Machines::new();
     let (here, mut there, _near, _far) = two_fabrics(&machines);
-    let asking = Adapter::attach(&here.path, 10);
+    let asking = Adapter::attach(here.socket(), 10);
     let before = wait_for(&asking, 2, true);
-    let words = words("--connect", &here.tunnels, &machines.there);
-    there.start_again(&words);
+    there.restart();
     // The old tunnel ends after its silence. The new one has announced the adapter before.
     let deadline = Instant::now() + LONG;
     while [before, Incarnation::NONE].contains(&asking.resolve(gid(2))) {
@@ -208,7 +222,7 @@ fn connecting_fabric_that_was_killed_is_found_again() {
 fn adapter_that_floods_a_tunnel_starves_no_other() {
     let machines = Machines::new();
     let (here, _there, near, far) = two_fabrics(&machines);
-    let flooder = Adapter::attach(&here.path, 30);
+    let flooder = Adapter::attach(here.socket(), 30);
     let stop = AtomicBool::new(false);
     let outcomes = thread::scope(|scope| {
         scope.spawn(|| {

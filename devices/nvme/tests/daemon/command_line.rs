@@ -1,19 +1,21 @@
 //! Command lines that cannot be: one line that names the thing and the value, and the right exit status.
 
 use std::fs;
+use std::path::Path;
 
+use peerbar_test_daemon::Exit;
 use tempfile::TempDir;
 
-use crate::process::{Daemon, Ending, refused};
+use crate::process::{command, refused, start};
 
 const USAGE: i32 = 2;
 const ENVIRONMENT: i32 = 69;
 
-/// The ending must have this status and, in one line, these words.
+/// The exit must have this status and, in one line, these words.
 #[track_caller]
-fn expect(ending: &Ending, code: i32, words: &[&str]) {
-    assert_eq!(ending.code, Some(code), "{}", ending.stderr);
-    let said = ending.stderr.trim_end();
+fn expect(exit: &Exit, code: i32, words: &[&str]) {
+    assert_eq!(exit.code, Some(code), "{}", exit.stderr);
+    let said = exit.stderr.trim_end();
     assert!(
         said.starts_with("peerbar-nvme: ") && !said.contains('\n'),
         "not one line: {said}"
@@ -25,9 +27,9 @@ fn expect(ending: &Ending, code: i32, words: &[&str]) {
 
 #[test]
 fn fault_that_cannot_be_is_named_with_what_may_stand_there() {
-    let ending = refused(&["--namespace", "ram=1M", "--fault", "fail interrupt"]);
-    assert_eq!(ending.code, Some(USAGE));
-    let said = ending.stderr;
+    let exit = refused(&["--namespace", "ram=1M", "--fault", "fail interrupt"]);
+    assert_eq!(exit.code, Some(USAGE));
+    let said = exit.stderr;
     assert!(
         said.contains("no subject of `fail`: write command, admin-command, gpu-command, dma"),
         "{said}"
@@ -37,10 +39,10 @@ fn fault_that_cannot_be_is_named_with_what_may_stand_there() {
 #[test]
 fn fault_of_the_device_itself_is_for_the_control_socket() {
     for rule in ["link-down device", "remove device", "link-up device"] {
-        let ending = refused(&["--namespace", "ram=1M", "--fault", rule]);
-        assert_eq!(ending.code, Some(USAGE), "{rule}");
+        let exit = refused(&["--namespace", "ram=1M", "--fault", rule]);
+        assert_eq!(exit.code, Some(USAGE), "{rule}");
         let expected = format!("`{rule}` fires at once, and no guest has the device yet");
-        assert!(ending.stderr.contains(&expected), "{}", ending.stderr);
+        assert!(exit.stderr.contains(&expected), "{}", exit.stderr);
     }
 }
 
@@ -77,9 +79,9 @@ fn what_clap_refuses() {
         &["--namespace", "ram=1M", "--cmb-queues"],
         &[],
     ] {
-        let ending = refused(args);
-        assert_eq!(ending.code, Some(USAGE), "{args:?}: {}", ending.stderr);
-        assert!(ending.stderr.contains("error:"), "{}", ending.stderr);
+        let exit = refused(args);
+        assert_eq!(exit.code, Some(USAGE), "{args:?}: {}", exit.stderr);
+        assert!(exit.stderr.contains("error:"), "{}", exit.stderr);
     }
 }
 
@@ -106,28 +108,17 @@ fn images_that_cannot_be() {
 
 #[test]
 fn socket_paths_that_cannot_be() {
-    let ram = ["--namespace", "ram=1M"];
-    let at = |folder: TempDir, name: &str| {
-        let socket = folder.path().join(name);
-        Daemon::start_at(folder, socket, &ram).err().unwrap()
+    let at = |socket: &Path| {
+        let command = command().args(["--namespace", "ram=1M"]);
+        command.socket(socket).refused()
     };
-    expect(
-        &at(TempDir::new().unwrap(), &"x".repeat(108)),
-        ENVIRONMENT,
-        &["107"],
-    );
     let folder = TempDir::new().unwrap();
+    let long = folder.path().join("x".repeat(108));
+    expect(&at(&long), ENVIRONMENT, &["107"]);
     let file = folder.path().join("file");
     fs::write(&file, "precious").unwrap();
-    let ending = Daemon::start_at(TempDir::new().unwrap(), file.clone(), &ram)
-        .err()
-        .unwrap();
-    expect(&ending, ENVIRONMENT, &["file", "no socket"]);
+    expect(&at(&file), ENVIRONMENT, &["file", "no socket"]);
     assert_eq!(fs::read(&file).unwrap(), b"precious");
-    let daemon = Daemon::start(&ram);
-    let taken = daemon.socket().to_owned();
-    let ending = Daemon::start_at(TempDir::new().unwrap(), taken, &ram)
-        .err()
-        .unwrap();
-    expect(&ending, ENVIRONMENT, &["in use"]);
+    let daemon = start(&["--namespace", "ram=1M"]);
+    expect(&at(daemon.socket()), ENVIRONMENT, &["in use"]);
 }

@@ -3,10 +3,11 @@
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
+use peerbar_test_daemon::Daemon;
 use rustix::fs::SealFlags;
 
 use crate::driver::{DATA, DATA_TRANSFER_ERROR, Driver, RAM, RAM_BYTES, SUCCESS, ram};
-use crate::process::Daemon;
+use crate::process::start;
 use crate::upstream::Upstream;
 use crate::wire::Wire;
 
@@ -44,7 +45,7 @@ fn data(driver: &Driver<Wire>) -> Vec<u8> {
 #[test]
 fn errant_address_is_asked_of_the_client_and_fails_the_command() {
     for opcode in [READ, WRITE, COMPARE] {
-        let daemon = Daemon::start(&["--namespace", "ram=2M"]);
+        let daemon = start(&["--namespace", "ram=2M"]);
         let mut driver = driver(&daemon);
         let before = data(&driver);
         for address in ERRANT {
@@ -62,7 +63,7 @@ fn errant_address_is_asked_of_the_client_and_fails_the_command() {
 
 #[test]
 fn data_that_goes_astray_in_its_second_page_fails_the_command() {
-    let daemon = Daemon::start(&["--namespace", "ram=2M"]);
+    let daemon = start(&["--namespace", "ram=2M"]);
     let mut driver = driver(&daemon);
     let last = RAM + RAM_BYTES - 4096;
     for opcode in [READ, WRITE] {
@@ -77,7 +78,7 @@ fn a_seeded_fault_goes_astray_whatever_the_driver_asks() {
     let kinds = ["unmapped:8", "beyond-52-bits:16", "wraps:24"];
     let mut words = vec!["--namespace", "ram=2M"];
     words.extend(kinds.iter().flat_map(|kind| ["--seed-fault", kind]));
-    let daemon = Daemon::start(&words);
+    let daemon = start(&words);
     let mut driver = driver(&daemon);
     let before = data(&driver);
     for block in [8, 16, 24] {

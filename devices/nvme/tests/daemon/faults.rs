@@ -8,13 +8,14 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use peerbar_flight::{Event, FlightFile};
+use peerbar_test_daemon::Daemon;
 use peerbar_vfio_user::CONFIG_REGION;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 
 use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
-use crate::process::Daemon;
+use crate::process::start;
 use crate::wait_until;
 use crate::wire::Wire;
 
@@ -62,7 +63,7 @@ fn mapping_that_fails_is_answered_with_no_memory() {
         "--fault",
         rules[1],
     ];
-    let daemon = Daemon::start(&faults);
+    let daemon = start(&faults);
     let memory = ram(SealFlags::SHRINK);
     let mut wire = Wire::connect(daemon.socket());
     let mut map = |iova| wire.map((iova, RAM_BYTES), Some(memory.as_fd()));
@@ -78,7 +79,7 @@ fn mapping_that_fails_is_answered_with_no_memory() {
 #[test]
 fn late_interrupt_comes_after_its_completion() {
     let rule = "delay interrupt vector=0 by=200ms limit=1";
-    let daemon = Daemon::start(&["--namespace", "ram=1M", "--fault", rule]);
+    let daemon = start(&["--namespace", "ram=1M", "--fault", rule]);
     let memory = ram(SealFlags::SHRINK);
     let mut wire = Wire::connect(daemon.socket());
     wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
@@ -117,7 +118,7 @@ fn device_whose_link_is_down_is_reset_and_not_reached() {
         "--control",
         control.to_str().unwrap(),
     ];
-    let daemon = Daemon::start(&options);
+    let daemon = start(&options);
     let mut driver = driver(&daemon);
     driver.fill(0x5a, 4096);
     assert_eq!(driver.io(WRITE, DATA, 8), SUCCESS);
@@ -160,7 +161,7 @@ fn link_that_goes_down_resets_the_device_at_once() {
         ["--control", control.to_str().unwrap()],
         ["--flight", flight.to_str().unwrap()],
     ];
-    let daemon = Daemon::start(&options.concat());
+    let daemon = start(&options.concat());
     let _driver = driver(&daemon);
     let file = FlightFile::open(&flight).unwrap();
     let since = file.read().unwrap().records.len();
@@ -179,7 +180,7 @@ fn link_that_goes_down_resets_the_device_at_once() {
 #[test]
 fn link_that_goes_down_at_a_dma_comes_up_by_itself() {
     let rule = "link-down dma write for=300ms nth=2";
-    let daemon = Daemon::start(&["--namespace", "ram=1M", "--fault", rule]);
+    let daemon = start(&["--namespace", "ram=1M", "--fault", rule]);
     let mut driver = driver(&daemon);
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
     driver.fill(0xff, 4096);
@@ -207,7 +208,7 @@ fn blocks_after_power_loss(options: &[&str]) -> Vec<u8> {
     File::create(&image).unwrap().set_len(1 << 20).unwrap();
     let namespace = format!("file={}", image.display());
     let words = [&["--namespace", &namespace], options].concat();
-    let daemon = Daemon::start(&words);
+    let mut daemon = start(&words);
     let mut driver = driver(&daemon);
     let mut write = |byte, first, count| {
         driver.fill(byte, 32 << 10);

@@ -6,12 +6,13 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use peerbar_flight::{DoorbellEvent, Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
+use peerbar_test_daemon::Daemon;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 
 use crate::driver::{DATA, Driver, RAM, RAM_BYTES, SUCCESS, ram};
-use crate::process::Daemon;
+use crate::process::start;
 use crate::wait_until;
 use crate::wire::Wire;
 
@@ -30,7 +31,7 @@ fn recorded_with(options: &[&str]) -> (Daemon, Driver<Wire>, TempDir, FlightFile
     let path = folder.path().join("disk7.flight");
     let words = ["--namespace", "ram=2M", "--record", "all", "--flight"];
     let words = [&words[..], &[path.to_str().unwrap()], options].concat();
-    let daemon = Daemon::start(&words);
+    let daemon = start(&words);
     let memory = ram(SealFlags::SHRINK);
     let mut wire = Wire::connect(daemon.socket());
     wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
@@ -46,7 +47,7 @@ fn count(flight: &Flight, wanted: impl Fn(&Event) -> bool) -> usize {
 
 #[test]
 fn flight_record_is_read_from_running_and_killed_daemons() {
-    let (daemon, mut driver, _folder, file) = recorded();
+    let (mut daemon, mut driver, _folder, file) = recorded();
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
     assert!(file.is_live().unwrap());
     let before = file.read().unwrap();
@@ -171,7 +172,7 @@ fn removed_device_is_gone_for_its_client_and_there_for_the_next() {
 
 #[test]
 fn a_mapping_that_its_driver_leaves_behind_is_found() {
-    let (daemon, mut driver, _folder, file) = recorded();
+    let (mut daemon, mut driver, _folder, file) = recorded();
     let buffer = ram(SealFlags::SHRINK);
     driver
         .link()
@@ -194,7 +195,7 @@ fn a_mapping_that_its_driver_leaves_behind_is_found() {
 #[test]
 fn device_without_flight_record_goes_on_and_says_so() {
     let words = ["--namespace", "ram=2M", "--flight", "/nowhere/disk7.flight"];
-    let daemon = Daemon::start(&words);
+    let mut daemon = start(&words);
     let said = daemon.stderr();
     let expected = "/nowhere/disk7.flight: flight record: cannot make the file: ";
     assert!(said.contains(expected), "{said}");

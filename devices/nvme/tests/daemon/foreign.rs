@@ -3,11 +3,12 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use peerbar_test_daemon::Daemon;
 use rustix::fs::SealFlags;
 use vfio_user::Client;
 
 use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, SUCCESS, ram};
-use crate::process::Daemon;
+use crate::process::start;
 
 impl Link for Client {
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]) {
@@ -25,7 +26,7 @@ fn client(daemon: &Daemon) -> Client {
 
 #[test]
 fn it_finds_a_controller_with_a_buffer_that_can_be_mapped() {
-    let daemon = Daemon::start(&["--cmb", "6M", "--cmb-queues", "--namespace", "ram=1M"]);
+    let daemon = start(&["--cmb", "6M", "--cmb-queues", "--namespace", "ram=1M"]);
     let mut client = client(&daemon);
     let mut class = [0; 4];
     client.read(7, 8, &mut class);
@@ -51,7 +52,7 @@ fn it_finds_a_controller_with_a_buffer_that_can_be_mapped() {
 
 #[test]
 fn it_brings_the_controller_up_writes_and_reads_back() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let daemon = start(&["--namespace", "ram=1M"]);
     let mut client = client(&daemon);
     let memory = ram(SealFlags::SHRINK);
     client

@@ -9,7 +9,7 @@ use rustix::fs::{OFlags, SealFlags, fcntl_setfl};
 
 use crate::PATIENCE;
 use crate::driver::{Driver, RAM, RAM_BYTES, ram};
-use crate::process::Daemon;
+use crate::process::start;
 use crate::wire::Wire;
 
 const ENOSPC: u32 = 28;
@@ -32,7 +32,7 @@ fn fill(event: &OwnedFd, stop: &AtomicBool) {
 fn splits_of_a_mapping_take_no_memory_without_bound() {
     /// As many mappings as a client may have (vfio-user, max_dma_maps).
     const MAPPINGS: u64 = 65535;
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let daemon = start(&["--namespace", "ram=1M"]);
     let before = daemon.resident_bytes();
     let mut wire = Wire::connect(daemon.socket());
     wire.map((1 << 40, 1 << 40), None).unwrap();
@@ -49,7 +49,7 @@ fn splits_of_a_mapping_take_no_memory_without_bound() {
 #[test]
 fn eventfd_that_its_client_keeps_full_blocks_nothing() {
     for index in INTERRUPTS {
-        let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+        let mut daemon = start(&["--namespace", "ram=1M"]);
         let bring_up = || {
             let memory = ram(SealFlags::SHRINK);
             let mut wire = Wire::connect(daemon.socket());

@@ -6,11 +6,12 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use peerbar_test_daemon::Daemon;
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 
 use crate::driver::{DATA, Driver, RAM, RAM_BYTES, SUCCESS, ram};
-use crate::process::Daemon;
+use crate::process::{refused, start, wait_until_asleep};
 use crate::wait_until;
 use crate::wire::Wire;
 
@@ -31,7 +32,7 @@ pub(crate) fn driver(daemon: &Daemon) -> Driver<Wire> {
 #[test]
 fn what_is_written_is_in_the_image_which_stays_sparse() {
     let folder = TempDir::new().unwrap();
-    let daemon = Daemon::start(&["--namespace", &image(folder.path(), 1 << 30)]);
+    let daemon = start(&["--namespace", &image(folder.path(), 1 << 30)]);
     let mut driver = driver(&daemon);
     driver.fill(0x33, 8192);
     assert_eq!(driver.io(0x01, DATA, 16), SUCCESS);
@@ -51,7 +52,7 @@ fn what_is_written_is_in_the_image_which_stays_sparse() {
 
 #[test]
 fn signal_ends_the_server_and_removes_its_socket() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let mut daemon = start(&["--namespace", "ram=1M"]);
     let socket = daemon.socket().to_owned();
     let _driver = driver(&daemon);
     let ending = daemon.terminate();
@@ -61,10 +62,11 @@ fn signal_ends_the_server_and_removes_its_socket() {
 
 #[test]
 fn socket_of_a_killed_server_is_removed() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
-    let (folder, socket) = daemon.kill();
+    let mut daemon = start(&["--namespace", "ram=1M"]);
+    daemon.kill();
+    let socket = daemon.socket().to_owned();
     wait_until("the socket is removed", || (!socket.exists()).then_some(()));
-    let daemon = Daemon::start_at(folder, socket, &["--namespace", "ram=1M"]).unwrap();
+    daemon.restart();
     driver(&daemon);
 }
 
@@ -72,8 +74,8 @@ fn socket_of_a_killed_server_is_removed() {
 fn image_in_use_is_left_to_its_user() {
     let folder = TempDir::new().unwrap();
     let source = image(folder.path(), 1 << 20);
-    let daemon = Daemon::start(&["--namespace", &source]);
-    let ending = crate::process::refused(&["--namespace", &source]);
+    let daemon = start(&["--namespace", &source]);
+    let ending = refused(&["--namespace", &source]);
     assert_eq!(ending.code, Some(69));
     assert!(
         ending.stderr.contains("disk.img") && ending.stderr.contains("in use"),
@@ -85,7 +87,7 @@ fn image_in_use_is_left_to_its_user() {
 
 #[test]
 fn a_second_client_is_turned_away_and_the_first_one_stays() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let daemon = start(&["--namespace", "ram=1M"]);
     let mut driver = driver(&daemon);
     let second = Wire::connect_silently(daemon.socket());
     assert!(second.is_hung_up_on());
@@ -94,7 +96,7 @@ fn a_second_client_is_turned_away_and_the_first_one_stays() {
 
 #[test]
 fn lack_of_descriptors_passes() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let daemon = start(&["--namespace", "ram=1M"]);
     daemon.limit_descriptors(Some(3));
     let waiting = Wire::connect_silently(daemon.socket());
     wait_until("a warning", || {
@@ -107,7 +109,7 @@ fn lack_of_descriptors_passes() {
 
 #[test]
 fn nonsense_ends_its_own_session_only() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let daemon = start(&["--namespace", "ram=1M"]);
     let mut stream = UnixStream::connect(daemon.socket()).unwrap();
     std::io::Write::write_all(&mut stream, &[0xff; 4096]).unwrap();
     drop(stream);
@@ -116,7 +118,7 @@ fn nonsense_ends_its_own_session_only() {
 
 #[test]
 fn warnings_that_a_client_provokes_are_limited() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let mut daemon = start(&["--namespace", "ram=1M"]);
     for _ in 0..30 {
         let mut stream = UnixStream::connect(daemon.socket()).unwrap();
         // A message that is shorter than its header ends the session.
@@ -130,11 +132,11 @@ fn warnings_that_a_client_provokes_are_limited() {
 
 #[test]
 fn doorbell_of_failed_controller_keeps_no_worker_awake() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M", "--poll", "never"]);
+    let daemon = start(&["--namespace", "ram=1M", "--poll", "never"]);
     let mut driver = driver(&daemon);
     driver.link().unmap((RAM, RAM_BYTES));
     driver.ring(1);
     driver.wait_for_csts(0b10, 0b10);
     driver.ring(2);
-    daemon.wait_until_asleep("worker1");
+    wait_until_asleep(&daemon, "worker1");
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use peerbar_flight::{Event, FlightFile, WindowId};
 use peerbar_nvme_spec::registers::offset::{PMRCTL, PMRMSCL, PMRMSCU, PMRSTS};
+use peerbar_test_daemon::Daemon;
 use peerbar_vfio_user::CONFIG_REGION;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 use vfio_user::Client;
 
 use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
-use crate::process::{Daemon, refused};
+use crate::process::{self, refused};
 use crate::wire::Wire;
 
 const READ: u8 = 0x02;
@@ -33,7 +34,7 @@ fn kept(folder: &TempDir) -> PathBuf {
 
 fn start(path: &Path, more: &[&str]) -> Daemon {
     let words = ["--namespace", "ram=1M", "--pmr", path.to_str().unwrap()];
-    Daemon::start(&[&words, more].concat())
+    process::start(&[&words, more].concat())
 }
 
 fn connect(daemon: &Daemon) -> Driver<Wire> {
@@ -56,7 +57,7 @@ fn status(link: &mut impl Link) -> u32 {
 fn region_outlives_a_server_that_is_killed() {
     let folder = TempDir::new().unwrap();
     let path = kept(&folder);
-    let daemon = start(&path, &[]);
+    let mut daemon = start(&path, &[]);
     let mut driver = connect(&daemon);
     driver.link().write(REGION, 0x1000, b"by the processor");
     driver.fill(0x5a, 4096);
@@ -65,7 +66,7 @@ fn region_outlives_a_server_that_is_killed() {
     assert_eq!(status(&mut *driver.link()), 0);
     drop(driver);
     daemon.kill();
-    let daemon = start(&path, &[]);
+    let mut daemon = start(&path, &[]);
     let mut driver = connect(&daemon);
     let mut found = [0; 16];
     driver.link().read(REGION, 0x1000, &mut found);
@@ -132,7 +133,7 @@ fn file_that_cannot_be_a_region_is_refused_in_one_line() {
 fn region_is_served_again_while_a_client_keeps_its_mapping() {
     let folder = TempDir::new().unwrap();
     let path = kept(&folder);
-    let daemon = start(&path, &[]);
+    let mut daemon = start(&path, &[]);
     let client = Client::new(daemon.socket()).unwrap();
     let region = client.region(REGION).unwrap();
     let kept = region
@@ -143,7 +144,7 @@ fn region_is_served_again_while_a_client_keeps_its_mapping() {
         .try_clone()
         .unwrap();
     daemon.kill();
-    let daemon = start(&path, &[]);
+    let mut daemon = start(&path, &[]);
     drop(kept);
     assert_eq!(daemon.terminate().stderr, "");
 }

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 
+use peerbar_test_daemon::Daemon;
 use rustix::fs::SealFlags;
 
 use crate::driver::{
     DATA, DATA_TRANSFER_ERROR, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram,
 };
-use crate::process::Daemon;
+use crate::process::start;
 use crate::upstream::{Answer, Request};
 use crate::wait_until;
 use crate::wire::Wire;
@@ -28,7 +29,7 @@ fn driver(daemon: &Daemon) -> Driver<Wire> {
 }
 
 fn daemon() -> Daemon {
-    Daemon::start(&["--namespace", "ram=2M"])
+    start(&["--namespace", "ram=2M"])
 }
 
 fn is_read(request: &Request) -> bool {
@@ -130,7 +131,7 @@ fn registers_are_answered_while_a_request_is_not() {
 fn a_reset_ends_a_transfer_that_waits_for_the_client() {
     let unmapped = PEER + (1 << 20);
     for (opcode, at) in [(0x01, PEER), (0x02, unmapped)] {
-        let daemon = Daemon::start(&["--namespace", "ram=2M"]);
+        let daemon = start(&["--namespace", "ram=2M"]);
         let mut driver = self::driver(&daemon);
         let asked = driver.link().upstream.clone();
         asked.answer_with(|_| Answer::Late);
@@ -216,7 +217,7 @@ fn unsealed_memory_is_used_until_its_owner_cuts_it_short() {
     image.as_file().set_len(2 << 20).unwrap();
     let image = format!("file={}", image.path().display());
     for namespace in ["ram=2M", &image] {
-        let daemon = Daemon::start(&["--namespace", namespace]);
+        let daemon = start(&["--namespace", namespace]);
         let mut driver = driver(&daemon);
         let unsealed = ram(SealFlags::empty());
         let lent = (UNSEALED, RAM_BYTES);
@@ -272,7 +273,7 @@ fn lent_memory_takes_a_bounded_part_of_the_address_space() {
         .collect();
     assert!(lent.starts_with(&[Ok(()); 100]));
     assert_eq!(lent.last(), Some(&Err(ENOMEM)));
-    assert!(daemon.address_space() < 20 << 40);
+    assert!(daemon.address_space_bytes() < 20 << 40);
     assert_eq!(driver.io(0x02, LENT, 8), SUCCESS);
     assert_eq!(
         driver.io(0x02, LENT + 1023 * 0x2000, 8),

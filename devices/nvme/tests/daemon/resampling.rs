@@ -7,7 +7,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::SealFlags;
 
 use crate::driver::{Driver, RAM, RAM_BYTES, ram};
-use crate::process::Daemon;
+use crate::process::start;
 use crate::wait_until;
 use crate::wire::Wire;
 
@@ -25,7 +25,7 @@ impl Drop for Last<'_> {
 
 #[test]
 fn eventfd_unmasks_the_pin() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let daemon = start(&["--namespace", "ram=1M"]);
     let memory = ram(SealFlags::SHRINK);
     let mut wire = Wire::connect(daemon.socket());
     wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();

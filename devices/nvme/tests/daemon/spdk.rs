@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 
+use peerbar_test_daemon::Daemon;
 use peerbar_vfio_user::CONFIG_REGION;
 use rustix::cmsg_space;
 use rustix::fs::SealFlags;
@@ -19,7 +20,7 @@ use rustix::net::{
 
 use crate::PATIENCE;
 use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
-use crate::process::Daemon;
+use crate::process::start;
 
 const VERSION: u16 = 1;
 const DMA_MAP: u16 = 2;
@@ -214,7 +215,7 @@ fn quad(bytes: &[u8], at: usize) -> u64 {
 #[test]
 fn it_attaches_writes_and_reads_back_where_workers_always_poll() {
     let arguments = ["--poll", "always", "--cmb", "2M", "--namespace", "ram=1M"];
-    let daemon = Daemon::start(&arguments);
+    let mut daemon = start(&arguments);
     for _ in 0..2 {
         let memory = ram(SealFlags::empty());
         let spdk = Spdk::attach(&daemon, &memory).expect("doorbells that can be mapped");
@@ -234,7 +235,7 @@ fn it_attaches_writes_and_reads_back_where_workers_always_poll() {
 
 #[test]
 fn log_names_the_poll_policy_that_it_needs() {
-    let daemon = Daemon::start(&["--namespace", "ram=1M"]);
+    let mut daemon = start(&["--namespace", "ram=1M"]);
     assert!(Spdk::attach(&daemon, &ram(SealFlags::empty())).is_none());
     let stderr = daemon.terminate().stderr;
     assert!(stderr.contains("--poll always"), "{stderr}");

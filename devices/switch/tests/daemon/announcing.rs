@@ -8,14 +8,16 @@ use peerbar_switch::{
     ACKNOWLEDGE_TIME_OUT, BarBacking, BarWindow, Descriptor, LinkMode, Message, PortId,
 };
 
-use crate::raw::{Daemon, Endpoint, announce, hello, readable, registers};
+use peerbar_test_daemon::Daemon;
+
+use crate::raw::{Endpoint, announce, hello, readable, registers, start};
 
 #[test]
 fn an_announcement_returns_when_all_others_have_acknowledged() {
-    let daemon = Daemon::start(&[]);
-    let (a, port) = Endpoint::attach(&daemon.path, "a");
-    let (b, _) = Endpoint::attach(&daemon.path, "b");
-    let (c, _) = Endpoint::attach(&daemon.path, "c");
+    let daemon = start(&[]);
+    let (a, port) = Endpoint::attach(daemon.socket(), "a");
+    let (b, _) = Endpoint::attach(daemon.socket(), "b");
+    let (c, _) = Endpoint::attach(daemon.socket(), "c");
     a.send(&announce(5, vec![registers(0x1000)]));
     let (peer, windows) = b.acknowledge();
     assert_eq!((peer, windows[0].address), (port, 0x1000));
@@ -26,9 +28,9 @@ fn an_announcement_returns_when_all_others_have_acknowledged() {
 
 #[test]
 fn a_descriptor_is_passed_on_with_its_window() {
-    let daemon = Daemon::start(&[]);
-    let (a, _) = Endpoint::attach(&daemon.path, "a");
-    let (b, _) = Endpoint::attach(&daemon.path, "b");
+    let daemon = start(&[]);
+    let (a, _) = Endpoint::attach(daemon.socket(), "a");
+    let (b, _) = Endpoint::attach(daemon.socket(), "b");
     let file = tempfile::tempfile().unwrap();
     let inode = file.metadata().unwrap().ino();
     let lent = BarWindow {
@@ -43,7 +45,7 @@ fn a_descriptor_is_passed_on_with_its_window() {
     };
     let came = File::from(descriptor.try_clone().unwrap());
     assert_eq!(came.metadata().unwrap().ino(), inode);
-    let (late, _) = Endpoint::attach(&daemon.path, "late");
+    let (late, _) = Endpoint::attach(daemon.socket(), "late");
     let (_, windows) = late.acknowledge();
     assert!(
         matches!(windows[1].backing, BarBacking::Lent(..)),
@@ -53,9 +55,9 @@ fn a_descriptor_is_passed_on_with_its_window() {
 
 #[test]
 fn endpoint_that_never_acknowledges_is_cut_off() {
-    let daemon = Daemon::start(&[]);
-    let (a, _) = Endpoint::attach(&daemon.path, "a");
-    let (deaf, port) = Endpoint::attach(&daemon.path, "deaf");
+    let daemon = start(&[]);
+    let (a, _) = Endpoint::attach(daemon.socket(), "a");
+    let (deaf, port) = Endpoint::attach(daemon.socket(), "deaf");
     deaf.send(&announce(1, vec![registers(0x9000)]));
     a.acknowledge();
     let begun = Instant::now();
@@ -70,9 +72,9 @@ fn endpoint_that_never_acknowledges_is_cut_off() {
 
 #[test]
 fn endpoint_that_dies_is_not_waited_for() {
-    let daemon = Daemon::start(&[]);
-    let (a, _) = Endpoint::attach(&daemon.path, "a");
-    let (dying, _) = Endpoint::attach(&daemon.path, "dying");
+    let daemon = start(&[]);
+    let (a, _) = Endpoint::attach(daemon.socket(), "a");
+    let (dying, _) = Endpoint::attach(daemon.socket(), "dying");
     let begun = Instant::now();
     a.send(&announce(1, vec![registers(0x1000)]));
     assert!(matches!(dying.receive(), Message::Peer { .. }));
@@ -83,9 +85,9 @@ fn endpoint_that_dies_is_not_waited_for() {
 
 #[test]
 fn two_that_announce_at_once_get_on() {
-    let daemon = Daemon::start(&[]);
-    let (a, _) = Endpoint::attach(&daemon.path, "a");
-    let (b, _) = Endpoint::attach(&daemon.path, "b");
+    let daemon = start(&[]);
+    let (a, _) = Endpoint::attach(daemon.socket(), "a");
+    let (b, _) = Endpoint::attach(daemon.socket(), "b");
     a.send(&announce(1, vec![registers(0x1000)]));
     b.send(&announce(1, vec![registers(0x2000)]));
     a.acknowledge();
@@ -96,10 +98,10 @@ fn two_that_announce_at_once_get_on() {
 
 #[test]
 fn of_windows_that_overlap_the_first_has_the_smaller_claim() {
-    let daemon = Daemon::start(&[]);
-    let (a, _) = Endpoint::attach(&daemon.path, "a");
-    let (b, _) = Endpoint::attach(&daemon.path, "b");
-    let (c, _) = Endpoint::attach(&daemon.path, "c");
+    let daemon = start(&[]);
+    let (a, _) = Endpoint::attach(daemon.socket(), "a");
+    let (b, _) = Endpoint::attach(daemon.socket(), "b");
+    let (c, _) = Endpoint::attach(daemon.socket(), "c");
     a.send(&announce(1, vec![registers(0x1000)]));
     let first = c.acknowledge().1[0].claim;
     b.acknowledge();
@@ -120,7 +122,7 @@ struct Announcer {
 
 impl Announcer {
     fn start(daemon: &Daemon, number: u32) -> Self {
-        let (endpoint, port) = Endpoint::attach(&daemon.path, &format!("d{number}"));
+        let (endpoint, port) = Endpoint::attach(daemon.socket(), &format!("d{number}"));
         Self {
             endpoint,
             port,
@@ -161,7 +163,7 @@ fn a_storm_of_announcements_by_all_at_once_is_worked_off() {
     const ENDPOINTS: u32 = 8;
     // Each of the others' announcements, and the answers to its own.
     const MESSAGES: u64 = ROUNDS * ENDPOINTS as u64;
-    let daemon = Daemon::start(&[]);
+    let daemon = start(&[]);
     let announcers = (0..ENDPOINTS).map(|number| Announcer::start(&daemon, number));
     let mut all: Vec<Announcer> = announcers.collect();
     all.iter_mut().for_each(Announcer::announce);
@@ -182,13 +184,13 @@ fn a_storm_of_announcements_by_all_at_once_is_worked_off() {
 
 #[test]
 fn each_link_has_the_mode_of_the_command_line() {
-    let daemon = Daemon::start(&["a=drop", "b=redirect"]);
+    let daemon = start(&["a=drop", "b=redirect"]);
     for (name, expected) in [
         ("a", LinkMode::Drop),
         ("b", LinkMode::Redirect),
         ("c", LinkMode::Route),
     ] {
-        let endpoint = Endpoint::connect(&daemon.path);
+        let endpoint = Endpoint::connect(daemon.socket());
         endpoint.send(&hello(name));
         let Message::Welcome { mode, .. } = endpoint.receive() else {
             panic!("no welcome")

@@ -1,41 +1,28 @@
 //! The daemon as a program.
 
-use std::process::Stdio;
-
-use rustix::process::{Pid, Signal, kill_process};
-
-use crate::raw::{Daemon, program};
+use crate::raw::{command, start};
 
 #[test]
 fn it_ends_well_when_asked_to_and_leaves_no_socket() {
-    let mut daemon = Daemon::start(&[]);
-    let pid = Pid::from_child(&daemon.child);
-    kill_process(pid, Signal::TERM).unwrap();
-    assert!(daemon.child.wait().unwrap().success());
-    assert!(!daemon.path.exists());
+    let mut daemon = start(&[]);
+    assert_eq!(daemon.terminate().code, Some(0));
+    assert!(!daemon.socket().exists());
 }
 
 #[test]
 fn socket_in_use_or_wrong_link_is_one_clear_line() {
-    let daemon = Daemon::start(&[]);
-    let run = |words: &[&str]| {
-        let mut command = program();
-        command.arg("--socket-path").arg(&daemon.path).args(words);
-        let output = command.stdin(Stdio::null()).output().unwrap();
-        (
-            output.status.code(),
-            String::from_utf8(output.stderr).unwrap(),
-        )
-    };
-    let (status, words) = run(&[]);
-    assert_eq!(status, Some(69));
-    assert!(words.starts_with("peerbar-switch: socket path "), "{words}");
-    assert!(words.contains("in use by a live server"), "{words}");
-    assert_eq!(words.lines().count(), 1);
-    let (status, words) = run(&["--link", "disk0=lossy"]);
-    assert_eq!(status, Some(2));
-    assert!(words.contains("none of route, redirect"), "{words}");
-    let (status, words) = run(&["--pci-hole", "0x2000-0x1000"]);
-    assert_eq!(status, Some(2));
-    assert!(words.contains("is no FIRST-LAST"), "{words}");
+    let daemon = start(&[]);
+    let exit = command().socket(daemon.socket()).refused();
+    let line = exit.line();
+    assert_eq!(exit.code, Some(69));
+    assert!(line.starts_with("peerbar-switch: socket path "), "{line}");
+    assert!(line.contains("in use by a live server"), "{line}");
+    for (args, words) in [
+        (["--link", "disk0=lossy"], "none of route, redirect"),
+        (["--pci-hole", "0x2000-0x1000"], "is no FIRST-LAST"),
+    ] {
+        let exit = command().args(args).refused();
+        assert_eq!(exit.code, Some(2));
+        assert!(exit.stderr.contains(words), "{exit:?}");
+    }
 }

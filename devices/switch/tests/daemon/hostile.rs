@@ -9,13 +9,13 @@ use peerbar_switch::{
     PortId, Refusal, RequestError,
 };
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
+use rustix::process::Signal;
 
-use crate::raw::{Daemon, Endpoint, announce, check_alive, hello, registers};
+use crate::raw::{Endpoint, announce, check_alive, hello, registers, start};
 
 #[test]
 fn packets_that_are_no_messages_end_the_connection() {
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = start(&[]);
     let many_windows = announce(1, vec![registers(0x1000); 7]);
     let wrapping = announce(1, vec![registers(u64::MAX)]);
     let packets = [
@@ -28,10 +28,10 @@ fn packets_that_are_no_messages_end_the_connection() {
         wrapping.encode().bytes,
     ];
     for (number, packet) in packets.iter().enumerate() {
-        let fresh = Endpoint::connect(&daemon.path);
+        let fresh = Endpoint::connect(daemon.socket());
         fresh.send_raw(packet, &[]);
         assert!(fresh.is_cut_off(), "packet {number} of a stranger");
-        let (attached, _) = Endpoint::attach(&daemon.path, "hostile");
+        let (attached, _) = Endpoint::attach(daemon.socket(), "hostile");
         attached.send_raw(packet, &[]);
         assert!(attached.is_cut_off(), "packet {number}");
     }
@@ -40,11 +40,10 @@ fn packets_that_are_no_messages_end_the_connection() {
 
 #[test]
 fn name_of_one_that_has_left_is_free_at_once() {
-    let daemon = Daemon::start(&[]);
-    let (former, _) = Endpoint::attach(&daemon.path, "a");
+    let daemon = start(&[]);
+    let (former, _) = Endpoint::attach(daemon.socket(), "a");
     // So that it finds all of this at once.
-    let pid = Pid::from_child(&daemon.child);
-    kill_process(pid, Signal::STOP).unwrap();
+    daemon.signal(Signal::STOP);
     // It answers none of these, so only the end of the connection tells it.
     for tag in 0..8 {
         former.send(&Message::Reply {
@@ -54,18 +53,18 @@ fn name_of_one_that_has_left_is_free_at_once() {
         });
     }
     drop(former);
-    let next = Endpoint::connect(&daemon.path);
+    let next = Endpoint::connect(daemon.socket());
     next.send(&hello("a"));
-    kill_process(pid, Signal::CONT).unwrap();
+    daemon.signal(Signal::CONT);
     let answer = next.receive();
     assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
 }
 
 #[test]
 fn newcomer_waits_for_its_name_until_that_is_free() {
-    let mut daemon = Daemon::start(&[]);
-    let (former, _) = Endpoint::attach(&daemon.path, "a");
-    let next = Endpoint::connect(&daemon.path);
+    let mut daemon = start(&[]);
+    let (former, _) = Endpoint::attach(daemon.socket(), "a");
+    let next = Endpoint::connect(daemon.socket());
     next.send(&hello("a"));
     assert!(next.hears_nothing());
     drop(former);
@@ -77,19 +76,15 @@ fn newcomer_waits_for_its_name_until_that_is_free() {
 
 #[test]
 fn unexpected_descriptors_are_closed_and_end_the_connection() {
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = start(&[]);
     let null = File::open("/dev/null").unwrap();
-    let open = |daemon: &Daemon| {
-        let folder = format!("/proc/{}/fd", daemon.child.id());
-        std::fs::read_dir(folder).unwrap().count()
-    };
-    let before = open(&daemon);
+    let before = daemon.open_descriptors();
     for count in [1, 6, 7, 64] {
         let descriptors: Vec<BorrowedFd<'_>> = vec![null.as_fd(); count];
-        let endpoint = Endpoint::connect(&daemon.path);
+        let endpoint = Endpoint::connect(daemon.socket());
         endpoint.send_raw(&hello("x").encode().bytes, &descriptors);
         assert!(endpoint.is_cut_off(), "{count}");
-        let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
+        let (endpoint, _) = Endpoint::attach(daemon.socket(), "x");
         let announce = announce(1, vec![registers(0x1000)]);
         endpoint.send_raw(&announce.encode().bytes, &descriptors);
         assert!(endpoint.is_cut_off(), "{count}");
@@ -97,16 +92,16 @@ fn unexpected_descriptors_are_closed_and_end_the_connection() {
     check_alive(&mut daemon);
     // The switch notices an end by and by, and then holds nothing of it.
     let until = Instant::now() + ENDPOINT_TIME_OUT;
-    while open(&daemon) > before && Instant::now() < until {
+    while daemon.open_descriptors() > before && Instant::now() < until {
         std::thread::yield_now();
     }
-    assert_eq!(open(&daemon), before);
+    assert_eq!(daemon.open_descriptors(), before);
 }
 
 #[test]
 fn memory_without_a_descriptor_is_no_announcement() {
-    let daemon = Daemon::start(&[]);
-    let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
+    let daemon = start(&[]);
+    let (endpoint, _) = Endpoint::attach(daemon.socket(), "x");
     let null = Descriptor::new(File::open("/dev/null").unwrap());
     let window = BarWindow {
         backing: BarBacking::Lent(null, 0, 0),
@@ -118,7 +113,7 @@ fn memory_without_a_descriptor_is_no_announcement() {
 
 #[test]
 fn endpoint_that_sends_a_switch_s_message_is_cut_off() {
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = start(&[]);
     let odd = [
         Message::Announced { sequence: 1 },
         Message::Peer {
@@ -132,7 +127,7 @@ fn endpoint_that_sends_a_switch_s_message_is_cut_off() {
         hello("again"),
     ];
     for message in odd {
-        let (endpoint, _) = Endpoint::attach(&daemon.path, "x");
+        let (endpoint, _) = Endpoint::attach(daemon.socket(), "x");
         endpoint.send(&message);
         assert!(endpoint.is_cut_off(), "{message:?}");
     }
@@ -141,20 +136,20 @@ fn endpoint_that_sends_a_switch_s_message_is_cut_off() {
 
 #[test]
 fn a_stranger_that_keeps_silent_is_cut_off_in_time() {
-    let daemon = Daemon::start(&[]);
+    let daemon = start(&[]);
     let begun = Instant::now();
-    assert!(Endpoint::connect(&daemon.path).is_cut_off());
+    assert!(Endpoint::connect(daemon.socket()).is_cut_off());
     assert!(begun.elapsed() >= ENDPOINT_TIME_OUT);
 }
 
 #[test]
 fn endpoint_beyond_the_limit_is_refused_with_the_reason() {
-    let daemon = Daemon::start(&[]);
+    let daemon = start(&[]);
     let all: Vec<Endpoint> = (0..MAX_PORTS)
-        .map(|number| Endpoint::attach(&daemon.path, &format!("d{number}")).0)
+        .map(|number| Endpoint::attach(daemon.socket(), &format!("d{number}")).0)
         .collect();
     let refused = |message: &Message| {
-        let endpoint = Endpoint::connect(&daemon.path);
+        let endpoint = Endpoint::connect(daemon.socket());
         endpoint.send(message);
         let Message::Refused(refusal) = endpoint.receive() else {
             panic!("let in")
@@ -174,9 +169,9 @@ fn endpoint_beyond_the_limit_is_refused_with_the_reason() {
 
 #[test]
 fn more_connections_than_there_is_room_for_are_closed() {
-    let mut daemon = Daemon::start(&[]);
+    let mut daemon = start(&[]);
     let strangers: Vec<Endpoint> = (0..3 * MAX_PORTS)
-        .map(|_| Endpoint::connect(&daemon.path))
+        .map(|_| Endpoint::connect(daemon.socket()))
         .collect();
     assert!(strangers[3 * MAX_PORTS - 1].is_cut_off());
     drop(strangers);
@@ -185,9 +180,9 @@ fn more_connections_than_there_is_room_for_are_closed() {
 
 #[test]
 fn an_acknowledgement_that_is_guessed_ends_the_connection() {
-    let mut daemon = Daemon::start(&[]);
-    let guessers = ["a", "b", "c"].map(|name| Endpoint::attach(&daemon.path, name).0);
-    let (other, _) = Endpoint::attach(&daemon.path, "other");
+    let mut daemon = start(&[]);
+    let guessers = ["a", "b", "c"].map(|name| Endpoint::attach(daemon.socket(), name).0);
+    let (other, _) = Endpoint::attach(daemon.socket(), "other");
     other.send(&announce(1, vec![registers(0x1000)]));
     for (ticket, guesser) in (0..).zip(&guessers) {
         guesser.send(&Message::Ack { ticket });
@@ -202,10 +197,10 @@ fn an_acknowledgement_that_is_guessed_ends_the_connection() {
 fn nine_flooders_do_not_cut_off_the_one_they_flood() {
     const FLOODERS: u64 = 9;
     const REQUESTS: u64 = 64;
-    let mut daemon = Daemon::start(&[]);
-    let (innocent, target) = Endpoint::attach(&daemon.path, "innocent");
+    let mut daemon = start(&[]);
+    let (innocent, target) = Endpoint::attach(daemon.socket(), "innocent");
     let flooders: Vec<Endpoint> = (0..FLOODERS)
-        .map(|number| Endpoint::attach(&daemon.path, &format!("f{number}")).0)
+        .map(|number| Endpoint::attach(daemon.socket(), &format!("f{number}")).0)
         .collect();
     for flooder in &flooders {
         for tag in 0..REQUESTS {
@@ -231,28 +226,12 @@ fn nine_flooders_do_not_cut_off_the_one_they_flood() {
     check_alive(&mut daemon);
 }
 
-/// The daemon's hard limit on open files (proc(5), `limits`).
-fn hard_limit(daemon: &Daemon) -> Option<u64> {
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();
-    let line = limits
-        .lines()
-        .find(|line| line.starts_with("Max open files"));
-    let hard = line.unwrap().split_whitespace().nth(4).unwrap();
-    hard.parse().ok()
-}
-
 #[test]
 fn without_descriptors_nobody_is_let_in_for_now() {
-    let mut daemon = Daemon::start(&[]);
-    let (attached, port) = Endpoint::attach(&daemon.path, "attached");
-    let pid = Pid::from_child(&daemon.child);
-    let maximum = hard_limit(&daemon);
-    let limit = |current| {
-        let limit = Rlimit { current, maximum };
-        prlimit(Some(pid), Resource::Nofile, limit).unwrap()
-    };
-    let before = limit(Some(3));
-    let strangers: Vec<Endpoint> = (0..3).map(|_| Endpoint::connect(&daemon.path)).collect();
+    let mut daemon = start(&[]);
+    let (attached, port) = Endpoint::attach(daemon.socket(), "attached");
+    daemon.limit_descriptors(Some(3));
+    let strangers: Vec<Endpoint> = (0..3).map(|_| Endpoint::connect(daemon.socket())).collect();
     let ours = &strangers[0];
     ours.send(&hello("stranger"));
     assert!(ours.hears_nothing_for(Duration::from_millis(500)));
@@ -263,7 +242,7 @@ fn without_descriptors_nobody_is_let_in_for_now() {
         length: 1,
     });
     assert!(matches!(attached.receive(), Message::Reply { .. }));
-    limit(before.current);
+    daemon.limit_descriptors(None);
     assert!(matches!(ours.receive(), Message::Welcome { .. }));
     drop((attached, strangers));
     check_alive(&mut daemon);

@@ -9,9 +9,9 @@ use peerbar_switch::{
     ACKNOWLEDGE_TIME_OUT, Attachment, BarWindow, Descriptor, LinkLost, LinkTiming, Message,
     PeerHandler, PortId, Unsupported,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
-use crate::raw::{Daemon, Endpoint, announce, registers};
+use crate::raw::{Endpoint, announce, registers, start};
 
 /// Calls a function for each change of a peer, and refuses all requests.
 struct OnChange<F>(F);
@@ -36,8 +36,8 @@ impl<F: Fn(PortId) + Send + Sync> PeerHandler for OnChange<F> {
 
 #[test]
 fn a_change_is_acknowledged_only_when_the_neighbour_goes_by_it() {
-    let daemon = Daemon::start(&[]);
-    let (a, port) = Endpoint::attach(&daemon.path, "a");
+    let daemon = start(&[]);
+    let (a, port) = Endpoint::attach(daemon.socket(), "a");
     let ((changes, changed), (release, released)) = (channel(), channel());
     let released = Mutex::new(released);
     // Reports each change and blocks until the test releases it.
@@ -46,14 +46,14 @@ fn a_change_is_acknowledged_only_when_the_neighbour_goes_by_it() {
         // Fails if the test has failed.
         let _: Result<(), _> = released.lock().unwrap().recv();
     });
-    let attachment = Attachment::new(&daemon.path, "slow").unwrap();
+    let attachment = Attachment::new(daemon.socket(), "slow").unwrap();
     let _link = attachment.start(Arc::new(handler)).unwrap();
     // Dropped before the link, which waits for the handler.
     let release = release;
     a.send(&announce(1, vec![registers(0x1000)]));
     assert_eq!(changed.recv().unwrap(), port);
     // The switch has taken whatever the link has sent so far when it lets a later one in.
-    let (_later, _) = Endpoint::attach(&daemon.path, "later");
+    let (_later, _) = Endpoint::attach(daemon.socket(), "later");
     assert!(a.hears_nothing());
     release.send(()).unwrap();
     assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
@@ -61,13 +61,12 @@ fn a_change_is_acknowledged_only_when_the_neighbour_goes_by_it() {
 
 #[test]
 fn a_stopped_switch_is_given_up_in_time_and_found_again() {
-    let daemon = Daemon::start(&[]);
-    let pid = Pid::from_child(&daemon.child);
-    let attachment = Attachment::new(&daemon.path, "endpoint").unwrap();
+    let daemon = start(&[]);
+    let attachment = Attachment::new(daemon.socket(), "endpoint").unwrap();
     let link = attachment.start(Arc::new(OnChange(|_| ()))).unwrap();
     let none = Descriptor::default();
     assert_eq!(link.announce(vec![registers(0x1000)], &none), Ok(()));
-    kill_process(pid, Signal::STOP).unwrap();
+    daemon.signal(Signal::STOP);
     let begun = Instant::now();
     for address in [0x2000, 0x3000] {
         let announced = link.announce(vec![registers(address)], &none);
@@ -76,26 +75,25 @@ fn a_stopped_switch_is_given_up_in_time_and_found_again() {
     let waited = begun.elapsed();
     let bound = ACKNOWLEDGE_TIME_OUT * 2;
     assert!((bound..bound * 2).contains(&waited), "{waited:?}");
-    kill_process(pid, Signal::CONT).unwrap();
-    let (peer, _) = Endpoint::attach(&daemon.path, "peer");
+    daemon.signal(Signal::CONT);
+    let (peer, _) = Endpoint::attach(daemon.socket(), "peer");
     while !is_at(&peer.acknowledge().1, 0x3000) {}
 }
 
 /// The switch takes one announcement at a time from an endpoint.
 #[test]
 fn announcement_beside_that_of_an_attachment_waits_for_it() {
-    let daemon = Daemon::start(&[]);
-    let pid = Pid::from_child(&daemon.child);
-    let attachment = Attachment::new(&daemon.path, "endpoint").unwrap();
+    let daemon = start(&[]);
+    let attachment = Attachment::new(daemon.socket(), "endpoint").unwrap();
     let link = attachment.start(Arc::new(OnChange(|_| ()))).unwrap();
-    let (peer, _) = Endpoint::attach(&daemon.path, "peer");
+    let (peer, _) = Endpoint::attach(daemon.socket(), "peer");
     let none = Descriptor::default();
-    kill_process(pid, Signal::STOP).unwrap();
+    daemon.signal(Signal::STOP);
     for address in [0x2000, 0x3000] {
         let announced = link.announce(vec![registers(address)], &none);
         assert_eq!(announced, Err(LinkLost));
     }
-    kill_process(pid, Signal::CONT).unwrap();
+    daemon.signal(Signal::CONT);
     let ticket = attached_again(&peer, 0x3000);
     thread::scope(|scope| {
         let announcing = scope.spawn(|| link.announce(vec![registers(0x4000)], &none));

@@ -1,16 +1,16 @@
 //! The daemon, and an endpoint that sends any message.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, IoSlice, IoSliceMut};
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::Duration;
 
 use peerbar_switch::{
     BarBacking, BarWindow, Descriptor, MAX_DESCRIPTORS, MAX_PACKET, Message, PROTOCOL, PortId,
 };
+use peerbar_test_daemon::{Daemon, DaemonCommand};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -21,49 +21,15 @@ use rustix::net::{
 /// Far longer than anything here takes, far shorter than a test may hang.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A running `peerbar-switch`, killed when dropped.
-pub(crate) struct Daemon {
-    pub(crate) path: PathBuf,
-    pub(crate) child: Child,
-    _folder: tempfile::TempDir,
+/// A running `peerbar-switch`.
+pub(crate) fn start(links: &[&str]) -> Daemon {
+    let holes = ["--pci-hole", "0x0-0xffffffffffffffff"];
+    let links = links.iter().flat_map(|link| ["--link", link]);
+    command().args(holes).args(links).start()
 }
 
-impl Daemon {
-    pub(crate) fn start(links: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
-        let mut command = program();
-        command
-            .arg("--socket-path")
-            .arg(&path)
-            .args(["--pci-hole", "0x0-0xffffffffffffffff"])
-            .stdout(Stdio::piped());
-        for link in links {
-            command.args(["--link", link]);
-        }
-        let mut child = command.spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        assert_eq!(line, "ready\n");
-        Self {
-            path,
-            child,
-            _folder: folder,
-        }
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-pub(crate) fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_peerbar-switch"))
+pub(crate) fn command() -> DaemonCommand {
+    DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-switch"))
 }
 
 /// An endpoint. Nothing happens by itself: not even acknowledgements.
@@ -225,13 +191,10 @@ pub(crate) fn announce(sequence: u64, windows: Vec<BarWindow>) -> Message {
 
 /// The switch is still what it was: two newcomers find each other.
 pub(crate) fn check_alive(daemon: &mut Daemon) {
-    assert!(
-        daemon.child.try_wait().unwrap().is_none(),
-        "the daemon has ended"
-    );
-    let (one, port) = Endpoint::attach(&daemon.path, "alive 1");
+    assert!(daemon.is_running(), "the daemon has ended");
+    let (one, port) = Endpoint::attach(daemon.socket(), "alive 1");
     one.send(&announce(1, Vec::new()));
-    let (other, _) = Endpoint::attach(&daemon.path, "alive 2");
+    let (other, _) = Endpoint::attach(daemon.socket(), "alive 2");
     one.send(&announce(2, vec![registers(0x7000_0000)]));
     loop {
         let (peer, windows) = other.acknowledge();

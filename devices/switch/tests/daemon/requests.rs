@@ -5,7 +5,7 @@ use std::time::Instant;
 use peerbar_switch::{ENDPOINT_TIME_OUT, MAX_DATA, Message, Outcome, PortId, RequestError};
 use serde_bytes::ByteBuf;
 
-use crate::raw::{Daemon, Endpoint, check_alive};
+use crate::raw::{Endpoint, check_alive, start};
 
 fn write(peer: PortId, tag: u64, data: Vec<u8>) -> Message {
     Message::Write {
@@ -37,9 +37,9 @@ fn outcome(endpoint: &Endpoint) -> (u64, Outcome) {
 
 #[test]
 fn both_can_ask_at_once_and_each_gets_its_answer() {
-    let daemon = Daemon::start(&[]);
-    let (a, port_a) = Endpoint::attach(&daemon.path, "a");
-    let (b, port_b) = Endpoint::attach(&daemon.path, "b");
+    let daemon = start(&[]);
+    let (a, port_a) = Endpoint::attach(daemon.socket(), "a");
+    let (b, port_b) = Endpoint::attach(daemon.socket(), "b");
     let data = vec![3; MAX_DATA];
     a.send(&write(port_b, 1, data.clone()));
     b.send(&write(port_a, 1, data.clone()));
@@ -63,10 +63,10 @@ fn both_can_ask_at_once_and_each_gets_its_answer() {
 
 #[test]
 fn an_answer_by_somebody_else_is_none() {
-    let daemon = Daemon::start(&[]);
-    let (a, port_a) = Endpoint::attach(&daemon.path, "a");
-    let (b, port_b) = Endpoint::attach(&daemon.path, "b");
-    let (c, _) = Endpoint::attach(&daemon.path, "c");
+    let daemon = start(&[]);
+    let (a, port_a) = Endpoint::attach(daemon.socket(), "a");
+    let (b, port_b) = Endpoint::attach(daemon.socket(), "b");
+    let (c, _) = Endpoint::attach(daemon.socket(), "c");
     a.send(&write(port_b, 1, vec![1]));
     assert!(matches!(b.receive(), Message::Write { .. }));
     c.send(&reply(port_a, 1));
@@ -79,10 +79,10 @@ fn an_answer_by_somebody_else_is_none() {
 
 #[test]
 fn request_to_silent_dead_or_missing_peer_fails() {
-    let daemon = Daemon::start(&[]);
-    let (a, port_a) = Endpoint::attach(&daemon.path, "a");
-    let (_mute, mute) = Endpoint::attach(&daemon.path, "mute");
-    let (dying, dies) = Endpoint::attach(&daemon.path, "dying");
+    let daemon = start(&[]);
+    let (a, port_a) = Endpoint::attach(daemon.socket(), "a");
+    let (_mute, mute) = Endpoint::attach(daemon.socket(), "mute");
+    let (dying, dies) = Endpoint::attach(daemon.socket(), "dying");
     let begun = Instant::now();
     a.send(&write(mute, 1, vec![1]));
     a.send(&write(dies, 2, vec![1]));
@@ -98,9 +98,9 @@ fn request_to_silent_dead_or_missing_peer_fails() {
 
 #[test]
 fn endpoint_that_floods_a_peer_is_cut_off_alone() {
-    let mut daemon = Daemon::start(&[]);
-    let (flood, port) = Endpoint::attach(&daemon.path, "flood");
-    let (victim, target) = Endpoint::attach(&daemon.path, "victim");
+    let mut daemon = start(&[]);
+    let (flood, port) = Endpoint::attach(daemon.socket(), "flood");
+    let (victim, target) = Endpoint::attach(daemon.socket(), "victim");
     for tag in 0..=64 {
         flood.send(&write(target, tag, vec![0; MAX_DATA]));
     }

@@ -1,0 +1,112 @@
+//! How a daemon is started.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use tempfile::TempDir;
+
+use crate::{Daemon, Exit};
+
+/// A program, its arguments, and a folder for its socket and its other files.
+#[derive(Debug)]
+pub struct DaemonCommand {
+    program: OsString,
+    arguments: Vec<OsString>,
+    folder: TempDir,
+    socket: PathBuf,
+}
+
+impl DaemonCommand {
+    /// One for the program at this path, with the argument `--socket-path`.
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        let folder = TempDir::new().unwrap();
+        Self {
+            program: program.as_ref().to_owned(),
+            arguments: Vec::new(),
+            socket: folder.path().join("socket"),
+            folder,
+        }
+    }
+
+    /// With its socket at this path.
+    #[must_use]
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.socket = path.into();
+        self
+    }
+
+    /// With further arguments.
+    #[must_use]
+    pub fn args(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        let arguments = arguments.into_iter().map(Into::into);
+        self.arguments.extend(arguments);
+        self
+    }
+
+    /// With an option for a file called `name` in the daemon's folder.
+    #[must_use]
+    pub fn file(self, option: &str, name: &str) -> Self {
+        let path = self.folder.path().join(name);
+        self.args([option.into(), path.into_os_string()])
+    }
+
+    /// Starts the daemon, and waits until it is ready.
+    ///
+    /// # Panics
+    /// If it ends instead.
+    #[track_caller]
+    pub fn start(self) -> Daemon {
+        match self.try_start() {
+            Ok(daemon) => daemon,
+            Err(exit) => panic!("the daemon does not start: {exit:?}"),
+        }
+    }
+
+    /// Starts the daemon, and waits until it is ready.
+    ///
+    /// # Errors
+    /// How it ended, if it never became ready.
+    pub fn try_start(self) -> Result<Daemon, Exit> {
+        Daemon::start(self)
+    }
+
+    /// Runs to its end a daemon that cannot start.
+    ///
+    /// # Panics
+    /// If it becomes ready.
+    #[track_caller]
+    pub fn refused(self) -> Exit {
+        match self.try_start() {
+            Ok(daemon) => panic!("it serves: {daemon:?}"),
+            Err(exit) => exit,
+        }
+    }
+
+    /// The command itself, for a test that starts the process in its own way.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .arg("--socket-path")
+            .arg(&self.socket)
+            .args(&self.arguments)
+            .stdin(Stdio::null())
+            .env_remove("RUST_LOG");
+        command
+    }
+
+    /// The daemon's folder, which is removed with this.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn replace_argument(&mut self, old: &str, new: &str) {
+        let mut arguments = self.arguments.iter_mut();
+        let argument = arguments.find(|argument| *argument == old);
+        *argument.expect("an argument to replace") = new.into();
+    }
+
+    pub(crate) fn socket_path(&self) -> &Path {
+        &self.socket
+    }
+}

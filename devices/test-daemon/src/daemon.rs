@@ -1,0 +1,179 @@
+//! A daemon that runs, and its end.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::DaemonCommand;
+
+/// Far longer than a daemon takes to end, far shorter than a test may hang.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How a daemon has ended.
+#[derive(Debug)]
+pub struct Exit {
+    /// Its exit status. `None` if a signal killed it.
+    pub code: Option<i32>,
+    /// What it has written to standard error.
+    pub stderr: String,
+}
+
+impl Exit {
+    /// What it has written to standard error, without the line's end.
+    ///
+    /// # Panics
+    /// If that is not one line.
+    #[track_caller]
+    pub fn line(&self) -> &str {
+        assert_eq!(self.stderr.lines().count(), 1, "{}", self.stderr);
+        self.stderr.trim_end()
+    }
+}
+
+/// A daemon that serves.
+#[derive(Debug)]
+pub struct Daemon {
+    command: DaemonCommand,
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+    /// Whether the test has ended it, or waits for its end.
+    is_ended: bool,
+}
+
+impl Daemon {
+    pub(crate) fn start(command: DaemonCommand) -> Result<Self, Exit> {
+        let (child, stdout) = spawn(&command);
+        let mut daemon = Self {
+            command,
+            child,
+            stdout,
+            is_ended: false,
+        };
+        match daemon.next_line().as_str() {
+            "ready" => Ok(daemon),
+            _ => Err(daemon.exit()),
+        }
+    }
+
+    /// Where clients connect.
+    pub fn socket(&self) -> &Path {
+        self.command.socket_path()
+    }
+
+    /// The folder of its files.
+    pub fn folder(&self) -> &Path {
+        self.command.folder()
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// The next line of its standard output, which is empty at the end.
+    pub fn next_line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> String {
+        fs::read_to_string(log(&self.command)).unwrap()
+    }
+
+    /// Sends it a signal that does not end it.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Whether it has not ended.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// Asks it to end, and waits.
+    ///
+    /// # Panics
+    /// If it does not end in 20 s.
+    pub fn terminate(&mut self) -> Exit {
+        self.signal(Signal::TERM);
+        self.exit()
+    }
+
+    /// Kills it.
+    pub fn kill(&mut self) {
+        self.is_ended = true;
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Has a restart use another argument in place of `old`.
+    ///
+    /// # Panics
+    /// If there is no such argument.
+    pub fn replace_argument(&mut self, old: &str, new: &str) {
+        self.command.replace_argument(old, new);
+    }
+
+    /// Starts it again with the same arguments, killed before if it still runs.
+    ///
+    /// # Panics
+    /// If it does not become ready.
+    pub fn restart(&mut self) {
+        self.kill();
+        (self.child, self.stdout) = spawn(&self.command);
+        let line = self.next_line();
+        assert_eq!(line, "ready", "{}", self.stderr());
+        self.is_ended = false;
+    }
+
+    fn exit(&mut self) -> Exit {
+        self.is_ended = true;
+        let process = pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
+        let mut polled = [PollFd::new(&process, PollFlags::IN)];
+        let limit = Timespec::try_from(PATIENCE).unwrap();
+        let ended = poll(&mut polled, Some(&limit)).unwrap();
+        assert_eq!(ended, 1, "the daemon does not end in {PATIENCE:?}");
+        Exit {
+            code: self.child.wait().unwrap().code(),
+            stderr: self.stderr(),
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let ended = self.child.try_wait().unwrap();
+        // Fails if it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the daemon said: {}", self.stderr());
+        } else if let Some(status) = ended.filter(|_| !self.is_ended) {
+            panic!("the daemon ended by itself: {status}: {}", self.stderr());
+        }
+    }
+}
+
+fn spawn(command: &DaemonCommand) -> (Child, BufReader<ChildStdout>) {
+    let stderr = File::options()
+        .create(true)
+        .append(true)
+        .open(log(command))
+        .unwrap();
+    let mut process = command.command();
+    let process = process.stdout(Stdio::piped()).stderr(stderr);
+    let mut child = process.spawn().unwrap();
+    let stdout = BufReader::new(child.stdout.take().unwrap());
+    (child, stdout)
+}
+
+fn log(command: &DaemonCommand) -> PathBuf {
+    command.folder().join("stderr")
+}

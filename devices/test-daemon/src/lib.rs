@@ -1,0 +1,19 @@
+//! A server as a process, for tests: it starts in a folder of its own, says `ready`, and is killed when it is dropped.
+//!
+//! ```no_run
+//! # use peerbar_test_daemon::DaemonCommand;
+//! let daemon = DaemonCommand::new("peerbar-gpu").args(["--vram", "64M"]).start();
+//! let client = std::os::unix::net::UnixStream::connect(daemon.socket());
+//! ```
+//!
+//! All of it panics where something goes wrong. A daemon that ends by itself fails its test, too: nothing that a client does
+//! may end a server.
+
+#![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
+
+mod command;
+mod daemon;
+mod usage;
+
+pub use command::DaemonCommand;
+pub use daemon::{Daemon, Exit};

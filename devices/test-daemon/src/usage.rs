@@ -1,0 +1,53 @@
+//! What a daemon uses, and may use (proc(5)).
+
+use std::fs;
+
+use rustix::process::{Resource, Rlimit, prlimit};
+
+use crate::Daemon;
+
+impl Daemon {
+    /// How many descriptors it has open.
+    pub fn open_descriptors(&self) -> usize {
+        fs::read_dir(self.proc_path("fd")).unwrap().count()
+    }
+
+    /// How much of its memory is resident, in bytes.
+    pub fn resident_bytes(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// The size of its address space, in bytes.
+    pub fn address_space_bytes(&self) -> u64 {
+        self.status_bytes("VmSize:")
+    }
+
+    /// Lets it open this number of descriptors, or with `None` as many as its hard limit permits.
+    pub fn limit_descriptors(&self, most: Option<u64>) {
+        let limits = fs::read_to_string(self.proc_path("limits")).unwrap();
+        let mut lines = limits.lines();
+        let hard = lines.find_map(|line| line.strip_prefix("Max open files"));
+        let hard = hard.unwrap().split_whitespace().nth(1).unwrap();
+        let maximum = Some(hard.parse().unwrap());
+        let current = most.or(maximum);
+        prlimit(
+            Some(self.pid()),
+            Resource::Nofile,
+            Rlimit { current, maximum },
+        )
+        .unwrap();
+    }
+
+    /// The path of this file or folder of its process in /proc.
+    pub fn proc_path(&self, name: &str) -> String {
+        format!("/proc/{}/{name}", self.pid())
+    }
+
+    fn status_bytes(&self, key: &str) -> u64 {
+        let status = fs::read_to_string(self.proc_path("status")).unwrap();
+        let mut lines = status.lines();
+        let size = lines.find_map(|line| line.strip_prefix(key)).unwrap();
+        let kib = size.trim().strip_suffix(" kB").unwrap();
+        kib.parse::<u64>().unwrap() << 10
+    }
+}
