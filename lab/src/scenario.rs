@@ -181,6 +181,8 @@ pub struct Nvme {
     pub block_size: u32,
     /// Largest data transfer as a power of two of 4 KiB pages, the server's own choice if none.
     pub mdts: Option<u8>,
+    /// How many queue pairs it grants beyond those that its driver asks for.
+    pub spare_queues: u16,
     /// How many threads share the I/O queues, the server's own choice if none.
     pub workers: Option<u8>,
     /// How those threads learn of new commands, the server's own choice if none.
@@ -569,7 +571,7 @@ mod tests {
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
             "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `pmr`, `block-size`, \
-             `mdts`, `workers`, `poll`, `seed-fault`, `faults`, `counted`, `namespaces`"
+             `mdts`, `spare-queues`, `workers`, `poll`, `seed-fault`, `faults`, `counted`, `namespaces`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),
@@ -680,6 +682,10 @@ mod tests {
                 "9: `block-size = 1024`: blocks have 512 or 4096 bytes",
             ),
             (format!("{DISK}mdts = 11"), "9: `mdts = 11`: from 1 to 10"),
+            (
+                format!("{DISK}spare-queues = 64"),
+                "9: `spare-queues = 64`: at most 63, of 64 queues for I/O",
+            ),
             (
                 format!("{DISK}workers = 0"),
                 "9: `workers = 0`: from 1 to 64",

@@ -186,6 +186,9 @@ fn nvme_arguments(nvme: &Nvme, sockets: &Sockets) -> Vec<String> {
     if let Some(power) = nvme.mdts {
         words.extend(["--mdts".to_owned(), power.to_string()]);
     }
+    if nvme.spare_queues > 0 {
+        words.extend(["--spare-queues".to_owned(), nvme.spare_queues.to_string()]);
+    }
     if let Some(workers) = nvme.workers {
         words.extend(["--workers".to_owned(), workers.to_string()]);
     }
@@ -243,6 +246,7 @@ mod tests {
             file: None,
         });
         nvme.mdts = Some(5);
+        nvme.spare_queues = 3;
         nvme.workers = Some(2);
         nvme.poll = Some(PollPolicy::Always);
         nvme.namespaces.push(Namespace::Null(1 << 30));
@@ -258,7 +262,7 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --pmr /s/disk0-pmr.img --block-size 512 --mdts 5 --workers 2 --poll always --seed-fault wraps:9 \
+                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --pmr /s/disk0-pmr.img --block-size 512 --mdts 5 --spare-queues 3 --workers 2 --poll always --seed-fault wraps:9 \
               --namespace ram=320M --namespace null=1G --namespace file=/d.img"
             ]
         );

@@ -41,7 +41,7 @@ impl Admin {
             events: Events::default(),
             reported: CriticalWarning::new(),
             sanitize: LastSanitize::default(),
-            features: Features::new(config.namespaces.len()),
+            features: Features::new(config.namespaces.len(), config.spare_queues),
         }
     }
 

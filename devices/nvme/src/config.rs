@@ -13,6 +13,7 @@ use crate::cmb::{Cmb, CmbError};
 use crate::io_queue::poll::PollPolicy;
 use crate::namespace::{Backend, FileBackend, ImageError, Namespace, NullBackend, RamBackend};
 use crate::pmr::{PersistentMemory, PmrError};
+use crate::registers::QUEUE_PAIRS;
 use crate::seeded_fault::SeededFault;
 
 /// Longest serial number (NVMe Base 2.0, 5.17.2.1, Identify Controller, SN).
@@ -26,6 +27,9 @@ pub const MDTS: RangeInclusive<u8> = 1..=10;
 
 /// How many threads may share the I/O queues.
 pub const WORKERS: RangeInclusive<u8> = 1..=64;
+
+/// The most queue pairs that may be granted beyond those that the host asks for: all but one.
+pub const MOST_SPARE_QUEUES: u16 = QUEUE_PAIRS - 2;
 
 /// Why a controller cannot be made.
 #[derive(Debug, Error)]
@@ -123,6 +127,10 @@ pub struct Config {
     /// Maximum data transfer size as a power of two of 4 KiB pages, 1 to 10
     #[arg(long, value_name = "POWER", default_value_t = 8)]
     pub mdts: u8,
+    /// Queue pairs that are granted beyond those that the host asks for, for a second driver, as one of a GPU [default: none]
+    #[arg(long, value_name = "NUMBER", default_value_t = 0, hide_default_value = true,
+          value_parser = clap::value_parser!(u16).range(..=i64::from(MOST_SPARE_QUEUES)))]
+    pub spare_queues: u16,
     /// Threads that share the I/O queues, 1 to 64
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub workers: u8,
@@ -246,6 +254,7 @@ pub(crate) mod tests {
             block_bytes: 512,
             mdts: 8,
             namespaces: vec![Source::Ram(1 << 20)],
+            spare_queues: 0,
             workers: 1,
             poll: PollPolicy::default(),
             io_uring: true,

@@ -69,7 +69,7 @@ mod sync;
 mod worker_pool;
 
 pub use cmb::{CMB_UNIT, CmbError, LARGEST_CMB};
-pub use config::{BLOCK_SIZES, Config, ConfigError, MDTS, Source, WORKERS};
+pub use config::{BLOCK_SIZES, Config, ConfigError, MDTS, MOST_SPARE_QUEUES, Source, WORKERS};
 pub use controller::{Controller, VECTORS};
 pub use io_queue::poll::{PollPolicy, UnknownPolicy};
 pub use namespace::ImageError;

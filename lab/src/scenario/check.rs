@@ -29,6 +29,7 @@ pub(super) fn inventory(
         disk_bytes: nvme.disk_bytes,
         block_bytes: nvme.block_size,
         namespaces: u32::try_from(nvme.namespaces.len()).unwrap_or(u32::MAX),
+        spare_queues: nvme.spare_queues,
         uncounted: !nvme.counted,
     };
     let gpu = |gpu: &Gpu| peerbar_report::Gpu {
@@ -104,6 +105,24 @@ mod tests {
                 .unwrap_err()
                 .contains("takes a disk as `client`")
         );
+    }
+
+    #[test]
+    fn queues_beside_nvme_take_spare_ones_and_a_module() {
+        let lines = "kind = \"gpu-beside-nvme\"\ngpu = \"g0\"\ndisk = \"d0\"";
+        assert_eq!(
+            parse("", lines).unwrap_err(),
+            "x.toml:14: `d0` grants no queues but those of Linux: give [[nvme]] d0 `spare-queues = 4`"
+        );
+        let table = "name = \"d0\"\nspare-queues = 4\n";
+        let text = format!("{HEAD}\n[[check]]\n{lines}\n").replace("name = \"d0\"\n", table);
+        let scenario = Scenario::parse(Path::new("x.toml"), text.clone()).unwrap();
+        assert_eq!(
+            scenario.initramfs_modules(),
+            ["nvme", "peerbar_gpu", "peerbar_nvme_queues"]
+        );
+        let error = Scenario::parse(Path::new("x.toml"), text + "depth = 0\n").unwrap_err();
+        assert!(error.to_string().contains("1 to 255"), "{error}");
     }
 
     #[test]

@@ -98,6 +98,7 @@ pub(super) struct NvmeTable {
     pub(super) pmr: Option<Spanned<PmrTable>>,
     pub(super) block_size: Option<Spanned<u32>>,
     pub(super) mdts: Option<Spanned<u8>>,
+    pub(super) spare_queues: Option<Spanned<u16>>,
     pub(super) workers: Option<Spanned<i64>>,
     pub(super) poll: Option<Spanned<String>>,
     #[serde(default)]

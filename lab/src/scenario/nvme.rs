@@ -5,8 +5,8 @@ use std::path::Path;
 
 use peerbar_fault::{Faults, Kind};
 use peerbar_nvme::{
-    BLOCK_SIZES, CMB_UNIT, LARGEST_CMB, MDTS, PMR_SIZES, PollPolicy, SeededFault, UnknownFault,
-    VECTORS, WORKERS,
+    BLOCK_SIZES, CMB_UNIT, LARGEST_CMB, MDTS, MOST_SPARE_QUEUES, PMR_SIZES, PollPolicy,
+    SeededFault, UnknownFault, VECTORS, WORKERS,
 };
 use toml::Spanned;
 
@@ -39,6 +39,7 @@ pub(super) fn nvme(
     let pmr = table.pmr.map(|pmr| self::pmr(pmr, folder)).transpose()?;
     let block_size = table.block_size.map_or(Ok(512), block_size)?;
     let mdts = table.mdts.map(mdts).transpose()?;
+    let spare_queues = table.spare_queues.map_or(Ok(0), spare_queues)?;
     let workers = table.workers.map(workers).transpose()?;
     let poll = table.poll.map(poll).transpose()?;
     let (namespaces, sizes) = namespaces(table.namespaces, &name, block_size, folder)?;
@@ -57,6 +58,7 @@ pub(super) fn nvme(
         pmr,
         block_size,
         mdts,
+        spare_queues,
         workers,
         poll,
         disk_bytes,
@@ -155,6 +157,17 @@ fn seeded_fault(word: Spanned<String>) -> Result<SeededFault, Problem> {
         let message = format!("`seed-fault`: `{}` {error}", word.get_ref());
         Problem::new(word.span(), message)
     })
+}
+
+fn spare_queues(count: Spanned<u16>) -> Result<u16, Problem> {
+    if *count.get_ref() > MOST_SPARE_QUEUES {
+        let message = format!(
+            "`spare-queues = {}`: at most {MOST_SPARE_QUEUES}, of 64 queues for I/O",
+            count.get_ref()
+        );
+        return Err(Problem::new(count.span(), message));
+    }
+    Ok(count.into_inner())
 }
 
 fn workers(count: Spanned<i64>) -> Result<u8, Problem> {

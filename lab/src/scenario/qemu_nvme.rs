@@ -18,6 +18,7 @@ pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
         ("pmr", span(&table.pmr)),
         ("block-size", span(&table.block_size)),
         ("mdts", span(&table.mdts)),
+        ("spare-queues", span(&table.spare_queues)),
         ("workers", span(&table.workers)),
         ("poll", span(&table.poll)),
         ("seed-fault", table.seed_fault.first().map(Spanned::span)),

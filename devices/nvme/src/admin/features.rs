@@ -70,6 +70,8 @@ pub(crate) struct Features {
     uncoalesced: Vec<bool>,
     /// Submission and completion queues, 0's based.
     granted_queues: [u16; 2],
+    /// How many more of each than the host asks for are granted.
+    spare_queues: u16,
     timestamp: (u64, Instant, TimestampAttributes),
     host_behavior: [u8; 512],
     software_progress: u32,
@@ -77,13 +79,14 @@ pub(crate) struct Features {
 }
 
 impl Features {
-    pub(super) fn new(namespaces: usize) -> Self {
+    pub(super) fn new(namespaces: usize, spare_queues: u16) -> Self {
         Self {
             plain: PLAIN.into(),
             thresholds: [343, 0],
             error_recovery: vec![0; namespaces],
             uncoalesced: vec![false; QUEUE_PAIRS.into()],
             granted_queues: [MOST_QUEUES; 2],
+            spare_queues,
             timestamp: (0, Instant::now(), TimestampAttributes::new()),
             host_behavior: [0; 512],
             software_progress: 0,
@@ -96,7 +99,7 @@ impl Features {
         *self = Self {
             timestamp: self.timestamp,
             software_progress: self.software_progress,
-            ..Self::new(self.error_recovery.len())
+            ..Self::new(self.error_recovery.len(), self.spare_queues)
         };
     }
 
@@ -262,13 +265,15 @@ impl Features {
         Ok(0)
     }
 
-    /// Number of Queues: grants what is asked for, up to what there is.
+    /// Number of Queues: grants what is asked for and the spare ones, up to what there is. A controller may grant more than it is
+    /// asked for (NVMe Base 2.0, 5.27.1.5).
     fn grant_queues(&mut self, dword: u32) -> Result<u32, Status> {
         let asked = NumberOfQueues::from_bits(dword);
         if asked.nsq() == u16::MAX || asked.ncq() == u16::MAX {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        let granted = [asked.nsq(), asked.ncq()].map(|asked| asked.min(MOST_QUEUES));
+        let granted = [asked.nsq(), asked.ncq()]
+            .map(|asked| asked.saturating_add(self.spare_queues).min(MOST_QUEUES));
         self.granted_queues = granted;
         let [submission, completion] = granted;
         Ok(NumberOfQueues::new()
@@ -304,7 +309,7 @@ impl Engine {
         if !SUPPORTED.contains(&fid) {
             return Err(invalid);
         }
-        let as_it_came = Features::new(self.storage.namespaces.len());
+        let as_it_came = Features::new(self.storage.namespaces.len(), 0);
         let features = match Select::try_from(command.select.sel()).map_err(|_| invalid)? {
             Select::Current => &self.admin.features,
             Select::Default | Select::Saved => &as_it_came,
@@ -428,7 +433,7 @@ mod tests {
 
     #[test]
     fn what_is_set_is_returned_and_a_reset_brings_the_defaults_back() {
-        let mut features = Features::new(2);
+        let mut features = Features::new(2, 0);
         for (fid, dword) in [
             (fid::ARBITRATION, 7),
             (fid::INTERRUPT_COALESCING, 0x0105),
@@ -448,7 +453,7 @@ mod tests {
 
     #[test]
     fn every_supported_feature_has_a_value() {
-        let features = Features::new(1);
+        let features = Features::new(1, 0);
         for fid in SUPPORTED {
             assert!(features.value(fid, 0, Some(0)).is_ok(), "{fid:#x}");
         }
@@ -456,7 +461,7 @@ mod tests {
 
     #[test]
     fn queues_are_granted_up_to_what_there_is() {
-        let mut features = Features::new(1);
+        let mut features = Features::new(1, 0);
         assert_eq!(features.grant_queues(0x0003_0001), Ok(0x0003_0001));
         assert_eq!(features.granted_queues(), [2, 4]);
         assert_eq!(
@@ -469,8 +474,19 @@ mod tests {
     }
 
     #[test]
+    fn spare_queues_are_granted_beyond_what_is_asked_for() {
+        let mut features = Features::new(1, 8);
+        for _ in 0..2 {
+            assert_eq!(features.grant_queues(0x0003_0001), Ok(0x000b_0009));
+            assert_eq!(features.granted_queues(), [10, 12]);
+            assert_eq!(features.grant_queues(0x003f_003a), Ok(0x003f_003f));
+            features.reset();
+        }
+    }
+
+    #[test]
     fn error_recovery_is_each_namespace_s_own() {
-        let mut features = Features::new(2);
+        let mut features = Features::new(2, 0);
         features.set_value(fid::ERROR_RECOVERY, 5, 1..2).unwrap();
         assert_eq!(features.value(fid::ERROR_RECOVERY, 0, Some(0)), Ok(0));
         assert_eq!(features.value(fid::ERROR_RECOVERY, 0, Some(1)), Ok(5));
@@ -485,7 +501,7 @@ mod tests {
 
     #[test]
     fn temperature_beyond_its_threshold_is_a_warning_if_enabled() {
-        let mut features = Features::new(1);
+        let mut features = Features::new(1, 0);
         assert!(!features.warning().temperature());
         features
             .set_value(fid::TEMPERATURE_THRESHOLD, 313, 0..1)
@@ -506,7 +522,7 @@ mod tests {
 
     #[test]
     fn the_time_goes_on_from_what_the_host_set() {
-        let mut features = Features::new(1);
+        let mut features = Features::new(1, 0);
         features
             .set_data(fid::TIMESTAMP, &[0x10, 0x20, 0x30, 0, 0, 0, 0, 0])
             .unwrap();

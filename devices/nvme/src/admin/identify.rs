@@ -312,6 +312,7 @@ mod tests {
             block_bytes: 512,
             mdts: 8,
             namespaces: vec![Source::Ram(512)],
+            spare_queues: 0,
             workers: 1,
             poll: PollPolicy::default(),
             io_uring: true,

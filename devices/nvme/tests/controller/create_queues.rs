@@ -128,6 +128,22 @@ fn queues_beyond_what_was_granted_are_refused() {
 }
 
 #[test]
+fn spare_queues_can_be_made_beside_those_asked_for() {
+    let mut driver = Driver::with(&peerbar_nvme::Config {
+        spare_queues: 2,
+        ..config()
+    });
+    driver.ok(0, delete_sq(1));
+    driver.ok(0, delete_cq(1));
+    assert_eq!(driver.ok(0, set_feature(7, 0)), 0x0002_0002);
+    for id in [1, 3] {
+        driver.ok(0, create_cq(id, 4, 1, DATA));
+        driver.ok(0, create_sq(id, 4, id, DATA + 0x1000));
+    }
+    assert_eq!(driver.code(0, create_cq(4, 4, 1, DATA)), sc::QID_INVALID);
+}
+
+#[test]
 fn a_cmb_that_takes_no_queues_says_so() {
     let mut driver = Driver::with(&peerbar_nvme::Config {
         cmb_queues: false,

@@ -82,6 +82,7 @@ pub(crate) fn config() -> Config {
         block_bytes: 512,
         mdts: 5,
         namespaces: vec![source(4 * MIB), source(MIB)],
+        spare_queues: 0,
         workers: from_environment("PEERBAR_TEST_WORKERS").map_or(1, |text| text.parse().unwrap()),
         poll: way_of_polling(),
         io_uring: from_environment("PEERBAR_TEST_NO_IO_URING").is_none(),

@@ -16,6 +16,7 @@ fn admin_commands_are_heard_of_while_a_worker_has_work() {
     image.as_file().set_len(1 << 24).unwrap();
     let mut driver = Driver::with(&Config {
         poll: PollPolicy::Always,
+        spare_queues: 0,
         workers: 1,
         block_bytes: 4096,
         namespaces: vec![Source::File(image.path().into())],

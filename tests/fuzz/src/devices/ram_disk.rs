@@ -17,6 +17,7 @@ pub(crate) fn config() -> Config {
         block_bytes: 512,
         mdts: 5,
         namespaces: vec![Source::Ram(1 << 20)],
+        spare_queues: 0,
         workers: 1,
         poll: PollPolicy::Adaptive,
         io_uring: false,
