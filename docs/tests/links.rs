@@ -7,13 +7,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Documents outside the book.
-const BESIDE_THE_BOOK: [&str; 6] = [
+const BESIDE_THE_BOOK: [&str; 7] = [
     "README.md",
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "devices/gpu/INTERFACE.md",
     "guest/gpu-driver/README.md",
+    "guest/nvme-queues/README.md",
 ];
 
 fn project() -> &'static Path {

@@ -228,6 +228,20 @@ pub enum ImageError {
         /// The folder with its modules.
         modules: Option<PathBuf>,
     },
+    /// A build tree lacks a header of the kernel's own drivers.
+    #[error(
+        "a module needs {header} of the source of kernel {release}, and {} has no such file: give --kernel a whole kernel tree, or a \
+         kernel that `peerbar kernel build` has made",
+        tree.display()
+    )]
+    NoPrivateHeader {
+        /// The kernel's release.
+        release: String,
+        /// The build tree.
+        tree: PathBuf,
+        /// The header, by its place in a kernel's tree.
+        header: String,
+    },
     /// The user's argument names a folder that no module can be built from.
     #[error("{} is no folder of a module: it has neither a Kbuild nor a Makefile", path.display())]
     NoSources {

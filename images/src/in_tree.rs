@@ -89,10 +89,7 @@ fn build(
     root: &Root,
     set: &ModuleSet,
 ) -> Result<Vec<PathBuf>, ImageError> {
-    let package = source_package(&kernel.release);
-    let tree = PackageTree::get(cache, std::slice::from_ref(&package))?;
-    check_version(&package, &tree, &kernel.release, root)?;
-    let archive = tree.path().join("usr/src").join(package + ".tar.xz");
+    let archive = source_archive(cache, kernel, root)?;
     let build = ModuleBuild {
         folder: &archive,
         author: Author::Linux,
@@ -101,6 +98,52 @@ fn build(
         read: &|| set.read(&archive),
     };
     out_of_tree::build(cache, kernel, Some(root), &build)
+}
+
+/// The modules that the folder `sources` of this project builds for `kernel` with `headers` of the kernel's own tree, which packages of
+/// headers lack: for the kernel of `root` they are taken of its source, a user's kernel has them in its build tree.
+///
+/// # Errors
+/// [`ImageError::NoPrivateHeader`], and those of [`missing`].
+pub(crate) fn with_headers(
+    cache: &Cache,
+    kernel: &Kernel,
+    root: Option<&Root>,
+    sources: &Path,
+    headers: &'static [&'static str],
+) -> Result<Vec<PathBuf>, ImageError> {
+    let own = |modules: &&Path| root.is_some_and(|root| modules.starts_with(root.path()));
+    let of_root = kernel.modules.as_deref().filter(own).and(root);
+    let Some(root) = of_root else {
+        out_of_tree::check_headers(kernel, headers)?;
+        return out_of_tree::build_folder(cache, kernel, root, sources, Author::Peerbar);
+    };
+    let archive = source_archive(cache, kernel, root)?;
+    let folder = Sources::read(sources)?;
+    let build = ModuleBuild {
+        folder: sources,
+        author: Author::Peerbar,
+        options: Vec::new(),
+        inputs: vec![
+            folder.key(),
+            cache::stamp(&archive)?,
+            format!("{headers:?}"),
+        ],
+        read: &|| {
+            let mut sources = folder.clone();
+            sources.extend(read_archive(&archive, headers)?);
+            Ok(sources)
+        },
+    };
+    out_of_tree::build(cache, kernel, Some(root), &build)
+}
+
+/// The archive with the source of `kernel`, which is `root`'s; fetched if the cache lacks it.
+fn source_archive(cache: &Cache, kernel: &Kernel, root: &Root) -> Result<PathBuf, ImageError> {
+    let package = source_package(&kernel.release);
+    let tree = PackageTree::get(cache, std::slice::from_ref(&package))?;
+    check_version(&package, &tree, &kernel.release, root)?;
+    Ok(tree.path().join("usr/src").join(package + ".tar.xz"))
 }
 
 /// Debian's package with the source of `release`: of `7.3.4+deb13-amd64` it is `linux-source-7.3`.
@@ -167,38 +210,11 @@ impl ModuleSet {
     }
 
     fn read(&self, archive: &Path) -> Result<Sources, ImageError> {
-        let progress = Progress::start(&format!("reading {}", archive.display()));
-        let file = File::open(archive).map_err(io_error("open", archive))?;
-        let stream = lzma_rust2::XzReader::new(BufReader::new(file), true);
-        let files = self.read_tar(stream).map_err(io_error("read", archive));
-        drop(progress);
-        Ok(Sources::of_files(files?))
+        let files = self.add_to(read_archive(archive, self.sources)?);
+        Ok(Sources::of_files(files))
     }
 
-    fn read_tar(&self, stream: impl Read) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
-        let mut files = Vec::new();
-        let mut left = LARGEST;
-        for entry in tar::Archive::new(stream).entries()? {
-            let mut entry = entry?;
-            let path = entry.path()?.into_owned();
-            // All of it is in one folder, `linux-source-7.3`.
-            let place: PathBuf = path.iter().skip(1).collect();
-            let is_wanted = self.sources.iter().any(|source| place.starts_with(source));
-            if !is_wanted || !entry.header().entry_type().is_file() {
-                continue;
-            }
-            let is_inside = |part| matches!(part, Component::Normal(_));
-            if !place.components().all(is_inside) {
-                let message = format!("{} leaves the kernel's tree", path.display());
-                return Err(std::io::Error::other(message));
-            }
-            left = left.checked_sub(entry.size()).ok_or_else(|| {
-                std::io::Error::other(format!("more than {} MiB of sources", LARGEST >> 20))
-            })?;
-            let mut content = Vec::new();
-            entry.read_to_end(&mut content)?;
-            files.push((place, content));
-        }
+    fn add_to(&self, mut files: Vec<(PathBuf, Vec<u8>)>) -> Vec<(PathBuf, Vec<u8>)> {
         for (place, text) in self.additions {
             match files
                 .iter_mut()
@@ -208,8 +224,43 @@ impl ModuleSet {
                 None => files.push((PathBuf::from(place), text.as_bytes().to_vec())),
             }
         }
-        Ok(files)
+        files
     }
+}
+
+/// Takes the files that `wanted` names, and those in the folders that it names, out of the archive of a kernel's tree.
+fn read_archive(archive: &Path, wanted: &[&str]) -> Result<Vec<(PathBuf, Vec<u8>)>, ImageError> {
+    let _progress = Progress::start(&format!("reading {}", archive.display()));
+    let file = File::open(archive).map_err(io_error("open", archive))?;
+    let stream = lzma_rust2::XzReader::new(BufReader::new(file), true);
+    read_tar(stream, wanted).map_err(io_error("read", archive))
+}
+
+fn read_tar(stream: impl Read, wanted: &[&str]) -> std::io::Result<Vec<(PathBuf, Vec<u8>)>> {
+    let mut files = Vec::new();
+    let mut left = LARGEST;
+    for entry in tar::Archive::new(stream).entries()? {
+        let mut entry = entry?;
+        let path = entry.path()?.into_owned();
+        // All of it is in one folder, `linux-source-7.3`.
+        let place: PathBuf = path.iter().skip(1).collect();
+        let is_wanted = wanted.iter().any(|source| place.starts_with(source));
+        if !is_wanted || !entry.header().entry_type().is_file() {
+            continue;
+        }
+        let is_inside = |part| matches!(part, Component::Normal(_));
+        if !place.components().all(is_inside) {
+            let message = format!("{} leaves the kernel's tree", path.display());
+            return Err(std::io::Error::other(message));
+        }
+        left = left.checked_sub(entry.size()).ok_or_else(|| {
+            std::io::Error::other(format!("more than {} MiB of sources", LARGEST >> 20))
+        })?;
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content)?;
+        files.push((place, content));
+    }
+    Ok(files)
 }
 
 #[cfg(test)]
@@ -274,7 +325,7 @@ mod tests {
                 .unwrap();
         }
         let archive = archive.into_inner().unwrap();
-        let files = IOMMUFD.read_tar(&archive[..]).unwrap();
+        let files = IOMMUFD.add_to(read_tar(&archive[..], IOMMUFD.sources).unwrap());
         let places: Vec<&str> = files
             .iter()
             .map(|(place, _)| place.to_str().unwrap())

@@ -62,6 +62,24 @@ impl Kernel {
         Ok(self)
     }
 
+    /// As [`Kernel::with_sources`], for modules that also include `headers` of the kernel's own tree, which packages of headers lack.
+    /// For the kernel of `root` they are taken of its source, which is fetched if the cache lacks it.
+    ///
+    /// # Errors
+    /// [`ImageError::NoPrivateHeader`] for a user's kernel without them, and those of [`Kernel::with_sources`] and
+    /// [`Kernel::with_missing_modules`].
+    pub fn with_sources_and_headers(
+        mut self,
+        cache: &Cache,
+        root: Option<&Root>,
+        sources: &Path,
+        headers: &'static [&'static str],
+    ) -> Result<Self, ImageError> {
+        let built = in_tree::with_headers(cache, &self, root, sources, headers)?;
+        self.added.extend(built);
+        Ok(self)
+    }
+
     /// This kernel, which is that of `root`, with the modules that `wanted` names, that it was built without, and that can be built
     /// from its source: iommufd, and vfio with character devices. Built if the cache lacks them; then the source is fetched.
     ///

@@ -88,6 +88,29 @@ pub(crate) fn build_folder(
     self::build(cache, kernel, root, &build)
 }
 
+/// Checks that the build tree of `kernel`, a user's, has these files of the kernel's own tree.
+///
+/// # Errors
+/// [`ImageError::NoBuildTree`], [`ImageError::NoPrivateHeader`].
+pub(crate) fn check_headers(kernel: &Kernel, headers: &[&str]) -> Result<(), ImageError> {
+    let target = Target::of(kernel, None)?;
+    let tree = match &target {
+        Target::Root { tree, .. } => tree,
+        Target::Tree(tree) | Target::Built { kernel: tree, .. } => tree.as_path(),
+    };
+    // A folder that a kernel was built in, apart from its source, links to that.
+    let has =
+        |header: &str| tree.join(header).is_file() || tree.join("source").join(header).is_file();
+    match headers.iter().find(|header| !has(header)) {
+        None => Ok(()),
+        Some(header) => Err(ImageError::NoPrivateHeader {
+            release: kernel.release.clone(),
+            tree: tree.to_path_buf(),
+            header: (*header).to_owned(),
+        }),
+    }
+}
+
 /// The modules of `build` for `kernel`; built if the cache has none of these
 /// sources for that kernel. The kernel of `root` is built for with the root's own compiler, a user's kernel with the
 /// host's, in its build tree.
@@ -196,7 +219,13 @@ impl Sources {
         Self(files)
     }
 
-    fn read(dir: &Path) -> Result<Self, ImageError> {
+    /// Adds files by their places in the folder.
+    pub(crate) fn extend(&mut self, files: Vec<(PathBuf, Vec<u8>)>) {
+        self.0.extend(files);
+    }
+
+    /// Those in the folder `dir`.
+    pub(crate) fn read(dir: &Path) -> Result<Self, ImageError> {
         let mut files = Vec::new();
         let mut bytes: u64 = 0;
         let mut folders = vec![PathBuf::new()];
@@ -229,7 +258,7 @@ impl Sources {
     }
 
     /// Changes when any of them does.
-    fn key(&self) -> String {
+    pub(crate) fn key(&self) -> String {
         let place = |place: &Path| place.as_os_str().as_encoded_bytes().to_vec();
         let files = self.0.iter();
         cache::key(files.flat_map(|(name, content)| [place(name), content.clone()]))
@@ -522,6 +551,24 @@ mod tests {
         let (dir, cache, kernel, _sources) = lab("false");
         let error = build_folder(&cache, &kernel, None, dir.path(), Author::User).unwrap_err();
         assert!(matches!(error, ImageError::NoSources { .. }), "{error}");
+    }
+
+    #[test]
+    fn build_tree_without_a_private_header_is_refused() {
+        let (_dir, _cache, kernel, _sources) = lab("false");
+        let header = "drivers/nvme/host/nvme.h";
+        let error = check_headers(&kernel, &[header]).unwrap_err();
+        assert!(matches!(error, ImageError::NoPrivateHeader { .. }));
+        assert!(error.to_string().contains(header), "{error}");
+        let tree = kernel.modules.clone().unwrap();
+        for place in [tree.join("source"), tree] {
+            let place = place.join(header);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::write(&place, "").unwrap();
+            check_headers(&kernel, &[header]).unwrap();
+            fs::remove_file(&place).unwrap();
+        }
+        assert!(check_headers(&kernel, &[header]).is_err());
     }
 
     #[test]

@@ -270,21 +270,38 @@ impl Artifacts {
     }
 }
 
-/// The kernel with the drivers of this project, if any of `modules` is one of them.
+/// The module that makes queues beside those of nvme.
+const NVME_QUEUES: &str = "peerbar_nvme_queues";
+/// What it includes of the kernel's own tree.
+const NVME_HEADERS: &[&str] = &["drivers/nvme/host/nvme.h"];
+
+/// The kernel with the modules of this project, as far as `modules` names one that is built with them.
 fn with_own_drivers(
-    kernel: Kernel,
+    mut kernel: Kernel,
     modules: &[String],
     cache: &Cache,
     root: Option<&Root>,
 ) -> Result<Kernel, Failure> {
-    if !modules.iter().any(|name| name.starts_with("peerbar_")) {
-        return Ok(kernel);
+    let is_of_gpu = |name: &String| name.starts_with("peerbar_") && name != NVME_QUEUES;
+    if modules.iter().any(is_of_gpu) {
+        let sources = source_folder("gpu-driver")?;
+        kernel = kernel
+            .with_sources(cache, root, &sources)
+            .map_err(image_failure)?;
     }
-    let rules = program("gpu-driver/Kbuild")?;
-    let sources = rules.parent().unwrap_or(&rules);
-    kernel
-        .with_sources(cache, root, sources)
-        .map_err(image_failure)
+    if modules.iter().any(|name| name == NVME_QUEUES) {
+        let sources = source_folder("nvme-queues")?;
+        kernel = kernel
+            .with_sources_and_headers(cache, root, &sources, NVME_HEADERS)
+            .map_err(image_failure)?;
+    }
+    Ok(kernel)
+}
+
+/// The folder `name` beside this project's programs, with the sources of modules.
+fn source_folder(name: &str) -> Result<PathBuf, Failure> {
+    let rules = program(&format!("{name}/Kbuild"))?;
+    Ok(rules.parent().unwrap_or(&rules).to_path_buf())
 }
 
 /// The kernel with the modules that the user has as sources.
@@ -310,8 +327,8 @@ fn with_users_modules(
 /// An argument that names the wrong thing is the user's mistake, any other error the machine's.
 fn image_failure(error: ImageError) -> Failure {
     use ImageError::{
-        BigSources, CutOff, KasanWithoutLoader, NoBuildTree, NoKernel, NoModules, NoPvh, NoSources,
-        NotAKernel, NotBuilt, StaleBuild,
+        BigSources, CutOff, KasanWithoutLoader, NoBuildTree, NoKernel, NoModules, NoPrivateHeader,
+        NoPvh, NoSources, NotAKernel, NotBuilt, StaleBuild,
     };
     match error {
         BigSources { .. } | NoSources { .. } => Failure::Usage(error.into()),
@@ -319,7 +336,9 @@ fn image_failure(error: ImageError) -> Failure {
         NotBuilt { .. } | StaleBuild { .. } | KasanWithoutLoader { .. } => {
             Failure::Usage(error.into())
         }
-        CutOff { .. } | NoModules { .. } | NoBuildTree { .. } => Failure::Usage(error.into()),
+        CutOff { .. } | NoModules { .. } | NoBuildTree { .. } | NoPrivateHeader { .. } => {
+            Failure::Usage(error.into())
+        }
         _ => Failure::Environment(error.into()),
     }
 }

@@ -1,4 +1,4 @@
-//! Where this project's programs are: the servers, the agent, the parent-death wrapper, and the sources of the GPU's driver.
+//! Where this project's programs are: the servers, the agent, the parent-death wrapper, and the sources of the kernel modules.
 
 use std::path::{Path, PathBuf};
 

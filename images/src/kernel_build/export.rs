@@ -12,6 +12,9 @@ use crate::kernel_tree::BUILT_IMAGE;
 /// The file in a kept build that names the tree of the tools it was built with.
 pub(crate) const TOOLS: &str = "peerbar-tools";
 
+/// Headers of the kernel's own drivers that a module of this project includes.
+const PRIVATE_HEADERS: [&str; 1] = ["drivers/nvme/host/nvme.h"];
+
 /// Makes the folder `entry` a build tree for modules (Linux, `scripts/package/install-extmod-build`), with the kernel, its
 /// symbols and its configuration.
 pub(super) fn export(make: &Make<'_>, tools: &Path, entry: &Path) -> Result<(), ImageError> {
@@ -29,6 +32,10 @@ pub(super) fn export(make: &Make<'_>, tools: &Path, entry: &Path) -> Result<(), 
         "modules.order",
     ] {
         keep(&make.build.join(name), &entry.join(name))?;
+    }
+    // Of the source, for modules beside the kernel's own drivers.
+    for name in PRIVATE_HEADERS {
+        keep(&make.source.join(name), &entry.join(name))?;
     }
     // Links into the folder of the build, which does not stay.
     for name in ["vmlinux-gdb.py", "scripts/gdb"] {

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Which controller a file has, from the attach until nvme leaves it or the file is closed. */
+#include <linux/file.h>
+
+#include <linux/pci-p2pdma.h>
+
+#include <nvme.h>
+
+#include "disk.h"
+
+static LIST_HEAD(nq_disks);
+static DEFINE_MUTEX(nq_disks_lock);
+
+/* With the device's lock: nvme does not leave it meanwhile. */
+static int take(struct nq_disk *disk, struct file *file, struct nvme_ctrl *ctrl)
+{
+	struct pci_dev *pdev = to_pci_dev(ctrl->dev);
+	u32 result = 0;
+	int error;
+
+	if (!pdev->dev.driver)
+		return -ENODEV;
+	/* The same function may have a later controller; then this one is dead. */
+	switch (nvme_ctrl_state(ctrl)) {
+	case NVME_CTRL_LIVE:
+		break;
+	case NVME_CTRL_DELETING:
+	case NVME_CTRL_DELETING_NOIO:
+	case NVME_CTRL_DEAD:
+		return -ENODEV;
+	default:
+		return -EAGAIN;
+	}
+	error = pcim_p2pdma_init(pdev);
+	if (!error)
+		error = nvme_get_features(ctrl, NVME_FEAT_NUM_QUEUES, 0, NULL, 0, &result);
+	if (error)
+		return error < 0 ? error : -EIO;
+	disk->granted = min(result & 0xffff, result >> 16) + 1;
+	disk->file = get_file(file);
+	disk->ctrl = ctrl;
+	disk->pdev = pci_dev_get(pdev);
+	list_add_tail(&disk->node, &nq_disks);
+	return 0;
+}
+
+static int take_locked(struct nq_disk *disk, struct file *file, struct nvme_ctrl *ctrl)
+{
+	int error;
+
+	device_lock(ctrl->dev);
+	mutex_lock(&nq_disks_lock);
+	mutex_lock(&disk->lock);
+	error = disk->file ? -EBUSY : take(disk, file, ctrl);
+	mutex_unlock(&disk->lock);
+	mutex_unlock(&nq_disks_lock);
+	device_unlock(ctrl->dev);
+	return error;
+}
+
+static int attach_to(struct nq_disk *disk, struct file *file)
+{
+	struct nvme_ctrl *ctrl = nvme_ctrl_from_file(file);
+
+	if (!ctrl)
+		return -EINVAL;
+	/* That of a fabric is another kind of device. */
+	if (!dev_is_pci(ctrl->dev))
+		return -EOPNOTSUPP;
+	return take_locked(disk, file, ctrl);
+}
+
+int nq_attach(struct nq_disk *disk, struct peerbar_nvme_attach *attach)
+{
+	struct file *file = fget(attach->fd);
+	int error;
+
+	if (!file)
+		return -EBADF;
+	error = attach_to(disk, file);
+	fput(file);
+	if (error)
+		return error;
+	attach->queues = disk->granted;
+	attach->linux_queues = nq_linux_queues(disk->ctrl);
+	attach->entries = NVME_CAP_MQES(disk->ctrl->cap) + 1;
+	return 0;
+}
+
+/* With nq_disk.lock. Whoever rings is stopped first, and memory goes last. */
+static void end(struct nq_disk *disk)
+{
+	nq_doorbells_revoke(disk);
+	nq_pairs_end(disk, PEERBAR_NVME_REMOVED);
+	nq_memories_revoke(disk);
+}
+
+/* The file is closed. */
+void nq_detach(struct nq_disk *disk)
+{
+	if (!disk->file)
+		return;
+	mutex_lock(&nq_disks_lock);
+	list_del(&disk->node);
+	mutex_lock(&disk->lock);
+	end(disk);
+	mutex_unlock(&disk->lock);
+	mutex_unlock(&nq_disks_lock);
+	nq_pairs_free(disk);
+	nq_memories_free(disk);
+	nq_doorbells_free(disk);
+	pci_dev_put(disk->pdev);
+	fput(disk->file);
+}
+
+/* nvme is about to leave the device: its admin queue still works. */
+static int on_bus_event(struct notifier_block *block, unsigned long event, void *data)
+{
+	struct device *dev = data;
+	struct nq_disk *disk;
+
+	if (event != BUS_NOTIFY_UNBIND_DRIVER)
+		return NOTIFY_DONE;
+	mutex_lock(&nq_disks_lock);
+	list_for_each_entry(disk, &nq_disks, node) {
+		if (&disk->pdev->dev != dev)
+			continue;
+		mutex_lock(&disk->lock);
+		if (!disk->removed)
+			end(disk);
+		disk->removed = true;
+		mutex_unlock(&disk->lock);
+	}
+	mutex_unlock(&nq_disks_lock);
+	return NOTIFY_OK;
+}
+
+static struct notifier_block bus_events = {
+	.notifier_call = on_bus_event,
+};
+
+int nq_attach_init(void)
+{
+	return bus_register_notifier(&pci_bus_type, &bus_events);
+}
+
+void nq_attach_exit(void)
+{
+	bus_unregister_notifier(&pci_bus_type, &bus_events);
+}

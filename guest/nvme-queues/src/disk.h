@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The module's structures, and what its files offer each other.
+ *
+ * Locks, outer before inner:
+ *   device_lock of the controller > nq_disks_lock > nq_disk.lock > dma_resv > nq_pairs_lock
+ * where dma_resv is that of a mapped dma-buf, or of the doorbells.
+ */
+#ifndef PEERBAR_NVME_QUEUES_DISK_H
+#define PEERBAR_NVME_QUEUES_DISK_H
+
+#include <linux/dma-buf.h>
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/xarray.h>
+
+#include <peerbar_nvme_queues.h>
+
+struct nvme_ctrl;
+struct nq_doorbells;
+
+/* An open file. */
+struct nq_disk {
+	struct mutex lock;		/* all below but what says otherwise */
+	struct file *file;		/* of /dev/nvmeN, keeps ctrl; NULL before the attach */
+	struct nvme_ctrl *ctrl;
+	struct pci_dev *pdev;
+	u32 granted;			/* I/O queue pairs */
+	bool removed;			/* nvme has given it up */
+	struct xarray memories;
+	struct nq_doorbells *doorbells;	/* NULL before they are asked for */
+	struct list_head node;		/* in nq_disks, under nq_disks_lock */
+};
+
+/* A dma-buf that is mapped for the controller. */
+struct nq_memory {
+	struct nq_disk *disk;
+	struct dma_buf *dmabuf;
+	struct dma_buf_attachment *attachment;
+	struct sg_table *sgt;		/* under the dma_resv; NULL once it is revoked */
+};
+
+/* attach.c */
+int nq_attach(struct nq_disk *disk, struct peerbar_nvme_attach *attach);
+void nq_detach(struct nq_disk *disk);
+int nq_attach_init(void);
+void nq_attach_exit(void);
+
+/* memory.c */
+int nq_memory_map(struct nq_disk *disk, struct peerbar_nvme_map *map);
+int nq_memory_unmap(struct nq_disk *disk, u32 id);
+void nq_memories_revoke(struct nq_disk *disk);
+void nq_memories_free(struct nq_disk *disk);
+
+/* queues.c */
+u32 nq_linux_queues(const struct nvme_ctrl *ctrl);
+int nq_create(struct nq_disk *disk, struct peerbar_nvme_create *create);
+int nq_delete(struct nq_disk *disk, u32 queue);
+int nq_query(struct nq_disk *disk, struct peerbar_nvme_query *query);
+bool nq_has_pairs(struct nq_disk *disk);
+void nq_pairs_end(struct nq_disk *disk, enum peerbar_nvme_state state);
+void nq_pairs_free(struct nq_disk *disk);
+
+/* doorbells.c */
+u64 nq_doorbell(const struct nq_disk *disk, u32 queue, bool head);
+int nq_doorbells_export(struct nq_disk *disk);
+void nq_doorbells_revoke(struct nq_disk *disk);
+void nq_doorbells_free(struct nq_disk *disk);
+
+#endif

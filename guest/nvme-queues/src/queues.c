@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Pairs of queues, made and deleted by admin commands through nvme's own admin queue (NVMe Base
+ * 2.0, 5.4 to 5.7).
+ *
+ * nvme numbers its queues from 1 and takes no more than it has asked for. So these are numbered
+ * from the last one down that the controller has granted.
+ */
+#include <linux/dma-resv.h>
+#include <linux/slab.h>
+
+#include <nvme.h>
+
+#include "disk.h"
+
+#define PAGE_OF_QUEUE	4096
+#define SUBMISSION_SIZE	64
+#define COMPLETION_SIZE	16
+
+struct pair {
+	struct list_head node;		/* in pairs */
+	struct nq_disk *disk;
+	u32 queue;
+	enum peerbar_nvme_state state;	/* RESET is never stored: the controller is asked */
+};
+
+/*
+ * All pairs of all files, so that no two have one number of a controller. Commands that make or
+ * delete them come one after the other: a delete must not meet a pair that another file has made
+ * since.
+ */
+static LIST_HEAD(pairs);
+static DEFINE_MUTEX(nq_pairs_lock);
+
+/* ---- admin commands ---- */
+
+/* An NVMe status, 0 for success, or a negative errno. */
+static int submit(struct nvme_ctrl *ctrl, struct nvme_command *command)
+{
+	int status = nvme_submit_sync_cmd(ctrl->admin_q, command, NULL, 0);
+
+	return status > 0 ? status & NVME_SCT_SC_MASK : status;
+}
+
+/* PRP 1 stays as it is, since the command has no data. */
+static int create_completion(struct nvme_ctrl *ctrl, u32 queue, u64 address, u32 entries)
+{
+	struct nvme_command command = {
+		.create_cq.opcode = nvme_admin_create_cq,
+		.create_cq.prp1 = cpu_to_le64(address),
+		.create_cq.cqid = cpu_to_le16(queue),
+		.create_cq.qsize = cpu_to_le16(entries - 1),
+		.create_cq.cq_flags = cpu_to_le16(NVME_QUEUE_PHYS_CONTIG),
+	};
+
+	return submit(ctrl, &command);
+}
+
+static int create_submission(struct nvme_ctrl *ctrl, u32 queue, u64 address, u32 entries)
+{
+	struct nvme_command command = {
+		.create_sq.opcode = nvme_admin_create_sq,
+		.create_sq.prp1 = cpu_to_le64(address),
+		.create_sq.sqid = cpu_to_le16(queue),
+		.create_sq.qsize = cpu_to_le16(entries - 1),
+		.create_sq.sq_flags = cpu_to_le16(NVME_QUEUE_PHYS_CONTIG | NVME_SQ_PRIO_MEDIUM),
+		.create_sq.cqid = cpu_to_le16(queue),
+	};
+
+	return submit(ctrl, &command);
+}
+
+static int delete_queue(struct nvme_ctrl *ctrl, u8 opcode, u32 queue)
+{
+	struct nvme_command command = {
+		.delete_queue.opcode = opcode,
+		.delete_queue.qid = cpu_to_le16(queue),
+	};
+
+	return submit(ctrl, &command);
+}
+
+/* ---- with nq_pairs_lock ---- */
+
+u32 nq_linux_queues(const struct nvme_ctrl *ctrl)
+{
+	/* It counts the admin queue. */
+	return max(READ_ONCE(ctrl->queue_count), 1U) - 1;
+}
+
+/* Deletes it; whether the controller has no such queue now. One without was reset. */
+static bool is_deleted(struct nvme_ctrl *ctrl, u8 opcode, u32 queue)
+{
+	int status = delete_queue(ctrl, opcode, queue);
+
+	return !status || status == NVME_SC_QID_INVALID;
+}
+
+/*
+ * Once this returns the controller does not use the pair. A controller that refuses is reset; if
+ * that fails nvme has disabled it.
+ */
+static void delete_pair(struct nq_disk *disk, u32 queue)
+{
+	struct nvme_ctrl *ctrl = disk->ctrl;
+
+	/* After a reset nvme may have more queues than before. */
+	if (queue <= nq_linux_queues(ctrl))
+		return;
+	if (is_deleted(ctrl, nvme_admin_delete_sq, queue) &&
+	    is_deleted(ctrl, nvme_admin_delete_cq, queue))
+		return;
+	pci_warn(disk->pdev, "does not delete queue %u: it is reset\n", queue);
+	nvme_reset_ctrl(ctrl);
+	flush_work(&ctrl->reset_work);
+}
+
+/*
+ * Deleting a completion queue that has a submission queue is refused, and a queue that is not
+ * there has another status. So this changes nothing.
+ */
+static int state_of(struct nq_disk *disk, u32 queue)
+{
+	int status;
+
+	if (queue <= nq_linux_queues(disk->ctrl))
+		return PEERBAR_NVME_RESET;
+	status = delete_queue(disk->ctrl, nvme_admin_delete_cq, queue);
+	if (status == NVME_SC_INVALID_QUEUE)
+		return PEERBAR_NVME_LIVE;
+	return status == NVME_SC_QID_INVALID ? PEERBAR_NVME_RESET : -EIO;
+}
+
+static struct pair *find(const struct nq_disk *disk, u32 queue)
+{
+	struct pair *pair;
+
+	list_for_each_entry(pair, &pairs, node) {
+		if (pair->disk == disk && pair->queue == queue)
+			return pair;
+	}
+	return NULL;
+}
+
+static bool is_taken(const struct nvme_ctrl *ctrl, u32 queue)
+{
+	struct pair *pair;
+
+	list_for_each_entry(pair, &pairs, node) {
+		if (pair->disk->ctrl == ctrl && pair->queue == queue)
+			return true;
+	}
+	return false;
+}
+
+/* 0 if there is none. */
+static u32 free_number(const struct nq_disk *disk)
+{
+	u32 least = nq_linux_queues(disk->ctrl);
+	u32 queue;
+
+	for (queue = disk->granted; queue > least; queue--) {
+		if (!is_taken(disk->ctrl, queue))
+			return queue;
+	}
+	return 0;
+}
+
+static int refused(struct nq_disk *disk, u32 queue, const char *what, int status)
+{
+	if (status < 0)
+		return status;
+	pci_warn(disk->pdev, "refuses %s queue %u with status %#x\n", what, queue, status);
+	return -EIO;
+}
+
+static int create_both(struct nq_disk *disk, u32 queue, u64 address,
+		       const struct peerbar_nvme_create *create)
+{
+	struct nvme_ctrl *ctrl = disk->ctrl;
+	int status;
+
+	status = create_completion(ctrl, queue, address + create->completion, create->entries);
+	if (status)
+		return refused(disk, queue, "completion", status);
+	status = create_submission(ctrl, queue, address + create->submission, create->entries);
+	if (!status)
+		return 0;
+	delete_pair(disk, queue);
+	/* The completion queue has gone: a reset came in between. */
+	return status == NVME_SC_CQ_INVALID ? -EAGAIN : refused(disk, queue, "submission", status);
+}
+
+static int create_pair(struct nq_disk *disk, u64 address, struct peerbar_nvme_create *create)
+{
+	struct pair *pair;
+	int error;
+
+	pair = kzalloc_obj(*pair);
+	if (!pair)
+		return -ENOMEM;
+	pair->disk = disk;
+	pair->queue = free_number(disk);
+	error = pair->queue ? create_both(disk, pair->queue, address, create) : -ENOSPC;
+	if (error) {
+		kfree(pair);
+		return error;
+	}
+	list_add_tail(&pair->node, &pairs);
+	create->queue = pair->queue;
+	create->tail = nq_doorbell(disk, pair->queue, false);
+	create->head = nq_doorbell(disk, pair->queue, true);
+	return 0;
+}
+
+/* ---- requests, with nq_disk.lock ---- */
+
+static bool fits(u64 size, u64 address, u64 offset, u64 bytes)
+{
+	u64 end;
+
+	return !check_add_overflow(offset, bytes, &end) && end <= size &&
+	       IS_ALIGNED(address + offset, PAGE_OF_QUEUE);
+}
+
+static int create_in(struct nq_memory *memory, struct peerbar_nvme_create *create)
+{
+	struct nq_disk *disk = memory->disk;
+	u64 entries = create->entries;
+	u64 size = memory->dmabuf->size;
+	u64 address;
+	int error;
+
+	if (!memory->sgt)
+		return -ENODEV;
+	address = sg_dma_address(memory->sgt->sgl);
+	if (entries < 2 || entries > NVME_CAP_MQES(disk->ctrl->cap) + 1 ||
+	    !fits(size, address, create->submission, entries * SUBMISSION_SIZE) ||
+	    !fits(size, address, create->completion, entries * COMPLETION_SIZE))
+		return -EINVAL;
+	mutex_lock(&nq_pairs_lock);
+	error = create_pair(disk, address, create);
+	mutex_unlock(&nq_pairs_lock);
+	return error;
+}
+
+int nq_create(struct nq_disk *disk, struct peerbar_nvme_create *create)
+{
+	struct nq_memory *memory = xa_load(&disk->memories, create->memory);
+	int error;
+
+	if (!memory)
+		return -ENOENT;
+	/* It is not revoked meanwhile. */
+	dma_resv_lock(memory->dmabuf->resv, NULL);
+	error = create_in(memory, create);
+	dma_resv_unlock(memory->dmabuf->resv);
+	return error;
+}
+
+int nq_delete(struct nq_disk *disk, u32 queue)
+{
+	struct pair *pair;
+
+	mutex_lock(&nq_pairs_lock);
+	pair = find(disk, queue);
+	if (pair) {
+		if (pair->state == PEERBAR_NVME_LIVE)
+			delete_pair(disk, queue);
+		list_del(&pair->node);
+		kfree(pair);
+	}
+	mutex_unlock(&nq_pairs_lock);
+	return pair ? 0 : -ENOENT;
+}
+
+int nq_query(struct nq_disk *disk, struct peerbar_nvme_query *query)
+{
+	struct pair *pair;
+	int state = -ENOENT;
+
+	mutex_lock(&nq_pairs_lock);
+	pair = find(disk, query->queue);
+	if (pair)
+		state = pair->state == PEERBAR_NVME_LIVE ? state_of(disk, query->queue) :
+							   pair->state;
+	mutex_unlock(&nq_pairs_lock);
+	if (state < 0)
+		return state;
+	query->state = state;
+	return 0;
+}
+
+bool nq_has_pairs(struct nq_disk *disk)
+{
+	struct pair *pair;
+	bool has = false;
+
+	mutex_lock(&nq_pairs_lock);
+	list_for_each_entry(pair, &pairs, node)
+		has |= pair->disk == disk;
+	mutex_unlock(&nq_pairs_lock);
+	return has;
+}
+
+/* Deletes all that the controller may have, and notes why. Also with a dma_resv held. */
+void nq_pairs_end(struct nq_disk *disk, enum peerbar_nvme_state state)
+{
+	struct pair *pair;
+
+	mutex_lock(&nq_pairs_lock);
+	list_for_each_entry(pair, &pairs, node) {
+		if (pair->disk != disk || pair->state != PEERBAR_NVME_LIVE)
+			continue;
+		delete_pair(disk, pair->queue);
+		pair->state = state;
+	}
+	mutex_unlock(&nq_pairs_lock);
+}
+
+/* After nq_pairs_end(). */
+void nq_pairs_free(struct nq_disk *disk)
+{
+	struct pair *pair, *next;
+
+	mutex_lock(&nq_pairs_lock);
+	list_for_each_entry_safe(pair, next, &pairs, node) {
+		if (pair->disk == disk) {
+			list_del(&pair->node);
+			kfree(pair);
+		}
+	}
+	mutex_unlock(&nq_pairs_lock);
+}
