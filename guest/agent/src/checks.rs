@@ -11,6 +11,7 @@ mod dma_log;
 mod expectation;
 mod gpu_atomics;
 mod gpu_batch;
+mod gpu_beside_nvme;
 mod gpu_beyond_aperture;
 mod gpu_compute;
 mod gpu_copy;

@@ -35,6 +35,14 @@ pub enum Error {
         /// The kernel's reason.
         source: io::Error,
     },
+    /// The module that makes queues beside those of Linux' nvme refuses a request.
+    #[error("the module peerbar_nvme_queues does not {what}")]
+    DiskQueues {
+        /// The request: "create queues of the disk".
+        what: String,
+        /// The kernel's reason.
+        source: io::Error,
+    },
     /// Memory cannot be mapped.
     #[error("cannot map {length} bytes of {what}")]
     Map {

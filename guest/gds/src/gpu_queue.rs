@@ -188,6 +188,16 @@ impl GpuQueue {
             .bus_address)
     }
 
+    /// Entries of each of the two queues.
+    pub(crate) fn entries(&self) -> u16 {
+        self.entries
+    }
+
+    /// Where in [`GpuQueue::memory`] the completion queue starts. The submission queue is at its start.
+    pub(crate) fn completion_offset(&self) -> u64 {
+        completions_at(self.entries)
+    }
+
     /// The memory of queues, state and requests.
     pub fn memory(&self) -> &Buffer {
         &self.memory

@@ -28,6 +28,7 @@
 //!   block, [`Queue`] is the asynchronous way (io_uring), [`batch`] does a list of requests at once.
 //! - [`Command`]: what the GPU itself can do, submitted with [`Gpu::submit`], done when its [`Fence`] says so.
 //! - [`GpuQueue`]: queues of a disk that the GPU drives by itself, without the processor.
+//! - [`DiskQueues`]: such queues of a disk that Linux' own driver keeps.
 //! - [`Policy`] says whether data may take a detour through host memory, [`Traffic`] counts what did and what did not.
 //!
 //! # Units and alignment
@@ -46,6 +47,7 @@ mod bounce;
 mod buffer;
 mod buffer_handle;
 mod command;
+mod disk_queues;
 mod driver;
 mod error;
 mod export_policy;
@@ -68,6 +70,7 @@ mod fake;
 pub use alignment::Alignment;
 pub use buffer::{Buffer, HostBuffer, ImportedBuffer, Placement};
 pub use command::{Command, Kernel, NvmeIo};
+pub use disk_queues::{DiskMemory, DiskQueues, QueuePair, QueueState};
 pub use error::{Error, FileTransfer, Result};
 pub use export_policy::ExportPolicy;
 pub use fault::Fault;

@@ -22,6 +22,7 @@ mod copy;
 mod dma_log;
 mod gpu_atomics;
 mod gpu_batch;
+mod gpu_beside_nvme;
 mod gpu_beyond_aperture;
 mod gpu_compute;
 mod gpu_copy;
@@ -314,6 +315,7 @@ kinds! {
     pmr::Pmr,
     vfio_nvme::VfioNvme,
     gpu_initiated::GpuInitiated,
+    gpu_beside_nvme::GpuBesideNvme,
     vfio_alias::VfioAlias,
     vfio_revocation::VfioRevocation,
     rdma::Rdma,

@@ -1,0 +1,389 @@
+//! A GPU has queues of a disk that Linux' own driver keeps, and both use the disk at once.
+
+mod linux_io;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{
+    Buffer, DiskQueues, Doorbells, Error, Fault, GpuQueue, GpuRequest, QueuePair, QueueState,
+};
+use peerbar_report::{GpuBesideNvme, Measure};
+
+use self::linux_io::Progress;
+use super::{Outcome, Run};
+use crate::counters::{Traffic, TrafficWatch};
+use crate::devices::{Controller, reset};
+use crate::disk::{self, fill};
+use crate::gpus::Gpu;
+use crate::guest_context::GuestContext;
+use crate::pattern::Pattern;
+use crate::user_drivers::disk_is_back;
+use crate::user_gpu::PATIENCE;
+
+/// Reads of a launch, and bytes of each.
+const READS: u16 = 500;
+const READ_BYTES: u64 = 4096;
+const BYTES: u64 = READS as u64 * READ_BYTES;
+/// How long it may take from one completion to the next.
+const LIMIT: Duration = Duration::from_secs(10);
+/// The same where none will come.
+const SHORT_LIMIT: Duration = Duration::from_millis(300);
+/// How long the GPU reads, at least.
+const MEASURED: Duration = Duration::from_secs(1);
+/// Bytes of a doorbell.
+const DOORBELL_BYTES: u64 = 4;
+
+impl Run for GpuBesideNvme {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        guest.load_module(Self::MODULE)?;
+        let (disk, gpu) = (guest.controller(&self.disk)?, guest.gpu(&self.gpu)?);
+        disk.disk.check(0, BYTES + linux_io::BYTES)?;
+        let pattern = guest.fresh_pattern(disk);
+        let content = usize::try_from(BYTES)?;
+        fill(&disk.disk.open_direct()?, pattern, 0, content)?;
+
+        let side_by_side = beside_linux(self, guest, (disk, gpu), pattern, measure)?;
+        let reader = || Reader::make(self, disk, gpu, pattern);
+        forgets_by_reset(guest, disk, reader).context("after a reset of the disk")?;
+        loses_revoked_memory(guest, disk, reader()?).context("after its memory was revoked")?;
+        leaves_with_nvme(guest, disk, reader()?).context("after nvme has left the disk")?;
+        reader()?
+            .read_and_verify()
+            .context("once nvme has the disk again")?;
+        Ok(Outcome::Said(side_by_side))
+    }
+}
+
+/// A GPU that reads the start of a disk by queues of its own.
+struct Reader {
+    // Dropped in this order: the disk's queues before the memory that they are in.
+    doorbells: Doorbells,
+    pair: QueuePair,
+    queue: GpuQueue,
+    buffer: Buffer,
+    requests: Vec<GpuRequest>,
+    pattern: Pattern,
+    _data: peerbar_gds::DiskMemory,
+}
+
+impl Reader {
+    fn make(
+        check: &GpuBesideNvme,
+        disk: &Controller,
+        gpu: &Gpu,
+        pattern: Pattern,
+    ) -> anyhow::Result<Self> {
+        let gpu = gpu.open()?;
+        // A queue with all but one of its entries in use is full.
+        let queue = GpuQueue::allocate(&gpu, u16::from(check.depth).saturating_add(1), READS)?;
+        let buffer = gpu.allocate(BYTES)?;
+        let queues = DiskQueues::open(&disk.node)?;
+        let data = queues.map(&buffer)?;
+        let pair = queues.create(&queue)?;
+        ensure!(
+            pair.number() > queues.of_linux() && pair.number() <= queues.granted(),
+            "queue {} is none of the spare ones, {} to {}",
+            pair.number(),
+            queues.of_linux() + 1,
+            queues.granted()
+        );
+        let blocks = u32::try_from(READ_BYTES / disk.disk.block)?;
+        let request = |index: u64| {
+            let to = data.address().saturating_add(index * READ_BYTES);
+            GpuRequest::read(index * u64::from(blocks), blocks, to)
+        };
+        Ok(Self {
+            doorbells: pair.doorbells(&gpu)?,
+            pair,
+            requests: (0..u64::from(READS)).map(request).collect(),
+            queue,
+            buffer,
+            pattern,
+            _data: data,
+        })
+    }
+
+    /// One launch; every read must succeed.
+    fn read(&mut self) -> anyhow::Result<()> {
+        self.queue
+            .submit(&self.doorbells, 1, &self.requests, LIMIT)?;
+        let statuses = self.queue.wait(PATIENCE)?;
+        let failed = (0..).zip(&statuses).find(|(_, status)| **status != 0);
+        ensure!(
+            failed.is_none() && statuses.len() == self.requests.len(),
+            "of {} requests {} have ended; the first that has failed, and its status: {failed:x?}",
+            self.requests.len(),
+            statuses.len()
+        );
+        Ok(())
+    }
+
+    fn read_and_verify(&mut self) -> anyhow::Result<()> {
+        self.read()?;
+        self.verify()
+    }
+
+    fn verify(&self) -> anyhow::Result<()> {
+        let mut seen = vec![0; usize::try_from(BYTES)?];
+        self.buffer.mapping().read(0, &mut seen)?;
+        Ok(self.pattern.verify(0, &seen)?)
+    }
+
+    /// A launch by queues that the disk does not have must fail.
+    fn reads_nothing(&mut self) -> anyhow::Result<()> {
+        let submitted = self
+            .queue
+            .submit(&self.doorbells, 1, &self.requests, SHORT_LIMIT);
+        match submitted.and_then(|()| self.queue.wait(PATIENCE)) {
+            Ok(statuses) => bail!("{} reads have ended by deleted queues", statuses.len()),
+            Err(Error::Fault(Fault::TimeOut) | Error::Driver { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn ensure_state(&self, wanted: QueueState) -> anyhow::Result<()> {
+        let state = self.pair.state()?;
+        ensure!(
+            state == wanted,
+            "the queues are {state:?}, and were to be {wanted:?}"
+        );
+        Ok(())
+    }
+}
+
+/// What both have done.
+struct Done {
+    launches: u64,
+    doorbells: u64,
+    /// Transfers of Linux.
+    linux: u64,
+}
+
+/// The GPU and Linux use the disk at once; what they did, in words.
+fn beside_linux(
+    check: &GpuBesideNvme,
+    guest: &GuestContext,
+    (disk, gpu): (&Controller, &Gpu),
+    pattern: Pattern,
+    measure: &mut Measure,
+) -> anyhow::Result<String> {
+    let mut reader = Reader::make(check, disk, gpu, pattern)?;
+    let of_linux = guest.fresh_pattern(disk);
+    let file = disk.disk.open_direct()?;
+    let mut watch = TrafficWatch::new(guest);
+    let work = |linux: &Progress| read_for_some_time(&mut reader, linux);
+    let both = watch.watch(|| linux_io::beside(&file, of_linux, BYTES, work));
+    let ((launches, time), linux) = both?;
+    let done = Done {
+        launches,
+        doorbells: reader.queue.statistics()?.doorbells,
+        linux,
+    };
+    reader.ensure_state(QueueState::Live)?;
+    reader.verify()?;
+    measure.bytes = done.launches.saturating_mul(BYTES);
+    watch.write_to(measure);
+    judge(watch.traffic()?, (disk.number, gpu.number), &done)?;
+    let reads = done.launches * u64::from(READS);
+    Ok(format!(
+        "reads of 4 KiB a second by the GPU, queue {}: {:.0}; meanwhile {} reads and writes by Linux",
+        reader.pair.number(),
+        reads as f64 / time.as_secs_f64(),
+        done.linux
+    ))
+}
+
+/// Has the GPU read while Linux is at it, too; launches, and their time.
+fn read_for_some_time(reader: &mut Reader, linux: &Progress) -> anyhow::Result<(u64, Duration)> {
+    let begun = Instant::now();
+    let mut launches = 0;
+    while begun.elapsed() < MEASURED || !linux.is_enough() {
+        reader.read()?;
+        launches += 1;
+    }
+    Ok((launches, begun.elapsed()))
+}
+
+/// The counters must show that the GPU's commands came out of its memory, and Linux' out of guest RAM.
+fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), done: &Done) -> anyhow::Result<()> {
+    let failures = traffic.failures();
+    ensure!(
+        failures == 0,
+        "{failures} DMA requests of the devices failed"
+    );
+    let reads = done.launches.saturating_mul(READS.into());
+    let bytes = done.launches.saturating_mul(BYTES);
+    let of_gpu = (
+        traffic.commands_from_peers(disk),
+        traffic.payload_to_devices(disk),
+    );
+    ensure!(
+        of_gpu == (reads, bytes),
+        "the disk's counters show {of_gpu:?}: commands out of a peer's memory, and bytes to peers; the GPU did {reads} reads of \
+         {bytes} bytes"
+    );
+    let of_linux = (
+        traffic.commands_from_guest_ram(disk),
+        traffic.payload_to_guest_ram(disk),
+    );
+    ensure!(
+        of_linux.0 >= done.linux && of_linux.1 >= done.linux * linux_io::IO_BYTES,
+        "the disk's counters show {of_linux:?}: commands out of guest RAM, and bytes to and from there; Linux did {} transfers of \
+         {} bytes",
+        done.linux,
+        linux_io::IO_BYTES
+    );
+    let (written, doorbells) = (traffic.registers_written(gpu), done.doorbells);
+    ensure!(
+        written == doorbells * DOORBELL_BYTES && doorbells > 0,
+        "the GPU's counters show {written} bytes that it wrote to registers of other devices, and it says that it wrote {doorbells} doorbells"
+    );
+    Ok(())
+}
+
+/// nvme resets the disk, which forgets all queues. Others can be made.
+fn forgets_by_reset(
+    guest: &GuestContext,
+    disk: &Controller,
+    make: impl Fn() -> anyhow::Result<Reader>,
+) -> anyhow::Result<()> {
+    let mut reader = make()?;
+    reset(&disk.directory.join("reset_controller"))?;
+    disk_is_back(guest, disk)?;
+    reader.ensure_state(QueueState::Reset)?;
+    reader.reads_nothing()?;
+    linux_works(guest, disk)?;
+    let mut again = make()?;
+    ensure!(
+        again.pair.number() != reader.pair.number(),
+        "a number was given out while it is another program's"
+    );
+    drop(reader);
+    again.ensure_state(QueueState::Live)?;
+    again.read_and_verify()
+}
+
+/// The program revokes the memory, which the disk may be writing to.
+fn loses_revoked_memory(
+    guest: &GuestContext,
+    disk: &Controller,
+    mut reader: Reader,
+) -> anyhow::Result<()> {
+    reader.read_and_verify()?;
+    reader.buffer.revoke()?;
+    reader.ensure_state(QueueState::Revoked)?;
+    reader.reads_nothing()?;
+    linux_works(guest, disk)
+}
+
+/// nvme leaves the disk while the GPU has queues, and comes back.
+fn leaves_with_nvme(
+    guest: &GuestContext,
+    disk: &Controller,
+    mut reader: Reader,
+) -> anyhow::Result<()> {
+    reader.read_and_verify()?;
+    let driver = Path::new("/sys/bus/pci/drivers/nvme");
+    let function = disk.pci.file_name().context("a disk without a name")?;
+    let function = function.to_string_lossy();
+    let write = |file: &str| {
+        fs::write(driver.join(file), function.as_bytes())
+            .with_context(|| format!("{file} of {function}"))
+    };
+    write("unbind")?;
+    let left = reader
+        .ensure_state(QueueState::Removed)
+        .and_then(|()| reader.reads_nothing());
+    // The disk's former controller keeps its name until then.
+    drop(reader);
+    write("bind")?;
+    disk_is_back(guest, disk)?;
+    left?;
+    linux_works(guest, disk)
+}
+
+fn linux_works(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
+    let pattern = guest.fresh_pattern(disk);
+    let file = disk.disk.open_direct()?;
+    let length = usize::try_from(linux_io::IO_BYTES)?;
+    fill(&file, pattern, BYTES, length)?;
+    let seen = disk::read(&file, BYTES, length)?;
+    pattern.verify(BYTES, &seen).context("Linux' own I/O")
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma_log::{Completer, Direction, DmaKind, Purpose, Route};
+
+    use super::*;
+
+    const DISK: u32 = 0;
+    const GPU: u32 = 1;
+    const COMMAND_BYTES: u64 = 64;
+    const DONE: Done = Done {
+        launches: 2,
+        doorbells: 20,
+        linux: 10,
+    };
+
+    fn kind(purpose: Purpose, completer: Completer) -> DmaKind {
+        DmaKind {
+            purpose,
+            completer,
+            route: Route::Peer,
+            direction: Direction::Write,
+        }
+    }
+
+    /// What the devices count when both do what [`DONE`] says.
+    fn judged(change: impl FnOnce(&mut Traffic)) -> Result<(), String> {
+        let mut traffic = Traffic::default();
+        let commands = DONE.launches * u64::from(READS) * COMMAND_BYTES;
+        for (device, purpose, completer, bytes) in [
+            (DISK, Purpose::Command, Completer::PeerBar, commands),
+            (DISK, Purpose::Payload, Completer::PeerBar, 2 * BYTES),
+            (DISK, Purpose::Command, Completer::GuestRam, 640),
+            (DISK, Purpose::Payload, Completer::GuestRam, 40960),
+            (GPU, Purpose::Register, Completer::PeerBar, 80),
+        ] {
+            traffic.count(device, kind(purpose, completer), bytes, 0);
+        }
+        change(&mut traffic);
+        judge(&traffic, (DISK, GPU), &DONE).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn more_of_linux_passes() {
+        let more = kind(Purpose::Payload, Completer::GuestRam);
+        assert_eq!(judged(|_| {}), Ok(()));
+        assert_eq!(judged(|traffic| traffic.count(DISK, more, 4096, 0)), Ok(()));
+    }
+
+    #[test]
+    fn foreign_command_in_vram_doorbell_or_failure_fails() {
+        let command = kind(Purpose::Command, Completer::PeerBar);
+        let doorbell = kind(Purpose::Register, Completer::PeerBar);
+        let payload = kind(Purpose::Payload, Completer::PeerBar);
+        let foreign = judged(|traffic| traffic.count(DISK, command, COMMAND_BYTES, 0));
+        assert!(foreign.unwrap_err().contains("(1001, "));
+        assert!(judged(|traffic| traffic.count(DISK, payload, 4096, 0)).is_err());
+        assert!(judged(|traffic| traffic.count(GPU, doorbell, 4, 0)).is_err());
+        assert!(judged(|traffic| traffic.count(DISK, payload, 0, 1)).is_err());
+    }
+
+    #[test]
+    fn linux_without_its_own_commands_fails() {
+        let done = Done { linux: 11, ..DONE };
+        let mut traffic = Traffic::default();
+        let commands = DONE.launches * u64::from(READS) * COMMAND_BYTES;
+        let of_peer = |purpose| kind(purpose, Completer::PeerBar);
+        traffic.count(DISK, of_peer(Purpose::Command), commands, 0);
+        traffic.count(DISK, of_peer(Purpose::Payload), 2 * BYTES, 0);
+        traffic.count(GPU, of_peer(Purpose::Register), 80, 0);
+        let error = judge(&traffic, (DISK, GPU), &done).unwrap_err();
+        assert!(error.to_string().contains("Linux did 11"), "{error}");
+    }
+}
