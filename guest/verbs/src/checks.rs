@@ -1,5 +1,7 @@
 //! What the program checks, and with which memory.
 
+pub(crate) mod chain;
+pub(crate) mod end;
 pub(crate) mod memory;
 pub(crate) mod refusals;
 pub(crate) mod report;

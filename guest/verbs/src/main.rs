@@ -4,13 +4,14 @@
 
 mod checks;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 use crate::checks::memory::MemoryKind;
 use crate::checks::report::Report;
-use crate::checks::{refusals, transfers, vram};
+use crate::checks::{chain, end, refusals, transfers, vram};
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
 #[derive(Parser)]
@@ -22,6 +23,25 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Is one end of a transfer, which a conductor asks by lines on the standard input (`peerbar_rdma_end`).
+    End {
+        /// The kernel's name of the adapter.
+        #[arg(long, value_name = "DEVICE")]
+        nic: String,
+        /// The memory: `host`, or the number of a GPU's device file.
+        #[arg(long, value_name = "MEMORY")]
+        memory: MemoryKind,
+        /// How much memory in bytes, rounded up to whole pages.
+        #[arg(long, value_name = "BYTES")]
+        size: u64,
+    },
+    #[command(flatten)]
+    Check(Check),
+}
+
+/// What is reported as KTAP.
+#[derive(Subcommand)]
+enum Check {
     /// Sends, writes and reads, and compares each byte.
     Transfer {
         /// The kernel's name of the sender's adapter.
@@ -40,6 +60,30 @@ enum Command {
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
         sizes: Vec<u32>,
     },
+    /// Moves the start of a disk by way of a GPU, two adapters and another GPU to another disk.
+    Chain {
+        /// The kernel's name of the first disk's adapter.
+        #[arg(long, value_name = "DEVICE")]
+        nic: String,
+        /// The number of the device file of the first disk's GPU.
+        #[arg(long, value_name = "NUMBER")]
+        gpu: u32,
+        /// The first disk's block device.
+        #[arg(long, value_name = "PATH")]
+        source: PathBuf,
+        /// The kernel's name of the second disk's adapter.
+        #[arg(long, value_name = "DEVICE")]
+        peer: String,
+        /// The number of the device file of the second disk's GPU.
+        #[arg(long, value_name = "NUMBER")]
+        peer_gpu: u32,
+        /// The second disk's block device.
+        #[arg(long, value_name = "PATH")]
+        target: PathBuf,
+        /// Sizes of the transfers in bytes, which follow each other on the disks; all of them are made twice.
+        #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
+        sizes: Vec<u32>,
+    },
     /// Asks for what an adapter must refuse.
     Refused {
         /// The kernel's name of the adapter.
@@ -54,20 +98,8 @@ enum Command {
 fn main() -> ExitCode {
     let mut report = Report::default();
     let ran = match Arguments::parse().command {
-        Command::Transfer {
-            nic,
-            peer,
-            from,
-            to,
-            sizes,
-        } => transfers::run(&nic, &peer, [from, to], &sizes, &mut report),
-        Command::Refused { nic, gpu } => {
-            let of_host = refusals::run(&nic, &mut report);
-            match gpu {
-                Some(gpu) => of_host.and_then(|()| vram::run(&nic, gpu, &mut report)),
-                None => of_host,
-            }
-        }
+        Command::End { nic, memory, size } => return served(end::run(&nic, memory, size)),
+        Command::Check(check) => run(check, &mut report),
     };
     if let Err(error) = ran {
         report.add("the checks run", Err(error));
@@ -77,5 +109,45 @@ fn main() -> ExitCode {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
+    }
+}
+
+/// An end's standard output is its answers', so its error goes elsewhere.
+fn served(end: anyhow::Result<()>) -> ExitCode {
+    match end {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("peerbar-verbs: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
+    match check {
+        Check::Transfer {
+            nic,
+            peer,
+            from,
+            to,
+            sizes,
+        } => transfers::run(&nic, &peer, [from, to], &sizes, report),
+        Check::Chain {
+            nic,
+            gpu,
+            source,
+            peer,
+            peer_gpu,
+            target,
+            sizes,
+        } => {
+            let side = |nic, gpu, disk| chain::Side { nic, gpu, disk };
+            let (near, far) = (side(nic, gpu, source), side(peer, peer_gpu, target));
+            chain::run(&near, &far, &sizes, report)
+        }
+        Check::Refused { nic, gpu } => {
+            refusals::run(&nic, report)?;
+            gpu.map_or(Ok(()), |gpu| vram::run(&nic, gpu, report))
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::str::FromStr;
 
-use anyhow::ensure;
+use anyhow::{bail, ensure};
 use peerbar_gds::{Buffer, ExportPolicy, Gpu};
 use peerbar_mapping::Mapping;
 use peerbar_verbs::{Access, ProtectionDomain, Region};
@@ -12,6 +12,9 @@ use peerbar_verbs::{Access, ProtectionDomain, Region};
 pub(crate) const PAGE: u64 = 4096;
 /// The address that work requests have for the first byte of a GPU's memory.
 pub(crate) const VRAM_ADDRESS: u64 = 0x7000_0000_0000;
+
+/// The device files of GPUs, without their numbers.
+const GPU_FILE: &str = "/dev/peerbar-gpu";
 
 /// Whose memory it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +29,13 @@ impl FromStr for MemoryKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse() {
+        let number = text.strip_prefix(GPU_FILE).unwrap_or(text);
+        match number.parse() {
             Ok(number) => Ok(Self::Vram(number)),
             Err(_) if text == "host" => Ok(Self::Host),
-            Err(_) => Err("it is `host`, or the number of a GPU's device file".to_owned()),
+            Err(_) => Err(format!(
+                "it is `host`, a GPU's device file such as {GPU_FILE}0, or its number"
+            )),
         }
     }
 }
@@ -39,10 +45,7 @@ pub(crate) enum Memory {
     /// The guest's RAM.
     Host(Rc<Mapping>),
     /// A GPU's. The GPU stays open as long as its buffer.
-    Vram(
-        Buffer,
-        #[allow(dead_code, reason = "keeps the GPU open")] Gpu,
-    ),
+    Vram(Buffer, Gpu),
 }
 
 impl Memory {
@@ -100,6 +103,23 @@ impl Memory {
         Ok(())
     }
 
+    /// The GPU's buffer that it is.
+    pub(crate) fn buffer(&self) -> anyhow::Result<&Buffer> {
+        self.vram().map(|(buffer, _)| buffer)
+    }
+
+    /// The GPU whose memory it is.
+    pub(crate) fn gpu(&self) -> anyhow::Result<&Gpu> {
+        self.vram().map(|(_, gpu)| gpu)
+    }
+
+    fn vram(&self) -> anyhow::Result<(&Buffer, &Gpu)> {
+        match self {
+            Self::Host(_) => bail!("files are read and written by memory of a GPU only"),
+            Self::Vram(buffer, gpu) => Ok((buffer, gpu)),
+        }
+    }
+
     fn mapping(&self) -> &Mapping {
         match self {
             Self::Host(mapping) => mapping,
@@ -116,6 +136,7 @@ mod tests {
     fn memory_is_the_host_s_or_of_a_numbered_gpu() {
         assert_eq!("host".parse(), Ok(MemoryKind::Host));
         assert_eq!("3".parse(), Ok(MemoryKind::Vram(3)));
+        assert_eq!("/dev/peerbar-gpu3".parse(), Ok(MemoryKind::Vram(3)));
         assert!("gpu0".parse::<MemoryKind>().is_err());
     }
 

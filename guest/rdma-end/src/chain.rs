@@ -1,0 +1,122 @@
+//! From a disk to a GPU, over the wire, to another GPU and to its disk.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::ends::Side;
+use crate::{Command, End, Ends, Result, Way};
+
+/// A part of a file or of a block device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRange {
+    /// The file.
+    pub path: PathBuf,
+    /// First byte.
+    pub at: u64,
+}
+
+/// What goes from where to where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chain {
+    /// A file that the near end opens.
+    pub source: FileRange,
+    /// A file that the far end opens.
+    pub target: FileRange,
+    /// Number of bytes: whole blocks of both files.
+    pub length: u32,
+    /// How they go from end to end. Of [`Way::Read`] the far end asks.
+    pub way: Way,
+}
+
+impl<N: End, F: End> Ends<N, F> {
+    /// Reads the source into the near end's memory, moves it to the far end's, and writes it to the target. Compares nothing but
+    /// what lies around it in memory. Returns the time on the wire.
+    ///
+    /// # Errors
+    /// As [`Ends::transfer`].
+    pub fn chain(&mut self, chain: &Chain) -> Result<Duration> {
+        let span = self.prepare(Side::Near, chain.length)?;
+        self.prepare(Side::Far, chain.length)?;
+        let FileRange { path, at } = chain.source.clone();
+        self.done(Side::Near, &Command::Load { path, at, span })?;
+        let asking = match chain.way {
+            Way::Read => Side::Far,
+            _ => Side::Near,
+        };
+        let elapsed = self.carry(chain.way, asking, span, chain.source.at)?;
+        let FileRange { path, at } = chain.target.clone();
+        self.done(Side::Far, &Command::Store { path, at, span })?;
+        self.expect_margins(Side::Near, span)?;
+        self.expect_margins(Side::Far, span)?;
+        Ok(elapsed)
+    }
+
+    /// Writes `length` bytes of the content of `seed` to `target`, which the near end opens, by way of its memory.
+    ///
+    /// # Errors
+    /// As [`Ends::transfer`].
+    pub fn store(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
+        let span = self.prepare(Side::Near, length)?;
+        self.done(Side::Near, &Command::Put { span, seed })?;
+        let FileRange { path, at } = target.clone();
+        self.done(Side::Near, &Command::Store { path, at, span })
+    }
+
+    /// Reads `source`, which the far end opens, into its memory, and compares it with `length` bytes of the content of `seed`.
+    ///
+    /// # Errors
+    /// As [`Ends::transfer`].
+    pub fn compare(&mut self, source: &FileRange, length: u32, seed: u64) -> Result<()> {
+        let span = self.prepare(Side::Far, length)?;
+        let FileRange { path, at } = source.clone();
+        self.done(Side::Far, &Command::Load { path, at, span })?;
+        self.done(Side::Far, &Command::Expect { span, seed })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MARGIN;
+    use crate::fake::{FakeEnd, Flaw};
+
+    fn file(path: &str, at: u64) -> FileRange {
+        FileRange {
+            path: path.into(),
+            at,
+        }
+    }
+
+    fn chain(way: Way) -> Chain {
+        Chain {
+            source: file("left", 512),
+            target: file("right", 1024),
+            length: 4096,
+            way,
+        }
+    }
+
+    #[test]
+    fn content_of_one_disk_is_on_the_other_afterwards() {
+        let (near, far) = FakeEnd::pair(4 * MARGIN);
+        let mut ends = Ends::connect(near, far).unwrap();
+        for (seed, way) in (1..).zip([Way::Write, Way::Read, Way::Send]) {
+            let chain = chain(way);
+            ends.store(&chain.source, 4096, seed).unwrap();
+            assert!(ends.compare(&chain.target, 4096, seed).is_err());
+            ends.chain(&chain).unwrap();
+            ends.compare(&chain.target, 4096, seed).unwrap();
+        }
+    }
+
+    #[test]
+    fn byte_beside_the_chain_s_content_fails_it() {
+        let (mut near, far) = FakeEnd::pair(4 * MARGIN);
+        near.set(Flaw::OneByteMore);
+        let mut ends = Ends::connect(near, far).unwrap();
+        let first = chain(Way::Write);
+        ends.store(&first.source, 4096, 1).unwrap();
+        let error = ends.chain(&first).unwrap_err().to_string();
+        assert!(error.starts_with("far end: byte 0 of 4096"), "{error}");
+    }
+}

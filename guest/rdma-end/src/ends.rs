@@ -1,0 +1,343 @@
+//! Two ends, and transfers between them.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::{Address, Answer, Command, Completed, End, Error, Operation, Result, Span};
+
+/// Bytes before and after what is transferred, which must stay as they are: a page, so that the bytes of a transfer start at a
+/// page of the memory.
+pub const MARGIN: u64 = 4096;
+
+/// What the memory of the end that receives has before a transfer.
+const UNTOUCHED: u8 = 0xa5;
+/// Numbers of the work requests.
+const RECEIVE: u64 = 1;
+const REQUEST: u64 = 2;
+
+/// How bytes go from one end to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The near end writes them to the far one.
+    Write,
+    /// The same, and a receive of the far end completes.
+    WriteImmediate,
+    /// The near end reads them from the far one.
+    Read,
+    /// The near end sends them.
+    Send,
+    /// The same with immediate data.
+    SendImmediate,
+}
+
+impl Way {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Write,
+        Self::WriteImmediate,
+        Self::Read,
+        Self::Send,
+        Self::SendImmediate,
+    ];
+
+    /// Whether it takes a receive of the other end.
+    fn is_received(self) -> bool {
+        !matches!(self, Self::Write | Self::Read)
+    }
+
+    fn immediate(self, seed: u64) -> Option<u32> {
+        let data = u32::try_from(seed & u64::from(u32::MAX)).unwrap_or(0);
+        matches!(self, Self::WriteImmediate | Self::SendImmediate).then_some(data)
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Write => "write",
+            Self::WriteImmediate => "write with immediate data",
+            Self::Read => "read",
+            Self::Send => "send",
+            Self::SendImmediate => "send with immediate data",
+        })
+    }
+}
+
+/// One of two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Near,
+    Far,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Near => "near end",
+            Self::Far => "far end",
+        }
+    }
+}
+
+/// Two ends, each of which knows the other's address.
+pub struct Ends<N, F> {
+    near: N,
+    far: F,
+    addresses: [Address; 2],
+}
+
+impl<N: End, F: End> Ends<N, F> {
+    /// Has each end know the other's address.
+    ///
+    /// # Errors
+    /// As [`Ends::transfer`].
+    pub fn connect(near: N, far: F) -> Result<Self> {
+        let unknown = Address {
+            gid: std::net::Ipv6Addr::UNSPECIFIED,
+            queue_pair: 0,
+            key: 0,
+            address: 0,
+            size: 0,
+            largest_message: 0,
+        };
+        let mut ends = Self {
+            near,
+            far,
+            addresses: [unknown; 2],
+        };
+        ends.addresses = [ends.address(Side::Near)?, ends.address(Side::Far)?];
+        let [near, far] = ends.addresses;
+        ends.done(Side::Near, &Command::Connect(far))?;
+        ends.done(Side::Far, &Command::Connect(near))?;
+        Ok(ends)
+    }
+
+    /// The near end's address, then the far one's.
+    pub fn addresses(&self) -> [Address; 2] {
+        self.addresses
+    }
+
+    /// Whether `way` can move `length` bytes: a send is one message.
+    pub fn takes(&self, way: Way, length: u32) -> bool {
+        let [near, far] = self.addresses;
+        let message = near.largest_message.min(far.largest_message);
+        !matches!(way, Way::Send | Way::SendImmediate) || length <= message
+    }
+
+    /// Moves `length` bytes of the content of `seed`, and compares them and those around them. Returns the time from the request to
+    /// its completion.
+    ///
+    /// # Errors
+    /// Each of [`Error`].
+    pub fn transfer(&mut self, way: Way, length: u32, seed: u64) -> Result<Duration> {
+        let (source, target) = match way {
+            Way::Read => (Side::Far, Side::Near),
+            _ => (Side::Near, Side::Far),
+        };
+        let span = self.prepare(target, length)?;
+        self.done(source, &Command::Fill(0))?;
+        self.done(source, &Command::Put { span, seed })?;
+        let elapsed = self.carry(way, Side::Near, span, seed)?;
+        self.done(target, &Command::Expect { span, seed })?;
+        self.expect_margins(target, span)?;
+        Ok(elapsed)
+    }
+
+    /// Gives the memory of `target` what no transfer brings, and returns where in it a transfer of `length` bytes goes.
+    pub(crate) fn prepare(&mut self, target: Side, length: u32) -> Result<Span> {
+        let needed = u64::from(length).saturating_add(2 * MARGIN);
+        for (side, address) in [Side::Near, Side::Far].into_iter().zip(self.addresses) {
+            if address.size < needed {
+                return Err(Error::TooSmall {
+                    side: side.name(),
+                    length,
+                    needed,
+                    size: address.size,
+                });
+            }
+        }
+        self.done(target, &Command::Fill(UNTOUCHED))?;
+        Ok(Span {
+            offset: MARGIN,
+            length,
+        })
+    }
+
+    /// Checks that what lies around `span` is what it was.
+    pub(crate) fn expect_margins(&mut self, target: Side, span: Span) -> Result<()> {
+        let end = span.offset.saturating_add(span.length.into());
+        for offset in [span.offset.saturating_sub(MARGIN), end] {
+            let length = u32::try_from(MARGIN).unwrap_or(0);
+            let span = Span { offset, length };
+            let value = UNTOUCHED;
+            self.done(target, &Command::ExpectValue { span, value })?;
+        }
+        Ok(())
+    }
+
+    /// Has `asking` move the bytes of `span` by `way`, from the memory of one end to the same place of the other.
+    pub(crate) fn carry(
+        &mut self,
+        way: Way,
+        asking: Side,
+        span: Span,
+        seed: u64,
+    ) -> Result<Duration> {
+        let immediate = way.immediate(seed);
+        let remote = span.offset;
+        let operation = match way {
+            Way::Write | Way::WriteImmediate => Operation::Write { remote, immediate },
+            Way::Read => Operation::Read { remote },
+            Way::Send | Way::SendImmediate => Operation::Send { immediate },
+        };
+        let asked = match asking {
+            Side::Near => Side::Far,
+            Side::Far => Side::Near,
+        };
+        if way.is_received() {
+            self.done(asked, &Command::Receive { id: RECEIVE, span })?;
+        }
+        let post = Command::Post {
+            id: REQUEST,
+            operation,
+            span,
+        };
+        self.done(asking, &post)?;
+        let sent = self.completed(asking)?;
+        let is_right = sent.id == REQUEST;
+        self.check(asking, &sent, is_right, &format!("request {REQUEST}"))?;
+        if way.is_received() {
+            let seen = self.completed(asked)?;
+            let length = span.length;
+            let is_right =
+                seen.id == RECEIVE && seen.bytes == length && seen.immediate == immediate;
+            let wanted =
+                format!("receive {RECEIVE} of {length} bytes with immediate data {immediate:?}");
+            self.check(asked, &seen, is_right, &wanted)?;
+        }
+        Ok(Duration::from_nanos(sent.nanoseconds))
+    }
+
+    /// Has `side` do `command`, which has no other answer than that it is done.
+    pub(crate) fn done(&mut self, side: Side, command: &Command) -> Result<()> {
+        match self.ask(side, command)? {
+            Answer::Done => Ok(()),
+            answer => Err(unexpected(answer, command)),
+        }
+    }
+
+    fn address(&mut self, side: Side) -> Result<Address> {
+        match self.ask(side, &Command::Address)? {
+            Answer::Address(address) => Ok(address),
+            answer => Err(unexpected(answer, &Command::Address)),
+        }
+    }
+
+    /// The next completion of `side`, which must be one of success.
+    fn completed(&mut self, side: Side) -> Result<Completed> {
+        match self.ask(side, &Command::Wait)? {
+            Answer::Completed(done) if done.status == 0 => Ok(done),
+            Answer::Completed(done) => Err(Error::Request {
+                side: side.name(),
+                id: done.id,
+                status: done.status,
+                meaning: done.meaning,
+            }),
+            answer => Err(unexpected(answer, &Command::Wait)),
+        }
+    }
+
+    fn check(&self, side: Side, seen: &Completed, is_right: bool, wanted: &str) -> Result<()> {
+        if is_right {
+            return Ok(());
+        }
+        Err(Error::Completion {
+            side: side.name(),
+            wanted: wanted.to_owned(),
+            seen: format!("{seen:?}"),
+        })
+    }
+
+    fn ask(&mut self, side: Side, command: &Command) -> Result<Answer> {
+        let answer = match side {
+            Side::Near => self.near.ask(command),
+            Side::Far => self.far.ask(command),
+        };
+        match answer? {
+            Answer::Failed { reason } => Err(Error::Failed {
+                side: side.name(),
+                reason,
+            }),
+            answer => Ok(answer),
+        }
+    }
+}
+
+fn unexpected(answer: Answer, command: &Command) -> Error {
+    Error::Unexpected {
+        answer: Box::new(answer),
+        command: format!("{command:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{FakeEnd, Flaw};
+
+    fn ends(size: u64) -> Ends<FakeEnd, FakeEnd> {
+        let (near, far) = FakeEnd::pair(size);
+        Ends::connect(near, far).unwrap()
+    }
+
+    #[test]
+    fn each_way_moves_the_content() {
+        let mut ends = ends(5 * MARGIN);
+        for way in Way::ALL {
+            for length in [1, 100, 4096] {
+                assert!(ends.takes(way, length));
+                ends.transfer(way, length, 3).unwrap();
+            }
+            let is_send = matches!(way, Way::Send | Way::SendImmediate);
+            assert_eq!(ends.takes(way, 4097), !is_send, "{way}");
+        }
+    }
+
+    #[test]
+    fn transfer_with_a_flaw_fails_and_names_the_end() {
+        for (flaw, way, wanted) in [
+            (Flaw::LastByte, Way::Write, "far end: byte 99 of 100"),
+            (Flaw::LastByte, Way::Read, "near end: byte 99 of 100"),
+            (Flaw::OneByteMore, Way::Send, "far end: byte 0 of 4096"),
+            (Flaw::OneByteMore, Way::Read, "near end: byte 0 of 4096"),
+            (
+                Flaw::OtherImmediate,
+                Way::SendImmediate,
+                "far end: receive 1",
+            ),
+            (
+                Flaw::OtherImmediate,
+                Way::WriteImmediate,
+                "far end: receive 1",
+            ),
+            (Flaw::Refused, Way::Write, "near end: work request 2 ended"),
+            (
+                Flaw::OtherNumber,
+                Way::Write,
+                "near end: request 2 completed",
+            ),
+        ] {
+            let mut ends = ends(4 * MARGIN);
+            ends.near.set(flaw);
+            let error = ends.transfer(way, 100, 5).unwrap_err().to_string();
+            assert!(error.starts_with(wanted), "{flaw:?}, {way}: {error}");
+        }
+    }
+
+    #[test]
+    fn transfer_that_leaves_no_margin_is_refused() {
+        let mut ends = ends(2 * MARGIN);
+        let error = ends.transfer(Way::Write, 1, 0).unwrap_err().to_string();
+        assert!(error.ends_with("needs 8193 bytes of memory: the near end has 8192"));
+    }
+}

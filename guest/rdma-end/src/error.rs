@@ -1,0 +1,84 @@
+//! What can go wrong between a conductor and an end.
+
+use std::io;
+
+use thiserror::Error as ThisError;
+
+use crate::Answer;
+
+/// Result of this library.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong.
+#[derive(Debug, ThisError)]
+#[non_exhaustive]
+pub enum Error {
+    /// A stream failed.
+    #[error("cannot talk to an end of the transfer")]
+    Stream(#[from] io::Error),
+    /// The end closed its output.
+    #[error("an end of the transfer has ended before its answer: its error output says why")]
+    Ended,
+    /// A line is no message.
+    #[error(
+        "an end of the transfer says {line:?}, which is no message: are both programs of one build?"
+    )]
+    NoMessage {
+        /// The line's start.
+        line: String,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// The answer is not one of this command.
+    #[error(
+        "an end of the transfer answers {answer:?} to {command}: are both programs of one build?"
+    )]
+    Unexpected {
+        /// The answer.
+        answer: Box<Answer>,
+        /// The command.
+        command: String,
+    },
+    /// The end could not do it.
+    #[error("{side}: {reason}")]
+    Failed {
+        /// Which end.
+        side: &'static str,
+        /// Its reason.
+        reason: String,
+    },
+    /// A work request failed.
+    #[error("{side}: work request {id} ended with {meaning}")]
+    Request {
+        /// Which end.
+        side: &'static str,
+        /// The request's number.
+        id: u64,
+        /// Its status.
+        status: u32,
+        /// The status in words.
+        meaning: String,
+    },
+    /// A work request succeeded, and its completion is not that of what was asked.
+    #[error("{side}: {wanted} completed as {seen}")]
+    Completion {
+        /// Which end.
+        side: &'static str,
+        /// What was asked.
+        wanted: String,
+        /// What came.
+        seen: String,
+    },
+    /// A transfer needs more memory than an end has.
+    #[error("a transfer of {length} bytes needs {needed} bytes of memory: the {side} has {size}")]
+    TooSmall {
+        /// Which end.
+        side: &'static str,
+        /// Bytes of the transfer.
+        length: u32,
+        /// Bytes that it needs.
+        needed: u64,
+        /// Bytes that there are.
+        size: u64,
+    },
+}

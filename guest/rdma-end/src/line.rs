@@ -1,0 +1,110 @@
+//! Messages as lines of JSON.
+
+use std::io::{BufRead, Read, Write};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{Answer, Command, End, Error, Result};
+
+/// The longest line of a message in bytes.
+const LONGEST: u64 = 64 << 10;
+
+/// An end in another process, at the other side of two streams.
+pub struct LineEnd<R, W> {
+    answers: R,
+    commands: W,
+}
+
+impl<R: BufRead, W: Write> LineEnd<R, W> {
+    /// The end that reads `commands` and writes `answers`.
+    pub fn new(answers: R, commands: W) -> Self {
+        Self { answers, commands }
+    }
+}
+
+impl<R: BufRead, W: Write> End for LineEnd<R, W> {
+    fn ask(&mut self, command: &Command) -> Result<Answer> {
+        write(&mut self.commands, command)?;
+        read(&mut self.answers)?.ok_or(Error::Ended)
+    }
+}
+
+/// Answers each of `commands` in `answers`, by `end`, until the commands end.
+///
+/// # Errors
+/// [`Error::Stream`], [`Error::NoMessage`], and those of the end.
+pub fn serve(mut end: impl End, mut commands: impl BufRead, mut answers: impl Write) -> Result<()> {
+    while let Some(command) = read::<Command>(&mut commands)? {
+        let answer = end.ask(&command)?;
+        write(&mut answers, &answer)?;
+    }
+    Ok(())
+}
+
+fn write(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
+    let mut line = serde_json::to_vec(message).map_err(std::io::Error::from)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    Ok(stream.flush()?)
+}
+
+/// The next message; none where the stream ends.
+fn read<T: DeserializeOwned>(stream: &mut impl BufRead) -> Result<Option<T>> {
+    let mut line = Vec::new();
+    stream.take(LONGEST).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    let message = serde_json::from_slice(&line);
+    message.map(Some).map_err(|source| Error::NoMessage {
+        line: String::from_utf8_lossy(&line).chars().take(80).collect(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufReader, pipe};
+    use std::thread;
+
+    use super::*;
+    use crate::fake::FakeEnd;
+
+    #[test]
+    fn end_behind_two_streams_answers_as_one_at_hand() {
+        let (commands, to_end) = pipe().unwrap();
+        let (from_end, answers) = pipe().unwrap();
+        let served = thread::spawn(move || {
+            let end = FakeEnd::pair(4096).0;
+            serve(end, BufReader::new(commands), answers)
+        });
+        let mut end = LineEnd::new(BufReader::new(from_end), to_end);
+        let Answer::Address(address) = end.ask(&Command::Address).unwrap() else {
+            panic!("no address");
+        };
+        assert_eq!(address.size, 4096);
+        assert_eq!(end.ask(&Command::Fill(7)).unwrap(), Answer::Done);
+        let refused = end.ask(&Command::Wait).unwrap();
+        assert!(matches!(refused, Answer::Failed { .. }), "{refused:?}");
+        drop(end);
+        served.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn line_that_is_no_message_is_an_error_with_its_start() {
+        let mut end = LineEnd::new(&b"Segmentation fault\n"[..], Vec::new());
+        let error = end.ask(&Command::Wait).unwrap_err().to_string();
+        assert!(error.contains("says \"Segmentation fault"), "{error}");
+        let mut end = LineEnd::new(&b""[..], Vec::new());
+        assert!(matches!(end.ask(&Command::Wait), Err(Error::Ended)));
+    }
+
+    #[test]
+    fn line_without_an_end_is_read_up_to_a_limit() {
+        let endless = std::io::repeat(b'x');
+        let mut end = LineEnd::new(BufReader::new(endless), Vec::new());
+        let error = end.ask(&Command::Wait).unwrap_err();
+        assert!(matches!(error, Error::NoMessage { .. }), "{error}");
+    }
+}

@@ -1,0 +1,182 @@
+//! What a conductor asks of an end, and what that answers.
+
+use std::net::Ipv6Addr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// How an end is reached by the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Address {
+    /// Its adapter's GID, which is written as an IPv6 address is.
+    pub gid: Ipv6Addr,
+    /// Number of its queue pair.
+    pub queue_pair: u32,
+    /// The remote key of its memory.
+    pub key: u32,
+    /// The address that the first byte of its memory has in work requests.
+    pub address: u64,
+    /// Size of its memory in bytes.
+    pub size: u64,
+    /// The largest message of a send in bytes.
+    pub largest_message: u32,
+}
+
+/// A range of an end's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Span {
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u32,
+}
+
+/// A work request's operation. `remote` is the offset of a byte in the other end's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Operation {
+    /// Sends to a receive of the other end, with immediate data or without.
+    Send {
+        /// Immediate data.
+        immediate: Option<u32>,
+    },
+    /// Writes to the other end's memory; with immediate data a receive of the other end completes.
+    Write {
+        /// Where.
+        remote: u64,
+        /// Immediate data.
+        immediate: Option<u32>,
+    },
+    /// Reads from the other end's memory.
+    Read {
+        /// Where.
+        remote: u64,
+    },
+}
+
+/// What a conductor asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Command {
+    /// Say its address. Answered by [`Answer::Address`].
+    Address,
+    /// Work requests are for this end from now on. An adapter permits RDMA to those only whose GID it knows, so both ends get the
+    /// other's address before the first one.
+    Connect(Address),
+    /// Give each byte of the memory this value, by the processor.
+    Fill(u8),
+    /// Write the [`content`] of this seed to the memory, by the processor.
+    Put {
+        /// Where.
+        span: Span,
+        /// Of which seed.
+        seed: u64,
+    },
+    /// Compare the memory with the [`content`] of this seed, by the processor.
+    Expect {
+        /// Where.
+        span: Span,
+        /// Of which seed.
+        seed: u64,
+    },
+    /// Compare each byte of the memory with this value, by the processor.
+    ExpectValue {
+        /// Where.
+        span: Span,
+        /// Which.
+        value: u8,
+    },
+    /// Post a receive into the memory.
+    Receive {
+        /// The request's number.
+        id: u64,
+        /// Where.
+        span: Span,
+    },
+    /// Post a work request with the memory as its local side.
+    Post {
+        /// The request's number.
+        id: u64,
+        /// What it does.
+        operation: Operation,
+        /// With which memory.
+        span: Span,
+    },
+    /// Wait for the next completion. Answered by [`Answer::Completed`].
+    Wait,
+    /// Read a file or a block device into the memory, which must be a GPU's, peer to peer only.
+    Load {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        at: u64,
+        /// Where in the memory.
+        span: Span,
+    },
+    /// Write the memory, which must be a GPU's, to a file or a block device, peer to peer only.
+    Store {
+        /// The file.
+        path: PathBuf,
+        /// Where in the file.
+        at: u64,
+        /// Where in the memory.
+        span: Span,
+    },
+}
+
+/// How a work request ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Completed {
+    /// The request's number.
+    pub id: u64,
+    /// Its status (libibverbs, `enum ibv_wc_status`); 0 is success.
+    pub status: u32,
+    /// The status in words.
+    pub meaning: String,
+    /// Bytes that a receive has taken.
+    pub bytes: u32,
+    /// The sender's immediate data, if it sent some.
+    pub immediate: Option<u32>,
+    /// From the last [`Command::Post`] to this completion, in nanoseconds.
+    pub nanoseconds: u64,
+}
+
+/// What an end answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Answer {
+    /// It is done.
+    Done,
+    /// The end's address.
+    Address(Address),
+    /// A work request has completed, whether it succeeded or not.
+    Completed(Completed),
+    /// It could not be done.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// The `length` bytes that `seed` stands for.
+#[must_use]
+pub fn content(seed: u64, length: u32) -> Vec<u8> {
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+    fastrand::Rng::with_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_is_its_seed_s_own_and_begins_alike() {
+        assert_eq!(content(1, 100), content(1, 100));
+        assert_ne!(content(1, 100), content(2, 100));
+        assert_eq!(content(1, 100)[..50], content(1, 50));
+    }
+}

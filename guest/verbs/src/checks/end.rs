@@ -1,0 +1,228 @@
+//! One end of a transfer: an adapter, a queue pair of it, and memory.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use peerbar_gds::{FileOptions, GpuFile, Policy};
+use peerbar_rdma_end::{self as rdma_end, Address, Answer, Command, Completed, End, Span, content};
+use peerbar_verbs::{
+    Access, AddressHandle, Completion, Context, Gid, Operation, Peer, ProtectionDomain, QueuePair,
+    Region, Remote,
+};
+
+use super::memory::{Memory, MemoryKind};
+use super::{DEPTH, PATIENCE};
+
+/// Files that stay open, for transfers one after the other.
+const OPEN_FILES: usize = 4;
+
+/// An end in this process.
+pub(crate) struct LocalEnd {
+    domain: ProtectionDomain,
+    pair: QueuePair,
+    region: Region,
+    memory: Memory,
+    other: Option<Other>,
+    files: VecDeque<(PathBuf, GpuFile)>,
+    posted: Instant,
+}
+
+/// The end that work requests are for.
+struct Other {
+    peer: Peer,
+    key: u32,
+    address: u64,
+}
+
+impl LocalEnd {
+    /// An end by the adapter `nic`, with at least `size` bytes of memory, which the other end may read and write.
+    pub(crate) fn open(nic: &str, kind: MemoryKind, size: u64) -> anyhow::Result<Self> {
+        let context = Context::open(nic)?;
+        let domain = ProtectionDomain::new(&context)?;
+        let pair = QueuePair::ready(&domain, DEPTH)?;
+        let memory = Memory::new(kind, size)?;
+        let region = memory.register(&domain, Access::ALL)?;
+        Ok(Self {
+            domain,
+            pair,
+            region,
+            memory,
+            other: None,
+            files: VecDeque::new(),
+            posted: Instant::now(),
+        })
+    }
+
+    fn answer(&mut self, command: &Command) -> anyhow::Result<Answer> {
+        match command {
+            Command::Address => return Ok(Answer::Address(self.address()?)),
+            Command::Wait => return Ok(Answer::Completed(self.wait()?)),
+            Command::Connect(address) => self.connect(address)?,
+            Command::Fill(value) => {
+                let size = usize::try_from(self.memory.size())?;
+                self.memory.write(0, &vec![*value; size])?;
+            }
+            Command::Put { span, seed } => {
+                let bytes = content(*seed, span.length);
+                self.memory.write(span.offset, &bytes)?;
+            }
+            Command::Expect { span, seed } => {
+                let wanted = content(*seed, span.length);
+                self.memory.expect(span.offset, &wanted)?;
+            }
+            Command::ExpectValue { span, value } => {
+                let wanted = vec![*value; usize::try_from(span.length)?];
+                let what = || format!("at {}, where no transfer writes", span.offset);
+                let kept = self.memory.expect(span.offset, &wanted);
+                kept.with_context(what)?;
+            }
+            Command::Receive { id, span } => {
+                let into = self.region.local(span.offset, span.length);
+                self.pair.post_receive(*id, into)?;
+            }
+            Command::Post {
+                id,
+                operation,
+                span,
+            } => self.post(*id, *operation, *span)?,
+            Command::Load { path, at, span } => self.load(path, *at, *span)?,
+            Command::Store { path, at, span } => self.store(path, *at, *span)?,
+        }
+        Ok(Answer::Done)
+    }
+
+    fn address(&self) -> anyhow::Result<Address> {
+        let remote = self.region.remote(0);
+        let context = self.domain.context();
+        Ok(Address {
+            gid: Ipv6Addr::from(context.gid()?.0),
+            queue_pair: self.pair.number(),
+            key: remote.key,
+            address: remote.address,
+            size: self.memory.size(),
+            largest_message: context.largest_message()?,
+        })
+    }
+
+    fn connect(&mut self, address: &Address) -> anyhow::Result<()> {
+        let handle = AddressHandle::new(&self.domain, Gid(address.gid.octets()))?;
+        self.other = Some(Other {
+            peer: Peer {
+                handle,
+                queue_pair: address.queue_pair,
+            },
+            key: address.key,
+            address: address.address,
+        });
+        Ok(())
+    }
+
+    fn post(&mut self, id: u64, operation: rdma_end::Operation, span: Span) -> anyhow::Result<()> {
+        let other = self.other.as_ref();
+        let other = other.context("the other end is not known: connect first")?;
+        let operation = other.operation(operation);
+        let local = self.region.local(span.offset, span.length);
+        self.posted = Instant::now();
+        Ok(self.pair.post(id, operation, local, &other.peer)?)
+    }
+
+    fn wait(&self) -> anyhow::Result<Completed> {
+        let done = self.pair.wait(PATIENCE)?;
+        let elapsed = self.posted.elapsed();
+        let Completion {
+            id,
+            status,
+            bytes,
+            immediate,
+            ..
+        } = done;
+        Ok(Completed {
+            id,
+            status: status.0,
+            meaning: status.to_string(),
+            bytes,
+            immediate,
+            nanoseconds: u64::try_from(elapsed.as_nanos())?,
+        })
+    }
+
+    fn load(&mut self, path: &Path, at: u64, span: Span) -> anyhow::Result<()> {
+        let file = self.file(path)?;
+        let buffer = self.memory.buffer()?;
+        let end = span.offset.saturating_add(span.length.into());
+        let read = file.read_at(buffer, span.offset..end, at)?;
+        ensure!(
+            read == u64::from(span.length),
+            "{} has {read} of {} bytes at {at}",
+            path.display(),
+            span.length
+        );
+        Ok(())
+    }
+
+    fn store(&mut self, path: &Path, at: u64, span: Span) -> anyhow::Result<()> {
+        let file = self.file(path)?;
+        let end = span.offset.saturating_add(span.length.into());
+        file.write_at(self.memory.buffer()?, span.offset..end, at)?;
+        Ok(file.sync()?)
+    }
+
+    /// The file, open to read and write, past the page cache.
+    fn file(&mut self, path: &Path) -> anyhow::Result<GpuFile> {
+        if let Some((_, file)) = self.files.iter().find(|(known, _)| known == path) {
+            return Ok(file.clone());
+        }
+        let options = FileOptions::new().write(true).policy(Policy::PeerOnly);
+        let file = options.open(self.memory.gpu()?, path)?;
+        self.files.truncate(OPEN_FILES - 1);
+        self.files.push_front((path.to_owned(), file.clone()));
+        Ok(file)
+    }
+}
+
+impl Other {
+    fn operation(&self, operation: rdma_end::Operation) -> Operation {
+        let place = |offset| Remote {
+            key: self.key,
+            address: self.address.wrapping_add(offset),
+        };
+        match operation {
+            rdma_end::Operation::Send { immediate: None } => Operation::Send,
+            rdma_end::Operation::Send {
+                immediate: Some(data),
+            } => Operation::SendImmediate(data),
+            rdma_end::Operation::Write {
+                remote,
+                immediate: None,
+            } => Operation::Write(place(remote)),
+            rdma_end::Operation::Write {
+                remote,
+                immediate: Some(data),
+            } => Operation::WriteImmediate(place(remote), data),
+            rdma_end::Operation::Read { remote } => Operation::Read(place(remote)),
+        }
+    }
+}
+
+impl End for LocalEnd {
+    fn ask(&mut self, command: &Command) -> rdma_end::Result<Answer> {
+        let answer = self.answer(command);
+        Ok(answer.unwrap_or_else(|error| Answer::Failed {
+            reason: format!("{error:#}"),
+        }))
+    }
+}
+
+/// Serves an end on the standard input and output.
+pub(crate) fn run(nic: &str, kind: MemoryKind, size: u64) -> anyhow::Result<()> {
+    let end = LocalEnd::open(nic, kind, size)?;
+    Ok(rdma_end::serve(
+        end,
+        io::stdin().lock(),
+        io::stdout().lock(),
+    )?)
+}
