@@ -36,7 +36,7 @@ pub use placeholder::{fill_in, unknown_placeholder};
 pub use plan::{Gpu, HostFolder, Module, Nic, NvmeDevice, Plan};
 pub use probe::{Probed, Record, Transfer};
 pub use request::Request;
-pub use size::{Size, SizeError};
+pub use size::{Size, SizeError, size_range};
 pub use timeout::{Timeout, TimeoutError};
 pub use trace_line::{ClockSample, TraceLine};
 

@@ -1,13 +1,13 @@
 //! Copies from disk to disk, and which route the bytes took.
 
 use super::{Outcome, Run};
-use peerbar_report::{Buffer, Copy, Measure};
+use peerbar_report::{Buffer, Copy, Measure, size_range};
 use std::fs::File;
 use std::thread;
 
 use anyhow::{Context, anyhow};
 
-use super::layout::{CopyOffsets, Layout, rounds, size_range};
+use super::layout::{CopyOffsets, Layout, rounds};
 use super::route::{Share, explain, judge};
 use crate::counters::TrafficWatch;
 use crate::devices::Controller;

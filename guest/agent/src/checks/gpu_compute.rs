@@ -11,8 +11,8 @@ use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, FileOptions, Gpu, GpuFile, Kernel};
 
 use self::model::{BINS, Shape};
+use super::PAGE;
 use super::route::judge;
-use super::{PAGE, layout};
 use crate::counters::TrafficWatch;
 use crate::disk;
 use crate::gpus;
@@ -84,7 +84,7 @@ impl Run for GpuCompute {
             read += 2 * bytes_of(shape);
             written += 2 * bytes_of(shape) + PAGE;
         }
-        measure.sizes = layout::size_range(&SHAPES.map(bytes_of));
+        measure.sizes = peerbar_report::size_range(&SHAPES.map(bytes_of));
         measure.bytes = read + written;
         watch.write_to(measure);
         let shares = if from.number == to.number {

@@ -3,10 +3,9 @@
 use super::{Outcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Command, Fence, Gpu, HostBuffer};
-use peerbar_report::{Buffer as With, GpuCopy, Measure};
+use peerbar_report::{Buffer as With, GpuCopy, Measure, size_range};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::layout::size_range;
 use super::route::judge;
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;

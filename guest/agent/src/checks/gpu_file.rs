@@ -1,7 +1,7 @@
 //! Data is read from disks into GPU memory, compared there by the GPU and by the processor, and written back.
 
 use super::{Outcome, Run};
-use peerbar_report::{Buffer as Through, Calls, GpuFile, Measure, Medium};
+use peerbar_report::{Buffer as Through, Calls, GpuFile, Measure, Medium, size_range};
 use std::fs::File;
 use std::thread;
 
@@ -10,7 +10,7 @@ use peerbar_gds::{
     Buffer, Direction, FileOptions, Gpu, GpuFile as GdsFile, Policy, Queue, Request, Traffic,
 };
 
-use super::layout::{CopyOffsets, Layout, rounds, size_range};
+use super::layout::{CopyOffsets, Layout, rounds};
 use super::route::{Share, judge};
 use crate::counters::TrafficWatch;
 use crate::devices::Controller;

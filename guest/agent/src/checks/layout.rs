@@ -51,24 +51,6 @@ impl Layout {
     }
 }
 
-/// Sizes for the table of results: the smallest and the largest.
-pub(super) fn size_range(sizes: &[u64]) -> String {
-    let bounds = sizes.iter().min().zip(sizes.iter().max());
-    match bounds {
-        Some((least, most)) if least == most => short(*most),
-        Some((least, most)) => format!("{}-{}", short(*least), short(*most)),
-        None => String::new(),
-    }
-}
-
-fn short(bytes: u64) -> String {
-    match bytes {
-        bytes if bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
-        bytes if bytes.is_multiple_of(1 << 10) => format!("{}K", bytes >> 10),
-        bytes => bytes.to_string(),
-    }
-}
-
 /// Each size at each offset.
 pub(super) fn rounds(sizes: &[u64], offsets: &[u64]) -> impl Iterator<Item = (u64, u64)> {
     sizes
@@ -91,12 +73,5 @@ mod tests {
         assert!(Layout::of(&[], &[0], 1).is_err());
         assert!(Layout::of(&[4096], &[], 1).is_err());
         assert!(Layout::of(&[4096], &[0], 0).is_err());
-    }
-
-    #[test]
-    fn sizes_are_shown_as_a_range() {
-        assert_eq!(size_range(&[8 << 20, 4096, 65536]), "4K-8M");
-        assert_eq!(size_range(&[512]), "512");
-        assert_eq!(size_range(&[]), "");
     }
 }

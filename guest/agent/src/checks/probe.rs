@@ -6,7 +6,7 @@
 mod user_driven;
 
 use super::{Outcome, Run};
-use peerbar_report::{Measure, Probe, ProbeDriver, Probed, Transfer, VfioBackend};
+use peerbar_report::{Measure, Probe, ProbeDriver, Probed, Transfer, VfioBackend, size_range};
 use std::fs::File;
 use std::io;
 
@@ -15,7 +15,6 @@ use peerbar_gds::{Buffer, Gpu as OpenedGpu, HostBuffer};
 use peerbar_mapping::Mapping;
 
 use self::user_driven::UserDriven;
-use super::layout::size_range;
 use super::vfio_nvme::TakenDevices;
 use crate::counters::TrafficWatch;
 use crate::devices::Controller;

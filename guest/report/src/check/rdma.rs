@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::{CheckKind, Keys, Pair, TableError, check};
-use crate::Size;
+use crate::{Completer, Direction, PayloadFlow, Size};
 
 /// The most that an adapter moves by one request.
 const LARGEST: u64 = 1 << 30;
@@ -69,6 +69,64 @@ impl fmt::Display for RdmaMemory {
             Self::Vram(gpu) => write!(f, "VRAM of {gpu}"),
             Self::GuestRam => f.write_str("guest RAM"),
         }
+    }
+}
+
+impl Rdma {
+    /// The Debian packages of the guest's verbs.
+    pub const PACKAGES: &[&str] = PACKAGES;
+    /// The programs of this project that use them.
+    pub const PROGRAMS: &[&str] = PROGRAMS;
+
+    /// Checks that each of `payload` bytes was read once from one side's memory and written once to the other's: by the adapters'
+    /// own count, in each direction, and of the memory that the sides are.
+    ///
+    /// # Errors
+    /// What the counters show instead.
+    pub fn judge(&self, flows: &[PayloadFlow], payload: u64) -> Result<(), String> {
+        if payload == 0 {
+            return Err("the program has moved nothing".to_owned());
+        }
+        let adapters = [self.nic.as_str(), &self.peer];
+        let own = flows.iter();
+        let own: Vec<&PayloadFlow> = own
+            .filter(|flow| adapters.contains(&flow.requester.as_str()))
+            .collect();
+        let known = [Completer::GuestRam, Completer::PeerBar];
+        if let Some(stray) = own.iter().find(|flow| !known.contains(&flow.completer)) {
+            return Err(format!(
+                "{} moved {} payload bytes with memory that is neither guest RAM nor a GPU's: {:?}",
+                stray.requester, stray.bytes, stray.completer
+            ));
+        }
+        let sum = |wanted: &dyn Fn(&PayloadFlow) -> bool| {
+            let flows = own.iter().filter(|flow| wanted(flow));
+            flows.map(|flow| flow.bytes).fold(0, u64::saturating_add)
+        };
+        let read = sum(&|flow| flow.direction == Direction::Read);
+        let written = sum(&|flow| flow.direction == Direction::Write);
+        if read != payload || written != payload {
+            return Err(format!(
+                "{payload} payload bytes were to be moved; the counters of {} show {read} read and {written} written",
+                self.adapters()
+            ));
+        }
+        let in_ram = self.guest_ram_bytes(payload).unwrap_or_default();
+        let with_ram = sum(&|flow| flow.completer == Completer::GuestRam);
+        if with_ram != in_ram {
+            return Err(format!(
+                "{payload} payload bytes were to be moved, with {in_ram} read from or written to guest RAM; the counters of {} \
+                 show {with_ram} with guest RAM, and {} with a device's memory",
+                self.adapters(),
+                sum(&|flow| flow.completer == Completer::PeerBar)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Its adapters in words.
+    fn adapters(&self) -> String {
+        format!("{} and {}", self.nic, self.peer)
     }
 }
 
@@ -163,5 +221,61 @@ mod tests {
             ..check
         };
         assert_eq!(direct.guest_ram_bytes(100), Some(0));
+    }
+
+    #[test]
+    fn vram_to_vram_leaves_guest_ram_out() {
+        use Completer::{GuestRam, OwnMemory, PeerBar, Unknown};
+        use Direction::{Read, Write};
+
+        let flow = |requester: &str, completer, direction| PayloadFlow {
+            requester: requester.to_owned(),
+            completer,
+            route: crate::Route::Peer,
+            direction,
+            bytes: 100,
+        };
+        let vram = RdmaMemory::Vram("g".to_owned());
+        let judged = |read: PayloadFlow, written: PayloadFlow, to: &RdmaMemory| {
+            let check = Rdma {
+                nic: "a".to_owned(),
+                peer: "b".to_owned(),
+                from: vram.clone(),
+                to: to.clone(),
+                sizes: vec![100],
+                seconds: None,
+            };
+            assert!(check.judge(&[], 0).is_err());
+            check.judge(&[read, written], 100)
+        };
+        let read = || flow("a", PeerBar, Read);
+        assert_eq!(judged(read(), flow("b", PeerBar, Write), &vram), Ok(()));
+        let in_ram = || flow("b", GuestRam, Write);
+        assert_eq!(judged(read(), in_ram(), &RdmaMemory::GuestRam), Ok(()));
+        for (written, wanted) in [
+            (
+                in_ram(),
+                "a and b show 100 with guest RAM, and 100 with a device's memory",
+            ),
+            (
+                flow("b", PeerBar, Read),
+                "a and b show 200 read and 0 written",
+            ),
+            (
+                flow("c", PeerBar, Write),
+                "a and b show 100 read and 0 written",
+            ),
+            (
+                flow("b", Unknown, Write),
+                "neither guest RAM nor a GPU's: Unknown",
+            ),
+            (
+                flow("b", OwnMemory, Write),
+                "neither guest RAM nor a GPU's: OwnMemory",
+            ),
+        ] {
+            let error = judged(read(), written, &vram).unwrap_err();
+            assert!(error.ends_with(wanted), "{error}");
+        }
     }
 }

@@ -129,6 +129,11 @@ impl<'i> CheckTable<'i> {
         self.label.as_ref()
     }
 
+    /// The name of its kind.
+    pub fn kind(&self) -> &'static str {
+        self.kind.name
+    }
+
     /// Where its kind stands: the bytes of the file.
     pub fn place(&self) -> Range<usize> {
         self.kind_at.clone()
