@@ -48,7 +48,7 @@ pub enum Event {
 }
 
 enum Source {
-    Bytes(Box<dyn ReadFd>),
+    Bytes(Box<dyn ReadFd + Send>),
     Listener(UnixListener),
     Child(OwnedFd),
 }
@@ -75,7 +75,7 @@ impl<'a> Events<'a> {
     }
 
     /// Waits for bytes of `stream`.
-    pub fn add_bytes(&mut self, of: EventSource, stream: impl Read + AsFd + 'static) {
+    pub fn add_bytes(&mut self, of: EventSource, stream: impl Read + AsFd + Send + 'static) {
         self.sources.push((of, Source::Bytes(Box::new(stream))));
     }
 
@@ -124,7 +124,14 @@ impl<'a> Events<'a> {
             let Some(first) = ready.into_iter().min_by_key(|index| self.rank(*index)) else {
                 continue;
             };
-            return self.take(first).map(Some);
+            match first.checked_sub(self.signals.fds().count()) {
+                Some(source) => return self.take(source).map(Some),
+                None => {
+                    if let Some(number) = self.signals.take(first)? {
+                        return Ok(Some(Event::Signal(number)));
+                    }
+                }
+            }
         }
     }
 
@@ -140,11 +147,8 @@ impl<'a> Events<'a> {
         }
     }
 
-    fn take(&mut self, ready: usize) -> anyhow::Result<Event> {
-        if let Some(number) = self.signals.take(ready)? {
-            return Ok(Event::Signal(number));
-        }
-        let index = ready - self.signals.fds().count();
+    /// Takes what the source `index` has.
+    fn take(&mut self, index: usize) -> anyhow::Result<Event> {
         let (of, source) = self
             .sources
             .get_mut(index)
@@ -327,5 +331,7 @@ mod tests {
             events.next(soon()).unwrap(),
             Some(Event::Signal(SIGHUP))
         ));
+        // Another thread may have waited for the same signal.
+        assert!((0..3).all(|index| signals.take(index).unwrap().is_none()));
     }
 }

@@ -51,6 +51,8 @@ pub struct Concluded {
     pub ending: Ending,
     /// From QEMU's start to its end.
     pub seconds: f64,
+    /// What programs are left of it.
+    pub results: RunResults,
 }
 
 impl FinishedRun {
@@ -105,6 +107,7 @@ impl FinishedRun {
             console: self.console,
             ending: self.ending,
             seconds: self.seconds,
+            results,
         })
     }
 }

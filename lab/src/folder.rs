@@ -12,7 +12,9 @@ use std::time::SystemTime;
 
 use anyhow::Context;
 use chrono::{DateTime, Utc};
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, open, openat, symlinkat, unlinkat};
+use rustix::fs::{
+    AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, open, openat, symlinkat, unlinkat,
+};
 use rustix::io::Errno;
 use serde::Serialize;
 
@@ -77,10 +79,25 @@ impl Folder {
         Self::made(runs, name)
     }
 
+    /// Makes a folder in this one, for the guest `name` of several.
+    pub(crate) fn of_guest(&self, name: &str) -> anyhow::Result<Self> {
+        let path = self.path.join(name);
+        mkdirat(&self.directory, name, Mode::from_raw_mode(0o777))
+            .with_context(|| format!("cannot make the folder {}", path.display()))?;
+        let folder = Self::opened(path)?;
+        Ok(Self {
+            series: self.series.clone(),
+            ..folder
+        })
+    }
+
     fn made(runs: &Path, name: &str) -> anyhow::Result<Self> {
         point(runs, name)
             .with_context(|| format!("cannot link {}", runs.join(LATEST).display()))?;
-        let path = runs.join(name);
+        Self::opened(runs.join(name))
+    }
+
+    fn opened(path: PathBuf) -> anyhow::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = open(&path, flags, Mode::empty())
             .with_context(|| format!("cannot open {}", path.display()))?;
@@ -232,5 +249,21 @@ mod tests {
         drop(link);
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
         assert!(!other.path().join("verdict").exists());
+    }
+
+    #[test]
+    fn guest_s_folder_is_in_the_run_s_and_not_the_latest() {
+        let runs = tempfile::tempdir().unwrap();
+        let run = Folder::named(runs.path(), "run").unwrap();
+        let run = run.of_series("s");
+        let guest = run.of_guest("left").unwrap();
+        assert_eq!(
+            (guest.path(), guest.series()),
+            (&*run.path().join("left"), Some("s"))
+        );
+        guest.write("verdict", "passed").unwrap();
+        let latest = fs::read_link(runs.path().join(LATEST)).unwrap();
+        assert_eq!(latest, Path::new("run"));
+        assert!(run.of_guest("left").is_err());
     }
 }

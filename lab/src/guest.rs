@@ -170,7 +170,7 @@ impl<'a> Guest<'a> {
         })
     }
 
-    /// Returns [`GuestEvent::WorkDone`] once the other end of `stream` is closed.
+    /// Returns [`GuestEvent::WorkDone`] once the other end of `stream` is closed. A byte that comes by it is a signal's number.
     pub fn add_work(&mut self, stream: UnixStream) {
         self.events.add_bytes(EventSource::Work, stream);
     }
@@ -263,6 +263,11 @@ impl<'a> Guest<'a> {
                     }
                 }
                 Event::Closed(EventSource::Work) => return Ok(GuestEvent::WorkDone),
+                Event::Data(EventSource::Work, bytes) => {
+                    if let Some(signal) = bytes.first() {
+                        return Ok(GuestEvent::Signal((*signal).into()));
+                    }
+                }
                 Event::Data(..) | Event::Closed(_) | Event::Ended(_) => {}
             }
         }

@@ -342,7 +342,7 @@ impl AsFd for GuestProgram {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
     use std::thread;
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     /// A guest that takes one connection and does `work` with it after the greeting.
-    fn guest(
+    pub(crate) fn guest(
         work: impl FnOnce(BufReader<UnixStream>) + Send + 'static,
     ) -> (tempfile::TempDir, PathBuf, thread::JoinHandle<()>) {
         let folder = tempfile::tempdir().unwrap();

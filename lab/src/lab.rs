@@ -125,8 +125,19 @@ impl LabOptions {
     ///
     /// # Errors
     /// What keeps the guest from being ready. The run's folder has the logs.
-    pub fn start(self, mut scenario: Scenario) -> Result<Lab, LabError> {
-        let signals = self.signals.unwrap_or(&signals::NONE);
+    pub fn start(self, scenario: Scenario) -> Result<Lab, LabError> {
+        let mut lab = self.boot(scenario, None)?;
+        lab.become_ready()?;
+        Ok(lab)
+    }
+
+    /// Starts the devices and the guest of `scenario`, and does not wait until it is ready.
+    pub(crate) fn boot(
+        self,
+        mut scenario: Scenario,
+        share: Option<Share>,
+    ) -> Result<Lab, LabError> {
+        let signals = self.own_signals();
         scenario.interactive = true;
         if let Some(access) = self.access {
             scenario.give_access(access);
@@ -146,7 +157,10 @@ impl LabOptions {
             }
         }
         let artifacts = Artifacts::prepare(&self.own, &needs, &agent, signals)?;
-        let folder = self.runs.begin(&scenario.name)?;
+        let (folder, fabric) = match share {
+            Some(Share { folder, fabric }) => (folder, fabric),
+            None => (self.runs.begin(&scenario.name)?, None),
+        };
         let path = std::path::absolute(&scenario.path);
         let path = path.context("cannot tell where the scenario is")?;
         folder.begin(Some(&path), artifacts.versions())?;
@@ -154,22 +168,41 @@ impl LabOptions {
         let temporary = SocketFolder::create()?;
         let sockets = Sockets::in_folder(temporary.path());
         let sockets = sockets.with_survivors(self.survivors);
+        let sockets = sockets.with_shared_fabric(fabric);
         let boot = artifacts.boot(&scenario.machine);
         let guest = Guest::start(&artifacts, &boot, &scenario, &sockets, &folder, signals)?;
-        let mut lab = Lab {
+        Ok(Lab {
             guest,
             scenario,
             folder,
             programs: 0,
             loses: None,
             temporary,
-        };
-        if let Err(error) = lab.wait_until_ready() {
-            lab.folder.write(VERDICT, &format!("not run: {error}\n"))?;
-            return Err(error);
-        }
-        Ok(lab)
+        })
     }
+
+    /// The folders of its runs.
+    pub(crate) fn own_runs(&self) -> &Runs {
+        &self.runs
+    }
+
+    /// Its signals.
+    pub(crate) fn own_signals(&self) -> &'static Signals {
+        self.signals.unwrap_or(&signals::NONE)
+    }
+
+    /// Whether the host may start programs.
+    pub(crate) fn has_access(&self) -> bool {
+        self.access.is_some()
+    }
+}
+
+/// What a guest of several shares with the others.
+pub(crate) struct Share {
+    /// Its folder in theirs.
+    pub(crate) folder: Folder,
+    /// The socket of the fabric.
+    pub(crate) fabric: Option<PathBuf>,
 }
 
 /// Has the module loaded before the first check, as some kinds of checks want it.
@@ -409,7 +442,8 @@ impl Lab {
                 GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
                 GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
                 GuestEvent::GivenUp(line) => return Err(LabError::GivenUp(line)),
-                GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::Late => {}
+                GuestEvent::Report(lines) => self.kill_for(&lines)?,
+                GuestEvent::Console(_) | GuestEvent::Late => {}
             }
         }
     }
@@ -451,51 +485,96 @@ impl Lab {
     /// # Errors
     /// What keeps the run from being judged or kept.
     pub fn shut_down(mut self) -> Result<FinishedLab, LabError> {
-        self.guest.request(&Request::End)?;
-        let deadline = Instant::now() + POWER_OFF;
-        let ending = loop {
-            match self.guest.next_event(deadline)? {
-                GuestEvent::Ended(status) => break Ending::Ended(status),
-                GuestEvent::GivenUp(line) => break Ending::GivenUp(line),
-                GuestEvent::ServerDied(message) => break Ending::ServerDied(message),
-                GuestEvent::Late => break Ending::StayedOn(POWER_OFF.as_secs()),
-                GuestEvent::Signal(signal) => break Ending::Signal(signal),
-                GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::WorkDone => {}
-            }
-        };
-        let run = FinishedRun::stop(self.guest, ending)?;
-        let concluded = run.conclude(&self.scenario, &self.folder)?;
-        concluded.seal(&self.folder)?;
-        let Concluded { verdict, rows, .. } = concluded;
-        let console = self.folder.path().join(CONSOLE_LOG);
+        let ending = self.power_off()?;
+        let folder = self.folder.path().to_owned();
+        let Concluded { verdict, rows, .. } = self.conclude(ending, |_, _| Ok(None))?;
+        let console = folder.join(CONSOLE_LOG);
         let console = run_file::read(&console)
             .with_context(|| format!("cannot read {}", console.display()))?;
         Ok(FinishedLab {
             verdict,
             checks: rows,
             console: String::from_utf8_lossy(&console).into_owned(),
-            folder: self.folder.path().to_owned(),
+            folder,
         })
     }
 
+    /// Powers the guest off, and waits for that. One that has ended already is no error here.
+    pub(crate) fn power_off(&mut self) -> Result<Ending, LabError> {
+        if let Err(error) = self.guest.request(&Request::End) {
+            log::debug!("{} takes no request: {error:#}", self.scenario.name);
+        }
+        let deadline = Instant::now() + POWER_OFF;
+        loop {
+            return Ok(match self.guest.next_event(deadline)? {
+                GuestEvent::Ended(status) => Ending::Ended(status),
+                GuestEvent::GivenUp(line) => Ending::GivenUp(line),
+                GuestEvent::ServerDied(message) => Ending::ServerDied(message),
+                GuestEvent::Late => Ending::StayedOn(POWER_OFF.as_secs()),
+                GuestEvent::Signal(signal) => Ending::Signal(signal),
+                GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::WorkDone => continue,
+            });
+        }
+    }
+
+    /// Ends the servers after `ending`, and judges the run, also by what `complaint` says of its records.
+    pub(crate) fn conclude(
+        self,
+        ending: Ending,
+        complaint: impl FnOnce(&Scenario, &Path) -> anyhow::Result<Option<String>>,
+    ) -> Result<Concluded, LabError> {
+        let mut run = FinishedRun::stop(self.guest, ending)?;
+        if run.complaint.is_none() {
+            run.complaint = complaint(&self.scenario, self.folder.path())?;
+        }
+        let concluded = run.conclude(&self.scenario, &self.folder)?;
+        concluded.seal(&self.folder)?;
+        Ok(concluded)
+    }
+
+    /// Ends the guest at once, and leaves the verdict that it has not run, and why.
+    pub(crate) fn leave(self, why: &str) -> anyhow::Result<()> {
+        self.folder.write(VERDICT, &format!("not run: {why}\n"))
+    }
+
+    /// [`Lab::become_ready`], until a signal's number comes by one of `stops`.
+    pub(crate) fn become_ready_until(&mut self, stops: &[UnixStream]) -> Result<(), LabError> {
+        for stop in stops {
+            let stop = stop.try_clone().context("cannot share a socket")?;
+            self.guest.add_work(stop);
+        }
+        let ready = self.become_ready();
+        self.guest.remove_work();
+        ready
+    }
+
     /// Waits for the agent, and for the checks that the scenario has itself.
+    ///
+    /// # Errors
+    /// What keeps the guest from being ready, which is its verdict then.
+    pub(crate) fn become_ready(&mut self) -> Result<(), LabError> {
+        if let Err(error) = self.wait_until_ready() {
+            self.folder.write(VERDICT, &format!("not run: {error}\n"))?;
+            return Err(error);
+        }
+        Ok(())
+    }
+
     fn wait_until_ready(&mut self) -> Result<(), LabError> {
         let mut said = Vec::new();
-        let mut deadline = self.guest.started() + READY;
-        let (mut is_ready, mut left) = (false, self.scenario.checks.len());
-        while !is_ready || left > 0 {
+        let mut deadline = Instant::now() + READY;
+        let checks = self.scenario.checks.len();
+        // The report may have gone on while another guest was waited for.
+        while !self.guest.report.is_ready() || self.guest.report.rows().len() < checks {
             for line in self.report_lines(deadline)? {
                 match line {
-                    Line::Ready(_) => is_ready = true,
-                    Line::Result { .. } => left = left.saturating_sub(1),
-                    Line::Diagnostic(text) => {
-                        said.push(text);
-                        continue;
+                    Line::Ready(_) | Line::Result { .. } => {
+                        deadline = Instant::now() + self.scenario.timeout.max(READY);
                     }
+                    Line::Diagnostic(text) => said.push(text),
                     Line::Plan(_) => return Err(self.not_ready(&said)),
-                    _ => continue,
+                    _ => {}
                 }
-                deadline = Instant::now() + self.scenario.timeout.max(READY);
             }
         }
         Ok(())
@@ -547,19 +626,25 @@ impl Lab {
         }
     }
 
+    /// Kills the servers that `lines` of the report ask for.
+    fn kill_for(&mut self, lines: &[Line]) -> anyhow::Result<()> {
+        for line in lines {
+            if let Line::Kill(name) = line {
+                if self.loses.as_ref() != Some(name) {
+                    self.scenario.may_lose(name)?;
+                }
+                self.guest.lose(name)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The next lines of the report.
     fn report_lines(&mut self, deadline: Instant) -> Result<Vec<Line>, LabError> {
         loop {
             match self.guest.next_event(deadline)? {
                 GuestEvent::Report(lines) => {
-                    for line in &lines {
-                        if let Line::Kill(name) = line {
-                            if self.loses.as_ref() != Some(name) {
-                                self.scenario.may_lose(name)?;
-                            }
-                            self.guest.lose(name)?;
-                        }
-                    }
+                    self.kill_for(&lines)?;
                     return Ok(lines);
                 }
                 GuestEvent::Console(_) | GuestEvent::WorkDone => {}

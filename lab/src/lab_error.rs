@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use peerbar_flight::FlightError;
 use thiserror::Error;
 
-use crate::exit::Failure;
+use crate::exit::{Failure, Outcome};
 use crate::guest_program::ProgramError;
 use crate::scenario::ScenarioError;
 use crate::verdict::given_up;
@@ -59,9 +59,58 @@ pub enum LabError {
     /// The scenario has no device of ours with that name.
     #[error("no device of the scenario that is served by peerbar has the name {0}")]
     NoDevice(String),
+    /// A guest of several, by its name.
+    #[error("{guest}: {source}")]
+    OfGuest {
+        /// Its name.
+        guest: String,
+        /// What it is.
+        source: Box<LabError>,
+    },
     /// A flight record cannot be read.
     #[error("cannot read a flight record")]
     Flight(#[from] FlightError),
+}
+
+impl LabError {
+    /// The error, of the guest of this name.
+    pub(crate) fn of_guest(self, guest: &str) -> Self {
+        match self {
+            // A signal is nobody's.
+            Self::Host(Failure::Interrupted(_)) | Self::OfGuest { .. } => self,
+            source => Self::OfGuest {
+                guest: guest.to_owned(),
+                source: Box::new(source),
+            },
+        }
+    }
+
+    /// Whether it is how a run that was possible has ended.
+    pub(crate) fn is_of_run(&self) -> bool {
+        match self {
+            Self::NotReady { .. }
+            | Self::GuestEnded { .. }
+            | Self::GivenUp(_)
+            | Self::ServerDied(_)
+            | Self::TimedOut(_)
+            | Self::Host(Failure::Interrupted(_)) => true,
+            Self::OfGuest { source, .. } => source.is_of_run(),
+            _ => false,
+        }
+    }
+
+    /// How a run ends that this has ended.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match self {
+            Self::NotReady { .. } | Self::GuestEnded { .. } | Self::GivenUp(_) => {
+                Outcome::GuestDied
+            }
+            Self::TimedOut(_) => Outcome::TimedOut,
+            Self::Host(Failure::Interrupted(signal)) => Outcome::Interrupted(*signal),
+            Self::OfGuest { source, .. } => source.outcome(),
+            _ => Outcome::Failed,
+        }
+    }
 }
 
 impl From<anyhow::Error> for LabError {

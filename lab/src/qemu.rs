@@ -212,6 +212,7 @@ pub const VSOCK: &str = "vsock.sock";
 pub struct Sockets {
     folder: PathBuf,
     survivors: Survivors,
+    shared_fabric: Option<PathBuf>,
 }
 
 impl Sockets {
@@ -223,7 +224,21 @@ impl Sockets {
         Self {
             folder: folder.to_owned(),
             survivors: Survivors::default(),
+            shared_fabric: None,
         }
+    }
+
+    /// With the socket of a fabric that serves several guests, if there is one.
+    pub fn with_shared_fabric(self, shared_fabric: Option<PathBuf>) -> Self {
+        Self {
+            shared_fabric,
+            ..self
+        }
+    }
+
+    /// Whether the fabric serves other guests, too, and need not be started.
+    pub fn has_shared_fabric(&self) -> bool {
+        self.shared_fabric.is_some()
     }
 
     /// With the sockets of servers of another run.
@@ -264,7 +279,8 @@ impl Sockets {
 
     /// The socket of the fabric: it listens, the servers of adapters connect.
     pub fn fabric(&self) -> PathBuf {
-        self.folder.join("fabric.sock")
+        let own = || self.folder.join("fabric.sock");
+        self.shared_fabric.clone().unwrap_or_else(own)
     }
 
     /// The control socket of the fabric: it listens, programs of the host connect.

@@ -22,6 +22,7 @@ const MOST_EVIDENCE: usize = 10_000;
 pub struct Report {
     file: BoundedFile,
     is_empty: bool,
+    is_ready: bool,
     reader: KtapReader,
     pending: Pending,
     rows: Vec<Row>,
@@ -79,6 +80,7 @@ impl Report {
         Self {
             file: BoundedFile::new(file, LARGEST),
             is_empty: true,
+            is_ready: false,
             reader,
             pending: Pending::default(),
             rows: Vec::new(),
@@ -112,6 +114,11 @@ impl Report {
     /// Whether every check that was announced has a result.
     pub fn complete(&self) -> bool {
         self.reader.complete()
+    }
+
+    /// Whether the guest has said that all devices are there.
+    pub fn is_ready(&self) -> bool {
+        self.is_ready
     }
 
     /// The results until now.
@@ -170,7 +177,10 @@ impl Report {
                         .map_or_else(Vec::new, |report| report.results),
                 });
             }
-            Line::Ready(_) => self.check_begins(),
+            Line::Ready(_) => {
+                self.is_ready = true;
+                self.check_begins();
+            }
             Line::Version
             | Line::Plan(_)
             | Line::Kill(_)

@@ -123,7 +123,7 @@ impl CheckResult {
     }
 
     /// The result `row` of `check`.
-    fn of(row: &Row, check: Option<&Check>, checks: &[Check]) -> Self {
+    pub(crate) fn of(row: &Row, check: Option<&Check>, checks: &[Check]) -> Self {
         let (verdict, skipped) = status(&row.verdict);
         let control = check.and_then(|check| check.control_among(checks));
         Self {

@@ -15,6 +15,7 @@ mod fault;
 mod file;
 mod files;
 mod gpu;
+mod group;
 mod link;
 mod modules;
 mod nic;
@@ -38,9 +39,10 @@ use peerbar_dma::LinkSpeed;
 use peerbar_fault::Rule;
 use peerbar_flight::Level;
 use peerbar_nvme::{PollPolicy, SeededFault};
-use peerbar_report::{Check, CheckTable, Inventory, Module, Plan};
+use peerbar_report::{Check, CheckTable, Inventory, Module, Plan, Rdma};
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
+use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
 
 pub use attach::AttachPoint;
@@ -51,6 +53,7 @@ pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use fabric::Fabric;
 pub use gpu::Gpu;
+pub use group::{GroupCheck, GroupGuest, GuestGroup};
 pub use nic::Nic;
 pub use program::HostProgram;
 pub use sanitize::Sanitize;
@@ -116,6 +119,8 @@ pub struct Scenario {
     pub access: Option<GuestAccess>,
     /// The checks, in order.
     pub checks: Vec<Check>,
+    /// Whether it has what an end of an RDMA check across guests needs: see [`GuestGroup`].
+    pub rdma_ends: bool,
     /// Programs of the host's that checks run.
     pub programs: Vec<HostProgram>,
     /// What the scenario calls each of them, if it does.
@@ -296,17 +301,26 @@ impl Scenario {
     }
 
     fn read(path: &Path, text: String, interactive: bool) -> Result<Self, ScenarioError> {
+        let read = || -> Result<Self, error::Problem> {
+            let document = DeTable::parse(&text)?;
+            group::refuse(document.get_ref())?;
+            Self::of_document(document, path, interactive)
+        };
+        let scenario = read().map_err(|problem| problem.locate(path.to_owned(), &text))?;
+        Ok(Self { text, ..scenario })
+    }
+
+    /// Reads a document from `path`; the text is not set.
+    fn of_document(
+        document: Spanned<DeTable<'_>>,
+        path: &Path,
+        interactive: bool,
+    ) -> Result<Self, error::Problem> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let located = |problem: error::Problem| problem.locate(path.to_owned(), &text);
-        let unreadable = |error: toml::de::Error| located(error.into());
-        let document = DeTable::parse(&text).map_err(unreadable)?;
-        let file = file::File::deserialize(Deserializer::from(document.clone()));
-        let file = file.map_err(unreadable)?;
-        let checks = CheckTable::all(document.get_ref()).map_err(|error| located(error.into()))?;
-        let scenario = validate::scenario(file, checks, folder, interactive);
-        let mut scenario = scenario.map_err(located)?;
+        let file = file::File::deserialize(Deserializer::from(document.clone()))?;
+        let checks = CheckTable::all(document.get_ref())?;
+        let mut scenario = validate::scenario(file, checks, folder, interactive)?;
         scenario.path = path.to_owned();
-        scenario.text = text;
         Ok(scenario)
     }
 
@@ -327,11 +341,7 @@ impl Scenario {
         if names.is_empty() {
             return Ok(());
         }
-        let labels = self.labels.iter().map(Option::as_ref);
-        let known = self.checks.iter().zip(labels);
-        let known: Vec<String> = known
-            .map(|(check, label)| label.cloned().unwrap_or_else(|| check.name()))
-            .collect();
+        let known = self.check_names();
         for name in names {
             anyhow::ensure!(
                 known.contains(name),
@@ -339,13 +349,28 @@ impl Scenario {
                 known.join("`, `")
             );
         }
+        self.keep_checks(names);
+        Ok(())
+    }
+
+    /// The names that its checks have in the report.
+    pub fn check_names(&self) -> Vec<String> {
+        let labels = self.labels.iter().map(Option::as_ref);
+        let names = self.checks.iter().zip(labels);
+        names
+            .map(|(check, label)| label.cloned().unwrap_or_else(|| check.name()))
+            .collect()
+    }
+
+    /// Keeps those checks that have one of these names.
+    fn keep_checks(&mut self, names: &[String]) {
+        let known = self.check_names();
         let wanted = |name: &String| names.contains(name);
         self.programs.retain(|program| wanted(&program.name));
         let mut keep = known.iter().map(wanted);
         self.checks.retain(|_| keep.next().unwrap_or(false));
         let mut keep = known.iter().map(wanted);
         self.labels.retain(|_| keep.next().unwrap_or(false));
-        Ok(())
     }
 
     /// Has every command and DMA recorded, and the guest's kernel traced, for `peerbar trace`.
@@ -401,7 +426,7 @@ impl Scenario {
     }
 
     /// The agent must give a hung check up, and say so, before the launcher gives up the guest.
-    fn check_seconds(&self) -> u32 {
+    pub(crate) fn check_seconds(&self) -> u32 {
         let half = self.timeout.as_secs().div_ceil(2);
         let most = Plan::CHECK_SECONDS.saturating_mul(self.slowness);
         u32::try_from(half).map_or(most, |half| half.min(most))
@@ -420,7 +445,9 @@ impl Scenario {
         let programs = self.programs.iter();
         let brought = programs.map(|program| program.brought.clone());
         let files = self.files.iter().cloned().chain(brought);
-        files.chain(program::of_checks(&self.checks)).collect()
+        let of_ends = if self.rdma_ends { Rdma::PROGRAMS } else { &[] };
+        let own = self.checks.iter().flat_map(Check::programs).chain(of_ends);
+        files.chain(program::of_project(own.copied())).collect()
     }
 
     /// What its guest is made from.

@@ -49,16 +49,16 @@ pub fn server_commands(
         recording: Some(recording),
     });
     let vsock = topology.access.map(|_| vsock_command(sockets));
-    let fabric = topology
-        .fabric
-        .map(|fabric| fabric_command(fabric, sockets));
+    let fabric = topology.fabric.filter(|_| !sockets.has_shared_fabric());
+    let fabric = fabric.map(|fabric| fabric_command(fabric, sockets));
     [
         switches.chain(fabric).chain(vsock).collect(),
         devices.collect(),
     ]
 }
 
-fn fabric_command(fabric: &Fabric, sockets: &Sockets) -> ServerCommand {
+/// The server of a fabric.
+pub(crate) fn fabric_command(fabric: &Fabric, sockets: &Sockets) -> ServerCommand {
     let rules = fabric.impairments.iter();
     let rules = rules.map(|rule| ("--impair", rule.clone()));
     let seed = fabric.seed.map(|seed| ("--seed", seed.to_string()));
@@ -137,9 +137,7 @@ fn device_arguments(
     words.extend(match device {
         DeviceSpec::Nvme(nvme) => nvme_arguments(nvme, sockets),
         DeviceSpec::Gpu(gpu, _) => gpu_arguments(gpu),
-        DeviceSpec::Nic(nic, number) => {
-            nic_arguments(nic, number, topology.fabric.map(|_| sockets.fabric()))
-        }
+        DeviceSpec::Nic(nic, _) => nic_arguments(nic, topology.fabric.map(|_| sockets.fabric())),
     });
     words
 }
@@ -161,8 +159,8 @@ fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
 }
 
 /// The GID is a link-local address, as a real adapter's is.
-fn nic_arguments(nic: &Nic, number: u32, fabric: Option<PathBuf>) -> Vec<String> {
-    let mut words = vec!["--gid".to_owned(), format!("fe80::{number:x}")];
+fn nic_arguments(nic: &Nic, fabric: Option<PathBuf>) -> Vec<String> {
+    let mut words = vec!["--gid".to_owned(), format!("fe80::{:x}", nic.gid)];
     if let Some(fabric) = fabric {
         words.extend(["--fabric".to_owned(), fabric.display().to_string()]);
         words.extend(["--fabric-name".to_owned(), nic.name.clone()]);

@@ -122,7 +122,7 @@ fn level_word(level: Level) -> &'static str {
     }
 }
 
-fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
+pub(crate) fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
     let mut command = Command::new(program(server.program)?);
     command.args(&server.arguments);
     if server.kind == "fabric" {
@@ -156,7 +156,7 @@ fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
 
 /// A server prints `ready` when its socket is bound, and closes its standard output when it fails. Waits for the servers from
 /// number `first` on.
-fn wait_until_ready(
+pub(crate) fn wait_until_ready(
     events: &mut Events<'_>,
     servers: &mut [Server],
     first: usize,

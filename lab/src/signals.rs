@@ -1,11 +1,12 @@
 //! The signals that would end this process.
 
-use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use anyhow::{Context, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::{pipe, unregister};
@@ -65,15 +66,16 @@ impl Signals {
         self.each.iter().map(|signal| signal.stream.as_fd())
     }
 
-    /// Takes the signal behind descriptor `index` of [`Signals::fds`]; none if there are fewer.
+    /// Takes the signal behind descriptor `index` of [`Signals::fds`]; none if another thread has taken it.
     pub fn take(&self, index: usize) -> anyhow::Result<Option<i32>> {
         let Some(signal) = self.each.get(index) else {
             return Ok(None);
         };
-        (&signal.stream)
-            .read(&mut [0])
-            .context("cannot read a signal")?;
-        Ok(Some(signal.number))
+        match recv(&signal.stream, &mut [0], RecvFlags::DONTWAIT) {
+            Ok(_) => Ok(Some(signal.number)),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(anyhow!(error).context("cannot read a signal")),
+        }
     }
 
     /// The number of a signal that came and was not taken.

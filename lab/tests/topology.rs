@@ -9,7 +9,7 @@ use std::path::Path;
 
 use peerbar_lab::accel::Accel;
 use peerbar_lab::qemu::{Boot, Sockets, arguments};
-use peerbar_lab::scenario::Scenario;
+use peerbar_lab::scenario::{GuestGroup, Scenario};
 use peerbar_lab::topology::Topology;
 use peerbar_rule::{Kind, Parent, PciTree};
 use serde_json::Value;
@@ -154,7 +154,13 @@ fn shipped_scenarios_render_one_topology() {
             .extension()
             .is_some_and(|extension| extension == "toml")
         {
-            assert_renderings_agree(&Scenario::load(&path).unwrap());
+            match GuestGroup::load(&path).unwrap() {
+                Some(group) => {
+                    let guests = group.guests.iter();
+                    guests.for_each(|guest| assert_renderings_agree(&guest.scenario));
+                }
+                None => assert_renderings_agree(&Scenario::load(&path).unwrap()),
+            }
             seen += 1;
         }
     }

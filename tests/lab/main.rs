@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
 mod faults;
+mod guests;
 mod peer_to_peer;
 mod requests;
 

@@ -1,10 +1,10 @@
 //! Scenarios made in Rust. What is built is a scenario file's text, read as any other.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::{Scenario, ScenarioError};
+use super::{GuestGroup, Scenario, ScenarioError};
 use crate::iommu::Iommu;
 
 /// Builds a scenario for a [`crate::Lab`]. The methods are named after tables and keys of a scenario file.
@@ -12,6 +12,8 @@ use crate::iommu::Iommu;
 pub struct ScenarioBuilder {
     name: String,
     file: Table,
+    /// The guest that tables are added to.
+    guest: Option<String>,
 }
 
 /// An `[[nvme]]` table.
@@ -32,6 +34,7 @@ impl ScenarioBuilder {
         Self {
             name: name.to_owned(),
             file: named(name),
+            guest: None,
         }
     }
 
@@ -51,6 +54,25 @@ impl ScenarioBuilder {
         let machine = self.file.entry("machine");
         if let Value::Table(machine) = machine.or_insert(Value::Table(Table::new())) {
             machine.insert(key.to_owned(), value.into());
+        }
+        self
+    }
+
+    /// Adds a guest, to which all bridges, switches, devices and modules belong that are added after it.
+    pub fn guest(self, name: &str) -> Self {
+        Self {
+            guest: Some(name.to_owned()),
+            ..self.push("guest", named(name))
+        }
+    }
+
+    /// Has packets impaired between adapters, by a rule such as `nic0->nic1 loss=1%`. Adapters have a fabric without it, too.
+    pub fn impair(mut self, rule: &str) -> Self {
+        let fabric = self.file.entry("fabric");
+        if let Value::Table(fabric) = fabric.or_insert(Value::Table(Table::new()))
+            && let Value::Array(rules) = fabric.entry("impair").or_insert(Value::Array(Vec::new()))
+        {
+            rules.push(rule.into());
         }
         self
     }
@@ -99,7 +121,14 @@ impl ScenarioBuilder {
         self.add("nic", nic.0)
     }
 
-    fn add(mut self, kind: &str, table: Table) -> Self {
+    fn add(self, kind: &str, mut table: Table) -> Self {
+        if let Some(guest) = &self.guest {
+            table.insert("guest".to_owned(), guest.as_str().into());
+        }
+        self.push(kind, table)
+    }
+
+    fn push(mut self, kind: &str, table: Table) -> Self {
         let tables = self.file.entry(kind);
         if let Value::Array(tables) = tables.or_insert(Value::Array(Vec::new())) {
             tables.push(Value::Table(table));
@@ -112,8 +141,19 @@ impl ScenarioBuilder {
     /// # Errors
     /// What makes no sense, with its line in the built text.
     pub fn build(self) -> Result<Scenario, ScenarioError> {
-        let path = format!("{}.toml", self.name);
-        Scenario::parse_interactive(Path::new(&path), self.file.to_string())
+        Scenario::parse_interactive(&self.path(), self.file.to_string())
+    }
+
+    /// The scenario of several guests; none if [`ScenarioBuilder::guest`] has added none.
+    ///
+    /// # Errors
+    /// As [`ScenarioBuilder::build`].
+    pub fn build_group(self) -> Result<Option<GuestGroup>, ScenarioError> {
+        GuestGroup::parse_interactive(&self.path(), self.file.to_string())
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(format!("{}.toml", self.name))
     }
 }
 
@@ -259,6 +299,25 @@ mod tests {
             built.gpus.iter().map(|gpu| gpu.attach.switch()).next(),
             Some(Some("s1"))
         );
+    }
+
+    #[test]
+    fn built_guests_have_what_was_added_after_them() {
+        let group = ScenarioBuilder::new("two")
+            .tools()
+            .impair("n0<->n1 loss=1%")
+            .guest("left")
+            .switch("s0")
+            .nic(NicBuilder::new("n0").below("s0"))
+            .guest("right")
+            .nic(NicBuilder::new("n1"))
+            .build_group()
+            .unwrap()
+            .unwrap();
+        let devices = |guest: usize| group.guests[guest].scenario.nics[0].name.as_str();
+        assert_eq!((devices(0), devices(1)), ("n0", "n1"));
+        assert_eq!(group.guests[0].scenario.switches.len(), 1);
+        assert_eq!(group.fabric.unwrap().impairments, ["n0<->n1 loss=1%"]);
     }
 
     #[test]

@@ -48,6 +48,15 @@ pub(super) struct File {
     pub(super) check: Vec<IgnoredAny>,
 }
 
+/// A guest of several. The keys of `machine` are those of [`MachineTable`].
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct GuestTable {
+    pub(super) name: Spanned<String>,
+    #[serde(default, rename = "machine")]
+    _machine: Option<IgnoredAny>,
+}
+
 /// The virtual machine around the devices.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -16,6 +16,8 @@ use super::link::{link, speed};
 pub struct Nic {
     /// Name in the scenario, identifier in QEMU.
     pub name: String,
+    /// Number of its address at the fabric, which is `fe80::NUMBER`: its own among the adapters of a file.
+    pub gid: u32,
     /// What it is plugged into.
     pub attach: AttachPoint,
     /// What the switch does with its requests to peers.
@@ -29,12 +31,13 @@ pub struct Nic {
 }
 
 /// Checks one adapter, whose name is known to fit.
-pub(super) fn nic(table: NicTable, attach_points: &AttachPoints) -> Result<Nic, Problem> {
+pub(super) fn nic(table: NicTable, gid: u32, attach_points: &AttachPoints) -> Result<Nic, Problem> {
     let name = table.name.into_inner();
     let attach = attach_points.of_device(table.below)?;
     let link = link(table.link, &name, &attach)?;
     Ok(Nic {
         name,
+        gid,
         attach,
         link,
         link_speed: speed(table.link_latency, table.link_bandwidth)?,

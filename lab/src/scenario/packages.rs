@@ -31,9 +31,14 @@ pub(super) fn packages(names: Vec<Spanned<String>>) -> Result<Vec<String>, Probl
 
 /// Adds those that checks need and the scenario does not name.
 pub(super) fn add_needed(packages: &mut Vec<String>, checks: &[Check]) {
-    for name in checks.iter().flat_map(Check::packages) {
+    add(packages, checks.iter().flat_map(Check::packages).copied());
+}
+
+/// Adds those of `names` that are not among them.
+pub(super) fn add<'a>(packages: &mut Vec<String>, names: impl Iterator<Item = &'a str>) {
+    for name in names {
         if !packages.iter().any(|known| known == name) {
-            packages.push((*name).to_owned());
+            packages.push(name.to_owned());
         }
     }
 }

@@ -108,9 +108,9 @@ pub(super) fn place_all(
     Ok(placed)
 }
 
-/// The programs of this project that `checks` run, each once.
-pub(super) fn of_checks(checks: &[Check]) -> Vec<GuestFile> {
-    let names: BTreeSet<&str> = checks.iter().flat_map(Check::programs).copied().collect();
+/// The programs `names` of this project, each once.
+pub(super) fn of_project<'a>(names: impl Iterator<Item = &'a str>) -> Vec<GuestFile> {
+    let names: BTreeSet<&str> = names.collect();
     let file = |name: &str| {
         // One that is missing is named when it is copied.
         let host = programs::program(name).unwrap_or_else(|_| PathBuf::from(name));

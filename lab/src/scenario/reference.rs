@@ -9,8 +9,8 @@ use serde::forward_to_deserialize_any;
 
 use super::Scenario;
 use super::file::{
-    FabricTable, File, GpuTable, HostBridgeTable, MachineTable, ModuleTable, NamespaceTable,
-    NicTable, NvmeTable, SwitchTable,
+    FabricTable, File, GpuTable, GuestTable, HostBridgeTable, MachineTable, ModuleTable,
+    NamespaceTable, NicTable, NvmeTable, SwitchTable,
 };
 
 const BOOK: &str = include_str!("../../../docs/src/scenario.md");
@@ -52,7 +52,8 @@ fn documented(heading: &str) -> Vec<&'static str> {
     let mut lines = BOOK.lines().skip_while(|line| *line != heading).skip(1);
     let section = lines
         .by_ref()
-        .take_while(|line| !line.starts_with('#'))
+        .skip_while(|line| !line.starts_with("| key "))
+        .take_while(|line| line.starts_with('|'))
         .filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
     section.map(|(key, _)| key).collect()
 }
@@ -68,6 +69,7 @@ fn book_has_every_key_of_every_table_in_order() {
     assert_eq!(documented("## [[gpu]]"), keys::<GpuTable>());
     assert_eq!(documented("## [[nic]]"), keys::<NicTable>());
     assert_eq!(documented("## [fabric]"), keys::<FabricTable>());
+    assert_eq!(documented("## [[guest]]"), keys::<GuestTable>());
     assert_eq!(documented("## [[module]]"), keys::<ModuleTable>());
 }
 

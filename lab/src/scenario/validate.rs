@@ -31,11 +31,11 @@ use crate::firmware::Firmware;
 use crate::size::Size;
 
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
-const LONGEST_SERIAL: usize = 20;
-const LONGEST_SCENARIO: usize = 40;
+pub(super) const LONGEST_SERIAL: usize = 20;
+pub(super) const LONGEST_SCENARIO: usize = 40;
 /// Names of the servers that are no device's and no switch's: a server is known by its name.
 const SERVERS: [&str; 2] = ["fabric", "vsock"];
-const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const DEFAULT_MEMORY: u64 = 512 << 20;
 /// Less does not hold a distribution's kernel while it starts.
 pub(super) const LEAST_MEMORY: u64 = 96 << 20;
@@ -113,6 +113,7 @@ pub(super) fn scenario(
         packages,
         udev: file.udev,
         files,
+        rdma_ends: false,
         interactive,
         live: false,
         access: None,
@@ -193,6 +194,17 @@ fn endpoints(
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
 }
 
+/// Checks that the names of all bridges, switches and devices of a file with several guests are different.
+pub(super) fn unique_devices(file: &File) -> Result<(), Problem> {
+    let bridges = file.host_bridge.iter().map(|bridge| &bridge.name);
+    let switches = file.switch.iter().map(|switch| &switch.name);
+    let nvmes = file.nvme.iter().map(|nvme| &nvme.name);
+    let gpus = file.gpu.iter().map(|gpu| &gpu.name);
+    let nics = file.nic.iter().map(|nic| &nic.name);
+    let names = bridges.chain(switches).chain(nvmes).chain(gpus).chain(nics);
+    unique(names.cloned(), &SERVERS.map(str::to_owned), LONGEST_SERIAL).map(drop)
+}
+
 /// Names that no device can have.
 fn taken_by(attach_points: &AttachPoints) -> Vec<String> {
     let servers = SERVERS.map(str::to_owned);
@@ -211,12 +223,13 @@ fn nics(
     taken.extend(gpus.iter().map(|gpu| gpu.name.clone()));
     let names = tables.iter().map(|table| table.name.clone());
     unique(names, &taken, LONGEST_SERIAL)?;
-    let nics = tables.into_iter().map(|table| nic(table, attach_points));
+    let nics = tables.into_iter().zip(1..);
+    let nics = nics.map(|(table, gid)| nic(table, gid, attach_points));
     nics.collect()
 }
 
 /// What the table of results calls a check must not steer the terminal.
-fn label(name: Spanned<String>) -> Result<String, Problem> {
+pub(super) fn label(name: Spanned<String>) -> Result<String, Problem> {
     if name.get_ref().chars().any(char::is_control) {
         let message = format!(
             "the name {:?} has control characters, line breaks perhaps: leave them out",
@@ -352,7 +365,7 @@ pub(super) fn unique(
 }
 
 /// Names become file names, QEMU identifiers and serial numbers.
-fn fitting(name: Spanned<String>, longest: usize) -> Result<String, Problem> {
+pub(super) fn fitting(name: Spanned<String>, longest: usize) -> Result<String, Problem> {
     let at: Range<usize> = name.span();
     let name = name.into_inner();
     let starts = name.starts_with(|first: char| first.is_ascii_alphabetic());

@@ -1,8 +1,8 @@
-//! A scenario file: read, or refused with the line that is wrong.
+//! A scenario file, of one guest or of several: read, or refused with the line that is wrong.
 
 use std::path::Path;
 
-use peerbar_lab::scenario::Scenario;
+use peerbar_lab::scenario::{GuestGroup, Scenario, ScenarioError};
 
 /// Reads `data`.
 pub fn run(data: &[u8]) {
@@ -10,10 +10,25 @@ pub fn run(data: &[u8]) {
         return;
     };
     let path = Path::new("fuzz.toml");
-    match Scenario::parse(path, text.to_owned()) {
-        Ok(scenario) => drop((scenario.plan(), scenario.needs(), scenario.guest_files())),
+    match read(path, text) {
+        Ok(scenarios) => scenarios.iter().for_each(use_all),
         Err(error) => assert!(error.to_string().contains("fuzz.toml"), "{error}"),
     }
+}
+
+/// The scenario of each guest.
+fn read(path: &Path, text: &str) -> Result<Vec<Scenario>, ScenarioError> {
+    match GuestGroup::parse_interactive(path, text)? {
+        Some(group) => {
+            let guests = group.guests.into_iter();
+            Ok(guests.map(|guest| guest.scenario).collect())
+        }
+        None => Ok(vec![Scenario::parse(path, text.to_owned())?]),
+    }
+}
+
+fn use_all(scenario: &Scenario) {
+    drop((scenario.plan(), scenario.needs(), scenario.guest_files()));
 }
 
 #[cfg(test)]
@@ -25,7 +40,7 @@ mod tests {
     fn every_seed_is_a_scenario() {
         for (name, seed) in corpus("scenario") {
             let text = String::from_utf8(seed).expect(&name);
-            Scenario::parse(Path::new("fuzz.toml"), text).expect(&name);
+            read(Path::new("fuzz.toml"), &text).expect(&name);
         }
     }
 }

@@ -1,0 +1,638 @@
+//! Several guests in one run: started together, joined by one fabric, checked, and judged as one.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use chrono::Utc;
+use peerbar_report::{
+    Check, DeviceCounters, HostFolder, KtapWriter, Measure, Rdma, Verdict as CheckVerdict,
+};
+
+use crate::exit::{Failure, Outcome};
+use crate::finished_run::{Concluded, SCENARIO, VERDICT};
+use crate::folder::Folder;
+use crate::group_check::{self, Transfers};
+use crate::group_fabric::GroupFabric;
+use crate::guest_access::GuestAccess;
+use crate::lab::{Lab, LabOptions, Share};
+use crate::lab_error::LabError;
+use crate::report::Row;
+use crate::results::{CheckResult, FORMAT, RESULTS, RunResults};
+use crate::run_file;
+use crate::scenario::{GroupCheck, GroupGuest, GuestGroup, Scenario};
+use crate::started::{Started, Versions};
+use crate::verdict::{Ending, Verdict};
+
+/// What a run of several guests leaves: their names, each that of its folder in the run's.
+pub const GUESTS: &str = "guests.json";
+/// What a run of several guests leaves: the results of all as KTAP.
+const REPORT: &str = "report.ktap";
+/// The folder in a guest's that the guest sees as `/host`. It is empty.
+const HOST: &str = "host";
+
+/// The names of the guests of a run; none of a run of one guest.
+///
+/// # Errors
+/// A list that cannot be read.
+pub fn guests_of(run: &Path) -> anyhow::Result<Vec<String>> {
+    let path = run.join(GUESTS);
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let text = run_file::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("{} is no list", path.display()))
+}
+
+/// Guests that run. Dropped without [`LabGroup::conclude`], they are ended at once and leave no verdict.
+pub struct LabGroup {
+    /// Before the fabric, which must outlive them.
+    labs: Vec<Lab>,
+    /// How many of them are ready; they become so in their order.
+    ready: usize,
+    fabric: Option<GroupFabric>,
+    group: GuestGroup,
+    /// Checks across guests that have a result.
+    rows: Vec<(Rdma, Row)>,
+    /// What has ended the run early.
+    failure: Option<LabError>,
+    folder: Folder,
+    started: Instant,
+}
+
+/// Guests that have ended and are judged.
+pub struct ConcludedGroup {
+    /// How the run ended, and why.
+    pub verdict: Verdict,
+    /// The results of all checks: names of those of a guest begin with its own.
+    pub rows: Vec<Row>,
+    /// From the start to the end.
+    pub seconds: f64,
+    folder: Folder,
+}
+
+impl ConcludedGroup {
+    /// Whether everything was well.
+    pub fn is_passed(&self) -> bool {
+        self.verdict.outcome == Outcome::Passed
+    }
+
+    /// The run's folder, which has a folder for each guest.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Writes the verdict: the last file of the run's folder.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn seal(&self) -> anyhow::Result<()> {
+        self.folder.write(VERDICT, &format!("{}\n", self.verdict))
+    }
+}
+
+impl LabOptions {
+    /// Starts the fabric and the guests of `group`, two at a time, and waits until all are ready and have run their own checks.
+    /// `progress` gets a line about each step. A guest that ends is no error here: see [`LabGroup::failure`].
+    ///
+    /// # Errors
+    /// What keeps the guests from being started.
+    pub fn start_group(
+        self,
+        group: GuestGroup,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<LabGroup, LabError> {
+        let folder = self.own_runs().begin(&group.name)?;
+        let mut started = LabGroup {
+            labs: Vec::new(),
+            ready: 0,
+            fabric: None,
+            group,
+            rows: Vec::new(),
+            failure: None,
+            folder,
+            started: Instant::now(),
+        };
+        if let Err(error) = started.start(&self, progress) {
+            started.not_run(started.folder.path(), &error)?;
+            return Err(error);
+        }
+        Ok(started)
+    }
+}
+
+impl LabGroup {
+    /// What has ended the run early, if anything has.
+    pub fn failure(&self) -> Option<&LabError> {
+        self.failure.as_ref()
+    }
+
+    /// The guest of this name.
+    pub fn guest(&mut self, name: &str) -> Option<&mut Lab> {
+        let number = self
+            .group
+            .guests
+            .iter()
+            .position(|guest| guest.name == name)?;
+        self.labs.get_mut(number)
+    }
+
+    /// Runs the checks across guests that the scenario has. `progress` gets a line about each result.
+    ///
+    /// # Errors
+    /// What keeps one from being run.
+    pub fn run_checks(&mut self, progress: &mut dyn FnMut(&str)) -> Result<(), LabError> {
+        for GroupCheck { name, check } in self.group.checks.clone() {
+            if self.failure.is_none() {
+                let row = self.check(&name, &check)?;
+                progress(&format!("{}: {name}", row.verdict.word()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs an RDMA check whose adapters are in different guests, which the report calls `name`.
+    ///
+    /// # Errors
+    /// [`LabError::NoDevice`]. A guest that ends is none: see [`LabGroup::failure`].
+    pub fn check(&mut self, name: &str, check: &Rdma) -> Result<Row, LabError> {
+        let guest_of = |nic: &str| {
+            let lab = self
+                .group
+                .guest_of(nic)
+                .and_then(|number| self.labs.get(number));
+            lab.ok_or_else(|| LabError::NoDevice(nic.to_owned()))
+        };
+        let (near, far) = (guest_of(&check.nic)?, guest_of(&check.peer)?);
+        let sockets = [near.socket(), far.socket()];
+        let seconds = check.seconds.unwrap_or(near.scenario().check_seconds());
+        let deadline = Instant::now() + Duration::from_secs(seconds.into());
+        let before = self.counters();
+        let work = |stops: Vec<UnixStream>| {
+            let done = group_check::transfers(check, &sockets, deadline, &stops);
+            (done, signal(&stops))
+        };
+        let mut labs = named(&self.group, &mut self.labs);
+        let done = match attend_all(&mut labs, Vec::new(), Box::new(work)) {
+            Ok((done, None)) => done,
+            Ok((done, Some(signal))) => {
+                self.failure = Some(Failure::Interrupted(signal).into());
+                done
+            }
+            Err(error) => {
+                let done = Transfers::failed(&error);
+                self.failure = Some(error);
+                done
+            }
+        };
+        let row = done.row(name, check, &before, &self.counters());
+        self.rows.push((check.clone(), row.clone()));
+        Ok(row)
+    }
+
+    /// The DMA counters of each device of each guest at this moment, by its name.
+    pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
+        self.labs.iter().flat_map(Lab::counters).collect()
+    }
+
+    /// Powers the guests off, ends all servers and judges the run, also by what `complaint` says of each guest's records.
+    /// [`ConcludedGroup::seal`] must follow.
+    ///
+    /// # Errors
+    /// What keeps the run from being judged or kept.
+    pub fn conclude(
+        mut self,
+        complaint: impl Fn(&Scenario, &Path) -> anyhow::Result<Option<String>>,
+    ) -> Result<ConcludedGroup, LabError> {
+        // One that has failed is judged, too; those after it have not begun.
+        let begun = self
+            .ready
+            .saturating_add(usize::from(self.failure.is_some()));
+        for lab in self.labs.drain(begun.min(self.labs.len())..) {
+            lab.leave("another guest ended first")?;
+        }
+        let mut endings = Vec::new();
+        for lab in &mut self.labs {
+            endings.push(match self.failure {
+                Some(LabError::Host(Failure::Interrupted(signal))) => Ending::Signal(signal),
+                _ => lab.power_off()?,
+            });
+        }
+        let mut concluded = Vec::new();
+        let guests = self.group.guests.iter();
+        for ((guest, lab), ending) in guests.zip(self.labs).zip(endings) {
+            concluded.push((guest, lab.conclude(ending, &complaint)?));
+        }
+        let of_fabric = self.fabric.map(GroupFabric::stop).transpose()?.flatten();
+        let judged = Judged {
+            group: &self.group,
+            guests: concluded,
+            across: self.rows,
+            failure: self.failure.as_ref(),
+            of_fabric,
+        };
+        let seconds = self.started.elapsed().as_secs_f64();
+        let verdict = judged.verdict();
+        let rows = judged.rows();
+        judged.write(&self.folder, &verdict, &rows, seconds)?;
+        Ok(ConcludedGroup {
+            verdict,
+            rows,
+            seconds,
+            folder: self.folder,
+        })
+    }
+
+    fn start(
+        &mut self,
+        options: &LabOptions,
+        progress: &mut dyn FnMut(&str),
+    ) -> Result<(), LabError> {
+        self.begin(Versions::default())?;
+        let names: Vec<&str> = self
+            .group
+            .guests
+            .iter()
+            .map(|guest| guest.name.as_str())
+            .collect();
+        self.folder.write_json(GUESTS, &names)?;
+        self.folder.write(SCENARIO, &self.group.text)?;
+        if let Some(fabric) = &self.group.fabric {
+            let started = GroupFabric::start(fabric, &self.folder, options.own_signals())?;
+            self.fabric = Some(started);
+        }
+        for guest in self.group.guests.clone() {
+            progress(&format!("{}: booting", guest.name));
+            let lab = self.boot(options, &guest);
+            self.labs
+                .push(lab.map_err(|error| error.of_guest(&guest.name))?);
+            if let [only] = self.labs.as_slice() {
+                self.begin(Started::read(only.folder())?.versions)?;
+            }
+            // Two boots at a time.
+            if self.labs.len().saturating_sub(self.ready) > 1 && !self.wait_for_next(progress)? {
+                return Ok(());
+            }
+        }
+        while self.ready < self.labs.len() {
+            if !self.wait_for_next(progress)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes what has started.
+    fn begin(&self, versions: Versions) -> anyhow::Result<()> {
+        let path = std::path::absolute(&self.group.path);
+        let path = path.context("cannot tell where the scenario is")?;
+        self.folder.begin(Some(&path), versions)
+    }
+
+    /// Boots one guest.
+    fn boot(&self, options: &LabOptions, guest: &GroupGuest) -> Result<Lab, LabError> {
+        let folder = self.folder.of_guest(&guest.name)?;
+        let mut options = options.clone();
+        if !options.has_access() {
+            let host = folder.path().join(HOST);
+            fs::create_dir(&host).with_context(|| format!("cannot make {}", host.display()))?;
+            options = options.access(GuestAccess {
+                folder: host,
+                permission: HostFolder::ReadOnly,
+            });
+        }
+        let share = Share {
+            folder,
+            fabric: self.fabric.as_ref().map(GroupFabric::socket),
+        };
+        options.boot(guest.scenario.clone(), Some(share))
+    }
+
+    /// Waits until the next guest is ready; false if the run is over.
+    fn wait_for_next(&mut self, progress: &mut dyn FnMut(&str)) -> Result<bool, LabError> {
+        let guest = self.group.guests.get(self.ready);
+        let guest = guest.context("there is no guest to wait for")?;
+        let mut labs = named(&self.group, &mut self.labs);
+        let (_, lab) = labs.remove(self.ready);
+        let work = |stops: Vec<UnixStream>| lab.become_ready_until(&stops);
+        let ready = attend_all(&mut labs, Vec::new(), Box::new(work))
+            .and_then(|ready| ready.map_err(|error| error.of_guest(&guest.name)));
+        match ready {
+            Ok(()) => {}
+            Err(error) if error.is_of_run() => {
+                self.failure = Some(error);
+                return Ok(false);
+            }
+            Err(error) => return Err(error),
+        }
+        let checks = guest.scenario.checks.len();
+        progress(&format!(
+            "{}: ready, and its checks have ended: {checks}",
+            guest.name
+        ));
+        self.ready = self.ready.saturating_add(1);
+        Ok(true)
+    }
+
+    fn not_run(&self, folder: &Path, why: &LabError) -> anyhow::Result<()> {
+        let path = folder.join(VERDICT);
+        fs::write(&path, format!("not run: {why}\n"))
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+/// What takes streams that become readable when it shall stop.
+type Work<'w, T> = Box<dyn FnOnce(Vec<UnixStream>) -> T + Send + 'w>;
+
+/// The guests that have been booted, by their names.
+fn named<'a>(group: &'a GuestGroup, labs: &'a mut [Lab]) -> Vec<(&'a str, &'a mut Lab)> {
+    let names = group.guests.iter().map(|guest| guest.name.as_str());
+    names.zip(labs).collect()
+}
+
+/// Keeps all guests going while `work` is done.
+fn attend_all<T: Send>(
+    labs: &mut [(&str, &mut Lab)],
+    mut stops: Vec<UnixStream>,
+    work: Work<'_, T>,
+) -> Result<T, LabError> {
+    let Some(((name, lab), others)) = labs.split_first_mut() else {
+        return Ok(work(stops));
+    };
+    let done = lab.attend(|_, stop| {
+        stops.push(stop);
+        attend_all(others, stops, work)
+    });
+    done.map_err(|error| error.of_guest(name))?
+}
+
+/// The number of the signal that has come by one of `stops`, if one has.
+fn signal(stops: &[UnixStream]) -> Option<i32> {
+    stops.iter().find_map(|mut stop| {
+        stop.set_nonblocking(true).ok()?;
+        let mut number = [0];
+        let is_there = stop.read(&mut number).ok()? > 0;
+        is_there.then(|| i32::from(number[0]))
+    })
+}
+
+/// What a run of several guests is judged by.
+struct Judged<'a> {
+    group: &'a GuestGroup,
+    guests: Vec<(&'a GroupGuest, Concluded)>,
+    across: Vec<(Rdma, Row)>,
+    failure: Option<&'a LabError>,
+    of_fabric: Option<String>,
+}
+
+impl Judged<'_> {
+    /// What ended the run, else the first thing that is not well.
+    fn verdict(&self) -> Verdict {
+        if let Some(error) = self.failure {
+            return Verdict {
+                outcome: error.outcome(),
+                reason: error.to_string(),
+            };
+        }
+        for (guest, concluded) in &self.guests {
+            let Verdict { outcome, reason } = &concluded.verdict;
+            if *outcome != Outcome::Passed {
+                return Verdict {
+                    outcome: *outcome,
+                    reason: guest.name_of(reason),
+                };
+            }
+        }
+        let failed = self.across.iter();
+        let failed = failed
+            .filter(|(_, row)| row.verdict != CheckVerdict::Pass)
+            .count();
+        let (outcome, reason) = match (&self.of_fabric, failed) {
+            (Some(complaint), _) => (Outcome::Failed, complaint.clone()),
+            (None, 0) => (Outcome::Passed, self.all_passed()),
+            (None, failed) => {
+                let all = self.across.len();
+                let reason = format!("{failed} of {all} checks across guests did not pass");
+                (Outcome::Failed, reason)
+            }
+        };
+        Verdict { outcome, reason }
+    }
+
+    fn all_passed(&self) -> String {
+        let (checks, guests) = (self.rows().len(), self.guests.len());
+        match checks {
+            0 => "no check was asked for, and nothing failed".to_owned(),
+            _ => format!("all {checks} checks passed, in and between {guests} guests"),
+        }
+    }
+
+    /// All results, by names that tell the guests apart.
+    fn rows(&self) -> Vec<Row> {
+        let of_guests = self.guests.iter().flat_map(|(guest, concluded)| {
+            concluded.rows.iter().map(|row| Row {
+                name: guest.name_of(&row.name),
+                ..row.clone()
+            })
+        });
+        let across = self.across.iter().map(|(_, row)| row.clone());
+        of_guests.chain(across).collect()
+    }
+
+    fn write(
+        &self,
+        folder: &Folder,
+        verdict: &Verdict,
+        rows: &[Row],
+        seconds: f64,
+    ) -> anyhow::Result<()> {
+        folder.write_json(RESULTS, &self.results(folder, verdict, seconds))?;
+        let mut report = KtapWriter::new(folder.file(REPORT)?);
+        let written = || -> std::io::Result<()> {
+            report.begin(Some(u32::try_from(rows.len()).unwrap_or(u32::MAX)))?;
+            for row in rows {
+                row.diagnostics
+                    .iter()
+                    .try_for_each(|line| report.diagnostic(line))?;
+                let measure = Measure {
+                    subtests: row.subtests.clone(),
+                    ..row.measure.clone()
+                };
+                report.result(&row.name, &row.verdict, &measure)?;
+            }
+            Ok(())
+        };
+        let mut written = written;
+        written().with_context(|| format!("cannot write {}", folder.path().join(REPORT).display()))
+    }
+
+    fn results(&self, folder: &Folder, verdict: &Verdict, seconds: f64) -> RunResults {
+        let lasted = chrono::Duration::from_std(Duration::from_secs_f64(seconds));
+        let checks = self.check_results();
+        let mut not_run = self.group.check_names();
+        for check in &checks {
+            if let Some(done) = not_run.iter().position(|name| *name == check.name) {
+                not_run.remove(done);
+            }
+        }
+        let first = self.guests.first();
+        let versions = first.map(|(_, concluded)| concluded.results.versions.clone());
+        RunResults {
+            format: FORMAT,
+            scenario: self.group.name.clone(),
+            verdict: verdict.clone(),
+            exit_code: verdict.outcome.code(),
+            started: Utc::now() - lasted.unwrap_or_default(),
+            seconds,
+            series: folder.series().map(str::to_owned),
+            versions: versions.unwrap_or_default(),
+            checks,
+            not_run,
+        }
+    }
+
+    fn check_results(&self) -> Vec<CheckResult> {
+        let mut all: Vec<CheckResult> = Vec::new();
+        for (guest, concluded) in &self.guests {
+            let before = all.len();
+            let results = concluded.results.checks.iter();
+            all.extend(results.map(|result| CheckResult {
+                name: guest.name_of(&result.name),
+                control: result.control.map(|number| number.saturating_add(before)),
+                ..result.clone()
+            }));
+        }
+        let before = all.len();
+        let checks: Vec<Check> = self
+            .across
+            .iter()
+            .map(|(check, _)| Check::Rdma(check.clone()))
+            .collect();
+        for (check, (_, row)) in checks.iter().zip(&self.across) {
+            let result = CheckResult::of(row, Some(check), &checks);
+            all.push(CheckResult {
+                control: result.control.map(|number| number.saturating_add(before)),
+                ..result
+            });
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_report::RdmaMemory;
+
+    use super::*;
+
+    fn group() -> GuestGroup {
+        let text =
+            "name = \"x\"\n[[guest]]\nname = \"left\"\n[[nic]]\nname = \"a\"\nguest = \"left\"\n";
+        GuestGroup::parse_interactive(Path::new("x.toml"), text)
+            .unwrap()
+            .unwrap()
+    }
+
+    fn across(verdict: CheckVerdict) -> (Rdma, Row) {
+        let check = Rdma {
+            nic: "a".to_owned(),
+            peer: "b".to_owned(),
+            from: RdmaMemory::GuestRam,
+            to: RdmaMemory::GuestRam,
+            sizes: vec![64],
+            seconds: None,
+        };
+        let row = Row {
+            name: "across".to_owned(),
+            verdict,
+            measure: Measure::default(),
+            diagnostics: vec!["why".to_owned()],
+            subtests: Vec::new(),
+        };
+        (check, row)
+    }
+
+    fn judged<'a>(group: &'a GuestGroup, across: Vec<(Rdma, Row)>) -> Judged<'a> {
+        Judged {
+            group,
+            guests: Vec::new(),
+            across,
+            failure: None,
+            of_fabric: None,
+        }
+    }
+
+    #[test]
+    fn run_passes_only_without_any_failure() {
+        let group = group();
+        let pass = || vec![across(CheckVerdict::Pass)];
+        let verdict = judged(&group, pass()).verdict().to_string();
+        assert_eq!(
+            verdict,
+            "passed: all 1 checks passed, in and between 0 guests"
+        );
+        let failed = vec![across(CheckVerdict::Pass), across(CheckVerdict::Fail)];
+        let verdict = judged(&group, failed).verdict().to_string();
+        assert_eq!(verdict, "failed: 1 of 2 checks across guests did not pass");
+        let died = LabError::ServerDied("server a ended".to_owned()).of_guest("left");
+        let died = Judged {
+            failure: Some(&died),
+            ..judged(&group, pass())
+        };
+        assert_eq!(died.verdict().to_string(), "failed: left: server a ended");
+        let fabric = Judged {
+            of_fabric: Some("server fabric ended".to_owned()),
+            ..judged(&group, pass())
+        };
+        assert_eq!(fabric.verdict().to_string(), "failed: server fabric ended");
+    }
+
+    #[test]
+    fn results_of_a_group_are_left_as_ktap_and_json() {
+        let runs = tempfile::tempdir().unwrap();
+        let folder = Folder::named(runs.path(), "x").unwrap();
+        let group = group();
+        let judged = judged(&group, vec![across(CheckVerdict::Fail)]);
+        let (verdict, rows) = (judged.verdict(), judged.rows());
+        judged.write(&folder, &verdict, &rows, 1.5).unwrap();
+        let report = fs::read_to_string(folder.path().join(REPORT)).unwrap();
+        assert!(
+            report.starts_with("KTAP version 1\n1..1\n# why\n"),
+            "{report}"
+        );
+        assert!(report.ends_with("not ok 1 - across\n"), "{report}");
+        let results = fs::read(folder.path().join(RESULTS)).unwrap();
+        let results: RunResults = serde_json::from_slice(&results).unwrap();
+        assert_eq!(
+            (results.exit_code, results.checks[0].kind.as_deref()),
+            (1, Some("rdma"))
+        );
+        assert!(results.not_run.is_empty());
+    }
+
+    #[test]
+    fn guests_of_a_run_are_listed() {
+        let run = tempfile::tempdir().unwrap();
+        assert!(guests_of(run.path()).unwrap().is_empty());
+        fs::write(run.path().join(GUESTS), r#"["left", "right"]"#).unwrap();
+        assert_eq!(guests_of(run.path()).unwrap(), ["left", "right"]);
+        fs::write(run.path().join(GUESTS), "{}").unwrap();
+        assert!(guests_of(run.path()).is_err());
+    }
+
+    #[test]
+    fn signal_that_has_come_by_a_stream_is_found() {
+        use std::io::Write;
+
+        let pairs = [(); 2].map(|()| UnixStream::pair().unwrap());
+        let [(first, _first), (second, mut sender)] = pairs;
+        let stops = [first, second];
+        assert_eq!(signal(&stops), None);
+        sender.write_all(&[15]).unwrap();
+        assert_eq!(signal(&stops), Some(15));
+    }
+}

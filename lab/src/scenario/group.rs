@@ -1,0 +1,522 @@
+//! A scenario with several guests: `[[guest]]` tables, and devices and checks that belong to one guest each.
+//!
+//! Each guest is a [`Scenario`] of its own, made from the tables that name it and from those that name none. What is left are
+//! the checks across guests, and the fabric that joins all adapters.
+
+mod split;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use peerbar_nvme::PollPolicy;
+use peerbar_report::{Check, CheckTable, Inventory, Rdma};
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, Deserializer};
+
+use super::error::Problem;
+use super::fabric::fabric;
+use super::file::File;
+use super::validate::{self, LONGEST_SCENARIO};
+use super::{Fabric, Nic, Scenario, ScenarioError, catalogue, file_text, packages, together};
+
+/// The kind of the checks that may be across guests.
+const ACROSS: &str = "rdma";
+
+/// A scenario with several guests.
+#[derive(Clone, Debug)]
+pub struct GuestGroup {
+    /// Its name, fit for a folder's name.
+    pub name: String,
+    /// The file that it was read from; paths in it are relative to that.
+    pub path: PathBuf,
+    /// The text that it was read from.
+    pub text: String,
+    /// How long each guest may run.
+    pub timeout: Duration,
+    /// What joins the adapters of all guests, if anything does.
+    pub fabric: Option<Fabric>,
+    /// The guests, in the order of the file.
+    pub guests: Vec<GroupGuest>,
+    /// The checks across guests, in the order of the file. They follow those of the single guests.
+    pub checks: Vec<GroupCheck>,
+}
+
+/// A guest of several.
+#[derive(Clone, Debug)]
+pub struct GroupGuest {
+    /// Its name.
+    pub name: String,
+    /// Its machine, its devices and its own checks. The name is that of the group and of the guest.
+    pub scenario: Scenario,
+}
+
+/// A check across guests.
+#[derive(Clone, Debug)]
+pub struct GroupCheck {
+    /// Its name in the report.
+    pub name: String,
+    /// What is done: the guest of `nic` asks, that of `peer` answers.
+    pub check: Rdma,
+}
+
+/// Refuses a file with several guests where one is wanted.
+pub(super) fn refuse(document: &DeTable<'_>) -> Result<(), Problem> {
+    match document.get("guest") {
+        Some(guests) => Err(Problem::new(
+            guests.span(),
+            "the scenario has several guests: `peerbar run` takes them all, and other commands may take --guest NAME",
+        )),
+        None => Ok(()),
+    }
+}
+
+impl GuestGroup {
+    /// Reads a scenario file, or the shipped one of a bare name. None if its text has no `[[guest]]`.
+    ///
+    /// # Errors
+    /// What makes no sense, with its line.
+    pub fn load(path: &Path) -> Result<Option<Self>, ScenarioError> {
+        let path = &catalogue::resolve(path);
+        Self::read(path, file_text(path)?, false)
+    }
+
+    /// Reads a scenario's text, which messages say to be from `path`. It needs no checks, as requests can follow. None if it has
+    /// no `[[guest]]`.
+    ///
+    /// # Errors
+    /// As [`GuestGroup::load`].
+    pub fn parse_interactive(
+        path: &Path,
+        text: impl Into<String>,
+    ) -> Result<Option<Self>, ScenarioError> {
+        Self::read(path, text.into(), true)
+    }
+
+    fn read(path: &Path, text: String, interactive: bool) -> Result<Option<Self>, ScenarioError> {
+        let read = || -> Result<Option<Self>, Problem> {
+            let document = DeTable::parse(&text)?;
+            match document.get_ref().contains_key("guest") {
+                true => Self::of_document(document, path, interactive).map(Some),
+                false => Ok(None),
+            }
+        };
+        let group = read().map_err(|problem| problem.locate(path.to_owned(), &text))?;
+        Ok(group.map(|group| Self { text, ..group }))
+    }
+
+    /// Reads a document from `path`; the text is not set.
+    fn of_document(
+        document: Spanned<DeTable<'_>>,
+        path: &Path,
+        interactive: bool,
+    ) -> Result<Self, Problem> {
+        let at = document.span();
+        let parts = split::Parts::of(document.into_inner())?;
+        let whole = Spanned::new(at.clone(), parts.whole.clone());
+        let file = File::deserialize(Deserializer::from(whole))?;
+        let name = validate::fitting(file.name.clone(), LONGEST_SCENARIO)?;
+        validate::unique_devices(&file)?;
+        together::images(&file, path.parent().unwrap_or(Path::new("")))?;
+        if file.check.is_empty() && !interactive {
+            let message = "there is no [[check]]: add one";
+            return Err(Problem::new(file.name.span(), message));
+        }
+        let mut guests = Vec::new();
+        for guest in &parts.guests {
+            let own = parts.of_guest(guest)?;
+            let scenario = Scenario::of_document(Spanned::new(at.clone(), own.clone()), path, true);
+            let text = split::text(own)?;
+            guests.push(GroupGuest {
+                name: guest.name.clone(),
+                scenario: Scenario { text, ..scenario? },
+            });
+        }
+        number(&mut guests);
+        let nics: Vec<Nic> = guests
+            .iter()
+            .flat_map(|g| g.scenario.nics.clone())
+            .collect();
+        let fabric = fabric(file.fabric, &nics)?;
+        let tables = CheckTable::all(&parts.across)?;
+        let checks = across(tables, &guests)?;
+        if fabric.is_some() {
+            guests.iter_mut().for_each(GroupGuest::join_fabric);
+        }
+        Ok(Self {
+            name,
+            path: path.to_owned(),
+            text: String::new(),
+            timeout: file
+                .timeout
+                .map_or(validate::DEFAULT_TIMEOUT, |timeout| timeout.0),
+            fabric,
+            guests,
+            checks,
+        })
+    }
+
+    /// As [`Scenario::serve_disks_by`], for all guests.
+    pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<PollPolicy>) {
+        let guests = self.guests.iter_mut();
+        guests.for_each(|guest| guest.scenario.serve_disks_by(workers, poll));
+    }
+
+    /// As [`Scenario::set_timeout`], for all guests.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+        let guests = self.guests.iter_mut();
+        guests.for_each(|guest| guest.scenario.set_timeout(timeout));
+    }
+
+    /// As [`Scenario::trace`], for all guests.
+    pub fn trace(&mut self) {
+        self.guests
+            .iter_mut()
+            .for_each(|guest| guest.scenario.trace());
+    }
+
+    /// Keeps those checks that have one of these names, which begin with the guest's as in `left: copy` unless they are across
+    /// guests; all if there are no names.
+    ///
+    /// # Errors
+    /// A name that no check has, with the names that there are.
+    pub fn select_checks(&mut self, names: &[String]) -> anyhow::Result<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let known = self.check_names();
+        for name in names {
+            anyhow::ensure!(
+                known.contains(name),
+                "no check is named `{name}`: there is `{}`",
+                known.join("`, `")
+            );
+        }
+        for GroupGuest { name, scenario } in &mut self.guests {
+            let own = names.iter();
+            let own =
+                own.filter_map(|wanted| wanted.strip_prefix(name.as_str())?.strip_prefix(": "));
+            let own: Vec<String> = own.map(str::to_owned).collect();
+            scenario.keep_checks(&own);
+        }
+        self.checks.retain(|check| names.contains(&check.name));
+        Ok(())
+    }
+
+    /// The names of all checks in the report.
+    pub fn check_names(&self) -> Vec<String> {
+        let of_guests = self.guests.iter().flat_map(|guest| {
+            let names = guest.scenario.check_names().into_iter();
+            names.map(|name| guest.name_of(&name))
+        });
+        let across = self.checks.iter().map(|check| check.name.clone());
+        of_guests.chain(across).collect()
+    }
+
+    /// The number of the guest that the adapter `nic` belongs to.
+    pub fn guest_of(&self, nic: &str) -> Option<usize> {
+        owner(&self.guests, |guest| has_nic(guest, nic))
+    }
+}
+
+impl GroupGuest {
+    /// What the report of the group calls this guest's check `name`.
+    pub fn name_of(&self, name: &str) -> String {
+        format!("{}: {name}", self.name)
+    }
+
+    /// Takes its part in the fabric, and brings what checks across guests need.
+    fn join_fabric(&mut self) {
+        let scenario = &mut self.scenario;
+        if scenario.nics.is_empty() {
+            return;
+        }
+        scenario.fabric = Some(Fabric::default());
+        if scenario.tools {
+            scenario.rdma_ends = true;
+            packages::add(&mut scenario.packages, Rdma::PACKAGES.iter().copied());
+        }
+    }
+}
+
+/// Gives each adapter of the group an address of its own.
+fn number(guests: &mut [GroupGuest]) {
+    let nics = guests.iter_mut().flat_map(|guest| &mut guest.scenario.nics);
+    for (nic, number) in nics.zip(1..) {
+        nic.gid = number;
+    }
+}
+
+/// Reads the tables of the checks that name no guest.
+fn across(tables: Vec<CheckTable<'_>>, guests: &[GroupGuest]) -> Result<Vec<GroupCheck>, Problem> {
+    let inventory = inventory(guests);
+    let checks = tables.into_iter().map(|table| {
+        let at = table.place();
+        if table.kind() != ACROSS {
+            let message = format!(
+                "a check of the kind `{}` is of one guest: add {}",
+                table.kind(),
+                one_of(guests)
+            );
+            return Err(Problem::new(at, message));
+        }
+        let label = table.label().cloned().map(validate::label).transpose()?;
+        let Check::Rdma(check) = table.read(&inventory)? else {
+            return Err(Problem::new(at, format!("the check is no `{ACROSS}`")));
+        };
+        fits(&check, guests).map_err(|message| Problem::new(at, message))?;
+        let name = label.unwrap_or_else(|| Check::Rdma(check.clone()).name());
+        Ok(GroupCheck { name, check })
+    });
+    checks.collect()
+}
+
+/// Checks that both ends of a check are in different guests, each with its memory.
+fn fits(check: &Rdma, guests: &[GroupGuest]) -> Result<(), String> {
+    let of = |nic: &str| owner(guests, |guest| has_nic(guest, nic));
+    if of(&check.nic) == of(&check.peer) {
+        return Err(format!(
+            "`{}` and `{}` are in one guest: add {}, or name a `peer` in another",
+            check.nic,
+            check.peer,
+            one_of(guests)
+        ));
+    }
+    for (nic, memory) in [(&check.nic, &check.from), (&check.peer, &check.to)] {
+        let Some(gpu) = memory.gpu() else { continue };
+        let has_gpu = |guest: &Scenario| guest.gpus.iter().any(|known| known.name == gpu);
+        if owner(guests, has_gpu) != of(nic) {
+            return Err(format!(
+                "`{gpu}` is in another guest than `{nic}`: an adapter reaches memory of its own guest"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// What checks across guests can name: all devices.
+fn inventory(guests: &[GroupGuest]) -> Inventory {
+    let mut all = Inventory {
+        tools: true,
+        ..Inventory::default()
+    };
+    for inventory in guests.iter().map(|guest| guest.scenario.inventory()) {
+        all.nvmes.extend(inventory.nvmes);
+        all.gpus.extend(inventory.gpus);
+        all.nics.extend(inventory.nics);
+        all.tools &= inventory.tools;
+        all.timeout = inventory.timeout;
+    }
+    all
+}
+
+/// The number of the first guest of which `is_its` holds.
+fn owner(guests: &[GroupGuest], is_its: impl Fn(&Scenario) -> bool) -> Option<usize> {
+    guests.iter().position(|guest| is_its(&guest.scenario))
+}
+
+fn has_nic(guest: &Scenario, name: &str) -> bool {
+    guest.nics.iter().any(|nic| nic.name == name)
+}
+
+/// How a table names its guest.
+fn one_of(guests: &[GroupGuest]) -> String {
+    let names = guests.iter().map(|guest| guest.name.as_str());
+    split::one_of(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::iommu::Iommu;
+
+    /// Two guests with an adapter and a GPU each, up to line 17.
+    const HEAD: &str = "name = \"x\"\ntools = true\nmachine = { cpus = 1, memory = \"256M\" }\n\
+        [[guest]]\nname = \"left\"\n[[guest]]\nname = \"right\"\nmachine = { iommu = \"intel\", cpus = 2 }\n\
+        [[nic]]\nguest = \"left\"\nname = \"n0\"\n[[gpu]]\nguest = \"left\"\nname = \"g0\"\n\
+        [[nic]]\nguest = \"right\"\nname = \"n1\"\n";
+    const COMMAND: &str =
+        "[[check]]\nguest = \"right\"\nname = \"own\"\nkind = \"command\"\nrun = \"true\"\n";
+    const ACROSS: &str = "[[check]]\nkind = \"rdma\"\nnic = \"n0\"\npeer = \"n1\"\nfrom = { vram = \"g0\" }\n\
+        to = \"guest-ram\"\nsizes = [1]\n";
+
+    fn parse(text: &str) -> Result<GuestGroup, String> {
+        let read = GuestGroup::read(Path::new("x.toml"), text.to_owned(), false);
+        read.map(Option::unwrap).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn file_with_guests_is_divided_among_them() {
+        let module = "[[module]]\nname = \"loop\"\n[[module]]\nguest = \"left\"\nname = \"brd\"\n";
+        let group = parse(&format!("{HEAD}{module}{COMMAND}{ACROSS}")).unwrap();
+        let [left, right] = group.guests.as_slice() else {
+            panic!("{:?}", group.guests)
+        };
+        let names = [left, right].map(|guest| guest.scenario.name.as_str());
+        assert_eq!(names, ["x-left", "x-right"]);
+        let machines = [left, right].map(|guest| &guest.scenario.machine);
+        assert_eq!(
+            machines.map(|machine| machine.iommu),
+            [Iommu::None, Iommu::Intel]
+        );
+        assert_eq!(machines.map(|machine| machine.cpus), [1, 2]);
+        assert_eq!(machines.map(|machine| machine.memory), [256 << 20; 2]);
+        let devices: [Vec<String>; 2] = [left, right].map(|guest| {
+            let devices = guest.scenario.devices();
+            devices.map(|device| device.name().to_owned()).collect()
+        });
+        assert_eq!(
+            devices,
+            [
+                vec!["g0".to_owned(), "n0".to_owned()],
+                vec!["n1".to_owned()]
+            ]
+        );
+        assert_eq!(
+            [left, right].map(|guest| guest.scenario.nics[0].gid),
+            [1, 2]
+        );
+        let modules = |guest: &GroupGuest| {
+            let modules = &guest.scenario.modules;
+            modules
+                .iter()
+                .filter(|module| ["loop", "brd"].contains(&&*module.name))
+                .count()
+        };
+        assert_eq!((modules(left), modules(right)), (2, 1));
+        assert_eq!(
+            group.check_names(),
+            [
+                "right: own",
+                "RDMA from VRAM of g0 by n0 to guest RAM by n1"
+            ]
+        );
+        assert_eq!(group.fabric, Some(Fabric::default()));
+    }
+
+    #[test]
+    fn guest_of_several_has_a_text_of_its_own() {
+        let group = parse(&format!("{HEAD}{COMMAND}{ACROSS}")).unwrap();
+        for guest in &group.guests {
+            let scenario = &guest.scenario;
+            assert!(
+                scenario.rdma_ends && scenario.packages.contains(&"ibverbs-providers".to_owned())
+            );
+            let files = scenario.guest_files();
+            assert!(
+                format!("{files:?}").contains("opt/peerbar/peerbar-verbs"),
+                "{files:?}"
+            );
+            let again = Scenario::parse_interactive(&scenario.path, scenario.text.clone()).unwrap();
+            assert_eq!(again.name, scenario.name);
+            assert_eq!(again.devices().count(), scenario.devices().count());
+            assert_eq!(again.checks.len(), scenario.checks.len());
+            assert_eq!(again.machine.iommu, scenario.machine.iommu);
+        }
+    }
+
+    #[test]
+    fn mistakes_about_guests_are_reported_with_their_line() {
+        let nvme = "name = \"d\"\nnamespaces = [{ file = \"d.img\" }]\n";
+        for (lines, wanted) in [
+            (
+                "[[switch]]\nname = \"s\"\n".to_owned(),
+                "18: [[switch]] belongs to a guest: add `guest = \"left\"` or `guest = \"right\"`",
+            ),
+            (
+                "[[switch]]\nname = \"s\"\nguest = \"up\"\n".to_owned(),
+                "20: no [[guest]] is named `up`: there is left, right",
+            ),
+            (
+                "[[nic]]\nguest = \"left\"\nname = \"n1\"\n".to_owned(),
+                "20: the name `n1` is taken",
+            ),
+            (
+                "[[guest]]\nname = \"left\"\n".to_owned(),
+                "19: the name `left` is taken",
+            ),
+            (
+                "[[guest]]\nname = \"verdict\"\n".to_owned(),
+                "19: the name `verdict` is taken",
+            ),
+            (
+                "[[guest]]\nname = \"up\"\nmemory = \"1G\"\n".to_owned(),
+                "20: unknown field `memory`",
+            ),
+            (
+                COMMAND.replace("guest = \"right\"\n", ""),
+                "20: a check of the kind `command` is of one guest: add `guest = \"left\"` or",
+            ),
+            (
+                ACROSS.replace("n1", "n0"),
+                "19: `n0` and `n0` are in one guest: add `guest = \"left\"` or",
+            ),
+            (
+                ACROSS
+                    .replace("\"n0\"", "\"n2\"")
+                    .replace("n1", "n0")
+                    .replace("n2", "n1"),
+                "19: `g0` is in another guest than `n1`: an adapter reaches memory of its own guest",
+            ),
+            (
+                COMMAND
+                    .replace("command", "provider")
+                    .replace("run = \"true\"", "device = \"g0\""),
+                "22: no [[nvme]] is named `g0`",
+            ),
+            (
+                format!(
+                    "[[nvme]]\nguest = \"left\"\n{nvme}[[nvme]]\nguest = \"right\"\n{}",
+                    nvme.replace("\"d\"", "\"e\"")
+                ),
+                "25: image d.img is another namespace's already: give each its own (see line 21)",
+            ),
+            (
+                "[fabric]\nimpair = [\"n0->n2 loss=1%\"]\n".to_owned(),
+                "19: `impair`: no [[nic]] is named `n2`: there is n0, n1",
+            ),
+        ] {
+            let error = parse(&format!("{HEAD}{lines}{COMMAND}")).unwrap_err();
+            assert!(error.starts_with(&format!("x.toml:{wanted}")), "{error}");
+        }
+        assert!(
+            parse(HEAD)
+                .unwrap_err()
+                .ends_with("there is no [[check]]: add one")
+        );
+    }
+
+    #[test]
+    fn one_guest_is_refused_where_several_are() {
+        let text = format!("{HEAD}{COMMAND}");
+        let error = Scenario::parse(Path::new("x.toml"), text)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("x.toml:4: the scenario has several guests: "),
+            "{error}"
+        );
+        let demo = GuestGroup::load(Path::new("../scenarios/demo.toml")).unwrap();
+        assert!(demo.is_none());
+    }
+
+    #[test]
+    fn checks_of_guests_are_selected_by_both_names() {
+        let group = parse(&format!("{HEAD}{COMMAND}{ACROSS}")).unwrap();
+        let left = |names: &[&str]| {
+            let mut group = group.clone();
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            group.select_checks(&names).map(|()| group.check_names())
+        };
+        assert_eq!(left(&[]).unwrap().len(), 2);
+        assert_eq!(left(&["right: own"]).unwrap(), ["right: own"]);
+        let across = "RDMA from VRAM of g0 by n0 to guest RAM by n1";
+        assert_eq!(left(&[across]).unwrap(), [across]);
+        let error = left(&["own"]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("no check is named `own`: there is `right: own`"),
+            "{error}"
+        );
+    }
+}
