@@ -14,13 +14,13 @@ use peerbar_images::{Cache, KernelSource, KernelTree};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::LATEST;
 use peerbar_lab::run_file;
-use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{print, say};
 
 use self::worktree::{Worktree, output};
 use crate::cli;
 use crate::kernel;
+use crate::runnable::Runnable;
 
 /// What git-bisect-run(1) takes for a commit that tells nothing.
 const SKIP: u8 = 125;
@@ -32,7 +32,7 @@ pub(crate) fn bisect(options: &cli::Bisect) -> Result<ExitCode, Failure> {
     let signals = Signals::new()?;
     let step = options.step()?;
     if let Some(scenario) = &step.scenario {
-        Scenario::load(scenario)?;
+        Runnable::load(scenario)?;
     }
     let is_tree = KernelTree::around(&step.tree).is_some_and(|found| found.path() == step.tree);
     if !is_tree && step.builder.is_none() {

@@ -20,6 +20,7 @@ use peerbar_results::{CommitHash, KcidbOrigin, Shard};
 
 use crate::cp::Cp;
 use crate::exec::Exec;
+use crate::guest_folder::GuestName;
 use crate::guest_session::InGuest;
 use crate::matrix::{Flow, Placement, TestedDevices};
 use peerbar_lab::debugger;
@@ -354,6 +355,9 @@ pub(crate) struct Trace {
     /// Folder of a run, over or not.
     #[arg(default_value = "runs/latest")]
     pub run: PathBuf,
+    /// Which guest of it.
+    #[command(flatten)]
+    pub guest: GuestName,
     /// File that is written [default: trace.pftrace in the run's folder].
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
@@ -388,6 +392,9 @@ pub(crate) struct Explain {
     /// Folder of the run to explain.
     #[arg(long, value_name = "FOLDER", default_value = "runs/latest")]
     pub run: PathBuf,
+    /// Which guest of it; without it all of several are explained.
+    #[command(flatten)]
+    pub guest: GuestName,
     /// Explain what would happen in a scenario, and run nothing.
     #[arg(long, value_name = "FILE", conflicts_with = "run")]
     pub scenario: Option<PathBuf>,
@@ -454,6 +461,9 @@ pub(crate) struct Inject {
     /// Folder of the run, whose guest must still be running.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub run: PathBuf,
+    /// Which guest of it.
+    #[command(flatten)]
+    pub guest: GuestName,
 }
 
 /// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
@@ -462,6 +472,9 @@ pub(crate) struct Debugger {
     /// Folder of a run, over or not.
     #[arg(default_value = "runs/latest")]
     pub run: PathBuf,
+    /// Which guest of it.
+    #[command(flatten)]
+    pub guest: GuestName,
     /// Only this device.
     #[arg(long, value_name = "NAME")]
     pub device: Option<String>,

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::guest_folder::GuestName;
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use peerbar_exec::ProgramRequest;
@@ -72,6 +73,9 @@ pub(crate) struct Cp {
     /// Folder of the guest's run.
     #[arg(long, value_name = "RUN", default_value = "runs/latest")]
     pub attach: PathBuf,
+    /// Which guest of it.
+    #[command(flatten)]
+    pub guest: GuestName,
     /// The most disk space that a copy out of the guest may take. Each entry counts its size, and 4K for itself and for each folder that it makes
     #[arg(long, value_name = "SIZE", default_value = "4G")]
     pub limit: Size,
@@ -79,7 +83,8 @@ pub(crate) struct Cp {
 
 /// Copies.
 pub(crate) fn cp(options: &Cp) -> Result<ExitCode, Failure> {
-    let socket = || socket_of(&options.attach).map_err(|error| Failure::Usage(error.into()));
+    let attached = options.guest.folder(&options.attach)?;
+    let socket = || socket_of(&attached).map_err(|error| Failure::Usage(error.into()));
     match (of_guest(&options.from)?, of_guest(&options.to)?) {
         (None, Some(to)) => into_guest(&socket()?, &options.from, to)?,
         (Some(from), None) => out_of_guest(&socket()?, from, &options.to, options.limit)?,

@@ -11,7 +11,7 @@ mod pairs;
 pub(crate) mod recorded;
 mod text;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
@@ -36,28 +36,57 @@ const NOTHING: &str = "nothing to explain: no device has memory for others; give
 
 /// Explains the pairs that are asked for.
 pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
-    let case = match &options.scenario {
-        Some(path) => Case::of_scenario(Scenario::load(path)?)?,
-        None => Case::of_run(Recorded::read(&options.run)?)?,
-    };
-    let (occasion, pairs) = asked(&case, options)?;
-    let explanations = explained(&case, &pairs)?;
-    print(&shown(&occasion, &explanations, options.json)?)?;
-    if !options.json && options.scenario.is_none() {
-        let injected = injected::of_run(&options.run, &case.scenario);
+    let mut disagrees = false;
+    if let Some(path) = &options.scenario {
+        disagrees |= explain_case(
+            &Case::of_scenario(options.guest.scenario(path, Scenario::load)?)?,
+            options,
+        )?;
+    } else {
+        for (guest, folder) in asked_runs(options)? {
+            if let Some(guest) = guest {
+                print(&format!("== guest {guest}\n"))?;
+            }
+            disagrees |= explain_run(&folder, options)?;
+        }
+    }
+    Ok(match disagrees {
+        true => ExitCode::from(Outcome::Failed.code()),
+        false => ExitCode::SUCCESS,
+    })
+}
+
+/// The folders of the runs that are to be explained. A device, and a document of JSON, are of one guest.
+fn asked_runs(options: &cli::Explain) -> Result<Vec<(Option<String>, PathBuf)>, Failure> {
+    match options.json || options.provider.is_some() {
+        true => Ok(vec![(None, options.guest.folder(&options.run)?)]),
+        false => options.guest.folders(&options.run),
+    }
+}
+
+/// Explains the run in `folder`; whether its kernel did not do what its rule says.
+fn explain_run(folder: &Path, options: &cli::Explain) -> Result<bool, Failure> {
+    let case = Case::of_run(Recorded::read(folder)?)?;
+    let disagrees = explain_case(&case, options)?;
+    if !options.json {
+        let injected = injected::of_run(folder, &case.scenario);
         if !injected.is_empty() {
             print(&format!("\n{injected}"))?;
         }
-        let register_writes = register_writes::of_run(&options.run);
+        let register_writes = register_writes::of_run(folder);
         if !register_writes.is_empty() {
             print(&format!("\n{register_writes}"))?;
         }
     }
-    let disagreed = explanations.iter().any(Explanation::disagrees);
-    Ok(match disagreed {
-        true => ExitCode::from(Outcome::Failed.code()),
-        false => ExitCode::SUCCESS,
-    })
+    Ok(disagrees)
+}
+
+/// Explains the pairs of `case` that are asked for; whether its kernel did not do what its rule says.
+fn explain_case(case: &Case, options: &cli::Explain) -> Result<bool, Failure> {
+    let (occasion, pairs) = asked(case, options)?;
+    let explanations = explained(case, &pairs)?;
+    print(&shown(&occasion, &explanations, options.json)?)?;
+    Ok(explanations.iter().any(Explanation::disagrees))
 }
 
 /// The explanation of the run in `folder`: the functions that its guest found, ports by the names of the scenario, and an

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use peerbar_exec::HOST_FOLDER;
+use peerbar_lab::LabOptions;
 use peerbar_lab::artifacts::Own;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_access::GuestAccess;
@@ -13,9 +14,10 @@ use peerbar_lab::progress::Progress;
 use peerbar_lab::runs::Runs;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
-use peerbar_lab::{LabError, LabOptions};
 
 use crate::attached::in_running_guest;
+use crate::group::of_lab;
+use crate::guest_folder::GuestName;
 
 /// A guest to work in.
 #[derive(Args)]
@@ -25,6 +27,9 @@ pub(crate) struct InGuest {
     /// Use the guest of this run, which is still running [default: runs/latest].
     #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "runs/latest", conflicts_with_all = ["scenario", "share_rw"])]
     pub attach: Option<PathBuf>,
+    /// Which guest of that run or scenario.
+    #[command(flatten)]
+    pub name: GuestName,
     /// Let the guest write into /host, the current folder, with your rights: as root it may leave setuid files and device nodes.
     #[arg(long)]
     pub share_rw: bool,
@@ -48,7 +53,7 @@ pub(crate) fn in_guest(
     work: impl FnOnce(&Path, &str, UnixStream) -> Result<i32, Failure> + Send,
 ) -> Result<ExitCode, Failure> {
     let status = match &options.attach {
-        Some(run) => in_running_guest(run, check, work)?,
+        Some(run) => in_running_guest(&options.name.folder(run)?, check, work)?,
         None => in_new_guest(options, access, check, work)?,
     };
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(u8::MAX)))
@@ -61,7 +66,7 @@ fn in_new_guest(
     work: impl FnOnce(&Path, &str, UnixStream) -> Result<i32, Failure> + Send,
 ) -> Result<i32, Failure> {
     let mut scenario = match &options.scenario {
-        Some(path) => Scenario::load_interactive(path)?,
+        Some(path) => options.name.scenario(path, Scenario::load_interactive)?,
         None => Scenario::demo()?,
     };
     check(&scenario)?;
@@ -77,25 +82,17 @@ fn in_new_guest(
         .access(access)
         .signals(signals)
         .start(scenario);
-    let mut lab = lab.map_err(failure)?;
+    let mut lab = lab.map_err(of_lab)?;
     progress.stage(&format!(
         "the guest is ready; its run is in {}",
         lab.folder().display()
     ));
     drop(progress);
     let done = lab.attend(|socket, signals| work(socket, HOST_FOLDER, signals));
-    let status = done.map_err(failure)??;
-    let finished = lab.shut_down().map_err(failure)?;
+    let status = done.map_err(of_lab)??;
+    let finished = lab.shut_down().map_err(of_lab)?;
     if !finished.is_passed() {
         peerbar_lab::terminal::say(format_args!("peerbar: {}", finished.verdict));
     }
     Ok(status)
-}
-
-fn failure(error: LabError) -> Failure {
-    match error {
-        LabError::Host(failure) => failure,
-        LabError::Scenario(error) => error.into(),
-        other => Failure::Environment(other.into()),
-    }
 }

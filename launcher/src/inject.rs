@@ -13,9 +13,8 @@ use crate::cli::Inject;
 
 /// Has the device take the rule, or forget all its rules, or its port report an error, and prints what was done.
 pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
-    let Inject {
-        run, device, words, ..
-    } = options;
+    let Inject { device, words, .. } = options;
+    let run = &options.guest.folder(&options.run)?;
     let done = if options.clear {
         clear_faults(run, device)
     } else if let Some(text) = &options.port_error {
@@ -45,6 +44,7 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guest_folder::GuestName;
 
     #[test]
     fn device_alone_is_answered_with_what_may_follow() {
@@ -54,6 +54,7 @@ mod tests {
             port_error: None,
             clear: false,
             run: "/no/run".into(),
+            guest: GuestName::default(),
         };
         let failure = inject(&options).unwrap_err();
         assert!(matches!(failure, Failure::Usage(_)), "{failure}");

@@ -31,13 +31,14 @@ const FINDINGS: u8 = 1;
 
 /// Shows what is asked for.
 pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
-    let mut recorded = Recorded::open(&options.run).map_err(Failure::Usage)?;
+    let run = options.guest.folder(&options.run)?;
+    let mut recorded = Recorded::open(&run).map_err(Failure::Usage)?;
     recorded
         .show_only(options.device.as_deref())
         .map_err(Failure::Usage)?;
     if options.follow {
         if !recorded.shown().any(|device| device.live) {
-            let run = options.run.display();
+            let run = run.display();
             return Err(Failure::Usage(anyhow!(
                 "no device of {run} runs any more, so nothing will come: --history shows what was recorded"
             )));

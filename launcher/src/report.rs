@@ -11,10 +11,11 @@ use peerbar_lab::results::RunResults;
 use peerbar_lab::run_file;
 use peerbar_lab::terminal::print;
 use peerbar_results::{
-    Collection, KcidbSource, ReportFile, ReportedRun, junit, kcidb, kselftest, page,
+    Collection, Explained, KcidbSource, ReportFile, ReportedRun, junit, kcidb, kselftest, page,
 };
 
 use crate::cli::{self, ReportFormat};
+use crate::guest_folder::GuestName;
 use crate::{explain, iommu};
 
 /// What a run leaves for the readers of test results.
@@ -62,14 +63,29 @@ pub(crate) fn write(folder: &Path) -> anyhow::Result<()> {
 
 /// Adds the explanations to a run. One that cannot be explained has none.
 fn explain(run: &mut ReportedRun) {
-    match explain::of_run(&run.folder) {
-        Ok((functions, explanations)) => {
-            run.functions = functions;
-            run.explanations = explanations;
+    let folders = match GuestName::default().folders(&run.folder) {
+        Ok(folders) => folders,
+        Err(error) => return log::warn!("{} is not explained: {error}", run.folder.display()),
+    };
+    for (guest, folder) in folders {
+        let of_guest = |explained: Explained| match &guest {
+            Some(guest) => Explained {
+                title: format!("{guest}: {}", explained.title),
+                ..explained
+            },
+            None => explained,
+        };
+        match explain::of_run(&folder) {
+            Ok((functions, explanations)) => {
+                run.functions.extend(functions);
+                run.explanations
+                    .extend(explanations.into_iter().map(&of_guest));
+            }
+            Err(error) => log::warn!("{} is not explained: {error}", folder.display()),
         }
-        Err(error) => log::warn!("{} is not explained: {error}", run.folder.display()),
+        run.faults
+            .extend(iommu::faults(&folder).into_iter().map(&of_guest));
     }
-    run.faults = iommu::faults(&run.folder);
 }
 
 fn write_views(collection: &Collection, folder: &Path) -> anyhow::Result<()> {

@@ -13,21 +13,24 @@ use peerbar_lab::terminal::{print, say};
 use peerbar_results::{Shard, ShardItem, ShardPlan, ShardedList};
 
 use crate::cli;
+use crate::group;
 use crate::keep;
 use crate::run::{self, RunOutcome};
+use crate::runnable::Runnable;
 
 /// Runs what `options` ask for. All scenarios are read before the first starts.
 pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
-    let signals = Signals::new()?;
+    // One for the whole life of the process.
+    let signals: &'static Signals = Box::leak(Box::new(Signals::new()?));
     let mut scenarios = scenarios(options)?;
     if options.dry_run {
-        for scenario in &scenarios {
-            run::dry_run(options, scenario, &signals)?;
+        for scenario in &mut scenarios {
+            run::dry_run(options, scenario.only_guest("--dry-run")?, signals)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(shard) = options.shard {
-        let names = distinct(scenarios.iter().map(|scenario| scenario.name.clone()))?;
+        let names = distinct(scenarios.iter().map(|scenario| scenario.name().to_owned()))?;
         let results = results_of_each(options);
         let items = names.into_iter().map(|name| ShardItem { name, results });
         write_plan(
@@ -47,7 +50,11 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
     while !scenarios.is_empty() && wants_more(options, rounds) && !series.ends(options.until_fail) {
         rounds += 1;
         for scenario in &scenarios {
-            series.take(scenario, run::run(options, scenario, &signals))?;
+            let done = match scenario {
+                Runnable::Single(scenario) => run::run(options, scenario, signals),
+                Runnable::Group(group) => group::run(options, group, signals),
+            };
+            series.take(scenario.name(), done)?;
             if series.ends(options.until_fail) {
                 break;
             }
@@ -57,16 +64,16 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(series.code()))
 }
 
-fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
+fn scenarios(options: &cli::Run) -> Result<Vec<Runnable>, Failure> {
     if let Some(port) = separate_port(options) {
         return Err(Failure::Usage(anyhow!(
             "{port} is no scenario: write a port as --gdb={port}"
         )));
     }
     let mut scenarios = match options.scenarios.as_slice() {
-        [] => vec![Scenario::demo()?],
+        [] => vec![Runnable::of_one(Scenario::demo()?)],
         paths => {
-            let read = paths.iter().map(|path| Scenario::load(path));
+            let read = paths.iter().map(|path| Runnable::load(path));
             read.collect::<Result<_, _>>()?
         }
     };
@@ -76,9 +83,11 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
         }
         if let Some(port) = options.gdb {
             debugger::check_port(port)?;
-            scenario.timeout = debugger::NO_LIMIT;
+            scenario.only_guest("--gdb")?.timeout = debugger::NO_LIMIT;
         }
-        scenario.live = options.verbose;
+        if let Runnable::Single(scenario) = scenario {
+            scenario.live = options.verbose;
+        }
         scenario.serve_disks_by(options.workers, options.poll);
         scenario
             .select_checks(&options.checks)
@@ -87,7 +96,7 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Scenario>, Failure> {
             scenario.trace();
         }
         if options.keep {
-            keep::prepare(scenario)?;
+            keep::prepare(scenario.only_guest("--keep")?)?;
         }
     }
     Ok(scenarios)
@@ -170,14 +179,9 @@ struct Series {
 }
 
 impl Series {
-    /// Takes a run of `scenario`. What kept it from being run is said at once if others may follow.
-    fn take(
-        &mut self,
-        scenario: &Scenario,
-        run: Result<RunOutcome, Failure>,
-    ) -> Result<(), Failure> {
+    /// Takes a run of the scenario `name`. What kept it from being run is said at once if others may follow.
+    fn take(&mut self, name: &str, run: Result<RunOutcome, Failure>) -> Result<(), Failure> {
         self.runs += 1;
-        let name = &scenario.name;
         match run {
             Ok(RunOutcome { outcome, folder }) => {
                 self.interrupted |= matches!(outcome, Outcome::Interrupted(_));
@@ -281,12 +285,11 @@ mod tests {
     }
 
     fn series(outcomes: &[Outcome]) -> Series {
-        let scenario = Scenario::demo().unwrap();
         let mut series = Series::default();
         for &outcome in outcomes {
             let folder = PathBuf::from("runs/x");
             series
-                .take(&scenario, Ok(RunOutcome { outcome, folder }))
+                .take("demo", Ok(RunOutcome { outcome, folder }))
                 .unwrap();
         }
         series
@@ -296,7 +299,7 @@ mod tests {
     fn series_fails_with_the_first_failure() {
         let mut mixed = series(&[Outcome::Passed, Outcome::TimedOut, Outcome::Failed]);
         let broken = Err(Failure::Environment(anyhow!("no memory")));
-        mixed.take(&Scenario::demo().unwrap(), broken).unwrap();
+        mixed.take("demo", broken).unwrap();
         let expected = "1 of 4 runs passed\n  demo: timed out, see runs/x\n  demo: failed, see runs/x\n  demo: not run: no \
                         memory\n";
         assert_eq!((mixed.code(), mixed.summary().as_str()), (124, expected));
@@ -327,7 +330,7 @@ mod tests {
     #[test]
     fn broken_scenario_is_refused_before_the_first_run() {
         let options = options(&["../scenarios/demo.toml", "no/such.toml"]);
-        let message = scenarios(&options).unwrap_err().to_string();
+        let message = scenarios(&options).err().unwrap().to_string();
         assert!(message.contains("no/such.toml"), "{message}");
     }
 }

@@ -71,16 +71,17 @@ struct GuestContents {
 
 /// Writes the time line of a run.
 pub(crate) fn trace(options: &cli::Trace) -> Result<ExitCode, Failure> {
-    let recorded = Recorded::open(&options.run).map_err(Failure::Usage)?;
+    let run = options.guest.folder(&options.run)?;
+    let recorded = Recorded::open(&run).map_err(Failure::Usage)?;
     let path = options.output.clone();
-    let path = path.unwrap_or_else(|| options.run.join(FILE));
+    let path = path.unwrap_or_else(|| run.join(FILE));
     let cannot = || format!("cannot write {}", path.display());
     let out = match options.output {
         Some(_) => File::create(&path),
         None => run_file::replace(&path),
     };
     let out = out.with_context(cannot)?;
-    let inputs = Inputs::of(&options.run, recorded)?;
+    let inputs = Inputs::of(&run, recorded)?;
     let mut contents = inputs.write(BufWriter::new(out)).with_context(cannot)?;
     contents.file = path;
     let shown = if options.json {

@@ -1,0 +1,68 @@
+//! A run of several guests: from a scenario to one verdict.
+
+use std::path::Path;
+
+use peerbar_lab::exit::Failure;
+use peerbar_lab::progress::Progress;
+use peerbar_lab::scenario::{GuestGroup, Scenario};
+use peerbar_lab::signals::Signals;
+use peerbar_lab::terminal::{colours, columns, print, say};
+use peerbar_lab::{LabError, LabOptions};
+
+use crate::results::failure;
+use crate::run::RunOutcome;
+use crate::table::table;
+use crate::{cli, iommu, report};
+
+/// Runs `group` and prints its results.
+pub(crate) fn run(
+    options: &cli::Run,
+    group: &GuestGroup,
+    signals: &'static Signals,
+) -> Result<RunOutcome, Failure> {
+    let mut progress = Progress::default();
+    let mut tell = |line: &str| progress.stage(&format!("{}: {line}", group.name));
+    let labs = LabOptions::default()
+        .own(options.own.or_kernel_tree_here()?)
+        .runs_as(options.runs.clone())
+        .signals(signals);
+    let mut labs = labs.start_group(group.clone(), &mut tell).map_err(of_lab)?;
+    labs.run_checks(&mut tell).map_err(of_lab)?;
+    tell("ending the guests");
+    let concluded = labs.conclude(complaint).map_err(of_lab)?;
+    drop(progress);
+    report::write(concluded.folder())?;
+    concluded.seal()?;
+    for row in &concluded.rows {
+        failure(&row.name, row).iter().for_each(say);
+    }
+    print(&format!(
+        "{}{} ({}, {:.1} s; all of it is in {})\n",
+        table(&concluded.rows, colours(), columns()),
+        concluded.verdict,
+        group.name,
+        concluded.seconds,
+        concluded.folder().display(),
+    ))?;
+    Ok(RunOutcome {
+        outcome: concluded.verdict.outcome,
+        folder: concluded.folder().to_owned(),
+    })
+}
+
+/// What the sanitizer has against the run of one guest in `folder`.
+fn complaint(scenario: &Scenario, folder: &Path) -> anyhow::Result<Option<String>> {
+    match &scenario.machine.sanitize {
+        Some(wanted) => iommu::complaint(folder, wanted),
+        None => Ok(None),
+    }
+}
+
+/// How the command ends that a lab has failed.
+pub(crate) fn of_lab(error: LabError) -> Failure {
+    match error {
+        LabError::Host(failure) => failure,
+        LabError::Scenario(error) => error.into(),
+        other => Failure::Environment(other.into()),
+    }
+}

@@ -1,0 +1,87 @@
+//! What `peerbar run` takes: a scenario of one guest, or of several.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::scenario::{GuestGroup, Scenario, ScenarioError};
+use peerbar_nvme::PollPolicy;
+
+/// A scenario of one guest, or of several.
+pub(crate) enum Runnable {
+    /// Of one.
+    Single(Box<Scenario>),
+    /// Of several.
+    Group(GuestGroup),
+}
+
+impl Runnable {
+    /// Reads a scenario file, or the shipped one of a bare name.
+    pub(crate) fn load(path: &Path) -> Result<Self, ScenarioError> {
+        match GuestGroup::load(path)? {
+            Some(group) => Ok(Self::Group(group)),
+            None => Scenario::load(path).map(Self::of_one),
+        }
+    }
+
+    /// A scenario of one guest.
+    pub(crate) fn of_one(scenario: Scenario) -> Self {
+        Self::Single(Box::new(scenario))
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Single(scenario) => &scenario.name,
+            Self::Group(group) => &group.name,
+        }
+    }
+
+    /// Sets another limit for each guest.
+    pub(crate) fn set_timeout(&mut self, timeout: Duration) {
+        match self {
+            Self::Single(scenario) => scenario.set_timeout(timeout),
+            Self::Group(group) => group.set_timeout(timeout),
+        }
+    }
+
+    /// Replaces the number of workers and the poll policy of our disks, where one is given.
+    pub(crate) fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<PollPolicy>) {
+        match self {
+            Self::Single(scenario) => scenario.serve_disks_by(workers, poll),
+            Self::Group(group) => group.serve_disks_by(workers, poll),
+        }
+    }
+
+    /// Keeps those checks that have one of these names; all if there are no names.
+    pub(crate) fn select_checks(&mut self, names: &[String]) -> anyhow::Result<()> {
+        match self {
+            Self::Single(scenario) => scenario.select_checks(names),
+            Self::Group(group) => group.select_checks(names),
+        }
+    }
+
+    /// Has every command and DMA recorded, and the kernels traced.
+    pub(crate) fn trace(&mut self) {
+        match self {
+            Self::Single(scenario) => scenario.trace(),
+            Self::Group(group) => group.trace(),
+        }
+    }
+
+    /// Its only guest, for `option`.
+    ///
+    /// # Errors
+    /// It has several.
+    pub(crate) fn only_guest(&mut self, option: &str) -> Result<&mut Scenario, Failure> {
+        match self {
+            Self::Single(scenario) => Ok(scenario),
+            Self::Group(group) => Err(Failure::Usage(anyhow!(
+                "{option} is for a scenario of one guest, and {} has {}: leave it out",
+                group.name,
+                group.guests.len()
+            ))),
+        }
+    }
+}
