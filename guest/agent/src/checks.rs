@@ -48,6 +48,7 @@ mod route;
 mod vfio_alias;
 mod vfio_nvme;
 mod vfio_revocation;
+mod vfio_window;
 
 use peerbar_report::{Check, Measure};
 

@@ -194,7 +194,7 @@ impl GpuQueue {
     }
 
     /// Where in [`GpuQueue::memory`] the completion queue starts. The submission queue is at its start.
-    pub(crate) fn completion_offset(&self) -> u64 {
+    pub fn completion_offset(&self) -> u64 {
         completions_at(self.entries)
     }
 

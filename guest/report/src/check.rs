@@ -57,6 +57,7 @@ mod vfio;
 mod vfio_alias;
 mod vfio_nvme;
 mod vfio_revocation;
+mod vfio_window;
 
 use std::fmt;
 
@@ -318,6 +319,7 @@ kinds! {
     gpu_beside_nvme::GpuBesideNvme,
     vfio_alias::VfioAlias,
     vfio_revocation::VfioRevocation,
+    vfio_window::VfioWindow,
     rdma::Rdma,
     rdma_refused::RdmaRefused,
 }

@@ -1,0 +1,255 @@
+//! A disk that this process has by vfio-pci reaches the VRAM of a GPU that has its own driver: by type 1, through a mapping of the window.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use peerbar_gds::{Buffer, Doorbells, GpuQueue, GpuRequest};
+use peerbar_nvme_driver::QueueMemory;
+use peerbar_report::{Measure, VfioBackend, VfioWindow};
+use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess};
+
+use super::vfio_nvme::{TakenDevices, start};
+use super::{Outcome, Run};
+use crate::counters::{Traffic, TrafficWatch};
+use crate::disk::fill;
+use crate::guest_context::GuestContext;
+use crate::pattern::Pattern;
+use crate::user_drivers::address_space;
+use crate::user_gpu::PATIENCE;
+
+/// Reads of the launch, and bytes of each. The window is trapped: each 8 bytes are a message.
+const READS: u16 = 32;
+const READ_BYTES: u64 = 4096;
+const BYTES: u64 = READS as u64 * READ_BYTES;
+/// Entries of each queue, and its number. The first is the program's own.
+const ENTRIES: u16 = 16;
+const QUEUE: u16 = 2;
+/// How long it may take from one completion to the next.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of a doorbell.
+const DOORBELL_BYTES: u64 = 4;
+
+impl Run for VfioWindow {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let (disk, gpu) = (guest.controller(&self.disk)?, guest.gpu(&self.gpu)?);
+        disk.disk.check(0, BYTES)?;
+        let pattern = guest.fresh_pattern(disk);
+        let length = usize::try_from(BYTES)?;
+        fill(&disk.disk.open_direct()?, pattern, 0, length)?;
+        let opened = gpu.open()?;
+        let mut watch = TrafficWatch::new(guest);
+        let taken = TakenDevices::take(guest, VfioBackend::Type1, disk, None)?;
+        let read = through_window(&taken, &opened, pattern, &mut watch);
+        let doorbells = taken.give_back(guest, read)?;
+        measure.bytes = BYTES;
+        watch.write_to(measure);
+        judge(watch.traffic()?, (disk.number, gpu.number), doorbells)?;
+        Ok(Outcome::Said(
+            "a buffer that is freed stays the disk's; after a revoke type 1 leads the disk to the next owner's".to_owned(),
+        ))
+    }
+
+    fn has_own_addresses(&self) -> bool {
+        true
+    }
+}
+
+/// The GPU reads by the disk's queues; then memory goes while the disk has addresses for it. Doorbells that the GPU wrote.
+fn through_window(
+    taken: &TakenDevices<'_>,
+    gpu: &peerbar_gds::Gpu,
+    pattern: Pattern,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<u64> {
+    let space = DmaSpace::new(address_space(VfioBackend::Type1)?);
+    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    let doorbells = read_by_gpu(&mut disk, &space, gpu, pattern, watch)?;
+    keeps_freed_memory(&mut disk, &space, gpu, pattern).context("after a free")?;
+    loses_revoked_memory(&mut disk, &space, gpu, pattern).context("after a revoke")?;
+    Ok(doorbells)
+}
+
+/// Maps a buffer of the GPU for the disk; its address there.
+fn map(space: &DmaSpace, buffer: &Buffer) -> anyhow::Result<u64> {
+    let memory = Arc::new(buffer.map_again()?);
+    let address = space.free_addresses(memory.size())?;
+    space
+        .map(address, memory)
+        .context("mapping the window by type 1")?;
+    Ok(address)
+}
+
+fn read_by_gpu(
+    disk: &mut Disk,
+    space: &DmaSpace,
+    gpu: &peerbar_gds::Gpu,
+    pattern: Pattern,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<u64> {
+    let mut queue = GpuQueue::allocate(gpu, ENTRIES, READS)?;
+    let buffer = gpu.allocate(BYTES)?;
+    let (queues, data) = (map(space, queue.memory())?, map(space, &buffer)?);
+    let offsets = disk.create_queue(
+        QUEUE,
+        QueueMemory {
+            submission: queues,
+            completion: queues.saturating_add(queue.completion_offset()),
+            submission_entries: ENTRIES,
+            completion_entries: ENTRIES,
+        },
+    )?;
+    let doorbells = Doorbells {
+        registers: gpu.import(disk.export_registers()?)?,
+        tail: offsets.tail,
+        head: offsets.head,
+    };
+    let blocks = READ_BYTES / disk.identity().block_bytes;
+    let request = |index: u64| {
+        let to = data.saturating_add(index * READ_BYTES);
+        Ok(GpuRequest::read(index * blocks, u32::try_from(blocks)?, to))
+    };
+    let requests = (0..u64::from(READS)).map(request);
+    let requests = requests.collect::<anyhow::Result<Vec<_>>>()?;
+    let statuses = watch.watch(|| {
+        queue.submit(&doorbells, 1, &requests, LIMIT)?;
+        queue.wait(PATIENCE)
+    })?;
+    ensure!(
+        statuses == vec![0; usize::from(READS)],
+        "the reads end with {statuses:x?}"
+    );
+    pattern.verify(0, &content(&buffer)?)?;
+    let doorbells = queue.statistics()?.doorbells;
+    disk.delete_queue(QUEUE)?;
+    space.unmap(queues)?;
+    space.unmap(data)?;
+    Ok(doorbells)
+}
+
+fn content(buffer: &Buffer) -> anyhow::Result<Vec<u8>> {
+    let mut seen = vec![0; usize::try_from(BYTES)?];
+    buffer.mapping().read(0, &mut seen)?;
+    Ok(seen)
+}
+
+/// The address space has the mapping, so the memory is not given to the next owner.
+fn keeps_freed_memory(
+    disk: &mut Disk,
+    space: &DmaSpace,
+    gpu: &peerbar_gds::Gpu,
+    pattern: Pattern,
+) -> anyhow::Result<()> {
+    let buffer = gpu.allocate(BYTES)?;
+    let address = map(space, &buffer)?;
+    buffer.free()?;
+    let next = gpu.allocate(BYTES)?;
+    disk.transfer(Direction::Read, 0, address, READ_BYTES)?;
+    ensure!(
+        content(&next)?.iter().all(|byte| *byte == 0),
+        "the disk has written to the next owner's memory"
+    );
+    let memory = space.unmap(address)?.context("memory that is not mapped")?;
+    let mut seen = vec![0; usize::try_from(READ_BYTES)?];
+    memory.read(0, &mut seen)?;
+    Ok(pattern.verify(0, &seen)?)
+}
+
+/// Type 1 has no means to notice: its translation stays, and the window shows the next owner's memory there.
+fn loses_revoked_memory(
+    disk: &mut Disk,
+    space: &DmaSpace,
+    gpu: &peerbar_gds::Gpu,
+    pattern: Pattern,
+) -> anyhow::Result<()> {
+    let buffer = gpu.allocate(BYTES)?;
+    let address = map(space, &buffer)?;
+    let place = buffer.placement(0)?.bus_address;
+    buffer.revoke()?;
+    let others = owners_up_to(gpu, place)?;
+    let next = others.last().context("a window without pages")?;
+    ensure!(
+        content(next)?.iter().all(|byte| *byte == 0),
+        "the next owner's memory is not empty"
+    );
+    disk.transfer(Direction::Read, 0, address, READ_BYTES)?;
+    let seen = content(next)?;
+    let first = seen.get(..usize::try_from(READ_BYTES)?);
+    let reached = pattern.verify(0, first.unwrap_or_default());
+    reached.context(
+        "the disk no longer reaches the next owner's memory: docs/src/gpu.md says that it does",
+    )?;
+    space.unmap(address)?;
+    Ok(())
+}
+
+/// Buffers of other owners, of which the last is at `place` in the window.
+fn owners_up_to(gpu: &peerbar_gds::Gpu, place: u64) -> anyhow::Result<Vec<Buffer>> {
+    let mut owners = Vec::new();
+    loop {
+        let buffer = gpu.allocate(BYTES)?;
+        // It is in the window from here on.
+        let at = buffer.placement(0).context("the window is full")?;
+        owners.push(buffer);
+        if at.bus_address == place {
+            return Ok(owners);
+        }
+    }
+}
+
+/// Nothing of it was in guest RAM, and all doorbells were the GPU's.
+fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), doorbells: u64) -> anyhow::Result<()> {
+    let in_ram = (
+        traffic.commands_from_guest_ram(disk),
+        traffic.payload_to_guest_ram(disk),
+        traffic.failures(),
+    );
+    ensure!(
+        in_ram == (0, 0, 0) && traffic.payload() == BYTES,
+        "the disk's counters show {in_ram:?}: commands out of guest RAM, bytes to there, and failures; and {} bytes in all where \
+         {BYTES} were to be of the window",
+        traffic.payload()
+    );
+    let written = traffic.registers_written(gpu);
+    ensure!(
+        written == doorbells * DOORBELL_BYTES && doorbells > 0,
+        "the GPU's counters show {written} bytes that it wrote to registers of other devices, and it says that it wrote {doorbells} doorbells"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma_log::{Completer, Direction, DmaKind, Purpose, Route};
+
+    use super::*;
+
+    fn judged(doorbells: u64, change: impl FnOnce(&mut Traffic)) -> bool {
+        let mut traffic = Traffic::default();
+        traffic.count(0, kind(Purpose::Payload, Completer::Unknown), BYTES, 0);
+        traffic.count(1, kind(Purpose::Register, Completer::Unknown), 40, 0);
+        change(&mut traffic);
+        judge(&traffic, (0, 1), doorbells).is_ok()
+    }
+
+    fn kind(purpose: Purpose, completer: Completer) -> DmaKind {
+        DmaKind {
+            purpose,
+            completer,
+            route: Route::Upstream,
+            direction: Direction::Write,
+        }
+    }
+
+    #[test]
+    fn command_or_data_of_guest_ram_or_doorbell_too_few_fails() {
+        assert!(judged(10, |_| {}));
+        assert!(!judged(11, |_| {}));
+        for purpose in [Purpose::Command, Purpose::Payload] {
+            let of_ram = kind(purpose, Completer::GuestRam);
+            assert!(!judged(10, |traffic| traffic.count(0, of_ram, 64, 0)));
+        }
+        let missing = kind(Purpose::Payload, Completer::Unknown);
+        assert!(!judged(10, |traffic| traffic.count(0, missing, 0, 1)));
+    }
+}

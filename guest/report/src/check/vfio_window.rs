@@ -1,0 +1,35 @@
+//! `vfio-window`: a disk that a program has by vfio-pci reaches a GPU's VRAM at another root port, where the GPU has its own driver.
+
+use super::{Keys, TableError, VfioBackend, check};
+
+check! {
+    /// A program has the disk by vfio-pci and maps VRAM for it by type 1, through its own mapping of a GPU's window; the GPU has its own
+    /// driver, and drives a pair of the disk's queues there. Type 1 takes such a mapping since it is one without pages; p2pmem it refuses.
+    /// The contents must be right, and nothing of it may be in guest RAM. Then the program frees the memory, which must stay the disk's,
+    /// and revokes some, which type 1 does not notice: the check shows that the disk reaches the next owner's memory. The GPU needs
+    /// `mode = "window"`, the machine an IOMMU.
+    "vfio-window": "{gpu} reads {disk}, which a program has, into its window"
+    pub struct VfioWindow {
+        /// Name of a `[[gpu]]` with `mode = "window"`.
+        pub gpu: String = window,
+        /// Name of an `[[nvme]]`. Its data are lost.
+        pub disk: String = Keys::disk_name,
+    }
+
+    const ON_DEMAND: &'static [&'static str] = VfioBackend::DEBIAN_MODULES;
+
+    fn modules_on_demand(&self) -> &'static [&'static str] {
+        VfioBackend::DEBIAN_MODULES
+    }
+}
+
+fn window(keys: &mut Keys<'_, '_>, key: &str) -> Result<String, TableError> {
+    let gpu = keys.gpu(key)?;
+    if gpu.window {
+        return Ok(gpu.name.clone());
+    }
+    Err(keys.refused(format!(
+        "type 1 maps no p2pmem, which `{0}` has: give [[gpu]] {0} `mode = \"window\"`",
+        gpu.name
+    )))
+}
