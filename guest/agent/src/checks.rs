@@ -43,6 +43,7 @@ mod program;
 mod provider;
 mod queues_in_cmb;
 mod rdma;
+mod rdma_chain;
 mod rdma_refused;
 mod route;
 mod vfio_alias;

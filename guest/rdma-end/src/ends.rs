@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use crate::{Address, Answer, Command, Completed, End, Error, Operation, Result, Span};
 
-/// Bytes before and after what is transferred, which must stay as they are: a page, so that the bytes of a transfer start at a
-/// page of the memory.
+/// Bytes of memory before and after what is transferred, which must stay as they are: a page.
 pub const MARGIN: u64 = 4096;
+
+/// A transfer without a disk starts this number of bytes before a page.
+const BEFORE_PAGE: u64 = 64;
 
 /// What the memory of the end that receives has before a transfer.
 const UNTOUCHED: u8 = 0xa5;
@@ -134,8 +136,10 @@ impl<N: End, F: End> Ends<N, F> {
             Way::Read => (Side::Far, Side::Near),
             _ => (Side::Near, Side::Far),
         };
-        let span = self.prepare(target, length)?;
-        self.done(source, &Command::Fill(0))?;
+        let page = self.prepare(target, length)?;
+        let offset = page.offset.saturating_sub(BEFORE_PAGE);
+        let span = Span { offset, ..page };
+        self.fill(source, length, 0)?;
         self.done(source, &Command::Put { span, seed })?;
         let elapsed = self.carry(way, Side::Near, span, seed)?;
         self.done(target, &Command::Expect { span, seed })?;
@@ -156,18 +160,29 @@ impl<N: End, F: End> Ends<N, F> {
                 });
             }
         }
-        self.done(target, &Command::Fill(UNTOUCHED))?;
+        self.fill(target, length, UNTOUCHED)?;
         Ok(Span {
             offset: MARGIN,
             length,
         })
     }
 
+    /// Gives the memory of `side` one value, as far as a transfer of `length` bytes and the margins around it reach.
+    fn fill(&mut self, side: Side, length: u32, value: u8) -> Result<()> {
+        let margins = u32::try_from(2 * MARGIN).unwrap_or(u32::MAX);
+        let span = Span {
+            offset: 0,
+            length: length.saturating_add(margins),
+        };
+        self.done(side, &Command::Fill { span, value })
+    }
+
     /// Checks that what lies around `span` is what it was.
     pub(crate) fn expect_margins(&mut self, target: Side, span: Span) -> Result<()> {
         let end = span.offset.saturating_add(span.length.into());
-        for offset in [span.offset.saturating_sub(MARGIN), end] {
-            let length = u32::try_from(MARGIN).unwrap_or(0);
+        let before = u32::try_from(span.offset).unwrap_or(u32::MAX);
+        let after = u32::try_from(MARGIN).unwrap_or(u32::MAX);
+        for (offset, length) in [(0, before), (end, after)] {
             let span = Span { offset, length };
             let value = UNTOUCHED;
             self.done(target, &Command::ExpectValue { span, value })?;
@@ -265,6 +280,10 @@ impl<N: End, F: End> Ends<N, F> {
         };
         match answer? {
             Answer::Failed { reason } => Err(Error::Failed {
+                side: side.name(),
+                reason,
+            }),
+            Answer::Differs { reason } => Err(Error::Contents {
                 side: side.name(),
                 reason,
             }),

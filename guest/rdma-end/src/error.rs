@@ -39,6 +39,14 @@ pub enum Error {
         /// The command.
         command: String,
     },
+    /// The end's memory has other bytes than it should.
+    #[error("{side}: {reason}")]
+    Contents {
+        /// Which end.
+        side: &'static str,
+        /// Where, in words.
+        reason: String,
+    },
     /// The end could not do it.
     #[error("{side}: {reason}")]
     Failed {

@@ -135,7 +135,7 @@ impl End for FakeEnd {
         match command {
             Command::Address => return Ok(Answer::Address(self.address)),
             Command::Connect(peer) => self.peer = Some(*peer),
-            Command::Fill(value) => own.memory.fill(*value),
+            Command::Fill { span, value } => own.memory[bytes(*span)].fill(*value),
             Command::Put { span, seed } => {
                 let bytes_of = content(*seed, span.length);
                 own.memory[bytes(*span)].copy_from_slice(&bytes_of);
@@ -188,7 +188,7 @@ fn compare(seen: &[u8], wanted: &[u8]) -> Answer {
     let differs = seen.iter().zip(wanted).position(|(one, two)| one != two);
     match differs {
         None => Answer::Done,
-        Some(at) => Answer::Failed {
+        Some(at) => Answer::Differs {
             reason: format!("byte {at} of {}", wanted.len()),
         },
     }

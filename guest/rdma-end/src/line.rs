@@ -69,6 +69,7 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::Span;
     use crate::fake::FakeEnd;
 
     #[test]
@@ -84,7 +85,12 @@ mod tests {
             panic!("no address");
         };
         assert_eq!(address.size, 4096);
-        assert_eq!(end.ask(&Command::Fill(7)).unwrap(), Answer::Done);
+        let span = Span {
+            offset: 0,
+            length: 8,
+        };
+        let fill = Command::Fill { span, value: 7 };
+        assert_eq!(end.ask(&fill).unwrap(), Answer::Done);
         let refused = end.ask(&Command::Wait).unwrap();
         assert!(matches!(refused, Answer::Failed { .. }), "{refused:?}");
         drop(end);

@@ -66,7 +66,12 @@ pub enum Command {
     /// other's address before the first one.
     Connect(Address),
     /// Give each byte of the memory this value, by the processor.
-    Fill(u8),
+    Fill {
+        /// Where.
+        span: Span,
+        /// Which.
+        value: u8,
+    },
     /// Write the [`content`] of this seed to the memory, by the processor.
     Put {
         /// Where.
@@ -74,14 +79,14 @@ pub enum Command {
         /// Of which seed.
         seed: u64,
     },
-    /// Compare the memory with the [`content`] of this seed, by the processor.
+    /// Compare the memory with the [`content`] of this seed, by the processor. Answered by [`Answer::Differs`] where it has another.
     Expect {
         /// Where.
         span: Span,
         /// Of which seed.
         seed: u64,
     },
-    /// Compare each byte of the memory with this value, by the processor.
+    /// Compare each byte of the memory with this value, by the processor. Answered by [`Answer::Differs`] where it has another.
     ExpectValue {
         /// Where.
         span: Span,
@@ -154,6 +159,11 @@ pub enum Answer {
     Address(Address),
     /// A work request has completed, whether it succeeded or not.
     Completed(Completed),
+    /// The memory has not what was expected.
+    Differs {
+        /// Where, in words.
+        reason: String,
+    },
     /// It could not be done.
     Failed {
         /// Why.

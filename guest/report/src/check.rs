@@ -52,6 +52,7 @@ mod program;
 mod provider;
 mod queues_in_cmb;
 mod rdma;
+mod rdma_chain;
 mod rdma_refused;
 mod vfio;
 mod vfio_alias;
@@ -71,6 +72,7 @@ pub use inventory::Inventory;
 pub use pair::Pair;
 pub use probe::ProbeDriver;
 pub use rdma::RdmaMemory;
+pub use rdma_chain::RdmaChainSide;
 pub use reference::check_reference;
 pub use table::{COMMON_KEYS, CheckTable, Key, Keys, TableError};
 pub use vfio::VfioBackend;
@@ -321,6 +323,7 @@ kinds! {
     vfio_revocation::VfioRevocation,
     vfio_window::VfioWindow,
     rdma::Rdma,
+    rdma_chain::RdmaChain,
     rdma_refused::RdmaRefused,
 }
 

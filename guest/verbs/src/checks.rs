@@ -3,6 +3,7 @@
 pub(crate) mod chain;
 pub(crate) mod end;
 pub(crate) mod memory;
+pub(crate) mod probe;
 pub(crate) mod refusals;
 pub(crate) mod report;
 pub(crate) mod transfers;

@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 
 use crate::checks::memory::MemoryKind;
 use crate::checks::report::Report;
-use crate::checks::{chain, end, refusals, transfers, vram};
+use crate::checks::{chain, end, probe, refusals, transfers, vram};
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
 #[derive(Parser)]
@@ -34,6 +34,18 @@ enum Command {
         /// How much memory in bytes, rounded up to whole pages.
         #[arg(long, value_name = "BYTES")]
         size: u64,
+    },
+    /// Tries DMA to a GPU's memory and from there, and prints a line of JSON for each (`peerbar_report::Transfer`).
+    Probe {
+        /// The kernel's name of the adapter.
+        #[arg(long, value_name = "DEVICE")]
+        nic: String,
+        /// The number of the GPU's device file.
+        #[arg(long, value_name = "NUMBER")]
+        gpu: u32,
+        /// Bytes of each transfer.
+        #[arg(long, value_name = "BYTES")]
+        size: u32,
     },
     #[command(flatten)]
     Check(Check),
@@ -98,7 +110,8 @@ enum Check {
 fn main() -> ExitCode {
     let mut report = Report::default();
     let ran = match Arguments::parse().command {
-        Command::End { nic, memory, size } => return served(end::run(&nic, memory, size)),
+        Command::End { nic, memory, size } => return ended(end::run(&nic, memory, size)),
+        Command::Probe { nic, gpu, size } => return ended(probe::run(&nic, gpu, size)),
         Command::Check(check) => run(check, &mut report),
     };
     if let Err(error) = ran {
@@ -112,9 +125,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// An end's standard output is its answers', so its error goes elsewhere.
-fn served(end: anyhow::Result<()>) -> ExitCode {
-    match end {
+/// How a command ends whose standard output is for its lines alone.
+fn ended(result: anyhow::Result<()>) -> ExitCode {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("peerbar-verbs: {error:#}");

@@ -225,7 +225,7 @@ fn disagreement(
     let Some(probed) = &check.measure.probe else {
         return Some(format!("the check has no result: {said}"));
     };
-    let ruled = (by == ProbeDriver::Kernel).then_some(rule.mapping);
+    let ruled = (by != ProbeDriver::Vfio).then_some(rule.mapping);
     if let Some(objection) = kernel.objection(iommu, ruled) {
         return Some(objection);
     }

@@ -10,6 +10,8 @@
 //!         └─ root port ─ root-gpu
 //! bridge0 ── root port ─ bridge-cmb
 //! ```
+//!
+//! Where an adapter is tried there is one more device, a NIC, in each of these four places.
 
 use peerbar_lab::iommu::Iommu;
 use peerbar_report::ProbeDriver;
@@ -29,6 +31,14 @@ const DISKS: [(&str, Option<&str>, bool); 6] = [
 
 /// Name, and what it is below.
 const GPUS: [(&str, Option<&str>); 2] = [("sw0-gpu", Some("switch0")), ("root-gpu", None)];
+
+/// Name, and what it is below. They are in the machine only where an adapter is tried.
+const NICS: [(&str, Option<&str>); 4] = [
+    ("sw0-nic", Some("switch0")),
+    ("sw1-nic", Some("switch1")),
+    ("root-nic", None),
+    ("bridge-nic", Some("bridge0")),
+];
 
 /// What all boots have. Queues stay out of CMBs, so that all of what goes there is data. A machine that is alone has many
 /// times the time that it needs; here others may run beside it.
@@ -64,7 +74,12 @@ pub(super) fn scenario(
     cpu: &str,
     pairs: &[Pair],
 ) -> String {
-    let mut text = format!("name = {name:?}\n{HEAD}");
+    let asks = |by| pairs.iter().any(|pair| pair.by == by);
+    let mut text = format!("name = {name:?}\n");
+    if asks(ProbeDriver::Verbs) {
+        text += "tools = true\n";
+    }
+    text += HEAD;
     text += &format!(
         "[machine]\ncpu = {cpu:?}\ncpus = 1\nmemory = \"256M\"\niommu = {:?}\n\n",
         iommu.word()
@@ -87,7 +102,12 @@ pub(super) fn scenario(
         text += &line("below", below);
         text += "vram = \"16M\"\n\n";
     }
-    if pairs.iter().any(|pair| pair.by == ProbeDriver::Vfio) {
+    for (name, below) in NICS.into_iter().filter(|_| asks(ProbeDriver::Verbs)) {
+        text += &format!("[[nic]]\nname = {name:?}\n");
+        text += &line("below", below);
+        text += "\n";
+    }
+    if asks(ProbeDriver::Vfio) {
         text += VFIO;
     }
     for pair in pairs {
@@ -105,6 +125,7 @@ fn check(pair: &Pair) -> String {
     let by = match by {
         ProbeDriver::Kernel => "",
         ProbeDriver::Vfio => "by = \"vfio\"\n",
+        ProbeDriver::Verbs => "by = \"verbs\"\n",
     };
     format!("[[check]]\nkind = \"probe\"\nprovider = {provider:?}\nclient = {client:?}\n{by}\n")
 }

@@ -34,6 +34,8 @@ pub(crate) enum Flow {
     GpuCmb,
     /// A disk to the memory of a GPU and back, both driven from user space. Only on demand, since a kernel need not have VFIO.
     VfioNvmeVram,
+    /// An RDMA adapter within the memory of a GPU, by writes and by reads. Only on demand, since it takes packages in the guest.
+    NicVram,
 }
 
 /// Provider and client, by their names in the [machine](super::machine).
@@ -41,7 +43,7 @@ pub(crate) enum Flow {
 pub(super) struct Pair {
     pub(super) provider: &'static str,
     pub(super) client: &'static str,
-    /// What drives both.
+    /// Who asks for the DMA.
     pub(super) by: ProbeDriver,
 }
 
@@ -72,14 +74,23 @@ impl Placement {
             Self::RootPorts | Self::HostBridges => "root-disk",
             Self::OwnCmb => "root-cmb",
         };
+        let nic = match self {
+            Self::OneSwitch => "sw0-nic",
+            Self::TwoSwitches => "sw1-nic",
+            Self::RootPorts => "root-nic",
+            Self::HostBridges => "bridge-nic",
+            Self::OwnCmb => "",
+        };
         let (provider, client) = match flow {
             Flow::NvmeCmbNvme => (cmb, other_disk),
             Flow::NvmeVram | Flow::VfioNvmeVram => (gpu, disk),
             Flow::GpuCmb => (cmb, gpu),
+            Flow::NicVram => (gpu, nic),
         };
         let has_gpus = device == TestedDevices::Peerbar && self != Self::OwnCmb;
         let by = match flow {
             Flow::VfioNvmeVram => ProbeDriver::Vfio,
+            Flow::NicVram => ProbeDriver::Verbs,
             Flow::NvmeCmbNvme | Flow::NvmeVram | Flow::GpuCmb => ProbeDriver::Kernel,
         };
         (has_gpus || flow == Flow::NvmeCmbNvme).then_some(Pair {
@@ -101,6 +112,7 @@ impl Flow {
             Self::NvmeVram => "NVMe-VRAM",
             Self::GpuCmb => "GPU-CMB",
             Self::VfioNvmeVram => "VFIO-NVMe-VRAM",
+            Self::NicVram => "NIC-VRAM",
         }
     }
 }
@@ -118,7 +130,7 @@ mod tests {
             });
             all.count()
         };
-        assert_eq!(count(TestedDevices::Peerbar), 4 * 4 + 1);
+        assert_eq!(count(TestedDevices::Peerbar), 5 * 4 + 1);
         assert_eq!(count(TestedDevices::QemuNvme), 5);
     }
 

@@ -3,6 +3,7 @@
 //! Each direction is a move of data from one end to another with the provider's memory in between. The client is at the
 //! near end. The far end is the provider's own disk if it has one, else its memory itself.
 
+mod by_verbs;
 mod user_driven;
 
 use super::{Outcome, Run};
@@ -45,6 +46,7 @@ impl Run for Probe {
         let (written, read) = match self.by {
             ProbeDriver::Kernel => both_ways(guest, number, &mut watch, pair(guest, self))?,
             ProbeDriver::Vfio => by_vfio(guest, self, number, &mut watch)?,
+            ProbeDriver::Verbs => by_verbs::run(guest, self, &mut watch)?,
         };
         watch.write_to(measure);
         let wrong = [&written, &read]
@@ -130,8 +132,11 @@ fn is_refusal(error: &anyhow::Error) -> bool {
 }
 
 fn client_number(guest: &GuestContext, probe: &Probe) -> anyhow::Result<u32> {
-    match guest.gpu(&probe.client) {
-        Ok(gpu) => Ok(gpu.number),
+    if let Ok(gpu) = guest.gpu(&probe.client) {
+        return Ok(gpu.number);
+    }
+    match guest.nic(&probe.client) {
+        Ok(nic) => Ok(nic.number),
         Err(_) => Ok(guest.controller(&probe.client)?.number),
     }
 }

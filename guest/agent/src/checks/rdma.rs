@@ -48,14 +48,7 @@ pub(super) fn run(
     let Some(tools) = guest.tools()? else {
         return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
     };
-    let options = arguments.iter();
-    let options = options.flat_map(|(option, value)| [(*option).to_owned(), value.clone()]);
-    let words = Words {
-        program: format!("{FOLDER}/peerbar-verbs"),
-        folder: "/".to_owned(),
-        arguments: [command.to_owned()].into_iter().chain(options).collect(),
-        environment: Vec::new(),
-    };
+    let words = words(command, arguments);
     let shown = format!("{} {}", words.program, words.arguments.join(" "));
     let expected = Expectation {
         show: true,
@@ -72,6 +65,18 @@ pub(super) fn run(
     })
 }
 
+/// A command of the program of the verbs with its options.
+pub(super) fn words(command: &str, arguments: &[(&str, String)]) -> Words {
+    let options = arguments.iter();
+    let options = options.flat_map(|(option, value)| [(*option).to_owned(), value.clone()]);
+    Words {
+        program: format!("{FOLDER}/peerbar-verbs"),
+        folder: "/".to_owned(),
+        arguments: [command.to_owned()].into_iter().chain(options).collect(),
+        environment: Vec::new(),
+    }
+}
+
 /// What the program calls this memory.
 fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Result<String> {
     Ok(match memory {
@@ -81,7 +86,7 @@ fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Result<String> {
 }
 
 /// The payload bytes that the program says it has moved, and in how many seconds.
-fn payload(output: &str) -> anyhow::Result<(u64, f64)> {
+pub(super) fn payload(output: &str) -> anyhow::Result<(u64, f64)> {
     let mut lines = output.lines().rev();
     let line = lines.find_map(|line| line.strip_prefix(PAYLOAD)?.strip_suffix(" s"));
     let figures = line.and_then(|line| {

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::{CheckKind, Keys, Pair, TableError, VfioBackend, check};
+use super::{CheckKind, Keys, Pair, TableError, VfioBackend, check, rdma};
 
 check! {
     /// Tries peer-to-peer DMA between two devices, a write and a read, and reports the outcome. Only success with wrong
@@ -14,24 +14,27 @@ check! {
     pub struct Probe {
         /// Name of an `[[nvme]]` with a `cmb`, or of a `[[gpu]]`: the one with the memory.
         pub provider: String,
-        /// Name of an `[[nvme]]` or a `[[gpu]]`: the one with the DMA. A disk may be its own provider.
+        /// Name of an `[[nvme]]` or a `[[gpu]]`, or by verbs of a `[[nic]]`: the one with the DMA. A disk may be its own provider.
         pub client: String,
-        /// Who drives both: `"kernel"`, or for a disk and a GPU `"vfio"`, which is a driver in user space.
+        /// Who asks for the DMA: `"kernel"`; for a disk and a GPU `"vfio"`, which is a driver in user space; for a `[[nic]]` and a GPU
+        /// `"verbs"`, which is a program that moves data within the GPU's memory and takes `tools = true` at the top.
         #[default = "`\"kernel\"`"]
         #[serde(default)]
         pub by: ProbeDriver,
     }
 }
 
-/// Who drives the devices of a probe.
+/// Who asks the client of a probe for DMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeDriver {
-    /// Their own drivers.
+    /// The kernel's drivers.
     #[default]
     Kernel,
     /// A driver in user space, by vfio-pci with type 1.
     Vfio,
+    /// A program with libibverbs, of an RDMA adapter.
+    Verbs,
 }
 
 impl fmt::Display for ProbeDriver {
@@ -39,6 +42,7 @@ impl fmt::Display for ProbeDriver {
         f.write_str(match self {
             Self::Kernel => "",
             Self::Vfio => ", by VFIO",
+            Self::Verbs => ", by verbs",
         })
     }
 }
@@ -48,13 +52,27 @@ impl CheckKind for Probe {
 
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
         let provider = keys.provider("provider")?;
-        let client = keys.device("client")?;
         let by: Option<Spanned<ProbeDriver>> = keys.optional("by")?;
         let at = by.as_ref().map(Spanned::span).unwrap_or_default();
         let by = by.map_or_else(ProbeDriver::default, Spanned::into_inner);
+        let client = match by {
+            ProbeDriver::Kernel | ProbeDriver::Vfio => keys.device("client")?,
+            ProbeDriver::Verbs => {
+                rdma::needs_tools(keys)?;
+                keys.nic_name("client")?
+            }
+        };
         let is_gpu = |name| keys.inventory.find_gpu(name).is_some();
-        if by == ProbeDriver::Vfio && (is_gpu(&client) || !is_gpu(&provider)) {
-            let message = "`by = \"vfio\"` takes a disk as `client` and a GPU as `provider`";
+        let misfit = match by {
+            ProbeDriver::Vfio if is_gpu(&client) || !is_gpu(&provider) => {
+                Some("`by = \"vfio\"` takes a disk as `client` and a GPU as `provider`")
+            }
+            ProbeDriver::Verbs if !is_gpu(&provider) => {
+                Some("`by = \"verbs\"` takes an adapter as `client` and a GPU as `provider`")
+            }
+            _ => None,
+        };
+        if let Some(message) = misfit {
             return Err(TableError::new(at, message));
         }
         Ok(Probe {
@@ -71,8 +89,22 @@ impl CheckKind for Probe {
 
     fn modules_on_demand(&self) -> &'static [&'static str] {
         match self.by {
-            ProbeDriver::Kernel => &[],
+            ProbeDriver::Kernel | ProbeDriver::Verbs => &[],
             ProbeDriver::Vfio => VfioBackend::Type1.modules(),
+        }
+    }
+
+    fn packages(&self) -> &'static [&'static str] {
+        match self.by {
+            ProbeDriver::Kernel | ProbeDriver::Vfio => &[],
+            ProbeDriver::Verbs => rdma::PACKAGES,
+        }
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        match self.by {
+            ProbeDriver::Kernel | ProbeDriver::Vfio => &[],
+            ProbeDriver::Verbs => rdma::PROGRAMS,
         }
     }
 }

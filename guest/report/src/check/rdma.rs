@@ -9,7 +9,7 @@ use super::{CheckKind, Keys, Pair, TableError, check};
 use crate::{Completer, Direction, PayloadFlow, Size};
 
 /// The most that an adapter moves by one request.
-const LARGEST: u64 = 1 << 30;
+pub(super) const LARGEST: u64 = 1 << 30;
 /// The packages of the verbs.
 pub(super) const PACKAGES: &[&str] = &["ibverbs-providers"];
 /// The program that uses them.

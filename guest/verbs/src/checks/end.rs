@@ -62,9 +62,9 @@ impl LocalEnd {
             Command::Address => return Ok(Answer::Address(self.address()?)),
             Command::Wait => return Ok(Answer::Completed(self.wait()?)),
             Command::Connect(address) => self.connect(address)?,
-            Command::Fill(value) => {
-                let size = usize::try_from(self.memory.size())?;
-                self.memory.write(0, &vec![*value; size])?;
+            Command::Fill { span, value } => {
+                let length = usize::try_from(span.length)?;
+                self.memory.write(span.offset, &vec![*value; length])?;
             }
             Command::Put { span, seed } => {
                 let bytes = content(*seed, span.length);
@@ -72,13 +72,13 @@ impl LocalEnd {
             }
             Command::Expect { span, seed } => {
                 let wanted = content(*seed, span.length);
-                self.memory.expect(span.offset, &wanted)?;
+                return Ok(compared(self.memory.expect(span.offset, &wanted)));
             }
             Command::ExpectValue { span, value } => {
                 let wanted = vec![*value; usize::try_from(span.length)?];
                 let what = || format!("at {}, where no transfer writes", span.offset);
                 let kept = self.memory.expect(span.offset, &wanted);
-                kept.with_context(what)?;
+                return Ok(compared(kept.with_context(what)));
             }
             Command::Receive { id, span } => {
                 let into = self.region.local(span.offset, span.length);
@@ -205,6 +205,15 @@ impl Other {
             } => Operation::WriteImmediate(place(remote), data),
             rdma_end::Operation::Read { remote } => Operation::Read(place(remote)),
         }
+    }
+}
+
+fn compared(memory: anyhow::Result<()>) -> Answer {
+    match memory {
+        Ok(()) => Answer::Done,
+        Err(error) => Answer::Differs {
+            reason: format!("{error:#}"),
+        },
     }
 }
 

@@ -1,0 +1,135 @@
+//! `rdma-chain`: from a disk to a GPU, over the wire, to another GPU and to its disk.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use super::rdma::{LARGEST, PACKAGES, PROGRAMS, needs_tools};
+use super::{CheckKind, Keys, PAGE, Pair, TableError, check};
+use crate::Size;
+
+check! {
+    /// A program reads a disk into a GPU's memory, moves that by RDMA to the memory of another GPU and writes it to another disk: by RDMA
+    /// writes, then by RDMA reads. The contents are compared on the second disk. The counters of disks, adapters and GPUs must show each
+    /// byte once at each of the four steps, between a device and a GPU's memory, and no byte in guest RAM. Each side is a process of its own.
+    /// It takes `tools = true` at the top of the scenario.
+    "rdma-chain": "{from} to {to}"
+    pub struct RdmaChain {
+        /// Where the data come from: `{ disk = "NAME", gpu = "NAME", nic = "NAME" }` with the names of an `[[nvme]]`, of a `[[gpu]]` and of a `[[nic]]`.
+        pub from: RdmaChainSide,
+        /// Where they go. The disk's data are lost, as those of the other one.
+        pub to: RdmaChainSide,
+        /// Sizes of the single transfers, a list such as `["4K", "1M"]`: multiples of 4K. They follow each other on the disks.
+        pub sizes: Vec<u64>,
+    }
+}
+
+/// One side of the chain.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct RdmaChainSide {
+    /// Name of an `[[nvme]]`.
+    pub disk: String,
+    /// Name of a `[[gpu]]`.
+    pub gpu: String,
+    /// Name of a `[[nic]]`.
+    pub nic: String,
+}
+
+impl fmt::Display for RdmaChainSide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} by {} and {}", self.disk, self.gpu, self.nic)
+    }
+}
+
+impl RdmaChain {
+    /// Bytes of each disk that it uses: each size is moved in two ways.
+    pub fn disk_bytes(&self) -> u64 {
+        let sum = self.sizes.iter().copied().fold(0, u64::saturating_add);
+        sum.saturating_mul(2)
+    }
+
+    /// A side whose devices there are, of which the GPU shows its memory to disks, and the size and block of its disk.
+    fn side(keys: &mut Keys<'_, '_>, key: &str) -> Result<(RdmaChainSide, u64, u64), TableError> {
+        let side: Spanned<RdmaChainSide> = keys.required(key)?;
+        let at = side.span();
+        let named = |name: &String| Spanned::new(at.clone(), name.clone());
+        let RdmaChainSide { disk, gpu, nic } = side.get_ref();
+        keys.inventory.gpu(named(gpu))?;
+        keys.inventory.provider(named(gpu))?;
+        keys.inventory.nic(named(nic))?;
+        let disk = keys.inventory.disk(named(disk))?;
+        let (bytes, block) = (disk.disk_bytes, disk.block_bytes.into());
+        Ok((side.into_inner(), bytes, block))
+    }
+}
+
+impl CheckKind for RdmaChain {
+    fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
+        needs_tools(keys)?;
+        let (from, from_bytes, from_block) = Self::side(keys, "from")?;
+        let (to, to_bytes, to_block) = Self::side(keys, "to")?;
+        if from.disk == to.disk {
+            let message = format!("`{}` is on both sides: name two disks", from.disk);
+            return Err(keys.refused(&message));
+        }
+        let unit = PAGE.max(from_block).max(to_block);
+        let sizes = keys.sizes("sizes", unit, 1)?;
+        let at = sizes.span();
+        if let Some(&size) = sizes.get_ref().iter().find(|&&size| size > LARGEST) {
+            let message = format!("`sizes`: {} is more than {}", Size(size), Size(LARGEST));
+            return Err(TableError::new(at, message));
+        }
+        let chain = Self {
+            from,
+            to,
+            sizes: sizes.into_inner(),
+            seconds: keys.seconds,
+        };
+        let (needed, there) = (chain.disk_bytes(), from_bytes.min(to_bytes));
+        if needed > there {
+            let message = format!(
+                "`sizes`: all of them twice are {}, and the smaller disk has {}: enlarge its namespace",
+                Size(needed),
+                Size(there)
+            );
+            return Err(TableError::new(at, message));
+        }
+        Ok(chain)
+    }
+
+    fn pairs(&self) -> Vec<Pair> {
+        let sides = [&self.from, &self.to].into_iter();
+        let pairs = sides
+            .flat_map(|side| [&side.disk, &side.nic].map(|client| Pair::of(&side.gpu, client)));
+        pairs.collect()
+    }
+
+    fn packages(&self) -> &'static [&'static str] {
+        PACKAGES
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        PROGRAMS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chain_names_its_devices_pairs_and_bytes() {
+        let text = r#"{"from":{"disk":"d","gpu":"g","nic":"n"},"to":{"disk":"e","gpu":"h","nic":"m"},"sizes":[4096,8192]}"#;
+        let chain: RdmaChain = serde_json::from_str(text).unwrap();
+        assert_eq!(chain.to_string(), "d by g and n to e by h and m");
+        let pairs = [("g", "d"), ("g", "n"), ("h", "e"), ("h", "m")];
+        assert_eq!(
+            chain.pairs(),
+            pairs.map(|(gpu, client)| Pair::of(gpu, client))
+        );
+        assert_eq!(chain.disk_bytes(), 2 * 12288);
+        assert_eq!(chain.guest_ram_bytes(100), Some(0));
+    }
+}

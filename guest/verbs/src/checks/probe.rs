@@ -1,0 +1,52 @@
+//! What becomes of an adapter's DMA to the memory of a GPU, and from there.
+
+use std::io;
+
+use peerbar_rdma_end::{Ends, Error, Way};
+use peerbar_report::Transfer;
+
+use super::end::LocalEnd;
+use super::memory::MemoryKind;
+use super::transfers::memory_size;
+
+/// Writes and reads `size` bytes within the memory of the GPU `gpu` by the adapter `nic`; prints a [`Transfer`] for each, as a line
+/// of JSON.
+pub(crate) fn run(nic: &str, gpu: u32, size: u32) -> anyhow::Result<()> {
+    let results = match open(nic, gpu, size) {
+        Ok(mut ends) => [Way::Write, Way::Read].map(|way| {
+            let moved = ends.transfer(way, size, fastrand::u64(..));
+            moved.map_or_else(judge, |_| Transfer::Right)
+        }),
+        Err(refused) => {
+            let refused = failed(&refused);
+            [refused.clone(), refused]
+        }
+    };
+    for result in results {
+        println!("{}", serde_json::to_string(&result)?);
+    }
+    Ok(())
+}
+
+fn open(nic: &str, gpu: u32, size: u32) -> anyhow::Result<Ends<LocalEnd, LocalEnd>> {
+    let end = || LocalEnd::open(nic, MemoryKind::Vram(gpu), memory_size(&[size]));
+    Ok(Ends::connect(end()?, end()?)?)
+}
+
+/// Success with other bytes than there should be is worse than an error.
+fn judge(error: Error) -> Transfer {
+    match error {
+        Error::Contents { .. } => Transfer::Wrong {
+            message: error.to_string(),
+        },
+        other => failed(&other.into()),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> Transfer {
+    let cause = error.root_cause().downcast_ref::<io::Error>();
+    Transfer::Failed {
+        errno: cause.and_then(io::Error::raw_os_error),
+        message: format!("{error:#}"),
+    }
+}
