@@ -54,6 +54,7 @@ const ACTIONS: [(&str, &[Kind]); 9] = [
             Kind::GpuCommand,
             Kind::Dma,
             Kind::Interrupt,
+            Kind::SubmissionEntry,
         ],
     ),
     ("duplicate", &[Kind::Completion, Kind::Interrupt]),

@@ -325,9 +325,10 @@ impl Executor {
             self.set_outcome(io, index, SUBMITTED)?;
             let place = io.submission_entry(queue.submitted);
             let entry = request.command(index, io.nsid);
-            match self.delay_of_entry() {
-                Some(by) => late.push((place, entry, by)),
-                None => self.write_entry(place, &entry)?,
+            match self.fault_of_entry() {
+                Some(Action::Delay(by)) => late.push((place, entry, by)),
+                Some(Action::Drop) => {}
+                _ => self.write_entry(place, &entry)?,
             }
             queue.submitted = queue.submitted.wrapping_add(1);
             queue.sent = index.saturating_add(1);
@@ -347,18 +348,15 @@ impl Executor {
         self.memory.write(Purpose::Command, place, entry.as_bytes())
     }
 
-    /// By how much a rule delays an entry, so that its doorbell comes first.
-    fn delay_of_entry(&self) -> Option<Duration> {
+    /// What a rule has happen to an entry: it is late, so that its doorbell comes first, or never written.
+    fn fault_of_entry(&self) -> Option<Action> {
         let requester = self.memory.requester();
         if !requester.faults().is_armed(Kind::SubmissionEntry) {
             return None;
         }
         let fired = requester.faults().submission_entry()?;
         requester.note_injected(self.memory.origin(), &fired);
-        match fired.action {
-            Action::Delay(by) => Some(by),
-            _ => None,
-        }
+        Some(fired.action)
     }
 
     /// Takes the completions that are there; whether there were any. The controller gets half of the queue's entries back with

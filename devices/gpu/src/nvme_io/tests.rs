@@ -371,15 +371,20 @@ fn queue_that_leaves_vram_is_a_fault_before_any_doorbell() {
 }
 
 #[test]
-fn entry_that_is_delayed_comes_after_its_doorbell() {
-    let mut lab = lab([4, 4], 6);
-    let rule = "delay submission-entry by=1us nth=5".parse().unwrap();
-    lab.executor.memory.requester().add_fault(rule).unwrap();
-    let fault = lab.launch().unwrap_err();
-    // The disk has fetched what lay in the entry before: the command with the identifier 0, which is complete.
-    assert_eq!((fault.code, fault.address), (FaultCode::BadCompletion, 0));
-    lab.disk
-        .with(|disk| assert_eq!(disk.blocks, [100, 101, 102, 103, 100, 105]));
+fn entry_not_there_at_its_doorbell_is_a_fault() {
+    for rule in [
+        "delay submission-entry by=1us nth=5",
+        "drop submission-entry nth=5",
+    ] {
+        let mut lab = lab([4, 4], 6);
+        let requester = lab.executor.memory.requester();
+        requester.add_fault(rule.parse().unwrap()).unwrap();
+        let fault = lab.launch().unwrap_err();
+        // The disk has fetched what lay in the entry before: the command with the identifier 0, which is complete.
+        assert_eq!((fault.code, fault.address), (FaultCode::BadCompletion, 0));
+        lab.disk
+            .with(|disk| assert_eq!(disk.blocks, [100, 101, 102, 103, 100, 105]));
+    }
 }
 
 proptest! {
