@@ -47,8 +47,9 @@ impl CounterFiles {
             let counters = reader.as_ref().map_err(String::clone);
             let counters = counters
                 .and_then(|reader| reader.read().map_err(|error| unreadable(name, &error)))
-                .map_or_else(DeviceCounters::None, |counters| {
-                    DeviceCounters::Counted(counters.entries)
+                .map_or_else(DeviceCounters::None, |counters| DeviceCounters::Counted {
+                    dma: counters.entries,
+                    events: counters.events,
                 });
             (name.clone(), counters)
         };
@@ -75,7 +76,7 @@ mod tests {
         let counters = CounterFiles::of(&scenario, folder.path()).read();
         let reason = |name: &str| match &counters[name] {
             DeviceCounters::None(reason) => reason.as_str(),
-            DeviceCounters::Counted(entries) => panic!("{entries:?}"),
+            counted @ DeviceCounters::Counted { .. } => panic!("{counted:?}"),
         };
         assert_eq!(reason("disk1"), "QEMU's own model counts no DMA");
         let missing = reason("disk0");
@@ -97,6 +98,6 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
         let counters = files.read();
-        assert!(matches!(counters["disk0"], DeviceCounters::Counted(_)));
+        assert!(matches!(counters["disk0"], DeviceCounters::Counted { .. }));
     }
 }

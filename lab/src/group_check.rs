@@ -275,7 +275,7 @@ fn add(measure: &mut Measure, requester: &str, kind: DmaKind, bytes: u64) {
 /// Bytes and failures of a device by kind. A device that counts nothing cannot be judged.
 fn counted(name: &str, counters: &DeviceCounters) -> Result<BTreeMap<DmaKind, (u64, u64)>, String> {
     let entries = match counters {
-        DeviceCounters::Counted(entries) => entries,
+        DeviceCounters::Counted { dma, .. } => dma,
         DeviceCounters::None(reason) => {
             return Err(format!("{name} has no DMA counters: {reason}"));
         }
@@ -298,7 +298,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{Direction, Entry, Route};
+    use peerbar_dma_log::{DeviceEvents, Direction, Entry, Route};
 
     use super::*;
 
@@ -324,7 +324,10 @@ mod tests {
             bytes,
             failures: 0,
         };
-        let counted = |direction| DeviceCounters::Counted(vec![entry(direction)]);
+        let counted = |direction| DeviceCounters::Counted {
+            dma: vec![entry(direction)],
+            events: DeviceEvents::default(),
+        };
         let read = ("a".to_owned(), counted(Direction::Read));
         let written = ("b".to_owned(), counted(Direction::Write));
         [read, written].into()

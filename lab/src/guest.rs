@@ -28,6 +28,7 @@ use crate::kernel_needs;
 use crate::kvm::GivenUp;
 use crate::parent_death;
 use crate::port_error::MONITOR;
+use crate::processor_time;
 use crate::program_builds;
 use crate::qemu::{self, Boot, SharedFolder, Sockets, VSOCK};
 use crate::report::Report;
@@ -300,6 +301,7 @@ impl<'a> Guest<'a> {
         let answer = Counters {
             request,
             host_ns: monotonic_ns(),
+            processors_ns: processor_time::of_guest(self.qemu.id()),
             devices: self.counters.read(),
         };
         let answer = serde_json::to_string(&answer).context("cannot write the counters")?;

@@ -90,6 +90,7 @@ mod pci_holes;
 pub mod pci_tree;
 pub mod port_error;
 pub mod present;
+mod processor_time;
 mod program_builds;
 mod program_streams;
 pub mod programs;

@@ -12,10 +12,10 @@ use crate::start;
 /// Bytes that `device` has moved by `route`.
 fn bytes(lab: &Lab, device: &str, route: Route) -> u64 {
     let counters = lab.counters();
-    let DeviceCounters::Counted(entries) = counters.get(device).unwrap() else {
+    let DeviceCounters::Counted { dma, .. } = counters.get(device).unwrap() else {
         panic!("{counters:?}");
     };
-    let of_route = entries.iter().filter(|entry| entry.route == route);
+    let of_route = dma.iter().filter(|entry| entry.route == route);
     of_route.map(|entry| entry.bytes).sum()
 }
 

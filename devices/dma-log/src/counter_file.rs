@@ -6,10 +6,14 @@
 //! | bytes | content |
 //! | --- | --- |
 //! | 7:0 | signature, "PBCOUNT" and a zero byte |
-//! | 11:8 | version, 2 |
+//! | 11:8 | version, 3 |
 //! | 15:12 | identifier of the device's process |
 //! | 19:16 | number of slots, [`SLOTS`] |
 //! | 127:64 | [`AtsCounts`], as in their page |
+//! | 135:128 | [`DeviceEvents::interrupts`] |
+//! | 143:136 | [`DeviceEvents::injected_faults`] |
+//! | 151:144 | 1 if the device counts its client's doorbells, or 0 |
+//! | 256 + 8 * n | [`DeviceEvents::doorbells`] of queue n, 0 to 255 |
 //! | 4096 + 7296 * n | slot n |
 //!
 //! A slot has three numbers for each [`DmaKind`], in the order of [`DmaKind::index`]: DMAs that succeeded, their bytes, DMAs
@@ -29,6 +33,7 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
 use crate::ats::AtsCounts;
+use crate::events::DeviceEvents;
 use crate::kind::DmaKind;
 use crate::page::Entry;
 
@@ -36,7 +41,7 @@ use crate::page::Entry;
 pub const SIGNATURE: [u8; 8] = *b"PBCOUNT\0";
 
 /// The version of the layout that this module describes.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Slots of a file: those of 64 workers, [`SHARED_SLOT`] and some more.
 pub const SLOTS: usize = 72;
@@ -53,6 +58,12 @@ const SLOT_BYTES: usize = (DmaKind::COUNT * NUMBERS * 8).next_multiple_of(128);
 /// Where the translation cache's counts are, and how many bytes they take.
 const ATS_AT: usize = 64;
 const ATS_BYTES: usize = 64;
+
+/// Where the counts of other events are, whether those of the doorbells mean anything, and where these are.
+const INTERRUPTS_AT: usize = 128;
+const INJECTED_FAULTS_AT: usize = 136;
+const COUNTS_DOORBELLS_AT: usize = 144;
+const DOORBELLS_AT: usize = 256;
 
 const SLOTS_AT: usize = 4096;
 
@@ -97,6 +108,33 @@ pub fn numbers_at(slot: usize, kind: DmaKind) -> usize {
     SLOTS_AT + slot * SLOT_BYTES + kind.index() * NUMBERS * 8
 }
 
+/// An event other than DMA that has a number in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceEvent {
+    /// The device signals an interrupt.
+    Interrupt,
+    /// A rule injects a fault.
+    InjectedFault,
+    /// The client writes a doorbell of this queue.
+    Doorbell(u16),
+}
+
+/// Where in the file the number of an event is.
+pub fn event_at(event: DeviceEvent) -> usize {
+    match event {
+        DeviceEvent::Interrupt => INTERRUPTS_AT,
+        DeviceEvent::InjectedFault => INJECTED_FAULTS_AT,
+        DeviceEvent::Doorbell(queue) => {
+            DOORBELLS_AT + usize::from(queue.min(DeviceEvents::LAST_QUEUE)) * 8
+        }
+    }
+}
+
+/// Where in the file a device writes 1 if it counts the doorbells of its client.
+pub fn counts_doorbells_at() -> usize {
+    COUNTS_DOORBELLS_AT
+}
+
 /// Where in the file each number of the translation cache belongs, and the number.
 pub fn ats_numbers(counts: &AtsCounts) -> impl Iterator<Item = (usize, u64)> {
     (ATS_AT..).step_by(8).zip(counts.words())
@@ -111,6 +149,8 @@ pub struct DeviceCounters {
     pub entries: Vec<Entry>,
     /// What the address translation cache has done.
     pub ats: AtsCounts,
+    /// What else has happened.
+    pub events: DeviceEvents,
 }
 
 /// A device's counter file, read while the device counts in it or after it has ended.
@@ -181,6 +221,20 @@ fn decode(copy: &[u8]) -> DeviceCounters {
         process: u32::try_from(number(8) >> 32).unwrap_or_default(),
         entries: entries.filter(Entry::occurred).collect(),
         ats: AtsCounts::from_words(ats),
+        events: events(number),
+    }
+}
+
+/// The events, by the number at each place of a file.
+fn events(number: impl Fn(usize) -> u64) -> DeviceEvents {
+    let count = |event| number(event_at(event));
+    let queues = 0..=DeviceEvents::LAST_QUEUE;
+    let doorbells = queues.map(|queue| (queue, count(DeviceEvent::Doorbell(queue))));
+    let counts_doorbells = number(COUNTS_DOORBELLS_AT) != 0;
+    DeviceEvents {
+        interrupts: count(DeviceEvent::Interrupt),
+        injected_faults: count(DeviceEvent::InjectedFault),
+        doorbells: counts_doorbells.then(|| doorbells.filter(|(_, count)| *count > 0).collect()),
     }
 }
 
@@ -236,7 +290,7 @@ mod tests {
     fn header_has_documented_layout() {
         let mut expected = [0; 64];
         expected[0..8].copy_from_slice(b"PBCOUNT\0");
-        expected[8] = 2;
+        expected[8] = 3;
         expected[12] = 77;
         expected[16] = 72;
         assert_eq!(header(77), expected);
@@ -300,10 +354,33 @@ mod tests {
     }
 
     #[test]
+    fn read_has_each_event_and_only_doorbells_that_are_counted() {
+        let mut shared = Shared::new("events");
+        for (at, number) in [(128, 5), (136, 6), (256, 7), (272, 8), (2296, 9)] {
+            shared.set(at, number);
+        }
+        let uncounted = DeviceEvents {
+            interrupts: 5,
+            injected_faults: 6,
+            doorbells: None,
+        };
+        assert_eq!(shared.reader().unwrap().read().unwrap().events, uncounted);
+        shared.set(144, 1);
+        let doorbells = Some([(0, 7), (2, 8), (255, 9)].into());
+        let counted = DeviceEvents {
+            doorbells,
+            ..uncounted
+        };
+        assert_eq!(shared.reader().unwrap().read().unwrap().events, counted);
+        let last = event_at(DeviceEvent::Doorbell(u16::MAX));
+        assert_eq!((last, counts_doorbells_at()), (2296, 144));
+    }
+
+    #[test]
     fn foreign_and_short_files_are_refused() {
         let mut shared = Shared::new("foreign");
-        shared.bytes[8] = 3;
-        assert!(matches!(shared.reader(), Err(CounterFileError::Version(3))));
+        shared.bytes[8] = 2;
+        assert!(matches!(shared.reader(), Err(CounterFileError::Version(2))));
         shared.bytes[0] = b'p';
         assert!(matches!(shared.reader(), Err(CounterFileError::Signature)));
         shared.bytes.truncate(11);

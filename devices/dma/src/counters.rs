@@ -1,12 +1,12 @@
-//! Sums of every DMA by purpose, route and completer.
+//! Sums of every DMA by purpose, route and completer, and counts of other events.
 
 mod file;
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use peerbar_dma_log::counter_file::{NUMBERS, SHARED_SLOT, SLOTS};
+use peerbar_dma_log::counter_file::{DeviceEvent, NUMBERS, SHARED_SLOT, SLOTS};
 use peerbar_dma_log::{AtsCounts, DmaKind, Entry};
 
 pub use file::CounterFile;
@@ -32,6 +32,8 @@ pub struct Counters {
     /// What has been counted since.
     file: OnceLock<CounterFile>,
     free: Mutex<Vec<usize>>,
+    /// Whether the function counts the doorbells of its client.
+    counts_doorbells: AtomicBool,
 }
 
 impl Default for Counters {
@@ -41,6 +43,7 @@ impl Default for Counters {
             own: (0..SLOTS * DmaKind::COUNT).map(|_| zero()).collect(),
             file: OnceLock::new(),
             free: Mutex::new((SHARED_SLOT + 1..SLOTS).rev().collect()),
+            counts_doorbells: AtomicBool::new(false),
         }
     }
 }
@@ -68,8 +71,23 @@ impl Slot {
 impl Counters {
     /// Counts in this file from now on, for as long as the function lives. A second file is dropped.
     pub(crate) fn share(&self, file: CounterFile) {
+        if self.counts_doorbells.load(Ordering::Relaxed) {
+            file.set_counts_doorbells();
+        }
         if self.file.set(file).is_err() {
             log::error!("a function has one counter file");
+        }
+    }
+
+    /// The function counts the doorbells of its client. Comes before the file is shared.
+    pub(crate) fn count_doorbells(&self) {
+        self.counts_doorbells.store(true, Ordering::Relaxed);
+    }
+
+    /// Counts an event in the file, if there is one: nobody else reads these counts.
+    pub(crate) fn happened(&self, event: DeviceEvent) {
+        if let Some(number) = self.file.get().and_then(|file| file.event(event)) {
+            number.fetch_add(1, Ordering::Relaxed);
         }
     }
 

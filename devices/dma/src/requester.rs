@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use log::Level;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use peerbar_dma_log::counter_file::DeviceEvent;
 use peerbar_dma_log::{AtsCounts, Direction, Origin};
 use peerbar_fault::{Action, AddError, Faults, Fired, Rule};
 use peerbar_flight::{
@@ -122,8 +123,19 @@ impl Requester {
         self.note(|| Event::RegisterWrite(event()));
     }
 
+    /// The function counts the doorbells of its client from now on. Comes before [`Requester::count_in`].
+    pub fn count_doorbells(&self) {
+        self.counters.count_doorbells();
+    }
+
+    /// Counts that the client has written a doorbell of a queue.
+    pub fn doorbell_of_client(&self, queue: u16) {
+        self.counters.happened(DeviceEvent::Doorbell(queue));
+    }
+
     /// Notes that the client is about to be signalled, to interrupt the guest by an MSI-X vector, or 0 for the INTx pin.
     pub fn interrupt(&self, vector: u16) {
+        self.counters.happened(DeviceEvent::Interrupt);
         self.note(|| Event::Interrupt { vector });
     }
 
@@ -179,6 +191,7 @@ impl Requester {
     /// Notes that a fault was injected. Removes the device, or takes its link down, if that is the fault.
     pub fn note_injected(&self, origin: Origin, fired: &Fired) {
         log::debug!("{origin}: rule {}, match {}", fired.rule, fired.matches);
+        self.counters.happened(DeviceEvent::InjectedFault);
         self.note(|| {
             Event::Injected(Injection {
                 rule: fired.rule,

@@ -276,6 +276,8 @@ impl Pin {
 mod tests {
     use std::time::{Duration, Instant};
 
+    use peerbar_dma::CounterFile;
+    use peerbar_dma_log::counter_file::Reader;
     use peerbar_flight::{self as flight, FlightFile, Level, Recorder};
     use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
     use rustix::fs::OFlags;
@@ -393,11 +395,13 @@ mod tests {
     }
 
     #[test]
-    fn signals_are_recorded_but_not_those_that_are_dropped() {
+    fn signals_are_recorded_and_counted_but_not_dropped_ones() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk0.flight");
         let requester = Arc::new(Requester::new());
         requester.record_in(Recorder::create(&path, "disk0", Level::All).unwrap());
+        let counters = folder.path().join("disk0.counters");
+        requester.count_in(CounterFile::create(&counters).unwrap());
         let vectors = Vectors::new(2).unwrap();
         vectors.attach(requester.clone());
         let [(message, _message_seen), (pin, pin_seen)] = [event(), event()];
@@ -424,6 +428,8 @@ mod tests {
                 _ => None,
             });
         assert_eq!(recorded.collect::<Vec<_>>(), [1, 1, 0]);
+        let counted = Reader::open(&counters).unwrap().read().unwrap().events;
+        assert_eq!((counted.interrupts, counted.injected_faults), (3, 1));
     }
 
     #[test]

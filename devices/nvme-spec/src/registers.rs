@@ -237,14 +237,21 @@ pub enum Doorbell {
 }
 
 impl Doorbell {
+    /// The number of its queue.
+    pub fn queue(self) -> u16 {
+        match self {
+            Self::SubmissionTail(queue) | Self::CompletionHead(queue) => queue,
+        }
+    }
+
     /// Offset from the start of the registers for a stride of `4 << dstrd` bytes; `None` if `dstrd` does not fit
     /// CAP.DSTRD.
     pub fn offset(self, dstrd: u8) -> Option<u64> {
-        let (queue, head) = match self {
-            Self::SubmissionTail(queue) => (queue, 0),
-            Self::CompletionHead(queue) => (queue, 1),
+        let head = match self {
+            Self::SubmissionTail(_) => 0,
+            Self::CompletionHead(_) => 1,
         };
-        let index = u64::from(queue) * 2 + head;
+        let index = u64::from(self.queue()) * 2 + head;
         Some(offset::DOORBELLS + index * stride(dstrd)?)
     }
 

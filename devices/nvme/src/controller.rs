@@ -99,6 +99,9 @@ impl Controller {
         let (bars, memory) = bars(config, &doorbells, cmb.as_ref(), pmr)?;
         let requester = Arc::new(Requester::new());
         requester.faults().serve(&Kind::OF_DISKS);
+        if config.poll != PollPolicy::Always {
+            requester.count_doorbells();
+        }
         if let Some(pmr) = pmr {
             limit_power_loss(requester.faults(), pmr.size());
         }
@@ -241,11 +244,7 @@ impl Controller {
         if offset < offset::DOORBELLS {
             return self.write_registers(offset, data);
         }
-        // The client keeps the MSI-X table itself, and the pending bits are read-only.
-        if offset < MSI_X.table.into()
-            && let (Some(doorbell), Ok(value)) =
-                (Doorbell::at(offset, 0), <[u8; 4]>::try_from(data))
-        {
+        if let (Some(doorbell), Ok(value)) = (doorbell_at(offset), <[u8; 4]>::try_from(data)) {
             self.notifier.ring(doorbell, u32::from_le_bytes(value));
         }
         false
@@ -258,6 +257,11 @@ impl Controller {
             self.read_registers(offset, data);
         }
     }
+}
+
+/// The doorbell at this offset in BAR 0. The client keeps the MSI-X table behind them itself, and the pending bits are read-only.
+fn doorbell_at(offset: u64) -> Option<Doorbell> {
+    (offset < MSI_X.table.into()).then(|| Doorbell::at(offset, 0))?
 }
 
 /// Refuses a loss of power if that needed too much memory for a region of `size` bytes.
@@ -320,6 +324,9 @@ impl Function for Controller {
     }
 
     fn bar_write(&self, _bar: u8, offset: u64, data: &[u8]) {
+        if let Some(doorbell) = doorbell_at(offset) {
+            self.requester.doorbell_of_client(doorbell.queue());
+        }
         let starts = self.write_bar(offset, data);
         if starts && self.requester.faults().loses_power() {
             // A power loss takes what is written from now on.

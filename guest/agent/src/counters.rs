@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use peerbar_dma_log::{Completer, DmaKind, Entry, Purpose, Route};
+use peerbar_dma_log::{Completer, DeviceEvents, DmaKind, Entry, Purpose, Route};
 use peerbar_report::{DeviceCounters, Measure, PayloadFlow, Record};
 
 use crate::guest_context::GuestContext;
@@ -13,11 +13,16 @@ use crate::guest_context::GuestContext;
 /// Size of a submission queue entry in bytes (NVMe Base 2.0, 3.3.3.1).
 const COMMAND_BYTES: u64 = 64;
 
-/// DMA of the devices under test, each known by its place in the plan.
+/// DMA and other events of the devices under test, each known by its place in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     bytes: BTreeMap<(u32, DmaKind), u64>,
     failures: BTreeMap<u32, u64>,
+    interrupts: BTreeMap<u32, u64>,
+    injected_faults: BTreeMap<u32, u64>,
+    /// By device and queue, of the devices that count them.
+    doorbells: BTreeMap<(u32, u16), u64>,
+    count_doorbells: BTreeSet<u32>,
     /// Devices whose DMA is in no sum over all devices.
     uncounted: BTreeSet<u32>,
 }
@@ -74,6 +79,29 @@ impl Traffic {
         self.sum(|of, kind| {
             let is_of_others = matches!(kind.completer, Completer::PeerBar | Completer::Unknown);
             of == device && kind.purpose == Purpose::Register && is_of_others
+        })
+    }
+
+    /// Interrupts that one device signalled.
+    pub(crate) fn interrupts(&self, device: u32) -> u64 {
+        self.interrupts.get(&device).copied().unwrap_or(0)
+    }
+
+    /// Faults that the rules of one device have injected.
+    pub(crate) fn injected_faults(&self, device: u32) -> u64 {
+        self.injected_faults.get(&device).copied().unwrap_or(0)
+    }
+
+    /// Doorbells of one device's queues that QEMU wrote, for the guest's processors or for devices by way of the root; `None` if the
+    /// device cannot count them.
+    pub(crate) fn doorbells(&self, device: u32) -> Option<BTreeMap<u16, u64>> {
+        let of_device = self.doorbells.iter().filter(|((of, _), _)| *of == device);
+        let written = of_device.filter(|(_, count)| **count > 0);
+        let is_counted = self.count_doorbells.contains(&device);
+        is_counted.then(|| {
+            written
+                .map(|((_, queue), count)| (*queue, *count))
+                .collect()
         })
     }
 
@@ -152,11 +180,32 @@ impl Traffic {
         }
     }
 
+    /// Counts the events of one device.
+    pub(crate) fn count_events(&mut self, device: u32, events: &DeviceEvents) {
+        self.interrupts.insert(device, events.interrupts);
+        self.injected_faults.insert(device, events.injected_faults);
+        if let Some(doorbells) = &events.doorbells {
+            self.count_doorbells.insert(device);
+            let of_device = doorbells
+                .iter()
+                .map(|(queue, count)| ((device, *queue), *count));
+            self.doorbells.extend(of_device);
+        }
+    }
+
     /// Adds what was counted between two samples.
     fn add(&mut self, before: &Traffic, after: &Traffic) -> anyhow::Result<()> {
         self.uncounted.clone_from(&after.uncounted);
+        self.count_doorbells.clone_from(&after.count_doorbells);
         add_growth(&mut self.bytes, &before.bytes, &after.bytes)?;
-        add_growth(&mut self.failures, &before.failures, &after.failures)
+        add_growth(&mut self.failures, &before.failures, &after.failures)?;
+        add_growth(&mut self.interrupts, &before.interrupts, &after.interrupts)?;
+        add_growth(
+            &mut self.injected_faults,
+            &before.injected_faults,
+            &after.injected_faults,
+        )?;
+        add_growth(&mut self.doorbells, &before.doorbells, &after.doorbells)
     }
 }
 
@@ -178,7 +227,7 @@ fn add_growth<K: Copy + Ord>(
         let then = before.get(key).copied().unwrap_or(0);
         let growth = now
             .checked_sub(then)
-            .with_context(|| format!("a DMA counter went back from {then} to {now}"))?;
+            .with_context(|| format!("a counter went back from {then} to {now}"))?;
         let sum = sums.entry(*key).or_default();
         *sum = sum.saturating_add(growth);
     }
@@ -256,7 +305,10 @@ fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
     };
     for (name, number) in guest.devices() {
         match counters.remove(name) {
-            Some(DeviceCounters::Counted(entries)) => traffic.count_all(number, &entries),
+            Some(DeviceCounters::Counted { dma, events }) => {
+                traffic.count_all(number, &dma);
+                traffic.count_events(number, &events);
+            }
             Some(DeviceCounters::None(_)) if !traffic.counts(number) => {}
             Some(DeviceCounters::None(reason)) => bail!("{name} has no DMA counters: {reason}"),
             None => bail!(
@@ -383,6 +435,27 @@ mod tests {
         sum.add(&before, &after).unwrap();
         assert_eq!(sum, traffic(&[(0, OWN, 4, 0), (1, RAM, 6, 0)]));
         let error = sum.add(&after, &before).unwrap_err().to_string();
-        assert_eq!(error, "a DMA counter went back from 7 to 5");
+        assert_eq!(error, "a counter went back from 7 to 5");
+    }
+    #[test]
+    fn events_grow_by_device_and_queue_where_they_are_counted() {
+        let events = |interrupts, doorbells: &[(u16, u64)]| DeviceEvents {
+            interrupts,
+            injected_faults: 2 * interrupts,
+            doorbells: Some(doorbells.iter().copied().collect()),
+        };
+        let sample = |of_disk: &DeviceEvents| {
+            let mut sample = Traffic::default();
+            sample.count_events(0, of_disk);
+            sample.count_events(1, &DeviceEvents::default());
+            sample
+        };
+        let before = sample(&events(3, &[(1, 5), (2, 7)]));
+        let after = sample(&events(4, &[(1, 5), (2, 9)]));
+        let mut seen = Traffic::default();
+        seen.add(&before, &after).unwrap();
+        assert_eq!((seen.interrupts(0), seen.injected_faults(0)), (1, 2));
+        assert_eq!(seen.doorbells(0), Some([(2, 2)].into()));
+        assert_eq!((seen.interrupts(1), seen.doorbells(1)), (0, None));
     }
 }

@@ -82,6 +82,15 @@ impl Launcher {
         Ok(self.0.lock().counters(PATIENCE)?.devices)
     }
 
+    /// For how long the host's processors have worked as those of this guest, if the host knows.
+    ///
+    /// # Errors
+    /// As [`Launcher::counters`].
+    pub(crate) fn processor_time(&self) -> anyhow::Result<Option<Duration>> {
+        let time = self.0.lock().counters(PATIENCE)?.processors_ns;
+        Ok(time.map(Duration::from_nanos))
+    }
+
     /// The launcher's clock, between two readings of the guest's.
     ///
     /// # Errors
@@ -189,6 +198,7 @@ mod tests {
         let answer = Counters {
             request,
             host_ns: 5,
+            processors_ns: Some(9),
             devices: [(
                 format!("disk{request}"),
                 DeviceCounters::None("a test".into()),

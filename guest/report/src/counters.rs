@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use peerbar_dma_log::Entry;
+use peerbar_dma_log::{DeviceEvents, Entry};
 use serde::{Deserialize, Serialize};
 
 /// The launcher's answer to a [`crate::Line::Counters`], one line of JSON.
@@ -13,6 +13,9 @@ pub struct Counters {
     /// The host's CLOCK_MONOTONIC in nanoseconds, between the request and the answer.
     #[serde(default)]
     pub host_ns: u64,
+    /// Nanoseconds that the host's processors have worked as those of the guest, if the host knows.
+    #[serde(default)]
+    pub processors_ns: Option<u64>,
     /// The counters of each device under test, by its name in the plan.
     pub devices: BTreeMap<String, DeviceCounters>,
 }
@@ -21,8 +24,13 @@ pub struct Counters {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceCounters {
-    /// What it has counted since its server started, one entry for each kind of DMA that has occurred.
-    Counted(Vec<Entry>),
+    /// What it has counted since its server started.
+    Counted {
+        /// One entry for each kind of DMA that has occurred.
+        dma: Vec<Entry>,
+        /// What else has happened.
+        events: DeviceEvents,
+    },
     /// There are none, and why.
     None(String),
 }

@@ -47,10 +47,10 @@ struct Totals {
 impl Totals {
     fn of(counters: &DeviceCounters) -> Self {
         let mut totals = Self::default();
-        let DeviceCounters::Counted(entries) = counters else {
+        let DeviceCounters::Counted { dma, .. } = counters else {
             return totals;
         };
-        for entry in entries {
+        for entry in dma {
             totals.failures = totals.failures.saturating_add(entry.failures);
             if entry.purpose == Purpose::Payload && entry.bytes > 0 {
                 let bytes = totals.payload.entry(entry.route).or_default();

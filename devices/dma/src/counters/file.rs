@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use peerbar_dma_log::counter_file::DeviceEvent;
 use peerbar_dma_log::{AtsCounts, DmaKind, counter_file};
 use peerbar_flight::{MappedFileError, create_mapped};
 use vm_memory::{MmapRegion, VolatileMemory};
@@ -30,6 +31,21 @@ impl CounterFile {
         Some([number(0)?, number(1)?, number(2)?])
     }
 
+    /// The number of an event.
+    pub(super) fn event(&self, event: DeviceEvent) -> Option<&AtomicU64> {
+        self.region
+            .get_atomic_ref(counter_file::event_at(event))
+            .ok()
+    }
+
+    /// Says that the device counts the doorbells of its client.
+    pub(super) fn set_counts_doorbells(&self) {
+        let at = counter_file::counts_doorbells_at();
+        if let Ok(number) = self.region.get_atomic_ref::<AtomicU64>(at) {
+            number.store(1, Ordering::Relaxed);
+        }
+    }
+
     pub(super) fn set_ats(&self, counts: &AtsCounts) {
         for (at, number) in counter_file::ats_numbers(counts) {
             if let Ok(counter) = self.region.get_atomic_ref::<AtomicU64>(at) {
@@ -41,6 +57,7 @@ impl CounterFile {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_dma_log::DeviceEvents;
     use peerbar_dma_log::counter_file::Reader;
 
     use super::*;
@@ -84,6 +101,30 @@ mod tests {
         assert_eq!(peerbar_dma_log::parse(&counters.page()).unwrap(), entries);
         drop(counters);
         assert_eq!(read().entries, entries);
+    }
+
+    #[test]
+    fn reader_sees_each_event() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("device.counters");
+        let counters = Counters::default();
+        counters.count_doorbells();
+        counters.share(CounterFile::create(&path).unwrap());
+        for event in [
+            DeviceEvent::Interrupt,
+            DeviceEvent::Doorbell(2),
+            DeviceEvent::Doorbell(2),
+            DeviceEvent::InjectedFault,
+        ] {
+            counters.happened(event);
+        }
+        let expected = DeviceEvents {
+            interrupts: 1,
+            injected_faults: 1,
+            doorbells: Some([(2, 2)].into()),
+        };
+        let reader = Reader::open(&path).unwrap();
+        assert_eq!(reader.read().unwrap().events, expected);
     }
 
     #[test]

@@ -5,13 +5,14 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use peerbar_dma_log::counter_file::Reader;
 use peerbar_flight::{DoorbellEvent, Event, FindingKind, Flight, FlightFile, Origin, Sanitizer};
 use peerbar_test_daemon::Daemon;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 
-use crate::driver::{DATA, Driver, RAM, RAM_BYTES, SUCCESS, ram};
+use crate::driver::{DATA, Driver, Link as _, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::start;
 use crate::wait_until;
 use crate::wire::Wire;
@@ -43,6 +44,37 @@ fn recorded_with(options: &[&str]) -> (Daemon, Driver<Wire>, TempDir, FlightFile
 fn count(flight: &Flight, wanted: impl Fn(&Event) -> bool) -> usize {
     let records = flight.records.iter();
     records.filter(|record| wanted(&record.event)).count()
+}
+
+#[test]
+fn client_doorbells_are_counted_unless_it_may_map_them() {
+    // The tail of I/O queue 1, where it is already.
+    const TAIL: u64 = 0x1008;
+    for (poll, counted) in [("adaptive", Some(3)), ("always", None)] {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("disk7.counters");
+        let counters = ["--counters", path.to_str().unwrap(), "--poll", poll];
+        let (_daemon, driver, ..) = recorded_with(&counters);
+        let reader = Reader::open(&path).unwrap();
+        let of_queue = || {
+            Some(
+                reader
+                    .read()
+                    .unwrap()
+                    .events
+                    .doorbells?
+                    .get(&1)
+                    .copied()
+                    .unwrap_or(0),
+            )
+        };
+        let before = of_queue();
+        for _ in 0..3 {
+            driver.link().write(REGISTERS, TAIL, &[0; 4]);
+        }
+        let written = of_queue().zip(before).map(|(after, before)| after - before);
+        assert_eq!(written, counted, "{poll}");
+    }
 }
 
 #[test]

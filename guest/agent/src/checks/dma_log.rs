@@ -49,7 +49,7 @@ fn log_page(controller: &Controller) -> anyhow::Result<Vec<u8>> {
 
 fn on_the_host(guest: &GuestContext, name: &str) -> anyhow::Result<Vec<Entry>> {
     match guest.launcher.counters()?.remove(name) {
-        Some(DeviceCounters::Counted(entries)) => Ok(entries),
+        Some(DeviceCounters::Counted { dma, .. }) => Ok(dma),
         Some(DeviceCounters::None(reason)) => bail!("{name} has no DMA counters: {reason}"),
         None => bail!("the launcher sends no DMA counters of {name}"),
     }
