@@ -38,6 +38,9 @@ const NODE: &str = "/dev/peerbar-nvme-queues";
 /// queue.submit(&doorbells, 1, &[GpuRequest::read(0, 8, data.address())], Duration::from_secs(1))?;
 /// let statuses = queue.wait(Duration::from_secs(10))?;
 /// println!("status {:#x}", statuses[0]);
+///
+/// drop((doorbells, pair));
+/// queue.release();
 /// # Ok(())
 /// # }
 /// ```

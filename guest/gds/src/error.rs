@@ -172,6 +172,9 @@ pub enum Error {
     /// The queue has no free entries.
     #[error("the queue holds {0} requests; wait for one before another is pushed")]
     QueueFull(u32),
+    /// A queue of the GPU has too few entries.
+    #[error("queues of {0} entries; NVMe's have 2 to 65535")]
+    Entries(u16),
     /// A launch of the GPU's queue is not over yet.
     #[error("the GPU still works on the requests before; wait for them first")]
     LaunchInProgress,

@@ -1,5 +1,6 @@
 //! Queues of a disk that the GPU drives.
 
+use std::mem::ManuallyDrop;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ const OUTCOME: u64 = 28;
 const STATUS: u32 = 0xffff;
 /// Queues start at pages of the controller (NVMe Base 2.0, 5.5, PRP Entry 1).
 const PAGE: u64 = 4096;
+/// A queue of fewer entries is none (NVMe Base 2.0, 3.3.3.1).
+const FEWEST_ENTRIES: u16 = 2;
 /// Threads of a block.
 const BLOCK: u32 = 256;
 /// How many logical blocks a request may be of: 16 bits, 0's based.
@@ -25,11 +28,7 @@ const BLOCKS: RangeInclusive<u32> = 1..=1 << 16;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
 
-/// A pair of I/O queues of a disk in the memory of a GPU, which the GPU drives: it writes submission entries and doorbells and
-/// polls the completions.
-///
-/// The disk's driver, such as one in user space over VFIO, creates the queues at [`GpuQueue::submission_address`] and
-/// [`GpuQueue::completion_address`], without an interrupt, and exports the registers as a dma-buf.
+/// A pair of I/O queues of a disk in the memory of a GPU, which the GPU drives by itself.
 ///
 /// ```no_run
 /// use std::os::fd::OwnedFd;
@@ -38,6 +37,7 @@ const DOORBELL_BYTES: u64 = 4;
 /// use peerbar_gds::{Doorbells, Gpu, GpuQueue, GpuRequest, Result};
 ///
 /// # fn create(id: u16, submission: u64, completion: u64, entries: u16) -> (u64, u64) { (0, 0) }
+/// # fn delete(id: u16) {}
 /// # fn registers_of_the_disk() -> OwnedFd { unimplemented!() }
 /// fn read_by_gpu(gpu: &Gpu) -> Result<()> {
 ///     let mut queue = GpuQueue::allocate(gpu, 64, 1000)?;
@@ -51,9 +51,17 @@ const DOORBELL_BYTES: u64 = 4;
 ///     queue.submit(&doorbells, 1, &[read], Duration::from_secs(1))?;
 ///     let statuses = queue.wait(Duration::from_secs(10))?;
 ///     println!("status {:#x}, {:?}", statuses[0], queue.statistics()?);
+///
+///     delete(2);
+///     queue.release();
 ///     Ok(())
 /// }
 /// ```
+///
+/// The GPU writes submission entries and doorbells and polls the completions. The disk's driver, such as one in user space over VFIO,
+/// creates the queues at [`GpuQueue::submission_address`] and [`GpuQueue::completion_address`], without an interrupt, exports the registers
+/// as a dma-buf, and deletes the queues in the end. For several pairs of queues at once, allocate each from an opening of its own
+/// ([`Gpu::open`]): the commands of one opening run one after the other.
 ///
 /// The addresses are those of the PCIe fabric, as devices below one switch use them and devices without an IOMMU. With an IOMMU
 /// in between, the caller maps the memory for the disk, and creates the queues by those addresses.
@@ -61,15 +69,16 @@ const DOORBELL_BYTES: u64 = 4;
 /// After an error of [`GpuQueue::wait`] other than [`Error::TimedOut`], commands may be in progress: delete the queues of the disk and
 /// allocate another. That holds too if the disk's registers are revoked during a launch ([`Fault::Revoked`](crate::Fault::Revoked)).
 ///
-/// # Dropping
-/// The program that made the disk's queues deletes them, or resets the disk, before it drops this. Dropping frees the memory, and neither
-/// this library nor the driver knows of the disk: it would go on fetching commands from there and writing completions to it,
-/// and the memory may have another owner by then. The same holds for the data of requests that are in progress. Where the disk has the
-/// memory as a dma-buf ([`Buffer::export`]), the memory stays until the importer lets go of it.
+/// # Who frees the memory
+/// A disk that still has the queues fetches commands from the memory and writes completions to it, whoever owns it by then; neither this
+/// library nor the driver knows of the disk. So [`GpuQueue::release`] frees the memory, which comes after the disk's queues are deleted or the
+/// disk is reset, and dropping frees nothing: the memory, and the opening of the GPU, stay until the process ends. Delete the queues before that
+/// too. The data of requests are buffers of the caller, who keeps them until the requests have ended.
 #[derive(Debug)]
 pub struct GpuQueue {
     gpu: Gpu,
-    memory: Buffer,
+    /// A drop does not free what a disk may be using.
+    memory: ManuallyDrop<Buffer>,
     entries: u16,
     most: u16,
     launch: Option<(Fence, u16)>,
@@ -156,13 +165,16 @@ impl GpuQueue {
     /// Memory for queues of `entries` entries each, and for launches of up to `most` requests.
     ///
     /// # Errors
-    /// As for [`Gpu::allocate`].
+    /// [`Error::Entries`] for fewer than 2 entries, and as for [`Gpu::allocate`].
     pub fn allocate(gpu: &Gpu, entries: u16, most: u16) -> Result<Self> {
+        if entries < FEWEST_ENTRIES {
+            return Err(Error::Entries(entries));
+        }
         let requests = u64::from(most).saturating_mul(REQUEST_BYTES);
         let size = requests_at(entries).saturating_add(requests);
         Ok(Self {
             gpu: gpu.clone(),
-            memory: gpu.allocate(size)?,
+            memory: ManuallyDrop::new(gpu.allocate(size)?),
             entries,
             most,
             launch: None,
@@ -282,6 +294,11 @@ impl GpuQueue {
         })
     }
 
+    /// Frees the memory, once the disk has no queues there any more.
+    pub fn release(self) {
+        drop(ManuallyDrop::into_inner(self.memory));
+    }
+
     fn kernel<'a>(
         &'a self,
         doorbells: &'a Doorbells,
@@ -379,6 +396,26 @@ mod tests {
         };
         assert_eq!(queue.statistics().unwrap(), counts);
         queue.submit(&doorbells, 1, &requests, second).unwrap();
+    }
+
+    #[test]
+    fn queue_of_fewer_than_two_entries_is_refused() {
+        let (fake, gpu) = gpu_with(1 << 20);
+        for entries in [0, 1] {
+            let refused = GpuQueue::allocate(&gpu, entries, 3);
+            assert!(matches!(refused, Err(Error::Entries(number)) if number == entries));
+        }
+        assert_eq!(fake.handles(), 0);
+        assert_eq!(GpuQueue::allocate(&gpu, 2, 3).unwrap().entries, 2);
+    }
+
+    #[test]
+    fn memory_is_freed_by_release_and_not_by_a_drop() {
+        let (fake, gpu) = gpu_with(1 << 20);
+        drop(GpuQueue::allocate(&gpu, 8, 3).unwrap());
+        assert_eq!(fake.handles(), 1);
+        GpuQueue::allocate(&gpu, 8, 3).unwrap().release();
+        assert_eq!(fake.handles(), 1);
     }
 
     #[test]

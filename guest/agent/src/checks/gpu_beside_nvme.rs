@@ -50,16 +50,16 @@ impl Run for GpuBesideNvme {
         forgets_by_reset(guest, disk, reader).context("after a reset of the disk")?;
         loses_revoked_memory(guest, disk, reader()?).context("after its memory was revoked")?;
         leaves_with_nvme(guest, disk, reader()?).context("after nvme has left the disk")?;
-        reader()?
-            .read_and_verify()
+        let mut last = reader()?;
+        last.read_and_verify()
             .context("once nvme has the disk again")?;
+        last.release();
         Ok(Outcome::Said(side_by_side))
     }
 }
 
 /// A GPU that reads the start of a disk by queues of its own.
 struct Reader {
-    // Dropped in this order: the disk's queues before the memory that they are in.
     doorbells: Doorbells,
     pair: QueuePair,
     queue: GpuQueue,
@@ -104,6 +104,12 @@ impl Reader {
             pattern,
             _data: data,
         })
+    }
+
+    /// Deletes the disk's queues and then frees the memory that they are in.
+    fn release(self) {
+        drop((self.doorbells, self.pair));
+        self.queue.release();
     }
 
     /// One launch; every read must succeed.
@@ -188,12 +194,14 @@ fn beside_linux(
     watch.write_to(measure);
     judge(watch.traffic()?, (disk.number, gpu.number), &done)?;
     let reads = done.launches * u64::from(READS);
-    Ok(format!(
+    let said = format!(
         "reads of 4 KiB a second by the GPU, queue {}: {:.0}; meanwhile {} reads and writes by Linux",
         reader.pair.number(),
         reads as f64 / time.as_secs_f64(),
         done.linux
-    ))
+    );
+    reader.release();
+    Ok(said)
 }
 
 /// Has the GPU read while Linux is at it, too; launches, and their time.
@@ -261,9 +269,11 @@ fn forgets_by_reset(
         again.pair.number() != reader.pair.number(),
         "a number was given out while it is another program's"
     );
-    drop(reader);
+    reader.release();
     again.ensure_state(QueueState::Live)?;
-    again.read_and_verify()
+    again.read_and_verify()?;
+    again.release();
+    Ok(())
 }
 
 /// The program revokes the memory, which the disk may be writing to.
@@ -276,6 +286,7 @@ fn loses_revoked_memory(
     reader.buffer.revoke()?;
     reader.ensure_state(QueueState::Revoked)?;
     reader.reads_nothing()?;
+    reader.release();
     linux_works(guest, disk)
 }
 
@@ -298,7 +309,7 @@ fn leaves_with_nvme(
         .ensure_state(QueueState::Removed)
         .and_then(|()| reader.reads_nothing());
     // The disk's former controller keeps its name until then.
-    drop(reader);
+    reader.release();
     write("bind")?;
     disk_is_back(guest, disk)?;
     left?;
