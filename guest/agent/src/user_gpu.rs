@@ -10,14 +10,18 @@ use anyhow::{bail, ensure};
 use peerbar_nvme_driver::{DmaMemory, Registers};
 use peerbar_vfio_nvme::{DmaSpace, RegisterAccess, RegisterBar, VfioDevice};
 
-/// Registers of channel 0, and of the device.
-const CHANNEL: u64 = 0x1000;
-const RING_SPACE: u64 = CHANNEL + 0x08;
-const RING_ENTRIES: u64 = CHANNEL + 0x0c;
-const CONTROL: u64 = CHANNEL + 0x10;
-const STATUS: u64 = CHANNEL + 0x14;
+/// Registers of channel 0 and how far they are from those of the next, and in them.
+const CHANNELS: u64 = 0x1000;
+const CHANNEL_BYTES: u64 = 0x100;
+const RING_SPACE: u64 = 0x08;
+const RING_ENTRIES: u64 = 0x0c;
+const CONTROL: u64 = 0x10;
+const STATUS: u64 = 0x14;
+/// A register of the device.
 const KICK: u64 = 0x2c;
-const DOORBELL: u64 = 0x8000;
+/// Doorbell of channel 0, and how far it is from that of the next.
+const DOORBELLS: u64 = 0x8000;
+const DOORBELL_BYTES: u64 = 0x40;
 /// STATUS: error.
 const ERROR: u32 = 2;
 
@@ -50,26 +54,33 @@ impl std::error::Error for GpuFault {}
 pub(crate) struct UserGpu {
     registers: RegisterBar,
     space: DmaSpace,
+    /// The number of the channel.
+    channel: u8,
     ring: u64,
     /// Commands so far.
     put: u32,
 }
 
 impl UserGpu {
-    /// Enables a channel of a GPU that is open in the address space of `space`.
-    pub(crate) fn start(device: Arc<VfioDevice>, space: &DmaSpace) -> anyhow::Result<Self> {
+    /// Enables this channel, 0 to 15, of a GPU that is open in the address space of `space`.
+    pub(crate) fn start(
+        device: Arc<VfioDevice>,
+        space: &DmaSpace,
+        channel: u8,
+    ) -> anyhow::Result<Self> {
         device.master(true)?;
         let gpu = Self {
             registers: RegisterBar::new(device, RegisterAccess::Mapped)?,
             space: space.clone(),
+            channel,
             ring: space.allocate(2 * RING_BYTES)?,
             put: 0,
         };
         let ring = gpu.ring.to_le_bytes();
-        gpu.registers.write_register(CHANNEL, &ring)?;
-        gpu.set(RING_SPACE, 0)?;
-        gpu.set(RING_ENTRIES, ENTRIES)?;
-        gpu.set(CONTROL, 1)?;
+        gpu.registers.write_register(gpu.register(0), &ring)?;
+        gpu.set(gpu.register(RING_SPACE), 0)?;
+        gpu.set(gpu.register(RING_ENTRIES), ENTRIES)?;
+        gpu.set(gpu.register(CONTROL), 1)?;
         Ok(gpu)
     }
 
@@ -92,10 +103,10 @@ impl UserGpu {
         let index = self.put.wrapping_sub(1) % ENTRIES;
         let at = self.ring.saturating_add(u64::from(index) * 128);
         self.space.write(at, &entry)?;
-        self.set(DOORBELL, self.put)?;
+        self.set(self.doorbell(), self.put)?;
         // The GPU says that it sleeps and then reads the doorbell: one of both sees the other.
         fence(Ordering::SeqCst);
-        match self.get(DOORBELL + 4)? {
+        match self.get(self.doorbell().saturating_add(4))? {
             0 => Ok(()),
             _ => self.set(KICK, 1),
         }
@@ -108,7 +119,7 @@ impl UserGpu {
     pub(crate) fn wait(&self) -> anyhow::Result<u64> {
         let begun = Instant::now();
         while self.space.load64(self.fence())? != u64::from(self.put) {
-            let [state, code, ..] = self.get(STATUS)?.to_le_bytes();
+            let [state, code, ..] = self.get(self.register(STATUS))?.to_le_bytes();
             if u32::from(state) == ERROR {
                 bail!(GpuFault(code));
             }
@@ -120,6 +131,17 @@ impl UserGpu {
             thread::sleep(pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
         }
         Ok(self.space.load64(self.fence().saturating_add(8))?)
+    }
+
+    /// A register of the channel.
+    fn register(&self, offset: u64) -> u64 {
+        let channel = u64::from(self.channel).saturating_mul(CHANNEL_BYTES);
+        CHANNELS.saturating_add(channel).saturating_add(offset)
+    }
+
+    /// The channel's doorbell. The word behind it says whether the GPU sleeps.
+    fn doorbell(&self) -> u64 {
+        DOORBELLS.saturating_add(u64::from(self.channel).saturating_mul(DOORBELL_BYTES))
     }
 
     fn fence(&self) -> u64 {

@@ -1,49 +1,53 @@
 //! Reads that the GPU starts: it has queues of the disk in its memory, and writes the disk's doorbells.
 
 mod figures;
+mod guest_time;
+mod judgement;
 mod kernel_reads;
 mod own_driver;
+mod revoked;
 mod vfio_gpu;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use peerbar_nvme_driver::QueueMemory;
 use peerbar_report::{GpuDriver, GpuInitiated, Measure, QueueAddresses};
 use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, QueueDoorbells, RegisterAccess};
 
-use self::figures::{Figures, Rate};
+use self::figures::{Figures, Rate, busy_asleep};
+use self::judgement::{Done, ends_with, judge};
 use self::own_driver::OwnDriverGpu;
 use self::vfio_gpu::{BusAddresses, VfioGpu};
 use super::vfio_nvme::{TakenDevices, start};
 use super::{Outcome, Run};
-use crate::counters::{Traffic, TrafficWatch};
+use crate::counters::TrafficWatch;
 use crate::devices::bar_start;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 use crate::user_drivers::address_space;
-use crate::user_gpu::GpuFault;
 
 /// Reads of a launch, and bytes of each.
 const READS: u16 = 1000;
 const READ_BYTES: u64 = 4096;
 const BYTES: u64 = READS as u64 * READ_BYTES;
-/// The queue pair that the GPU has. The first is the program's own.
+/// The first queue pair that the GPU has. The one before is the program's own.
 const QUEUE: u16 = 2;
 /// How long it may take from one completion to the next.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long the GPU reads for its figure, at least.
-const MEASURED: Duration = Duration::from_secs(1);
-/// The most launches that are waited for together.
-const LAUNCHES: u16 = 16;
-/// Bytes of a doorbell.
-const DOORBELL_BYTES: u64 = 4;
+/// How long a round of launches should be.
+const ROUND: Duration = Duration::from_millis(250);
 
 impl Run for GpuInitiated {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
         let disk = guest.controller(&self.disk)?;
         let gpu = guest.gpu(&self.gpu)?;
+        let pattern = guest.fresh_pattern(disk);
+        let by_kernel = kernel_reads::read(guest, disk, gpu, pattern, self.depth)?;
+        if self.reset {
+            return revoked::run(self, guest, disk, gpu, pattern);
+        }
         let bus = match self.addresses {
             QueueAddresses::Io => None,
             QueueAddresses::Bus => Some(BusAddresses {
@@ -51,33 +55,32 @@ impl Run for GpuInitiated {
                 registers: bar_start(&disk.pci, 0)?,
             }),
         };
-        let pattern = guest.fresh_pattern(disk);
-        let by_kernel = kernel_reads::read(disk, gpu, pattern, self.depth)?;
         let mut watch = TrafficWatch::new(guest);
         let gpu_by_vfio = (self.driver == GpuDriver::Vfio).then_some(self.gpu.as_str());
         let taken = TakenDevices::take(guest, self.backend, disk, gpu_by_vfio)?;
         let read = match self.driver {
-            GpuDriver::Vfio => by_vfio(self, &taken, pattern, bus, &mut watch),
-            GpuDriver::PeerbarGpu => by_own_driver(self, &taken, pattern, gpu, &mut watch),
+            GpuDriver::Vfio => by_vfio(guest, self, &taken, (pattern, bus), &mut watch),
+            GpuDriver::PeerbarGpu => by_own_driver(guest, self, &taken, (pattern, gpu), &mut watch),
         };
         let read = match self.fault {
             None => taken.give_back(guest, read)?,
             Some(code) => {
-                taken.give_back(guest, ends_with(code, read))?;
+                let injected = watch.traffic()?.injected_faults(gpu.number);
+                taken.give_back(guest, ends_with(code, read, injected))?;
                 return Ok(Outcome::Passed);
             }
         };
-        measure.bytes = read.launches.saturating_mul(BYTES);
+        measure.bytes = read.done.launches.saturating_mul(BYTES);
         watch.write_to(measure);
-        judge(watch.traffic()?, (disk.number, gpu.number), &read)?;
-        if self.addresses == QueueAddresses::Bus {
-            stays_below(watch.traffic()?)?;
-        }
+        let devices = (disk.number, gpu.number);
+        let of_processors = judge(watch.traffic()?, devices, self.addresses, &read.done)?;
         let figures = Figures {
             by_gpu: read.by_gpu,
             by_processor: read.by_processor,
             by_kernel,
-            reads_a_doorbell: read.launches.saturating_mul(READS.into()) / read.doorbells.max(1),
+            asleep: busy_asleep(guest)?,
+            reads_a_doorbell: read.done.reads() / read.done.doorbells().max(1),
+            of_processors,
         };
         Ok(Outcome::Said(figures.to_string()))
     }
@@ -87,17 +90,11 @@ impl Run for GpuInitiated {
     }
 }
 
-/// The launch must have ended with this fault.
-fn ends_with(code: u8, read: anyhow::Result<Reads>) -> anyhow::Result<()> {
-    match read {
-        Ok(_) => bail!("the GPU's launch ends well, where fault {code} was to be"),
-        Err(error) if error.downcast_ref() == Some(&GpuFault(code)) => Ok(()),
-        Err(error) => Err(error.context(format!("fault {code} was to be"))),
-    }
-}
-
-/// A GPU that drives a pair of queues of a disk, with whatever driver of its own.
+/// A channel of a GPU that drives a pair of queues of a disk, with whatever driver of its own.
 trait Initiator {
+    /// The most launches that are waited for together.
+    const LAUNCHES: u16;
+
     /// The queues, by addresses that the disk uses.
     fn queues(&self) -> anyhow::Result<QueueMemory>;
 
@@ -107,8 +104,11 @@ trait Initiator {
     /// Where the data of each read goes, by addresses that the disk uses.
     fn destinations(&self) -> &[u64];
 
-    /// Has the GPU read `blocks` logical blocks to each destination, `launches` times, and waits.
-    fn read(&mut self, launches: u16, blocks: u16) -> anyhow::Result<()>;
+    /// Has the GPU read `blocks` logical blocks to each destination, after the launches of before.
+    fn launch(&mut self, blocks: u16) -> anyhow::Result<()>;
+
+    /// Waits for all launches.
+    fn wait(&mut self) -> anyhow::Result<()>;
 
     /// Doorbells that the GPU says it has written.
     fn doorbells(&self) -> anyhow::Result<u64>;
@@ -122,125 +122,133 @@ trait Initiator {
 
 /// What came of the reads.
 struct Reads {
-    launches: u64,
-    doorbells: u64,
+    done: Done,
     by_gpu: Rate,
     by_processor: Rate,
 }
 
 /// Disk and GPU are both this process'.
 fn by_vfio(
+    guest: &GuestContext,
     check: &GpuInitiated,
     taken: &TakenDevices<'_>,
-    pattern: Pattern,
-    bus: Option<BusAddresses>,
+    (pattern, bus): (Pattern, Option<BusAddresses>),
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Reads> {
     let space = DmaSpace::new(address_space(check.backend)?);
     let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
-    let mut gpu = VfioGpu::open(&space, binding, check.backend, bus, check.depth)?;
+    let mut gpus = VfioGpu::open(&space, binding, check, bus)?;
     // Is dropped before the GPU's memory, which it uses.
     let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
-    read(&mut gpu, &mut disk, pattern, check.depth, watch)
+    read(guest, &mut gpus, &mut disk, (pattern, check.depth), watch)
 }
 
 /// The disk is this process', and the GPU its own driver's.
 fn by_own_driver(
+    guest: &GuestContext,
     check: &GpuInitiated,
     taken: &TakenDevices<'_>,
-    pattern: Pattern,
-    gpu: &Gpu,
+    (pattern, gpu): (Pattern, &Gpu),
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Reads> {
     let space = DmaSpace::new(address_space(check.backend)?);
-    let mut gpu = OwnDriverGpu::open(gpu, check.depth)?;
-    // Is dropped before the GPU's memory, which it uses.
+    let mut gpus = Vec::new();
+    for _ in 0..check.queues {
+        gpus.push(OwnDriverGpu::open(gpu, check.depth)?);
+    }
     let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
-    read(&mut gpu, &mut disk, pattern, check.depth, watch)
+    let reads = read(guest, &mut gpus, &mut disk, (pattern, check.depth), watch);
+    // The device is reset, and uses the queues no more.
+    drop(disk);
+    gpus.into_iter().for_each(OwnDriverGpu::release);
+    reads
 }
 
 /// Reads the same blocks by the GPU, which is watched, and by the processor.
 fn read(
-    gpu: &mut impl Initiator,
+    guest: &GuestContext,
+    gpus: &mut [impl Initiator],
     disk: &mut Disk,
-    pattern: Pattern,
-    depth: u8,
+    (pattern, depth): (Pattern, u16),
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Reads> {
-    let doorbells = disk.create_queue(QUEUE, gpu.queues()?)?;
-    gpu.use_doorbells(disk, doorbells)?;
-    let blocks = READ_BYTES / disk.identity().block_bytes;
-    gpu.clear()?;
-    let (launches, by_gpu) = watch.watch(|| read_by_gpu(gpu, u16::try_from(blocks)?))?;
-    verify(gpu, pattern).context("what the GPU has read")?;
-    disk.delete_queue(QUEUE)?;
+    give_queues(gpus, disk)?;
+    let (launches, by_gpu) =
+        watch.watch(|| read_by_gpu(guest, gpus, blocks_of_a_read(disk)?, depth))?;
+    for gpu in &*gpus {
+        verify(gpu, pattern).context("what the GPU has read")?;
+    }
+    let doorbells = gpus
+        .iter()
+        .map(Initiator::doorbells)
+        .collect::<Result<_, _>>()?;
+    for (queue, _) in (QUEUE..).zip(&*gpus) {
+        disk.delete_queue(queue)?;
+    }
 
+    let gpu = gpus.first().context("a check without queues")?;
     gpu.clear()?;
-    let by_processor = Rate::measure(|| read_by_processor(disk, gpu.destinations(), depth))?;
+    let depth = u64::from(depth).min(disk.depth() as u64);
+    let by_processor = Rate::measure(guest, depth, || {
+        read_by_processor(disk, gpu.destinations(), depth)
+    })?;
     verify(gpu, pattern).context("what the processor has read")?;
     Ok(Reads {
-        launches,
-        doorbells: gpu.doorbells()?,
+        done: Done {
+            launches,
+            doorbells,
+        },
         by_gpu,
         by_processor,
     })
 }
 
-/// Has the GPU read for some time; how many launches that were in all.
-fn read_by_gpu(gpu: &mut impl Initiator, blocks: u16) -> anyhow::Result<(u64, Rate)> {
-    let first = Rate::measure(|| {
-        gpu.read(1, blocks)?;
-        Ok(READS.into())
+/// Makes a pair of queues of the disk for each channel.
+fn give_queues(gpus: &mut [impl Initiator], disk: &mut Disk) -> anyhow::Result<()> {
+    for (queue, gpu) in (QUEUE..).zip(gpus) {
+        let doorbells = disk.create_queue(queue, gpu.queues()?)?;
+        gpu.use_doorbells(disk, doorbells)?;
+        gpu.clear()?;
+    }
+    Ok(())
+}
+
+fn blocks_of_a_read(disk: &Disk) -> anyhow::Result<u16> {
+    Ok(u16::try_from(READ_BYTES / disk.identity().block_bytes)?)
+}
+
+/// Has all channels of the GPU read at once for some time; how many launches that were in all.
+fn read_by_gpu<I: Initiator>(
+    guest: &GuestContext,
+    gpus: &mut [I],
+    blocks: u16,
+    depth: u16,
+) -> anyhow::Result<(u64, Rate)> {
+    let begun = Instant::now();
+    let mut launches = launch(gpus, blocks, 1)?;
+    let fitting = ROUND.as_nanos() / begun.elapsed().as_nanos().max(1);
+    let together = u16::try_from(fitting).unwrap_or(u16::MAX);
+    let together = together.clamp(1, I::LAUNCHES);
+    let in_progress = u64::from(depth).saturating_mul(gpus.len() as u64);
+    let by_gpu = Rate::measure(guest, in_progress, || {
+        let more = launch(gpus, blocks, together)?;
+        launches = launches.saturating_add(more);
+        Ok(more.saturating_mul(READS.into()))
     })?;
-    let together = first.fitting(MEASURED).clamp(1, LAUNCHES);
-    let mut launches = 0_u64;
-    let by_gpu = Rate::measure(|| {
-        let begun = Instant::now();
-        while begun.elapsed() < MEASURED {
-            gpu.read(together, blocks)?;
-            launches = launches.saturating_add(together.into());
+    Ok((launches, by_gpu))
+}
+
+/// Launches on each channel as often, and waits for all; how many that were.
+fn launch(gpus: &mut [impl Initiator], blocks: u16, each: u16) -> anyhow::Result<u64> {
+    for gpu in &mut *gpus {
+        for _ in 0..each {
+            gpu.launch(blocks)?;
         }
-        Ok(launches.saturating_mul(READS.into()))
-    })?;
-    Ok((launches.saturating_add(1), by_gpu))
-}
-
-/// The counters must show what the GPU did, and that nobody else did it.
-fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), read: &Reads) -> anyhow::Result<()> {
-    let failures = traffic.failures();
-    ensure!(
-        failures == 0,
-        "{failures} DMA requests of the devices failed"
-    );
-    let reads = read.launches.saturating_mul(READS.into());
-    let bytes = read.launches.saturating_mul(BYTES);
-    let of_disk = (
-        traffic.commands_from_peers(disk),
-        traffic.commands_from_guest_ram(disk),
-        traffic.payload_to_devices(disk),
-        traffic.payload_to_guest_ram(disk),
-    );
-    ensure!(
-        of_disk == (reads, 0, bytes, 0),
-        "the disk's counters show {of_disk:?}: commands out of a peer's memory and out of guest RAM, bytes to peers and to \
-         guest RAM; {reads} commands and {bytes} bytes were to be of the GPU's memory"
-    );
-    let (written, doorbells) = (traffic.registers_written(gpu), read.doorbells);
-    ensure!(
-        written == doorbells * DOORBELL_BYTES && doorbells > 0,
-        "the GPU's counters show {written} bytes that it wrote to registers of other devices, and it says that it wrote {doorbells} doorbells"
-    );
-    Ok(())
-}
-
-/// Nothing may have gone up to the root: neither data nor entries of queues nor doorbells.
-fn stays_below(traffic: &Traffic) -> anyhow::Result<()> {
-    let upstream = traffic.upstream_bytes();
-    ensure!(
-        upstream == 0,
-        "{upstream} bytes went by way of the root, where bus addresses below one switch lead from device to device"
-    );
-    Ok(())
+    }
+    for gpu in &mut *gpus {
+        gpu.wait()?;
+    }
+    Ok(u64::from(each).saturating_mul(gpus.len() as u64))
 }
 
 fn verify(gpu: &impl Initiator, pattern: Pattern) -> anyhow::Result<()> {
@@ -248,13 +256,12 @@ fn verify(gpu: &impl Initiator, pattern: Pattern) -> anyhow::Result<()> {
 }
 
 /// Reads all blocks by the driver in this process; how many that were.
-fn read_by_processor(disk: &mut Disk, destinations: &[u64], depth: u8) -> anyhow::Result<u64> {
+fn read_by_processor(disk: &mut Disk, destinations: &[u64], depth: u64) -> anyhow::Result<u64> {
     let blocks = READ_BYTES / disk.identity().block_bytes;
-    let most = usize::from(depth).min(disk.depth());
     let mut left = (0..).zip(destinations).peekable();
     let mut completed = 0;
     while left.peek().is_some() || disk.outstanding() > 0 {
-        while disk.outstanding() < most {
+        while (disk.outstanding() as u64) < depth {
             let Some((index, destination)) = left.next() else {
                 break;
             };
@@ -269,101 +276,4 @@ fn read_by_processor(disk: &mut Disk, destinations: &[u64], depth: u8) -> anyhow
         completed += 1;
     }
     Ok(completed)
-}
-
-#[cfg(test)]
-mod tests {
-    use peerbar_dma_log::{Completer, Direction, DmaKind, Purpose, Route};
-
-    use super::*;
-
-    const DISK: u32 = 0;
-    const GPU: u32 = 1;
-    const COMMAND_BYTES: u64 = 64;
-    const LAUNCHES: u64 = 3;
-
-    fn kind(purpose: Purpose, completer: Completer) -> DmaKind {
-        DmaKind {
-            purpose,
-            completer,
-            route: Route::Peer,
-            direction: Direction::Write,
-        }
-    }
-
-    /// What the devices count when the GPU does everything, with 20 doorbells.
-    fn by_gpu() -> Traffic {
-        let mut traffic = Traffic::default();
-        let of_peer = |purpose| kind(purpose, Completer::PeerBar);
-        let commands = LAUNCHES * u64::from(READS) * COMMAND_BYTES;
-        traffic.count(DISK, of_peer(Purpose::Command), commands, 0);
-        traffic.count(DISK, of_peer(Purpose::Payload), LAUNCHES * BYTES, 0);
-        traffic.count(GPU, of_peer(Purpose::Register), 80, 0);
-        traffic
-    }
-
-    fn judged(change: impl FnOnce(&mut Traffic), doorbells: u64) -> Result<(), String> {
-        let mut traffic = by_gpu();
-        change(&mut traffic);
-        let read = Reads {
-            launches: LAUNCHES,
-            doorbells,
-            by_gpu: Rate::default(),
-            by_processor: Rate::default(),
-        };
-        judge(&traffic, (DISK, GPU), &read).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn command_of_guest_ram_or_missing_doorbell_fails() {
-        assert_eq!(judged(|_| {}, 20), Ok(()));
-        let of_ram = kind(Purpose::Command, Completer::GuestRam);
-        let by_processor = judged(|traffic| traffic.count(DISK, of_ram, COMMAND_BYTES, 0), 20);
-        assert!(by_processor.unwrap_err().starts_with("the disk's counters"));
-        let missing = judged(|_| {}, 21).unwrap_err();
-        assert!(missing.starts_with("the GPU's counters show 80 bytes"));
-    }
-
-    #[test]
-    fn failed_dma_or_payload_in_guest_ram_fails() {
-        let of_ram = kind(Purpose::Payload, Completer::GuestRam);
-        assert!(judged(|traffic| traffic.count(DISK, of_ram, 4096, 0), 20).is_err());
-        let failed = judged(|traffic| traffic.count(GPU, of_ram, 0, 1), 20);
-        assert_eq!(failed.unwrap_err(), "1 DMA requests of the devices failed");
-    }
-
-    #[test]
-    fn launch_ends_with_the_fault_that_is_wanted() {
-        let fault = |code| Err(anyhow::Error::new(GpuFault(code)).context("a launch"));
-        assert!(ends_with(8, fault(8)).is_ok());
-        let other = format!("{:#}", ends_with(8, fault(7)).unwrap_err());
-        assert_eq!(
-            other,
-            "fault 8 was to be: a launch: the GPU ends its command with fault 7"
-        );
-        let rate = Rate::default();
-        let well = Reads {
-            launches: 1,
-            doorbells: 1,
-            by_gpu: rate,
-            by_processor: rate,
-        };
-        assert!(ends_with(8, Ok(well)).is_err());
-    }
-
-    #[test]
-    fn one_completion_by_way_of_the_root_fails() {
-        let mut traffic = by_gpu();
-        assert!(stays_below(&traffic).is_ok());
-        let up = DmaKind {
-            route: Route::Upstream,
-            ..kind(Purpose::Completion, Completer::PeerBar)
-        };
-        traffic.count(DISK, up, 16, 0);
-        let error = stays_below(&traffic).unwrap_err().to_string();
-        assert!(
-            error.starts_with("16 bytes went by way of the root"),
-            "{error}"
-        );
-    }
 }

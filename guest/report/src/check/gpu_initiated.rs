@@ -1,33 +1,50 @@
 //! `gpu-initiated`: reads that the GPU starts.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::{CheckKind, Keys, TableError, VfioBackend, check};
 
-/// Commands in progress, if the table says nothing.
-const DEPTH: u8 = 32;
+/// Commands in progress of a queue, if the table says nothing, and how many there may be: queues are of 512 entries.
+const DEPTH: u16 = 32;
+const DEPTHS: RangeInclusive<u16> = 1..=511;
+/// How many pairs of queues there may be.
+const QUEUES: RangeInclusive<u8> = 1..=4;
 
 check! {
-    /// The GPU has a pair of queues of the disk in its memory and reads blocks by them: it writes the submission entries and the doorbells and
+    /// The GPU has pairs of queues of the disk in its memory and reads blocks by them: it writes the submission entries and the doorbells and
     /// polls the completions. A program of the guest has the disk by vfio-pci, makes the queues and puts commands on the GPU's
-    /// channel. The counters must show that all NVMe commands came out of the GPU's memory, that the GPU wrote the doorbells of which it says so, and with bus
-    /// addresses also that nothing went by way of the root. The check says how many reads a second there are, and how much processor time each
-    /// costs the program, system calls included, beside the same reads by pread(2) and io_uring through Linux' drivers and by a driver in user space.
-    "gpu-initiated": "{gpu} reads {disk} by itself, {depth} at a time{addresses}{driver}, {backend}{}" with (
-        fault.map(|code| format!(", to fault {code}")).unwrap_or_default()
+    /// channels. The devices' counters must show that, while the GPU reads, all NVMe commands came out of the GPU's memory and no data went
+    /// elsewhere, that the GPU wrote the doorbells of which it says so, that QEMU wrote no doorbell of the disk but those that it passes on from the GPU
+    /// through the root, and that the disk raised no interrupt; with bus addresses also that nothing went by way of the root. A disk with
+    /// `poll = "always"` has its doorbells in memory, where it cannot count who writes: the check says so. A GPU with its own driver raises an
+    /// interrupt of its own at the end of each launch of 1000 reads. The check says how many reads a second there are, the median of five rounds or more, of fewer
+    /// on a busy host,
+    /// and how long the host's processors work as those of the guest for each, beside the same reads by pread(2) and io_uring through Linux'
+    /// drivers and by a driver in user space, whose queue takes 63 at a time at most. The processor time of the program is by the guest's clock,
+    /// which runs on while the host makes the guest wait.
+    "gpu-initiated": "{gpu} reads {disk} by itself, {depth} at a time{addresses}{driver}, {backend}{}{}{}" with (
+        if *queues == 1 { String::new() } else { format!(", by {queues} queues at once") },
+        fault.map(|code| format!(", to fault {code}")).unwrap_or_default(),
+        if *reset { ", until the disk is reset" } else { "" }
     )
     pub struct GpuInitiated {
         /// Name of a `[[gpu]]`. The contents of its memory are lost.
         pub gpu: String,
         /// Name of an `[[nvme]]`. Its data are lost.
         pub disk: String,
-        /// The most commands in progress, 1 to 255.
+        /// The most commands in progress of a queue, 1 to 511.
         #[default = "`32`"]
         #[serde(default = "default_depth")]
-        pub depth: u8,
+        pub depth: u16,
+        /// How many pairs of queues the GPU drives at once, 1 to 4, each by a channel of its own with 8 MiB of its memory.
+        #[default = "`1`"]
+        #[serde(default = "default_queues")]
+        pub queues: u8,
         /// How disk and GPU find each other: `"io"`, by I/O addresses through the root, or `"bus"`, by bus addresses below the switch
         /// that they share.
         #[default = "`\"io\"`"]
@@ -42,10 +59,16 @@ check! {
         #[default = "`\"type1\"`"]
         #[serde(default)]
         pub backend: VfioBackend,
-        /// The fault with which the GPU must end its launch (`devices/gpu/INTERFACE.md`), where a rule breaks its order. Takes `driver = "vfio"`.
+        /// The fault with which the GPU must end its launch (`devices/gpu/INTERFACE.md`), where a rule breaks its order. A rule must have
+        /// injected a fault by then. Takes `driver = "vfio"`.
         #[default = "none"]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub fault: Option<u8>,
+        /// Whether the disk is reset in place of the measured reads, while the GPU waits for queues that the disk has deleted: the launch must
+        /// end with fault 257, and new queues must work. Takes `driver = "peerbar-gpu"`.
+        #[default = "`false`"]
+        #[serde(default)]
+        pub reset: bool,
     }
 }
 
@@ -77,7 +100,8 @@ impl CheckKind for GpuInitiated {
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
         let gpu = keys.gpu_with_p2pmem("gpu")?;
         let disk = keys.disk_name("disk")?;
-        let depth = depth(keys, "depth")?;
+        let depth = number(keys, "depth", DEPTH, DEPTHS)?;
+        let queues = number(keys, "queues", 1, QUEUES)?;
         let addresses = keys.or_default("addresses")?;
         let driver: Option<Spanned<GpuDriver>> = keys.optional("driver")?;
         let at = driver.as_ref().map(Spanned::span).unwrap_or_default();
@@ -93,14 +117,22 @@ impl CheckKind for GpuInitiated {
             let message = "`fault` is of a GPU that the check drives: leave `driver` out";
             return Err(TableError::new(fault.span(), message));
         }
+        let reset: Option<Spanned<bool>> = keys.optional("reset")?;
+        if let Some(reset) = reset.as_ref().filter(|_| driver != GpuDriver::PeerbarGpu) {
+            let message =
+                "`reset` is of a GPU with its own driver: write `driver = \"peerbar-gpu\"`";
+            return Err(TableError::new(reset.span(), message));
+        }
         Ok(Self {
             gpu,
             disk,
             depth,
+            queues,
             addresses,
             driver,
             backend,
             fault: fault.map(Spanned::into_inner),
+            reset: reset.is_some_and(Spanned::into_inner),
             seconds: keys.seconds,
         })
     }
@@ -128,18 +160,30 @@ impl fmt::Display for GpuDriver {
     }
 }
 
-fn default_depth() -> u8 {
+fn default_depth() -> u16 {
     DEPTH
 }
 
-fn depth(keys: &mut Keys<'_, '_>, key: &str) -> Result<u8, TableError> {
-    let depth: Option<Spanned<u8>> = keys.optional(key)?;
-    match depth {
-        None => Ok(DEPTH),
-        Some(depth) if *depth.get_ref() == 0 => {
-            let message = "`depth` is 1 to 255: the most commands in progress";
-            Err(TableError::new(depth.span(), message))
-        }
-        Some(depth) => Ok(depth.into_inner()),
+fn default_queues() -> u8 {
+    1
+}
+
+/// A number within these bounds.
+fn number<N>(
+    keys: &mut Keys<'_, '_>,
+    key: &str,
+    default: N,
+    bounds: RangeInclusive<N>,
+) -> Result<N, TableError>
+where
+    N: DeserializeOwned + PartialOrd + fmt::Display,
+{
+    let Some(number): Option<Spanned<N>> = keys.optional(key)? else {
+        return Ok(default);
+    };
+    if !bounds.contains(number.get_ref()) {
+        let message = format!("`{key}` is {} to {}", bounds.start(), bounds.end());
+        return Err(TableError::new(number.span(), message));
     }
+    Ok(number.into_inner())
 }

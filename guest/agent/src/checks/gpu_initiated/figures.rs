@@ -1,39 +1,79 @@
-//! How fast each way to read is, and what it costs this process, the kernel's work for it included.
+//! How fast each way to read is, and what it costs the processors of the guest, and this process.
 
 use std::fmt;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
 
+use super::guest_time::GuestTime;
+use crate::guest_context::GuestContext;
+
+/// How long a way is measured, at least.
+const MEASURED: Duration = Duration::from_secs(1);
+/// How many rounds there are, unless they take longer than this: on a busy host the check has to end too.
+const ROUNDS: usize = 5;
+const LONGEST: Duration = Duration::from_secs(3);
+
 /// Reads by one way.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rate {
+    /// Reads that were in progress at a time, at most.
+    depth: u64,
     reads: u64,
-    time: Duration,
-    /// Processor time of this process, with its system calls.
-    busy: Duration,
+    /// Reads a second of the round in the middle.
+    median: f64,
+    /// Time of the host's processors as those of the guest, if the host knows.
+    guest: Option<Duration>,
+    /// Processor time of this process by the guest's clock, its system calls included.
+    program: Duration,
 }
 
 impl Rate {
-    /// That of `work`, which returns how many reads it has done.
-    pub(super) fn measure(work: impl FnOnce() -> anyhow::Result<u64>) -> anyhow::Result<Self> {
-        let before = processor_time()?;
-        let begun = Instant::now();
-        let reads = work()?;
-        let time = begun.elapsed();
+    /// That of reads at this depth, in rounds of which each returns how many it has done. Interferences of a round do not count.
+    pub(super) fn measure(
+        guest: &GuestContext,
+        depth: u64,
+        mut round: impl FnMut() -> anyhow::Result<u64>,
+    ) -> anyhow::Result<Self> {
+        let (before, program, begun) = (GuestTime::now(guest)?, processor_time()?, Instant::now());
+        let (mut reads, mut rates) = (0_u64, Vec::new());
+        while wants_more(rates.len(), begun.elapsed()) {
+            let begun = Instant::now();
+            let more = round()?;
+            rates.push(more as f64 / begun.elapsed().as_secs_f64());
+            reads = reads.saturating_add(more);
+        }
+        let program = processor_time()?.saturating_sub(program);
         Ok(Self {
+            depth,
             reads,
-            time,
-            busy: processor_time()?.saturating_sub(before),
+            median: median(rates),
+            guest: GuestTime::now(guest)?.since(before),
+            program,
         })
     }
+}
 
-    /// How many times the work fits into `time`.
-    pub(super) fn fitting(&self, time: Duration) -> u16 {
-        let times = time.as_nanos() / self.time.as_nanos().max(1);
-        u16::try_from(times).unwrap_or(u16::MAX)
-    }
+/// Whether a way is measured further after these rounds, which have taken so long.
+fn wants_more(rounds: usize, elapsed: Duration) -> bool {
+    rounds == 0 || elapsed < MEASURED || rounds < ROUNDS && elapsed < LONGEST
+}
+
+/// The value in the middle, 0 of none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// What the guest takes for itself while this process sleeps, of a processor; `None` if the host does not know.
+pub(super) fn busy_asleep(guest: &GuestContext) -> anyhow::Result<Option<f64>> {
+    let (before, begun) = (GuestTime::now(guest)?, Instant::now());
+    thread::sleep(MEASURED);
+    let elapsed = begun.elapsed().as_secs_f64();
+    let busy = GuestTime::now(guest)?.since(before);
+    Ok(busy.map(|busy| busy.as_secs_f64() / elapsed))
 }
 
 /// How long this process has had processors.
@@ -44,9 +84,15 @@ fn processor_time() -> anyhow::Result<Duration> {
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rate = self.reads as f64 / self.time.as_secs_f64();
-        let cost = self.busy.as_secs_f64() * 1e6 / self.reads as f64;
-        write!(f, "{rate:.0} ({cost:.1} us)")
+        let each = |time: Duration| time.as_secs_f64() * 1e6 / self.reads.max(1) as f64;
+        let program = each(self.program);
+        let Self { depth, median, .. } = self;
+        write!(f, "{median:.0} at depth {depth} (")?;
+        match self.guest {
+            Some(guest) => write!(f, "{:.1}", each(guest))?,
+            None => write!(f, "unknown")?,
+        }
+        write!(f, ", {program:.1})")
     }
 }
 
@@ -65,7 +111,11 @@ pub(super) struct Figures {
     pub(super) by_processor: Rate,
     /// None where the kernel refuses peer-to-peer DMA.
     pub(super) by_kernel: Option<KernelRates>,
+    /// Busy time of the guest's processors while nothing is asked of them, of a processor.
+    pub(super) asleep: Option<f64>,
     pub(super) reads_a_doorbell: u64,
+    /// What the counters have shown of the processors' part.
+    pub(super) of_processors: String,
 }
 
 impl fmt::Display for Figures {
@@ -74,19 +124,24 @@ impl fmt::Display for Figures {
             by_gpu,
             by_processor,
             by_kernel,
+            asleep,
             reads_a_doorbell,
+            of_processors,
         } = self;
         write!(
             f,
-            "reads of 4 KiB a second (the program's processor time for each): by the GPU {by_gpu}, {reads_a_doorbell} a doorbell; \
-             by a driver in user space {by_processor}"
+            "{of_processors}; reads of 4 KiB a second (microseconds for each: of the guest's processors, of the program by the guest's clock): \
+             by the GPU {by_gpu}, {reads_a_doorbell} a doorbell; by a driver in user space {by_processor}"
         )?;
         match by_kernel {
             Some(KernelRates { pread, io_uring }) => {
-                write!(f, "; by pread {pread}, by io_uring {io_uring}")
+                write!(f, "; by pread {pread}; by io_uring {io_uring}")?;
             }
-            None => write!(f, "; the kernel refuses it peer to peer"),
+            None => write!(f, "; the kernel refuses it peer to peer")?,
         }
+        let asleep = asleep.map(|part| format!("{:.1} %", part * 100.0));
+        let asleep = asleep.as_deref().unwrap_or("an unknown part");
+        write!(f, "; the guest asleep takes {asleep} of a processor")
     }
 }
 
@@ -95,14 +150,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rate_is_told_with_its_cost() {
+    fn rate_is_shown_with_depth_and_costs() {
         let rate = Rate {
+            depth: 32,
             reads: 2000,
-            time: Duration::from_millis(500),
-            busy: Duration::from_millis(700),
+            median: 4000.0,
+            guest: Some(Duration::from_millis(700)),
+            program: Duration::from_millis(50),
         };
-        assert_eq!(rate.to_string(), "4000 (350.0 us)");
-        assert_eq!(rate.fitting(Duration::from_secs(2)), 4);
-        assert_eq!(Rate::default().fitting(Duration::from_secs(1)), u16::MAX);
+        assert_eq!(rate.to_string(), "4000 at depth 32 (350.0, 25.0)");
+        let rate = Rate {
+            guest: None,
+            ..rate
+        };
+        assert_eq!(rate.to_string(), "4000 at depth 32 (unknown, 25.0)");
+    }
+
+    #[test]
+    fn median_leaves_one_slow_round_out() {
+        assert_eq!(median(vec![900.0, 1000.0, 1.0, 1100.0, 1050.0]), 1000.0);
+        assert_eq!(median(Vec::new()), 0.0);
+    }
+    #[test]
+    fn rounds_end_by_number_and_time_together() {
+        let seconds = Duration::from_secs_f32;
+        assert!(wants_more(0, seconds(9.0)), "one at least");
+        assert!(wants_more(100, seconds(0.5)) && wants_more(2, seconds(2.5)));
+        assert!(!wants_more(5, seconds(1.5)) && !wants_more(1, seconds(3.5)));
     }
 }

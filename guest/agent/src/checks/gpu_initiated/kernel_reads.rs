@@ -8,14 +8,16 @@ use super::{BYTES, READ_BYTES};
 use crate::devices::Controller;
 use crate::disk::fill;
 use crate::gpus::Gpu;
+use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 
 /// Writes the pattern to the disk and reads it; None where the kernel refuses peer-to-peer DMA between the two.
 pub(super) fn read(
+    guest: &GuestContext,
     disk: &Controller,
     gpu: &Gpu,
     pattern: Pattern,
-    depth: u8,
+    depth: u16,
 ) -> anyhow::Result<Option<KernelRates>> {
     disk.disk.check(0, BYTES)?;
     fill(
@@ -31,8 +33,8 @@ pub(super) fn read(
         Err(Error::PeerToPeer { .. }) => return Ok(None),
         first => first?,
     };
-    let pread = measure(&buffer, pattern, || by_pread(&file, &buffer));
-    let io_uring = measure(&buffer, pattern, || {
+    let pread = measure(guest, &buffer, pattern, 1, || by_pread(&file, &buffer));
+    let io_uring = measure(guest, &buffer, pattern, depth, || {
         by_io_uring(&file, &buffer, depth.into())
     });
     Ok(Some(KernelRates {
@@ -42,13 +44,15 @@ pub(super) fn read(
 }
 
 fn measure(
+    guest: &GuestContext,
     buffer: &Buffer,
     pattern: Pattern,
-    work: impl FnOnce() -> anyhow::Result<u64>,
+    depth: u16,
+    round: impl FnMut() -> anyhow::Result<u64>,
 ) -> anyhow::Result<Rate> {
     let mut data = vec![0; usize::try_from(BYTES)?];
     buffer.mapping().write(0, &data)?;
-    let rate = Rate::measure(work)?;
+    let rate = Rate::measure(guest, depth.into(), round)?;
     buffer.mapping().read(0, &mut data)?;
     pattern.verify(0, &data)?;
     Ok(rate)

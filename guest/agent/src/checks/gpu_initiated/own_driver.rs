@@ -1,5 +1,7 @@
 //! A GPU with its own driver, which imports the doorbells of the disk.
 
+use std::time::Duration;
+
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Doorbells, GpuQueue, GpuRequest};
 use peerbar_nvme_driver::QueueMemory;
@@ -9,7 +11,7 @@ use super::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
 use crate::gpus::Gpu;
 use crate::user_gpu::PATIENCE;
 
-/// The GPU with queues and data, which the disk finds by bus addresses.
+/// An opening of the GPU, which is a channel of it, with queues and data, which the disk finds by bus addresses.
 pub(super) struct OwnDriverGpu {
     gpu: peerbar_gds::Gpu,
     queue: GpuQueue,
@@ -20,10 +22,10 @@ pub(super) struct OwnDriverGpu {
 }
 
 impl OwnDriverGpu {
-    pub(super) fn open(gpu: &Gpu, depth: u8) -> anyhow::Result<Self> {
+    pub(super) fn open(gpu: &Gpu, depth: u16) -> anyhow::Result<Self> {
         let gpu = gpu.open()?;
         // A queue with all but one of its entries in use is full.
-        let entries = u16::from(depth).saturating_add(1);
+        let entries = depth.saturating_add(1);
         let queue = GpuQueue::allocate(&gpu, entries, READS)?;
         let buffer = gpu.allocate(BYTES)?;
         let places = (0..u64::from(READS)).map(|index| buffer.placement(index * READ_BYTES));
@@ -38,9 +40,35 @@ impl OwnDriverGpu {
             doorbells: None,
         })
     }
+
+    /// Frees the memory, once no disk uses the queues.
+    pub(super) fn release(self) {
+        self.queue.release();
+    }
+
+    /// Has the GPU read all blocks, with this time to the next completion.
+    pub(super) fn launch_with(&mut self, blocks: u16, limit: Duration) -> anyhow::Result<()> {
+        let doorbells = self
+            .doorbells
+            .as_ref()
+            .context("queues without doorbells")?;
+        let request = |(index, to): (u64, &u64)| {
+            GpuRequest::read(index * u64::from(blocks), blocks.into(), *to)
+        };
+        let requests: Vec<_> = (0..).zip(&self.destinations).map(request).collect();
+        Ok(self.queue.submit(doorbells, 1, &requests, limit)?)
+    }
+
+    /// How the reads of the last launch have ended.
+    pub(super) fn statuses(&mut self, patience: Duration) -> peerbar_gds::Result<Vec<u16>> {
+        self.queue.wait(patience)
+    }
 }
 
 impl Initiator for OwnDriverGpu {
+    /// A queue takes the next launch once the one before is over.
+    const LAUNCHES: u16 = 1;
+
     fn queues(&self) -> anyhow::Result<QueueMemory> {
         Ok(QueueMemory {
             submission: self.queue.submission_address()?,
@@ -64,26 +92,18 @@ impl Initiator for OwnDriverGpu {
         &self.destinations
     }
 
-    fn read(&mut self, launches: u16, blocks: u16) -> anyhow::Result<()> {
-        let doorbells = self
-            .doorbells
-            .as_ref()
-            .context("queues without doorbells")?;
-        let request = |(index, to): (u64, &u64)| {
-            GpuRequest::read(index * u64::from(blocks), blocks.into(), *to)
-        };
-        let requests: Vec<_> = (0..).zip(&self.destinations).map(request).collect();
-        for _ in 0..launches {
-            self.queue.submit(doorbells, 1, &requests, LIMIT)?;
-            let statuses = self.queue.wait(PATIENCE)?;
-            let failed = (0..).zip(&statuses).find(|(_, status)| **status != 0);
-            ensure!(
-                failed.is_none() && statuses.len() == requests.len(),
-                "of {} requests {} have ended; the first that has failed, and its status: {failed:x?}",
-                requests.len(),
-                statuses.len()
-            );
-        }
+    fn launch(&mut self, blocks: u16) -> anyhow::Result<()> {
+        self.launch_with(blocks, LIMIT)
+    }
+
+    fn wait(&mut self) -> anyhow::Result<()> {
+        let statuses = self.statuses(PATIENCE)?;
+        let failed = (0..).zip(&statuses).find(|(_, status)| **status != 0);
+        ensure!(
+            failed.is_none() && statuses.len() == usize::from(READS),
+            "of {READS} requests {} have ended; the first that has failed, and its status: {failed:x?}",
+            statuses.len()
+        );
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 use peerbar_mapping::Mapping;
 use peerbar_nvme_driver::QueueMemory;
-use peerbar_report::VfioBackend;
+use peerbar_report::{GpuInitiated, VfioBackend};
 use peerbar_vfio_nvme::{BarRange, Binding, Disk, DmaSpace, QueueDoorbells};
 
 use super::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
@@ -13,14 +13,14 @@ use crate::user_drivers::{map_bar, open_gpu, vram};
 use crate::user_gpu::UserGpu;
 
 /// Entries of each of the queues.
-const ENTRIES: u16 = 256;
-/// Where things are in VRAM, and how much of it is used.
+const ENTRIES: u16 = 512;
+/// How much of VRAM a channel uses, and where things are in that.
+const AREA: u64 = 8 << 20;
 const SUBMISSIONS: u64 = 0;
 const COMPLETIONS: u64 = 0x8000;
 const STATE: u64 = 0xa000;
 const REQUESTS: u64 = 0x1_0000;
 const DATA: u64 = 0x10_0000;
-const USED: u64 = 8 << 20;
 /// The kernel `nvme io`, and which of its operands are in VRAM.
 const NVME_IO: u32 = 5;
 const IN_VRAM: u16 = 0b11_0011;
@@ -36,7 +36,7 @@ pub(super) struct BusAddresses {
     pub(super) registers: u64,
 }
 
-/// The GPU with its memory.
+/// A channel of the GPU with its memory.
 pub(super) struct VfioGpu {
     gpu: UserGpu,
     memory: Arc<Mapping>,
@@ -44,45 +44,61 @@ pub(super) struct VfioGpu {
     backend: VfioBackend,
     /// None if the devices use I/O addresses.
     bus: Option<BusAddresses>,
-    /// Where VRAM is for the disk.
-    vram: u64,
+    /// Where the channel's part of VRAM starts, and where that is for the disk.
+    area: u64,
+    at_disk: u64,
     /// Where the doorbells are for the GPU.
     doorbells: Option<QueueDoorbells>,
     destinations: Vec<u64>,
-    depth: u8,
+    /// Logical blocks of each request, once they are in VRAM: all launches have the same.
+    requested: Option<u16>,
+    depth: u16,
 }
 
 impl VfioGpu {
-    /// Opens the GPU in an address space of this `backend`, whose I/O addresses the devices use unless `bus` has others.
+    /// Opens the GPU in an address space, whose I/O addresses the devices use unless `bus` has others: a channel for each queue.
     pub(super) fn open(
         space: &DmaSpace,
         binding: &Binding,
-        backend: VfioBackend,
+        check: &GpuInitiated,
         bus: Option<BusAddresses>,
-        depth: u8,
-    ) -> anyhow::Result<Self> {
+    ) -> anyhow::Result<Vec<Self>> {
         let device = Arc::new(open_gpu(space.address_space(), binding)?);
-        let memory = Arc::new(device.map(vram(USED))?);
-        memory.write(COMPLETIONS, &vec![0; usize::from(ENTRIES) * 16])?;
-        memory.write(STATE, &[0; 32])?;
-        let vram = match bus {
+        let used = vram(AREA.saturating_mul(check.queues.into()));
+        let memory = Arc::new(device.map(used)?);
+        let at_disk = match bus {
             Some(bus) => bus.vram,
-            None => map_bar(space, backend, &device, vram(USED), Arc::clone(&memory))?,
+            None => map_bar(space, check.backend, &device, used, Arc::clone(&memory))?,
         };
-        let data = vram.saturating_add(DATA);
-        let destinations =
-            (0..u64::from(READS)).map(|index| data.saturating_add(index * READ_BYTES));
-        Ok(Self {
-            gpu: UserGpu::start(device, space)?,
-            memory,
-            space: space.clone(),
-            backend,
-            bus,
-            vram,
-            doorbells: None,
-            destinations: destinations.collect(),
-            depth,
-        })
+        let channel = |channel: u8| {
+            let area = AREA.saturating_mul(channel.into());
+            let at_disk = at_disk.saturating_add(area);
+            let data = at_disk.saturating_add(DATA);
+            let destinations =
+                (0..u64::from(READS)).map(|index| data.saturating_add(index * READ_BYTES));
+            let completions = vec![0; usize::from(ENTRIES) * 16];
+            memory.write(area.saturating_add(COMPLETIONS), &completions)?;
+            memory.write(area.saturating_add(STATE), &[0; 32])?;
+            Ok(Self {
+                gpu: UserGpu::start(Arc::clone(&device), space, channel)?,
+                memory: Arc::clone(&memory),
+                space: space.clone(),
+                backend: check.backend,
+                bus,
+                area,
+                at_disk,
+                doorbells: None,
+                destinations: destinations.collect(),
+                requested: None,
+                depth: check.depth,
+            })
+        };
+        (0..check.queues).map(channel).collect()
+    }
+
+    /// Where in VRAM that part of the area is.
+    fn at(&self, offset: u64) -> u64 {
+        self.area.saturating_add(offset)
     }
 
     /// A request for each of the first blocks of the disk.
@@ -96,15 +112,17 @@ impl VfioGpu {
             }
             requests.extend([low, high, READ, 0, 0, 0, 0, 0]);
         }
-        Ok(self.memory.write(REQUESTS, &requests)?)
+        Ok(self.memory.write(self.at(REQUESTS), &requests)?)
     }
 }
 
 impl Initiator for VfioGpu {
+    const LAUNCHES: u16 = 16;
+
     fn queues(&self) -> anyhow::Result<QueueMemory> {
         Ok(QueueMemory {
-            submission: self.vram.saturating_add(SUBMISSIONS),
-            completion: self.vram.saturating_add(COMPLETIONS),
+            submission: self.at_disk.saturating_add(SUBMISSIONS),
+            completion: self.at_disk.saturating_add(COMPLETIONS),
             submission_entries: ENTRIES,
             completion_entries: ENTRIES,
         })
@@ -126,17 +144,20 @@ impl Initiator for VfioGpu {
         &self.destinations
     }
 
-    fn read(&mut self, launches: u16, blocks: u16) -> anyhow::Result<()> {
+    fn launch(&mut self, blocks: u16) -> anyhow::Result<()> {
         let doorbells = self.doorbells.context("queues without doorbells")?;
-        self.put_requests(blocks)?;
+        if self.requested != Some(blocks) {
+            self.put_requests(blocks)?;
+            self.requested = Some(blocks);
+        }
         let reads = u64::from(READS);
         let operands = [
-            SUBMISSIONS,
-            COMPLETIONS,
+            self.at(SUBMISSIONS),
+            self.at(COMPLETIONS),
             doorbells.tail,
             doorbells.head,
-            STATE,
-            REQUESTS,
+            self.at(STATE),
+            self.at(REQUESTS),
             reads,
             u64::from(ENTRIES) << 32 | u64::from(ENTRIES),
             self.depth.into(),
@@ -145,12 +166,13 @@ impl Initiator for VfioGpu {
             reads.div_ceil(BLOCK),
             BLOCK,
         ];
-        for _ in 0..launches {
-            self.gpu.launch(NVME_IO, IN_VRAM, &operands)?;
-        }
+        self.gpu.launch(NVME_IO, IN_VRAM, &operands)
+    }
+
+    fn wait(&mut self) -> anyhow::Result<()> {
         let result = self.gpu.wait()?;
         ensure!(
-            result == reads,
+            result == u64::from(READS),
             "request {} ends with status {:#x}",
             result & 0xffff_ffff,
             result >> 32
@@ -160,17 +182,18 @@ impl Initiator for VfioGpu {
 
     fn doorbells(&self) -> anyhow::Result<u64> {
         let mut word = [0; 8];
-        self.memory.read(STATE + 16, &mut word)?;
+        self.memory.read(self.at(STATE + 16), &mut word)?;
         Ok(u64::from_le_bytes(word))
     }
 
     fn clear(&self) -> anyhow::Result<()> {
-        Ok(self.memory.write(DATA, &vec![0; usize::try_from(BYTES)?])?)
+        let zeros = vec![0; usize::try_from(BYTES)?];
+        Ok(self.memory.write(self.at(DATA), &zeros)?)
     }
 
     fn data(&self) -> anyhow::Result<Vec<u8>> {
         let mut seen = vec![0; usize::try_from(BYTES)?];
-        self.memory.read(DATA, &mut seen)?;
+        self.memory.read(self.at(DATA), &mut seen)?;
         Ok(seen)
     }
 }

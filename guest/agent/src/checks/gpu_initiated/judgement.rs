@@ -1,0 +1,293 @@
+//! What the counters of disk and GPU must show, so that the GPU has done all of it and the guest's processors none.
+
+use std::collections::BTreeMap;
+
+use anyhow::{bail, ensure};
+use peerbar_report::QueueAddresses;
+
+use super::{BYTES, QUEUE, READS};
+use crate::counters::Traffic;
+use crate::user_gpu::GpuFault;
+
+/// Bytes of a doorbell.
+const DOORBELL_BYTES: u64 = 4;
+
+/// What the GPU says that it has done, by all of its queues together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Done {
+    /// Launches, of 1000 reads each.
+    pub(super) launches: u64,
+    /// Doorbells written for each queue, from queue 2 on.
+    pub(super) doorbells: Vec<u64>,
+}
+
+impl Done {
+    pub(super) fn reads(&self) -> u64 {
+        self.launches.saturating_mul(READS.into())
+    }
+
+    pub(super) fn doorbells(&self) -> u64 {
+        self.doorbells.iter().sum()
+    }
+}
+
+/// Judges what devices have counted while the GPU read; in words, what it shows of the processors' part.
+pub(super) fn judge(
+    traffic: &Traffic,
+    (disk, gpu): (u32, u32),
+    addresses: QueueAddresses,
+    done: &Done,
+) -> anyhow::Result<String> {
+    let failures = traffic.failures();
+    ensure!(
+        failures == 0,
+        "{failures} DMA requests of the devices failed"
+    );
+    entries_and_data(traffic, disk, done)?;
+    let (written, doorbells) = (traffic.registers_written(gpu), done.doorbells());
+    ensure!(
+        written == doorbells * DOORBELL_BYTES && doorbells > 0,
+        "the GPU's counters show {written} bytes that it wrote to registers of other devices, and it says that it wrote {doorbells} doorbells"
+    );
+    let interrupts = traffic.interrupts(disk);
+    ensure!(
+        interrupts == 0,
+        "the disk raised {interrupts} interrupts, where the GPU polls"
+    );
+    let by_client = traffic.doorbells(disk);
+    let of_doorbells = match &by_client {
+        None => "the disk cannot count the processors' doorbells, which may map them",
+        Some(by_client) => {
+            doorbells_of_processors(by_client, addresses, done)?;
+            "no doorbell of a processor"
+        }
+    };
+    if addresses == QueueAddresses::Bus {
+        stays_below(traffic)?;
+    }
+    let of_gpu = traffic.interrupts(gpu);
+    Ok(format!(
+        "no entry and {of_doorbells}, no interrupt of the disk, {of_gpu} of the GPU for {} reads",
+        done.reads()
+    ))
+}
+
+/// All commands must have come out of the GPU's memory, and all data have gone there.
+fn entries_and_data(traffic: &Traffic, disk: u32, done: &Done) -> anyhow::Result<()> {
+    let reads = done.reads();
+    let bytes = done.launches.saturating_mul(BYTES);
+    let of_disk = (
+        traffic.commands_from_peers(disk),
+        traffic.commands_from_guest_ram(disk),
+        traffic.payload_to_devices(disk),
+        traffic.payload_to_guest_ram(disk),
+    );
+    ensure!(
+        of_disk == (reads, 0, bytes, 0),
+        "the disk's counters show {of_disk:?}: commands out of a peer's memory and out of guest RAM, bytes to peers and to \
+         guest RAM; {reads} commands and {bytes} bytes were to be of the GPU's memory"
+    );
+    Ok(())
+}
+
+/// QEMU passes the GPU's doorbells on through the root. All that it writes beyond these are of the guest's processors.
+fn doorbells_of_processors(
+    by_client: &BTreeMap<u16, u64>,
+    addresses: QueueAddresses,
+    done: &Done,
+) -> anyhow::Result<()> {
+    let through_root = match addresses {
+        QueueAddresses::Io => (QUEUE..).zip(done.doorbells.iter().copied()).collect(),
+        QueueAddresses::Bus => BTreeMap::new(),
+    };
+    ensure!(
+        *by_client == through_root,
+        "the disk's counters show doorbells by way of QEMU, by queue: {by_client:?}; those of the GPU through the root are \
+         {through_root:?}, and the guest's processors were to write none"
+    );
+    Ok(())
+}
+
+/// Nothing may have gone up to the root: neither data nor entries of queues nor doorbells.
+fn stays_below(traffic: &Traffic) -> anyhow::Result<()> {
+    let upstream = traffic.upstream_bytes();
+    ensure!(
+        upstream == 0,
+        "{upstream} bytes went by way of the root, where bus addresses below one switch lead from device to device"
+    );
+    Ok(())
+}
+
+/// The launch must have ended with this fault, after the GPU's rule has injected its own.
+pub(super) fn ends_with<T>(code: u8, read: anyhow::Result<T>, injected: u64) -> anyhow::Result<()> {
+    match read {
+        Ok(_) => bail!("the GPU's launch ends well, where fault {code} was to be"),
+        Err(error) if error.downcast_ref() == Some(&GpuFault(code)) => {}
+        Err(error) => return Err(error.context(format!("fault {code} was to be"))),
+    }
+    ensure!(
+        injected > 0,
+        "the GPU's launch ends with fault {code}, and no rule has injected a fault before: it has another cause"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma_log::{Completer, DeviceEvents, Direction, DmaKind, Purpose, Route};
+
+    use super::*;
+
+    const DISK: u32 = 0;
+    const GPU: u32 = 1;
+    const COMMAND_BYTES: u64 = 64;
+    const LAUNCHES: u64 = 3;
+
+    fn kind(purpose: Purpose, completer: Completer) -> DmaKind {
+        DmaKind {
+            purpose,
+            completer,
+            route: Route::Peer,
+            direction: Direction::Write,
+        }
+    }
+
+    /// What the devices count when the GPU does everything, with 20 doorbells.
+    fn by_gpu() -> Traffic {
+        let mut traffic = Traffic::default();
+        let of_peer = |purpose| kind(purpose, Completer::PeerBar);
+        let commands = LAUNCHES * u64::from(READS) * COMMAND_BYTES;
+        traffic.count(DISK, of_peer(Purpose::Command), commands, 0);
+        traffic.count(DISK, of_peer(Purpose::Payload), LAUNCHES * BYTES, 0);
+        traffic.count(GPU, of_peer(Purpose::Register), 80, 0);
+        traffic
+    }
+
+    /// The disk's count of interrupts, and of its client's doorbells if it can count them.
+    fn events(interrupts: u64, doorbells: Option<&[(u16, u64)]>) -> DeviceEvents {
+        DeviceEvents {
+            interrupts,
+            injected_faults: 0,
+            doorbells: doorbells.map(|doorbells| doorbells.iter().copied().collect()),
+        }
+    }
+
+    fn done() -> Done {
+        Done {
+            launches: LAUNCHES,
+            doorbells: vec![12, 8],
+        }
+    }
+
+    /// By bus addresses, with what else is counted.
+    fn judged(change: impl FnOnce(&mut Traffic)) -> Result<String, String> {
+        let mut traffic = by_gpu();
+        traffic.count_events(DISK, &events(0, Some(&[])));
+        change(&mut traffic);
+        judge_as(QueueAddresses::Bus, &traffic, &done())
+    }
+
+    /// By these addresses, with these events of the disk.
+    fn judged_with(addresses: QueueAddresses, events: &DeviceEvents) -> Result<String, String> {
+        let mut traffic = by_gpu();
+        traffic.count_events(DISK, events);
+        judge_as(addresses, &traffic, &done())
+    }
+
+    fn judge_as(
+        addresses: QueueAddresses,
+        traffic: &Traffic,
+        done: &Done,
+    ) -> Result<String, String> {
+        judge(traffic, (DISK, GPU), addresses, done).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn command_of_guest_ram_or_miscounted_doorbell_fails() {
+        let said = judged(|_| {}).unwrap();
+        assert_eq!(
+            said,
+            "no entry and no doorbell of a processor, no interrupt of the disk, 0 of the GPU for 3000 reads"
+        );
+        let of_ram = kind(Purpose::Command, Completer::GuestRam);
+        let by_processor = judged(|traffic| traffic.count(DISK, of_ram, COMMAND_BYTES, 0));
+        assert!(by_processor.unwrap_err().starts_with("the disk's counters"));
+        let more = Done {
+            doorbells: vec![12, 9],
+            ..done()
+        };
+        let missing = judge_as(QueueAddresses::Bus, &by_gpu(), &more).unwrap_err();
+        assert!(missing.starts_with("the GPU's counters show 80 bytes"));
+    }
+
+    #[test]
+    fn doorbell_of_a_processor_fails() {
+        let error = judged_with(QueueAddresses::Bus, &events(0, Some(&[(2, 1)]))).unwrap_err();
+        assert!(
+            error.contains("by queue: {2: 1}; those of the GPU through the root are {},"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn root_passes_the_doorbells_of_the_gpu_and_no_other() {
+        let by = |doorbells| judged_with(QueueAddresses::Io, &events(0, Some(doorbells)));
+        assert!(by(&[(2, 12), (3, 8)]).is_ok());
+        let wrong: [&[(u16, u64)]; 3] =
+            [&[(2, 12), (3, 9)], &[(2, 12)], &[(1, 1), (2, 12), (3, 8)]];
+        for wrong in wrong {
+            assert!(by(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn interrupt_of_the_disk_fails() {
+        assert_eq!(
+            judged_with(QueueAddresses::Bus, &events(1, Some(&[]))).unwrap_err(),
+            "the disk raised 1 interrupts, where the GPU polls"
+        );
+    }
+
+    #[test]
+    fn doorbells_that_cannot_be_counted_are_named() {
+        let said = judged_with(QueueAddresses::Bus, &events(0, None)).unwrap();
+        assert!(
+            said.contains("cannot count the processors' doorbells"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn failed_dma_or_payload_in_guest_ram_fails() {
+        let of_ram = kind(Purpose::Payload, Completer::GuestRam);
+        assert!(judged(|traffic| traffic.count(DISK, of_ram, 4096, 0)).is_err());
+        let failed = judged(|traffic| traffic.count(GPU, of_ram, 0, 1));
+        assert_eq!(failed.unwrap_err(), "1 DMA requests of the devices failed");
+    }
+
+    #[test]
+    fn one_completion_by_way_of_the_root_fails() {
+        let up = DmaKind {
+            route: Route::Upstream,
+            ..kind(Purpose::Completion, Completer::PeerBar)
+        };
+        let error = judged(|traffic| traffic.count(DISK, up, 16, 0)).unwrap_err();
+        assert!(
+            error.starts_with("16 bytes went by way of the root"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn launch_ends_with_the_fault_that_a_rule_has_caused() {
+        let fault = |code| Err::<(), _>(anyhow::Error::new(GpuFault(code)).context("a launch"));
+        assert!(ends_with(8, fault(8), 1).is_ok());
+        let other = format!("{:#}", ends_with(8, fault(7), 1).unwrap_err());
+        assert_eq!(
+            other,
+            "fault 8 was to be: a launch: the GPU ends its command with fault 7"
+        );
+        assert!(ends_with(8, Ok(()), 1).is_err());
+        assert!(ends_with(8, fault(8), 0).is_err(), "another cause");
+    }
+}

@@ -1,0 +1,86 @@
+//! A disk that is reset while the GPU waits for it: its registers are taken away from the GPU's driver, and the launch has to end.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{Error, Fault};
+use peerbar_report::GpuInitiated;
+use peerbar_vfio_nvme::{Disk, DmaSpace, RegisterAccess};
+
+use super::own_driver::OwnDriverGpu;
+use super::{Initiator as _, QUEUE, blocks_of_a_read, give_queues, launch, verify};
+use crate::checks::Outcome;
+use crate::checks::vfio_nvme::{TakenDevices, start};
+use crate::devices::Controller;
+use crate::gpus::Gpu;
+use crate::guest_context::GuestContext;
+use crate::pattern::Pattern;
+use crate::user_drivers::address_space;
+use crate::user_gpu::PATIENCE;
+
+/// Longest time to the next completion: longer than the driver waits before it gives the launch up.
+const NO_LIMIT: Duration = Duration::from_secs(50);
+/// For how long the launch is seen not to end.
+const SEEN: Duration = Duration::from_millis(100);
+
+/// Loses the disk's registers during a launch, and reads by new queues.
+pub(super) fn run(
+    check: &GpuInitiated,
+    guest: &GuestContext,
+    disk: &Controller,
+    gpu: &Gpu,
+    pattern: Pattern,
+) -> anyhow::Result<Outcome> {
+    let taken = TakenDevices::take(guest, check.backend, disk, None)?;
+    let outcome = lose_and_read(check, &taken, gpu, pattern);
+    taken.give_back(guest, outcome)?;
+    Ok(Outcome::Passed)
+}
+
+fn lose_and_read(
+    check: &GpuInitiated,
+    taken: &TakenDevices<'_>,
+    gpu: &Gpu,
+    pattern: Pattern,
+) -> anyhow::Result<()> {
+    let space = DmaSpace::new(address_space(check.backend)?);
+    let mut lost = OwnDriverGpu::open(gpu, check.depth)?;
+    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    let outcome = lose(&mut lost, &mut disk);
+    // The device is reset, and uses the queues no more.
+    drop(disk);
+    lost.release();
+    outcome?;
+
+    let mut next = [OwnDriverGpu::open(gpu, check.depth)?];
+    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    let outcome = read(&mut next, &mut disk, pattern).context("by new queues");
+    drop(disk);
+    next.into_iter().for_each(OwnDriverGpu::release);
+    outcome
+}
+
+/// Has the GPU wait for a disk that has no such queues any more, and resets the disk meanwhile.
+fn lose(gpu: &mut OwnDriverGpu, disk: &mut Disk) -> anyhow::Result<()> {
+    give_queues(std::slice::from_mut(gpu), disk)?;
+    disk.delete_queue(QUEUE)?;
+    gpu.launch_with(blocks_of_a_read(disk)?, NO_LIMIT)?;
+    match gpu.statuses(SEEN) {
+        Err(Error::TimedOut(_)) => {}
+        ended => bail!("the launch is to have no end, and is over: {ended:?}"),
+    }
+    disk.device().reset()?;
+    match gpu.statuses(PATIENCE) {
+        Err(Error::Fault(Fault::Revoked)) => Ok(()),
+        ended => bail!("the launch is to end with fault 257, and ends so: {ended:?}"),
+    }
+}
+
+fn read(gpu: &mut [OwnDriverGpu; 1], disk: &mut Disk, pattern: Pattern) -> anyhow::Result<()> {
+    give_queues(gpu, disk)?;
+    let launches = launch(gpu, blocks_of_a_read(disk)?, 1)?;
+    ensure!(launches == 1, "{launches} launches of one channel");
+    let [gpu] = gpu;
+    ensure!(gpu.doorbells()? > 0, "the GPU has written no doorbell");
+    verify(gpu, pattern)
+}
