@@ -3,28 +3,17 @@
 use peerbar_efa_spec::completion::CompletionStatus as S;
 use peerbar_efa_spec::work::Operation;
 
-use super::fixture::{Adapter, PAYLOAD, Post};
+use super::connected::{Connected, TO};
+use super::fixture::Adapter;
 use crate::objects::QueuePairKind;
-
-const TO: u64 = PAYLOAD + (1 << 20);
 
 #[test]
 fn reads_are_counted_as_packets_of_both_sides() {
-    let mut adapter = Adapter::new();
-    let (mut a, b) = (adapter.reliable(), adapter.reliable());
-    let handle = adapter.handle();
-    let keys = adapter.region(PAYLOAD, 2 << 20);
-    let post = Post::rdma(
-        Operation::RdmaRead,
-        &b,
-        handle,
-        (keys.local, PAYLOAD, 4096),
-        (keys.remote, TO, 4096),
-    );
-    adapter.send(&mut a, &post);
-    adapter.work();
-    assert_eq!(adapter.statuses(&mut a), [(0, S::Ok)]);
-    let now = adapter.path.statistics();
+    let mut it = Connected::new();
+    it.post(&it.rdma(Operation::RdmaRead, 4096));
+    it.adapter.work();
+    assert_eq!(it.statuses(), [(0, S::Ok)]);
+    let now = it.adapter.path.statistics();
     assert_eq!(
         (now.sent_bytes, now.received_bytes),
         (4096, 4096),
@@ -34,37 +23,26 @@ fn reads_are_counted_as_packets_of_both_sides() {
 
 #[test]
 fn message_that_arrives_at_last_is_not_dropped() {
-    let mut adapter = Adapter::new();
-    let (mut a, mut b) = (adapter.reliable(), adapter.reliable());
-    let handle = adapter.handle();
-    let keys = adapter.region(PAYLOAD, 2 << 20);
-    adapter.send(
-        &mut a,
-        &Post::send(&b, handle, &[(keys.local, PAYLOAD, 64)]),
-    );
-    let wait = adapter.work().unwrap();
-    adapter.now += wait;
-    adapter.receive(&mut b, 1, &[(keys.local, TO, 64)]);
-    adapter.work();
-    assert_eq!(adapter.statuses(&mut a), [(0, S::Ok)]);
-    let now = adapter.path.statistics();
+    let mut it = Connected::new();
+    it.post(&it.message(64));
+    let wait = it.adapter.work().unwrap();
+    it.adapter.now += wait;
+    it.adapter.receive(&mut it.b, 1, &[(it.keys.local, TO, 64)]);
+    it.adapter.work();
+    assert_eq!(it.statuses(), [(0, S::Ok)]);
+    let now = it.adapter.path.statistics();
     assert_eq!((now.receives, now.dropped), (1, 0), "{now:?}");
 }
 
 #[test]
 fn datagram_that_is_lost_was_sent() {
     let mut adapter = Adapter::new();
-    let mut a = adapter.pair(QueuePairKind::Datagram);
-    let b = adapter.pair(QueuePairKind::Datagram);
-    let handle = adapter.handle();
-    let keys = adapter.region(PAYLOAD, 2 << 20);
-    adapter.send(
-        &mut a,
-        &Post::send(&b, handle, &[(keys.local, PAYLOAD, 64)]),
-    );
-    adapter.work();
-    assert_eq!(adapter.statuses(&mut a), [(0, S::Ok)]);
-    let now = adapter.path.statistics();
+    let [a, b] = [QueuePairKind::Datagram; 2].map(|kind| adapter.pair(kind));
+    let mut it = Connected::of(adapter, a, b);
+    it.post(&it.message(64));
+    it.adapter.work();
+    assert_eq!(it.statuses(), [(0, S::Ok)]);
+    let now = it.adapter.path.statistics();
     assert_eq!(
         (now.sends, now.sent_packets, now.sent_bytes),
         (1, 1, 64),
@@ -74,30 +52,20 @@ fn datagram_that_is_lost_was_sent() {
 
 #[test]
 fn counters_are_those_of_the_completions_that_were_seen() {
-    let mut adapter = Adapter::new();
-    let (mut a, b) = (adapter.reliable(), adapter.reliable());
-    let handle = adapter.handle();
-    let keys = adapter.region(PAYLOAD, 2 << 20);
+    let mut it = Connected::new();
     let mut stale = 0;
-    let worker = adapter.take_worker();
+    let worker = it.adapter.take_worker();
     let thread = std::thread::spawn(|| worker.run());
     for round in 0..2000u64 {
-        let post = Post::rdma(
-            Operation::RdmaWrite,
-            &b,
-            handle,
-            (keys.local, PAYLOAD, 1),
-            (keys.remote, TO, 1),
-        );
-        adapter.send(&mut a, &post);
-        while adapter.poll(&mut a.queue).is_empty() {
+        it.post(&it.rdma(Operation::RdmaWrite, 1));
+        while it.adapter.poll(&mut it.a.queue).is_empty() {
             std::hint::spin_loop();
         }
-        if adapter.path.statistics().writes != round + 1 {
+        if it.adapter.path.statistics().writes != round + 1 {
             stale += 1;
         }
     }
-    adapter.path.end();
+    it.adapter.path.end();
     thread.join().unwrap();
     assert_eq!(stale, 0, "of 2000 reads of the counters");
 }

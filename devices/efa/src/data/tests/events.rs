@@ -3,11 +3,10 @@
 use peerbar_efa_spec::completion::{CompletionDoorbell, CompletionStatus};
 use peerbar_efa_spec::work::Operation;
 
-use super::fixture::{Adapter, CompletionRing, ENTRIES, PAYLOAD, Pair, Post};
+use super::connected::Connected;
+use super::fixture::{Adapter, CompletionRing, ENTRIES, Pair, Post};
 use crate::memory_bar::Doorbell;
 use crate::objects::{CreateEventQueue, QueuePairKind, QueuePairState};
-
-const TO: u64 = PAYLOAD + (1 << 20);
 
 /// An adapter with an event queue of that many entries, and two queue pairs; completions of the first are announced.
 struct Announced {
@@ -198,27 +197,16 @@ fn completion_queue_that_is_read_never_overflows() {
 
 #[test]
 fn polled_queue_that_overflows_fails_its_pairs() {
-    let mut adapter = Adapter::new();
-    let (mut a, b) = (adapter.reliable(), adapter.reliable());
-    let handle = adapter.handle();
-    let keys = adapter.region(PAYLOAD, 2 << 20);
+    let mut it = Connected::new();
     for id in 0..ENTRIES + 1 {
         // A write of one byte each: there is a completion for each of them.
-        let post = Post::rdma(
-            Operation::RdmaWrite,
-            &b,
-            handle,
-            (keys.local, PAYLOAD, 1),
-            (keys.remote, TO, 1),
-        )
-        .with_id(id);
-        adapter.send(&mut a, &post);
-        adapter.work();
+        it.post(&it.rdma(Operation::RdmaWrite, 1).with_id(id));
+        it.adapter.work();
     }
-    let pair = adapter.path.objects().query_queue_pair(a.number).unwrap();
-    let seen: Vec<u16> = adapter.poll(&mut a.queue).iter().map(|it| it.id).collect();
+    let pair = it.adapter.path.objects().query_queue_pair(it.a.number);
+    let seen = it.statuses();
     assert_eq!(
-        pair.state,
+        pair.unwrap().state,
         QueuePairState::Error,
         "a completion was overwritten: {seen:?}"
     );
@@ -226,62 +214,45 @@ fn polled_queue_that_overflows_fails_its_pairs() {
 
 #[test]
 fn event_that_cannot_be_written_is_not_forgotten() {
-    let mut adapter = Adapter::new();
     // An event queue in memory of its own, which is taken away for a while.
-    let (events, address) = {
-        let create = CreateEventQueue {
-            entries: 16,
-            address: 1 << 30,
-            vector: 5,
-        };
-        (
-            adapter.path.objects().create_event_queue(create).unwrap(),
-            1u64 << 30,
-        )
+    const ADDRESS: u64 = 1 << 30;
+    let mut adapter = Adapter::new();
+    let create = CreateEventQueue {
+        entries: 16,
+        address: ADDRESS,
+        vector: 5,
     };
+    let events = adapter.path.objects().create_event_queue(create).unwrap();
     let queue = adapter.completion_queue(Some(events));
-    let mut a = adapter.pair_with(QueuePairKind::ReliableDatagram, queue, 64, false);
+    let a = adapter.pair_with(QueuePairKind::ReliableDatagram, queue, 64, false);
     let b = adapter.reliable();
-    let handle = adapter.handle();
-    let keys = adapter.region(PAYLOAD, 2 << 20);
-    adapter.path.arm_event_queue(events);
-    let arm = |sn| {
-        CompletionDoorbell::new()
-            .with_command_sn(sn)
-            .with_arm(true)
-            .into_bits()
+    let mut it = Connected::of(adapter, a, b);
+    let arm = |it: &Connected| {
+        let value = CompletionDoorbell::new().with_arm(true);
+        let doorbell = Doorbell::Completion(it.a.queue.number);
+        let (path, uar) = (&it.adapter.path, it.adapter.uar);
+        path.arm_event_queue(events);
+        path.doorbell(uar, doorbell, value.into_bits());
     };
-    adapter
-        .path
-        .doorbell(adapter.uar, Doorbell::Completion(a.queue.number), arm(0));
-    let post = Post::rdma(
-        Operation::RdmaWrite,
-        &b,
-        handle,
-        (keys.local, PAYLOAD, 1),
-        (keys.remote, TO, 1),
-    );
-    adapter.send(&mut a, &post);
-    adapter.work();
-    assert_eq!(adapter.statuses(&mut a).len(), 1, "completed");
-    assert!(adapter.raised.0.lock().is_empty());
+    arm(&it);
+    it.post(&it.rdma(Operation::RdmaWrite, 1));
+    it.adapter.work();
+    assert_eq!(it.statuses().len(), 1, "completed");
+    assert!(it.adapter.raised.0.lock().is_empty());
     let memory = peerbar_dma::MemoryFile::create("events", 4096).unwrap();
     let fd = memory.file().try_clone().unwrap().into();
-    adapter
-        .requester
-        .map(address, 4096, (true, true), Some((fd, 0)))
+    let requester = &it.adapter.requester;
+    requester
+        .map(ADDRESS, 4096, (true, true), Some((fd, 0)))
         .unwrap();
     // Whatever comes now: another completion, both queues armed once more.
-    adapter.send(&mut a, &post);
-    adapter.path.arm_event_queue(events);
-    adapter
-        .path
-        .doorbell(adapter.uar, Doorbell::Completion(a.queue.number), arm(0));
-    adapter.work();
+    it.post(&it.rdma(Operation::RdmaWrite, 1));
+    arm(&it);
+    it.adapter.work();
     let mut entry = [0; 16];
     memory.read(0, &mut entry).unwrap();
     assert_eq!(
-        (entry[0] & 1, adapter.raised.0.lock().len()),
+        (entry[0] & 1, it.adapter.raised.0.lock().len()),
         (1, 1),
         "event and interrupt"
     );
