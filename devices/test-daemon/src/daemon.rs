@@ -1,10 +1,11 @@
 //! A daemon that runs, and its end.
 
+use std::fmt::Debug;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -73,6 +74,24 @@ impl Daemon {
     /// Its process.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
+    }
+
+    /// Connects a client, as soon as the daemon has noticed the end of a former one.
+    ///
+    /// A closed socket may stay open for a while in a process that another test is about to start: it has copies of all
+    /// descriptors until it runs its own program.
+    ///
+    /// # Panics
+    /// If it still fails after 20 s.
+    pub fn connect<C, E: Debug>(&self, mut connect: impl FnMut(&Path) -> Result<C, E>) -> C {
+        let start = Instant::now();
+        loop {
+            match connect(self.socket()) {
+                Ok(client) => return client,
+                Err(error) => assert!(start.elapsed() < PATIENCE, "no connection: {error:?}"),
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// The next line of its standard output, which is empty at the end.

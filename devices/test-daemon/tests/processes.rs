@@ -48,3 +48,17 @@ fn restarted_daemon_is_another_process() {
     assert_eq!(daemon.terminate().code, None);
     assert!(!daemon.is_running());
 }
+
+#[test]
+fn connection_that_is_refused_is_tried_again() {
+    let daemon = command("serve").start();
+    let mut attempts = 0;
+    let connected = daemon.connect(|socket| {
+        attempts += 1;
+        if attempts < 3 {
+            return Err("a former client is there");
+        }
+        Ok(socket == daemon.socket())
+    });
+    assert!(connected);
+}

@@ -23,7 +23,7 @@ fn command() -> DaemonCommand {
 }
 
 fn client(daemon: &Daemon) -> Client {
-    Client::new(daemon.socket()).unwrap()
+    daemon.connect(Client::new)
 }
 
 impl Link for Client {

@@ -24,7 +24,7 @@ fn command() -> DaemonCommand {
 }
 
 fn client(daemon: &Daemon) -> Client {
-    Client::new(daemon.socket()).unwrap()
+    daemon.connect(Client::new)
 }
 
 fn counters(daemon: &Daemon) -> DeviceCounters {
