@@ -58,6 +58,12 @@ impl Delayed {
         self.queue.state.lock().waiting.clear();
     }
 
+    /// How many are not due yet.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.queue.state.lock().waiting.len()
+    }
+
     /// Whether the thread runs, which is started if it has not been.
     fn runs(&self, raise: impl Fn(u16) + Send + 'static) -> bool {
         let mut thread = self.thread.lock();
@@ -139,9 +145,12 @@ mod tests {
                 sender.send(vector).unwrap();
             });
         };
-        add(1, 30);
+        // Due long after this test.
+        add(1, 3_600_000);
+        assert_eq!(delayed.waiting(), 1);
         delayed.clear();
-        add(2, 60);
+        assert_eq!(delayed.waiting(), 0);
+        add(2, 1);
         assert_eq!(raised.recv().unwrap(), 2);
     }
 }
