@@ -5,7 +5,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
 use peerbar_efa_spec::registers::ReadRequest;
-use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
+use peerbar_endpoint::{
+    BarMemory, Endpoint, PeerPages, Running, SharedRegisters, StartError, Vectors,
+};
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
 use zerocopy::IntoBytes;
 
@@ -15,8 +17,7 @@ use crate::engine::Engine;
 use crate::interrupts::GatedInterrupts;
 use crate::memory_bar::{self, Doorbell};
 use crate::objects::{Gid, limits};
-use crate::registers::Effect;
-use crate::shared_registers::SharedRegisters;
+use crate::registers::{Effect, Registers};
 
 const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 0x4000;
@@ -45,7 +46,7 @@ const IDENTITY: Identity = Identity {
 
 /// The side of the adapter that the guest's accesses meet: registers and doorbells.
 pub struct Efa {
-    shared: Arc<SharedRegisters>,
+    shared: Arc<SharedRegisters<Registers>>,
     requester: Arc<Requester>,
     interrupts: Arc<GatedInterrupts>,
     data: Arc<DataPath>,
@@ -104,7 +105,7 @@ impl Efa {
     ) -> Result<Self, E> {
         let (requester, memory) = (setup.requester.clone(), setup.bar_memory.clone());
         Ok(Self {
-            shared: Arc::new(SharedRegisters::new()),
+            shared: Arc::new(SharedRegisters::new(Registers::new())),
             answers: Mutex::new(Session::new(requester.clone())),
             data: Arc::new(make(setup)?),
             requester,
@@ -143,9 +144,17 @@ impl Efa {
         ]
     }
 
+    /// Has the engine look for a reset, which is urgent, and for commands.
+    fn notify(&self) {
+        if self.shared.with(|registers| registers.is_in_reset()) {
+            self.shared.interrupt();
+        }
+        self.shared.kick();
+    }
+
     fn write_register(&self, offset: u64, value: u32) {
         match self.shared.with(|registers| registers.write(offset, value)) {
-            Some(Effect::Engine) => self.shared.notify(),
+            Some(Effect::Engine) => self.notify(),
             Some(Effect::Read(request)) => self.answer(request),
             Some(Effect::Arm(queue)) => self.data.arm_event_queue(queue),
             None => {}
@@ -165,7 +174,9 @@ impl Efa {
             );
         };
         if is_answering || !self.write_answer(address, answer.as_bytes()) {
-            self.shared.request_read(request);
+            self.shared
+                .with(|registers| registers.request_read(request));
+            self.shared.notify();
         }
     }
 
@@ -231,7 +242,7 @@ impl Function for Efa {
             self.interrupts.close();
             registers.reset_function();
         });
-        self.shared.notify();
+        self.notify();
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 use peerbar_dma::{DoorbellEvent, Purpose, Requester};
 use peerbar_efa_spec::admin::Status;
 use peerbar_efa_spec::registers::ReadRequest;
+use peerbar_endpoint::{SharedRegisters, Task};
 use peerbar_pci::Interrupts;
 use zerocopy::IntoBytes;
 
@@ -14,12 +15,11 @@ use crate::async_events::AsyncEvents;
 use crate::data::DataPath;
 use crate::interrupts::GatedInterrupts;
 use crate::objects::Gid;
-use crate::registers::Registers;
-use crate::shared_registers::{SharedRegisters, Task};
+use crate::registers::{Registers, Request};
 
 /// The admin commands' side of the adapter.
 pub(crate) struct Engine {
-    pub(crate) shared: Arc<SharedRegisters>,
+    pub(crate) shared: Arc<SharedRegisters<Registers>>,
     pub(crate) requester: Arc<Requester>,
     pub(crate) interrupts: Arc<GatedInterrupts>,
     pub(crate) data: Arc<DataPath>,
@@ -33,7 +33,7 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(
-        shared: Arc<SharedRegisters>,
+        shared: Arc<SharedRegisters<Registers>>,
         requester: Arc<Requester>,
         interrupts: Arc<GatedInterrupts>,
         data: Arc<DataPath>,
@@ -58,9 +58,9 @@ impl Engine {
             let due = self.events.as_ref().and_then(AsyncEvents::due);
             match self.shared.next(busy, due) {
                 Task::Stop => break,
-                Task::Reset => self.reset(),
-                Task::Read(request) => self.answer(request),
-                Task::Commands => busy = self.serve(),
+                Task::Registers(Request::Reset) => self.reset(),
+                Task::Registers(Request::Read(request)) => self.answer(request),
+                Task::Doorbells => busy = self.serve(),
                 Task::Time => self.post_events(Instant::now()),
             }
         }
@@ -72,10 +72,10 @@ impl Engine {
         loop {
             match self.shared.next(true, None) {
                 Task::Stop => return,
-                Task::Reset => self.reset(),
-                Task::Read(request) => self.answer(request),
-                Task::Commands if !self.serve() => return,
-                Task::Commands | Task::Time => {}
+                Task::Registers(Request::Reset) => self.reset(),
+                Task::Registers(Request::Read(request)) => self.answer(request),
+                Task::Doorbells if !self.serve() => return,
+                Task::Doorbells | Task::Time => {}
             }
         }
     }
@@ -239,7 +239,7 @@ mod tests {
     }
 
     /// A driver that writes the mask as soon as an entry is written.
-    struct Masking(Arc<SharedRegisters>, u32);
+    struct Masking(Arc<SharedRegisters<Registers>>, u32);
 
     impl Upstream for Masking {
         fn carry_out(&self, asks: &mut [Ask<'_>], _: &dyn Fn() -> bool) {
@@ -250,7 +250,7 @@ mod tests {
     }
 
     /// An engine whose memory is asked for, its interrupts and its registers.
-    fn engine() -> (Engine, Arc<Raised>, Arc<SharedRegisters>) {
+    fn engine() -> (Engine, Arc<Raised>, Arc<SharedRegisters<Registers>>) {
         let requester = Arc::new(Requester::new());
         requester.map(ASKED, 1 << 16, (true, true), None).unwrap();
         requester.set_bus_master(true);
@@ -265,7 +265,7 @@ mod tests {
             bar_memory: Arc::new(bar),
             seed: None,
         });
-        let shared = Arc::new(SharedRegisters::new());
+        let shared = Arc::new(SharedRegisters::new(Registers::new()));
         let engine = Engine::new(shared.clone(), requester, interrupts, Arc::new(path), gid);
         (engine, raised, shared)
     }

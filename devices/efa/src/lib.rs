@@ -28,7 +28,6 @@ mod interrupts;
 pub mod memory_bar;
 pub mod objects;
 mod registers;
-mod shared_registers;
 #[cfg(feature = "stepped")]
 mod stepped;
 

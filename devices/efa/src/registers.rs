@@ -8,6 +8,7 @@ use peerbar_efa_spec::registers::{
     AdminQueueCaps, Capabilities, ControllerVersion, DeviceControl, DeviceStatus, EventQueueCaps,
     EventQueueDoorbell, InterruptMask, ReadAnswer, ReadRequest, Version, offset,
 };
+use peerbar_endpoint::EngineRequests;
 
 /// The interface of Linux 7.3: admin entries of 64 and of 128 bytes, checksums.
 const VERSION: Version = Version::new().with_major(0).with_minor(3);
@@ -59,6 +60,15 @@ pub(crate) enum Effect {
     Read(ReadRequest),
     /// An event queue is to be armed.
     Arm(u16),
+}
+
+/// A request of the registers to the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    /// Forget everything.
+    Reset,
+    /// Read a register.
+    Read(ReadRequest),
 }
 
 /// How far a reset is.
@@ -217,11 +227,6 @@ impl Registers {
         };
     }
 
-    /// Whether a reset has begun since the last call.
-    pub(crate) fn take_reset(&mut self) -> bool {
-        std::mem::take(&mut self.is_reset_new)
-    }
-
     /// The engine has forgotten everything; whether no other reset has begun meanwhile.
     pub(crate) fn was_reset(&mut self) -> bool {
         if self.is_reset_new {
@@ -283,13 +288,6 @@ impl Registers {
         self.read = Some(request);
     }
 
-    /// The request that the engine is to answer, until it says that it [was answered](Self::was_answered).
-    pub(crate) fn take_read(&mut self) -> Option<ReadRequest> {
-        let request = self.read.take();
-        self.is_answering |= request.is_some();
-        request
-    }
-
     /// The engine has answered a request.
     pub(crate) fn was_answered(&mut self) {
         self.is_answering = false;
@@ -316,6 +314,20 @@ impl Registers {
             address: self.events.address(),
             caps: EventQueueCaps::from_bits(self.events.caps),
         }
+    }
+}
+
+impl EngineRequests for Registers {
+    type Request = Request;
+
+    /// A reset comes once. A read is being answered until the engine says that it [was answered](Registers::was_answered).
+    fn take_request(&mut self) -> Option<Request> {
+        if std::mem::take(&mut self.is_reset_new) {
+            return Some(Request::Reset);
+        }
+        let request = self.read.take()?;
+        self.is_answering = true;
+        Some(Request::Read(request))
     }
 }
 
@@ -348,7 +360,8 @@ mod tests {
                 Some(Effect::Engine)
             );
             assert!(status(&registers).reset_in_progress());
-            assert!(registers.take_reset() && !registers.take_reset());
+            assert_eq!(registers.take_request(), Some(Request::Reset));
+            assert_eq!(registers.take_request(), None);
             if engine_first {
                 assert!(registers.was_reset());
                 assert!(status(&registers).reset_in_progress());
@@ -367,14 +380,15 @@ mod tests {
     fn reset_within_a_reset_waits_for_the_engine_again() {
         let mut registers = Registers::new();
         registers.write(offset::DEV_CTL, RESET);
-        assert!(registers.take_reset());
+        assert_eq!(registers.take_request(), Some(Request::Reset));
         registers.reset_function();
         assert!(
             !registers.was_reset(),
             "the engine has forgotten too little"
         );
         registers.write(offset::DEV_CTL, RESET);
-        assert!(registers.take_reset() && registers.was_reset());
+        assert_eq!(registers.take_request(), Some(Request::Reset));
+        assert!(registers.was_reset());
         assert!(registers.take_halt() && !registers.take_halt());
         assert!(status(&registers).reset_in_progress(), "the driver's own");
     }
@@ -408,7 +422,7 @@ mod tests {
         let mut registers = Registers::new();
         registers.write(offset::DEV_CTL, RESET);
         assert_eq!(registers.write(offset::AQ_PROD_DB, 1), None);
-        registers.take_reset();
+        registers.take_request();
         registers.was_reset();
         assert_eq!(registers.write(offset::AQ_PROD_DB, 1), None);
         registers.write(offset::DEV_CTL, 0);
@@ -421,7 +435,7 @@ mod tests {
     fn answer_in_progress_outlasts_a_reset() {
         let mut registers = Registers::new();
         registers.request_read(ReadRequest::new());
-        assert!(registers.is_answering() && registers.take_read().is_some());
+        assert!(registers.is_answering() && registers.take_request().is_some());
         registers.write(offset::DEV_CTL, RESET);
         assert!(registers.is_answering(), "it may still be written");
         registers.was_answered();

@@ -16,6 +16,7 @@ mod interrupts;
 mod options;
 mod recording;
 mod running;
+mod shared_registers;
 mod switch_port;
 
 pub use endpoint::{BarMemory, Endpoint, PeerPages};
@@ -24,3 +25,4 @@ pub use options::{DeviceOptions, size};
 pub use peerbar_sandbox::FileAccess;
 pub use peerbar_switch::AttachError;
 pub use running::{Running, StartError};
+pub use shared_registers::{EngineRequests, SharedRegisters, Task};

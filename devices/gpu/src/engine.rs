@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "stepped")]
 use peerbar_dma::MemoryFile;
 use peerbar_dma::{DoorbellEvent, Origin, Purpose};
+use peerbar_endpoint::{SharedRegisters, Task};
 use peerbar_fault::Action;
 use peerbar_pci::Interrupts;
 use zerocopy::IntoBytes;
@@ -16,9 +17,8 @@ use crate::doorbells::{CHANNELS, Doorbells};
 use crate::executor::{Executor, Progress};
 use crate::faults::{Fault, FaultCode};
 use crate::gpu_memory::GpuAddress;
-use crate::registers::{Request, Setup};
+use crate::registers::{Registers, Request, Setup};
 use crate::ring::Ring;
-use crate::shared_registers::{SharedRegisters, Task};
 use crate::synchronization::check_time;
 
 /// How long a channel has the engine before the next channel's turn. The step in progress is completed.
@@ -35,7 +35,7 @@ const CANCELLED: u16 = u16::MAX;
 
 /// The channels' side of the GPU.
 pub(crate) struct Engine {
-    shared: Arc<SharedRegisters>,
+    shared: Arc<SharedRegisters<Registers>>,
     doorbells: Arc<Doorbells>,
     interrupts: Arc<dyn Interrupts>,
     executor: Executor,
@@ -110,7 +110,7 @@ impl Job {
 
 impl Engine {
     pub(crate) fn new(
-        shared: Arc<SharedRegisters>,
+        shared: Arc<SharedRegisters<Registers>>,
         doorbells: Arc<Doorbells>,
         interrupts: Arc<dyn Interrupts>,
         executor: Executor,
@@ -145,7 +145,7 @@ impl Engine {
     #[cfg(feature = "stepped")]
     pub(crate) fn work(&mut self) {
         loop {
-            let task = self.shared.next(true);
+            let task = self.shared.next(true, None);
             let is_last = task == Task::Doorbells;
             match self.take_up(task) {
                 ControlFlow::Continue(is_busy) if is_busy && !self.waits_only() || !is_last => {}
@@ -155,28 +155,29 @@ impl Engine {
     }
 
     /// Carries out a task, then gives the channels a turn; whether there is work left. Breaks if the daemon ends.
-    fn take_up(&mut self, task: Task) -> ControlFlow<(), bool> {
+    fn take_up(&mut self, task: Task<Request>) -> ControlFlow<(), bool> {
         match task {
             Task::Stop => return ControlFlow::Break(()),
             Task::Registers(Request::Reset) => self.reset(),
             Task::Registers(Request::Release(channel)) => self.release(channel),
             Task::Registers(Request::Start(channel, setup)) => self.start(channel, &setup),
-            Task::Doorbells => {}
+            // It waits for no time.
+            Task::Doorbells | Task::Time => {}
         }
         ControlFlow::Continue(self.turn())
     }
 
     /// Waits for the next task. Before it sleeps it announces that to the driver, and reads the doorbells once more. While
     /// commands wait it polls the doorbells, with short sleeps.
-    fn next_task(&self, busy: bool) -> Task {
+    fn next_task(&self, busy: bool) -> Task<Request> {
         if busy {
             if let Some(time) = self.sleep_of_waiting() {
                 self.shared.sleep(time);
             }
-            return self.shared.next(true);
+            return self.shared.next(true, None);
         }
         self.doorbells.announce_sleep();
-        let task = self.shared.next(self.has_work());
+        let task = self.shared.next(self.has_work(), None);
         self.doorbells.announce_poll();
         task
     }
@@ -625,7 +626,7 @@ mod tests {
             engine.doorbells.write(doorbell, &1u32.to_le_bytes());
         }
         engine.next = 1;
-        engine.shared.notify();
+        engine.shared.interrupt();
         assert!(engine.turn());
         assert_eq!(engine.next, 1, "the registers' tasks come first");
         assert_eq!(engine.next_task(true), Task::Doorbells);

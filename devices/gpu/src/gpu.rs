@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use peerbar_dma::{Buffer, MemoryFile, PageTable, Requester, Span};
-use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
+use peerbar_endpoint::{
+    BarMemory, Endpoint, PeerPages, Running, SharedRegisters, StartError, Vectors,
+};
 use peerbar_fault::Kind;
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Interrupts, MsiX};
 
@@ -17,7 +19,6 @@ use crate::executor::Executor;
 use crate::faults::{Fault, FaultCode};
 use crate::gpu_memory::GpuMemory;
 use crate::registers::{Effect, Registers};
-use crate::shared_registers::SharedRegisters;
 
 const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 0x1_0000;
@@ -51,7 +52,7 @@ const IDENTITY: Identity = Identity {
 
 /// The side of the GPU that the guest's accesses meet: registers, doorbells and the window.
 pub struct Gpu {
-    shared: Arc<SharedRegisters>,
+    shared: Arc<SharedRegisters<Registers>>,
     doorbells: Arc<Doorbells>,
     window: Option<Arc<PageTable>>,
     requester: Arc<Requester>,
@@ -126,7 +127,7 @@ impl Gpu {
         let effect = self.shared.with(|registers| registers.write(offset, data));
         match effect {
             Some(Effect::Reset) => self.reset(),
-            Some(Effect::Engine) => self.shared.notify(),
+            Some(Effect::Engine) => self.shared.interrupt(),
             Some(Effect::Kick) => self.shared.kick(),
             Some(Effect::Fault) => self.interrupts.raise(0),
             Some(Effect::DmaLog) => {
@@ -189,7 +190,7 @@ impl Function for Gpu {
             self.requester.halt();
             registers.reset();
         });
-        self.shared.notify();
+        self.shared.interrupt();
     }
 }
 

@@ -31,7 +31,6 @@ mod kernels;
 mod nvme_io;
 mod registers;
 mod ring;
-mod shared_registers;
 #[cfg(feature = "stepped")]
 mod stepped;
 mod synchronization;

@@ -5,6 +5,7 @@ mod channel;
 use std::sync::Arc;
 
 use peerbar_dma::PageTable;
+use peerbar_endpoint::EngineRequests;
 
 use crate::aperture;
 use crate::doorbells::{CHANNELS, Doorbells};
@@ -223,16 +224,6 @@ impl Registers {
         self.resetting = true;
     }
 
-    /// Takes the next request to the engine, if there is one.
-    pub(crate) fn take_request(&mut self) -> Option<Request> {
-        if self.resetting {
-            return Some(Request::Reset);
-        }
-        (0..)
-            .zip(&mut self.channels)
-            .find_map(|(number, channel)| channel.take_request(number))
-    }
-
     /// The engine has forgotten every channel: a reset is complete.
     pub(crate) fn was_reset(&mut self) {
         self.channels.iter_mut().for_each(Channel::released);
@@ -291,10 +282,25 @@ fn halves(value: u64) -> (u32, u32) {
     )
 }
 
+impl EngineRequests for Registers {
+    type Request = Request;
+
+    fn take_request(&mut self) -> Option<Request> {
+        if self.resetting {
+            return Some(Request::Reset);
+        }
+        (0..)
+            .zip(&mut self.channels)
+            .find_map(|(number, channel)| channel.take_request(number))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use peerbar_dma::MemoryFile;
     use proptest::prelude::*;
+
+    use peerbar_endpoint::{SharedRegisters, Task};
 
     use super::*;
 
@@ -492,5 +498,36 @@ mod tests {
             prop_assert_eq!(read(&registers, 0), 0x5042_4750);
             prop_assert!(read(&registers, 0x1014) & !0x1_0001 == 0);
         }
+    }
+
+    #[test]
+    fn engine_does_no_step_before_its_last_request() {
+        let doorbells = Arc::new(Doorbells::new(0x1_0000).unwrap());
+        let shared = SharedRegisters::new(Registers::new((0, 0), None, doorbells));
+        let enable = |channel: u64, on: u8| {
+            let control = 0x1010 + 0x100 * channel;
+            shared.with(|registers| registers.write(control, &[on, 0, 0, 0]));
+            shared.interrupt();
+        };
+        enable(0, 1);
+        enable(1, 1);
+        for channel in [0, 1] {
+            let task = shared.next(false, None);
+            assert!(
+                matches!(task, Task::Registers(Request::Start(number, _)) if number == channel)
+            );
+        }
+        assert_eq!(shared.next(true, None), Task::Doorbells);
+        assert!(!shared.urgent());
+        enable(0, 0);
+        enable(1, 0);
+        for channel in [0, 1] {
+            let release = Task::Registers(Request::Release(channel));
+            assert_eq!(shared.next(true, None), release);
+            assert!(shared.urgent(), "the engine may still hold a ring");
+            shared.with(|registers| registers.released(channel));
+        }
+        assert_eq!(shared.next(true, None), Task::Doorbells);
+        assert!(!shared.urgent());
     }
 }

@@ -1,0 +1,185 @@
+//! The registers as the thread that answers the guest's accesses and the engine's thread share them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+/// Registers that have requests for the engine.
+pub trait EngineRequests {
+    /// What the engine is to do.
+    type Request;
+
+    /// The request that comes before all others, if there is one.
+    fn take_request(&mut self) -> Option<Self::Request>;
+}
+
+/// What the engine should do next; `R` is a request of its registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task<R> {
+    /// The daemon ends.
+    Stop,
+    /// The registers have a request.
+    Registers(R),
+    /// A doorbell may have been written, or the engine has work left.
+    Doorbells,
+    /// The time that the engine waited for has come.
+    Time,
+}
+
+/// The registers, and the notification of the engine.
+///
+/// The engine checks for tasks with the lock held before it sleeps, and a new task takes the lock before it notifies the
+/// engine, so no wake-up is lost. A doorbell that is written through a mapping wakes nobody: the engine reads it before it sleeps.
+#[derive(Debug)]
+pub struct SharedRegisters<R> {
+    state: Mutex<State<R>>,
+    wake: Condvar,
+    /// Checked between any two steps, without the lock.
+    urgent: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State<R> {
+    registers: R,
+    is_kicked: bool,
+    is_stopped: bool,
+}
+
+impl<R: EngineRequests> SharedRegisters<R> {
+    /// These registers, without a task for the engine.
+    pub fn new(registers: R) -> Self {
+        Self {
+            state: Mutex::new(State {
+                registers,
+                is_kicked: false,
+                is_stopped: false,
+            }),
+            wake: Condvar::new(),
+            urgent: AtomicBool::new(false),
+        }
+    }
+
+    /// Reads the registers, or changes them. A request that this makes is to be announced by [`Self::notify`] or
+    /// [`Self::interrupt`].
+    pub fn with<T>(&self, act: impl FnOnce(&mut R) -> T) -> T {
+        act(&mut self.state.lock().registers)
+    }
+
+    /// Has the engine take a request once it has nothing else to do.
+    pub fn notify(&self) {
+        let _state = self.state.lock();
+        self.wake.notify_one();
+    }
+
+    /// Has the engine take a request before its next step.
+    pub fn interrupt(&self) {
+        let _state = self.state.lock();
+        self.urgent.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+
+    /// Has the engine read the doorbells.
+    pub fn kick(&self) {
+        self.state.lock().is_kicked = true;
+        self.wake.notify_one();
+    }
+
+    /// Whether the engine should do no step before its next task.
+    pub fn urgent(&self) -> bool {
+        self.urgent.load(Ordering::Acquire)
+    }
+
+    /// The next task. Waits for one until `due`, unless the engine has work left (`busy`).
+    pub fn next(&self, busy: bool, due: Option<Instant>) -> Task<R::Request> {
+        let mut state = self.state.lock();
+        loop {
+            if state.is_stopped {
+                return Task::Stop;
+            }
+            if let Some(request) = state.registers.take_request() {
+                // There may be more, and until the last is taken the engine may use what a request takes away.
+                return Task::Registers(request);
+            }
+            self.urgent.store(false, Ordering::Release);
+            if std::mem::take(&mut state.is_kicked) || busy {
+                return Task::Doorbells;
+            }
+            match due {
+                Some(due) if due <= Instant::now() => return Task::Time,
+                Some(due) => {
+                    self.wake.wait_until(&mut state, due);
+                }
+                None => self.wake.wait(&mut state),
+            }
+        }
+    }
+
+    /// Sleeps for this time, or until there is a task.
+    pub fn sleep(&self, time: Duration) {
+        let mut state = self.state.lock();
+        if !state.is_stopped && !state.is_kicked && !self.urgent() {
+            self.wake.wait_for(&mut state, time);
+        }
+    }
+
+    /// Ends the engine after the step in progress.
+    pub fn stop(&self) {
+        let mut state = self.state.lock();
+        state.is_stopped = true;
+        self.urgent.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    impl EngineRequests for VecDeque<u8> {
+        type Request = u8;
+
+        fn take_request(&mut self) -> Option<u8> {
+            self.pop_front()
+        }
+    }
+
+    fn shared(requests: &[u8]) -> SharedRegisters<VecDeque<u8>> {
+        SharedRegisters::new(requests.iter().copied().collect())
+    }
+
+    #[test]
+    fn requests_come_before_doorbells_and_doorbells_before_time() {
+        let shared = shared(&[1, 2]);
+        let due = Some(Instant::now());
+        shared.kick();
+        shared.interrupt();
+        assert_eq!(shared.next(true, due), Task::Registers(1));
+        assert!(shared.urgent(), "there is another request");
+        assert_eq!(shared.next(true, due), Task::Registers(2));
+        assert_eq!(shared.next(false, due), Task::Doorbells);
+        assert!(!shared.urgent());
+        assert_eq!(shared.next(true, due), Task::Doorbells);
+        assert_eq!(shared.next(false, due), Task::Time);
+        shared.stop();
+        assert!(shared.urgent());
+        assert_eq!(shared.next(true, due), Task::Stop);
+    }
+
+    #[test]
+    fn kick_or_request_wakes_the_engine() {
+        let shared = shared(&[]);
+        std::thread::scope(|scope| {
+            let engine = scope.spawn(|| [shared.next(false, None), shared.next(false, None)]);
+            shared.kick();
+            shared.with(|requests| requests.push_back(7));
+            shared.notify();
+            let mut tasks = engine.join().unwrap();
+            tasks.sort_by_key(|task| *task == Task::Doorbells);
+            assert_eq!(tasks, [Task::Registers(7), Task::Doorbells]);
+        });
+        assert!(!shared.urgent());
+    }
+}
