@@ -139,7 +139,7 @@ impl Attachment {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
@@ -159,6 +159,10 @@ mod tests {
         let error = Attachment::new(&path, "nic0", GID).unwrap_err();
         assert!(matches!(error, AttachError::NoFabric(_)), "{error}");
         drop(listener);
+        // A process that another test starts keeps a copy of the socket for a moment.
+        while UnixStream::connect(&path).is_ok() {
+            std::thread::yield_now();
+        }
         let error = Attachment::new(&path, "nic0", GID).unwrap_err();
         assert!(matches!(error, AttachError::NotThere(_)), "{error}");
     }

@@ -51,7 +51,7 @@ impl Attachment {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
 
@@ -69,6 +69,10 @@ mod tests {
         let error = Attachment::new(&path, "disk0").unwrap_err();
         assert!(matches!(error, AttachError::NoSwitch(_)), "{error}");
         drop(listener);
+        // A process that another test starts keeps a copy of the socket for a moment.
+        while UnixStream::connect(&path).is_ok() {
+            std::thread::yield_now();
+        }
         let error = Attachment::new(&path, "disk0").unwrap_err();
         assert!(matches!(error, AttachError::NotThere(_)), "{error}");
     }

@@ -10,6 +10,7 @@ use peerbar_socket_file::descriptors::{send, wait_until};
 use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 
 /// Far longer than anything here takes, far shorter than a test may hang.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -18,6 +19,14 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 pub(crate) struct Adapter {
     socket: OwnedFd,
     pub(crate) incarnation: Incarnation,
+}
+
+impl Drop for Adapter {
+    /// Hangs up at once. A process that another test is about to start has copies of all descriptors for a moment.
+    fn drop(&mut self) {
+        // Fails if the daemon has hung up.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
 }
 
 impl Adapter {

@@ -14,8 +14,8 @@ use peerbar_test_daemon::{Daemon, DaemonCommand};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
-    sendmsg, socket_with,
+    SendAncillaryMessage, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, connect,
+    recvmsg, sendmsg, shutdown, socket_with,
 };
 
 /// Far longer than anything here takes, far shorter than a test may hang.
@@ -35,6 +35,14 @@ pub(crate) fn command() -> DaemonCommand {
 /// An endpoint. Nothing happens by itself: not even acknowledgements.
 pub(crate) struct Endpoint {
     socket: OwnedFd,
+}
+
+impl Drop for Endpoint {
+    /// Hangs up at once. A process that another test is about to start has copies of all descriptors for a moment.
+    fn drop(&mut self) {
+        // Fails if the daemon has hung up.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
 }
 
 impl Endpoint {

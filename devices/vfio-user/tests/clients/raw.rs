@@ -2,6 +2,7 @@
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -55,6 +56,14 @@ impl Wire {
 pub(crate) struct RawClient {
     pub(crate) stream: UnixStream,
     next_id: u16,
+}
+
+impl Drop for RawClient {
+    /// Hangs up at once. A process that another test is about to start has copies of all descriptors for a moment.
+    fn drop(&mut self) {
+        // Fails if the server has hung up.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 impl RawClient {
