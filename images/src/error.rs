@@ -230,8 +230,8 @@ pub enum ImageError {
     },
     /// A build tree lacks a header of the kernel's own drivers.
     #[error(
-        "a module needs {header} of the source of kernel {release}, and {} has no such file: give --kernel a whole kernel tree, or a \
-         kernel that `peerbar kernel build` has made",
+        "a module needs {header} of the source of kernel {release}, and {} has no such file: give --kernel a whole kernel tree, or the \
+         kernel that this `peerbar kernel build` makes",
         tree.display()
     )]
     NoPrivateHeader {

@@ -66,7 +66,8 @@ impl KernelBuild {
         let of_tools = tree.display().to_string();
         let work = WorkFolder::of(cache, &cache::key([&place, &text, &of_tools]))?;
         let prepared = self.source.prepare(cache, &work.path)?;
-        let key = cache::key([&prepared.state, &text, &of_tools]);
+        let headers = export::PRIVATE_HEADERS.join(" ");
+        let key = cache::key([&prepared.state, &text, &of_tools, &headers]);
         if let Some(known) = cache.known(Kind::BuiltKernel, &key)? {
             return Ok(known);
         }

@@ -13,7 +13,7 @@ use crate::kernel_tree::BUILT_IMAGE;
 pub(crate) const TOOLS: &str = "peerbar-tools";
 
 /// Headers of the kernel's own drivers that a module of this project includes.
-const PRIVATE_HEADERS: [&str; 1] = ["drivers/nvme/host/nvme.h"];
+pub(super) const PRIVATE_HEADERS: [&str; 1] = ["drivers/nvme/host/nvme.h"];
 
 /// Makes the folder `entry` a build tree for modules (Linux, `scripts/package/install-extmod-build`), with the kernel, its
 /// symbols and its configuration.

@@ -123,6 +123,7 @@ fn read_by_gpu(
     let doorbells = queue.statistics()?.doorbells;
     disk.delete_queue(QUEUE)?;
     space.unmap(queues)?;
+    queue.release();
     space.unmap(data)?;
     Ok(doorbells)
 }
