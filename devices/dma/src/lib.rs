@@ -27,6 +27,9 @@
 //! A transfer that the kernel carries out, between a file and this memory, pins its addresses ([`Session::pin`]): a change
 //! that takes one of them away waits for the end of that transfer, with no lock held, and for no other.
 //!
+//! Memory may also be lent to another process, which reads it ([`Session::lend`]), and borrowed from one ([`Lender`]). A change ends
+//! the loans that it meets and waits for none.
+//!
 //! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: the
 //! requester believes it, the record does not.
 //!
@@ -56,12 +59,14 @@ mod direct;
 mod error;
 mod hints;
 mod lease;
+mod lender;
 mod lent_file;
 mod lent_memory;
 mod lent_region;
 mod link;
 mod link_speed;
 mod link_state;
+mod loans;
 mod map;
 mod memory;
 mod memory_pool;
@@ -85,9 +90,12 @@ pub use buffer::Buffer;
 pub use counters::{Count, CounterFile, Counters};
 pub use error::{DmaError, DmaFault};
 pub use lease::{Leases, PeerLeases};
+pub use lender::Lender;
+pub use lent_memory::MOST_LENDERS;
 pub use lent_region::{LentGuestMemory, LentRegion};
 pub use link::Link;
 pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLatency};
+pub use loans::Loan;
 pub use map::MapError;
 pub use memory::{Lease, MappedMemory, MemoryError, MemoryFile, Span};
 pub use memory_pool::MemoryPool;

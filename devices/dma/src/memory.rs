@@ -66,6 +66,12 @@ pub enum MemoryError {
         /// Length of what was mapped.
         size: u64,
     },
+    /// Another adapter names a file that it has not lent, or too long ago.
+    #[error("no file {number} is lent")]
+    NotLent {
+        /// The number that it named.
+        number: u32,
+    },
     /// The span leaves the file.
     #[error("span {offset:#x}+{len:#x} leaves a memory file of {size:#x} bytes")]
     OutOfRange {
@@ -107,6 +113,8 @@ impl Lease {
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,
+    /// Where in the file the mapping starts.
+    first: u64,
     mapped: MappedMemory,
 }
 
@@ -170,7 +178,11 @@ impl MemoryFile {
             lent: Some(lent),
             lease: None,
         };
-        Ok(Self { file, mapped })
+        Ok(Self {
+            file,
+            first,
+            mapped,
+        })
     }
 
     /// The same, for as long as this lease lasts.
@@ -191,7 +203,16 @@ impl MemoryFile {
         let region = MmapRegion::from_file(FileOffset::new(lent, 0), length)
             .map_err(|e| os("map it", io::Error::other(e)))?;
         let mapped = MappedMemory::new(region, size);
-        Ok(Self { file, mapped })
+        Ok(Self {
+            file,
+            first: 0,
+            mapped,
+        })
+    }
+
+    /// Where in the file the mapping starts, to which all offsets are relative.
+    pub fn first(&self) -> u64 {
+        self.first
     }
 
     /// The file itself, to be handed to the client.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use rustix::mm::ProtFlags;
 
 use crate::lent_file::LentFile;
-use crate::lent_memory::MOST_MAPPINGS;
+use crate::lent_memory::{MOST_FILES_OF_A_LENDER, MOST_MAPPINGS};
 use crate::memory::{Lease, MemoryError, MemoryFile, Span};
 
 /// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual guest RAM is mapped as a
@@ -14,6 +14,8 @@ const PIECE: u64 = 64 << 30;
 
 /// How many bytes they have at most: an eighth of the address space of a process (x86-64, 2^47).
 const MOST_BYTES: u64 = 16 << 40;
+/// The same for one of the other adapters that lend memory.
+const MOST_BYTES_OF_A_LENDER: u64 = 512 << 30;
 
 /// A mapped part of a file.
 #[derive(Debug)]
@@ -38,12 +40,34 @@ impl Piece {
 ///
 /// A file is known by its device and inode numbers. It is mapped in pieces, as far as it is asked for; a piece is unmapped when the
 /// last [`Span`] of it goes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct MemoryPool {
     pieces: Vec<Piece>,
+    access: ProtFlags,
+    /// How many mappings it has at most, and how many bytes.
+    most: (usize, u64),
+}
+
+impl Default for MemoryPool {
+    fn default() -> Self {
+        Self {
+            pieces: Vec::new(),
+            access: ProtFlags::READ | ProtFlags::WRITE,
+            most: (MOST_MAPPINGS, MOST_BYTES),
+        }
+    }
 }
 
 impl MemoryPool {
+    /// That of another adapter's process, whose memory is read only.
+    pub(crate) fn of_lender() -> Self {
+        Self {
+            access: ProtFlags::READ,
+            most: (MOST_FILES_OF_A_LENDER, MOST_BYTES_OF_A_LENDER),
+            ..Self::default()
+        }
+    }
+
     /// The span of `size` bytes at `offset` of a lent file.
     pub(crate) fn span(
         &mut self,
@@ -95,8 +119,7 @@ impl MemoryPool {
         let first = offset / PIECE * PIECE;
         let bytes = end.div_ceil(PIECE).saturating_mul(PIECE).min(length) - first;
         self.reserve(bytes)?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        let memory = MemoryFile::of_other(file, first, bytes, access)?;
+        let memory = MemoryFile::of_other(file, first, bytes, self.access)?;
         let file = Arc::new(match lease {
             Some(lease) => memory.under(lease),
             None => memory,
@@ -121,7 +144,8 @@ impl MemoryPool {
             memory.is_some()
         });
         let mappings = self.pieces.len();
-        if mappings >= MOST_MAPPINGS || mapped.saturating_add(size) > MOST_BYTES {
+        let (most_mappings, most_bytes) = self.most;
+        if mappings >= most_mappings || mapped.saturating_add(size) > most_bytes {
             return Err(MemoryError::TooMuch {
                 mappings,
                 mapped,

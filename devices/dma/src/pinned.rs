@@ -101,7 +101,7 @@ impl Pinned {
         let bytes = |pinned: &Self| pinned.memory().map(|(_, len)| len).sum();
         let lengths: (usize, usize) = (bytes(&self), bytes(&to));
         let copied = if lengths.0 == lengths.1 {
-            self.copy_spans(&to, &mut moved)
+            copy_spans(self.memory(), to.memory(), &mut moved)
         } else {
             let (from, to) = lengths;
             Err(CopyError::Lengths { from, to })
@@ -116,33 +116,24 @@ impl Pinned {
         copied
     }
 
-    /// Copies range by range, and counts what was moved.
-    fn copy_spans(&self, to: &Self, moved: &mut usize) -> Result<(), CopyError> {
-        let mut sources = self.memory();
-        let mut source: Option<(&Span, usize, usize)> = None;
-        for (span, len) in to.memory() {
-            let mut done = 0;
-            while done < len {
-                let next = source.take().filter(|(_, at, len)| at < len);
-                let next = next.or_else(|| sources.next().map(|(span, len)| (span, 0, len)));
-                let Some((from, at, from_len)) = next else {
-                    return Ok(());
-                };
-                let part = (len - done).min(from_len - at);
-                let places = (from.offset + at as u64, span.offset + done as u64);
-                let copied = from.file.copy_to(places.0, &span.file, places.1, part);
-                if copied.is_err() {
-                    return Err(match from.file.check_access(places.0, part) {
-                        Err(_) => CopyError::Source(DmaFault::NoMemory),
-                        Ok(()) => CopyError::Destination(DmaFault::NoMemory),
-                    });
-                }
-                done += part;
-                *moved += part;
-                source = Some((from, at + part, from_len));
-            }
-        }
-        Ok(())
+    /// Copies memory that is as long, and not pinned, into this one, by one copy, and ends the request.
+    pub fn copy_from(self, from: &[(Span, usize)]) -> Result<(), CopyError> {
+        let mut moved = 0;
+        let from_bytes = from.iter().map(|(_, len)| len).sum();
+        let to_bytes = self.memory().map(|(_, len)| len).sum();
+        let copied = if from_bytes == to_bytes {
+            let from = from.iter().map(|(span, len)| (span, *len));
+            copy_spans(from, self.memory(), &mut moved)
+        } else {
+            let (from, to) = (from_bytes, to_bytes);
+            Err(CopyError::Lengths { from, to })
+        };
+        let fault = match copied {
+            Err(CopyError::Destination(fault)) => Some(fault),
+            _ => None,
+        };
+        self.end(moved, fault);
+        copied
     }
 
     /// The request is over: its first `moved` bytes have been moved, and recorded as copies would be, and what came next
@@ -182,6 +173,38 @@ impl Pinned {
             .requester
             .account(self.tag, (address, self.started), extent, &result);
     }
+}
+
+/// Copies range by range, and counts what was moved.
+fn copy_spans<'a>(
+    mut sources: impl Iterator<Item = (&'a Span, usize)>,
+    to: impl Iterator<Item = (&'a Span, usize)>,
+    moved: &mut usize,
+) -> Result<(), CopyError> {
+    let mut source: Option<(&Span, usize, usize)> = None;
+    for (span, len) in to {
+        let mut done = 0;
+        while done < len {
+            let next = source.take().filter(|(_, at, len)| at < len);
+            let next = next.or_else(|| sources.next().map(|(span, len)| (span, 0, len)));
+            let Some((from, at, from_len)) = next else {
+                return Ok(());
+            };
+            let part = (len - done).min(from_len - at);
+            let places = (from.offset + at as u64, span.offset + done as u64);
+            let copied = from.file.copy_to(places.0, &span.file, places.1, part);
+            if copied.is_err() {
+                return Err(match from.file.check_access(places.0, part) {
+                    Err(_) => CopyError::Source(DmaFault::NoMemory),
+                    Ok(()) => CopyError::Destination(DmaFault::NoMemory),
+                });
+            }
+            done += part;
+            *moved += part;
+            source = Some((from, at + part, from_len));
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Pinned {
@@ -319,6 +342,37 @@ mod tests {
         };
         let all = (count.bytes + failed.bytes, count.failures + failed.failures);
         assert_eq!(all, (0x40, 1));
+    }
+
+    #[test]
+    fn lent_memory_is_copied_into_pinned_memory() {
+        let requester = requester();
+        let lent = memory();
+        let data: Vec<u8> = (0..0x180u32).map(|at| (at % 251) as u8).collect();
+        lent.file.write(0x10, &data).unwrap();
+        let span = |offset| Span {
+            file: lent.file.clone(),
+            offset,
+        };
+        let from = [(span(0x10), 0x80), (span(0x90), 0x100)];
+        let places = [(0x1f80, 0x100), (0x9000, 0x80)];
+        let pinned = pin(&requester, &places).unwrap();
+        assert_eq!(pinned.copy_from(&from), Ok(()));
+        let mut found = vec![0; data.len()];
+        let read = requester.gather(Purpose::Payload, places, &mut found);
+        read.unwrap();
+        assert_eq!(found, data);
+        let longer = pin(&requester, &[(0x1000, 0x181)]).unwrap();
+        let (from_bytes, to) = (0x180, 0x181);
+        let lengths = CopyError::Lengths {
+            from: from_bytes,
+            to,
+        };
+        assert_eq!(longer.copy_from(&from), Err(lengths));
+        let beyond = [(span(0xfff), 2)];
+        let pinned = pin(&requester, &[(0x1000, 2)]).unwrap();
+        let lost = CopyError::Source(DmaFault::NoMemory);
+        assert_eq!(pinned.copy_from(&beyond), Err(lost));
     }
 
     #[test]

@@ -28,6 +28,7 @@ use crate::lent_file::LentFile;
 use crate::link::{Link, METERS};
 use crate::link_speed::LinkSpeed;
 use crate::link_state::LinkState;
+use crate::loans::Loans;
 use crate::map::{Backing, MapError};
 use crate::memory::{Lease, MemoryError, Span};
 use crate::memory_pool::MemoryPool;
@@ -60,6 +61,7 @@ pub struct Requester {
     clock: Box<dyn Clock>,
     recorder: OnceLock<Recorder>,
     pins: Pins,
+    loans: Loans,
     faults: Faults,
     link_state: LinkState,
 }
@@ -89,6 +91,7 @@ impl Requester {
             clock,
             recorder: OnceLock::new(),
             pins: Pins::default(),
+            loans: Loans::default(),
             faults: Faults::default(),
             link_state: LinkState::default(),
         }
@@ -239,6 +242,8 @@ impl Requester {
         let mut routes = self.change();
         if routes.bus_master != on {
             routes.bus_master = on;
+            // Nothing is lent while it is off.
+            self.loans.end(AddressRange::ALL);
             self.note(|| Event::BusMaster(on));
         }
         drop(routes);
@@ -252,6 +257,7 @@ impl Requester {
     pub fn halt(&self) -> Drain<'_> {
         let mut routes = self.change();
         routes.halted = true;
+        self.loans.end(AddressRange::ALL);
         self.note(|| Event::Reset(true));
         self.drain(vec![AddressRange::ALL])
     }
@@ -270,15 +276,16 @@ impl Requester {
         let new = window.as_ref().map(OwnWindow::addresses);
         let mut routes = self.change();
         let old = routes.windows.get(&id).map(OwnWindow::addresses);
+        let met: Vec<_> = [old, new].into_iter().flatten().collect();
         if old != new {
+            met.iter().for_each(|range| self.loans.end(*range));
             self.note(|| recording::window(id, window.as_ref()));
         }
         match window {
             Some(window) => routes.windows.insert(id, window),
             None => routes.windows.remove(&id),
         };
-        let met = [old, new].into_iter().flatten();
-        self.drain(met.filter(|_| old != new).collect())
+        self.drain(if old == new { Vec::new() } else { met })
     }
 
     /// Whether any of `len` bytes at `address` lies in one of these windows of the function's own.
@@ -341,11 +348,12 @@ impl Requester {
     /// Replaces all windows of a peer. Once this returns, no copy uses the previous ones.
     pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) {
         let mut routes = self.change();
+        let mut met: Vec<_> = windows.iter().map(PeerWindow::addresses).collect();
+        met.extend(routes.peers.addresses(|owner| owner == peer));
+        met.iter().for_each(|range| self.loans.end(*range));
         if let Some(recorder) = self.recorder.get() {
             recording::peer(recorder, peer, &windows);
         }
-        let mut met: Vec<_> = windows.iter().map(PeerWindow::addresses).collect();
-        met.extend(routes.peers.addresses(|owner| owner == peer));
         routes.peers.set(peer, windows);
         drop(routes);
         drop(self.drain(met));
@@ -355,6 +363,8 @@ impl Requester {
     /// that has none any more.
     pub fn lose_peers(&self) {
         let mut routes = self.change();
+        let lost = routes.peers.addresses(|_| true);
+        lost.for_each(|range| self.loans.end(range));
         if let Some(recorder) = self.recorder.get() {
             let peers = routes.peers.windows();
             peers.for_each(|(peer, _)| recording::peer(recorder, *peer, &[]));
@@ -469,6 +479,7 @@ impl Requester {
             self.share_ats(&routes);
         }
         let range = AddressRange { first: iova, last };
+        self.loans.end(range);
         if self.pins.meet(range) {
             // It is recorded after the transfers that still use this mapping.
             drop(routes);
@@ -521,6 +532,10 @@ impl Requester {
             let dma = recording::dma(tag, direction, (address, len), result);
             recorder.dma(dma, started);
         }
+    }
+
+    pub(crate) fn loans(&self) -> &Loans {
+        &self.loans
     }
 
     pub(crate) fn pins(&self) -> &Pins {

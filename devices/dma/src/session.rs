@@ -7,6 +7,7 @@ use peerbar_dma_log::{Direction, Purpose};
 use crate::counters::Slot;
 use crate::direct::DirectRoute;
 use crate::error::{DmaError, DmaFault};
+use crate::loans::Loan;
 use crate::memory::{MappedMemory, MemoryError, MemoryFile, Span};
 use crate::pinned::Pinned;
 use crate::pins::PinnedRange;
@@ -162,24 +163,48 @@ impl Session {
         direction: Direction,
         places: impl IntoIterator<Item = (u64, usize)>,
     ) -> Option<Pinned> {
+        let tag = tag.into();
+        let started = self.collect(tag.purpose, direction, places)?;
+        let requester = self.requester.clone();
+        let ranges = &mut self.ranges;
+        Some(Pinned::new(requester, tag, direction, started, ranges))
+    }
+
+    /// Lends the memory at several places, each an address and a length, to another process, which reads it. `None` if not all of it is
+    /// memory that is mapped here.
+    pub fn lend(
+        &mut self,
+        tag: impl Into<Tag>,
+        places: impl IntoIterator<Item = (u64, usize)>,
+    ) -> Option<Loan> {
+        let tag = tag.into();
+        let started = self.collect(tag.purpose, Direction::Read, places)?;
+        let ranges = std::mem::take(&mut self.ranges);
+        Some(Loan::new(self.requester.clone(), tag, started, ranges))
+    }
+
+    /// Puts the ranges of a request into `self.ranges`, and keeps their routes from changing; when the request began. `None` if not all
+    /// of it is memory that is mapped here.
+    fn collect(
+        &mut self,
+        purpose: Purpose,
+        direction: Direction,
+        places: impl IntoIterator<Item = (u64, usize)>,
+    ) -> Option<u64> {
         if self.requester.injects() {
             return None;
         }
-        let tag = tag.into();
         self.hold();
         let started = self.requester.started();
         let mut ranges = std::mem::take(&mut self.ranges);
         let all = places
             .into_iter()
-            .try_for_each(|place| self.cut(tag.purpose, direction, place, &mut ranges));
+            .try_for_each(|place| self.cut(purpose, direction, place, &mut ranges));
         if all.is_none() {
             ranges.clear();
         }
         self.ranges = ranges;
-        all?;
-        let requester = self.requester.clone();
-        let ranges = &mut self.ranges;
-        Some(Pinned::new(requester, tag, direction, started, ranges))
+        all.map(|()| started)
     }
 
     /// Splits a place into ranges where the memory changes; `None` if some of it is not mapped here.

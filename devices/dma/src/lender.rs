@@ -1,0 +1,153 @@
+//! Memory that another adapter's process lends to this one, which only reads it.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::lent_file::LentFile;
+use crate::lent_memory::MOST_FILES_OF_A_LENDER;
+use crate::memory::{MemoryError, MemoryFile, Span};
+use crate::memory_pool::MemoryPool;
+
+/// What one other process lends here, by numbers of its own.
+///
+/// It may lend what it likes: no more than a few files are kept, and no more than a part of the address space is mapped. Files whose pages
+/// another process or host would have to supply are refused, and one that loses pages fails the accesses to it.
+#[derive(Debug)]
+pub struct Lender {
+    pool: MemoryPool,
+    /// The newest is last. The oldest goes if there are too many.
+    files: VecDeque<File>,
+}
+
+#[derive(Debug)]
+struct File {
+    number: u32,
+    fd: OwnedFd,
+    /// The part of it that was used last stays mapped.
+    mapped: Option<Arc<MemoryFile>>,
+}
+
+impl Default for Lender {
+    fn default() -> Self {
+        Self {
+            pool: MemoryPool::of_lender(),
+            files: VecDeque::new(),
+        }
+    }
+}
+
+impl Lender {
+    /// Takes a file, which has this number from now on.
+    pub fn take(&mut self, number: u32, fd: OwnedFd) {
+        self.files.retain(|file| file.number != number);
+        if self.files.len() >= MOST_FILES_OF_A_LENDER {
+            self.files.pop_front();
+        }
+        self.files.push_back(File {
+            number,
+            fd,
+            mapped: None,
+        });
+    }
+
+    /// The span of `size` bytes at `offset` of the file of this number, for reading.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotLent`] if it has lent no such file or it was too long ago, and those of mapping it.
+    pub fn span(&mut self, number: u32, offset: u64, size: u64) -> Result<Span, MemoryError> {
+        let file = self.files.iter_mut().find(|file| file.number == number);
+        let file = file.ok_or(MemoryError::NotLent { number })?;
+        if let Some(span) = file.mapped.as_ref().and_then(|it| part(it, offset, size)) {
+            return Ok(span);
+        }
+        let fd = file.fd.try_clone().map_err(|source| MemoryError::Os {
+            action: "share it",
+            size,
+            source,
+        })?;
+        let span = self.pool.span(LentFile::new(fd), offset, size)?;
+        file.mapped = Some(span.file.clone());
+        Ok(span)
+    }
+}
+
+/// The span of a file's bytes in this part of it, if they are there and not lost.
+fn part(file: &Arc<MemoryFile>, offset: u64, size: u64) -> Option<Span> {
+    let offset = offset.checked_sub(file.first())?;
+    let is_inside = file.check(offset, size).is_ok() && !file.is_lost();
+    is_inside.then(|| Span {
+        file: file.clone(),
+        offset,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    fn memfd(size: u64) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, size).unwrap();
+        fd
+    }
+
+    #[test]
+    fn lent_file_is_read_where_it_was_asked_for_and_not_beyond() {
+        let fd = memfd(8192);
+        rustix::io::pwrite(&fd, &[7; 16], 4096).unwrap();
+        let mut lender = Lender::default();
+        lender.take(3, fd);
+        for _ in 0..2 {
+            let span = lender.span(3, 4096, 16).unwrap();
+            let mut found = [0; 16];
+            span.file.read(span.offset, &mut found).unwrap();
+            assert_eq!(found, [7; 16]);
+        }
+        for (offset, size) in [(0, 8193), (8192, 1), (u64::MAX, 2)] {
+            let refused = lender.span(3, offset, size);
+            assert!(matches!(refused, Err(MemoryError::OutOfRange { .. })));
+        }
+        let unknown = lender.span(4, 0, 1);
+        assert!(matches!(unknown, Err(MemoryError::NotLent { number: 4 })));
+    }
+
+    #[test]
+    fn file_that_shrinks_fails_its_readers() {
+        let fd = memfd(4096);
+        let mut lender = Lender::default();
+        lender.take(1, fd.try_clone().unwrap());
+        let span = lender.span(1, 0, 4096).unwrap();
+        ftruncate(&fd, 0).unwrap();
+        assert!(span.file.read(span.offset, &mut [0; 64]).is_err());
+        assert!(lender.span(1, 0, 4096).is_err());
+        ftruncate(&fd, 4096).unwrap();
+        let span = lender.span(1, 0, 4096).unwrap();
+        span.file.read(span.offset, &mut [0; 64]).unwrap();
+    }
+
+    #[test]
+    fn lender_of_many_files_keeps_a_few() {
+        let mut lender = Lender::default();
+        for number in 0..100 {
+            lender.take(number, memfd(4096));
+            lender.span(number, 0, 4096).unwrap();
+        }
+        let kept = (0..100).filter(|number| lender.span(*number, 0, 1).is_ok());
+        assert_eq!(kept.count(), MOST_FILES_OF_A_LENDER);
+        lender.take(200, memfd(1 << 62));
+        let refused = lender.span(200, 0, 1 << 61);
+        assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
+    }
+
+    #[test]
+    fn file_of_another_host_or_process_is_refused() {
+        let mut lender = Lender::default();
+        let remote = std::fs::File::open("/sys/kernel/mm/transparent_hugepage/enabled").unwrap();
+        lender.take(1, remote.into());
+        let refused = lender.span(1, 0, 16);
+        assert!(matches!(refused, Err(MemoryError::NotLocal)));
+    }
+}
