@@ -283,7 +283,14 @@ impl Fabric {
     fn answer_who_has(&mut self, from: PortId, gid: Gid) {
         let holder = self.holders.get(&gid);
         let incarnation = holder.map_or(Incarnation::NONE, |holder| holder.incarnation);
-        let takes_descriptors = holder.is_none_or(|holder| holder.is_here());
+        let takes_descriptors = holder.is_none_or(|holder| {
+            let asker = self.ports.get(&from).and_then(|port| port.adapter.as_ref());
+            let is_impaired = asker.is_some_and(|asker| {
+                let impairments = self.impairments.lock();
+                impairments.affects(&asker.name, &holder.name)
+            });
+            holder.is_here() && !is_impaired
+        });
         if let Some(port) = self.ports.get_mut(&from) {
             port.answer(Message::Peer {
                 gid,

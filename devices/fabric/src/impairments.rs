@@ -96,6 +96,19 @@ impl Impairments {
         &self.rules
     }
 
+    /// Whether a rule changes anything for packets between adapters of these names, in either direction.
+    pub(crate) fn affects(&self, one: &str, other: &str) -> bool {
+        let effects = |from, to| self.effects(from, to) != Effects::default();
+        effects(one, other) || effects(other, one)
+    }
+
+    /// What happens to packets from the adapter of one name to that of another.
+    fn effects(&self, from: &str, to: &str) -> Effects {
+        let mut rules = self.rules.iter().rev();
+        let rule = rules.find(|rule| rule.is_about(from, to));
+        rule.map(|rule| rule.effects).unwrap_or_default()
+    }
+
     /// An adapter has left: what follows between it and others begins again.
     pub(crate) fn forget(&mut self, gid: Gid) {
         self.pairs
@@ -110,9 +123,7 @@ impl Impairments {
         bytes: usize,
         now: Instant,
     ) -> Fate {
-        let mut rules = self.rules.iter().rev();
-        let rule = rules.find(|rule| rule.is_about(names.0, names.1));
-        let effects = rule.map(|rule| rule.effects).unwrap_or_default();
+        let effects = self.effects(names.0, names.1);
         let seed = self.seed;
         let passed = self.pairs.entry(pair).or_insert_with(|| Passed {
             draws: fastrand::Rng::with_seed(mixed(seed, pair)),
@@ -271,6 +282,17 @@ mod tests {
         assert_ne!(draw(&mut impairments), first);
         impairments.forget(B);
         assert_eq!(draw(&mut impairments), first);
+    }
+
+    #[test]
+    fn rule_affects_both_directions_unless_it_changes_nothing() {
+        let rules = ["*->* loss=1%", "a<->b none", "b->c partition"];
+        let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let impairments = Impairments::new(1, rules);
+        let pairs = [("a", "b"), ("b", "a"), ("b", "c"), ("c", "b"), ("a", "c")];
+        let affected = pairs.map(|(one, other)| impairments.affects(one, other));
+        assert_eq!(affected, [false, false, true, true, true]);
+        assert!(!Impairments::new(1, Vec::new()).affects("a", "b"));
     }
 
     #[test]

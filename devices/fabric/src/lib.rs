@@ -23,7 +23,8 @@
 //! - Requests are not ordered: one that is sent again may be carried out after later ones.
 //! - A fabric passes nothing on between two others: each of three machines needs a tunnel to both others. Two tunnels between the
 //!   same two fabrics are no better than one: the first that announces an adapter has it.
-//! - Descriptors do not travel through tunnels ([`RequestError::NoDescriptors`]).
+//! - Descriptors do not travel through tunnels, nor between adapters that a rule is about ([`RequestError::NoDescriptors`]): memory that is
+//!   shared would pass by the rule. A new rule is noticed within a second.
 //! - A request that ended without a response may have been carried out, or may be while a packet of it is still delayed.
 //!
 //! # The messages

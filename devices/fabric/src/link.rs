@@ -169,6 +169,12 @@ impl LinkSender {
         Ok(())
     }
 
+    /// Whether descriptors can be sent to a peer at present, as far as it is known: not through a tunnel, and not where the fabric impairs
+    /// what passes between the two, so that all data meets the impairments.
+    pub fn takes_descriptors(&self, to: Gid) -> Option<bool> {
+        self.shared.state.lock().transport.takes_descriptors(to)
+    }
+
     /// Sends a request: at most [`MAX_DATA`] bytes and [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS) descriptors. The peer carries it out
     /// once at most, in no particular order with others. `done` gets its response, or why there is none, on the link's thread, and may
     /// not wait; it is dropped if nothing is sent.

@@ -75,7 +75,7 @@ pub enum Message {
         gid: Gid,
         /// The adapter that has it; none if nobody has.
         incarnation: Incarnation,
-        /// Whether descriptors can be sent to it.
+        /// Whether descriptors can be sent to it: it is at this fabric, which impairs nothing between the two.
         takes_descriptors: bool,
     },
     /// A packet, to or from another adapter.

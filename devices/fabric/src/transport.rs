@@ -39,7 +39,7 @@ pub enum RequestError {
     /// The peer does not carry it out.
     #[error("the peer refuses the request")]
     Refused,
-    /// The peer is on another machine, where no descriptor can be sent.
+    /// The peer is on another machine, or a rule is about the two: no descriptor can be sent.
     #[error("no descriptor can be sent to that peer: send the data instead")]
     NoDescriptors,
 }
@@ -149,6 +149,11 @@ impl<D> Transport<D> {
         peer.outgoing.add(request, done, now)?;
         self.transmit(to, now);
         Ok(())
+    }
+
+    /// Whether a peer takes descriptors, as far as the fabric has said so.
+    pub(crate) fn takes_descriptors(&self, gid: Gid) -> Option<bool> {
+        self.peers.get(&gid)?.known?.takes_descriptors
     }
 
     /// Sends the response to a request of a peer; none if it is not carried out. One that waits for it no longer is not sent any. To be

@@ -268,6 +268,28 @@ impl Pair {
 }
 
 #[test]
+fn no_descriptor_goes_where_a_rule_changes_what_passes() {
+    let takes_descriptors = |rules: &[&str]| {
+        let (mut fabric, now) = fabric(rules);
+        let (one, _) = attach(&mut fabric, 1, now);
+        attach(&mut fabric, 2, now);
+        fabric.receive(one, Message::Resolve { gid: gid(2) }, now);
+        match fabric.next(one) {
+            Some(Message::Peer {
+                takes_descriptors, ..
+            }) => takes_descriptors,
+            other => panic!("{other:?}"),
+        }
+    };
+    for rules in [&[][..], &["*->* none"], &["nic1->nic3 loss=1%"]] {
+        assert!(takes_descriptors(rules), "{rules:?}");
+    }
+    for rule in ["*->* loss=1%", "nic2->nic1 delay=1ms", "nic1->* partition"] {
+        assert!(!takes_descriptors(&[rule]), "{rule}");
+    }
+}
+
+#[test]
 fn adapters_of_two_fabrics_know_each_other_by_other_numbers() {
     let mut pair = Pair::new();
     let (one, first) = pair.attach(0, 1);

@@ -111,7 +111,8 @@ impl<D> Outgoing<D> {
         let mut refused = Vec::new();
         for (tag, pending) in &mut self.pending {
             let has_descriptors = !pending.request.descriptors.is_empty();
-            if has_descriptors && takes_descriptors == Some(false) {
+            // One that was sent may have been carried out: it is not refused any more.
+            if has_descriptors && takes_descriptors == Some(false) && pending.sent.is_none() {
                 refused.push(*tag);
                 continue;
             }
