@@ -5,8 +5,9 @@
 //! transfer keeps the others from theirs.
 //!
 //! Between two queue pairs of one adapter payload is copied once, from memory region to memory region. Memory that another
-//! process must be asked for goes by way of a buffer. To other adapters payload goes in packets of the fabric, which are
-//! sent again if they are lost, and carried out once at most.
+//! process must be asked for goes by way of a buffer. Between two adapters the memory of RDMA is lent where both permit it, and copied once,
+//! too. Messages, and RDMA where memory is not lent, go in packets of the fabric, which are sent again if they are lost, and carried
+//! out once at most.
 //!
 //! # What fails, and how
 //! - A work request that cannot be carried out is completed with its status, and its queue pair goes on: a datagram's
@@ -20,6 +21,8 @@
 mod completions;
 mod doorbells;
 mod job;
+mod lending;
+mod lent_parts;
 mod packet;
 mod remote;
 mod requester;
@@ -51,6 +54,7 @@ pub(crate) use job::Jobs;
 
 use crate::memory_bar::Doorbell;
 use crate::objects::{Gid, Objects};
+use lending::Lending;
 use transfers::Transfers;
 use turn::Parts;
 use wire::{FabricWire, Mailbox, Wire};
@@ -120,6 +124,9 @@ impl DataPath {
                 statistics: Statistics::default(),
                 wire: path.wire.clone(),
                 mailbox: path.mailbox.clone(),
+                lending: Lending::default(),
+                deferred: Vec::new(),
+                copied: 0,
                 sent: HashMap::new(),
                 ids: 0,
                 ready: VecDeque::new(),
@@ -128,15 +135,17 @@ impl DataPath {
         (path, worker)
     }
 
-    /// Joins the adapter to a fabric, once: its queue pairs reach those of other adapters from now on.
+    /// Joins the adapter to a fabric, once: its queue pairs reach those of other adapters from now on. If it `lends`, payload of RDMA is
+    /// copied once, and the processes of the other adapters get the files of its memory for that: they are trusted with it.
     ///
     /// # Errors
     /// Those of [`Attachment::start`].
-    pub fn attach(&mut self, attachment: Attachment) -> Result<(), AttachError> {
+    pub fn attach(&mut self, attachment: Attachment, lends: bool) -> Result<(), AttachError> {
         let link = attachment.start(self.mailbox.clone())?;
         let wire = FabricWire {
             sender: link.sender(),
             mailbox: self.mailbox.clone(),
+            lends,
         };
         if self.wire.set(Arc::new(wire)).is_err() {
             log::error!("an adapter has one fabric");

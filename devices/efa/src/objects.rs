@@ -8,6 +8,7 @@ mod completion_queue;
 mod error;
 mod event_queue;
 pub mod limits;
+mod loans;
 mod memory_region;
 mod queue_pair;
 mod region_keys;
@@ -40,6 +41,7 @@ use peerbar_dma::{MemoryError, MemoryFile};
 use crate::data::Doorbells;
 use crate::memory_bar;
 use address_handle::AddressHandle;
+use loans::Loans;
 use memory_region::MemoryRegion;
 use region_keys::KeyGenerator;
 use slots::Slots;
@@ -68,6 +70,8 @@ pub struct Objects {
     /// Pages of all regions.
     pages: usize,
     keys: KeyGenerator,
+    /// What other adapters read at the moment.
+    loans: Loans,
 }
 
 /// A UAR or a protection domain: it has nothing but users.
@@ -98,6 +102,7 @@ impl Objects {
             remote_keys: HashMap::new(),
             pages: 0,
             keys: KeyGenerator::default(),
+            loans: Loans::default(),
         }
     }
 

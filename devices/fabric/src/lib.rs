@@ -24,7 +24,7 @@
 //! - A fabric passes nothing on between two others: each of three machines needs a tunnel to both others. Two tunnels between the
 //!   same two fabrics are no better than one: the first that announces an adapter has it.
 //! - Descriptors do not travel through tunnels, nor between adapters that a rule is about ([`RequestError::NoDescriptors`]): memory that is
-//!   shared would pass by the rule. A new rule is noticed within a second.
+//!   shared would pass by the rule. A new rule is noticed within a second or so.
 //! - A request that ended without a response may have been carried out, or may be while a packet of it is still delayed.
 //!
 //! # The messages

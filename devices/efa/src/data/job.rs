@@ -52,6 +52,10 @@ pub(super) struct Remote {
     pub(super) sent: u32,
     /// Something has been sent.
     pub(super) has_begun: bool,
+    /// Parts that were to be lent and could not be, which go in packets.
+    pub(super) again: Vec<(u32, u32)>,
+    /// Parts that have been copied, by their loans, which are to be given back.
+    pub(super) returns: Vec<((u32, u32), u64)>,
     /// How many packets are not answered.
     pub(super) outstanding: u16,
     /// Its message has arrived.
@@ -100,6 +104,9 @@ pub(super) struct Unsent {
     pub(super) verb: Verb,
     pub(super) part: (u32, u32),
     pub(super) data: Vec<u8>,
+    pub(super) is_lent: bool,
+    /// The loan of a write that is lent.
+    pub(super) loan: Option<u64>,
 }
 
 /// The work requests of one queue pair in progress, oldest first.

@@ -1,5 +1,8 @@
 //! What adapters say to each other: a header, then payload. All of it is checked by its receiver.
 //!
+//! In place of payload there may be the ranges of memory that is lent. Its receiver copies from there. What reads that way gives
+//! the memory back, and learns only then whether it was intact.
+//!
 //! A request of a reliable queue pair is answered by a status, then the payload of a read. A datagram is a message, and not
 //! answered. A transfer by RDMA is several requests, one for each part. The first one has the length of all, and is answered before
 //! the others are sent: a transfer that does not fit moves nothing. The others may arrive in any order.
@@ -15,6 +18,14 @@ use crate::objects::{Gid, QueuePairKind};
 /// Payload of a packet at most, which leaves room for a header.
 pub(super) const PART_BYTES: u32 = 31 << 10;
 
+/// Bytes of one loan at most, and its ranges.
+pub(super) const LENT_BYTES: u32 = 1 << 20;
+pub(super) const MOST_RANGES: usize = 1024;
+
+const _: () = {
+    let most = MOST_RANGES * size_of::<LentRange>() + size_of::<Header>();
+    assert!(most <= peerbar_fabric::MAX_DATA);
+};
 const _: () = assert!(PART_BYTES as usize + size_of::<Header>() <= peerbar_fabric::MAX_DATA);
 const _: () = assert!(crate::objects::limits::MESSAGE_BYTES <= PART_BYTES);
 
@@ -30,6 +41,10 @@ pub(super) enum Verb {
     Write = 2,
     /// All of a write has been done: announce it.
     Announce = 3,
+    /// Know this file, whose memory is going to be lent.
+    Show = 4,
+    /// What was lent for a read has been copied.
+    Return = 5,
 }
 
 /// The header of a packet.
@@ -40,7 +55,8 @@ struct Header {
     has_immediate: u8,
     source: U16,
     destination: U16,
-    reserved: U16,
+    is_lent: u8,
+    reserved: u8,
     qkey: U32,
     immediate: U32,
     key: U32,
@@ -60,13 +76,86 @@ pub(super) struct Packet {
     pub(super) destination: u16,
     pub(super) qkey: u32,
     pub(super) immediate: Option<u32>,
-    /// The memory that is read or written.
+    /// The payload of a write is lent, or that of a read is to be.
+    pub(super) is_lent: bool,
+    /// The memory that is read or written. Of a file or a loan, its number is the address.
     pub(super) part: Buffer,
     /// The length of all of the transfer, from the address of this part on. Of a part that is not the first, its own.
     pub(super) total: u32,
 }
 
+/// A range of a file that is lent.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub(super) struct LentRange {
+    file: U32,
+    bytes: U32,
+    offset: U64,
+}
+
+impl LentRange {
+    pub(super) fn new(file: u32, offset: u64, bytes: u32) -> Self {
+        Self {
+            file: U32::new(file),
+            bytes: U32::new(bytes),
+            offset: U64::new(offset),
+        }
+    }
+
+    /// File, offset and bytes.
+    pub(super) fn parts(&self) -> (u32, u64, u32) {
+        (self.file.get(), self.offset.get(), self.bytes.get())
+    }
+
+    /// Whether this is where the next byte is.
+    pub(super) fn is_followed_by(&self, file: u32, offset: u64) -> bool {
+        let (own, start, bytes) = self.parts();
+        own == file && start.checked_add(bytes.into()) == Some(offset)
+    }
+
+    /// Makes it longer. `None` if it cannot be.
+    pub(super) fn extend(&mut self, bytes: u32) -> Option<()> {
+        self.bytes = U32::new(self.bytes.get().checked_add(bytes)?);
+        Some(())
+    }
+
+    /// Ranges as payload.
+    pub(super) fn bytes_of(ranges: &[Self]) -> &[u8] {
+        ranges.as_bytes()
+    }
+
+    /// The ranges of so many bytes. `None` if there are others.
+    pub(super) fn decode_all(data: &[u8], bytes: u32) -> Option<Vec<Self>> {
+        let (ranges, rest) = data.as_chunks::<{ size_of::<Self>() }>();
+        let ranges = ranges.iter().map(|range| zerocopy::transmute!(*range));
+        let ranges: Vec<Self> = ranges.collect();
+        let sum: u64 = ranges.iter().map(|range| u64::from(range.parts().2)).sum();
+        let is_right = rest.is_empty() && ranges.len() <= MOST_RANGES && sum == u64::from(bytes);
+        is_right.then_some(ranges)
+    }
+}
+
 impl Packet {
+    /// A packet that is about no queue pair, with the number of a file or loan.
+    pub(super) fn of_adapter(verb: Verb, number: u64, bytes: u32) -> Self {
+        Self {
+            verb,
+            source: 0,
+            destination: 0,
+            qkey: 0,
+            immediate: None,
+            is_lent: false,
+            part: Buffer {
+                key: 0,
+                address: number,
+                bytes,
+            },
+            total: bytes,
+        }
+    }
+
     /// The packet with this payload.
     pub(super) fn encode(&self, payload: &[u8]) -> Vec<u8> {
         let header = Header {
@@ -74,7 +163,8 @@ impl Packet {
             has_immediate: u8::from(self.immediate.is_some()),
             source: U16::new(self.source),
             destination: U16::new(self.destination),
-            reserved: U16::ZERO,
+            is_lent: u8::from(self.is_lent),
+            reserved: 0,
             qkey: U32::new(self.qkey),
             immediate: U32::new(self.immediate.unwrap_or(0)),
             key: U32::new(self.part.key),
@@ -97,6 +187,8 @@ impl Packet {
             1 => Verb::Read,
             2 => Verb::Write,
             3 => Verb::Announce,
+            4 => Verb::Show,
+            5 => Verb::Return,
             _ => return None,
         };
         let packet = Self {
@@ -105,6 +197,7 @@ impl Packet {
             destination: header.destination.get(),
             qkey: header.qkey.get(),
             immediate: (header.has_immediate != 0).then(|| header.immediate.get()),
+            is_lent: header.is_lent != 0,
             part: Buffer {
                 key: header.key.get(),
                 address: header.address.get(),
@@ -112,12 +205,19 @@ impl Packet {
             },
             total: header.total.get(),
         };
-        let wanted = match verb {
-            Verb::Message | Verb::Write => packet.part.bytes as usize,
-            Verb::Read | Verb::Announce => 0,
+        let bytes = packet.part.bytes;
+        let is_possible = match (verb, packet.is_lent) {
+            (Verb::Message | Verb::Write, false) => {
+                bytes <= PART_BYTES && payload.len() == bytes as usize
+            }
+            (Verb::Write, true) => {
+                bytes <= LENT_BYTES && LentRange::decode_all(payload, bytes).is_some()
+            }
+            (Verb::Read, false) => bytes <= PART_BYTES && payload.is_empty(),
+            (Verb::Read, true) => bytes <= LENT_BYTES && payload.is_empty(),
+            (Verb::Announce | Verb::Show | Verb::Return, false) => payload.is_empty(),
+            (_, true) => false,
         };
-        let is_possible =
-            payload.len() == wanted && (verb == Verb::Announce || packet.part.bytes <= PART_BYTES);
         is_possible.then_some((packet, payload))
     }
 
@@ -140,17 +240,62 @@ impl Packet {
     }
 }
 
-/// An answer with this status.
-pub(super) fn answer(status: CompletionStatus) -> Vec<u8> {
-    vec![status as u8]
+/// Why a packet is not carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It cannot be.
+    Status(CompletionStatus),
+    /// The memory is not lent, or not any more: the payload is to come in packets.
+    NotLent,
 }
 
-/// The status and the payload of an answer. A peer's own failures are none of this side.
-pub(super) fn decode_answer(answer: &[u8]) -> (CompletionStatus, &[u8]) {
+impl From<CompletionStatus> for Refusal {
+    fn from(status: CompletionStatus) -> Self {
+        Self::Status(status)
+    }
+}
+
+/// The answer of a packet whose memory is not lent. No status has this number.
+const NOT_LENT: u8 = u8::MAX;
+
+/// The answer to a packet that was carried out, with this payload.
+pub(super) fn done(payload: &[u8]) -> Vec<u8> {
+    let mut answer = vec![CompletionStatus::Ok as u8];
+    answer.extend_from_slice(payload);
+    answer
+}
+
+/// The answer to a packet that was not.
+pub(super) fn refused(refusal: Refusal) -> Vec<u8> {
+    match refusal {
+        Refusal::Status(status) => vec![status as u8],
+        Refusal::NotLent => vec![NOT_LENT],
+    }
+}
+
+/// The answer to a read: the number of a loan, and its ranges.
+pub(super) fn lent(loan: u64, ranges: &[LentRange]) -> Vec<u8> {
+    let mut answer = done(&loan.to_le_bytes());
+    answer.extend_from_slice(ranges.as_bytes());
+    answer
+}
+
+/// The loan and the ranges of so many bytes that were lent to a read. `None` if they make no sense.
+pub(super) fn decode_lent(payload: &[u8], bytes: u32) -> Option<(u64, Vec<LentRange>)> {
+    let (loan, ranges) = payload.split_first_chunk()?;
+    let ranges = LentRange::decode_all(ranges, bytes)?;
+    Some((u64::from_le_bytes(*loan), ranges))
+}
+
+/// The payload of an answer, or why there is none. A peer's own failures are none of this side.
+pub(super) fn decode_answer(answer: &[u8]) -> Result<&[u8], Refusal> {
     use CompletionStatus as S;
     let Some((status, payload)) = answer.split_first() else {
-        return (S::RemoteBadStatus, &[]);
+        return Err(S::RemoteBadStatus.into());
     };
+    if *status == NOT_LENT {
+        return Err(Refusal::NotLent);
+    }
     let status = match S::from_number(*status) {
         Some(
             status @ (S::Ok
@@ -163,7 +308,10 @@ pub(super) fn decode_answer(answer: &[u8]) -> (CompletionStatus, &[u8]) {
         ) => status,
         _ => S::RemoteBadStatus,
     };
-    (status, payload)
+    match status {
+        S::Ok => Ok(payload),
+        status => Err(status.into()),
+    }
 }
 
 #[cfg(test)]
@@ -179,6 +327,7 @@ mod tests {
             destination: 0x5678,
             qkey: 9,
             immediate: Some(10),
+            is_lent: false,
             part: Buffer {
                 key: 11,
                 address: u64::MAX,
@@ -202,6 +351,18 @@ mod tests {
             let longer = packet.encode(&[payload, &[0]].concat());
             assert_eq!(Packet::decode(&longer), None, "{verb:?}");
         }
+        let lent = Packet {
+            is_lent: true,
+            ..packet(Verb::Write, LENT_BYTES)
+        };
+        let ranges = [
+            LentRange::new(1, 2, LENT_BYTES - 1),
+            LentRange::new(3, 4, 1),
+        ];
+        let encoded = lent.encode(ranges.as_bytes());
+        assert_eq!(Packet::decode(&encoded), Some((lent, ranges.as_bytes())));
+        let short = lent.encode(ranges[..1].as_bytes());
+        assert_eq!(Packet::decode(&short), None);
         let too_long = packet(Verb::Read, PART_BYTES + 1).encode(&[]);
         assert_eq!(Packet::decode(&too_long), None);
     }
@@ -210,13 +371,14 @@ mod tests {
     fn answer_of_a_peer_blames_nothing_on_this_side() {
         for number in 0..=u8::MAX {
             let bytes = [number, 7];
-            let (status, payload) = decode_answer(&bytes);
-            let is_remote = (CompletionStatus::RemoteBadAddress as u8..).contains(&(status as u8));
-            assert!(status == CompletionStatus::Ok || is_remote, "{number}");
-            assert_eq!(status == CompletionStatus::Ok, number == 0);
-            assert_eq!(payload, [7]);
+            let first_remote = CompletionStatus::RemoteBadAddress as u8;
+            match decode_answer(&bytes) {
+                Ok(payload) => assert_eq!((number, payload), (0, &[7][..])),
+                Err(Refusal::NotLent) => assert_eq!(number, NOT_LENT),
+                Err(Refusal::Status(status)) => assert!(status as u8 >= first_remote, "{number}"),
+            }
         }
-        let empty = (CompletionStatus::RemoteBadStatus, &[][..]);
+        let empty = Err(CompletionStatus::RemoteBadStatus.into());
         assert_eq!(decode_answer(&[]), empty);
     }
 
@@ -224,7 +386,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_packet_that_is_possible_or_none(
             bytes in proptest::collection::vec(any::<u8>(), 0..100),
-            verb in 0u8..5,
+            verb in 0u8..7,
         ) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {

@@ -2,33 +2,77 @@
 
 use std::time::Duration;
 
+use peerbar_dma::Loan;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::{RequestError, SendError};
 
 use super::job::{Job, Unsent, Wait};
-use super::packet::{self, PART_BYTES, Packet, Verb};
+use super::packet::{self, LENT_BYTES, PART_BYTES, Packet, Refusal, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
 use super::responder::{self, Payload, Sender};
 use super::turn::Turn;
-use super::wire::{Answer, Arrival, Token};
+use super::wire::{Answer, Arrival, Mail, Token};
+use super::work_request::Data;
 use crate::objects::{Gid, Need, QueuePairKind};
 
 /// How many parts of one transfer are under way at most.
 const PARTS: u16 = 8;
 /// How long a work request waits if too many requests to its destination are under way.
 const BUSY_WAIT: Duration = Duration::from_millis(1);
-/// How many packets, and how many answers, are taken in one turn.
+/// How many packets, and how many answers, are taken in one turn, and how many bytes of lent memory are copied at least before it ends.
 const MAIL: usize = 32;
+const LENT_IN_A_TURN: u64 = 1 << 20;
+/// The longest read that goes in a packet where memory could be lent: that takes one request less.
+const SHORT_READ: u32 = 4096;
+/// How long a work request waits until its destination knows the files of its memory.
+const SHOW_WAIT: Duration = Duration::from_millis(1);
 
 /// An unanswered request to another adapter.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
+pub(super) enum Sent {
+    /// A packet of a work request.
+    Packet(SentPacket),
+    /// A file that is going to be lent.
+    File { gid: Gid, file: u32 },
+}
+
+/// A packet of a work request that is not answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentPacket {
     pair: u16,
     job: u64,
-    verb: Verb,
+    pub(super) gid: Gid,
+    pub(super) verb: Verb,
     /// The part of the transfer: where it starts, and its bytes.
+    pub(super) part: (u32, u32),
+    is_lent: bool,
+    /// The loan of a write that is lent.
+    loan: Option<u64>,
+}
+
+/// What the next packet of a work request is about.
+#[derive(Clone, Copy, Debug)]
+struct Next {
+    verb: Verb,
     part: (u32, u32),
+    /// Memory may be lent for it.
+    may_lend: bool,
+    /// The loan that is given back.
+    returned: Option<u64>,
+}
+
+/// Why there is no packet now.
+pub(super) enum NoPacket {
+    Failed(CompletionStatus),
+    /// The destination does not know the memory yet.
+    NotShown,
+}
+
+impl From<CompletionStatus> for NoPacket {
+    fn from(status: CompletionStatus) -> Self {
+        Self::Failed(status)
+    }
 }
 
 impl Turn<'_> {
@@ -42,22 +86,24 @@ impl Turn<'_> {
         let next = match job.remote.unsent.take() {
             Some(unsent) => Ok(unsent),
             None => {
-                let Some((verb, part)) = next_packet(job) else {
+                let lends = self.lends_to(gid);
+                let Some(next) = next_packet(job, lends) else {
                     return ended(job);
                 };
-                let data = self.packet(requester, job, (verb, part));
-                data.map(|data| Unsent { verb, part, data })
+                self.unsent(requester, gid, job, next)
             }
         };
         match next {
             Ok(packet) => self.send_packet(requester, gid, job, packet),
-            Err(status) => self.give_up(job, status),
+            Err(NoPacket::Failed(status)) => self.give_up(job, status),
+            Err(NoPacket::NotShown) => Step::After(Wait::Until(self.now + SHOW_WAIT)),
         }
     }
 
     /// A work request has failed. It is over once its packets are answered: none of them does anything afterwards.
-    pub(super) fn give_up(&self, job: &mut Job, status: CompletionStatus) -> Step {
-        job.remote.unsent = None;
+    pub(super) fn give_up(&mut self, job: &mut Job, status: CompletionStatus) -> Step {
+        let loan = job.remote.unsent.take().and_then(|unsent| unsent.loan);
+        drop(loan.and_then(|loan| self.objects.take_loan(loan)));
         job.remote.failure.get_or_insert(status);
         ended(job)
     }
@@ -68,13 +114,15 @@ impl Turn<'_> {
         gid: Gid,
         job: &mut Job,
     ) -> Result<(), CompletionStatus> {
-        let data = self.packet(requester, job, (Verb::Message, (0, job.request.bytes)))?;
+        let whole = (0, job.request.bytes);
+        let data = self.packet(requester, job, (Verb::Message, whole), false)?;
         self.parts.transfers.session.release();
         let wire = self.parts.wire.get();
         let wire = wire.ok_or(CompletionStatus::LocalUnreachableRemote)?;
         let sent = wire.datagram(gid, &data);
         job.moved = job.request.bytes;
         self.count_sent(job.request.bytes);
+        self.parts.statistics.packet_bytes += u64::from(job.request.bytes);
         sent.map_err(|_| CompletionStatus::LocalUnreachableRemote)
     }
 
@@ -89,47 +137,101 @@ impl Turn<'_> {
         let token = Token(self.parts.next_id());
         self.parts.transfers.session.release();
         let wire = self.parts.wire.get().ok_or(SendError::Lost);
-        let sent = wire.and_then(|wire| wire.request(gid, &packet.data, token));
+        let sent = wire.and_then(|wire| wire.request(gid, &packet.data, Vec::new(), token));
         match sent {
             Ok(()) => {}
             Err(SendError::Busy) => {
                 job.remote.unsent = Some(packet);
                 return Step::After(Wait::Until(self.now + BUSY_WAIT));
             }
-            Err(SendError::Lost) => {
-                return self.give_up(job, CompletionStatus::LocalUnreachableRemote);
+            Err(error) => {
+                job.remote.unsent = Some(packet);
+                let status = match error {
+                    SendError::TooLong => CompletionStatus::LocalQueuePair,
+                    _ => CompletionStatus::LocalUnreachableRemote,
+                };
+                return self.give_up(job, status);
             }
-            Err(SendError::TooLong) => return self.give_up(job, CompletionStatus::LocalQueuePair),
         }
         let Unsent { verb, part, .. } = packet;
-        let sent = Sent {
+        let sent = SentPacket {
             pair: requester.sender.pair,
             job: job.id,
+            gid,
             verb,
             part,
+            is_lent: packet.is_lent,
+            loan: packet.loan,
         };
-        self.parts.sent.insert(token, sent);
+        self.parts.sent.insert(token, Sent::Packet(sent));
         job.remote.outstanding += 1;
         match verb {
             Verb::Announce => job.remote.is_announcing = true,
+            Verb::Return => {}
             _ => {
                 job.remote.has_begun = true;
-                job.remote.sent = part.0 + part.1;
+                job.remote.sent = job.remote.sent.max(part.0 + part.1);
             }
         }
         if verb == Verb::Write || verb == Verb::Message && job.not_ready == 0 {
             self.count_sent(part.1);
+            if !packet.is_lent {
+                self.parts.statistics.packet_bytes += u64::from(part.1);
+            }
         }
         Step::Again
     }
 
-    /// A packet of a work request, with its payload.
-    fn packet(
+    /// The next packet of a work request, with its payload, or with the memory that is lent for it.
+    fn unsent(
+        &mut self,
+        requester: &Requester,
+        gid: Gid,
+        job: &Job,
+        next: Next,
+    ) -> Result<Unsent, NoPacket> {
+        let Next { verb, part, .. } = next;
+        if let Some(loan) = next.returned {
+            return Ok(Unsent {
+                verb,
+                part,
+                data: Packet::of_adapter(verb, loan, part.1).encode(&[]),
+                is_lent: false,
+                loan: None,
+            });
+        }
+        if next.may_lend && verb == Verb::Read {
+            return Ok(Unsent {
+                verb,
+                part,
+                data: self.packet(requester, job, (verb, part), true)?,
+                is_lent: true,
+                loan: None,
+            });
+        }
+        if next.may_lend
+            && let Some(unsent) = self.lent_write(requester, gid, job, part)?
+        {
+            return Ok(unsent);
+        }
+        let part = (part.0, part.1.min(PART_BYTES));
+        Ok(Unsent {
+            verb,
+            part,
+            data: self.packet(requester, job, (verb, part), false)?,
+            is_lent: false,
+            loan: None,
+        })
+    }
+
+    /// The header of a packet. A transfer that does not fit moves nothing.
+    pub(super) fn header(
         &mut self,
         requester: &Requester,
         job: &Job,
         (verb, part): (Verb, (u32, u32)),
-    ) -> Result<Vec<u8>, CompletionStatus> {
+        is_lent: bool,
+    ) -> Result<Packet, CompletionStatus> {
         let request = &job.request;
         let need = if verb == Verb::Read {
             Need::LocalWrite
@@ -138,19 +240,35 @@ impl Turn<'_> {
         };
         let is_first = part.0 == 0;
         if is_first && part.1 < request.bytes && verb != Verb::Announce {
-            // A transfer that does not fit moves nothing.
             self.local_places(requester, request, need, (0, request.bytes))?;
         }
-        let places = self.local_places(requester, request, need, part)?;
-        let header = Packet {
+        Ok(Packet {
             verb,
             source: requester.sender.pair,
             destination: request.destination,
             qkey: request.qkey,
             immediate: request.immediate,
+            is_lent,
             part: part_of(request.remote, part),
             total: if is_first { request.bytes } else { part.1 },
+        })
+    }
+
+    /// A packet of a work request, with its payload.
+    fn packet(
+        &mut self,
+        requester: &Requester,
+        job: &Job,
+        (verb, part): (Verb, (u32, u32)),
+        is_lent: bool,
+    ) -> Result<Vec<u8>, CompletionStatus> {
+        let request = &job.request;
+        let header = self.header(requester, job, (verb, part), is_lent)?;
+        let need = match verb {
+            Verb::Read => Need::LocalWrite,
+            _ => Need::LocalRead,
         };
+        let places = self.local_places(requester, request, need, part)?;
         let tag = tag(requester.sender.pair, job.number);
         let is_without = matches!(verb, Verb::Read | Verb::Announce);
         match payload(request, &places, part) {
@@ -170,20 +288,31 @@ impl Turn<'_> {
             let Some((token, answer)) = self.parts.mailbox.next_answer() else {
                 break;
             };
-            if let Some(sent) = self.parts.sent.remove(&token) {
-                self.take_answer(&sent, answer);
+            match self.parts.sent.remove(&token) {
+                Some(Sent::Packet(sent)) => self.take_answer(&sent, answer),
+                Some(Sent::File { gid, file }) => {
+                    let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
+                    self.file_is_shown(gid, file, is_taken);
+                }
+                None => {}
             }
         }
+        self.parts.copied = 0;
         for _ in 0..MAIL {
-            let Some(arrival) = self.parts.mailbox.next_arrival() else {
+            match self.parts.mailbox.next_mail() {
+                Some(Mail::Packet(arrival)) => self.take_arrival(arrival),
+                Some(Mail::Gone(gid)) => self.forget_adapter(gid),
+                None => break,
+            }
+            if self.parts.copied >= LENT_IN_A_TURN {
                 break;
-            };
-            self.take_arrival(arrival);
+            }
         }
     }
 
     /// A request of a work request has its outcome.
-    fn take_answer(&mut self, sent: &Sent, answer: Answer) {
+    fn take_answer(&mut self, sent: &SentPacket, answer: Answer) {
+        let loan = sent.loan.and_then(|loan| self.objects.take_loan(loan));
         let Ok(pair) = self.objects.queue_pair_mut(sent.pair) else {
             return;
         };
@@ -193,7 +322,7 @@ impl Turn<'_> {
         };
         job.remote.outstanding = job.remote.outstanding.saturating_sub(1);
         let step = match self.requester(sent.pair, &job) {
-            Some(requester) => self.advance(&requester, &mut job, sent, answer),
+            Some(requester) => self.advance(&requester, &mut job, sent, (answer, loan)),
             None => Step::Again,
         };
         match step {
@@ -208,8 +337,8 @@ impl Turn<'_> {
         &mut self,
         requester: &Requester,
         job: &mut Job,
-        sent: &Sent,
-        answer: Answer,
+        sent: &SentPacket,
+        (answer, loan): (Answer, Option<Loan>),
     ) -> Step {
         if matches!(answer, Err(RequestError::Gone | RequestError::TimedOut)) {
             self.parts.statistics.unresponsive_remotes += 1;
@@ -219,28 +348,34 @@ impl Turn<'_> {
             RequestError::TimedOut => CompletionStatus::LocalUnresponsiveRemote,
             RequestError::Refused | RequestError::NoDescriptors => CompletionStatus::RemoteAbort,
         });
-        let outcome = answer.and_then(|answer| {
-            let (status, payload) = packet::decode_answer(&answer);
-            match status {
-                CompletionStatus::Ok => self.take_part(requester, job, sent, payload),
-                status => Err(status),
+        let outcome = answer.map_err(Refusal::Status).and_then(|answer| {
+            let payload = packet::decode_answer(&answer)?;
+            if sent.is_lent {
+                return self.take_lent(requester, job, sent, (payload, loan));
             }
+            Ok(self.take_part(requester, job, sent, payload)?)
         });
         match (outcome, sent.verb) {
             (Ok(()), _) => Step::Again,
-            (Err(CompletionStatus::RemoteNotReady), Verb::Message) => {
+            (Err(Refusal::NotLent), _) if sent.is_lent || sent.verb == Verb::Return => {
+                self.parts.lending.refused(sent.gid, self.now);
+                job.remote.again.push(sent.part);
+                Step::Again
+            }
+            (Err(Refusal::NotLent), _) => self.give_up(job, CompletionStatus::RemoteBadStatus),
+            (Err(Refusal::Status(CompletionStatus::RemoteNotReady)), Verb::Message) => {
                 job.remote.has_begun = false;
                 self.not_ready_remote(requester, job)
             }
-            (Err(CompletionStatus::RemoteNotReady), Verb::Announce) => {
+            (Err(Refusal::Status(CompletionStatus::RemoteNotReady)), Verb::Announce) => {
                 job.remote.is_announcing = false;
                 self.not_ready_remote(requester, job)
             }
-            (Err(status), _) => self.give_up(job, status),
+            (Err(Refusal::Status(status)), _) => self.give_up(job, status),
         }
     }
 
-    fn not_ready_remote(&self, requester: &Requester, job: &mut Job) -> Step {
+    fn not_ready_remote(&mut self, requester: &Requester, job: &mut Job) -> Step {
         match self.not_ready(requester, job) {
             Step::Done(status) => self.give_up(job, status),
             step => step,
@@ -252,13 +387,14 @@ impl Turn<'_> {
         &mut self,
         requester: &Requester,
         job: &mut Job,
-        sent: &Sent,
+        sent: &SentPacket,
         data: &[u8],
     ) -> Result<(), CompletionStatus> {
         match sent.verb {
             Verb::Message => job.remote.is_received = true,
             Verb::Announce => job.remote.is_announced = true,
-            Verb::Write => {}
+            Verb::Write | Verb::Show => {}
+            Verb::Return => self.count_received(sent.part.1 as usize),
             Verb::Read if data.len() as u64 != u64::from(sent.part.1) => {
                 return Err(CompletionStatus::RemoteBadStatus);
             }
@@ -276,22 +412,33 @@ impl Turn<'_> {
     }
 
     /// Carries out a packet of another adapter, and answers it if an answer is wanted.
-    fn take_arrival(&mut self, arrival: Arrival) {
-        let Arrival { from, data, reply } = arrival;
-        let Some((packet, payload)) = Packet::decode(&data) else {
+    pub(super) fn take_arrival(&mut self, mut arrival: Arrival) {
+        let from = arrival.from;
+        let Some((packet, payload)) = Packet::decode(&arrival.data) else {
             return log::debug!("a packet of {from} makes no sense");
         };
-        let kind = match reply {
+        let kind = match arrival.reply {
             Some(_) => QueuePairKind::ReliableDatagram,
             None => QueuePairKind::Datagram,
         };
         if kind == QueuePairKind::Datagram && packet.verb != Verb::Message {
             return log::debug!("a datagram of {from} is no message");
         }
-        let outcome = self.carry_out(&packet, from, kind, payload);
+        let descriptors = std::mem::take(&mut arrival.descriptors);
+        let outcome = match packet.verb {
+            Verb::Show => self.show_arrived(&packet, from, descriptors),
+            Verb::Return => self.return_arrived(&packet, from),
+            Verb::Read if packet.is_lent => {
+                let Some(lent) = self.lend_read(&packet, from).transpose() else {
+                    return self.parts.deferred.push(arrival);
+                };
+                lent
+            }
+            _ => self.carry_out(&packet, from, kind, payload),
+        };
         self.parts.transfers.session.release();
-        if let Some(reply) = reply {
-            reply(outcome.unwrap_or_else(packet::answer));
+        if let Some(reply) = arrival.reply {
+            reply(outcome.unwrap_or_else(packet::refused));
         }
     }
 
@@ -302,16 +449,17 @@ impl Turn<'_> {
         from: Gid,
         kind: QueuePairKind,
         data: &[u8],
-    ) -> Result<Vec<u8>, CompletionStatus> {
+    ) -> Result<Vec<u8>, Refusal> {
         let sender = packet.sender(from, kind);
         let (to, payload) = (packet.destination, Payload::Bytes(data));
-        let mut answer = packet::answer(CompletionStatus::Ok);
+        let mut answer = packet::done(&[]);
         match packet.verb {
             Verb::Message => self.receive_message(&sender, to, packet.immediate, payload)?,
             Verb::Announce => {
                 let immediate = packet.immediate.unwrap_or(0);
                 self.receive_immediate(&sender, to, immediate, packet.total)?;
             }
+            Verb::Write if packet.is_lent => self.write_lent(packet, &sender, data)?,
             Verb::Write => {
                 self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteWrite))?;
                 self.write_memory(&sender, to, packet.part, payload)?;
@@ -320,6 +468,7 @@ impl Turn<'_> {
                 self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
                 answer.extend(self.read_memory(packet, &sender, to)?);
             }
+            Verb::Show | Verb::Return => return Err(CompletionStatus::RemoteBadStatus.into()),
         }
         Ok(answer)
     }
@@ -335,14 +484,15 @@ impl Turn<'_> {
         let data = self.parts.transfers.read(responder::tag(to), &places);
         let data = data.map_err(|_| CompletionStatus::RemoteBadAddress)?;
         self.parts.statistics.read_response_bytes += data.len() as u64;
+        self.parts.statistics.packet_bytes += data.len() as u64;
         self.count_sent(packet.part.bytes);
         Ok(data)
     }
 }
 
-/// The next packet of a work request. `None` if it waits for answers, or is over.
-fn next_packet(job: &Job) -> Option<(Verb, (u32, u32))> {
-    let (request, remote) = (&job.request, &job.remote);
+/// What the next packet of a work request is about. `None` if it waits for answers, or is over.
+fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
+    let (request, remote) = (&job.request, &mut job.remote);
     // The first part has the length of all: only once it has been carried out is it certain that the others may be.
     let limit = if job.moved == 0 { 1 } else { PARTS };
     if remote.failure.is_some() || remote.outstanding >= limit {
@@ -353,18 +503,43 @@ fn next_packet(job: &Job) -> Option<(Verb, (u32, u32))> {
         Operation::RdmaRead => Verb::Read,
         Operation::RdmaWrite => Verb::Write,
     };
+    let next = |verb, part| Next {
+        verb,
+        part,
+        may_lend: false,
+        returned: None,
+    };
     if verb == Verb::Message {
         let is_due = !remote.has_begun && !remote.is_received;
-        return is_due.then_some((verb, (0, request.bytes)));
+        return is_due.then_some(next(verb, (0, request.bytes)));
+    }
+    if let Some((part, loan)) = remote.returns.pop() {
+        return Some(Next {
+            returned: Some(loan),
+            ..next(Verb::Return, part)
+        });
+    }
+    if let Some((start, bytes)) = remote.again.pop() {
+        let part = (start, bytes.min(PART_BYTES));
+        if part.1 < bytes {
+            remote.again.push((start + part.1, bytes - part.1));
+        }
+        return Some(next(verb, part));
     }
     // An empty transfer is one part, so that the other side checks it.
     if remote.sent < request.bytes || !remote.has_begun {
         let left = request.bytes.saturating_sub(remote.sent);
-        return Some((verb, (remote.sent, left.min(PART_BYTES))));
+        let is_long = left > 0 && (verb == Verb::Write || request.bytes > SHORT_READ);
+        let may_lend = lends && is_long && matches!(request.data, Data::Buffers(_));
+        let most = if may_lend { LENT_BYTES } else { PART_BYTES };
+        return Some(Next {
+            may_lend,
+            ..next(verb, (remote.sent, left.min(most)))
+        });
     }
     let is_announced = request.immediate.is_none() || remote.is_announcing || remote.is_announced;
     let is_written = remote.outstanding == 0 && verb == Verb::Write;
-    (is_written && !is_announced).then_some((Verb::Announce, (0, 0)))
+    (is_written && !is_announced).then_some(next(Verb::Announce, (0, 0)))
 }
 
 /// What becomes of a work request that has nothing to send.

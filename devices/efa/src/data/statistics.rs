@@ -42,6 +42,10 @@ pub struct Statistics {
     pub write_received_bytes: u64,
     /// Requests that ended since the other adapter was gone, or did not answer in time.
     pub unresponsive_remotes: u64,
-    /// Bytes between queue pairs of this adapter that were copied twice, since not all of the memory is mapped here.
+    /// Bytes that were copied twice, since not all of the memory is mapped here.
     pub bounced_bytes: u64,
+    /// Bytes of this adapter's memory that others have copied themselves, from where they are.
+    pub lent_bytes: u64,
+    /// Bytes of payload that were sent to other adapters in packets, which is several copies.
+    pub packet_bytes: u64,
 }

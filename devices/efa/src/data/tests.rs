@@ -6,11 +6,13 @@ mod errors;
 mod events;
 mod fabric;
 mod fixture;
+mod lending;
 mod messages;
 mod order;
 mod rdma;
 mod remote;
 mod reuse;
+mod speed;
 
 use std::sync::Arc;
 

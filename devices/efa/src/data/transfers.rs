@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{CopyError, Direction, Requester, Session, Tag};
+use peerbar_dma::{CopyError, Direction, Loan, Requester, Session, Span, Tag};
 use thiserror::Error;
 
 use crate::objects::Place;
@@ -53,6 +53,47 @@ impl Transfers {
             });
         }
         self.bounce(tag, from, to)
+    }
+
+    /// Copies memory that is lent to places that are as long.
+    pub(super) fn copy_lent(
+        &mut self,
+        tag: Tag,
+        from: &[(Span, usize)],
+        to: &[Place],
+    ) -> Result<(), TransferError> {
+        if let Some(pinned) = self.session.pin(tag, Direction::Write, ranges(to)) {
+            return pinned.copy_from(from).map_err(|error| match error {
+                CopyError::Source(_) => TransferError::Source,
+                CopyError::Destination(_) | CopyError::Lengths { .. } => TransferError::Destination,
+            });
+        }
+        let mut moved = 0;
+        for (span, bytes) in from {
+            let mut at = 0;
+            while at < *bytes {
+                let part = (bytes - at).min(self.buffer.len());
+                let data = self.buffer.get_mut(..part).unwrap_or_default();
+                let read = span.file.read(span.offset.saturating_add(at as u64), data);
+                read.map_err(|_| TransferError::Source)?;
+                let to = cut(to, moved, part);
+                self.session.release();
+                let requester = self.session.requester();
+                requester
+                    .scatter(tag, ranges(&to), data)
+                    .map_err(|_| TransferError::Destination)?;
+                (at, moved) = (at + part, moved + part);
+                self.bounced += part as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Lends places to another adapter. `None` if not all of it is memory that is mapped here.
+    pub(super) fn lend(&mut self, tag: Tag, places: &[Place]) -> Option<Loan> {
+        let loan = self.session.lend(tag, ranges(places));
+        self.session.release();
+        loan
     }
 
     /// Copies by way of the buffer. Nothing is pinned and no route is kept meanwhile, since others may be asked.

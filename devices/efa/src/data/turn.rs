@@ -7,10 +7,11 @@ use std::time::Instant;
 use peerbar_dma::MemoryFile;
 use peerbar_pci::Interrupts;
 
+use super::lending::Lending;
 use super::remote::Sent;
 use super::statistics::Statistics;
 use super::transfers::Transfers;
-use super::wire::{Mailbox, Token, Wire};
+use super::wire::{Arrival, Mailbox, Token, Wire};
 use crate::objects::{Gid, Objects};
 
 /// What the worker has besides the objects.
@@ -27,6 +28,12 @@ pub(super) struct Parts {
     pub(super) wire: Arc<OnceLock<Arc<dyn Wire>>>,
     /// What has arrived from there.
     pub(super) mailbox: Arc<Mailbox>,
+    /// Memory that is lent between adapters.
+    pub(super) lending: Lending,
+    /// Reads of others that wait until they know the memory that they are lent.
+    pub(super) deferred: Vec<Arrival>,
+    /// Bytes of lent memory that were copied in this turn.
+    pub(super) copied: u64,
     /// Requests to other adapters that are not answered.
     pub(super) sent: HashMap<Token, Sent>,
     /// How many jobs and requests there have been.

@@ -29,16 +29,34 @@ pub(super) trait Wire: Send + Sync {
     /// Sends a datagram, which may be lost.
     fn datagram(&self, to: Gid, data: &[u8]) -> Result<(), SendError>;
 
-    /// Sends a request. Its answer, or why there is none, comes to the mailbox.
-    fn request(&self, to: Gid, data: &[u8], token: Token) -> Result<(), SendError>;
+    /// Sends a request, with descriptors if there are any. Its answer, or why there is none, comes to the mailbox.
+    fn request(
+        &self,
+        to: Gid,
+        data: &[u8],
+        descriptors: Vec<Arc<OwnedFd>>,
+        token: Token,
+    ) -> Result<(), SendError>;
+
+    /// Whether memory may be lent to an adapter, and by it.
+    fn lends(&self, to: Gid) -> bool;
 }
 
 /// A packet of another adapter.
 pub(super) struct Arrival {
     pub(super) from: Gid,
     pub(super) data: Vec<u8>,
+    pub(super) descriptors: Vec<OwnedFd>,
     /// What is answered goes there, if an answer is wanted. Dropped, it refuses the request.
     pub(super) reply: Option<Box<dyn FnOnce(Vec<u8>) + Send>>,
+}
+
+/// What comes from the fabric, in order.
+pub(super) enum Mail {
+    /// A packet.
+    Packet(Arrival),
+    /// An adapter is gone; all are if it is `None`.
+    Gone(Option<Gid>),
 }
 
 /// What has arrived for the worker.
@@ -49,7 +67,7 @@ pub(crate) struct Mailbox {
 
 #[derive(Default)]
 struct Waiting {
-    arrivals: VecDeque<Arrival>,
+    mail: VecDeque<Mail>,
     /// How many of them are requests, by their senders, and how many are datagrams.
     requests: HashMap<Gid, usize>,
     datagrams: usize,
@@ -82,7 +100,7 @@ impl Mailbox {
             return;
         }
         *count += 1;
-        waiting.arrivals.push_back(arrival);
+        waiting.mail.push_back(Mail::Packet(arrival));
         drop(waiting);
         self.doorbells.wake_worker();
     }
@@ -93,9 +111,18 @@ impl Mailbox {
         self.doorbells.wake_worker();
     }
 
-    pub(super) fn next_arrival(&self) -> Option<Arrival> {
+    /// An adapter is gone, or all are.
+    pub(super) fn note_gone(&self, gone: Option<Gid>) {
+        self.waiting.lock().mail.push_back(Mail::Gone(gone));
+        self.doorbells.wake_worker();
+    }
+
+    pub(super) fn next_mail(&self) -> Option<Mail> {
         let mut waiting = self.waiting.lock();
-        let arrival = waiting.arrivals.pop_front()?;
+        let mail = waiting.mail.pop_front()?;
+        let Mail::Packet(arrival) = &mail else {
+            return Some(mail);
+        };
         if arrival.reply.is_none() {
             waiting.datagrams -= 1;
         } else if let Entry::Occupied(mut requests) = waiting.requests.entry(arrival.from) {
@@ -104,7 +131,7 @@ impl Mailbox {
                 requests.remove();
             }
         }
-        Some(arrival)
+        Some(mail)
     }
 
     pub(super) fn next_answer(&self) -> Option<(Token, Answer)> {
@@ -113,7 +140,7 @@ impl Mailbox {
 
     pub(super) fn is_empty(&self) -> bool {
         let waiting = self.waiting.lock();
-        waiting.arrivals.is_empty() && waiting.answers.is_empty()
+        waiting.mail.is_empty() && waiting.answers.is_empty()
     }
 }
 
@@ -128,27 +155,35 @@ impl PacketHandler for Mailbox {
         self.arrive(Arrival {
             from,
             data: data.to_vec(),
+            descriptors: Vec::new(),
             reply: None,
         });
     }
 
-    fn request(&self, from: Gid, data: Vec<u8>, _descriptors: Vec<OwnedFd>, reply: Reply) {
+    fn request(&self, from: Gid, data: Vec<u8>, descriptors: Vec<OwnedFd>, reply: Reply) {
         self.arrive(Arrival {
             from,
             data,
+            descriptors,
             reply: Some(Box::new(|answer| reply.send(answer))),
         });
     }
 
-    fn gone(&self, _peer: Gid) {}
+    fn gone(&self, peer: Gid) {
+        self.note_gone(Some(peer));
+    }
 
-    fn lost(&self) {}
+    fn lost(&self) {
+        self.note_gone(None);
+    }
 }
 
 /// The wire of a fabric.
 pub(super) struct FabricWire {
     pub(super) sender: LinkSender,
     pub(super) mailbox: Arc<Mailbox>,
+    /// All adapters of the fabric are trusted with this one's memory.
+    pub(super) lends: bool,
 }
 
 impl Wire for FabricWire {
@@ -156,10 +191,20 @@ impl Wire for FabricWire {
         self.sender.datagram(to, data)
     }
 
-    fn request(&self, to: Gid, data: &[u8], token: Token) -> Result<(), SendError> {
+    fn request(
+        &self,
+        to: Gid,
+        data: &[u8],
+        descriptors: Vec<Arc<OwnedFd>>,
+        token: Token,
+    ) -> Result<(), SendError> {
         let mailbox = self.mailbox.clone();
         let done = move |answer| mailbox.answer(token, answer);
-        self.sender.request(to, data, Vec::new(), done)
+        self.sender.request(to, data, descriptors, done)
+    }
+
+    fn lends(&self, to: Gid) -> bool {
+        self.lends && self.sender.takes_descriptors(to) != Some(false)
     }
 }
 
@@ -175,13 +220,20 @@ mod tests {
             mailbox.arrive(Arrival {
                 from: Gid([from; 16]),
                 data: Vec::new(),
+                descriptors: Vec::new(),
                 reply: wants_answer.then_some(reply),
             });
         };
         (0..2 * MAX_WAITING_DATAGRAMS).for_each(|_| arrive(1, false));
         (0..2 * MAX_WAITING_REQUESTS).for_each(|_| arrive(1, true));
         (0..MAX_WAITING_REQUESTS).for_each(|_| arrive(2, true));
-        let arrivals = || std::iter::from_fn(|| mailbox.next_arrival());
+        let arrivals = || {
+            let mail = std::iter::from_fn(|| mailbox.next_mail());
+            mail.filter_map(|mail| match mail {
+                Mail::Packet(arrival) => Some(arrival),
+                Mail::Gone(_) => None,
+            })
+        };
         let requests = arrivals().filter(|it| it.reply.is_some()).count();
         assert_eq!(
             requests,

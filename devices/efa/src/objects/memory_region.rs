@@ -178,6 +178,7 @@ impl Objects {
             kind: ObjectKind::MemoryRegion,
             number: local_key,
         })?;
+        self.loans.end_those_of_region(local_key);
         self.remote_keys.remove(&region.remote_key);
         self.pages = self.pages.saturating_sub(region.pages);
         remove_user(&mut self.protection_domains, region.protection_domain);

@@ -420,6 +420,9 @@ impl Objects {
             }
             self.dropped.extend(dropped);
         }
+        if let Some(QueuePairState::Reset | QueuePairState::Error) = changes.state {
+            self.loans.end_those_of_pair(number);
+        }
         // What is posted is sent, or flushed, from now on.
         doorbells.wake(slot(number));
         Ok(())
@@ -445,6 +448,7 @@ impl Objects {
         self.doorbells.close(Doorbell::Receive(slot));
         let pair = self.queue_pairs.remove(slot)?;
         self.dropped.extend(pair.requests_in_progress());
+        self.loans.end_those_of_pair(number);
         self.doorbells.wake_worker();
         if let Err(error) = self.clear_send_queue(slot) {
             log::error!("send queue {slot} is not cleared before it is used again: {error}");

@@ -14,7 +14,7 @@ use crate::driver::{Driver, Link, MEMORY};
 use crate::objects::allocate;
 use crate::transfers;
 
-fn start(args: &[&str]) -> Daemon {
+pub(crate) fn start(args: &[&str]) -> Daemon {
     command().args(args).start()
 }
 
@@ -22,7 +22,7 @@ fn command() -> DaemonCommand {
     DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-efa"))
 }
 
-fn client(daemon: &Daemon) -> Client {
+pub(crate) fn client(daemon: &Daemon) -> Client {
     daemon.connect(Client::new)
 }
 

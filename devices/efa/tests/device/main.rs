@@ -16,3 +16,4 @@ mod objects;
 mod regions;
 mod reset;
 mod transfers;
+mod two_daemons;

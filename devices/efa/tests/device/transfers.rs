@@ -22,14 +22,14 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use crate::driver::{DATA, Driver, Link, Local, MEMORY, PATIENCE};
 use crate::objects::{allocate, completion_queue};
 
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// Entries of every queue.
 const ENTRIES: u32 = 64;
 const COMPLETION_BYTES: u64 = 16;
 const QKEY: u32 = 0x1111_1111;
 /// Where the memory region is in guest RAM, its length, and where it is for work requests.
 const REGION: u64 = DATA + 16 * PAGE;
-const REGION_BYTES: u64 = 4 * PAGE;
+pub(crate) const REGION_BYTES: u64 = 4 * PAGE;
 const REGION_IOVA: u64 = 0x5000_0000_0000;
 /// Where the receive queue and the completion queue of a side are.
 const RECEIVES: u64 = DATA;
@@ -47,17 +47,20 @@ struct Side {
 }
 
 /// Two queue pairs of one protection domain, with a memory region.
-struct Fabric<L> {
-    driver: Driver<L>,
+pub(crate) struct Fabric<L> {
+    pub(crate) driver: Driver<L>,
     pd: u16,
     ah: CreatedAh,
     sides: Vec<Side>,
     /// The side that sends; the other one receives.
     sender: usize,
+    /// The number of the queue pair of another adapter, if that receives.
+    pub(crate) peer: Option<u16>,
 }
 
 impl<L: Link> Fabric<L> {
-    fn new(mut driver: Driver<L>, gid: [u8; 16]) -> Self {
+    /// Those of a driver. Their address handle leads to the adapter of this GID.
+    pub(crate) fn new(mut driver: Driver<L>, gid: [u8; 16]) -> Self {
         let uar = allocate(&mut driver, Opcode::AllocUar);
         let pd = allocate(&mut driver, Opcode::AllocPd);
         let mut handle = CreateAh::new_zeroed();
@@ -68,13 +71,19 @@ impl<L: Link> Fabric<L> {
         Self {
             sides: sides.collect(),
             sender: 0,
+            peer: None,
             driver,
             pd,
             ah,
         }
     }
 
-    fn register(&mut self, permissions: Permissions) -> RegisteredMr {
+    /// The number of the queue pair that sends.
+    pub(crate) fn number(&self) -> u16 {
+        self.sides[self.sender].pair.number.get()
+    }
+
+    pub(crate) fn register(&mut self, permissions: Permissions) -> RegisteredMr {
         let mut region = RegMr::new_zeroed();
         region.pd = self.pd.into();
         region.length = REGION_BYTES.into();
@@ -88,12 +97,12 @@ impl<L: Link> Fabric<L> {
         self.driver.execute(Opcode::RegMr, &region).view()
     }
 
-    fn write_region(&self, offset: u64, data: &[u8]) {
+    pub(crate) fn write_region(&self, offset: u64, data: &[u8]) {
         let page = REGION + (3 - offset / PAGE) * PAGE;
         self.driver.write_ram(page + offset % PAGE, data);
     }
 
-    fn read_region(&self, offset: u64, data: &mut [u8]) {
+    pub(crate) fn read_region(&self, offset: u64, data: &mut [u8]) {
         let page = REGION + (3 - offset / PAGE) * PAGE;
         self.driver.read_ram(page + offset % PAGE, data);
     }
@@ -140,7 +149,8 @@ impl<L: Link> Fabric<L> {
         let place = u64::from(side.pair.sq_offset.get()) + index * SEND_ENTRY_BYTES as u64;
         side.sent += 1;
         let (doorbell, value) = (side.pair.sq_doorbell, side.sent);
-        meta.dest_qp_num = self.sides[1 - self.sender].pair.number;
+        let own = self.sides[1 - self.sender].pair.number;
+        meta.dest_qp_num = self.peer.map_or(own, Into::into);
         meta.length = length.into();
         meta.ah = self.ah.ah;
         meta.qkey = QKEY.into();
@@ -156,7 +166,7 @@ impl<L: Link> Fabric<L> {
         self.post(Operation::Send, 1, buffer.as_bytes());
     }
 
-    fn rdma(
+    pub(crate) fn rdma(
         &mut self,
         operation: Operation,
         (remote_key, there): (u32, u64),
@@ -198,11 +208,17 @@ impl<L: Link> Fabric<L> {
     }
 
     #[track_caller]
-    fn expect_sent(&mut self, status: CompletionStatus) {
+    pub(crate) fn expect_sent(&mut self, status: CompletionStatus) {
+        assert_eq!(self.sent_status(), status as u8, "{status:?}");
+    }
+
+    /// How the next work request of the sender ended.
+    #[track_caller]
+    pub(crate) fn sent_status(&mut self) -> u8 {
         let completion = self.completion(self.sender);
         let completion = SendCompletion::read_from_bytes(&completion).unwrap();
-        assert_eq!(completion.common.status, status as u8, "{status:?}");
         assert_eq!(completion.common.req_id.get(), 3);
+        completion.common.status
     }
 }
 
@@ -252,7 +268,7 @@ fn local(key: u32, offset: u64, length: u32) -> LocalBuffer {
     }
 }
 
-fn everything() -> Permissions {
+pub(crate) fn everything() -> Permissions {
     Permissions::new()
         .with_local_write(true)
         .with_remote_write(true)
@@ -260,7 +276,7 @@ fn everything() -> Permissions {
 }
 
 /// The GID of an adapter.
-fn gid<L: Link>(driver: &mut Driver<L>) -> [u8; 16] {
+pub(crate) fn gid<L: Link>(driver: &mut Driver<L>) -> [u8; 16] {
     use peerbar_efa_spec::admin::feature::{FeatureCommand, NetworkAttributes, id};
     let mut command = FeatureCommand::new_zeroed();
     command.select.id = id::NETWORK_ATTRIBUTES;

@@ -15,21 +15,21 @@ use tempfile::TempDir;
 use super::fixture::{Adapter, Completion, PAYLOAD, Pair, Post};
 use crate::objects::Gid;
 
-const A: Gid = Gid([0xa; 16]);
-const B: Gid = Gid([0xb; 16]);
+pub(super) const A: Gid = Gid([0xa; 16]);
+pub(super) const B: Gid = Gid([0xb; 16]);
 const TO: u64 = PAYLOAD + (4 << 20);
 /// Longer than anything here takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A fabric, until it is dropped.
-struct Fabric {
+pub(super) struct Fabric {
     folder: TempDir,
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Fabric {
-    fn start(rule: &str) -> Self {
+    pub(super) fn start(rule: &str) -> Self {
         let folder = TempDir::new().unwrap();
         let path = socket(folder.path());
         let (stop, stopped) = UnixStream::pair().unwrap();
@@ -52,10 +52,15 @@ impl Fabric {
     }
 
     fn adapter(&self, gid: Gid) -> Adapter {
+        self.adapter_that(gid, false)
+    }
+
+    /// An adapter that lends memory, or not.
+    pub(super) fn adapter_that(&self, gid: Gid, lends: bool) -> Adapter {
         let mut adapter = Adapter::at(gid, Some(1));
         let name = gid.to_string().replace(':', "");
         let attachment = Attachment::new(&socket(self.folder.path()), &name, gid);
-        adapter.path.attach(attachment.unwrap()).unwrap();
+        adapter.path.attach(attachment.unwrap(), lends).unwrap();
         adapter
     }
 }
@@ -134,6 +139,51 @@ fn bad_fabric_loses_no_transfer_and_doubles_no_message() {
     assert!(far.bytes(TO, LENGTH as usize) == written);
     assert!(near.bytes(TO, LENGTH as usize) == read);
     assert_eq!(far.poll(&mut b.queue).len(), 10, "each message once");
+}
+
+/// A write and a read of many parts, each in a place of its own: how many bytes of payload each adapter sent in packets, and how many
+/// it lent.
+fn packets_and_loans(rule: &str) -> [(u64, u64); 2] {
+    const LENGTH: u32 = (2 << 20) + 1;
+
+    let fabric = Fabric::start(rule);
+    let (mut near, mut far) = (fabric.adapter_that(A, true), fabric.adapter_that(B, true));
+    let (mut a, b) = (near.reliable(), far.reliable());
+    let handle = near.handle_to(B);
+    far.handle_to(A);
+    let near_keys = near.region(PAYLOAD, 8 << 20);
+    let far_keys = far.region(PAYLOAD, 8 << 20);
+    let written = near.fill(PAYLOAD + 1, LENGTH as usize, 1);
+    let read = far.fill(PAYLOAD + 3, LENGTH as usize, 2);
+    for (operation, here, there) in [
+        (Operation::RdmaWrite, PAYLOAD + 1, TO),
+        (Operation::RdmaRead, TO, PAYLOAD + 3),
+    ] {
+        let local = (near_keys.local, here, LENGTH);
+        let remote = (far_keys.remote, there, LENGTH);
+        let post = Post::rdma(operation, &b, handle, local, remote);
+        near.send(&mut a, &post);
+        let done = completions(&mut [&mut near, &mut far], &mut a, 1);
+        assert_eq!(done[0].status, CompletionStatus::Ok, "{operation:?}");
+    }
+    assert!(far.bytes(TO, LENGTH as usize) == written);
+    assert!(near.bytes(TO, LENGTH as usize) == read);
+    [&near, &far].map(|adapter| {
+        let statistics = adapter.path.statistics();
+        (statistics.packet_bytes, statistics.lent_bytes)
+    })
+}
+
+#[test]
+fn fabric_that_impairs_nothing_has_payload_copied_once() {
+    let length = (2 << 20) + 1;
+    assert_eq!(packets_and_loans("*->* none"), [(0, length); 2]);
+}
+
+#[test]
+fn payload_meets_the_impairments_of_its_fabric() {
+    let length = (2 << 20) + 1;
+    assert_eq!(packets_and_loans("*->* bandwidth=1GiB/s"), [(length, 0); 2]);
 }
 
 #[test]

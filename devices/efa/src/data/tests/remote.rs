@@ -1,5 +1,6 @@
 //! Two adapters, joined by a wire that delivers requests in any order.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -12,16 +13,18 @@ use super::super::wire::{Arrival, Mailbox, Token, Wire};
 use super::fixture::{Adapter, Completion, PAYLOAD, Pair, Post, RAM};
 use crate::objects::{Access, Gid, QueuePairKind, QueuePairState};
 
-const A: Gid = Gid([0xa; 16]);
-const B: Gid = Gid([0xb; 16]);
-const TO: u64 = PAYLOAD + (1 << 20);
+pub(super) const A: Gid = Gid([0xa; 16]);
+pub(super) const B: Gid = Gid([0xb; 16]);
+pub(super) const TO: u64 = PAYLOAD + (1 << 20);
 
 /// Requests and datagrams on their way.
 #[derive(Default)]
-struct Air {
-    flying: Mutex<Vec<(Gid, Arrival)>>,
+pub(super) struct Air {
+    pub(super) flying: Mutex<Vec<(Gid, Arrival)>>,
     /// How many requests may be under way. `None`: any number.
     limit: Mutex<Option<usize>>,
+    /// Memory is lent.
+    pub(super) lends: Mutex<bool>,
 }
 
 /// One adapter's end of it.
@@ -47,13 +50,24 @@ impl Wire for End {
         let arrival = Arrival {
             from: self.gid,
             data: data.to_vec(),
+            descriptors: Vec::new(),
             reply: None,
         };
         self.air.flying.lock().push((to, arrival));
         Ok(())
     }
 
-    fn request(&self, to: Gid, data: &[u8], token: Token) -> Result<(), SendError> {
+    fn lends(&self, _: Gid) -> bool {
+        *self.air.lends.lock()
+    }
+
+    fn request(
+        &self,
+        to: Gid,
+        data: &[u8],
+        descriptors: Vec<Arc<OwnedFd>>,
+        token: Token,
+    ) -> Result<(), SendError> {
         let mut flying = self.air.flying.lock();
         if self
             .air
@@ -72,6 +86,10 @@ impl Wire for End {
         let arrival = Arrival {
             from: self.gid,
             data: data.to_vec(),
+            descriptors: descriptors
+                .iter()
+                .map(|it| it.try_clone().unwrap())
+                .collect(),
             reply: Some(Box::new(reply)),
         };
         flying.push((to, arrival));
@@ -80,14 +98,14 @@ impl Wire for End {
 }
 
 /// Two adapters with a queue pair each, which have address handles of each other.
-struct Two {
-    near: Adapter,
-    far: Adapter,
-    a: Pair,
-    b: Pair,
+pub(super) struct Two {
+    pub(super) near: Adapter,
+    pub(super) far: Adapter,
+    pub(super) a: Pair,
+    pub(super) b: Pair,
     /// The handle that leads from near to far.
-    handle: u16,
-    air: Arc<Air>,
+    pub(super) handle: u16,
+    pub(super) air: Arc<Air>,
     order: fastrand::Rng,
 }
 
@@ -119,12 +137,19 @@ impl Two {
         }
     }
 
-    fn reliable() -> Self {
+    pub(super) fn reliable() -> Self {
         Self::new(QueuePairKind::ReliableDatagram, 1)
     }
 
+    /// Two that lend memory to each other.
+    pub(super) fn lending() -> Self {
+        let two = Self::reliable();
+        *two.air.lends.lock() = true;
+        two
+    }
+
     /// Works until nothing is left to do and nothing flies. Time passes where work waits for it.
-    fn work(&mut self) {
+    pub(super) fn work(&mut self) {
         for _ in 0..20_000 {
             let waits = [self.near.work(), self.far.work()];
             if self.deliver() {
@@ -146,7 +171,7 @@ impl Two {
     }
 
     /// Delivers one of what flies; whether anything did. What leads nowhere is refused.
-    fn deliver(&mut self) -> bool {
+    pub(super) fn deliver(&mut self) -> bool {
         let mut flying = self.air.flying.lock();
         if flying.is_empty() {
             return false;
@@ -162,18 +187,23 @@ impl Two {
         true
     }
 
-    fn send(&mut self, post: &Post) {
+    pub(super) fn send(&mut self, post: &Post) {
         self.near.send(&mut self.a, post);
     }
 
     /// Sends, works, and takes the one completion of the sender.
-    fn done(&mut self, post: &Post) -> Completion {
+    pub(super) fn done(&mut self, post: &Post) -> Completion {
         self.send(post);
         self.work();
         self.near.one(&mut self.a)
     }
 
-    fn rdma(&self, operation: Operation, local: (u32, u64, u32), remote: (u32, u64, u32)) -> Post {
+    pub(super) fn rdma(
+        &self,
+        operation: Operation,
+        local: (u32, u64, u32),
+        remote: (u32, u64, u32),
+    ) -> Post {
         Post::rdma(operation, &self.b, self.handle, local, remote)
     }
 }
@@ -228,8 +258,16 @@ fn message_waits_for_a_receive_of_another_adapter() {
 
 #[test]
 fn each_failure_of_the_other_side_has_its_status() {
+    failures_have_their_statuses(Two::reliable());
+}
+
+#[test]
+fn failures_have_the_same_status_where_memory_is_lent() {
+    failures_have_their_statuses(Two::lending());
+}
+
+fn failures_have_their_statuses(mut it: Two) {
     use CompletionStatus as S;
-    let mut it = Two::reliable();
     let from = it.near.region(PAYLOAD, 4096);
     let to = it.far.region(TO, 4096);
     let none = it.far.region_with(TO + 4096, 4096, Access::default());
@@ -401,6 +439,7 @@ fn packets_that_make_no_sense_are_refused_and_change_nothing() {
             it.far.path.mailbox.arrive(Arrival {
                 from: A,
                 data: data.clone(),
+                descriptors: Vec::new(),
                 reply: wants_answer.then_some(reply),
             });
         }
@@ -423,6 +462,7 @@ fn datagram_is_no_way_to_memory() {
         reply: None,
         from: A,
         data: arrival.data.clone(),
+        descriptors: Vec::new(),
     });
     it.work();
     assert_eq!(it.far.path.statistics().received_packets, 0);
@@ -530,6 +570,7 @@ fn datagrams_that_wait_refuse_no_reliable_message() {
         it.far.path.mailbox.arrive(Arrival {
             from: Gid([0xc; 16]),
             data: vec![0; 40],
+            descriptors: Vec::new(),
             reply: None,
         });
     }
@@ -554,6 +595,7 @@ fn announcement_of_an_unknown_adapter_is_refused() {
         destination: it.b.number,
         qkey: super::fixture::QKEY,
         immediate: Some(5),
+        is_lent: false,
         part: Buffer {
             key: 0,
             address: 0,
@@ -566,15 +608,16 @@ fn announcement_of_an_unknown_adapter_is_refused() {
     it.far.path.mailbox.arrive(Arrival {
         from: Gid([0xc; 16]),
         data: packet.encode(&[]),
+        descriptors: Vec::new(),
         reply: Some(Box::new(move |answer| {
-            *to_status.lock() = Some(decode_answer(&answer).0)
+            *to_status.lock() = decode_answer(&answer).err();
         })),
     });
     it.far.work();
     let seen = it.far.poll(&mut it.b.queue);
     assert_eq!(
         (*status.lock(), seen.len()),
-        (Some(CompletionStatus::RemoteUnknownPeer), 0),
+        (Some(CompletionStatus::RemoteUnknownPeer.into()), 0),
         "{seen:?}"
     );
 }

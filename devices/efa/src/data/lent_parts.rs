@@ -1,0 +1,191 @@
+//! Parts of transfers whose memory is lent, at its lender and where it is copied.
+
+use std::os::fd::OwnedFd;
+
+use peerbar_dma::{Loan, Span, Tag};
+use peerbar_efa_spec::completion::CompletionStatus;
+
+use super::job::{Job, Unsent};
+use super::lending::Shown;
+use super::packet::{self, LentRange, Packet, Refusal, Verb};
+use super::remote::{NoPacket, SentPacket};
+use super::requester::{Requester, tag};
+use super::responder::{self, Sender};
+use super::transfers::{TransferError, total};
+use super::turn::Turn;
+use super::work_request::Data;
+use crate::objects::{Gid, Need, Place, QueuePairKind};
+
+impl Turn<'_> {
+    /// A part of a write whose memory is lent. `None` if it cannot be lent.
+    pub(super) fn lent_write(
+        &mut self,
+        requester: &Requester,
+        gid: Gid,
+        job: &Job,
+        part: (u32, u32),
+    ) -> Result<Option<Unsent>, NoPacket> {
+        let request = &job.request;
+        let header = self.header(requester, job, (Verb::Write, part), true)?;
+        let places = self.local_places(requester, request, Need::LocalRead, part)?;
+        let tag = tag(requester.sender.pair, job.number);
+        let Some(loan) = self.parts.transfers.lend(tag, &places) else {
+            return Ok(None);
+        };
+        let Some(ranges) = self.parts.lending.ranges(&loan) else {
+            return Ok(None);
+        };
+        match self.show(gid, &loan) {
+            Shown::Known => {}
+            Shown::Pending => return Err(NoPacket::NotShown),
+            Shown::Refused => return Ok(None),
+        }
+        let number = self.parts.next_id();
+        let keys = match &request.data {
+            Data::Buffers(buffers) => buffers.iter().map(|buffer| buffer.key).collect(),
+            Data::Inline(_) => Vec::new(),
+        };
+        let owner = (requester.sender.pair, Need::LocalRead);
+        self.objects.hold_loan(number, loan, owner, keys);
+        Ok(Some(Unsent {
+            verb: Verb::Write,
+            part,
+            data: header.encode(LentRange::bytes_of(&ranges)),
+            is_lent: true,
+            loan: Some(number),
+        }))
+    }
+
+    /// A part whose memory was lent has been carried out, as the other side says. What it was worth, the lender says.
+    pub(super) fn take_lent(
+        &mut self,
+        requester: &Requester,
+        job: &mut Job,
+        sent: &SentPacket,
+        (payload, loan): (&[u8], Option<Loan>),
+    ) -> Result<(), Refusal> {
+        if sent.verb == Verb::Read {
+            let loan = self.copy_read(requester, job, sent, payload)?;
+            job.remote.returns.push((sent.part, loan));
+            return Ok(());
+        }
+        // It is not there if its memory region is gone, and then the packets find that out.
+        let ended = loan.ok_or(Refusal::NotLent)?.end();
+        ended.map_err(|_| Refusal::NotLent)?;
+        self.parts.statistics.lent_bytes += u64::from(sent.part.1);
+        job.moved = job.moved.saturating_add(sent.part.1);
+        Ok(())
+    }
+
+    /// Copies what is lent to a read; the number of the loan.
+    fn copy_read(
+        &mut self,
+        requester: &Requester,
+        job: &Job,
+        sent: &SentPacket,
+        payload: &[u8],
+    ) -> Result<u64, Refusal> {
+        let lent = packet::decode_lent(payload, sent.part.1);
+        let (loan, ranges) = lent.ok_or(CompletionStatus::RemoteBadStatus)?;
+        let places = self.local_places(requester, &job.request, Need::LocalWrite, sent.part)?;
+        let from = self.parts.lending.borrowed(sent.gid, &ranges);
+        let from = from.ok_or(Refusal::NotLent)?;
+        let tag = tag(requester.sender.pair, job.number);
+        self.copy_lent(tag, &from, &places, CompletionStatus::LocalInvalidKey)?;
+        Ok(loan)
+    }
+
+    /// Copies memory that another adapter lends. The status is that of a destination that cannot be written.
+    fn copy_lent(
+        &mut self,
+        tag: Tag,
+        from: &[(Span, usize)],
+        to: &[Place],
+        status: CompletionStatus,
+    ) -> Result<(), Refusal> {
+        let bytes = total(to) as u64;
+        let copied = self.parts.transfers.copy_lent(tag, from, to);
+        self.parts.transfers.session.release();
+        self.parts.copied += bytes;
+        copied.map_err(|error| match error {
+            TransferError::Source => Refusal::NotLent,
+            TransferError::Destination => status.into(),
+        })
+    }
+
+    /// Another adapter lends a file.
+    pub(super) fn show_arrived(
+        &mut self,
+        packet: &Packet,
+        from: Gid,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Vec<u8>, Refusal> {
+        let file = u32::try_from(packet.part.address).map_err(|_| Refusal::NotLent)?;
+        let is_taken = self.take_file(from, file, descriptors);
+        is_taken.then(|| packet::done(&[])).ok_or(Refusal::NotLent)
+    }
+
+    /// Another adapter has read what it was lent, and asks whether it was worth anything.
+    pub(super) fn return_arrived(
+        &mut self,
+        packet: &Packet,
+        from: Gid,
+    ) -> Result<Vec<u8>, Refusal> {
+        let number = packet.part.address;
+        let is_its = self.parts.lending.end_read(from, number);
+        let loan = is_its.then(|| self.objects.take_loan(number)).flatten();
+        let loan = loan.ok_or(Refusal::NotLent)?;
+        let bytes: usize = loan.memory().map(|(_, len)| len).sum();
+        loan.end().map_err(|_| Refusal::NotLent)?;
+        self.parts.statistics.read_response_bytes += bytes as u64;
+        self.parts.statistics.lent_bytes += bytes as u64;
+        self.count_sent(u32::try_from(bytes).unwrap_or(u32::MAX));
+        Ok(packet::done(&[]))
+    }
+
+    /// Lends the memory of a read to another adapter. `None` if that does not know the memory yet: the answer comes later.
+    pub(super) fn lend_read(
+        &mut self,
+        packet: &Packet,
+        from: Gid,
+    ) -> Result<Option<Vec<u8>>, Refusal> {
+        let sender = packet.sender(from, QueuePairKind::ReliableDatagram);
+        let to = packet.destination;
+        self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
+        let places = self.remote_buffer(&sender, to, (packet.part, Need::RemoteRead))?;
+        let loan = self.parts.transfers.lend(responder::tag(to), &places);
+        let loan = loan.ok_or(Refusal::NotLent)?;
+        let ranges = self.parts.lending.ranges(&loan).ok_or(Refusal::NotLent)?;
+        match self.show(from, &loan) {
+            Shown::Known => {}
+            Shown::Pending => return Ok(None),
+            Shown::Refused => return Err(Refusal::NotLent),
+        }
+        let number = self.parts.next_id();
+        let owner = (to, Need::RemoteRead);
+        self.objects
+            .hold_loan(number, loan, owner, [packet.part.key]);
+        self.begin_read(from, number);
+        Ok(Some(packet::lent(number, &ranges)))
+    }
+
+    /// Copies a part of a write from the memory that another adapter lends.
+    pub(super) fn write_lent(
+        &mut self,
+        packet: &Packet,
+        sender: &Sender,
+        ranges: &[u8],
+    ) -> Result<(), Refusal> {
+        let (to, part) = (packet.destination, packet.part);
+        self.check_remote_buffer(sender, to, (packet.whole(), Need::RemoteWrite))?;
+        let places = self.remote_buffer(sender, to, (part, Need::RemoteWrite))?;
+        let ranges = LentRange::decode_all(ranges, part.bytes).ok_or(Refusal::NotLent)?;
+        let from = self.parts.lending.borrowed(sender.gid, &ranges);
+        let from = from.ok_or(Refusal::NotLent)?;
+        let status = CompletionStatus::RemoteBadAddress;
+        self.copy_lent(responder::tag(to), &from, &places, status)?;
+        self.count_received(part.bytes as usize);
+        self.parts.statistics.write_received_bytes += u64::from(part.bytes);
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! Two daemons at a fabric, which lend memory to each other, and what is left of one when the other is killed.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_efa_spec::work::Operation;
+use peerbar_fabric::{Config, serve};
+use peerbar_test_daemon::Daemon;
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use tempfile::TempDir;
+use vfio_user::Client;
+
+use crate::daemon::{client, start};
+use crate::driver::Driver;
+use crate::transfers::{Fabric as Pairs, PAGE, REGION_BYTES, everything, gid};
+
+/// What becomes of a request to an adapter that is gone: the fabric says so, unless the request has waited too long before.
+const GONE: [u8; 2] = [
+    CompletionStatus::LocalUnreachableRemote as u8,
+    CompletionStatus::LocalUnresponsiveRemote as u8,
+];
+
+/// A fabric that impairs nothing, until it is dropped.
+struct Fabric {
+    folder: TempDir,
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Fabric {
+    fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("fabric");
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let (ready, is_ready) = channel();
+        let thread = std::thread::spawn(move || {
+            let ready = |_| ready.send(()).map_err(io::Error::other);
+            serve(&path, Config::default(), &stopped, ready).unwrap();
+        });
+        is_ready.recv().unwrap();
+        Self {
+            folder,
+            stop: Some(stop),
+            thread: Some(thread),
+        }
+    }
+
+    fn daemon(&self, gid: &str) -> Daemon {
+        let path = self.folder.path().join("fabric");
+        let path = path.to_str().unwrap();
+        start(&["--fabric", path, "--gid", gid, "--lend-memory"])
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// One of two adapters, with the keys of its memory region.
+struct End {
+    daemon: Daemon,
+    pairs: Pairs<Client>,
+    keys: (u32, u32),
+}
+
+/// Two adapters, whose queue pairs lead to each other.
+fn two(fabric: &Fabric) -> [End; 2] {
+    let daemons = ["fe80::a", "fe80::b"].map(|gid| fabric.daemon(gid));
+    let mut drivers = daemons.each_ref().map(|daemon| {
+        let mut driver = Driver::of(client(daemon));
+        driver.bring_up();
+        driver
+    });
+    let [near, far] = drivers.each_mut().map(gid);
+    let [a, b] = drivers;
+    let [mut a, mut b] = [Pairs::new(a, far), Pairs::new(b, near)];
+    (a.peer, b.peer) = (Some(b.number()), Some(a.number()));
+    let [near, far] = daemons;
+    [(near, a), (far, b)].map(|(daemon, mut pairs)| {
+        let keys = pairs.register(everything());
+        End {
+            daemon,
+            pairs,
+            keys: (keys.local_key.get(), keys.remote_key.get()),
+        }
+    })
+}
+
+/// The first adapter begins an operation on all of the region but its last page.
+fn begin(ends: &mut [End; 2], operation: Operation) {
+    let [near, far] = ends;
+    let length = u32::try_from(REGION_BYTES - PAGE).unwrap();
+    let (there, here) = ((far.keys.1, PAGE), (near.keys.0, 0));
+    near.pairs.rdma(operation, there, here, length);
+}
+
+fn fill(end: &End, seed: u8) -> Vec<u8> {
+    let data: Vec<u8> = (0..REGION_BYTES)
+        .map(|at| (at % 251) as u8 ^ seed)
+        .collect();
+    for (page, data) in (0..).zip(data.chunks(PAGE as usize)) {
+        end.pairs.write_region(page * PAGE, data);
+    }
+    data
+}
+
+fn found(end: &End) -> Vec<u8> {
+    let mut data = vec![0; REGION_BYTES as usize];
+    for (page, data) in (0..).zip(data.chunks_mut(PAGE as usize)) {
+        end.pairs.read_region(page * PAGE, data);
+    }
+    data
+}
+
+/// Whether a daemon has mapped the guest memory of the other one's client.
+fn has_mapped(end: &End, other: &End) -> bool {
+    let pid = Pid::as_raw(Some(end.daemon.pid()));
+    let maps = format!("/proc/{pid}/maps");
+    let maps = fs::read_to_string(maps).unwrap();
+    let inode = other.pairs.driver.ram.metadata().unwrap().ino().to_string();
+    maps.lines()
+        .any(|line| line.split_whitespace().nth(4) == Some(&inode))
+}
+
+/// Stops a daemon. It does nothing any more once this returns.
+fn stop(end: &End) {
+    end.daemon.signal(Signal::STOP);
+    let status = waitpid(Some(end.daemon.pid()), WaitOptions::UNTRACED);
+    let (_, status) = status.unwrap().unwrap();
+    assert!(status.stopped(), "{status:?}");
+}
+
+#[test]
+fn two_daemons_copy_from_the_memory_of_each_other() {
+    let fabric = Fabric::start();
+    let mut ends = two(&fabric);
+    let (page, rest) = (PAGE as usize, (REGION_BYTES - PAGE) as usize);
+    let data = fill(&ends[0], 1);
+    begin(&mut ends, Operation::RdmaWrite);
+    ends[0].pairs.expect_sent(CompletionStatus::Ok);
+    assert!(found(&ends[1])[page..] == data[..rest]);
+    assert!(has_mapped(&ends[1], &ends[0]));
+    assert!(!has_mapped(&ends[0], &ends[1]));
+    let data = fill(&ends[1], 2);
+    begin(&mut ends, Operation::RdmaRead);
+    ends[0].pairs.expect_sent(CompletionStatus::Ok);
+    assert!(found(&ends[0])[..rest] == data[page..]);
+    assert!(has_mapped(&ends[0], &ends[1]));
+}
+
+#[test]
+fn adapter_killed_amid_a_transfer_fails_it_at_the_other() {
+    for operation in [Operation::RdmaWrite, Operation::RdmaRead] {
+        let fabric = Fabric::start();
+        let mut ends = two(&fabric);
+        begin(&mut ends, operation);
+        ends[0].pairs.expect_sent(CompletionStatus::Ok);
+        stop(&ends[1]);
+        begin(&mut ends, operation);
+        ends[1].daemon.kill();
+        assert!(GONE.contains(&ends[0].pairs.sent_status()));
+        begin(&mut ends, operation);
+        assert!(GONE.contains(&ends[0].pairs.sent_status()));
+    }
+}
+
+#[test]
+fn lender_killed_amid_its_transfer_leaves_the_other_at_work() {
+    for operation in [Operation::RdmaWrite, Operation::RdmaRead] {
+        let fabric = Fabric::start();
+        let mut ends = two(&fabric);
+        begin(&mut ends, operation);
+        ends[0].pairs.expect_sent(CompletionStatus::Ok);
+        stop(&ends[1]);
+        begin(&mut ends, operation);
+        ends[0].daemon.kill();
+        ends[1].daemon.signal(Signal::CONT);
+        let (near, far) = (ends[0].keys, ends[1].keys);
+        let pairs = &mut ends[1].pairs;
+        pairs.rdma(Operation::RdmaWrite, (near.1, 0), (far.0, 0), 64);
+        assert!(GONE.contains(&pairs.sent_status()));
+        gid(&mut pairs.driver);
+    }
+}
