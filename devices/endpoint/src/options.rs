@@ -25,8 +25,8 @@ pub struct DeviceOptions {
     #[command(flatten)]
     pub(crate) recording: Recording,
     /// Inject a fault, as in "delay dma read by=10ms every=100"; repeat it for more. ACTION is fail, delay, drop,
-    /// duplicate, corrupt, remove, link-down or lose-power; SUBJECT is dma, interrupt or mapping, of a disk also
-    /// command, completion or admin-command, of a GPU gpu-command or submission-entry
+    /// duplicate, reorder, corrupt, remove, link-down or lose-power; SUBJECT is dma, interrupt or mapping, of a disk also
+    /// command, completion, data or admin-command, of a GPU gpu-command or submission-entry
     #[arg(long = "fault", value_name = "ACTION SUBJECT KEY=VALUE...")]
     faults: Vec<Rule>,
     /// Take rules for faults at this socket as well, while the device is served [default: none]

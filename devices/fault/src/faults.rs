@@ -218,6 +218,11 @@ impl Faults {
         )
     }
 
+    /// The rule that fires for the data of a Read.
+    pub fn data(&self, command: &BlockCommand) -> Option<Fired> {
+        self.fire(|subject| matches!(subject, Subject::Data(wanted) if wanted.matches(command)))
+    }
+
     /// The rule that fires for a command of the admin queue with this opcode.
     pub fn admin_command(&self, opcode: u8) -> Option<Fired> {
         self.fire(|subject| match subject {
@@ -285,7 +290,11 @@ impl State {
                 let vector = *vector;
                 Err(AddError::Vector { vector, count })
             }
-            (Subject::Command(wanted) | Subject::Completion(wanted), _, Some(count)) => {
+            (
+                Subject::Command(wanted) | Subject::Completion(wanted) | Subject::Data(wanted),
+                _,
+                Some(count),
+            ) => {
                 let lacked = |nsid: &u32| !(1..=count).contains(nsid) && *nsid != NSID_ALL;
                 match wanted.nsid.filter(lacked) {
                     Some(nsid) => Err(AddError::Namespace { nsid, count }),
@@ -430,6 +439,19 @@ mod tests {
     }
 
     #[test]
+    fn data_of_a_read_match_by_namespace_and_blocks() {
+        let matches = |rule, first| {
+            let faults = faults(&[rule]);
+            faults.data(&command(NvmOpcode::Read, first)).is_some()
+        };
+        assert!(matches("reorder data", 1000));
+        assert!(matches("reorder data nsid=1 lba=1007", 1000));
+        assert!(!matches("reorder data lba=1008", 1000));
+        assert!(!matches("reorder data nsid=2", 1000));
+        assert!(!matches("delay command read by=1s", 1000));
+    }
+
+    #[test]
     fn dma_matches_by_purpose_direction_route_and_address() {
         let write = Segment {
             purpose: Purpose::Payload,
@@ -558,6 +580,10 @@ mod tests {
             (
                 "drop completion nsid=0",
                 "has `nsid=0`: this device has namespaces 1 to 2",
+            ),
+            (
+                "reorder data nsid=3",
+                "has `nsid=3`: this device has namespaces 1 to 2",
             ),
         ];
         for (rule, cause) in refused {

@@ -33,6 +33,8 @@ pub enum Action {
     Drop,
     /// It happens twice.
     Duplicate,
+    /// It happens after what should come next.
+    Reorder,
     /// The first bytes of the data of a DMA, at most this number, are inverted.
     Corrupt(NonZeroU64),
     /// The device is gone for its client, as if its server had died.
@@ -59,6 +61,8 @@ pub enum Kind {
     Command,
     /// The completion of an I/O command of a disk.
     Completion,
+    /// The data of a Read of a disk, on their way to the host's memory.
+    Data,
     /// A command of a disk's admin queue, before it is carried out.
     AdminCommand,
     /// A command of a GPU's channel, before it is carried out.
@@ -82,6 +86,8 @@ pub enum Subject {
     Command(MatchCommand),
     /// The completion of an I/O command of a disk.
     Completion(MatchCommand),
+    /// The data of a Read of a disk, on their way to the host's memory: [`MatchCommand::opcode`] is `None`.
+    Data(MatchCommand),
     /// A command of a disk's admin queue, before it is carried out: its opcode.
     AdminCommand(Option<AdminOpcode>),
     /// A command of a GPU's channel, before it is carried out.
@@ -100,7 +106,12 @@ pub enum Subject {
 
 impl Kind {
     /// What a disk has beside the subjects of every device.
-    pub const OF_DISKS: [Self; 3] = [Self::Command, Self::Completion, Self::AdminCommand];
+    pub const OF_DISKS: [Self; 4] = [
+        Self::Command,
+        Self::Completion,
+        Self::Data,
+        Self::AdminCommand,
+    ];
     /// What a GPU has beside the subjects of every device.
     pub const OF_GPUS: [Self; 2] = [Self::GpuCommand, Self::SubmissionEntry];
 }
@@ -111,6 +122,7 @@ impl Subject {
         match self {
             Self::Command(_) => Kind::Command,
             Self::Completion(_) => Kind::Completion,
+            Self::Data(_) => Kind::Data,
             Self::AdminCommand(_) => Kind::AdminCommand,
             Self::GpuCommand(_) => Kind::GpuCommand,
             Self::Dma(_) => Kind::Dma,

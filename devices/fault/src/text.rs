@@ -22,7 +22,7 @@ const LONGEST: usize = 300;
 /// of a GPU for an entry.
 const LONGEST_HELD: (&str, Duration) = ("60s", Duration::from_secs(60));
 const LONGEST_AWAITED: (&str, Duration) = ("1s", Duration::from_secs(1));
-const ACTIONS: [(&str, &[Kind]); 9] = [
+const ACTIONS: [(&str, &[Kind]); 10] = [
     (
         "fail",
         &[
@@ -58,6 +58,7 @@ const ACTIONS: [(&str, &[Kind]); 9] = [
         ],
     ),
     ("duplicate", &[Kind::Completion, Kind::Interrupt]),
+    ("reorder", &[Kind::Data]),
     ("corrupt", &[Kind::Dma]),
     ("remove", Kind::VARIANTS),
     ("link-down", Kind::VARIANTS),
@@ -226,6 +227,10 @@ fn subject(kind: Kind, words: &[&str], keys: &mut Keys<'_>) -> Result<Subject, R
     Ok(match kind {
         Kind::Command => Subject::Command(command(words, keys)?),
         Kind::Completion => Subject::Completion(command(words, keys)?),
+        Kind::Data => {
+            one_of::<()>(&[], words)?;
+            Subject::Data(command(&[], keys)?)
+        }
         Kind::AdminCommand => Subject::AdminCommand(one_of(&ADMIN_OPCODES, words)?),
         Kind::GpuCommand => {
             let channel = |text| {
@@ -323,6 +328,7 @@ fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, 
         }
         ("drop", _) => Action::Drop,
         ("duplicate", _) => Action::Duplicate,
+        ("reorder", _) => Action::Reorder,
         ("remove", _) => Action::Remove,
         ("link-down", _) => Action::LinkDown(down(keys)?),
         ("link-up", _) => Action::LinkUp,
@@ -374,6 +380,7 @@ impl Display for Rule {
             Action::Delay(_) => "delay",
             Action::Drop => "drop",
             Action::Duplicate => "duplicate",
+            Action::Reorder => "reorder",
             Action::Corrupt(_) => "corrupt",
             Action::Remove => "remove",
             Action::LinkDown(_) => "link-down",
@@ -394,7 +401,12 @@ impl Display for Rule {
                 key(f, "pattern", Some(pattern).filter(|pattern| *pattern != 0))?;
                 key(f, "for", down.map(time_text))?;
             }
-            Action::Fail | Action::Drop | Action::Duplicate | Action::Remove | Action::LinkUp => {}
+            Action::Fail
+            | Action::Drop
+            | Action::Duplicate
+            | Action::Reorder
+            | Action::Remove
+            | Action::LinkUp => {}
         }
         write!(f, "{}", self.when)
     }
@@ -404,7 +416,7 @@ impl Display for Rule {
 impl Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Command(command) | Self::Completion(command) => {
+            Self::Command(command) | Self::Completion(command) | Self::Data(command) => {
                 let opcode = command.opcode.as_ref();
                 if let Some(opcode) = opcode.and_then(|opcode| word(&OPCODES, opcode)) {
                     write!(f, " {opcode}")?;
@@ -582,6 +594,13 @@ mod tests {
             ),
             (of_dmas, dmas().prop_map(Subject::Dma)),
             (
+                plain(Action::Reorder),
+                commands().prop_map(|command| Subject::Data(MatchCommand {
+                    opcode: None,
+                    ..command
+                }))
+            ),
+            (
                 of_completions.prop_union(delays(60_000_000)),
                 option::of(any::<u16>()).prop_map(Subject::Interrupt)
             ),
@@ -627,6 +646,7 @@ mod tests {
             "delay command read lba=0..2048 by=2s",
             "drop completion nth=10",
             "duplicate completion write nsid=2 limit=1",
+            "reorder data nsid=1 lba=8..16 every=64",
             "corrupt dma read bytes=4",
             "drop interrupt vector=1 probability=1/100 seed=7",
             "fail command read lba=1000..1008 status=unrecovered-read-error",
@@ -680,11 +700,11 @@ mod tests {
         for (text, message) in [
             (
                 "",
-                "begins with no action: write fail, delay, drop, duplicate, corrupt, remove, link-down, link-up, lose-power",
+                "begins with no action: write fail, delay, drop, duplicate, reorder, corrupt, remove, link-down, link-up, lose-power",
             ),
             (
                 "break dma",
-                "begins with no action: write fail, delay, drop, duplicate, corrupt, remove, link-down, link-up, lose-power",
+                "begins with no action: write fail, delay, drop, duplicate, reorder, corrupt, remove, link-down, link-up, lose-power",
             ),
             (
                 "fail",
@@ -703,6 +723,14 @@ mod tests {
             (
                 "corrupt completion",
                 "has no subject of `corrupt`: write dma",
+            ),
+            (
+                "reorder completion",
+                "has no subject of `reorder`: write data",
+            ),
+            (
+                "reorder data read",
+                "has `read`: write nothing, or a KEY=VALUE",
             ),
             (
                 "drop dma sideways",

@@ -10,6 +10,7 @@ use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
 
 use crate::job::Job;
+use crate::late_data::LateData;
 use crate::prp::{self, PAGE_BYTES, Segment};
 use crate::seeded_fault::{FaultKind, SeededFault};
 
@@ -242,6 +243,19 @@ impl DataPath {
         }
         self.buffer.fill(0);
         self.scatter(purpose, 0, len)
+    }
+
+    /// For what data was located, and where.
+    pub(crate) fn located(&self) -> (Origin, Vec<(u64, usize)>) {
+        (self.origin, places(&self.segments).collect())
+    }
+
+    /// Writes data whose command has completed.
+    pub(crate) fn write_late(&mut self, late: &LateData) -> Result<(), DmaError> {
+        self.reach().let_go();
+        let tag = Tag::new(Purpose::Payload, late.origin);
+        let places = late.places.iter().copied();
+        self.requester().scatter(tag, places, &late.bytes)
     }
 
     /// Fetches `len` bytes from the segments into the buffer.

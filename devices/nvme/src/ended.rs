@@ -4,6 +4,7 @@ use peerbar_nvme_spec::completion::Status;
 use zerocopy::little_endian::U16;
 
 use crate::io_queue::completion::Permit;
+use crate::late_data::LateData;
 
 /// A command that has ended, and the completion that it gets.
 pub(crate) struct Ended {
@@ -13,6 +14,8 @@ pub(crate) struct Ended {
     pub(crate) permit: Permit,
     pub(crate) status: Status,
     pub(crate) posting: Posting,
+    /// A fault: its data, which follow once the host has taken the completion.
+    pub(crate) late: Option<Box<LateData>>,
 }
 
 /// How often a completion is posted.

@@ -54,7 +54,7 @@ impl<T> HeldBack<T> {
 }
 
 impl DataPath {
-    /// The fault that a rule injects into a command of queue `queue`, or with [`Kind::Completion`] into its completion.
+    /// The fault that a rule injects into a command of queue `queue`, or with [`Kind::Completion`] and [`Kind::Data`] into these.
     #[inline]
     pub(crate) fn injected(
         &self,
@@ -69,6 +69,7 @@ impl DataPath {
         let fired = match kind {
             Kind::Command => faults.command(&block_command(entry)),
             Kind::Completion => faults.completion(&block_command(entry)),
+            Kind::Data => faults.data(&block_command(entry)),
             _ => faults.admin_command(entry.opcode),
         }?;
         let origin = Origin::command(queue, entry.cid.get());

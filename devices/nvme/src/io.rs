@@ -17,10 +17,12 @@ use crate::ended::{Ended, Posting};
 use crate::injected::{Held, HeldBack};
 use crate::io_queue::completion::{Generation, Permit};
 use crate::job::{InProgress, Job, Work};
+use crate::late_data::{LateData, Slots};
 use crate::namespace::{DirectAccess, Extent};
 use crate::storage::Storage;
 
 mod commands;
+mod reordered;
 pub(crate) mod status;
 #[cfg(test)]
 mod tests;
@@ -37,6 +39,9 @@ pub(crate) struct Io {
     /// Lists that are not in use: no command need allocate one.
     lists: Vec<Vec<Extent>>,
     held: HeldBack<Held>,
+    late_slots: Slots,
+    /// Those of the command in progress.
+    late: Option<Box<LateData>>,
 }
 
 /// What has been done and is not in the health yet.
@@ -58,6 +63,8 @@ impl Io {
             deferred: VecDeque::new(),
             lists: Vec::new(),
             held: HeldBack::default(),
+            late_slots: Slots::default(),
+            late: None,
         }
     }
 
@@ -124,6 +131,7 @@ impl Io {
                     permit,
                     status: Status::ABORT_REQUESTED,
                     posting: Posting::Never,
+                    late: None,
                 });
             }
             _ => self.start(&mut command),
@@ -135,6 +143,7 @@ impl Io {
     fn end(&mut self, command: InProgress<'_>, progress: Result<(), Status>) -> Option<Ended> {
         let Job { queue, entry, .. } = command;
         self.storage.unlock(entry, command.locked);
+        let late = self.late.take().filter(|_| progress.is_ok());
         let permit = command.permit?;
         let status = match progress {
             Ok(()) => Status::SUCCESS,
@@ -146,6 +155,7 @@ impl Io {
             permit,
             status,
             posting: Posting::Once,
+            late,
         };
         match self.data.injected(Kind::Completion, queue, entry) {
             Some(Action::Drop) => ended.posting = Posting::Never,

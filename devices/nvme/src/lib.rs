@@ -52,6 +52,7 @@ mod intx_tests;
 mod io;
 mod io_queue;
 mod job;
+mod late_data;
 #[cfg(all(test, feature = "loom"))]
 mod models;
 mod namespace;

@@ -48,6 +48,7 @@ mod rdma_refused;
 mod route;
 mod vfio_alias;
 mod vfio_nvme;
+mod vfio_order;
 mod vfio_revocation;
 mod vfio_window;
 

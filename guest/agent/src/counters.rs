@@ -73,6 +73,15 @@ impl Traffic {
         self.commands(device, Completer::PeerBar)
     }
 
+    /// Bytes of PRP lists that one device read out of guest RAM, and out of another's memory.
+    pub(crate) fn list_bytes(&self, device: u32) -> [u64; 2] {
+        [Completer::GuestRam, Completer::PeerBar].map(|from| {
+            self.sum(|of, kind| {
+                of == device && kind.purpose == Purpose::List && kind.completer == from
+            })
+        })
+    }
+
     /// Bytes that one device wrote to registers of others. Behind an IOMMU the client maps no registers, so the device does not
     /// know whose they are.
     pub(crate) fn registers_written(&self, device: u32) -> u64 {

@@ -57,6 +57,7 @@ mod rdma_refused;
 mod vfio;
 mod vfio_alias;
 mod vfio_nvme;
+mod vfio_order;
 mod vfio_revocation;
 mod vfio_window;
 
@@ -319,6 +320,7 @@ kinds! {
     vfio_nvme::VfioNvme,
     gpu_initiated::GpuInitiated,
     gpu_beside_nvme::GpuBesideNvme,
+    vfio_order::VfioOrder,
     vfio_alias::VfioAlias,
     vfio_revocation::VfioRevocation,
     vfio_window::VfioWindow,

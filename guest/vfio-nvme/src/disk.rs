@@ -23,6 +23,8 @@ const OWN_QUEUE: u16 = 1;
 /// Bytes of the queue memory: admin submission and completion queue, I/O submission and completion queue, and a page for
 /// Identify, a page each.
 const QUEUE_BYTES: u64 = 5 * PAGE;
+/// Bytes of PRP lists: a page for each command that can be outstanding.
+pub const LIST_BYTES: u64 = ENTRIES as u64 * PAGE;
 /// The namespace.
 const NSID: u32 = 1;
 /// Longest data of one command in bytes, for which a PRP list of one page suffices.
@@ -81,6 +83,8 @@ pub struct Disk {
     pages: u64,
     /// A page for each PRP list, by the command's slot.
     lists: u64,
+    /// Where this driver has memory of its own for them.
+    own_lists: Option<u64>,
     outstanding: Outstanding,
 }
 
@@ -95,7 +99,7 @@ impl Disk {
         device.master(true)?;
         let registers = RegisterBar::new(device, access)?;
         let at = space.allocate(QUEUE_BYTES)?;
-        let lists = space.allocate(u64::from(ENTRIES) * PAGE)?;
+        let lists = space.allocate(LIST_BYTES)?;
         let page = |number: u64| at.saturating_add(number.saturating_mul(PAGE));
         let queues = |first| QueueMemory {
             submission: page(first),
@@ -114,6 +118,7 @@ impl Disk {
             identity,
             pages: at,
             lists,
+            own_lists: Some(lists),
             outstanding: Outstanding::new(),
         })
     }
@@ -220,15 +225,34 @@ impl Disk {
     /// # Errors
     /// [`Error::UnknownCommand`], and [`Error::Controller`].
     pub fn reap(&mut self) -> Result<Option<(u8, Completion)>> {
+        let taken = self.take()?;
+        if taken.is_some() {
+            self.give_back()?;
+        }
+        Ok(taken)
+    }
+
+    /// As [`Disk::reap`], but the completion's entry stays taken until [`Disk::give_back`] or the next [`Disk::submit`].
+    ///
+    /// # Errors
+    /// [`Error::UnknownCommand`], and [`Error::Controller`].
+    pub fn take(&mut self) -> Result<Option<(u8, Completion)>> {
         let Some(completion) = self.queue.pop().map_err(driver)? else {
             return Ok(None);
         };
-        self.queue.ring().map_err(driver)?;
         let opcode = self.outstanding.end(completion.cid);
         let opcode = opcode.ok_or(Error::UnknownCommand {
             cid: completion.cid,
         })?;
         Ok(Some((opcode, completion)))
+    }
+
+    /// Gives the controller back the entries of all completions taken, by the head doorbell.
+    ///
+    /// # Errors
+    /// [`Error::Controller`].
+    pub fn give_back(&mut self) -> Result<()> {
+        self.queue.ring().map_err(driver)
     }
 
     /// Waits for the next completion.
@@ -284,6 +308,22 @@ impl Disk {
             return Err(self.busy());
         }
         self.queue = self.controller.create_queues(id, at)?;
+        Ok(())
+    }
+
+    /// Keeps PRP lists at `address` from now on, in place of this driver's own memory: [`LIST_BYTES`] in any memory of the address space that
+    /// this process reaches, such as a GPU's.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] with commands outstanding; [`Error::Request`].
+    pub fn use_lists(&mut self, address: u64) -> Result<()> {
+        if self.outstanding() > 0 {
+            return Err(self.busy());
+        }
+        self.lists = address;
+        if let Some(own) = self.own_lists.take() {
+            self.space.unmap(own)?;
+        }
         Ok(())
     }
 
@@ -360,7 +400,7 @@ impl Drop for Disk {
     fn drop(&mut self) {
         // A device that does not take it may be gone, or may use its queues.
         if self.device().master(false).is_ok() {
-            for at in [self.pages, self.lists] {
+            for at in [Some(self.pages), self.own_lists].into_iter().flatten() {
                 // What the kernel keeps mapped stays in the space.
                 let _ = self.space.unmap(at);
             }

@@ -23,7 +23,7 @@
 //! A [`Binding`] takes a device from its driver and gives it to vfio-pci. An [`AddressSpace`] is what devices use as
 //! addresses: a container of type 1, or an I/O address space of iommufd. A [`DmaSpace`] also knows the memory behind
 //! these addresses, as far as this process reaches it. A [`Disk`] has its admin queue and one pair of I/O queues there,
-//! and creates further queues wherever the caller says, such as in the memory of a GPU.
+//! and creates further queues wherever the caller says, such as in the memory of a GPU. Its PRP lists may lie there, too.
 //!
 //! Not here: interrupts (completions are polled), guests without an IOMMU, and virtual functions.
 
@@ -42,7 +42,7 @@ mod type1;
 pub use address_space::AddressSpace;
 pub use binding::Binding;
 pub use device::{BarRange, VfioDevice};
-pub use disk::{Direction, Disk, Identity, QueueDoorbells};
+pub use disk::{Direction, Disk, Identity, LIST_BYTES, QueueDoorbells};
 pub use dma_space::DmaSpace;
 pub use error::{Error, Result};
 pub use registers::{RegisterAccess, RegisterBar};

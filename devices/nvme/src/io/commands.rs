@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 
 use peerbar_dma::{Direction, Purpose};
+use peerbar_fault::Kind;
 use peerbar_nvme_spec::command::nvm::{BlockRange, DatasetManagement, DatasetRange};
 use peerbar_nvme_spec::command::{NSID_ALL, NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
@@ -82,6 +83,10 @@ impl Io {
 
     fn read(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
         let entry = command.entry;
+        let is_armed = self.data.requester().faults().is_armed(Kind::Data);
+        if is_armed && self.read_reordered(command)? {
+            return Ok(());
+        }
         let namespace = self.storage.find(entry.nsid.get())?;
         let (extent, len) = transfer(namespace, entry)?;
         match namespace.backend().direct() {
@@ -382,7 +387,10 @@ fn blocks(namespace: &Namespace, entry: &SubmissionEntry) -> Result<Extent, Stat
 
 /// The blocks of a command that transfers data to or from the host, and its length. The buffer's length is the
 /// limit (Identify Controller, MDTS).
-fn transfer(namespace: &Namespace, entry: &SubmissionEntry) -> Result<(Extent, usize), Status> {
+pub(super) fn transfer(
+    namespace: &Namespace,
+    entry: &SubmissionEntry,
+) -> Result<(Extent, usize), Status> {
     let extent = blocks(namespace, entry)?;
     let len = usize::try_from(extent.len).map_err(|_| Status::INVALID_FIELD.with_dnr(true))?;
     Ok((extent, len))

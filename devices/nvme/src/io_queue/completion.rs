@@ -12,6 +12,7 @@ use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
 use super::interrupt::{Posted, QueueInterrupts};
 use super::ring::{Ring, distance};
 use crate::doorbell_page::DoorbellPage;
+use crate::late_data::LateData;
 
 /// Bytes of a completion queue entry.
 pub(crate) const COMPLETION_BYTES: u64 = 16;
@@ -93,6 +94,8 @@ pub(crate) struct CompletionQueue {
     staged: Vec<CompletionEntry>,
     /// What was flushed since the last signal.
     unsignalled: Posted,
+    /// Data that follow their completions, and how many entries the guest has to take first.
+    late: Vec<(u32, Box<LateData>)>,
     /// The interrupt vector, if interrupts are enabled.
     vector: Option<u16>,
     pub(crate) doorbell: QueueDoorbell,
@@ -111,6 +114,7 @@ impl CompletionQueue {
             reserved: 0,
             staged: Vec::with_capacity(MOST_STAGED),
             unsignalled: Posted::default(),
+            late: Vec::new(),
             vector,
             doorbell: QueueDoorbell::new(page, Doorbell::CompletionHead(id)),
             generation: Generation::default(),
@@ -173,6 +177,32 @@ impl CompletionQueue {
         self.tail == 0 || self.staged.len() >= MOST_STAGED
     }
 
+    /// Keeps data until the guest has taken the completion that was staged last.
+    pub(crate) fn keep_late(&mut self, data: Box<LateData>) {
+        let entries = distance(self.head, self.tail, self.ring.entries);
+        self.late.push((entries, data));
+    }
+
+    /// Whether data are kept.
+    pub(crate) fn has_late(&self) -> bool {
+        !self.late.is_empty()
+    }
+
+    /// The place of data whose completion the guest has taken.
+    pub(crate) fn due_late(&self) -> Option<usize> {
+        self.late.iter().position(|(entries, _)| *entries == 0)
+    }
+
+    /// Takes data whose completion the guest has taken.
+    pub(crate) fn take_late(&mut self) -> Option<Box<LateData>> {
+        self.due_late().map(|at| self.late.remove(at).1)
+    }
+
+    /// Drops the data of a submission queue.
+    pub(crate) fn drop_late(&mut self, queue: u16) {
+        self.late.retain(|(_, data)| data.queue != queue);
+    }
+
     /// Writes the staged entries to the queue. [`CompletionQueue::signal`] is to follow before the owner waits for anything.
     pub(crate) fn flush(
         &mut self,
@@ -231,6 +261,9 @@ impl CompletionQueue {
                 interrupts.notifier.report_bad_value();
             } else {
                 self.head = value;
+                for (entries, _) in &mut self.late {
+                    *entries = entries.saturating_sub(taken);
+                }
                 self.publish(interrupts);
                 interrupts.taken(self.vector, taken);
             }

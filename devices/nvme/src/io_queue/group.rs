@@ -143,6 +143,9 @@ impl SubmissionQueue {
                 cx.flush(completions);
             }
         }
+        if let Some(late) = ended.late {
+            completions.keep_late(late);
+        }
     }
 }
 
@@ -162,6 +165,21 @@ impl Context {
         if flushed.is_err() {
             self.fail(completions.id, "completions cannot be posted");
         }
+    }
+
+    /// Writes the data that were kept until the guest had taken their completions, as far as it has; whether there were any.
+    pub(super) fn write_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
+        let session = &mut self.io.data.session;
+        // A doorbell that is not mapped is found out when the queue is served or armed.
+        let _ = completions.take_head(&mut self.interrupts, session);
+        let mut any = false;
+        while let Some(late) = completions.take_late() {
+            any = true;
+            if let Err(error) = self.io.data.write_late(&late) {
+                log::debug!("queue {}: data after their completion: {error}", late.queue);
+            }
+        }
+        any
     }
 
     /// Interrupts for the completions that were flushed since the last time.

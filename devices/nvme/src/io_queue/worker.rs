@@ -90,6 +90,7 @@ impl Worker {
         }
         self.poll_admin_doorbells();
         let busy = self.complete_ended() | self.serve() | !self.cx.io.submit();
+        let busy = busy | self.write_late_data();
         self.cx.interrupts.settle(!busy);
         self.confirm_end(busy);
         ControlFlow::Continue(busy)
@@ -136,6 +137,16 @@ impl Worker {
             let more = group.completions.has_reserved();
             cx.flush(&mut group.completions);
             cx.signal(&mut group.completions, more);
+        }
+        any
+    }
+
+    /// Writes the data that may follow their completions by now; whether there were any.
+    fn write_late_data(&mut self) -> bool {
+        let (mut any, cx) = (false, &mut self.cx);
+        let groups = self.groups.iter_mut().map(|group| &mut group.completions);
+        for completions in groups.filter(|completions| completions.has_late()) {
+            any |= !cx.is_quiet() && cx.write_late_data(completions);
         }
         any
     }
@@ -204,7 +215,7 @@ impl Worker {
             // Whatever the guest rings, nothing is done until the engine requests it.
             return true;
         }
-        let mut idle = true;
+        let mut idle = self.arm_late_data();
         for queue in self
             .groups
             .iter_mut()
@@ -219,6 +230,19 @@ impl Worker {
             }
         }
         self.cx.io.data.session.forget();
+        idle
+    }
+
+    /// Has the guest ring when it takes a completion that data are to follow; whether it has taken none of these by now.
+    fn arm_late_data(&mut self) -> bool {
+        let (mut idle, cx) = (true, &mut self.cx);
+        let (interrupts, session) = (&mut cx.interrupts, &mut cx.io.data.session);
+        let groups = self.groups.iter_mut().map(|group| &mut group.completions);
+        for completions in groups.filter(|completions| completions.has_late()) {
+            // A doorbell that is not mapped is found out when the submission queue is armed.
+            let _ = completions.arm(interrupts, session);
+            idle &= completions.due_late().is_none();
+        }
         idle
     }
 }

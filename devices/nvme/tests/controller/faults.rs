@@ -89,6 +89,57 @@ fn delayed_command_or_completion_lets_others_pass() {
     }
 }
 
+/// Has queue 1 read blocks 0 to 7 to [`DATA`], which stays as it is; takes the completion, and does not give back its entry.
+fn read_reordered(driver: &mut Driver) -> Vec<u8> {
+    let data = pattern(4096, 48);
+    driver.store(0, &data);
+    driver.inject("reorder data lba=0..8 limit=1");
+    driver.write(DATA, &[0xa5; 4096]);
+    let cid = driver.submit(1, blocks(READ, 0, 8).at(DATA, 0));
+    let entry = driver.take_silently(1);
+    assert_eq!((entry.cid, entry.code()), (cid, 0));
+    driver.let_every_queue_have_a_turn();
+    assert_eq!(driver.read(DATA, 4096), [0xa5; 4096], "they come later");
+    data
+}
+
+#[test]
+fn reordered_data_follow_when_the_completion_is_taken() {
+    let mut driver = Driver::new();
+    let data = read_reordered(&mut driver);
+    driver.acknowledge(1);
+    let start = Instant::now();
+    while driver.read(DATA, 4096) != data {
+        assert!(start.elapsed() < PATIENCE, "they do not come");
+    }
+    // The rule is over.
+    driver.write(DATA, &[0xa5; 4096]);
+    driver.ok(1, blocks(READ, 0, 8).at(DATA, 0));
+    assert_eq!(driver.read(DATA, 4096), data);
+}
+
+#[test]
+fn reordered_data_do_not_outlive_a_reset_or_their_queue() {
+    for is_reset in [true, false] {
+        let mut driver = Driver::new();
+        read_reordered(&mut driver);
+        if is_reset {
+            driver.disable();
+            driver.bring_up();
+        } else {
+            driver.ok(0, crate::command::delete_sq(1));
+            driver.acknowledge(1);
+            driver.ok(0, crate::command::delete_cq(1));
+            driver.create_pair(1, crate::driver::usual(1));
+        }
+        for _ in 0..40 {
+            other_read(&mut driver);
+        }
+        driver.let_every_queue_have_a_turn();
+        assert_eq!(driver.read(DATA, 4096), [0xa5; 4096], "reset: {is_reset}");
+    }
+}
+
 #[test]
 fn reset_does_not_wait_for_what_is_held_back() {
     for rule in ["delay command by=60s", "delay completion by=60s"] {

@@ -8,7 +8,7 @@ use peerbar_mapping::Mapping;
 use peerbar_report::{Measure, VfioAlias, VfioBackend};
 use peerbar_vfio_nvme::{Direction, DmaSpace, RegisterAccess};
 
-use super::vfio_nvme::{TakenDevices, start};
+use super::vfio_nvme::{TakenDevices, fill, start};
 use super::{Outcome, Run};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
@@ -87,10 +87,7 @@ fn read_at(
     let aperture = gpu.map(vram(LENGTH))?;
     let own = Arc::new(Mapping::anonymous(LENGTH).context("cannot map memory")?);
     let pattern = guest.fresh_pattern(taken.disk.0);
-    let source = space.allocate(LENGTH)?;
-    let memory = space.memory(source).context("memory that is not there")?;
-    memory.write(0, &pattern.bytes(0, BYTES))?;
-    disk.transfer(Direction::Write, 0, source, LENGTH)?;
+    fill(&mut disk, pattern, LENGTH)?;
     for memory in [&aperture, &*own] {
         memory.write(0, &[BEFORE; BYTES])?;
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, ensure};
 use peerbar_nvme_driver::QueueMemory;
 use peerbar_report::{Measure, QueuePlace, VfioBackend, VfioNvme};
-use peerbar_vfio_nvme::{Binding, Direction, Disk, DmaSpace, RegisterAccess, VfioDevice};
+use peerbar_vfio_nvme::{
+    Binding, Direction, Disk, DmaSpace, LIST_BYTES, RegisterAccess, VfioDevice,
+};
 
 use super::route::judge;
 use super::{Outcome, PAGE, Run};
@@ -13,15 +15,21 @@ use crate::counters::{Traffic, TrafficWatch};
 use crate::devices::Controller;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
+use crate::pattern::Pattern;
 use crate::user_drivers::{
     address_space, disk_is_back, give_back_disk, give_back_gpu, map_bar, open_gpu, take, vram,
 };
 
 /// Bytes of each half of the memory: what is written to the disk, and what is read back. Some commands each way.
 const HALF: u64 = 1 << 20;
+/// Bytes of a GPU's memory: for the data, queues and PRP lists.
+const VRAM: u64 = 3 * HALF;
+const _: () = assert!(2 * HALF + QUEUE_BYTES + LIST_BYTES <= VRAM);
 
 /// Entries of queues in a GPU's memory: a page of submission queue entries, as many as the library keeps outstanding.
 const ENTRIES: u16 = 64;
+/// Bytes of such queues, a page each.
+pub(super) const QUEUE_BYTES: u64 = 2 * PAGE;
 
 impl Run for VfioNvme {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -36,6 +44,7 @@ impl Run for VfioNvme {
         let traffic = watch.traffic()?;
         judge(&self.with, &[share], traffic)?;
         judge_queues(self.queues, disk.number, traffic)?;
+        judge_lists(self.lists, disk.number, traffic)?;
         Ok(Outcome::Passed)
     }
 
@@ -45,7 +54,11 @@ impl Run for VfioNvme {
 }
 
 /// All commands must have been fetched from where the queues lie, and none from elsewhere.
-fn judge_queues(queues: QueuePlace, device: u32, traffic: &Traffic) -> anyhow::Result<()> {
+pub(super) fn judge_queues(
+    queues: QueuePlace,
+    device: u32,
+    traffic: &Traffic,
+) -> anyhow::Result<()> {
     let ram = traffic.commands_from_guest_ram(device);
     let peers = traffic.commands_from_peers(device);
     let is_right = match queues {
@@ -55,6 +68,20 @@ fn judge_queues(queues: QueuePlace, device: u32, traffic: &Traffic) -> anyhow::R
     ensure!(
         is_right,
         "with its queues in {queues:?} the disk fetched {ram} commands from guest RAM and {peers} from another device"
+    );
+    Ok(())
+}
+
+/// All PRP lists must have been read from where they lie, and none from elsewhere.
+fn judge_lists(lists: QueuePlace, device: u32, traffic: &Traffic) -> anyhow::Result<()> {
+    let [ram, peers] = traffic.list_bytes(device);
+    let is_right = match lists {
+        QueuePlace::GuestRam => ram > 0 && peers == 0,
+        QueuePlace::Vram => ram == 0 && peers > 0,
+    };
+    ensure!(
+        is_right,
+        "with its PRP lists in {lists:?} the disk read {ram} bytes of lists from guest RAM and {peers} from another device"
     );
     Ok(())
 }
@@ -145,14 +172,18 @@ fn there_and_back(
     );
     let vram = match &taken.gpu {
         None => None,
-        Some((_, binding)) => Some(Vram::map(&space, check.backend, binding, 3 * HALF)?),
+        Some((_, binding)) => Some(Vram::map(&space, check.backend, binding, VRAM)?),
     };
     let address = match &vram {
         None => space.allocate(2 * HALF)?,
         Some(vram) => vram.address,
     };
+    let behind = address.saturating_add(2 * HALF);
     if check.queues == QueuePlace::Vram {
-        disk.use_queue(2, behind_data(address))?;
+        disk.use_queue(2, queues_at(behind))?;
+    }
+    if check.lists == QueuePlace::Vram {
+        disk.use_lists(behind.saturating_add(QUEUE_BYTES))?;
     }
     let memory = space.memory(address).context("memory that is not there")?;
     let pattern = guest.fresh_pattern(taken.disk.0);
@@ -174,9 +205,8 @@ fn there_and_back(
     Ok(())
 }
 
-/// Queues behind the two halves of the memory at `address`.
-fn behind_data(address: u64) -> QueueMemory {
-    let submission = address.saturating_add(2 * HALF);
+/// Queues in the [`QUEUE_BYTES`] from `submission` on.
+pub(super) fn queues_at(submission: u64) -> QueueMemory {
     QueueMemory {
         submission,
         completion: submission.saturating_add(PAGE),
@@ -203,6 +233,17 @@ pub(super) fn start(
         controller.disk.bytes
     );
     Ok(disk)
+}
+
+/// Writes `pattern` to the first `length` bytes of the disk.
+pub(super) fn fill(disk: &mut Disk, pattern: Pattern, length: u64) -> anyhow::Result<()> {
+    let address = disk.space().allocate(length)?;
+    let memory = disk.space().memory(address);
+    let memory = memory.context("memory that is not there")?;
+    memory.write(0, &pattern.bytes(0, usize::try_from(length)?))?;
+    disk.transfer(Direction::Write, 0, address, length)?;
+    disk.space().unmap(address)?;
+    Ok(())
 }
 
 /// The start of a GPU's memory in an address space.
@@ -235,28 +276,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_from_elsewhere_fails_queues_in_vram() {
-        let fetched = |completers: &[Completer]| {
-            let mut traffic = Traffic::default();
-            for completer in completers {
-                let kind = DmaKind {
-                    purpose: Purpose::Command,
-                    completer: *completer,
-                    route: Route::Upstream,
-                    direction: Direction::Read,
-                };
-                traffic.count(0, kind, 64, 0);
-            }
-            traffic
-        };
+    fn command_or_list_from_elsewhere_fails() {
+        type Judge = fn(QueuePlace, u32, &Traffic) -> anyhow::Result<()>;
+        let judges: [(Purpose, Judge); 2] = [
+            (Purpose::Command, judge_queues),
+            (Purpose::List, judge_lists),
+        ];
         let (ram, peer) = (Completer::GuestRam, Completer::PeerBar);
-        let judged = |queues, completers: &[Completer]| {
-            judge_queues(queues, 0, &fetched(completers)).is_ok()
-        };
-        assert!(judged(QueuePlace::Vram, &[peer]) && judged(QueuePlace::GuestRam, &[ram]));
-        assert!(!judged(QueuePlace::Vram, &[peer, ram]) && !judged(QueuePlace::Vram, &[]));
-        assert!(
-            !judged(QueuePlace::GuestRam, &[peer]) && !judged(QueuePlace::GuestRam, &[ram, peer])
-        );
+        for (purpose, judge) in judges {
+            let read = |completers: &[Completer]| {
+                let mut traffic = Traffic::default();
+                for completer in completers {
+                    let kind = DmaKind {
+                        purpose,
+                        completer: *completer,
+                        route: Route::Upstream,
+                        direction: Direction::Read,
+                    };
+                    traffic.count(0, kind, 64, 0);
+                }
+                traffic
+            };
+            let judged =
+                |place, completers: &[Completer]| judge(place, 0, &read(completers)).is_ok();
+            let (in_vram, in_ram) = (QueuePlace::Vram, QueuePlace::GuestRam);
+            assert!(judged(in_vram, &[peer]) && judged(in_ram, &[ram]));
+            assert!(!judged(in_vram, &[peer, ram]) && !judged(in_vram, &[]));
+            assert!(!judged(in_ram, &[peer]) && !judged(in_ram, &[ram, peer]));
+        }
     }
 }

@@ -1,7 +1,5 @@
 //! `vfio-nvme`: a driver in user space.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use super::{Buffer, CheckKind, Keys, TableError, VfioBackend, check};
@@ -10,7 +8,10 @@ check! {
     /// A driver in user space has the disk by vfio-pci, with its queues in its own memory: Identify, then writes and reads
     /// between the disk and its own memory or the memory of a GPU that vfio-pci has too. Afterwards both devices have their
     /// own drivers again.
-    "vfio-nvme": "{disk} and {with} from user space, {backend}{queues}"
+    "vfio-nvme": "{disk} and {with} from user space, {backend}{}{}" with (
+        queues.naming("queues"),
+        lists.naming("PRP lists")
+    )
     pub struct VfioNvme {
         /// Name of an `[[nvme]]`. Its data are lost.
         pub disk: String,
@@ -24,10 +25,14 @@ check! {
         #[default = "`\"guest-ram\"`"]
         #[serde(default)]
         pub queues: QueuePlace,
+        /// Where the PRP lists of its commands lie: `"guest-ram"`, or `"vram"`, the same.
+        #[default = "`\"guest-ram\"`"]
+        #[serde(default)]
+        pub lists: QueuePlace,
     }
 }
 
-/// Where queues lie.
+/// Where queues, or PRP lists, lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum QueuePlace {
@@ -38,12 +43,13 @@ pub enum QueuePlace {
     Vram,
 }
 
-impl fmt::Display for QueuePlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::GuestRam => "",
-            Self::Vram => ", queues in VRAM",
-        })
+impl QueuePlace {
+    /// Names `what` lies there, in a check's name, if it is not where it usually does.
+    fn naming(self, what: &str) -> String {
+        match self {
+            Self::GuestRam => String::new(),
+            Self::Vram => format!(", {what} in VRAM"),
+        }
     }
 }
 
@@ -63,15 +69,20 @@ impl CheckKind for VfioNvme {
         }
         let backend = keys.or_default("backend")?;
         let queues = keys.or_default("queues")?;
-        if queues == QueuePlace::Vram && with == Buffer::GuestRam {
-            let message = "`queues = \"vram\"` takes the memory of a GPU: name it by `with`";
-            return Err(TableError::new(at, message));
+        let lists = keys.or_default("lists")?;
+        for (key, place) in [("queues", queues), ("lists", lists)] {
+            if place == QueuePlace::Vram && with == Buffer::GuestRam {
+                let message =
+                    format!("`{key} = \"vram\"` takes the memory of a GPU: name it by `with`");
+                return Err(TableError::new(at, message));
+            }
         }
         Ok(VfioNvme {
             disk,
             with,
             backend,
             queues,
+            lists,
             seconds: keys.seconds,
         })
     }

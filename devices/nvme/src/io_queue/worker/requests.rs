@@ -111,6 +111,7 @@ impl Worker {
             Some(id) if have_ended => {
                 for group in &mut self.groups {
                     group.submissions.retain(|queue| queue.id != id);
+                    group.completions.drop_late(id);
                 }
             }
             None if have_ended && !busy || self.notifier().urgent() => {

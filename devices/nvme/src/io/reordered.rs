@@ -1,0 +1,43 @@
+//! Reads whose data come after their completion: a fault.
+
+use peerbar_dma::Purpose;
+use peerbar_fault::{Action, Kind};
+use peerbar_nvme_spec::completion::Status;
+
+use super::Io;
+use super::commands::transfer;
+use super::status::read_error;
+use crate::job::InProgress;
+use crate::late_data::LateData;
+
+impl Io {
+    /// Carries out a Read but for its data, which follow its completion, if a rule demands that; whether it does.
+    pub(super) fn read_reordered(&mut self, command: &InProgress<'_>) -> Result<bool, Status> {
+        let InProgress { queue, entry, .. } = *command;
+        let storage = self.storage.clone();
+        let namespace = storage.find(entry.nsid.get())?;
+        let (extent, len) = transfer(namespace, entry)?;
+        // Without a slot the rule does not count a match.
+        let Some(slot) = self.late_slots.take() else {
+            return Ok(false);
+        };
+        if self.data.injected(Kind::Data, queue, entry) != Some(Action::Reorder) {
+            return Ok(false);
+        }
+        self.data.locate(Purpose::Payload, entry, len)?;
+        let (origin, places) = self.data.located();
+        self.data.session.release();
+        let mut bytes = vec![0; len];
+        let read = namespace.backend().read(extent.offset, &mut bytes);
+        read.map_err(read_error(namespace))?;
+        self.tally.read(extent.len);
+        self.late = Some(Box::new(LateData {
+            queue,
+            origin,
+            places,
+            bytes,
+            slot,
+        }));
+        Ok(true)
+    }
+}

@@ -1,0 +1,52 @@
+//! A fault: the data of a Read that the controller writes after its completion, as if their writes had been reordered.
+//!
+//! They follow once the host has taken the completion, by its head doorbell. A reset of the controller drops them, and so does
+//! the deletion of their queue: after neither there may be DMA.
+
+use std::sync::Arc;
+
+use peerbar_dma::Origin;
+
+/// The most of them that a thread keeps at a time, since each has a buffer of its own.
+const MOST: usize = 64;
+
+/// Data that are written after their completion.
+pub(crate) struct LateData {
+    /// The submission queue of their command.
+    pub(crate) queue: u16,
+    pub(crate) origin: Origin,
+    /// Addresses and lengths, which cover `bytes`.
+    pub(crate) places: Vec<(u64, usize)>,
+    pub(crate) bytes: Vec<u8>,
+    /// In use until they have been written, or are dropped.
+    #[expect(dead_code, reason = "it counts")]
+    pub(crate) slot: Slot,
+}
+
+/// The right to keep data until after their completion.
+pub(crate) struct Slot(#[expect(dead_code, reason = "it counts")] Arc<()>);
+
+/// The slots of a thread.
+#[derive(Default)]
+pub(crate) struct Slots(Arc<()>);
+
+impl Slots {
+    /// A slot, unless all are in use.
+    pub(crate) fn take(&self) -> Option<Slot> {
+        (Arc::strong_count(&self.0) <= MOST).then(|| Slot(self.0.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slot_is_free_again_once_it_is_dropped() {
+        let slots = Slots::default();
+        let mut taken: Vec<Slot> = std::iter::from_fn(|| slots.take()).collect();
+        assert_eq!(taken.len(), MOST);
+        taken.pop();
+        assert!(slots.take().is_some());
+    }
+}

@@ -1,0 +1,155 @@
+//! Data that must be in memory before their completion is.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use peerbar_mapping::Mapping;
+use peerbar_nvme_driver::Completion;
+use peerbar_report::{Measure, QueuePlace, VfioBackend, VfioOrder};
+use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess};
+
+use super::vfio_nvme::{QUEUE_BYTES, TakenDevices, Vram, fill, judge_queues, queues_at, start};
+use super::{Outcome, Run};
+use crate::counters::TrafficWatch;
+use crate::guest_context::GuestContext;
+use crate::pattern::Pattern;
+use crate::user_drivers::address_space;
+
+/// Reads, one after the other, and bytes of each.
+const READS: u64 = 256;
+const READ: u64 = 4096;
+const READ_BYTES: usize = 4096;
+/// Bytes that are read.
+const LENGTH: u64 = READS * READ;
+/// Number of the queue pair in the GPU's memory.
+const QUEUE: u16 = 2;
+/// What the memory holds before a read.
+const BEFORE: [u8; READ_BYTES] = [0x5a; READ_BYTES];
+/// How long a completion may take, or data that come after it.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Run for VfioOrder {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let disk = guest.controller(&self.disk)?;
+        let mut watch = TrafficWatch::new(guest);
+        let taken = TakenDevices::take(guest, self.backend, disk, Some(&self.gpu))?;
+        let late = read(guest, &taken, self.backend, &mut watch);
+        let late = taken.give_back(guest, late)?;
+        measure.bytes = LENGTH;
+        watch.write_to(measure);
+        let traffic = watch.traffic()?;
+        judge_queues(QueuePlace::Vram, disk.number, traffic)?;
+        let in_ram = traffic.payload_to_guest_ram(disk.number);
+        ensure!(in_ram == 0, "{in_ram} bytes went to guest RAM");
+        judge(&late, self.late)?;
+        Ok(Outcome::Passed)
+    }
+
+    fn has_own_addresses(&self) -> bool {
+        true
+    }
+}
+
+/// This number of reads, and no other, must have been late.
+fn judge(late: &[u64], expected: u16) -> anyhow::Result<()> {
+    ensure!(
+        late.len() == usize::from(expected),
+        "of {READS} reads the completions of {} were there before their data, numbers {late:?} from 0 on, where {expected} were to be",
+        late.len()
+    );
+    Ok(())
+}
+
+/// Has the disk read with its queues in the GPU's memory; the numbers of the reads whose data came after their completion.
+fn read(
+    guest: &GuestContext,
+    taken: &TakenDevices<'_>,
+    backend: VfioBackend,
+    watch: &mut TrafficWatch<'_>,
+) -> anyhow::Result<Vec<u64>> {
+    let space = DmaSpace::new(address_space(backend)?);
+    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    let pattern = guest.fresh_pattern(taken.disk.0);
+    fill(&mut disk, pattern, LENGTH)?;
+    let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
+    let vram = Vram::map(&space, backend, binding, LENGTH + QUEUE_BYTES)?;
+    disk.use_queue(QUEUE, queues_at(vram.address.saturating_add(LENGTH)))?;
+    let memory = space.memory(vram.address);
+    let memory = memory.context("memory that is not there")?;
+    watch.watch(|| {
+        let mut late = Vec::new();
+        for number in 0..READS {
+            if !is_in_order(&mut disk, (&memory, vram.address), number, pattern)
+                .with_context(|| format!("read {number}"))?
+            {
+                late.push(number);
+            }
+        }
+        Ok(late)
+    })
+}
+
+/// One read into its part of `memory`, which is at `address`; whether the data are there with the completion.
+fn is_in_order(
+    disk: &mut Disk,
+    (memory, address): (&Mapping, u64),
+    number: u64,
+    pattern: Pattern,
+) -> anyhow::Result<bool> {
+    let offset = number.saturating_mul(READ);
+    memory.write(offset, &BEFORE)?;
+    let block = offset / disk.identity().block_bytes;
+    disk.submit(Direction::Read, block, address.saturating_add(offset), READ)?;
+    let completion = completion(disk)?;
+    let mut seen = [0; READ_BYTES];
+    memory.read(offset, &mut seen)?;
+    ensure!(
+        completion.status == 0,
+        "it ends with status {:#x}",
+        completion.status
+    );
+    let is_complete = |seen: &[u8]| pattern.verify(offset, seen);
+    let is_in_order = is_complete(&seen).is_ok();
+    disk.give_back()?;
+    let begun = Instant::now();
+    while let Err(wrong) = is_complete(&seen) {
+        if begun.elapsed() > PATIENCE {
+            return Err(wrong).context("its data have not come after its completion either");
+        }
+        std::thread::yield_now();
+        memory.read(offset, &mut seen)?;
+    }
+    Ok(is_in_order)
+}
+
+/// Polls for the next completion, whose entry stays taken.
+fn completion(disk: &mut Disk) -> anyhow::Result<Completion> {
+    let begun = Instant::now();
+    loop {
+        if let Some((_, completion)) = disk.take()? {
+            return Ok(completion);
+        }
+        ensure!(
+            begun.elapsed() < PATIENCE,
+            "it has no completion {} s later",
+            PATIENCE.as_secs()
+        );
+        std::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_reads_must_be_as_many_as_expected() {
+        assert!(judge(&[], 0).is_ok() && judge(&[3, 7], 2).is_ok());
+        let error = judge(&[3], 0).unwrap_err().to_string();
+        assert!(
+            error.contains("of 1 were there before their data, numbers [3]"),
+            "{error}"
+        );
+        assert!(judge(&[], 4).is_err());
+    }
+}
