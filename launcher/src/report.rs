@@ -10,6 +10,7 @@ use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::results::RunResults;
 use peerbar_lab::run_file;
 use peerbar_lab::terminal::print;
+use peerbar_report::PciFunction;
 use peerbar_results::{
     Collection, Explained, KcidbSource, ReportFile, ReportedRun, junit, kcidb, kselftest, page,
 };
@@ -68,24 +69,39 @@ fn explain(run: &mut ReportedRun) {
         Err(error) => return log::warn!("{} is not explained: {error}", run.folder.display()),
     };
     for (guest, folder) in folders {
-        let of_guest = |explained: Explained| match &guest {
-            Some(guest) => Explained {
-                title: format!("{guest}: {}", explained.title),
-                ..explained
-            },
-            None => explained,
-        };
+        let guest = guest.as_deref();
         match explain::of_run(&folder) {
             Ok((functions, explanations)) => {
-                run.functions.extend(functions);
+                let functions = functions.into_iter();
+                run.functions
+                    .extend(functions.map(|function| function_of(guest, function)));
+                let explanations = explanations.into_iter();
                 run.explanations
-                    .extend(explanations.into_iter().map(&of_guest));
+                    .extend(explanations.map(|explained| titled(guest, explained)));
             }
             Err(error) => log::warn!("{} is not explained: {error}", folder.display()),
         }
+        let faults = iommu::faults(&folder).into_iter();
         run.faults
-            .extend(iommu::faults(&folder).into_iter().map(&of_guest));
+            .extend(faults.map(|explained| titled(guest, explained)));
     }
+}
+
+/// A function of a guest of several: two machines have the same addresses.
+fn function_of(guest: Option<&str>, mut function: PciFunction) -> PciFunction {
+    if let Some(guest) = guest {
+        function.address = format!("{guest} {}", function.address);
+        function.parent = format!("{guest} {}", function.parent);
+    }
+    function
+}
+
+/// What is explained of a guest of several.
+fn titled(guest: Option<&str>, mut explained: Explained) -> Explained {
+    if let Some(guest) = guest {
+        explained.title = format!("{guest}: {}", explained.title);
+    }
+    explained
 }
 
 fn write_views(collection: &Collection, folder: &Path) -> anyhow::Result<()> {
