@@ -1,23 +1,28 @@
-//! An RDMA check whose two ends are in different guests. This process conducts; each end is a program in its guest.
+//! A check whose two ends are in different guests. This process conducts; each end is a program in its guest.
 
 use std::collections::BTreeMap;
-use std::io::BufReader;
+use std::io::{self, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerbar_dma_log::{Completer, DmaKind, Purpose};
 use peerbar_exec::ProgramRequest;
-use peerbar_rdma_end::{Ends, Error, LineEnd, MARGIN, Way};
+use peerbar_rdma_end::{Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, Way};
 use peerbar_report::{
-    DeviceCounters, Measure, PayloadFlow, Rdma, RdmaMemory, Subtest, Verdict, size_range,
+    DeviceCounters, Measure, PayloadFlow, Rdma, RdmaChain, RdmaMemory, Subtest, Verdict, size_range,
 };
 
-use crate::guest_program::GuestProgram;
+use crate::counters::CounterFiles;
+use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
 use crate::program_streams::ProgramStreams;
 use crate::report::Row;
+use crate::scenario::{AcrossCheck, AcrossEnd};
 
+/// The longest path of a disk in a guest.
+const LONGEST_PATH: u64 = 4096;
 /// Where a guest has the program of an end.
 const PROGRAM: &str = "/opt/peerbar/peerbar-verbs";
 
@@ -35,26 +40,27 @@ pub(crate) struct Transfers {
     elapsed: Duration,
     /// Why an end could not go on.
     failure: Option<String>,
+    /// The counters of all devices before the transfers, and after them.
+    before: CountersByName,
+    after: CountersByName,
 }
 
-/// One end, before it is started.
-struct EndProgram<'a> {
-    /// The guest's socket for programs.
-    socket: &'a Path,
-    nic: &'a str,
-    memory: &'a RdmaMemory,
+/// What a check needs of its guests.
+pub(crate) struct Guests<'a> {
+    /// Their sockets for programs, that of the guest that asks first.
+    pub(crate) sockets: [PathBuf; 2],
+    /// The counters of all devices of all guests.
+    pub(crate) counters: &'a [Arc<CounterFiles>],
+    /// Become readable when the check shall be given up.
+    pub(crate) stops: &'a [UnixStream],
+    /// When it is given up in any case.
+    pub(crate) deadline: Instant,
 }
 
-/// Runs the ends of `check` in the guests of `sockets`, first the one that asks, until `deadline` or until one of `stops` becomes
-/// readable.
-pub(crate) fn transfers(
-    check: &Rdma,
-    sockets: &[PathBuf; 2],
-    deadline: Instant,
-    stops: &[UnixStream],
-) -> Transfers {
+/// Has both ends of `check` do their parts.
+pub(crate) fn transfers(check: &AcrossCheck, guests: &Guests<'_>) -> Transfers {
     let mut done = Transfers::default();
-    if let Err(failure) = done.conduct(check, sockets, deadline, stops) {
+    if let Err(failure) = done.conduct(check, guests) {
         done.failure = Some(failure);
     }
     done
@@ -69,37 +75,25 @@ impl Transfers {
         }
     }
 
-    fn conduct(
-        &mut self,
-        check: &Rdma,
-        [near, far]: &[PathBuf; 2],
-        deadline: Instant,
-        stops: &[UnixStream],
-    ) -> Result<(), String> {
-        let largest = check.sizes.iter().copied().max().unwrap_or_default();
-        let memory = largest.saturating_add(2 * MARGIN);
-        let near = EndProgram {
-            socket: near,
-            nic: &check.nic,
-            memory: &check.from,
-        };
-        let far = EndProgram {
-            socket: far,
-            nic: &check.peer,
-            memory: &check.to,
-        };
-        let streams = |end: &EndProgram<'_>| end.start(memory, deadline, stops);
-        let (near, far) = (streams(&near)?, streams(&far)?);
-        let conducted = self.transfer_all(check, &near, &far);
-        let ended = [(&check.nic, near), (&check.peer, far)].map(|(nic, end)| (nic, end.finish()));
+    fn conduct(&mut self, check: &AcrossCheck, guests: &Guests<'_>) -> Result<(), String> {
+        let largest = check.sizes().iter().copied().max().unwrap_or_default();
+        let bytes = largest.saturating_add(2 * MARGIN);
+        let [near, far] = check.ends();
+        let [near_socket, far_socket] = &guests.sockets;
+        let streams = [
+            guests.start(near_socket, &near, bytes)?,
+            guests.start(far_socket, &far, bytes)?,
+        ];
+        let conducted = self.all_transfers(check, guests, &streams);
         let mut reasons: Vec<String> = conducted.err().into_iter().collect();
-        for (nic, end) in ended {
-            match end {
+        for (end, streams) in [near, far].iter().zip(streams) {
+            let nic = end.nic;
+            match streams.finish() {
                 Ok((0, _)) => {}
                 Ok((status, words)) => {
+                    let words = words.trim();
                     reasons.push(format!(
-                        "the end of {nic} ended with status {status}: {}",
-                        words.trim()
+                        "the end of {nic} ended with status {status}: {words}"
                     ));
                 }
                 Err(error) => reasons.push(format!("the end of {nic}: {}", chain(&error))),
@@ -111,33 +105,84 @@ impl Transfers {
         }
     }
 
+    fn all_transfers(
+        &mut self,
+        check: &AcrossCheck,
+        guests: &Guests<'_>,
+        [near, far]: &[ProgramStreams<'_>; 2],
+    ) -> Result<(), String> {
+        let mut ends = Ends::connect(lines(near), lines(far)).map_err(|error| chain(&error))?;
+        match check {
+            AcrossCheck::Transfers(check) => {
+                self.before = guests.count();
+                let done = self.between_memories(check, &mut ends);
+                self.after = guests.count();
+                done
+            }
+            AcrossCheck::Chain(check) => self.between_disks(check, guests, &mut ends),
+        }
+    }
+
     /// Transfers each size in each way.
-    fn transfer_all(
+    fn between_memories<N: End, F: End>(
         &mut self,
         check: &Rdma,
-        near: &ProgramStreams<'_>,
-        far: &ProgramStreams<'_>,
+        ends: &mut Ends<N, F>,
     ) -> Result<(), String> {
-        let end = |streams| LineEnd::new(BufReader::new(streams), streams);
-        let mut ends = Ends::connect(end(near), end(far)).map_err(|error| chain(&error))?;
-        for (number, &size) in (1..).zip(&check.sizes) {
-            let size = u32::try_from(size).map_err(|_| format!("{size} bytes are too many"))?;
+        for (seed, &size) in (1..).zip(&check.sizes) {
+            let size = length(size)?;
             for way in Way::ALL {
-                if !ends.takes(way, size) {
-                    continue;
-                }
-                let moved = ends.transfer(way, size, number);
-                let is_over = moved.as_ref().is_err_and(is_of_streams);
-                self.add(way, size, moved);
-                if is_over {
-                    return Err("an end does not answer".to_owned());
+                if ends.takes(way, size) {
+                    let moved = ends.transfer(way, size, seed);
+                    self.add(format!("{way} {size}"), size, moved)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn add(&mut self, way: Way, size: u32, moved: Result<Duration, Error>) {
+    /// Moves each size from disk to disk, by writes and then by reads, each to places of its own.
+    fn between_disks<N: End, F: End>(
+        &mut self,
+        check: &RdmaChain,
+        guests: &Guests<'_>,
+        ends: &mut Ends<N, F>,
+    ) -> Result<(), String> {
+        let [near, far] = &guests.sockets;
+        let source = guests.disk(near, &check.from.disk)?;
+        let target = guests.disk(far, &check.to.disk)?;
+        let steps = steps(&check.sizes, &source, &target)?;
+        for (seed, step) in (1..).zip(&steps) {
+            let stored = ends.store(&step.source, step.length, seed);
+            stored.map_err(|error| format!("filling {}: {}", check.from.disk, chain(&error)))?;
+        }
+        self.before = guests.count();
+        let moved = steps.iter().try_for_each(|step| {
+            let name = format!("{} bytes by {}", step.length, step.way);
+            let moved = ends.chain(step);
+            self.add(name, step.length, moved)
+        });
+        self.after = guests.count();
+        moved?;
+        for (seed, step) in (1..).zip(&steps) {
+            let seen = ends.compare(&step.target, step.length, seed);
+            let place = format!("{} bytes at {}", step.length, step.target.at);
+            seen.map_err(|error| format!("{place} of {}: {}", check.to.disk, chain(&error)))?;
+        }
+        Ok(())
+    }
+
+    /// Adds the result of a transfer of `size` bytes.
+    ///
+    /// # Errors
+    /// Nothing more can be asked of an end.
+    fn add(
+        &mut self,
+        name: String,
+        size: u32,
+        moved: Result<Duration, Error>,
+    ) -> Result<(), String> {
+        let is_over = moved.as_ref().is_err_and(is_of_streams);
         let (verdict, diagnostics) = match moved {
             Ok(elapsed) => {
                 self.payload = self.payload.saturating_add(size.into());
@@ -147,28 +192,26 @@ impl Transfers {
             Err(error) => (Verdict::Fail, vec![chain(&error)]),
         };
         self.subtests.push(Subtest {
-            name: format!("{way} {size}"),
+            name,
             verdict,
             diagnostics,
             subtests: Vec::new(),
         });
+        match is_over {
+            true => Err("an end does not answer".to_owned()),
+            false => Ok(()),
+        }
     }
 
-    /// The result of `check`, which the report calls `name`, by what the devices of both guests counted `before` and `after`.
-    pub(crate) fn row(
-        self,
-        name: &str,
-        check: &Rdma,
-        before: &CountersByName,
-        after: &CountersByName,
-    ) -> Row {
+    /// The result of `check`, which the report calls `name`. Of `uncounted` devices nothing is judged.
+    pub(crate) fn row(self, name: &str, check: &AcrossCheck, uncounted: &[&str]) -> Row {
         let mut measure = Measure {
-            sizes: size_range(&check.sizes),
+            sizes: size_range(check.sizes()),
             bytes: self.payload,
             seconds: self.elapsed.as_secs_f64(),
             ..Measure::default()
         };
-        let counted = count(&mut measure, before, after);
+        let counted = count(&mut measure, uncounted, &self.before, &self.after);
         let mut diagnostics: Vec<String> = self.failure.into_iter().collect();
         let failed = self.subtests.iter();
         let failed = failed.filter(|subtest| subtest.verdict == Verdict::Fail);
@@ -176,8 +219,8 @@ impl Transfers {
             failed.map(|subtest| format!("{}: {}", subtest.name, subtest.diagnostics.join("; "))),
         );
         if diagnostics.is_empty() {
-            let judged = counted.and_then(|()| check.judge(&measure.flows, self.payload));
-            diagnostics.extend(judged.err());
+            let judge = || check.judge(&measure.flows, uncounted, self.payload);
+            diagnostics.extend(counted.and_then(|()| judge()).err());
         }
         Row {
             name: name.to_owned(),
@@ -192,28 +235,90 @@ impl Transfers {
     }
 }
 
-impl EndProgram<'_> {
-    /// Starts it with `bytes` of memory.
-    fn start<'s>(
+impl<'a> Guests<'a> {
+    /// Starts an end with `bytes` of memory.
+    fn start(
         &self,
+        socket: &Path,
+        end: &AcrossEnd<'_>,
         bytes: u64,
-        deadline: Instant,
-        stops: &'s [UnixStream],
-    ) -> Result<ProgramStreams<'s>, String> {
-        let memory = match self.memory {
+    ) -> Result<ProgramStreams<'a>, String> {
+        let memory = match &end.memory {
             RdmaMemory::GuestRam => "host".to_owned(),
             RdmaMemory::Vram(gpu) => format!("{{{gpu}}}"),
         };
-        let nic = format!("{{{}}}", self.nic);
+        let nic = format!("{{{}}}", end.nic);
         let bytes = bytes.to_string();
         let words = [
             PROGRAM, "end", "--nic", &nic, "--memory", &memory, "--size", &bytes,
         ];
-        let program = GuestProgram::start(self.socket, &ProgramRequest::new(words));
-        let program =
-            program.map_err(|error| format!("the end of {}: {}", self.nic, chain(&error)))?;
-        Ok(ProgramStreams::new(program, deadline, stops))
+        let started = self.program(socket, &ProgramRequest::new(words));
+        started.map_err(|error| format!("the end of {}: {}", end.nic, chain(&error)))
     }
+
+    /// The block device of `disk` in the guest of `socket`, which fills placeholders in.
+    fn disk(&self, socket: &Path, disk: &str) -> Result<PathBuf, String> {
+        let placeholder = format!("{{{disk}:disk}}");
+        let request = ProgramRequest::new(["echo", &placeholder]);
+        let read = || -> io::Result<String> {
+            let streams = self.program(socket, &request).map_err(io::Error::other)?;
+            let mut path = String::new();
+            (&streams).take(LONGEST_PATH).read_to_string(&mut path)?;
+            streams.finish()?;
+            Ok(path)
+        };
+        let path = read().map_err(|error| format!("asking for {disk}: {}", chain(&error)))?;
+        Ok(PathBuf::from(path.trim_end()))
+    }
+
+    fn program(
+        &self,
+        socket: &Path,
+        request: &ProgramRequest,
+    ) -> Result<ProgramStreams<'a>, ProgramError> {
+        let program = GuestProgram::start(socket, request)?;
+        Ok(ProgramStreams::new(program, self.deadline, self.stops))
+    }
+
+    fn count(&self) -> CountersByName {
+        self.counters
+            .iter()
+            .flat_map(|files| files.read())
+            .collect()
+    }
+}
+
+/// Messages to an end and from it.
+fn lines<'s, 'p>(
+    streams: &'s ProgramStreams<'p>,
+) -> LineEnd<BufReader<&'s ProgramStreams<'p>>, &'s ProgramStreams<'p>> {
+    LineEnd::new(BufReader::new(streams), streams)
+}
+
+/// What goes from `source` to `target`: each size by writes, then each by reads, one after the other on both.
+fn steps(sizes: &[u64], source: &Path, target: &Path) -> Result<Vec<Chain>, String> {
+    let mut at = 0;
+    let mut steps = Vec::new();
+    for way in [Way::Write, Way::Read] {
+        for &size in sizes {
+            let range = |path: &Path| FileRange {
+                path: path.to_owned(),
+                at,
+            };
+            steps.push(Chain {
+                source: range(source),
+                target: range(target),
+                length: length(size)?,
+                way,
+            });
+            at = at.saturating_add(size);
+        }
+    }
+    Ok(steps)
+}
+
+fn length(size: u64) -> Result<u32, String> {
+    u32::try_from(size).map_err(|_| format!("{size} bytes are too many"))
 }
 
 /// Whether nothing more can be asked of an end.
@@ -224,13 +329,15 @@ fn is_of_streams(error: &Error) -> bool {
     )
 }
 
-/// Sums of what all devices did between two readings of their counters.
+/// Sums of what all devices but the `uncounted` ones did between two readings of their counters.
 fn count(
     measure: &mut Measure,
+    uncounted: &[&str],
     before: &CountersByName,
     after: &CountersByName,
 ) -> Result<(), String> {
-    for (name, after) in after {
+    let judged = |name: &&String| !uncounted.contains(&name.as_str());
+    for (name, after) in after.iter().filter(|(name, _)| judged(name)) {
         let after = counted(name, after)?;
         let before = before
             .get(name)
@@ -302,15 +409,15 @@ mod tests {
 
     use super::*;
 
-    fn check() -> Rdma {
-        Rdma {
+    fn check() -> AcrossCheck {
+        AcrossCheck::Transfers(Rdma {
             nic: "a".to_owned(),
             peer: "b".to_owned(),
             from: RdmaMemory::Vram("g".to_owned()),
             to: RdmaMemory::Vram("h".to_owned()),
             sizes: vec![64],
             seconds: None,
-        }
+        })
     }
 
     /// Counters of `a`, which has read, and of `b`, which has written.
@@ -333,9 +440,14 @@ mod tests {
         [read, written].into()
     }
 
-    fn done() -> Transfers {
-        let mut done = Transfers::default();
-        done.add(Way::Write, 64, Ok(Duration::from_millis(1)));
+    fn done(before: &CountersByName, after: &CountersByName) -> Transfers {
+        let mut done = Transfers {
+            before: before.clone(),
+            after: after.clone(),
+            ..Transfers::default()
+        };
+        let moved = Ok(Duration::from_millis(1));
+        done.add("write 64".to_owned(), 64, moved).unwrap();
         done
     }
 
@@ -344,7 +456,7 @@ mod tests {
         use Completer::{GuestRam, PeerBar};
 
         let judged = |before: &CountersByName, after: &CountersByName| {
-            let row = done().row("x", &check(), before, after);
+            let row = done(before, after).row("x", &check(), &[]);
             (row.verdict, row.diagnostics.join("; "), row.measure)
         };
         let before = counters(100, PeerBar);
@@ -373,15 +485,32 @@ mod tests {
 
     #[test]
     fn failed_transfer_fails_the_check_with_its_name() {
-        let mut failed = done();
-        failed.add(Way::Read, 64, Err(Error::Ended));
-        failed.failure = Some("an end does not answer".to_owned());
-        let counted = counters(64, Completer::PeerBar);
-        let row = failed.row("x", &check(), &counters(0, Completer::PeerBar), &counted);
+        let [before, after] = [0, 64].map(|bytes| counters(bytes, Completer::PeerBar));
+        let mut failed = done(&before, &after);
+        let ended = failed.add("read 64".to_owned(), 64, Err(Error::Ended));
+        failed.failure = ended.err();
+        let row = failed.row("x", &check(), &[]);
         assert_eq!((row.verdict, row.subtests.len()), (Verdict::Fail, 2));
         let why = row.diagnostics.join("; ");
         let wanted =
             "an end does not answer; read 64: an end of the transfer has ended before its answer";
         assert!(why.starts_with(wanted), "{why}");
+    }
+
+    #[test]
+    fn chain_has_each_size_in_each_way_at_a_place_of_its_own() {
+        let steps = steps(&[4096, 8192], Path::new("a"), Path::new("b")).unwrap();
+        let places = steps
+            .iter()
+            .map(|step| (step.way, step.source.at, step.length));
+        let expected = [
+            (Way::Write, 0, 4096),
+            (Way::Write, 4096, 8192),
+            (Way::Read, 12288, 4096),
+            (Way::Read, 16384, 8192),
+        ];
+        assert_eq!(places.collect::<Vec<_>>(), expected);
+        assert!(steps.iter().all(|step| step.source.at == step.target.at));
+        assert!(super::steps(&[1 << 32], Path::new("a"), Path::new("b")).is_err());
     }
 }

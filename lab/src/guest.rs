@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStderr, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -60,7 +61,7 @@ pub struct Guest<'a> {
     servers: Vec<Server>,
     events: Events<'a>,
     plan: String,
-    counters: CounterFiles,
+    counters: Arc<CounterFiles>,
     /// The agent's port, for answers.
     port: Option<UnixStream>,
     started: Instant,
@@ -153,7 +154,7 @@ impl<'a> Guest<'a> {
             servers,
             events,
             plan,
-            counters: CounterFiles::of(scenario, folder.path()),
+            counters: Arc::new(CounterFiles::of(scenario, folder.path())),
             port: None,
             started,
             _link: link,
@@ -286,6 +287,11 @@ impl<'a> Guest<'a> {
     /// The DMA counters of each device at this moment, by its name.
     pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
         self.counters.read()
+    }
+
+    /// The same counters, to be read while the guest is attended to.
+    pub(crate) fn counter_files(&self) -> Arc<CounterFiles> {
+        Arc::clone(&self.counters)
     }
 
     /// Answers the last request for counters in `lines`: the agent waits for one answer at a time. An agent that is gone

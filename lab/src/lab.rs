@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use peerbar_report::{
 };
 
 use crate::artifacts::{Artifacts, Own};
+use crate::counters::CounterFiles;
 use crate::exit::{Failure, Outcome};
 use crate::finished_run::{Concluded, FinishedRun, SCENARIO, VERDICT};
 use crate::folder::Folder;
@@ -459,6 +461,11 @@ impl Lab {
     /// The DMA counters of each device at this moment, by its name. They are read on the host.
     pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
         self.guest.counters()
+    }
+
+    /// The same, to be read by another thread.
+    pub(crate) fn counter_files(&self) -> Arc<CounterFiles> {
+        self.guest.counter_files()
     }
 
     /// The flight record of `device` as it is now: mappings, windows, resets and, with `sanitize = true`, each DMA.

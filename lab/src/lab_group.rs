@@ -5,14 +5,16 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use chrono::Utc;
 use peerbar_report::{
-    Check, DeviceCounters, HostFolder, KtapWriter, Measure, Rdma, Verdict as CheckVerdict,
+    Check, DeviceCounters, HostFolder, KtapWriter, Measure, Verdict as CheckVerdict,
 };
 
+use crate::counters::CounterFiles;
 use crate::exit::{Failure, Outcome};
 use crate::finished_run::{Concluded, SCENARIO, VERDICT};
 use crate::folder::Folder;
@@ -24,7 +26,7 @@ use crate::lab_error::LabError;
 use crate::report::Row;
 use crate::results::{CheckResult, FORMAT, RESULTS, RunResults};
 use crate::run_file;
-use crate::scenario::{GroupCheck, GroupGuest, GuestGroup, Scenario};
+use crate::scenario::{AcrossCheck, GroupCheck, GroupGuest, GuestGroup, Scenario};
 use crate::started::{Started, Versions};
 use crate::verdict::{Ending, Verdict};
 
@@ -57,7 +59,7 @@ pub struct LabGroup {
     fabric: Option<GroupFabric>,
     group: GuestGroup,
     /// Checks across guests that have a result.
-    rows: Vec<(Rdma, Row)>,
+    rows: Vec<(AcrossCheck, Row)>,
     /// What has ended the run early.
     failure: Option<LabError>,
     folder: Folder,
@@ -155,26 +157,26 @@ impl LabGroup {
         Ok(())
     }
 
-    /// Runs an RDMA check whose adapters are in different guests, which the report calls `name`.
+    /// Runs a check whose ends are in different guests, which the report calls `name`.
     ///
     /// # Errors
     /// [`LabError::NoDevice`]. A guest that ends is none: see [`LabGroup::failure`].
-    pub fn check(&mut self, name: &str, check: &Rdma) -> Result<Row, LabError> {
-        let guest_of = |nic: &str| {
-            let lab = self
-                .group
-                .guest_of(nic)
-                .and_then(|number| self.labs.get(number));
-            lab.ok_or_else(|| LabError::NoDevice(nic.to_owned()))
-        };
-        let (near, far) = (guest_of(&check.nic)?, guest_of(&check.peer)?);
+    pub fn check(&mut self, name: &str, check: &AcrossCheck) -> Result<Row, LabError> {
+        let [near, far] = check.ends().map(|end| end.nic);
+        let (near, far) = (self.guest_with(near)?, self.guest_with(far)?);
         let sockets = [near.socket(), far.socket()];
-        let seconds = check.seconds.unwrap_or(near.scenario().check_seconds());
+        let own_limit = near.scenario().check_seconds();
+        let seconds = check.seconds().unwrap_or(own_limit);
         let deadline = Instant::now() + Duration::from_secs(seconds.into());
-        let before = self.counters();
+        let counters: Vec<Arc<CounterFiles>> = self.labs.iter().map(Lab::counter_files).collect();
         let work = |stops: Vec<UnixStream>| {
-            let done = group_check::transfers(check, &sockets, deadline, &stops);
-            (done, signal(&stops))
+            let guests = group_check::Guests {
+                sockets,
+                counters: &counters,
+                stops: &stops,
+                deadline,
+            };
+            (group_check::transfers(check, &guests), signal(&stops))
         };
         let mut labs = named(&self.group, &mut self.labs);
         let done = match attend_all(&mut labs, Vec::new(), Box::new(work)) {
@@ -189,9 +191,20 @@ impl LabGroup {
                 done
             }
         };
-        let row = done.row(name, check, &before, &self.counters());
+        let nvmes = self.group.guests.iter();
+        let nvmes = nvmes.flat_map(|guest| &guest.scenario.nvmes);
+        let uncounted = nvmes.filter(|nvme| !nvme.counted);
+        let uncounted: Vec<&str> = uncounted.map(|nvme| nvme.name.as_str()).collect();
+        let row = done.row(name, check, &uncounted);
         self.rows.push((check.clone(), row.clone()));
         Ok(row)
+    }
+
+    /// The guest that has the adapter `nic`.
+    fn guest_with(&self, nic: &str) -> Result<&Lab, LabError> {
+        let number = self.group.guest_of(nic);
+        let lab = number.and_then(|number| self.labs.get(number));
+        lab.ok_or_else(|| LabError::NoDevice(nic.to_owned()))
     }
 
     /// The DMA counters of each device of each guest at this moment, by its name.
@@ -384,7 +397,7 @@ fn signal(stops: &[UnixStream]) -> Option<i32> {
 struct Judged<'a> {
     group: &'a GuestGroup,
     guests: Vec<(&'a GroupGuest, Concluded)>,
-    across: Vec<(Rdma, Row)>,
+    across: Vec<(AcrossCheck, Row)>,
     failure: Option<&'a LabError>,
     of_fabric: Option<String>,
 }
@@ -507,11 +520,8 @@ impl Judged<'_> {
             }));
         }
         let before = all.len();
-        let checks: Vec<Check> = self
-            .across
-            .iter()
-            .map(|(check, _)| Check::Rdma(check.clone()))
-            .collect();
+        let checks = self.across.iter().map(|(check, _)| check.check());
+        let checks: Vec<Check> = checks.collect();
         for (check, (_, row)) in checks.iter().zip(&self.across) {
             let result = CheckResult::of(row, Some(check), &checks);
             all.push(CheckResult {
@@ -525,7 +535,7 @@ impl Judged<'_> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_report::RdmaMemory;
+    use peerbar_report::{Rdma, RdmaMemory};
 
     use super::*;
 
@@ -537,7 +547,7 @@ mod tests {
             .unwrap()
     }
 
-    fn across(verdict: CheckVerdict) -> (Rdma, Row) {
+    fn across(verdict: CheckVerdict) -> (AcrossCheck, Row) {
         let check = Rdma {
             nic: "a".to_owned(),
             peer: "b".to_owned(),
@@ -553,10 +563,10 @@ mod tests {
             diagnostics: vec!["why".to_owned()],
             subtests: Vec::new(),
         };
-        (check, row)
+        (check.into(), row)
     }
 
-    fn judged<'a>(group: &'a GuestGroup, across: Vec<(Rdma, Row)>) -> Judged<'a> {
+    fn judged<'a>(group: &'a GuestGroup, across: Vec<(AcrossCheck, Row)>) -> Judged<'a> {
         Judged {
             group,
             guests: Vec::new(),

@@ -53,7 +53,7 @@ pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use fabric::Fabric;
 pub use gpu::Gpu;
-pub use group::{GroupCheck, GroupGuest, GuestGroup};
+pub use group::{AcrossCheck, AcrossEnd, GroupCheck, GroupGuest, GuestGroup};
 pub use nic::Nic;
 pub use program::HostProgram;
 pub use sanitize::Sanitize;

@@ -3,7 +3,7 @@
 use peerbar_lab::LabError;
 use peerbar_lab::exit::Outcome;
 use peerbar_lab::iommu::Iommu;
-use peerbar_lab::scenario::{GpuBuilder, GuestGroup, NicBuilder, ScenarioBuilder};
+use peerbar_lab::scenario::{AcrossCheck, GpuBuilder, GuestGroup, NicBuilder, ScenarioBuilder};
 use peerbar_report::{Completer, Rdma, RdmaMemory, Verdict};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -41,14 +41,14 @@ fn group() -> GuestGroup {
 fn vram_goes_to_the_other_guest_until_that_dies() {
     let mut guests = options().start_group(group(), &mut |_| {}).unwrap();
     assert!(guests.failure().is_none(), "{:?}", guests.failure());
-    let check = Rdma {
+    let check = AcrossCheck::from(Rdma {
         nic: "nic0".to_owned(),
         peer: "nic1".to_owned(),
         from: RdmaMemory::Vram("gpu0".to_owned()),
         to: RdmaMemory::Vram("gpu1".to_owned()),
         sizes: vec![1, 4096, 1 << 20],
         seconds: None,
-    };
+    });
     let row = guests.check("VRAM to VRAM", &check).unwrap();
     assert_eq!(row.verdict, Verdict::Pass, "{:?}", row.diagnostics);
     // Three ways for each size, and two sends of each that is no longer than a message.

@@ -3,25 +3,25 @@
 //! Each guest is a [`Scenario`] of its own, made from the tables that name it and from those that name none. What is left are
 //! the checks across guests, and the fabric that joins all adapters.
 
+mod across;
 mod split;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_nvme::PollPolicy;
-use peerbar_report::{Check, CheckTable, Inventory, Rdma};
+use peerbar_report::{CheckTable, Inventory, Rdma};
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
+
+pub use across::{AcrossCheck, AcrossEnd};
 
 use super::error::Problem;
 use super::fabric::fabric;
 use super::file::File;
 use super::validate::{self, LONGEST_SCENARIO};
 use super::{Fabric, Nic, Scenario, ScenarioError, catalogue, file_text, packages, together};
-
-/// The kind of the checks that may be across guests.
-const ACROSS: &str = "rdma";
 
 /// A scenario with several guests.
 #[derive(Clone, Debug)]
@@ -56,8 +56,8 @@ pub struct GroupGuest {
 pub struct GroupCheck {
     /// Its name in the report.
     pub name: String,
-    /// What is done: the guest of `nic` asks, that of `peer` answers.
-    pub check: Rdma,
+    /// What is done.
+    pub check: AcrossCheck,
 }
 
 /// Refuses a file with several guests where one is wanted.
@@ -139,7 +139,7 @@ impl GuestGroup {
             .collect();
         let fabric = fabric(file.fabric, &nics)?;
         let tables = CheckTable::all(&parts.across)?;
-        let checks = across(tables, &guests)?;
+        let checks = read_across(tables, &guests)?;
         if fabric.is_some() {
             guests.iter_mut().for_each(GroupGuest::join_fabric);
         }
@@ -214,9 +214,9 @@ impl GuestGroup {
         of_guests.chain(across).collect()
     }
 
-    /// The number of the guest that the adapter `nic` belongs to.
-    pub fn guest_of(&self, nic: &str) -> Option<usize> {
-        owner(&self.guests, |guest| has_nic(guest, nic))
+    /// The number of the guest that a device belongs to.
+    pub fn guest_of(&self, device: &str) -> Option<usize> {
+        owner(&self.guests, |guest| has_device(guest, device))
     }
 }
 
@@ -249,47 +249,50 @@ fn number(guests: &mut [GroupGuest]) {
 }
 
 /// Reads the tables of the checks that name no guest.
-fn across(tables: Vec<CheckTable<'_>>, guests: &[GroupGuest]) -> Result<Vec<GroupCheck>, Problem> {
+fn read_across(
+    tables: Vec<CheckTable<'_>>,
+    guests: &[GroupGuest],
+) -> Result<Vec<GroupCheck>, Problem> {
     let inventory = inventory(guests);
     let checks = tables.into_iter().map(|table| {
-        let at = table.place();
-        if table.kind() != ACROSS {
-            let message = format!(
-                "a check of the kind `{}` is of one guest: add {}",
-                table.kind(),
-                one_of(guests)
-            );
-            return Err(Problem::new(at, message));
+        let (at, kind) = (table.place(), table.kind());
+        let of_one_guest = || {
+            let way_out = one_of(guests);
+            let message = format!("a check of the kind `{kind}` is of one guest: add {way_out}");
+            Problem::new(at.clone(), message)
+        };
+        if !AcrossCheck::KINDS.contains(&kind) {
+            return Err(of_one_guest());
         }
         let label = table.label().cloned().map(validate::label).transpose()?;
-        let Check::Rdma(check) = table.read(&inventory)? else {
-            return Err(Problem::new(at, format!("the check is no `{ACROSS}`")));
-        };
+        let check = AcrossCheck::of(table.read(&inventory)?).ok_or_else(of_one_guest)?;
         fits(&check, guests).map_err(|message| Problem::new(at, message))?;
-        let name = label.unwrap_or_else(|| Check::Rdma(check.clone()).name());
+        let name = label.unwrap_or_else(|| check.check().name());
         Ok(GroupCheck { name, check })
     });
     checks.collect()
 }
 
-/// Checks that both ends of a check are in different guests, each with its memory.
-fn fits(check: &Rdma, guests: &[GroupGuest]) -> Result<(), String> {
-    let of = |nic: &str| owner(guests, |guest| has_nic(guest, nic));
-    if of(&check.nic) == of(&check.peer) {
+/// Checks that both ends of a check are in different guests, each with its memory and its disk.
+fn fits(check: &AcrossCheck, guests: &[GroupGuest]) -> Result<(), String> {
+    let of = |name: &str| owner(guests, |guest| has_device(guest, name));
+    let [near, far] = check.ends();
+    if of(near.nic) == of(far.nic) {
         return Err(format!(
-            "`{}` and `{}` are in one guest: add {}, or name a `peer` in another",
-            check.nic,
-            check.peer,
+            "`{}` and `{}` are in one guest: add {}, or name adapters of two",
+            near.nic,
+            far.nic,
             one_of(guests)
         ));
     }
-    for (nic, memory) in [(&check.nic, &check.from), (&check.peer, &check.to)] {
-        let Some(gpu) = memory.gpu() else { continue };
-        let has_gpu = |guest: &Scenario| guest.gpus.iter().any(|known| known.name == gpu);
-        if owner(guests, has_gpu) != of(nic) {
-            return Err(format!(
-                "`{gpu}` is in another guest than `{nic}`: an adapter reaches memory of its own guest"
-            ));
+    for AcrossEnd { nic, memory, disk } in [near, far] {
+        let beside = memory.gpu().into_iter().chain(disk);
+        for device in beside {
+            if of(device) != of(nic) {
+                return Err(format!(
+                    "`{device}` is in another guest than `{nic}`: an adapter reaches memory of its own guest"
+                ));
+            }
         }
     }
     Ok(())
@@ -316,8 +319,8 @@ fn owner(guests: &[GroupGuest], is_its: impl Fn(&Scenario) -> bool) -> Option<us
     guests.iter().position(|guest| is_its(&guest.scenario))
 }
 
-fn has_nic(guest: &Scenario, name: &str) -> bool {
-    guest.nics.iter().any(|nic| nic.name == name)
+fn has_device(guest: &Scenario, name: &str) -> bool {
+    guest.devices().any(|device| device.name() == name)
 }
 
 /// How a table names its guest.
@@ -484,6 +487,36 @@ mod tests {
             parse(HEAD)
                 .unwrap_err()
                 .ends_with("there is no [[check]]: add one")
+        );
+    }
+
+    #[test]
+    fn chain_across_guests_has_each_side_in_one() {
+        let disk = |guest: &str, name: &str| {
+            format!(
+                "[[nvme]]\nguest = \"{guest}\"\nname = \"{name}\"\nnamespaces = [{{ ram = \"1M\" }}]\n"
+            )
+        };
+        let gpu = "[[gpu]]\nguest = \"right\"\nname = \"g1\"\n";
+        let devices = [&disk("left", "d0"), &disk("right", "d1"), gpu].concat();
+        let chain = |disk: &str| {
+            format!(
+                "{HEAD}{devices}[[check]]\nkind = \"rdma-chain\"\nfrom = {{ disk = \"{disk}\", gpu = \"g0\", nic = \"n0\" }}\n\
+                 to = {{ disk = \"d1\", gpu = \"g1\", nic = \"n1\" }}\nsizes = [\"4K\"]\n"
+            )
+        };
+        let group = parse(&chain("d0")).unwrap();
+        let [near, far] = group.checks[0].check.ends();
+        assert_eq!((near.nic, near.disk), ("n0", Some("d0")));
+        assert_eq!((far.nic, far.memory.gpu()), ("n1", Some("g1")));
+        let moved = chain("d0").replace(
+            "guest = \"left\"\nname = \"d0\"",
+            "guest = \"right\"\nname = \"d0\"",
+        );
+        let error = parse(&moved).unwrap_err();
+        assert!(
+            error.contains("`d0` is in another guest than `n0`"),
+            "{error}"
         );
     }
 

@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use super::rdma::{LARGEST, PACKAGES, PROGRAMS, needs_tools};
 use super::{CheckKind, Keys, PAGE, Pair, TableError, check};
-use crate::Size;
+use crate::{Completer, Direction, PayloadFlow, Size};
 
 check! {
     /// A program reads a disk into a GPU's memory, moves that by RDMA to the memory of another GPU and writes it to another disk: by RDMA
@@ -48,6 +48,53 @@ impl RdmaChain {
     pub fn disk_bytes(&self) -> u64 {
         let sum = self.sizes.iter().copied().fold(0, u64::saturating_add);
         sum.saturating_mul(2)
+    }
+
+    /// Checks that each of `payload` bytes passed each of the four steps once, between a device and a GPU's memory, and that nothing
+    /// else moved: by the count of all devices but those that are `uncounted`.
+    ///
+    /// # Errors
+    /// What the counters show instead.
+    pub fn judge(
+        &self,
+        flows: &[PayloadFlow],
+        uncounted: &[&str],
+        payload: u64,
+    ) -> Result<(), String> {
+        let Self { from, to, .. } = self;
+        let steps = [
+            (&from.disk, Direction::Write, "write", &from.gpu),
+            (&from.nic, Direction::Read, "read", &from.gpu),
+            (&to.nic, Direction::Write, "write", &to.gpu),
+            (&to.disk, Direction::Read, "read", &to.gpu),
+        ];
+        let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+        let mut counted: u64 = 0;
+        for (device, direction, word, gpu) in steps {
+            if uncounted.contains(&device.as_str()) {
+                continue;
+            }
+            let of_step = flows.iter().filter(|flow| {
+                flow.requester == *device
+                    && flow.completer == Completer::PeerBar
+                    && flow.direction == direction
+            });
+            let bytes = sum(&mut of_step.map(|flow| flow.bytes));
+            if bytes != payload {
+                return Err(format!(
+                    "{device} was to {word} {payload} payload bytes of the memory of {gpu}; its counters show {bytes}"
+                ));
+            }
+            counted = counted.saturating_add(bytes);
+        }
+        let all = sum(&mut flows.iter().map(|flow| flow.bytes));
+        match all == counted {
+            true => Ok(()),
+            false => Err(format!(
+                "{} payload bytes moved beside the chain's: the devices' counters show {flows:?}",
+                all.saturating_sub(counted)
+            )),
+        }
     }
 
     /// A side whose devices there are, of which the GPU shows its memory to disks, and the size and block of its disk.
@@ -131,5 +178,60 @@ mod tests {
         );
         assert_eq!(chain.disk_bytes(), 2 * 12288);
         assert_eq!(chain.guest_ram_bytes(100), Some(0));
+    }
+
+    fn flow(requester: &str, completer: Completer, direction: Direction) -> PayloadFlow {
+        PayloadFlow {
+            requester: requester.to_owned(),
+            completer,
+            route: crate::Route::Peer,
+            direction,
+            bytes: 100,
+        }
+    }
+
+    fn chain() -> RdmaChain {
+        let text = r#"{"from":{"disk":"d","gpu":"g","nic":"n"},"to":{"disk":"e","gpu":"h","nic":"m"},"sizes":[4096]}"#;
+        serde_json::from_str(text).unwrap()
+    }
+
+    fn four_steps() -> Vec<PayloadFlow> {
+        use Completer::PeerBar;
+        use Direction::{Read, Write};
+        let steps = [("d", Write), ("n", Read), ("m", Write), ("e", Read)];
+        let steps = steps.map(|(device, direction)| flow(device, PeerBar, direction));
+        steps.into()
+    }
+
+    #[test]
+    fn each_step_counts_each_byte_once() {
+        assert!(chain().judge(&four_steps(), &[], 100).is_ok());
+        for missing in 0..4 {
+            let mut flows = four_steps();
+            let gone = flows.remove(missing);
+            let error = chain().judge(&flows, &[], 100).unwrap_err();
+            assert!(error.starts_with(&gone.requester), "{error}");
+            assert!(error.ends_with("its counters show 0"), "{error}");
+            let without = chain().judge(&flows, &[&gone.requester], 100);
+            assert!(without.is_ok(), "{}", gone.requester);
+        }
+    }
+
+    #[test]
+    fn byte_beside_the_steps_fails_the_chain() {
+        for other in [
+            flow("d", Completer::GuestRam, Direction::Write),
+            flow("g", Completer::OwnMemory, Direction::Read),
+            flow("n", Completer::Unknown, Direction::Read),
+            flow("n", Completer::PeerBar, Direction::Write),
+        ] {
+            let mut flows = four_steps();
+            flows.push(other);
+            let error = chain().judge(&flows, &[], 100).unwrap_err();
+            assert!(
+                error.starts_with("100 payload bytes moved beside"),
+                "{error}"
+            );
+        }
     }
 }

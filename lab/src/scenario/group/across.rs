@@ -1,0 +1,107 @@
+//! Checks whose two ends are in different guests.
+
+use peerbar_report::{Check, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaMemory};
+
+/// What a check across guests does.
+#[derive(Clone, Debug)]
+pub enum AcrossCheck {
+    /// Transfers between memory of the one and memory of the other.
+    Transfers(Rdma),
+    /// From a disk of the one, by GPUs and adapters, to a disk of the other.
+    Chain(RdmaChain),
+}
+
+/// The end of a check in one guest.
+#[derive(Clone, Debug)]
+pub struct AcrossEnd<'a> {
+    /// Its adapter.
+    pub nic: &'a str,
+    /// Its memory.
+    pub memory: RdmaMemory,
+    /// Its disk, if it has one.
+    pub disk: Option<&'a str>,
+}
+
+impl AcrossCheck {
+    /// The kinds that there are.
+    pub const KINDS: [&str; 2] = ["rdma", "rdma-chain"];
+
+    /// The check, if it may be across guests.
+    pub fn of(check: Check) -> Option<Self> {
+        match check {
+            Check::Rdma(check) => Some(Self::Transfers(check)),
+            Check::RdmaChain(check) => Some(Self::Chain(check)),
+            _ => None,
+        }
+    }
+
+    /// The same as any other check.
+    pub fn check(&self) -> Check {
+        match self {
+            Self::Transfers(check) => Check::Rdma(check.clone()),
+            Self::Chain(check) => Check::RdmaChain(check.clone()),
+        }
+    }
+
+    /// The end that asks, then the other.
+    pub fn ends(&self) -> [AcrossEnd<'_>; 2] {
+        match self {
+            Self::Transfers(Rdma {
+                nic,
+                peer,
+                from,
+                to,
+                ..
+            }) => [(nic, from), (peer, to)].map(|(nic, memory)| AcrossEnd {
+                nic,
+                memory: memory.clone(),
+                disk: None,
+            }),
+            Self::Chain(RdmaChain { from, to, .. }) => {
+                [from, to].map(|RdmaChainSide { disk, gpu, nic }| AcrossEnd {
+                    nic,
+                    memory: RdmaMemory::Vram(gpu.clone()),
+                    disk: Some(disk),
+                })
+            }
+        }
+    }
+
+    /// Sizes of its transfers in bytes.
+    pub fn sizes(&self) -> &[u64] {
+        match self {
+            Self::Transfers(check) => &check.sizes,
+            Self::Chain(check) => &check.sizes,
+        }
+    }
+
+    /// How many seconds it may take, if it says so.
+    pub fn seconds(&self) -> Option<u32> {
+        match self {
+            Self::Transfers(check) => check.seconds,
+            Self::Chain(check) => check.seconds,
+        }
+    }
+
+    /// Judges it by the devices' counters, of which those of `uncounted` devices are left out.
+    ///
+    /// # Errors
+    /// What the counters show instead of `payload` moved bytes.
+    pub fn judge(
+        &self,
+        flows: &[PayloadFlow],
+        uncounted: &[&str],
+        payload: u64,
+    ) -> Result<(), String> {
+        match self {
+            Self::Transfers(check) => check.judge(flows, payload),
+            Self::Chain(check) => check.judge(flows, uncounted, payload),
+        }
+    }
+}
+
+impl From<Rdma> for AcrossCheck {
+    fn from(check: Rdma) -> Self {
+        Self::Transfers(check)
+    }
+}
