@@ -1,18 +1,17 @@
 //! The daemon's loop: one thread, which never waits for one adapter.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use peerbar_socket_file::BindError;
 use peerbar_socket_file::line_server::LineServerError;
-use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError};
+use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError, unguessable};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
@@ -97,10 +96,8 @@ fn most_descriptors() -> usize {
     })
 }
 
-/// An incarnation that an adapter cannot guess: a keyed hash of its number.
 fn incarnation(number: u64) -> Incarnation {
-    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    Incarnation(KEYS.hash_one(number).max(1))
+    Incarnation(unguessable(number).max(1))
 }
 
 struct Server {
@@ -155,15 +152,11 @@ impl Server {
     }
 
     fn admit(&mut self) -> Result<(), Errno> {
-        let Some(socket) = self.listener.accept()? else {
-            return Ok(());
-        };
-        if self.connections.len() >= MAX_CONNECTIONS {
-            log::debug!("{}: a connection beyond the limit is closed", self.name());
-            return Ok(());
+        let is_full = self.connections.len() >= MAX_CONNECTIONS;
+        if let Some(socket) = self.listener.accept(is_full)? {
+            let port = self.fabric.connect(Instant::now());
+            self.connections.insert(port, Connection::new(socket));
         }
-        let port = self.fabric.connect(Instant::now());
-        self.connections.insert(port, Connection::new(socket));
         Ok(())
     }
 

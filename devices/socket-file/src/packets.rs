@@ -1,10 +1,11 @@
 //! Packets with descriptors over a `SOCK_SEQPACKET` socket (unix(7)), each one message of a protocol, and the listening socket of a
 //! server that has one thread.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -62,6 +63,12 @@ pub fn connection(path: &Path) -> Result<OwnedFd, Errno> {
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
+}
+
+/// A number that no client can guess: a keyed hash of `number`. The same each time in this process.
+pub fn unguessable(number: u64) -> u64 {
+    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    KEYS.hash_one(number)
 }
 
 /// Sends a packet, whole or not at all, without waiting: [`Errno::AGAIN`] if the socket buffer is full.
@@ -243,12 +250,12 @@ impl Listener {
         })
     }
 
-    /// The next connection, if there is one of the socket's owner. While the system lacks descriptors or memory there is none, which
-    /// is logged once.
+    /// The next connection, if there is one of the socket's owner. One beyond the server's limit (`is_full`) is closed. While the
+    /// system lacks descriptors or memory there is none, which is logged once.
     ///
     /// # Errors
     /// The system refuses for good.
-    pub fn accept(&mut self) -> Result<Option<OwnedFd>, Errno> {
+    pub fn accept(&mut self, is_full: bool) -> Result<Option<OwnedFd>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = match accept_with(&self.socket, flags) {
             Ok(socket) => socket,
@@ -265,6 +272,11 @@ impl Listener {
         };
         self.is_reported = false;
         match self.file.check_peer(&socket) {
+            Ok(()) if is_full => {
+                let path = self.path().display();
+                log::debug!("{path}: a connection beyond the limit is closed");
+                Ok(None)
+            }
             Ok(()) => Ok(Some(socket)),
             Err(error) => {
                 log::warn!("{error}");

@@ -1,15 +1,13 @@
 //! The daemon's loop: one thread, which never waits for one endpoint.
 
 use std::collections::BTreeMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use peerbar_socket_file::BindError;
-use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError};
+use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError, unguessable};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -50,7 +48,7 @@ pub fn serve(
 ) -> Result<(), ServeError> {
     let mut server = Server {
         listener: Listener::open(path, i32::try_from(MAX_PORTS).unwrap_or(i32::MAX))?,
-        switch: Switch::new(config, ticket, Instant::now()),
+        switch: Switch::new(config, unguessable, Instant::now()),
         connections: BTreeMap::new(),
         space: Message::space(),
     };
@@ -59,12 +57,6 @@ pub fn serve(
         path: path.to_owned(),
         source,
     })
-}
-
-/// A ticket that an endpoint cannot guess: a keyed hash of its number.
-fn ticket(number: u64) -> u64 {
-    static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-    KEYS.hash_one(number)
 }
 
 struct Server {
@@ -120,15 +112,11 @@ impl Server {
     }
 
     fn admit(&mut self) -> Result<(), Errno> {
-        let Some(socket) = self.listener.accept()? else {
-            return Ok(());
-        };
-        if self.connections.len() >= MAX_CONNECTIONS {
-            log::debug!("{}: a connection beyond the limit is closed", self.name());
-            return Ok(());
+        let is_full = self.connections.len() >= MAX_CONNECTIONS;
+        if let Some(socket) = self.listener.accept(is_full)? {
+            let port = self.switch.connect(Instant::now());
+            self.connections.insert(port, Connection::new(socket));
         }
-        let port = self.switch.connect(Instant::now());
-        self.connections.insert(port, Connection::new(socket));
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use crate::DaemonCommand;
 
 /// Far longer than a daemon takes to end, far shorter than a test may hang.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How a daemon has ended.
 #[derive(Debug)]

@@ -1,15 +1,30 @@
 //! What a daemon uses, and may use (proc(5)).
 
 use std::fs;
+use std::time::Instant;
 
 use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::Daemon;
+use crate::daemon::PATIENCE;
 
 impl Daemon {
     /// How many descriptors it has open.
     pub fn open_descriptors(&self) -> usize {
         fs::read_dir(self.proc_path("fd")).unwrap().count()
+    }
+
+    /// Waits until it has this number of descriptors open: it notices by and by that clients have gone.
+    ///
+    /// # Panics
+    /// If it has more after 20 s, or fewer.
+    #[track_caller]
+    pub fn wait_for_open_descriptors(&self, count: usize) {
+        let start = Instant::now();
+        while self.open_descriptors() > count && start.elapsed() < PATIENCE {
+            std::thread::yield_now();
+        }
+        assert_eq!(self.open_descriptors(), count);
     }
 
     /// How much of its memory is resident, in bytes.

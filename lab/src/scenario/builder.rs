@@ -157,21 +157,30 @@ impl ScenarioBuilder {
     }
 }
 
+/// Keys of every device's table.
+macro_rules! keys_of_devices {
+    ($($builder:ty),*) => {$(
+        impl $builder {
+            /// Sets a key, such as `link`.
+            pub fn key(mut self, key: &str, value: impl Into<Value>) -> Self {
+                self.0.insert(key.to_owned(), value.into());
+                self
+            }
+
+            /// Puts it below a switch or a host bridge.
+            pub fn below(self, parent: &str) -> Self {
+                self.key("below", parent)
+            }
+        }
+    )*};
+}
+
+keys_of_devices!(NvmeBuilder, GpuBuilder, NicBuilder);
+
 impl NvmeBuilder {
     /// A controller without namespaces.
     pub fn new(name: &str) -> Self {
         Self(named(name))
-    }
-
-    /// Sets a key, such as `block-size`.
-    pub fn key(mut self, key: &str, value: impl Into<Value>) -> Self {
-        self.0.insert(key.to_owned(), value.into());
-        self
-    }
-
-    /// Puts it below a switch or a host bridge.
-    pub fn below(self, parent: &str) -> Self {
-        self.key("below", parent)
     }
 
     /// Gives it a Controller Memory Buffer of a size such as `64M`.
@@ -205,34 +214,12 @@ impl GpuBuilder {
     pub fn new(name: &str, vram: &str) -> Self {
         Self(named(name)).key("vram", vram)
     }
-
-    /// Sets a key, such as `aperture`.
-    pub fn key(mut self, key: &str, value: impl Into<Value>) -> Self {
-        self.0.insert(key.to_owned(), value.into());
-        self
-    }
-
-    /// Puts it below a switch or a host bridge.
-    pub fn below(self, parent: &str) -> Self {
-        self.key("below", parent)
-    }
 }
 
 impl NicBuilder {
     /// An adapter.
     pub fn new(name: &str) -> Self {
         Self(named(name))
-    }
-
-    /// Sets a key, such as `link`.
-    pub fn key(mut self, key: &str, value: impl Into<Value>) -> Self {
-        self.0.insert(key.to_owned(), value.into());
-        self
-    }
-
-    /// Puts it below a switch or a host bridge.
-    pub fn below(self, parent: &str) -> Self {
-        self.key("below", parent)
     }
 }
 

@@ -12,7 +12,7 @@ use peerbar_test_daemon::Daemon;
 use rustix::process::Signal;
 
 use crate::process::{order, start};
-use crate::raw::{Adapter, LONG, gid, hello};
+use crate::raw::{Adapter, gid, hello};
 
 /// The daemon is still what it was: two newcomers find each other.
 fn check_alive(daemon: &mut Daemon) {
@@ -86,12 +86,7 @@ fn unexpected_descriptors_are_closed_and_end_the_connection() {
         assert!(adapter.is_cut_off(), "{count}");
     }
     check_alive(&mut daemon);
-    // The fabric notices an end by and by, and then holds nothing of it.
-    let until = Instant::now() + LONG;
-    while daemon.open_descriptors() > before && Instant::now() < until {
-        std::thread::yield_now();
-    }
-    assert_eq!(daemon.open_descriptors(), before);
+    daemon.wait_for_open_descriptors(before);
 }
 
 #[test]

@@ -90,12 +90,7 @@ fn unexpected_descriptors_are_closed_and_end_the_connection() {
         assert!(endpoint.is_cut_off(), "{count}");
     }
     check_alive(&mut daemon);
-    // The switch notices an end by and by, and then holds nothing of it.
-    let until = Instant::now() + ENDPOINT_TIME_OUT;
-    while daemon.open_descriptors() > before && Instant::now() < until {
-        std::thread::yield_now();
-    }
-    assert_eq!(daemon.open_descriptors(), before);
+    daemon.wait_for_open_descriptors(before);
 }
 
 #[test]
