@@ -227,7 +227,7 @@ fn adapter_that_floods_a_tunnel_starves_no_other() {
     let outcomes = thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                flooder.send_datagram(gid(2), MAX_DATA);
+                flooder.send_datagram(gid(2), 1024);
             }
         });
         let outcomes: Vec<_> = (0..10).map(|_| carried_out(&near, (2, &far))).collect();
