@@ -5,6 +5,9 @@
 
 #include "disk.h"
 
+/* How long fences of an exporter are waited for, in jiffies. */
+#define FENCE_TIMEOUT (5 * HZ)
+
 /* With the dma_resv held. */
 static void unmap(struct nq_memory *memory)
 {
@@ -47,18 +50,28 @@ static bool is_contiguous(struct sg_table *sgt)
 	return true;
 }
 
+/* An exporter that moves or clears the memory has a fence for it. */
+static int wait_for_exporter(struct nq_memory *memory)
+{
+	long left = dma_resv_wait_timeout(memory->dmabuf->resv, DMA_RESV_USAGE_KERNEL, true,
+					  FENCE_TIMEOUT);
+
+	return left < 0 ? left : left ? 0 : -ETIMEDOUT;
+}
+
 static int map(struct nq_memory *memory)
 {
 	struct sg_table *sgt;
+	int error;
 
 	sgt = dma_buf_map_attachment(memory->attachment, DMA_BIDIRECTIONAL);
 	if (IS_ERR(sgt))
 		return PTR_ERR(sgt);
 	memory->sgt = sgt;
-	if (is_contiguous(sgt))
-		return 0;
-	unmap(memory);
-	return -EOPNOTSUPP;
+	error = is_contiguous(sgt) ? wait_for_exporter(memory) : -EOPNOTSUPP;
+	if (error)
+		unmap(memory);
+	return error;
 }
 
 static int map_locked(struct nq_memory *memory, u64 *address)

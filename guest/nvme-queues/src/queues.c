@@ -42,6 +42,27 @@ static int submit(struct nvme_ctrl *ctrl, struct nvme_command *command)
 	return status > 0 ? status & NVME_SCT_SC_MASK : status;
 }
 
+/*
+ * As submit(), but nvme refuses the command unless the controller is live. During a reset it would
+ * come before nvme's own Set Features, Number of Queues, which fails once there are queues: nvme
+ * would go on without any, and drop the namespaces.
+ */
+static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
+{
+	struct request *request = blk_mq_alloc_request(ctrl->admin_q, REQ_OP_DRV_OUT, 0);
+	int status;
+
+	if (IS_ERR(request))
+		return PTR_ERR(request);
+	nvme_init_request(request, command);
+	nvme_req(request)->flags |= NVME_REQ_USERCMD;
+	status = nvme_execute_rq(request, false);
+	blk_mq_free_request(request);
+	if (status > 0)
+		status &= NVME_SCT_SC_MASK;
+	return status == NVME_SC_HOST_PATH_ERROR ? -EAGAIN : status;
+}
+
 /* PRP 1 stays as it is, since the command has no data. */
 static int create_completion(struct nvme_ctrl *ctrl, u32 queue, u64 address, u32 entries)
 {
@@ -53,7 +74,7 @@ static int create_completion(struct nvme_ctrl *ctrl, u32 queue, u64 address, u32
 		.create_cq.cq_flags = cpu_to_le16(NVME_QUEUE_PHYS_CONTIG),
 	};
 
-	return submit(ctrl, &command);
+	return submit_if_live(ctrl, &command);
 }
 
 static int create_submission(struct nvme_ctrl *ctrl, u32 queue, u64 address, u32 entries)
@@ -67,7 +88,7 @@ static int create_submission(struct nvme_ctrl *ctrl, u32 queue, u64 address, u32
 		.create_sq.cqid = cpu_to_le16(queue),
 	};
 
-	return submit(ctrl, &command);
+	return submit_if_live(ctrl, &command);
 }
 
 static int delete_queue(struct nvme_ctrl *ctrl, u8 opcode, u32 queue)
@@ -106,6 +127,9 @@ static void delete_pair(struct nq_disk *disk, u32 queue)
 
 	/* After a reset nvme may have more queues than before. */
 	if (queue <= nq_linux_queues(ctrl))
+		return;
+	/* One that is not there does no DMA, and would not answer before nvme's time-out. */
+	if (!pci_device_is_present(disk->pdev))
 		return;
 	if (is_deleted(ctrl, nvme_admin_delete_sq, queue) &&
 	    is_deleted(ctrl, nvme_admin_delete_cq, queue))
