@@ -251,6 +251,13 @@ pub(crate) struct TrafficWatch<'a> {
     elapsed: Duration,
 }
 
+/// Watched work that has begun.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    before: anyhow::Result<Traffic>,
+    at: Instant,
+}
+
 impl<'a> TrafficWatch<'a> {
     pub(crate) fn new(guest: &'a GuestContext) -> Self {
         TrafficWatch {
@@ -263,12 +270,25 @@ impl<'a> TrafficWatch<'a> {
     /// Does `work`. [`TrafficWatch::traffic`] reports counters that cannot be read, so that a failure of the work is seen also
     /// without them.
     pub(crate) fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
-        let before = sample(self.guest);
-        let start = Instant::now();
+        let begun = self.begin();
         let result = work();
-        self.elapsed = self.elapsed.saturating_add(start.elapsed());
+        self.end(begun);
+        result
+    }
+
+    /// Begins work that is watched until [`TrafficWatch::end`].
+    pub(crate) fn begin(&self) -> Begun {
+        Begun {
+            before: sample(self.guest),
+            at: Instant::now(),
+        }
+    }
+
+    /// Ends work that is watched.
+    pub(crate) fn end(&mut self, begun: Begun) {
+        self.elapsed = self.elapsed.saturating_add(begun.at.elapsed());
         let after = sample(self.guest);
-        let added = match (&mut self.traffic, before, after) {
+        let added = match (&mut self.traffic, begun.before, after) {
             (Ok(traffic), Ok(before), Ok(after)) => traffic.add(&before, &after),
             (Ok(_), Err(error), _) | (Ok(_), _, Err(error)) => Err(error),
             (Err(_), ..) => Ok(()),
@@ -276,7 +296,6 @@ impl<'a> TrafficWatch<'a> {
         if let Err(error) = added {
             self.traffic = Err(error);
         }
-        result
     }
 
     /// What the devices did during all watched work.

@@ -5,8 +5,8 @@ use super::{Keys, VfioBackend, check};
 check! {
     /// A driver in user space has the disk read into the memory of a GPU without a pause, while that memory is taken away: its
     /// decoding is turned off, the GPU is reset, the mapping is removed, the GPU is closed, the disk is reset. Commands end with
-    /// errors, nothing hangs, and afterwards the counters show no data to the GPU. Where the memory outlives it, it has the data
-    /// of all reads that ended with success.
+    /// errors, nothing hangs, and afterwards the counters show no data to the GPU, and a mark in its memory stays as it is. Where the memory
+    /// outlives it, it has the data of all reads that ended with success.
     "vfio-revocation": "{disk} loses the memory of {gpu} during reads, {backend}"
     pub struct VfioRevocation {
         /// Name of an `[[nvme]]`. Its data are lost.

@@ -1,0 +1,69 @@
+//! What must not follow a reset of the disk.
+
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use peerbar_vfio_nvme::{Direction, Disk, RegisterAccess, VfioDevice};
+
+use super::marked::{contents, is_marked, mark};
+use super::{READ, Scene};
+use crate::counters::{Begun, TrafficWatch};
+use crate::guest_context::GuestContext;
+
+/// The moment after a reset, at which the memory has got its mark.
+pub(super) struct DiskReset<'a> {
+    watch: TrafficWatch<'a>,
+    begun: Begun,
+    /// What the reads before have left in the memory.
+    pub(super) contents: Vec<u8>,
+}
+
+impl<'a> DiskReset<'a> {
+    /// Takes note of the counters and of the memory as soon as the reset has returned.
+    pub(super) fn note(guest: &'a GuestContext, gpu: &VfioDevice) -> anyhow::Result<Self> {
+        let watch = TrafficWatch::new(guest);
+        let begun = watch.begin();
+        let contents = contents(gpu)?;
+        mark(gpu)?;
+        Ok(Self {
+            watch,
+            begun,
+            contents,
+        })
+    }
+
+    /// Nothing has reached the memory since, also once the controller may do DMA again and has carried out a command.
+    pub(super) fn judge(
+        mut self,
+        scene: &Scene<'_>,
+        disk: Disk,
+        gpu: &VfioDevice,
+    ) -> anyhow::Result<()> {
+        ensure!(!disk.is_ready()?, "the disk is ready after its reset");
+        let lost = u64::try_from(disk.outstanding())?;
+        let device = Arc::clone(disk.device());
+        drop(disk);
+        let mut disk = Disk::start(device, scene.space.clone(), RegisterAccess::Mapped)
+            .context("the disk does not start after its reset")?;
+        scene.nothing_moves(|| read_to_own_memory(scene, &mut disk))?;
+        is_marked(&contents(gpu)?)?;
+        self.watch.end(self.begun);
+        // The disk counts a transfer once QEMU has answered it, so those in progress at the reset may be counted after it.
+        let (moved, most) = (scene.moved(&self.watch)?, lost.saturating_mul(READ));
+        ensure!(
+            moved <= most,
+            "{moved} bytes went to the memory of a device after the reset, where {lost} reads of {READ} bytes were in progress"
+        );
+        Ok(())
+    }
+}
+
+/// One read, to memory of this process.
+fn read_to_own_memory(scene: &Scene<'_>, disk: &mut Disk) -> anyhow::Result<()> {
+    disk.transfer(Direction::Read, 0, scene.own, READ)?;
+    let memory = scene.space.memory(scene.own);
+    let memory = memory.context("memory that is not there")?;
+    let mut seen = vec![0; usize::try_from(READ)?];
+    memory.read(0, &mut seen)?;
+    Ok(scene.pattern.verify(0, &seen)?)
+}

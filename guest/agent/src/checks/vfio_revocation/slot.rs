@@ -1,0 +1,113 @@
+//! What reads have put into a part of the memory.
+
+use anyhow::ensure;
+
+use super::{LENGTH, PLACES, READ};
+use crate::pattern::Pattern;
+
+/// A part of the memory, of [`READ`] bytes: what reads have put there, one after the other. A read that has failed is repeated from the
+/// same place on the disk.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Slot {
+    /// Reads that ended with success.
+    done: u64,
+    /// Whether a further one has begun, which has failed or not ended.
+    is_open: bool,
+}
+
+impl Slot {
+    /// Begins a read into the slot with this number; returns its byte offset on the disk.
+    pub(super) fn begin(&mut self, number: u64) -> u64 {
+        self.is_open = true;
+        Self::place(number, self.done)
+    }
+
+    pub(super) fn end_with_success(&mut self) {
+        self.done = self.done.saturating_add(1);
+        self.is_open = false;
+    }
+
+    /// Where on the disk the read of a slot begins that comes after `earlier` successful ones.
+    pub(super) fn place(number: u64, earlier: u64) -> u64 {
+        let set = (earlier % PLACES).saturating_mul(LENGTH);
+        set.saturating_add(number.saturating_mul(READ))
+    }
+
+    /// Each byte of `seen` is of the last read that ended with success, or of the one that has begun since. Returns whether there was
+    /// such a read, without which nothing is known.
+    pub(super) fn judge(self, number: u64, seen: &[u8], pattern: Pattern) -> anyhow::Result<bool> {
+        let Some(last) = self.done.checked_sub(1) else {
+            return Ok(false);
+        };
+        let of_read = |earlier| pattern.bytes(Self::place(number, earlier), seen.len());
+        let mut expected = of_read(last);
+        if self.is_open {
+            for ((expected, begun), seen) in expected.iter_mut().zip(of_read(self.done)).zip(seen) {
+                if begun == *seen {
+                    *expected = begun;
+                }
+            }
+        }
+        let wrong = expected
+            .iter()
+            .zip(seen)
+            .filter(|(expected, seen)| expected != seen)
+            .count();
+        ensure!(
+            wrong == 0,
+            "{wrong} of {} bytes are not of read {last}, which ended with success{}",
+            seen.len(),
+            if self.is_open {
+                ", nor of the next one"
+            } else {
+                ""
+            }
+        );
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATTERN: Pattern = Pattern { disk: 1, round: 2 };
+
+    /// Part 3 of the memory as successful read `earlier` leaves it.
+    fn left_by(earlier: u64) -> Vec<u8> {
+        PATTERN.bytes(Slot::place(3, earlier), usize::try_from(READ).unwrap())
+    }
+
+    #[test]
+    fn read_that_moved_nothing_but_succeeded_is_found() {
+        let mut slot = Slot::default();
+        assert!(!slot.judge(3, &left_by(0), PATTERN).unwrap());
+        for earlier in 0..5 {
+            assert_eq!(slot.begin(3), Slot::place(3, earlier));
+            slot.end_with_success();
+        }
+        assert!(slot.judge(3, &left_by(4), PATTERN).unwrap());
+        let error = slot.judge(3, &left_by(3), PATTERN).unwrap_err().to_string();
+        assert!(
+            error.ends_with("read 4, which ended with success"),
+            "{error}"
+        );
+        // The next one fails, and is repeated from the same place.
+        assert_eq!(slot.begin(3), slot.begin(3));
+        let error = slot.judge(3, &left_by(3), PATTERN).unwrap_err().to_string();
+        assert!(error.ends_with("nor of the next one"), "{error}");
+    }
+
+    #[test]
+    fn read_that_failed_may_have_moved_some_bytes() {
+        let mut slot = Slot::default();
+        slot.begin(3);
+        slot.end_with_success();
+        slot.begin(3);
+        let mut seen = left_by(0);
+        seen[7000..9000].copy_from_slice(&left_by(1)[7000..9000]);
+        assert!(slot.judge(3, &seen, PATTERN).unwrap());
+        seen[8000] ^= 1;
+        assert!(slot.judge(3, &seen, PATTERN).is_err());
+    }
+}
