@@ -19,8 +19,9 @@ use crate::processes::QEMU;
 /// How long the load may take to begin, and a living disk to flush again after a moment: resets of drivers take their time.
 const BEGIN: Duration = Duration::from_secs(120);
 const AGAIN: Duration = Duration::from_secs(60);
-/// How long another guest may take to compare all.
-const COMPARE: Duration = Duration::from_secs(240);
+/// How long another guest may take until it compares, and from one word of that to the next. How long all of it takes depends on how much
+/// was flushed.
+const COMPARE: Duration = Duration::from_secs(120);
 /// What QEMU 11.1 says if it aborts because a server dies while it waits for the server's answer. Nothing else may end it early.
 const KNOWN_ABORT: &str = "error_setv: Assertion";
 /// What a kernel says whose memory is not right.
@@ -208,8 +209,7 @@ impl Boot {
         self.done.survivors = found.len();
         let mut next = Machine::start(folder, survivors)?;
         let mut load = next.verify(self.seed)?;
-        let deadline = Instant::now() + COMPARE;
-        next.attend(&mut load, deadline, |said| said.compared.is_some())?;
+        wait_for_comparison(&mut next, &mut load)?;
         ensure!(load.said.wrong.is_empty(), "lost: {:?}", load.said.wrong);
         let expected = Some(self.done.flushes);
         ensure!(
@@ -224,6 +224,22 @@ impl Boot {
         self.machine.check_ended()?;
         Ok(self.done)
     }
+}
+
+/// Waits until the load has compared all, for as long as it goes on.
+fn wait_for_comparison(machine: &mut Machine, load: &mut Load) -> anyhow::Result<()> {
+    while load.said.compared.is_none() {
+        let before = load.said.comparing;
+        let goes_on = |said: &Said| said.comparing > before || said.compared.is_some();
+        let lives = machine.attend(load, Instant::now() + COMPARE, goes_on)?;
+        ensure!(lives, "the guest ends while it compares, after {before}");
+        ensure!(
+            goes_on(&load.said),
+            "nothing more was compared for {} s, after {before}",
+            COMPARE.as_secs()
+        );
+    }
+    Ok(())
 }
 
 /// That QEMU, which has ended early, has aborted in the known way.

@@ -23,7 +23,8 @@ pub(crate) struct Said {
     verified: BTreeMap<(String, String), usize>,
     /// Lines of wrong data.
     pub(crate) wrong: Vec<String>,
-    /// How many flushes were compared.
+    /// How many flushes have been compared so far, as last said, and in the end.
+    pub(crate) comparing: usize,
     pub(crate) compared: Option<usize>,
 }
 
@@ -54,6 +55,7 @@ impl Said {
                 *self.verified.entry(pair).or_default() += 1;
             }
             ["wrong", ..] => self.wrong.push(line.to_owned()),
+            ["comparing", count] => self.comparing = count.parse()?,
             ["compared", count] => self.compared = Some(count.parse()?),
             _ => anyhow::bail!("the load says: {line}"),
         }

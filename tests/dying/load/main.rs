@@ -5,8 +5,8 @@
 //! NUMBER` after the fsync of blocks and of a file, `verified DISK MEMORY` after a transfer from and to a device's memory,
 //! and `wrong ...` for wrong data.
 //!
-//! `verify SEED DISK=DEVICE... [DISK=FOLDER...] < LINES` prints `wrong ...` for what is not as such lines say, and last
-//! `compared COUNT`.
+//! `verify SEED DISK=DEVICE... [DISK=FOLDER...] < LINES` prints `wrong ...` for what is not as such lines say, `comparing COUNT` as it goes
+//! on, and last `compared COUNT`.
 
 #[path = "../content.rs"]
 mod content;
@@ -30,6 +30,8 @@ use crate::content::{BLOCK, block};
 const LARGEST: u64 = 8;
 /// Bytes of each half of a buffer: what is written, and what is read.
 const HALF: usize = 8 * BLOCK;
+/// Lines that are compared from one word of it to the next.
+const PROGRESS: u64 = 16;
 /// How long a thread waits after an error.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -281,6 +283,9 @@ fn verify(seed: u64, places: &Places) -> anyhow::Result<()> {
             _ => bail!("no such line: {line}"),
         };
         compared += 1;
+        if compared.is_multiple_of(PROGRESS) {
+            say(&format!("comparing {compared}"))?;
+        }
         if !is_there {
             say(&format!("wrong {line}"))?;
         }
