@@ -63,8 +63,8 @@ struct Attached {
     of_linux: u32,
 }
 
-/// A buffer that a disk reaches. Dropping it unmaps it; while the disk has queues of this kind it stays mapped until the last value of
-/// [`DiskQueues`] and of [`QueuePair`] is gone.
+/// A buffer that a disk reaches. Dropping it unmaps it: at once, or with the last [`QueuePair`] of its [`DiskQueues`], whose commands may
+/// use it.
 #[derive(Debug)]
 pub struct DiskMemory {
     attached: Arc<Attached>,
@@ -230,7 +230,7 @@ impl DiskMemory {
 
 impl Drop for DiskMemory {
     fn drop(&mut self) {
-        // Refused while there are queues: then it goes with the file.
+        // It fails only where there is no such mapping. The module keeps it as long as there are queues.
         let _ = set!(
             self.attached,
             UNMAP,

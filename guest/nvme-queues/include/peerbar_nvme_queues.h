@@ -41,7 +41,7 @@ struct peerbar_nvme_map {
 	__u64 length;		/* out: bytes */
 };
 
-/* Unmaps it. EBUSY while the file has queues. */
+/* Unmaps it: at once, or with the last queues of the file, whose commands may use it. */
 struct peerbar_nvme_unmap {
 	__u32 id;
 	__u32 pad;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Which controller a file has, from the attach until nvme leaves it or the file is closed. */
 #include <linux/file.h>
-
 #include <linux/pci-p2pdma.h>
+#include <linux/slab.h>
 
 #include <nvme.h>
 
@@ -40,7 +40,9 @@ static int take(struct nq_disk *disk, struct file *file, struct nvme_ctrl *ctrl)
 	disk->file = get_file(file);
 	disk->ctrl = ctrl;
 	disk->pdev = pci_dev_get(pdev);
+	mutex_lock(&nq_disks_lock);
 	list_add_tail(&disk->node, &nq_disks);
+	mutex_unlock(&nq_disks_lock);
 	return 0;
 }
 
@@ -49,11 +51,9 @@ static int take_locked(struct nq_disk *disk, struct file *file, struct nvme_ctrl
 	int error;
 
 	device_lock(ctrl->dev);
-	mutex_lock(&nq_disks_lock);
 	mutex_lock(&disk->lock);
 	error = disk->file ? -EBUSY : take(disk, file, ctrl);
 	mutex_unlock(&disk->lock);
-	mutex_unlock(&nq_disks_lock);
 	device_unlock(ctrl->dev);
 	return error;
 }
@@ -95,43 +95,82 @@ static void end(struct nq_disk *disk)
 	nq_memories_revoke(disk);
 }
 
+static void free_disk(struct kref *refs)
+{
+	struct nq_disk *disk = container_of(refs, struct nq_disk, refs);
+
+	if (disk->file) {
+		nq_pairs_free(disk);
+		nq_memories_free(disk);
+		nq_doorbells_free(disk);
+		pci_dev_put(disk->pdev);
+		fput(disk->file);
+	}
+	kfree(disk);
+}
+
+struct nq_disk *nq_disk_new(void)
+{
+	struct nq_disk *disk = kzalloc_obj(*disk);
+
+	if (!disk)
+		return NULL;
+	kref_init(&disk->refs);
+	mutex_init(&disk->lock);
+	xa_init_flags(&disk->memories, XA_FLAGS_ALLOC);
+	return disk;
+}
+
+static void end_once(struct nq_disk *disk)
+{
+	mutex_lock(&disk->lock);
+	if (!disk->removed)
+		end(disk);
+	WRITE_ONCE(disk->removed, true);
+	mutex_unlock(&disk->lock);
+}
+
 /* The file is closed. */
 void nq_detach(struct nq_disk *disk)
 {
-	if (!disk->file)
-		return;
+	if (disk->file) {
+		end_once(disk);
+		mutex_lock(&nq_disks_lock);
+		list_del(&disk->node);
+		mutex_unlock(&nq_disks_lock);
+	}
+	kref_put(&disk->refs, free_disk);
+}
+
+/* One that still has this controller, with a reference. */
+static struct nq_disk *disk_of(const struct device *dev)
+{
+	struct nq_disk *found = NULL;
+	struct nq_disk *disk;
+
 	mutex_lock(&nq_disks_lock);
-	list_del(&disk->node);
-	mutex_lock(&disk->lock);
-	end(disk);
-	mutex_unlock(&disk->lock);
+	list_for_each_entry(disk, &nq_disks, node) {
+		if (&disk->pdev->dev == dev && !READ_ONCE(disk->removed)) {
+			kref_get(&disk->refs);
+			found = disk;
+			break;
+		}
+	}
 	mutex_unlock(&nq_disks_lock);
-	nq_pairs_free(disk);
-	nq_memories_free(disk);
-	nq_doorbells_free(disk);
-	pci_dev_put(disk->pdev);
-	fput(disk->file);
+	return found;
 }
 
 /* nvme is about to leave the device: its admin queue still works. */
 static int on_bus_event(struct notifier_block *block, unsigned long event, void *data)
 {
-	struct device *dev = data;
 	struct nq_disk *disk;
 
 	if (event != BUS_NOTIFY_UNBIND_DRIVER)
 		return NOTIFY_DONE;
-	mutex_lock(&nq_disks_lock);
-	list_for_each_entry(disk, &nq_disks, node) {
-		if (&disk->pdev->dev != dev)
-			continue;
-		mutex_lock(&disk->lock);
-		if (!disk->removed)
-			end(disk);
-		disk->removed = true;
-		mutex_unlock(&disk->lock);
+	while ((disk = disk_of(data))) {
+		end_once(disk);
+		kref_put(&disk->refs, free_disk);
 	}
-	mutex_unlock(&nq_disks_lock);
 	return NOTIFY_OK;
 }
 

@@ -3,13 +3,16 @@
  * The module's structures, and what its files offer each other.
  *
  * Locks, outer before inner:
- *   device_lock of the controller > nq_disks_lock > nq_disk.lock > dma_resv > nq_pairs_lock
- * where dma_resv is that of a mapped dma-buf, or of the doorbells.
+ *   device_lock of the controller > nq_disk.lock > nq_disks_lock
+ *   device_lock of the controller > nq_disk.lock > dma_resv > nq_pairs_lock
+ * where dma_resv is that of a mapped dma-buf, or of the doorbells. Nothing is waited for with
+ * nq_disks_lock, since the unbind of every PCI device takes it.
  */
 #ifndef PEERBAR_NVME_QUEUES_DISK_H
 #define PEERBAR_NVME_QUEUES_DISK_H
 
 #include <linux/dma-buf.h>
+#include <linux/kref.h>
 #include <linux/list.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
@@ -22,12 +25,13 @@ struct nq_doorbells;
 
 /* An open file. */
 struct nq_disk {
+	struct kref refs;		/* the file's, and that of an unbind in progress */
 	struct mutex lock;		/* all below but what says otherwise */
 	struct file *file;		/* of /dev/nvmeN, keeps ctrl; NULL before the attach */
 	struct nvme_ctrl *ctrl;
 	struct pci_dev *pdev;
 	u32 granted;			/* I/O queue pairs */
-	bool removed;			/* nvme has given it up */
+	bool removed;			/* nvme has given it up, or the file is closed */
 	struct xarray memories;
 	struct nq_doorbells *doorbells;	/* NULL before they are asked for */
 	struct list_head node;		/* in nq_disks, under nq_disks_lock */
@@ -39,9 +43,11 @@ struct nq_memory {
 	struct dma_buf *dmabuf;
 	struct dma_buf_attachment *attachment;
 	struct sg_table *sgt;		/* under the dma_resv; NULL once it is revoked */
+	bool unwanted;			/* goes with the last pair of the file */
 };
 
 /* attach.c */
+struct nq_disk *nq_disk_new(void);
 int nq_attach(struct nq_disk *disk, struct peerbar_nvme_attach *attach);
 void nq_detach(struct nq_disk *disk);
 int nq_attach_init(void);
@@ -50,6 +56,7 @@ void nq_attach_exit(void);
 /* memory.c */
 int nq_memory_map(struct nq_disk *disk, struct peerbar_nvme_map *map);
 int nq_memory_unmap(struct nq_disk *disk, u32 id);
+void nq_memories_clear(struct nq_disk *disk);
 void nq_memories_revoke(struct nq_disk *disk);
 void nq_memories_free(struct nq_disk *disk);
 

@@ -4,7 +4,6 @@
 #include <linux/fs.h>
 #include <linux/miscdevice.h>
 #include <linux/module.h>
-#include <linux/slab.h>
 #include <linux/uaccess.h>
 
 #include "disk.h"
@@ -82,21 +81,16 @@ static int nq_open(struct inode *inode, struct file *file)
 
 	if (!capable(CAP_SYS_RAWIO))
 		return -EPERM;
-	disk = kzalloc_obj(*disk);
+	disk = nq_disk_new();
 	if (!disk)
 		return -ENOMEM;
-	mutex_init(&disk->lock);
-	xa_init_flags(&disk->memories, XA_FLAGS_ALLOC);
 	file->private_data = disk;
 	return 0;
 }
 
 static int nq_release(struct inode *inode, struct file *file)
 {
-	struct nq_disk *disk = file->private_data;
-
-	nq_detach(disk);
-	kfree(disk);
+	nq_detach(file->private_data);
 	return 0;
 }
 

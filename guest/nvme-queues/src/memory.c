@@ -145,13 +145,28 @@ int nq_memory_unmap(struct nq_disk *disk, u32 id)
 {
 	struct nq_memory *memory;
 
-	if (nq_has_pairs(disk))
-		return -EBUSY;
-	memory = xa_erase(&disk->memories, id);
-	if (!memory)
+	memory = xa_load(&disk->memories, id);
+	if (!memory || memory->unwanted)
 		return -ENOENT;
-	let_go(memory);
+	memory->unwanted = true;
+	nq_memories_clear(disk);
 	return 0;
+}
+
+/* Commands in progress may use any of it as long as there are pairs. */
+void nq_memories_clear(struct nq_disk *disk)
+{
+	struct nq_memory *memory;
+	unsigned long id;
+
+	if (nq_has_pairs(disk))
+		return;
+	xa_for_each(&disk->memories, id, memory) {
+		if (memory->unwanted) {
+			xa_erase(&disk->memories, id);
+			let_go(memory);
+		}
+	}
 }
 
 /* After nq_pairs_end(): the controller uses none of it. The attachments stay. */

@@ -273,7 +273,7 @@ int nq_create(struct nq_disk *disk, struct peerbar_nvme_create *create)
 	struct nq_memory *memory = xa_load(&disk->memories, create->memory);
 	int error;
 
-	if (!memory)
+	if (!memory || memory->unwanted)
 		return -ENOENT;
 	/* It is not revoked meanwhile. */
 	dma_resv_lock(memory->dmabuf->resv, NULL);
@@ -292,10 +292,13 @@ int nq_delete(struct nq_disk *disk, u32 queue)
 		if (pair->state == PEERBAR_NVME_LIVE)
 			delete_pair(disk, queue);
 		list_del(&pair->node);
-		kfree(pair);
 	}
 	mutex_unlock(&nq_pairs_lock);
-	return pair ? 0 : -ENOENT;
+	if (!pair)
+		return -ENOENT;
+	kfree(pair);
+	nq_memories_clear(disk);
+	return 0;
 }
 
 int nq_query(struct nq_disk *disk, struct peerbar_nvme_query *query)
