@@ -78,7 +78,8 @@ struct pb_buffer_ops {
 /* Memory in the aperture of the GPU. */
 struct pb_vram {
 	u64 offset;		/* in VRAM */
-	u64 aperture;		/* in BAR 2, PB_NOT_SHOWN if no page of a window shows it */
+	u64 aperture;		/* in BAR 2, PB_NOT_SHOWN if it has no range of a window */
+	bool hidden;		/* its range of the window is cleared, for good */
 	void *pages;		/* the kernel's address of its pages, NULL in window mode */
 	struct mutex exports_lock;
 	struct list_head exports;
@@ -264,7 +265,8 @@ void pb_window_exit(struct pb_gpu *gpu);
 int pb_window_alloc_vram(struct pb_gpu *gpu, u64 size, u64 *offset);
 void pb_window_free_vram(struct pb_gpu *gpu, u64 offset, u64 size);
 int pb_window_map(struct pb_gpu *gpu, u64 vram, u64 size, u64 *aperture);
-void pb_window_unmap(struct pb_gpu *gpu, u64 aperture, u64 size);
+void pb_window_clear(struct pb_gpu *gpu, u64 aperture, u64 size);
+void pb_window_free(struct pb_gpu *gpu, u64 aperture, u64 size);
 void pb_window_restore(struct pb_gpu *gpu);
 
 /* host.c */

@@ -175,14 +175,20 @@ u64 pb_vram_bus_address(const struct pb_buffer *buffer)
 	return pci_bus_address(buffer->gpu->pdev, PB_BAR_APERTURE) + buffer->vram.aperture;
 }
 
+/*
+ * From here on the window refuses accesses to the buffer's place. The place stays the buffer's as
+ * long as there is a mapping of it: type 1 of VFIO keeps the addresses of a mapping that has been
+ * revoked, and must not reach the next owner's memory by them.
+ */
 static void hide(struct pb_buffer *buffer)
 {
 	struct pb_vram *vram = &buffer->vram;
 
-	if (vram->pages || vram->aperture == PB_NOT_SHOWN)
+	if (vram->pages || vram->aperture == PB_NOT_SHOWN || vram->hidden)
 		return;
-	pb_window_unmap(buffer->gpu, vram->aperture, buffer->size);
-	vram->aperture = PB_NOT_SHOWN;
+	/* First, so that no reset meanwhile restores the entries. */
+	WRITE_ONCE(vram->hidden, true);
+	pb_window_clear(buffer->gpu, vram->aperture, buffer->size);
 }
 
 /* Whether peers may still access memory that was revoked. */
@@ -216,11 +222,14 @@ static void vram_drop(struct pb_buffer *buffer)
 		pci_info(buffer->gpu->pdev, "is not removed before the last holder of its memory releases it\n");
 		wait_event_idle(buffer->idle, !in_use(buffer));
 	}
-	hide(buffer);
-	if (buffer->vram.pages)
+	if (buffer->vram.pages) {
 		put_pages_from(buffer->vram.pages, buffer->size);
-	else
-		pb_window_free_vram(buffer->gpu, buffer->vram.offset, buffer->size);
+		return;
+	}
+	hide(buffer);
+	if (buffer->vram.aperture != PB_NOT_SHOWN)
+		pb_window_free(buffer->gpu, buffer->vram.aperture, buffer->size);
+	pb_window_free_vram(buffer->gpu, buffer->vram.offset, buffer->size);
 }
 
 static const struct pb_buffer_ops vram_ops = {

@@ -84,7 +84,8 @@ int pb_window_map(struct pb_gpu *gpu, u64 vram, u64 size, u64 *aperture)
 	return 0;
 }
 
-void pb_window_unmap(struct pb_gpu *gpu, u64 aperture, u64 size)
+/* The GPU refuses accesses to the range from here on. */
+void pb_window_clear(struct pb_gpu *gpu, u64 aperture, u64 size)
 {
 	u64 at;
 
@@ -94,6 +95,11 @@ void pb_window_unmap(struct pb_gpu *gpu, u64 aperture, u64 size)
 	/* A device that has answered has taken all entries. */
 	readl(gpu->regs + PB_REG_WINDOW_INDEX);
 	mutex_unlock(&gpu->window_lock);
+}
+
+/* A range that is cleared, and that nobody has the address of. */
+void pb_window_free(struct pb_gpu *gpu, u64 aperture, u64 size)
+{
 	gen_pool_free(gpu->window_pool, aperture + POOL_BASE, size);
 }
 
@@ -104,13 +110,13 @@ void pb_window_restore(struct pb_gpu *gpu)
 
 	mutex_lock(&gpu->buffers_lock);
 	/*
-	 * A buffer that is dropped meanwhile takes its entries out after this has written them, or
-	 * is not written.
+	 * A buffer that is hidden or dropped meanwhile takes its entries out after this has written
+	 * them, or is not written.
 	 */
 	mutex_lock(&gpu->window_lock);
 	list_for_each_entry(buffer, &gpu->buffers, node) {
 		if (buffer->space == PEERBAR_GPU_SPACE_VRAM && !test_bit(0, &buffer->dropped) &&
-		    buffer->vram.aperture != PB_NOT_SHOWN)
+		    buffer->vram.aperture != PB_NOT_SHOWN && !READ_ONCE(buffer->vram.hidden))
 			write_entries(gpu, buffer->vram.aperture, buffer->vram.offset,
 				      buffer->size);
 	}

@@ -1,5 +1,6 @@
 //! A disk that this process has by vfio-pci reaches the VRAM of a GPU that has its own driver: by type 1, through a mapping of the window.
 
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ const ENTRIES: u16 = 16;
 const QUEUE: u16 = 2;
 /// How long it may take from one completion to the next.
 const LIMIT: Duration = Duration::from_secs(10);
+/// Bytes from one place to the next that is looked at.
+const STEP: usize = 4096;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
 
@@ -46,7 +49,7 @@ impl Run for VfioWindow {
         watch.write_to(measure);
         judge(watch.traffic()?, (disk.number, gpu.number), doorbells)?;
         Ok(Outcome::Said(
-            "a buffer that is freed stays the disk's; after a revoke type 1 leads the disk to the next owner's".to_owned(),
+            "a buffer that is freed stays the disk's; after a revoke the disk reaches nobody's memory".to_owned(),
         ))
     }
 
@@ -156,7 +159,7 @@ fn keeps_freed_memory(
     Ok(pattern.verify(0, &seen)?)
 }
 
-/// Type 1 has no means to notice: its translation stays, and the window shows the next owner's memory there.
+/// Type 1 has no means to notice: its translation stays. So the window refuses what comes by it, and gives the place to nobody else.
 fn loses_revoked_memory(
     disk: &mut Disk,
     space: &DmaSpace,
@@ -167,35 +170,92 @@ fn loses_revoked_memory(
     let address = map(space, &buffer)?;
     let place = buffer.placement(0)?.bus_address;
     buffer.revoke()?;
-    let others = owners_up_to(gpu, place)?;
-    let next = others.last().context("a window without pages")?;
+    let others = fill_window(gpu)?;
     ensure!(
-        content(next)?.iter().all(|byte| *byte == 0),
-        "the next owner's memory is not empty"
+        !is_given_out(&others, place)?,
+        "another owner has {place:#x} of the window, which the disk still has addresses for"
     );
-    disk.transfer(Direction::Read, 0, address, READ_BYTES)?;
-    let seen = content(next)?;
-    let first = seen.get(..usize::try_from(READ_BYTES)?);
-    let reached = pattern.verify(0, first.unwrap_or_default());
-    reached.context(
-        "the disk no longer reaches the next owner's memory: docs/src/gpu.md says that it does",
-    )?;
-    space.unmap(address)?;
+    let next = others.last().context("a window without pages")?;
+    writes_nobodys_memory(disk, address, &others)?;
+    reads_nobodys_memory(disk, space, address, next, pattern)?;
+    drop(space.unmap(address)?);
+    drop(buffer);
+    ensure!(
+        is_given_out(&fill_window(gpu)?, place)?,
+        "nobody gets {place:#x} of the window, though its last mapping has gone"
+    );
     Ok(())
 }
 
-/// Buffers of other owners, of which the last is at `place` in the window.
-fn owners_up_to(gpu: &peerbar_gds::Gpu, place: u64) -> anyhow::Result<Vec<Buffer>> {
+/// Buffers of other owners, as many as there is room for.
+fn fill_window(gpu: &peerbar_gds::Gpu) -> anyhow::Result<Vec<Buffer>> {
     let mut owners = Vec::new();
     loop {
-        let buffer = gpu.allocate(BYTES)?;
-        // It is in the window from here on.
-        let at = buffer.placement(0).context("the window is full")?;
-        owners.push(buffer);
-        if at.bus_address == place {
-            return Ok(owners);
+        match gpu.allocate(BYTES) {
+            Ok(buffer) => owners.push(buffer),
+            Err(peerbar_gds::Error::Map { source, .. })
+                if source.kind() == ErrorKind::StorageFull =>
+            {
+                return Ok(owners);
+            }
+            Err(error) => return Err(error.into()),
         }
     }
+}
+
+fn is_given_out(owners: &[Buffer], place: u64) -> anyhow::Result<bool> {
+    for owner in owners {
+        let at = owner.placement(0)?;
+        if (at.bus_address..at.bus_address.saturating_add(at.length)).contains(&place) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A transfer where the window has no memory. A write may end with success: PCI Express answers none.
+fn transfer_refused(disk: &mut Disk, direction: Direction, address: u64) -> anyhow::Result<()> {
+    match disk.transfer(direction, 0, address, READ_BYTES) {
+        Ok(()) | Err(peerbar_vfio_nvme::Error::Status { .. }) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn writes_nobodys_memory(disk: &mut Disk, address: u64, others: &[Buffer]) -> anyhow::Result<()> {
+    transfer_refused(disk, Direction::Read, address)?;
+    for other in others {
+        for page in (0..BYTES).step_by(STEP) {
+            let mut seen = [0; 8];
+            other.mapping().read(page, &mut seen)?;
+            ensure!(
+                seen == [0; 8],
+                "the disk has written to another owner's memory: {seen:x?} at {page:#x}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The disk writes its block 0 from there, then shows it. Memory of another owner would be zeros.
+fn reads_nobodys_memory(
+    disk: &mut Disk,
+    space: &DmaSpace,
+    address: u64,
+    next: &Buffer,
+    pattern: Pattern,
+) -> anyhow::Result<()> {
+    transfer_refused(disk, Direction::Write, address)?;
+    let shown = map(space, next)?;
+    disk.transfer(Direction::Read, 0, shown, READ_BYTES)?;
+    let mut seen = vec![0; usize::try_from(READ_BYTES)?];
+    next.mapping().read(0, &mut seen)?;
+    space.unmap(shown)?;
+    ensure!(
+        seen.iter().all(|byte| *byte == 0xff) || pattern.verify(0, &seen).is_ok(),
+        "the disk has read neither all-ones nor nothing: {:x?}",
+        seen.get(..16)
+    );
+    Ok(())
 }
 
 /// Nothing of it was in guest RAM, and all doorbells were the GPU's.
