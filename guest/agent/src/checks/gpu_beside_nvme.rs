@@ -138,15 +138,30 @@ impl Reader {
         Ok(self.pattern.verify(0, &seen)?)
     }
 
-    /// A launch by queues that the disk does not have must fail.
-    fn reads_nothing(&mut self) -> anyhow::Result<()> {
+    /// A launch by queues that the disk does not have: why it failed.
+    fn fails_to_read(&mut self) -> anyhow::Result<Error> {
         let submitted = self
             .queue
             .submit(&self.doorbells, 1, &self.requests, SHORT_LIMIT);
         match submitted.and_then(|()| self.queue.wait(PATIENCE)) {
             Ok(statuses) => bail!("{} reads have ended by deleted queues", statuses.len()),
-            Err(Error::Fault(Fault::TimeOut) | Error::Driver { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+            Err(error) => Ok(error),
+        }
+    }
+
+    /// The disk has forgotten the queues, but not the doorbells: the GPU waits until its limit.
+    fn reads_until_its_limit(&mut self) -> anyhow::Result<()> {
+        match self.fails_to_read()? {
+            Error::Fault(Fault::TimeOut) => Ok(()),
+            error => Err(error).context("a launch that was to end with fault 7"),
+        }
+    }
+
+    /// The doorbells are revoked: the GPU's driver takes no launch.
+    fn is_not_launched(&mut self) -> anyhow::Result<()> {
+        match self.fails_to_read()? {
+            Error::Driver { source, .. } if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+            error => Err(error).context("a launch that was to be refused with ENODEV"),
         }
     }
 
@@ -262,7 +277,7 @@ fn forgets_by_reset(
     reset(&disk.directory.join("reset_controller"))?;
     disk_is_back(guest, disk)?;
     reader.ensure_state(QueueState::Reset)?;
-    reader.reads_nothing()?;
+    reader.reads_until_its_limit()?;
     linux_works(guest, disk)?;
     let mut again = make()?;
     ensure!(
@@ -285,7 +300,7 @@ fn loses_revoked_memory(
     reader.read_and_verify()?;
     reader.buffer.revoke()?;
     reader.ensure_state(QueueState::Revoked)?;
-    reader.reads_nothing()?;
+    reader.reads_until_its_limit()?;
     reader.release();
     linux_works(guest, disk)
 }
@@ -307,7 +322,7 @@ fn leaves_with_nvme(
     write("unbind")?;
     let left = reader
         .ensure_state(QueueState::Removed)
-        .and_then(|()| reader.reads_nothing());
+        .and_then(|()| reader.is_not_launched());
     // The disk's former controller keeps its name until then.
     reader.release();
     write("bind")?;
