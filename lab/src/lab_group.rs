@@ -225,8 +225,9 @@ impl LabGroup {
         let begun = self
             .ready
             .saturating_add(usize::from(self.failure.is_some()));
+        let why = self.failure.as_ref().map(ToString::to_string);
         for lab in self.labs.drain(begun.min(self.labs.len())..) {
-            lab.leave("another guest ended first")?;
+            lab.leave(why.as_deref().unwrap_or("it was not waited for"))?;
         }
         let mut endings = Vec::new();
         for lab in &mut self.labs {

@@ -483,6 +483,11 @@ mod tests {
             let error = parse(&format!("{HEAD}{lines}{COMMAND}")).unwrap_err();
             assert!(error.starts_with(&format!("x.toml:{wanted}")), "{error}");
         }
+        for (guests, wanted) in [("[]", "is empty"), ("3", "is no table")] {
+            let error = parse(&format!("name = \"x\"\nguest = {guests}\n")).unwrap_err();
+            let begin = format!("x.toml:2: `guest` {wanted}: write [[guest]]");
+            assert!(error.starts_with(&begin), "{error}");
+        }
         assert!(
             parse(HEAD)
                 .unwrap_err()

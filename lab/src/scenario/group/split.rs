@@ -133,6 +133,12 @@ fn take_guests<'i>(file: &mut DeTable<'i>) -> Result<Vec<Guest<'i>>, Problem> {
     let DeValue::Array(tables) = taken.into_inner() else {
         return Err(Problem::new(at, "`guest` is no table: write [[guest]]"));
     };
+    if tables.is_empty() {
+        return Err(Problem::new(
+            at,
+            "`guest` is empty: write [[guest]], or leave it out",
+        ));
+    }
     let mut guests = Vec::new();
     for table in tables {
         let read = GuestTable::deserialize(ValueDeserializer::from(table.clone()))?;
