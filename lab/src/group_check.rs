@@ -129,11 +129,11 @@ impl Transfers {
         check: &Rdma,
         ends: &mut Ends<N, F>,
     ) -> Result<(), String> {
-        for (seed, &size) in (1..).zip(&check.sizes) {
+        for &size in &check.sizes {
             let size = length(size)?;
             for way in Way::ALL {
                 if ends.takes(way, size) {
-                    let moved = ends.transfer(way, size, seed);
+                    let moved = ends.transfer(way, size, fastrand::u64(..));
                     self.add(format!("{way} {size}"), size, moved)?;
                 }
             }
@@ -152,7 +152,9 @@ impl Transfers {
         let source = guests.disk(near, &check.from.disk)?;
         let target = guests.disk(far, &check.to.disk)?;
         let steps = steps(&check.sizes, &source, &target)?;
-        for (seed, step) in (1..).zip(&steps) {
+        // Content that no earlier check or run has left on the target.
+        let seeds: Vec<u64> = steps.iter().map(|_| fastrand::u64(..)).collect();
+        for (&seed, step) in seeds.iter().zip(&steps) {
             let stored = ends.store(&step.source, step.length, seed);
             stored.map_err(|error| format!("filling {}: {}", check.from.disk, chain(&error)))?;
         }
@@ -164,7 +166,7 @@ impl Transfers {
         });
         self.after = guests.count();
         moved?;
-        for (seed, step) in (1..).zip(&steps) {
+        for (&seed, step) in seeds.iter().zip(&steps) {
             let seen = ends.compare(&step.target, step.length, seed);
             let place = format!("{} bytes at {}", step.length, step.target.at);
             seen.map_err(|error| format!("{place} of {}: {}", check.to.disk, chain(&error)))?;
@@ -203,8 +205,15 @@ impl Transfers {
         }
     }
 
-    /// The result of `check`, which the report calls `name`. Of `uncounted` devices nothing is judged.
-    pub(crate) fn row(self, name: &str, check: &AcrossCheck, uncounted: &[&str]) -> Row {
+    /// The result of `check`, which the report calls `name`. Of `uncounted` devices nothing is judged, and failed DMA only where no
+    /// faults are injected.
+    pub(crate) fn row(
+        self,
+        name: &str,
+        check: &AcrossCheck,
+        uncounted: &[&str],
+        has_faults: bool,
+    ) -> Row {
         let mut measure = Measure {
             sizes: size_range(check.sizes()),
             bytes: self.payload,
@@ -221,6 +230,10 @@ impl Transfers {
         if diagnostics.is_empty() {
             let judge = || check.judge(&measure.flows, uncounted, self.payload);
             diagnostics.extend(counted.and_then(|()| judge()).err());
+            if measure.failures > 0 && !has_faults {
+                let failures = measure.failures;
+                diagnostics.push(format!("{failures} DMA requests failed, and none was to"));
+            }
         }
         Row {
             name: name.to_owned(),
@@ -264,8 +277,14 @@ impl<'a> Guests<'a> {
             let streams = self.program(socket, &request).map_err(io::Error::other)?;
             let mut path = String::new();
             (&streams).take(LONGEST_PATH).read_to_string(&mut path)?;
-            streams.finish()?;
-            Ok(path)
+            match streams.finish()? {
+                (0, _) if !path.trim().is_empty() => Ok(path),
+                (status, words) => {
+                    let words = words.trim();
+                    let message = format!("its name is not known there (status {status}): {words}");
+                    Err(io::Error::other(message))
+                }
+            }
         };
         let path = read().map_err(|error| format!("asking for {disk}: {}", chain(&error)))?;
         Ok(PathBuf::from(path.trim_end()))
@@ -337,6 +356,13 @@ fn count(
     after: &CountersByName,
 ) -> Result<(), String> {
     let judged = |name: &&String| !uncounted.contains(&name.as_str());
+    if let Some(gone) = before
+        .keys()
+        .filter(judged)
+        .find(|name| !after.contains_key(*name))
+    {
+        return Err(format!("{gone} has no counters any more"));
+    }
     for (name, after) in after.iter().filter(|(name, _)| judged(name)) {
         let after = counted(name, after)?;
         let before = before
@@ -456,7 +482,7 @@ mod tests {
         use Completer::{GuestRam, PeerBar};
 
         let judged = |before: &CountersByName, after: &CountersByName| {
-            let row = done(before, after).row("x", &check(), &[]);
+            let row = done(before, after).row("x", &check(), &[], false);
             (row.verdict, row.diagnostics.join("; "), row.measure)
         };
         let before = counters(100, PeerBar);
@@ -470,16 +496,24 @@ mod tests {
             (counters(165, PeerBar), "65 read and 65 written"),
             (counters(64, GuestRam), "128 with guest RAM"),
             (counters(99, PeerBar), "a DMA counter of a went back"),
-            (CountersByName::new(), "0 read and 0 written"),
+            (CountersByName::new(), "a has no counters any more"),
         ] {
             let (verdict, why, _) = judged(&before, &after);
             assert!(verdict == Verdict::Fail && why.contains(wanted), "{why}");
         }
+        let mut failed = counters(164, PeerBar);
+        if let Some(DeviceCounters::Counted { dma, .. }) = failed.get_mut("b") {
+            dma[0].failures = 2;
+        }
+        let (_, why, _) = judged(&before, &failed);
+        assert_eq!(why, "2 DMA requests failed, and none was to");
+        let with_faults = done(&before, &failed).row("x", &check(), &[], true);
+        assert_eq!(with_faults.verdict, Verdict::Pass);
         let nothing = [(
             "a".to_owned(),
             DeviceCounters::None("it is QEMU's".to_owned()),
         )];
-        let (_, why, _) = judged(&before, &nothing.into());
+        let (_, why, _) = judged(&CountersByName::new(), &nothing.into());
         assert_eq!(why, "a has no DMA counters: it is QEMU's");
     }
 
@@ -489,7 +523,7 @@ mod tests {
         let mut failed = done(&before, &after);
         let ended = failed.add("read 64".to_owned(), 64, Err(Error::Ended));
         failed.failure = ended.err();
-        let row = failed.row("x", &check(), &[]);
+        let row = failed.row("x", &check(), &[], false);
         assert_eq!((row.verdict, row.subtests.len()), (Verdict::Fail, 2));
         let why = row.diagnostics.join("; ");
         let wanted =

@@ -492,7 +492,8 @@ impl Lab {
     /// # Errors
     /// What keeps the run from being judged or kept.
     pub fn shut_down(mut self) -> Result<FinishedLab, LabError> {
-        let ending = self.power_off()?;
+        self.ask_to_power_off();
+        let ending = self.wait_for_power_off()?;
         let folder = self.folder.path().to_owned();
         let Concluded { verdict, rows, .. } = self.conclude(ending, |_, _| Ok(None))?;
         let console = folder.join(CONSOLE_LOG);
@@ -506,11 +507,15 @@ impl Lab {
         })
     }
 
-    /// Powers the guest off, and waits for that. One that has ended already is no error here.
-    pub(crate) fn power_off(&mut self) -> Result<Ending, LabError> {
+    /// Has the guest power off. One that has ended already is no error here.
+    pub(crate) fn ask_to_power_off(&mut self) {
         if let Err(error) = self.guest.request(&Request::End) {
             log::debug!("{} takes no request: {error:#}", self.scenario.name);
         }
+    }
+
+    /// Waits until the guest has powered off.
+    pub(crate) fn wait_for_power_off(&mut self) -> Result<Ending, LabError> {
         let deadline = Instant::now() + POWER_OFF;
         loop {
             return Ok(match self.guest.next_event(deadline)? {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use chrono::Utc;
 use peerbar_report::{
     Check, DeviceCounters, HostFolder, KtapWriter, Measure, Verdict as CheckVerdict,
@@ -195,7 +195,10 @@ impl LabGroup {
         let nvmes = nvmes.flat_map(|guest| &guest.scenario.nvmes);
         let uncounted = nvmes.filter(|nvme| !nvme.counted);
         let uncounted: Vec<&str> = uncounted.map(|nvme| nvme.name.as_str()).collect();
-        let row = done.row(name, check, &uncounted);
+        let guests = self.group.guests.iter();
+        let mut devices = guests.flat_map(|guest| guest.scenario.devices());
+        let has_faults = devices.any(|device| !device.faults().is_empty());
+        let row = done.row(name, check, &uncounted, has_faults);
         self.rows.push((check.clone(), row.clone()));
         Ok(row)
     }
@@ -225,21 +228,33 @@ impl LabGroup {
         let begun = self
             .ready
             .saturating_add(usize::from(self.failure.is_some()));
+        // One that cannot be ended or judged keeps no other from it.
+        let mut errors = Vec::new();
         let why = self.failure.as_ref().map(ToString::to_string);
         for lab in self.labs.drain(begun.min(self.labs.len())..) {
-            lab.leave(why.as_deref().unwrap_or("it was not waited for"))?;
+            errors.extend(
+                lab.leave(why.as_deref().unwrap_or("it was not waited for"))
+                    .err(),
+            );
         }
-        let mut endings = Vec::new();
-        for lab in &mut self.labs {
-            endings.push(match self.failure {
-                Some(LabError::Host(Failure::Interrupted(signal))) => Ending::Signal(signal),
-                _ => lab.power_off()?,
-            });
+        let signal = match self.failure {
+            Some(LabError::Host(Failure::Interrupted(signal))) => Some(signal),
+            _ => None,
+        };
+        if signal.is_none() {
+            self.labs.iter_mut().for_each(Lab::ask_to_power_off);
         }
         let mut concluded = Vec::new();
         let guests = self.group.guests.iter();
-        for ((guest, lab), ending) in guests.zip(self.labs).zip(endings) {
-            concluded.push((guest, lab.conclude(ending, &complaint)?));
+        for (guest, mut lab) in guests.zip(self.labs) {
+            let ending = match signal {
+                Some(signal) => Ok(Ending::Signal(signal)),
+                None => lab.wait_for_power_off(),
+            };
+            match ending.and_then(|ending| lab.conclude(ending, &complaint)) {
+                Ok(judged) => concluded.push((guest, judged)),
+                Err(error) => errors.push(anyhow!(error.of_guest(&guest.name))),
+            }
         }
         let of_fabric = self.fabric.map(GroupFabric::stop).transpose()?.flatten();
         let judged = Judged {
@@ -253,6 +268,9 @@ impl LabGroup {
         let verdict = judged.verdict();
         let rows = judged.rows();
         judged.write(&self.folder, &verdict, &rows, seconds)?;
+        if let Some(error) = errors.into_iter().next() {
+            return Err(error.into());
+        }
         Ok(ConcludedGroup {
             verdict,
             rows,

@@ -60,25 +60,44 @@ impl<'a> ProgramStreams<'a> {
         Ok((inner.status.unwrap_or_default(), errors))
     }
 
-    /// Waits until the program says something, or takes more.
-    fn wait(&self, program: &mut GuestProgram) -> io::Result<()> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+    /// Checks that there is time left, and nobody who wants the work given up. A guest that never pauses must not pass by it, so
+    /// every message is preceded by it.
+    fn may_go_on(&self) -> io::Result<()> {
+        if self.deadline <= Instant::now() {
             return Err(other(ProgramError::Late));
         }
+        let mut fds: Vec<PollFd<'_>> = self.stops().collect();
+        match retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))? {
+            0 => Ok(()),
+            _ => Err(io::Error::other("it was given up")),
+        }
+    }
+
+    /// Waits until the program says something, or takes more, or the work shall end.
+    fn wait(&self, program: &mut GuestProgram) -> io::Result<()> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).map_err(io::Error::other)?;
         let mut events = PollFlags::IN;
         events.set(PollFlags::OUT, program.has_unsent());
         let mut fds = vec![PollFd::new(&*program, events)];
-        let stops = self.stops.iter();
-        fds.extend(stops.map(|stop| PollFd::new(stop, PollFlags::IN)));
+        fds.extend(self.stops());
         retry_on_intr(|| poll(&mut fds, Some(&left)))?;
-        let mut stops = fds.iter().skip(1);
-        if stops.any(|stop| !stop.revents().is_empty()) {
-            return Err(io::Error::other("it was given up"));
-        }
         drop(fds);
         program.flush().map_err(other)
+    }
+
+    fn stops(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let stops = self.stops.iter();
+        stops.map(|stop| PollFd::new(stop, PollFlags::IN))
+    }
+
+    /// Takes the next message, or waits for one; [`Inner::take`] says whether there was one.
+    fn step(&self, inner: &mut Inner) -> io::Result<()> {
+        self.may_go_on()?;
+        match inner.take()? {
+            true => Ok(()),
+            false => self.wait(&mut inner.program),
+        }
     }
 }
 
@@ -107,10 +126,10 @@ impl Inner {
 impl Read for &ProgramStreams<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let mut inner = self.inner.borrow_mut();
+        // Output that is there already has its limit, too: its reader may want all of it.
+        self.may_go_on()?;
         while inner.output.is_empty() && inner.status.is_none() {
-            if !inner.take()? {
-                self.wait(&mut inner.program)?;
-            }
+            self.step(&mut inner)?;
         }
         inner.output.read(bytes)
     }
@@ -124,11 +143,7 @@ impl Write for &ProgramStreams<'_> {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             match inner.program.send_input(bytes).map_err(other)? {
-                0 if !bytes.is_empty() => {
-                    if !inner.take()? {
-                        self.wait(&mut inner.program)?;
-                    }
-                }
+                0 if !bytes.is_empty() => self.step(&mut inner)?,
                 count => return Ok(count),
             }
         }
@@ -137,9 +152,7 @@ impl Write for &ProgramStreams<'_> {
     fn flush(&mut self) -> io::Result<()> {
         let mut inner = self.inner.borrow_mut();
         while inner.program.has_unsent() {
-            if !inner.take()? {
-                self.wait(&mut inner.program)?;
-            }
+            self.step(&mut inner)?;
         }
         Ok(())
     }
@@ -215,6 +228,40 @@ mod tests {
             let error = (&streams).read(&mut [0]).unwrap_err();
             assert_eq!(error.to_string(), wanted);
             drop(streams);
+            guest.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn guest_that_never_pauses_is_left_as_well() {
+        let flood = [
+            GuestMessage::ErrorOutput(vec![7; 1000]),
+            GuestMessage::Output(vec![7; 1000]),
+            GuestMessage::InputTaken(1),
+        ];
+        let ways = [
+            (true, "the program has not ended in time"),
+            (false, "it was given up"),
+        ];
+        for (message, (is_late, wanted)) in flood.iter().flat_map(|m| ways.map(|way| (m, way))) {
+            let message = message.clone();
+            let (_folder, path, guest) = guest(move |stream| {
+                stream.get_ref().write_all(b"OK 1\n").unwrap();
+                // Until the program is dropped.
+                while message.write_to(&mut stream.get_ref()).is_ok() {}
+            });
+            let (ours, mut theirs) = UnixStream::pair().unwrap();
+            let stops = [ours];
+            let mut streams = ProgramStreams::new(start(&path), long(), &stops);
+            while !streams.inner.borrow().program.is_accepted() {
+                streams.step(&mut streams.inner.borrow_mut()).unwrap();
+            }
+            match is_late {
+                true => streams.deadline = Instant::now(),
+                false => theirs.write_all(&[2]).unwrap(),
+            }
+            let error = streams.finish().unwrap_err();
+            assert_eq!(error.to_string(), wanted);
             guest.join().unwrap();
         }
     }
