@@ -341,14 +341,7 @@ impl Scenario {
         if names.is_empty() {
             return Ok(());
         }
-        let known = self.check_names();
-        for name in names {
-            anyhow::ensure!(
-                known.contains(name),
-                "no check is named `{name}`: there is `{}`",
-                known.join("`, `")
-            );
-        }
+        demand_known_checks(names, &self.check_names())?;
         self.keep_checks(names);
         Ok(())
     }
@@ -479,6 +472,17 @@ impl Scenario {
         }
         names
     }
+}
+
+fn demand_known_checks(names: &[String], known: &[String]) -> anyhow::Result<()> {
+    for name in names {
+        anyhow::ensure!(
+            known.contains(name),
+            "no check is named `{name}`: there is `{}`",
+            known.join("`, `")
+        );
+    }
+    Ok(())
 }
 
 fn file_text(path: &Path) -> Result<String, ScenarioError> {

@@ -21,7 +21,10 @@ use super::error::Problem;
 use super::fabric::fabric;
 use super::file::File;
 use super::validate::{self, LONGEST_SCENARIO};
-use super::{Fabric, Nic, Scenario, ScenarioError, catalogue, file_text, packages, together};
+use super::{
+    Fabric, Nic, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
+    together,
+};
 
 /// A scenario with several guests.
 #[derive(Clone, Debug)]
@@ -185,14 +188,7 @@ impl GuestGroup {
         if names.is_empty() {
             return Ok(());
         }
-        let known = self.check_names();
-        for name in names {
-            anyhow::ensure!(
-                known.contains(name),
-                "no check is named `{name}`: there is `{}`",
-                known.join("`, `")
-            );
-        }
+        demand_known_checks(names, &self.check_names())?;
         for GroupGuest { name, scenario } in &mut self.guests {
             let own = names.iter();
             let own =
