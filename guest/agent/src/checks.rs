@@ -1,7 +1,7 @@
 //! The checks: what each kind does in the guest, one module each.
 //!
 //! A kind's other half, its keys and its name, is `peerbar_report`'s `check` module. To add one: a file here with an
-//! implementation of [`Run`], and a line in [`runner`].
+//! implementation of [`Run`], and its `mod` line below.
 
 mod buffered_read;
 mod command;

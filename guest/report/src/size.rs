@@ -1,4 +1,4 @@
-//! Byte counts as people write and read them: `4K`, `64M`, `1.5 GiB`.
+//! Byte counts: written as `4K` or `64M`, shown as `1.5 GiB`.
 
 use std::fmt;
 use std::str::FromStr;
