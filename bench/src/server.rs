@@ -130,7 +130,7 @@ fn complaint(said: &str) -> &str {
     let mut lines = said.lines().rev();
     let error = lines.clone().find_map(|line| line.strip_prefix("error: "));
     let last = || lines.find(|line| !line.trim().is_empty());
-    error.or_else(last).unwrap_or("it ends without a word")
+    error.or_else(last).unwrap_or("it ends without a message")
 }
 
 fn socket(folder: &TempDir) -> PathBuf {
@@ -162,7 +162,7 @@ mod tests {
         let error = start(usage).unwrap_err().to_string();
         assert!(error.ends_with(": unexpected argument '--x'"), "{error}");
         let error = start("exit 0").unwrap_err().to_string();
-        assert!(error.ends_with("it ends without a word"), "{error}");
+        assert!(error.ends_with("it ends without a message"), "{error}");
     }
 
     #[test]

@@ -158,7 +158,7 @@ pub enum ImageError {
     },
     /// The user's argument names a kernel with KASAN, without the loader that it needs.
     #[error(
-        "{} has KASAN, and such a kernel ends without a word when QEMU starts its vmlinux; give its bzImage",
+        "{} has KASAN, and such a kernel ends without output when QEMU starts its vmlinux; give its bzImage",
         path.display()
     )]
     KasanWithoutLoader {

@@ -50,7 +50,7 @@ pub struct Own {
         allow_hyphen_values = true
     )]
     pub append: String,
-    /// Who runs the guest's instructions.
+    /// What executes the guest's instructions: TCG or KVM.
     #[arg(long, value_enum, default_value_t)]
     pub accel: AccelChoice,
     /// A word for the end of QEMU's command line, where you own the consequences; repeat it for more.

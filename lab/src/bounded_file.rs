@@ -7,20 +7,23 @@ use std::io::{self, Write};
 #[derive(Debug)]
 pub(crate) struct BoundedFile {
     file: File,
-    room: usize,
+    remaining: usize,
 }
 
 impl BoundedFile {
     /// `file` with at most `limit` bytes.
     pub(crate) fn new(file: File, limit: usize) -> Self {
-        Self { file, room: limit }
+        Self {
+            file,
+            remaining: limit,
+        }
     }
 
-    /// Takes the next bytes, and returns those for which there was room. The others are dropped.
+    /// Takes the next bytes, and returns those that fit. The others are dropped.
     pub(crate) fn take<'bytes>(&mut self, bytes: &'bytes [u8]) -> io::Result<&'bytes [u8]> {
-        let kept = bytes.get(..self.room).unwrap_or(bytes);
+        let kept = bytes.get(..self.remaining).unwrap_or(bytes);
         self.file.write_all(kept)?;
-        self.room = self.room.saturating_sub(kept.len());
+        self.remaining = self.remaining.saturating_sub(kept.len());
         Ok(kept)
     }
 }

@@ -110,7 +110,7 @@ pub fn last_line(log: &Path) -> String {
     let text = String::from_utf8_lossy(&text);
     let is_reason = |line: &&str| !line.trim().is_empty() && !line.contains(": warning: ");
     let last = text.lines().rev().find(is_reason);
-    last.unwrap_or("without a word").to_owned()
+    last.unwrap_or("without a message").to_owned()
 }
 
 /// The last bytes of a file.
@@ -190,10 +190,10 @@ mod tests {
     #[test]
     fn last_line_is_neither_blank_nor_a_warning() {
         let log = tempfile::NamedTempFile::new().unwrap();
-        assert_eq!(last_line(log.path()), "without a word");
+        assert_eq!(last_line(log.path()), "without a message");
         let warning = "qemu-system-x86_64: warning: TCG doesn't support requested feature: CPUID.07H:EBX.pcommit\n";
         std::fs::write(log.path(), warning).unwrap();
-        assert_eq!(last_line(log.path()), "without a word");
+        assert_eq!(last_line(log.path()), "without a message");
         std::fs::write(log.path(), format!("first\nlast\n\n{warning}")).unwrap();
         assert_eq!(last_line(log.path()), "last");
         log.as_file().set_len(1 << 40).unwrap();

@@ -79,7 +79,7 @@ pub struct GuestProgram {
     /// What the socket has not taken.
     unsent: Vec<u8>,
     /// Bytes of input that the guest still takes.
-    room: u32,
+    credit: u32,
     /// When [`GuestProgram::run`] gives up.
     deadline: Option<Instant>,
 }
@@ -113,7 +113,7 @@ impl GuestProgram {
             is_accepted: false,
             received: Vec::new(),
             unsent: format!("CONNECT {PORT}\n").into_bytes(),
-            room: INPUT_WINDOW,
+            credit: INPUT_WINDOW,
             deadline: None,
         };
         program.send(&HostMessage::Start(request.clone()))?;
@@ -132,11 +132,11 @@ impl GuestProgram {
     }
 
     /// Bytes of input that the guest takes now.
-    pub fn room(&self) -> usize {
+    pub fn input_credit(&self) -> usize {
         match self.has_unsent() {
             // A guest that does not read gets no more to hold here.
             true => 0,
-            false => usize::try_from(self.room).unwrap_or_default().min(CHUNK),
+            false => usize::try_from(self.credit).unwrap_or_default().min(CHUNK),
         }
     }
 
@@ -145,16 +145,16 @@ impl GuestProgram {
         !self.unsent.is_empty()
     }
 
-    /// Sends input, at most [`GuestProgram::room`] bytes; the number of those sent.
+    /// Sends input, at most [`GuestProgram::input_credit`] bytes; the number of those sent.
     ///
     /// # Errors
     /// [`ProgramError::Gone`].
     pub fn send_input(&mut self, bytes: &[u8]) -> Result<usize, ProgramError> {
-        let bytes = bytes.get(..self.room()).unwrap_or(bytes);
+        let bytes = bytes.get(..self.input_credit()).unwrap_or(bytes);
         if !bytes.is_empty() {
             self.send(&HostMessage::Input(bytes.to_vec()))?;
             let sent = u32::try_from(bytes.len()).unwrap_or_default();
-            self.room = self.room.saturating_sub(sent);
+            self.credit = self.credit.saturating_sub(sent);
         }
         Ok(bytes.len())
     }
@@ -209,7 +209,7 @@ impl GuestProgram {
                 Err(ProgramError::Refused { reason, status })
             }
             Some(GuestMessage::InputTaken(bytes)) => {
-                self.room = self.room.saturating_add(bytes).min(INPUT_WINDOW);
+                self.credit = self.credit.saturating_add(bytes).min(INPUT_WINDOW);
                 Ok(Some(GuestMessage::InputTaken(bytes)))
             }
             message => Ok(message),
@@ -266,8 +266,8 @@ impl GuestProgram {
             if self.deadline.is_some_and(|at| at <= Instant::now()) {
                 return Err(ProgramError::Late);
             }
-            while is_open && self.room() > 0 {
-                let mut bytes = vec![0; self.room()];
+            while is_open && self.input_credit() > 0 {
+                let mut bytes = vec![0; self.input_credit()];
                 let count = input.read(&mut bytes).map_err(ProgramError::Input)?;
                 bytes.truncate(count);
                 self.send_input(&bytes)?;

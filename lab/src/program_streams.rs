@@ -112,8 +112,8 @@ impl Inner {
                 }
             }
             Some(GuestMessage::ErrorOutput(bytes)) => {
-                let room = MOST_ERRORS.saturating_sub(self.errors.len());
-                self.errors.extend(bytes.into_iter().take(room));
+                let free = MOST_ERRORS.saturating_sub(self.errors.len());
+                self.errors.extend(bytes.into_iter().take(free));
             }
             Some(GuestMessage::Ended(end)) => self.status = Some(end.status()),
             Some(GuestMessage::InputTaken(_) | GuestMessage::Refused { .. }) => {}

@@ -170,7 +170,7 @@ mod tests {
         report: &Ok(()),
         trouble: None,
         complaint: None,
-        qemu: "without a word",
+        qemu: "without a message",
     };
 
     fn rows(verdicts: &[CheckVerdict]) -> Vec<Row> {
@@ -306,7 +306,7 @@ mod tests {
             });
             (verdict.outcome, verdict.reason)
         };
-        let failed = "server disk0 ended (signal: 9 (SIGKILL)): without a word";
+        let failed = "server disk0 ended (signal: 9 (SIGKILL)): without a message";
         assert_eq!(
             judged(ABORT, Some(failed)),
             (Outcome::Failed, failed.to_owned())

@@ -1,4 +1,4 @@
-//! `peerbar cache`: what the cache holds, and how to get the room back.
+//! `peerbar cache`: what the cache holds, and how to free its disk space.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;

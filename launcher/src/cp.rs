@@ -300,8 +300,8 @@ struct Words(Vec<u8>);
 
 impl Write for Words {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let room = MOST_WORDS.saturating_sub(self.0.len());
-        let kept = bytes.get(..room).unwrap_or(bytes);
+        let free = MOST_WORDS.saturating_sub(self.0.len());
+        let kept = bytes.get(..free).unwrap_or(bytes);
         self.0.extend_from_slice(kept);
         Ok(bytes.len())
     }

@@ -43,8 +43,8 @@ pub(crate) fn devices(options: &cli::Devices) -> Result<ExitCode, Failure> {
         None => Scenario::demo()?,
     };
     scenario.serve_disks_by(options.workers, options.poll);
-    let place = Place::of(options)?;
-    let sockets = Sockets::in_folder(&place.folder);
+    let sockets_folder = HeldFolder::of(options)?;
+    let sockets = Sockets::in_folder(&sockets_folder.folder);
     let folder = options.runs.begin(&scenario.name)?;
     let path = std::path::absolute(&scenario.path);
     let path = path.context("cannot tell where the scenario is")?;
@@ -142,7 +142,7 @@ fn follow(
 }
 
 /// The folder of the sockets.
-struct Place {
+struct HeldFolder {
     folder: PathBuf,
     /// A folder of this process, gone with it; or the lock of the user's.
     _held: Held,
@@ -153,7 +153,7 @@ enum Held {
     Users(#[expect(dead_code, reason = "held")] File),
 }
 
-impl Place {
+impl HeldFolder {
     fn of(options: &cli::Devices) -> Result<Self, Failure> {
         let Some(folder) = &options.sockets else {
             let temporary = SocketFolder::create()?;

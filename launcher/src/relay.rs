@@ -179,7 +179,7 @@ impl Relay<'_> {
         if let Some(window) = self.window {
             sources.push((Source::Window, PollFd::new(window, PollFlags::IN)));
         }
-        if self.reads && self.program.room() > 0 {
+        if self.reads && self.program.input_credit() > 0 {
             sources.push((Source::Input, PollFd::new(&input, PollFlags::IN)));
         }
         let mut fds: Vec<PollFd<'_>> = sources.iter().map(|(_, fd)| fd.clone()).collect();
@@ -252,7 +252,7 @@ impl Relay<'_> {
     }
 
     fn take_input(&mut self) -> anyhow::Result<Option<i32>> {
-        let mut bytes = vec![0; self.program.room()];
+        let mut bytes = vec![0; self.program.input_credit()];
         // Not by the standard library's buffer: what that holds shows in no poll.
         match rustix::io::read(stdin(), bytes.as_mut_slice()) {
             Ok(0) => {

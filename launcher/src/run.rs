@@ -162,7 +162,7 @@ fn boot_and_check(
             guest.stop()?;
             folder.clear()?;
             mark(folder, scenario, artifacts)?;
-            progress.lasting("the kernel ended without a word: its bzImage is started instead");
+            progress.lasting("the kernel ended without output: its bzImage is started instead");
             let boot = Boot { kernel, ..*boot };
             return boot_and_check(options, scenario, artifacts, &boot, folder, signals);
         }

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 /// One of several parts of a list: `2/5` is the second of five.
 ///
-/// The parts are dealt in turn: item 0 to shard 1, item 1 to shard 2. So the same list in the same order gives the same parts
+/// The items are assigned in turn: item 0 to shard 1, item 1 to shard 2. So the same list in the same order gives the same parts
 /// everywhere, and neighbours, which often take alike long, are apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "RawShard")]
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shard_of_five_items_is_dealt_in_turn() {
+    fn five_items_are_assigned_in_turn() {
         let part = |text: &str| text.parse::<Shard>().unwrap().part(0..5);
         assert_eq!(part("1/2"), [0, 2, 4]);
         assert_eq!(part("2/2"), [1, 3]);

@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// An address that is an operand.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
+pub(crate) enum CommandAddress {
     Bus(u64),
     Vram(u64),
 }
@@ -53,7 +53,7 @@ pub(crate) struct Channel {
 
 impl Command {
     /// A copy of `bytes` bytes.
-    pub(crate) fn copy(from: Place, to: Place, bytes: u64) -> Self {
+    pub(crate) fn copy(from: CommandAddress, to: CommandAddress, bytes: u64) -> Self {
         let copy = Self {
             opcode: 1,
             ..Self::default()
@@ -72,10 +72,10 @@ impl Command {
     }
 
     /// The same with an address as an operand.
-    pub(crate) fn place(mut self, operand: usize, place: Place) -> Self {
+    pub(crate) fn place(mut self, operand: usize, place: CommandAddress) -> Self {
         match place {
-            Place::Bus(address) => self.number(operand, address),
-            Place::Vram(offset) => {
+            CommandAddress::Bus(address) => self.number(operand, address),
+            CommandAddress::Vram(offset) => {
                 self.spaces |= 1 << operand;
                 self.number(operand, offset)
             }

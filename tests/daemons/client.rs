@@ -59,7 +59,7 @@ pub(crate) trait Bus {
     fn write(&self, address: u64, data: &[u8]) -> anyhow::Result<Option<()>>;
 }
 
-/// The client of a device. Dropped, it disconnects without a word, as a QEMU that is killed.
+/// The client of a device. Dropped, it disconnects without notice, as a QEMU that is killed.
 #[derive(Clone)]
 pub(crate) struct DeviceClient(Rc<RefCell<Connection>>);
 

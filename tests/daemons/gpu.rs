@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use peerbar_nvme_driver::DmaMemory;
 
-use crate::channel::{Channel, Command, Place};
+use crate::channel::{Channel, Command, CommandAddress};
 use crate::client::DeviceClient;
 use crate::machine::{RAM, RAM_BYTES, VRAM};
 use crate::memory::block;
@@ -97,9 +97,18 @@ impl<'a> Session<'a> {
         self.stamp += BLOCKS;
         ram.write(SOURCE, &content)?;
         ram.write(RESULT, &vec![Target::Ram.untouched(); content.len()])?;
-        let own = [Place::Bus(SOURCE), Place::Vram(AREA), Place::Bus(RESULT)];
-        let by_disk = [own[0], own[1], Place::Bus(memory.address + AREA), own[2]];
-        let way: &[Place] = match target {
+        let own = [
+            CommandAddress::Bus(SOURCE),
+            CommandAddress::Vram(AREA),
+            CommandAddress::Bus(RESULT),
+        ];
+        let by_disk = [
+            own[0],
+            own[1],
+            CommandAddress::Bus(memory.address + AREA),
+            own[2],
+        ];
+        let way: &[CommandAddress] = match target {
             Target::Device(Part::Disk0) => &by_disk,
             _ => &own,
         };
@@ -122,7 +131,7 @@ impl<'a> Session<'a> {
     }
 
     /// Whether the copy is done; if not, the channel is ready for another.
-    fn copy(&mut self, from: Place, to: Place) -> Result<bool, Ended> {
+    fn copy(&mut self, from: CommandAddress, to: CommandAddress) -> Result<bool, Ended> {
         self.channel.put(&Command::copy(from, to, BYTES))?;
         let (begun, mut spins) = (Instant::now(), 0);
         loop {

@@ -15,7 +15,7 @@ use peerbar_flight::{Event, FlightFile, Purpose};
 use peerbar_nvme_driver::{Controller, DmaMemory, PAGE, QueueMemory, Registers as _};
 use tempfile::TempDir;
 
-use crate::channel::{Channel, Command, Place};
+use crate::channel::{Channel, Command, CommandAddress};
 use crate::client::{Bus, DeviceClient};
 use crate::machine::{RAM, RAM_BYTES, VRAM};
 use crate::memory::{BLOCK, BusMemory, block};
@@ -134,7 +134,7 @@ impl Bus for Root {
 }
 
 /// A disk and a GPU, both brought up.
-struct Lab {
+struct DiskAndGpu {
     folder: TempDir,
     servers: Vec<Server>,
     ram: BusMemory,
@@ -156,7 +156,7 @@ struct GpuQueue {
     limit: Duration,
 }
 
-impl Lab {
+impl DiskAndGpu {
     /// Starts the devices; the disk has numbered blocks, the GPU these rules.
     fn start(way: Way, rules: &[&str]) -> anyhow::Result<Self> {
         let folder = TempDir::new()?;
@@ -283,12 +283,12 @@ impl Lab {
         let doorbell = REGISTERS + DOORBELLS + 8 * u64::from(queue.id);
         let [submissions, completions] = queue.entries.map(u64::from);
         let command = Command::launch(NVME_IO, count)
-            .place(0, Place::Vram(area))
-            .place(1, Place::Vram(area + COMPLETIONS))
-            .place(2, Place::Bus(doorbell))
-            .place(3, Place::Bus(doorbell + 4))
-            .place(4, Place::Vram(area + STATE))
-            .place(5, Place::Vram(area + REQUESTS))
+            .place(0, CommandAddress::Vram(area))
+            .place(1, CommandAddress::Vram(area + COMPLETIONS))
+            .place(2, CommandAddress::Bus(doorbell))
+            .place(3, CommandAddress::Bus(doorbell + 4))
+            .place(4, CommandAddress::Vram(area + STATE))
+            .place(5, CommandAddress::Vram(area + REQUESTS))
             .number(6, count)
             .number(7, completions << 32 | submissions)
             .number(9, 1)
@@ -361,46 +361,46 @@ fn expected(first: u64, count: u64) -> Vec<u8> {
 
 /// Reads by two queues at the same time, several times around both, of which the host sees nothing.
 fn read_by_two_queues(way: Way) -> anyhow::Result<()> {
-    let mut lab = Lab::start(way, &[])?;
+    let mut pair = DiskAndGpu::start(way, &[])?;
     let mut queues = [
-        lab.create_queue(1, [32, 32])?,
-        lab.create_queue(2, [8, 24])?,
+        pair.create_queue(1, [32, 32])?,
+        pair.create_queue(2, [8, 24])?,
     ];
-    let by_host = lab.disk.register_writes(IO_DOORBELLS);
+    let by_host = pair.disk.register_writes(IO_DOORBELLS);
     for (first, count) in [(0, 500), (500, 300)] {
         for queue in &mut queues {
-            lab.clear(queue, count)?;
-            lab.submit(queue, READ, first, count)?;
+            pair.clear(queue, count)?;
+            pair.submit(queue, READ, first, count)?;
         }
         for queue in &queues {
-            assert_eq!(lab.wait(queue)?, Ok(count));
-            assert!(lab.data(queue, count)? == expected(first, count));
+            assert_eq!(pair.wait(queue)?, Ok(count));
+            assert!(pair.data(queue, count)? == expected(first, count));
         }
     }
     assert_eq!(
-        lab.disk.register_writes(IO_DOORBELLS) - by_host,
-        lab.root.doorbells.get()
+        pair.disk.register_writes(IO_DOORBELLS) - by_host,
+        pair.root.doorbells.get()
     );
-    let counts = [lab.counts(&queues[0])?, lab.counts(&queues[1])?];
+    let counts = [pair.counts(&queues[0])?, pair.counts(&queues[1])?];
     for [submitted, completed, _] in counts {
         assert_eq!([submitted, completed], [800, 800]);
     }
     let doorbells: u64 = counts.iter().map(|[.., doorbells]| doorbells).sum();
     match way {
-        Way::Root => assert_eq!(lab.root.doorbells.get(), doorbells),
-        _ => assert_eq!(lab.root.doorbells.get(), 0),
+        Way::Root => assert_eq!(pair.root.doorbells.get(), doorbells),
+        _ => assert_eq!(pair.root.doorbells.get(), 0),
     }
     let made = |event: &Event| matches!(event, Event::Dma(dma) if dma.purpose == Purpose::Register);
-    assert_eq!(lab.recorded("gpu0", made)? as u64, doorbells);
+    assert_eq!(pair.recorded("gpu0", made)? as u64, doorbells);
     let met = |event: &Event| matches!(event, Event::RegisterWrite(_));
     let by_message = if way == Way::Switch { doorbells } else { 0 };
-    assert_eq!(lab.recorded("disk0", met)? as u64, by_message);
+    assert_eq!(pair.recorded("disk0", met)? as u64, by_message);
     let interrupts = |event: &Event| matches!(event, Event::Interrupt { .. });
-    assert_eq!(lab.recorded("disk0", interrupts)?, 0);
+    assert_eq!(pair.recorded("disk0", interrupts)?, 0);
     let can_count = way != Way::SwitchAndPolls;
-    let by_client = can_count.then_some(lab.root.doorbells.get());
-    assert_eq!(lab.counted()?, (0, by_client));
-    lab.end()
+    let by_client = can_count.then_some(pair.root.doorbells.get());
+    assert_eq!(pair.counted()?, (0, by_client));
+    pair.end()
 }
 
 #[test]
@@ -424,32 +424,32 @@ fn gpu_rings_a_polling_disk_without_a_message() {
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn gpu_writes_are_on_the_disk() {
-    let mut lab = Lab::start(Way::Switch, &[]).unwrap();
-    let mut queue = lab.create_queue(1, [16, 16]).unwrap();
+    let mut pair = DiskAndGpu::start(Way::Switch, &[]).unwrap();
+    let mut queue = pair.create_queue(1, [16, 16]).unwrap();
     let data = expected(5000, 100);
-    lab.vram.write(VRAM + queue.area + DATA, &data).unwrap();
-    lab.submit(&mut queue, WRITE, 7, 100).unwrap();
-    assert_eq!(lab.wait(&queue).unwrap(), Ok(100));
-    let image = File::open(lab.folder.path().join("disk0.img")).unwrap();
+    pair.vram.write(VRAM + queue.area + DATA, &data).unwrap();
+    pair.submit(&mut queue, WRITE, 7, 100).unwrap();
+    assert_eq!(pair.wait(&queue).unwrap(), Ok(100));
+    let image = File::open(pair.folder.path().join("disk0.img")).unwrap();
     let mut written = vec![0; 102 * BLOCK];
     image.read_exact_at(&mut written, 6 * BLOCK as u64).unwrap();
     let around = [expected(6, 1), data, expected(107, 1)].concat();
     assert!(written == around);
-    lab.end().unwrap();
+    pair.end().unwrap();
 }
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn status_of_the_disk_is_the_result() {
-    let mut lab = Lab::start(Way::Switch, &[]).unwrap();
-    let mut queue = lab.create_queue(1, [16, 16]).unwrap();
-    lab.submit(&mut queue, READ, BLOCKS - 30, 40).unwrap();
+    let mut pair = DiskAndGpu::start(Way::Switch, &[]).unwrap();
+    let mut queue = pair.create_queue(1, [16, 16]).unwrap();
+    pair.submit(&mut queue, READ, BLOCKS - 30, 40).unwrap();
     // LBA Out of Range, with DNR or without.
-    let result = lab.wait(&queue).unwrap().unwrap();
+    let result = pair.wait(&queue).unwrap().unwrap();
     assert_eq!((result & 0xffff_ffff, result >> 32 & 0x7ff), (30, 0x80));
-    lab.submit(&mut queue, READ, 0, 40).unwrap();
-    assert_eq!(lab.wait(&queue).unwrap(), Ok(40), "the queues go on");
-    lab.end().unwrap();
+    pair.submit(&mut queue, READ, 0, 40).unwrap();
+    assert_eq!(pair.wait(&queue).unwrap(), Ok(40), "the queues go on");
+    pair.end().unwrap();
 }
 
 #[test]
@@ -457,26 +457,26 @@ fn status_of_the_disk_is_the_result() {
 fn doorbell_without_a_new_entry_is_found() {
     // The entry is in the second pass: the disk finds there a command that is complete.
     let rule = "drop submission-entry nth=40";
-    let mut lab = Lab::start(Way::Switch, &[rule]).unwrap();
-    let mut queue = lab.create_queue(1, [32, 32]).unwrap();
-    lab.submit(&mut queue, READ, 0, 200).unwrap();
-    assert_eq!(lab.wait(&queue).unwrap(), Err(8), "BadCompletion");
+    let mut pair = DiskAndGpu::start(Way::Switch, &[rule]).unwrap();
+    let mut queue = pair.create_queue(1, [32, 32]).unwrap();
+    pair.submit(&mut queue, READ, 0, 200).unwrap();
+    assert_eq!(pair.wait(&queue).unwrap(), Err(8), "BadCompletion");
     let injected = |event: &Event| matches!(event, Event::Injected(_));
-    assert_eq!(lab.recorded("gpu0", injected).unwrap(), 1);
-    lab.end().unwrap();
+    assert_eq!(pair.recorded("gpu0", injected).unwrap(), 1);
+    pair.end().unwrap();
 }
 
 #[test]
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn disk_that_is_reset_ends_a_launch_in_time() {
-    let mut lab = Lab::start(Way::Switch, &[]).unwrap();
-    let mut queue = lab.create_queue(1, [16, 16]).unwrap();
+    let mut pair = DiskAndGpu::start(Way::Switch, &[]).unwrap();
+    let mut queue = pair.create_queue(1, [16, 16]).unwrap();
     // CC.EN = 0: the queues are gone, and doorbells are ignored.
-    lab.disk.write_register(0x14, &[0; 4]).unwrap();
+    pair.disk.write_register(0x14, &[0; 4]).unwrap();
     queue.limit = Duration::from_millis(50);
-    lab.submit(&mut queue, READ, 0, 40).unwrap();
-    assert_eq!(lab.wait(&queue).unwrap(), Err(7), "TimeOut");
+    pair.submit(&mut queue, READ, 0, 40).unwrap();
+    assert_eq!(pair.wait(&queue).unwrap(), Err(7), "TimeOut");
     let state = VRAM + queue.area + STATE + 24;
-    assert_eq!(lab.vram.load64(state).unwrap(), 1, "in use, and request 0");
-    lab.end().unwrap();
+    assert_eq!(pair.vram.load64(state).unwrap(), 1, "in use, and request 0");
+    pair.end().unwrap();
 }

@@ -15,7 +15,7 @@ use peerbar_nvme_spec::command::SubmissionEntry;
 use tempfile::TempDir;
 use zerocopy::{FromZeros, transmute};
 
-use crate::channel::{Channel, Command, Place};
+use crate::channel::{Channel, Command, CommandAddress};
 use crate::client::DeviceClient;
 use crate::machine::{RAM, RAM_BYTES};
 use crate::memory::{BLOCK, BusMemory, block};
@@ -265,7 +265,11 @@ fn peer_wakes_a_gpu_that_sleeps() {
             assert!(begun.elapsed() < PATIENCE, "the engine does not sleep");
             thread::yield_now();
         }
-        let copy = Command::copy(Place::Bus(from), Place::Bus(to), BLOCK as u64);
+        let copy = Command::copy(
+            CommandAddress::Bus(from),
+            CommandAddress::Bus(to),
+            BLOCK as u64,
+        );
         let (doorbell, value) = channel.put_silently(&copy).unwrap();
         registers
             .write_register(doorbell, &value.to_le_bytes())

@@ -46,7 +46,7 @@ pub enum DmaFault {
     #[error("request to a peer failed: {0}")]
     Peer(PeerError),
     /// The mapping does not permit it: a write where only reads may go. What the client makes of it is not believed, since
-    /// it may swallow such a write without a word.
+    /// it may drop such a write silently.
     #[error("the mapping does not permit it")]
     Forbidden,
     /// A fault was injected.

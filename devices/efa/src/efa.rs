@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use crate::config::{Config, ConfigError};
 use crate::data::{DataPath, Setup};
 use crate::engine::Engine;
-use crate::interrupts::GatedInterrupts;
+use crate::interrupts::MaskedInterrupts;
 use crate::memory_bar::{self, Doorbell};
 use crate::objects::{Gid, limits};
 use crate::registers::{Effect, Registers};
@@ -48,7 +48,7 @@ const IDENTITY: Identity = Identity {
 pub struct Efa {
     shared: Arc<SharedRegisters<Registers>>,
     requester: Arc<Requester>,
-    interrupts: Arc<GatedInterrupts>,
+    interrupts: Arc<MaskedInterrupts>,
     data: Arc<DataPath>,
     memory: Arc<MemoryFile>,
     /// By which answers to read requests go to memory that is mapped here.
@@ -102,7 +102,7 @@ impl Efa {
 
     /// An adapter with the data path that `make` makes.
     fn new<E>(
-        (setup, interrupts): (Setup, Arc<GatedInterrupts>),
+        (setup, interrupts): (Setup, Arc<MaskedInterrupts>),
         make: impl FnOnce(Setup) -> Result<DataPath, E>,
     ) -> Result<Self, E> {
         let (requester, memory) = (setup.requester.clone(), setup.bar_memory.clone());
@@ -241,7 +241,7 @@ impl Function for Efa {
     fn reset(&self) {
         self.shared.with(|registers| {
             drop(self.requester.halt());
-            self.interrupts.close();
+            self.interrupts.mask();
             registers.reset_function();
         });
         self.notify();
@@ -253,9 +253,9 @@ fn setup(
     config: &Config,
     gid: Gid,
     vectors: Arc<Vectors>,
-) -> Result<(Setup, Arc<GatedInterrupts>), StartError<ConfigError>> {
+) -> Result<(Setup, Arc<MaskedInterrupts>), StartError<ConfigError>> {
     let memory = MemoryFile::create("peerbar-efa-bar2", memory_bar::BAR_BYTES);
-    let interrupts = Arc::new(GatedInterrupts::new(vectors));
+    let interrupts = Arc::new(MaskedInterrupts::new(vectors));
     let setup = Setup {
         requester: Arc::new(Requester::new()),
         interrupts: interrupts.clone(),

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 use crate::admin_queue::{AdminQueue, Answer, Command, QueueError};
 use crate::async_events::AsyncEvents;
 use crate::data::DataPath;
-use crate::interrupts::GatedInterrupts;
+use crate::interrupts::MaskedInterrupts;
 use crate::objects::Gid;
 use crate::registers::{Registers, Request};
 
@@ -21,7 +21,7 @@ use crate::registers::{Registers, Request};
 pub(crate) struct Engine {
     pub(crate) shared: Arc<SharedRegisters<Registers>>,
     pub(crate) requester: Arc<Requester>,
-    pub(crate) interrupts: Arc<GatedInterrupts>,
+    pub(crate) interrupts: Arc<MaskedInterrupts>,
     pub(crate) data: Arc<DataPath>,
     /// The adapter's address.
     pub(crate) gid: Gid,
@@ -35,7 +35,7 @@ impl Engine {
     pub(crate) fn new(
         shared: Arc<SharedRegisters<Registers>>,
         requester: Arc<Requester>,
-        interrupts: Arc<GatedInterrupts>,
+        interrupts: Arc<MaskedInterrupts>,
         data: Arc<DataPath>,
         gid: Gid,
     ) -> Self {
@@ -89,7 +89,7 @@ impl Engine {
         self.shared.with(|registers| {
             if registers.was_reset() && registers.take_halt() {
                 self.requester.resume();
-                self.interrupts.open();
+                self.interrupts.unmask();
             }
         });
     }
@@ -255,7 +255,7 @@ mod tests {
         requester.map(ASKED, 1 << 16, (true, true), None).unwrap();
         requester.set_bus_master(true);
         let raised = Arc::new(Raised::default());
-        let interrupts = Arc::new(GatedInterrupts::new(raised.clone()));
+        let interrupts = Arc::new(MaskedInterrupts::new(raised.clone()));
         let bar = MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap();
         let gid = Gid([1; 16]);
         let (path, _) = DataPath::parts(Setup {

@@ -1,43 +1,43 @@
-//! Interrupts that a reset stops: none of the time before is raised once it is answered.
+//! Interrupts that a reset masks: none of the time before is raised once it is answered.
 
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 use peerbar_pci::{InterruptMode, Interrupts};
 
-/// Interrupts of the function, but for the time in which it is reset.
-pub(crate) struct GatedInterrupts {
+/// Interrupts of the function, masked while it is reset.
+pub(crate) struct MaskedInterrupts {
     interrupts: Arc<dyn Interrupts>,
-    is_open: RwLock<bool>,
+    is_masked: RwLock<bool>,
 }
 
-impl GatedInterrupts {
+impl MaskedInterrupts {
     pub(crate) fn new(interrupts: Arc<dyn Interrupts>) -> Self {
         Self {
             interrupts,
-            is_open: RwLock::new(true),
+            is_masked: RwLock::new(false),
         }
     }
 
-    /// No interrupt is raised from now on, until [`GatedInterrupts::open`]. None is in progress once this returns.
-    pub(crate) fn close(&self) {
-        *self.is_open.write() = false;
+    /// No interrupt is raised from now on, until [`MaskedInterrupts::unmask`]. None is in progress once this returns.
+    pub(crate) fn mask(&self) {
+        *self.is_masked.write() = true;
     }
 
     /// Interrupts are raised again.
-    pub(crate) fn open(&self) {
-        *self.is_open.write() = true;
+    pub(crate) fn unmask(&self) {
+        *self.is_masked.write() = false;
     }
 }
 
-impl Interrupts for GatedInterrupts {
+impl Interrupts for MaskedInterrupts {
     fn mode(&self) -> InterruptMode {
         self.interrupts.mode()
     }
 
     fn raise(&self, vector: u16) {
-        let is_open = self.is_open.read();
-        if *is_open {
+        let is_masked = self.is_masked.read();
+        if !*is_masked {
             self.interrupts.raise(vector);
         }
     }
@@ -69,15 +69,15 @@ mod tests {
     }
 
     #[test]
-    fn interrupt_is_raised_only_while_the_gate_is_open() {
+    fn masked_interrupt_is_not_raised() {
         let counted = Arc::new(Counted::default());
-        let gated = GatedInterrupts::new(counted.clone());
-        gated.raise(0);
-        gated.close();
-        gated.raise(0);
+        let masked = MaskedInterrupts::new(counted.clone());
+        masked.raise(0);
+        masked.mask();
+        masked.raise(0);
         assert_eq!(counted.0.load(Ordering::Relaxed), 1);
-        gated.open();
-        gated.raise(0);
+        masked.unmask();
+        masked.raise(0);
         assert_eq!(counted.0.load(Ordering::Relaxed), 2);
     }
 }

@@ -279,7 +279,7 @@ fn pages_that_are_lent_are_written_without_a_message() {
 }
 
 #[test]
-fn pages_of_a_function_that_must_be_notified_are_written_by_message() {
+fn pages_with_notification_are_written_by_message() {
     let switch = Switch::start(&[]);
     let mut a = Card::new(&switch.path, "a");
     a.program(A);

@@ -27,7 +27,7 @@ mod tunnels;
 
 /// One fabric.
 #[derive(Debug)]
-pub(crate) struct Fabric {
+pub(crate) struct PacketFabric {
     impairments: Arc<Mutex<Impairments>>,
     record: Record,
     /// How many descriptors the packets have that it holds, and may have.
@@ -44,7 +44,7 @@ pub(crate) struct Fabric {
     last_incarnation: u64,
 }
 
-impl Fabric {
+impl PacketFabric {
     /// A fabric without adapters. `incarnation` makes incarnations of numbers; an adapter must not be able to guess one. The packets that it
     /// holds may have `most_descriptors`.
     pub(crate) fn new(
@@ -144,7 +144,7 @@ impl Fabric {
         }
     }
 
-    /// When [`Fabric::expire`] will have something to do.
+    /// When [`PacketFabric::expire`] will have something to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let ports = self.ports.values();
         let waits = ports.filter_map(|port| match &port.awaited {

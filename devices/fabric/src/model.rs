@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use serde_bytes::ByteBuf;
 
-use crate::fabric::{Fabric, PortId};
+use crate::fabric::{PacketFabric, PortId};
 use crate::gid::Gid;
 use crate::impairments::Impairments;
 use crate::limits::{PROTOCOL, REQUEST_TIME_OUT};
@@ -38,7 +38,7 @@ struct Adapter {
 }
 
 struct World {
-    fabric: Fabric,
+    fabric: PacketFabric,
     adapters: BTreeMap<u8, Adapter>,
     asked: Vec<Asked>,
     now: Instant,
@@ -69,7 +69,7 @@ impl World {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let impairments = Arc::new(Mutex::new(Impairments::new(seed, rules)));
         let mut world = Self {
-            fabric: Fabric::new(impairments, Record::default(), Incarnation, 100),
+            fabric: PacketFabric::new(impairments, Record::default(), Incarnation, 100),
             adapters: BTreeMap::new(),
             asked: Vec::new(),
             now: Instant::now(),

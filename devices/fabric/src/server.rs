@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::control;
-use crate::fabric::{CutOff, Fabric, PortId, Reason};
+use crate::fabric::{CutOff, PacketFabric, PortId, Reason};
 use crate::impairments::Impairments;
 use crate::limits::MAX_ADAPTERS;
 use crate::message::{Incarnation, Message};
@@ -74,7 +74,7 @@ pub fn serve(
     let tunnels = config.tunnels.as_ref().map(Tunnels::start).transpose()?;
     let mut server = Server {
         listener: Listener::open(path, backlog)?,
-        fabric: Fabric::new(impairments, config.record, incarnation, most_descriptors()),
+        fabric: PacketFabric::new(impairments, config.record, incarnation, most_descriptors()),
         connections: BTreeMap::new(),
         tunnels,
         tunnel_ports: BTreeMap::new(),
@@ -102,7 +102,7 @@ fn incarnation(number: u64) -> Incarnation {
 
 struct Server {
     listener: Listener,
-    fabric: Fabric,
+    fabric: PacketFabric,
     connections: BTreeMap<PortId, Connection>,
     tunnels: Option<Tunnels>,
     tunnel_ports: BTreeMap<TunnelId, PortId>,
@@ -194,7 +194,7 @@ impl Server {
             while let Some(notice) = self.fabric.next_notice(*port) {
                 tunnels.send_notice(*tunnel, &notice);
             }
-            for _ in 0..tunnels.room(*tunnel) {
+            for _ in 0..tunnels.free_packets(*tunnel) {
                 let Some(packet) = self.fabric.next_far_packet(*port) else {
                     break;
                 };

@@ -122,7 +122,7 @@ struct Sending {
     packets: mpsc::Sender<Vec<u8>>,
     /// What the fabrics say to each other, which is not lost.
     notices: mpsc::Sender<Vec<u8>>,
-    /// Whether the fabric has packets that `packets` had no room for.
+    /// Whether the fabric has packets that did not fit into `packets`.
     is_full: Arc<AtomicBool>,
 }
 
@@ -188,17 +188,17 @@ impl Tunnels {
     }
 
     /// How many packets a tunnel takes now. If it is none, there is an event once it takes more.
-    pub(crate) fn room(&self, tunnel: TunnelId) -> usize {
+    pub(crate) fn free_packets(&self, tunnel: TunnelId) -> usize {
         let state = self.shared.state.lock();
         let Some(sending) = state.open.get(&tunnel) else {
             return 0;
         };
-        // Before the look at the room, so that no change of it is missed.
+        // Before the capacity is read, so that no change of it is missed.
         sending.is_full.store(true, Ordering::SeqCst);
         sending.packets.capacity()
     }
 
-    /// Sends a packet, for which there is room.
+    /// Sends a packet; [`Tunnels::free_packets`] is not 0.
     pub(crate) fn send_packet(&self, tunnel: TunnelId, packet: &Frame) {
         if let Some(sending) = self.shared.state.lock().open.get(&tunnel) {
             // It fails if the tunnel has ended.

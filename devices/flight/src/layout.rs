@@ -227,8 +227,8 @@ impl Header {
 
 /// The texts of fault rules in what follows the header's numbers and name.
 fn rules(bytes: &[u8]) -> Vec<String> {
-    let room = usize::try_from(HEADER_BYTES - RULES_AT).unwrap_or(0);
-    let text = bytes.get(..room).unwrap_or_default();
+    let limit = usize::try_from(HEADER_BYTES - RULES_AT).unwrap_or(0);
+    let text = bytes.get(..limit).unwrap_or_default();
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
     let lines = text.split_inclusive(|byte| *byte == b'\n');
     // The last one may be half written.

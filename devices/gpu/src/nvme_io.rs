@@ -139,7 +139,7 @@ impl NvmeIo {
     }
 
     /// How many commands may be submitted, so that each finds an entry of both queues.
-    fn room(&self, queue: &QueueProgress) -> u64 {
+    fn free_entries(&self, queue: &QueueProgress) -> u64 {
         let in_progress = queue.in_progress();
         let completions = u64::from(self.completion_entries) - 1;
         let most = self.most_in_progress();
@@ -307,14 +307,14 @@ impl Executor {
             .write(Purpose::Payload, io.state, state.as_bytes())
     }
 
-    /// Submits commands, as far as queues and batch have room, with one doorbell; whether there were any.
+    /// Submits commands, as many as queues and batch can take, with one doorbell; whether there were any.
     fn submit(&self, io: &NvmeIo, queue: &mut QueueProgress) -> Result<bool, Fault> {
         let left = u64::from(io.count - queue.sent);
-        let room = io.room(queue);
-        if left == 0 || room < io.least_together().min(left) {
+        let free = io.free_entries(queue);
+        if left == 0 || free < io.least_together().min(left) {
             return Ok(false);
         }
-        let count = room.min(BATCH.into()).min(left);
+        let count = free.min(BATCH.into()).min(left);
         let mut late = Vec::new();
         for _ in 0..count {
             let index = queue.sent;

@@ -28,10 +28,10 @@ fn pages(bencher: Bencher<'_, '_>, len: usize, stride: u64) {
         .collect();
     let second = if pages == 2 { place(1) } else { PAGE };
     let mut segments = Vec::new();
-    let mut room = [0; PAGE_BYTES];
+    let mut buffer = [0; PAGE_BYTES];
     bencher.bench_local(|| {
         let prps = black_box((place(0), second));
-        walk(prps, len, &mut segments, &mut room, |_, entries| {
+        walk(prps, len, &mut segments, &mut buffer, |_, entries| {
             entries.copy_from_slice(list.get(..entries.len()).unwrap());
             Ok(())
         })

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queues_are_dealt_out_to_the_workers_in_turn() {
+    fn queues_are_assigned_to_the_workers_in_turn() {
         let owners = |workers| {
             let directory = Directory::new(5, workers);
             [1, 2, 3, 4].map(|id| directory.owner(id).0)

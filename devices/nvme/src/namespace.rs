@@ -115,7 +115,7 @@ impl Namespace {
         }
     }
 
-    /// Tells the user that the backend has failed. The guest can have it fail at will, so only the first time is loud.
+    /// Tells the user that the backend has failed. The guest can have it fail at will, so only the first failure is logged as an error.
     pub(crate) fn complain(&self, action: &str, error: &io::Error) {
         let first = !self.complained.swap(true, Ordering::Relaxed);
         let level = if first {

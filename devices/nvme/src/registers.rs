@@ -270,7 +270,7 @@ impl Registers {
         self.interrupt_mask = 0;
     }
 
-    /// The engine takes commands; unless it has yet to hear of a reset, after which nothing of this is true.
+    /// The engine takes commands; unless a reset is in progress that has not reached it.
     pub(crate) fn ready(&mut self) {
         if !self.disabling {
             self.csts.set_rdy(true);

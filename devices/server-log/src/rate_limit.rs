@@ -8,17 +8,17 @@ use parking_lot::Mutex;
 
 use crate::{BURST, INTERVAL};
 
-/// A place in the code: file and line.
-type Place = (&'static str, u32);
+/// A line of the code: file and number.
+type SourceLine = (&'static str, u32);
 
 /// Passes on what the limit permits. `now` is the clock.
 pub(crate) struct RateLimit<L> {
     logger: L,
     now: fn() -> Instant,
-    budgets: Mutex<HashMap<Place, Budget>>,
+    budgets: Mutex<HashMap<SourceLine, Budget>>,
 }
 
-/// What a place has logged in its interval.
+/// What a line has logged in its interval.
 struct Budget {
     began: Instant,
     logged: u32,
@@ -35,14 +35,14 @@ impl<L: Log> RateLimit<L> {
     }
 
     /// Whether a message may be logged; if so, how many before it were suppressed and are not reported.
-    fn permits(&self, place: Place) -> Option<u64> {
+    fn permits(&self, source: SourceLine) -> Option<u64> {
         let now = (self.now)();
         let mut budgets = self.budgets.lock();
-        let budget = budgets.entry(place).or_insert_with(|| Budget::new(now));
+        let budget = budgets.entry(source).or_insert_with(|| Budget::new(now));
         budget.take(now)
     }
 
-    fn report(&self, metadata: &Metadata<'_>, (file, line): Place, suppressed: u64) {
+    fn report(&self, metadata: &Metadata<'_>, (file, line): SourceLine, suppressed: u64) {
         if suppressed > 0 {
             let message = format_args!("{file}:{line}: {suppressed} messages suppressed");
             let record = Record::builder()
@@ -90,12 +90,12 @@ impl<L: Log> Log for RateLimit<L> {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let place = (
+        let source = (
             record.file_static().unwrap_or("unknown file"),
             record.line().unwrap_or(0),
         );
-        if let Some(suppressed) = self.permits(place) {
-            self.report(record.metadata(), place, suppressed);
+        if let Some(suppressed) = self.permits(source) {
+            self.report(record.metadata(), source, suppressed);
             self.logger.log(record);
         }
     }
@@ -105,8 +105,8 @@ impl<L: Log> Log for RateLimit<L> {
             .level(Level::Warn)
             .target(module_path!())
             .build();
-        for (place, budget) in &mut *self.budgets.lock() {
-            self.report(&metadata, *place, std::mem::take(&mut budget.suppressed));
+        for (source, budget) in &mut *self.budgets.lock() {
+            self.report(&metadata, *source, std::mem::take(&mut budget.suppressed));
         }
         self.logger.flush();
     }

@@ -136,8 +136,8 @@ impl VsockConnection {
 
     /// Takes data within the credit that the guest was given.
     fn take(&mut self, data: &[u8]) -> Result<(), Over> {
-        let room = usize::try_from(BUFFER).unwrap_or(usize::MAX);
-        if data.len() > room.saturating_sub(self.held.len()) {
+        let capacity = usize::try_from(BUFFER).unwrap_or(usize::MAX);
+        if data.len() > capacity.saturating_sub(self.held.len()) {
             log::debug!("the guest exceeds the credit of port {}", self.ports.host);
             return Err(Over::Reset);
         }
@@ -250,8 +250,8 @@ impl VsockConnection {
 
     /// Reads what the socket has and the guest has room for; 0 if there is nothing to send.
     fn read(&mut self, space: &mut [u8]) -> Result<u32, Over> {
-        let room = self.reading_credit().min(space.len());
-        let Some(space) = space.get_mut(..room).filter(|space| !space.is_empty()) else {
+        let credit = self.reading_credit().min(space.len());
+        let Some(space) = space.get_mut(..credit).filter(|space| !space.is_empty()) else {
             return Ok(0);
         };
         match self.stream.read(space) {

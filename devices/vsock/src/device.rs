@@ -139,9 +139,9 @@ impl VsockDevice {
             };
             let head = chain.head_index();
             let used = match chain.writer(memory) {
-                Ok(mut room) => {
+                Ok(mut writer) => {
                     match fill(
-                        &mut room,
+                        &mut writer,
                         &mut self.multiplexer,
                         &mut self.scratch,
                         self.cid,
@@ -154,7 +154,7 @@ impl VsockDevice {
                     }
                 }
                 Err(error) => {
-                    log::debug!("the guest gives what is no room for a packet: {error}");
+                    log::debug!("a descriptor chain cannot be written: {error}");
                     0
                 }
             };
@@ -173,15 +173,17 @@ fn intact(memory: &LentGuestMemory) -> Result<(), MemoryError> {
     memory.iter().try_for_each(LentRegion::intact)
 }
 
-/// Writes the next packet; its length in bytes, or none if there is none. Room without a byte for data gets nothing: the guest
+/// Writes the next packet; its length in bytes, or none if there is none. A chain without a byte for data gets nothing: the guest
 /// is at fault.
 fn fill<B: BitmapSlice>(
-    room: &mut Writer<'_, B>,
+    writer: &mut Writer<'_, B>,
     multiplexer: &mut Multiplexer,
     scratch: &mut [u8],
     cid: u64,
 ) -> Option<u32> {
-    let space = room.available_bytes().checked_sub(size_of::<WireHeader>());
+    let space = writer
+        .available_bytes()
+        .checked_sub(size_of::<WireHeader>());
     let space = space.unwrap_or_default().min(scratch.len());
     let space = scratch.get_mut(..space)?;
     if space.is_empty() {
@@ -191,14 +193,14 @@ fn fill<B: BitmapSlice>(
     let length = usize::try_from(header.length).unwrap_or_default();
     let data = space.get(..length).unwrap_or_default();
     let wire = header.for_guest(cid);
-    let written = room
+    let written = writer
         .write_all(wire.as_bytes())
-        .and_then(|()| room.write_all(data));
+        .and_then(|()| writer.write_all(data));
     if let Err(error) = written {
-        log::debug!("the guest's room is not in its memory: {error}");
+        log::debug!("a descriptor chain is not in guest memory: {error}");
         return Some(0);
     }
-    u32::try_from(room.bytes_written()).ok()
+    u32::try_from(writer.bytes_written()).ok()
 }
 
 /// Reads a packet into `scratch`. Its data may be in any number of descriptors: Linux uses several for a large one.

@@ -90,8 +90,8 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
         let stream = stream.context("cannot accept a connection of the host")?;
         let (placeholders, running) = (Arc::clone(&placeholders), Arc::clone(&running));
         thread::spawn(move || {
-            let place = Place::take(&running);
-            if let Err(error) = serve(stream, &placeholders, place.others) {
+            let slot = ProgramSlot::take(&running);
+            if let Err(error) = serve(stream, &placeholders, slot.others) {
                 eprintln!("peerbar-agent: a program of the host: {error:#}");
             }
         });
@@ -99,21 +99,21 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The place of a program among those that run. Dropped, by a panic too, it is free.
-struct Place<'a> {
+/// The slot of a program among those that run. Dropped, by a panic too, it is free.
+struct ProgramSlot<'a> {
     running: &'a AtomicUsize,
     /// How many ran before it.
     others: usize,
 }
 
-impl<'a> Place<'a> {
+impl<'a> ProgramSlot<'a> {
     fn take(running: &'a AtomicUsize) -> Self {
         let others = running.fetch_add(1, Ordering::Relaxed);
         Self { running, others }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ProgramSlot<'_> {
     fn drop(&mut self) {
         self.running.fetch_sub(1, Ordering::Relaxed);
     }
@@ -126,7 +126,7 @@ fn serve(
     others: usize,
 ) -> anyhow::Result<()> {
     stream.set_read_timeout(Some(GREETING))?;
-    // A host that leaves without a word has only looked whether the guest is there.
+    // A host that leaves before it sends anything has only tried whether the guest is there.
     let Some(HostMessage::Start(request)) = HostMessage::read_from(&mut stream)? else {
         return Ok(());
     };
@@ -164,12 +164,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_of_a_program_is_free_after_a_panic() {
+    fn slot_of_a_program_is_free_after_a_panic() {
         let running = Arc::new(AtomicUsize::new(3));
         let shared = Arc::clone(&running);
         let program = thread::spawn(move || {
-            let place = Place::take(&shared);
-            panic!("{} others", place.others);
+            let slot = ProgramSlot::take(&shared);
+            panic!("{} others", slot.others);
         });
         let panic = program.join().unwrap_err();
         assert_eq!(panic.downcast_ref::<String>().unwrap(), "3 others");

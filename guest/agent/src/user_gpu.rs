@@ -30,7 +30,7 @@ const ENTRIES: u32 = 32;
 const RING_BYTES: u64 = 4096;
 /// How long a command may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// How long this thread sleeps between two looks at a fence: this part of the time that it has waited, within these bounds.
+/// How long this thread sleeps between two polls of a fence: this part of the time that it has waited, within these bounds.
 const PAUSE_PART: u32 = 32;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);

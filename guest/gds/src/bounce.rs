@@ -119,14 +119,14 @@ impl Bounce {
         let low = self.alignment.down(start);
         let skip = start.saturating_sub(low);
         let left = file_range.length().saturating_sub(done);
-        let room = self.alignment.down(self.host.size());
-        let length = left.min(room.saturating_sub(skip));
+        let capacity = self.alignment.down(self.host.size());
+        let length = left.min(capacity.saturating_sub(skip));
         Round {
             low,
             blocks: self
                 .alignment
                 .up(skip.saturating_add(length))
-                .unwrap_or(room),
+                .unwrap_or(capacity),
             skip,
             length,
             at: file_range.range.start.saturating_add(done),

@@ -69,7 +69,7 @@ const DOORBELL_BYTES: u64 = 4;
 /// After an error of [`GpuQueue::wait`] other than [`Error::TimedOut`], commands may be in progress: delete the queues of the disk and
 /// allocate another. That holds too if the disk's registers are revoked during a launch ([`Fault::Revoked`](crate::Fault::Revoked)).
 ///
-/// # Who frees the memory
+/// # Freeing the memory
 /// A disk that still has the queues fetches commands from the memory and writes completions to it, whoever owns it by then; neither this
 /// library nor the driver knows of the disk. So [`GpuQueue::release`] frees the memory, which comes after the disk's queues are deleted or the
 /// disk is reset, and dropping frees nothing: the memory, and the opening of the GPU, stay until the process ends. Delete the queues before that

@@ -43,7 +43,7 @@ impl Fragments {
         texts.join("\n")
     }
 
-    /// Refuses a configuration that lacks a line of a fragment: kconfig drops what depends on something else without a word.
+    /// Refuses a configuration that lacks a line of a fragment: kconfig silently drops what depends on something else.
     pub(super) fn check(&self, config: &Path) -> Result<(), ImageError> {
         let config = KernelConfig::read(config)?;
         let mut dropped = Vec::new();

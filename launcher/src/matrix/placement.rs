@@ -43,7 +43,7 @@ pub(crate) enum Flow {
 pub(super) struct Pair {
     pub(super) provider: &'static str,
     pub(super) client: &'static str,
-    /// Who asks for the DMA.
+    /// The driver that asks for the DMA.
     pub(super) by: ProbeDriver,
 }
 

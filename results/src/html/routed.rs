@@ -1,4 +1,4 @@
-//! Who moved how much to whom: what the devices counted during checks, added up.
+//! Bytes by requester, completer and route: the counts of the devices during checks, added up.
 
 use peerbar_lab::results::CheckResult;
 use peerbar_lab::size::human;

@@ -334,11 +334,11 @@ impl Requester {
     /// it. The client is asked to read a few bytes, as that changes nothing.
     fn show(&self, address: u64) {
         let mut probe = [0; PROBE];
-        let room = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
-        let probe = Buffer::Read(&mut probe).take(room);
+        let len = usize::try_from(u64::MAX - address).map_or(PROBE, |rest| PROBE.min(rest + 1));
+        let probe = Buffer::Read(&mut probe).take(len);
         let target = self
             .route_table()
-            .route(address, room, probe.direction())
+            .route(address, len, probe.direction())
             .target;
         if let Target::Unmapped = target
             && let Ok(()) = self.ask(address, probe)

@@ -205,7 +205,7 @@ pub struct HardwareHints {
     pub watchdog_timeout: U16,
     /// Longest wait for an admin command, in ms. Linux' driver takes it for microseconds.
     pub admin_timeout: U16,
-    /// Time between two looks at the admin completion queue, in ms.
+    /// Time between two polls of the admin completion queue, in ms.
     pub poll_interval: U16,
 }
 

@@ -43,7 +43,7 @@ impl Engine {
                 errors: now.write_errors.into(),
                 received_bytes: now.write_received_bytes.into(),
             }),
-            // What the fabric loses its link sends again, without a word to the adapter.
+            // What the fabric loses its link sends again; the adapter does not see it.
             kind::NETWORK => answer(&Network {
                 unresponsive: now.unresponsive_remotes.into(),
                 ..Network::new_zeroed()

@@ -3,11 +3,11 @@ use serde_bytes::ByteBuf;
 use super::*;
 use crate::limits::{MAX_ANSWERS, MAX_WAITING};
 
-fn fabric(rules: &[&str]) -> (Fabric, Instant) {
+fn fabric(rules: &[&str]) -> (PacketFabric, Instant) {
     let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
     let impairments = Arc::new(Mutex::new(Impairments::new(1, rules)));
     let incarnation = |number| Incarnation(number + 100);
-    let fabric = Fabric::new(impairments, Record::default(), incarnation, 100);
+    let fabric = PacketFabric::new(impairments, Record::default(), incarnation, 100);
     (fabric, Instant::now())
 }
 
@@ -15,7 +15,7 @@ fn gid(number: u8) -> Gid {
     Gid([number; 16])
 }
 
-fn hello(fabric: &mut Fabric, number: u8, now: Instant) -> PortId {
+fn hello(fabric: &mut PacketFabric, number: u8, now: Instant) -> PortId {
     let port = fabric.connect(now);
     let hello = Message::Hello {
         protocol: PROTOCOL,
@@ -26,7 +26,7 @@ fn hello(fabric: &mut Fabric, number: u8, now: Instant) -> PortId {
     port
 }
 
-fn attach(fabric: &mut Fabric, number: u8, now: Instant) -> (PortId, Incarnation) {
+fn attach(fabric: &mut PacketFabric, number: u8, now: Instant) -> (PortId, Incarnation) {
     let port = hello(fabric, number, now);
     match fabric.next(port) {
         Some(Message::Welcome { incarnation }) => (port, incarnation),
@@ -45,7 +45,7 @@ fn datagram(to: u8, incarnation: Incarnation) -> Message {
 }
 
 /// How many packets there are for an adapter, which are taken.
-fn packets(fabric: &mut Fabric, to: PortId) -> usize {
+fn packets(fabric: &mut PacketFabric, to: PortId) -> usize {
     let mut packets = 0;
     while let Some(message) = fabric.next(to) {
         packets += usize::from(matches!(message, Message::Packet { .. }));
@@ -210,7 +210,7 @@ fn connection_without_a_hello_is_cut_off_in_time() {
 
 /// Two fabrics with a tunnel between them.
 struct Pair {
-    fabrics: [Fabric; 2],
+    fabrics: [PacketFabric; 2],
     tunnels: [PortId; 2],
     now: Instant,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::Fabric;
+use super::PacketFabric;
 use super::port::{Held, Holder, Port, PortId, Reason};
 use super::transit::Parcel;
 use crate::gid::Gid;
@@ -10,7 +10,7 @@ use crate::limits::MAX_ADAPTERS;
 use crate::message::{Body, Incarnation};
 use crate::tunnel::Frame;
 
-impl Fabric {
+impl PacketFabric {
     /// A tunnel to another fabric, which learns of the adapters here.
     pub(crate) fn connect_tunnel(&mut self, now: Instant) -> PortId {
         let port = self.connect(now);

@@ -110,14 +110,14 @@ impl Upstream for Disk {
     }
 }
 
-struct Lab {
+struct NvmeIoFixture {
     executor: Executor,
     disk: Arc<Disk>,
     io: NvmeIo,
 }
 
 /// Queues with this many entries, and a launch of this many reads of one block each, from block 100 on.
-fn lab(entries: [u32; 2], count: u16) -> Lab {
+fn fixture(entries: [u32; 2], count: u16) -> NvmeIoFixture {
     let vram = Arc::new(MemoryFile::create("vram", VRAM).unwrap());
     let requester = Arc::new(Requester::new());
     requester.set_bus_master(true);
@@ -143,12 +143,12 @@ fn lab(entries: [u32; 2], count: u16) -> Lab {
         nsid: 1,
         limit: None,
     };
-    let lab = Lab { executor, disk, io };
-    lab.put_requests();
-    lab
+    let fixture = NvmeIoFixture { executor, disk, io };
+    fixture.put_requests();
+    fixture
 }
 
-impl Lab {
+impl NvmeIoFixture {
     fn put_requests(&self) {
         for index in 0..self.io.count {
             let request = Request {
@@ -200,42 +200,44 @@ impl Lab {
 
 #[test]
 fn requests_are_carried_out_around_both_queues() {
-    let mut lab = lab([4, 7], 90);
-    assert_eq!(lab.launch(), Ok(Some(90)));
-    assert_eq!(lab.launch(), Ok(Some(90)), "the queues go on");
+    let mut fixture = fixture([4, 7], 90);
+    assert_eq!(fixture.launch(), Ok(Some(90)));
+    assert_eq!(fixture.launch(), Ok(Some(90)), "the queues go on");
     let expected: Vec<u64> = (100..190).chain(100..190).collect();
-    let doorbells = lab.disk.with(|disk| {
+    let doorbells = fixture.disk.with(|disk| {
         assert!(disk.blocks == expected, "{:?}", disk.blocks);
         assert_eq!(disk.doorbells, [180 % 4, 180 % 7]);
         disk.rings
     });
     assert_eq!(doorbells, [60, 60], "one for each three commands");
-    let state = lab.state();
+    let state = fixture.state();
     assert_eq!((state.submitted.get(), state.completed.get()), (180, 180));
     assert_eq!((state.doorbells.get(), state.flags.get()), (120, 0));
-    assert!((0..90).all(|index| lab.outcome(index) == COMPLETE));
+    assert!((0..90).all(|index| fixture.outcome(index) == COMPLETE));
 }
 
 #[test]
 fn doorbell_stands_for_half_of_what_may_be_in_progress() {
-    let mut lab = lab([64, 64], 40);
-    lab.io.depth = 8;
-    lab.disk.with(|disk| disk.holds = true);
+    let mut fixture = fixture([64, 64], 40);
+    fixture.io.depth = 8;
+    fixture.disk.with(|disk| disk.holds = true);
     let mut progress = Progress::default();
     let mut complete = |count| {
-        lab.disk.with(|disk| {
+        fixture.disk.with(|disk| {
             for cid in disk.pending.drain(..count).collect::<Vec<_>>() {
-                lab.disk.complete(disk, cid, 0);
+                fixture.disk.complete(disk, cid, 0);
             }
         });
-        let done = lab.steps(&mut progress).unwrap();
-        lab.disk.with(|disk| (disk.pending.len(), disk.rings, done))
+        let done = fixture.steps(&mut progress).unwrap();
+        fixture
+            .disk
+            .with(|disk| (disk.pending.len(), disk.rings, done))
     };
     assert_eq!(complete(0), (8, [1, 0], None));
     assert_eq!(
         complete(3),
         (5, [1, 0], None),
-        "room for 3 is less than half"
+        "3 free entries are less than half"
     );
     assert_eq!(complete(1), (8, [2, 0], None));
     for tails in 3..=9 {
@@ -250,54 +252,54 @@ fn doorbell_stands_for_half_of_what_may_be_in_progress() {
 
 #[test]
 fn depth_bounds_the_commands_in_progress() {
-    let mut lab = lab([64, 64], 20);
-    lab.io.depth = 5;
-    lab.disk.with(|disk| disk.holds = true);
+    let mut fixture = fixture([64, 64], 20);
+    fixture.io.depth = 5;
+    fixture.disk.with(|disk| disk.holds = true);
     let mut progress = Progress::default();
-    assert_eq!(lab.steps(&mut progress), Ok(None));
-    assert_eq!(lab.disk.with(|disk| disk.pending.len()), 5);
+    assert_eq!(fixture.steps(&mut progress), Ok(None));
+    assert_eq!(fixture.disk.with(|disk| disk.pending.len()), 5);
 }
 
 #[test]
 fn completions_in_any_order_end_the_launch() {
-    let mut lab = lab([32, 32], 20);
-    lab.disk.with(|disk| disk.holds = true);
+    let mut fixture = fixture([32, 32], 20);
+    fixture.disk.with(|disk| disk.holds = true);
     let mut progress = Progress::default();
-    assert_eq!(lab.steps(&mut progress), Ok(None));
-    lab.disk.with(|disk| {
+    assert_eq!(fixture.steps(&mut progress), Ok(None));
+    fixture.disk.with(|disk| {
         for cid in std::mem::take(&mut disk.pending).into_iter().rev() {
-            lab.disk.complete(disk, cid, 0);
+            fixture.disk.complete(disk, cid, 0);
         }
     });
-    assert_eq!(lab.steps(&mut progress), Ok(Some(20)));
+    assert_eq!(fixture.steps(&mut progress), Ok(Some(20)));
 }
 
 #[test]
 fn first_request_that_fails_is_the_result() {
-    let mut lab = lab([8, 8], 30);
-    lab.disk.with(|disk| disk.bad = vec![117, 105]);
+    let mut fixture = fixture([8, 8], 30);
+    fixture.disk.with(|disk| disk.bad = vec![117, 105]);
     let result = u64::from(FAILED) << 32 | 5;
-    assert_eq!(lab.launch(), Ok(Some(result)));
+    assert_eq!(fixture.launch(), Ok(Some(result)));
     let failed: Vec<u16> = (0..30)
-        .filter(|index| lab.outcome(*index) == COMPLETE | u32::from(FAILED))
+        .filter(|index| fixture.outcome(*index) == COMPLETE | u32::from(FAILED))
         .collect();
     assert_eq!(failed, [5, 17]);
-    assert_eq!(lab.state().flags.get(), 0, "the queues are in order");
+    assert_eq!(fixture.state().flags.get(), 0, "the queues are in order");
 }
 
 #[test]
 fn completion_of_no_command_in_progress_is_a_fault() {
     for cid in [7, 0xffff] {
-        let mut lab = lab([16, 16], 20);
-        lab.disk.with(|disk| disk.holds = true);
+        let mut fixture = fixture([16, 16], 20);
+        fixture.disk.with(|disk| disk.holds = true);
         let mut progress = Progress::default();
-        assert_eq!(lab.steps(&mut progress), Ok(None));
-        lab.disk.with(|disk| {
+        assert_eq!(fixture.steps(&mut progress), Ok(None));
+        fixture.disk.with(|disk| {
             for cid in [7, cid] {
-                lab.disk.complete(disk, cid, 0);
+                fixture.disk.complete(disk, cid, 0);
             }
         });
-        let fault = lab.steps(&mut progress).unwrap_err();
+        let fault = fixture.steps(&mut progress).unwrap_err();
         assert_eq!(
             (fault.code, fault.address),
             (FaultCode::BadCompletion, cid.into())
@@ -307,28 +309,28 @@ fn completion_of_no_command_in_progress_is_a_fault() {
 
 #[test]
 fn late_completion_is_a_fault_with_its_index() {
-    let mut lab = lab([16, 16], 9);
-    lab.io.limit = Some(Duration::from_millis(10));
-    lab.disk.with(|disk| disk.holds = true);
+    let mut fixture = fixture([16, 16], 9);
+    fixture.io.limit = Some(Duration::from_millis(10));
+    fixture.disk.with(|disk| disk.holds = true);
     let mut progress = Progress::default();
-    assert_eq!(lab.steps(&mut progress), Ok(None));
+    assert_eq!(fixture.steps(&mut progress), Ok(None));
     progress.worked = Duration::from_millis(9);
-    lab.disk.with(|disk| {
+    fixture.disk.with(|disk| {
         for cid in [0, 1, 3] {
-            lab.disk.complete(disk, cid, 0);
+            fixture.disk.complete(disk, cid, 0);
         }
     });
-    assert_eq!(lab.steps(&mut progress), Ok(None));
+    assert_eq!(fixture.steps(&mut progress), Ok(None));
     progress.worked = Duration::from_millis(19);
-    assert_eq!(lab.steps(&mut progress), Ok(None));
+    assert_eq!(fixture.steps(&mut progress), Ok(None));
     progress.worked = Duration::from_millis(20);
-    let fault = lab.steps(&mut progress).unwrap_err();
+    let fault = fixture.steps(&mut progress).unwrap_err();
     assert_eq!(fault.code, FaultCode::TimeOut);
-    lab.executor.fail_nvme_io(&lab.io, &progress);
-    let state = lab.state();
+    fixture.executor.fail_nvme_io(&fixture.io, &progress);
+    let state = fixture.state();
     assert_eq!((state.flags.get(), state.index.get()), (IN_USE, 2));
     assert_eq!((state.submitted.get(), state.completed.get()), (9, 3));
-    let fault = lab.launch().unwrap_err();
+    let fault = fixture.launch().unwrap_err();
     assert_eq!(
         fault.code,
         FaultCode::BadCommand,
@@ -338,22 +340,22 @@ fn late_completion_is_a_fault_with_its_index() {
 
 #[test]
 fn outcomes_of_an_earlier_launch_do_not_count() {
-    let mut lab = lab([4, 4], 9);
-    assert_eq!(lab.launch(), Ok(Some(9)));
-    lab.disk.with(|disk| disk.refuses_head = true);
+    let mut fixture = fixture([4, 4], 9);
+    assert_eq!(fixture.launch(), Ok(Some(9)));
+    fixture.disk.with(|disk| disk.refuses_head = true);
     // The same requests, whose outcomes nobody has cleared.
     let mut progress = Progress::default();
-    let fault = lab.steps(&mut progress).unwrap_err();
+    let fault = fixture.steps(&mut progress).unwrap_err();
     assert_eq!((fault.code, fault.address), (FaultCode::Dma, HEAD));
-    lab.executor.fail_nvme_io(&lab.io, &progress);
-    assert_eq!(lab.state().index.get(), 3, "three were submitted");
+    fixture.executor.fail_nvme_io(&fixture.io, &progress);
+    assert_eq!(fixture.state().index.get(), 3, "three were submitted");
 }
 
 #[test]
 fn doorbell_that_is_refused_is_a_fault_at_its_address() {
-    let mut lab = lab([16, 16], 3);
-    lab.disk.with(|disk| disk.refuses = true);
-    let fault = lab.launch().unwrap_err();
+    let mut fixture = fixture([16, 16], 3);
+    fixture.disk.with(|disk| disk.refuses = true);
+    let fault = fixture.launch().unwrap_err();
     let expected = Fault {
         code: FaultCode::Dma,
         write: true,
@@ -364,10 +366,10 @@ fn doorbell_that_is_refused_is_a_fault_at_its_address() {
 
 #[test]
 fn queue_that_leaves_vram_is_a_fault_before_any_doorbell() {
-    let mut lab = lab([16, 16], 3);
-    lab.io.submission = GpuAddress::Vram(VRAM - 15 * 64);
-    assert_eq!(lab.launch().unwrap_err().code, FaultCode::VramRange);
-    assert_eq!(lab.disk.with(|disk| disk.rings), [0, 0]);
+    let mut fixture = fixture([16, 16], 3);
+    fixture.io.submission = GpuAddress::Vram(VRAM - 15 * 64);
+    assert_eq!(fixture.launch().unwrap_err().code, FaultCode::VramRange);
+    assert_eq!(fixture.disk.with(|disk| disk.rings), [0, 0]);
 }
 
 #[test]
@@ -376,13 +378,14 @@ fn entry_not_there_at_its_doorbell_is_a_fault() {
         "delay submission-entry by=1us nth=5",
         "drop submission-entry nth=5",
     ] {
-        let mut lab = lab([4, 4], 6);
-        let requester = lab.executor.memory.requester();
+        let mut fixture = fixture([4, 4], 6);
+        let requester = fixture.executor.memory.requester();
         requester.add_fault(rule.parse().unwrap()).unwrap();
-        let fault = lab.launch().unwrap_err();
+        let fault = fixture.launch().unwrap_err();
         // The disk has fetched what lay in the entry before: the command with the identifier 0, which is complete.
         assert_eq!((fault.code, fault.address), (FaultCode::BadCompletion, 0));
-        lab.disk
+        fixture
+            .disk
             .with(|disk| assert_eq!(disk.blocks, [100, 101, 102, 103, 100, 105]));
     }
 }
@@ -395,15 +398,15 @@ proptest! {
         entries in (2u32..40, 2u32..40),
         count in 1u16..100,
     ) {
-        let mut lab = lab(entries.into(), count);
-        lab.disk.with(|disk| disk.holds = true);
+        let mut fixture = fixture(entries.into(), count);
+        fixture.disk.with(|disk| disk.holds = true);
         let words = (1..0x5000 / 8).map(|word: u64| seed.wrapping_mul(2 * word + 1) ^ seed >> 17);
         let memory: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-        lab.disk.vram.write(0, &memory).unwrap();
-        lab.disk.vram.write(STATE + 24, &[0; 4]).unwrap();
-        let tail = lab.state().submitted.get();
-        lab.disk.with(|disk| disk.fetched = tail);
-        let done = lab.steps(&mut Progress::default());
+        fixture.disk.vram.write(0, &memory).unwrap();
+        fixture.disk.vram.write(STATE + 24, &[0; 4]).unwrap();
+        let tail = fixture.state().submitted.get();
+        fixture.disk.with(|disk| disk.fetched = tail);
+        let done = fixture.steps(&mut Progress::default());
         let ended_badly = |fault: Fault| fault.code == FaultCode::BadCompletion;
         prop_assert!(done.is_ok() || done.is_err_and(ended_badly), "{done:?}");
     }

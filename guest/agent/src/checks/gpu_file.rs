@@ -205,7 +205,7 @@ impl Round<'_> {
         })
     }
 
-    /// Looks at GPU memory with the eyes of the GPU, then with those of the processor.
+    /// Compares GPU memory as the GPU reads it, then as the processor does.
     fn inspect(&self, thread: &TransferThread<'_>, content: &Content) -> anyhow::Result<()> {
         let seen = thread.buffer.span(LEAD..LEAD.saturating_add(self.size))?;
         let (crc, right) = (self.gpu.crc32c(seen)?, crc32c::crc32c(&content.bytes));

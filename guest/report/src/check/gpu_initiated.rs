@@ -50,7 +50,7 @@ check! {
         #[default = "`\"io\"`"]
         #[serde(default)]
         pub addresses: QueueAddresses,
-        /// Who drives the GPU: `"vfio"`, the program too, or `"peerbar-gpu"`, its own driver, which imports the disk's registers as a
+        /// The GPU's driver: `"vfio"`, the program too, or `"peerbar-gpu"`, its own driver, which imports the disk's registers as a
         /// dma-buf. That takes bus addresses.
         #[default = "`\"vfio\"`"]
         #[serde(default)]
@@ -83,7 +83,7 @@ pub enum QueueAddresses {
     Bus,
 }
 
-/// Who drives the GPU.
+/// The GPU's driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuDriver {

@@ -16,7 +16,7 @@ check! {
         pub provider: String,
         /// Name of an `[[nvme]]` or a `[[gpu]]`, or by verbs of a `[[nic]]`: the one with the DMA. A disk may be its own provider.
         pub client: String,
-        /// Who asks for the DMA: `"kernel"`; for a disk and a GPU `"vfio"`, which is a driver in user space; for a `[[nic]]` and a GPU
+        /// The driver that asks for the DMA: `"kernel"`; for a disk and a GPU `"vfio"`, which is a driver in user space; for a `[[nic]]` and a GPU
         /// `"verbs"`, which is a program that moves data within the GPU's memory and takes `tools = true` at the top.
         #[default = "`\"kernel\"`"]
         #[serde(default)]
@@ -24,7 +24,7 @@ check! {
     }
 }
 
-/// Who asks the client of a probe for DMA.
+/// The driver that asks the client of a probe for DMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeDriver {

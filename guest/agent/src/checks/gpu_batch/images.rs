@@ -99,7 +99,7 @@ impl Images {
         Ok(())
     }
 
-    /// Compares both: the buffer with the eyes of the GPU.
+    /// Compares both; the GPU reads the buffer.
     pub(super) fn verify(&self, gpu: &Gpu, buffer: &Buffer, disk: &Disk) -> anyhow::Result<()> {
         let seen = disk::read(&disk.open_direct()?, 0, self.disk.len())?;
         let wrong = (0..).zip(self.disk.iter().zip(&seen));

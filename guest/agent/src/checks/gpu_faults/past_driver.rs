@@ -190,7 +190,7 @@ impl<'a> Bench<'a> {
         self.channel.ring(mistake.doorbell)?;
         self.wait_for_state(State::Error(mistake.code))?;
         self.the_other_channel_goes_on()?;
-        // Still in error, and deaf to the doorbell.
+        // Still in error: the doorbell has no effect.
         self.channel.ring(2)?;
         self.the_other_channel_goes_on()?;
         let seen = (self.channel.state()?, self.channel.head()?);
