@@ -70,6 +70,7 @@ pub mod firmware;
 pub mod folder;
 mod group_check;
 mod group_fabric;
+mod group_verdict;
 pub mod guest;
 pub mod guest_access;
 pub mod guest_files;
