@@ -9,7 +9,7 @@
 //!
 //! Contents are named by a seed ([`content`]), so that no payload passes by the conductor.
 //!
-//! A conductor that waits for an answer waits as long as the stream does: who gives it the stream limits the time.
+//! A conductor that waits for an answer waits as long as the stream does: the owner of the stream limits the time.
 
 #![forbid(unsafe_code)]
 

@@ -126,7 +126,7 @@ impl LentRange {
         ranges.as_bytes()
     }
 
-    /// The ranges of so many bytes. `None` if there are others.
+    /// The ranges, which have `bytes` bytes in all. `None` if they have not.
     pub(super) fn decode_all(data: &[u8], bytes: u32) -> Option<Vec<Self>> {
         let (ranges, rest) = data.as_chunks::<{ size_of::<Self>() }>();
         let ranges = ranges.iter().map(|range| zerocopy::transmute!(*range));
@@ -280,7 +280,7 @@ pub(super) fn lent(loan: u64, ranges: &[LentRange]) -> Vec<u8> {
     answer
 }
 
-/// The loan and the ranges of so many bytes that were lent to a read. `None` if they make no sense.
+/// The loan, and the ranges of `bytes` bytes in all that were lent to a read. `None` if they make no sense.
 pub(super) fn decode_lent(payload: &[u8], bytes: u32) -> Option<(u64, Vec<LentRange>)> {
     let (loan, ranges) = payload.split_first_chunk()?;
     let ranges = LentRange::decode_all(ranges, bytes)?;

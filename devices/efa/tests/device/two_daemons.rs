@@ -140,6 +140,18 @@ fn stop(end: &End) {
     assert!(status.stopped(), "{status:?}");
 }
 
+/// Two daemons that have done the operation once, so that they know each other's files, and begin it again while the far one is
+/// stopped.
+fn two_amid(operation: Operation) -> (Fabric, [End; 2]) {
+    let fabric = Fabric::start();
+    let mut ends = two(&fabric);
+    begin(&mut ends, operation);
+    ends[0].pairs.expect_sent(CompletionStatus::Ok);
+    stop(&ends[1]);
+    begin(&mut ends, operation);
+    (fabric, ends)
+}
+
 #[test]
 fn two_daemons_copy_from_the_memory_of_each_other() {
     let fabric = Fabric::start();
@@ -161,12 +173,7 @@ fn two_daemons_copy_from_the_memory_of_each_other() {
 #[test]
 fn adapter_killed_amid_a_transfer_fails_it_at_the_other() {
     for operation in [Operation::RdmaWrite, Operation::RdmaRead] {
-        let fabric = Fabric::start();
-        let mut ends = two(&fabric);
-        begin(&mut ends, operation);
-        ends[0].pairs.expect_sent(CompletionStatus::Ok);
-        stop(&ends[1]);
-        begin(&mut ends, operation);
+        let (_fabric, mut ends) = two_amid(operation);
         ends[1].daemon.kill();
         assert!(GONE.contains(&ends[0].pairs.sent_status()));
         begin(&mut ends, operation);
@@ -177,12 +184,7 @@ fn adapter_killed_amid_a_transfer_fails_it_at_the_other() {
 #[test]
 fn lender_killed_amid_its_transfer_leaves_the_other_at_work() {
     for operation in [Operation::RdmaWrite, Operation::RdmaRead] {
-        let fabric = Fabric::start();
-        let mut ends = two(&fabric);
-        begin(&mut ends, operation);
-        ends[0].pairs.expect_sent(CompletionStatus::Ok);
-        stop(&ends[1]);
-        begin(&mut ends, operation);
+        let (_fabric, mut ends) = two_amid(operation);
         ends[0].daemon.kill();
         ends[1].daemon.signal(Signal::CONT);
         let (near, far) = (ends[0].keys, ends[1].keys);
