@@ -36,6 +36,7 @@ mod gpu_unaligned;
 mod gpu_unload;
 mod gpu_virtio;
 mod layout;
+mod linux_events;
 mod pmr;
 mod pool_exhausted;
 mod probe;

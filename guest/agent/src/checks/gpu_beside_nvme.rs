@@ -13,7 +13,8 @@ use peerbar_gds::{
 use peerbar_report::{GpuBesideNvme, Measure};
 
 use self::linux_io::Progress;
-use super::{Outcome, Run};
+use super::vfio_alias::{have_common_switch, real_path};
+use super::{Outcome, Run, linux_events};
 use crate::counters::{Traffic, TrafficWatch};
 use crate::devices::{Controller, reset};
 use crate::disk::{self, fill};
@@ -178,7 +179,11 @@ impl Reader {
 /// What both have done.
 struct Done {
     launches: u64,
+    /// The GPU's queue pair of the disk.
+    queue: u16,
     doorbells: u64,
+    /// Whether the doorbells reach the disk by way of the root, where QEMU passes them on.
+    through_root: bool,
     /// Transfers of Linux.
     linux: u64,
 }
@@ -191,7 +196,9 @@ fn beside_linux(
     pattern: Pattern,
     measure: &mut Measure,
 ) -> anyhow::Result<String> {
-    let mut reader = Reader::make(check, disk, gpu, pattern)?;
+    // The queues are made by admin commands of Linux' driver.
+    let mut reader =
+        linux_events::counted(guest, disk, || Reader::make(check, disk, gpu, pattern))?;
     let of_linux = guest.fresh_pattern(disk);
     let file = disk.disk.open_direct()?;
     let mut watch = TrafficWatch::new(guest);
@@ -200,18 +207,20 @@ fn beside_linux(
     let ((launches, time), linux) = both?;
     let done = Done {
         launches,
+        queue: u16::try_from(reader.pair.number())?,
         doorbells: reader.queue.statistics()?.doorbells,
+        through_root: !have_common_switch(&real_path(&disk.pci)?, &real_path(&gpu.pci)?),
         linux,
     };
     reader.ensure_state(QueueState::Live)?;
     reader.verify()?;
     measure.bytes = done.launches.saturating_mul(BYTES);
     watch.write_to(measure);
-    judge(watch.traffic()?, (disk.number, gpu.number), &done)?;
+    let of_doorbells = judge(watch.traffic()?, (disk.number, gpu.number), &done)?;
     let reads = done.launches * u64::from(READS);
     let said = format!(
-        "reads of 4 KiB a second by the GPU, queue {}: {:.0}; meanwhile {} reads and writes by Linux",
-        reader.pair.number(),
+        "{of_doorbells}; reads of 4 KiB a second by the GPU, queue {}: {:.0}; meanwhile {} reads and writes by Linux",
+        done.queue,
         reads as f64 / time.as_secs_f64(),
         done.linux
     );
@@ -230,8 +239,9 @@ fn read_for_some_time(reader: &mut Reader, linux: &Progress) -> anyhow::Result<(
     Ok((launches, begun.elapsed()))
 }
 
-/// The counters must show that the GPU's commands came out of its memory, and Linux' out of guest RAM.
-fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), done: &Done) -> anyhow::Result<()> {
+/// The counters must show that the GPU's commands came out of its memory, and Linux' out of guest RAM, and that the GPU alone wrote the
+/// doorbells of its queue; in words, what they show of those.
+fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), done: &Done) -> anyhow::Result<&'static str> {
     let failures = traffic.failures();
     ensure!(
         failures == 0,
@@ -264,7 +274,33 @@ fn judge(traffic: &Traffic, (disk, gpu): (u32, u32), done: &Done) -> anyhow::Res
         written == doorbells * DOORBELL_BYTES && doorbells > 0,
         "the GPU's counters show {written} bytes that it wrote to registers of other devices, and it says that it wrote {doorbells} doorbells"
     );
-    Ok(())
+    let interrupts = traffic.interrupts(disk);
+    ensure!(
+        interrupts <= of_linux.0,
+        "the disk raised {interrupts} interrupts, and {} commands of Linux can have caused them: the GPU's queue is to raise none",
+        of_linux.0
+    );
+    doorbells_of_the_queue(traffic, disk, done)
+}
+
+/// QEMU passes the GPU's doorbells on through the root. All that it writes beyond these for that queue are of the guest's processors.
+fn doorbells_of_the_queue(
+    traffic: &Traffic,
+    disk: u32,
+    done: &Done,
+) -> anyhow::Result<&'static str> {
+    let Some(by_client) = traffic.doorbells(disk) else {
+        return Ok("the disk cannot count the processors' doorbells, which may map them");
+    };
+    let Done { queue, .. } = *done;
+    let seen = by_client.get(&queue).copied().unwrap_or(0);
+    let expected = if done.through_root { done.doorbells } else { 0 };
+    ensure!(
+        seen == expected,
+        "QEMU wrote {seen} doorbells of queue {queue} of the disk, where {expected} of the GPU were to come through the root, and the \
+         guest's processors were to write none"
+    );
+    Ok("no doorbell of a processor for the GPU's queue")
 }
 
 /// nvme resets the disk, which forgets all queues. Others can be made.
@@ -342,16 +378,19 @@ fn linux_works(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{Completer, Direction, DmaKind, Purpose, Route};
+    use peerbar_dma_log::{Completer, DeviceEvents, Direction, DmaKind, Purpose, Route};
 
     use super::*;
 
     const DISK: u32 = 0;
     const GPU: u32 = 1;
     const COMMAND_BYTES: u64 = 64;
+    const QUEUE: u16 = 3;
     const DONE: Done = Done {
         launches: 2,
+        queue: QUEUE,
         doorbells: 20,
+        through_root: false,
         linux: 10,
     };
 
@@ -366,6 +405,10 @@ mod tests {
 
     /// What the devices count when both do what [`DONE`] says.
     fn judged(change: impl FnOnce(&mut Traffic)) -> Result<(), String> {
+        judged_as(&DONE, change).map(|_| ())
+    }
+
+    fn judged_as(done: &Done, change: impl FnOnce(&mut Traffic)) -> Result<&'static str, String> {
         let mut traffic = Traffic::default();
         let commands = DONE.launches * u64::from(READS) * COMMAND_BYTES;
         for (device, purpose, completer, bytes) in [
@@ -378,7 +421,16 @@ mod tests {
             traffic.count(device, kind(purpose, completer), bytes, 0);
         }
         change(&mut traffic);
-        judge(&traffic, (DISK, GPU), &DONE).map_err(|error| error.to_string())
+        judge(&traffic, (DISK, GPU), done).map_err(|error| error.to_string())
+    }
+
+    /// The disk's events, with those doorbells by way of QEMU.
+    fn events(interrupts: u64, doorbells: &[(u16, u64)]) -> DeviceEvents {
+        DeviceEvents {
+            interrupts,
+            injected_faults: 0,
+            doorbells: Some(doorbells.iter().copied().collect()),
+        }
     }
 
     #[test]
@@ -398,6 +450,43 @@ mod tests {
         assert!(judged(|traffic| traffic.count(DISK, payload, 4096, 0)).is_err());
         assert!(judged(|traffic| traffic.count(GPU, doorbell, 4, 0)).is_err());
         assert!(judged(|traffic| traffic.count(DISK, payload, 0, 1)).is_err());
+    }
+
+    #[test]
+    fn doorbell_of_a_processor_for_the_gpus_queue_fails() {
+        let by_bus =
+            |doorbells| judged(|traffic| traffic.count_events(DISK, &events(10, doorbells)));
+        assert_eq!(by_bus(&[(1, 9)]), Ok(()), "those of Linux");
+        let error = by_bus(&[(1, 9), (QUEUE, 1)]).unwrap_err();
+        assert!(
+            error.starts_with("QEMU wrote 1 doorbells of queue 3"),
+            "{error}"
+        );
+        let through_root = Done {
+            through_root: true,
+            ..DONE
+        };
+        let by_root = |number| {
+            judged_as(&through_root, |traffic| {
+                traffic.count_events(DISK, &events(10, &[(1, 9), (QUEUE, number)]));
+            })
+        };
+        assert!(by_root(20).is_ok());
+        assert!(by_root(19).is_err() && by_root(21).is_err());
+    }
+
+    #[test]
+    fn doorbells_that_cannot_be_counted_are_named() {
+        let said = judged_as(&DONE, |_| {}).unwrap();
+        assert!(said.starts_with("the disk cannot count"), "{said}");
+    }
+
+    #[test]
+    fn more_interrupts_than_commands_of_linux_fail() {
+        let judged =
+            |interrupts| judged(|traffic| traffic.count_events(DISK, &events(interrupts, &[])));
+        assert_eq!(judged(10), Ok(()));
+        assert!(judged(11).unwrap_err().starts_with("the disk raised 11"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use self::figures::{Figures, Rate, busy_asleep};
 use self::judgement::{Done, ends_with, judge};
 use self::own_driver::OwnDriverGpu;
 use self::vfio_gpu::{BusAddresses, VfioGpu};
+use super::linux_events;
 use super::vfio_nvme::{TakenDevices, start};
 use super::{Outcome, Run};
 use crate::counters::TrafficWatch;
@@ -44,7 +45,9 @@ impl Run for GpuInitiated {
         let disk = guest.controller(&self.disk)?;
         let gpu = guest.gpu(&self.gpu)?;
         let pattern = guest.fresh_pattern(disk);
-        let by_kernel = kernel_reads::read(guest, disk, gpu, pattern, self.depth)?;
+        let by_kernel = linux_events::counted(guest, disk, || {
+            kernel_reads::read(guest, disk, gpu, pattern, self.depth)
+        })?;
         if self.reset {
             return revoked::run(self, guest, disk, gpu, pattern);
         }

@@ -111,13 +111,13 @@ fn read_at(
 }
 
 /// A device's place in the PCI tree, as sysfs has it.
-fn real_path(pci: &Path) -> anyhow::Result<PathBuf> {
+pub(super) fn real_path(pci: &Path) -> anyhow::Result<PathBuf> {
     pci.canonicalize()
         .with_context(|| format!("cannot find {}", pci.display()))
 }
 
 /// Whether two devices are below one switch, by their places in sysfs: below a common root port, and a port more.
-fn have_common_switch(one: &Path, other: &Path) -> bool {
+pub(super) fn have_common_switch(one: &Path, other: &Path) -> bool {
     let bridges = |path: &Path| -> Vec<String> {
         let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
         parts.skip_while(|part| !part.starts_with("pci")).collect()

@@ -10,7 +10,7 @@ const DEPTH: u8 = 32;
 check! {
     /// The GPU drives a pair of queues of a disk that Linux' nvme keeps: the module `peerbar_nvme_queues` has asked the disk for it. While
     /// the GPU reads by it, Linux writes and reads blocks of the same disk. The contents must be right on both sides; the counters must
-    /// show that all commands of the GPU, and no others, came out of its memory. Then nvme resets the disk, the memory is revoked, and nvme
+    /// show that all commands of the GPU, and no others, came out of its memory, and that no processor wrote a doorbell of its queue. Then nvme resets the disk, the memory is revoked, and nvme
     /// leaves the disk: each time the queues must be gone, the program must learn of it, and Linux' own I/O must go on. Addresses are
     /// those that the kernel gives: of the bus below a common switch, else of the root.
     "gpu-beside-nvme": "{gpu} reads {disk} by queues of its own beside Linux, {depth} at a time"

@@ -20,7 +20,7 @@ check! {
     /// polls the completions. A program of the guest has the disk by vfio-pci, makes the queues and puts commands on the GPU's
     /// channels. The devices' counters must show that, while the GPU reads, all NVMe commands came out of the GPU's memory and no data went
     /// elsewhere, that the GPU wrote the doorbells of which it says so, that QEMU wrote no doorbell of the disk but those that it passes on from the GPU
-    /// through the root, and that the disk raised no interrupt; with bus addresses also that nothing went by way of the root. A disk with
+    /// through the root, and that the disk raised no interrupt; before, while Linux' own driver uses the disk, both must be counted; with bus addresses also that nothing went by way of the root. A disk with
     /// `poll = "always"` has its doorbells in memory, where it cannot count who writes: the check says so. A GPU with its own driver raises an
     /// interrupt of its own at the end of each launch of 1000 reads. The check says how many reads a second there are, the median of five rounds or more, of fewer
     /// on a busy host,
