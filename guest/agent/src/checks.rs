@@ -55,6 +55,7 @@ mod vfio_window;
 
 use peerbar_report::{Check, Measure};
 
+use crate::counters::Traffic;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
 
@@ -94,6 +95,13 @@ pub(crate) enum Outcome {
     Said(String),
     /// It could not be run, and why.
     Skipped(String),
+}
+
+impl Outcome {
+    /// It passed by what is counted of `device`, and says what of that is inferred.
+    fn by_counters(traffic: &Traffic, device: u32) -> Self {
+        traffic.inference(device).map_or(Self::Passed, Self::Said)
+    }
 }
 
 /// Page size of the guest in bytes.

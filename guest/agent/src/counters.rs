@@ -2,6 +2,9 @@
 //! the devices do nothing for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -25,6 +28,8 @@ pub(crate) struct Traffic {
     count_doorbells: BTreeSet<u32>,
     /// Devices whose DMA is in no sum over all devices.
     uncounted: BTreeSet<u32>,
+    /// Bytes by device whose completer the device did not know, and which are taken for those of another device.
+    inferred: BTreeMap<u32, u64>,
 }
 
 impl Traffic {
@@ -88,6 +93,17 @@ impl Traffic {
         self.sum(|of, kind| {
             let is_of_others = matches!(kind.completer, Completer::PeerBar | Completer::Unknown);
             of == device && kind.purpose == Purpose::Register && is_of_others
+        })
+    }
+
+    /// In words, what was not counted but inferred of a device's DMA, if anything.
+    pub(crate) fn inference(&self, device: u32) -> Option<String> {
+        let bytes = self.inferred.get(&device).copied().unwrap_or(0);
+        (bytes > 0).then(|| {
+            format!(
+                "the disk does not know whose the memory of {bytes} bytes of its DMA is: QEMU's virtio-iommu tells devices of all mappings but \
+                 those of other devices' memory and registers, so it was no guest RAM"
+            )
         })
     }
 
@@ -189,6 +205,21 @@ impl Traffic {
         }
     }
 
+    /// As [`Traffic::count_all`], of a device behind QEMU's virtio-iommu. That passes no mapping on that Linux makes as one of MMIO
+    /// (`VIRTIO_IOMMU_MAP_F_MMIO`), which it does for a BAR by a dma-buf, and never for RAM. So what a device has found without a mapping is
+    /// another device's.
+    fn count_all_behind_virtio(&mut self, device: u32, entries: &[Entry]) {
+        for entry in entries {
+            let mut kind = entry.kind();
+            if kind.completer == Completer::Unknown {
+                kind.completer = Completer::PeerBar;
+                let sum = self.inferred.entry(device).or_default();
+                *sum = sum.saturating_add(entry.bytes);
+            }
+            self.count(device, kind, entry.bytes, entry.failures);
+        }
+    }
+
     /// Counts the events of one device.
     pub(crate) fn count_events(&mut self, device: u32, events: &DeviceEvents) {
         self.interrupts.insert(device, events.interrupts);
@@ -214,6 +245,7 @@ impl Traffic {
             &before.injected_faults,
             &after.injected_faults,
         )?;
+        add_growth(&mut self.inferred, &before.inferred, &after.inferred)?;
         add_growth(&mut self.doorbells, &before.doorbells, &after.doorbells)
     }
 }
@@ -331,10 +363,14 @@ fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
         uncounted: uncounted.map(|disk| disk.number).collect(),
         ..Traffic::default()
     };
+    let behind_virtio = has_virtio_iommu()?;
     for (name, number) in guest.devices() {
         match counters.remove(name) {
             Some(DeviceCounters::Counted { dma, events }) => {
-                traffic.count_all(number, &dma);
+                match behind_virtio {
+                    true => traffic.count_all_behind_virtio(number, &dma),
+                    false => traffic.count_all(number, &dma),
+                }
                 traffic.count_events(number, &events);
             }
             Some(DeviceCounters::None(_)) if !traffic.counts(number) => {}
@@ -345,6 +381,25 @@ fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
         }
     }
     Ok(traffic)
+}
+
+/// Whether the guest's IOMMU is a virtio-iommu: its driver has a device.
+fn has_virtio_iommu() -> anyhow::Result<bool> {
+    let driver = Path::new("/sys/bus/virtio/drivers/virtio_iommu");
+    match fs::read_dir(driver) {
+        Ok(entries) => {
+            let mut names = entries.map(|entry| entry.map(|entry| entry.file_name()));
+            Ok(names.any(|name| name.is_ok_and(|name| is_virtio_device(&name.to_string_lossy()))))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot list {}", driver.display())),
+    }
+}
+
+/// Beside its devices a driver's folder has files, such as `bind`.
+fn is_virtio_device(name: &str) -> bool {
+    let number = name.strip_prefix("virtio");
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 #[cfg(test)]
@@ -465,6 +520,39 @@ mod tests {
         let error = sum.add(&after, &before).unwrap_err().to_string();
         assert_eq!(error, "a counter went back from 7 to 5");
     }
+
+    #[test]
+    fn unknown_memory_is_a_devices_behind_virtio_only() {
+        let entry = |kind: DmaKind, bytes| Entry {
+            bytes,
+            ..Entry::none(kind)
+        };
+        let unknown = DmaKind {
+            completer: Completer::Unknown,
+            ..PEER
+        };
+        let entries = [entry(PEER, 1), entry(unknown, 64), entry(RAM, 2)];
+        let mut counted = Traffic::default();
+        counted.count_all(0, &entries);
+        assert_eq!(
+            (counted.payload_to_devices(0), counted.inference(0)),
+            (1, None)
+        );
+        let mut inferred = Traffic::default();
+        inferred.count_all_behind_virtio(0, &entries);
+        let ways = (
+            inferred.payload_to_devices(0),
+            inferred.payload_to_guest_ram(0),
+        );
+        assert_eq!(ways, (65, 2), "guest RAM stays guest RAM");
+        let mut grown = Traffic::default();
+        grown.add(&Traffic::default(), &inferred).unwrap();
+        let said = grown.inference(0).unwrap();
+        assert!(said.contains("64 bytes"), "{said}");
+        assert_eq!(grown.inference(1), None);
+        assert!(is_virtio_device("virtio0") && !is_virtio_device("virtio_iommu"));
+    }
+
     #[test]
     fn events_grow_by_device_and_queue_where_they_are_counted() {
         let events = |interrupts, doorbells: &[(u16, u64)]| DeviceEvents {

@@ -216,13 +216,17 @@ fn beside_linux(
     reader.verify()?;
     measure.bytes = done.launches.saturating_mul(BYTES);
     watch.write_to(measure);
-    let of_doorbells = judge(watch.traffic()?, (disk.number, gpu.number), &done)?;
+    let traffic = watch.traffic()?;
+    let of_doorbells = judge(traffic, (disk.number, gpu.number), &done)?;
+    let inference = traffic.inference(disk.number);
+    let inference = inference.map(|inference| format!("; {inference}"));
     let reads = done.launches * u64::from(READS);
     let said = format!(
-        "{of_doorbells}; reads of 4 KiB a second by the GPU, queue {}: {:.0}; meanwhile {} reads and writes by Linux",
+        "{of_doorbells}; reads of 4 KiB a second by the GPU, queue {}: {:.0}; meanwhile {} reads and writes by Linux{}",
         done.queue,
         reads as f64 / time.as_secs_f64(),
-        done.linux
+        done.linux,
+        inference.unwrap_or_default()
     );
     reader.release();
     Ok(said)

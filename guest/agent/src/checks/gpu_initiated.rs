@@ -8,6 +8,7 @@ mod own_driver;
 mod revoked;
 mod vfio_gpu;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
@@ -20,7 +21,7 @@ use self::judgement::{Done, ends_with, judge};
 use self::own_driver::OwnDriverGpu;
 use self::vfio_gpu::{BusAddresses, VfioGpu};
 use super::linux_events;
-use super::vfio_nvme::{TakenDevices, start};
+use super::vfio_nvme::{TakenDevices, start, start_opened};
 use super::{Outcome, Run};
 use crate::counters::TrafficWatch;
 use crate::devices::bar_start;
@@ -139,10 +140,13 @@ fn by_vfio(
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<Reads> {
     let space = DmaSpace::new(address_space(check.backend)?);
+    // Before the GPU's memory is mapped: QEMU 11.1 with AMD's IOMMU sends a device no mappings that are older than its attachment, so its
+    // counters would not know whose memory it is.
+    let device = Arc::new(space.address_space().open(&taken.disk.1)?);
     let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
     let mut gpus = VfioGpu::open(&space, binding, check, bus)?;
     // Is dropped before the GPU's memory, which it uses.
-    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+    let mut disk = start_opened(taken, device, &space, RegisterAccess::Mapped)?;
     read(guest, &mut gpus, &mut disk, (pattern, check.depth), watch)
 }
 

@@ -45,7 +45,7 @@ impl Run for VfioNvme {
         judge(&self.with, &[share], traffic)?;
         judge_queues(self.queues, disk.number, traffic)?;
         judge_lists(self.lists, disk.number, traffic)?;
-        Ok(Outcome::Passed)
+        Ok(Outcome::by_counters(traffic, disk.number))
     }
 
     fn has_own_addresses(&self) -> bool {
@@ -221,8 +221,19 @@ pub(super) fn start(
     space: &DmaSpace,
     access: RegisterAccess,
 ) -> anyhow::Result<Disk> {
-    let (controller, binding) = &taken.disk;
+    let (_, binding) = &taken.disk;
     let device = Arc::new(space.address_space().open(binding)?);
+    start_opened(taken, device, space, access)
+}
+
+/// As [`start`], of a disk that is open in the address space.
+pub(super) fn start_opened(
+    taken: &TakenDevices<'_>,
+    device: Arc<VfioDevice>,
+    space: &DmaSpace,
+    access: RegisterAccess,
+) -> anyhow::Result<Disk> {
+    let (controller, _) = &taken.disk;
     let disk = Disk::start(device, space.clone(), access)?;
     let identity = disk.identity();
     let bytes = identity.blocks.saturating_mul(identity.block_bytes);

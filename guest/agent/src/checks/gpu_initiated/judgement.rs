@@ -66,9 +66,12 @@ pub(super) fn judge(
         stays_below(traffic)?;
     }
     let of_gpu = traffic.interrupts(gpu);
+    let inference = traffic.inference(disk);
+    let inference = inference.map(|inference| format!("; {inference}"));
     Ok(format!(
-        "no entry and {of_doorbells}, no interrupt of the disk, {of_gpu} of the GPU for {} reads",
-        done.reads()
+        "no entry and {of_doorbells}, no interrupt of the disk, {of_gpu} of the GPU for {} reads{}",
+        done.reads(),
+        inference.unwrap_or_default()
     ))
 }
 
