@@ -65,6 +65,16 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         Ok(controller)
     }
 
+    /// Disables the controller and waits until it is not ready: it carries out no command and does no DMA then (NVMe Base 2.0, 3.1.3.5, CC.EN).
+    pub fn disable(&self) -> Result<(), DriverError> {
+        let cc = Cc::new().with_iosqes(6).with_iocqes(4);
+        self.registers
+            .write_register(offset::CC, &cc.into_bits().to_le_bytes())?;
+        wait("CSTS.RDY, to be cleared", || {
+            Ok((!self.status()?.rdy()).then_some(()))
+        })
+    }
+
     /// Controller Status (NVMe Base 2.0, 3.1.3.6).
     pub fn status(&self) -> Result<Csts, DriverError> {
         let mut csts = [0; 4];
@@ -278,6 +288,17 @@ mod tests {
         let registers = controller.registers();
         registers.read_register(offset::CC, &mut cc).unwrap();
         assert!(Cc::from_bits(u32::from_le_bytes(cc)).en());
+    }
+
+    #[test]
+    fn disabled_controller_is_not_enabled_and_not_ready() {
+        let controller = enable(Cap::new(), 1).unwrap();
+        let registers = controller.registers();
+        registers.store32(offset::CSTS, 0).unwrap();
+        controller.disable().unwrap();
+        let mut cc = [0; 4];
+        registers.read_register(offset::CC, &mut cc).unwrap();
+        assert!(!Cc::from_bits(u32::from_le_bytes(cc)).en());
     }
 
     #[test]

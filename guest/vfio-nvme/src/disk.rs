@@ -297,6 +297,14 @@ impl Disk {
         Ok(status.rdy() && status.into_bits() != u32::MAX)
     }
 
+    /// Disables the controller (CC.EN): once it returns, no command of before completes or touches memory. A new [`Disk::start`] enables it.
+    ///
+    /// # Errors
+    /// [`Error::Controller`].
+    pub fn disable(&self) -> Result<()> {
+        Ok(self.controller.disable()?)
+    }
+
     /// Uses the new queue pair `id` at `at` in place of the one of before: in any memory of the address space that this process
     /// reaches, such as a GPU's.
     ///

@@ -4,6 +4,7 @@ mod figures;
 mod guest_time;
 mod judgement;
 mod kernel_reads;
+mod live;
 mod own_driver;
 mod revoked;
 mod vfio_gpu;

@@ -16,6 +16,8 @@ pub(super) struct OwnDriverGpu {
     gpu: peerbar_gds::Gpu,
     queue: GpuQueue,
     entries: u16,
+    /// Reads of a launch, at most.
+    most: u16,
     buffer: Buffer,
     destinations: Vec<u64>,
     doorbells: Option<Doorbells>,
@@ -23,10 +25,15 @@ pub(super) struct OwnDriverGpu {
 
 impl OwnDriverGpu {
     pub(super) fn open(gpu: &Gpu, depth: u16) -> anyhow::Result<Self> {
+        Self::open_for(gpu, depth, READS)
+    }
+
+    /// As [`OwnDriverGpu::open`], for launches of up to `most` reads.
+    pub(super) fn open_for(gpu: &Gpu, depth: u16, most: u16) -> anyhow::Result<Self> {
         let gpu = gpu.open()?;
         // A queue with all but one of its entries in use is full.
         let entries = depth.saturating_add(1);
-        let queue = GpuQueue::allocate(&gpu, entries, READS)?;
+        let queue = GpuQueue::allocate(&gpu, entries, most)?;
         let buffer = gpu.allocate(BYTES)?;
         let places = (0..u64::from(READS)).map(|index| buffer.placement(index * READ_BYTES));
         let addresses = places.map(|place| place.map(|place| place.bus_address));
@@ -35,6 +42,7 @@ impl OwnDriverGpu {
             gpu,
             queue,
             entries,
+            most,
             buffer,
             destinations,
             doorbells: None,
@@ -48,6 +56,15 @@ impl OwnDriverGpu {
 
     /// Has the GPU read all blocks, with this time to the next completion.
     pub(super) fn launch_with(&mut self, blocks: u16, limit: Duration) -> anyhow::Result<()> {
+        self.launch_reads(READS, blocks, limit)
+    }
+
+    /// The same over and over, by as many reads as a launch may have.
+    pub(super) fn launch_all(&mut self, blocks: u16, limit: Duration) -> anyhow::Result<()> {
+        self.launch_reads(self.most, blocks, limit)
+    }
+
+    fn launch_reads(&mut self, reads: u16, blocks: u16, limit: Duration) -> anyhow::Result<()> {
         let doorbells = self
             .doorbells
             .as_ref()
@@ -55,8 +72,37 @@ impl OwnDriverGpu {
         let request = |(index, to): (u64, &u64)| {
             GpuRequest::read(index * u64::from(blocks), blocks.into(), *to)
         };
-        let requests: Vec<_> = (0..).zip(&self.destinations).map(request).collect();
+        let all = (0..).zip(&self.destinations).map(request).cycle();
+        let requests: Vec<_> = all.take(reads.into()).collect();
         Ok(self.queue.submit(doorbells, 1, &requests, limit)?)
+    }
+
+    /// The data of the first request.
+    pub(super) fn first_data(&self) -> anyhow::Result<Vec<u8>> {
+        let mut seen = vec![0; usize::try_from(READ_BYTES)?];
+        self.buffer.mapping().read(0, &mut seen)?;
+        Ok(seen)
+    }
+
+    /// Makes all data this byte.
+    pub(super) fn fill(&self, byte: u8) -> anyhow::Result<()> {
+        let bytes = vec![byte; usize::try_from(BYTES)?];
+        Ok(self.buffer.mapping().write(0, &bytes)?)
+    }
+
+    /// Makes the memory of the queues this byte, which neither disk nor GPU uses any more.
+    pub(super) fn fill_queues(&self, byte: u8) -> anyhow::Result<()> {
+        let memory = self.queue.memory();
+        let bytes = vec![byte; usize::try_from(memory.size())?];
+        Ok(memory.mapping().write(0, &bytes)?)
+    }
+
+    /// The memory of the queues.
+    pub(super) fn contents_of_queues(&self) -> anyhow::Result<Vec<u8>> {
+        let memory = self.queue.memory();
+        let mut seen = vec![0; usize::try_from(memory.size())?];
+        memory.mapping().read(0, &mut seen)?;
+        Ok(seen)
     }
 
     /// How the reads of the last launch have ended.
@@ -112,8 +158,7 @@ impl Initiator for OwnDriverGpu {
     }
 
     fn clear(&self) -> anyhow::Result<()> {
-        let zeros = vec![0; usize::try_from(BYTES)?];
-        Ok(self.buffer.mapping().write(0, &zeros)?)
+        self.fill(0)
     }
 
     fn data(&self) -> anyhow::Result<Vec<u8>> {

@@ -1,4 +1,4 @@
-//! A disk that is reset while the GPU waits for it: its registers are taken away from the GPU's driver, and the launch has to end.
+//! A disk that is taken away from a GPU that waits for it or that it serves: the launch has to end, and new queues have to work.
 
 use std::time::Duration;
 
@@ -7,6 +7,7 @@ use peerbar_gds::{Error, Fault};
 use peerbar_report::GpuInitiated;
 use peerbar_vfio_nvme::{Disk, DmaSpace, RegisterAccess};
 
+use super::live::{self, Loss};
 use super::own_driver::OwnDriverGpu;
 use super::{Initiator as _, QUEUE, blocks_of_a_read, give_queues, launch, verify};
 use crate::checks::Outcome;
@@ -23,7 +24,7 @@ const NO_LIMIT: Duration = Duration::from_secs(50);
 /// For how long the launch is seen not to end.
 const SEEN: Duration = Duration::from_millis(100);
 
-/// Loses the disk's registers during a launch, and reads by new queues.
+/// Loses the disk's registers during a launch, then the disk while it serves one, and each time reads by new queues.
 pub(super) fn run(
     check: &GpuInitiated,
     guest: &GuestContext,
@@ -51,9 +52,23 @@ fn lose_and_read(
     drop(disk);
     lost.release();
     outcome?;
+    let to = (gpu, check.depth);
+    read_by_new_queues(taken, &space, to, pattern)?;
+    for loss in Loss::ALL {
+        live::lose(loss, taken, &space, to, pattern).with_context(|| loss.to_string())?;
+    }
+    Ok(())
+}
 
-    let mut next = [OwnDriverGpu::open(gpu, check.depth)?];
-    let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
+/// Starts the disk and reads by queues of it that did not exist before.
+pub(super) fn read_by_new_queues(
+    taken: &TakenDevices<'_>,
+    space: &DmaSpace,
+    (gpu, depth): (&Gpu, u16),
+    pattern: Pattern,
+) -> anyhow::Result<()> {
+    let mut next = [OwnDriverGpu::open(gpu, depth)?];
+    let mut disk = start(taken, space, RegisterAccess::Mapped)?;
     let outcome = read(&mut next, &mut disk, pattern).context("by new queues");
     drop(disk);
     next.into_iter().for_each(OwnDriverGpu::release);
