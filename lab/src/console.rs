@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 
 use anyhow::Context;
+use peerbar_report::KnownWarnings;
 
 use crate::bounded_file::BoundedFile;
 use crate::terminal::printable;
@@ -36,6 +37,7 @@ pub struct Console {
     file: BoundedFile,
     partial: Vec<u8>,
     tail: VecDeque<String>,
+    known: KnownWarnings,
     trouble: Option<Trouble>,
 }
 
@@ -55,14 +57,20 @@ enum Weight {
 }
 
 impl Console {
-    /// A console that is kept in `file`.
-    pub fn new(file: File) -> Self {
+    /// A console that is kept in `file`. Warnings that are `known` are no trouble.
+    pub fn new(file: File, known: KnownWarnings) -> Self {
         Self {
             file: BoundedFile::new(file, LARGEST),
             partial: Vec::new(),
             tail: VecDeque::new(),
+            known,
             trouble: None,
         }
+    }
+
+    /// Warnings of these functions of the kernel are no trouble from now on.
+    pub fn expect_warnings(&mut self, functions: &[&'static str]) {
+        self.known.add(functions);
     }
 
     /// Takes the next bytes and returns the lines that they complete.
@@ -97,8 +105,11 @@ impl Console {
 
     fn end_line(&mut self) -> String {
         let line = printable(&std::mem::take(&mut self.partial));
-        let known = self.trouble.as_ref().map(|trouble| trouble.weight);
-        if let Some(weight) = weight(&line).filter(|weight| Some(*weight) > known) {
+        let worst = self.trouble.as_ref().map(|trouble| trouble.weight);
+        let weight = weight(&line).filter(|weight| Some(*weight) > worst);
+        if !self.known.has(&line)
+            && let Some(weight) = weight
+        {
             self.trouble = Some(Trouble {
                 line: line.clone(),
                 weight,
@@ -132,7 +143,22 @@ mod tests {
     use super::*;
 
     fn console() -> Console {
-        Console::new(tempfile::tempfile().unwrap())
+        with(KnownWarnings::default())
+    }
+
+    fn with(known: KnownWarnings) -> Console {
+        Console::new(tempfile::tempfile().unwrap(), known)
+    }
+
+    #[test]
+    fn known_warning_is_no_trouble_and_others_are() {
+        let log = b"[    1.0] WARNING: a.c:1 at known+0x1/0x2 [b], CPU#0\n[    1.0] Call Trace:\n";
+        let other = b"[    1.1] WARNING: a.c:1 at other+0x1/0x2 [b], CPU#0\n";
+        let mut console = with(KnownWarnings::of(&["known"]));
+        console.take(log).unwrap();
+        assert_eq!(console.trouble(), None);
+        console.take(other).unwrap();
+        assert!(console.trouble().unwrap().contains("at other+0x1"));
     }
 
     #[test]

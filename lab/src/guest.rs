@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use peerbar_flight::monotonic_ns;
 use peerbar_images::Cache;
-use peerbar_report::{Counters, DeviceCounters, Line, Plan, Request};
+use peerbar_report::{Check, Counters, DeviceCounters, KnownWarnings, Line, Plan, Request};
 use rustix::io::ioctl_fionbio;
 
 use crate::artifacts::Artifacts;
@@ -149,6 +149,12 @@ impl<'a> Guest<'a> {
         for (index, server) in servers.iter().enumerate() {
             events.add_child(EventSource::Server(index), server.child.pidfd())?;
         }
+        let warnings: Vec<_> = scenario
+            .checks
+            .iter()
+            .flat_map(Check::warnings)
+            .copied()
+            .collect();
         Ok(Self {
             qemu,
             servers,
@@ -167,7 +173,7 @@ impl<'a> Guest<'a> {
             search: GivenUp::default(),
             given_up: None,
             qemu_said,
-            console: Console::new(folder.file(CONSOLE_LOG)?),
+            console: Console::new(folder.file(CONSOLE_LOG)?, KnownWarnings::of(&warnings)),
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
     }
@@ -279,6 +285,9 @@ impl<'a> Guest<'a> {
     pub fn request(&mut self, request: &Request) -> anyhow::Result<()> {
         let line = serde_json::to_string(request).context("cannot write a request")? + "\n";
         let port = self.port.as_ref().context("the agent's port is closed")?;
+        if let Request::Check(check) = request {
+            self.console.expect_warnings(check.warnings());
+        }
         self.report.check_begins();
         write_within(port, line.as_bytes(), PLAN)
             .context("the guest does not take a request for the agent")

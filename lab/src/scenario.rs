@@ -384,7 +384,7 @@ impl Scenario {
         let wants = |check: &Check| check.kills() == Some(name);
         anyhow::ensure!(
             self.checks.iter().any(wants),
-            "the guest asks for the death of {name}, which no `gpu-lost` check names"
+            "the guest asks for the death of {name}, which no check of the scenario loses"
         );
         Ok(())
     }

@@ -45,6 +45,7 @@ mod provider;
 mod queues_in_cmb;
 mod rdma;
 mod rdma_chain;
+mod rdma_lost;
 mod rdma_refused;
 mod route;
 mod vfio_alias;

@@ -4,7 +4,11 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 
 use anyhow::Context;
+use peerbar_report::KnownWarnings;
 use rustix::fs::{Mode, OFlags};
+
+/// The kernel has warned (Linux, Documentation/admin-guide/tainted-kernels.rst: bit 9).
+const TAINT_WARN: u64 = 1 << 9;
 
 /// How many lines are shown from the first bad one on.
 const SHOWN: usize = 40;
@@ -40,15 +44,17 @@ impl KernelLog {
 
     /// What has gone wrong in the kernel since the last call, where what is `expected` is no wrong.
     pub(crate) fn complaints(&mut self, expected: &Expected<'_>) -> Complaints {
-        let mut complaints = sift(self.new_messages(), expected);
+        let mut known = KnownWarnings::of(expected.warnings);
+        let mut complaints = sift(self.new_messages(), expected, &mut known);
         let taint = taint();
-        if taint != self.taint {
+        let is_known = known.were_seen() && only_warned(&self.taint, &taint);
+        if taint != self.taint && !is_known {
             complaints.lines.push(format!(
                 "the kernel's taint went from {} to {taint} (/proc/sys/kernel/tainted)",
                 self.taint
             ));
-            self.taint = taint;
         }
+        self.taint = taint;
         complaints
     }
 
@@ -76,6 +82,8 @@ pub(crate) struct Expected<'a> {
     pub(crate) texts: &'a [String],
     /// Whether faults of an IOMMU are results like others.
     pub(crate) faults: bool,
+    /// Functions of its own that may warn.
+    pub(crate) warnings: &'static [&'static str],
 }
 
 impl Expected<'_> {
@@ -83,6 +91,7 @@ impl Expected<'_> {
     pub(crate) const FAULTS: Self = Self {
         texts: &[],
         faults: true,
+        warnings: &[],
     };
 }
 
@@ -101,7 +110,11 @@ pub(crate) struct Complaints {
     pub(crate) peer_to_peer: Vec<String>,
 }
 
-fn sift(messages: impl Iterator<Item = String>, expected: &Expected<'_>) -> Complaints {
+fn sift(
+    messages: impl Iterator<Item = String>,
+    expected: &Expected<'_>,
+    known: &mut KnownWarnings,
+) -> Complaints {
     let mut complaints = Complaints {
         missing: expected.texts.to_vec(),
         ..Complaints::default()
@@ -109,6 +122,7 @@ fn sift(messages: impl Iterator<Item = String>, expected: &Expected<'_>) -> Comp
     for line in messages {
         complaints.missing.retain(|text| !line.contains(text));
         let mut is_expected = expected.texts.iter().any(|text| line.contains(text));
+        is_expected |= known.has(&line);
         if is_fault(&line) {
             complaints.faults = complaints.faults.saturating_add(1);
             complaints.fault.get_or_insert_with(|| line.clone());
@@ -130,6 +144,12 @@ fn is_passing(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted
     )
+}
+
+/// Whether two readings of the taint differ by nothing but that the kernel has warned.
+fn only_warned(before: &str, after: &str) -> bool {
+    let numbers = before.parse::<u64>().ok().zip(after.parse::<u64>().ok());
+    numbers.is_some_and(|(before, after)| before | TAINT_WARN == after)
 }
 
 fn taint() -> String {
@@ -206,6 +226,29 @@ fn is_fault(message: &str) -> bool {
 mod tests {
     use super::*;
 
+    fn sifted_of(log: impl Iterator<Item = String>, expected: &Expected<'_>) -> Complaints {
+        let mut known = KnownWarnings::of(expected.warnings);
+        sift(log, expected, &mut known)
+    }
+
+    #[test]
+    fn warning_of_an_expected_function_is_no_complaint() {
+        let log = || {
+            ["WARNING: a.c:1 at known+0x1/0x2 [b], CPU#0", "Call Trace:"]
+                .map(str::to_owned)
+                .into_iter()
+        };
+        let warnings = |warnings| Expected {
+            warnings,
+            ..Expected::default()
+        };
+        assert_eq!(sifted_of(log(), &warnings(&["known"])).lines.len(), 0);
+        assert_eq!(sifted_of(log(), &warnings(&["other"])).lines.len(), 2);
+        assert!(only_warned("12288", "12800"));
+        // Another bit beside it: the kernel has died.
+        assert!(!only_warned("12288", "12928"));
+    }
+
     #[test]
     fn expected_complaint_passes_and_its_absence_fails() {
         let log = || {
@@ -223,9 +266,9 @@ mod tests {
             let texts = texts(expected);
             let expected = Expected {
                 texts: &texts,
-                faults: false,
+                ..Expected::default()
             };
-            let Complaints { lines, missing, .. } = sift(log(), &expected);
+            let Complaints { lines, missing, .. } = sifted_of(log(), &expected);
             (lines, missing)
         };
         assert_eq!(
@@ -245,10 +288,10 @@ mod tests {
                 .map(str::to_owned)
                 .into_iter()
         };
-        let complaints = sift(log(), &Expected::default());
+        let complaints = sifted_of(log(), &Expected::default());
         assert_eq!((complaints.lines.len(), complaints.faults), (2, 2));
         let expected = Expected::FAULTS;
-        let results = sift(log(), &expected);
+        let results = sifted_of(log(), &expected);
         assert_eq!((results.lines.len(), results.faults), (0, 2));
         assert_eq!(results.fault.as_deref(), Some("DMAR: [DMA Read] a"));
     }
@@ -261,7 +304,7 @@ mod tests {
             "nvme 0000:01:00.0: added peer-to-peer DMA memory 0x0-0x1",
             refusal,
         ];
-        let complaints = sift(log.map(str::to_owned).into_iter(), &Expected::default());
+        let complaints = sifted_of(log.map(str::to_owned).into_iter(), &Expected::default());
         assert_eq!(
             (complaints.peer_to_peer, complaints.lines),
             (vec![refusal.to_owned()], Vec::new())

@@ -53,6 +53,7 @@ mod provider;
 mod queues_in_cmb;
 mod rdma;
 mod rdma_chain;
+mod rdma_lost;
 mod rdma_refused;
 mod vfio;
 mod vfio_alias;
@@ -74,6 +75,7 @@ pub use pair::Pair;
 pub use probe::ProbeDriver;
 pub use rdma::RdmaMemory;
 pub use rdma_chain::RdmaChainSide;
+pub use rdma_lost::RdmaPart;
 pub use reference::check_reference;
 pub use table::{COMMON_KEYS, CheckTable, Key, Keys, TableError};
 pub use vfio::VfioBackend;
@@ -137,6 +139,11 @@ pub trait CheckKind: Described + Sized {
     /// The device whose server it has killed.
     fn kills(&self) -> Option<&str> {
         None
+    }
+
+    /// Functions of the kernel that may warn meanwhile, since they cannot do without what it has killed.
+    fn warnings(&self) -> &'static [&'static str] {
+        &[]
     }
 
     /// Of `payload` bytes that it has moved, how many it asks to be read from or written to guest RAM: these are not bounced.
@@ -250,6 +257,11 @@ macro_rules! kinds {
                 match self { $(Check::$kind(check) => check.kills(),)* }
             }
 
+            /// As [`CheckKind::warnings`].
+            pub fn warnings(&self) -> &'static [&'static str] {
+                match self { $(Check::$kind(check) => check.warnings(),)* }
+            }
+
             /// As [`CheckKind::guest_ram_bytes`].
             pub fn guest_ram_bytes(&self, payload: u64) -> Option<u64> {
                 match self { $(Check::$kind(check) => check.guest_ram_bytes(payload),)* }
@@ -326,6 +338,7 @@ kinds! {
     vfio_window::VfioWindow,
     rdma::Rdma,
     rdma_chain::RdmaChain,
+    rdma_lost::RdmaLost,
     rdma_refused::RdmaRefused,
 }
 

@@ -14,6 +14,7 @@
 mod check;
 mod counters;
 mod evidence;
+mod kernel_warnings;
 mod ktap;
 mod measure;
 mod placeholder;
@@ -29,6 +30,7 @@ pub use counters::{Counters, DeviceCounters};
 pub use evidence::{
     AcsRegisters, Evidence, GuestPlatform, IommuGroup, KernelDecision, PciFunction,
 };
+pub use kernel_warnings::KnownWarnings;
 pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Nested, ProgramReport, Subtest, Verdict};
 pub use measure::{Measure, PayloadFlow};
 pub use peerbar_dma_log::{Completer, Direction, Route};

@@ -2,10 +2,12 @@
 
 pub(crate) mod chain;
 pub(crate) mod end;
+pub(crate) mod lost;
 pub(crate) mod memory;
 pub(crate) mod probe;
 pub(crate) mod refusals;
 pub(crate) mod report;
+pub(crate) mod slots;
 pub(crate) mod transfers;
 pub(crate) mod vram;
 

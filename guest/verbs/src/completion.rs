@@ -31,6 +31,10 @@ impl Status {
     pub const RECEIVER_NOT_READY: Self = Self(13);
     /// The other side has no such queue pair, or none that takes the request.
     pub const REMOTE_BAD_QUEUE_PAIR: Self = Self(15);
+    /// The other side has ended the request.
+    pub const REMOTE_ABORTED: Self = Self(16);
+    /// The other side does not answer.
+    pub const RESPONSE_TIMEOUT: Self = Self(20);
 }
 
 impl fmt::Display for Status {
@@ -42,6 +46,8 @@ impl fmt::Display for Status {
             Self::FLUSHED => "a flush of its queue",
             Self::REMOTE_INVALID_REQUEST => "a remote invalid request error",
             Self::REMOTE_ACCESS => "a remote access error",
+            Self::REMOTE_ABORTED => "a remote abort",
+            Self::RESPONSE_TIMEOUT => "a response time-out",
             Self::RECEIVER_NOT_READY => "the receiver not ready",
             Self::REMOTE_BAD_QUEUE_PAIR => "a bad queue pair of the other side",
             Self(number) => return write!(f, "status {number}"),

@@ -9,9 +9,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::checks::lost::Part;
 use crate::checks::memory::MemoryKind;
 use crate::checks::report::Report;
-use crate::checks::{chain, end, probe, refusals, transfers, vram};
+use crate::checks::{chain, end, lost, probe, refusals, transfers, vram};
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
 #[derive(Parser)]
@@ -96,6 +97,24 @@ enum Check {
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
         sizes: Vec<u32>,
     },
+    /// Writes from one adapter to another until a part of the transfer dies, and tries what is left.
+    Lost {
+        /// The kernel's name of the sender's adapter.
+        #[arg(long, value_name = "DEVICE")]
+        nic: String,
+        /// The kernel's name of the receiver's adapter.
+        #[arg(long, value_name = "DEVICE")]
+        peer: String,
+        /// The sender's memory: `host`, or the number of a GPU's device file.
+        #[arg(long, value_name = "MEMORY")]
+        from: MemoryKind,
+        /// The receiver's memory.
+        #[arg(long, value_name = "MEMORY")]
+        to: MemoryKind,
+        /// What dies, once the line "# under load" is printed.
+        #[arg(long, value_name = "PART")]
+        loses: Part,
+    },
     /// Asks for what an adapter must refuse.
     Refused {
         /// The kernel's name of the adapter.
@@ -158,6 +177,13 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             let (near, far) = (side(nic, gpu, source), side(peer, peer_gpu, target));
             chain::run(&near, &far, &sizes, report)
         }
+        Check::Lost {
+            nic,
+            peer,
+            from,
+            to,
+            loses,
+        } => lost::run(&nic, &peer, [from, to], loses, report),
         Check::Refused { nic, gpu } => {
             refusals::run(&nic, report)?;
             gpu.map_or(Ok(()), |gpu| vram::run(&nic, gpu, report))

@@ -69,7 +69,7 @@ pub(super) fn run(
 pub(super) fn log(expected: &Expectation) -> Expected<'_> {
     Expected {
         texts: &expected.kernel,
-        faults: false,
+        ..Expected::default()
     }
 }
 

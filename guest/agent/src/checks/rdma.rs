@@ -1,12 +1,12 @@
 //! Sends, writes and reads between queue pairs of RDMA adapters.
 
-use anyhow::{Context, anyhow};
-use peerbar_report::{Expectation, Measure, Rdma, RdmaMemory, size_range};
+use anyhow::{Context, anyhow, bail, ensure};
+use peerbar_report::{Expectation, Measure, ProgramReport, Rdma, RdmaMemory, size_range};
 
 use super::expectation::{self, Work};
 use super::{Outcome, Run};
 use crate::guest_context::GuestContext;
-use crate::tools::Words;
+use crate::tools::{Ran, Words};
 
 /// Where the launcher puts the programs of this project.
 const FOLDER: &str = "/opt/peerbar";
@@ -77,8 +77,26 @@ pub(super) fn words(command: &str, arguments: &[(&str, String)]) -> Words {
     }
 }
 
+/// Takes the results that the program has reported, and fails if it failed.
+pub(super) fn judge_report(ran: &Ran, measure: &mut Measure) -> anyhow::Result<()> {
+    let report = ProgramReport::read(&ran.output);
+    let complaint = report.as_ref().and_then(ProgramReport::complaint);
+    measure.subtests = report.map_or_else(Vec::new, |report| report.results);
+    measure.status = Some(ran.code());
+    ensure!(
+        !ran.timed_out,
+        "the program did not end in time; it printed:\n{}",
+        ran.output
+    );
+    let failed = complaint.or_else(|| (ran.code() != 0).then(|| format!("status {}", ran.code())));
+    match failed {
+        Some(reason) => bail!("the program failed: {reason}; it printed:\n{}", ran.output),
+        None => Ok(()),
+    }
+}
+
 /// What the program calls this memory.
-fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Result<String> {
+pub(super) fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Result<String> {
     Ok(match memory {
         RdmaMemory::Vram(gpu) => guest.gpu(gpu)?.node().to_string(),
         RdmaMemory::GuestRam => "host".to_owned(),

@@ -53,7 +53,7 @@ impl RdmaMemory {
         }
     }
 
-    fn read(keys: &mut Keys<'_, '_>, key: &str) -> Result<Self, TableError> {
+    pub(super) fn read(keys: &mut Keys<'_, '_>, key: &str) -> Result<Self, TableError> {
         let memory: Spanned<Self> = keys.required(key)?;
         if let Self::Vram(gpu) = memory.get_ref() {
             keys.inventory

@@ -57,6 +57,11 @@ impl LocalEnd {
         })
     }
 
+    /// The first `size` bytes of its memory, by the processor.
+    pub(crate) fn read(&self, size: u64) -> anyhow::Result<Vec<u8>> {
+        self.memory.read(size)
+    }
+
     fn answer(&mut self, command: &Command) -> anyhow::Result<Answer> {
         match command {
             Command::Address => return Ok(Answer::Address(self.address()?)),

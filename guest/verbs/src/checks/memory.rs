@@ -86,6 +86,13 @@ impl Memory {
         Ok(self.mapping().write(offset, bytes)?)
     }
 
+    /// Its first `size` bytes, by the processor.
+    pub(crate) fn read(&self, size: u64) -> anyhow::Result<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(size)?];
+        self.mapping().read(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// Checks that it has `wanted` at `offset`, by the processor.
     pub(crate) fn expect(&self, offset: u64, wanted: &[u8]) -> anyhow::Result<()> {
         let mut seen = vec![0; wanted.len()];

@@ -1,0 +1,65 @@
+//! A surprise removal of a part of an RDMA transfer: the server behind it is killed while requests are in progress.
+
+use std::sync::Mutex;
+
+use anyhow::{Context, ensure};
+use peerbar_report::{CheckKind, Measure, RdmaLost, RdmaPart};
+
+use super::{Outcome, Run, rdma};
+use crate::guest_context::GuestContext;
+use crate::kmsg::Expected;
+
+/// The line by which the program says that requests are in progress.
+const UNDER_LOAD: &str = "# under load";
+
+impl Run for RdmaLost {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let part = match self.part().context("the check loses nothing of its own")? {
+            RdmaPart::Peer => "peer",
+            RdmaPart::Source => "source",
+            RdmaPart::Target => "target",
+            RdmaPart::Fabric => "fabric",
+        };
+        let arguments = [
+            ("--nic", guest.nic(&self.nic)?.device.clone()),
+            ("--peer", guest.nic(&self.peer)?.device.clone()),
+            ("--from", rdma::memory(guest, &self.from)?),
+            ("--to", rdma::memory(guest, &self.to)?),
+            ("--loses", part.to_owned()),
+        ];
+        // Counters of a device that is gone cannot be compared, so they are not read here.
+        let tools = guest.tools()?.context("the plan has no tools root")?;
+        let killed = Mutex::new(None);
+        let ran = tools.run_program(
+            &rdma::words("lost", &arguments),
+            guest.limit(self.seconds),
+            |line| {
+                guest.show(line);
+                if line == UNDER_LOAD {
+                    let kill = guest.launcher.kill_server(&self.loses);
+                    *killed
+                        .lock()
+                        .unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(kill);
+                }
+            },
+        )?;
+        let killed = killed
+            .into_inner()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        rdma::judge_report(&ran, measure)?;
+        killed.context("the program had no requests in progress")??;
+        ensure!(
+            !measure.subtests.is_empty(),
+            "the program reported nothing: {}",
+            ran.output
+        );
+        Ok(Outcome::Passed)
+    }
+
+    fn expected_log(&self) -> Expected<'_> {
+        Expected {
+            warnings: CheckKind::warnings(self),
+            ..Expected::default()
+        }
+    }
+}

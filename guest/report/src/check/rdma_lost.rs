@@ -1,0 +1,143 @@
+//! `rdma-lost`: an adapter, a GPU or the fabric dies.
+
+use toml::Spanned;
+
+use super::rdma::{PACKAGES, PROGRAMS, needs_tools};
+use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check};
+
+/// The name of the fabric's server.
+const FABRIC: &str = "fabric";
+/// Where Linux warns that the objects of a program that ends are not destroyed: its EFA driver asks the adapter to, which is gone
+/// (drivers/infiniband/core/uverbs_main.c; drivers/infiniband/hw/efa/efa_verbs.c: `efa_destroy_qp`).
+const LEAKS_OBJECTS: &[&str] = &["uverbs_destroy_ufile_hw"];
+
+check! {
+    /// The server behind an adapter, behind a GPU or of the fabric is killed while one adapter writes to memory by the other. The requests
+    /// in progress end with an error of the right kind, later ones too, and nothing hangs. What was acknowledged is in the other memory, and
+    /// nothing beside it has changed, as far as that memory is left. What is left goes on: each adapter that lives within itself, both with
+    /// each other where the fabric lives. Checks that follow can only use what is left. It takes `tools = true` at the top of the scenario.
+    "rdma-lost": "{loses} is lost amid RDMA writes from {nic} to {peer}"
+    pub struct RdmaLost {
+        /// Name of a `[[nic]]`: the one that asks.
+        pub nic: String,
+        /// Name of the `[[nic]]` of the other queue pair.
+        pub peer: String,
+        /// The memory of the one that asks: `"guest-ram"`, or `{ vram = "NAME" }` with the name of a `[[gpu]]`.
+        pub from: RdmaMemory,
+        /// The memory of the other one.
+        pub to: RdmaMemory,
+        /// What dies: `peer`'s adapter or one of the GPUs by its name, or `"fabric"`.
+        pub loses: String,
+    }
+}
+
+/// Which part of a transfer dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RdmaPart {
+    /// The adapter that is asked.
+    Peer,
+    /// The memory of the one that asks.
+    Source,
+    /// The memory of the one that is asked.
+    Target,
+    /// What joins the adapters.
+    Fabric,
+}
+
+impl RdmaLost {
+    /// Which part [`RdmaLost::loses`] names; none if it is none of the transfer.
+    pub fn part(&self) -> Option<RdmaPart> {
+        let lost = Some(self.loses.as_str());
+        match () {
+            () if self.loses == FABRIC => Some(RdmaPart::Fabric),
+            () if self.loses == self.peer => Some(RdmaPart::Peer),
+            () if lost == self.from.gpu() => Some(RdmaPart::Source),
+            () if lost == self.to.gpu() => Some(RdmaPart::Target),
+            () => None,
+        }
+    }
+}
+
+impl CheckKind for RdmaLost {
+    fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
+        needs_tools(keys)?;
+        let (nic, peer) = (keys.nic_name("nic")?, keys.nic_name("peer")?);
+        let from = RdmaMemory::read(keys, "from")?;
+        let to = RdmaMemory::read(keys, "to")?;
+        let loses: Spanned<String> = keys.required("loses")?;
+        let at = loses.span();
+        let lost = Self {
+            nic,
+            peer,
+            from,
+            to,
+            loses: loses.into_inner(),
+            seconds: keys.seconds,
+        };
+        if lost.nic == lost.peer {
+            let message = format!("`peer` is `{}`, too: name another adapter", lost.nic);
+            return Err(TableError::new(at, message));
+        }
+        if lost.part().is_none() {
+            let message = format!(
+                "`loses = {:?}`: write \"fabric\", `{}`, or the name of a GPU of `from` or `to`",
+                lost.loses, lost.peer
+            );
+            return Err(TableError::new(at, message));
+        }
+        Ok(lost)
+    }
+
+    fn pairs(&self) -> Vec<Pair> {
+        let sides = [(&self.from, &self.nic), (&self.to, &self.peer)];
+        let sides = sides.into_iter();
+        let pairs = sides.filter_map(|(memory, nic)| Some(Pair::of(memory.gpu()?, nic)));
+        pairs.collect()
+    }
+
+    fn kills(&self) -> Option<&str> {
+        Some(&self.loses)
+    }
+
+    fn warnings(&self) -> &'static [&'static str] {
+        match self.part() {
+            Some(RdmaPart::Peer) => LEAKS_OBJECTS,
+            _ => &[],
+        }
+    }
+
+    /// What is left is tried with guest RAM.
+    fn guest_ram_bytes(&self, _payload: u64) -> Option<u64> {
+        None
+    }
+
+    fn packages(&self) -> &'static [&'static str] {
+        PACKAGES
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        PROGRAMS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_part_is_one_of_the_transfer() {
+        let lost = |name: &str| {
+            let text = format!(
+                r#"{{"nic":"n","peer":"m","from":{{"vram":"g"}},"to":{{"vram":"h"}},"loses":"{name}"}}"#
+            );
+            let check: RdmaLost = serde_json::from_str(&text).unwrap();
+            assert_eq!(check.kills(), Some(name));
+            check.part()
+        };
+        assert_eq!(lost("m"), Some(RdmaPart::Peer));
+        assert_eq!(lost("g"), Some(RdmaPart::Source));
+        assert_eq!(lost("h"), Some(RdmaPart::Target));
+        assert_eq!(lost("fabric"), Some(RdmaPart::Fabric));
+        assert_eq!(lost("n"), None);
+    }
+}
