@@ -152,11 +152,14 @@ impl Transfers {
         let source = guests.disk(near, &check.from.disk)?;
         let target = guests.disk(far, &check.to.disk)?;
         let steps = steps(&check.sizes, &source, &target)?;
-        // Content that no earlier check or run has left on the target.
         let seeds: Vec<u64> = steps.iter().map(|_| fastrand::u64(..)).collect();
+        log::info!("contents of {} have the seeds {seeds:?}", check.from.disk);
         for (&seed, step) in seeds.iter().zip(&steps) {
             let stored = ends.store(&step.source, step.length, seed);
             stored.map_err(|error| format!("filling {}: {}", check.from.disk, chain(&error)))?;
+            // What is there in the end is not what lay there before.
+            let overwritten = ends.overwrite(&step.target, step.length, !seed);
+            overwritten.map_err(|error| format!("filling {}: {}", check.to.disk, chain(&error)))?;
         }
         self.before = guests.count();
         let moved = steps.iter().try_for_each(|step| {
@@ -168,7 +171,10 @@ impl Transfers {
         moved?;
         for (&seed, step) in seeds.iter().zip(&steps) {
             let seen = ends.compare(&step.target, step.length, seed);
-            let place = format!("{} bytes at {}", step.length, step.target.at);
+            let place = format!(
+                "{} bytes at {}, content of seed {seed},",
+                step.length, step.target.at
+            );
             seen.map_err(|error| format!("{place} of {}: {}", check.to.disk, chain(&error)))?;
         }
         Ok(())

@@ -51,6 +51,19 @@ impl<N: End, F: End> Ends<N, F> {
         Ok(elapsed)
     }
 
+    /// Writes `length` bytes of the content of `seed` to `target`, which the far end opens, by way of its memory, and compares them there.
+    /// What a later [`Ends::compare`] of another seed finds was written after this.
+    ///
+    /// # Errors
+    /// As [`Ends::transfer`].
+    pub fn overwrite(&mut self, target: &FileRange, length: u32, seed: u64) -> Result<()> {
+        let span = self.prepare(Side::Far, length)?;
+        self.done(Side::Far, &Command::Put { span, seed })?;
+        let FileRange { path, at } = target.clone();
+        self.done(Side::Far, &Command::Store { path, at, span })?;
+        self.compare(target, length, seed)
+    }
+
     /// Writes `length` bytes of the content of `seed` to `target`, which the near end opens, by way of its memory.
     ///
     /// # Errors
@@ -76,6 +89,9 @@ impl<N: End, F: End> Ends<N, F> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
     use super::*;
     use crate::MARGIN;
     use crate::fake::{FakeEnd, Flaw};
@@ -109,9 +125,44 @@ mod tests {
         }
     }
 
+    /// A far end whose disk has the content of seed 1 at the target of the chain, from before.
+    fn ends_with_old_content() -> (Ends<FakeEnd, FakeEnd>, Rc<Cell<Option<Flaw>>>) {
+        let (near, far) = FakeEnd::pair(4 * MARGIN);
+        let flaw = far.flaw();
+        let mut ends = Ends::connect(near, far).unwrap();
+        let first = chain(Way::Write);
+        ends.store(&first.source, 4096, 1).unwrap();
+        ends.chain(&first).unwrap();
+        ends.compare(&first.target, 4096, 1).unwrap();
+        (ends, flaw)
+    }
+
+    #[test]
+    fn chain_that_stores_nothing_fails_whatever_lay_there() {
+        let (mut ends, flaw) = ends_with_old_content();
+        let again = chain(Way::Read);
+        ends.overwrite(&again.target, 4096, 2).unwrap();
+        flaw.set(Some(Flaw::StoresNothing));
+        ends.chain(&again).unwrap();
+        let error = ends.compare(&again.target, 4096, 1).unwrap_err();
+        assert!(error.to_string().starts_with("far end: byte 0 of 4096"));
+        flaw.set(None);
+        ends.chain(&again).unwrap();
+        ends.compare(&again.target, 4096, 1).unwrap();
+    }
+
+    #[test]
+    fn target_that_keeps_its_old_content_cannot_be_overwritten() {
+        let (mut ends, flaw) = ends_with_old_content();
+        flaw.set(Some(Flaw::StoresNothing));
+        let target = chain(Way::Write).target;
+        let error = ends.overwrite(&target, 4096, 2).unwrap_err();
+        assert!(error.to_string().starts_with("far end: byte 0 of 4096"));
+    }
+
     #[test]
     fn byte_beside_the_chain_s_content_fails_it() {
-        let (mut near, far) = FakeEnd::pair(4 * MARGIN);
+        let (near, far) = FakeEnd::pair(4 * MARGIN);
         near.set(Flaw::OneByteMore);
         let mut ends = Ends::connect(near, far).unwrap();
         let first = chain(Way::Write);

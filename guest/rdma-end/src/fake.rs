@@ -1,6 +1,6 @@
 //! Ends in memory, for tests.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv6Addr;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use crate::{Address, Answer, Command, Completed, End, Operation, Result, Span, content};
 
-/// What goes wrong with the work requests of an end.
+/// What goes wrong with an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flaw {
     LastByte,
@@ -17,6 +17,7 @@ pub(crate) enum Flaw {
     OtherImmediate,
     Refused,
     OtherNumber,
+    StoresNothing,
 }
 
 #[derive(Default)]
@@ -33,7 +34,7 @@ pub(crate) struct FakeEnd {
     other: Rc<RefCell<State>>,
     address: Address,
     peer: Option<Address>,
-    flaw: Option<Flaw>,
+    flaw: Rc<Cell<Option<Flaw>>>,
 }
 
 impl FakeEnd {
@@ -59,17 +60,22 @@ impl FakeEnd {
                 largest_message: 4096,
             },
             peer: None,
-            flaw: None,
+            flaw: Rc::default(),
         };
         (end(&one, &two, 1), end(&two, &one, 2))
     }
 
-    pub(crate) fn set(&mut self, flaw: Flaw) {
-        self.flaw = Some(flaw);
+    pub(crate) fn set(&self, flaw: Flaw) {
+        self.flaw.set(Some(flaw));
+    }
+
+    /// To change it later.
+    pub(crate) fn flaw(&self) -> Rc<Cell<Option<Flaw>>> {
+        Rc::clone(&self.flaw)
     }
 
     fn has(&self, flaw: Flaw) -> bool {
-        self.flaw == Some(flaw)
+        self.flaw.get() == Some(flaw)
     }
 
     fn carry(&self, id: u64, operation: Operation, span: Span) -> Result<Answer> {
@@ -164,6 +170,7 @@ impl End for FakeEnd {
                 let file = file.unwrap_or_else(|| vec![0; at.end]);
                 own.memory[bytes(*span)].copy_from_slice(&file[at]);
             }
+            Command::Store { .. } if self.flaw.get() == Some(Flaw::StoresNothing) => {}
             Command::Store { path, at, span } => {
                 let at = bytes(Span {
                     offset: *at,

@@ -16,12 +16,12 @@ impl Run for RdmaChain {
         measure.sizes = size_range(&self.sizes);
         let length = self.disk_bytes();
         let pattern = guest.fresh_pattern(source);
-        disk::fill(
-            &source.disk.open_direct()?,
-            pattern,
-            0,
-            usize::try_from(length)?,
-        )?;
+        // What is there in the end is not what lay there before.
+        let other = guest.fresh_pattern(target);
+        for (controller, pattern) in [(source, pattern), (target, other)] {
+            let file = controller.disk.open_direct()?;
+            disk::fill(&file, pattern, 0, usize::try_from(length)?)?;
+        }
         let output = match rdma::run(
             guest,
             "chain",

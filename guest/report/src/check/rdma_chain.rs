@@ -11,7 +11,7 @@ use crate::{Completer, Direction, PayloadFlow, Size};
 
 check! {
     /// A program reads a disk into a GPU's memory, moves that by RDMA to the memory of another GPU and writes it to another disk: by RDMA
-    /// writes, then by RDMA reads. The contents are compared on the second disk. The counters of disks, adapters and GPUs must show each
+    /// writes, then by RDMA reads. The contents are compared on the second disk, which gets others before. The counters of disks, adapters and GPUs must show each
     /// byte once at each of the four steps, between a device and a GPU's memory, and no byte in guest RAM. Each side is a process of its own.
     /// It takes `tools = true` at the top of the scenario.
     "rdma-chain": "{from} to {to}"
