@@ -26,6 +26,9 @@ mod tests;
 
 /// How often the fabric is asked whether a peer is still there.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The same for one that no request goes to, while there is no room for other peers: adapters that come and go take places until
+/// the fabric says that they have left.
+const INTERVAL_WHEN_FULL: Duration = Duration::from_millis(50);
 
 /// Why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Error)]
@@ -95,8 +98,8 @@ struct Peer<D> {
     known: Option<Known>,
     outgoing: Outgoing<D>,
     incoming: Incoming,
-    /// When the fabric is asked next.
-    ask_at: Instant,
+    /// When the fabric was asked, or has answered.
+    asked_at: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +141,7 @@ impl<D> Transport<D> {
         now: Instant,
     ) -> Result<(), (D, SendError)> {
         if !self.peers.contains_key(&to) {
-            if self.peers.len() >= MAX_PEERS {
+            if self.is_full() {
                 return Err((done, SendError::Busy));
             }
             self.peers.insert(to, Peer::new(None, now));
@@ -197,6 +200,7 @@ impl<D> Transport<D> {
 
     /// Sends again what no answer has come to, ends what has taken too long, and forgets peers that have left.
     pub(crate) fn expire(&mut self, now: Instant) {
+        let is_full = self.is_full();
         let gids: Vec<Gid> = self.peers.keys().copied().collect();
         for gid in gids {
             let Some(peer) = self.peers.get_mut(&gid) else {
@@ -216,8 +220,8 @@ impl<D> Transport<D> {
                 let ended = Output::Complete(done, Err(RequestError::TimedOut));
                 self.outputs.push(ended);
             }
-            if peer.ask_at <= now {
-                peer.ask_at = now + INTERVAL;
+            if peer.ask_at(is_full) <= now {
+                peer.asked_at = now;
                 self.outputs.push(Output::Send(Message::Resolve { gid }));
             }
             self.transmit(gid, now);
@@ -226,9 +230,9 @@ impl<D> Transport<D> {
 
     /// When [`Transport::expire`] will have something to do.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let peers = self.peers.values();
+        let (peers, is_full) = (self.peers.values(), self.is_full());
         peers
-            .flat_map(|peer| [Some(peer.ask_at), peer.outgoing.deadline()])
+            .flat_map(|peer| [Some(peer.ask_at(is_full)), peer.outgoing.deadline()])
             .flatten()
             .min()
     }
@@ -237,6 +241,10 @@ impl<D> Transport<D> {
     pub(crate) fn lose(&mut self) {
         let gids: Vec<Gid> = self.peers.keys().copied().collect();
         gids.into_iter().for_each(|gid| self.forget(gid));
+    }
+
+    fn is_full(&self) -> bool {
+        self.peers.len() >= MAX_PEERS
     }
 
     /// The fabric has resolved a GID.
@@ -260,7 +268,7 @@ impl<D> Transport<D> {
                 incarnation,
                 takes_descriptors: Some(takes_descriptors),
             });
-            peer.ask_at = now + INTERVAL;
+            peer.asked_at = now;
             self.transmit(gid, now);
         }
     }
@@ -272,7 +280,7 @@ impl<D> Transport<D> {
         }
         if !self.peers.contains_key(&from) {
             // With no room, the peer sends it again, until those that have left are forgotten.
-            if self.peers.len() >= MAX_PEERS {
+            if self.is_full() {
                 return;
             }
             self.peers.insert(from, Peer::new(None, now));
@@ -387,8 +395,18 @@ impl<D> Peer<D> {
             known,
             outgoing: Outgoing::default(),
             incoming: Incoming::default(),
-            ask_at: now + INTERVAL,
+            asked_at: now,
         }
+    }
+
+    /// When the fabric is asked next.
+    fn ask_at(&self, is_full: bool) -> Instant {
+        let is_idle = self.outgoing.settled().is_some();
+        let interval = match is_full && is_idle {
+            true => INTERVAL_WHEN_FULL,
+            false => INTERVAL,
+        };
+        self.asked_at + interval
     }
 
     fn incarnation(&self) -> Option<Incarnation> {

@@ -164,6 +164,55 @@ fn peers_beyond_the_limit_wait_until_others_leave() {
 }
 
 #[test]
+fn places_of_peers_that_left_are_free_soon_when_all_are_taken() {
+    let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
+    let gid = |number: usize| Gid((number as u128).to_le_bytes());
+    let asks = |number: usize| Message::Packet {
+        peer: gid(number),
+        incarnation: FIRST,
+        body: Body::Request {
+            tag: 0,
+            oldest: 0,
+            data: ByteBuf::from([1; 8]),
+            descriptors: Vec::new(),
+        },
+    };
+    let resolves = |outputs: &[Output<u32>]| {
+        let is_one =
+            |output: &&Output<u32>| matches!(output, Output::Send(Message::Resolve { .. }));
+        outputs.iter().filter(is_one).count()
+    };
+    let soon = now + Duration::from_millis(50);
+    for number in 1..MAX_PEERS {
+        transport.receive(asks(number), now);
+    }
+    transport.take_outputs();
+    transport.expire(soon);
+    assert_eq!(resolves(&transport.take_outputs()), 0, "there is room");
+    transport.receive(asks(MAX_PEERS), now);
+    transport.receive(asks(MAX_PEERS + 1), now);
+    let begun = transport.take_outputs();
+    assert_eq!(begun.len(), 1, "the last one has no place");
+    assert!(
+        transport
+            .deadline()
+            .is_some_and(|deadline| deadline <= soon)
+    );
+    transport.expire(soon);
+    assert_eq!(resolves(&transport.take_outputs()), MAX_PEERS);
+    let gone = Message::Peer {
+        gid: gid(7),
+        incarnation: Incarnation::NONE,
+        takes_descriptors: true,
+    };
+    transport.receive(gone, soon);
+    transport.take_outputs();
+    transport.receive(asks(MAX_PEERS + 1), soon);
+    let outputs = transport.take_outputs();
+    assert!(outputs.iter().any(|it| matches!(it, Output::Request(..))));
+}
+
+#[test]
 fn peer_that_settles_early_gets_no_more_under_way() {
     let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
     for tag in 0..10 * MAX_REQUESTS as u64 {
