@@ -24,6 +24,8 @@ pub(crate) mod interrupt;
 #[cfg(test)]
 mod interrupt_tests;
 pub(crate) mod poll;
+#[cfg(test)]
+mod poll_tests;
 pub(crate) mod request;
 pub(crate) mod ring;
 #[cfg(test)]
