@@ -7,8 +7,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 
 use crate::faults::FaultCode;
 use crate::gpu_memory::GpuAddress;
-use crate::nvme_io::NvmeIo;
-use crate::synchronization::{Wait, Word, WordSize};
+use crate::nvme_queue::NvmeIo;
+use crate::word::{Wait, Word, WordSize};
 
 /// Bytes of a ring's entry.
 pub(crate) const ENTRY_BYTES: u64 = size_of::<Entry>() as u64;

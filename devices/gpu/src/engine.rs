@@ -19,7 +19,7 @@ use crate::faults::{Fault, FaultCode};
 use crate::gpu_memory::GpuAddress;
 use crate::registers::{Registers, Request, Setup};
 use crate::ring::Ring;
-use crate::synchronization::check_time;
+use crate::word::check_time;
 
 /// How long a channel has the engine before the next channel's turn. The step in progress is completed.
 const SLICE: Duration = Duration::from_millis(1);

@@ -29,11 +29,14 @@ mod gpu;
 mod gpu_memory;
 mod kernels;
 mod nvme_io;
+mod nvme_queue;
+mod operations;
 mod registers;
 mod ring;
 #[cfg(feature = "stepped")]
 mod stepped;
 mod synchronization;
+mod word;
 
 pub use config::{Config, ConfigError, Mode};
 pub use gpu::Gpu;

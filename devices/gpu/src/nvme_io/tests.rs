@@ -1,13 +1,15 @@
 //! The kernel beside a disk that carries commands out when a doorbell is written, or when a test has it.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use peerbar_dma::{Ask, Buffer, MemoryFile, Requester, Upstream, UpstreamError};
+use peerbar_nvme_spec::command::nvm::BlockRange;
 use proptest::prelude::*;
 
 use super::*;
 use crate::gpu_memory::GpuMemory;
-use crate::synchronization::WordSize;
+use crate::word::WordSize;
 
 const VRAM: u64 = 1 << 20;
 const SUBMISSION: u64 = 0x1000;

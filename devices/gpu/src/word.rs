@@ -1,0 +1,99 @@
+//! Words that other devices watch or write: how they are written and read, and a wait for one.
+
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use peerbar_dma::{Purpose, RegisterValue};
+
+use crate::faults::{Fault, FaultCode};
+use crate::gpu_memory::{GpuAddress, GpuMemory};
+
+/// Bytes of a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WordSize {
+    Four,
+    Eight,
+}
+
+/// A word of memory, or a register, at its natural alignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Word {
+    place: GpuAddress,
+    size: WordSize,
+}
+
+/// A wait until `word & mask` is `value`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Wait {
+    pub(crate) word: Word,
+    pub(crate) mask: u64,
+    pub(crate) value: u64,
+    /// How long, if that is less than a command may take.
+    pub(crate) limit: Option<Duration>,
+}
+
+impl WordSize {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+
+    /// The value of a register of this size, the low bytes of `value`.
+    fn register_value(self, value: u64) -> RegisterValue {
+        let [a, b, c, d, ..] = value.to_le_bytes();
+        match self {
+            Self::Four => RegisterValue::Word(u32::from_le_bytes([a, b, c, d])),
+            Self::Eight => RegisterValue::Quad(value),
+        }
+    }
+}
+
+impl Word {
+    /// The word at `place`, if that is aligned.
+    pub(crate) fn new(place: GpuAddress, size: WordSize) -> Option<Self> {
+        let is_aligned = place.address().is_multiple_of(size.bytes() as u64);
+        is_aligned.then_some(Self { place, size })
+    }
+
+    /// Where it is.
+    pub(crate) fn place(self) -> GpuAddress {
+        self.place
+    }
+
+    /// Writes it in one access, after all that was written before. At a bus address it is a register write.
+    pub(crate) fn write(self, memory: &GpuMemory, value: u64) -> Result<(), Fault> {
+        memory.check(self.place, self.size.bytes() as u64, true)?;
+        if let GpuAddress::Bus(address) = self.place {
+            return memory.write_register(address, self.size.register_value(value));
+        }
+        // A reader that sees this word also sees what was written before it.
+        fence(Ordering::SeqCst);
+        let bytes = value.to_le_bytes();
+        let (bytes, _) = bytes.split_at(self.size.bytes());
+        memory.write(Purpose::Payload, self.place, bytes)
+    }
+
+    /// Reads it in one access, before all that is read later.
+    pub(crate) fn read(self, memory: &GpuMemory) -> Result<u64, Fault> {
+        memory.check(self.place, self.size.bytes() as u64, false)?;
+        let mut value = [0; 8];
+        let (bytes, _) = value.split_at_mut(self.size.bytes());
+        memory.read(Purpose::Payload, self.place, bytes)?;
+        fence(Ordering::SeqCst);
+        Ok(u64::from_le_bytes(value))
+    }
+}
+
+/// Fails if more time is over than there was. The engine adds where the command's entry lies.
+pub(crate) fn check_time(limit: Option<Duration>, over: Duration) -> Result<(), Fault> {
+    match limit.is_some_and(|limit| over > limit) {
+        false => Ok(()),
+        true => Err(Fault {
+            code: FaultCode::TimeOut,
+            write: false,
+            address: 0,
+        }),
+    }
+}
