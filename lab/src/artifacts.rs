@@ -162,16 +162,7 @@ impl Artifacts {
         } else {
             None
         };
-        let packages = (!needs.packages.is_empty())
-            .then(|| match needs.is_dry_run {
-                true => PackageTree::planned(cache, &needs.packages),
-                false => PackageTree::get(cache, &needs.packages),
-            })
-            .transpose()
-            .map_err(|error| match error {
-                ImageError::NoPackage { .. } => Failure::Usage(anyhow!("`packages`: {error}")),
-                error => error.into(),
-            })?;
+        let packages = package_tree(needs, cache)?;
         let kernel = match (own.kernel(), &root) {
             (Some(kernel), _) => {
                 let kernel = Kernel::user(kernel, own.modules.as_deref()).map_err(image_failure)?;
@@ -268,6 +259,21 @@ impl Artifacts {
             packages,
         }
     }
+}
+
+/// The packages that the scenario names, if it names any.
+fn package_tree(needs: &GuestNeeds, cache: &Cache) -> Result<Option<PackageTree>, Failure> {
+    if needs.packages.is_empty() {
+        return Ok(None);
+    }
+    let packages = match needs.is_dry_run {
+        true => PackageTree::planned(cache, &needs.packages),
+        false => PackageTree::get(cache, &needs.packages),
+    };
+    packages.map(Some).map_err(|error| match error {
+        ImageError::NoPackage { .. } => Failure::Usage(anyhow!("`packages`: {error}")),
+        error => error.into(),
+    })
 }
 
 /// The module that makes queues beside those of nvme.

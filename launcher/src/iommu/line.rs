@@ -1,7 +1,7 @@
 //! One line for each record, as `perf script` prints events.
 
 use peerbar_flight::{
-    Direction, DoorbellEvent, Event, Injection, Mapping, Outcome, Record, WindowKind,
+    Direction, Dma, DoorbellEvent, Event, Injection, Mapping, Outcome, Record, WindowKind,
 };
 
 use super::behind::{Behind, window_name};
@@ -51,23 +51,7 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
                 span(iova, last.wrapping_sub(iova).wrapping_add(1))
             )
         }
-        Event::Dma(ref dma) => {
-            let direction = direction(dma.direction);
-            let purpose = format!("{:?}", dma.purpose).to_lowercase();
-            let mut line = format!(
-                "dma    {} {direction} {purpose} {:?}, {}",
-                span(dma.address, dma.len),
-                dma.route,
-                dma.origin
-            );
-            if let Some(mishap) = register_writes::mishap(device, dma) {
-                line += &format!(": {mishap}");
-            }
-            if dma.outcome != Outcome::Done {
-                line += &format!(": FAILED: {}", dma.outcome);
-            }
-            line
-        }
+        Event::Dma(ref dma) => transfer(device, dma),
         Event::Begin { origin, opcode } => {
             format!("begin  {origin}: {}", device.kind.operation(origin, opcode))
         }
@@ -99,6 +83,25 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
         Event::Interrupt { vector } => format!("interrupt, vector {vector}"),
         Event::RegisterWrite(ref write) => register_writes::line(recorded, device, write),
     }
+}
+
+/// A transfer, and how it went wrong if it did.
+fn transfer(device: &RecordedDevice, dma: &Dma) -> String {
+    let direction = direction(dma.direction);
+    let purpose = format!("{:?}", dma.purpose).to_lowercase();
+    let mut line = format!(
+        "dma    {} {direction} {purpose} {:?}, {}",
+        span(dma.address, dma.len),
+        dma.route,
+        dma.origin
+    );
+    if let Some(mishap) = register_writes::mishap(device, dma) {
+        line += &format!(": {mishap}");
+    }
+    if dma.outcome != Outcome::Done {
+        line += &format!(": FAILED: {}", dma.outcome);
+    }
+    line
 }
 
 /// A new value of a doorbell, and what that brings.

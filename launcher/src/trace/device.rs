@@ -36,6 +36,7 @@ pub(super) struct RecordedCommand {
 }
 
 /// What a device recorded, sorted for tracks.
+#[derive(Default)]
 pub(super) struct Activity {
     /// Its commands in the order of their begins.
     pub(super) commands: Vec<RecordedCommand>,
@@ -71,20 +72,12 @@ impl Activity {
     /// Sorts what a device recorded. `number` is its place among the devices.
     pub(super) fn of(recorded: &Recorded, device: &RecordedDevice, number: usize) -> Self {
         let mut activity = Self {
-            commands: Vec::new(),
-            doorbells: Vec::new(),
-            interrupts: Vec::new(),
-            dmas: Vec::new(),
-            faults: Vec::new(),
-            mappings: Vec::new(),
-            changes: Vec::new(),
-            register_writes: Vec::new(),
-            payload: Vec::new(),
             last: device
                 .flight
                 .records
                 .last()
                 .map_or(0, |record| record.nanos),
+            ..Self::default()
         };
         let mut open = OpenCommands::default();
         for record in &device.flight.records {
