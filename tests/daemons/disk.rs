@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use fastrand::Rng;
+use parking_lot::{Mutex, MutexGuard};
 use peerbar_nvme_driver::{Controller, DmaMemory, PAGE, QueueMemory, QueuePair, Registers, prps};
 use peerbar_nvme_spec::cmb::Cmbmsc;
 use peerbar_nvme_spec::command::SubmissionEntry;
@@ -91,8 +92,8 @@ impl Disk {
         memory.address + self.area * AREA + at
     }
 
-    fn blocks(&self) -> std::sync::MutexGuard<'_, Blocks> {
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock()
     }
 }
 

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use fastrand::Rng;
+use parking_lot::Mutex;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -155,7 +156,7 @@ impl Machine {
             self.shared.remove(part)?;
         }
         if let Some((image, blocks)) = self.images.get(&part) {
-            let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut blocks = blocks.lock();
             blocks.check_image(image)?;
         }
         server.restart()?;
@@ -187,7 +188,7 @@ impl Machine {
         servers.into_values().try_for_each(Server::end)?;
         let mut flushed = 0;
         for (image, blocks) in self.images.values() {
-            let mut blocks = blocks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut blocks = blocks.lock();
             flushed += blocks.check_image(image)?;
         }
         for entry in std::fs::read_dir(self.folder.path())? {

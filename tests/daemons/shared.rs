@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::judgement::Permitted;
 use crate::machine::{Action, Moment};
@@ -99,7 +99,7 @@ impl Shared {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Changes the state, and wakes those that wait for a change.
@@ -126,8 +126,7 @@ impl Shared {
                 "{what}: not within {RECOVERY:?}: {:?}",
                 state.passes
             );
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
     }
 
@@ -188,8 +187,7 @@ impl Shared {
     pub(crate) fn begin_session(&self, part: Part) -> bool {
         let mut state = self.state();
         while !state.is_over && !state.served.contains(&part) {
-            let waited = self.changed.wait(state);
-            state = waited.unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
         if !state.is_over {
             state.in_session.insert(part);

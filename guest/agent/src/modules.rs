@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, bail};
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::system::finit_module;
 
@@ -89,9 +89,7 @@ impl Modules {
     }
 
     fn asked_for(&self) -> MutexGuard<'_, AskedFor> {
-        self.asked_for
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.asked_for.lock()
     }
 }
 

@@ -6,7 +6,9 @@ use std::io;
 use std::ops::{Range, RangeBounds};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::alignment::{Alignment, Split};
 use crate::bounce::Bounce;
@@ -321,7 +323,7 @@ impl GpuFile {
             return Ok(0);
         }
         let parts = &self.parts;
-        let mut slot = parts.bounce.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = parts.bounce.lock();
         let bounce = match &mut *slot {
             Some(bounce) => bounce,
             empty => empty.insert(Bounce::new(&parts.gpu, parts.alignment)?),
