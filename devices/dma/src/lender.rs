@@ -6,18 +6,21 @@ use std::sync::Arc;
 
 use crate::lent_file::LentFile;
 use crate::lent_memory::MOST_FILES_OF_A_LENDER;
+use crate::loan_words::{BorrowedLoan, LentWords, LoanPlace};
 use crate::memory::{MemoryError, MemoryFile, Span};
 use crate::memory_pool::MemoryPool;
 
 /// What one other process lends here, by numbers of its own.
 ///
 /// It may lend what it likes: no more than a few files are kept, and no more than a part of the address space is mapped. Files whose pages
-/// another process or host would have to supply are refused, and one that loses pages fails the accesses to it.
+/// a disk, another process or host would have to supply are refused, and one that loses pages fails the accesses to it.
 #[derive(Debug)]
 pub struct Lender {
     pool: MemoryPool,
     /// The newest is last. The oldest goes if there are too many.
     files: VecDeque<File>,
+    /// The words of its loans, by their number.
+    words: Option<(u32, LentWords)>,
 }
 
 #[derive(Debug)]
@@ -33,13 +36,39 @@ impl Default for Lender {
         Self {
             pool: MemoryPool::of_lender(),
             files: VecDeque::new(),
+            words: None,
         }
     }
 }
 
 impl Lender {
+    /// Takes the words of its loans, which have this number from now on.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotInMemory`], and those of mapping them.
+    pub fn take_words(&mut self, number: u32, fd: OwnedFd) -> Result<(), MemoryError> {
+        if self
+            .words
+            .as_ref()
+            .is_none_or(|(known, _)| *known != number)
+        {
+            self.words = Some((number, LentWords::new(fd)?));
+        }
+        Ok(())
+    }
+
+    /// A loan, by the words of this number. `None` if these are not there, or not any more.
+    pub fn loan(&self, words: u32, place: LoanPlace) -> Option<BorrowedLoan> {
+        let known = self.words.as_ref().filter(|(known, _)| *known == words);
+        known.map(|(_, words)| words.loan(place))
+    }
+
     /// Takes a file, which has this number from now on.
-    pub fn take(&mut self, number: u32, fd: OwnedFd) {
+    ///
+    /// # Errors
+    /// [`MemoryError::NotInMemory`].
+    pub fn take(&mut self, number: u32, fd: OwnedFd) -> Result<(), MemoryError> {
+        let fd = LentFile::new(fd).in_memory()?.into();
         self.files.retain(|file| file.number != number);
         if self.files.len() >= MOST_FILES_OF_A_LENDER {
             self.files.pop_front();
@@ -49,6 +78,7 @@ impl Lender {
             fd,
             mapped: None,
         });
+        Ok(())
     }
 
     /// The span of `size` bytes at `offset` of the file of this number, for reading.
@@ -99,7 +129,7 @@ mod tests {
         let fd = memfd(8192);
         rustix::io::pwrite(&fd, &[7; 16], 4096).unwrap();
         let mut lender = Lender::default();
-        lender.take(3, fd);
+        lender.take(3, fd).unwrap();
         for _ in 0..2 {
             let span = lender.span(3, 4096, 16).unwrap();
             let mut found = [0; 16];
@@ -118,7 +148,7 @@ mod tests {
     fn file_that_shrinks_fails_its_readers() {
         let fd = memfd(4096);
         let mut lender = Lender::default();
-        lender.take(1, fd.try_clone().unwrap());
+        lender.take(1, fd.try_clone().unwrap()).unwrap();
         let span = lender.span(1, 0, 4096).unwrap();
         ftruncate(&fd, 0).unwrap();
         assert!(span.file.read(span.offset, &mut [0; 64]).is_err());
@@ -132,22 +162,29 @@ mod tests {
     fn lender_of_many_files_keeps_a_few() {
         let mut lender = Lender::default();
         for number in 0..100 {
-            lender.take(number, memfd(4096));
+            lender.take(number, memfd(4096)).unwrap();
             lender.span(number, 0, 4096).unwrap();
         }
         let kept = (0..100).filter(|number| lender.span(*number, 0, 1).is_ok());
         assert_eq!(kept.count(), MOST_FILES_OF_A_LENDER);
-        lender.take(200, memfd(1 << 62));
+        lender.take(200, memfd(1 << 62)).unwrap();
         let refused = lender.span(200, 0, 1 << 61);
         assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
     }
 
     #[test]
-    fn file_of_another_host_or_process_is_refused() {
+    fn file_of_a_disk_or_another_process_is_refused() {
         let mut lender = Lender::default();
-        let remote = std::fs::File::open("/sys/kernel/mm/transparent_hugepage/enabled").unwrap();
-        lender.take(1, remote.into());
-        let refused = lender.span(1, 0, 16);
-        assert!(matches!(refused, Err(MemoryError::NotLocal)));
+        let program = std::env::current_exe().unwrap();
+        let remote = std::path::Path::new("/sys/kernel/mm/transparent_hugepage/enabled");
+        for path in [program.as_path(), remote] {
+            let open = || std::fs::File::open(path).unwrap().into();
+            let refused = lender.take(1, open());
+            assert!(matches!(refused, Err(MemoryError::NotInMemory)));
+            let refused = lender.take_words(1, open());
+            assert!(matches!(refused, Err(MemoryError::NotInMemory)));
+        }
+        let unknown = lender.span(1, 0, 16);
+        assert!(matches!(unknown, Err(MemoryError::NotLent { number: 1 })));
     }
 }

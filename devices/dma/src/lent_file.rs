@@ -46,6 +46,14 @@ impl LentFile {
         on_disk || fcntl_get_seals(&self.fd).is_ok()
     }
 
+    /// The file, if page faults in it wait for nothing but this host's memory.
+    pub(crate) fn in_memory(self) -> Result<File, MemoryError> {
+        match fcntl_get_seals(&self.fd) {
+            Ok(_) => Ok(File::from(self.fd)),
+            Err(_) => Err(MemoryError::NotInMemory),
+        }
+    }
+
     /// The file, if it may be mapped.
     pub(crate) fn local(self) -> Result<File, MemoryError> {
         if self.is_local() {

@@ -43,17 +43,18 @@ pub(crate) const MOST_MAPPINGS: usize = 512;
 /// The most ports of a switch (`MAX_PORTS` of peerbar-switch), each with leases.
 const MOST_PORTS: usize = 64;
 
-/// How many other adapters may lend memory at once, and how many files of each are mapped.
+/// How many other adapters may lend memory at once.
 pub const MOST_LENDERS: usize = 16;
-pub(crate) const MOST_FILES_OF_A_LENDER: usize = 16;
+/// How many files of each are kept: those that came last.
+pub const MOST_FILES_OF_A_LENDER: usize = 16;
 
 /// Files of this process that others may shorten ([`crate::MemoryFile::of_own_file`]).
 const OWN_FILES: usize = 1;
 
 /// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
-/// ones until their last use ends, what other adapters lend, and files of its own.
+/// ones until their last use ends, what other adapters lend with the words of that, the former words, too, and files of its own.
 const SLOTS: usize =
-    2 * MOST_MAPPINGS + 2 * MOST_PORTS + MOST_LENDERS * MOST_FILES_OF_A_LENDER + OWN_FILES;
+    2 * MOST_MAPPINGS + 2 * MOST_PORTS + MOST_LENDERS * (MOST_FILES_OF_A_LENDER + 2) + OWN_FILES;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
 /// Locked by a thread that takes or frees a slot.

@@ -28,7 +28,8 @@
 //! that takes one of them away waits for the end of that transfer, with no lock held, and for no other.
 //!
 //! Memory may also be lent to another process, which reads it ([`Session::lend`]), and borrowed from one ([`Lender`]). A change ends
-//! the loans that it meets and waits for none.
+//! the loans that it meets, by a word that both sides see ([`LoanWords`]), and waits for the copies of them that are in progress; for
+//! one that does not end, a quarter of a second, once.
 //!
 //! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: the
 //! requester believes it, the record does not.
@@ -66,6 +67,8 @@ mod lent_region;
 mod link;
 mod link_speed;
 mod link_state;
+mod loan_word;
+mod loan_words;
 mod loans;
 mod map;
 mod memory;
@@ -91,10 +94,11 @@ pub use counters::{Count, CounterFile, Counters};
 pub use error::{DmaError, DmaFault};
 pub use lease::{Leases, PeerLeases};
 pub use lender::Lender;
-pub use lent_memory::MOST_LENDERS;
+pub use lent_memory::{MOST_FILES_OF_A_LENDER, MOST_LENDERS};
 pub use lent_region::{LentGuestMemory, LentRegion};
 pub use link::Link;
 pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLatency};
+pub use loan_words::{BorrowedLoan, Copying, LoanPlace, LoanWords};
 pub use loans::Loan;
 pub use map::MapError;
 pub use memory::{Lease, MappedMemory, MemoryError, MemoryFile, Span};

@@ -1,7 +1,8 @@
 //! Memory that this function lends to another process, which reads it: one copy, made by the other side.
 //!
-//! A loan keeps nothing from changing. A change that takes one of its addresses away ends it instead, so no unmap waits for another
-//! process. What was read under a loan that has ended means nothing, and the lender is the one that says so.
+//! A loan keeps nothing from changing. A change that takes one of its addresses away ends it instead, and waits for nothing but a copy that
+//! the other process has begun ([`LoanWords`](crate::LoanWords)). What was read under a loan that has ended means nothing, and the lender is
+//! the one that says so.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use slab::Slab;
 
 use crate::address::AddressRange;
 use crate::error::DmaFault;
+use crate::loan_words::{Closed, LoanPlace, LoanWord};
 use crate::memory::Span;
 use crate::pins::PinnedRange;
 use crate::requester::Requester;
@@ -27,23 +29,55 @@ struct OpenLoan {
     addresses: Vec<AddressRange>,
     /// A change has taken one of its addresses away.
     is_over: bool,
+    word: Arc<LoanWord>,
+}
+
+impl OpenLoan {
+    fn meets(&self, range: AddressRange) -> bool {
+        self.addresses.iter().any(|own| own.meets(range))
+    }
 }
 
 impl Loans {
-    /// Ends every loan that meets this range. To be called with the lock held under which the range is taken away.
+    /// Ends every loan that meets this range: no copy of it begins any more. To be called with the lock held under which the range is
+    /// taken away.
     pub(crate) fn end(&self, range: AddressRange) {
         for (_, loan) in self.open.lock().iter_mut() {
-            loan.is_over |= loan.addresses.iter().any(|own| own.meets(range));
+            if loan.meets(range) {
+                loan.is_over = true;
+                loan.word.cancel();
+            }
+        }
+    }
+
+    /// Whether memory of this range is being copied under loans that have ended.
+    pub(crate) fn are_copied(&self, range: AddressRange) -> bool {
+        let open = self.open.lock();
+        let mut ended = open.iter().filter(|(_, loan)| loan.is_over);
+        ended.any(|(_, loan)| loan.meets(range) && loan.word.is_copying())
+    }
+
+    /// Waits until nothing of this range is copied under loans that have ended. To be called without locks.
+    pub(crate) fn wait(&self, range: AddressRange) {
+        let open = self.open.lock();
+        let ended = open.iter().filter(|(_, loan)| loan.is_over);
+        let copied = ended.filter(|(_, loan)| loan.meets(range) && loan.word.is_copying());
+        let copied: Vec<_> = copied.map(|(_, loan)| loan.word.clone()).collect();
+        drop(open);
+        for word in copied {
+            word.wait();
         }
     }
 }
 
 /// A request to read memory that another process carries out.
 ///
-/// Dropped, it counts as no request: nobody read anything that anybody uses.
+/// Dropped, it waits for a copy in progress, and counts as a request only if all was copied.
 pub struct Loan {
     requester: Arc<Requester>,
     key: usize,
+    word: Arc<LoanWord>,
+    is_recorded: bool,
     tag: Tag,
     started: u64,
     ranges: Vec<PinnedRange>,
@@ -53,18 +87,22 @@ impl Loan {
     /// Lends the ranges of a request; the lock under which their routes were found is still held.
     pub(crate) fn new(
         requester: Arc<Requester>,
-        tag: Tag,
-        started: u64,
+        word: LoanWord,
+        (tag, started): (Tag, u64),
         ranges: Vec<PinnedRange>,
     ) -> Self {
+        let word = Arc::new(word);
         let of = |range: &PinnedRange| AddressRange::new(range.address, range.len as u64);
         let key = requester.loans().open.lock().insert(OpenLoan {
             addresses: ranges.iter().map(of).collect(),
             is_over: false,
+            word: word.clone(),
         });
         Self {
             requester,
             key,
+            word,
+            is_recorded: false,
             tag,
             started,
             ranges,
@@ -76,20 +114,37 @@ impl Loan {
         self.ranges.iter().map(|range| (&range.span, range.len))
     }
 
+    /// Where the word is by which the other process begins to read.
+    pub fn place(&self) -> LoanPlace {
+        self.word.place
+    }
+
     /// The other process has read all of it: counts and records the request.
     ///
     /// # Errors
-    /// [`DmaFault::NoMemory`] if a change has taken some of it away meanwhile, or its owner has: what was read means nothing.
-    pub fn end(self) -> Result<(), DmaFault> {
+    /// [`DmaFault::NoMemory`] if a change has taken some of it away meanwhile, or its owner has: what was read means nothing. The same if
+    /// nobody has read it, or the function has met a fault.
+    pub fn end(mut self) -> Result<(), DmaFault> {
+        self.is_recorded = true;
+        let closed = self.word.close();
         // Locked until all is recorded: an unmap that comes later is recorded later.
         let open = self.requester.loans().open.lock();
         let is_over = open.get(self.key).is_none_or(|loan| loan.is_over);
+        if closed == Closed::Unused && !is_over || self.requester.injects() {
+            return Err(DmaFault::NoMemory);
+        }
         let is_intact = self.memory().all(|(span, _)| span.file.intact().is_ok());
-        let outcome = if is_over || !is_intact {
+        let outcome = if is_over || !is_intact || closed == Closed::Hangs {
             Err(DmaFault::NoMemory)
         } else {
             Ok(())
         };
+        self.record(outcome);
+        drop(open);
+        outcome
+    }
+
+    fn record(&self, outcome: Result<(), DmaFault>) {
         for range in &self.ranges {
             let result = SegmentResult {
                 route: range.route,
@@ -104,14 +159,24 @@ impl Loan {
                 break;
             }
         }
-        drop(open);
-        outcome
     }
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        self.requester.loans().open.lock().try_remove(self.key);
+        // A change that meets it waits until the copy is over, too.
+        let is_copied = self.word.close() == Closed::Copied;
+        let mut open = self.requester.loans().open.lock();
+        let loan = open.try_remove(self.key);
+        if is_copied && !self.is_recorded {
+            let is_over = loan.is_none_or(|loan| loan.is_over);
+            let outcome = if is_over {
+                Err(DmaFault::NoMemory)
+            } else {
+                Ok(())
+            };
+            self.record(outcome);
+        }
     }
 }
 
@@ -121,7 +186,19 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     use super::*;
-    use crate::{MemoryFile, PeerId, PeerMemory, PeerWindow, Session, WindowId};
+    use crate::loan_words::LentWords;
+    use crate::{
+        Buffer, LoanWords, MemoryFile, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow,
+        Peers, Session, WindowId,
+    };
+
+    struct NoPeers;
+
+    impl Peers for NoPeers {
+        fn access(&self, _: PeerId, _: u64, _: Buffer<'_>) -> Result<(), PeerError> {
+            Err(PeerError::Unsupported)
+        }
+    }
 
     /// RAM at 0x1000..0x3000, a peer's memory at 0xc000..0xd000.
     fn requester() -> Arc<Requester> {
@@ -146,8 +223,25 @@ mod tests {
     }
 
     fn lend(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Option<Loan> {
+        lend_by(&Arc::new(LoanWords::new().unwrap()), requester, places)
+    }
+
+    fn lend_by(
+        words: &Arc<LoanWords>,
+        requester: &Arc<Requester>,
+        places: &[(u64, usize)],
+    ) -> Option<Loan> {
         let mut session = Session::new(requester.clone());
-        session.lend(Purpose::Payload, places.iter().copied())
+        session.lend(Purpose::Payload, words, places.iter().copied())
+    }
+
+    /// A loan that the other side has copied.
+    fn copied(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Loan {
+        let words = Arc::new(LoanWords::new().unwrap());
+        let loan = lend_by(&words, requester, places).unwrap();
+        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        assert!(lent.loan(loan.place()).begin().unwrap().finish());
+        loan
     }
 
     fn bytes_and_failures(requester: &Requester) -> (u64, u64) {
@@ -160,27 +254,35 @@ mod tests {
     #[test]
     fn ended_loan_is_recorded_as_a_read_of_each_memory() {
         let requester = requester();
-        let loan = lend(&requester, &[(0x1800, 0x100), (0xc000, 0x80)]).unwrap();
+        let loan = copied(&requester, &[(0x1800, 0x100), (0xc000, 0x80)]);
         let lens: Vec<_> = loan.memory().map(|(_, len)| len).collect();
         assert_eq!(lens, [0x100, 0x80]);
         assert_eq!(bytes_and_failures(&requester), (0, 0));
         assert_eq!(loan.end(), Ok(()));
         assert_eq!(bytes_and_failures(&requester), (0x180, 0));
+        let unread = lend(&requester, &[(0x1800, 0x100)]).unwrap();
+        assert_eq!(unread.end(), Err(DmaFault::NoMemory));
         drop(lend(&requester, &[(0x1800, 0x100)]).unwrap());
         assert_eq!(bytes_and_failures(&requester), (0x180, 0));
+        // What was read is in the record, though it is of no use.
+        drop(copied(&requester, &[(0x1800, 0x10)]));
+        assert_eq!(bytes_and_failures(&requester), (0x190, 0));
         assert!(requester.loans().open.lock().is_empty());
     }
 
-    /// The loan is open meanwhile, so a change that waited for its end would never return.
     #[test]
     fn change_ends_the_loans_that_it_meets_and_no_other() {
         type Change = fn(&Requester);
-        let met: [(u64, Change); 6] = [
+        let met: [(u64, Change); 8] = [
             (0x1000, |it| it.unmap(0x1fff, 0x1fff)),
             (0x1000, |it| it.set_bus_master(false)),
             (0x1000, |it| drop(it.halt())),
             (0xc000, |it| it.set_peer(PeerId(1), vec![])),
             (0xc000, |it| it.lose_peers()),
+            (0xc000, |it| {
+                it.set_switch(PeerRouting::Redirect, Arc::new(NoPeers))
+            }),
+            (0x1000, |it| it.set_link_down(None)),
             (0x1000, |it| {
                 let own = MemoryFile::create("own", 0x1000).unwrap();
                 let memory = crate::OwnWindowMemory::Span(Span {
@@ -197,13 +299,14 @@ mod tests {
         ];
         for (index, (address, change)) in met.into_iter().enumerate() {
             let requester = requester();
-            let loan = lend(&requester, &[(address, 0x1000)]).unwrap();
+            let loan = copied(&requester, &[(address, 0x1000)]);
             change(&requester);
+            requester.set_link_up();
             assert_eq!(loan.end(), Err(DmaFault::NoMemory), "change {index}");
             assert_eq!(bytes_and_failures(&requester), (0, 1), "change {index}");
         }
         let requester = requester();
-        let loan = lend(&requester, &[(0x1000, 0x1000), (0xc000, 0x100)]).unwrap();
+        let loan = copied(&requester, &[(0x1000, 0x1000), (0xc000, 0x100)]);
         requester.unmap(0x2000, 0x2fff);
         requester.set_peer(PeerId(2), vec![]);
         requester.set_bus_master(true);
@@ -219,11 +322,42 @@ mod tests {
         let mapped = requester.map(0, 0x1000, (true, true), Some(lent));
         mapped.unwrap();
         requester.set_bus_master(true);
-        let loan = lend(&requester, &[(0, 0x100)]).unwrap();
+        let loan = copied(&requester, &[(0, 0x100)]);
         ftruncate(&fd, 0).unwrap();
         let read = requester.read(Purpose::Payload, 0, &mut [0; 8]);
         assert!(read.is_err());
         assert_eq!(loan.end(), Err(DmaFault::NoMemory));
+    }
+
+    #[test]
+    fn copy_of_a_loan_does_not_begin_after_a_change() {
+        let requester = requester();
+        let words = Arc::new(LoanWords::new().unwrap());
+        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let [first, second] = [0x1000, 0x2000]
+            .map(|address| lend_by(&words, &requester, &[(address, 0x1000)]).unwrap());
+        requester.unmap(0x1000, 0x1fff);
+        assert!(lent.loan(first.place()).begin().is_none());
+        assert!(lent.loan(second.place()).begin().is_some());
+    }
+
+    /// The reader is never over, so each change returns as it waits no longer than it should.
+    #[test]
+    fn copy_that_hangs_delays_one_change() {
+        let requester = requester();
+        let words = Arc::new(LoanWords::new().unwrap());
+        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let loans = [0x1000, 0x1800, 0x2000]
+            .map(|address| lend_by(&words, &requester, &[(address, 0x800)]).unwrap());
+        let borrowed = loans.each_ref().map(|loan| lent.loan(loan.place()));
+        let _copies = borrowed.each_ref().map(|loan| loan.begin().unwrap());
+        requester.unmap(0x1000, 0x1fff);
+        assert!(words.has_hung());
+        requester.unmap(0x2000, 0x2fff);
+        for loan in loans {
+            assert_eq!(loan.end(), Err(DmaFault::NoMemory));
+        }
+        assert!(lend_by(&words, &requester, &[(0xc000, 1)]).is_none());
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
 use rustix::mm::ProtFlags;
@@ -44,6 +44,9 @@ pub enum MemoryError {
     /// A page fault in such a file may wait for another process, as in FUSE, or for a network.
     #[error("lent file is neither in memory (memfd, tmpfs, hugetlbfs) nor on a block device")]
     NotLocal,
+    /// A page fault in such a file may wait for a disk.
+    #[error("lent file is not in memory (memfd, tmpfs, hugetlbfs)")]
+    NotInMemory,
     /// The lender has too much of its memory mapped here.
     #[error("{mappings} mappings of {mapped:#x} bytes are lent: none of {size:#x} bytes is added")]
     TooMuch {
@@ -418,6 +421,20 @@ impl MappedMemory {
                 Err(now) => was = now,
             }
         }
+    }
+
+    /// Has `access` change the 4 bytes at `offset`, a multiple of 4, by atomic steps.
+    pub(crate) fn with_word<T>(
+        &self,
+        offset: u64,
+        access: impl FnOnce(&AtomicU32) -> T,
+    ) -> Result<T, MemoryError> {
+        let slice = self.slice(offset, size_of::<u32>())?;
+        let word: &AtomicU32 = slice
+            .get_atomic_ref(0)
+            .map_err(|_| self.out_of_range(offset, size_of::<u32>()))?;
+        let result = access(word);
+        self.intact().map(|()| result)
     }
 
     /// Whether `len` bytes at `offset` lie in the memory.

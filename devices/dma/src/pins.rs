@@ -8,6 +8,7 @@ use peerbar_dma_log::{Completer, Route};
 use slab::Slab;
 
 use crate::address::AddressRange;
+use crate::loans::Loans;
 use crate::memory::Span;
 
 /// The transfers of a function that are in progress outside of its threads.
@@ -104,19 +105,21 @@ impl Pins {
 }
 
 /// A change after which no new transfer uses the addresses that it took away. Dropping this waits for the transfers that had
-/// begun there before.
+/// begun there before, and for copies of what was lent.
 ///
 /// It is **not to be dropped with a lock held** that is needed to carry such transfers to their end.
 pub struct Drain<'a> {
     pub(crate) pins: &'a Pins,
+    pub(crate) loans: &'a Loans,
     /// What was taken away.
     pub(crate) ranges: Vec<AddressRange>,
 }
 
 impl Drop for Drain<'_> {
     fn drop(&mut self) {
-        self.ranges
-            .drain(..)
-            .for_each(|range| self.pins.wait(range));
+        for range in self.ranges.drain(..) {
+            self.pins.wait(range);
+            self.loans.wait(range);
+        }
     }
 }

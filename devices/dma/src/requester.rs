@@ -186,9 +186,10 @@ impl Requester {
         self.link_state.set_up();
     }
 
-    fn set_link_down(&self, down: Option<Duration>) {
+    pub(crate) fn set_link_down(&self, down: Option<Duration>) {
         let until = down.map(|down| self.clock.now().saturating_add(nanos(down)));
         self.link_state.set_down(until);
+        self.loans.end(AddressRange::ALL);
     }
 
     /// Notes that a fault was injected. Removes the device, or takes its link down, if that is the fault.
@@ -249,6 +250,7 @@ impl Requester {
         drop(routes);
         if !on {
             self.pins.wait(AddressRange::ALL);
+            self.loans.wait(AddressRange::ALL);
         }
     }
 
@@ -298,7 +300,15 @@ impl Requester {
     /// Sets what the switch does with requests to peers, and the way to those of their windows that are not memory.
     pub fn set_switch(&self, routing: PeerRouting, peers: Arc<dyn Peers>) {
         *self.peers.write() = Some(peers);
-        self.change().peer_routing = routing;
+        let mut routes = self.change();
+        let mut met = Vec::new();
+        if routes.peer_routing != routing {
+            met.extend(routes.peers.addresses(|_| true));
+            met.iter().for_each(|range| self.loans.end(*range));
+        }
+        routes.peer_routing = routing;
+        drop(routes);
+        met.iter().for_each(|range| self.loans.wait(*range));
     }
 
     /// Whether the function asks for translations of addresses and keeps them (PCIe Base 6.0, 10.5.1.3, ATS Control). Once
@@ -480,10 +490,11 @@ impl Requester {
         }
         let range = AddressRange { first: iova, last };
         self.loans.end(range);
-        if self.pins.meet(range) {
+        if self.pins.meet(range) || self.loans.are_copied(range) {
             // It is recorded after the transfers that still use this mapping.
             drop(routes);
             self.pins.wait(range);
+            self.loans.wait(range);
         }
         self.note(|| Event::Unmap { iova, last });
     }
@@ -546,6 +557,7 @@ impl Requester {
     fn drain(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
         Drain {
             pins: &self.pins,
+            loans: &self.loans,
             ranges,
         }
     }

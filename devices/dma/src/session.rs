@@ -7,6 +7,7 @@ use peerbar_dma_log::{Direction, Purpose};
 use crate::counters::Slot;
 use crate::direct::DirectRoute;
 use crate::error::{DmaError, DmaFault};
+use crate::loan_words::LoanWords;
 use crate::loans::Loan;
 use crate::memory::{MappedMemory, MemoryError, MemoryFile, Span};
 use crate::pinned::Pinned;
@@ -171,16 +172,23 @@ impl Session {
     }
 
     /// Lends the memory at several places, each an address and a length, to another process, which reads it. `None` if not all of it is
-    /// memory that is mapped here.
+    /// memory that is mapped here, or the words are all in use.
     pub fn lend(
         &mut self,
         tag: impl Into<Tag>,
+        words: &Arc<LoanWords>,
         places: impl IntoIterator<Item = (u64, usize)>,
     ) -> Option<Loan> {
         let tag = tag.into();
         let started = self.collect(tag.purpose, Direction::Read, places)?;
         let ranges = std::mem::take(&mut self.ranges);
-        Some(Loan::new(self.requester.clone(), tag, started, ranges))
+        let word = words.open()?;
+        Some(Loan::new(
+            self.requester.clone(),
+            word,
+            (tag, started),
+            ranges,
+        ))
     }
 
     /// Puts the ranges of a request into `self.ranges`, and keeps their routes from changing; when the request began. `None` if not all

@@ -54,7 +54,7 @@ pub(super) struct Remote {
     pub(super) has_begun: bool,
     /// Parts that were to be lent and could not be, which go in packets.
     pub(super) again: Vec<(u32, u32)>,
-    /// Parts that have been copied, by their loans, which are to be given back.
+    /// Parts that have been copied, or none of whose bytes has been, by their loans, which are to be given back.
     pub(super) returns: Vec<((u32, u32), u64)>,
     /// How many packets are not answered.
     pub(super) outstanding: u16,

@@ -1,17 +1,22 @@
 //! Memory that adapters lend to each other, so that payload is copied once, by its receiver.
 //!
 //! The lender shows the files of its memory, each once, and names ranges of them from then on. It stays the judge of its memory: the receiver
-//! copies, and the lender says afterwards whether that was worth anything. Where memory cannot be lent, payload goes in packets.
+//! copies if the word of the loan permits it, and the lender says afterwards whether that was worth anything. Where memory cannot be lent,
+//! payload goes in packets.
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use peerbar_dma::{Lender, Loan, MOST_LENDERS, MemoryFile, Span};
+use peerbar_dma::{
+    BorrowedLoan, Lender, Loan, LoanWords, MOST_FILES_OF_A_LENDER, MOST_LENDERS, MemoryError,
+    MemoryFile, Span,
+};
 use peerbar_fabric::SendError;
 
-use super::packet::{LentRange, MOST_RANGES, Packet, Verb};
+use super::packet::{LentPart, LentRange, MOST_RANGES, Packet, Verb};
 use super::remote::Sent;
 use super::turn::Turn;
 use super::wire::Token;
@@ -23,8 +28,11 @@ const REFUSED: Duration = Duration::from_secs(1);
 const PERMITTED: Duration = Duration::from_millis(100);
 /// How many adapters there are at most of which it is known what they were shown. A guest names any number.
 const MOST_VIEWERS: usize = 256;
-/// How many loans one adapter has at most of what it reads.
-const MOST_READS: usize = 64;
+/// How many loans one adapter has at most of what it reads, and for how long each.
+const MOST_READS: usize = 512;
+const READ_TIME: Duration = Duration::from_secs(30);
+/// How many adapters may leave a copy unfinished before none is lent memory any more: each has delayed a change of this adapter's memory.
+const MOST_HUNG: usize = 16;
 
 /// What this adapter lends, and what others lend to it.
 #[derive(Default)]
@@ -33,16 +41,32 @@ pub(super) struct Lending {
     files: Vec<(u32, Weak<MemoryFile>)>,
     last_file: u32,
     viewers: HashMap<Gid, Viewer>,
+    /// The words of what each adapter is lent. Those of one that has left a copy unfinished stay.
+    words: HashMap<Gid, Words>,
     lenders: HashMap<Gid, Lender>,
     /// What others read here, oldest first.
-    reads: VecDeque<(Gid, u64)>,
+    reads: VecDeque<Read>,
+}
+
+/// The words of loans, by the number that they are shown by.
+#[derive(Clone)]
+pub(super) struct Words {
+    pub(super) number: u32,
+    pub(super) words: Arc<LoanWords>,
+}
+
+/// A loan for a read.
+struct Read {
+    gid: Gid,
+    loan: u64,
+    until: Instant,
 }
 
 /// Another adapter, as one that this one lends to.
 #[derive(Default)]
 struct Viewer {
-    /// Files that it was shown, and whether it has said that it has them.
-    files: HashMap<u32, bool>,
+    /// Files that it was shown, and whether it has said that it has them. It keeps as many, in the same order.
+    files: VecDeque<(u32, bool)>,
     refused_until: Option<Instant>,
     /// What the wire has said of it, and when.
     permitted: Option<(Instant, bool)>,
@@ -56,6 +80,8 @@ pub(super) enum Shown {
     Pending,
     /// It takes none now.
     Refused,
+    /// Too much is under way to ask it.
+    Busy,
 }
 
 impl Lending {
@@ -99,6 +125,40 @@ impl Lending {
         self.viewers.entry(gid).or_default()
     }
 
+    /// The words of what an adapter is lent. `None` if it is lent nothing.
+    pub(super) fn words(&mut self, gid: Gid) -> Option<Words> {
+        let has_hung = |words: &&Words| words.words.has_hung();
+        if self.words.values().filter(has_hung).count() >= MOST_HUNG {
+            return None;
+        }
+        if let Some(words) = self.words.get(&gid) {
+            return Some(words.clone()).filter(|words| !words.words.has_hung());
+        }
+        if self.words.len() >= MOST_VIEWERS {
+            self.words.retain(|_, words| words.words.has_hung());
+        }
+        let words = LoanWords::new();
+        let words = words.inspect_err(|error| log::warn!("nothing is lent to {gid}: {error}"));
+        self.last_file = self.last_file.wrapping_add(1);
+        let words = Words {
+            number: self.last_file,
+            words: Arc::new(words.ok()?),
+        };
+        self.words.insert(gid, words.clone());
+        Some(words)
+    }
+
+    /// Whether an adapter has left a copy unfinished.
+    fn has_hung(&self, gid: Gid) -> bool {
+        let words = self.words.get(&gid);
+        words.is_some_and(|words| words.words.has_hung())
+    }
+
+    /// An adapter may have lost what it was shown.
+    pub(super) fn show_again(&mut self, gid: Gid) {
+        self.viewer(gid).files.clear();
+    }
+
     #[cfg(test)]
     pub(super) fn viewer_count(&self) -> usize {
         self.viewers.len()
@@ -113,7 +173,7 @@ impl Lending {
     /// An adapter could not use what it was lent. It is shown everything again later.
     pub(super) fn refused(&mut self, gid: Gid, now: Instant) {
         let viewer = Viewer {
-            files: HashMap::new(),
+            files: VecDeque::new(),
             refused_until: Some(now + REFUSED),
             permitted: None,
         };
@@ -122,7 +182,8 @@ impl Lending {
 
     /// What an adapter knows of a file. `None` if it was not shown.
     fn shown(&self, gid: Gid, file: u32) -> Option<Shown> {
-        let is_known = self.viewers.get(&gid)?.files.get(&file)?;
+        let mut files = self.viewers.get(&gid)?.files.iter();
+        let (_, is_known) = files.find(|(number, _)| *number == file)?;
         Some(if *is_known {
             Shown::Known
         } else {
@@ -130,62 +191,85 @@ impl Lending {
         })
     }
 
-    /// An adapter is being shown a file. Those that are no more are forgotten.
+    /// An adapter is being shown a file, and forgets its oldest one if it has too many.
     fn is_shown(&mut self, gid: Gid, file: u32) {
-        let live: Vec<u32> = self.files.iter().map(|(number, _)| *number).collect();
-        let viewer = self.viewer(gid);
-        viewer.files.retain(|number, _| live.contains(number));
-        viewer.files.insert(file, false);
+        let files = &mut self.viewer(gid).files;
+        files.retain(|(number, _)| *number != file);
+        if files.len() >= MOST_FILES_OF_A_LENDER {
+            files.pop_front();
+        }
+        files.push_back((file, false));
     }
 
     /// An adapter has said that it has a file.
     fn is_known(&mut self, gid: Gid, file: u32) {
         let viewer = self.viewers.get_mut(&gid);
-        if let Some(known) = viewer.and_then(|viewer| viewer.files.get_mut(&file)) {
-            *known = true;
+        let mut files = viewer.into_iter().flat_map(|viewer| &mut viewer.files);
+        if let Some((_, is_known)) = files.find(|(number, _)| *number == file) {
+            *is_known = true;
         }
     }
 
-    /// Takes a file that an adapter lends. False if too many lend already.
-    fn take(&mut self, from: Gid, file: u32, fd: OwnedFd) -> bool {
+    /// Takes a file that an adapter lends, and the words of its loans, each with its number. False if too many lend already.
+    fn take(&mut self, from: Gid, file: (u32, OwnedFd), words: (u32, OwnedFd)) -> bool {
         let is_full = self.lenders.len() >= MOST_LENDERS;
         if is_full && !self.lenders.contains_key(&from) {
             return false;
         }
-        self.lenders.entry(from).or_default().take(file, fd);
-        true
+        let lender = self.lenders.entry(from).or_default();
+        let taken = lender.take_words(words.0, words.1);
+        let taken: Result<(), MemoryError> = taken.and_then(|()| lender.take(file.0, file.1));
+        taken
+            .inspect_err(|error| log::debug!("memory of {from}: {error}"))
+            .is_ok()
     }
 
-    /// The memory that an adapter lends. `None` if any of it cannot be used here.
+    /// The memory that an adapter lends, and its loan. `None` if any of it cannot be used here.
     pub(super) fn borrowed(
         &mut self,
         from: Gid,
-        ranges: &[LentRange],
-    ) -> Option<Vec<(Span, usize)>> {
+        lent: &LentPart,
+    ) -> Option<(BorrowedLoan, Vec<(Span, usize)>)> {
         let lender = self.lenders.get_mut(&from)?;
+        let (words, place) = lent.word;
+        let loan = lender.loan(words, place)?;
         let span = |range: &LentRange| {
             let (file, offset, bytes) = range.parts();
             let span = lender.span(file, offset, bytes.into());
             let span = span.inspect_err(|error| log::debug!("memory of {from}: {error}"));
             Some((span.ok()?, bytes as usize))
         };
-        ranges.iter().map(span).collect()
+        let spans: Option<Vec<_>> = lent.ranges.iter().map(span).collect();
+        Some((loan, spans?))
     }
 
-    /// An adapter reads here under this loan. The loan that is to end, if it has too many.
-    fn begin_read(&mut self, gid: Gid, loan: u64) -> Option<u64> {
-        self.reads.push_back((gid, loan));
-        let of_it = |(other, _): &(Gid, u64)| *other == gid;
-        if self.reads.iter().filter(|read| of_it(read)).count() <= MOST_READS {
-            return None;
+    /// An adapter is to read here under this loan. False if it has too many.
+    pub(super) fn begin_read(&mut self, gid: Gid, loan: u64, now: Instant) -> bool {
+        let of_it = self.reads.iter().filter(|read| read.gid == gid);
+        let has_room = of_it.count() < MOST_READS;
+        if has_room {
+            let until = now + READ_TIME;
+            self.reads.push_back(Read { gid, loan, until });
         }
-        let oldest = self.reads.iter().position(of_it)?;
-        self.reads.remove(oldest).map(|(_, loan)| loan)
+        has_room
+    }
+
+    /// When the oldest loan of a read ends, if nobody gives it back.
+    pub(super) fn next_end(&self) -> Option<Instant> {
+        self.reads.front().map(|read| read.until)
+    }
+
+    /// A loan that nobody has given back in time.
+    fn next_old(&mut self, now: Instant) -> Option<u64> {
+        let old = self.reads.front().filter(|read| read.until <= now)?.loan;
+        self.reads.pop_front();
+        Some(old)
     }
 
     /// Whether an adapter has this loan, which it gives back.
     pub(super) fn end_read(&mut self, gid: Gid, loan: u64) -> bool {
-        let place = self.reads.iter().position(|read| *read == (gid, loan));
+        let is_it = |read: &Read| (read.gid, read.loan) == (gid, loan);
+        let place = self.reads.iter().position(is_it);
         place.and_then(|place| self.reads.remove(place)).is_some()
     }
 
@@ -194,11 +278,13 @@ impl Lending {
         let is_gone = |gid: &Gid| gone.is_none_or(|gone| gone == *gid);
         self.viewers.retain(|gid, _| !is_gone(gid));
         self.lenders.retain(|gid, _| !is_gone(gid));
+        self.words
+            .retain(|gid, words| words.words.has_hung() || !is_gone(gid));
         let (ended, left): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.reads)
             .into_iter()
-            .partition(|(gid, _)| is_gone(gid));
+            .partition(|read| is_gone(&read.gid));
         self.reads = left;
-        ended.into_iter().map(|(_, loan)| loan).collect()
+        ended.into_iter().map(|read| read.loan).collect()
     }
 }
 
@@ -216,11 +302,12 @@ impl Turn<'_> {
         if known.is_none() {
             viewer.permitted = Some((self.now, is_permitted));
         }
-        is_permitted && !self.parts.lending.is_refused(gid, self.now)
+        let lending = &self.parts.lending;
+        is_permitted && !lending.is_refused(gid, self.now) && !lending.has_hung(gid)
     }
 
     /// Has another adapter know the files of a loan.
-    pub(super) fn show(&mut self, gid: Gid, loan: &Loan) -> Shown {
+    pub(super) fn show(&mut self, gid: Gid, loan: &Loan, words: &Words) -> Shown {
         let mut all = Shown::Known;
         let mut last: Option<&Arc<MemoryFile>> = None;
         for (span, _) in loan.memory() {
@@ -228,32 +315,35 @@ impl Turn<'_> {
                 continue;
             }
             last = Some(&span.file);
-            match self.show_file(gid, &span.file) {
+            match self.show_file(gid, &span.file, words) {
                 Shown::Known => {}
                 Shown::Pending => all = Shown::Pending,
-                Shown::Refused => return Shown::Refused,
+                shown @ (Shown::Refused | Shown::Busy) => return shown,
             }
         }
         all
     }
 
-    fn show_file(&mut self, gid: Gid, file: &Arc<MemoryFile>) -> Shown {
+    fn show_file(&mut self, gid: Gid, file: &Arc<MemoryFile>, words: &Words) -> Shown {
         let number = self.parts.lending.number(file);
         match self.parts.lending.shown(gid, number) {
             Some(shown) => return shown,
             None if !self.lends_to(gid) => return Shown::Refused,
             None => {}
         }
-        let Ok(fd) = file.file().try_clone() else {
+        let descriptors = [file.file(), words.words.file()].map(File::try_clone);
+        let [Ok(file), Ok(of_words)] = descriptors else {
             return Shown::Refused;
         };
+        let descriptors = [file, of_words].map(|file| Arc::new(OwnedFd::from(file)));
         let token = Token(self.parts.next_id());
-        let packet = Packet::of_adapter(Verb::Show, number.into(), 0).encode(&[]);
-        let descriptors = vec![Arc::new(OwnedFd::from(fd))];
+        let mut packet = Packet::of_adapter(Verb::Show, number.into(), 0);
+        packet.part.key = words.number;
+        let packet = packet.encode(&[]);
         let wire = self.parts.wire.get().ok_or(SendError::Lost);
-        match wire.and_then(|wire| wire.request(gid, &packet, descriptors, token)) {
+        match wire.and_then(|wire| wire.request(gid, &packet, descriptors.into(), token)) {
             Ok(()) => {}
-            Err(SendError::Busy) => return Shown::Pending,
+            Err(SendError::Busy) => return Shown::Busy,
             Err(SendError::Lost | SendError::TooLong) => return Shown::Refused,
         }
         let shown = Sent::File { gid, file: number };
@@ -277,17 +367,26 @@ impl Turn<'_> {
         }
     }
 
-    /// Another adapter lends a file; whether it is taken.
-    pub(super) fn take_file(&mut self, from: Gid, file: u32, descriptors: Vec<OwnedFd>) -> bool {
+    /// Another adapter lends a file, by the words of these numbers; whether both are taken.
+    pub(super) fn take_file(
+        &mut self,
+        from: Gid,
+        (file, words): (u32, u32),
+        descriptors: Vec<OwnedFd>,
+    ) -> bool {
         let is_lending = self.parts.wire.get().is_some_and(|wire| wire.lends(from));
-        let fd = descriptors.into_iter().next().filter(|_| is_lending);
-        fd.is_some_and(|fd| self.parts.lending.take(from, file, fd))
+        let mut fds = descriptors.into_iter().filter(|_| is_lending);
+        let (Some(file_fd), Some(words_fd)) = (fds.next(), fds.next()) else {
+            return false;
+        };
+        let lending = &mut self.parts.lending;
+        lending.take(from, (file, file_fd), (words, words_fd))
     }
 
-    /// An adapter begins to read under this loan.
-    pub(super) fn begin_read(&mut self, gid: Gid, loan: u64) {
-        if let Some(oldest) = self.parts.lending.begin_read(gid, loan) {
-            drop(self.objects.take_loan(oldest));
+    /// Ends the loans for reads that nobody has given back in time.
+    pub(super) fn end_old_reads(&mut self) {
+        while let Some(loan) = self.parts.lending.next_old(self.now) {
+            drop(self.objects.take_loan(loan));
         }
     }
 

@@ -2,16 +2,16 @@
 
 use std::os::fd::OwnedFd;
 
-use peerbar_dma::{Loan, Span, Tag};
+use peerbar_dma::{Loan, Tag};
 use peerbar_efa_spec::completion::CompletionStatus;
 
 use super::job::{Job, Unsent};
 use super::lending::Shown;
-use super::packet::{self, LentRange, Packet, Refusal, Verb};
+use super::packet::{self, LentPart, Packet, Refusal, Verb};
 use super::remote::{NoPacket, SentPacket};
 use super::requester::{Requester, tag};
 use super::responder::{self, Sender};
-use super::transfers::{TransferError, total};
+use super::transfers::{LentError, TransferError, total};
 use super::turn::Turn;
 use super::work_request::Data;
 use crate::objects::{Gid, Need, Place, QueuePairKind};
@@ -29,17 +29,24 @@ impl Turn<'_> {
         let header = self.header(requester, job, (Verb::Write, part), true)?;
         let places = self.local_places(requester, request, Need::LocalRead, part)?;
         let tag = tag(requester.sender.pair, job.number);
-        let Some(loan) = self.parts.transfers.lend(tag, &places) else {
+        let Some(words) = self.parts.lending.words(gid) else {
+            return Ok(None);
+        };
+        let Some(loan) = self.parts.transfers.lend(tag, &places, &words.words) else {
             return Ok(None);
         };
         let Some(ranges) = self.parts.lending.ranges(&loan) else {
             return Ok(None);
         };
-        match self.show(gid, &loan) {
+        match self.show(gid, &loan, &words) {
             Shown::Known => {}
-            Shown::Pending => return Err(NoPacket::NotShown),
+            Shown::Pending | Shown::Busy => return Err(NoPacket::NotShown),
             Shown::Refused => return Ok(None),
         }
+        let lent = LentPart {
+            word: (words.number, loan.place()),
+            ranges,
+        };
         let number = self.parts.next_id();
         let keys = match &request.data {
             Data::Buffers(buffers) => buffers.iter().map(|buffer| buffer.key).collect(),
@@ -50,7 +57,7 @@ impl Turn<'_> {
         Ok(Some(Unsent {
             verb: Verb::Write,
             part,
-            data: header.encode(LentRange::bytes_of(&ranges)),
+            data: header.encode(&lent.encode()),
             is_lent: true,
             loan: Some(number),
         }))
@@ -65,51 +72,67 @@ impl Turn<'_> {
         (payload, loan): (&[u8], Option<Loan>),
     ) -> Result<(), Refusal> {
         if sent.verb == Verb::Read {
-            let loan = self.copy_read(requester, job, sent, payload)?;
-            job.remote.returns.push((sent.part, loan));
-            return Ok(());
+            return self.take_lent_read(requester, job, sent, payload);
         }
         // It is not there if its memory region is gone, and then the packets find that out.
-        let ended = loan.ok_or(Refusal::NotLent)?.end();
-        ended.map_err(|_| Refusal::NotLent)?;
+        let ended = loan.ok_or(Refusal::LoanOver)?.end();
+        ended.map_err(|_| Refusal::LoanOver)?;
         self.parts.statistics.lent_bytes += u64::from(sent.part.1);
         job.moved = job.moved.saturating_add(sent.part.1);
         Ok(())
     }
 
-    /// Copies what is lent to a read; the number of the loan.
+    /// Copies what is lent to a read, and has the loan given back in any case.
+    fn take_lent_read(
+        &mut self,
+        requester: &Requester,
+        job: &mut Job,
+        sent: &SentPacket,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let lent = packet::decode_lent(payload, sent.part.1);
+        let (loan, lent) = lent.ok_or(CompletionStatus::RemoteBadStatus)?;
+        let copied = self.copy_read(requester, job, sent, &lent);
+        let bytes = if copied.is_ok() { sent.part.1 } else { 0 };
+        job.remote.returns.push(((sent.part.0, bytes), loan));
+        // A lender that gets it back unread shows its memory again.
+        copied.map_err(|refusal| match refusal {
+            Refusal::NotLent => Refusal::LoanOver,
+            other => other,
+        })
+    }
+
     fn copy_read(
         &mut self,
         requester: &Requester,
         job: &Job,
         sent: &SentPacket,
-        payload: &[u8],
-    ) -> Result<u64, Refusal> {
-        let lent = packet::decode_lent(payload, sent.part.1);
-        let (loan, ranges) = lent.ok_or(CompletionStatus::RemoteBadStatus)?;
+        lent: &LentPart,
+    ) -> Result<(), Refusal> {
         let places = self.local_places(requester, &job.request, Need::LocalWrite, sent.part)?;
-        let from = self.parts.lending.borrowed(sent.gid, &ranges);
-        let from = from.ok_or(Refusal::NotLent)?;
         let tag = tag(requester.sender.pair, job.number);
-        self.copy_lent(tag, &from, &places, CompletionStatus::LocalInvalidKey)?;
-        Ok(loan)
+        let status = CompletionStatus::LocalInvalidKey;
+        self.copy_lent(tag, (sent.gid, lent), &places, status)
     }
 
     /// Copies memory that another adapter lends. The status is that of a destination that cannot be written.
     fn copy_lent(
         &mut self,
         tag: Tag,
-        from: &[(Span, usize)],
+        (from, lent): (Gid, &LentPart),
         to: &[Place],
         status: CompletionStatus,
     ) -> Result<(), Refusal> {
+        let borrowed = self.parts.lending.borrowed(from, lent);
+        let (loan, spans) = borrowed.ok_or(Refusal::NotLent)?;
         let bytes = total(to) as u64;
-        let copied = self.parts.transfers.copy_lent(tag, from, to);
+        let copied = self.parts.transfers.copy_lent(tag, (&loan, &spans), to);
         self.parts.transfers.session.release();
         self.parts.copied += bytes;
         copied.map_err(|error| match error {
-            TransferError::Source => Refusal::NotLent,
-            TransferError::Destination => status.into(),
+            LentError::Transfer(TransferError::Source) => Refusal::NotLent,
+            LentError::Transfer(TransferError::Destination) => status.into(),
+            LentError::LoanOver => Refusal::LoanOver,
         })
     }
 
@@ -121,7 +144,7 @@ impl Turn<'_> {
         descriptors: Vec<OwnedFd>,
     ) -> Result<Vec<u8>, Refusal> {
         let file = u32::try_from(packet.part.address).map_err(|_| Refusal::NotLent)?;
-        let is_taken = self.take_file(from, file, descriptors);
+        let is_taken = self.take_file(from, (file, packet.part.key), descriptors);
         is_taken.then(|| packet::done(&[])).ok_or(Refusal::NotLent)
     }
 
@@ -134,9 +157,12 @@ impl Turn<'_> {
         let number = packet.part.address;
         let is_its = self.parts.lending.end_read(from, number);
         let loan = is_its.then(|| self.objects.take_loan(number)).flatten();
-        let loan = loan.ok_or(Refusal::NotLent)?;
+        let loan = loan.ok_or(Refusal::LoanOver)?;
         let bytes: usize = loan.memory().map(|(_, len)| len).sum();
-        loan.end().map_err(|_| Refusal::NotLent)?;
+        if loan.end().is_err() {
+            self.parts.lending.show_again(from);
+            return Err(Refusal::LoanOver);
+        }
         self.parts.statistics.read_response_bytes += bytes as u64;
         self.parts.statistics.lent_bytes += bytes as u64;
         self.count_sent(u32::try_from(bytes).unwrap_or(u32::MAX));
@@ -153,20 +179,33 @@ impl Turn<'_> {
         let to = packet.destination;
         self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
         let places = self.remote_buffer(&sender, to, (packet.part, Need::RemoteRead))?;
-        let loan = self.parts.transfers.lend(responder::tag(to), &places);
-        let loan = loan.ok_or(Refusal::NotLent)?;
-        let ranges = self.parts.lending.ranges(&loan).ok_or(Refusal::NotLent)?;
-        match self.show(from, &loan) {
+        if !self.lends_to(from) {
+            return Err(Refusal::NotLent);
+        }
+        let words = self.parts.lending.words(from).ok_or(Refusal::NotLent)?;
+        let tag = responder::tag(to);
+        let loan = self.parts.transfers.lend(tag, &places, &words.words);
+        let loan = loan.ok_or(Refusal::LoanOver)?;
+        let ranges = self.parts.lending.ranges(&loan).ok_or(Refusal::LoanOver)?;
+        match self.show(from, &loan, &words) {
             Shown::Known => {}
             Shown::Pending => return Ok(None),
             Shown::Refused => return Err(Refusal::NotLent),
+            // Nothing was asked, so no answer would have it taken again.
+            Shown::Busy => return Err(Refusal::LoanOver),
         }
         let number = self.parts.next_id();
+        if !self.parts.lending.begin_read(from, number, self.now) {
+            return Err(Refusal::LoanOver);
+        }
+        let lent = LentPart {
+            word: (words.number, loan.place()),
+            ranges,
+        };
         let owner = (to, Need::RemoteRead);
         self.objects
             .hold_loan(number, loan, owner, [packet.part.key]);
-        self.begin_read(from, number);
-        Ok(Some(packet::lent(number, &ranges)))
+        Ok(Some(packet::lent(number, &lent)))
     }
 
     /// Copies a part of a write from the memory that another adapter lends.
@@ -174,16 +213,14 @@ impl Turn<'_> {
         &mut self,
         packet: &Packet,
         sender: &Sender,
-        ranges: &[u8],
+        lent: &[u8],
     ) -> Result<(), Refusal> {
         let (to, part) = (packet.destination, packet.part);
         self.check_remote_buffer(sender, to, (packet.whole(), Need::RemoteWrite))?;
         let places = self.remote_buffer(sender, to, (part, Need::RemoteWrite))?;
-        let ranges = LentRange::decode_all(ranges, part.bytes).ok_or(Refusal::NotLent)?;
-        let from = self.parts.lending.borrowed(sender.gid, &ranges);
-        let from = from.ok_or(Refusal::NotLent)?;
+        let lent = LentPart::decode(lent, part.bytes).ok_or(Refusal::NotLent)?;
         let status = CompletionStatus::RemoteBadAddress;
-        self.copy_lent(responder::tag(to), &from, &places, status)?;
+        self.copy_lent(responder::tag(to), (sender.gid, &lent), &places, status)?;
         self.count_received(part.bytes as usize);
         self.parts.statistics.write_received_bytes += u64::from(part.bytes);
         Ok(())

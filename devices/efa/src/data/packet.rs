@@ -1,12 +1,13 @@
 //! What adapters say to each other: a header, then payload. All of it is checked by its receiver.
 //!
-//! In place of payload there may be the ranges of memory that is lent. Its receiver copies from there. What reads that way gives
-//! the memory back, and learns only then whether it was intact.
+//! In place of payload there may be a loan: the place of its word, and its ranges. Its receiver copies from there, if the word permits it. What
+//! reads that way gives the memory back, and learns only then whether it was intact.
 //!
 //! A request of a reliable queue pair is answered by a status, then the payload of a read. A datagram is a message, and not
 //! answered. A transfer by RDMA is several requests, one for each part. The first one has the length of all, and is answered before
 //! the others are sent: a transfer that does not fit moves nothing. The others may arrive in any order.
 
+use peerbar_dma::LoanPlace;
 use peerbar_efa_spec::completion::CompletionStatus;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -23,7 +24,8 @@ pub(super) const LENT_BYTES: u32 = 1 << 20;
 pub(super) const MOST_RANGES: usize = 1024;
 
 const _: () = {
-    let most = MOST_RANGES * size_of::<LentRange>() + size_of::<Header>();
+    let loan = size_of::<LentWord>() + MOST_RANGES * size_of::<LentRange>();
+    let most = loan + size_of::<Header>() + size_of::<u64>();
     assert!(most <= peerbar_fabric::MAX_DATA);
 };
 const _: () = assert!(PART_BYTES as usize + size_of::<Header>() <= peerbar_fabric::MAX_DATA);
@@ -41,7 +43,7 @@ pub(super) enum Verb {
     Write = 2,
     /// All of a write has been done: announce it.
     Announce = 3,
-    /// Know this file, whose memory is going to be lent.
+    /// Know this file, whose memory is going to be lent, and the words of all loans, of which the key is the number.
     Show = 4,
     /// What was lent for a read has been copied.
     Return = 5,
@@ -121,19 +123,62 @@ impl LentRange {
         Some(())
     }
 
-    /// Ranges as payload.
-    pub(super) fn bytes_of(ranges: &[Self]) -> &[u8] {
-        ranges.as_bytes()
-    }
-
-    /// The ranges, which have `bytes` bytes in all. `None` if they have not.
-    pub(super) fn decode_all(data: &[u8], bytes: u32) -> Option<Vec<Self>> {
+    /// The ranges, which have `bytes` bytes in all and none of which is empty. `None` if they are others.
+    fn decode_all(data: &[u8], bytes: u32) -> Option<Vec<Self>> {
         let (ranges, rest) = data.as_chunks::<{ size_of::<Self>() }>();
         let ranges = ranges.iter().map(|range| zerocopy::transmute!(*range));
         let ranges: Vec<Self> = ranges.collect();
-        let sum: u64 = ranges.iter().map(|range| u64::from(range.parts().2)).sum();
+        let mut lens = ranges.iter().map(|range| u64::from(range.parts().2));
+        let sum: u64 = lens.clone().sum();
         let is_right = rest.is_empty() && ranges.len() <= MOST_RANGES && sum == u64::from(bytes);
-        is_right.then_some(ranges)
+        (is_right && lens.all(|len| len > 0)).then_some(ranges)
+    }
+}
+
+/// Where the word of a loan is.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+struct LentWord {
+    words: U32,
+    slot: U32,
+    generation: U32,
+    reserved: U32,
+}
+
+/// Memory that is lent for a part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LentPart {
+    /// The number of the words that were shown, and the place of the loan's word.
+    pub(super) word: (u32, LoanPlace),
+    pub(super) ranges: Vec<LentRange>,
+}
+
+impl LentPart {
+    /// As payload.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (words, place) = self.word;
+        let word = LentWord {
+            words: U32::new(words),
+            slot: U32::new(place.slot),
+            generation: U32::new(place.generation),
+            reserved: U32::ZERO,
+        };
+        [word.as_bytes(), self.ranges.as_bytes()].concat()
+    }
+
+    /// A loan of so many bytes. `None` if it makes no sense.
+    pub(super) fn decode(data: &[u8], bytes: u32) -> Option<Self> {
+        let (word, ranges) = LentWord::read_from_prefix(data).ok()?;
+        let place = LoanPlace {
+            slot: word.slot.get(),
+            generation: word.generation.get(),
+        };
+        Some(Self {
+            word: (word.words.get(), place),
+            ranges: LentRange::decode_all(ranges, bytes)?,
+        })
     }
 }
 
@@ -211,7 +256,7 @@ impl Packet {
                 bytes <= PART_BYTES && payload.len() == bytes as usize
             }
             (Verb::Write, true) => {
-                bytes <= LENT_BYTES && LentRange::decode_all(payload, bytes).is_some()
+                bytes <= LENT_BYTES && LentPart::decode(payload, bytes).is_some()
             }
             (Verb::Read, false) => bytes <= PART_BYTES && payload.is_empty(),
             (Verb::Read, true) => bytes <= LENT_BYTES && payload.is_empty(),
@@ -245,8 +290,10 @@ impl Packet {
 pub(super) enum Refusal {
     /// It cannot be.
     Status(CompletionStatus),
-    /// The memory is not lent, or not any more: the payload is to come in packets.
+    /// The other side cannot use what is lent, or lends nothing: all payload is to come in packets for a while.
     NotLent,
+    /// The memory of this part is not lent, or not any more: its payload is to come in packets.
+    LoanOver,
 }
 
 impl From<CompletionStatus> for Refusal {
@@ -255,8 +302,9 @@ impl From<CompletionStatus> for Refusal {
     }
 }
 
-/// The answer of a packet whose memory is not lent. No status has this number.
+/// The answers of packets whose memory is not lent. No status has these numbers.
 const NOT_LENT: u8 = u8::MAX;
+const LOAN_OVER: u8 = u8::MAX - 1;
 
 /// The answer to a packet that was carried out, with this payload.
 pub(super) fn done(payload: &[u8]) -> Vec<u8> {
@@ -270,21 +318,22 @@ pub(super) fn refused(refusal: Refusal) -> Vec<u8> {
     match refusal {
         Refusal::Status(status) => vec![status as u8],
         Refusal::NotLent => vec![NOT_LENT],
+        Refusal::LoanOver => vec![LOAN_OVER],
     }
 }
 
-/// The answer to a read: the number of a loan, and its ranges.
-pub(super) fn lent(loan: u64, ranges: &[LentRange]) -> Vec<u8> {
+/// The answer to a read: the number of a loan, and its memory.
+pub(super) fn lent(loan: u64, part: &LentPart) -> Vec<u8> {
     let mut answer = done(&loan.to_le_bytes());
-    answer.extend_from_slice(ranges.as_bytes());
+    answer.extend(part.encode());
     answer
 }
 
-/// The loan, and the ranges of `bytes` bytes in all that were lent to a read. `None` if they make no sense.
-pub(super) fn decode_lent(payload: &[u8], bytes: u32) -> Option<(u64, Vec<LentRange>)> {
-    let (loan, ranges) = payload.split_first_chunk()?;
-    let ranges = LentRange::decode_all(ranges, bytes)?;
-    Some((u64::from_le_bytes(*loan), ranges))
+/// The number of a loan of `bytes` bytes for a read, and its memory. `None` if they make no sense.
+pub(super) fn decode_lent(payload: &[u8], bytes: u32) -> Option<(u64, LentPart)> {
+    let (loan, part) = payload.split_first_chunk()?;
+    let part = LentPart::decode(part, bytes)?;
+    Some((u64::from_le_bytes(*loan), part))
 }
 
 /// The payload of an answer, or why there is none. A peer's own failures are none of this side.
@@ -293,8 +342,10 @@ pub(super) fn decode_answer(answer: &[u8]) -> Result<&[u8], Refusal> {
     let Some((status, payload)) = answer.split_first() else {
         return Err(S::RemoteBadStatus.into());
     };
-    if *status == NOT_LENT {
-        return Err(Refusal::NotLent);
+    match *status {
+        NOT_LENT => return Err(Refusal::NotLent),
+        LOAN_OVER => return Err(Refusal::LoanOver),
+        _ => {}
     }
     let status = match S::from_number(*status) {
         Some(
@@ -355,14 +406,25 @@ mod tests {
             is_lent: true,
             ..packet(Verb::Write, LENT_BYTES)
         };
-        let ranges = [
-            LentRange::new(1, 2, LENT_BYTES - 1),
-            LentRange::new(3, 4, 1),
-        ];
-        let encoded = lent.encode(ranges.as_bytes());
-        assert_eq!(Packet::decode(&encoded), Some((lent, ranges.as_bytes())));
-        let short = lent.encode(ranges[..1].as_bytes());
-        assert_eq!(Packet::decode(&short), None);
+        let place = LoanPlace {
+            slot: 5,
+            generation: 6,
+        };
+        let mut part = LentPart {
+            word: (7, place),
+            ranges: vec![
+                LentRange::new(1, 2, LENT_BYTES - 1),
+                LentRange::new(3, 4, 1),
+            ],
+        };
+        let payload = part.encode();
+        let encoded = lent.encode(&payload);
+        assert_eq!(Packet::decode(&encoded), Some((lent, &payload[..])));
+        assert_eq!(LentPart::decode(&payload, LENT_BYTES), Some(part.clone()));
+        part.ranges.push(LentRange::new(3, 4, 0));
+        assert_eq!(Packet::decode(&lent.encode(&part.encode())), None);
+        part.ranges.truncate(1);
+        assert_eq!(Packet::decode(&lent.encode(&part.encode())), None);
         let too_long = packet(Verb::Read, PART_BYTES + 1).encode(&[]);
         assert_eq!(Packet::decode(&too_long), None);
     }
@@ -375,6 +437,7 @@ mod tests {
             match decode_answer(&bytes) {
                 Ok(payload) => assert_eq!((number, payload), (0, &[7][..])),
                 Err(Refusal::NotLent) => assert_eq!(number, NOT_LENT),
+                Err(Refusal::LoanOver) => assert_eq!(number, LOAN_OVER),
                 Err(Refusal::Status(status)) => assert!(status as u8 >= first_remote, "{number}"),
             }
         }

@@ -297,6 +297,7 @@ impl Turn<'_> {
                 None => {}
             }
         }
+        self.end_old_reads();
         self.parts.copied = 0;
         for _ in 0..MAIL {
             match self.parts.mailbox.next_mail() {
@@ -357,12 +358,21 @@ impl Turn<'_> {
         });
         match (outcome, sent.verb) {
             (Ok(()), _) => Step::Again,
-            (Err(Refusal::NotLent), _) if sent.is_lent || sent.verb == Verb::Return => {
-                self.parts.lending.refused(sent.gid, self.now);
-                job.remote.again.push(sent.part);
+            (Err(refusal @ (Refusal::NotLent | Refusal::LoanOver)), _)
+                if sent.is_lent || sent.verb == Verb::Return =>
+            {
+                if refusal == Refusal::NotLent {
+                    self.parts.lending.refused(sent.gid, self.now);
+                }
+                // A loan that was given back unread has no bytes.
+                if sent.part.1 > 0 {
+                    job.remote.again.push(sent.part);
+                }
                 Step::Again
             }
-            (Err(Refusal::NotLent), _) => self.give_up(job, CompletionStatus::RemoteBadStatus),
+            (Err(Refusal::NotLent | Refusal::LoanOver), _) => {
+                self.give_up(job, CompletionStatus::RemoteBadStatus)
+            }
             (Err(Refusal::Status(CompletionStatus::RemoteNotReady)), Verb::Message) => {
                 job.remote.has_begun = false;
                 self.not_ready_remote(requester, job)
@@ -495,7 +505,18 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
     let (request, remote) = (&job.request, &mut job.remote);
     // The first part has the length of all: only once it has been carried out is it certain that the others may be.
     let limit = if job.moved == 0 { 1 } else { PARTS };
-    if remote.failure.is_some() || remote.outstanding >= limit {
+    if remote.outstanding >= limit {
+        return None;
+    }
+    if let Some((part, loan)) = remote.returns.pop() {
+        return Some(Next {
+            verb: Verb::Return,
+            part,
+            may_lend: false,
+            returned: Some(loan),
+        });
+    }
+    if remote.failure.is_some() {
         return None;
     }
     let verb = match request.operation {
@@ -512,12 +533,6 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
     if verb == Verb::Message {
         let is_due = !remote.has_begun && !remote.is_received;
         return is_due.then_some(next(verb, (0, request.bytes)));
-    }
-    if let Some((part, loan)) = remote.returns.pop() {
-        return Some(Next {
-            returned: Some(loan),
-            ..next(Verb::Return, part)
-        });
     }
     if let Some((start, bytes)) = remote.again.pop() {
         let part = (start, bytes.min(PART_BYTES));
@@ -546,6 +561,8 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
 fn ended(job: &Job) -> Step {
     match job.remote.failure {
         _ if job.remote.outstanding > 0 => Step::After(Wait::Answer),
+        // What it was lent is given back first.
+        Some(_) if !job.remote.returns.is_empty() => Step::Again,
         Some(status) => Step::Done(status),
         None => Step::Done(CompletionStatus::Ok),
     }

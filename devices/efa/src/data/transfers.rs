@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{CopyError, Direction, Loan, Requester, Session, Span, Tag};
+use peerbar_dma::{
+    BorrowedLoan, CopyError, Direction, Loan, LoanWords, Requester, Session, Span, Tag,
+};
 use thiserror::Error;
 
 use crate::objects::Place;
@@ -17,6 +19,23 @@ pub(super) enum TransferError {
     Source,
     #[error("the destination cannot be written")]
     Destination,
+}
+
+/// Why a copy of lent memory failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(super) enum LentError {
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    #[error("the loan of the source is over")]
+    LoanOver,
+}
+
+/// The side of a copy that failed.
+fn side(error: CopyError) -> TransferError {
+    match error {
+        CopyError::Source(_) => TransferError::Source,
+        CopyError::Destination(_) | CopyError::Lengths { .. } => TransferError::Destination,
+    }
 }
 
 /// One thread's way to move payload.
@@ -47,51 +66,38 @@ impl Transfers {
         if let Some(from) = from_pinned
             && let Some(to) = self.session.pin(tag, Direction::Write, ranges(to))
         {
-            return from.copy_to(to).map_err(|error| match error {
-                CopyError::Source(_) => TransferError::Source,
-                CopyError::Destination(_) | CopyError::Lengths { .. } => TransferError::Destination,
-            });
+            return from.copy_to(to).map_err(side);
         }
         self.bounce(tag, from, to)
     }
 
-    /// Copies memory that is lent to places that are as long.
+    /// Copies memory that is lent to places that are as long. Its lender waits meanwhile if it must, so the copy itself waits for nothing.
     pub(super) fn copy_lent(
         &mut self,
         tag: Tag,
-        from: &[(Span, usize)],
+        (loan, from): (&BorrowedLoan, &[(Span, usize)]),
         to: &[Place],
-    ) -> Result<(), TransferError> {
+    ) -> Result<(), LentError> {
         if let Some(pinned) = self.session.pin(tag, Direction::Write, ranges(to)) {
-            return pinned.copy_from(from).map_err(|error| match error {
-                CopyError::Source(_) => TransferError::Source,
-                CopyError::Destination(_) | CopyError::Lengths { .. } => TransferError::Destination,
-            });
+            let copying = loan.begin().ok_or(LentError::LoanOver)?;
+            pinned.copy_from(from).map_err(side)?;
+            let is_in_time = copying.finish();
+            return is_in_time.then_some(()).ok_or(LentError::LoanOver);
         }
-        let mut moved = 0;
-        for (span, bytes) in from {
-            let mut at = 0;
-            while at < *bytes {
-                let part = (bytes - at).min(self.buffer.len());
-                let data = self.buffer.get_mut(..part).unwrap_or_default();
-                let read = span.file.read(span.offset.saturating_add(at as u64), data);
-                read.map_err(|_| TransferError::Source)?;
-                let to = cut(to, moved, part);
-                self.session.release();
-                let requester = self.session.requester();
-                requester
-                    .scatter(tag, ranges(&to), data)
-                    .map_err(|_| TransferError::Destination)?;
-                (at, moved) = (at + part, moved + part);
-                self.bounced += part as u64;
-            }
-        }
+        let data = read_lent(loan, from)?;
+        self.write(tag, &data, to)?;
+        self.bounced += data.len() as u64;
         Ok(())
     }
 
-    /// Lends places to another adapter. `None` if not all of it is memory that is mapped here.
-    pub(super) fn lend(&mut self, tag: Tag, places: &[Place]) -> Option<Loan> {
-        let loan = self.session.lend(tag, ranges(places));
+    /// Lends places to another adapter, by these words. `None` if not all of it is memory that is mapped here, or too much is lent.
+    pub(super) fn lend(
+        &mut self,
+        tag: Tag,
+        places: &[Place],
+        words: &Arc<LoanWords>,
+    ) -> Option<Loan> {
+        let loan = self.session.lend(tag, words, ranges(places));
         self.session.release();
         loan
     }
@@ -146,6 +152,21 @@ impl Transfers {
             .map_err(|_| TransferError::Source)?;
         Ok(data)
     }
+}
+
+/// All of what is lent, in a buffer of its own.
+fn read_lent(loan: &BorrowedLoan, from: &[(Span, usize)]) -> Result<Vec<u8>, LentError> {
+    let mut data = vec![0; from.iter().map(|(_, bytes)| bytes).sum()];
+    let copying = loan.begin().ok_or(LentError::LoanOver)?;
+    let mut rest = data.as_mut_slice();
+    for (span, bytes) in from {
+        let (part, behind) = rest.split_at_mut(*bytes);
+        let read = span.file.read(span.offset, part);
+        read.map_err(|_| TransferError::Source)?;
+        rest = behind;
+    }
+    let is_in_time = copying.finish();
+    is_in_time.then_some(data).ok_or(LentError::LoanOver)
 }
 
 fn ranges(places: &[Place]) -> impl Iterator<Item = (u64, usize)> {

@@ -105,7 +105,7 @@ impl Turn<'_> {
             let due = pair.jobs.next_due(self.now).filter(|_| is_sending)?;
             Some((due, pair.number))
         });
-        let mut first: Option<Instant> = None;
+        let mut first: Option<Instant> = self.parts.lending.next_end();
         for (due, number) in due {
             if due <= self.now {
                 self.parts.make_ready(number);

@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use peerbar_dma::{Direction, Purpose, Requester};
+use peerbar_dma::{Direction, Loan, LoanWords, Purpose, Requester};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use proptest::prelude::*;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
-use super::super::packet::{LentRange, Packet, Refusal, Verb, decode_answer};
+use super::super::packet::{LentPart, LentRange, Packet, Refusal, Verb, decode_answer};
 use super::super::wire::Arrival;
 use super::super::work_request::Buffer;
 use super::fixture::{PAYLOAD, Post, QKEY};
 use super::remote::{A, TO, Two};
-use crate::objects::{Gid, QueuePairState};
+use crate::objects::{Gid, Place, QueuePairState};
 
 /// Three loans, the last of them of one byte.
 const LENGTH: u32 = (2 << 20) + 1;
@@ -54,7 +54,9 @@ fn work_until(it: &mut Two, verb: Verb) {
         if is_there {
             return;
         }
-        it.deliver();
+        if it.deliver() || !it.is_idle() {
+            continue;
+        }
         if let Some(wait) = waits.into_iter().flatten().min() {
             it.near.now += wait;
             it.far.now += wait;
@@ -242,17 +244,49 @@ fn adapter_that_forgot_its_lender_is_shown_the_memory_again() {
 }
 
 /// Sends a packet to the far adapter as a third one; its answer, if there is one.
-fn ask(it: &mut Two, packet: &Packet, payload: &[u8], fd: Option<OwnedFd>) -> Option<Vec<u8>> {
+fn ask(it: &mut Two, packet: &Packet, payload: &[u8], fds: Vec<OwnedFd>) -> Option<Vec<u8>> {
     let answer = Arc::new(Mutex::new(None));
     let to_answer = answer.clone();
     it.far.path.mailbox.arrive(Arrival {
         from: A,
         data: packet.encode(payload),
-        descriptors: fd.into_iter().collect(),
+        descriptors: fds,
         reply: Some(Box::new(move |data| *to_answer.lock() = Some(data))),
     });
     it.far.work();
     answer.lock().take()
+}
+
+/// A lender that this test plays: the far adapter is shown a file of it, as number 1. Its loan, by words of number 2.
+struct HostileLender {
+    words: Arc<LoanWords>,
+    loan: Loan,
+}
+
+impl HostileLender {
+    fn new(it: &mut Two, fd: OwnedFd) -> Self {
+        let words = Arc::new(LoanWords::new().unwrap());
+        let place = Place {
+            address: PAYLOAD,
+            bytes: 1,
+        };
+        let tag = super::super::responder::tag(0);
+        let transfers = &mut it.near.worker.parts.transfers;
+        let loan = transfers.lend(tag, &[place], &words).unwrap();
+        let mut show = Packet::of_adapter(Verb::Show, 1, 0);
+        show.part.key = 2;
+        let of_words = words.file().try_clone().unwrap().into();
+        ask(it, &show, &[], vec![fd, of_words]).unwrap();
+        Self { words, loan }
+    }
+
+    fn payload(&self, ranges: &[LentRange]) -> Vec<u8> {
+        let part = LentPart {
+            word: (2, self.loan.place()),
+            ranges: ranges.to_vec(),
+        };
+        part.encode()
+    }
 }
 
 fn lent_packet(it: &Two, verb: Verb, remote: u32, bytes: u32) -> Packet {
@@ -273,21 +307,38 @@ fn lent_packet(it: &Two, verb: Verb, remote: u32, bytes: u32) -> Packet {
 }
 
 #[test]
-fn reader_that_gives_nothing_back_has_a_few_loans() {
+fn reader_that_gives_nothing_back_has_as_many_loans_as_it_may() {
     let (mut it, post) = two(Operation::RdmaRead);
     let (key, ..) = post.remote;
-    let show = Packet::of_adapter(Verb::Show, 1, 0);
-    for _ in 0..300 {
+    let mut lent = 0;
+    for _ in 0..600 {
         let read = lent_packet(&it, Verb::Read, key, 4096);
         // The first waits until the reader has said that it knows the file.
-        let _ = ask(&mut it, &read, &[], None);
+        let answer = ask(&mut it, &read, &[], vec![]);
         while let Some((_, arrival)) = it.air.flying.lock().pop() {
             arrival.reply.unwrap()(vec![0]);
         }
         it.far.work();
+        match answer.as_deref().map(decode_answer) {
+            None | Some(Ok(_)) => lent += 1,
+            Some(refused) => assert_eq!(refused, Err(Refusal::LoanOver)),
+        }
     }
-    assert_eq!(it.far.path.objects().loan_count(), 64);
-    assert!(ask(&mut it, &show, &[], None).is_some());
+    assert_eq!((lent, it.far.path.objects().loan_count()), (512, 512));
+    it.far.now += Duration::from_secs(29);
+    it.far.work();
+    assert_eq!(it.far.path.objects().loan_count(), 512);
+    it.far.now += Duration::from_secs(2);
+    it.far.work();
+    assert_eq!(it.far.path.objects().loan_count(), 0);
+}
+
+#[test]
+fn reader_that_leaves_has_no_loans() {
+    let (mut it, post) = two(Operation::RdmaRead);
+    it.send(&post);
+    work_until(&mut it, Verb::Return);
+    assert_eq!(it.far.path.objects().loan_count(), 1);
     it.far.path.mailbox.note_gone(Some(A));
     it.far.work();
     assert_eq!(it.far.path.objects().loan_count(), 0);
@@ -309,7 +360,7 @@ fn loan_of_one_adapter_is_not_given_back_by_another() {
     });
     it.far.work();
     let answer = foreign.lock().take().unwrap();
-    assert_eq!(decode_answer(&answer), Err(Refusal::NotLent));
+    assert_eq!(decode_answer(&answer), Err(Refusal::LoanOver));
     assert_eq!(it.far.path.objects().loan_count(), 1);
 }
 
@@ -327,15 +378,14 @@ proptest! {
         let fd = memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, shown).unwrap();
         rustix::io::pwrite(&fd, &vec![7; usize::try_from(shown).unwrap()], 0).unwrap();
-        let show = Packet::of_adapter(Verb::Show, 1, 0);
-        ask(&mut it, &show, &[], Some(fd)).unwrap();
+        let lender = HostileLender::new(&mut it, fd);
         let bytes = ranges.iter().map(|(_, _, bytes)| bytes).sum();
         let list: Vec<LentRange> = ranges
             .iter()
             .map(|(file, offset, bytes)| LentRange::new(*file, *offset, *bytes))
             .collect();
         let write = lent_packet(&it, Verb::Write, key, bytes);
-        let answer = ask(&mut it, &write, LentRange::bytes_of(&list), None).unwrap();
+        let answer = ask(&mut it, &write, &lender.payload(&list), vec![]).unwrap();
         let is_inside = |(file, offset, bytes): &(u32, u64, u32)| {
             let end = offset.checked_add(u64::from(*bytes));
             *file == 1 && end.is_some_and(|end| end <= shown)
@@ -367,4 +417,180 @@ fn addresses_of_any_number_are_kept_up_to_a_limit() {
     let viewers = it.near.worker.parts.lending.viewer_count();
     assert!((1..=256).contains(&viewers), "{viewers}");
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+}
+
+#[test]
+fn write_reads_nothing_of_memory_after_its_unmap() {
+    let (mut it, post) = two(Operation::RdmaWrite);
+    it.send(&post);
+    work_until(&mut it, Verb::Write);
+    it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
+    // The guest gives the page to another owner.
+    it.near.ram.write(PAYLOAD, &[0x5e; 0x1000]).unwrap();
+    it.work();
+    let done = it.near.one(&mut it.a);
+    assert_eq!(done.status, CompletionStatus::LocalInvalidKey);
+    assert!(!it.far.bytes(TO, 0x1000).contains(&0x5e));
+}
+
+#[test]
+fn read_gets_nothing_of_memory_after_its_unmap() {
+    let (mut it, post) = two(Operation::RdmaRead);
+    it.send(&post);
+    work_until(&mut it, Verb::Read);
+    // Until the answer with the ranges is there, and not yet copied.
+    for _ in 0..100 {
+        while it.deliver() {}
+        let loans = it.far.path.objects().loan_count();
+        if loans == 1 {
+            break;
+        }
+        it.far.work();
+        if it.far.path.objects().loan_count() == 1 {
+            break;
+        }
+        while it.deliver() {}
+        it.near.work();
+    }
+    assert_eq!(it.far.path.objects().loan_count(), 1);
+    it.far.requester.unmap(TO, TO + 0xfff);
+    it.far.ram.write(TO, &[0x5e; 0x1000]).unwrap();
+    it.work();
+    let done = it.near.one(&mut it.a);
+    assert_eq!(done.status, CompletionStatus::RemoteBadAddress);
+    assert!(!it.near.bytes(PAYLOAD, 0x1000).contains(&0x5e));
+}
+
+#[test]
+fn read_is_answered_though_the_wire_was_busy_for_the_file() {
+    let (mut it, post) = two(Operation::RdmaRead);
+    it.send(&post);
+    work_until(&mut it, Verb::Read);
+    while it.deliver() {}
+    *it.air.limit.lock() = Some(0);
+    it.far.work();
+    *it.air.limit.lock() = None;
+    it.work();
+    assert_eq!(it.near.one(&mut it.a).status, CompletionStatus::Ok);
+}
+
+#[test]
+fn failed_read_gives_its_loan_back() {
+    let (mut it, post) = two(Operation::RdmaRead);
+    it.send(&post);
+    work_until(&mut it, Verb::Read);
+    it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
+    let before = it.far.now;
+    it.work();
+    let done = it.near.one(&mut it.a);
+    assert_eq!(done.status, CompletionStatus::LocalInvalidKey);
+    assert_eq!(it.far.path.objects().loan_count(), 0);
+    let waited = it.far.now - before;
+    assert!(
+        waited < Duration::from_secs(1),
+        "{waited:?} until it ended by itself"
+    );
+}
+
+#[test]
+fn file_on_a_disk_is_not_taken() {
+    let (mut it, post) = two(Operation::RdmaWrite);
+    let (key, ..) = post.remote;
+    // On a file system with a block device.
+    let path = std::env::current_exe().unwrap();
+    let fd = std::fs::File::open(path).unwrap().into();
+    let lender = HostileLender::new(&mut it, fd);
+    let write = lent_packet(&it, Verb::Write, key, 4096);
+    let payload = lender.payload(&[LentRange::new(1, 0, 4096)]);
+    let answer = ask(&mut it, &write, &payload, vec![]).unwrap();
+    assert_eq!(decode_answer(&answer), Err(Refusal::NotLent));
+}
+
+#[test]
+fn lender_that_writes_to_its_word_fails_its_own_write_alone() {
+    let (mut it, post) = two(Operation::RdmaWrite);
+    let (key, ..) = post.remote;
+    let fd = memfd_create("hostile", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&fd, 4096).unwrap();
+    rustix::io::pwrite(&fd, &[7; 4096], 0).unwrap();
+    let lender = HostileLender::new(&mut it, fd);
+    let payload = lender.payload(&[LentRange::new(1, 0, 4096)]);
+    let write = lent_packet(&it, Verb::Write, key, 4096);
+    for value in [0, 2, 3, 4, u32::MAX] {
+        rustix::io::pwrite(
+            lender.words.file(),
+            &[value.to_ne_bytes(); 1024].concat(),
+            0,
+        )
+        .unwrap();
+        let answer = ask(&mut it, &write, &payload, vec![]).unwrap();
+        assert_eq!(decode_answer(&answer), Err(Refusal::LoanOver), "{value}");
+    }
+    assert_eq!(it.far.bytes(TO, 4096), [0; 4096]);
+    assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+}
+
+#[test]
+fn adapter_whose_copy_hangs_gets_packets_from_then_on() {
+    let (mut it, post) = two(Operation::RdmaWrite);
+    it.send(&post);
+    work_until(&mut it, Verb::Write);
+    let flying = it.air.flying.lock();
+    let [(_, arrival)] = &flying[..] else {
+        panic!("{} fly", flying.len());
+    };
+    let (packet, payload) = Packet::decode(&arrival.data).unwrap();
+    let lent = LentPart::decode(payload, packet.part.bytes).unwrap();
+    drop(flying);
+    let lending = &mut it.far.worker.parts.lending;
+    let (loan, _) = lending.borrowed(A, &lent).unwrap();
+    let copying = loan.begin().unwrap();
+    it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
+    assert!(!copying.finish());
+    it.work();
+    let done = it.near.one(&mut it.a);
+    assert_eq!(done.status, CompletionStatus::LocalInvalidKey);
+    let (key, ..) = post.local[0];
+    let post = Post {
+        local: vec![(key, PAYLOAD + 0x1000, 4096)],
+        remote: (post.remote.0, TO, 4096),
+        ..post
+    };
+    let packets = it.near.path.statistics().packet_bytes;
+    it.near.now += Duration::from_secs(5);
+    assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+    let statistics = it.near.path.statistics();
+    assert_eq!(
+        (statistics.packet_bytes - packets, statistics.lent_bytes),
+        (4096, 0)
+    );
+}
+
+#[test]
+fn lender_of_more_files_than_are_kept_sends_no_packets() {
+    const LENT: u64 = 0x4000_0000;
+    const FILES: u64 = 20;
+
+    let mut it = Two::lending();
+    let far = it.far.region(TO, 4096);
+    let near: Vec<_> = (0..FILES)
+        .map(|index| {
+            let fd = memfd_create("lent", MemfdFlags::CLOEXEC).unwrap();
+            ftruncate(&fd, 4096).unwrap();
+            let address = LENT + index * 4096;
+            let mapped = it
+                .near
+                .requester
+                .map(address, 4096, (true, true), Some((fd, 0)));
+            mapped.unwrap();
+            (it.near.region(address, 4096).local, address, 4096)
+        })
+        .collect();
+    for local in near.iter().chain(&near) {
+        let post = it.rdma(Operation::RdmaWrite, *local, (far.remote, TO, 4096));
+        assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+    }
+    let statistics = it.near.path.statistics();
+    let bytes = 2 * FILES * 4096;
+    assert_eq!((statistics.packet_bytes, statistics.lent_bytes), (0, bytes));
 }

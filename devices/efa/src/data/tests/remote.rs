@@ -22,7 +22,7 @@ pub(super) const TO: u64 = PAYLOAD + (1 << 20);
 pub(super) struct Air {
     pub(super) flying: Mutex<Vec<(Gid, Arrival)>>,
     /// How many requests may be under way. `None`: any number.
-    limit: Mutex<Option<usize>>,
+    pub(super) limit: Mutex<Option<usize>>,
     /// Memory is lent.
     pub(super) lends: Mutex<bool>,
 }
@@ -155,19 +155,22 @@ impl Two {
             if self.deliver() {
                 continue;
             }
-            let is_idle = [&self.near, &self.far]
-                .iter()
-                .all(|it| it.path.mailbox.is_empty());
-            match waits.into_iter().flatten().min() {
-                Some(wait) => {
-                    self.near.now += wait;
-                    self.far.now += wait;
-                }
-                None if is_idle => return,
-                None => {}
+            if !self.is_idle() {
+                continue;
             }
+            let Some(wait) = waits.into_iter().flatten().min() else {
+                return;
+            };
+            self.near.now += wait;
+            self.far.now += wait;
         }
         panic!("the two do not come to an end");
+    }
+
+    /// Whether nothing waits for either of them.
+    pub(super) fn is_idle(&self) -> bool {
+        let mut both = [&self.near, &self.far].into_iter();
+        both.all(|it| it.path.mailbox.is_empty())
     }
 
     /// Delivers one of what flies; whether anything did. What leads nowhere is refused.

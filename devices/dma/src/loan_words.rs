@@ -1,0 +1,408 @@
+//! The words of what a function lends to one other process, in a small file that both sides write.
+//!
+//! Neither side believes the other: a lender that finds a copy in progress waits for [`COPY_TIME`] at most, once, and has lent to that reader
+//! for the last time if it is not over then. A reader that finds anything but an open loan copies nothing.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::fs::SealFlags;
+use rustix::mm::ProtFlags;
+use rustix::thread::futex;
+
+use crate::lent_file::LentFile;
+use crate::loan_word::{self, LAST_GENERATION, State, advance, is};
+use crate::memory::{MemoryError, MemoryFile};
+
+/// Bytes of the file, and of a word.
+const BYTES: u64 = 4096;
+const WORD: u64 = 4;
+/// How many loans there are at most at a time.
+const MOST: u32 = 1024;
+
+const _: () = assert!(MOST as u64 * WORD == BYTES);
+
+/// How long the end of a loan waits for a copy of it: some hundred times as long as it takes.
+const COPY_TIME: Duration = Duration::from_millis(250);
+
+/// Neither private, as the other side is another process, nor by another clock.
+const SHARED: futex::Flags = futex::Flags::empty();
+
+/// The words of what is lent to one other process.
+#[derive(Debug)]
+pub struct LoanWords {
+    file: MemoryFile,
+    slots: Mutex<Slots>,
+    has_hung: AtomicBool,
+    copy_time: Duration,
+}
+
+#[derive(Debug)]
+struct Slots {
+    free: Vec<u32>,
+    generations: Vec<u32>,
+}
+
+/// Where the word of a loan is, for its reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoanPlace {
+    /// The word's number in the file.
+    pub slot: u32,
+    /// What tells the loan from others by the same word.
+    pub generation: u32,
+}
+
+/// How a loan has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// Nothing of it was copied that counts.
+    Unused,
+    /// All of it has been copied.
+    Copied,
+    /// A copy has begun and does not end.
+    Hangs,
+}
+
+impl LoanWords {
+    /// Words of no loan.
+    ///
+    /// # Errors
+    /// [`MemoryError::Os`] if there is no memory for them.
+    pub fn new() -> Result<Self, MemoryError> {
+        let file = MemoryFile::create_sealed("loans", BYTES, SealFlags::empty())?;
+        let slots = Slots {
+            free: (0..MOST).rev().collect(),
+            generations: vec![0; MOST as usize],
+        };
+        Ok(Self {
+            file,
+            slots: Mutex::new(slots),
+            has_hung: AtomicBool::new(false),
+            copy_time: COPY_TIME,
+        })
+    }
+
+    /// The file, for the reader.
+    pub fn file(&self) -> &File {
+        self.file.file()
+    }
+
+    /// Whether a copy of the reader did not end in time. Nothing is lent by these words any more.
+    pub fn has_hung(&self) -> bool {
+        self.has_hung.load(Ordering::Relaxed)
+    }
+
+    /// Opens a loan. `None` if there are too many, or one has hung.
+    pub(crate) fn open(self: &Arc<Self>) -> Option<LoanWord> {
+        let mut slots = self.slots.lock();
+        let slot = slots.free.pop().filter(|_| !self.has_hung())?;
+        let generation = slots.generations.get_mut(slot as usize)?;
+        *generation += 1;
+        let place = LoanPlace {
+            slot,
+            generation: *generation,
+        };
+        let open = loan_word::value(place.generation, State::Open)?;
+        self.file.store(u64::from(slot) * WORD, open.to_le()).ok()?;
+        Some(LoanWord {
+            words: self.clone(),
+            place,
+        })
+    }
+}
+
+/// The word of one loan, at its lender.
+#[derive(Debug)]
+pub(crate) struct LoanWord {
+    words: Arc<LoanWords>,
+    pub(crate) place: LoanPlace,
+}
+
+impl LoanWord {
+    fn with<T>(&self, access: impl FnOnce(&AtomicU32) -> T) -> Option<T> {
+        let offset = u64::from(self.place.slot) * WORD;
+        self.words.file.with_word(offset, access).ok()
+    }
+
+    fn is(&self, state: State) -> bool {
+        let is = |word: &AtomicU32| is(word, self.place.generation, state);
+        self.with(is).unwrap_or(false)
+    }
+
+    /// Has no copy begin any more. One may be in progress.
+    pub(crate) fn cancel(&self) {
+        let generation = self.place.generation;
+        self.with(|word| advance(word, generation, State::Open, State::Over));
+    }
+
+    /// Whether a copy is in progress, for the end of which it is worth to wait.
+    pub(crate) fn is_copying(&self) -> bool {
+        !self.words.has_hung() && self.is(State::Copying)
+    }
+
+    /// Ends the loan, and waits for a copy in progress.
+    pub(crate) fn close(&self) -> Closed {
+        self.cancel();
+        if !self.wait() {
+            Closed::Hangs
+        } else if self.is(State::Done) {
+            Closed::Copied
+        } else {
+            Closed::Unused
+        }
+    }
+
+    /// Waits until no copy is in progress; false if one goes on.
+    pub(crate) fn wait(&self) -> bool {
+        let generation = self.place.generation;
+        let Some(copying) = loan_word::value(generation, State::Copying) else {
+            return true;
+        };
+        let until = Instant::now() + self.words.copy_time;
+        while self.is(State::Copying) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.words.has_hung() {
+                self.hang();
+                return false;
+            }
+            let left = futex::Timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            // Whatever it says, the word and the time are looked at.
+            self.with(|word| futex::wait(word, SHARED, copying, Some(&left)));
+        }
+        true
+    }
+
+    /// The copy does not end: whatever it does is void, and there is no other one.
+    fn hang(&self) {
+        let generation = self.place.generation;
+        self.with(|word| advance(word, generation, State::Copying, State::Over));
+        if !self.words.has_hung.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "a copy of lent memory is not over after {:?}: that adapter is lent nothing more, and gets payload in packets",
+                self.words.copy_time
+            );
+        }
+    }
+}
+
+impl Drop for LoanWord {
+    fn drop(&mut self) {
+        self.cancel();
+        if self.place.generation < LAST_GENERATION && !self.words.has_hung() {
+            self.words.slots.lock().free.push(self.place.slot);
+        }
+    }
+}
+
+/// The words of a lender, at its reader.
+#[derive(Clone, Debug)]
+pub(crate) struct LentWords(Arc<MemoryFile>);
+
+impl LentWords {
+    /// # Errors
+    /// Those of mapping the file; [`MemoryError::NotInMemory`].
+    pub(crate) fn new(fd: OwnedFd) -> Result<Self, MemoryError> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let file = LentFile::new(fd).in_memory()?;
+        let file = MemoryFile::of_other(file, 0, BYTES, access)?;
+        Ok(Self(Arc::new(file)))
+    }
+
+    pub(crate) fn loan(&self, place: LoanPlace) -> BorrowedLoan {
+        BorrowedLoan {
+            words: self.clone(),
+            place,
+        }
+    }
+}
+
+/// A loan of another process, which may be copied once.
+#[derive(Clone, Debug)]
+pub struct BorrowedLoan {
+    words: LentWords,
+    place: LoanPlace,
+}
+
+impl BorrowedLoan {
+    /// Begins to copy, with all locks held and all memory pinned that the copy needs: the lender waits for its end. `None` if the
+    /// loan is over.
+    pub fn begin(&self) -> Option<Copying<'_>> {
+        let begins = self.advance(State::Open, State::Copying);
+        begins.then(|| Copying(self))
+    }
+
+    fn advance(&self, from: State, to: State) -> bool {
+        let generation = self.place.generation;
+        let offset = u64::from(self.place.slot) * WORD;
+        let advance = |word: &AtomicU32| {
+            let is_advanced = advance(word, generation, from, to);
+            // The page may have gone meanwhile; then nobody waits there.
+            let _ = (from == State::Copying).then(|| futex::wake(word, SHARED, u32::MAX >> 1));
+            is_advanced
+        };
+        self.words.0.with_word(offset, advance).unwrap_or(false)
+    }
+}
+
+/// A copy of lent memory in progress. Dropped, it has failed.
+#[must_use]
+pub struct Copying<'a>(&'a BorrowedLoan);
+
+impl Copying<'_> {
+    /// All has been copied; whether the lender has waited for that.
+    pub fn finish(self) -> bool {
+        self.0.advance(State::Copying, State::Done)
+    }
+}
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        self.0.advance(State::Copying, State::Over);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    fn two() -> (Arc<LoanWords>, LentWords) {
+        let words = Arc::new(LoanWords::new().unwrap());
+        let fd = words.file().try_clone().unwrap().into();
+        let lent = LentWords::new(fd).unwrap();
+        (words, lent)
+    }
+
+    #[test]
+    fn loan_is_copied_once_and_not_after_its_end() {
+        let (words, lent) = two();
+        let word = words.open().unwrap();
+        let loan = lent.loan(word.place);
+        let copying = loan.begin().unwrap();
+        assert!(word.is_copying() && loan.begin().is_none());
+        assert!(copying.finish() && loan.begin().is_none());
+        assert_eq!(word.close(), Closed::Copied);
+        let word = words.open().unwrap();
+        word.cancel();
+        assert!(lent.loan(word.place).begin().is_none());
+        assert_eq!(word.close(), Closed::Unused);
+        let word = words.open().unwrap();
+        drop(lent.loan(word.place).begin().unwrap());
+        assert_eq!(word.close(), Closed::Unused);
+    }
+
+    #[test]
+    fn end_waits_for_a_copy_that_has_begun() {
+        let (words, lent) = two();
+        let word = words.open().unwrap();
+        let loan = lent.loan(word.place);
+        let copying = loan.begin().unwrap();
+        let is_copied = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let end = scope.spawn(|| {
+                let waited = word.wait();
+                (waited, is_copied.load(Ordering::Relaxed))
+            });
+            is_copied.store(true, Ordering::Relaxed);
+            // As `Copying` does: false if this thread was slow.
+            let is_in_time = copying.finish();
+            let (waited, saw_copy) = end.join().unwrap();
+            assert_eq!(waited, is_in_time);
+            assert!(saw_copy || !waited);
+        });
+    }
+
+    #[test]
+    fn copy_that_hangs_delays_one_end_and_is_the_last() {
+        let (words, lent) = two();
+        let [first, second] = [(); 2].map(|()| words.open().unwrap());
+        let loans = [&first, &second].map(|word| lent.loan(word.place));
+        let copies = loans.each_ref().map(|loan| loan.begin().unwrap());
+        let began = Instant::now();
+        assert_eq!(first.close(), Closed::Hangs);
+        assert!(began.elapsed() >= COPY_TIME && words.has_hung());
+        // Longer than it takes on any machine, had it waited again a thousand times.
+        assert_eq!(second.close(), Closed::Hangs);
+        for _ in 0..1000 {
+            assert_eq!(second.close(), Closed::Unused);
+            assert!(!first.is_copying() && !second.is_copying());
+        }
+        assert!(words.open().is_none());
+        assert!(copies.into_iter().all(|copy| !copy.finish()));
+    }
+
+    #[test]
+    fn reader_that_has_hung_is_not_waited_for() {
+        let mut words = LoanWords::new().unwrap();
+        words.copy_time = Duration::from_secs(24 * 3600);
+        let words = Arc::new(words);
+        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let word = words.open().unwrap();
+        let loan = lent.loan(word.place);
+        let copying = loan.begin().unwrap();
+        words.has_hung.store(true, Ordering::Relaxed);
+        assert_eq!(word.close(), Closed::Hangs);
+        assert!(!copying.finish());
+    }
+
+    #[test]
+    fn whatever_a_reader_writes_ends_the_loan_at_once() {
+        let (words, lent) = two();
+        for value in [0, 1, 3, u32::MAX, 0x7fff_fffa] {
+            let word = words.open().unwrap();
+            let offset = u64::from(word.place.slot) * WORD;
+            lent.0.store(offset, value).unwrap();
+            assert_eq!(word.close(), Closed::Unused, "{value:#x}");
+        }
+        assert!(!words.has_hung());
+    }
+
+    #[test]
+    fn whatever_a_lender_writes_fails_the_copy_alone() {
+        let (words, lent) = two();
+        let word = words.open().unwrap();
+        let loan = lent.loan(word.place);
+        let copying = loan.begin().unwrap();
+        words
+            .file
+            .store(u64::from(word.place.slot) * WORD, 0)
+            .unwrap();
+        assert!(!copying.finish());
+        for place in [(MOST, 1), (u32::MAX, 1), (0, 0), (0, u32::MAX)] {
+            let (slot, generation) = place;
+            let loan = lent.loan(LoanPlace { slot, generation });
+            assert!(loan.begin().is_none(), "{place:?}");
+        }
+        let fd = memfd_create("words", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, BYTES).unwrap();
+        let lent = LentWords::new(fd.try_clone().unwrap()).unwrap();
+        ftruncate(&fd, 0).unwrap();
+        let place = LoanPlace {
+            slot: 0,
+            generation: 1,
+        };
+        assert!(lent.loan(place).begin().is_none());
+    }
+
+    #[test]
+    fn words_are_used_again_in_another_generation() {
+        let (words, lent) = two();
+        let first = words.open().unwrap();
+        let late = lent.loan(first.place);
+        drop(first);
+        let all: Vec<_> = (0..MOST).map(|_| words.open().unwrap()).collect();
+        assert!(words.open().is_none() && late.begin().is_none());
+        let same = all.iter().find(|word| word.place.slot == late.place.slot);
+        assert_eq!(same.unwrap().place.generation, 2);
+        drop(all);
+        assert!(words.open().is_some());
+    }
+}
