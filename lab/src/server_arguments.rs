@@ -164,6 +164,8 @@ fn nic_arguments(nic: &Nic, fabric: Option<PathBuf>) -> Vec<String> {
     if let Some(fabric) = fabric {
         words.extend(["--fabric".to_owned(), fabric.display().to_string()]);
         words.extend(["--fabric-name".to_owned(), nic.name.clone()]);
+        // All adapters of a run are the lab's own.
+        words.push("--lend-memory".to_owned());
     }
     words
 }
@@ -289,8 +291,8 @@ mod tests {
             lines(&scenario),
             [
                 "--socket-path /s/fabric.sock --control /s/fabric.control --seed 7 --impair a->b loss=1%",
-                "--socket-path /s/nic-a.sock --control /s/nic-a.control --gid fe80::1 --fabric /s/fabric.sock --fabric-name a",
-                "--socket-path /s/nic-b.sock --control /s/nic-b.control --gid fe80::2 --fabric /s/fabric.sock --fabric-name b",
+                "--socket-path /s/nic-a.sock --control /s/nic-a.control --gid fe80::1 --fabric /s/fabric.sock --fabric-name a --lend-memory",
+                "--socket-path /s/nic-b.sock --control /s/nic-b.control --gid fe80::2 --fabric /s/fabric.sock --fabric-name b --lend-memory",
             ]
         );
     }
