@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use peerbar_switch::{
-    BarBacking, BarWindow, Descriptor, ENDPOINT_TIME_OUT, MAX_PACKET, MAX_PORTS, Message, PROTOCOL,
-    PortId, Refusal, RequestError,
+    BarBacking, BarWindow, Descriptor, ENDPOINT_TIME_OUT, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS,
+    Message, PROTOCOL, PortId, Refusal, RequestError,
 };
 
 use rustix::process::Signal;
@@ -185,6 +185,42 @@ fn an_acknowledgement_that_is_guessed_ends_the_connection() {
     assert!(guessers.iter().all(Endpoint::is_cut_off));
     assert!(matches!(other.receive(), Message::Announced { .. }));
     drop(other);
+    check_alive(&mut daemon);
+}
+
+/// Each change of the busy one carries as many descriptors as a message may have.
+#[test]
+fn one_that_never_reads_keeps_few_descriptors_waiting() {
+    const ROUNDS: u64 = 500;
+    let mut daemon = start(&[]);
+    let (busy, _) = Endpoint::attach(daemon.socket(), "busy");
+    let (mut idle, _) = Endpoint::attach(daemon.socket(), "idle");
+    let most = daemon.open_descriptors() + 4 * MAX_DESCRIPTORS;
+    let null = || Descriptor::new(File::open("/dev/null").unwrap());
+    // With copies of all that it was sent, as nobody has taken that from its queue.
+    let mut former = Vec::new();
+    for sequence in 1..=ROUNDS {
+        let windows = (1..=6).map(|part| BarWindow {
+            backing: BarBacking::Lent(null(), 0, 0),
+            ..registers((sequence % 2 + 1) * 0x10_0000 + part * 0x1000)
+        });
+        busy.send(&announce(sequence, windows.collect()));
+        // The right one, and once more, as the next one is behind the first in the queue.
+        let ticket = idle.peek_ticket();
+        let acknowledge = |ticket| idle.try_send(&Message::Ack { ticket }).is_ok();
+        let is_there = ticket.is_some_and(|ticket| acknowledge(ticket) && acknowledge(ticket));
+        let announced = busy.receive();
+        let right = matches!(announced, Message::Announced { sequence: of } if of == sequence);
+        assert!(right, "{announced:?}");
+        let open = daemon.open_descriptors();
+        assert!(open <= most, "{open} descriptors after {sequence} rounds");
+        if !is_there {
+            let (next, _) = Endpoint::attach(daemon.socket(), "idle");
+            former.push(std::mem::replace(&mut idle, next));
+        }
+    }
+    assert!(former.len() > 1, "it was never disconnected");
+    drop((busy, idle));
     check_alive(&mut daemon);
 }
 

@@ -64,10 +64,14 @@ impl Endpoint {
     }
 
     pub(crate) fn send(&self, message: &Message) {
+        self.try_send(message).unwrap();
+    }
+
+    pub(crate) fn try_send(&self, message: &Message) -> rustix::io::Result<usize> {
         let packet = message.encode();
         let descriptors: Vec<BorrowedFd<'_>> =
             packet.descriptors.iter().map(|fd| fd.as_fd()).collect();
-        self.send_raw(&packet.bytes, &descriptors);
+        self.try_send_raw(&packet.bytes, &descriptors)
     }
 
     pub(crate) fn send_raw(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
@@ -130,6 +134,18 @@ impl Endpoint {
 
     /// The next message, or none when the switch has hung up. Panics when neither comes in time.
     pub(crate) fn try_receive(&self, limit: Duration) -> Option<Message> {
+        self.next(limit, RecvFlags::empty())
+    }
+
+    /// The ticket of the next message, which must be a Peer and stays in the queue, or none when the switch has hung up.
+    pub(crate) fn peek_ticket(&self) -> Option<u64> {
+        match self.next(LONG, RecvFlags::PEEK)? {
+            Message::Peer { ticket, .. } => Some(ticket),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn next(&self, limit: Duration, flags: RecvFlags) -> Option<Message> {
         assert!(self.readable(limit), "nothing in {limit:?}");
         let mut space = vec![0; MAX_PACKET];
         let mut space_for_rights =
@@ -140,7 +156,7 @@ impl Endpoint {
             &self.socket,
             &mut parts,
             &mut control,
-            RecvFlags::CMSG_CLOEXEC,
+            RecvFlags::CMSG_CLOEXEC | flags,
         );
         let received = received.ok().filter(|received| received.bytes > 0)?;
         let descriptors = control.drain().filter_map(|message| match message {
