@@ -1,12 +1,15 @@
 //! Transfers with files that are there, and with pipes, which are slow until a test feeds them.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
+use io_uring::types;
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use rustix::event::{EventfdFlags, eventfd};
@@ -556,6 +559,55 @@ fn a_ring_goes_only_when_its_transfers_have_ended() {
     let mut data = [7; 0x1000];
     ram.read(0x1000, &mut data).unwrap();
     assert_eq!(data, [0; 0x1000]);
+}
+
+#[test]
+fn ring_refuses_every_operation_but_its_own() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let (at, stream) = (types::Fd(libc::AT_FDCWD), libc::SOCK_STREAM);
+    let pipe = rustix::pipe::pipe().unwrap();
+    let [reads, writes] = [&pipe.0, &pipe.1].map(|end| types::Fd(end.as_raw_fd()));
+    let forbidden = [
+        (
+            "open a file",
+            opcode::OpenAt::new(at, path.as_ptr())
+                .flags(libc::O_CREAT)
+                .mode(0o600)
+                .build(),
+        ),
+        (
+            "make a folder",
+            opcode::MkDirAt::new(at, path.as_ptr()).build(),
+        ),
+        (
+            "make a socket",
+            opcode::Socket::new(libc::AF_INET, stream, 0).build(),
+        ),
+        ("close a file", opcode::Close::new(reads).build()),
+        (
+            "move data between files",
+            opcode::Splice::new(reads, -1, writes, -1, 1).build(),
+        ),
+        (
+            "give a file away",
+            opcode::FilesUpdate::new(&raw const at.0, 0).build(),
+        ),
+        ("nothing", opcode::Nop::new().build()),
+    ];
+    for (name, entry) in forbidden {
+        let ring = &mut scene.ring.ring;
+        // SAFETY: the path, the folder and the descriptors are there until the operation has ended, here below.
+        unsafe { ring.submission().push(&entry) }.unwrap();
+        ring.submit_and_wait(1).unwrap();
+        let done = ring.completion().next().unwrap();
+        assert_eq!(done.result(), -libc::EACCES, "{name}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
 /// Set in the process of the test below that is to end.

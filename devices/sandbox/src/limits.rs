@@ -8,9 +8,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use crate::SandboxError;
 
 /// Descriptors of a server: clients' memory and event fds, peers' memory, rings.
-const DESCRIPTORS: u64 = 16_384;
+pub(crate) const DESCRIPTORS: u64 = 16_384;
 /// Address space of a server: twice what clients may lend to it.
-const ADDRESS_SPACE: u64 = 64 << 40;
+pub(crate) const ADDRESS_SPACE: u64 = 64 << 40;
 /// Memory that the kernel writes into a core file, should an administrator raise its limit: private memory, so neither a
 /// guest's nor a GPU's (core(5), coredump_filter).
 const DUMPED: &str = "0x11";

@@ -12,6 +12,14 @@ use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
+use crate::limits::{ADDRESS_SPACE, DESCRIPTORS};
+
+/// The limits of a server, as /proc/PID/limits names them.
+const LIMITS: [(&str, u64); 3] = [
+    ("Max core file size", 0),
+    ("Max open files", DESCRIPTORS),
+    ("Max address space", ADDRESS_SPACE),
+];
 /// The `syscall` instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Distance below the stack pointer of the text that a call is given: below the red zone.
@@ -40,24 +48,65 @@ pub enum Argument<'a> {
 /// # Errors
 /// As [`TakenOver::of`], or what starting a process says.
 pub fn attempts(command: &mut Command) -> io::Result<Vec<(&'static str, io::Result<u64>)>> {
-    let mut child = command.stdout(Stdio::piped()).spawn()?;
-    let outcomes = ready(&mut child).and_then(|()| Ok(TakenOver::of(&child)?.attempts()));
-    child.kill()?;
-    child.wait()?;
-    outcomes
+    while_serving(command, |child| Ok(TakenOver::of(child)?.attempts()))
 }
 
-/// Fails a test unless the server that `command` starts is denied each of the [`attempts`].
+/// Fails a test unless the server that `command` starts has the limits of a server, can gain no privileges, and is denied
+/// each of the [`attempts`].
 ///
 /// # Panics
-/// If one of them succeeds, or fails for another reason, or the server does not start.
+/// If it lacks a limit, or one of the attempts succeeds or fails for another reason, or the server does not start.
 #[track_caller]
 pub fn assert_confined(command: &mut Command) {
-    let outcomes = attempts(command).unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let tried = while_serving(command, |child| {
+        let excesses = excesses(child.id())?;
+        Ok((excesses, TakenOver::of(child)?.attempts()))
+    });
+    let (excesses, outcomes) = tried.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert_eq!(excesses, [""; 0], "a running server");
     for (attempt, outcome) in outcomes {
         let denied = matches!(&outcome, Err(error) if error.kind() == ErrorKind::PermissionDenied);
         assert!(denied, "{attempt}: {outcome:?}");
     }
+}
+
+/// What `look` finds in the server that `command` starts, once that has said `ready`. It is killed in the end.
+fn while_serving<T>(
+    command: &mut Command,
+    look: impl FnOnce(&Child) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let found = ready(&mut child).and_then(|()| look(&child));
+    child.kill()?;
+    child.wait()?;
+    found
+}
+
+/// In which respects a process has more than a server may have: the lines of proc(5) that say so.
+fn excesses(pid: u32) -> io::Result<Vec<String>> {
+    let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}"));
+    let (limits, status) = (read("limits")?, read("status")?);
+    let within = LIMITS.map(|(name, most)| {
+        let of = move |line: &&str| line.starts_with(name);
+        let line = limits.lines().find(of).unwrap_or(name);
+        (line, is_at_most(line.strip_prefix(name), most))
+    });
+    // No new privileges, and filters of seccomp (proc(5), NoNewPrivs and Seccomp).
+    let statuses = [("NoNewPrivs:", "1"), ("Seccomp:", "2")].map(|(name, value)| {
+        let of = move |line: &&str| line.starts_with(name);
+        let line = status.lines().find(of).unwrap_or(name);
+        (line, line.split_whitespace().nth(1) == Some(value))
+    });
+    let all = within.into_iter().chain(statuses);
+    let wrong = all.filter(|(_, is_right)| !is_right);
+    Ok(wrong.map(|(line, _)| line.to_owned()).collect())
+}
+
+/// Whether both the soft and the hard limit, which come first in the rest of a line, are numbers of at most `most`.
+fn is_at_most(rest: Option<&str>, most: u64) -> bool {
+    let numbers = rest.into_iter().flat_map(str::split_whitespace).take(2);
+    let within = numbers.filter(|number| number.parse().is_ok_and(|number: u64| number <= most));
+    within.count() == 2
 }
 
 fn ready(child: &mut Child) -> io::Result<()> {
