@@ -11,6 +11,10 @@ pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 /// How long the switch waits until an endpoint acknowledges a change of a peer that it was sent, and the peer's guest with it.
 pub const ACKNOWLEDGE_TIME_OUT: Duration = Duration::from_secs(2);
 
+/// How long an announcement that only closes windows waits for its acknowledgements. Nobody begins an access to a closed window, by
+/// its lease, so this is for copies in progress.
+pub(crate) const CLOSING_TIME_OUT: Duration = Duration::from_millis(250);
+
 /// How long an announcement waits for endpoints that acknowledge other changes meanwhile. It ends before its own endpoint gives up
 /// the switch.
 pub(crate) const ANNOUNCEMENT_TIME_OUT: Duration = Duration::from_millis(3500);

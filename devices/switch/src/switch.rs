@@ -5,7 +5,7 @@ use std::time::Instant;
 
 pub(crate) use self::output::Output;
 use self::output::Reason;
-use self::port::{Port, Vanished};
+use self::port::{Announcing, Port, Vanished};
 use self::updates::Updates;
 use crate::config::Config;
 use crate::limits::ENDPOINT_TIME_OUT;
@@ -132,6 +132,7 @@ impl Switch {
             self.cut_off(port, Reason::Silent);
         }
         self.refuse_namesakes();
+        self.answer_closings();
         let late: Vec<PortId> = self
             .acknowledgements()
             .filter(|(_, deadline)| *deadline <= now)
@@ -151,9 +152,15 @@ impl Switch {
         let awaited = self.ports.values();
         let awaited = awaited.filter_map(|port| Some(port.awaited.as_ref()?.deadline));
         let acknowledgements = self.acknowledgements().map(|(_, deadline)| deadline);
+        let announcing = self
+            .ports
+            .values()
+            .filter_map(|port| port.announcing.as_ref());
+        let closings = announcing.filter_map(Announcing::answer_at);
         let requests = self.requests.deadline();
         let hellos = names.chain(awaited);
-        hellos.chain(acknowledgements).chain(requests).min()
+        let announcements = acknowledgements.chain(closings);
+        hellos.chain(announcements).chain(requests).min()
     }
 
     fn cut_off(&mut self, port: PortId, reason: Reason) {

@@ -74,6 +74,19 @@ impl BarWindow {
         (self.bar, self.address, self.size) == (other.bar, other.address, other.size)
     }
 
+    /// Whether peers that know the other one know this one: the same range, by the same lease or by messages.
+    pub(crate) fn is_known_by(&self, other: &Self) -> bool {
+        let same_backing = match (&self.backing, &other.backing) {
+            (
+                BarBacking::Lent(_, offset, lease),
+                BarBacking::Lent(_, other_offset, other_lease),
+            ) => (offset, lease) == (other_offset, other_lease),
+            (BarBacking::ByMessage, BarBacking::ByMessage) => true,
+            _ => false,
+        };
+        same_backing && self.has_range_of(other)
+    }
+
     /// Whether the two have an address in common.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         Some(self.address) <= other.last() && Some(other.address) <= self.last()

@@ -18,7 +18,11 @@ impl Switch {
         (mut windows, leases): (Vec<BarWindow>, Descriptor),
     ) -> Result<(), Reason> {
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
-        if port.announcing.is_some() {
+        if port
+            .announcing
+            .as_ref()
+            .is_some_and(|last| !last.is_answered)
+        {
             return Err(Reason::Violation(
                 "it announces before the last is Announced",
             ));
@@ -38,7 +42,9 @@ impl Switch {
         }
         let windows = self.in_holes(from, windows);
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
-        port.windows.clone_from(&windows);
+        let former = std::mem::replace(&mut port.windows, windows.clone());
+        let is_known = |window: &BarWindow| former.iter().any(|old| window.is_known_by(old));
+        let only_closes = windows.iter().all(is_known);
         port.leases.clone_from(&leases);
         self.note_overlaps(from, &windows);
         let epoch = self.publish(from, &windows, &leases);
@@ -47,6 +53,8 @@ impl Switch {
                 sequence,
                 epoch,
                 begun: self.now,
+                only_closes,
+                is_answered: false,
             });
         }
         self.settle();
@@ -106,7 +114,22 @@ impl Switch {
         Ok(())
     }
 
-    /// Sends Announced for each announcement that all others have acknowledged.
+    /// Sends Announced for announcements that only close windows and have waited long enough.
+    pub(super) fn answer_closings(&mut self) {
+        let now = self.now;
+        let ports = self.ports.iter_mut();
+        let announcing = ports.filter_map(|(id, port)| Some((*id, port.announcing.as_mut()?)));
+        let due = announcing.filter(|(_, last)| last.answer_at().is_some_and(|at| at <= now));
+        let answers = due.map(|(id, last)| {
+            last.is_answered = true;
+            (id, last.sequence)
+        });
+        for (id, sequence) in answers.collect::<Vec<_>>() {
+            self.send(id, Message::Announced { sequence });
+        }
+    }
+
+    /// Sends Announced for each announcement that all others have acknowledged, unless that has been sent.
     pub(super) fn settle(&mut self) {
         let ports = self.ports.iter();
         let unacknowledged: Vec<(PortId, u64)> = ports
@@ -116,17 +139,12 @@ impl Switch {
             let mut others = unacknowledged.iter().filter(|(other, _)| other != id);
             others.all(|(_, oldest)| *oldest > announcing.epoch)
         };
-        let done: Vec<(PortId, u64)> = self
-            .ports
-            .iter()
-            .filter_map(|(id, port)| Some((id, port.announcing.as_ref()?)))
-            .filter(|(id, announcing)| settled(id, announcing))
-            .map(|(id, announcing)| (*id, announcing.sequence))
-            .collect();
-        for (id, sequence) in done {
-            if let Some(port) = self.ports.get_mut(&id) {
-                port.announcing = None;
-            }
+        let ports = self.ports.iter_mut();
+        let done = ports.filter_map(|(id, port)| {
+            let last = port.announcing.take_if(|last| settled(id, last))?;
+            (!last.is_answered).then_some((*id, last.sequence))
+        });
+        for (id, sequence) in done.collect::<Vec<_>>() {
             self.send(id, Message::Announced { sequence });
         }
     }

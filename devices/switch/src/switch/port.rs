@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::updates::Updates;
-use crate::limits::{ACKNOWLEDGE_TIME_OUT, ANNOUNCEMENT_TIME_OUT};
+use crate::limits::{ACKNOWLEDGE_TIME_OUT, ANNOUNCEMENT_TIME_OUT, CLOSING_TIME_OUT};
 use crate::message::LinkTiming;
 use crate::window::{BarWindow, Descriptor};
 
@@ -34,6 +34,18 @@ pub(super) struct Announcing {
     pub(super) sequence: u64,
     pub(super) epoch: u64,
     pub(super) begun: Instant,
+    /// It opens no window, so an endpoint that has not learned of it accesses none that it should not.
+    pub(super) only_closes: bool,
+    /// Its endpoint has the answer. Those that have not acknowledged it are still to do so.
+    pub(super) is_answered: bool,
+}
+
+impl Announcing {
+    /// When its endpoint gets the answer, whoever has not acknowledged it.
+    pub(super) fn answer_at(&self) -> Option<Instant> {
+        let waits = self.only_closes && !self.is_answered;
+        waits.then(|| self.begun + CLOSING_TIME_OUT)
+    }
 }
 
 impl Port {

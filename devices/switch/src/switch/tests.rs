@@ -7,8 +7,8 @@ use serde_bytes::ByteBuf;
 use super::output::Output;
 use super::*;
 use crate::limits::{
-    ACKNOWLEDGE_TIME_OUT, ANNOUNCEMENT_TIME_OUT, ENDPOINT_TIME_OUT, MAX_PORTS, NAME_TIME_OUT,
-    PROTOCOL,
+    ACKNOWLEDGE_TIME_OUT, ANNOUNCEMENT_TIME_OUT, CLOSING_TIME_OUT, ENDPOINT_TIME_OUT, MAX_PORTS,
+    NAME_TIME_OUT, PROTOCOL,
 };
 use crate::link_mode::LinkMode;
 use crate::message::LinkTiming;
@@ -269,6 +269,94 @@ fn slow_but_steady_acknowledgements_are_waited_for() {
         assert!(words.contains(&announced.to_owned()), "{words:?}");
     }
     assert_eq!(switch.deadline(), None);
+}
+
+/// A switch whose port 1 has closed its window, which 3 has not acknowledged.
+fn closed_with_a_late_peer(now: Instant) -> (Switch, [PortId; 3]) {
+    let (mut switch, ports) = three(now);
+    let [a, b, late] = ports;
+    switch.receive(a, announce(1, &[0x1000, 0x2000]), now);
+    for port in [b, late] {
+        acknowledge(&mut switch, port);
+    }
+    switch.receive(a, announce(2, &[0x2000]), now);
+    acknowledge(&mut switch, b);
+    switch.take_outputs();
+    (switch, ports)
+}
+
+#[test]
+fn closing_waits_a_moment_only_for_a_late_peer() {
+    let now = Instant::now();
+    let (mut switch, [a, ..]) = closed_with_a_late_peer(now);
+    assert_eq!(switch.deadline(), Some(now + CLOSING_TIME_OUT));
+    switch.expire(now + CLOSING_TIME_OUT - Duration::from_millis(1));
+    assert!(outputs(&mut switch).is_empty());
+    switch.expire(now + CLOSING_TIME_OUT);
+    assert_eq!(outputs(&mut switch), ["1: announced 2"]);
+    assert_eq!(switch.deadline(), Some(now + ACKNOWLEDGE_TIME_OUT));
+    switch.expire(now + ACKNOWLEDGE_TIME_OUT);
+    assert_eq!(outputs(&mut switch), ["3 cut off: NoAck"]);
+    assert!(switch.ports[&a].announcing.is_none());
+}
+
+#[test]
+fn late_acknowledgement_of_a_closing_is_in_time() {
+    let now = Instant::now();
+    let (mut switch, [_, _, late]) = closed_with_a_late_peer(now);
+    switch.expire(now + CLOSING_TIME_OUT);
+    switch.take_outputs();
+    acknowledge(&mut switch, late);
+    assert!(outputs(&mut switch).is_empty(), "it was answered");
+    assert_eq!(switch.deadline(), None);
+}
+
+#[test]
+fn opening_after_a_closing_waits_for_a_late_peer() {
+    let now = Instant::now();
+    for addresses in [[0x2000, 0x3000].as_slice(), &[0x3000], &[0x1000, 0x2000]] {
+        let (mut switch, [a, b, late]) = closed_with_a_late_peer(now);
+        let answered = now + CLOSING_TIME_OUT;
+        switch.expire(answered);
+        switch.take_outputs();
+        switch.receive(a, announce(3, addresses), answered);
+        acknowledge(&mut switch, b);
+        switch.expire(answered + 2 * CLOSING_TIME_OUT);
+        // Of the closing, then of the opening.
+        acknowledge_one(&mut switch, late, answered + 2 * CLOSING_TIME_OUT);
+        let announced = "1: announced 3".to_owned();
+        assert!(!outputs(&mut switch).contains(&announced), "{addresses:x?}");
+        acknowledge(&mut switch, late);
+        assert_eq!(outputs(&mut switch), [announced], "{addresses:x?}");
+    }
+}
+
+#[test]
+fn window_with_other_memory_is_an_opening() {
+    let now = Instant::now();
+    let lent = |offset, lease| BarWindow {
+        backing: BarBacking::Lent(Descriptor::default(), offset, lease),
+        ..window(0x1000)
+    };
+    for next in [lent(0, 2), lent(0x1000, 1), window(0x1000)] {
+        let (mut switch, [a, b, late]) = three(now);
+        for (sequence, window) in [(1, lent(0, 1)), (2, next)] {
+            let message = Message::Announce {
+                sequence,
+                windows: vec![window],
+                leases: Descriptor::default(),
+            };
+            switch.receive(a, message, now);
+            acknowledge(&mut switch, b);
+            if sequence == 1 {
+                acknowledge(&mut switch, late);
+            }
+        }
+        switch.take_outputs();
+        assert_eq!(switch.deadline(), Some(now + ACKNOWLEDGE_TIME_OUT));
+        switch.expire(now + CLOSING_TIME_OUT);
+        assert!(outputs(&mut switch).is_empty());
+    }
 }
 
 #[test]
