@@ -27,14 +27,18 @@ pub(crate) struct Loans {
 
 struct OpenLoan {
     addresses: Vec<AddressRange>,
-    /// A change has taken one of its addresses away.
-    is_over: bool,
+    /// The first of its ranges that a change has taken away.
+    over: Option<usize>,
     word: Arc<LoanWord>,
 }
 
 impl OpenLoan {
     fn meets(&self, range: AddressRange) -> bool {
-        self.addresses.iter().any(|own| own.meets(range))
+        self.first_met(range).is_some()
+    }
+
+    fn first_met(&self, range: AddressRange) -> Option<usize> {
+        self.addresses.iter().position(|own| own.meets(range))
     }
 }
 
@@ -43,8 +47,8 @@ impl Loans {
     /// taken away.
     pub(crate) fn end(&self, range: AddressRange) {
         for (_, loan) in self.open.lock().iter_mut() {
-            if loan.meets(range) {
-                loan.is_over = true;
+            if let Some(met) = loan.first_met(range) {
+                loan.over = Some(loan.over.map_or(met, |over| over.min(met)));
                 loan.word.cancel();
             }
         }
@@ -53,14 +57,14 @@ impl Loans {
     /// Whether memory of this range is being copied under loans that have ended.
     pub(crate) fn are_copied(&self, range: AddressRange) -> bool {
         let open = self.open.lock();
-        let mut ended = open.iter().filter(|(_, loan)| loan.is_over);
+        let mut ended = open.iter().filter(|(_, loan)| loan.over.is_some());
         ended.any(|(_, loan)| loan.meets(range) && loan.word.is_copying())
     }
 
     /// Waits until nothing of this range is copied under loans that have ended. To be called without locks.
     pub(crate) fn wait(&self, range: AddressRange) {
         let open = self.open.lock();
-        let ended = open.iter().filter(|(_, loan)| loan.is_over);
+        let ended = open.iter().filter(|(_, loan)| loan.over.is_some());
         let copied = ended.filter(|(_, loan)| loan.meets(range) && loan.word.is_copying());
         let copied: Vec<_> = copied.map(|(_, loan)| loan.word.clone()).collect();
         drop(open);
@@ -95,7 +99,7 @@ impl Loan {
         let of = |range: &PinnedRange| AddressRange::new(range.address, range.len as u64);
         let key = requester.loans().open.lock().insert(OpenLoan {
             addresses: ranges.iter().map(of).collect(),
-            is_over: false,
+            over: None,
             word: word.clone(),
         });
         Self {
@@ -129,23 +133,27 @@ impl Loan {
         let closed = self.word.close();
         // Locked until all is recorded: an unmap that comes later is recorded later.
         let open = self.requester.loans().open.lock();
-        let is_over = open.get(self.key).is_none_or(|loan| loan.is_over);
-        if closed == Closed::Unused && !is_over || self.requester.injects() {
+        let over = open.get(self.key).map_or(Some(0), |loan| loan.over);
+        if closed == Closed::Unused && over.is_none() || self.requester.injects() {
             return Err(DmaFault::NoMemory);
         }
-        let is_intact = self.memory().all(|(span, _)| span.file.intact().is_ok());
-        let outcome = if is_over || !is_intact || closed == Closed::Hangs {
-            Err(DmaFault::NoMemory)
-        } else {
-            Ok(())
-        };
-        self.record(outcome);
+        let lost = self
+            .memory()
+            .position(|(span, _)| span.file.intact().is_err());
+        let unfinished = (closed == Closed::Hangs).then_some(0);
+        let failed = [over, lost, unfinished].into_iter().flatten().min();
+        self.record(failed);
         drop(open);
-        outcome
+        failed.map_or(Ok(()), |_| Err(DmaFault::NoMemory))
     }
 
-    fn record(&self, outcome: Result<(), DmaFault>) {
-        for range in &self.ranges {
+    /// Counts the ranges up to the one that failed.
+    fn record(&self, failed: Option<usize>) {
+        for (index, range) in self.ranges.iter().enumerate() {
+            let outcome = match failed {
+                Some(failed) if failed == index => Err(DmaFault::NoMemory),
+                _ => Ok(()),
+            };
             let result = SegmentResult {
                 route: range.route,
                 completer: range.completer,
@@ -169,13 +177,7 @@ impl Drop for Loan {
         let mut open = self.requester.loans().open.lock();
         let loan = open.try_remove(self.key);
         if is_copied && !self.is_recorded {
-            let is_over = loan.is_none_or(|loan| loan.is_over);
-            let outcome = if is_over {
-                Err(DmaFault::NoMemory)
-            } else {
-                Ok(())
-            };
-            self.record(outcome);
+            self.record(loan.map_or(Some(0), |loan| loan.over));
         }
     }
 }
@@ -311,6 +313,18 @@ mod tests {
         requester.set_peer(PeerId(2), vec![]);
         requester.set_bus_master(true);
         assert_eq!(loan.end(), Ok(()));
+    }
+
+    #[test]
+    fn range_that_was_taken_away_is_the_one_that_fails() {
+        let requester = requester();
+        let ranges = [(0x1000, 0x400), (0xc000, 0x80), (0x1800, 0x100)];
+        let [ended, dropped] = [(); 2].map(|()| copied(&requester, &ranges));
+        requester.set_peer(PeerId(1), vec![]);
+        assert_eq!(ended.end(), Err(DmaFault::NoMemory));
+        assert_eq!(bytes_and_failures(&requester), (0x400, 1));
+        drop(dropped);
+        assert_eq!(bytes_and_failures(&requester), (0x800, 2));
     }
 
     #[test]
