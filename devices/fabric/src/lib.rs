@@ -53,6 +53,7 @@ mod impairment;
 mod impairments;
 mod limits;
 mod link;
+mod link_statistics;
 mod message;
 #[cfg(test)]
 mod model;
@@ -72,6 +73,7 @@ pub use limits::{
     PEER_TIME_OUT, PROTOCOL, REQUEST_TIME_OUT,
 };
 pub use link::{Link, LinkSender, PacketHandler, Reply};
+pub use link_statistics::LinkStatistics;
 pub use message::{Body, Incarnation, Message, Refusal};
 pub use peerbar_socket_file::BindError;
 pub use peerbar_socket_file::packets::Packet;

@@ -18,6 +18,7 @@ use serde_bytes::ByteBuf;
 use crate::attachment::FabricAddress;
 use crate::gid::Gid;
 use crate::limits::MAX_DATA;
+use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
 use crate::transport::{Output, RequestData, RequestError, RequestId, SendError, Transport};
 
@@ -173,6 +174,11 @@ impl LinkSender {
     /// what passes between the two, so that all data meets the impairments.
     pub fn takes_descriptors(&self, to: Gid) -> Option<bool> {
         self.shared.state.lock().transport.takes_descriptors(to)
+    }
+
+    /// What the link has sent again since its start.
+    pub fn statistics(&self) -> LinkStatistics {
+        self.shared.state.lock().transport.statistics()
     }
 
     /// Sends a request: at most [`MAX_DATA`] bytes and [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS) descriptors. The peer carries it out

@@ -17,6 +17,7 @@ use self::incoming::{Incoming, Taken};
 use self::outgoing::{Due, Outgoing};
 use crate::gid::Gid;
 use crate::limits::{MAX_PEERS, MAX_REQUESTS};
+use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
 
 mod incoming;
@@ -116,6 +117,8 @@ pub(crate) struct Transport<D> {
     /// Number of requests of each GID that are carried out at the moment, of former holders too, waited for or not.
     running: BTreeMap<Gid, usize>,
     outputs: Vec<Output<D>>,
+    /// Of all attachments.
+    statistics: LinkStatistics,
 }
 
 impl<D> Transport<D> {
@@ -124,7 +127,13 @@ impl<D> Transport<D> {
             peers: BTreeMap::new(),
             running: BTreeMap::new(),
             outputs: Vec::new(),
+            statistics: LinkStatistics::default(),
         }
+    }
+
+    /// What was sent again.
+    pub(crate) fn statistics(&self) -> LinkStatistics {
+        self.statistics
     }
 
     /// What is to be done, in order. Doing it may lead to more.
@@ -313,7 +322,13 @@ impl<D> Transport<D> {
                     let request = RequestData { data, descriptors };
                     self.outputs.push(Output::Request(id, request));
                 }
-                Taken::Again(answer) => self.send(from, incarnation, answer),
+                Taken::Again(answer) => {
+                    if let Body::Response { data, .. } = &answer {
+                        self.statistics
+                            .count(data.as_ref().map_or(0, |data| data.len()));
+                    }
+                    self.send(from, incarnation, answer);
+                }
                 Taken::Stale => {}
             },
             Body::Settled { oldest } => peer.incoming.settle(oldest),
@@ -341,10 +356,11 @@ impl<D> Transport<D> {
         let takes_descriptors = peer.known.and_then(|known| known.takes_descriptors);
         let incarnation = peer.incarnation();
         let mut asks = false;
-        for due in peer
+        let (is_known, statistics) = (incarnation.is_some(), &mut self.statistics);
+        let due = peer
             .outgoing
-            .due(takes_descriptors, incarnation.is_some(), now)
-        {
+            .due(takes_descriptors, is_known, now, statistics);
+        for due in due {
             match (due, incarnation) {
                 (Due::Send(body), Some(incarnation)) => {
                     self.outputs.push(Output::Send(Message::Packet {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::{RequestData, SendError};
 use crate::limits::{MAX_DATA, MAX_DESCRIPTORS, MAX_REQUESTS, PEER_TIME_OUT, REQUEST_TIME_OUT};
+use crate::link_statistics::LinkStatistics;
 use crate::message::Body;
 
 /// Until a request is sent again: while no round-trip time is known, at least, and at most.
@@ -46,6 +47,8 @@ pub(super) struct Outgoing<D> {
     pending: BTreeMap<u64, Pending<D>>,
     /// A smoothed round-trip time (RFC 6298, 2), of requests that were sent once (3).
     round_trip: Option<Duration>,
+    /// Requests are sent as rarely as can be, since no answer has come.
+    is_impaired: bool,
 }
 
 impl<D> Default for Outgoing<D> {
@@ -54,6 +57,7 @@ impl<D> Default for Outgoing<D> {
             next_tag: 0,
             pending: BTreeMap::new(),
             round_trip: None,
+            is_impaired: false,
         }
     }
 }
@@ -105,8 +109,10 @@ impl<D> Outgoing<D> {
         takes_descriptors: Option<bool>,
         is_known: bool,
         now: Instant,
+        statistics: &mut LinkStatistics,
     ) -> Vec<Due<D>> {
         let oldest = self.oldest();
+        let sent_again = statistics.sent_again;
         let mut due = Vec::new();
         let mut refused = Vec::new();
         for (tag, pending) in &mut self.pending {
@@ -126,6 +132,13 @@ impl<D> Outgoing<D> {
                 due.push(Due::Ask);
                 continue;
             }
+            if !is_unsent {
+                statistics.count(pending.request.data.len());
+                if pending.interval == LONGEST && !self.is_impaired {
+                    self.is_impaired = true;
+                    statistics.impaired_peers += 1;
+                }
+            }
             pending.is_sent_again = !is_unsent;
             pending.sent.get_or_insert(now);
             pending.interval = pending.interval.saturating_mul(2).min(LONGEST);
@@ -136,6 +149,7 @@ impl<D> Outgoing<D> {
                 descriptors: pending.request.descriptors.clone(),
             }));
         }
+        statistics.time_outs += u64::from(statistics.sent_again > sent_again);
         let refused = refused.iter().filter_map(|tag| self.pending.remove(tag));
         due.extend(refused.map(|pending| Due::Refuse(pending.done)));
         due
@@ -144,6 +158,7 @@ impl<D> Outgoing<D> {
     /// The peer works on a request.
     pub(super) fn is_alive(&mut self, tag: u64, now: Instant) {
         if let Some(pending) = self.pending.get_mut(&tag) {
+            self.is_impaired = false;
             pending.patience = now + PEER_TIME_OUT;
             pending.interval = LONGEST;
         }
@@ -152,6 +167,7 @@ impl<D> Outgoing<D> {
     /// A response has come; none if nobody waits for it.
     pub(super) fn end(&mut self, tag: u64, now: Instant) -> Option<D> {
         let pending = self.pending.remove(&tag)?;
+        self.is_impaired = false;
         if let (Some(sent), false) = (pending.sent, pending.is_sent_again) {
             let sample = now.saturating_duration_since(sent);
             let smoothed = |old: Duration| (old.saturating_mul(7).saturating_add(sample)) / 8;

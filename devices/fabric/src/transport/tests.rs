@@ -233,3 +233,81 @@ fn peer_that_settles_early_gets_no_more_under_way() {
         "none of them is answered yet"
     );
 }
+
+/// Has everything that is due until `until` be sent, and takes it.
+fn pass(transport: &mut Transport<u32>, now: &mut Instant, until: Instant) -> Vec<Output<u32>> {
+    let mut outputs = Vec::new();
+    while let Some(next) = transport.deadline().filter(|next| *next <= until) {
+        *now = next;
+        transport.expire(next);
+        outputs.extend(transport.take_outputs());
+    }
+    outputs
+}
+
+#[test]
+fn what_is_sent_again_is_counted_until_an_answer_comes() {
+    let (mut transport, mut now) = (Transport::new(), Instant::now());
+    let start = now;
+    transport.request(PEER, request(100, 0), 1, now).unwrap();
+    transport.request(PEER, request(20, 0), 2, now).unwrap();
+    transport.receive(peer(FIRST, true), now);
+    assert_eq!(sent_tags(&transport.take_outputs()), [0, 1]);
+    assert_eq!(transport.statistics(), LinkStatistics::default());
+    let outputs = pass(&mut transport, &mut now, start + Duration::from_millis(100));
+    assert_eq!(sent_tags(&outputs), [0, 1]);
+    let once = LinkStatistics {
+        sent_again: 2,
+        bytes_sent_again: 120,
+        time_outs: 1,
+        impaired_peers: 0,
+    };
+    assert_eq!(transport.statistics(), once);
+    let answer = |tag| from_peer(Body::Response { tag, data: None });
+    transport.receive(answer(0), now);
+    let outputs = pass(&mut transport, &mut now, start + Duration::from_secs(2));
+    let again = sent_tags(&outputs).len() as u64;
+    let silent = transport.statistics();
+    assert_eq!(
+        (silent.sent_again, silent.time_outs),
+        (2 + again, 1 + again)
+    );
+    assert_eq!(silent.bytes_sent_again, 120 + 20 * again);
+    assert_eq!(silent.impaired_peers, 1, "once for each silence");
+    transport.receive(answer(1), now);
+    let later = now + Duration::from_secs(2);
+    let outputs = pass(&mut transport, &mut now, later);
+    assert!(sent_tags(&outputs).is_empty());
+    assert_eq!(transport.statistics(), silent);
+}
+
+#[test]
+fn response_that_is_sent_again_is_counted() {
+    let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
+    let from_far = || {
+        from_peer(Body::Request {
+            tag: 0,
+            oldest: 0,
+            data: ByteBuf::new(),
+            descriptors: Vec::new(),
+        })
+    };
+    transport.receive(from_far(), now);
+    transport.receive(from_far(), now);
+    assert_eq!(
+        transport.statistics().sent_again,
+        0,
+        "it is being worked on"
+    );
+    let id = RequestId {
+        from: PEER,
+        incarnation: FIRST,
+        tag: 0,
+    };
+    transport.respond(id, Some(ByteBuf::from(vec![1; 30])));
+    assert_eq!(transport.statistics().sent_again, 0);
+    transport.receive(from_far(), now);
+    let counted = transport.statistics();
+    assert_eq!((counted.sent_again, counted.bytes_sent_again), (1, 30));
+    assert_eq!((counted.time_outs, counted.impaired_peers), (0, 0));
+}
