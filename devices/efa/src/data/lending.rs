@@ -39,13 +39,16 @@ const MOST_HUNG: usize = 16;
 pub(super) struct Lending {
     /// The files that were shown, with their numbers.
     files: Vec<(u32, Weak<MemoryFile>)>,
-    last_file: u32,
+    /// The last number of a file or of words.
+    pub(super) last_number: u32,
     viewers: HashMap<Gid, Viewer>,
     /// The words of what each adapter is lent. Those of one that has left a copy unfinished stay.
     words: HashMap<Gid, Words>,
     lenders: HashMap<Gid, Lender>,
     /// What others read here, oldest first.
     reads: VecDeque<Read>,
+    /// How often another adapter could not use what it was lent.
+    pub(super) refusals: u64,
 }
 
 /// The words of loans, by the number that they are shown by.
@@ -85,17 +88,22 @@ pub(super) enum Shown {
 }
 
 impl Lending {
-    /// The number of a file of this process. It is never given to another one.
-    fn number(&mut self, file: &Arc<MemoryFile>) -> u32 {
+    /// The number of a file of this process. It is never given to another one: `None` once there is none left.
+    fn number(&mut self, file: &Arc<MemoryFile>) -> Option<u32> {
         self.files.retain(|(_, known)| known.strong_count() > 0);
         let mut known = self.files.iter();
         let same = |(_, known): &&(u32, Weak<MemoryFile>)| known.as_ptr() == Arc::as_ptr(file);
         if let Some((number, _)) = known.find(same) {
-            return *number;
+            return Some(*number);
         }
-        self.last_file = self.last_file.wrapping_add(1);
-        self.files.push((self.last_file, Arc::downgrade(file)));
-        self.last_file
+        let number = self.next_number()?;
+        self.files.push((number, Arc::downgrade(file)));
+        Some(number)
+    }
+
+    fn next_number(&mut self) -> Option<u32> {
+        self.last_number = self.last_number.checked_add(1)?;
+        Some(self.last_number)
     }
 
     /// The ranges of a loan, as few as there can be. `None` if they are too many.
@@ -105,7 +113,10 @@ impl Lending {
         for (span, len) in loan.memory() {
             let place = Arc::as_ptr(&span.file);
             let same = known.filter(|(last, _)| *last == place);
-            let file = same.map_or_else(|| self.number(&span.file), |(_, number)| number);
+            let file = match same {
+                Some((_, number)) => number,
+                None => self.number(&span.file)?,
+            };
             known = Some((place, file));
             let offset = span.file.first().checked_add(span.offset)?;
             let bytes = u32::try_from(len).ok()?;
@@ -139,9 +150,8 @@ impl Lending {
         }
         let words = LoanWords::new();
         let words = words.inspect_err(|error| log::warn!("nothing is lent to {gid}: {error}"));
-        self.last_file = self.last_file.wrapping_add(1);
         let words = Words {
-            number: self.last_file,
+            number: self.next_number()?,
             words: Arc::new(words.ok()?),
         };
         self.words.insert(gid, words.clone());
@@ -172,6 +182,11 @@ impl Lending {
 
     /// An adapter could not use what it was lent. It is shown everything again later.
     pub(super) fn refused(&mut self, gid: Gid, now: Instant) {
+        self.refusals += 1;
+        let all = self.refusals;
+        log::info!(
+            "{gid} does not use what it is lent: payload goes in packets for {REFUSED:?}, {all} such times in all"
+        );
         let viewer = Viewer {
             files: VecDeque::new(),
             refused_until: Some(now + REFUSED),
@@ -214,6 +229,9 @@ impl Lending {
     fn take(&mut self, from: Gid, file: (u32, OwnedFd), words: (u32, OwnedFd)) -> bool {
         let is_full = self.lenders.len() >= MOST_LENDERS;
         if is_full && !self.lenders.contains_key(&from) {
+            log::warn!(
+                "memory of {from} is not used, its payload comes in packets: {MOST_LENDERS} adapters lend here already"
+            );
             return false;
         }
         let lender = self.lenders.entry(from).or_default();
@@ -325,7 +343,9 @@ impl Turn<'_> {
     }
 
     fn show_file(&mut self, gid: Gid, file: &Arc<MemoryFile>, words: &Words) -> Shown {
-        let number = self.parts.lending.number(file);
+        let Some(number) = self.parts.lending.number(file) else {
+            return Shown::Refused;
+        };
         match self.parts.lending.shown(gid, number) {
             Some(shown) => return shown,
             None if !self.lends_to(gid) => return Shown::Refused,

@@ -63,6 +63,7 @@ impl Worker {
         self.parts.transfers.session.release();
         *self.statistics.lock() = Statistics {
             bounced_bytes: self.parts.transfers.bounced,
+            refused_loans: self.parts.lending.refusals,
             ..self.parts.statistics
         };
         MutexGuard::unlock_fair(objects);

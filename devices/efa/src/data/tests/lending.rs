@@ -238,6 +238,7 @@ fn adapter_that_forgot_its_lender_is_shown_the_memory_again() {
         (statistics.packet_bytes, statistics.lent_bytes),
         (length, length)
     );
+    assert_eq!(statistics.refused_loans, 1);
     it.near.now += Duration::from_secs(2);
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
     assert_eq!(it.near.path.statistics().lent_bytes, 2 * length);
@@ -593,4 +594,14 @@ fn lender_of_more_files_than_are_kept_sends_no_packets() {
     let statistics = it.near.path.statistics();
     let bytes = 2 * FILES * 4096;
     assert_eq!((statistics.packet_bytes, statistics.lent_bytes), (0, bytes));
+}
+
+#[test]
+fn files_without_a_number_left_go_in_packets() {
+    let (mut it, post) = two(Operation::RdmaWrite);
+    it.near.worker.parts.lending.last_number = u32::MAX;
+    let data = it.near.fill(PAYLOAD, LENGTH as usize, 9);
+    assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+    assert_eq!(it.far.bytes(TO, LENGTH as usize), data);
+    assert_eq!(it.near.path.statistics().lent_bytes, 0);
 }
