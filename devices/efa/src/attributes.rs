@@ -18,6 +18,7 @@ const CAPS: DeviceCaps = DeviceCaps::new()
     .with_rnr_retry(true)
     .with_rdma_write(true)
     .with_unsolicited_write_recv(true)
+    .with_event_counters(true)
     .with_wide_request_id(true);
 /// As VERSION has it.
 const API_VERSION: u32 = 3;
@@ -105,9 +106,9 @@ pub(crate) fn queues_2() -> QueueAttributes2 {
     QueueAttributes2 {
         inline_bytes: u16::try_from(LONG_INLINE_BYTES).unwrap_or(0).into(),
         reserved: [0; 6],
-        counted_events: QpEvents::new(),
-        max_event_counters: 0.into(),
-        max_event_count: 0.into(),
+        counted_events: QpEvents::ALL,
+        max_event_counters: u32::from(limits::EVENT_COUNTERS).into(),
+        max_event_count: u64::MAX.into(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The admin commands.
 
+mod event_counters;
 mod features;
 mod memory_regions;
 mod page_list;
@@ -43,13 +44,12 @@ impl Engine {
             Opcode::DeallocUar => self.destroy_uar(command),
             Opcode::CreateEq => self.create_event_queue(command),
             Opcode::DestroyEq => self.destroy_event_queue(command),
-            Opcode::AllocMr
-            | Opcode::Service
-            | Opcode::CreateEventCounter
-            | Opcode::DestroyEventCounter
-            | Opcode::AttachEventCounter
-            | Opcode::ModifyEventCounter
-            | Opcode::DetachEventCounter => Err(Status::UnsupportedOpcode),
+            Opcode::CreateEventCounter => self.create_event_counter(command),
+            Opcode::DestroyEventCounter => self.destroy_event_counter(command),
+            Opcode::AttachEventCounter => self.attach_event_counter(command),
+            Opcode::ModifyEventCounter => self.modify_event_counter(command),
+            Opcode::DetachEventCounter => self.detach_event_counter(command),
+            Opcode::AllocMr | Opcode::Service => Err(Status::UnsupportedOpcode),
         }
     }
 }
@@ -69,6 +69,7 @@ fn refused(error: ObjectError) -> Status {
     match error {
         ObjectError::Exhausted { .. } => Status::ResourceAllocationFailure,
         ObjectError::InUse { .. } => Status::ResourceBusy,
+        ObjectError::Unreachable { .. } => Status::UnknownError,
         ObjectError::Unknown { .. }
         | ObjectError::Invalid { .. }
         | ObjectError::Transition { .. } => Status::IllegalParameter,

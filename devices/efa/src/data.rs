@@ -13,13 +13,14 @@
 //! - A work request that cannot be carried out is completed with its status, and its queue pair goes on: a datagram's
 //!   failure says nothing about the next one. A failed DMA is never a success.
 //! - A send or receive queue that makes no sense or cannot be read, or a completion queue that overflows or cannot be written,
-//!   puts its queue pairs in error. What is posted there is flushed.
+//!   puts its queue pairs in error. What is posted there is flushed. So does an event counter whose word cannot be written.
 //! - A message for which there is no receive is sent again after a while, as often as its queue pair says. Others overtake it.
 //! - The payload of a datagram stands behind the 40 bytes of a routing header in its receive.
 //! - An RDMA request is refused unless the other side has an address handle of the requester's adapter.
 
 mod completions;
 mod doorbells;
+mod event_counters;
 mod job;
 mod lending;
 mod lent_parts;
@@ -44,7 +45,7 @@ use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard};
 use peerbar_dma::{MemoryFile, Requester};
-use peerbar_fabric::{AttachError, Attachment, Link};
+use peerbar_fabric::{AttachError, Attachment, Link, LinkStatistics};
 use peerbar_pci::Interrupts;
 
 pub use statistics::Statistics;
@@ -186,6 +187,12 @@ impl DataPath {
         // The turn whose completions the caller has seen has ended by then.
         let _turn = self.objects();
         *self.statistics.lock()
+    }
+
+    /// What the adapter's link to its fabric has sent again. Nothing without one.
+    pub fn link_statistics(&self) -> LinkStatistics {
+        let wire = self.wire.get();
+        wire.map_or_else(LinkStatistics::default, |wire| wire.statistics())
     }
 }
 

@@ -1,4 +1,5 @@
-//! What a driver creates on the adapter: UARs, protection domains, address handles, queues, queue pairs, memory regions.
+//! What a driver creates on the adapter: UARs, protection domains, address handles, queues, queue pairs, memory regions, event
+//! counters.
 //!
 //! A driver names an object by a number. Every number that it gives is checked, and an object that others use is not
 //! removed. Nothing here does DMA: the data path works on the same objects, under one lock.
@@ -6,6 +7,7 @@
 mod address_handle;
 mod completion_queue;
 mod error;
+mod event_counter;
 mod event_queue;
 pub mod limits;
 mod loans;
@@ -23,6 +25,7 @@ use std::sync::Arc;
 pub use address_handle::{CreateAddressHandle, Gid};
 pub use completion_queue::CreateCompletionQueue;
 pub use error::{ObjectError, ObjectKind};
+pub use event_counter::{CreateEventCounter, ModifyEventCounter};
 pub use event_queue::CreateEventQueue;
 pub use memory_region::{Access, RegionKeys, RegisterRegion};
 pub use queue_pair::{
@@ -30,6 +33,7 @@ pub use queue_pair::{
 };
 
 pub(crate) use completion_queue::CompletionQueue;
+pub(crate) use event_counter::{QueuePairEvent, WORD_BYTES};
 pub(crate) use event_queue::EventQueue;
 #[cfg(test)]
 pub(crate) use memory_region::AccessError;
@@ -41,6 +45,7 @@ use peerbar_dma::{MemoryError, MemoryFile};
 use crate::data::Doorbells;
 use crate::memory_bar;
 use address_handle::AddressHandle;
+use event_counter::EventCounter;
 use loans::Loans;
 use memory_region::MemoryRegion;
 use region_keys::KeyGenerator;
@@ -56,6 +61,7 @@ pub struct Objects {
     address_handles: Slots<AddressHandle>,
     pub(crate) event_queues: Slots<EventQueue>,
     pub(crate) completion_queues: Slots<CompletionQueue>,
+    pub(crate) event_counters: Slots<EventCounter>,
     pub(crate) queue_pairs: Slots<QueuePair>,
     /// The generation of the next queue pair of each place, which is part of its number.
     generations: Vec<u8>,
@@ -94,6 +100,7 @@ impl Objects {
             address_handles: Slots::new(ObjectKind::AddressHandle, limits::ADDRESS_HANDLES),
             event_queues: Slots::new(ObjectKind::EventQueue, limits::EVENT_QUEUES),
             completion_queues: Slots::new(ObjectKind::CompletionQueue, limits::COMPLETION_QUEUES),
+            event_counters: Slots::new(ObjectKind::EventCounter, limits::EVENT_COUNTERS),
             queue_pairs: Slots::new(ObjectKind::QueuePair, limits::QUEUE_PAIRS),
             generations: vec![0; usize::from(limits::QUEUE_PAIRS)],
             send_queue_uars: vec![None; usize::from(limits::QUEUE_PAIRS)],

@@ -4,6 +4,17 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+/// What a counter is attached to (`efa_admin_event_counter_attach_type`): events of a queue pair.
+pub const QP_EVENTS: u8 = 0;
+
+/// Changes of a counter (`efa_admin_event_counter_modify_ops`).
+pub mod operation {
+    /// It gets the value.
+    pub const SET: u8 = 0;
+    /// The value is added to it.
+    pub const ADD: u8 = 1;
+}
+
 /// Create Event Counter (`efa_admin_create_event_counter_cmd`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -62,13 +73,28 @@ pub struct QpEvents {
     pub reserved: u32,
 }
 
+impl QpEvents {
+    /// All of them.
+    pub const ALL: Self = Self::new()
+        .with_send(true)
+        .with_send_error(true)
+        .with_receive(true)
+        .with_receive_error(true)
+        .with_read(true)
+        .with_read_error(true)
+        .with_write(true)
+        .with_write_error(true)
+        .with_remote_read(true)
+        .with_remote_write(true);
+}
+
 /// Attach Event Counter and Detach Event Counter (`efa_admin_attach_detach_event_counter_cmd`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AttachEventCounter {
     /// The handle of the counter.
     pub handle: U32,
-    /// To what: 0, a queue pair.
+    /// To what: [`QP_EVENTS`].
     pub attach_type: u8,
     /// Zero.
     pub reserved: [u8; 3],
@@ -84,7 +110,7 @@ pub struct AttachEventCounter {
 pub struct ModifyEventCounter {
     /// The handle.
     pub handle: U32,
-    /// 0 sets the counter, 1 adds to it.
+    /// One of [`operation`].
     pub operation: u8,
     /// Zero.
     pub reserved: [u8; 7],
@@ -101,6 +127,7 @@ mod tests {
         assert_eq!(size_of::<CreateEventCounter>(), 12);
         assert_eq!(size_of::<AttachEventCounter>(), 16);
         assert_eq!(size_of::<ModifyEventCounter>(), 20);
+        assert_eq!(QpEvents::ALL.into_bits().get(), 0x3ff);
         let events = QpEvents::new().with_remote_write(true);
         assert_eq!(events.into_bits().get(), 1 << 9);
     }

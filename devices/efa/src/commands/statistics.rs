@@ -5,8 +5,6 @@ use peerbar_efa_spec::admin::statistics::{
     Basic, GetStats, Messages, Network, RdmaRead, RdmaWrite, kind, scope,
 };
 
-use zerocopy::FromZeros;
-
 use super::{answer, possible};
 use crate::admin_queue::{Answer, Command};
 use crate::engine::Engine;
@@ -43,11 +41,16 @@ impl Engine {
                 errors: now.write_errors.into(),
                 received_bytes: now.write_received_bytes.into(),
             }),
-            // What the fabric loses its link sends again; the adapter does not see it.
-            kind::NETWORK => answer(&Network {
-                unresponsive: now.unresponsive_remotes.into(),
-                ..Network::new_zeroed()
-            }),
+            kind::NETWORK => {
+                let link = self.data.link_statistics();
+                answer(&Network {
+                    retransmitted_bytes: link.bytes_sent_again.into(),
+                    retransmitted_packets: link.sent_again.into(),
+                    timeouts: link.time_outs.into(),
+                    unresponsive: now.unresponsive_remotes.into(),
+                    impaired: link.impaired_peers.into(),
+                })
+            }
             _ => return Err(Status::IllegalParameter),
         })
     }

@@ -12,7 +12,7 @@ use zerocopy::little_endian::{U16, U32};
 
 use super::turn::Turn;
 use super::work_request::RequestId;
-use crate::objects::{Gid, QueuePairState};
+use crate::objects::{Gid, QueuePairEvent, QueuePairState};
 
 /// Bytes of an entry that are written last: they hold its phase.
 const HEAD_BYTES: usize = 8;
@@ -38,8 +38,22 @@ impl Received {
 }
 
 impl Turn<'_> {
-    /// Completes a work request of the send queue of this queue pair.
-    pub(super) fn complete_send(
+    /// Ends a work request of the send queue of this queue pair: counts it, and completes it if that is wanted or it has failed.
+    pub(super) fn end_send(
+        &mut self,
+        pair: u16,
+        (id, is_signalled): (RequestId, bool),
+        operation: Operation,
+        status: CompletionStatus,
+    ) {
+        let is_ok = status == CompletionStatus::Ok;
+        self.count_event(pair, QueuePairEvent::Sent { operation, is_ok });
+        if !is_ok || is_signalled {
+            self.complete_send(pair, id, operation, status);
+        }
+    }
+
+    fn complete_send(
         &mut self,
         pair: u16,
         id: RequestId,
@@ -64,9 +78,13 @@ impl Turn<'_> {
         self.post(pair, queue, bytes);
     }
 
-    /// Completes a receive of this queue pair; whether the completion was written. An entry of 16 bytes has 16 bits of the length, as
+    /// Completes and counts a receive of this queue pair; whether the completion was written. An entry of 16 bytes has 16 bits of the length, as
     /// the hardware's: the upper ones of a long RDMA write are in its second half.
     pub(super) fn complete_receive(&mut self, pair: u16, received: &Received) -> bool {
+        if received.request.is_some() {
+            let is_ok = received.status == CompletionStatus::Ok;
+            self.count_event(pair, QueuePairEvent::Received { is_ok });
+        }
         let Ok(receiver) = self.objects.queue_pair(pair) else {
             return false;
         };

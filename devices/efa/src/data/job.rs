@@ -63,6 +63,9 @@ pub(super) struct Remote {
     /// The announcement of a write has been sent, and has arrived.
     pub(super) is_announcing: bool,
     pub(super) is_announced: bool,
+    /// The destination counts the transfer once all of it is done, and has been told that it is.
+    pub(super) is_counted: bool,
+    pub(super) is_reported: bool,
     /// The first failure. It is over once no packet is outstanding.
     pub(super) failure: Option<CompletionStatus>,
 }

@@ -47,6 +47,10 @@ pub(super) enum Verb {
     Show = 4,
     /// What was lent for a read has been copied.
     Return = 5,
+    /// All of a read has been done: count it, as the answers to its parts have asked for.
+    CountRead = 6,
+    /// The same of a write without immediate data.
+    CountWrite = 7,
 }
 
 /// The header of a packet.
@@ -234,6 +238,8 @@ impl Packet {
             3 => Verb::Announce,
             4 => Verb::Show,
             5 => Verb::Return,
+            6 => Verb::CountRead,
+            7 => Verb::CountWrite,
             _ => return None,
         };
         let packet = Self {
@@ -260,8 +266,8 @@ impl Packet {
             }
             (Verb::Read, false) => bytes <= PART_BYTES && payload.is_empty(),
             (Verb::Read, true) => bytes <= LENT_BYTES && payload.is_empty(),
-            (Verb::Announce | Verb::Show | Verb::Return, false) => payload.is_empty(),
             (_, true) => false,
+            (_, false) => payload.is_empty(),
         };
         is_possible.then_some((packet, payload))
     }
@@ -305,12 +311,28 @@ impl From<CompletionStatus> for Refusal {
 /// The answers of packets whose memory is not lent. No status has these numbers.
 const NOT_LENT: u8 = u8::MAX;
 const LOAN_OVER: u8 = u8::MAX - 1;
+/// The answer of a part that was carried out, of a transfer that is to be counted once all of it is.
+const IS_COUNTED: u8 = u8::MAX - 2;
 
 /// The answer to a packet that was carried out, with this payload.
 pub(super) fn done(payload: &[u8]) -> Vec<u8> {
     let mut answer = vec![CompletionStatus::Ok as u8];
     answer.extend_from_slice(payload);
     answer
+}
+
+/// Has the requester say when all of the transfer is done.
+pub(super) fn ask_to_count(answer: &mut [u8]) {
+    if let Some(status) = answer.first_mut()
+        && *status == CompletionStatus::Ok as u8
+    {
+        *status = IS_COUNTED;
+    }
+}
+
+/// Whether the requester is to say when all of the transfer is done.
+pub(super) fn is_to_be_counted(answer: &[u8]) -> bool {
+    answer.first() == Some(&IS_COUNTED)
 }
 
 /// The answer to a packet that was not.
@@ -345,6 +367,7 @@ pub(super) fn decode_answer(answer: &[u8]) -> Result<&[u8], Refusal> {
     match *status {
         NOT_LENT => return Err(Refusal::NotLent),
         LOAN_OVER => return Err(Refusal::LoanOver),
+        IS_COUNTED => return Ok(payload),
         _ => {}
     }
     let status = match S::from_number(*status) {
@@ -395,6 +418,8 @@ mod tests {
             (Verb::Write, 2, &[4, 5]),
             (Verb::Read, PART_BYTES, &[]),
             (Verb::Announce, u32::MAX, &[]),
+            (Verb::CountRead, 0, &[]),
+            (Verb::CountWrite, 0, &[]),
         ] {
             let packet = packet(verb, bytes);
             let encoded = packet.encode(payload);
@@ -435,7 +460,11 @@ mod tests {
             let bytes = [number, 7];
             let first_remote = CompletionStatus::RemoteBadAddress as u8;
             match decode_answer(&bytes) {
-                Ok(payload) => assert_eq!((number, payload), (0, &[7][..])),
+                Ok(payload) => {
+                    assert_eq!(payload, [7]);
+                    assert_eq!(is_to_be_counted(&bytes), number == IS_COUNTED);
+                    assert!([0, IS_COUNTED].contains(&number), "{number}");
+                }
                 Err(Refusal::NotLent) => assert_eq!(number, NOT_LENT),
                 Err(Refusal::LoanOver) => assert_eq!(number, LOAN_OVER),
                 Err(Refusal::Status(status)) => assert!(status as u8 >= first_remote, "{number}"),
@@ -449,7 +478,7 @@ mod tests {
         #[test]
         fn any_bytes_are_a_packet_that_is_possible_or_none(
             bytes in proptest::collection::vec(any::<u8>(), 0..100),
-            verb in 0u8..7,
+            verb in 0u8..9,
         ) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {

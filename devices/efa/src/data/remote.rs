@@ -14,7 +14,7 @@ use super::responder::{self, Payload, Sender};
 use super::turn::Turn;
 use super::wire::{Answer, Arrival, Mail, Token};
 use super::work_request::Data;
-use crate::objects::{Gid, Need, QueuePairKind};
+use crate::objects::{Gid, Need, QueuePairEvent, QueuePairKind};
 
 /// How many parts of one transfer are under way at most.
 const PARTS: u16 = 8;
@@ -167,6 +167,7 @@ impl Turn<'_> {
         job.remote.outstanding += 1;
         match verb {
             Verb::Announce => job.remote.is_announcing = true,
+            Verb::CountRead | Verb::CountWrite => job.remote.is_reported = true,
             Verb::Return => {}
             _ => {
                 job.remote.has_begun = true;
@@ -239,7 +240,8 @@ impl Turn<'_> {
             Need::LocalRead
         };
         let is_first = part.0 == 0;
-        if is_first && part.1 < request.bytes && verb != Verb::Announce {
+        let moves = matches!(verb, Verb::Message | Verb::Read | Verb::Write);
+        if is_first && part.1 < request.bytes && moves {
             self.local_places(requester, request, need, (0, request.bytes))?;
         }
         Ok(Packet {
@@ -270,7 +272,7 @@ impl Turn<'_> {
         };
         let places = self.local_places(requester, request, need, part)?;
         let tag = tag(requester.sender.pair, job.number);
-        let is_without = matches!(verb, Verb::Read | Verb::Announce);
+        let is_without = !matches!(verb, Verb::Message | Verb::Write);
         match payload(request, &places, part) {
             _ if is_without => Ok(header.encode(&[])),
             Payload::Bytes(data) => Ok(header.encode(data)),
@@ -350,6 +352,7 @@ impl Turn<'_> {
             RequestError::Refused | RequestError::NoDescriptors => CompletionStatus::RemoteAbort,
         });
         let outcome = answer.map_err(Refusal::Status).and_then(|answer| {
+            job.remote.is_counted |= packet::is_to_be_counted(&answer);
             let payload = packet::decode_answer(&answer)?;
             if sent.is_lent {
                 return self.take_lent(requester, job, sent, (payload, loan));
@@ -403,7 +406,7 @@ impl Turn<'_> {
         match sent.verb {
             Verb::Message => job.remote.is_received = true,
             Verb::Announce => job.remote.is_announced = true,
-            Verb::Write | Verb::Show => {}
+            Verb::Write | Verb::Show | Verb::CountRead | Verb::CountWrite => {}
             Verb::Return => self.count_received(sent.part.1 as usize),
             Verb::Read if data.len() as u64 != u64::from(sent.part.1) => {
                 return Err(CompletionStatus::RemoteBadStatus);
@@ -446,6 +449,7 @@ impl Turn<'_> {
             }
             _ => self.carry_out(&packet, from, kind, payload),
         };
+        let outcome = outcome.map(|answer| self.with_count(&packet, answer));
         self.parts.transfers.session.release();
         if let Some(reply) = arrival.reply {
             reply(outcome.unwrap_or_else(packet::refused));
@@ -468,7 +472,10 @@ impl Turn<'_> {
             Verb::Announce => {
                 let immediate = packet.immediate.unwrap_or(0);
                 self.receive_immediate(&sender, to, immediate, packet.total)?;
+                self.count_event(to, QueuePairEvent::Remote(Operation::RdmaWrite));
             }
+            Verb::CountRead => self.count_remote(&sender, to, Operation::RdmaRead)?,
+            Verb::CountWrite => self.count_remote(&sender, to, Operation::RdmaWrite)?,
             Verb::Write if packet.is_lent => self.write_lent(packet, &sender, data)?,
             Verb::Write => {
                 self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteWrite))?;
@@ -481,6 +488,20 @@ impl Turn<'_> {
             Verb::Show | Verb::Return => return Err(CompletionStatus::RemoteBadStatus.into()),
         }
         Ok(answer)
+    }
+
+    /// The answer to a part of a transfer, which asks for a report of its end if that is counted here. A write with immediate data is announced
+    /// anyway.
+    fn with_count(&self, packet: &Packet, mut answer: Vec<u8>) -> Vec<u8> {
+        let operation = match (packet.verb, packet.immediate) {
+            (Verb::Read, _) => Operation::RdmaRead,
+            (Verb::Write, None) => Operation::RdmaWrite,
+            _ => return answer,
+        };
+        if self.objects.counts_remote(packet.destination, operation) {
+            packet::ask_to_count(&mut answer);
+        }
+        answer
     }
 
     /// Reads a part of memory for another adapter.
@@ -551,6 +572,13 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
             may_lend,
             ..next(verb, (remote.sent, left.min(most)))
         });
+    }
+    if remote.outstanding == 0 && remote.is_counted && !remote.is_reported {
+        let report = match request.operation {
+            Operation::RdmaRead => Verb::CountRead,
+            _ => Verb::CountWrite,
+        };
+        return Some(next(report, (0, 0)));
     }
     let is_announced = request.immediate.is_none() || remote.is_announcing || remote.is_announced;
     let is_written = remote.outstanding == 0 && verb == Verb::Write;

@@ -12,7 +12,7 @@ use super::transfers::TransferError;
 use super::turn::Turn;
 use super::work_request::{BadRequest, Buffer, Data, WorkRequest};
 use crate::objects::{
-    DroppedRequest, ENDLESS_RNR_RETRY, Need, Place, QueuePairKind, QueuePairState,
+    DroppedRequest, ENDLESS_RNR_RETRY, Need, Place, QueuePairEvent, QueuePairKind, QueuePairState,
 };
 
 /// How many bytes a queue pair moves before the next one has its turn.
@@ -181,7 +181,11 @@ impl Turn<'_> {
             Operation::RdmaWrite => self.write(&requester, job),
         };
         match done {
-            Ok(true) => Step::Done(CompletionStatus::Ok),
+            Ok(true) => {
+                let (to, operation) = (job.request.destination, job.request.operation);
+                self.count_event(to, QueuePairEvent::Remote(operation));
+                Step::Done(CompletionStatus::Ok)
+            }
             Ok(false) => Step::Again,
             Err(CompletionStatus::RemoteNotReady) => self.not_ready(&requester, job),
             Err(status) if requester.sender.kind == QueuePairKind::Datagram => {
@@ -359,9 +363,8 @@ impl Turn<'_> {
         } else if status != CompletionStatus::Flushed {
             self.count_error(request.operation);
         }
-        if !is_ok || request.is_signalled {
-            self.complete_send(number, request.id, request.operation, status);
-        }
+        let id = (request.id, request.is_signalled);
+        self.end_send(number, id, request.operation, status);
     }
 
     /// Flushes what is posted and in progress on a queue pair in error; whether there may be more.
@@ -390,7 +393,7 @@ impl Turn<'_> {
                     return false;
                 }
             };
-            self.complete_send(number, id, operation, CompletionStatus::Flushed);
+            self.end_send(number, (id, true), operation, CompletionStatus::Flushed);
         }
         true
     }

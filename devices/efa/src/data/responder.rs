@@ -10,7 +10,7 @@ use super::completions::Received;
 use super::transfers::{TransferError, cut, total};
 use super::turn::Turn;
 use super::work_request::Buffer;
-use crate::objects::{Gid, Need, Place, QueuePairKind, limits};
+use crate::objects::{Gid, Need, Place, QueuePairEvent, QueuePairKind, limits};
 
 /// Bytes before a datagram in its receive: the Global Routing Header (InfiniBand Architecture 1.4, 8.3).
 pub(super) const ROUTING_HEADER_BYTES: usize = 40;
@@ -193,6 +193,18 @@ impl Turn<'_> {
         } else {
             Err(CompletionStatus::RemoteBadStatus)
         }
+    }
+
+    /// Counts a transfer of a sender, all of which has been done.
+    pub(super) fn count_remote(
+        &mut self,
+        sender: &Sender,
+        destination: u16,
+        operation: Operation,
+    ) -> Result<(), CompletionStatus> {
+        let receiver = self.rdma_receiver(sender, destination)?;
+        self.count_event(receiver.number, QueuePairEvent::Remote(operation));
+        Ok(())
     }
 
     /// The queue pair that a sender may ask for RDMA: it knows the sender's adapter.

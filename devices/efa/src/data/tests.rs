@@ -3,6 +3,7 @@
 mod connected;
 mod counters;
 mod errors;
+mod event_counters;
 mod events;
 mod fabric;
 mod fixture;

@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use peerbar_fabric::{LinkSender, MAX_REQUESTS, PacketHandler, Reply, RequestError, SendError};
+use peerbar_fabric::{
+    LinkSender, LinkStatistics, MAX_REQUESTS, PacketHandler, Reply, RequestError, SendError,
+};
 
 use super::doorbells::Doorbells;
 use crate::objects::Gid;
@@ -40,6 +42,9 @@ pub(super) trait Wire: Send + Sync {
 
     /// Whether memory may be lent to an adapter, and by it.
     fn lends(&self, to: Gid) -> bool;
+
+    /// What has been sent again, since it was lost or not answered.
+    fn statistics(&self) -> LinkStatistics;
 }
 
 /// A packet of another adapter.
@@ -205,6 +210,10 @@ impl Wire for FabricWire {
 
     fn lends(&self, to: Gid) -> bool {
         self.lends && self.sender.takes_descriptors(to) != Some(false)
+    }
+
+    fn statistics(&self) -> LinkStatistics {
+        self.sender.statistics()
     }
 }
 

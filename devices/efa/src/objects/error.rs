@@ -23,6 +23,8 @@ pub enum ObjectKind {
     QueuePair,
     /// A memory region.
     MemoryRegion,
+    /// An event counter.
+    EventCounter,
 }
 
 impl fmt::Display for ObjectKind {
@@ -35,6 +37,7 @@ impl fmt::Display for ObjectKind {
             Self::CompletionQueue => "completion queue",
             Self::QueuePair => "queue pair",
             Self::MemoryRegion => "memory region",
+            Self::EventCounter => "event counter",
         })
     }
 }
@@ -62,6 +65,14 @@ pub enum ObjectError {
     #[error("{kind} {number} is in use: remove what uses it first")]
     InUse {
         /// What was to be removed.
+        kind: ObjectKind,
+        /// Its number.
+        number: u32,
+    },
+    /// Its memory cannot be written.
+    #[error("memory of {kind} {number} cannot be written: name memory that the adapter reaches")]
+    Unreachable {
+        /// What was to be created or changed.
         kind: ObjectKind,
         /// Its number.
         number: u32,

@@ -18,6 +18,8 @@ pub const EVENT_QUEUES: u16 = 32;
 pub const COMPLETION_QUEUES: u16 = memory_bar::COMPLETION_QUEUES;
 /// Queue pairs.
 pub const QUEUE_PAIRS: u16 = memory_bar::QUEUE_PAIRS;
+/// Event counters. Linux makes two of them a counter for user space.
+pub const EVENT_COUNTERS: u16 = 1024;
 /// Memory regions.
 pub const MEMORY_REGIONS: usize = 1 << 16;
 /// Pages of one memory region.

@@ -3,6 +3,7 @@
 use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, RECEIVE_DESCRIPTOR_BYTES, SEND_ENTRY_BYTES};
 
 use super::error::{ObjectError, ObjectKind, invalid};
+use super::event_counter::Attachment;
 use super::event_queue::check_ring;
 use super::{Objects, add_user, limits, remove_user};
 use crate::data::Jobs;
@@ -161,6 +162,8 @@ pub(crate) struct QueuePair {
     pub(crate) rnr_retry: u8,
     pub(crate) send: SendRing,
     pub(crate) receive: ReceiveRing,
+    /// The event counters that count what happens to it.
+    pub(super) counters: Vec<Attachment>,
     /// The work requests of the send queue that are in progress.
     pub(crate) jobs: Jobs,
 }
@@ -364,6 +367,7 @@ impl Objects {
             rnr_retry: DEFAULT_RNR_RETRY,
             send,
             receive,
+            counters: Vec::new(),
             jobs: Jobs::default(),
         };
         self.clear_send_queue(slot).map_err(|error| {
@@ -448,6 +452,7 @@ impl Objects {
         self.doorbells.close(Doorbell::Receive(slot));
         let pair = self.queue_pairs.remove(slot)?;
         self.dropped.extend(pair.requests_in_progress());
+        self.detach_event_counters(&pair.counters);
         self.loans.end_those_of_pair(number);
         self.doorbells.wake_worker();
         if let Err(error) = self.clear_send_queue(slot) {

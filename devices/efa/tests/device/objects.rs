@@ -43,8 +43,17 @@ fn event_queue(vector: u8) -> CreateEq {
     queue
 }
 
+/// Takes the queue pair of this handle to a state.
+pub(crate) fn modify_state(handle: u32, next: u32) -> ModifyQp {
+    let mut modify = ModifyQp::new_zeroed();
+    modify.handle = handle.into();
+    modify.mask = ModifyMask::new().with_state(true);
+    modify.state = next.into();
+    modify
+}
+
 /// A protection domain, a UAR and a completion queue, and a queue pair that can be made of them.
-fn queue_pair<L: Link>(driver: &mut Driver<L>) -> CreateQp {
+pub(crate) fn queue_pair<L: Link>(driver: &mut Driver<L>) -> CreateQp {
     let uar = allocate(driver, Opcode::AllocUar);
     let cq: CreatedCq = driver
         .execute(Opcode::CreateCq, &completion_queue(uar))
@@ -235,10 +244,7 @@ fn queue_pair_goes_through_its_states() {
         assert_eq!(queried.rnr_retry, 5);
         current = next;
     }
-    let mut modify = ModifyQp::new_zeroed();
-    modify.handle = created.handle;
-    modify.mask = ModifyMask::new().with_state(true);
-    modify.state = state::RTS.into();
+    let modify = modify_state(created.handle.get(), state::RTS);
     let impossible = driver.execute(Opcode::ModifyQp, &modify);
     impossible.expect(Status::IllegalParameter);
     driver

@@ -6,9 +6,7 @@ use peerbar_efa_spec::admin::completion_queue::CreatedCq;
 use peerbar_efa_spec::admin::memory_region::{
     DeregMr, Permissions, RegMr, RegMrFlags, RegisteredMr,
 };
-use peerbar_efa_spec::admin::queue_pair::{
-    CreateQp, CreatedQp, ModifyMask, ModifyQp, state, transport,
-};
+use peerbar_efa_spec::admin::queue_pair::{CreateQp, CreatedQp, state, transport};
 use peerbar_efa_spec::admin::resource::{CreateAh, CreatedAh};
 use peerbar_efa_spec::admin::statistics::{GetStats, RdmaWrite, kind};
 use peerbar_efa_spec::admin::{Opcode, Status};
@@ -20,7 +18,7 @@ use peerbar_efa_spec::work::{
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use crate::driver::{DATA, Driver, Link, Local, MEMORY, PATIENCE};
-use crate::objects::{allocate, completion_queue};
+use crate::objects::{allocate, completion_queue, modify_state};
 
 pub(crate) const PAGE: u64 = 4096;
 /// Entries of every queue.
@@ -49,6 +47,7 @@ struct Side {
 /// Two queue pairs of one protection domain, with a memory region.
 pub(crate) struct Fabric<L> {
     pub(crate) driver: Driver<L>,
+    pub(crate) uar: u16,
     pd: u16,
     ah: CreatedAh,
     sides: Vec<Side>,
@@ -73,6 +72,7 @@ impl<L: Link> Fabric<L> {
             sender: 0,
             peer: None,
             driver,
+            uar,
             pd,
             ah,
         }
@@ -81,6 +81,24 @@ impl<L: Link> Fabric<L> {
     /// The number of the queue pair that sends.
     pub(crate) fn number(&self) -> u16 {
         self.sides[self.sender].pair.number.get()
+    }
+
+    /// The handle of a side's queue pair.
+    pub(crate) fn handle(&self, side: usize) -> u32 {
+        self.sides[side].pair.handle.get()
+    }
+
+    /// Takes the queue pair of a side that has had nothing to do back to RESET.
+    pub(crate) fn make_idle(&mut self, side: usize) {
+        let reset = modify_state(self.handle(side), state::RESET);
+        self.driver
+            .execute(Opcode::ModifyQp, &reset)
+            .expect(Status::Success);
+    }
+
+    /// Makes the queue pair of a side ready to send.
+    pub(crate) fn make_ready(&mut self, side: usize) {
+        make_ready(&mut self.driver, &self.sides[side].pair);
     }
 
     pub(crate) fn register(&mut self, permissions: Permissions) -> RegisteredMr {
@@ -239,16 +257,7 @@ fn new_side<L: Link>(driver: &mut Driver<L>, side: u64, (uar, pd): (u16, u16)) -
     pair.rq_bytes = (ENTRIES * 16).into();
     pair.rq_address = receives.into();
     let pair: CreatedQp = driver.execute(Opcode::CreateQp, &pair).view();
-    for next in [state::INIT, state::RTR, state::RTS] {
-        let mut modify = ModifyQp::new_zeroed();
-        modify.handle = pair.handle;
-        modify.mask = ModifyMask::new().with_state(true).with_qkey(true);
-        modify.state = next.into();
-        modify.qkey = QKEY.into();
-        driver
-            .execute(Opcode::ModifyQp, &modify)
-            .expect(Status::Success);
-    }
+    make_ready(driver, &pair);
     Side {
         pair,
         completions,
@@ -257,6 +266,17 @@ fn new_side<L: Link>(driver: &mut Driver<L>, side: u64, (uar, pd): (u16, u16)) -
         sent: 0,
         received: 0,
         completed: 0,
+    }
+}
+
+fn make_ready<L: Link>(driver: &mut Driver<L>, pair: &CreatedQp) {
+    for next in [state::INIT, state::RTR, state::RTS] {
+        let mut modify = modify_state(pair.handle.get(), next);
+        modify.mask = modify.mask.with_qkey(true);
+        modify.qkey = QKEY.into();
+        driver
+            .execute(Opcode::ModifyQp, &modify)
+            .expect(Status::Success);
     }
 }
 
@@ -403,10 +423,7 @@ fn queue_pair_in_error_flushes_its_receives() {
     let mut fabric = fabric();
     let keys = fabric.register(everything());
     fabric.receive(keys.local_key.get(), 0, 64);
-    let mut modify = ModifyQp::new_zeroed();
-    modify.handle = fabric.sides[1].pair.handle;
-    modify.mask = ModifyMask::new().with_state(true);
-    modify.state = state::ERR.into();
+    let modify = modify_state(fabric.handle(1), state::ERR);
     let modified = fabric.driver.execute(Opcode::ModifyQp, &modify);
     modified.expect(Status::Success);
     let flushed = fabric.completion(1);

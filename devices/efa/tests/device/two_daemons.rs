@@ -7,13 +7,16 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 
+use peerbar_efa_spec::admin::Opcode;
+use peerbar_efa_spec::admin::statistics::{GetStats, Network, kind};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
-use peerbar_fabric::{Config, serve};
+use peerbar_fabric::{Config, Impairment, serve};
 use peerbar_test_daemon::Daemon;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use tempfile::TempDir;
 use vfio_user::Client;
+use zerocopy::FromZeros;
 
 use crate::daemon::{client, start};
 use crate::driver::Driver;
@@ -25,7 +28,7 @@ const GONE: [u8; 2] = [
     CompletionStatus::LocalUnresponsiveRemote as u8,
 ];
 
-/// A fabric that impairs nothing, until it is dropped.
+/// A fabric, until it is dropped.
 struct Fabric {
     folder: TempDir,
     stop: Option<UnixStream>,
@@ -33,14 +36,23 @@ struct Fabric {
 }
 
 impl Fabric {
+    /// One that impairs nothing.
     fn start() -> Self {
+        Self::with(Vec::new())
+    }
+
+    fn with(impairments: Vec<Impairment>) -> Self {
+        let config = Config {
+            impairments,
+            ..Config::default()
+        };
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("fabric");
         let (stop, stopped) = UnixStream::pair().unwrap();
         let (ready, is_ready) = channel();
         let thread = std::thread::spawn(move || {
             let ready = |_| ready.send(()).map_err(io::Error::other);
-            serve(&path, Config::default(), &stopped, ready).unwrap();
+            serve(&path, config, &stopped, ready).unwrap();
         });
         is_ready.recv().unwrap();
         Self {
@@ -193,4 +205,38 @@ fn lender_killed_amid_its_transfer_leaves_the_other_at_work() {
         assert!(GONE.contains(&pairs.sent_status()));
         gid(&mut pairs.driver);
     }
+}
+
+/// The driver's statistics of the network.
+fn network(end: &mut End) -> Network {
+    let mut command = GetStats::new_zeroed();
+    command.kind = kind::NETWORK;
+    let driver = &mut end.pairs.driver;
+    driver.execute(Opcode::GetStats, &command).view()
+}
+
+#[test]
+fn lost_packets_are_counted_as_sent_again() {
+    const WRITES: u64 = 24;
+    // Which packets are lost follows from the seed and their numbers, not from the time.
+    let fabric = Fabric::with(vec!["*->* loss=20%".parse().unwrap()]);
+    let mut ends = two(&fabric);
+    assert_eq!(network(&mut ends[0]), Network::new_zeroed());
+    let (near, far) = (ends[0].keys, ends[1].keys);
+    for _ in 0..WRITES {
+        let (there, here) = ((far.1, 0), (near.0, 0));
+        let pairs = &mut ends[0].pairs;
+        pairs.rdma(Operation::RdmaWrite, there, here, 1000);
+        pairs.expect_sent(CompletionStatus::Ok);
+    }
+    let sender = network(&mut ends[0]);
+    let again = sender.retransmitted_packets.get();
+    assert!(again > 0, "{sender:?}");
+    // One write at a time: each time-out has one packet sent again.
+    assert_eq!(sender.timeouts.get(), again);
+    let bytes = sender.retransmitted_bytes.get();
+    assert!(bytes > 1000 * again && bytes < 1100 * again, "{sender:?}");
+    assert_eq!(sender.unresponsive.get(), 0);
+    let receiver = network(&mut ends[1]);
+    assert_eq!(receiver.timeouts.get(), 0, "it only answers");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
-use peerbar_fabric::{RequestError, SendError};
+use peerbar_fabric::{LinkStatistics, RequestError, SendError};
 use proptest::prelude::*;
 
 use super::super::wire::{Arrival, Mailbox, Token, Wire};
@@ -59,6 +59,10 @@ impl Wire for End {
 
     fn lends(&self, _: Gid) -> bool {
         *self.air.lends.lock()
+    }
+
+    fn statistics(&self) -> LinkStatistics {
+        LinkStatistics::default()
     }
 
     fn request(

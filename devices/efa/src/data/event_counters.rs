@@ -1,0 +1,32 @@
+//! Counts what happens to queue pairs in the words of their event counters. A word is written before the completion of what it counts.
+
+use peerbar_dma::{Origin, Purpose, Tag};
+
+use super::turn::Turn;
+use crate::objects::{QueuePairEvent, WORD_BYTES};
+
+impl Turn<'_> {
+    /// Counts an event of a queue pair, if it has a counter of it. A word that cannot be written puts the queue pairs of its counter in
+    /// error, as a completion queue does: they have no way to say what has ended.
+    pub(super) fn count_event(&mut self, pair: u16, event: QueuePairEvent) {
+        let Some(number) = self.objects.counter_of(pair, event) else {
+            return;
+        };
+        let Ok(counter) = self.objects.event_counters.get_mut(number) else {
+            return;
+        };
+        if counter.has_failed {
+            return;
+        }
+        counter.value = counter.value.wrapping_add(1);
+        let (address, word) = (counter.address, counter.value.to_le_bytes());
+        let tag = Tag::new(Purpose::Completion, Origin::Queue(pair));
+        let session = &mut self.parts.transfers.session;
+        if let Err(error) = session.write_entries(tag, address, &word, WORD_BYTES) {
+            log::debug!("event counter {number}: {error}: {}", error.cause);
+            counter.has_failed = true;
+            let pairs = self.objects.pairs_of_counter(number);
+            pairs.into_iter().for_each(|pair| self.fail_pair(pair));
+        }
+    }
+}

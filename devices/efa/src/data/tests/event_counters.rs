@@ -1,0 +1,228 @@
+//! Event counters: what user space finds in their words.
+
+use peerbar_efa_spec::admin::event_counter::QpEvents;
+use peerbar_efa_spec::completion::CompletionStatus as S;
+use peerbar_efa_spec::work::Operation;
+
+use super::connected::{Connected, TO};
+use super::fixture::{Adapter, PAYLOAD, Post, RAM};
+use super::remote::Two;
+use crate::objects::{CreateEventCounter, QueuePairState};
+
+/// The words of the counters, one for each event.
+const WORDS: u64 = PAYLOAD + (3 << 20);
+/// The indices of the bits of [`QpEvents`].
+const REMOTE_READ: usize = 8;
+const REMOTE_WRITE: usize = 9;
+
+/// A counter of these events of a queue pair that has had nothing to do, with its word at this address. Its number.
+fn attach(adapter: &Adapter, pair: u16, events: QpEvents, address: u64) -> u16 {
+    adapter.set_state(pair, QueuePairState::Reset);
+    let create = CreateEventCounter {
+        uar: adapter.uar,
+        address,
+    };
+    let mut objects = adapter.path.objects();
+    let counter = objects.create_event_counter(create, |_, _| true).unwrap();
+    objects.attach_event_counter(counter, pair, events).unwrap();
+    drop(objects);
+    for state in [
+        QueuePairState::Init,
+        QueuePairState::ReadyToReceive,
+        QueuePairState::ReadyToSend,
+    ] {
+        adapter.set_state(pair, state);
+    }
+    counter
+}
+
+/// A counter of each event of a queue pair.
+fn attach_all(adapter: &Adapter, pair: u16) {
+    for bit in 0..10u64 {
+        let events = QpEvents::from_bits((1u32 << bit).into());
+        attach(adapter, pair, events, WORDS + 8 * bit);
+    }
+}
+
+/// The words of those counters.
+fn words(adapter: &Adapter) -> [u64; 10] {
+    std::array::from_fn(|at| {
+        let word = adapter.bytes(WORDS + 8 * at as u64, 8);
+        u64::from_le_bytes(word.try_into().unwrap())
+    })
+}
+
+#[test]
+fn each_event_of_a_sender_counts_in_its_word() {
+    let mut it = Connected::new();
+    attach_all(&it.adapter, it.a.number);
+    let bad = (it.keys.local ^ 1, PAYLOAD, 8);
+    let good = [
+        it.message(8),
+        it.rdma(Operation::RdmaRead, 600_000),
+        it.rdma(Operation::RdmaWrite, 0),
+    ];
+    for (post, times) in good.iter().zip(1..) {
+        for _ in 0..times {
+            it.adapter.receive(&mut it.b, 1, &[(it.keys.local, TO, 64)]);
+            it.post(post);
+            it.post(&Post {
+                local: vec![bad],
+                remote: (it.keys.remote, TO, 8),
+                ..post.clone()
+            });
+        }
+    }
+    it.adapter.work();
+    assert_eq!(it.statuses().len(), 12);
+    assert_eq!(words(&it.adapter), [1, 1, 0, 0, 2, 2, 3, 3, 0, 0]);
+}
+
+#[test]
+fn each_event_of_a_receiver_counts_in_its_word() {
+    let mut it = Connected::new();
+    attach_all(&it.adapter, it.b.number);
+    for (length, immediate) in [(64, None), (4, None), (64, Some(3))] {
+        let buffer = (it.keys.local, TO, length);
+        it.adapter.receive(&mut it.b, 1, &[buffer]);
+        let post = match immediate {
+            None => it.message(8),
+            Some(_) => Post {
+                immediate,
+                ..it.rdma(Operation::RdmaWrite, 600_000)
+            },
+        };
+        it.post(&post);
+        it.adapter.work();
+    }
+    it.post(&it.rdma(Operation::RdmaRead, 600_000));
+    it.post(&it.rdma(Operation::RdmaRead, 1));
+    it.adapter.work();
+    let statuses: Vec<_> = it.statuses().into_iter().map(|it| it.1).collect();
+    assert_eq!(statuses, [S::Ok, S::RemoteBadLength, S::Ok, S::Ok, S::Ok]);
+    assert_eq!(words(&it.adapter), [0, 0, 2, 1, 0, 0, 0, 0, 2, 1]);
+}
+
+#[test]
+fn what_is_flushed_counts_as_an_error() {
+    let mut it = Connected::new();
+    attach_all(&it.adapter, it.a.number);
+    it.adapter.receive(&mut it.a, 1, &[(it.keys.local, TO, 64)]);
+    it.post(&it.message(8));
+    it.post(&it.rdma(Operation::RdmaRead, 8));
+    let error = QueuePairState::Error;
+    it.adapter.set_state(it.a.number, error);
+    it.adapter.work();
+    assert_eq!(words(&it.adapter), [0, 1, 0, 1, 0, 1, 0, 0, 0, 0]);
+}
+
+fn transfers_of_another_adapter_count_once(mut it: Two) {
+    attach_all(&it.far, it.b.number);
+    let length = 3 << 20;
+    let (from, to) = (
+        it.near.region(PAYLOAD, u64::from(length)),
+        it.far.region(PAYLOAD, u64::from(length)),
+    );
+    for operation in [Operation::RdmaRead, Operation::RdmaWrite] {
+        for bytes in [length - 1, 100, 0] {
+            let (local, remote) = ((from.local, PAYLOAD, bytes), (to.remote, PAYLOAD, bytes));
+            let post = it.rdma(operation, local, remote);
+            assert_eq!(it.done(&post).status, S::Ok);
+            // One that fails does not count.
+            let post = it.rdma(operation, local, (to.remote, PAYLOAD + 2, length));
+            assert_ne!(it.done(&post).status, S::Ok);
+        }
+    }
+    let mut expected = [0; 10];
+    (expected[REMOTE_READ], expected[REMOTE_WRITE]) = (3, 3);
+    assert_eq!(words(&it.far), expected);
+    it.far.receive(&mut it.b, 1, &[(to.local, PAYLOAD, 8)]);
+    let (local, remote) = ((from.local, PAYLOAD, length), (to.remote, PAYLOAD, length));
+    let post = Post {
+        immediate: Some(1),
+        ..it.rdma(Operation::RdmaWrite, local, remote)
+    };
+    assert_eq!(it.done(&post).status, S::Ok);
+    (expected[2], expected[REMOTE_WRITE]) = (1, 4);
+    assert_eq!(words(&it.far), expected);
+}
+
+#[test]
+fn transfers_of_another_adapter_count_once_all_is_done() {
+    transfers_of_another_adapter_count_once(Two::reliable());
+}
+
+#[test]
+fn transfers_by_lent_memory_count_once_all_is_done() {
+    transfers_of_another_adapter_count_once(Two::lending());
+}
+
+#[test]
+fn report_of_an_unknown_adapter_counts_nothing() {
+    use super::super::packet::{Packet, Verb};
+    use super::super::wire::Arrival;
+    use super::super::work_request::Buffer;
+    use super::fixture::QKEY;
+    use super::remote::A;
+    use crate::objects::Gid;
+    let mut it = Two::reliable();
+    attach_all(&it.far, it.b.number);
+    for (from, qkey, verb) in [
+        (Gid([9; 16]), QKEY, Verb::CountRead),
+        (A, QKEY + 1, Verb::CountWrite),
+        (A, QKEY, Verb::CountWrite),
+    ] {
+        let packet = Packet {
+            verb,
+            source: it.a.number,
+            destination: it.b.number,
+            qkey,
+            immediate: None,
+            is_lent: false,
+            part: Buffer::default(),
+            total: 0,
+        };
+        let arrival = Arrival {
+            from,
+            data: packet.encode(&[]),
+            descriptors: Vec::new(),
+            reply: Some(Box::new(|_| {})),
+        };
+        it.far.path.mailbox.arrive(arrival);
+        it.work();
+    }
+    let counted = words(&it.far);
+    assert_eq!((counted[REMOTE_READ], counted[REMOTE_WRITE]), (0, 1));
+}
+
+#[test]
+fn counter_whose_word_is_unreachable_fails_its_queue_pairs() {
+    let mut it = Connected::new();
+    let send = QpEvents::new().with_send(true);
+    attach(&it.adapter, it.a.number, send, RAM);
+    let other = it.adapter.reliable();
+    it.adapter.receive(&mut it.b, 1, &[(it.keys.local, TO, 64)]);
+    it.post(&it.message(8));
+    it.post(&it.message(8));
+    it.adapter.work();
+    let state = |number: u16| {
+        let objects = it.adapter.path.objects();
+        objects.query_queue_pair(number).unwrap().state
+    };
+    assert_eq!(state(it.a.number), QueuePairState::Error);
+    assert_eq!(state(other.number), QueuePairState::ReadyToSend);
+    let statuses: Vec<_> = it.statuses().into_iter().map(|it| it.1).collect();
+    assert_eq!(statuses, [S::Ok, S::Flushed], "the first one was sent");
+}
+
+#[test]
+fn word_that_a_guest_changes_is_set_right_by_the_next_event() {
+    let mut it = Connected::new();
+    attach_all(&it.adapter, it.a.number);
+    for expected in 1..=3 {
+        it.adapter.fill(WORDS, 80, 0x55);
+        it.post(&it.rdma(Operation::RdmaWrite, 8));
+        it.adapter.work();
+        assert_eq!(words(&it.adapter)[6], expected);
+    }
+}
