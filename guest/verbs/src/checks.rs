@@ -1,6 +1,7 @@
 //! What the program checks, and with which memory.
 
 pub(crate) mod chain;
+pub(crate) mod counters;
 pub(crate) mod end;
 pub(crate) mod lost;
 pub(crate) mod memory;

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_int};
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::ptr::NonNull;
@@ -84,6 +84,12 @@ impl Context {
         let status = unsafe { (self.0.functions.query_port)(self.as_ptr(), PORT, &raw mut port) };
         Error::check(status, "read the attributes of the adapter's port")?;
         Ok(port.max_msg_sz)
+    }
+
+    /// The adapter's device file, as the library has opened it.
+    pub(crate) fn device_file(&self) -> c_int {
+        // SAFETY: the context is open, and its file does not change.
+        unsafe { (*self.as_ptr()).cmd_fd }
     }
 
     pub(crate) fn functions(&self) -> &'static Functions {

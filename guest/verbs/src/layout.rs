@@ -8,7 +8,7 @@ pub(crate) struct Device {
     _opaque: [u8; 0],
 }
 
-/// `struct ibv_context`, up to the operations.
+/// `struct ibv_context`, up to its device file.
 #[repr(C)]
 pub(crate) struct Context {
     pub(crate) device: *mut Device,
@@ -17,6 +17,8 @@ pub(crate) struct Context {
     _before_post_recv: [*mut c_void; 14],
     pub(crate) post_recv:
         unsafe extern "C" fn(*mut Qp, *mut RecvRequest, *mut *mut RecvRequest) -> c_int,
+    _before_cmd_fd: [*mut c_void; 5],
+    pub(crate) cmd_fd: c_int,
 }
 
 /// `struct ibv_pd`, known by its address alone.
@@ -286,6 +288,7 @@ mod tests {
     fn operations_lie_where_the_library_has_them() {
         assert_eq!(offset_of!(Context, poll_cq), 8 + 11 * 8);
         assert_eq!(offset_of!(Context, post_recv), 8 + 26 * 8);
+        assert_eq!(offset_of!(Context, cmd_fd), 8 + 32 * 8);
         assert_eq!(offset_of!(QpEx, comp_mask), 160);
         assert_eq!(offset_of!(QpEx, wr_rdma_read), 216);
         assert_eq!(offset_of!(QpEx, wr_send), 240);

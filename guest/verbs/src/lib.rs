@@ -25,6 +25,8 @@
 //! The library is loaded when it is first needed, so that a host that builds a program of this crate needs no rdma-core. Its
 //! structures are laid out in `layout`, as `infiniband/verbs.h` and `infiniband/efadv.h` of rdma-core have them.
 //!
+//! Completion counters are asked of the kernel itself, since Debian's libibverbs has no functions for them.
+//!
 //! Not here: connected and unreliable queue pairs, completion channels, shared receive queues, memory windows.
 
 #![deny(unsafe_code)]
@@ -32,6 +34,7 @@
 mod access;
 mod address_handle;
 mod completion;
+mod completion_counter;
 mod context;
 mod error;
 mod layout;
@@ -39,10 +42,12 @@ mod library;
 mod protection_domain;
 mod queue_pair;
 mod region;
+mod uverbs;
 
 pub use access::Access;
 pub use address_handle::AddressHandle;
 pub use completion::{Completion, Status};
+pub use completion_counter::{Change, CompletionCounter, Word, counted};
 pub use context::{Context, Gid};
 pub use error::{Error, Result};
 pub use protection_domain::ProtectionDomain;

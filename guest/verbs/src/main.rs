@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use crate::checks::lost::Part;
 use crate::checks::memory::MemoryKind;
 use crate::checks::report::Report;
-use crate::checks::{chain, end, lost, probe, refusals, transfers, vram};
+use crate::checks::{chain, counters, end, lost, probe, refusals, transfers, vram};
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
 #[derive(Parser)]
@@ -115,6 +115,15 @@ enum Check {
         #[arg(long, value_name = "PART")]
         loses: Part,
     },
+    /// Has an adapter count completed work requests in words of memory, and compares them. Needs Linux 7.3.
+    Counters {
+        /// The kernel's name of the adapter.
+        #[arg(long, value_name = "DEVICE")]
+        nic: String,
+        /// The memory of the words: `host`, or the number of a GPU's device file.
+        #[arg(long, value_name = "MEMORY")]
+        memory: MemoryKind,
+    },
     /// Asks for what an adapter must refuse.
     Refused {
         /// The kernel's name of the adapter.
@@ -184,6 +193,7 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             to,
             loses,
         } => lost::run(&nic, &peer, [from, to], loses, report),
+        Check::Counters { nic, memory } => counters::run(&nic, memory, report),
         Check::Refused { nic, gpu } => {
             refusals::run(&nic, report)?;
             gpu.map_or(Ok(()), |gpu| vram::run(&nic, gpu, report))

@@ -222,6 +222,12 @@ impl QueuePair {
         unsafe { (*self.qp.as_ptr()).qp_num }
     }
 
+    /// What the kernel knows it by.
+    pub(crate) fn handle(&self) -> u32 {
+        // SAFETY: as for its number.
+        unsafe { (*self.qp.as_ptr()).handle }
+    }
+
     /// Posts a receive into `to`, with the number `id`.
     ///
     /// # Errors

@@ -1,0 +1,219 @@
+//! Completion counters in memory of the host or of a GPU, by the adapter's own account of each work request.
+
+use std::rc::Rc;
+
+use anyhow::{Context as _, ensure};
+use peerbar_gds::ExportPolicy;
+use peerbar_mapping::Mapping;
+use peerbar_verbs::{
+    Access, AddressHandle, Change, CompletionCounter, Context, Operation, Peer, ProtectionDomain,
+    QueuePair, Region, Status, Word, counted,
+};
+
+use super::memory::{Memory, MemoryKind, PAGE};
+use super::report::Report;
+use super::{DEPTH, PATIENCE};
+
+/// Bytes of a transfer, more than a packet has.
+const LENGTH: u32 = 100_000;
+/// How often each work request is posted.
+const TIMES: u64 = 3;
+
+/// Where the words of each counter are.
+const SENDER: u64 = 0;
+const RECEIVER: u64 = 64;
+const TARGET: u64 = 128;
+
+/// Has the adapter `nic` count, in words in memory of this kind, what it does with memory of the host.
+pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
+    let bench = Bench::new(nic, kind)?;
+    let in_use = bench
+        .counters
+        .each_ref()
+        .map(|it| it.modify(Word::Errors, Change::Set(0)));
+    report.add(
+        "words start at 0 and can be set",
+        in_use
+            .into_iter()
+            .collect::<Result<Vec<()>, _>>()
+            .map_err(Into::into)
+            .and_then(|_| bench.expect("at first", [[0, 0]; 3])),
+    );
+    report.add("sends and receives", bench.messages());
+    report.add("writes and reads", bench.transfers());
+    report.add("errors", bench.errors());
+    report.add("words that are set and added to", bench.changes());
+    report.add("a second counter of the same operations", bench.overlap());
+    report.add("counters that are in use", bench.destruction());
+    Ok(())
+}
+
+/// Two queue pairs with counters: of what the first one sends, of what the second one receives, and of what others do to its memory.
+struct Bench {
+    asking: QueuePair,
+    asked: QueuePair,
+    counters: [CompletionCounter; 3],
+    peer: Peer,
+    source: Region,
+    target: Region,
+    words: Memory,
+    domain: ProtectionDomain,
+}
+
+impl Bench {
+    fn new(nic: &str, kind: MemoryKind) -> anyhow::Result<Self> {
+        let context = Context::open(nic)?;
+        let domain = ProtectionDomain::new(&context)?;
+        let words = Memory::new(kind, PAGE)?;
+        words.write(0, &vec![0xff; usize::try_from(PAGE)?])?;
+        let counter = |offset| counter(&context, &words, offset);
+        let counters = [counter(SENDER)?, counter(RECEIVER)?, counter(TARGET)?];
+        let pairs = [
+            QueuePair::new(&domain, DEPTH)?,
+            QueuePair::new(&domain, DEPTH)?,
+        ];
+        let [asking, asked] = pairs;
+        let [sent, received, remote] = &counters;
+        sent.attach(&asking, counted::SEND | counted::WRITE | counted::READ)?;
+        received.attach(&asked, counted::RECEIVE)?;
+        remote.attach(&asked, counted::REMOTE_WRITE | counted::REMOTE_READ)?;
+        for pair in [&asking, &asked] {
+            pair.initialize()?;
+            pair.receive_from_now_on()?;
+            pair.send_from_now_on()?;
+        }
+        let region = || {
+            let memory = Mapping::private(u64::from(LENGTH).next_multiple_of(PAGE))?;
+            anyhow::Ok(Region::of_memory(&domain, Rc::new(memory), Access::ALL)?)
+        };
+        let (source, target) = (region()?, region()?);
+        let handle = AddressHandle::new(&domain, context.gid()?)?;
+        Ok(Self {
+            peer: Peer::of(handle, &asked),
+            asking,
+            asked,
+            counters,
+            source,
+            target,
+            words,
+            domain,
+        })
+    }
+
+    /// Posts a request [`TIMES`] times; each must end with this status.
+    fn ask(&self, operation: Operation, status: Status) -> anyhow::Result<()> {
+        for id in 0..TIMES {
+            let length = match operation {
+                Operation::Send => 64,
+                _ => LENGTH,
+            };
+            let local = self.source.local(0, length);
+            self.asking.post(id, operation, local, &self.peer)?;
+            let done = self.asking.wait(PATIENCE)?;
+            ensure!(
+                done.status == status,
+                "{operation:?} ended with {}",
+                done.status
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks the words of all counters: completions and errors. They are there as soon as the completion is.
+    fn expect(&self, when: &str, wanted: [[u64; 2]; 3]) -> anyhow::Result<()> {
+        for (offset, wanted) in [SENDER, RECEIVER, TARGET].into_iter().zip(wanted) {
+            for (word, wanted) in wanted.into_iter().enumerate() {
+                let at = offset + 8 * word as u64;
+                let kept = self.words.expect(at, &wanted.to_le_bytes());
+                kept.with_context(|| format!("{when}, the word at {at} is not {wanted}"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn messages(&self) -> anyhow::Result<()> {
+        for id in 0..TIMES {
+            let into = self.target.local(0, 64);
+            self.asked.post_receive(id, into)?;
+        }
+        self.ask(Operation::Send, Status::SUCCESS)?;
+        for _ in 0..TIMES {
+            self.asked.wait(PATIENCE)?.succeeded()?;
+        }
+        self.expect("after sends", [[TIMES, 0], [TIMES, 0], [0, 0]])
+    }
+
+    fn transfers(&self) -> anyhow::Result<()> {
+        let there = self.target.remote(0);
+        self.ask(Operation::Write(there), Status::SUCCESS)?;
+        self.ask(Operation::Read(there), Status::SUCCESS)?;
+        let wanted = [[3 * TIMES, 0], [TIMES, 0], [2 * TIMES, 0]];
+        self.expect("after writes and reads", wanted)
+    }
+
+    fn errors(&self) -> anyhow::Result<()> {
+        let mut nowhere = self.target.remote(0);
+        nowhere.key ^= 1;
+        self.ask(Operation::Write(nowhere), Status::REMOTE_ACCESS)?;
+        let wanted = [[3 * TIMES, TIMES], [TIMES, 0], [2 * TIMES, 0]];
+        self.expect("after writes by a wrong key", wanted)
+    }
+
+    fn changes(&self) -> anyhow::Result<()> {
+        let [sent, received, _] = &self.counters;
+        sent.modify(Word::Completions, Change::Set(u64::MAX - 1))?;
+        received.modify(Word::Errors, Change::Add(1 << 40))?;
+        self.ask(Operation::Write(self.target.remote(0)), Status::SUCCESS)?;
+        let wanted = [[1, TIMES], [TIMES, 1 << 40], [3 * TIMES, 0]];
+        self.expect("after changes", wanted)
+    }
+
+    fn overlap(&self) -> anyhow::Result<()> {
+        let pair = QueuePair::new(&self.domain, DEPTH)?;
+        let [sent, received, _] = &self.counters;
+        sent.attach(&pair, counted::SEND | counted::READ)?;
+        let refused = received.attach(&pair, counted::READ | counted::WRITE);
+        ensure!(
+            refused
+                .as_ref()
+                .is_err_and(|it| it.number() == Some(libc::EBUSY)),
+            "a second counter of reads gave {refused:?}"
+        );
+        received.attach(&pair, counted::WRITE)?;
+        pair.initialize()?;
+        pair.receive_from_now_on()?;
+        let refused = received.attach(&pair, counted::RECEIVE);
+        ensure!(
+            refused
+                .as_ref()
+                .is_err_and(|it| it.number() == Some(libc::EINVAL)),
+            "a counter of a queue pair that receives gave {refused:?}"
+        );
+        Ok(())
+    }
+
+    fn destruction(&self) -> anyhow::Result<()> {
+        let pair = QueuePair::new(&self.domain, DEPTH)?;
+        let context = self.domain.context();
+        let own = counter(context, &self.words, 256)?;
+        own.attach(&pair, counted::SEND)?;
+        drop(pair);
+        own.destroy()?;
+        self.ask(Operation::Write(self.target.remote(0)), Status::SUCCESS)?;
+        self.expect(
+            "at last",
+            [[1 + TIMES, TIMES], [TIMES, 1 << 40], [4 * TIMES, 0]],
+        )
+    }
+}
+
+/// A counter with its words at this offset of the memory.
+fn counter(context: &Context, words: &Memory, offset: u64) -> anyhow::Result<CompletionCounter> {
+    Ok(match words {
+        Memory::Host(mapping) => CompletionCounter::in_memory(context, mapping.clone(), offset)?,
+        Memory::Vram(buffer, _) => {
+            let dma_buf = buffer.export_as(ExportPolicy::Pinned)?;
+            CompletionCounter::in_dma_buf(context, dma_buf, offset)?
+        }
+    })
+}

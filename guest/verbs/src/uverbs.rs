@@ -1,0 +1,151 @@
+//! Requests to the kernel by the device file of an adapter, for what Debian's libibverbs has no function for
+//! (Linux, `include/uapi/rdma/rdma_user_ioctl_cmds.h`).
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_int;
+use std::io;
+
+/// `RDMA_VERBS_IOCTL`: read and write, of the magic number 1bh, number 1, with the length of [`Header`].
+const REQUEST: libc::c_ulong = 0xc018_1b01;
+/// `RDMA_DRIVER_EFA`.
+const DRIVER: u32 = 17;
+/// `UVERBS_ATTR_F_MANDATORY`.
+const MANDATORY: u16 = 1;
+/// The longest value that stands in its attribute.
+const LONGEST_INLINE: usize = size_of::<u64>();
+/// How many attributes a request has at most.
+const ATTRIBUTES: usize = 4;
+
+/// `struct ib_uverbs_ioctl_hdr`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Header {
+    length: u16,
+    object: u16,
+    method: u16,
+    attributes: u16,
+    reserved: u64,
+    driver: u32,
+    reserved2: u32,
+}
+
+/// `struct ib_uverbs_attr`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Raw {
+    id: u16,
+    length: u16,
+    flags: u16,
+    reserved: u16,
+    data: u64,
+}
+
+#[repr(C)]
+struct Request {
+    header: Header,
+    attributes: [Raw; ATTRIBUTES],
+}
+
+/// `struct ib_uverbs_buffer_desc`: memory that the adapter is going to use.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BufferDescription {
+    pub(crate) kind: u32,
+    pub(crate) descriptor: c_int,
+    pub(crate) flags: u32,
+    pub(crate) optional_flags: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+}
+
+/// The value of an attribute.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Value<'a> {
+    /// An object that there is, or 0 for one that the kernel makes.
+    Object(u32),
+    /// A constant or a number.
+    Number(u64),
+    /// A buffer.
+    Buffer(&'a BufferDescription),
+}
+
+/// Carries out a method of an object, with its attributes by their numbers. The object in the first attribute, which the kernel may have made.
+pub(crate) fn call(
+    device: c_int,
+    (object, method): (u16, u16),
+    attributes: &[(u16, Value<'_>)],
+) -> io::Result<u32> {
+    let mut raw = [Raw::default(); ATTRIBUTES];
+    if attributes.len() > raw.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (raw, (id, value)) in raw.iter_mut().zip(attributes) {
+        let (length, data) = match *value {
+            Value::Object(handle) => (0, handle.into()),
+            Value::Number(number) => (LONGEST_INLINE, number),
+            Value::Buffer(buffer) => (
+                size_of::<BufferDescription>(),
+                (&raw const *buffer).expose_provenance() as u64,
+            ),
+        };
+        *raw = Raw {
+            id: *id,
+            length: u16::try_from(length).unwrap_or(u16::MAX),
+            flags: MANDATORY,
+            reserved: 0,
+            data,
+        };
+    }
+    let length = size_of::<Header>() + attributes.len() * size_of::<Raw>();
+    let mut request = Request {
+        header: Header {
+            length: u16::try_from(length).unwrap_or(u16::MAX),
+            object,
+            method,
+            attributes: u16::try_from(attributes.len()).unwrap_or(u16::MAX),
+            reserved: 0,
+            driver: DRIVER,
+            reserved2: 0,
+        },
+        attributes: raw,
+    };
+    // SAFETY: the request is as long as its header says, and all buffer descriptions that it names live until the call returns. The kernel writes
+    // to the request alone.
+    let status = unsafe { libc::ioctl(device, REQUEST, &raw mut request) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let [first, ..] = request.attributes;
+    u32::try_from(first.data).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::mem::offset_of;
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    /// Sizes and offsets that a C compiler gives on x86-64.
+    #[test]
+    fn structures_are_those_of_the_kernel() {
+        assert_eq!((size_of::<Header>(), size_of::<Raw>()), (24, 16));
+        assert_eq!(offset_of!(Request, attributes), 24);
+        assert_eq!(offset_of!(Header, driver), 16);
+        assert_eq!(size_of::<BufferDescription>(), 32);
+        assert_eq!(offset_of!(BufferDescription, address), 16);
+        assert_eq!(REQUEST >> 16 & 0x3fff, size_of::<Header>() as u64);
+    }
+
+    #[test]
+    fn file_that_is_no_adapter_s_refuses_a_request() {
+        let file = File::open("/dev/null").unwrap();
+        let error = call(file.as_raw_fd(), (0, 0), &[]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
+        let many = [(0, Value::Number(0)); ATTRIBUTES + 1];
+        let error = call(file.as_raw_fd(), (0, 0), &many).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+}
