@@ -39,6 +39,8 @@ pub struct Qemu {
     pub origin: Origin,
     /// Whether it finds a firmware [`QBOOT`].
     pub qboot: bool,
+    /// Whether it can confine itself (its option `-sandbox`).
+    pub sandbox: bool,
 }
 
 /// Origin of a QEMU.
@@ -107,6 +109,8 @@ impl Qemu {
             version,
             origin: Origin::Root,
             qboot: has_qboot(&[data]),
+            // Debian's QEMU is built with libseccomp.
+            sandbox: true,
         }
     }
 
@@ -166,6 +170,7 @@ impl Qemu {
             version: Version::default(),
             origin,
             qboot: false,
+            sandbox: false,
         }
     }
 
@@ -174,6 +179,7 @@ impl Qemu {
         Self {
             version: probe.version,
             qboot: has_qboot(&probe.firmware),
+            sandbox: probe.sandbox,
             ..self
         }
     }
@@ -189,17 +195,19 @@ impl Qemu {
         let vfio_user =
             version >= OLDEST && self.ask("-device help")?.contains("\"vfio-user-pci\"");
         let firmware = self.ask("-L help")?.lines().map(PathBuf::from).collect();
+        let sandbox = self.ask("-help")?.contains("-sandbox");
         Ok(Probe {
             version,
             vfio_user,
             firmware,
+            sandbox,
         })
     }
 
     /// As [`Qemu::probe`], but a program that has not changed since is not asked again.
     fn remembered_probe(&self, cache: &Cache) -> Result<Probe, ImageError> {
         // What it is asked decides, too: an entry of before has no answer to a new question.
-        let asked = "-version, -device help, -L help";
+        let asked = "-version, -device help, -L help, -help";
         let key = cache::key([cache::stamp(&self.program)?.as_str(), asked]);
         let path = cache.entry(Kind::Probe, &key, |path, _| {
             let probe = serde_json::json!(self.probe()?);
@@ -232,6 +240,8 @@ pub(crate) struct Probe {
     pub(crate) vfio_user: bool,
     /// The folders that it takes firmware from.
     pub(crate) firmware: Vec<PathBuf>,
+    /// Whether it knows `-sandbox`, which is missing in a QEMU without libseccomp.
+    pub(crate) sandbox: bool,
 }
 
 impl Probe {
@@ -262,7 +272,8 @@ mod tests {
         let path = dir.join("qemu");
         let script = format!(
             "#!/bin/sh\necho asked >> {0}/asked\ncase $1 in\n-version) echo 'QEMU emulator version {version} (Fake)';;\n\
-             -device) echo 'name \"{device}\", bus PCI';;\n-L) echo {0};;\nesac\n",
+             -device) echo 'name \"{device}\", bus PCI';;\n-L) echo {0};;\n\
+             -help) echo '-sandbox on';;\nesac\n",
             dir.display()
         );
         // Written by another process: a descriptor of this one, open for writing in a child that another test
@@ -312,7 +323,7 @@ mod tests {
         let named = |version, device| Qemu::named(&fake(dir.path(), version, device));
         let qemu = named("11.0.0", "vfio-user-pci").unwrap();
         assert_eq!((qemu.version.major, qemu.origin), (11, Origin::Named));
-        assert!(!qemu.qboot);
+        assert!(!qemu.qboot && qemu.sandbox);
         fs::write(dir.path().join(QBOOT), "").unwrap();
         assert!(named("11.0.0", "vfio-user-pci").unwrap().qboot);
         assert!(matches!(
@@ -351,10 +362,10 @@ mod tests {
         assert!(first.is_fit() && first.firmware == [dir.path()]);
         assert_eq!(
             (qemu.remembered_probe(&cache).unwrap(), asked()),
-            (first, 3)
+            (first, 4)
         );
         fake(dir.path(), "10.0.2", "vfio-pci");
         assert!(!qemu.remembered_probe(&cache).unwrap().is_fit());
-        assert_eq!(asked(), 5);
+        assert_eq!(asked(), 7);
     }
 }

@@ -221,6 +221,7 @@ impl Artifacts {
             kernel: &self.guest.kernel,
             initramfs: &self.guest.initramfs,
             qemu_arguments: &self.qemu_arguments,
+            sandbox: self.qemu.sandbox,
         }
     }
 

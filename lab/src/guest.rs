@@ -456,7 +456,7 @@ fn plan(scenario: &Scenario, artifacts: &Artifacts, shared: &[SharedFolder<'_>])
 
 /// Starts QEMU with its console on a pipe and its own output at `stderr`.
 pub fn spawn(command: &Command, stderr: impl Into<Stdio>) -> Result<Child, Failure> {
-    let mut wrapped = parent_death::wrapped(command)?;
+    let mut wrapped = parent_death::confined(command)?;
     wrapped
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

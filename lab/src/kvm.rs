@@ -154,7 +154,7 @@ fn runs(qemu: &Qemu, accel: &str) -> Result<(), String> {
         .args(["-accel", accel, "-cpu", "max", "-m", "16M"])
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=1", "-bios"])
         .arg(rom.path());
-    let mut wrapped = parent_death::wrapped(&command).map_err(|failure| failure.to_string())?;
+    let mut wrapped = parent_death::confined(&command).map_err(|failure| failure.to_string())?;
     let (mut errors, writer) = std::io::pipe().map_err(|error| error.to_string())?;
     wrapped
         .stdin(Stdio::null())

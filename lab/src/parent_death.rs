@@ -6,18 +6,24 @@
 
 use std::env::current_exe;
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::anyhow;
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use rustix::thread::set_no_new_privs;
 
 use crate::exit::Failure;
 use crate::programs::program;
 
 /// The hidden subcommand's name.
 pub const NAME: &str = "die-with-parent";
+/// Its option for a child that is confined.
+const CONFINED: &str = "--confined";
+/// The first descriptor after the standard streams.
+const FIRST_INHERITED: libc::c_uint = 3;
 /// The program that has it.
 const WRAPPER: &str = "peerbar";
 /// This very program, even if its file has been replaced by a newer build since.
@@ -44,9 +50,20 @@ fn wrapper() -> Result<PathBuf, Failure> {
 /// It gets a process group of its own, so that Ctrl-C reaches this process alone, which then ends its children in
 /// order. The thread that spawns it must live as long as the child is wanted (prctl(2), `PR_SET_PDEATHSIG`).
 pub fn wrapped(command: &Command) -> Result<Command, Failure> {
-    let [program, rest @ ..] = words()?;
+    wrapped_with(&[], command)
+}
+
+/// As [`wrapped`], for a child that serves a guest: neither it nor a program that it starts gains privileges, as by a
+/// set-user-ID file (prctl(2), `PR_SET_NO_NEW_PRIVS`), and it inherits no descriptor but its standard streams, whatever
+/// this process was started with.
+pub fn confined(command: &Command) -> Result<Command, Failure> {
+    wrapped_with(&[CONFINED], command)
+}
+
+fn wrapped_with(options: &[&str], command: &Command) -> Result<Command, Failure> {
+    let [program, name, process] = words()?;
     let mut wrapped = Command::new(program);
-    wrapped.args(rest);
+    wrapped.arg(name).args(options).arg(process);
     wrapped.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
@@ -58,8 +75,9 @@ pub fn wrapped(command: &Command) -> Result<Command, Failure> {
     Ok(wrapped)
 }
 
-/// Becomes the program `words` after it has tied its life to that of the process `parent`. Returns only if that fails.
-pub fn become_program(parent: i32, words: &[OsString]) -> Failure {
+/// Becomes the program `words` after it has tied its life to that of the process `parent`, [`confined`] or not. Returns only
+/// if that fails.
+pub fn become_program(parent: i32, is_confined: bool, words: &[OsString]) -> Failure {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return anyhow!(error)
             .context("cannot ask for a signal at the launcher's death")
@@ -69,6 +87,11 @@ pub fn become_program(parent: i32, words: &[OsString]) -> Failure {
     if getppid().map(Pid::as_raw_nonzero).map(i32::from) != Some(parent) {
         return anyhow!("the launcher {parent} is gone").into();
     }
+    if is_confined && let Err(error) = confine() {
+        return anyhow!(error)
+            .context("cannot take privileges and descriptors from a child")
+            .into();
+    }
     let Some((program, arguments)) = words.split_first() else {
         return Failure::Usage(anyhow!("{NAME}: no program"));
     };
@@ -76,4 +99,16 @@ pub fn become_program(parent: i32, words: &[OsString]) -> Failure {
     anyhow!(error)
         .context(format!("cannot start {}", program.display()))
         .into()
+}
+
+/// Gives up all that a program which this process becomes could gain or inherit.
+#[expect(unsafe_code, reason = "rustix has no close_range(2)")]
+fn confine() -> io::Result<()> {
+    set_no_new_privs(true)?;
+    let flags = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+    // SAFETY: it closes nothing now, and nothing of this process runs after exec.
+    match unsafe { libc::close_range(FIRST_INHERITED, libc::c_uint::MAX, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }

@@ -28,6 +28,9 @@ const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 oops=pa
     tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on \
     rcupdate.rcu_expedited=1";
 
+/// What QEMU permits itself (seccomp(2)): it starts no program, and changes neither its user nor its priority.
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+
 /// A machine and what it boots, without any device of ours.
 pub struct Boot<'a> {
     /// The accelerator.
@@ -46,6 +49,16 @@ pub struct Boot<'a> {
     pub initramfs: &'a Path,
     /// The user's own words, after all others.
     pub qemu_arguments: &'a [String],
+    /// Whether QEMU can confine itself.
+    pub sandbox: bool,
+}
+
+impl Boot<'_> {
+    /// Whether QEMU is to confine itself, unless the user's own words say how.
+    fn is_confined(&self) -> bool {
+        let own = self.qemu_arguments.iter();
+        self.sandbox && !own.map(String::as_str).any(|word| word == "-sandbox")
+    }
 }
 
 /// A folder of the host that the guest may mount over 9p, read-only.
@@ -79,6 +92,9 @@ pub fn bare(boot: &Boot<'_>) -> Vec<String> {
         .flag("-nodefaults")
         .flag("-no-user-config")
         .flag("-no-reboot");
+    if boot.is_confined() {
+        words.option("-sandbox", SANDBOX);
+    }
     words.option("-display", "none");
     words.option("-M", MACHINE.to_owned() + machine.iommu.machine());
     words.option("-accel", boot.accel.argument());
@@ -442,6 +458,7 @@ mod tests {
             kernel: Path::new("/k"),
             initramfs: Path::new("/i"),
             qemu_arguments: &[],
+            sandbox: true,
         };
         let sockets = Sockets::in_folder(Path::new("/s"));
         super::arguments(&boot, &Topology::of(scenario), &sockets, shared).join("\n")
@@ -452,6 +469,8 @@ mod tests {
         let expected = r#"-nodefaults
 -no-user-config
 -no-reboot
+-sandbox
+on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny
 -display
 none
 -M

@@ -139,7 +139,7 @@ pub(crate) fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, F
     }
     let name = format!("{}-{}.log", server.kind, server.name);
     let stderr = folder.file(&name)?;
-    let mut wrapped = parent_death::wrapped(&command)?;
+    let mut wrapped = parent_death::confined(&command)?;
     wrapped
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

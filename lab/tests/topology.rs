@@ -62,6 +62,7 @@ fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
         kernel: Path::new("/k"),
         initramfs: Path::new("/i"),
         qemu_arguments: &[],
+        sandbox: true,
     };
     let sockets = Sockets::in_folder(Path::new("/s"));
     let words = arguments(&boot, &Topology::of(scenario), &sockets, &[]);

@@ -162,6 +162,9 @@ pub(crate) enum Command {
     /// Becomes a program that dies with its parent; used by peerbar itself.
     #[command(name = parent_death::NAME, hide = true)]
     DieWithParent {
+        /// It gains no privileges and inherits its standard streams only.
+        #[arg(long)]
+        confined: bool,
         /// The parent's process.
         parent: i32,
         /// The program and its arguments.

@@ -64,9 +64,11 @@ fn main() -> ExitCode {
         Command::Init { file, force } => init::init(&file, force),
         Command::Completions { shell } => help::completions(shell),
         Command::Man { folder } => help::man(&folder),
-        Command::DieWithParent { parent, words } => {
-            Err(parent_death::become_program(parent, &words))
-        }
+        Command::DieWithParent {
+            confined,
+            parent,
+            words,
+        } => Err(parent_death::become_program(parent, confined, &words)),
     };
     result.unwrap_or_else(|failure| failure.report())
 }

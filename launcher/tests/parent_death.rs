@@ -1,10 +1,13 @@
-//! A child behind the parent-death wrapper dies with its parent, however that dies.
+//! A child behind the parent-death wrapper dies with its parent, however that dies, and has no more rights than it needs.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 const PEERBAR: &str = env!("CARGO_BIN_EXE_peerbar");
@@ -60,4 +63,22 @@ fn missing_program_is_named() {
         words.starts_with("peerbar: cannot start /no/such/program: "),
         "{words}"
     );
+}
+
+#[test]
+fn confined_child_gains_and_inherits_nothing() {
+    let own = std::process::id().to_string();
+    let inherited = File::open("/dev/null").unwrap();
+    fcntl_setfd(&inherited, FdFlags::empty()).unwrap();
+    let number = inherited.as_raw_fd();
+    let script =
+        format!("[ -e /proc/$$/fd/{number} ] && echo inherited; grep NoNewPrivs: /proc/$$/status");
+    let child = |option: &[&str]| {
+        let mut command = Command::new(PEERBAR);
+        command.arg("die-with-parent").args(option).arg(&own);
+        let output = command.args(["sh", "-c", &script]).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    assert_eq!(child(&["--confined"]), "NoNewPrivs:\t1\n");
+    assert!(child(&[]).starts_with("inherited\n"));
 }

@@ -123,7 +123,7 @@ impl Server {
 
 /// Starts a server and waits until it is ready.
 fn spawn(command: &Command, log: &Path) -> anyhow::Result<Child> {
-    let mut wrapped = parent_death::wrapped(command)?;
+    let mut wrapped = parent_death::confined(command)?;
     let stderr = File::options().create(true).append(true).open(log)?;
     wrapped
         .stdin(Stdio::null())
