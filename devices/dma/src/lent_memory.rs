@@ -40,6 +40,9 @@ use vm_memory::MmapRegion;
 /// How many mappings of the client's memory files a process has at most, and as many of the peers'. Each has a descriptor.
 pub(crate) const MOST_MAPPINGS: usize = 512;
 
+/// Bytes of a page of this process.
+const PAGE: usize = 4096;
+
 /// The most ports of a switch (`MAX_PORTS` of peerbar-switch), each with leases.
 const MOST_PORTS: usize = 64;
 
@@ -111,15 +114,20 @@ impl Slot {
         let Some((start, len)) = self.extent().filter(inside) else {
             return false;
         };
-        self.lost.store(true, SeqCst);
-        // It is refused on kernels before Linux 4.14 only. There each processor reorders less than the replacement takes.
-        let _ = membarrier(MembarrierCommand::PrivateExpedited);
+        self.mark_lost();
         // SAFETY: the thread that accessed the mapping keeps it mapped, and all access to it is volatile.
         let replaced = unsafe {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
             mmap_anonymous(start, len, ProtFlags::READ | ProtFlags::WRITE, flags)
         };
         replaced.is_ok()
+    }
+
+    /// Every access that comes after this finds the mark, if it meets what is mapped next.
+    fn mark_lost(&self) {
+        self.lost.store(true, SeqCst);
+        // It is refused on kernels before Linux 4.14 only. There each processor reorders less than the replacement takes.
+        let _ = membarrier(MembarrierCommand::PrivateExpedited);
     }
 }
 
@@ -128,6 +136,8 @@ impl Slot {
 pub(crate) struct LentMapping {
     slot: &'static Slot,
     loss_reported: AtomicBool,
+    /// It is a private copy of the file since.
+    is_detached: AtomicBool,
 }
 
 impl LentMapping {
@@ -152,6 +162,7 @@ impl LentMapping {
         let mapping = Self {
             slot,
             loss_reported: AtomicBool::new(false),
+            is_detached: AtomicBool::new(false),
         };
         let [access, flags] =
             [access.bits(), flags.bits()].map(|bits| c_int::try_from(bits).unwrap_or(0));
@@ -169,8 +180,54 @@ impl LentMapping {
         self.slot.lost.load(Relaxed)
     }
 
+    /// Puts a private copy of the file in the mapping's place, which begins at `first` there, and marks the mapping as lost. It costs
+    /// memory for pages that are written only. Refused for huge pages, of which there may be none for a copy.
+    pub(crate) fn detach(&self, file: &File, first: u64) -> io::Result<()> {
+        let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
+        if whole_pages(file, 1)? > PAGE {
+            return Err(Errno::NOTSUP.into());
+        }
+        if self.is_lost() {
+            return Ok(());
+        }
+        self.is_detached.store(true, Relaxed);
+        self.slot.mark_lost();
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the mapping exists until this is dropped, and all access to it is volatile.
+        unsafe {
+            mmap(
+                start,
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                flags,
+                file,
+                first,
+            )?
+        };
+        Ok(())
+    }
+
+    /// Keeps bytes of a detached mapping as they are now, whatever becomes of the file: the kernel copies a page that is written.
+    pub(crate) fn keep(&self, offset: u64, len: usize) -> io::Result<()> {
+        let (start, mapped) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
+        let offset = usize::try_from(offset).map_err(|_| Errno::OVERFLOW)?;
+        let end = offset.checked_add(len).filter(|end| *end <= mapped);
+        let end = end.ok_or(Errno::OVERFLOW)?;
+        for page in (offset / PAGE * PAGE..end).step_by(PAGE) {
+            // SAFETY: the byte lies in the mapping, which exists until this is dropped. All access to it is volatile.
+            unsafe {
+                let byte = start.cast::<u8>().add(page);
+                byte.write_volatile(byte.read_volatile());
+            }
+        }
+        Ok(())
+    }
+
     /// Gives back what was written to a lost mapping, and reports the loss once.
     pub(crate) fn discard(&self) {
+        if self.is_detached.load(Relaxed) {
+            return;
+        }
         let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
         if !self.loss_reported.swap(true, Relaxed) {
             log::warn!(

@@ -223,6 +223,15 @@ impl MemoryFile {
         &self.file
     }
 
+    /// Makes lent memory private to this process: what is written since, also by transfers of the kernel that have begun before, changes
+    /// nothing of the file, and every access fails as if it was lost. These bytes, an offset and a length, stay as they are now.
+    pub(crate) fn detach(&self, kept: Option<(u64, usize)>) -> io::Result<()> {
+        let lent = self.mapped.lent.as_ref();
+        let lent = lent.ok_or(io::ErrorKind::Unsupported)?;
+        lent.detach(&self.file, self.first)?;
+        kept.map_or(Ok(()), |(offset, len)| lent.keep(offset, len))
+    }
+
     /// Makes `len` bytes at `offset` zeros. Whole pages of them are given back to the host: they read as zeros in every
     /// mapping of the file, and take memory again once they are written.
     pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {

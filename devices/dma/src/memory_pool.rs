@@ -89,6 +89,12 @@ impl MemoryPool {
         self.find(lent, Some(lease), offset, size)
     }
 
+    /// All memory that is mapped.
+    pub(crate) fn mapped(&self) -> Vec<Arc<MemoryFile>> {
+        let mapped = self.pieces.iter();
+        mapped.filter_map(|piece| piece.memory.upgrade()).collect()
+    }
+
     fn find(
         &mut self,
         lent: LentFile,

@@ -53,7 +53,7 @@ impl Pinned {
         started: u64,
         ranges: &mut Vec<PinnedRange>,
     ) -> Self {
-        let (key, spare) = requester.pins().begin(ranges);
+        let (key, spare) = requester.pins().begin(direction, ranges);
         Self {
             requester,
             key,
@@ -217,6 +217,7 @@ impl Drop for Pinned {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     use peerbar_dma_log::{DmaKind, Purpose, Route};
 
@@ -468,6 +469,9 @@ mod tests {
 
     type Change = fn(&Requester);
 
+    /// Where own memory is.
+    const OWN: u64 = 0x9000;
+
     /// Changes that take 0x1000, 0x9000 and 0xc000 away.
     const CHANGES: [(u64, Change); 8] = [
         (0x1000, |requester| requester.unmap(0x1800, 0x1fff)),
@@ -488,6 +492,10 @@ mod tests {
     fn change_waits_for_pinned_transfers_and_stops_new_ones() {
         for (index, (address, change)) in CHANGES.into_iter().enumerate() {
             let requester = requester();
+            if address == OWN {
+                // Memory of the function's own is not given up.
+                requester.limit_transfers(Duration::ZERO);
+            }
             let pinned = pin(&requester, &[(address, 0x1000)]).unwrap();
             let answered = AtomicBool::new(false);
             std::thread::scope(|scope| {
@@ -504,6 +512,21 @@ mod tests {
                 pinned.end(0x1000, None);
             });
             assert!(answered.load(Ordering::Acquire));
+        }
+    }
+
+    #[test]
+    fn change_gives_up_a_transfer_that_goes_on() {
+        for (_, change) in CHANGES
+            .into_iter()
+            .filter(|(address, _)| *address == 0x1000)
+        {
+            let requester = requester();
+            requester.limit_transfers(Duration::ZERO);
+            let pinned = pin(&requester, &[(0x1800, 0x1000)]).unwrap();
+            change(&requester);
+            assert!(!requester.pins().meet(AddressRange::ALL));
+            assert_eq!(pinned.intact(), Err(DmaFault::NoMemory));
         }
     }
 

@@ -1,15 +1,18 @@
 //! The addresses of transfers that the kernel carries out, and the changes that wait for the end of such transfers.
 //!
 //! A copy is over when the lock of the routes is released. A transfer of the kernel pins its addresses instead, and a change
-//! that takes one of them away is answered only when the transfer has ended.
+//! that takes one of them away is answered only when the transfer has ended, or was given up: its memory is private then.
 
-use parking_lot::{Condvar, Mutex};
-use peerbar_dma_log::{Completer, Route};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use peerbar_dma_log::{Completer, Direction, Route};
 use slab::Slab;
 
 use crate::address::AddressRange;
-use crate::loans::Loans;
-use crate::memory::Span;
+use crate::memory::{MemoryFile, Span};
+use crate::requester::Requester;
 
 /// The transfers of a function that are in progress outside of its threads.
 #[derive(Default)]
@@ -23,7 +26,7 @@ pub(crate) struct Pins {
 struct Table {
     transfers: Slab<PinnedTransfer>,
     /// Empty lists of transfers that have ended: a new one allocates none.
-    spare: Vec<(Vec<AddressRange>, Vec<PinnedRange>)>,
+    spare: Vec<(Vec<PinnedPart>, Vec<PinnedRange>)>,
     /// How many transfers have begun so far.
     begun: u64,
     waiting: usize,
@@ -31,7 +34,18 @@ struct Table {
 
 struct PinnedTransfer {
     number: u64,
-    addresses: Vec<AddressRange>,
+    direction: Direction,
+    parts: Vec<PinnedPart>,
+    is_given_up: bool,
+}
+
+/// A range of a transfer, as changes see it.
+struct PinnedPart {
+    addresses: AddressRange,
+    /// The address of the memory's description, which tells it from all others.
+    memory: usize,
+    offset: u64,
+    len: usize,
 }
 
 impl Table {
@@ -39,8 +53,62 @@ impl Table {
     fn meets(&self, range: AddressRange, begun: u64) -> bool {
         let mut transfers = self.transfers.iter();
         transfers.any(|(_, transfer)| {
-            transfer.number <= begun && transfer.addresses.iter().any(|own| own.meets(range))
+            transfer.number <= begun
+                && !transfer.is_given_up
+                && transfer
+                    .parts
+                    .iter()
+                    .any(|part| part.addresses.meets(range))
         })
+    }
+}
+
+impl Table {
+    /// Gives up those of the first `begun` transfers that are in progress, if all of their memory is lent. Whatever the kernel still
+    /// does for them stays in this process.
+    fn give_up(&mut self, begun: u64, lent: &[Arc<MemoryFile>]) {
+        let transfers = self.transfers.iter_mut().map(|(_, transfer)| transfer);
+        let mut given_up = 0;
+        for transfer in transfers.filter(|transfer| transfer.number <= begun) {
+            if !transfer.is_given_up && transfer.detach(lent) {
+                transfer.is_given_up = true;
+                given_up += 1;
+            }
+        }
+        log::error!(
+            "the host's disk does not answer: {given_up} transfers are given up, and requests to memory that was mapped before fail until it is mapped again"
+        );
+    }
+}
+
+impl PinnedTransfer {
+    /// Detaches all of its memory from what other processes see; whether that succeeded. What the kernel still reads of it is as it is
+    /// now.
+    fn detach(&self, lent: &[Arc<MemoryFile>]) -> bool {
+        let is_lent = |part: &PinnedPart| part.find(lent).is_some();
+        self.parts.iter().all(is_lent)
+            && self.parts.iter().all(|part| {
+                let kept = (self.direction == Direction::Read).then_some((part.offset, part.len));
+                part.find(lent)
+                    .is_some_and(|memory| memory.detach(kept).is_ok())
+            })
+    }
+}
+
+impl PinnedPart {
+    fn of(range: &PinnedRange) -> Self {
+        Self {
+            addresses: AddressRange::new(range.address, range.len as u64),
+            memory: Arc::as_ptr(&range.span.file).addr(),
+            offset: range.span.offset,
+            len: range.len,
+        }
+    }
+
+    /// Its memory, if it is among these.
+    fn find<'a>(&self, memory: &'a [Arc<MemoryFile>]) -> Option<&'a MemoryFile> {
+        let mut memory = memory.iter().map(Arc::as_ref);
+        memory.find(|memory| std::ptr::from_ref::<MemoryFile>(memory).addr() == self.memory)
     }
 }
 
@@ -56,14 +124,22 @@ pub(crate) struct PinnedRange {
 impl Pins {
     /// Begins a transfer; its key, and an empty list for the ranges of the next one. To be called with the lock held under
     /// which its routes were found.
-    pub(crate) fn begin(&self, ranges: &[PinnedRange]) -> (usize, Vec<PinnedRange>) {
+    pub(crate) fn begin(
+        &self,
+        direction: Direction,
+        ranges: &[PinnedRange],
+    ) -> (usize, Vec<PinnedRange>) {
         let mut table = self.table.lock();
         table.begun += 1;
         let number = table.begun;
-        let (mut addresses, spare) = table.spare.pop().unwrap_or_default();
-        let of = |range: &PinnedRange| AddressRange::new(range.address, range.len as u64);
-        addresses.extend(ranges.iter().map(of));
-        let transfer = PinnedTransfer { number, addresses };
+        let (mut parts, spare) = table.spare.pop().unwrap_or_default();
+        parts.extend(ranges.iter().map(PinnedPart::of));
+        let transfer = PinnedTransfer {
+            number,
+            direction,
+            parts,
+            is_given_up: false,
+        };
         (table.transfers.insert(transfer), spare)
     }
 
@@ -71,9 +147,9 @@ impl Pins {
         ranges.clear();
         let mut table = self.table.lock();
         if let Some(transfer) = table.transfers.try_remove(key) {
-            let mut addresses = transfer.addresses;
-            addresses.clear();
-            table.spare.push((addresses, ranges));
+            let mut parts = transfer.parts;
+            parts.clear();
+            table.spare.push((parts, ranges));
         }
         if table.waiting > 0 {
             self.ended.notify_all();
@@ -86,13 +162,29 @@ impl Pins {
         table.meets(range, table.begun)
     }
 
-    /// Waits until every transfer that has begun by now and overlaps this range has ended.
-    pub(crate) fn wait(&self, range: AddressRange) {
+    /// Waits until every transfer that has begun by now and overlaps this range has ended. Once the limit is over, gives up all
+    /// that have begun by now and whose memory is among that of `lent`, and waits for the others.
+    pub(crate) fn wait(
+        &self,
+        range: AddressRange,
+        limit: Option<Duration>,
+        lent: impl Fn() -> Vec<Arc<MemoryFile>>,
+    ) {
         let mut table = self.table.lock();
         let begun = table.begun;
+        let mut deadline = limit.map(|limit| Instant::now() + limit);
         table.waiting += 1;
         while table.meets(range, begun) {
-            self.ended.wait(&mut table);
+            let Some(at) = deadline else {
+                self.ended.wait(&mut table);
+                continue;
+            };
+            if self.ended.wait_until(&mut table, at).timed_out() {
+                deadline = None;
+                // Not with the table locked: a map of memory is changed with its own lock held.
+                let lent = MutexGuard::unlocked(&mut table, &lent);
+                table.give_up(begun, &lent);
+            }
         }
         table.waiting -= 1;
     }
@@ -109,8 +201,7 @@ impl Pins {
 ///
 /// It is **not to be dropped with a lock held** that is needed to carry such transfers to their end.
 pub struct Drain<'a> {
-    pub(crate) pins: &'a Pins,
-    pub(crate) loans: &'a Loans,
+    pub(crate) requester: &'a Requester,
     /// What was taken away.
     pub(crate) ranges: Vec<AddressRange>,
 }
@@ -118,8 +209,7 @@ pub struct Drain<'a> {
 impl Drop for Drain<'_> {
     fn drop(&mut self) {
         for range in self.ranges.drain(..) {
-            self.pins.wait(range);
-            self.loans.wait(range);
+            self.requester.wait_for_transfers(range);
         }
     }
 }

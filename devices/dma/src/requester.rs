@@ -61,6 +61,8 @@ pub struct Requester {
     clock: Box<dyn Clock>,
     recorder: OnceLock<Recorder>,
     pins: Pins,
+    /// How long a change waits for transfers of the kernel; without, for as long as they take.
+    patience: OnceLock<Duration>,
     loans: Loans,
     faults: Faults,
     link_state: LinkState,
@@ -91,9 +93,21 @@ impl Requester {
             clock,
             recorder: OnceLock::new(),
             pins: Pins::default(),
+            patience: OnceLock::new(),
             loans: Loans::default(),
             faults: Faults::default(),
             link_state: LinkState::default(),
+        }
+    }
+
+    /// Has changes of the routes wait this long at most for transfers of the kernel. Those that go on then are given up, with all that
+    /// is mapped of the memory that they use: they fail, and so does every request there until the client maps it again.
+    ///
+    /// Only for transfers that reach memory by its addresses, as those between a file and the page cache do. A second time is
+    /// dropped.
+    pub fn limit_transfers(&self, patience: Duration) {
+        if self.patience.set(patience).is_err() {
+            log::error!("a function has one limit of its transfers");
         }
     }
 
@@ -249,8 +263,7 @@ impl Requester {
         }
         drop(routes);
         if !on {
-            self.pins.wait(AddressRange::ALL);
-            self.loans.wait(AddressRange::ALL);
+            self.wait_for_transfers(AddressRange::ALL);
         }
     }
 
@@ -493,8 +506,7 @@ impl Requester {
         if self.pins.meet(range) || self.loans.are_copied(range) {
             // It is recorded after the transfers that still use this mapping.
             drop(routes);
-            self.pins.wait(range);
-            self.loans.wait(range);
+            self.wait_for_transfers(range);
         }
         self.note(|| Event::Unmap { iova, last });
     }
@@ -553,11 +565,21 @@ impl Requester {
         &self.pins
     }
 
+    /// Waits until no transfer that has begun by now, and no copy of what was lent, uses these addresses. Not to be called with a
+    /// lock held that is needed to carry such transfers to their end.
+    pub(crate) fn wait_for_transfers(&self, range: AddressRange) {
+        let lent = || {
+            let pools = [&self.client_memory, &self.peer_memory];
+            pools.map(|pool| pool.lock().mapped()).concat()
+        };
+        self.pins.wait(range, self.patience.get().copied(), lent);
+        self.loans.wait(range);
+    }
+
     /// May be made before or after the release of the lock under which these addresses were taken away.
     fn drain(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
         Drain {
-            pins: &self.pins,
-            loans: &self.loans,
+            requester: self,
             ranges,
         }
     }

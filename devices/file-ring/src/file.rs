@@ -4,7 +4,12 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
+
 use crate::zeroing::Zeroing;
+
+/// FUSE_SUPER_MAGIC (Linux, fs/fuse/inode.c), which FUSE on a block device has, too.
+const FUSE: libc::__fsword_t = 0x6573_5546;
 
 /// A file that a ring moves data from and to.
 #[derive(Clone, Debug)]
@@ -30,6 +35,20 @@ impl RingFile {
     /// Makes `len` bytes from `offset` on read as zero, as [`crate::FileRing::zero`] does, and waits for it.
     pub fn zero(&self, place: (u64, u64), deallocate: bool) -> io::Result<()> {
         Zeroing::new(place, deallocate).finish(&self.file)
+    }
+
+    /// Whether the kernel moves its data between the page cache and addresses of memory. A file system in user space or of a network
+    /// may take hold of the pages behind the addresses instead, and still move data once they lead elsewhere.
+    pub fn is_cached(&self) -> bool {
+        let flags = (AtFlags::EMPTY_PATH, StatxFlags::TYPE);
+        let status = statx(&*self.file, "", flags.0, flags.1);
+        let system = rustix::fs::fstatfs(&*self.file);
+        self.in_memory
+            || status.is_ok_and(|status| {
+                let kind = FileType::from_raw_mode(status.stx_mode.into());
+                // File systems without a block device have the major number 0.
+                kind.is_block_device() || status.stx_dev_major != 0
+            }) && system.is_ok_and(|system| system.f_type != FUSE)
     }
 
     /// Whether all of its data is in memory, so that transfers do not wait and none of it is ever on stable storage.

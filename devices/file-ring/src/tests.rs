@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::time::Duration;
 
 use io_uring::types;
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
@@ -517,6 +518,74 @@ fn unmap_waits_for_a_transfer_and_none_follows() {
         panic!("in another order");
     };
     assert_eq!((dma.address, dma.len), (0x1000, 0x1000));
+}
+
+/// What a change of the routes does if the host's disk does not answer.
+#[test]
+fn hung_read_touches_no_memory_after_the_unmap() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    scene.requester.limit_transfers(Duration::from_millis(1));
+    let (slow, mut slow_end) = pipe();
+    scene.start(Direction::Write, (&slow, 0), &[(0x1800, 0x1000)], 1);
+    assert!(scene.ring.submit());
+    scene.requester.unmap(0x1000, 0x1fff);
+    // The other mapping of the same file goes without a wait.
+    scene.requester.unmap_all();
+    slow_end.write_all(&[5; 0x1000]).unwrap();
+    let (1, Err(error)) = scene.next() else {
+        panic!("it succeeded");
+    };
+    assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+    assert_eq!(scene.ram(0, 0x4000), [0; 0x4000]);
+}
+
+#[test]
+fn hung_write_writes_what_was_there_before_the_unmap() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    scene.requester.limit_transfers(Duration::from_millis(1));
+    let data = pattern(0x1000);
+    scene.ram.write(0x1800, &data).unwrap();
+    let (full, mut full_end) = full_pipe();
+    scene.start(Direction::Read, (&full, 0), &[(0x1800, 0x1000)], 1);
+    assert!(scene.ring.submit());
+    scene.requester.unmap_all();
+    scene.ram.write(0x1800, &[9; 0x1000]).unwrap();
+    let waits = rustix::io::ioctl_fionread(&full_end).unwrap();
+    let mut before = vec![0; usize::try_from(waits).unwrap()];
+    full_end.read_exact(&mut before).unwrap();
+    assert!(matches!(scene.next(), (1, Err(_))));
+    let mut written = [0; 0x1000];
+    full_end.read_exact(&mut written).unwrap();
+    assert!(written == *data);
+}
+
+#[test]
+fn requests_after_a_hung_one_fail_until_memory_is_mapped_again() {
+    let Some(mut scene) = Scene::new() else {
+        return;
+    };
+    scene.requester.limit_transfers(Duration::from_millis(1));
+    let (slow, mut slow_end) = pipe();
+    scene.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
+    assert!(scene.ring.submit());
+    scene.requester.unmap(0x1000, 0x1fff);
+    let write = || scene.requester.write(Purpose::Payload, 0x4000, &[7; 8]);
+    assert!(write().is_err());
+    scene.requester.unmap_all();
+    let fd = scene.ram.file().try_clone().unwrap().into();
+    let mapped = scene
+        .requester
+        .map(0, RAM_BYTES, (true, true), Some((fd, 0)));
+    mapped.unwrap();
+    write().unwrap();
+    assert_eq!(scene.ram(0x4000, 8), [7; 8]);
+    slow_end.write_all(&[5; 0x1000]).unwrap();
+    assert!(matches!(scene.next(), (1, Err(_))));
+    assert_eq!(scene.ram(0x1000, 0x1000), [0; 0x1000]);
 }
 
 #[test]

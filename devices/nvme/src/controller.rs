@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use peerbar_dma::{Requester, Span, WindowId};
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
@@ -39,6 +40,9 @@ const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 4 * PAGE;
 /// Offset and length of the doorbells in BAR0.
 const DOORBELL_PAGE: (u64, u64) = (PAGE, PAGE);
+/// How long a change of the guest's memory, or a reset, waits for the host's disk: as long as Linux takes for a command of a disk
+/// that times out, and for its second attempt (30 s each).
+const LONGEST_TRANSFER: Duration = Duration::from_secs(60);
 const MSI_X: MsiX = MsiX {
     vectors: VECTORS,
     bar: REGISTER_BAR,
@@ -143,6 +147,9 @@ impl Controller {
             DataPath::new(self.requester.clone(), 4096 << config.mdts, faults)
         };
         let has_files = storage.namespaces.iter().any(Namespace::is_file);
+        if storage.namespaces.iter().all(Namespace::is_cached) {
+            self.requester.limit_transfers(LONGEST_TRANSFER);
+        }
         let notifier = &self.notifier;
         let make: MakeWorker<'_> = &mut |owner, requests| {
             let mut data = path();

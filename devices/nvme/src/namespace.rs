@@ -209,6 +209,14 @@ impl Namespace {
         matches!(self.backend.direct(), DirectAccess::File(_))
     }
 
+    /// Whether transfers of its blocks go by addresses of memory, however late they end ([`RingFile::is_cached`]).
+    pub(crate) fn is_cached(&self) -> bool {
+        match self.backend.direct() {
+            DirectAccess::File(file) => file.is_cached(),
+            _ => true,
+        }
+    }
+
     /// The bytes of `count` blocks from `start` on.
     pub(crate) fn extent(&self, start: u64, count: u64) -> Result<Extent, OutOfRange> {
         let error = OutOfRange {
