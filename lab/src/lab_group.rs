@@ -257,19 +257,20 @@ impl LabGroup {
                 None
             })
         });
+        let error = errors.into_iter().next().map(LabError::from);
         let judged = Judged {
             group: &self.group,
             guests: concluded,
             across: self.rows,
-            failure: self.failure.as_ref(),
+            failure: self.failure.as_ref().or(error.as_ref()),
             of_fabric,
         };
         let seconds = self.started.elapsed().as_secs_f64();
         let verdict = judged.verdict();
         let rows = judged.rows();
         judged.write(&self.folder, &verdict, &rows, seconds)?;
-        if let Some(error) = errors.into_iter().next() {
-            return Err(error.into());
+        if let Some(error) = error {
+            return Err(error);
         }
         Ok(ConcludedGroup {
             verdict,
