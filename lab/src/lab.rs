@@ -481,6 +481,11 @@ impl Lab {
         Ok(file.read()?)
     }
 
+    /// The results of the checks so far.
+    pub fn rows(&self) -> &[Row] {
+        self.guest.report.rows()
+    }
+
     /// The last lines of the guest's console.
     pub fn console(&self) -> Vec<String> {
         self.guest.console.tail()

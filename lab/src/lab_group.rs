@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{DeviceCounters, HostFolder};
+use peerbar_report::{DeviceCounters, HostFolder, Verdict as CheckVerdict};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, Outcome};
@@ -196,6 +198,45 @@ impl LabGroup {
         let row = done.row(name, check, &uncounted, has_faults);
         self.rows.push((check.clone(), row.clone()));
         Ok(row)
+    }
+
+    /// The results so far: names of those of a guest begin with its own.
+    pub fn rows(&self) -> Vec<Row> {
+        let guests = self.group.guests.iter().zip(&self.labs);
+        let own = guests.flat_map(|(guest, lab)| {
+            lab.rows().iter().zip(1..).map(|(row, number)| {
+                let name = guest.scenario.label(number).unwrap_or(&row.name);
+                Row {
+                    name: guest.name_of(name),
+                    ..row.clone()
+                }
+            })
+        });
+        let across = self.rows.iter().map(|(_, row)| row.clone());
+        own.chain(across).collect()
+    }
+
+    /// Whether a check has failed so far.
+    pub fn has_failed_check(&self) -> bool {
+        let rows = self.rows();
+        rows.iter().any(|row| row.verdict == CheckVerdict::Fail)
+    }
+
+    /// The run's folder, which has a folder for each guest.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Keeps the guests as they are until a signal comes. A guest that ends meanwhile ends the run: see [`LabGroup::failure`].
+    pub fn stay(&mut self) {
+        let mut labs = named(&self.group, &mut self.labs);
+        let waited = attend_all(&mut labs, Vec::new(), Box::new(|stops| wait_for(&stops)));
+        let ended = match waited {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(anyhow!(error).into()),
+            Err(error) => Some(error),
+        };
+        self.failure = ended;
     }
 
     /// The guest that has the adapter `nic`.
@@ -401,6 +442,21 @@ fn attend_all<T: Send>(
         attend_all(others, stops, work)
     });
     done.map_err(|error| error.of_guest(name))?
+}
+
+/// Waits until one of `stops` has something to say.
+fn wait_for(stops: &[UnixStream]) -> io::Result<()> {
+    let mut polled: Vec<PollFd<'_>> = stops
+        .iter()
+        .map(|stop| PollFd::new(stop, PollFlags::IN))
+        .collect();
+    loop {
+        match poll(&mut polled, None) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// The number of the signal that has come by one of `stops`, if one has.

@@ -267,6 +267,11 @@ impl Sockets {
         &self.survivors
     }
 
+    /// The folder that they are in, but for those of survivors and of a shared fabric.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The folder of the sockets of a server.
     fn folder_of(&self, name: &str) -> &Path {
         self.survivors.sockets_of(name).unwrap_or(&self.folder)

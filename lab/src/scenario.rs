@@ -17,6 +17,7 @@ mod files;
 mod gpu;
 mod group;
 mod link;
+mod lost;
 mod modules;
 mod nic;
 mod nvme;
@@ -27,6 +28,7 @@ mod qemu_nvme;
 mod reference;
 mod sanitize;
 mod together;
+mod tunnels;
 mod user_drivers;
 mod validate;
 
@@ -57,6 +59,7 @@ pub use group::{AcrossCheck, AcrossEnd, GroupCheck, GroupGuest, GuestGroup};
 pub use nic::Nic;
 pub use program::HostProgram;
 pub use sanitize::Sanitize;
+pub use tunnels::{TunnelSide, Tunnels};
 
 use check::Endpoints;
 

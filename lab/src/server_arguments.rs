@@ -1,5 +1,6 @@
 //! The command lines of servers, rendered from a [`Topology`]. Pure: nothing is started here.
 
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 use peerbar_dma::Latency;
@@ -8,7 +9,7 @@ use peerbar_switch::LinkMode;
 
 use crate::pci_holes::pci_holes;
 use crate::qemu::Sockets;
-use crate::scenario::{DeviceSpec, Fabric, Gpu, Namespace, Nic, Nvme};
+use crate::scenario::{DeviceSpec, Fabric, Gpu, Namespace, Nic, Nvme, TunnelSide, Tunnels};
 use crate::size::Size;
 use crate::topology::Topology;
 
@@ -57,8 +58,23 @@ pub fn server_commands(
     ]
 }
 
+/// The options by which a fabric has tunnels to other machines.
+fn tunnel_options(tunnels: &Tunnels) -> Vec<(&'static str, String)> {
+    let certificates = ("--certificates", tunnels.certificates.display().to_string());
+    let addresses = match &tunnels.side {
+        TunnelSide::Listen(address) => vec![("--listen", address.to_string())],
+        TunnelSide::Connect(addresses) => {
+            let connect = addresses
+                .iter()
+                .map(|address| ("--connect", address.to_string()));
+            connect.collect()
+        }
+    };
+    [certificates].into_iter().chain(addresses).collect()
+}
+
 /// The server of a fabric.
-pub(crate) fn fabric_command(fabric: &Fabric, sockets: &Sockets) -> ServerCommand {
+pub fn fabric_command(fabric: &Fabric, sockets: &Sockets) -> ServerCommand {
     let rules = fabric.impairments.iter();
     let rules = rules.map(|rule| ("--impair", rule.clone()));
     let seed = fabric.seed.map(|seed| ("--seed", seed.to_string()));
@@ -66,7 +82,8 @@ pub(crate) fn fabric_command(fabric: &Fabric, sockets: &Sockets) -> ServerComman
         ("--socket-path", sockets.fabric().display().to_string()),
         ("--control", sockets.fabric_control().display().to_string()),
     ];
-    let options = options.into_iter().chain(seed).chain(rules);
+    let tunnels = fabric.tunnels.iter().flat_map(tunnel_options);
+    let options = options.into_iter().chain(seed).chain(rules).chain(tunnels);
     let words = options.flat_map(|(option, value)| [option.to_owned(), value]);
     ServerCommand {
         kind: "fabric",
@@ -160,7 +177,9 @@ fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
 
 /// The GID is a link-local address, as a real adapter's is.
 fn nic_arguments(nic: &Nic, fabric: Option<PathBuf>) -> Vec<String> {
-    let mut words = vec!["--gid".to_owned(), format!("fe80::{:x}", nic.gid)];
+    let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
+    let gid = Ipv6Addr::from(link_local.to_bits() | u128::from(nic.gid));
+    let mut words = vec!["--gid".to_owned(), gid.to_string()];
     if let Some(fabric) = fabric {
         words.extend(["--fabric".to_owned(), fabric.display().to_string()]);
         words.extend(["--fabric-name".to_owned(), nic.name.clone()]);
@@ -280,6 +299,30 @@ mod tests {
         );
         let below = "--socket-path /s/nvme-disk1.sock --control /s/nvme-disk1.control --switch /s/switch-switch0.sock --port-name disk1 ";
         assert!(lines[2].starts_with(below), "{}", lines[2]);
+    }
+
+    #[test]
+    fn fabric_with_tunnels_gets_its_side_of_them() {
+        let fabric = |side: &str| {
+            let text = format!(
+                "name = \"x\"\ntools = true\n[fabric.tunnels]\nmachine = 2\ncertificates = \"certs/beta\"\n{side}\n[[nic]]\nname = \"a\"\n\
+                 [[check]]\nkind = \"command\"\nrun = \"true\"\n"
+            );
+            let scenario = Scenario::parse(Path::new("/m/x.toml"), text);
+            lines(&scenario.unwrap())
+        };
+        let both =
+            "--socket-path /s/fabric.sock --control /s/fabric.control --certificates /m/certs/beta";
+        let lines = fabric("listen = \"0.0.0.0:4791\"");
+        assert_eq!(lines[0], format!("{both} --listen 0.0.0.0:4791"));
+        assert!(
+            lines[1].contains("--gid fe80::2:1 --fabric"),
+            "{}",
+            lines[1]
+        );
+        let lines = fabric("connect = [\"[fd00::1]:1\", \"192.0.2.1:2\"]");
+        let connected = format!("{both} --connect [fd00::1]:1 --connect 192.0.2.1:2");
+        assert_eq!(lines[0], connected);
     }
 
     #[test]

@@ -282,6 +282,9 @@ pub(crate) struct KcidbOptions {
 pub(crate) struct Devices {
     /// Scenario file [default: the built-in demo].
     pub scenario: Option<PathBuf>,
+    /// Which guest of that scenario.
+    #[command(flatten)]
+    pub guest: GuestName,
     /// Print a domain for libvirt, not QEMU's arguments.
     #[arg(long, conflicts_with = "json")]
     pub libvirt: bool,
@@ -309,6 +312,9 @@ pub(crate) struct Devices {
 pub(crate) struct Doctor {
     /// Scenario file [default: the built-in demo].
     pub scenario: Option<PathBuf>,
+    /// Which guest of that scenario.
+    #[command(flatten)]
+    pub guest: GuestName,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -39,7 +39,7 @@ const FAILED: u8 = 1;
 pub(crate) fn devices(options: &cli::Devices) -> Result<ExitCode, Failure> {
     let signals = Signals::new()?;
     let mut scenario = match &options.scenario {
-        Some(path) => Scenario::load_interactive(path)?,
+        Some(path) => options.guest.scenario(path, Scenario::load_interactive)?,
         None => Scenario::demo()?,
     };
     scenario.serve_disks_by(options.workers, options.poll);

@@ -41,7 +41,7 @@ const SOCKETS: &str = "peerbar-run-123456";
 /// Looks at everything that a run needs.
 pub(crate) fn doctor(options: &cli::Doctor) -> Result<ExitCode, Failure> {
     let scenario = match &options.scenario {
-        Some(path) => Scenario::load_interactive(path)?,
+        Some(path) => options.guest.scenario(path, Scenario::load_interactive)?,
         None => Scenario::demo()?,
     };
     let own = options.own.or_kernel_tree_here()?;

@@ -10,28 +10,48 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_files::FILES;
 use peerbar_lab::programs::program;
 use peerbar_lab::qemu::{self, Boot, Sockets};
-use peerbar_lab::scenario::Scenario;
-use peerbar_lab::server_arguments::server_commands;
+use peerbar_lab::scenario::{GuestGroup, Scenario};
+use peerbar_lab::server_arguments::{ServerCommand, fabric_command, server_commands};
 use peerbar_lab::topology::Topology;
 
 /// Stands for the folder that a run makes for its sockets.
 const SOCKETS: &str = "/tmp/peerbar";
+
+/// The sockets of one guest of several: a folder of its own, and the fabric of all.
+pub(crate) fn sockets_of(guest: &str) -> Sockets {
+    let all = Path::new(SOCKETS);
+    let fabric = Sockets::in_folder(all).fabric();
+    Sockets::in_folder(&all.join(guest)).with_shared_fabric(Some(fabric))
+}
+
+/// The sockets of an only guest.
+pub(crate) fn sockets() -> Sockets {
+    Sockets::in_folder(Path::new(SOCKETS))
+}
+
+/// What comes before the guests of `group`: the fabric's line, if there is one.
+pub(crate) fn text_before_guests(group: &GuestGroup) -> Result<String, Failure> {
+    let fabric = group.fabric.iter();
+    let fabric = fabric.map(|fabric| fabric_command(fabric, &sockets()));
+    fabric.map(|command| command_line(&command)).collect()
+}
 
 /// A comment, one line for each server, then QEMU's.
 pub(crate) fn text(
     artifacts: &Artifacts,
     boot: &Boot<'_>,
     scenario: &Scenario,
+    sockets: &Sockets,
 ) -> Result<String, Failure> {
-    let sockets = Sockets::in_folder(Path::new(SOCKETS));
+    let folder = sockets.folder().display();
     let mut text = format!(
-        "# A run makes {SOCKETS}, a folder of its own, and listens at {} before it starts these:\n",
+        "# A run makes {folder}, a folder of its own, and listens at {} before it starts these:\n",
         sockets.report().display()
     );
     let has_files = !scenario.guest_files().is_empty();
     if has_files {
         text += &format!(
-            "# It copies the scenario's files into {SOCKETS}/{FILES}, a folder of the run.\n"
+            "# It copies the scenario's files into {folder}/{FILES}, a folder of the run.\n"
         );
     }
     if let Some(packages) = &artifacts.packages
@@ -47,12 +67,11 @@ pub(crate) fn text(
         }
     }
     let topology = Topology::of(scenario);
-    let servers = server_commands(&topology, scenario.recording, &sockets);
+    let servers = server_commands(&topology, scenario.recording, sockets);
     for server in servers.into_iter().flatten() {
-        let path = program(server.program)?.display().to_string();
-        text += &line([path].into_iter().chain(server.arguments));
+        text += &command_line(&server)?;
     }
-    let files = Path::new(SOCKETS).join(FILES);
+    let files = sockets.folder().join(FILES);
     let files = has_files.then_some(files.as_path());
     let shared = artifacts.shared(scenario, files);
     let qemu = &artifacts.qemu;
@@ -62,7 +81,7 @@ pub(crate) fn text(
         .map(|(name, value)| format!("{}={}", name.display(), value.display()));
     let program = [qemu.program.display().to_string()].into_iter();
     let leading = qemu.args.iter().map(|word| word.display().to_string());
-    let words = qemu::arguments(boot, &topology, &sockets, &shared);
+    let words = qemu::arguments(boot, &topology, sockets, &shared);
     text += &line(
         ["env".to_owned()]
             .into_iter()
@@ -72,6 +91,11 @@ pub(crate) fn text(
             .chain(words),
     );
     Ok(text)
+}
+
+fn command_line(server: &ServerCommand) -> Result<String, Failure> {
+    let path = program(server.program)?.display().to_string();
+    Ok(line([path].into_iter().chain(server.arguments.clone())))
 }
 
 fn line(words: impl Iterator<Item = String>) -> String {

@@ -7,8 +7,9 @@ use peerbar_lab::progress::Progress;
 use peerbar_lab::scenario::{GuestGroup, Scenario};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{colours, columns, print, say};
-use peerbar_lab::{LabError, LabOptions};
+use peerbar_lab::{LabError, LabGroup, LabOptions};
 
+use crate::keep;
 use crate::results::failure;
 use crate::run::RunOutcome;
 use crate::table::table;
@@ -26,14 +27,23 @@ pub(crate) fn run(
         .own(options.own.or_kernel_tree_here()?)
         .runs_as(options.runs.clone())
         .signals(signals);
+    let labs = match options.keep {
+        true => labs.access(keep::access()?),
+        false => labs,
+    };
     let mut labs = labs.start_group(group.clone(), &mut tell).map_err(of_lab)?;
     labs.run_checks(&mut tell).map_err(of_lab)?;
-    tell("ending the guests");
+    let is_kept = options.keep && labs.failure().is_none() && labs.has_failed_check();
+    let shown = match is_kept {
+        true => stay(&mut labs, group, &progress),
+        false => 0,
+    };
+    progress.stage(&format!("{}: ending the guests", group.name));
     let concluded = labs.conclude(complaint).map_err(of_lab)?;
     drop(progress);
     report::write(concluded.folder())?;
     concluded.seal()?;
-    for row in &concluded.rows {
+    for row in concluded.rows.iter().skip(shown) {
         failure(&row.name, row).iter().for_each(say);
     }
     print(&format!(
@@ -48,6 +58,17 @@ pub(crate) fn run(
         outcome: concluded.verdict.outcome,
         folder: concluded.folder().to_owned(),
     })
+}
+
+/// Keeps the guests until a signal comes. The failures of that many checks have been shown.
+fn stay(labs: &mut LabGroup, group: &GuestGroup, progress: &Progress) -> usize {
+    let rows = labs.rows();
+    let failures = rows.iter().flat_map(|row| failure(&row.name, row));
+    failures.for_each(|line| progress.lasting(&line));
+    let guests = group.guests.iter().map(|guest| guest.name.as_str());
+    progress.lasting(&keep::invitation_to_all(labs.folder(), guests));
+    labs.stay();
+    rows.len()
 }
 
 /// What the sanitizer has against the run of one guest in `folder`.

@@ -55,7 +55,7 @@ impl GuestName {
         path: &Path,
         load: impl FnOnce(&Path) -> Result<Scenario, ScenarioError>,
     ) -> Result<Scenario, Failure> {
-        let Some(group) = GuestGroup::load(path)? else {
+        let Some(group) = GuestGroup::load_interactive(path)? else {
             self.find(path, Vec::new())?;
             return Ok(load(path)?);
         };

@@ -31,12 +31,17 @@ pub(crate) enum Keeping {
 
 /// Lets programs into the guest of `scenario`, which see the current folder.
 pub(crate) fn prepare(scenario: &mut Scenario) -> Result<(), Failure> {
+    scenario.give_access(access()?);
+    Ok(())
+}
+
+/// The current folder, to be read.
+pub(crate) fn access() -> Result<GuestAccess, Failure> {
     let folder = std::env::current_dir().context("cannot tell the current folder")?;
-    scenario.give_access(GuestAccess {
+    Ok(GuestAccess {
         folder,
         permission: HostFolder::ReadOnly,
-    });
-    Ok(())
+    })
 }
 
 impl Keeping {
@@ -100,10 +105,37 @@ impl Keeping {
 
 /// How to enter the guest of the run in `folder`, and how to end it.
 fn invitation(folder: &Path) -> String {
-    let folder = folder.display();
+    let folder = folder.display().to_string();
+    let lines = ways_in(&folder);
     format!(
-        "peerbar: a check failed, so the guest is kept\n  enter it:     peerbar shell --attach {folder}\n  run in it:    \
-         peerbar exec --attach {folder} -- PROGRAM\n  end it:       Ctrl-C here, or kill -INT {}",
+        "peerbar: a check failed, so the guest is kept\n{lines}{}",
+        way_out()
+    )
+}
+
+/// How to enter each of the guests of the run in `folder`, and how to end them.
+pub(crate) fn invitation_to_all<'a>(
+    folder: &Path,
+    guests: impl Iterator<Item = &'a str>,
+) -> String {
+    let folder = folder.display();
+    let lines = guests.map(|guest| ways_in(&format!("{folder} --guest {guest}")));
+    let lines: String = lines.collect();
+    format!(
+        "peerbar: a check failed, so the guests are kept\n{lines}{}",
+        way_out()
+    )
+}
+
+fn ways_in(run: &str) -> String {
+    format!(
+        "  enter it:     peerbar shell --attach {run}\n  run in it:    peerbar exec --attach {run} -- PROGRAM\n"
+    )
+}
+
+fn way_out() -> String {
+    format!(
+        "  end it:       Ctrl-C here, or kill -INT {}",
         std::process::id()
     )
 }

@@ -9,8 +9,9 @@ use peerbar_report::{Check, Line};
 use crate::cli;
 use crate::dry_run;
 use crate::iommu;
-use crate::keep::Keeping;
+use crate::keep::{self, Keeping};
 use crate::results::conclude;
+use crate::runnable::Runnable;
 use crate::table::word;
 use peerbar_lab::artifacts::{Artifacts, GuestNeeds};
 use peerbar_lab::child::last_line;
@@ -22,7 +23,7 @@ use peerbar_lab::guest::{Guest, GuestEvent, QEMU_LOG};
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::{Boot, Sockets};
-use peerbar_lab::scenario::Scenario;
+use peerbar_lab::scenario::{GroupGuest, Scenario};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::terminal::print;
@@ -63,19 +64,45 @@ pub(crate) fn run(
     })
 }
 
-/// Prints what a run of `scenario` would start.
+/// Prints what a run of `runnable` would start.
 pub(crate) fn dry_run(
     options: &cli::Run,
-    scenario: &Scenario,
+    runnable: &Runnable,
     signals: &Signals,
 ) -> Result<(), Failure> {
+    match runnable {
+        Runnable::Single(scenario) => {
+            let text = dry_text(options, scenario, &dry_run::sockets(), signals)?;
+            print(&text)?;
+        }
+        Runnable::Group(group) => {
+            print(&dry_run::text_before_guests(group)?)?;
+            for GroupGuest { name, scenario } in &group.guests {
+                let mut scenario = scenario.clone();
+                scenario.interactive = true;
+                keep::prepare(&mut scenario)?;
+                let text = dry_text(options, &scenario, &dry_run::sockets_of(name), signals)?;
+                print(&format!("# The guest {name}.\n{text}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a run of one guest would start.
+fn dry_text(
+    options: &cli::Run,
+    scenario: &Scenario,
+    sockets: &Sockets,
+    signals: &Signals,
+) -> Result<String, Failure> {
     let needs = GuestNeeds {
         is_dry_run: true,
         ..scenario.needs()
     };
     let artifacts = artifacts(options, needs, signals)?;
     let boot = boot(options, scenario, &artifacts);
-    Ok(print(&dry_run::text(&artifacts, &boot, scenario)?)?)
+    dry_run::text(&artifacts, &boot, scenario, sockets)
 }
 
 fn artifacts(

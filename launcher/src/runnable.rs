@@ -8,19 +8,21 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::{GuestGroup, Scenario, ScenarioError};
 use peerbar_nvme::PollPolicy;
 
+use crate::keep;
+
 /// A scenario of one guest, or of several.
 pub(crate) enum Runnable {
     /// Of one.
     Single(Box<Scenario>),
     /// Of several.
-    Group(GuestGroup),
+    Group(Box<GuestGroup>),
 }
 
 impl Runnable {
     /// Reads a scenario file, or the shipped one of a bare name.
     pub(crate) fn load(path: &Path) -> Result<Self, ScenarioError> {
         match GuestGroup::load(path)? {
-            Some(group) => Ok(Self::Group(group)),
+            Some(group) => Ok(Self::Group(Box::new(group))),
             None => Scenario::load(path).map(Self::of_one),
         }
     }
@@ -70,6 +72,15 @@ impl Runnable {
         }
     }
 
+    /// Lets programs into its guests, which see the current folder.
+    pub(crate) fn prepare_to_keep(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Single(scenario) => keep::prepare(scenario),
+            // Guests of several always take programs.
+            Self::Group(_) => Ok(()),
+        }
+    }
+
     /// Its only guest, for `option`.
     ///
     /// # Errors
@@ -78,7 +89,7 @@ impl Runnable {
         match self {
             Self::Single(scenario) => Ok(scenario),
             Self::Group(group) => Err(Failure::Usage(anyhow!(
-                "{option} is for a scenario of one guest, and {} has {}: leave it out",
+                "{option} is for one guest, and {} has {}: leave it out, or write a scenario of that guest alone",
                 group.name,
                 group.guests.len()
             ))),

@@ -14,7 +14,6 @@ use peerbar_results::{Shard, ShardItem, ShardPlan, ShardedList};
 
 use crate::cli;
 use crate::group;
-use crate::keep;
 use crate::run::{self, RunOutcome};
 use crate::runnable::Runnable;
 
@@ -24,8 +23,8 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
     let signals: &'static Signals = Box::leak(Box::new(Signals::new()?));
     let mut scenarios = scenarios(options)?;
     if options.dry_run {
-        for scenario in &mut scenarios {
-            run::dry_run(options, scenario.only_guest("--dry-run")?, signals)?;
+        for scenario in &scenarios {
+            run::dry_run(options, scenario, signals)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -96,7 +95,7 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Runnable>, Failure> {
             scenario.trace();
         }
         if options.keep {
-            keep::prepare(scenario.only_guest("--keep")?)?;
+            scenario.prepare_to_keep()?;
         }
     }
     Ok(scenarios)

@@ -17,7 +17,9 @@ mod own_guest;
 mod parallel;
 mod persistent_memory;
 mod report;
+mod several_guests;
 mod timeline;
+mod two_machines;
 mod your_program;
 
 use std::path::Path;

@@ -1,5 +1,6 @@
 //! What the program checks, and with which memory.
 
+pub(crate) mod between;
 pub(crate) mod chain;
 pub(crate) mod counters;
 pub(crate) mod end;

@@ -12,7 +12,7 @@ use clap::{Parser, Subcommand};
 use crate::checks::lost::Part;
 use crate::checks::memory::MemoryKind;
 use crate::checks::report::Report;
-use crate::checks::{chain, counters, end, lost, probe, refusals, transfers, vram};
+use crate::checks::{between, chain, counters, end, lost, probe, refusals, transfers, vram};
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
 #[derive(Parser)]
@@ -72,6 +72,19 @@ enum Check {
         /// Sizes of the transfers in bytes.
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
         sizes: Vec<u32>,
+    },
+    /// Sends, writes and reads between two ends that commands start, such as `peerbar exec alpha.toml -- /opt/peerbar/peerbar-verbs end ...`,
+    /// also by ssh. It needs no adapter itself.
+    Between {
+        /// Sizes of the transfers in bytes. The memory of an end must be 8192 bytes larger.
+        #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
+        sizes: Vec<u32>,
+        /// The line for `sh -c` that starts the end that asks.
+        #[arg(value_name = "NEAR")]
+        near: String,
+        /// The one that starts the other end.
+        #[arg(value_name = "FAR")]
+        far: String,
     },
     /// Moves the start of a disk by way of a GPU, two adapters and another GPU to another disk.
     Chain {
@@ -173,6 +186,7 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             to,
             sizes,
         } => transfers::run(&nic, &peer, [from, to], &sizes, report),
+        Check::Between { sizes, near, far } => between::run(&near, &far, &sizes, report),
         Check::Chain {
             nic,
             gpu,

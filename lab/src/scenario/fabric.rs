@@ -1,11 +1,14 @@
 //! What joins the RDMA network adapters of a scenario.
 
+use std::path::Path;
+
 use peerbar_fabric::{Impairment, UnknownImpairment};
 use toml::Spanned;
 
 use super::Nic;
 use super::error::Problem;
 use super::file::FabricTable;
+use super::tunnels::{Tunnels, tunnels};
 
 /// The fabric between the adapters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -14,12 +17,15 @@ pub struct Fabric {
     pub impairments: Vec<String>,
     /// From this number follows which packets are impaired; the server's own choice if none.
     pub seed: Option<u64>,
+    /// What joins it with the fabrics of other machines, if anything does.
+    pub tunnels: Option<Tunnels>,
 }
 
-/// Checks the fabric between `nics`. Two adapters or more have one without a table, too.
+/// Checks the fabric between `nics`. Two adapters or more have one without a table, too. Paths in it are relative to `folder`.
 pub(super) fn fabric(
     table: Option<Spanned<FabricTable>>,
     nics: &[Nic],
+    folder: &Path,
 ) -> Result<Option<Fabric>, Problem> {
     let Some(table) = table else {
         return Ok((nics.len() > 1).then(Fabric::default));
@@ -29,19 +35,28 @@ pub(super) fn fabric(
         return Err(Problem::new(table.span(), message));
     }
     let table = table.into_inner();
-    let rules = table.impair.into_iter().map(|text| rule(text, nics));
+    let tunnels = table.tunnels.map(|table| tunnels(table, folder));
+    let tunnels = tunnels.transpose()?;
+    // Another machine's adapters are not known here.
+    let known = tunnels.is_none().then_some(nics);
+    let rules = table.impair.into_iter().map(|text| rule(text, known));
     Ok(Some(Fabric {
         impairments: rules.collect::<Result<_, _>>()?,
         seed: table.seed,
+        tunnels,
     }))
 }
 
-fn rule(text: Spanned<String>, nics: &[Nic]) -> Result<String, Problem> {
+/// A rule about adapters of `nics`, or about any.
+fn rule(text: Spanned<String>, nics: Option<&[Nic]>) -> Result<String, Problem> {
     let parsed = text.get_ref().parse::<Impairment>();
     parsed.map_err(|error: UnknownImpairment| {
         let message = format!("`impair`: `{}` {error}", text.get_ref());
         Problem::new(text.span(), message)
     })?;
+    let Some(nics) = nics else {
+        return Ok(text.into_inner());
+    };
     let pair = text.get_ref().split_whitespace().next().unwrap_or_default();
     let mut names = pair.split("<->").flat_map(|name| name.split("->"));
     let is_unknown = |name: &&str| *name != "*" && !nics.iter().any(|nic| nic.name == *name);

@@ -184,6 +184,18 @@ pub(super) struct FabricTable {
     #[serde(default)]
     pub(super) impair: Vec<Spanned<String>>,
     pub(super) seed: Option<u64>,
+    pub(super) tunnels: Option<Spanned<TunnelsTable>>,
+}
+
+/// What joins it with the fabrics of other machines.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TunnelsTable {
+    pub(super) machine: Spanned<u32>,
+    pub(super) certificates: PathBuf,
+    pub(super) listen: Option<Spanned<String>>,
+    #[serde(default)]
+    pub(super) connect: Vec<Spanned<String>>,
 }
 
 /// A kernel module that is loaded before the first check.

@@ -20,6 +20,7 @@ pub use across::{AcrossCheck, AcrossEnd};
 use super::error::Problem;
 use super::fabric::fabric;
 use super::file::File;
+use super::tunnels::{self, Tunnels};
 use super::validate::{self, LONGEST_SCENARIO};
 use super::{
     Fabric, Nic, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
@@ -84,6 +85,15 @@ impl GuestGroup {
         Self::read(path, file_text(path)?, false)
     }
 
+    /// As [`GuestGroup::load`]. It needs no checks, as somebody works in a guest.
+    ///
+    /// # Errors
+    /// As [`GuestGroup::load`].
+    pub fn load_interactive(path: &Path) -> Result<Option<Self>, ScenarioError> {
+        let path = &catalogue::resolve(path);
+        Self::read(path, file_text(path)?, true)
+    }
+
     /// Reads a scenario's text, which messages say to be from `path`. It needs no checks, as requests can follow. None if it has
     /// no `[[guest]]`.
     ///
@@ -135,16 +145,21 @@ impl GuestGroup {
                 scenario: Scenario { text, ..scenario? },
             });
         }
-        number(&mut guests);
         let nics: Vec<Nic> = guests
             .iter()
             .flat_map(|g| g.scenario.nics.clone())
             .collect();
-        let fabric = fabric(file.fabric, &nics)?;
+        let fabric = fabric(file.fabric, &nics, path.parent().unwrap_or(Path::new("")))?;
+        let nics = guests.iter_mut().flat_map(|guest| &mut guest.scenario.nics);
+        let of_fabric = fabric.as_ref().and_then(|fabric| fabric.tunnels.as_ref());
+        tunnels::number(nics, of_fabric);
         let tables = CheckTable::all(&parts.across)?;
         let checks = read_across(tables, &guests)?;
         if fabric.is_some() {
-            guests.iter_mut().for_each(GroupGuest::join_fabric);
+            let tunnels = of_fabric;
+            guests
+                .iter_mut()
+                .for_each(|guest| guest.join_fabric(tunnels));
         }
         Ok(Self {
             name,
@@ -223,24 +238,19 @@ impl GroupGuest {
     }
 
     /// Takes its part in the fabric, and brings what checks across guests need.
-    fn join_fabric(&mut self) {
+    fn join_fabric(&mut self, tunnels: Option<&Tunnels>) {
         let scenario = &mut self.scenario;
         if scenario.nics.is_empty() {
             return;
         }
-        scenario.fabric = Some(Fabric::default());
+        scenario.fabric = Some(Fabric {
+            tunnels: tunnels.cloned(),
+            ..Fabric::default()
+        });
         if scenario.tools {
             scenario.rdma_ends = true;
             packages::add(&mut scenario.packages, Rdma::PACKAGES.iter().copied());
         }
-    }
-}
-
-/// Gives each adapter of the group an address of its own.
-fn number(guests: &mut [GroupGuest]) {
-    let nics = guests.iter_mut().flat_map(|guest| &mut guest.scenario.nics);
-    for (nic, number) in nics.zip(1..) {
-        nic.gid = number;
     }
 }
 

@@ -16,7 +16,8 @@ use super::link::{link, speed};
 pub struct Nic {
     /// Name in the scenario, identifier in QEMU.
     pub name: String,
-    /// Number of its address at the fabric, which is `fe80::NUMBER`: its own among the adapters of a file.
+    /// The low bits of its address at the fabric, which is in `fe80::/64`: its own among the adapters of a file, and of all machines that
+    /// tunnels join.
     pub gid: u32,
     /// What it is plugged into.
     pub attach: AttachPoint,
@@ -31,13 +32,14 @@ pub struct Nic {
 }
 
 /// Checks one adapter, whose name is known to fit.
-pub(super) fn nic(table: NicTable, gid: u32, attach_points: &AttachPoints) -> Result<Nic, Problem> {
+pub(super) fn nic(table: NicTable, attach_points: &AttachPoints) -> Result<Nic, Problem> {
     let name = table.name.into_inner();
     let attach = attach_points.of_device(table.below)?;
     let link = link(table.link, &name, &attach)?;
     Ok(Nic {
         name,
-        gid,
+        // All adapters are numbered together.
+        gid: 0,
         attach,
         link,
         link_speed: speed(table.link_latency, table.link_bandwidth)?,

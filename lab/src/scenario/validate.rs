@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_flight::Level;
-use peerbar_report::{Check, CheckTable};
+use peerbar_report::{Check, CheckTable, Rdma};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
@@ -18,6 +18,7 @@ use super::file::{
 };
 use super::files;
 use super::gpu::gpu;
+use super::lost;
 use super::modules;
 use super::nic::nic;
 use super::nvme::nvme;
@@ -25,6 +26,7 @@ use super::packages;
 use super::program;
 use super::sanitize;
 use super::together;
+use super::tunnels;
 use super::user_drivers;
 use super::{Gpu, Machine, Model, Nic, Nvme, Scenario, Switch};
 use crate::firmware::Firmware;
@@ -56,8 +58,11 @@ pub(super) fn scenario(
     together::images(&file, folder)?;
     let p2pmem = together::P2pmem::of(&file);
     let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &attach_points, folder)?;
-    let nics = nics(file.nic, &attach_points, &nvmes, &gpus)?;
-    let fabric = fabric(file.fabric, &nics)?;
+    let mut nics = nics(file.nic, &attach_points, &nvmes, &gpus)?;
+    let fabric = fabric(file.fabric, &nics, folder)?;
+    let tunnels = fabric.as_ref().and_then(|fabric| fabric.tunnels.as_ref());
+    let has_tunnels = tunnels.is_some();
+    tunnels::number(nics.iter_mut(), tunnels);
     let switches = switches(file.switch, &attach_points)?;
     let devices = Endpoints {
         nvmes: &nvmes,
@@ -69,16 +74,21 @@ pub(super) fn scenario(
     let files = files::files(file.files, folder)?;
     let mut packages = packages::packages(file.packages)?;
     let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
+    let rdma_ends = tools && has_tunnels;
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let inventory = inventory(devices, &machine, tools, timeout);
     let labels = labels(&checks)?;
     let places: Vec<Range<usize>> = checks.iter().map(CheckTable::place).collect();
     let checks = checks.into_iter().map(|table| table.read(&inventory));
     let mut checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
+    lost::refuse(&checks, &places)?;
     for (check, at) in checks.iter().zip(places) {
         user_drivers::fit(check, at, &machine, &nvmes, &gpus)?;
     }
     packages::add_needed(&mut packages, &checks);
+    if rdma_ends {
+        packages::add(&mut packages, Rdma::PACKAGES.iter().copied());
+    }
     let programs = program::place_all(&mut checks, &labels, folder)
         .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
     let needed = needed_modules(&machine, devices, &checks);
@@ -113,7 +123,7 @@ pub(super) fn scenario(
         packages,
         udev: file.udev,
         files,
-        rdma_ends: false,
+        rdma_ends,
         interactive,
         live: false,
         access: None,
@@ -223,8 +233,7 @@ fn nics(
     taken.extend(gpus.iter().map(|gpu| gpu.name.clone()));
     let names = tables.iter().map(|table| table.name.clone());
     unique(names, &taken, LONGEST_SERIAL)?;
-    let nics = tables.into_iter().zip(1..);
-    let nics = nics.map(|(table, gid)| nic(table, gid, attach_points));
+    let nics = tables.into_iter().map(|table| nic(table, attach_points));
     nics.collect()
 }
 

@@ -1,6 +1,6 @@
 //! Sends, writes and reads between two ends in this process.
 
-use peerbar_rdma_end::{Ends, MARGIN, Way};
+use peerbar_rdma_end::{End, Ends, MARGIN, Way};
 
 use super::end::LocalEnd;
 use super::memory::MemoryKind;
@@ -19,7 +19,16 @@ pub(crate) fn run(
         LocalEnd::open(nic, from, size)?,
         LocalEnd::open(peer, to, size)?,
     );
-    let mut ends = Ends::connect(near, far)?;
+    transfer_all(&mut Ends::connect(near, far)?, sizes, report);
+    Ok(())
+}
+
+/// Transfers each of `sizes` in each way that there is.
+pub(crate) fn transfer_all<N: End, F: End>(
+    ends: &mut Ends<N, F>,
+    sizes: &[u32],
+    report: &mut Report,
+) {
     for &size in sizes {
         for way in Way::ALL {
             if !ends.takes(way, size) {
@@ -32,7 +41,6 @@ pub(crate) fn run(
             report.add(format!("{way} {size}"), moved.map(drop).map_err(Into::into));
         }
     }
-    Ok(())
 }
 
 /// The memory that an end needs for transfers of these sizes, in bytes.

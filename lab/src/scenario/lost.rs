@@ -1,0 +1,118 @@
+//! Checks that use what one before them has lost.
+
+use std::ops::Range;
+
+use peerbar_report::Check;
+use serde_json::Value;
+
+use super::error::Problem;
+
+/// The name of the fabric's server.
+const FABRIC: &str = "fabric";
+/// Keys of commands whose texts name no devices.
+const TEXTS: [&str; 2] = ["expect", "matches"];
+
+/// Refuses a check that uses a device, or the fabric, whose server a check before it kills. Each is given with its place in the file.
+pub(super) fn refuse(checks: &[Check], places: &[Range<usize>]) -> Result<(), Problem> {
+    for (number, (check, at)) in checks.iter().zip(places).enumerate() {
+        let earlier = checks.iter().take(number).filter_map(Check::kills);
+        for lost in earlier {
+            if uses(check, lost)? {
+                let message = format!(
+                    "the check uses `{lost}`, which a check before it loses: move it before that one, or name another"
+                );
+                return Err(Problem::new(at.clone(), message));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn uses(check: &Check, lost: &str) -> Result<bool, Problem> {
+    let is_between = match check {
+        Check::Rdma(check) => check.nic != check.peer,
+        Check::RdmaChain(_) | Check::RdmaLost(_) => true,
+        _ => false,
+    };
+    if lost == FABRIC {
+        return Ok(is_between);
+    }
+    let values = serde_json::to_value(check);
+    let values = values.map_err(|error| Problem::new(0..0, error.to_string()))?;
+    Ok(names(&values, lost))
+}
+
+/// Whether a value is the name of `device`, or a text with a placeholder of it.
+fn names(value: &Value, device: &str) -> bool {
+    match value {
+        Value::String(text) => {
+            let placeholders = [format!("{{{device}}}"), format!("{{{device}:")];
+            text == device || placeholders.iter().any(|place| text.contains(place))
+        }
+        Value::Array(values) => values.iter().any(|value| names(value, device)),
+        Value::Object(keys) => keys
+            .iter()
+            .any(|(key, value)| !TEXTS.contains(&key.as_str()) && names(value, device)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::scenario::Scenario;
+
+    /// Two adapters and a GPU, and checks after them.
+    fn parse(checks: &str) -> Result<(), String> {
+        let text = format!(
+            "name = \"x\"\ntools = true\n[[gpu]]\nname = \"g\"\n[[nic]]\nname = \"a\"\n[[nic]]\nname = \"b\"\n[[nic]]\nname = \"c\"\n{checks}"
+        );
+        let parsed = Scenario::parse(Path::new("x.toml"), text);
+        parsed.map(drop).map_err(|error| error.to_string())
+    }
+
+    fn lost(peer: &str, name: &str) -> String {
+        format!(
+            "[[check]]\nkind = \"rdma-lost\"\nnic = \"a\"\npeer = \"{peer}\"\nfrom = {{ vram = \"g\" }}\nto = \"guest-ram\"\nloses = \"{name}\"\n"
+        )
+    }
+
+    fn transfer(nic: &str, peer: &str) -> String {
+        format!(
+            "[[check]]\nkind = \"rdma\"\nnic = \"{nic}\"\npeer = \"{peer}\"\nfrom = \"guest-ram\"\nto = \"guest-ram\"\nsizes = [1]\n"
+        )
+    }
+
+    #[test]
+    fn check_that_uses_a_lost_device_is_refused() {
+        let command = "[[check]]\nkind = \"command\"\nrun = \"ibv_devinfo -d {c}\"\n";
+        for (name, later, device) in [
+            ("c", lost("c", "c"), "c"),
+            ("c", transfer("c", "a"), "c"),
+            ("c", command.to_owned(), "c"),
+            ("g", lost("b", "fabric"), "g"),
+            ("fabric", transfer("a", "b"), "fabric"),
+            ("fabric", lost("b", "g"), "fabric"),
+        ] {
+            let error = parse(&[lost("c", name), later].concat()).unwrap_err();
+            let wanted =
+                format!("x.toml:19: the check uses `{device}`, which a check before it loses");
+            assert!(error.starts_with(&wanted), "{error}");
+        }
+    }
+
+    #[test]
+    fn check_of_what_is_left_is_taken() {
+        let text = "[[check]]\nkind = \"command\"\nrun = \"true\"\nexpect = [\"c\"]\n";
+        for (name, later) in [
+            ("c", lost("b", "b")),
+            ("c", transfer("a", "b")),
+            ("c", text.to_owned()),
+            ("fabric", transfer("a", "a")),
+        ] {
+            parse(&[lost("c", name), later].concat()).unwrap();
+        }
+        parse(&[transfer("c", "a"), lost("c", "c")].concat()).unwrap();
+    }
+}
