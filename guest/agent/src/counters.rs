@@ -15,6 +15,8 @@ use crate::guest_context::GuestContext;
 
 /// Size of a submission queue entry in bytes (NVMe Base 2.0, 3.3.3.1).
 const COMMAND_BYTES: u64 = 64;
+/// Size of a completion queue entry in bytes (NVMe Base 2.0, 3.3.3.2).
+const COMPLETION_BYTES: u64 = 16;
 
 /// DMA and other events of the devices under test, each known by its place in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,6 +78,15 @@ impl Traffic {
     /// Commands that one device fetched from another's memory.
     pub(crate) fn commands_from_peers(&self, device: u32) -> u64 {
         self.commands(device, Completer::PeerBar)
+    }
+
+    /// Completions that one device wrote to another's memory.
+    pub(crate) fn completions_to_peers(&self, device: u32) -> u64 {
+        let bytes = self.sum(|of, kind| {
+            let is_of_peer = kind.completer == Completer::PeerBar;
+            of == device && kind.purpose == Purpose::Completion && is_of_peer
+        });
+        bytes / COMPLETION_BYTES
     }
 
     /// Bytes of PRP lists that one device read out of guest RAM, and out of another's memory.
@@ -314,6 +325,18 @@ impl<'a> TrafficWatch<'a> {
             before: sample(self.guest),
             at: Instant::now(),
         }
+    }
+
+    /// What the devices have done since the beginning of work that goes on.
+    ///
+    /// # Errors
+    /// Why there are no counters.
+    pub(crate) fn since(&self, begun: &Begun) -> anyhow::Result<Traffic> {
+        let before = begun.before.as_ref();
+        let before = before.map_err(|error| anyhow!("no counters at the beginning: {error:#}"))?;
+        let mut traffic = Traffic::default();
+        traffic.add(before, &sample(self.guest)?)?;
+        Ok(traffic)
     }
 
     /// Ends work that is watched.

@@ -65,10 +65,10 @@ check! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub fault: Option<u8>,
         /// Whether the disk is reset in place of the measured reads, while the GPU waits for queues that the disk has deleted: the launch must
-        /// end with fault 257, and new queues must work. Then it is reset, closed and disabled while it serves a launch of 65534 reads: the launch must
-        /// end with fault 7, 8 or, unless disabled, 257, or with success before a reset, and queues and data must stay as they are while new queues
-        /// work. Takes
-        /// `driver = "peerbar-gpu"`.
+        /// end with fault 257, and new queues must work. Then it is reset, closed and disabled while the counters show that commands of a launch are in
+        /// progress: the launch must end with fault 7 or, unless disabled, 257, queues and data must stay as they are, and new queues must
+        /// work. Takes `driver = "peerbar-gpu"`, and a disk of 16 MiB or more with blocks of 512 bytes and these `faults`:
+        /// `delay command read lba=16384..24576 by=10s`, `delay completion read lba=24576..32768 by=10s`.
         #[default = "`false`"]
         #[serde(default)]
         pub reset: bool,

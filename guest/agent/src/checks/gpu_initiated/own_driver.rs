@@ -16,8 +16,6 @@ pub(super) struct OwnDriverGpu {
     gpu: peerbar_gds::Gpu,
     queue: GpuQueue,
     entries: u16,
-    /// Reads of a launch, at most.
-    most: u16,
     buffer: Buffer,
     destinations: Vec<u64>,
     doorbells: Option<Doorbells>,
@@ -42,7 +40,6 @@ impl OwnDriverGpu {
             gpu,
             queue,
             entries,
-            most,
             buffer,
             destinations,
             doorbells: None,
@@ -56,32 +53,27 @@ impl OwnDriverGpu {
 
     /// Has the GPU read all blocks, with this time to the next completion.
     pub(super) fn launch_with(&mut self, blocks: u16, limit: Duration) -> anyhow::Result<()> {
-        self.launch_reads(READS, blocks, limit)
+        let firsts: Vec<u64> = (0..READS.into())
+            .map(|n: u64| n * u64::from(blocks))
+            .collect();
+        self.launch_from(&firsts, blocks, limit)
     }
 
-    /// The same over and over, by as many reads as a launch may have.
-    pub(super) fn launch_all(&mut self, blocks: u16, limit: Duration) -> anyhow::Result<()> {
-        self.launch_reads(self.most, blocks, limit)
-    }
-
-    fn launch_reads(&mut self, reads: u16, blocks: u16, limit: Duration) -> anyhow::Result<()> {
+    /// Has the GPU read `blocks` logical blocks from each of `firsts` on, to the destinations in turn.
+    pub(super) fn launch_from(
+        &mut self,
+        firsts: &[u64],
+        blocks: u16,
+        limit: Duration,
+    ) -> anyhow::Result<()> {
         let doorbells = self
             .doorbells
             .as_ref()
             .context("queues without doorbells")?;
-        let request = |(index, to): (u64, &u64)| {
-            GpuRequest::read(index * u64::from(blocks), blocks.into(), *to)
-        };
-        let all = (0..).zip(&self.destinations).map(request).cycle();
-        let requests: Vec<_> = all.take(reads.into()).collect();
+        let read = |(first, to): (&u64, &u64)| GpuRequest::read(*first, blocks.into(), *to);
+        let destinations = self.destinations.iter().cycle();
+        let requests: Vec<_> = firsts.iter().zip(destinations).map(read).collect();
         Ok(self.queue.submit(doorbells, 1, &requests, limit)?)
-    }
-
-    /// The data of the first request.
-    pub(super) fn first_data(&self) -> anyhow::Result<Vec<u8>> {
-        let mut seen = vec![0; usize::try_from(READ_BYTES)?];
-        self.buffer.mapping().read(0, &mut seen)?;
-        Ok(seen)
     }
 
     /// Makes all data this byte.

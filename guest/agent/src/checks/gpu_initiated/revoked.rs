@@ -7,7 +7,7 @@ use peerbar_gds::{Error, Fault};
 use peerbar_report::GpuInitiated;
 use peerbar_vfio_nvme::{Disk, DmaSpace, RegisterAccess};
 
-use super::live::{self, Loss};
+use super::live::{self, Loss, Scene};
 use super::own_driver::OwnDriverGpu;
 use super::{Initiator as _, QUEUE, blocks_of_a_read, give_queues, launch, verify};
 use crate::checks::Outcome;
@@ -33,17 +33,18 @@ pub(super) fn run(
     pattern: Pattern,
 ) -> anyhow::Result<Outcome> {
     let taken = TakenDevices::take(guest, check.backend, disk, None)?;
-    let outcome = lose_and_read(check, &taken, gpu, pattern);
-    taken.give_back(guest, outcome)?;
-    Ok(Outcome::Passed)
+    let outcome = lose_and_read(check, guest, &taken, gpu, pattern);
+    Ok(Outcome::Said(taken.give_back(guest, outcome)?))
 }
 
+/// In words, what the disk was doing when it was lost.
 fn lose_and_read(
     check: &GpuInitiated,
+    guest: &GuestContext,
     taken: &TakenDevices<'_>,
     gpu: &Gpu,
     pattern: Pattern,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<String> {
     let space = DmaSpace::new(address_space(check.backend)?);
     let mut lost = OwnDriverGpu::open(gpu, check.depth)?;
     let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
@@ -53,22 +54,31 @@ fn lose_and_read(
     lost.release();
     outcome?;
     let to = (gpu, check.depth);
-    read_by_new_queues(taken, &space, to, pattern)?;
-    for loss in Loss::ALL {
-        live::lose(loss, taken, &space, to, pattern).with_context(|| loss.to_string())?;
-    }
-    Ok(())
+    let disk = start(taken, &space, RegisterAccess::Mapped)?;
+    read_by_new_queues(disk, to, pattern)?;
+    let scene = Scene {
+        guest,
+        taken,
+        space,
+        gpu,
+        depth: check.depth,
+        pattern,
+    };
+    let lost = Loss::ALL.map(|loss| {
+        let lost = live::lose(loss, &scene).with_context(|| loss.to_string())?;
+        Ok(format!("{loss} met {lost}"))
+    });
+    let lost = lost.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    Ok(format!("commands in progress: {}", lost.join(", ")))
 }
 
-/// Starts the disk and reads by queues of it that did not exist before.
+/// Reads by queues of the disk that did not exist before.
 pub(super) fn read_by_new_queues(
-    taken: &TakenDevices<'_>,
-    space: &DmaSpace,
+    mut disk: Disk,
     (gpu, depth): (&Gpu, u16),
     pattern: Pattern,
 ) -> anyhow::Result<()> {
     let mut next = [OwnDriverGpu::open(gpu, depth)?];
-    let mut disk = start(taken, space, RegisterAccess::Mapped)?;
     let outcome = read(&mut next, &mut disk, pattern).context("by new queues");
     drop(disk);
     next.into_iter().for_each(OwnDriverGpu::release);
