@@ -36,6 +36,9 @@ static int take(struct nq_disk *disk, struct file *file, struct nvme_ctrl *ctrl)
 		error = nvme_get_features(ctrl, NVME_FEAT_NUM_QUEUES, 0, NULL, 0, &result);
 	if (error)
 		return error < 0 ? error : -EIO;
+	disk->pairs = nq_pairs_of(ctrl);
+	if (!disk->pairs)
+		return -ENOMEM;
 	disk->granted = min(result & 0xffff, result >> 16) + 1;
 	disk->file = get_file(file);
 	disk->ctrl = ctrl;
@@ -103,6 +106,7 @@ static void free_disk(struct kref *refs)
 		nq_pairs_free(disk);
 		nq_memories_free(disk);
 		nq_doorbells_free(disk);
+		nq_pairs_put(disk->pairs);
 		pci_dev_put(disk->pdev);
 		fput(disk->file);
 	}

@@ -4,9 +4,11 @@
  *
  * Locks, outer before inner:
  *   device_lock of the controller > nq_disk.lock > nq_disks_lock
- *   device_lock of the controller > nq_disk.lock > dma_resv > nq_pairs_lock
+ *   device_lock of the controller > nq_disk.lock > nq_pairs_lock
+ *   device_lock of the controller > nq_disk.lock > dma_resv > nq_pairs.lock
  * where dma_resv is that of a mapped dma-buf, or of the doorbells. Nothing is waited for with
- * nq_disks_lock, since the unbind of every PCI device takes it.
+ * nq_disks_lock, since the unbind of every PCI device takes it, nor with nq_pairs_lock. With the
+ * lock of a controller's pairs, admin commands of that controller are waited for.
  */
 #ifndef PEERBAR_NVME_QUEUES_DISK_H
 #define PEERBAR_NVME_QUEUES_DISK_H
@@ -22,6 +24,7 @@
 
 struct nvme_ctrl;
 struct nq_doorbells;
+struct nq_pairs;
 
 /* An open file. */
 struct nq_disk {
@@ -30,6 +33,7 @@ struct nq_disk {
 	struct file *file;		/* of /dev/nvmeN, keeps ctrl; NULL before the attach */
 	struct nvme_ctrl *ctrl;
 	struct pci_dev *pdev;
+	struct nq_pairs *pairs;		/* of all files that have ctrl */
 	u32 granted;			/* I/O queue pairs */
 	bool removed;			/* nvme has given it up, or the file is closed */
 	struct xarray memories;
@@ -61,6 +65,8 @@ void nq_memories_revoke(struct nq_disk *disk);
 void nq_memories_free(struct nq_disk *disk);
 
 /* queues.c */
+struct nq_pairs *nq_pairs_of(struct nvme_ctrl *ctrl);
+void nq_pairs_put(struct nq_pairs *pairs);
 u32 nq_linux_queues(const struct nvme_ctrl *ctrl);
 int nq_create(struct nq_disk *disk, struct peerbar_nvme_create *create);
 int nq_delete(struct nq_disk *disk, u32 queue);

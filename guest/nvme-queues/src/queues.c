@@ -18,19 +18,85 @@
 #define COMPLETION_SIZE	16
 
 struct pair {
-	struct list_head node;		/* in pairs */
+	struct list_head node;		/* in nq_pairs.list */
 	struct nq_disk *disk;
 	u32 queue;
 	enum peerbar_nvme_state state;	/* RESET is never stored: the controller is asked */
 };
 
 /*
- * All pairs of all files, so that no two have one number of a controller. Commands that make or
- * delete them come one after the other: a delete must not meet a pair that another file has made
- * since.
+ * The pairs of all files that have one controller, so that no two have one number. Commands that
+ * make or delete them come one after the other: a delete must not meet a pair that another file has
+ * made since. A controller that does not answer holds up no other.
  */
-static LIST_HEAD(pairs);
+struct nq_pairs {
+	struct kref refs;		/* those of the files */
+	struct mutex lock;		/* list, and its pairs */
+	struct list_head list;
+	struct nvme_ctrl *ctrl;		/* kept by each of the files */
+	struct list_head node;		/* in all_pairs, under nq_pairs_lock */
+};
+
+static LIST_HEAD(all_pairs);
 static DEFINE_MUTEX(nq_pairs_lock);
+
+/* With nq_pairs_lock. */
+static struct nq_pairs *known(const struct nvme_ctrl *ctrl)
+{
+	struct nq_pairs *pairs;
+
+	list_for_each_entry(pairs, &all_pairs, node) {
+		if (pairs->ctrl == ctrl)
+			return pairs;
+	}
+	return NULL;
+}
+
+/* With nq_pairs_lock. */
+static struct nq_pairs *first_of(struct nvme_ctrl *ctrl)
+{
+	struct nq_pairs *pairs = kzalloc_obj(*pairs);
+
+	if (!pairs)
+		return NULL;
+	kref_init(&pairs->refs);
+	mutex_init(&pairs->lock);
+	INIT_LIST_HEAD(&pairs->list);
+	pairs->ctrl = ctrl;
+	list_add_tail(&pairs->node, &all_pairs);
+	return pairs;
+}
+
+/* For a file that keeps the controller until nq_pairs_put(). NULL without memory. */
+struct nq_pairs *nq_pairs_of(struct nvme_ctrl *ctrl)
+{
+	struct nq_pairs *pairs;
+
+	mutex_lock(&nq_pairs_lock);
+	pairs = known(ctrl);
+	if (pairs)
+		kref_get(&pairs->refs);
+	else
+		pairs = first_of(ctrl);
+	mutex_unlock(&nq_pairs_lock);
+	return pairs;
+}
+
+/* With nq_pairs_lock, which it gives up. */
+static void free_pairs(struct kref *refs)
+{
+	struct nq_pairs *pairs = container_of(refs, struct nq_pairs, refs);
+
+	list_del(&pairs->node);
+	mutex_unlock(&nq_pairs_lock);
+	kfree(pairs);
+}
+
+/* After nq_pairs_free(). */
+void nq_pairs_put(struct nq_pairs *pairs)
+{
+	kref_put_mutex(&pairs->refs, free_pairs, &nq_pairs_lock);
+}
 
 /* ---- admin commands ---- */
 
@@ -101,7 +167,7 @@ static int delete_queue(struct nvme_ctrl *ctrl, u8 opcode, u32 queue)
 	return submit(ctrl, &command);
 }
 
-/* ---- with nq_pairs_lock ---- */
+/* ---- with the lock of the controller's pairs ---- */
 
 u32 nq_linux_queues(const struct nvme_ctrl *ctrl)
 {
@@ -159,19 +225,19 @@ static struct pair *find(const struct nq_disk *disk, u32 queue)
 {
 	struct pair *pair;
 
-	list_for_each_entry(pair, &pairs, node) {
+	list_for_each_entry(pair, &disk->pairs->list, node) {
 		if (pair->disk == disk && pair->queue == queue)
 			return pair;
 	}
 	return NULL;
 }
 
-static bool is_taken(const struct nvme_ctrl *ctrl, u32 queue)
+static bool is_taken(const struct nq_pairs *pairs, u32 queue)
 {
 	struct pair *pair;
 
-	list_for_each_entry(pair, &pairs, node) {
-		if (pair->disk->ctrl == ctrl && pair->queue == queue)
+	list_for_each_entry(pair, &pairs->list, node) {
+		if (pair->queue == queue)
 			return true;
 	}
 	return false;
@@ -184,7 +250,7 @@ static u32 free_number(const struct nq_disk *disk)
 	u32 queue;
 
 	for (queue = disk->granted; queue > least; queue--) {
-		if (!is_taken(disk->ctrl, queue))
+		if (!is_taken(disk->pairs, queue))
 			return queue;
 	}
 	return 0;
@@ -230,7 +296,7 @@ static int create_pair(struct nq_disk *disk, u64 address, struct peerbar_nvme_cr
 		kfree(pair);
 		return error;
 	}
-	list_add_tail(&pair->node, &pairs);
+	list_add_tail(&pair->node, &disk->pairs->list);
 	create->queue = pair->queue;
 	create->tail = nq_doorbell(disk, pair->queue, false);
 	create->head = nq_doorbell(disk, pair->queue, true);
@@ -262,9 +328,9 @@ static int create_in(struct nq_memory *memory, struct peerbar_nvme_create *creat
 	    !fits(size, address, create->submission, entries * SUBMISSION_SIZE) ||
 	    !fits(size, address, create->completion, entries * COMPLETION_SIZE))
 		return -EINVAL;
-	mutex_lock(&nq_pairs_lock);
+	mutex_lock(&disk->pairs->lock);
 	error = create_pair(disk, address, create);
-	mutex_unlock(&nq_pairs_lock);
+	mutex_unlock(&disk->pairs->lock);
 	return error;
 }
 
@@ -286,14 +352,14 @@ int nq_delete(struct nq_disk *disk, u32 queue)
 {
 	struct pair *pair;
 
-	mutex_lock(&nq_pairs_lock);
+	mutex_lock(&disk->pairs->lock);
 	pair = find(disk, queue);
 	if (pair) {
 		if (pair->state == PEERBAR_NVME_LIVE)
 			delete_pair(disk, queue);
 		list_del(&pair->node);
 	}
-	mutex_unlock(&nq_pairs_lock);
+	mutex_unlock(&disk->pairs->lock);
 	if (!pair)
 		return -ENOENT;
 	kfree(pair);
@@ -306,12 +372,12 @@ int nq_query(struct nq_disk *disk, struct peerbar_nvme_query *query)
 	struct pair *pair;
 	int state = -ENOENT;
 
-	mutex_lock(&nq_pairs_lock);
+	mutex_lock(&disk->pairs->lock);
 	pair = find(disk, query->queue);
 	if (pair)
 		state = pair->state == PEERBAR_NVME_LIVE ? state_of(disk, query->queue) :
 							   pair->state;
-	mutex_unlock(&nq_pairs_lock);
+	mutex_unlock(&disk->pairs->lock);
 	if (state < 0)
 		return state;
 	query->state = state;
@@ -323,10 +389,10 @@ bool nq_has_pairs(struct nq_disk *disk)
 	struct pair *pair;
 	bool has = false;
 
-	mutex_lock(&nq_pairs_lock);
-	list_for_each_entry(pair, &pairs, node)
+	mutex_lock(&disk->pairs->lock);
+	list_for_each_entry(pair, &disk->pairs->list, node)
 		has |= pair->disk == disk;
-	mutex_unlock(&nq_pairs_lock);
+	mutex_unlock(&disk->pairs->lock);
 	return has;
 }
 
@@ -335,14 +401,14 @@ void nq_pairs_end(struct nq_disk *disk, enum peerbar_nvme_state state)
 {
 	struct pair *pair;
 
-	mutex_lock(&nq_pairs_lock);
-	list_for_each_entry(pair, &pairs, node) {
+	mutex_lock(&disk->pairs->lock);
+	list_for_each_entry(pair, &disk->pairs->list, node) {
 		if (pair->disk != disk || pair->state != PEERBAR_NVME_LIVE)
 			continue;
 		delete_pair(disk, pair->queue);
 		pair->state = state;
 	}
-	mutex_unlock(&nq_pairs_lock);
+	mutex_unlock(&disk->pairs->lock);
 }
 
 /* After nq_pairs_end(). */
@@ -350,12 +416,12 @@ void nq_pairs_free(struct nq_disk *disk)
 {
 	struct pair *pair, *next;
 
-	mutex_lock(&nq_pairs_lock);
-	list_for_each_entry_safe(pair, next, &pairs, node) {
+	mutex_lock(&disk->pairs->lock);
+	list_for_each_entry_safe(pair, next, &disk->pairs->list, node) {
 		if (pair->disk == disk) {
 			list_del(&pair->node);
 			kfree(pair);
 		}
 	}
-	mutex_unlock(&nq_pairs_lock);
+	mutex_unlock(&disk->pairs->lock);
 }
