@@ -35,6 +35,7 @@ mod gpu_time_out;
 mod gpu_unaligned;
 mod gpu_unload;
 mod gpu_virtio;
+pub(crate) mod held_back;
 mod layout;
 mod linux_events;
 mod pmr;

@@ -6,7 +6,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
@@ -17,6 +17,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::held_back_reader::HeldBackReader;
 use crate::mapped_buffer::MappedBuffer;
 
 /// The first argument that makes the agent's program such a process.
@@ -78,6 +79,21 @@ impl GpuUser {
         Ok((user, dma_buf))
     }
 
+    /// One that has queues of `disk`, a controller's node with blocks of `block` bytes, beside Linux' driver, and has GPU `node` read what the disk
+    /// holds back, `depth` at a time. It says so once it has put the launch on its way, and then waits.
+    pub(crate) fn disk_queues(
+        node: u32,
+        disk: &Path,
+        (depth, block): (u16, u64),
+    ) -> anyhow::Result<Self> {
+        let disk = disk.to_str().context("a node whose name is no text")?;
+        let numbers = [node.to_string(), depth.to_string(), block.to_string()];
+        let [node, depth, block] = &numbers;
+        let mut user = GpuUser::start(&["disk-queues", node, disk, depth, block])?;
+        user.wait_ready()?;
+        Ok(user)
+    }
+
     fn start(arguments: &[&str]) -> anyhow::Result<Self> {
         let (line, theirs) = UnixStream::pair().context("cannot make a socket")?;
         let output = OwnedFd::from(theirs.try_clone()?);
@@ -130,6 +146,14 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
     match arguments {
         [role, node, disk] if role == "load" => load(line, node.parse()?, disk.into()),
         [role, offset, length] if role == "map" => map(line, offset.parse()?, length.parse()?),
+        [role, node, disk, depth, block] if role == "disk-queues" => {
+            let reader = HeldBackReader::make(
+                &Gpu::open(node.parse()?)?,
+                Path::new(disk),
+                (depth.parse()?, block.parse()?),
+            )?;
+            read_held_back(line, reader)
+        }
         [role, node, length, mark, policy] if role == "export" => {
             let policy = match policy.as_str() {
                 REVOCABLE => ExportPolicy::Revocable,
@@ -193,6 +217,14 @@ fn export(
     gpu.fill(buffer.span(..)?, mark)?;
     let dma_buf = buffer.export_as(policy)?;
     send(&line, dma_buf.as_fd())?;
+    // Until it is killed, or the parent has gone.
+    let ended = line.read(&mut [0])?;
+    bail!("the parent has said {ended} bytes")
+}
+
+fn read_held_back(mut line: UnixStream, mut reader: HeldBackReader) -> anyhow::Result<()> {
+    reader.launch()?;
+    line.write_all(&[READY])?;
     // Until it is killed, or the parent has gone.
     let ended = line.read(&mut [0])?;
     bail!("the parent has said {ended} bytes")

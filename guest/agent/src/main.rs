@@ -18,6 +18,7 @@ mod gpu_channel;
 mod gpu_user;
 mod gpus;
 mod guest_context;
+mod held_back_reader;
 mod interrupts;
 mod kmemleak;
 mod kmsg;

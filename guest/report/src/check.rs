@@ -68,6 +68,7 @@ use serde::{Deserialize, Serialize};
 
 pub use buffer::Buffer;
 pub use expectation::{Expectation, line_pattern};
+pub use gpu_beside_nvme::QueuesEnd;
 pub use gpu_file::{Calls, Medium};
 pub use gpu_initiated::{GpuDriver, QueueAddresses};
 pub use inventory::Inventory;

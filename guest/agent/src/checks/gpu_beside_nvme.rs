@@ -1,5 +1,6 @@
 //! A GPU has queues of a disk that Linux' own driver keeps, and both use the disk at once.
 
+mod amid_reads;
 mod linux_io;
 
 use std::fs;
@@ -10,8 +11,9 @@ use anyhow::{Context, bail, ensure};
 use peerbar_gds::{
     Buffer, DiskQueues, Doorbells, Error, Fault, GpuQueue, GpuRequest, QueuePair, QueueState,
 };
-use peerbar_report::{GpuBesideNvme, Measure};
+use peerbar_report::{GpuBesideNvme, Measure, QueuesEnd};
 
+use self::amid_reads::AmidReads;
 use self::linux_io::Progress;
 use super::vfio_alias::{have_common_switch, real_path};
 use super::{Outcome, Run, linux_events};
@@ -46,6 +48,18 @@ impl Run for GpuBesideNvme {
         let content = usize::try_from(BYTES)?;
         fill(&disk.disk.open_direct()?, pattern, 0, content)?;
 
+        let amid_reads = AmidReads {
+            check: self,
+            guest,
+            disk,
+            gpu,
+            pattern,
+        };
+        match self.end {
+            QueuesEnd::Idle => {}
+            QueuesEnd::AmidReads => return amid_reads.ends().map(Outcome::Said),
+            QueuesEnd::Refused => return amid_reads.is_reset().map(Outcome::Said),
+        }
         let side_by_side = beside_linux(self, guest, (disk, gpu), pattern, measure)?;
         let reader = || Reader::make(self, disk, gpu, pattern);
         forgets_by_reset(guest, disk, reader).context("after a reset of the disk")?;

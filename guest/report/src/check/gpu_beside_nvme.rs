@@ -1,5 +1,8 @@
 //! `gpu-beside-nvme`: a GPU has queues of a disk that Linux' own driver keeps.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::{Keys, TableError, check};
@@ -13,7 +16,7 @@ check! {
     /// show that all commands of the GPU, and no others, came out of its memory, and that no processor wrote a doorbell of its queue. Then nvme resets the disk, the memory is revoked, and nvme
     /// leaves the disk: each time the queues must be gone, the program must learn of it, and Linux' own I/O must go on. Addresses are
     /// those that the kernel gives: of the bus below a common switch, else of the root.
-    "gpu-beside-nvme": "{gpu} reads {disk} by queues of its own beside Linux, {depth} at a time"
+    "gpu-beside-nvme": "{gpu} reads {disk} by queues of its own beside Linux, {depth} at a time{end}"
     pub struct GpuBesideNvme {
         /// Name of a `[[gpu]]`.
         pub gpu: String = Keys::gpu_name,
@@ -23,6 +26,15 @@ check! {
         #[default = "`32`"]
         #[serde(default = "default_depth")]
         pub depth: u8 = depth,
+        /// When the queues end: `"idle"`, as above; `"amid-reads"`, with commands of the GPU in progress, by the death of the program that has them and by
+        /// a revoke of the memory, which must last until the disk has completed the commands; `"refused"`, with commands in progress and a disk
+        /// that refuses to delete them, so that nvme resets it. The counters must show the commands in progress, and whoever has the memory
+        /// next must keep what they write, until the disk has carried out a read that it held back later. The last two take a disk of 16 MiB
+        /// or more with blocks of 512 bytes, `spare-queues = 1` and the `faults` `delay command read lba=16384..24576 by=10s`,
+        /// `delay completion read lba=24576..32768 by=10s`, and `"refused"` also `fail admin-command delete-submission-queue`.
+        #[default = "`\"idle\"`"]
+        #[serde(default)]
+        pub end: QueuesEnd = Keys::or_default,
     }
 
     fn modules_on_demand(&self) -> &'static [&'static str] {
@@ -32,6 +44,29 @@ check! {
     /// Linux moves as much as it can meanwhile.
     fn guest_ram_bytes(&self, _payload: u64) -> Option<u64> {
         None
+    }
+}
+
+/// When queues beside those of Linux end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum QueuesEnd {
+    /// While the GPU is idle.
+    #[default]
+    Idle,
+    /// While commands of the GPU are in progress.
+    AmidReads,
+    /// Likewise, and the disk refuses to delete the queues.
+    Refused,
+}
+
+impl fmt::Display for QueuesEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Idle => "",
+            Self::AmidReads => ", which end amid reads",
+            Self::Refused => ", which the disk refuses to delete",
+        })
     }
 }
 

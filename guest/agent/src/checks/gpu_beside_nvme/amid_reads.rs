@@ -1,0 +1,215 @@
+//! Queues that end while commands of the GPU are in progress: the disk holds them back.
+
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, bail, ensure};
+use peerbar_gds::{Buffer, Error, Fault, QueueState};
+use peerbar_report::GpuBesideNvme;
+
+use super::Reader;
+use crate::checks::gpu_load::{GPU_PAGE, memory_is_back};
+use crate::checks::held_back::{
+    self, MARK, PLACES, READ_BYTES, holds_most_back, in_progress, is_marked,
+};
+use crate::counters::{Begun, TrafficWatch};
+use crate::devices::Controller;
+use crate::disk;
+use crate::gpu_user::GpuUser;
+use crate::gpus::Gpu;
+use crate::guest_context::GuestContext;
+use crate::held_back_reader::HeldBackReader;
+use crate::pattern::Pattern;
+use crate::user_gpu::PATIENCE;
+
+/// Sizes of the buffers that take all memory of a GPU, in bytes.
+const TAKEN: [u64; 3] = [16 << 20, 1 << 20, GPU_PAGE];
+
+/// Who takes part.
+pub(super) struct AmidReads<'a> {
+    pub(super) check: &'a GpuBesideNvme,
+    pub(super) guest: &'a GuestContext,
+    pub(super) disk: &'a Controller,
+    pub(super) gpu: &'a Gpu,
+    pub(super) pattern: Pattern,
+}
+
+impl AmidReads<'_> {
+    /// The program is killed, then the memory is revoked. Deleting the queues waits for the commands in progress.
+    pub(super) fn ends(&self) -> anyhow::Result<String> {
+        let killed = self.ends_with_its_program();
+        let killed = killed.context("a program is killed amid reads")?;
+        let revoked = self.loses_its_memory();
+        let revoked = revoked.context("memory is revoked amid reads")?;
+        Ok(format!(
+            "commands in progress: the end of the program met {killed}, a revoke of its memory {revoked}"
+        ))
+    }
+
+    fn ends_with_its_program(&self) -> anyhow::Result<u64> {
+        let free = self.gpu.free_vram()?;
+        let (watch, begun) = self.begin();
+        let shape = (self.depth(), self.disk.disk.block);
+        let user = GpuUser::disk_queues(self.gpu.node(), &self.disk.node, shape)?;
+        let met = self.wait_until_held_back(&watch, &begun, || Ok(false))?;
+        user.kill()?;
+        self.have_ended(&watch, &begun)?;
+        memory_is_back(self.guest, self.gpu)?;
+        self.next_owner_keeps_its_mark(free)?;
+        self.others_work()?;
+        Ok(met)
+    }
+
+    fn loses_its_memory(&self) -> anyhow::Result<u64> {
+        let free = self.gpu.free_vram()?;
+        let mut reader = self.reader()?;
+        let (watch, begun) = self.begin();
+        reader.launch()?;
+        let met = self.wait_until_held_back(&watch, &begun, || has_ended(&mut reader))?;
+        reader.data.revoke()?;
+        self.have_ended(&watch, &begun)?;
+        let state = reader.pair.state()?;
+        ensure!(
+            state == QueueState::Revoked,
+            "the queues are {state:?}, and were to be revoked"
+        );
+        ends_by_its_limit(reader.statuses(PATIENCE))?;
+        reader.delete().release();
+        self.next_owner_keeps_its_mark(free)?;
+        self.others_work()?;
+        Ok(met)
+    }
+
+    /// The disk refuses to delete the queues, so nvme resets it: then the commands in progress never end.
+    pub(super) fn is_reset(&self) -> anyhow::Result<String> {
+        let mut reader = self.reader()?;
+        let (watch, begun) = self.begin();
+        reader.launch()?;
+        self.wait_until_held_back(&watch, &begun, || has_ended(&mut reader))?;
+        let mut deleted = reader.delete();
+        let lost = in_progress(&watch.since(&begun)?, self.disk.number)?;
+        let ended = ends_by_its_limit(deleted.statuses(PATIENCE));
+        let memory = [&deleted.data, deleted.queue_memory()];
+        let kept = ended.and_then(|()| self.keep_their_mark(&memory));
+        deleted.release();
+        kept?;
+        ensure!(
+            lost > 0,
+            "the disk has completed all commands: it has not refused to delete the queues, or was not reset"
+        );
+        self.others_work()?;
+        Ok(format!(
+            "commands in progress: a reset in place of the deletion met {lost}"
+        ))
+    }
+
+    fn depth(&self) -> u16 {
+        self.check.depth.into()
+    }
+
+    fn begin(&self) -> (TrafficWatch<'_>, Begun) {
+        let watch = TrafficWatch::new(self.guest);
+        let begun = watch.begin();
+        (watch, begun)
+    }
+
+    fn reader(&self) -> anyhow::Result<HeldBackReader> {
+        let shape = (self.depth(), self.disk.disk.block);
+        HeldBackReader::make(&self.gpu.open()?, &self.disk.node, shape)
+    }
+
+    /// Waits until the disk holds back most of the commands in progress; how many these are.
+    fn wait_until_held_back(
+        &self,
+        watch: &TrafficWatch<'_>,
+        begun: &Begun,
+        mut has_ended: impl FnMut() -> anyhow::Result<bool>,
+    ) -> anyhow::Result<u64> {
+        let since = Instant::now();
+        loop {
+            let ended = has_ended()?;
+            let traffic = watch.since(begun)?;
+            if holds_most_back(&traffic, (self.disk.number, self.depth()), ended)? {
+                return in_progress(&traffic, self.disk.number);
+            }
+            ensure!(
+                since.elapsed() < PATIENCE,
+                "the disk holds back {} of {} commands, and no more come",
+                traffic.injected_faults(self.disk.number),
+                self.depth()
+            );
+            thread::yield_now();
+        }
+    }
+
+    /// The queues were deleted in order, for which the disk has completed what was in progress.
+    fn have_ended(&self, watch: &TrafficWatch<'_>, begun: &Begun) -> anyhow::Result<()> {
+        let left = in_progress(&watch.since(begun)?, self.disk.number)?;
+        ensure!(
+            left == 0,
+            "{left} commands of the GPU are in progress once its queues are to be gone"
+        );
+        Ok(())
+    }
+
+    /// The memory is free again, and who has it next keeps what they write.
+    fn next_owner_keeps_its_mark(&self, free: u64) -> anyhow::Result<()> {
+        let gpu = self.gpu.open()?;
+        let mut taken = Vec::new();
+        for size in TAKEN {
+            while let Ok(buffer) = gpu.allocate(size) {
+                taken.push(buffer);
+            }
+        }
+        let size: u64 = taken.iter().map(Buffer::size).sum();
+        ensure!(
+            size >= free,
+            "{size} bytes of the GPU's memory are free, where {free} are to be"
+        );
+        self.keep_their_mark(&taken.iter().collect::<Vec<_>>())
+    }
+
+    /// Marks memory, and has Linux read what the disk holds back as long as it did before: all that it would still do is done by then.
+    fn keep_their_mark(&self, memory: &[&Buffer]) -> anyhow::Result<()> {
+        for buffer in memory {
+            let marks = vec![MARK; usize::try_from(buffer.size())?];
+            buffer.mapping().write(0, &marks)?;
+        }
+        let [place, _] = PLACES;
+        let file = self.disk.disk.open_direct()?;
+        disk::read(&file, place, usize::try_from(READ_BYTES)?).context("Linux' own read")?;
+        for buffer in memory {
+            let mut seen = vec![0; usize::try_from(buffer.size())?];
+            buffer.mapping().read(0, &mut seen)?;
+            is_marked(&seen)?;
+        }
+        Ok(())
+    }
+
+    /// Linux' own I/O goes on, and new queues work. The disk grants one pair, so that of before is gone.
+    fn others_work(&self) -> anyhow::Result<()> {
+        super::linux_works(self.guest, self.disk)?;
+        let mut reader = Reader::make(self.check, self.disk, self.gpu, self.pattern)?;
+        let read = reader.read_and_verify().context("by new queues");
+        reader.release();
+        read
+    }
+}
+
+/// Whether the launch is over, by its time limit at the earliest.
+fn has_ended(reader: &mut HeldBackReader) -> anyhow::Result<bool> {
+    match reader.statuses(held_back::PAUSE) {
+        Err(Error::TimedOut(_)) => Ok(false),
+        Ok(_) | Err(Error::Fault(Fault::TimeOut)) => Ok(true),
+        Err(error) => Err(error).context("while the disk holds the reads back"),
+    }
+}
+
+/// No completion comes within the limit, as the disk holds them back for longer or has lost them.
+fn ends_by_its_limit(ended: peerbar_gds::Result<Vec<u16>>) -> anyhow::Result<()> {
+    match ended {
+        Err(Error::Fault(Fault::TimeOut)) => Ok(()),
+        Ok(_) => bail!("the launch ends well, which was to end with fault 7"),
+        Err(error) => Err(error).context("a launch that was to end with fault 7"),
+    }
+}
