@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use rustix::fs::{AtFlags, Statx, StatxFlags, fcntl_get_seals, makedev, statx};
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, fcntl_get_seals, makedev, statx};
 
 use crate::memory::MemoryError;
 
@@ -18,7 +18,8 @@ impl LentFile {
     /// Asks no other process or host about the file, which might not answer.
     pub(crate) fn new(fd: OwnedFd) -> Self {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let status = statx(&fd, "", flags, StatxFlags::INO | StatxFlags::SIZE);
+        let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::TYPE;
+        let status = statx(&fd, "", flags, wanted);
         Self { fd, status }
     }
 
@@ -37,6 +38,12 @@ impl LentFile {
     /// The numbers of its device and inode.
     pub(crate) fn id(&self) -> (u64, u64) {
         (self.device(), self.inode())
+    }
+
+    /// Whether its size is a limit: devices that can be mapped have none.
+    pub(crate) fn is_regular(&self) -> bool {
+        self.status
+            .is_ok_and(|status| FileType::from_raw_mode(status.stx_mode.into()).is_file())
     }
 
     /// Whether page faults in it wait for nothing but this host's memory and disks. Only files in memory have seals

@@ -34,6 +34,14 @@ pub enum MapError {
     /// The client has too much of its memory mapped here.
     #[error("the client lends too much memory")]
     TooMuch,
+    /// It goes past the end of the file that the client lends for it.
+    #[error("span {iova:#x}+{size:#x} goes past the end of its file")]
+    PastFile {
+        /// First IOVA.
+        iova: u64,
+        /// Length.
+        size: u64,
+    },
     /// A rule for faults has the mapping fail.
     #[error("a fault is injected")]
     Injected,

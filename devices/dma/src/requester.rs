@@ -427,8 +427,8 @@ impl Requester {
     }
 
     /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,
-    /// without, over a device. Memory that cannot be mapped here is reached through the client; more than a client may lend is
-    /// refused ([`MapError::TooMuch`]).
+    /// without, over a device. Memory that cannot be mapped here is reached through the client. Refused are more than a client
+    /// may lend ([`MapError::TooMuch`]), and a file that ends before the mapping does ([`MapError::PastFile`]).
     pub fn map(
         &self,
         iova: u64,
@@ -465,8 +465,16 @@ impl Requester {
         offset: u64,
         (iova, size): (u64, u64),
     ) -> Result<Backing, MapError> {
+        let is_regular = file.is_regular();
         match self.client_memory.lock().span(file, offset, size) {
             Ok(span) => Ok(Backing::Ram(span)),
+            Err(error @ MemoryError::OutOfRange { .. }) if is_regular => {
+                log::warn!(
+                    "mapping {iova:#x}+{size:#x} is refused: {error}; \
+                     have the client lend one file for all of it, as SPDK's tools do with -g"
+                );
+                Err(MapError::PastFile { iova, size })
+            }
             Err(error @ MemoryError::TooMuch { .. }) => {
                 log::warn!("mapping {iova:#x}+{size:#x} is refused: {error}");
                 Err(MapError::TooMuch)

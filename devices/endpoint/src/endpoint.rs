@@ -410,7 +410,7 @@ impl<F: Function> Device for Endpoint<F> {
 fn map_errno(error: MapError) -> Errno {
     log::debug!("{error}");
     match error {
-        MapError::BadSpan { .. } => Errno::INVAL,
+        MapError::BadSpan { .. } | MapError::PastFile { .. } => Errno::INVAL,
         MapError::Overlap { .. } => Errno::EXIST,
         MapError::Full => Errno::NOSPC,
         MapError::TooMuch | MapError::Injected => Errno::NOMEM,

@@ -109,6 +109,16 @@ impl Spdk {
         self.ask(command, &ask, Some(memory.as_fd()));
     }
 
+    /// DMA_MAP of all memory with a descriptor of `page`, the file of its first page: the error number of the reply, as a client does
+    /// whose memory has a file for each huge page (without -g).
+    fn lend_by_first_page(&mut self, page: &File) -> u32 {
+        let ask = [words(&[32, 3]), quads(&[0, RAM, RAM_BYTES])].concat();
+        self.send(DMA_MAP, &ask, Some(page.as_fd()));
+        let (header, _) = self.receive_header();
+        assert_eq!(header.len(), word(&header, 4) as usize);
+        word(&header, 12)
+    }
+
     /// Sends a command and takes what comes next for its reply: the payload and the descriptors.
     fn ask(
         &mut self,
@@ -116,6 +126,19 @@ impl Spdk {
         payload: &[u8],
         descriptor: Option<BorrowedFd<'_>>,
     ) -> (Vec<u8>, Vec<OwnedFd>) {
+        self.send(command, payload, descriptor);
+        let (header, descriptors) = self.receive_header();
+        let (id_and_command, flags) = (word(&header, 0), word(&header, 8));
+        assert_eq!((id_and_command, flags), (u32::from(command) << 16, 1));
+        let mut reply = vec![0; word(&header, 4) as usize - header.len()];
+        if !reply.is_empty() {
+            // SPDK reads once, whatever comes.
+            assert_eq!(self.stream.read(&mut reply).unwrap(), reply.len());
+        }
+        (reply, descriptors)
+    }
+
+    fn send(&self, command: u16, payload: &[u8], descriptor: Option<BorrowedFd<'_>>) {
         let header = [
             words(&[u32::from(command) << 16, 16 + payload.len() as u32]),
             words(&[0, 0]),
@@ -129,7 +152,9 @@ impl Spdk {
         let parts = [IoSlice::new(&message)];
         let sent = sendmsg(&self.stream, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
         assert_eq!(sent, message.len());
+    }
 
+    fn receive_header(&self) -> ([u8; 16], Vec<OwnedFd>) {
         let mut header = [0; 16];
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(8))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -140,15 +165,7 @@ impl Spdk {
             RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
             _ => None,
         });
-        let descriptors = descriptors.flatten().collect();
-        let (id_and_command, flags) = (word(&header, 0), word(&header, 8));
-        assert_eq!((id_and_command, flags), (u32::from(command) << 16, 1));
-        let mut reply = vec![0; word(&header, 4) as usize - 16];
-        if !reply.is_empty() {
-            // SPDK reads once, whatever comes.
-            assert_eq!(self.stream.read(&mut reply).unwrap(), reply.len());
-        }
-        (reply, descriptors)
+        (header, descriptors.flatten().collect())
     }
 
     /// The mapped area that an access is made in, and where; `None` if it is made by message.
@@ -239,4 +256,26 @@ fn log_names_the_poll_policy_that_it_needs() {
     assert!(Spdk::attach(&daemon, &ram(SealFlags::empty())).is_none());
     let stderr = daemon.terminate().stderr;
     assert!(stderr.contains("--poll always"), "{stderr}");
+}
+
+#[test]
+fn memory_with_a_file_for_each_page_is_refused_by_name() {
+    const EINVAL: u32 = 22;
+    let mut daemon = start(&["--poll", "always", "--namespace", "ram=1M"]);
+    let memory = ram(SealFlags::empty());
+    let mut spdk = Spdk::attach(&daemon, &memory).expect("doorbells that can be mapped");
+    spdk.lend(DMA_UNMAP, &memory);
+    let page = ram(SealFlags::empty());
+    page.set_len(RAM_BYTES - 4096).unwrap();
+    assert_eq!(spdk.lend_by_first_page(&page), EINVAL);
+    // What was refused is not mapped, so the whole memory can be.
+    spdk.lend(DMA_MAP, &memory);
+    let mut driver = Driver::bring_up(spdk, memory);
+    assert_eq!(driver.serial(), "test");
+    drop(driver);
+    let stderr = daemon.terminate().stderr;
+    assert!(
+        stderr.contains("is refused") && stderr.contains("-g"),
+        "{stderr}"
+    );
 }
