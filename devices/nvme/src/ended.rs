@@ -3,7 +3,7 @@
 use peerbar_nvme_spec::completion::Status;
 use zerocopy::little_endian::U16;
 
-use crate::io_queue::completion::Permit;
+use crate::io_queue::permit::Permit;
 use crate::late_data::LateData;
 
 /// A command that has ended, and the completion that it gets.

@@ -15,8 +15,9 @@ use crate::admin::reply::{Late, Reply};
 use crate::data::DataPath;
 use crate::directory::Directory;
 use crate::injected::HeldBack;
-use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue, Permit};
+use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue};
 use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
+use crate::io_queue::permit::Permit;
 use crate::io_queue::request::WorkerRequest;
 use crate::io_queue::ring::Ring;
 use crate::io_queue::submission::{Batch, SUBMISSION_BYTES, SubmissionQueue};
@@ -226,7 +227,7 @@ impl Engine {
             if !pair.submission.take_tail(tail, session, vector) {
                 self.notifier.report_bad_value();
             }
-            let _ = pair.completion.take_head(&mut pair.interrupts, session);
+            pair.completion.take_head(&mut pair.interrupts, session);
         }
         let (stray, bad) = self.notifier.take_doorbell_errors();
         self.admin.doorbell_errors(stray, bad);

@@ -15,7 +15,7 @@ use peerbar_nvme_spec::completion::Status;
 use crate::data::DataPath;
 use crate::ended::{Ended, Posting};
 use crate::injected::{Held, HeldBack};
-use crate::io_queue::completion::{Generation, Permit};
+use crate::io_queue::permit::{Generation, Permit};
 use crate::job::{InProgress, Job, Work};
 use crate::late_data::{LateData, Slots};
 use crate::namespace::{DirectAccess, Extent};

@@ -10,10 +10,12 @@
 //! 4. `completion`: `stage` takes the permit back, `flush` writes a batch of entries;
 //! 5. `interrupt`: raises the vector, unless the interrupt is coalesced with later ones.
 //!
-//! `poll` decides what a worker does that finds no work. `request` has what the engine requests of a worker, such as to add a
-//! queue; `worker/requests.rs` carries it out.
+//! A [`queue_set::QueueSet`] has all groups of a worker, and a [`context::Context`] what they share. `poll` decides what a worker does
+//! that finds no work. `request` has what the engine requests of a worker, such as to add a queue; `worker/requests.rs` carries it out.
 
+mod admin_poll;
 pub(crate) mod completion;
+mod context;
 pub(crate) mod doorbell;
 #[cfg(test)]
 mod doorbell_tests;
@@ -23,9 +25,12 @@ pub(crate) mod group;
 pub(crate) mod interrupt;
 #[cfg(test)]
 mod interrupt_tests;
+mod late_writes;
+pub(crate) mod permit;
 pub(crate) mod poll;
 #[cfg(test)]
 mod poll_tests;
+mod queue_set;
 pub(crate) mod request;
 pub(crate) mod ring;
 #[cfg(test)]

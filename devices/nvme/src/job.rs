@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use peerbar_nvme_spec::command::SubmissionEntry;
 
-use crate::io_queue::completion::Permit;
+use crate::io_queue::permit::Permit;
 use crate::namespace::{Access, Extent, Ticket};
 
 /// A command, as the kernel works on it.

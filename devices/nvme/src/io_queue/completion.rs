@@ -1,7 +1,6 @@
-//! A completion queue: its ring, and the permits by which commands own its entries.
+//! A completion queue: its ring, and the entries that are staged, flushed and signalled.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerbar_dma::{DmaError, Origin, Purpose, Tag};
 use peerbar_nvme_spec::completion::{CompletionEntry, Status, StatusField};
@@ -10,9 +9,9 @@ use zerocopy::IntoBytes;
 
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
 use super::interrupt::{Posted, QueueInterrupts};
+use super::permit::{Generation, Permit};
 use super::ring::{Ring, distance};
 use crate::doorbell_page::DoorbellPage;
-use crate::late_data::LateData;
 
 /// Bytes of a completion queue entry.
 pub(crate) const COMPLETION_BYTES: u64 = 16;
@@ -20,70 +19,13 @@ pub(crate) const COMPLETION_BYTES: u64 = 16;
 /// At most as many completions are flushed together.
 const MOST_STAGED: usize = 64;
 
-/// Counts the resets of one thread's queues. A permit of an earlier generation has expired.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Generation(Arc<AtomicU64>);
-
-impl Generation {
-    fn number(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Expires every permit.
-    pub(crate) fn advance(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Whether a permit has not expired.
-    pub(crate) fn is_current(&self, permit: &Permit) -> bool {
-        permit.generation == self.number()
-    }
-}
-
-/// A reserved entry of a completion queue. A command owns one from before it is fetched until its completion is staged.
-///
-/// A permit is given back by [`CompletionQueue::stage`] or [`CompletionQueue::release`]. Only an expired one may be dropped.
-#[derive(Debug)]
-#[must_use = "an entry stays reserved until its permit is given back"]
-pub(crate) struct Permit {
-    generation: u64,
-    #[cfg(debug_assertions)]
-    current: Generation,
-}
-
-impl Permit {
-    /// No generation has this number.
-    const USED: u64 = u64::MAX;
-
-    pub(crate) fn new(current: &Generation) -> Self {
-        Self {
-            generation: current.number(),
-            #[cfg(debug_assertions)]
-            current: current.clone(),
-        }
-    }
-
-    /// The queue of this permit has been deleted, or is forgotten before it is used again, and its entries with it.
-    pub(crate) fn expire(mut self) {
-        self.generation = Self::USED;
-    }
-}
-
-#[cfg(debug_assertions)]
-impl Drop for Permit {
-    fn drop(&mut self) {
-        debug_assert!(
-            !self.current.is_current(self) || std::thread::panicking(),
-            "a command was dropped without a completion"
-        );
-    }
-}
-
 /// A completion queue (NVMe Base 2.0, 3.3.1). Entries are staged one by one and flushed together.
 pub(crate) struct CompletionQueue {
     pub(crate) id: u16,
     ring: Ring,
     head: u32,
+    /// How many entries the guest has taken since the queue was created.
+    taken: u64,
     /// The slot of the next entry.
     tail: u32,
     /// The phase tag of the next entry.
@@ -94,8 +36,6 @@ pub(crate) struct CompletionQueue {
     staged: Vec<CompletionEntry>,
     /// What was flushed since the last signal.
     unsignalled: Posted,
-    /// Data that follow their completions, and how many entries the guest has to take first.
-    late: Vec<(u32, Box<LateData>)>,
     /// The interrupt vector, if interrupts are enabled.
     vector: Option<u16>,
     pub(crate) doorbell: QueueDoorbell,
@@ -109,12 +49,12 @@ impl CompletionQueue {
             id,
             ring,
             head: 0,
+            taken: 0,
             tail: 0,
             phase: true,
             reserved: 0,
             staged: Vec::with_capacity(MOST_STAGED),
             unsignalled: Posted::default(),
-            late: Vec::new(),
             vector,
             doorbell: QueueDoorbell::new(page, Doorbell::CompletionHead(id)),
             generation: Generation::default(),
@@ -177,30 +117,14 @@ impl CompletionQueue {
         self.tail == 0 || self.staged.len() >= MOST_STAGED
     }
 
-    /// Keeps data until the guest has taken the completion that was staged last.
-    pub(crate) fn keep_late(&mut self, data: Box<LateData>) {
-        let entries = distance(self.head, self.tail, self.ring.entries);
-        self.late.push((entries, data));
+    /// How many entries the guest has taken since the queue was created.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken
     }
 
-    /// Whether data are kept.
-    pub(crate) fn has_late(&self) -> bool {
-        !self.late.is_empty()
-    }
-
-    /// The place of data whose completion the guest has taken.
-    pub(crate) fn due_late(&self) -> Option<usize> {
-        self.late.iter().position(|(entries, _)| *entries == 0)
-    }
-
-    /// Takes data whose completion the guest has taken.
-    pub(crate) fn take_late(&mut self) -> Option<Box<LateData>> {
-        self.due_late().map(|at| self.late.remove(at).1)
-    }
-
-    /// Drops the data of a submission queue.
-    pub(crate) fn drop_late(&mut self, queue: u16) {
-        self.late.retain(|(_, data)| data.queue != queue);
+    /// The same, once it has taken the completion that was staged last.
+    pub(crate) fn taken_with_last(&self) -> u64 {
+        self.taken + u64::from(distance(self.head, self.tail, self.ring.entries))
     }
 
     /// Writes the staged entries to the queue. [`CompletionQueue::signal`] is to follow before the owner waits for anything.
@@ -239,8 +163,7 @@ impl CompletionQueue {
         let vector = self.vector.filter(|_| posted.entries > 0);
         // A guest that has taken entries since its last interrupt needs the next one at once.
         if more && vector.is_some_and(|vector| interrupts.is_unanswered(vector)) {
-            // A doorbell that is lost is found out before the worker blocks.
-            let _ = self.take_head(interrupts, memory);
+            self.take_head(interrupts, memory);
         }
         memory.release();
         if let Some(vector) = vector {
@@ -248,29 +171,29 @@ impl CompletionQueue {
         }
     }
 
-    /// Reads the head doorbell and frees the entries that the guest has taken.
+    /// Reads the head doorbell and frees the entries that the guest has taken. A doorbell that is not mapped is found out when the
+    /// queue, or one that is bound to it, is armed.
     pub(crate) fn take_head(
         &mut self,
         interrupts: &mut QueueInterrupts,
         memory: &mut impl GuestWords,
-    ) -> Result<(), Unreachable> {
-        let value = self.doorbell.read(memory)?;
+    ) {
+        let Ok(value) = self.doorbell.read(memory) else {
+            return;
+        };
         if self.doorbell.is_new(value) {
             let taken = distance(self.head, value, self.ring.entries);
             if value >= self.ring.entries || taken > self.unread() {
                 interrupts.notifier.report_bad_value();
             } else {
                 self.head = value;
-                for (entries, _) in &mut self.late {
-                    *entries = entries.saturating_sub(taken);
-                }
+                self.taken += u64::from(taken);
                 self.publish(interrupts);
                 interrupts.taken(self.vector, taken);
             }
         }
         // At each move: a full queue is read only after the guest has gone almost once around it.
         self.doorbell.advance(memory, self.head, self.ring, 1);
-        Ok(())
     }
 
     /// Has the guest ring when it next takes entries, and frees those that it has taken meanwhile. It ends, since the guest
@@ -282,7 +205,7 @@ impl CompletionQueue {
     ) -> Result<(), Unreachable> {
         while !self.doorbell.arm(memory)? {
             let before = self.head;
-            self.take_head(interrupts, memory)?;
+            self.take_head(interrupts, memory);
             if self.head == before {
                 break;
             }

@@ -1,29 +1,16 @@
 //! Serving queues: fetch a batch of commands, carry them out, flush their completions, interrupt.
 
 use peerbar_dma::{Origin, Purpose};
-use peerbar_nvme_spec::completion::CompletionEntry;
 
 use super::completion::CompletionQueue;
-use super::doorbell::Unreachable;
-use super::interrupt::QueueInterrupts;
+use super::context::Context;
+use super::doorbell::{QueueDoorbell, Unreachable};
 use super::submission::{Batch, Command, SUBMISSION_BYTES, SubmissionQueue};
 use crate::ended::{Ended, Posting};
-use crate::io::Io;
-use crate::registers::Registers;
-
-/// At most as many commands of one queue are fetched before the next queue's turn.
-pub(super) const BATCH: usize = 32;
 
 /// A completion waits for at most as many bytes of the commands behind it before it is flushed, and for at most half of its
 /// batch.
 pub(super) const WAIT_BYTES: u64 = 32 << 10;
-
-/// What a worker serves its queues with.
-pub(crate) struct Context {
-    pub(super) io: Io,
-    pub(super) interrupts: QueueInterrupts,
-    pub(super) batch: Batch,
-}
 
 /// A completion queue, and the submission queues that are bound to it.
 pub(crate) struct QueueGroup {
@@ -32,6 +19,13 @@ pub(crate) struct QueueGroup {
 }
 
 impl QueueGroup {
+    /// The doorbells of all its queues.
+    pub(super) fn doorbells(&mut self) -> impl Iterator<Item = &mut QueueDoorbell> {
+        let submissions = self.submissions.iter_mut();
+        let tails = submissions.map(|queue| &mut queue.doorbell);
+        std::iter::once(&mut self.completions.doorbell).chain(tails)
+    }
+
     /// The submission queue of a number, if it belongs to the group, and its completion queue.
     pub(super) fn queue(
         &mut self,
@@ -144,66 +138,7 @@ impl SubmissionQueue {
             }
         }
         if let Some(late) = ended.late {
-            completions.keep_late(late);
+            cx.late_writes.keep(completions, late);
         }
-    }
-}
-
-impl Context {
-    /// Whether no command is to be fetched, and those in progress are to be dropped.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.interrupts.notifier.quiet()
-    }
-
-    /// Writes the staged completions to their queue, where the guest sees them.
-    pub(super) fn flush(&mut self, completions: &mut CompletionQueue) {
-        self.io.settle();
-        let data = &mut self.io.data;
-        let flushed = completions.flush(&mut self.interrupts, |tag, address, bytes| {
-            data.write_entries(tag, address, bytes, size_of::<CompletionEntry>())
-        });
-        if flushed.is_err() {
-            self.fail(completions.id, "completions cannot be posted");
-        }
-    }
-
-    /// Writes the data that were kept until the guest had taken their completions, as far as it has; whether there were any.
-    pub(super) fn write_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
-        let session = &mut self.io.data.session;
-        // A doorbell that is not mapped is found out when the queue is served or armed.
-        let _ = completions.take_head(&mut self.interrupts, session);
-        let mut any = false;
-        while let Some(late) = completions.take_late() {
-            any = true;
-            if let Err(error) = self.io.data.write_late(&late) {
-                log::debug!("queue {}: data after their completion: {error}", late.queue);
-            }
-        }
-        any
-    }
-
-    /// Interrupts for the completions that were flushed since the last time.
-    pub(super) fn signal(&mut self, completions: &mut CompletionQueue, more: bool) {
-        let session = &mut self.io.data.session;
-        completions.signal(&mut self.interrupts, session, more);
-    }
-
-    /// Frees the entries that the guest has taken, if few are free. If none is, the guest rings when it takes one.
-    fn free_entries(&mut self, completions: &mut CompletionQueue) {
-        let (interrupts, session) = (&mut self.interrupts, &mut self.io.data.session);
-        let has_few = |free| usize::try_from(free).is_ok_and(|free| free < BATCH);
-        if has_few(completions.free_entries()) {
-            let _ = completions.take_head(interrupts, session);
-        }
-        if completions.free_entries() == 0 && completions.arm(interrupts, session).is_err() {
-            self.fail(completions.id, "its doorbell is not mapped");
-        }
-    }
-
-    /// A queue cannot be reached: the controller fails.
-    pub(super) fn fail(&mut self, queue: u16, cause: &str) {
-        self.io.data.session.release();
-        log::debug!("queue {queue}: {cause}");
-        self.interrupts.notifier.report(Registers::fatal);
     }
 }

@@ -91,7 +91,7 @@ impl Scene {
         self.ring(index, head);
         let memory = &mut TwoWords::default();
         let queue = &mut self.queues[usize::from(index)];
-        queue.take_head(&mut self.interrupts, memory).unwrap();
+        queue.take_head(&mut self.interrupts, memory);
     }
 
     /// How many interrupts have been raised after a round.

@@ -9,8 +9,9 @@ use peerbar_nvme_spec::registers::Doorbell;
 use zerocopy::little_endian::U16;
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::completion::{CompletionQueue, Permit};
+use super::completion::CompletionQueue;
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
+use super::permit::Permit;
 use super::ring::{Ring, distance};
 use crate::doorbell_page::DoorbellPage;
 

@@ -3,42 +3,33 @@
 use std::ops::ControlFlow;
 
 use super::Worker;
-use crate::io_queue::completion::CompletionQueue;
-use crate::io_queue::doorbell::{QueueDoorbell, ShadowBuffer};
-use crate::io_queue::group::QueueGroup;
 use crate::io_queue::request::WorkerRequest;
-use crate::io_queue::submission::SubmissionQueue;
 
 impl Worker {
     /// Carries out what the engine has requested; breaks if the thread is to end.
     pub(super) fn take_requests(&mut self) -> ControlFlow<()> {
         while let Ok((request, done)) = self.requests.try_recv() {
             match request {
-                WorkerRequest::AddCompletion(queue) => self.add_completion(queue),
-                WorkerRequest::AddSubmission(id, queue) => self.add_submission(id, queue),
+                WorkerRequest::AddCompletion(queue) => self.queues.add_completion(queue),
+                WorkerRequest::AddSubmission(id, queue) => self.queues.add_submission(id, queue),
                 WorkerRequest::RemoveSubmission(id) => {
-                    let mut groups = self.groups.iter_mut();
-                    if let Some((queue, _)) = groups.find_map(|group| group.queue(id)) {
-                        queue.is_closing = true;
+                    if self.queues.close_submission(id) {
                         self.unconfirmed = Some((Some(id), done));
                         continue;
                     }
                 }
-                WorkerRequest::RemoveCompletion(id) => self.remove_completion(id),
-                WorkerRequest::Shadow(buffer) => self.move_doorbells(buffer),
+                WorkerRequest::RemoveCompletion(id) => self.queues.remove_completion(id),
+                WorkerRequest::Shadow(buffer) => self.queues.move_doorbells(buffer),
                 WorkerRequest::Forget => {
-                    self.admin_seen = [0; 2];
-                    self.cx.io.forget();
-                    self.groups.clear();
-                    self.cx.interrupts.forget();
-                    self.shadow = None;
+                    self.admin_doorbells.forget();
+                    self.queues.forget();
                 }
                 WorkerRequest::Finish => {
                     self.unconfirmed = Some((None, done));
                     continue;
                 }
                 WorkerRequest::Stop => {
-                    self.cx.interrupts.raise_all();
+                    self.queues.cx.interrupts.raise_all();
                     let _ = done.send(());
                     return ControlFlow::Break(());
                 }
@@ -49,74 +40,16 @@ impl Worker {
         ControlFlow::Continue(())
     }
 
-    fn add_completion(&mut self, mut queue: CompletionQueue) {
-        queue.join(&self.cx.io.generation);
-        self.move_doorbell(&mut queue.doorbell);
-        self.groups.push(QueueGroup {
-            completions: queue,
-            submissions: Vec::new(),
-        });
-    }
-
-    fn add_submission(&mut self, completion: u16, mut queue: SubmissionQueue) {
-        self.move_doorbell(&mut queue.doorbell);
-        let mut groups = self.groups.iter_mut();
-        if let Some(group) = groups.find(|group| group.completions.id == completion) {
-            group.submissions.push(queue);
-        }
-    }
-
-    /// Moves the doorbell of a new queue to the shadow buffer, if there is one.
-    fn move_doorbell(&mut self, doorbell: &mut QueueDoorbell) {
-        if let Some(buffer) = self.shadow {
-            let session = &mut self.cx.io.data.session;
-            doorbell.move_to(buffer, session);
-            session.release();
-        }
-    }
-
-    fn remove_completion(&mut self, id: u16) {
-        let interrupts = &mut self.cx.interrupts;
-        interrupts.raise_all();
-        self.groups.retain(|group| {
-            let queue = &group.completions;
-            if queue.id == id {
-                interrupts.taken(queue.vector(), queue.unread());
-            }
-            queue.id != id
-        });
-    }
-
-    fn move_doorbells(&mut self, buffer: ShadowBuffer) {
-        self.shadow = Some(buffer);
-        let session = &mut self.cx.io.data.session;
-        for group in &mut self.groups {
-            group.completions.doorbell.move_to(buffer, session);
-            for queue in &mut group.submissions {
-                queue.doorbell.move_to(buffer, session);
-            }
-        }
-        session.release();
-    }
-
     /// Confirms a request that waits for commands to end, if these have, or are dropped by a reset.
     pub(super) fn confirm_end(&mut self, busy: bool) {
         let Some((id, done)) = self.unconfirmed.take() else {
             return;
         };
-        let has_ended =
-            |queue: &SubmissionQueue| queue.outstanding == 0 || id.is_some_and(|id| queue.id != id);
-        let have_ended = self.queues().all(has_ended) || self.cx.is_quiet();
+        let have_ended = self.queues.have_ended(id);
+        let cx = &mut self.queues.cx;
         match id {
-            Some(id) if have_ended => {
-                for group in &mut self.groups {
-                    group.submissions.retain(|queue| queue.id != id);
-                    group.completions.drop_late(id);
-                }
-            }
-            None if have_ended && !busy || self.notifier().urgent() => {
-                self.cx.interrupts.raise_all();
-            }
+            Some(id) if have_ended => self.queues.remove_submission(id),
+            None if have_ended && !busy || cx.notifier().urgent() => cx.interrupts.raise_all(),
             _ => {
                 self.unconfirmed = Some((id, done));
                 return;

@@ -13,6 +13,7 @@ use peerbar_file_ring::{FileRing, RingFile};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
+use peerbar_nvme_spec::registers::Doorbell;
 use peerbar_pci::{InterruptMode, Interrupts};
 use zerocopy::little_endian::U32;
 use zerocopy::{FromZeros, IntoBytes};
@@ -26,7 +27,9 @@ use crate::io_queue::group::WAIT_BYTES;
 use crate::io_queue::interrupt::Coalescing;
 use crate::io_queue::request::WorkerRequest;
 use crate::io_queue::ring::Ring;
+use crate::io_queue::submission::SubmissionQueue;
 use crate::namespace::{Backend, DirectAccess, Namespace, RamBackend};
+use crate::notifier::Notifier;
 use crate::registers::Registers;
 use crate::storage::Storage;
 

@@ -1,0 +1,112 @@
+//! What a worker serves its queues with.
+
+use std::time::Instant;
+
+use peerbar_nvme_spec::completion::CompletionEntry;
+
+use super::completion::CompletionQueue;
+use super::interrupt::QueueInterrupts;
+use super::late_writes::LateWrites;
+use super::submission::Batch;
+use crate::io::Io;
+use crate::notifier::Notifier;
+use crate::registers::Registers;
+
+/// At most as many commands of one queue are fetched before the next queue's turn.
+const BATCH: usize = 32;
+
+/// What is not of one queue: the way to data, interrupts, and a batch of commands.
+pub(crate) struct Context {
+    pub(super) io: Io,
+    pub(super) interrupts: QueueInterrupts,
+    pub(super) late_writes: LateWrites,
+    pub(super) batch: Batch,
+}
+
+impl Context {
+    pub(super) fn new(io: Io, interrupts: QueueInterrupts) -> Self {
+        Self {
+            io,
+            interrupts,
+            late_writes: LateWrites::default(),
+            batch: Batch::new(BATCH),
+        }
+    }
+
+    pub(super) fn notifier(&self) -> &Notifier {
+        &self.interrupts.notifier
+    }
+
+    /// When the worker must continue, whatever it is notified of.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let deadlines = [self.interrupts.deadline(), self.io.due()];
+        deadlines.into_iter().flatten().min()
+    }
+
+    /// Whether no command is to be fetched, and those in progress are to be dropped.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.notifier().quiet()
+    }
+
+    /// Writes the staged completions to their queue, where the guest sees them.
+    pub(super) fn flush(&mut self, completions: &mut CompletionQueue) {
+        self.io.settle();
+        let data = &mut self.io.data;
+        let flushed = completions.flush(&mut self.interrupts, |tag, address, bytes| {
+            data.write_entries(tag, address, bytes, size_of::<CompletionEntry>())
+        });
+        if flushed.is_err() {
+            self.fail(completions.id, "completions cannot be posted");
+        }
+    }
+
+    /// Writes the data that follow completions of a queue, as far as the guest has taken these; whether there were any.
+    pub(super) fn write_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
+        if !self.late_writes.wait_for(completions) {
+            return false;
+        }
+        completions.take_head(&mut self.interrupts, &mut self.io.data.session);
+        let mut any = false;
+        while let Some(late) = self.late_writes.take_due(completions) {
+            any = true;
+            if let Err(error) = self.io.data.write_late(&late) {
+                log::debug!("queue {}: data after their completion: {error}", late.queue);
+            }
+        }
+        any
+    }
+
+    /// Has the guest ring when it takes a completion that data follow; whether it has taken none of these by now.
+    pub(super) fn arm_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
+        if self.late_writes.wait_for(completions) {
+            // A doorbell that is not mapped is found out when the submission queue is armed.
+            let _ = completions.arm(&mut self.interrupts, &mut self.io.data.session);
+        }
+        !self.late_writes.is_due(completions)
+    }
+
+    /// Interrupts for the completions that were flushed since the last time.
+    pub(super) fn signal(&mut self, completions: &mut CompletionQueue, more: bool) {
+        let session = &mut self.io.data.session;
+        completions.signal(&mut self.interrupts, session, more);
+    }
+
+    /// Frees the entries that the guest has taken, if few are free. If none is, the guest rings when it takes one.
+    pub(super) fn free_entries(&mut self, completions: &mut CompletionQueue) {
+        let (interrupts, session) = (&mut self.interrupts, &mut self.io.data.session);
+        let has_few = |free| usize::try_from(free).is_ok_and(|free| free < BATCH);
+        if has_few(completions.free_entries()) {
+            completions.take_head(interrupts, session);
+        }
+        if completions.free_entries() == 0 && completions.arm(interrupts, session).is_err() {
+            self.fail(completions.id, "its doorbell is not mapped");
+        }
+    }
+
+    /// A queue cannot be reached: the controller fails.
+    pub(super) fn fail(&mut self, queue: u16, cause: &str) {
+        self.io.data.session.release();
+        log::debug!("queue {queue}: {cause}");
+        self.notifier().report(Registers::fatal);
+    }
+}

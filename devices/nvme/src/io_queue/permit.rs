@@ -1,0 +1,66 @@
+//! Permits: by which commands own entries of a completion queue.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counts the resets of one thread's queues. A permit of an earlier generation has expired.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Generation(Arc<AtomicU64>);
+
+impl Generation {
+    fn number(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Expires every permit.
+    pub(crate) fn advance(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether a permit has not expired.
+    pub(crate) fn is_current(&self, permit: &Permit) -> bool {
+        permit.generation == self.number()
+    }
+}
+
+/// A reserved entry of a completion queue. A command owns one from before it is fetched until its completion is staged.
+///
+/// A permit is given back by [`stage`] or [`release`]. Only an expired one may be dropped.
+///
+/// [`stage`]: super::completion::CompletionQueue::stage
+/// [`release`]: super::completion::CompletionQueue::release
+#[derive(Debug)]
+#[must_use = "an entry stays reserved until its permit is given back"]
+pub(crate) struct Permit {
+    generation: u64,
+    #[cfg(debug_assertions)]
+    current: Generation,
+}
+
+impl Permit {
+    /// No generation has this number.
+    const USED: u64 = u64::MAX;
+
+    pub(crate) fn new(current: &Generation) -> Self {
+        Self {
+            generation: current.number(),
+            #[cfg(debug_assertions)]
+            current: current.clone(),
+        }
+    }
+
+    /// The queue of this permit has been deleted, or is forgotten before it is used again, and its entries with it.
+    pub(crate) fn expire(mut self) {
+        self.generation = Self::USED;
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Drop for Permit {
+    fn drop(&mut self) {
+        debug_assert!(
+            !self.current.is_current(self) || std::thread::panicking(),
+            "a command was dropped without a completion"
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! The queues of one worker: their turns, their doorbells, and those that come and go.
+
+use super::completion::CompletionQueue;
+use super::context::Context;
+use super::doorbell::{QueueDoorbell, ShadowBuffer};
+use super::group::QueueGroup;
+use super::submission::SubmissionQueue;
+
+/// The queues of a worker, and what it serves them with.
+pub(crate) struct QueueSet {
+    pub(super) cx: Context,
+    groups: Vec<QueueGroup>,
+    shadow: Option<ShadowBuffer>,
+}
+
+impl QueueSet {
+    /// No queues.
+    pub(super) fn new(cx: Context) -> Self {
+        Self {
+            cx,
+            groups: Vec::new(),
+            shadow: None,
+        }
+    }
+
+    /// Gives every queue a turn; whether there were commands.
+    pub(super) fn serve(&mut self) -> bool {
+        if self.cx.is_quiet() {
+            return false;
+        }
+        let queues = self.submissions().count();
+        let (mut busy, cx) = (false, &mut self.cx);
+        for group in &mut self.groups {
+            for queue in &mut group.submissions {
+                busy |= queue.serve(&mut group.completions, cx, queues);
+            }
+        }
+        cx.io.data.session.release();
+        busy
+    }
+
+    /// Completes the commands that the kernel has ended; whether there were any.
+    pub(super) fn complete_ended(&mut self) -> bool {
+        let (mut any, cx) = (false, &mut self.cx);
+        while let Some(ended) = cx.io.take_ended() {
+            any = true;
+            let mut groups = self.groups.iter_mut();
+            match groups.find_map(|group| group.queue(ended.queue)) {
+                Some((queue, completions)) if !cx.is_quiet() => {
+                    queue.complete(completions, cx, ended);
+                }
+                _ => ended.permit.expire(),
+            }
+        }
+        for group in self.groups.iter_mut().filter(|_| any) {
+            let more = group.completions.has_reserved();
+            cx.flush(&mut group.completions);
+            cx.signal(&mut group.completions, more);
+        }
+        any
+    }
+
+    /// Writes the data that may follow their completions by now; whether there were any.
+    pub(super) fn write_late_data(&mut self) -> bool {
+        let (mut any, cx) = (false, &mut self.cx);
+        for group in &mut self.groups {
+            any |= !cx.is_quiet() && cx.write_late_data(&mut group.completions);
+        }
+        any
+    }
+
+    /// Reads all head doorbells.
+    pub(super) fn take_heads(&mut self) {
+        let (interrupts, session) = (&mut self.cx.interrupts, &mut self.cx.io.data.session);
+        for group in &mut self.groups {
+            group.completions.take_head(interrupts, session);
+        }
+        session.release();
+        if interrupts.notifier.uses_pin() {
+            interrupts.notifier.update_pin();
+        }
+    }
+
+    /// How many commands an interrupt-driven guest has outstanding. Without a shadow buffer that is not seen in time.
+    pub(super) fn outstanding(&mut self) -> Option<usize> {
+        self.shadow?;
+        self.take_heads();
+        Some(self.groups.iter().map(QueueGroup::outstanding).sum())
+    }
+
+    /// Has the guest ring for its next command; whether there is none at this moment.
+    pub(super) fn arm(&mut self) -> bool {
+        let cx = &mut self.cx;
+        if cx.is_quiet() {
+            // Whatever the guest rings, nothing is done until the engine requests it.
+            return true;
+        }
+        let mut idle = true;
+        for group in &mut self.groups {
+            idle &= cx.arm_late_data(&mut group.completions);
+            for queue in &mut group.submissions {
+                let armed = queue.doorbell.arm(&mut cx.io.data.session);
+                idle &= armed.unwrap_or_else(|_| {
+                    cx.fail(queue.id, "its doorbell is not mapped");
+                    false
+                });
+            }
+        }
+        cx.io.data.session.forget();
+        idle
+    }
+
+    /// Adds a completion queue.
+    pub(super) fn add_completion(&mut self, mut queue: CompletionQueue) {
+        queue.join(&self.cx.io.generation);
+        self.move_doorbell(&mut queue.doorbell);
+        self.groups.push(QueueGroup {
+            completions: queue,
+            submissions: Vec::new(),
+        });
+    }
+
+    /// Adds a submission queue to the completion queue of this number.
+    pub(super) fn add_submission(&mut self, completion: u16, mut queue: SubmissionQueue) {
+        self.move_doorbell(&mut queue.doorbell);
+        let mut groups = self.groups.iter_mut();
+        if let Some(group) = groups.find(|group| group.completions.id == completion) {
+            group.submissions.push(queue);
+        }
+    }
+
+    /// Moves the doorbell of a new queue to the shadow buffer, if there is one.
+    fn move_doorbell(&mut self, doorbell: &mut QueueDoorbell) {
+        if let Some(buffer) = self.shadow {
+            let session = &mut self.cx.io.data.session;
+            doorbell.move_to(buffer, session);
+            session.release();
+        }
+    }
+
+    /// Moves all doorbells to the shadow buffer.
+    pub(super) fn move_doorbells(&mut self, buffer: ShadowBuffer) {
+        self.shadow = Some(buffer);
+        let session = &mut self.cx.io.data.session;
+        for doorbell in self.groups.iter_mut().flat_map(QueueGroup::doorbells) {
+            doorbell.move_to(buffer, session);
+        }
+        session.release();
+    }
+
+    /// Fetches no more commands of a submission queue; whether it is here.
+    pub(super) fn close_submission(&mut self, id: u16) -> bool {
+        let mut groups = self.groups.iter_mut();
+        let found = groups.find_map(|group| group.queue(id));
+        found.map(|(queue, _)| queue.is_closing = true).is_some()
+    }
+
+    /// Whether no command of a submission queue, or with `None` of any, is outstanding, or all are dropped by a reset.
+    pub(super) fn have_ended(&self, id: Option<u16>) -> bool {
+        let mut queues = self.submissions();
+        let has_ended =
+            |queue: &SubmissionQueue| queue.outstanding == 0 || id.is_some_and(|id| queue.id != id);
+        queues.all(has_ended) || self.cx.is_quiet()
+    }
+
+    /// Removes a submission queue.
+    pub(super) fn remove_submission(&mut self, id: u16) {
+        for group in &mut self.groups {
+            group.submissions.retain(|queue| queue.id != id);
+        }
+        self.cx.late_writes.drop_submission(id);
+    }
+
+    /// Removes a completion queue.
+    pub(super) fn remove_completion(&mut self, id: u16) {
+        let interrupts = &mut self.cx.interrupts;
+        interrupts.raise_all();
+        let removed = self
+            .groups
+            .extract_if(.., |group| group.completions.id == id);
+        for QueueGroup { completions, .. } in removed {
+            interrupts.taken(completions.vector(), completions.unread());
+        }
+    }
+
+    /// Removes all queues, their commands, and the shadow buffer.
+    pub(super) fn forget(&mut self) {
+        self.cx.io.forget();
+        self.cx.interrupts.forget();
+        self.cx.late_writes.clear();
+        self.groups.clear();
+        self.shadow = None;
+    }
+
+    fn submissions(&self) -> impl Iterator<Item = &SubmissionQueue> {
+        self.groups.iter().flat_map(|group| &group.submissions)
+    }
+}
