@@ -17,12 +17,17 @@ pub struct Event(OwnedFd);
 impl Event {
     /// Takes the signals since the last call; whether there were any.
     pub fn take(&self) -> bool {
-        /// The file's own position (preadv2(2)).
-        const NO_OFFSET: u64 = u64::MAX;
-        let mut count = [0; 8];
-        let mut space = [IoSliceMut::new(&mut count)];
-        preadv2(&self.0, &mut space, NO_OFFSET, ReadWriteFlags::NOWAIT).is_ok()
+        take(self.0.as_fd())
     }
+}
+
+/// Takes the signals of an eventfd, without waiting; whether there were any.
+pub(crate) fn take(eventfd: BorrowedFd<'_>) -> bool {
+    /// The file's own position (preadv2(2)).
+    const NO_OFFSET: u64 = u64::MAX;
+    let mut count = [0; 8];
+    let mut space = [IoSliceMut::new(&mut count)];
+    preadv2(eventfd, &mut space, NO_OFFSET, ReadWriteFlags::NOWAIT).is_ok()
 }
 
 impl TryFrom<OwnedFd> for Event {

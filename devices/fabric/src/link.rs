@@ -9,8 +9,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
+use peerbar_eventfd::EventFd;
 use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use serde_bytes::ByteBuf;
@@ -67,7 +68,7 @@ pub struct Reply {
 struct Shared {
     state: Mutex<State>,
     /// Wakes the link's thread.
-    wake: OwnedFd,
+    wake: EventFd,
 }
 
 struct State {
@@ -103,7 +104,7 @@ impl Link {
                 events: Vec::new(),
                 is_leaving: false,
             }),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            wake: EventFd::new()?,
         });
         let thread = std::thread::Builder::new()
             .name("fabric".to_owned())
@@ -134,7 +135,7 @@ impl Drop for Link {
             let _ = shutdown(attempt, Shutdown::Both);
         }
         drop(state);
-        self.shared.wake();
+        self.shared.wake.signal();
         if self
             .thread
             .take()
@@ -207,7 +208,7 @@ impl LinkSender {
         self.shared.carry_out(&mut state);
         drop(state);
         // The thread has a new deadline.
-        self.shared.wake();
+        self.shared.wake.signal();
         sent.map_err(|(_, error)| error)
     }
 }
@@ -299,10 +300,8 @@ impl Shared {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error),
         }
-        match rustix::io::read(&self.wake, &mut [0; 8]) {
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-            Err(error) => Err(error),
-        }
+        self.wake.take();
+        Ok(())
     }
 
     /// Handles one message, if there is one. False if the link has ended.
@@ -366,7 +365,7 @@ impl Shared {
                 &mut [PollFd::new(&self.wake, PollFlags::IN)],
                 retry.as_ref(),
             );
-            let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+            self.wake.take();
             let socket = match address.connect() {
                 Ok(socket) => Arc::new(socket),
                 Err(error) => {
@@ -434,13 +433,8 @@ impl Shared {
     /// Has the link's thread send what the socket buffer has no space for.
     fn wake_if_full(&self, state: &State) {
         if !state.unsent.is_empty() {
-            self.wake();
+            self.wake.signal();
         }
-    }
-
-    fn wake(&self) {
-        // It fails if the counter is at its end, and so the thread awake.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
 

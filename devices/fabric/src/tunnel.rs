@@ -7,18 +7,18 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use peerbar_eventfd::EventFd;
 use quinn::{
     ClientConfig, Connection, Endpoint, EndpointConfig, IdleTimeout, RecvStream, ServerConfig,
     TokioRuntime, TransportConfig, VarInt,
 };
-use rustix::event::{EventfdFlags, eventfd};
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -105,7 +105,7 @@ pub(crate) struct Tunnels {
 struct Shared {
     state: Mutex<State>,
     /// Readable while there are events.
-    wake: OwnedFd,
+    wake: EventFd,
 }
 
 #[derive(Debug, Default)]
@@ -132,8 +132,7 @@ impl Tunnels {
         let identity = Identity::read(&config.certificates)?;
         let shared = Arc::new(Shared {
             state: Mutex::default(),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(io::Error::from)?,
+            wake: EventFd::new().map_err(io::Error::from)?,
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -182,8 +181,7 @@ impl Tunnels {
 
     /// What has happened since the last call.
     pub(crate) fn take_events(&self) -> VecDeque<TunnelEvent> {
-        // It fails if there are none.
-        let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
+        self.shared.wake.take();
         std::mem::take(&mut self.shared.state.lock().events)
     }
 
@@ -232,12 +230,7 @@ impl AsFd for Tunnels {
 impl Shared {
     fn note(&self, event: TunnelEvent) {
         self.state.lock().events.push_back(event);
-        self.wake();
-    }
-
-    fn wake(&self) {
-        // It fails if the counter is at its end, and so readable.
-        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        self.wake.signal();
     }
 }
 
@@ -468,7 +461,7 @@ impl PacketsToSend {
     async fn next(&mut self) -> Option<Vec<u8>> {
         let packet = self.packets.recv().await;
         if self.is_full.swap(false, Ordering::SeqCst) {
-            self.shared.wake();
+            self.shared.wake.signal();
         }
         packet
     }

@@ -94,6 +94,7 @@ pub enum Source {
 
 /// Reads a namespace's source on the command line.
 fn source(text: &str) -> Result<Source, String> {
+    let size = |bytes| size(bytes).map_err(|error| error.to_string());
     match text.split_once('=') {
         Some(("ram", bytes)) => size(bytes).map(Source::Ram),
         Some(("null", bytes)) => size(bytes).map(Source::Null),

@@ -384,8 +384,8 @@ mod tests {
     use zerocopy::FromZeros;
 
     use super::*;
-    use crate::event_fd::EventFd;
     use crate::job::Work;
+    use peerbar_eventfd::EventFd;
 
     const PATIENCE: Duration = Duration::from_secs(20);
     const RAM_BYTES: u64 = 0x1_0000;

@@ -43,7 +43,6 @@ mod ended;
 mod engine;
 mod event_count;
 #[cfg_attr(feature = "loom", allow(dead_code, reason = "models have a double"))]
-mod event_fd;
 mod health;
 mod injected;
 mod intx;

@@ -7,7 +7,7 @@ mod host {
     pub(crate) use parking_lot::{Mutex, MutexGuard};
     pub(crate) use peerbar_dma::MemoryFile;
 
-    pub(crate) use crate::event_fd::EventFd;
+    pub(crate) use peerbar_eventfd::EventFd;
 }
 
 #[cfg(feature = "loom")]

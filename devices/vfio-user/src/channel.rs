@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use peerbar_eventfd::EventFd;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-use crate::attention::Attention;
 use crate::chunks::Chunk;
 use crate::pending::Pending;
 use crate::request_error::RequestError;
@@ -22,7 +22,7 @@ const CHUNK_SIZE: usize = 32 << 10;
 pub(crate) struct Channel {
     writer: Arc<Writer>,
     /// Wakes the session's thread.
-    pub(crate) attention: Attention,
+    pub(crate) attention: Arc<EventFd>,
     pub(crate) pending: Pending,
     /// How long a call waits for its next reply.
     pub(crate) time_out: Duration,
@@ -34,7 +34,7 @@ impl Channel {
     /// `max_transfer` is the client's own limit for the data of one message, in bytes.
     pub(crate) fn new(
         writer: Arc<Writer>,
-        attention: Attention,
+        attention: Arc<EventFd>,
         time_out: Duration,
         max_transfer: u64,
     ) -> Self {

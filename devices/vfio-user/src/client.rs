@@ -42,7 +42,7 @@ impl Client {
 
     /// Has [`Device::woken`](crate::Device::woken) called, by the thread that serves the session.
     pub fn wake(&self) {
-        self.channel.attention.call();
+        self.channel.attention.signal();
     }
 
     /// Fails all calls with [`RequestError::Gone`], now and later.

@@ -28,7 +28,6 @@
 
 mod accept;
 mod access;
-mod attention;
 mod call;
 mod channel;
 mod chunks;

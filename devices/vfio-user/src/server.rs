@@ -6,12 +6,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use peerbar_eventfd::EventFd;
 use rustix::io::Errno;
 use thiserror::Error;
 use zerocopy::little_endian::U32;
 
 use crate::accept::accept;
-use crate::attention::Attention;
 use crate::channel::Channel;
 use crate::client::Client;
 use crate::device::Device;
@@ -91,7 +91,7 @@ pub(crate) fn serve_alone(
         device,
         options,
         listener,
-        attention: Attention::new().map_err(SessionError::Receive)?,
+        attention: Arc::new(EventFd::new().map_err(SessionError::Receive)?),
         client: None,
         unmasking: None,
         drained: false,
@@ -107,7 +107,7 @@ struct Session<'a> {
     device: &'a mut dyn Device,
     options: &'a Options,
     listener: Option<&'a UnixListener>,
-    attention: Attention,
+    attention: Arc<EventFd>,
     /// `None` until a version is agreed upon.
     client: Option<Client>,
     unmasking: Option<Unmasking>,

@@ -1,10 +1,10 @@
 //! The request to a daemon to end.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::event::{EventfdFlags, eventfd};
+use peerbar_eventfd::EventFd;
 use rustix::io::Errno;
 
 /// Ends a [`Listener`](crate::Listener) and its session, from any thread. All clones are the same one.
@@ -16,8 +16,8 @@ pub struct Stop {
 #[derive(Debug)]
 struct Inner {
     stopped: AtomicBool,
-    /// Readable from the stop on: it is never read.
-    event: OwnedFd,
+    /// Readable from the stop on: nobody takes the signal.
+    event: EventFd,
 }
 
 impl Stop {
@@ -25,7 +25,7 @@ impl Stop {
     pub fn new() -> Result<Self, Errno> {
         let inner = Inner {
             stopped: AtomicBool::new(false),
-            event: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            event: EventFd::new()?,
         };
         Ok(Self {
             inner: Arc::new(inner),
@@ -35,8 +35,7 @@ impl Stop {
     /// Ends every listener and session with this handle, present and future. Repeating it changes nothing.
     pub fn trigger(&self) {
         if !self.inner.stopped.swap(true, Ordering::SeqCst) {
-            // The first write to a counter of 0 neither blocks nor overflows.
-            let _ = rustix::io::write(&self.inner.event, &1_u64.to_ne_bytes());
+            self.inner.event.signal();
         }
     }
 

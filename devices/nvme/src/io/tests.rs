@@ -11,10 +11,10 @@ use zerocopy::FromZeros;
 use zerocopy::little_endian::U32;
 
 use super::*;
-use crate::event_fd::EventFd;
 use crate::namespace::Backend;
 use crate::namespace::Namespace;
 use crate::namespace::{FileBackend, RamBackend};
+use peerbar_eventfd::EventFd;
 
 const RAM_BYTES: u64 = 0x1_0000;
 

@@ -26,7 +26,7 @@ fn unpoisoned<G>(result: LockResult<G>) -> G {
     result.unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// See `event_fd.rs`.
+/// See `peerbar_eventfd::EventFd`.
 pub(crate) struct EventFd {
     signalled: Mutex<bool>,
     changed: Condvar,

@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use parking_lot::Mutex;
+use peerbar_eventfd::EventFd;
 use peerbar_exec::{GuestMessage, HostMessage, ProgramEnd, ProgramRequest};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, ioctl_tiocsctty, kill_process_group, pidfd_open, setsid,
 };
@@ -52,7 +53,7 @@ struct Shared {
     /// When the host left.
     left: Mutex<Option<Instant>>,
     /// Becomes readable with a change of the others.
-    changed: OwnedFd,
+    changed: EventFd,
 }
 
 /// Starts what is asked for; `Err` has the reason and the exit status.
@@ -103,7 +104,7 @@ fn spawn(mut command: Command, request: &ProgramRequest) -> anyhow::Result<Runni
         input: Mutex::default(),
         group: Mutex::new(Some(Pid::from_child(&child))),
         left: Mutex::default(),
-        changed: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        changed: EventFd::new()?,
     };
     Ok(RunningProgram {
         child,
@@ -147,7 +148,7 @@ impl RunningProgram {
         loop {
             let ended = self.wait(&process)?;
             // Taken once for all that changed before.
-            let _ = rustix::io::read(&self.shared.changed, &mut [0; 8]);
+            self.shared.changed.take();
             self.pass_input(stream);
             let said = self.pass_output(stream);
             if ended && !said {
@@ -264,7 +265,7 @@ impl Shared {
     fn follow(&self, mut host: VsockStream, terminal: Option<&File>) -> anyhow::Result<()> {
         let followed = self.take_messages(&mut host, terminal);
         *self.left.lock() = Some(Instant::now());
-        self.wake();
+        self.changed.signal();
         followed
     }
 
@@ -284,7 +285,7 @@ impl Shared {
                 }
                 HostMessage::Start(_) => bail!("the host starts a second program"),
             }
-            self.wake();
+            self.changed.signal();
         }
         Ok(())
     }
@@ -295,11 +296,6 @@ impl Shared {
             // ESRCH says that its processes have ended.
             let _ = kill_process_group(group, signal);
         }
-    }
-
-    fn wake(&self) {
-        // A counter that is full is as readable.
-        let _ = rustix::io::write(&self.changed, &1_u64.to_ne_bytes());
     }
 }
 

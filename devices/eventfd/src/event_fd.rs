@@ -1,27 +1,40 @@
-//! An event that ends a wait, now or later.
+//! The eventfds of the process itself.
 
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 
-/// An eventfd(2), which the kernel can signal, too.
-pub(crate) struct EventFd(OwnedFd);
+use crate::event;
+
+/// An eventfd(2) of the process, by which its threads and the kernel end a wait, now or later. Nobody else may have it: what a client
+/// hands over is an [`Event`](crate::Event).
+#[derive(Debug)]
+pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// An eventfd without a signal.
+    ///
+    /// # Errors
+    /// EMFILE or ENFILE: the process or the machine may have no more descriptors.
+    pub fn new() -> Result<Self, Errno> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC)?))
     }
 
-    /// Ends the wait that is in progress, or the next one.
-    pub(crate) fn signal(&self) {
-        // It fails only after 2^64 signals without a wait, of which one is enough.
+    /// Makes it readable: ends the wait that is in progress, or the next one.
+    pub fn signal(&self) {
+        // It waits only after 2^64 signals of which none was taken.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Waits for a signal since the last wait, or until the deadline. It may return early.
-    pub(crate) fn wait(&self, deadline: Option<Instant>) {
+    /// Takes the signals since the last time, without waiting; whether there were any.
+    pub fn take(&self) -> bool {
+        event::take(self.0.as_fd())
+    }
+
+    /// Waits for a signal since the last time, or until the deadline, and takes it. It may return early.
+    pub fn wait(&self, deadline: Option<Instant>) {
         if deadline.is_none_or(|deadline| self.is_signalled_before(deadline)) {
             let _ = rustix::io::read(&self.0, &mut [0; 8]);
         }
@@ -53,11 +66,22 @@ mod tests {
         event.signal();
         event.signal();
         event.wait(None);
+        assert!(!event.take());
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| event.wait(None));
             event.signal();
             waits.join().unwrap();
         });
+        assert!(!event.take());
+    }
+
+    #[test]
+    fn signals_are_taken_together_without_waiting() {
+        let event = EventFd::new().unwrap();
+        assert!(!event.take());
+        event.signal();
+        event.signal();
+        assert!(event.take() && !event.take());
     }
 
     #[test]
@@ -69,5 +93,6 @@ mod tests {
         event.signal();
         event.wait(Some(Instant::now() + Duration::from_secs(3600)));
         event.wait(Some(Instant::now()));
+        assert!(!event.take());
     }
 }
