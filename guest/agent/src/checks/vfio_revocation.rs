@@ -20,6 +20,7 @@ use peerbar_vfio_nvme::{Binding, Direction, Disk, DmaSpace, RegisterAccess, Vfio
 use self::disk_reset::DiskReset;
 use self::load::Load;
 use self::marked::{contents, is_marked, is_marked_or_cleared, judge_reads, mark};
+use self::slot::Slot;
 use super::vfio_nvme::{TakenDevices, fill, start};
 use super::{Outcome, Run};
 use crate::counters::TrafficWatch;
@@ -161,33 +162,46 @@ fn lose(
     measure.bytes = measure
         .bytes
         .saturating_add(load.done.load(Ordering::Acquire).saturating_mul(READ));
-    let judge_reads = |contents: &[u8]| judge_reads(contents, &slots, pattern);
-    match (way, kept, reset) {
-        (Way::DiskReset, Some(gpu), Some(reset)) => {
-            judge_reads(&reset.contents)?;
-            reset.judge(&scene, disk, &gpu)
-        }
-        (Way::DecodeOff, Some(gpu), _) => {
-            scene.are_refused(&mut disk)?;
-            gpu.decode(true)?;
-            judge_reads(&contents(&gpu)?)?;
-            mark(&gpu)?;
-            gpu.decode(false)?;
-            scene.are_refused(&mut disk)?;
-            gpu.decode(true)?;
-            is_marked(&contents(&gpu)?)
-        }
-        (Way::Unmap, Some(gpu), _) => {
-            judge_reads(&contents(&gpu)?)?;
-            scene.leave_the_mark(&mut disk, &gpu)
-        }
-        (Way::Reset, Some(gpu), _) if way.is_passing(backend) => scene.reach(&mut disk, &gpu),
-        (Way::Reset, Some(gpu), _) => scene.leave_the_mark(&mut disk, &gpu),
-        _ => scene.after_close(&mut disk),
-    }
+    scene.judge(way, disk, (kept, reset), &slots)
 }
 
 impl Scene<'_> {
+    /// Checks what is left after a loss: the GPU, unless it was closed, and the disk, which may have been reset.
+    fn judge(
+        &self,
+        way: Way,
+        mut disk: Disk,
+        (gpu, reset): (Option<VfioDevice>, Option<DiskReset>),
+        slots: &[Slot],
+    ) -> anyhow::Result<()> {
+        let judge_reads = |contents: &[u8]| judge_reads(contents, slots, self.pattern);
+        match (way, gpu, reset) {
+            (Way::DiskReset, Some(gpu), Some(reset)) => {
+                judge_reads(&reset.contents)?;
+                reset.judge(self, disk, &gpu)
+            }
+            (Way::DecodeOff, Some(gpu), _) => {
+                self.are_refused(&mut disk)?;
+                gpu.decode(true)?;
+                judge_reads(&contents(&gpu)?)?;
+                mark(&gpu)?;
+                gpu.decode(false)?;
+                self.are_refused(&mut disk)?;
+                gpu.decode(true)?;
+                is_marked(&contents(&gpu)?)
+            }
+            (Way::Unmap, Some(gpu), _) => {
+                judge_reads(&contents(&gpu)?)?;
+                self.leave_the_mark(&mut disk, &gpu)
+            }
+            (Way::Reset, Some(gpu), _) if way.is_passing(self.backend) => {
+                self.reach(&mut disk, &gpu)
+            }
+            (Way::Reset, Some(gpu), _) => self.leave_the_mark(&mut disk, &gpu),
+            _ => self.after_close(&mut disk),
+        }
+    }
+
     /// Reads that begin now end with errors, and move nothing. Those that were in progress when the memory was taken away have
     /// ended: the disk counts a transfer only when QEMU has answered it, so their transfers may be counted late.
     fn are_refused(&self, disk: &mut Disk) -> anyhow::Result<()> {
