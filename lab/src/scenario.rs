@@ -609,7 +609,7 @@ mod tests {
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),
-            "x.toml:8: `64MB` is no size: write bytes, or a number with K, M or G, such as `64M`"
+            "x.toml:8: `64MB` is no size: write bytes, or a number with K, M, G or T, such as `64M`"
         );
     }
 

@@ -6,6 +6,7 @@ use peerbar_dma::{Bandwidth, Latency, Link, LinkSpeed, MemoryError};
 use peerbar_fault::{AddError, Faults, Rule};
 use peerbar_pci::Function;
 use peerbar_sandbox::{Connections, SandboxOptions};
+use peerbar_size::{Size, SizeError};
 use peerbar_socket_file::line_server::{LineServer, LineServerError};
 use peerbar_switch::AttachError;
 use thiserror::Error;
@@ -135,40 +136,10 @@ impl LinkOptions {
     }
 }
 
-/// A size in bytes on the command line, with K, M, G or T for powers of 1024. The message continues after the value.
-pub fn size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.char_indices().next_back() {
-        Some((end, unit)) if unit.is_ascii_alphabetic() => {
-            let shift = match unit.to_ascii_uppercase() {
-                'K' => 10,
-                'M' => 20,
-                'G' => 30,
-                'T' => 40,
-                _ => return Err(format!("unit {unit} is none of K, M, G, T")),
-            };
-            (text.get(..end).unwrap_or_default(), shift)
-        }
-        _ => (text, 0),
-    };
-    let number: u64 = digits
-        .parse()
-        .map_err(|_| "is no number with an optional K, M, G or T".to_owned())?;
-    number
-        .checked_mul(1 << shift)
-        .ok_or_else(|| "is more than 2^64 bytes".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn size_with_binary_unit_is_parsed() {
-        assert_eq!(size("512"), Ok(512));
-        assert_eq!(size("64M"), Ok(64 << 20));
-        assert_eq!(size("1g"), Ok(1 << 30));
-        for wrong in ["", "M", "1.5M", "-1", "1X", "99999999T", "1MiB", "8\u{fc}"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
+/// A size in bytes on the command line.
+///
+/// # Errors
+/// The text is no [`Size`].
+pub fn size(text: &str) -> Result<u64, SizeError> {
+    text.parse().map(|Size(bytes)| bytes)
 }

@@ -21,7 +21,7 @@ mod placeholder;
 mod plan;
 mod probe;
 mod request;
-mod size;
+mod size_range;
 mod timeout;
 mod trace_line;
 
@@ -34,11 +34,12 @@ pub use kernel_warnings::KnownWarnings;
 pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Nested, ProgramReport, Subtest, Verdict};
 pub use measure::{Measure, PayloadFlow};
 pub use peerbar_dma_log::{Completer, Direction, Route};
+pub use peerbar_size::{Size, SizeError};
 pub use placeholder::{fill_in, unknown_placeholder};
 pub use plan::{Gpu, HostFolder, Module, Nic, NvmeDevice, Plan};
 pub use probe::{Probed, Record, Transfer};
 pub use request::Request;
-pub use size::{Size, SizeError, size_range};
+pub use size_range::size_range;
 pub use timeout::{Timeout, TimeoutError};
 pub use trace_line::{ClockSample, TraceLine};
 
