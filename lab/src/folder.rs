@@ -35,12 +35,12 @@ pub struct Folder {
 
 /// A link in a run's folder, removed when dropped.
 #[derive(Debug)]
-pub struct Link {
+pub struct SocketLink {
     directory: Arc<File>,
     name: String,
 }
 
-impl Drop for Link {
+impl Drop for SocketLink {
     fn drop(&mut self) {
         if let Err(error) = unlinkat(&self.directory, &self.name, AtFlags::empty()) {
             log::debug!("{} stays: {error}", self.name);
@@ -50,10 +50,10 @@ impl Drop for Link {
 
 impl Folder {
     /// Links to a socket as `name`: a run's folder may be too deep for the address of a socket.
-    pub fn link(&self, name: &str, socket: &Path) -> anyhow::Result<Link> {
+    pub fn link(&self, name: &str, socket: &Path) -> anyhow::Result<SocketLink> {
         symlinkat(socket, &self.directory, name)
             .with_context(|| format!("cannot make the link {}", self.path.join(name).display()))?;
-        Ok(Link {
+        Ok(SocketLink {
             directory: Arc::clone(&self.directory),
             name: name.to_owned(),
         })

@@ -23,7 +23,7 @@ use crate::console::Console;
 use crate::counters::CounterFiles;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
-use crate::folder::{Folder, Link};
+use crate::folder::{Folder, SocketLink};
 use crate::guest_files;
 use crate::kernel_needs;
 use crate::kvm::GivenUp;
@@ -66,9 +66,9 @@ pub struct Guest<'a> {
     port: Option<UnixStream>,
     started: Instant,
     /// The link to the socket of its vsock ports.
-    _link: Option<Link>,
+    _link: Option<SocketLink>,
     /// The link to the socket of QEMU's monitor.
-    _monitor: Link,
+    _monitor: SocketLink,
     /// How QEMU ended, if it has.
     ended: Option<ExitStatus>,
     /// Where the kernel's trace events go, if they are wanted.

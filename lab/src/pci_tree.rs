@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use peerbar_rule::{AcsControl, DeviceId, Kind, Parent, PciTree, Platform, Release};
+use peerbar_rule::{AcsControl, DeviceId, Parent, PciTree, Platform, PortType, Release};
 
 use crate::cpu;
 use crate::iommu::Iommu;
@@ -54,15 +54,15 @@ impl Topology<'_> {
 
 fn function(id: &str, kind: &FunctionKind<'_>, iommu: Iommu) -> peerbar_rule::Function {
     let (kind, device) = match kind {
-        FunctionKind::RootPort(_) => (Kind::RootPort, ROOT_PORT),
-        FunctionKind::UpstreamPort => (Kind::UpstreamPort, UPSTREAM_PORT),
-        FunctionKind::DownstreamPort(_) => (Kind::DownstreamPort, DOWNSTREAM_PORT),
-        FunctionKind::Device(DeviceSpec::Nvme(_)) => (Kind::Endpoint, NVME),
-        FunctionKind::Device(DeviceSpec::Gpu(..)) => (Kind::Endpoint, GPU),
-        FunctionKind::Device(DeviceSpec::Nic(..)) => (Kind::Endpoint, NIC),
+        FunctionKind::RootPort(_) => (PortType::RootPort, ROOT_PORT),
+        FunctionKind::UpstreamPort => (PortType::UpstreamPort, UPSTREAM_PORT),
+        FunctionKind::DownstreamPort(_) => (PortType::DownstreamPort, DOWNSTREAM_PORT),
+        FunctionKind::Device(DeviceSpec::Nvme(_)) => (PortType::Endpoint, NVME),
+        FunctionKind::Device(DeviceSpec::Gpu(..)) => (PortType::Endpoint, GPU),
+        FunctionKind::Device(DeviceSpec::Nic(..)) => (PortType::Endpoint, NIC),
     };
     let function = peerbar_rule::Function::new(id, kind, device);
-    if kind != Kind::RootPort {
+    if kind != PortType::RootPort {
         return function;
     }
     // The kernel enables ACS where it can as soon as there is an IOMMU, also one that lets everything pass.

@@ -13,7 +13,7 @@ use crate::child::{Child, last_line};
 use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
-use crate::folder::{Folder, Link};
+use crate::folder::{Folder, SocketLink};
 use crate::injecting::link_name;
 use crate::parent_death;
 use crate::programs::program;
@@ -38,7 +38,7 @@ pub struct Server {
     /// Whether a check has asked for its death: then its end is no failure.
     pub lost: bool,
     /// The link to its control socket.
-    _control: Option<Link>,
+    _control: Option<SocketLink>,
 }
 
 /// Starts the servers of `topology` but for those of [`Sockets::survivors`], and returns once all of them listen.

@@ -11,7 +11,7 @@ use peerbar_lab::accel::Accel;
 use peerbar_lab::qemu::{Boot, Sockets, arguments};
 use peerbar_lab::scenario::{GuestGroup, Scenario};
 use peerbar_lab::topology::Topology;
-use peerbar_rule::{Kind, Parent, PciTree};
+use peerbar_rule::{Parent, PciTree, PortType};
 use serde_json::Value;
 
 /// A `-device` of QEMU's.
@@ -75,12 +75,12 @@ fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
 }
 
 /// The kind that a function of QEMU's `driver` has.
-fn kind(driver: &str) -> Option<Kind> {
+fn kind(driver: &str) -> Option<PortType> {
     match driver {
-        "pcie-root-port" => Some(Kind::RootPort),
-        "x3130-upstream" => Some(Kind::UpstreamPort),
-        "xio3130-downstream" => Some(Kind::DownstreamPort),
-        "vfio-user-pci" | "nvme" => Some(Kind::Endpoint),
+        "pcie-root-port" => Some(PortType::RootPort),
+        "x3130-upstream" => Some(PortType::UpstreamPort),
+        "xio3130-downstream" => Some(PortType::DownstreamPort),
+        "vfio-user-pci" | "nvme" => Some(PortType::Endpoint),
         _ => None,
     }
 }
@@ -104,14 +104,14 @@ fn assert_renderings_agree(scenario: &Scenario) {
     assert_eq!(bridge_names, scenario.host_bridges, "{name}");
     let roots: Vec<&str> = ["pcie.0"].into_iter().chain(bridge_names).collect();
 
-    let in_tree: Vec<(&str, Kind, String)> = tree
+    let in_tree: Vec<(&str, PortType, String)> = tree
         .functions()
         .map(|(_, function)| {
             let parent = parent_name(&tree, &function.name);
             (function.name.as_str(), function.kind, parent)
         })
         .collect();
-    let in_qemu: Vec<(&str, Kind, String)> = functions
+    let in_qemu: Vec<(&str, PortType, String)> = functions
         .iter()
         .map(|device| {
             let (id, bus) = (device.property("id"), device.property("bus"));
@@ -129,8 +129,8 @@ fn assert_renderings_agree(scenario: &Scenario) {
     for device in &functions {
         let bus = device.property("bus").unwrap();
         match kind(&device.driver).unwrap() {
-            Kind::RootPort => assert!(roots.contains(&bus), "{name}: {device:?}"),
-            Kind::DownstreamPort => assert!(scenario.switches.iter().any(|s| s.name == bus)),
+            PortType::RootPort => assert!(roots.contains(&bus), "{name}: {device:?}"),
+            PortType::DownstreamPort => assert!(scenario.switches.iter().any(|s| s.name == bus)),
             _ => {
                 assert!(!taken.contains(&bus), "{name}: two devices in {bus}");
                 taken.push(bus);

@@ -9,13 +9,13 @@
 //! kernels.
 //!
 //! ```
-//! use peerbar_rule::{Cpu, DeviceId, PciTree, Function, Kind, Platform, Release, Vendor, Verdict, decide};
+//! use peerbar_rule::{Cpu, DeviceId, PciTree, Function, PortType, Platform, Release, Vendor, Verdict, decide};
 //!
 //! let mut tree = PciTree::default();
 //! let root = tree.add_host_bridge("pcie.0", Some(DeviceId { vendor: 0x8086, device: 0x29c0 }));
 //! let mut below_a_port = |name: &str| {
-//!     let port = tree.add(root, Function::new("port", Kind::RootPort, DeviceId { vendor: 0x1b36, device: 0x000c }));
-//!     tree.add(port, Function::new(name, Kind::Endpoint, DeviceId { vendor: 0x1b36, device: 0x0010 }))
+//!     let port = tree.add(root, Function::new("port", PortType::RootPort, DeviceId { vendor: 0x1b36, device: 0x000c }));
+//!     tree.add(port, Function::new(name, PortType::Endpoint, DeviceId { vendor: 0x1b36, device: 0x0010 }))
 //! };
 //! let (disk, gpu) = (below_a_port("disk"), below_a_port("gpu"));
 //! let mut platform = Platform {
@@ -41,6 +41,6 @@ mod words;
 pub use acs::AcsControl;
 pub use decision::{Ascent, Decision, Hop, Permit, Reason, Redirect, Verdict, decide};
 pub use pci_tree::{
-    DeviceId, Function, FunctionId, HostBridge, HostBridgeId, Kind, Parent, PciTree,
+    DeviceId, Function, FunctionId, HostBridge, HostBridgeId, Parent, PciTree, PortType,
 };
 pub use platform::{Cpu, Platform, Release, Vendor};

@@ -36,7 +36,7 @@ pub struct Function {
     /// Its name in output: the scenario's name, or the address.
     pub name: String,
     /// Its PCIe device or port type.
-    pub kind: Kind,
+    pub kind: PortType,
     /// Its vendor and device ID.
     pub id: DeviceId,
     /// Its ACS Control register; `None` without an ACS capability.
@@ -46,7 +46,7 @@ pub struct Function {
 /// Type of a function (PCIe Base 6.0, 7.5.3.2, Device/Port Type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum PortType {
     /// Root port of a root complex.
     RootPort,
     /// A switch's upstream port.
@@ -103,14 +103,14 @@ impl HostBridge {
     /// The ID that the kernel looks up for a host bridge, from the first function on its root bus: that function's ID if
     /// it is at device 0, function 0, or is a root port; else `None`, and the host bridge is on no list (Linux
     /// drivers/pci/p2pdma.c, `pci_host_bridge_dev`). `devfn` is device times 8 plus function.
-    pub fn known_by(devfn: u8, kind: Kind, id: DeviceId) -> Option<DeviceId> {
-        (devfn == 0 || kind == Kind::RootPort).then_some(id)
+    pub fn known_by(devfn: u8, kind: PortType, id: DeviceId) -> Option<DeviceId> {
+        (devfn == 0 || kind == PortType::RootPort).then_some(id)
     }
 }
 
 impl Function {
     /// A function without ACS.
-    pub fn new(name: impl Into<String>, kind: Kind, id: DeviceId) -> Self {
+    pub fn new(name: impl Into<String>, kind: PortType, id: DeviceId) -> Self {
         Self {
             name: name.into(),
             kind,
@@ -197,7 +197,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for PortType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::RootPort => "root port",
@@ -223,8 +223,8 @@ mod tests {
     fn functions_are_found_by_name_with_their_parents() {
         let mut tree = PciTree::default();
         let root = tree.add_host_bridge("pcie.0", Some(ID));
-        let port = tree.add(root, Function::new("port", Kind::RootPort, ID));
-        let disk = tree.add(port, Function::new("disk", Kind::Endpoint, ID));
+        let port = tree.add(root, Function::new("port", PortType::RootPort, ID));
+        let disk = tree.add(port, Function::new("disk", PortType::Endpoint, ID));
         assert_eq!(tree.find("disk"), Some(disk));
         assert_eq!(tree.find("gpu"), None);
         assert_eq!(tree.parent(disk), Some(Parent::Bridge(port)));
@@ -235,9 +235,12 @@ mod tests {
 
     #[test]
     fn a_host_bridge_is_known_by_device_zero_or_a_root_port() {
-        assert_eq!(HostBridge::known_by(0, Kind::Other, ID), Some(ID));
-        assert_eq!(HostBridge::known_by(8, Kind::RootPort, ID), Some(ID));
-        assert_eq!(HostBridge::known_by(8, Kind::IntegratedEndpoint, ID), None);
+        assert_eq!(HostBridge::known_by(0, PortType::Other, ID), Some(ID));
+        assert_eq!(HostBridge::known_by(8, PortType::RootPort, ID), Some(ID));
+        assert_eq!(
+            HostBridge::known_by(8, PortType::IntegratedEndpoint, ID),
+            None
+        );
         assert_eq!(ID.to_string(), "1b36:000c");
     }
 }

@@ -41,7 +41,7 @@ pub struct Identity {
 /// Command register (PCI Local Bus 3.0, 6.2.2).
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
-pub struct Command {
+pub struct CommandRegister {
     /// Answers I/O space; always 0 here.
     pub io_space: bool,
     /// Answers memory space: the BARs are decoded.
@@ -123,7 +123,7 @@ impl ConfigSpace {
 
     fn header(&mut self, identity: &Identity) {
         const CAPABILITIES_LIST: u16 = 1 << 4;
-        let writable = Command::new()
+        let writable = CommandRegister::new()
             .with_memory_space(true)
             .with_bus_master(true)
             .with_parity_error_response(true)
@@ -256,8 +256,8 @@ impl ConfigSpace {
     }
 
     /// The command register.
-    pub fn command(&self) -> Command {
-        Command::from_bits(self.u16(COMMAND))
+    pub fn command(&self) -> CommandRegister {
+        CommandRegister::from_bits(self.u16(COMMAND))
     }
 
     /// Whether the function may issue requests: bus mastering is on and it is in D0.

@@ -17,7 +17,7 @@ pub use bar::{Bar, BarError};
 pub use capability::MsiX;
 #[cfg(feature = "test-function")]
 pub use config::find_capability;
-pub use config::{Command, ConfigSpace, Effects, Identity};
+pub use config::{CommandRegister, ConfigSpace, Effects, Identity};
 pub use function::{Function, InterruptMode, Interrupts, UnsupportedRequest};
 
 /// Length of a PCI Express function's configuration space (PCIe Base 6.0, 7.2).

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use peerbar_report::{Evidence, GuestPlatform, PciFunction};
 use peerbar_rule::{
-    AcsControl, Cpu, DeviceId, Function, HostBridge, Kind, Parent, PciTree, Platform, Release,
+    AcsControl, Cpu, DeviceId, Function, HostBridge, Parent, PciTree, Platform, PortType, Release,
     Vendor,
 };
 
@@ -163,14 +163,14 @@ fn id(function: &PciFunction) -> DeviceId {
 }
 
 /// Device/Port Type (PCIe Base 6.0, 7.5.3.2).
-fn kind(function: &PciFunction) -> Kind {
+fn kind(function: &PciFunction) -> PortType {
     match function.port_type {
-        Some(0x0 | 0x1) => Kind::Endpoint,
-        Some(0x4) => Kind::RootPort,
-        Some(0x5) => Kind::UpstreamPort,
-        Some(0x6) => Kind::DownstreamPort,
-        Some(0x9) => Kind::IntegratedEndpoint,
-        _ => Kind::Other,
+        Some(0x0 | 0x1) => PortType::Endpoint,
+        Some(0x4) => PortType::RootPort,
+        Some(0x5) => PortType::UpstreamPort,
+        Some(0x6) => PortType::DownstreamPort,
+        Some(0x9) => PortType::IntegratedEndpoint,
+        _ => PortType::Other,
     }
 }
 
@@ -310,8 +310,8 @@ pub(crate) mod tests {
             vendor: 0,
             device: 0,
         };
-        let port = expected.add(root, Function::new("root.b", Kind::RootPort, id));
-        expected.add(port, Function::new("b", Kind::Endpoint, id));
+        let port = expected.add(root, Function::new("root.b", PortType::RootPort, id));
+        expected.add(port, Function::new("b", PortType::Endpoint, id));
         let mut guest = of("GenuineIntel", 6, 2);
         guest.name_ports(&expected);
         assert_eq!(guest.function("root.b").unwrap().address, "0000:00:03.0");

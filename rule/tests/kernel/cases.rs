@@ -1,8 +1,8 @@
 //! One tree for each path through the kernel's function.
 
 use peerbar_rule::{
-    AcsControl, Ascent, Cpu, Decision, FunctionId, Hop, Kind, PciTree, Permit, Platform, Reason,
-    Release, Vendor, Verdict, decide,
+    AcsControl, Ascent, Cpu, Decision, FunctionId, Hop, PciTree, Permit, Platform, PortType,
+    Reason, Release, Vendor, Verdict, decide,
 };
 
 use crate::trees::{
@@ -31,11 +31,11 @@ fn one_switch(acs_of_client: Option<AcsControl>) -> (PciTree, (FunctionId, Funct
     let mut tree = PciTree::default();
     let root = tree.add_host_bridge("pcie.0", Some(Q35));
     let upstream = switch(&mut tree, root, "switch0");
-    let provider = slot(&mut tree, upstream, Kind::DownstreamPort, "gpu", None);
+    let provider = slot(&mut tree, upstream, PortType::DownstreamPort, "gpu", None);
     let client = slot(
         &mut tree,
         upstream,
-        Kind::DownstreamPort,
+        PortType::DownstreamPort,
         "disk",
         acs_of_client,
     );
@@ -52,8 +52,8 @@ fn root_ports(bridges: [peerbar_rule::DeviceId; 2]) -> (PciTree, (FunctionId, Fu
         tree.add_host_bridge("bridge b", Some(b))
     };
     let acs = Some(REDIRECTS);
-    let provider = slot(&mut tree, first, Kind::RootPort, "gpu", acs);
-    let client = slot(&mut tree, second, Kind::RootPort, "disk", acs);
+    let provider = slot(&mut tree, first, PortType::RootPort, "gpu", acs);
+    let client = slot(&mut tree, second, PortType::RootPort, "disk", acs);
     (tree, (provider, client))
 }
 
@@ -146,9 +146,9 @@ fn functions_below_one_root_port_depend_on_its_acs() {
     ] {
         let mut tree = PciTree::default();
         let root = tree.add_host_bridge("pcie.0", Some(Q35));
-        let port = tree.add(root, function(Kind::RootPort, "port", acs));
-        let provider = tree.add(port, function(Kind::Endpoint, "function 0", None));
-        let client = tree.add(port, function(Kind::Endpoint, "function 1", None));
+        let port = tree.add(root, function(PortType::RootPort, "port", acs));
+        let provider = tree.add(port, function(PortType::Endpoint, "function 0", None));
+        let client = tree.add(port, function(PortType::Endpoint, "function 1", None));
         let decision = decided(&tree, &platform(INTEL), (provider, client));
         assert_eq!((decision.verdict, decision.distance), (verdict, 2));
     }
@@ -159,10 +159,10 @@ fn cascaded_switches_meet_at_the_lowest_common_port() {
     let mut tree = PciTree::default();
     let root = tree.add_host_bridge("pcie.0", Some(Q35));
     let outer = switch(&mut tree, root, "outer");
-    let provider = slot(&mut tree, outer, Kind::DownstreamPort, "gpu", None);
-    let between = tree.add(outer, function(Kind::DownstreamPort, "between", None));
-    let inner = tree.add(between, function(Kind::UpstreamPort, "inner", None));
-    let client = slot(&mut tree, inner, Kind::DownstreamPort, "disk", None);
+    let provider = slot(&mut tree, outer, PortType::DownstreamPort, "gpu", None);
+    let between = tree.add(outer, function(PortType::DownstreamPort, "between", None));
+    let inner = tree.add(between, function(PortType::UpstreamPort, "inner", None));
+    let client = slot(&mut tree, inner, PortType::DownstreamPort, "disk", None);
     let decision = decided(&tree, &platform(INTEL), (provider, client));
     assert_eq!(
         (decision.verdict, decision.distance),
@@ -247,8 +247,8 @@ fn refusal_names_the_refusing_host_bridge() {
 fn host_bridge_without_an_id_is_refused() {
     let mut tree = PciTree::default();
     let root = tree.add_host_bridge("pcie.0", None);
-    let provider = tree.add(root, function(Kind::IntegratedEndpoint, "a", None));
-    let client = tree.add(root, function(Kind::IntegratedEndpoint, "b", None));
+    let provider = tree.add(root, function(PortType::IntegratedEndpoint, "a", None));
+    let client = tree.add(root, function(PortType::IntegratedEndpoint, "b", None));
     let decision = decided(&tree, &platform(INTEL), (provider, client));
     assert_eq!(
         (decision.verdict, decision.distance),

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use peerbar_rule::{
-    AcsControl, Cpu, DeviceId, Function, FunctionId, HostBridge, Kind, Parent, PciTree, Platform,
-    Release, Vendor, Verdict, decide,
+    AcsControl, Cpu, DeviceId, Function, FunctionId, HostBridge, Parent, PciTree, Platform,
+    PortType, Release, Vendor, Verdict, decide,
 };
 use proptest::prelude::*;
 
@@ -27,7 +27,8 @@ impl Sketch {
         let mut functions = Vec::new();
         for (number, (parent, acs)) in self.functions.iter().enumerate() {
             let control = AcsControl(acs | more_acs);
-            let function = Function::new(number.to_string(), Kind::Other, Q35).with_acs(control);
+            let function =
+                Function::new(number.to_string(), PortType::Other, Q35).with_acs(control);
             let id = tree.add(parents[parent % parents.len()], function);
             parents.push(id.into());
             functions.push(id);

@@ -1,8 +1,8 @@
 //! Typical trees for the tests.
 
 use peerbar_rule::{
-    AcsControl, Cpu, DeviceId, Function, FunctionId, HostBridgeId, Kind, Parent, PciTree, Platform,
-    Release, Vendor,
+    AcsControl, Cpu, DeviceId, Function, FunctionId, HostBridgeId, Parent, PciTree, Platform,
+    PortType, Release, Vendor,
 };
 
 /// QEMU's q35.
@@ -36,7 +36,7 @@ pub(crate) fn platform(cpu: Cpu) -> Platform {
     }
 }
 
-pub(crate) fn function(kind: Kind, name: &str, acs: Option<AcsControl>) -> Function {
+pub(crate) fn function(kind: PortType, name: &str, acs: Option<AcsControl>) -> Function {
     let plain = Function::new(name, kind, id(0x1b36, 0x10));
     Function { acs, ..plain }
 }
@@ -45,21 +45,21 @@ pub(crate) fn function(kind: Kind, name: &str, acs: Option<AcsControl>) -> Funct
 pub(crate) fn slot(
     tree: &mut PciTree,
     parent: impl Into<Parent>,
-    kind: Kind,
+    kind: PortType,
     name: &str,
     acs: Option<AcsControl>,
 ) -> FunctionId {
     let port = tree.add(parent, function(kind, &format!("port of {name}"), acs));
-    tree.add(port, function(Kind::Endpoint, name, None))
+    tree.add(port, function(PortType::Endpoint, name, None))
 }
 
 /// A root port and below it a switch: its upstream port.
 pub(crate) fn switch(tree: &mut PciTree, root: HostBridgeId, name: &str) -> FunctionId {
     let port = function(
-        Kind::RootPort,
+        PortType::RootPort,
         &format!("root port of {name}"),
         Some(REDIRECTS),
     );
     let port = tree.add(root, port);
-    tree.add(port, function(Kind::UpstreamPort, name, None))
+    tree.add(port, function(PortType::UpstreamPort, name, None))
 }
