@@ -1,4 +1,6 @@
 //! A Unix socket's messages with descriptors in ancillary data (SCM_RIGHTS). No call here waits but [`wait_until`].
+//!
+//! A file of a file system in user space, or of a network, is not handed on: close(2) may not return, and nobody needs one.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,6 +15,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::closing;
+
 /// The most descriptors that one call sends or receives.
 pub const MAX_DESCRIPTORS: usize = 16;
 
@@ -23,6 +27,8 @@ pub struct Received {
     pub bytes: usize,
     /// The descriptors that came with them.
     pub descriptors: Vec<OwnedFd>,
+    /// How many others came, which are files of FUSE or a network's file system. Another thread closes them.
+    pub foreign: usize,
     /// Whether bytes ([`ReturnFlags::TRUNC`]) or descriptors ([`ReturnFlags::CTRUNC`]) are lost.
     pub flags: ReturnFlags,
 }
@@ -30,16 +36,24 @@ pub struct Received {
 /// Receives what is there: [`Errno::AGAIN`] when that is nothing.
 pub fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Received, Errno> {
     let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    let mut control = RecvAncillaryBuffer::new(&mut space_for_rights);
+    // Without space the kernel drops them, and says so by CTRUNC.
+    let space_for_rights = match closing::is_full() {
+        true => &mut [],
+        false => space_for_rights.as_mut_slice(),
+    };
+    let mut control = RecvAncillaryBuffer::new(space_for_rights);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
     let rights = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
+    let (foreign, descriptors): (Vec<_>, _) = rights.flatten().partition(closing::is_foreign);
+    let foreign = foreign.into_iter().map(closing::close).count();
     Ok(Received {
         bytes: received.bytes,
-        descriptors: rights.flatten().collect(),
+        descriptors,
+        foreign,
         flags: received.flags,
     })
 }

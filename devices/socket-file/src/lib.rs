@@ -3,6 +3,7 @@
 //! it when its server ends. Nobody but its owner may connect, which [`SocketFile::check_peer`] checks once more.
 #![deny(unsafe_code)]
 
+mod closing;
 pub mod descriptors;
 mod folder_lock;
 pub mod line_server;

@@ -115,12 +115,21 @@ fn lent_memory(
     if descriptors.lost {
         return Err(Errno::MFILE);
     }
-    let mut descriptors = descriptors.kept.into_iter();
-    let (first, second) = (descriptors.next(), descriptors.next());
+    let mut kept = descriptors.kept.into_iter();
+    let (first, second) = (kept.next(), kept.next());
     let offset = map.offset.get();
-    match (first, second) {
-        (None, _) => Ok(None),
-        (Some(memory), None) if offset.checked_add(map.size.get()).is_some() => {
+    let is_possible = offset.checked_add(map.size.get()).is_some();
+    match (first, second, descriptors.foreign) {
+        (None, _, 0) => Ok(None),
+        (None, _, 1) if is_possible => {
+            log::warn!(
+                "mapping {:#x}+{:#x} is reached by messages, slowly: its memory is a file of FUSE or a network's file system",
+                map.iova.get(),
+                map.size.get()
+            );
+            Ok(None)
+        }
+        (Some(memory), None, 0) if is_possible => {
             check_memory(&memory)?;
             Ok(Some((memory, offset)))
         }

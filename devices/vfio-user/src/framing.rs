@@ -59,14 +59,22 @@ pub enum Payload {
 pub struct Descriptors {
     /// At most [`MAX_DESCRIPTORS`], close-on-exec.
     pub kept: Vec<OwnedFd>,
+    /// How many more there were, of file systems that another process or host serves. They are not kept.
+    pub foreign: usize,
     /// There were more, or this process may have no more. Those that are missing are closed.
     pub lost: bool,
 }
 
 impl Descriptors {
+    /// Whether none came.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.kept.is_empty() && self.foreign == 0 && !self.lost
+    }
+
     fn add(&mut self, others: Self) {
         let free = MAX_DESCRIPTORS.saturating_sub(self.kept.len());
         self.lost |= others.lost || others.kept.len() > free;
+        self.foreign = self.foreign.saturating_add(others.foreign);
         self.kept.extend(others.kept.into_iter().take(free));
     }
 }
@@ -243,7 +251,7 @@ mod tests {
         let kept = (0..count).map(|_| File::open("/dev/null").unwrap().into());
         let descriptors = Descriptors {
             kept: kept.collect(),
-            lost: false,
+            ..Descriptors::default()
         };
         deframer.filled(received.len(), descriptors);
         rest

@@ -161,6 +161,9 @@ impl Vectors {
         if sent.lost {
             return Err(Errno::MFILE);
         }
+        if sent.foreign > 0 {
+            return Err(Errno::INVAL);
+        }
         let count = usize::try_from(self.count).map_err(|_| Errno::INVAL)?;
         match sent.kept.len() {
             0 => Ok((0..count).map(|_| None).collect()),

@@ -150,7 +150,7 @@ impl Session<'_> {
                 }
                 Ok(received) => {
                     // A reception also ends where descriptors came, whatever is behind them.
-                    self.drained = received.bytes < size && received.descriptors.kept.is_empty();
+                    self.drained = received.bytes < size && received.descriptors.is_empty();
                     deframer.filled(received.bytes, received.descriptors);
                 }
             }

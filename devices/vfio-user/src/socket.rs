@@ -28,6 +28,7 @@ pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno>
         bytes: received.bytes,
         descriptors: Descriptors {
             kept: received.descriptors,
+            foreign: received.foreign,
             // The kernel has closed those that found no free entry.
             lost: received.flags.contains(ReturnFlags::CTRUNC),
         },

@@ -535,6 +535,28 @@ fn dma_map_with_and_without_memory() {
     assert_eq!(calls, expected);
 }
 
+/// A file of procfs stands for one of FUSE, whose close(2) may wait without end: neither has a block device, or seals.
+#[test]
+fn dma_map_of_a_foreign_file_is_one_without_a_descriptor() {
+    let mut rig = Rig::agreed();
+    let foreign = std::fs::File::open("/proc/self/stat").unwrap();
+    let ask = dma_map(3, 0, 0x1000, 0x1000);
+    rig.raw.ask_with(2, &ask, &[foreign.as_fd()]).ok();
+    let mapped = rig.calls.recv().unwrap();
+    assert_eq!(mapped, Call::Map(0x1000, 0x1000, true, true, None));
+    let event = event();
+    for descriptors in [[foreign.as_fd(); 2], [foreign.as_fd(), event.as_fd()]] {
+        let ask = dma_map(3, 0, 0x3000, 0x1000);
+        assert_eq!(rig.raw.ask_with(2, &ask, &descriptors).errno(), EINVAL);
+    }
+    let ask = set_irqs(0x24, 2, 0, 1);
+    assert_eq!(
+        rig.raw.ask_with(8, &ask, &[foreign.as_fd()]).errno(),
+        EINVAL
+    );
+    assert!(rig.calls.try_recv().is_err());
+}
+
 #[test]
 fn dma_map_of_what_can_be_no_memory_is_refused() {
     let mut rig = Rig::agreed();
