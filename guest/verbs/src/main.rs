@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::checks::lost::Part;
+use crate::checks::lost::{Part, Requests};
 use crate::checks::memory::MemoryKind;
 use crate::checks::report::Report;
 use crate::checks::{between, chain, counters, end, lost, probe, refusals, transfers, vram};
@@ -110,23 +110,26 @@ enum Check {
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
         sizes: Vec<u32>,
     },
-    /// Writes from one adapter to another until a part of the transfer dies, and tries what is left.
+    /// Has one adapter write to another's memory, or read it, until a part of the transfer dies, and tries what is left.
     Lost {
-        /// The kernel's name of the sender's adapter.
+        /// The kernel's name of the adapter that asks.
         #[arg(long, value_name = "DEVICE")]
         nic: String,
-        /// The kernel's name of the receiver's adapter.
+        /// The kernel's name of the other adapter.
         #[arg(long, value_name = "DEVICE")]
         peer: String,
-        /// The sender's memory: `host`, or the number of a GPU's device file.
+        /// The memory of the one that asks: `host`, or the number of a GPU's device file.
         #[arg(long, value_name = "MEMORY")]
         from: MemoryKind,
-        /// The receiver's memory.
+        /// The memory of the other one.
         #[arg(long, value_name = "MEMORY")]
         to: MemoryKind,
         /// What dies, once the line "# under load" is printed.
         #[arg(long, value_name = "PART")]
         loses: Part,
+        /// What it asks for.
+        #[arg(long, value_name = "REQUESTS", value_enum, default_value_t = Requests::Writes)]
+        by: Requests,
     },
     /// Has an adapter count completed work requests in words of memory, and compares them. Needs Linux 7.3.
     Counters {
@@ -206,7 +209,8 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             from,
             to,
             loses,
-        } => lost::run(&nic, &peer, [from, to], loses, report),
+            by,
+        } => lost::run(&nic, &peer, [from, to], (loses, by), report),
         Check::Counters { nic, memory } => counters::run(&nic, memory, report),
         Check::Refused { nic, gpu } => {
             refusals::run(&nic, report)?;

@@ -26,6 +26,7 @@ impl Run for RdmaLost {
             ("--from", rdma::memory(guest, &self.from)?),
             ("--to", rdma::memory(guest, &self.to)?),
             ("--loses", part.to_owned()),
+            ("--by", self.by.to_string()),
         ];
         // Counters of a device that is gone cannot be compared, so they are not read here.
         let tools = guest.tools()?.context("the plan has no tools root")?;

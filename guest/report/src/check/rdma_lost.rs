@@ -1,5 +1,8 @@
 //! `rdma-lost`: an adapter, a GPU or the fabric dies.
 
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
 use super::rdma::{PACKAGES, PROGRAMS, needs_tools};
@@ -12,11 +15,11 @@ const FABRIC: &str = "fabric";
 const LEAKS_OBJECTS: &[&str] = &["uverbs_destroy_ufile_hw"];
 
 check! {
-    /// The server behind an adapter, behind a GPU or of the fabric is killed while one adapter writes to memory by the other. The requests
-    /// in progress end with an error of the right kind, later ones too, and nothing hangs. What was acknowledged is in the other memory, and
+    /// The server behind an adapter, behind a GPU or of the fabric is killed while one adapter writes or reads memory by the other. The requests
+    /// in progress end with an error of the right kind, later ones too, and nothing hangs. What was acknowledged is in the memory, and
     /// nothing beside it has changed, as far as that memory is left. What is left goes on: each adapter that lives within itself, both with
     /// each other where the fabric lives. Checks that follow can only use what is left. It takes `tools = true` at the top of the scenario.
-    "rdma-lost": "{loses} is lost amid RDMA writes from {nic} to {peer}"
+    "rdma-lost": "{loses} is lost amid RDMA {by} between {nic} and {peer}"
     pub struct RdmaLost {
         /// Name of a `[[nic]]`: the one that asks.
         pub nic: String,
@@ -28,6 +31,30 @@ check! {
         pub to: RdmaMemory,
         /// What dies: `peer`'s adapter or one of the GPUs by its name, or `"fabric"`.
         pub loses: String,
+        /// The requests: `"writes"` from the memory of the one that asks to that of the other, or `"reads"` the other way.
+        #[default = "`\"writes\"`"]
+        #[serde(default)]
+        pub by: RdmaLoad,
+    }
+}
+
+/// The requests of which a part dies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RdmaLoad {
+    /// RDMA writes.
+    #[default]
+    Writes,
+    /// RDMA reads.
+    Reads,
+}
+
+impl fmt::Display for RdmaLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Writes => "writes",
+            Self::Reads => "reads",
+        })
     }
 }
 
@@ -66,12 +93,14 @@ impl CheckKind for RdmaLost {
         let to = RdmaMemory::read(keys, "to")?;
         let loses: Spanned<String> = keys.required("loses")?;
         let at = loses.span();
+        let by: Option<Spanned<RdmaLoad>> = keys.optional("by")?;
         let lost = Self {
             nic,
             peer,
             from,
             to,
             loses: loses.into_inner(),
+            by: by.map_or_else(RdmaLoad::default, Spanned::into_inner),
             seconds: keys.seconds,
         };
         if lost.nic == lost.peer {

@@ -43,23 +43,40 @@ impl Part {
     }
 }
 
-/// Writes from `from` of the adapter `nic` to `to` of `peer` until `part` dies, which the line "under load" asks for.
+/// What is in progress then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Requests {
+    /// Writes from the memory of the one that asks to that of the other.
+    Writes,
+    /// Reads into the memory of the one that asks.
+    Reads,
+}
+
+impl Requests {
+    /// The part whose memory they change.
+    fn target(self) -> Part {
+        match self {
+            Self::Writes => Part::Target,
+            Self::Reads => Part::Source,
+        }
+    }
+}
+
+/// Has the adapter `nic` with the first of `kinds` ask `peer` with the second until `part` dies, which the line "under load" asks for.
 pub(crate) fn run(
     nic: &str,
     peer: &str,
     kinds: [MemoryKind; 2],
-    part: Part,
+    (part, requests): (Part, Requests),
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let mut load = Load::start(nic, peer, kinds, part)?;
+    let mut load = Load::start(nic, peer, kinds, (part, requests))?;
     report.add("requests in progress and later ones fail", load.run());
-    match part {
+    if part == requests.target() {
         // Its memory is gone. What a request reads must still be there.
-        Part::Target => report.add(
-            "the source is untouched",
-            load.slots.expect_source(&mut load.near),
-        ),
-        _ => report.add("the target has what was acknowledged", load.expect_target()),
+        report.add("the source is untouched", load.expect_source());
+    } else {
+        report.add("the target has what was acknowledged", load.expect_target());
     }
     drop(load);
     report.add(format!("{nic} goes on"), works(nic, nic));
@@ -77,6 +94,7 @@ struct Load {
     near: LocalEnd,
     far: LocalEnd,
     part: Part,
+    requests: Requests,
     slots: Slots,
 }
 
@@ -85,18 +103,22 @@ impl Load {
         nic: &str,
         peer: &str,
         [from, to]: [MemoryKind; 2],
-        part: Part,
+        (part, requests): (Part, Requests),
     ) -> anyhow::Result<Self> {
         let mut near = LocalEnd::open(nic, from, Slots::bytes())?;
         let mut far = LocalEnd::open(peer, to, Slots::bytes())?;
         connect(&mut near, &mut far)?;
         connect(&mut far, &mut near)?;
         let slots = Slots::new(fastrand::u64(..));
-        slots.fill(&mut near, &mut far)?;
+        match requests {
+            Requests::Writes => slots.fill(&mut near, &mut far)?,
+            Requests::Reads => slots.fill(&mut far, &mut near)?,
+        }
         Ok(Self {
             near,
             far,
             part,
+            requests,
             slots,
         })
     }
@@ -133,21 +155,38 @@ impl Load {
     }
 
     fn expect_target(&self) -> anyhow::Result<()> {
-        self.slots.expect_target(&self.far.read(Slots::bytes())?)
+        let target = match self.requests {
+            Requests::Writes => &self.far,
+            Requests::Reads => &self.near,
+        };
+        self.slots.expect_target(&target.read(Slots::bytes())?)
+    }
+
+    fn expect_source(&mut self) -> anyhow::Result<()> {
+        let source = match self.requests {
+            Requests::Writes => &mut self.near,
+            Requests::Reads => &mut self.far,
+        };
+        self.slots.expect_source(source)
     }
 
     fn post(&mut self) -> anyhow::Result<()> {
         let request = self.slots.next()?;
+        let (operation, offset) = match self.requests {
+            Requests::Writes => {
+                let (remote, immediate) = (request.target, None);
+                (Operation::Write { remote, immediate }, request.source)
+            }
+            Requests::Reads => {
+                let remote = request.source;
+                (Operation::Read { remote }, request.target)
+            }
+        };
+        let length = SIZE;
         let command = Command::Post {
             id: request.id,
-            operation: Operation::Write {
-                remote: request.target,
-                immediate: None,
-            },
-            span: Span {
-                offset: request.source,
-                length: SIZE,
-            },
+            operation,
+            span: Span { offset, length },
         };
         done(self.near.ask(&command)?)
     }
