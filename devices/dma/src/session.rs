@@ -95,8 +95,9 @@ impl Session {
         done.unwrap_or_else(|| self.requester.read(tag, address, data))
     }
 
-    /// Writes entries of `entry_bytes` bytes (not 0), one after the other at `address`. A reader that sees a word of them, if
-    /// they are aligned, also sees all that comes before it, and earlier DMA is counted by then.
+    /// Writes entries of `entry_bytes` bytes (not 0), one after the other at `address`. A reader that sees a word of an entry, if
+    /// they are aligned, also sees what comes before it in the entry, and earlier DMA is counted by then. In memory that is mapped here the
+    /// entries become visible in their order; those that the client writes are sent to it together, and a reader must look at them in turn.
     pub fn write_entries(
         &mut self,
         tag: impl Into<Tag>,
@@ -110,12 +111,9 @@ impl Session {
             memory.write_in_order(offset, data)
         });
         done.unwrap_or_else(|| {
-            let entries = (address..)
-                .step_by(entry_bytes)
-                .zip(data.chunks(entry_bytes));
-            entries
-                .into_iter()
-                .try_for_each(|(address, entry)| self.requester.write(tag, address, entry))
+            let lengths = data.chunks(entry_bytes).map(<[u8]>::len);
+            let places = (address..).step_by(entry_bytes).zip(lengths);
+            self.requester.scatter(tag, places, data)
         })
     }
 

@@ -121,6 +121,27 @@ fn failed(address: u64, len: usize, cause: DmaFault) -> DmaError {
 }
 
 #[test]
+fn entries_for_the_client_are_sent_to_it_together() {
+    let (requester, client) = requester();
+    let mut session = Session::new(Arc::new(requester));
+    let entries: Vec<u8> = (0..64).collect();
+    session
+        .write_entries(Purpose::Completion, 0x8010, &entries, 16)
+        .unwrap();
+    let asked: Vec<_> = (0x8010..0x8050).step_by(16).map(|at| (at, 16)).collect();
+    assert_eq!(*client.asked.lock(), asked, "each as a whole");
+    assert_eq!(client.calls.load(Relaxed), 1);
+    assert_eq!(client.memory.lock()[0x10..0x50], entries);
+    let refused = session.write_entries(Purpose::Completion, 0x7ff0, &[0xff; 32], 16);
+    assert!(refused.is_err(), "the first one has no memory");
+    assert_eq!(
+        client.memory.lock()[..0x10],
+        [0; 0x10],
+        "the next one is not written"
+    );
+}
+
+#[test]
 fn each_route_moves_bytes_and_counts_its_completer() {
     let (requester, _) = requester();
     for (address, route, completer) in [
