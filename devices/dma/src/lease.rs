@@ -61,7 +61,10 @@ pub struct PeerLeases(Arc<MemoryFile>);
 
 impl PeerLeases {
     pub(crate) fn new(lent: LentFile) -> Result<Self, MemoryError> {
-        let file = lent.local()?;
+        Self::of_file(lent.local()?)
+    }
+
+    pub(crate) fn of_file(file: File) -> Result<Self, MemoryError> {
         Ok(Self(Arc::new(MemoryFile::of_other(
             file,
             0,
@@ -77,6 +80,21 @@ impl PeerLeases {
             offset: u64::from(bar) * WORD,
             generation,
         }
+    }
+
+    /// The lease whose word is at `offset`, a multiple of 4.
+    pub(crate) fn lease_at(&self, offset: u64, generation: u32) -> Result<Lease, MemoryError> {
+        let is_word = offset.is_multiple_of(WORD) && offset < BYTES;
+        let lease = Lease {
+            words: Arc::clone(&self.0),
+            offset,
+            generation,
+        };
+        is_word.then_some(lease).ok_or(MemoryError::OutOfRange {
+            offset,
+            len: WORD,
+            size: BYTES,
+        })
     }
 }
 

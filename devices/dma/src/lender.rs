@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::lent_file::LentFile;
 use crate::lent_memory::MOST_FILES_OF_A_LENDER;
 use crate::loan_words::{BorrowedLoan, LentWords, LoanPlace};
-use crate::memory::{MemoryError, MemoryFile, Span};
+use crate::memory::{Lease, MemoryError, MemoryFile, Span};
 use crate::memory_pool::MemoryPool;
 
 /// What one other process lends here, by numbers of its own.
@@ -27,6 +27,8 @@ pub struct Lender {
 struct File {
     number: u32,
     fd: OwnedFd,
+    /// It is read only for as long as this lasts.
+    lease: Option<Lease>,
     /// The part of it that was used last stays mapped.
     mapped: Option<Arc<MemoryFile>>,
 }
@@ -47,13 +49,7 @@ impl Lender {
     /// # Errors
     /// [`MemoryError::NotInMemory`], and those of mapping them.
     pub fn take_words(&mut self, number: u32, fd: OwnedFd) -> Result<(), MemoryError> {
-        if self
-            .words
-            .as_ref()
-            .is_none_or(|(known, _)| *known != number)
-        {
-            self.words = Some((number, LentWords::new(fd)?));
-        }
+        self.words = Some((number, LentWords::new(fd)?));
         Ok(())
     }
 
@@ -63,11 +59,16 @@ impl Lender {
         known.map(|(_, words)| words.loan(place))
     }
 
-    /// Takes a file, which has this number from now on.
+    /// Takes a file, which has this number from now on, and the lease under which the lender uses it, if there is one.
     ///
     /// # Errors
     /// [`MemoryError::NotInMemory`].
-    pub fn take(&mut self, number: u32, fd: OwnedFd) -> Result<(), MemoryError> {
+    pub fn take(
+        &mut self,
+        number: u32,
+        fd: OwnedFd,
+        lease: Option<Lease>,
+    ) -> Result<(), MemoryError> {
         let fd = LentFile::new(fd).in_memory()?.into();
         self.files.retain(|file| file.number != number);
         if self.files.len() >= MOST_FILES_OF_A_LENDER {
@@ -76,6 +77,7 @@ impl Lender {
         self.files.push_back(File {
             number,
             fd,
+            lease,
             mapped: None,
         });
         Ok(())
@@ -96,7 +98,11 @@ impl Lender {
             size,
             source,
         })?;
-        let span = self.pool.span(LentFile::new(fd), offset, size)?;
+        let lent = LentFile::new(fd);
+        let span = match file.lease.clone() {
+            Some(lease) => self.pool.leased(lent, lease, offset, size)?,
+            None => self.pool.span(lent, offset, size)?,
+        };
         file.mapped = Some(span.file.clone());
         Ok(span)
     }
@@ -129,7 +135,7 @@ mod tests {
         let fd = memfd(8192);
         rustix::io::pwrite(&fd, &[7; 16], 4096).unwrap();
         let mut lender = Lender::default();
-        lender.take(3, fd).unwrap();
+        lender.take(3, fd, None).unwrap();
         for _ in 0..2 {
             let span = lender.span(3, 4096, 16).unwrap();
             let mut found = [0; 16];
@@ -148,7 +154,7 @@ mod tests {
     fn file_that_shrinks_fails_its_readers() {
         let fd = memfd(4096);
         let mut lender = Lender::default();
-        lender.take(1, fd.try_clone().unwrap()).unwrap();
+        lender.take(1, fd.try_clone().unwrap(), None).unwrap();
         let span = lender.span(1, 0, 4096).unwrap();
         ftruncate(&fd, 0).unwrap();
         assert!(span.file.read(span.offset, &mut [0; 64]).is_err());
@@ -159,15 +165,36 @@ mod tests {
     }
 
     #[test]
+    fn file_under_a_lease_is_read_until_that_ends() {
+        let leases = crate::Leases::new().unwrap();
+        let fd = memfd(4096);
+        let mut lender = Lender::default();
+        let words = || leases.file().try_clone().unwrap().into();
+        for offset in [1, 2, 4096, u64::MAX] {
+            assert!(Lease::passed_on(words(), offset, 0).is_err(), "{offset}");
+        }
+        let lease = Lease::passed_on(words(), 8, leases.generation(2)).unwrap();
+        lender.take(1, fd, Some(lease)).unwrap();
+        let span = lender.span(1, 0, 4096).unwrap();
+        let read = |span: &Span| span.file.read(span.offset, &mut [0; 64]);
+        leases.end(1);
+        read(&span).unwrap();
+        leases.end(2);
+        assert!(read(&span).is_err());
+        let again = lender.span(1, 0, 64).unwrap();
+        assert!(read(&again).is_err());
+    }
+
+    #[test]
     fn lender_of_many_files_keeps_a_few() {
         let mut lender = Lender::default();
         for number in 0..100 {
-            lender.take(number, memfd(4096)).unwrap();
+            lender.take(number, memfd(4096), None).unwrap();
             lender.span(number, 0, 4096).unwrap();
         }
         let kept = (0..100).filter(|number| lender.span(*number, 0, 1).is_ok());
         assert_eq!(kept.count(), MOST_FILES_OF_A_LENDER);
-        lender.take(200, memfd(1 << 62)).unwrap();
+        lender.take(200, memfd(1 << 62), None).unwrap();
         let refused = lender.span(200, 0, 1 << 61);
         assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
     }
@@ -179,7 +206,7 @@ mod tests {
         let remote = std::path::Path::new("/sys/kernel/mm/transparent_hugepage/enabled");
         for path in [program.as_path(), remote] {
             let open = || std::fs::File::open(path).unwrap().into();
-            let refused = lender.take(1, open());
+            let refused = lender.take(1, open(), None);
             assert!(matches!(refused, Err(MemoryError::NotInMemory)));
             let refused = lender.take_words(1, open());
             assert!(matches!(refused, Err(MemoryError::NotInMemory)));

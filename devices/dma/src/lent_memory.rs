@@ -55,9 +55,11 @@ pub const MOST_FILES_OF_A_LENDER: usize = 16;
 const OWN_FILES: usize = 1;
 
 /// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
-/// ones until their last use ends, what other adapters lend with the words of that, the former words, too, and files of its own.
-const SLOTS: usize =
-    2 * MOST_MAPPINGS + 2 * MOST_PORTS + MOST_LENDERS * (MOST_FILES_OF_A_LENDER + 2) + OWN_FILES;
+/// ones until their last use ends, what other adapters lend with the leases and words of that, the former words, too, and files of its own.
+const SLOTS: usize = 2 * MOST_MAPPINGS
+    + 2 * MOST_PORTS
+    + MOST_LENDERS * (2 * MOST_FILES_OF_A_LENDER + 2)
+    + OWN_FILES;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
 /// Locked by a thread that takes or frees a slot.

@@ -28,8 +28,8 @@
 //! that takes one of them away waits for the end of that transfer, with no lock held, and for no other.
 //!
 //! Memory may also be lent to another process, which reads it ([`Session::lend`]), and borrowed from one ([`Lender`]). A change ends
-//! the loans that it meets, by a word that both sides see ([`LoanWords`]), and waits for the copies of them that are in progress; for
-//! one that does not end, a quarter of a second, once.
+//! the loans that it meets, by a word that both sides see ([`LoanWords`]), and waits for the copies of them that are in progress: a
+//! quarter of a second at most, and a hundredth of the time if there are many such changes ([`Patience`]).
 //!
 //! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: the
 //! requester believes it, the record does not.
@@ -74,6 +74,7 @@ mod map;
 mod memory;
 mod memory_pool;
 mod pages;
+mod patience;
 mod peers;
 mod pinned;
 mod pins;
@@ -104,6 +105,7 @@ pub use map::MapError;
 pub use memory::{Lease, MappedMemory, MemoryError, MemoryFile, Span};
 pub use memory_pool::MemoryPool;
 pub use pages::{PageError, PageTable};
+pub use patience::Patience;
 pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purpose, Route};
 pub use peerbar_flight::{DoorbellEvent, RegisterWrite, WindowId};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};

@@ -4,9 +4,6 @@
 //! open to over: no copy begins any more. Where it finds a copy in progress it waits for its end. Each loan has a generation of its word, so
 //! a reader that comes late changes nothing. [`models`] tries it in every order of events.
 
-#[cfg(all(test, feature = "loom"))]
-mod models;
-
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Bits of the state; the generation is above.
@@ -35,16 +32,26 @@ pub(crate) trait Word {
     fn exchange(&self, was: u32, will: u32) -> bool;
 }
 
-impl Word for AtomicU32 {
-    fn load(&self) -> u32 {
-        Self::load(self, Ordering::Acquire)
-    }
+/// One source for the words of this program and those of the model, so that the model tries these orderings.
+macro_rules! impl_word {
+    ($atomic:ty) => {
+        impl Word for $atomic {
+            fn load(&self) -> u32 {
+                Self::load(self, Ordering::Acquire)
+            }
 
-    fn exchange(&self, was: u32, will: u32) -> bool {
-        let (acquires, fails) = (Ordering::AcqRel, Ordering::Acquire);
-        self.compare_exchange(was, will, acquires, fails).is_ok()
-    }
+            fn exchange(&self, was: u32, will: u32) -> bool {
+                let (acquires, fails) = (Ordering::AcqRel, Ordering::Acquire);
+                self.compare_exchange(was, will, acquires, fails).is_ok()
+            }
+        }
+    };
 }
+
+impl_word!(AtomicU32);
+
+#[cfg(all(test, feature = "loom"))]
+mod models;
 
 /// The value of a word in this state. `None` if there is no such generation.
 pub(crate) fn value(generation: u32, state: State) -> Option<u32> {
@@ -62,6 +69,16 @@ pub(crate) fn advance(word: &impl Word, generation: u32, from: State, to: State)
     let (from, to) = (value(generation, from), value(generation, to));
     from.zip(to)
         .is_some_and(|(from, to)| word.exchange(from, to))
+}
+
+/// Has no copy begin any more. One may be in progress.
+pub(crate) fn cancel(word: &impl Word, generation: u32) {
+    advance(word, generation, State::Open, State::Over);
+}
+
+/// Has a copy that is in progress count for nothing, whenever it ends; whether there was one.
+pub(crate) fn abandon(word: &impl Word, generation: u32) -> bool {
+    advance(word, generation, State::Copying, State::Over)
 }
 
 #[cfg(test)]

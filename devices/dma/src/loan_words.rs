@@ -1,7 +1,8 @@
 //! The words of what a function lends to one other process, in a small file that both sides write.
 //!
-//! Neither side believes the other: a lender that finds a copy in progress waits for [`COPY_TIME`] at most, once, and has lent to that reader
-//! for the last time if it is not over then. A reader that finds anything but an open loan copies nothing.
+//! Neither side believes the other. A lender that finds a copy in progress waits for it, as long as the change that waits has time and there is
+//! [`Patience`] left. By the words of a reader whose copy is not over then nothing is lent any more. A reader that finds anything but an open
+//! loan copies nothing.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,6 +18,7 @@ use rustix::thread::futex;
 use crate::lent_file::LentFile;
 use crate::loan_word::{self, LAST_GENERATION, State, advance, is};
 use crate::memory::{MemoryError, MemoryFile};
+use crate::patience::{Bucket, OF_ONE, Patience};
 
 /// Bytes of the file, and of a word.
 const BYTES: u64 = 4096;
@@ -26,11 +28,12 @@ const MOST: u32 = 1024;
 
 const _: () = assert!(MOST as u64 * WORD == BYTES);
 
-/// How long the end of a loan waits for a copy of it: some hundred times as long as it takes.
-const COPY_TIME: Duration = Duration::from_millis(250);
-
 /// Neither private, as the other side is another process, nor by another clock.
 const SHARED: futex::Flags = futex::Flags::empty();
+
+/// How long a change waits in tests that nothing else than the reader should end.
+#[cfg(test)]
+pub(crate) const LONG: Duration = Duration::from_secs(24 * 3600);
 
 /// The words of what is lent to one other process.
 #[derive(Debug)]
@@ -38,7 +41,14 @@ pub struct LoanWords {
     file: MemoryFile,
     slots: Mutex<Slots>,
     has_hung: AtomicBool,
-    copy_time: Duration,
+    /// How long one change waits.
+    change_time: Duration,
+    /// For how long all changes may still wait for this reader, and for all readers of the lender.
+    patience: Bucket,
+    of_lender: Patience,
+    /// How many threads wait.
+    #[cfg(test)]
+    waiting: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -68,11 +78,11 @@ pub(crate) enum Closed {
 }
 
 impl LoanWords {
-    /// Words of no loan.
+    /// Words of no loan. Waiting for their reader spends the lender's patience.
     ///
     /// # Errors
     /// [`MemoryError::Os`] if there is no memory for them.
-    pub fn new() -> Result<Self, MemoryError> {
+    pub fn new(of_lender: &Patience) -> Result<Self, MemoryError> {
         let file = MemoryFile::create_sealed("loans", BYTES, SealFlags::empty())?;
         let slots = Slots {
             free: (0..MOST).rev().collect(),
@@ -82,8 +92,29 @@ impl LoanWords {
             file,
             slots: Mutex::new(slots),
             has_hung: AtomicBool::new(false),
-            copy_time: COPY_TIME,
+            change_time: OF_ONE,
+            patience: Bucket::new(OF_ONE),
+            of_lender: of_lender.clone(),
+            #[cfg(test)]
+            waiting: AtomicU32::new(0),
         })
+    }
+
+    /// Words for whose reader a change waits for as long as it takes.
+    #[cfg(test)]
+    pub(crate) fn of_long_patience() -> Self {
+        let words = Self::new(&Patience::of(LONG)).unwrap();
+        Self {
+            change_time: LONG,
+            patience: Bucket::new(LONG),
+            ..words
+        }
+    }
+
+    /// How many threads wait for the reader.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Acquire)
     }
 
     /// The file, for the reader.
@@ -91,7 +122,7 @@ impl LoanWords {
         self.file.file()
     }
 
-    /// Whether a copy of the reader did not end in time. Nothing is lent by these words any more.
+    /// Whether a copy of the reader did not end in time, or was not over when the reader said so. Nothing is lent by these words any more.
     pub fn has_hung(&self) -> bool {
         self.has_hung.load(Ordering::Relaxed)
     }
@@ -107,7 +138,9 @@ impl LoanWords {
             generation: *generation,
         };
         let open = loan_word::value(place.generation, State::Open)?;
-        self.file.store(u64::from(slot) * WORD, open.to_le()).ok()?;
+        let offset = u64::from(slot) * WORD;
+        let store = |word: &AtomicU32| word.store(open, Ordering::Release);
+        self.file.with_word(offset, store).ok()?;
         Some(LoanWord {
             words: self.clone(),
             place,
@@ -135,8 +168,7 @@ impl LoanWord {
 
     /// Has no copy begin any more. One may be in progress.
     pub(crate) fn cancel(&self) {
-        let generation = self.place.generation;
-        self.with(|word| advance(word, generation, State::Open, State::Over));
+        self.with(|word| loan_word::cancel(word, self.place.generation));
     }
 
     /// Whether a copy is in progress, for the end of which it is worth to wait.
@@ -144,10 +176,25 @@ impl LoanWord {
         !self.words.has_hung() && self.is(State::Copying)
     }
 
-    /// Ends the loan, and waits for a copy in progress.
-    pub(crate) fn close(&self) -> Closed {
+    /// Ends the loan, and waits for a copy in progress, for a change that began at this moment.
+    pub(crate) fn close(&self, began: Instant) -> Closed {
         self.cancel();
-        if !self.wait() {
+        let is_over = self.wait(began);
+        self.closed(is_over)
+    }
+
+    /// Ends the loan of a reader that says that it has copied. One that copies still breaks the rules, and is not waited for.
+    pub(crate) fn close_at_once(&self) -> Closed {
+        self.cancel();
+        let is_over = !self.is(State::Copying);
+        if !is_over {
+            self.hang();
+        }
+        self.closed(is_over)
+    }
+
+    fn closed(&self, is_over: bool) -> Closed {
+        if !is_over {
             Closed::Hangs
         } else if self.is(State::Done) {
             Closed::Copied
@@ -156,39 +203,71 @@ impl LoanWord {
         }
     }
 
-    /// Waits until no copy is in progress; false if one goes on.
-    pub(crate) fn wait(&self) -> bool {
+    /// Waits until no copy is in progress, for a change that began at this moment. False if one goes on: its words have hung.
+    pub(crate) fn wait(&self, began: Instant) -> bool {
         let generation = self.place.generation;
         let Some(copying) = loan_word::value(generation, State::Copying) else {
             return true;
         };
-        let until = Instant::now() + self.words.copy_time;
+        if !self.is(State::Copying) {
+            return true;
+        }
+        let words = &self.words;
+        let start = Instant::now();
+        let left = (words.change_time.checked_sub(start - began)).unwrap_or_default();
+        let buckets = [&words.patience, words.of_lender.bucket()];
+        let left = buckets
+            .iter()
+            .fold(left, |left, it| left.min(it.left(start)));
+        let is_over = self.wait_until(start + left, copying);
+        let end = Instant::now();
+        for bucket in buckets {
+            // What the host made it longer is not the reader's doing.
+            bucket.spend(end, left.min(end - start));
+        }
+        if !is_over {
+            self.hang();
+        }
+        is_over
+    }
+
+    fn wait_until(&self, until: Instant, copying: u32) -> bool {
         while self.is(State::Copying) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.words.has_hung() {
-                self.hang();
                 return false;
             }
             let left = futex::Timespec {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
                 tv_nsec: left.subsec_nanos().into(),
             };
+            #[cfg(test)]
+            self.words.waiting.fetch_add(1, Ordering::Release);
             // Whatever it says, the word and the time are looked at.
             self.with(|word| futex::wait(word, SHARED, copying, Some(&left)));
+            #[cfg(test)]
+            self.words.waiting.fetch_sub(1, Ordering::Release);
         }
         true
     }
 
     /// The copy does not end: whatever it does is void, and there is no other one.
     fn hang(&self) {
-        let generation = self.place.generation;
-        self.with(|word| advance(word, generation, State::Copying, State::Over));
-        if !self.words.has_hung.swap(true, Ordering::Relaxed) {
-            log::warn!(
-                "a copy of lent memory is not over after {:?}: that adapter is lent nothing more, and gets payload in packets",
-                self.words.copy_time
-            );
+        self.with(|word| loan_word::abandon(word, self.place.generation));
+        let words = &self.words;
+        if words.has_hung.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let is_first = words.of_lender.is_first_report();
+        let level = if is_first {
+            log::Level::Warn
+        } else {
+            log::Level::Debug
+        };
+        log::log!(
+            level,
+            "a copy of lent memory does not end in time: that adapter gets payload in packets for a while"
+        );
     }
 }
 
@@ -275,7 +354,7 @@ mod tests {
     use super::*;
 
     fn two() -> (Arc<LoanWords>, LentWords) {
-        let words = Arc::new(LoanWords::new().unwrap());
+        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
         let fd = words.file().try_clone().unwrap().into();
         let lent = LentWords::new(fd).unwrap();
         (words, lent)
@@ -289,34 +368,45 @@ mod tests {
         let copying = loan.begin().unwrap();
         assert!(word.is_copying() && loan.begin().is_none());
         assert!(copying.finish() && loan.begin().is_none());
-        assert_eq!(word.close(), Closed::Copied);
+        assert_eq!(word.close(Instant::now()), Closed::Copied);
         let word = words.open().unwrap();
         word.cancel();
         assert!(lent.loan(word.place).begin().is_none());
-        assert_eq!(word.close(), Closed::Unused);
+        assert_eq!(word.close(Instant::now()), Closed::Unused);
         let word = words.open().unwrap();
         drop(lent.loan(word.place).begin().unwrap());
-        assert_eq!(word.close(), Closed::Unused);
+        assert_eq!(word.close(Instant::now()), Closed::Unused);
+    }
+
+    /// The state of a thread of this process (proc(5)): `S` is asleep.
+    fn state_of(thread: rustix::thread::Pid) -> char {
+        let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+        let stat = std::fs::read_to_string(path).unwrap();
+        let (_, behind) = stat.rsplit_once(") ").unwrap();
+        behind.chars().next().unwrap()
     }
 
     #[test]
-    fn end_waits_for_a_copy_that_has_begun() {
-        let (words, lent) = two();
+    fn end_sleeps_until_a_copy_that_has_begun_is_over() {
+        let words = Arc::new(LoanWords::of_long_patience());
+        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
         let word = words.open().unwrap();
         let loan = lent.loan(word.place);
         let copying = loan.begin().unwrap();
-        let is_copied = AtomicBool::new(false);
+        let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let end = scope.spawn(|| {
-                let waited = word.wait();
-                (waited, is_copied.load(Ordering::Relaxed))
+                tell.send(rustix::thread::gettid()).unwrap();
+                word.close(Instant::now())
             });
-            is_copied.store(true, Ordering::Relaxed);
-            // As `Copying` does: false if this thread was slow.
-            let is_in_time = copying.finish();
-            let (waited, saw_copy) = end.join().unwrap();
-            assert_eq!(waited, is_in_time);
-            assert!(saw_copy || !waited);
+            let waiter = told.recv().unwrap();
+            while words.waiting() == 0 || state_of(waiter) != 'S' {
+                assert!(!end.is_finished());
+                std::thread::yield_now();
+            }
+            assert!(!end.is_finished());
+            assert!(copying.finish());
+            assert_eq!(end.join().unwrap(), Closed::Copied);
         });
     }
 
@@ -327,12 +417,12 @@ mod tests {
         let loans = [&first, &second].map(|word| lent.loan(word.place));
         let copies = loans.each_ref().map(|loan| loan.begin().unwrap());
         let began = Instant::now();
-        assert_eq!(first.close(), Closed::Hangs);
-        assert!(began.elapsed() >= COPY_TIME && words.has_hung());
+        assert_eq!(first.close(Instant::now()), Closed::Hangs);
+        assert!(began.elapsed() >= OF_ONE && words.has_hung());
         // Longer than it takes on any machine, had it waited again a thousand times.
-        assert_eq!(second.close(), Closed::Hangs);
+        assert_eq!(second.close(Instant::now()), Closed::Hangs);
         for _ in 0..1000 {
-            assert_eq!(second.close(), Closed::Unused);
+            assert_eq!(second.close(Instant::now()), Closed::Unused);
             assert!(!first.is_copying() && !second.is_copying());
         }
         assert!(words.open().is_none());
@@ -341,16 +431,37 @@ mod tests {
 
     #[test]
     fn reader_that_has_hung_is_not_waited_for() {
-        let mut words = LoanWords::new().unwrap();
-        words.copy_time = Duration::from_secs(24 * 3600);
-        let words = Arc::new(words);
+        let words = Arc::new(LoanWords::of_long_patience());
         let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
         let word = words.open().unwrap();
         let loan = lent.loan(word.place);
         let copying = loan.begin().unwrap();
         words.has_hung.store(true, Ordering::Relaxed);
-        assert_eq!(word.close(), Closed::Hangs);
+        assert_eq!(word.close(Instant::now()), Closed::Hangs);
         assert!(!copying.finish());
+    }
+
+    #[test]
+    fn copies_that_end_late_are_waited_for_within_a_budget() {
+        let (words, lent) = two();
+        let lender = words.of_lender.clone();
+        let other = Arc::new(LoanWords::new(&lender).unwrap());
+        // The reader has made changes wait, each for less than the time of one.
+        words.patience.spend(Instant::now(), 1000 * OF_ONE);
+        let word = words.open().unwrap();
+        let loan = lent.loan(word.place);
+        let copying = loan.begin().unwrap();
+        assert_eq!(word.close(Instant::now()), Closed::Hangs);
+        assert!(words.has_hung() && !copying.finish());
+        assert!(!other.has_hung() && lender.is_enough());
+        // All readers together have.
+        lender.bucket().spend(Instant::now(), 1000 * OF_ONE);
+        let lent = LentWords::new(other.file().try_clone().unwrap().into()).unwrap();
+        let word = other.open().unwrap();
+        let loan = lent.loan(word.place);
+        let copying = loan.begin().unwrap();
+        assert_eq!(word.close(Instant::now()), Closed::Hangs);
+        assert!(other.has_hung() && !copying.finish());
     }
 
     #[test]
@@ -360,7 +471,7 @@ mod tests {
             let word = words.open().unwrap();
             let offset = u64::from(word.place.slot) * WORD;
             lent.0.store(offset, value).unwrap();
-            assert_eq!(word.close(), Closed::Unused, "{value:#x}");
+            assert_eq!(word.close(Instant::now()), Closed::Unused, "{value:#x}");
         }
         assert!(!words.has_hung());
     }

@@ -5,6 +5,7 @@
 //! the one that says so.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use peerbar_dma_log::Direction;
@@ -61,15 +62,21 @@ impl Loans {
         ended.any(|(_, loan)| loan.meets(range) && loan.word.is_copying())
     }
 
-    /// Waits until nothing of this range is copied under loans that have ended. To be called without locks.
-    pub(crate) fn wait(&self, range: AddressRange) {
+    /// Waits until nothing of these ranges is copied under loans that have ended. To be called without locks.
+    pub(crate) fn wait(&self, ranges: &[AddressRange]) {
+        self.wait_since(ranges, Instant::now());
+    }
+
+    /// The same, for a change that began to wait at this moment: all readers together get the time of one.
+    fn wait_since(&self, ranges: &[AddressRange], began: Instant) {
         let open = self.open.lock();
         let ended = open.iter().filter(|(_, loan)| loan.over.is_some());
-        let copied = ended.filter(|(_, loan)| loan.meets(range) && loan.word.is_copying());
+        let meets = |loan: &OpenLoan| ranges.iter().any(|range| loan.meets(*range));
+        let copied = ended.filter(|(_, loan)| meets(loan) && loan.word.is_copying());
         let copied: Vec<_> = copied.map(|(_, loan)| loan.word.clone()).collect();
         drop(open);
         for word in copied {
-            word.wait();
+            word.wait(began);
         }
     }
 }
@@ -82,17 +89,22 @@ pub struct Loan {
     key: usize,
     word: Arc<LoanWord>,
     is_recorded: bool,
+    /// When the change began that drops it, if it drops others, too.
+    dropped: Option<Instant>,
     tag: Tag,
     started: u64,
+    /// How often the link had gone down when it was found to be up.
+    link_downs: u64,
     ranges: Vec<PinnedRange>,
 }
 
 impl Loan {
-    /// Lends the ranges of a request; the lock under which their routes were found is still held.
+    /// Lends the ranges of a request; the lock under which their routes were found is still held. The link was up when it had gone down
+    /// `link_downs` times.
     pub(crate) fn new(
         requester: Arc<Requester>,
         word: LoanWord,
-        (tag, started): (Tag, u64),
+        (tag, started, link_downs): (Tag, u64, u64),
         ranges: Vec<PinnedRange>,
     ) -> Self {
         let word = Arc::new(word);
@@ -107,9 +119,22 @@ impl Loan {
             key,
             word,
             is_recorded: false,
+            dropped: None,
             tag,
             started,
+            link_downs,
             ranges,
+        }
+    }
+
+    /// Drops loans, and waits for the copies of them all as long as for one.
+    pub fn drop_all(loans: impl IntoIterator<Item = Self>) {
+        let loans: Vec<_> = loans.into_iter().collect();
+        loans.iter().for_each(|loan| loan.word.cancel());
+        let now = Instant::now();
+        for mut loan in loans {
+            loan.dropped = Some(now);
+            drop(loan);
         }
     }
 
@@ -123,28 +148,36 @@ impl Loan {
         self.word.place
     }
 
-    /// The other process has read all of it: counts and records the request.
+    /// The other process says that it has read all of it: counts and records the request. One that reads still is not waited for.
     ///
     /// # Errors
     /// [`DmaFault::NoMemory`] if a change has taken some of it away meanwhile, or its owner has: what was read means nothing. The same if
-    /// nobody has read it, or the function has met a fault.
+    /// nobody has read it, which is not recorded, or if a fault is to be injected into the function's DMA.
     pub fn end(mut self) -> Result<(), DmaFault> {
         self.is_recorded = true;
-        let closed = self.word.close();
+        let closed = self.word.close_at_once();
+        if closed == Closed::Unused {
+            return Err(DmaFault::NoMemory);
+        }
         // Locked until all is recorded: an unmap that comes later is recorded later.
         let open = self.requester.loans().open.lock();
         let over = open.get(self.key).map_or(Some(0), |loan| loan.over);
-        if closed == Closed::Unused && over.is_none() || self.requester.injects() {
-            return Err(DmaFault::NoMemory);
-        }
-        let lost = self
-            .memory()
-            .position(|(span, _)| span.file.intact().is_err());
-        let unfinished = (closed == Closed::Hangs).then_some(0);
-        let failed = [over, lost, unfinished].into_iter().flatten().min();
+        let failed = self.failed(closed, over);
         self.record(failed);
         drop(open);
         failed.map_or(Ok(()), |_| Err(DmaFault::NoMemory))
+    }
+
+    /// The range that failed of a loan that was read. `over` is the one that a change has taken away.
+    fn failed(&self, closed: Closed, over: Option<usize>) -> Option<usize> {
+        let lost = self
+            .memory()
+            .position(|(span, _)| span.file.intact().is_err());
+        // The link may have gone down, and ended all loans, just before this one was made.
+        let is_link_as_before = self.requester.link_downs() == self.link_downs;
+        let is_whole = closed == Closed::Copied && is_link_as_before && !self.requester.injects();
+        let all = (!is_whole).then_some(0);
+        [over, lost, all].into_iter().flatten().min()
     }
 
     /// Counts the ranges up to the one that failed.
@@ -173,11 +206,12 @@ impl Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         // A change that meets it waits until the copy is over, too.
-        let is_copied = self.word.close() == Closed::Copied;
+        let closed = self.word.close(self.dropped.unwrap_or_else(Instant::now));
         let mut open = self.requester.loans().open.lock();
         let loan = open.try_remove(self.key);
-        if is_copied && !self.is_recorded {
-            self.record(loan.map_or(Some(0), |loan| loan.over));
+        if closed == Closed::Copied && !self.is_recorded {
+            let over = loan.map_or(Some(0), |loan| loan.over);
+            self.record(self.failed(closed, over));
         }
     }
 }
@@ -188,10 +222,10 @@ mod tests {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
     use super::*;
-    use crate::loan_words::LentWords;
+    use crate::loan_words::{LONG, LentWords};
     use crate::{
-        Buffer, LoanWords, MemoryFile, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow,
-        Peers, Session, WindowId,
+        Buffer, LoanWords, MemoryFile, Patience, PeerError, PeerId, PeerMemory, PeerRouting,
+        PeerWindow, Peers, Session, WindowId,
     };
 
     struct NoPeers;
@@ -225,7 +259,11 @@ mod tests {
     }
 
     fn lend(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Option<Loan> {
-        lend_by(&Arc::new(LoanWords::new().unwrap()), requester, places)
+        lend_by(
+            &Arc::new(LoanWords::new(&Patience::default()).unwrap()),
+            requester,
+            places,
+        )
     }
 
     fn lend_by(
@@ -239,7 +277,7 @@ mod tests {
 
     /// A loan that the other side has copied.
     fn copied(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Loan {
-        let words = Arc::new(LoanWords::new().unwrap());
+        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
         let loan = lend_by(&words, requester, places).unwrap();
         let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
         assert!(lent.loan(loan.place()).begin().unwrap().finish());
@@ -272,34 +310,38 @@ mod tests {
         assert!(requester.loans().open.lock().is_empty());
     }
 
+    type Change = fn(&Requester);
+
+    /// Changes that meet a loan of this address, and wait for a copy of it.
+    const CHANGES: [(u64, Change); 7] = [
+        (0x1000, |it| it.unmap(0x1fff, 0x1fff)),
+        (0x1000, |it| it.set_bus_master(false)),
+        (0x1000, |it| drop(it.halt())),
+        (0xc000, |it| it.set_peer(PeerId(1), vec![])),
+        (0xc000, |it| it.lose_peers()),
+        (0xc000, |it| {
+            it.set_switch(PeerRouting::Redirect, Arc::new(NoPeers))
+        }),
+        (0x1000, |it| {
+            let own = MemoryFile::create("own", 0x1000).unwrap();
+            let memory = crate::OwnWindowMemory::Span(Span {
+                file: Arc::new(own),
+                offset: 0,
+            });
+            let window = crate::OwnWindow {
+                address: 0x1000,
+                size: 0x1000,
+                memory,
+            };
+            drop(it.set_window(WindowId::Cmb, Some(window)));
+        }),
+    ];
+
     #[test]
     fn change_ends_the_loans_that_it_meets_and_no_other() {
-        type Change = fn(&Requester);
-        let met: [(u64, Change); 8] = [
-            (0x1000, |it| it.unmap(0x1fff, 0x1fff)),
-            (0x1000, |it| it.set_bus_master(false)),
-            (0x1000, |it| drop(it.halt())),
-            (0xc000, |it| it.set_peer(PeerId(1), vec![])),
-            (0xc000, |it| it.lose_peers()),
-            (0xc000, |it| {
-                it.set_switch(PeerRouting::Redirect, Arc::new(NoPeers))
-            }),
-            (0x1000, |it| it.set_link_down(None)),
-            (0x1000, |it| {
-                let own = MemoryFile::create("own", 0x1000).unwrap();
-                let memory = crate::OwnWindowMemory::Span(Span {
-                    file: Arc::new(own),
-                    offset: 0,
-                });
-                let window = crate::OwnWindow {
-                    address: 0x1000,
-                    size: 0x1000,
-                    memory,
-                };
-                drop(it.set_window(WindowId::Cmb, Some(window)));
-            }),
-        ];
-        for (index, (address, change)) in met.into_iter().enumerate() {
+        let link_down: (u64, Change) = (0x1000, |it| it.set_link_down(None));
+        let met = CHANGES.into_iter().chain([link_down]);
+        for (index, (address, change)) in met.enumerate() {
             let requester = requester();
             let loan = copied(&requester, &[(address, 0x1000)]);
             change(&requester);
@@ -346,7 +388,7 @@ mod tests {
     #[test]
     fn copy_of_a_loan_does_not_begin_after_a_change() {
         let requester = requester();
-        let words = Arc::new(LoanWords::new().unwrap());
+        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
         let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
         let [first, second] = [0x1000, 0x2000]
             .map(|address| lend_by(&words, &requester, &[(address, 0x1000)]).unwrap());
@@ -355,11 +397,59 @@ mod tests {
         assert!(lent.loan(second.place()).begin().is_some());
     }
 
-    /// The reader is never over, so each change returns as it waits no longer than it should.
+    #[test]
+    fn change_waits_for_a_copy_that_has_begun() {
+        for (index, (address, change)) in CHANGES.into_iter().enumerate() {
+            let requester = requester();
+            let words = Arc::new(LoanWords::of_long_patience());
+            let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+            let loan = lend_by(&words, &requester, &[(address, 0x1000)]).unwrap();
+            let borrowed = lent.loan(loan.place());
+            let copying = borrowed.begin().unwrap();
+            let (done, changed) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    change(&requester);
+                    done.send(()).unwrap();
+                });
+                while words.waiting() == 0 {
+                    assert!(changed.try_recv().is_err(), "change {index} waits not");
+                    std::thread::yield_now();
+                }
+                assert!(changed.try_recv().is_err(), "change {index}");
+                assert!(copying.finish(), "change {index}");
+            });
+            changed.recv().unwrap();
+            assert!(!words.has_hung(), "change {index}");
+            assert_eq!(loan.end(), Err(DmaFault::NoMemory), "change {index}");
+        }
+    }
+
+    /// Six readers that never end: the time of one change is over for all of them.
+    #[test]
+    fn readers_of_one_change_get_the_time_of_one() {
+        let requester = requester();
+        let words = [(); 6].map(|()| Arc::new(LoanWords::of_long_patience()));
+        let loans = words
+            .each_ref()
+            .map(|words| lend_by(words, &requester, &[(0x1000, 0x100)]).unwrap());
+        let borrowed = [0, 1, 2, 3, 4, 5].map(|index| {
+            let file = words[index].file().try_clone().unwrap();
+            let lent = LentWords::new(file.into()).unwrap();
+            lent.loan(loans[index].place())
+        });
+        let _copies = borrowed.each_ref().map(|loan| loan.begin().unwrap());
+        let range = AddressRange::new(0x1000, 1);
+        requester.loans().end(range);
+        let long_ago = Instant::now() - LONG;
+        requester.loans().wait_since(&[range], long_ago);
+        assert!(words.iter().all(|words| words.has_hung()));
+    }
+
     #[test]
     fn copy_that_hangs_delays_one_change() {
         let requester = requester();
-        let words = Arc::new(LoanWords::new().unwrap());
+        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
         let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
         let loans = [0x1000, 0x1800, 0x2000]
             .map(|address| lend_by(&words, &requester, &[(address, 0x800)]).unwrap());
@@ -372,6 +462,52 @@ mod tests {
             assert_eq!(loan.end(), Err(DmaFault::NoMemory));
         }
         assert!(lend_by(&words, &requester, &[(0xc000, 1)]).is_none());
+    }
+
+    #[test]
+    fn reader_that_answers_before_its_copy_is_over_hangs() {
+        let requester = requester();
+        let words = Arc::new(LoanWords::of_long_patience());
+        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
+        let borrowed = lent.loan(loan.place());
+        let copying = borrowed.begin().unwrap();
+        assert_eq!(loan.end(), Err(DmaFault::NoMemory));
+        assert!(words.has_hung() && !copying.finish());
+        assert_eq!(bytes_and_failures(&requester), (0, 1));
+    }
+
+    #[test]
+    fn loan_that_comes_after_the_link_went_down_ends_badly() {
+        let requester = requester();
+        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        // As the lender that found the link up finds no loans ended that it has not made.
+        let before = requester.link_downs();
+        requester.set_link_down(None);
+        requester.set_link_up();
+        let mut loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
+        loan.link_downs = before;
+        assert!(lent.loan(loan.place()).begin().unwrap().finish());
+        assert_eq!(loan.end(), Err(DmaFault::NoMemory));
+        let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
+        assert!(lent.loan(loan.place()).begin().unwrap().finish());
+        assert_eq!(loan.end(), Ok(()));
+    }
+
+    #[test]
+    fn copied_loan_of_a_fault_is_recorded_and_unread_is_not() {
+        let requester = requester();
+        let loan = copied(&requester, &[(0x1000, 0x100)]);
+        let rule = "fail dma".parse();
+        requester.add_fault(rule.unwrap()).unwrap();
+        assert_eq!(loan.end(), Err(DmaFault::NoMemory));
+        assert_eq!(bytes_and_failures(&requester), (0, 1));
+        let requester = self::requester();
+        let unread = lend(&requester, &[(0x1000, 0x100)]).unwrap();
+        requester.unmap(0x1000, 0x1fff);
+        assert_eq!(unread.end(), Err(DmaFault::NoMemory));
+        assert_eq!(bytes_and_failures(&requester), (0, 0));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -13,6 +14,8 @@ use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::buffer::Buffer;
 use crate::hints;
+use crate::lease::PeerLeases;
+use crate::lent_file::LentFile;
 use crate::lent_memory::LentMapping;
 
 /// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
@@ -105,6 +108,20 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// A lease of another function, that an adapter passes on with the memory: its word is at `offset` of this file.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotInMemory`], [`MemoryError::OutOfRange`], and those of mapping the file.
+    pub fn passed_on(fd: OwnedFd, offset: u64, generation: u32) -> Result<Self, MemoryError> {
+        let words = PeerLeases::of_file(LentFile::new(fd).in_memory()?)?;
+        words.lease_at(offset, generation)
+    }
+
+    /// The file of its word, where the word is, and what it is until the lease ends.
+    pub fn word(&self) -> (&File, u64, u32) {
+        (self.words.file(), self.offset, self.generation)
+    }
+
     /// Whether it has ended, as of all accesses before this.
     pub(crate) fn is_over(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -251,6 +268,11 @@ impl MappedMemory {
             lent: None,
             lease: None,
         }
+    }
+
+    /// The lease under which it is used, if there is one.
+    pub fn lease(&self) -> Option<&Lease> {
+        self.lease.as_ref()
     }
 
     /// Whether an access has met pages that were taken away: all accesses fail since.

@@ -208,8 +208,6 @@ pub struct Drain<'a> {
 
 impl Drop for Drain<'_> {
     fn drop(&mut self) {
-        for range in self.ranges.drain(..) {
-            self.requester.wait_for_transfers(range);
-        }
+        self.requester.wait_for_transfers(&self.ranges);
     }
 }

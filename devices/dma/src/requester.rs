@@ -263,7 +263,7 @@ impl Requester {
         }
         drop(routes);
         if !on {
-            self.wait_for_transfers(AddressRange::ALL);
+            self.wait_for_transfers(&[AddressRange::ALL]);
         }
     }
 
@@ -321,7 +321,7 @@ impl Requester {
         }
         routes.peer_routing = routing;
         drop(routes);
-        met.iter().for_each(|range| self.loans.wait(*range));
+        self.loans.wait(&met);
     }
 
     /// Whether the function asks for translations of addresses and keeps them (PCIe Base 6.0, 10.5.1.3, ATS Control). Once
@@ -514,7 +514,7 @@ impl Requester {
         if self.pins.meet(range) || self.loans.are_copied(range) {
             // It is recorded after the transfers that still use this mapping.
             drop(routes);
-            self.wait_for_transfers(range);
+            self.wait_for_transfers(&[range]);
         }
         self.note(|| Event::Unmap { iova, last });
     }
@@ -575,13 +575,15 @@ impl Requester {
 
     /// Waits until no transfer that has begun by now, and no copy of what was lent, uses these addresses. Not to be called with a
     /// lock held that is needed to carry such transfers to their end.
-    pub(crate) fn wait_for_transfers(&self, range: AddressRange) {
+    pub(crate) fn wait_for_transfers(&self, ranges: &[AddressRange]) {
         let lent = || {
             let pools = [&self.client_memory, &self.peer_memory];
             pools.map(|pool| pool.lock().mapped()).concat()
         };
-        self.pins.wait(range, self.patience.get().copied(), lent);
-        self.loans.wait(range);
+        for range in ranges {
+            self.pins.wait(*range, self.patience.get().copied(), lent);
+        }
+        self.loans.wait(ranges);
     }
 
     /// May be made before or after the release of the lock under which these addresses were taken away.

@@ -178,13 +178,15 @@ impl Session {
         places: impl IntoIterator<Item = (u64, usize)>,
     ) -> Option<Loan> {
         let tag = tag.into();
+        // Before it is asked whether the link is up.
+        let link_downs = self.requester.link_downs();
         let started = self.collect(tag.purpose, Direction::Read, places)?;
         let ranges = std::mem::take(&mut self.ranges);
         let word = words.open()?;
         Some(Loan::new(
             self.requester.clone(),
             word,
-            (tag, started),
+            (tag, started, link_downs),
             ranges,
         ))
     }

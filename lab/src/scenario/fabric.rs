@@ -19,6 +19,8 @@ pub struct Fabric {
     pub seed: Option<u64>,
     /// What joins it with the fabrics of other machines, if anything does.
     pub tunnels: Option<Tunnels>,
+    /// Adapters lend each other memory also where there are several guests: the servers of each can read and write the others' RAM.
+    pub lend_between_guests: bool,
 }
 
 /// Checks the fabric between `nics`. Two adapters or more have one without a table, too. Paths in it are relative to `folder`.
@@ -44,6 +46,7 @@ pub(super) fn fabric(
         impairments: rules.collect::<Result<_, _>>()?,
         seed: table.seed,
         tunnels,
+        lend_between_guests: table.lend_between_guests,
     }))
 }
 

@@ -179,11 +179,13 @@ pub(super) struct NicTable {
 
 /// What joins the RDMA network adapters.
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct FabricTable {
     #[serde(default)]
     pub(super) impair: Vec<Spanned<String>>,
     pub(super) seed: Option<u64>,
+    #[serde(default)]
+    pub(super) lend_between_guests: bool,
     pub(super) tunnels: Option<Spanned<TunnelsTable>>,
 }
 

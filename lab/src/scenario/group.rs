@@ -20,7 +20,7 @@ pub use across::{AcrossCheck, AcrossEnd};
 use super::error::Problem;
 use super::fabric::fabric;
 use super::file::File;
-use super::tunnels::{self, Tunnels};
+use super::tunnels;
 use super::validate::{self, LONGEST_SCENARIO};
 use super::{
     Fabric, Nic, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
@@ -155,11 +155,10 @@ impl GuestGroup {
         tunnels::number(nics, of_fabric);
         let tables = CheckTable::all(&parts.across)?;
         let checks = read_across(tables, &guests)?;
-        if fabric.is_some() {
-            let tunnels = of_fabric;
+        if let Some(fabric) = &fabric {
             guests
                 .iter_mut()
-                .for_each(|guest| guest.join_fabric(tunnels));
+                .for_each(|guest| guest.join_fabric(fabric));
         }
         Ok(Self {
             name,
@@ -237,14 +236,15 @@ impl GroupGuest {
         format!("{}: {name}", self.name)
     }
 
-    /// Takes its part in the fabric, and brings what checks across guests need.
-    fn join_fabric(&mut self, tunnels: Option<&Tunnels>) {
+    /// Takes its part in the group's fabric, which does what the rules say, and brings what checks across guests need.
+    fn join_fabric(&mut self, fabric: &Fabric) {
         let scenario = &mut self.scenario;
         if scenario.nics.is_empty() {
             return;
         }
         scenario.fabric = Some(Fabric {
-            tunnels: tunnels.cloned(),
+            tunnels: fabric.tunnels.clone(),
+            lend_between_guests: fabric.lend_between_guests,
             ..Fabric::default()
         });
         if scenario.tools {
@@ -402,6 +402,20 @@ mod tests {
             ]
         );
         assert_eq!(group.fabric, Some(Fabric::default()));
+    }
+
+    #[test]
+    fn adapters_of_a_group_lend_if_its_fabric_says_so() {
+        for (lines, lends) in [
+            ("", false),
+            ("[fabric]\nlend-between-guests = true\n", true),
+        ] {
+            let group = parse(&format!("{HEAD}{lines}{COMMAND}")).unwrap();
+            for guest in &group.guests {
+                let fabric = guest.scenario.fabric.as_ref().unwrap();
+                assert_eq!(fabric.lend_between_guests, lends, "{}", guest.name);
+            }
+        }
     }
 
     #[test]

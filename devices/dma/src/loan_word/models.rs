@@ -5,20 +5,11 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-use super::{State, Word, advance, is, value};
+use super::{State, Word, abandon, advance, cancel, is, value};
 
 const GENERATION: u32 = 1;
 
-impl Word for AtomicU32 {
-    fn load(&self) -> u32 {
-        Self::load(self, Ordering::Acquire)
-    }
-
-    fn exchange(&self, was: u32, will: u32) -> bool {
-        let (acquires, fails) = (Ordering::AcqRel, Ordering::Acquire);
-        self.compare_exchange(was, will, acquires, fails).is_ok()
-    }
-}
+impl_word!(AtomicU32);
 
 /// A page that is lent. A reader that meets its next owner fails the model.
 struct Scene {
@@ -46,14 +37,18 @@ impl Scene {
         begins
     }
 
-    /// The lender ends the loan, and gives the page to another owner.
+    /// The lender ends the loan, waits for a copy, and gives the page to another owner.
     fn end(&self) {
-        if !advance(&self.word, GENERATION, State::Open, State::Over) {
-            while is(&self.word, GENERATION, State::Copying) {
-                thread::yield_now();
-            }
-        }
+        self.wait();
         self.page.with_mut(|_| ());
+    }
+
+    /// The lender ends the loan, and waits for a copy.
+    fn wait(&self) {
+        cancel(&self.word, GENERATION);
+        while is(&self.word, GENERATION, State::Copying) {
+            thread::yield_now();
+        }
     }
 }
 
@@ -76,14 +71,31 @@ fn two_ends_both_wait_for_the_reader() {
         let scene = Scene::new();
         let [reads, ends] = [(); 2].map(|()| scene.clone());
         let reader = thread::spawn(move || reads.read());
-        let ender = thread::spawn(move || {
-            advance(&ends.word, GENERATION, State::Open, State::Over);
-            while is(&ends.word, GENERATION, State::Copying) {
-                thread::yield_now();
-            }
-        });
+        let ender = thread::spawn(move || ends.wait());
         ender.join().unwrap();
         scene.end();
         reader.join().unwrap();
+    });
+}
+
+/// The lender has waited for long enough. The copy may still read the page, so only its success is at stake.
+#[test]
+fn abandoned_copy_succeeds_exactly_if_it_was_done() {
+    loom::model(|| {
+        let open = value(GENERATION, State::Open).unwrap();
+        let word = Arc::new(AtomicU32::new(open));
+        let read = word.clone();
+        let reader = thread::spawn(move || {
+            let begins = advance(&*read, GENERATION, State::Open, State::Copying);
+            begins && advance(&*read, GENERATION, State::Copying, State::Done)
+        });
+        cancel(&*word, GENERATION);
+        let is_abandoned = abandon(&*word, GENERATION);
+        let is_done = is(&*word, GENERATION, State::Done);
+        let has_succeeded = reader.join().unwrap();
+        assert_eq!(is_done, has_succeeded);
+        assert!(!(is_abandoned && has_succeeded));
+        let over = is(&*word, GENERATION, State::Over);
+        assert_eq!(over, !has_succeeded);
     });
 }

@@ -52,6 +52,8 @@ pub(super) struct Remote {
     pub(super) sent: u32,
     /// Something has been sent.
     pub(super) has_begun: bool,
+    /// How often files have been shown for its next part.
+    pub(super) shows: u8,
     /// Parts that were to be lent and could not be, which go in packets.
     pub(super) again: Vec<(u32, u32)>,
     /// Parts that have been copied, or none of whose bytes has been, by their loans, which are to be given back.

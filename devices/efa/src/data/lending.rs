@@ -5,18 +5,19 @@
 //! payload goes in packets.
 
 use std::collections::{HashMap, VecDeque};
-use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use peerbar_dma::{
-    BorrowedLoan, Lender, Loan, LoanWords, MOST_FILES_OF_A_LENDER, MOST_LENDERS, MemoryError,
-    MemoryFile, Span,
+    BorrowedLoan, Lease, Lender, Loan, LoanWords, MOST_FILES_OF_A_LENDER, MOST_LENDERS,
+    MemoryError, MemoryFile, Patience, Span,
 };
 use peerbar_fabric::SendError;
+use zerocopy::IntoBytes;
 
-use super::packet::{LentPart, LentRange, MOST_RANGES, Packet, Verb};
+use super::packet::{LentPart, LentRange, MOST_RANGES, Packet, ShownLease, Verb};
 use super::remote::Sent;
 use super::turn::Turn;
 use super::wire::Token;
@@ -31,8 +32,10 @@ const MOST_VIEWERS: usize = 256;
 /// How many loans one adapter has at most of what it reads, and for how long each.
 const MOST_READS: usize = 512;
 const READ_TIME: Duration = Duration::from_secs(30);
-/// How many adapters may leave a copy unfinished before none is lent memory any more: each has delayed a change of this adapter's memory.
-const MOST_HUNG: usize = 16;
+/// How long an adapter is lent nothing that has left a copy unfinished: it has delayed a change of this adapter's memory.
+const HUNG: Duration = Duration::from_secs(60);
+/// How often files are shown for one part of a transfer before it goes in packets: others may need the place of each file meanwhile.
+pub(super) const MOST_SHOWS: u8 = 8;
 
 /// What this adapter lends, and what others lend to it.
 #[derive(Default)]
@@ -42,8 +45,13 @@ pub(super) struct Lending {
     /// The last number of a file or of words.
     pub(super) last_number: u32,
     viewers: HashMap<Gid, Viewer>,
-    /// The words of what each adapter is lent. Those of one that has left a copy unfinished stay.
+    /// The words of what each adapter is lent.
     words: HashMap<Gid, Words>,
+    /// Words of adapters that have gone, by which there may be loans.
+    former: Vec<(Gid, Arc<LoanWords>)>,
+    /// Adapters that have left a copy unfinished, and until when they are lent nothing.
+    hung: HashMap<Gid, Instant>,
+    patience: Patience,
     lenders: HashMap<Gid, Lender>,
     /// What others read here, oldest first.
     reads: VecDeque<Read>,
@@ -81,6 +89,8 @@ pub(super) enum Shown {
     Known,
     /// It will say so.
     Pending,
+    /// It has been shown one of them just now, and will say so.
+    Asked,
     /// It takes none now.
     Refused,
     /// Too much is under way to ask it.
@@ -106,9 +116,10 @@ impl Lending {
         Some(self.last_number)
     }
 
-    /// The ranges of a loan, as few as there can be. `None` if they are too many.
+    /// The ranges of a loan, as few as there can be. `None` if they are too many, or of more files than another adapter keeps.
     pub(super) fn ranges(&mut self, loan: &Loan) -> Option<Vec<LentRange>> {
         let mut ranges: Vec<LentRange> = Vec::new();
+        let mut files: Vec<u32> = Vec::new();
         let mut known: Option<(*const MemoryFile, u32)> = None;
         for (span, len) in loan.memory() {
             let place = Arc::as_ptr(&span.file);
@@ -118,6 +129,9 @@ impl Lending {
                 None => self.number(&span.file)?,
             };
             known = Some((place, file));
+            if !files.contains(&file) {
+                files.push(file);
+            }
             let offset = span.file.first().checked_add(span.offset)?;
             let bytes = u32::try_from(len).ok()?;
             match ranges.last_mut() {
@@ -125,7 +139,8 @@ impl Lending {
                 _ => ranges.push(LentRange::new(file, offset, bytes)),
             }
         }
-        (ranges.len() <= MOST_RANGES).then_some(ranges)
+        let is_possible = ranges.len() <= MOST_RANGES && files.len() <= MOST_FILES_OF_A_LENDER;
+        is_possible.then_some(ranges)
     }
 
     /// An adapter as one that this one lends to. If there are too many, all are forgotten, and shown everything again.
@@ -137,18 +152,21 @@ impl Lending {
     }
 
     /// The words of what an adapter is lent. `None` if it is lent nothing.
-    pub(super) fn words(&mut self, gid: Gid) -> Option<Words> {
-        let has_hung = |words: &&Words| words.words.has_hung();
-        if self.words.values().filter(has_hung).count() >= MOST_HUNG {
+    pub(super) fn words(&mut self, gid: Gid, now: Instant) -> Option<Words> {
+        self.note_hung(now);
+        let is_hung = self.hung.contains_key(&gid) || self.hung.len() >= MOST_VIEWERS;
+        if is_hung || !self.patience.is_enough() {
             return None;
         }
         if let Some(words) = self.words.get(&gid) {
-            return Some(words.clone()).filter(|words| !words.words.has_hung());
+            return Some(words.clone());
         }
         if self.words.len() >= MOST_VIEWERS {
-            self.words.retain(|_, words| words.words.has_hung());
+            self.forget_words(|_| true);
         }
-        let words = LoanWords::new();
+        // It knows files by the former words.
+        self.show_again(gid);
+        let words = LoanWords::new(&self.patience);
         let words = words.inspect_err(|error| log::warn!("nothing is lent to {gid}: {error}"));
         let words = Words {
             number: self.next_number()?,
@@ -158,10 +176,33 @@ impl Lending {
         Some(words)
     }
 
-    /// Whether an adapter has left a copy unfinished.
-    fn has_hung(&self, gid: Gid) -> bool {
+    /// Forgets words, but for what becomes of the loans by them.
+    fn forget_words(&mut self, is_gone: impl Fn(&Gid) -> bool) {
+        let gone = self.words.extract_if(|gid, _| is_gone(gid));
+        self.former.extend(gone.map(|(gid, it)| (gid, it.words)));
+    }
+
+    /// Finds the adapters that have left a copy unfinished, also if they have gone.
+    fn note_hung(&mut self, now: Instant) {
+        let until = now + HUNG;
+        let hung = &mut self.hung;
+        hung.retain(|_, until| now < *until);
+        let here = self.words.extract_if(|_, it| it.words.has_hung());
+        hung.extend(here.map(|(gid, _)| (gid, until)));
+        let former = self
+            .former
+            .extract_if(.., |(_, it)| it.has_hung() || Arc::strong_count(it) == 1);
+        let former = former.filter(|(_, it)| it.has_hung());
+        hung.extend(former.map(|(gid, _)| (gid, until)));
+    }
+
+    /// Whether an adapter is lent nothing as it has left a copy unfinished.
+    fn has_hung(&mut self, gid: Gid, now: Instant) -> bool {
         let words = self.words.get(&gid);
-        words.is_some_and(|words| words.words.has_hung())
+        if words.is_some_and(|it| it.words.has_hung()) {
+            self.note_hung(now);
+        }
+        self.hung.get(&gid).is_some_and(|until| now < *until)
     }
 
     /// An adapter may have lost what it was shown.
@@ -226,7 +267,12 @@ impl Lending {
     }
 
     /// Takes a file that an adapter lends, and the words of its loans, each with its number. False if too many lend already.
-    fn take(&mut self, from: Gid, file: (u32, OwnedFd), words: (u32, OwnedFd)) -> bool {
+    fn take(
+        &mut self,
+        from: Gid,
+        (number, file, lease): (u32, OwnedFd, Option<Lease>),
+        words: (u32, OwnedFd),
+    ) -> bool {
         let is_full = self.lenders.len() >= MOST_LENDERS;
         if is_full && !self.lenders.contains_key(&from) {
             log::warn!(
@@ -236,7 +282,7 @@ impl Lending {
         }
         let lender = self.lenders.entry(from).or_default();
         let taken = lender.take_words(words.0, words.1);
-        let taken: Result<(), MemoryError> = taken.and_then(|()| lender.take(file.0, file.1));
+        let taken: Result<(), MemoryError> = taken.and_then(|()| lender.take(number, file, lease));
         taken
             .inspect_err(|error| log::debug!("memory of {from}: {error}"))
             .is_ok()
@@ -296,8 +342,7 @@ impl Lending {
         let is_gone = |gid: &Gid| gone.is_none_or(|gone| gone == *gid);
         self.viewers.retain(|gid, _| !is_gone(gid));
         self.lenders.retain(|gid, _| !is_gone(gid));
-        self.words
-            .retain(|gid, words| words.words.has_hung() || !is_gone(gid));
+        self.forget_words(is_gone);
         let (ended, left): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.reads)
             .into_iter()
             .partition(|read| is_gone(&read.gid));
@@ -320,8 +365,8 @@ impl Turn<'_> {
         if known.is_none() {
             viewer.permitted = Some((self.now, is_permitted));
         }
-        let lending = &self.parts.lending;
-        is_permitted && !lending.is_refused(gid, self.now) && !lending.has_hung(gid)
+        let lending = &mut self.parts.lending;
+        is_permitted && !lending.is_refused(gid, self.now) && !lending.has_hung(gid, self.now)
     }
 
     /// Has another adapter know the files of a loan.
@@ -335,7 +380,8 @@ impl Turn<'_> {
             last = Some(&span.file);
             match self.show_file(gid, &span.file, words) {
                 Shown::Known => {}
-                Shown::Pending => all = Shown::Pending,
+                Shown::Pending if all == Shown::Asked => {}
+                shown @ (Shown::Pending | Shown::Asked) => all = shown,
                 shown @ (Shown::Refused | Shown::Busy) => return shown,
             }
         }
@@ -351,17 +397,23 @@ impl Turn<'_> {
             None if !self.lends_to(gid) => return Shown::Refused,
             None => {}
         }
-        let descriptors = [file.file(), words.words.file()].map(File::try_clone);
-        let [Ok(file), Ok(of_words)] = descriptors else {
+        let lease = file.lease().map(Lease::word);
+        let of_lease = lease.map(|(words, ..)| words);
+        let files = [file.file(), words.words.file()].into_iter();
+        let descriptors = files
+            .chain(of_lease)
+            .map(|file| Ok(Arc::new(file.try_clone()?.into())));
+        let descriptors: io::Result<Vec<Arc<OwnedFd>>> = descriptors.collect();
+        let Ok(descriptors) = descriptors else {
             return Shown::Refused;
         };
-        let descriptors = [file, of_words].map(|file| Arc::new(OwnedFd::from(file)));
         let token = Token(self.parts.next_id());
         let mut packet = Packet::of_adapter(Verb::Show, number.into(), 0);
         packet.part.key = words.number;
-        let packet = packet.encode(&[]);
+        let lease = lease.map(|(_, offset, generation)| ShownLease::new(offset, generation));
+        let packet = packet.encode(lease.as_ref().map_or(&[], IntoBytes::as_bytes));
         let wire = self.parts.wire.get().ok_or(SendError::Lost);
-        match wire.and_then(|wire| wire.request(gid, &packet, descriptors.into(), token)) {
+        match wire.and_then(|wire| wire.request(gid, &packet, descriptors, token)) {
             Ok(()) => {}
             Err(SendError::Busy) => return Shown::Busy,
             Err(SendError::Lost | SendError::TooLong) => return Shown::Refused,
@@ -369,7 +421,7 @@ impl Turn<'_> {
         let shown = Sent::File { gid, file: number };
         self.parts.sent.insert(token, shown);
         self.parts.lending.is_shown(gid, number);
-        Shown::Pending
+        Shown::Asked
     }
 
     /// Another adapter has been shown a file: what has waited for that goes on.
@@ -380,18 +432,18 @@ impl Turn<'_> {
             self.parts.lending.refused(gid, self.now);
         }
         let waiting = std::mem::take(&mut self.parts.deferred).into_iter();
-        let (again, others): (Vec<_>, Vec<_>) = waiting.partition(|arrival| arrival.from == gid);
+        let (again, others): (Vec<_>, Vec<_>) = waiting.partition(|it| it.arrival.from == gid);
         self.parts.deferred = others;
-        for arrival in again {
-            self.take_arrival(arrival);
+        for deferred in again {
+            self.take_deferred(deferred);
         }
     }
 
-    /// Another adapter lends a file, by the words of these numbers; whether both are taken.
+    /// Another adapter lends a file, by the words of these numbers, and under this lease if there is one; whether all are taken.
     pub(super) fn take_file(
         &mut self,
         from: Gid,
-        (file, words): (u32, u32),
+        (file, words, lease): (u32, u32, Option<ShownLease>),
         descriptors: Vec<OwnedFd>,
     ) -> bool {
         let is_lending = self.parts.wire.get().is_some_and(|wire| wire.lends(from));
@@ -399,23 +451,33 @@ impl Turn<'_> {
         let (Some(file_fd), Some(words_fd)) = (fds.next(), fds.next()) else {
             return false;
         };
+        let passed_on = |lease: ShownLease| {
+            let (offset, generation) = lease.parts();
+            let passed_on = Lease::passed_on(fds.next()?, offset, generation);
+            passed_on
+                .inspect_err(|error| log::debug!("lease of {from}: {error}"))
+                .ok()
+        };
+        let lease = match lease.map(passed_on) {
+            Some(None) => return false,
+            Some(lease) => lease,
+            None => None,
+        };
         let lending = &mut self.parts.lending;
-        lending.take(from, (file, file_fd), (words, words_fd))
+        lending.take(from, (file, file_fd, lease), (words, words_fd))
     }
 
     /// Ends the loans for reads that nobody has given back in time.
     pub(super) fn end_old_reads(&mut self) {
-        while let Some(loan) = self.parts.lending.next_old(self.now) {
-            drop(self.objects.take_loan(loan));
-        }
+        let old = std::iter::from_fn(|| self.parts.lending.next_old(self.now));
+        Loan::drop_all(old.filter_map(|loan| self.objects.take_loan(loan)));
     }
 
     /// An adapter is gone, or all are.
     pub(super) fn forget_adapter(&mut self, gone: Option<Gid>) {
-        for loan in self.parts.lending.forget(gone) {
-            drop(self.objects.take_loan(loan));
-        }
+        let ended = self.parts.lending.forget(gone).into_iter();
+        Loan::drop_all(ended.filter_map(|loan| self.objects.take_loan(loan)));
         let is_gone = |gid: Gid| gone.is_none_or(|gone| gone == gid);
-        self.parts.deferred.retain(|it| !is_gone(it.from));
+        self.parts.deferred.retain(|it| !is_gone(it.arrival.from));
     }
 }

@@ -4,10 +4,11 @@ use std::os::fd::OwnedFd;
 
 use peerbar_dma::{Loan, Tag};
 use peerbar_efa_spec::completion::CompletionStatus;
+use zerocopy::FromBytes;
 
 use super::job::{Job, Unsent};
-use super::lending::Shown;
-use super::packet::{self, LentPart, Packet, Refusal, Verb};
+use super::lending::{MOST_SHOWS, Shown};
+use super::packet::{self, LentPart, Packet, Refusal, ShownLease, Verb};
 use super::remote::{NoPacket, SentPacket};
 use super::requester::{Requester, tag};
 use super::responder::{self, Sender};
@@ -29,7 +30,7 @@ impl Turn<'_> {
         let header = self.header(requester, job, (Verb::Write, part), true)?;
         let places = self.local_places(requester, request, Need::LocalRead, part)?;
         let tag = tag(requester.sender.pair, job.number);
-        let Some(words) = self.parts.lending.words(gid) else {
+        let Some(words) = self.parts.lending.words(gid, self.now) else {
             return Ok(None);
         };
         let Some(loan) = self.parts.transfers.lend(tag, &places, &words.words) else {
@@ -40,7 +41,8 @@ impl Turn<'_> {
         };
         match self.show(gid, &loan, &words) {
             Shown::Known => {}
-            Shown::Pending | Shown::Busy => return Err(NoPacket::NotShown),
+            Shown::Asked => return Err(NoPacket::NotShown { asked: true }),
+            Shown::Pending | Shown::Busy => return Err(NoPacket::NotShown { asked: false }),
             Shown::Refused => return Ok(None),
         }
         let lent = LentPart {
@@ -141,10 +143,12 @@ impl Turn<'_> {
         &mut self,
         packet: &Packet,
         from: Gid,
-        descriptors: Vec<OwnedFd>,
+        (lease, descriptors): (&[u8], Vec<OwnedFd>),
     ) -> Result<Vec<u8>, Refusal> {
         let file = u32::try_from(packet.part.address).map_err(|_| Refusal::NotLent)?;
-        let is_taken = self.take_file(from, (file, packet.part.key), descriptors);
+        let lease = ShownLease::read_from_bytes(lease).ok();
+        let shown = (file, packet.part.key, lease);
+        let is_taken = self.take_file(from, shown, descriptors);
         is_taken.then(|| packet::done(&[])).ok_or(Refusal::NotLent)
     }
 
@@ -169,11 +173,13 @@ impl Turn<'_> {
         Ok(packet::done(&[]))
     }
 
-    /// Lends the memory of a read to another adapter. `None` if that does not know the memory yet: the answer comes later.
+    /// Lends the memory of a read to another adapter. `None` if that does not know the memory yet: the answer comes later. Files have been
+    /// shown for it `shows` times.
     pub(super) fn lend_read(
         &mut self,
         packet: &Packet,
         from: Gid,
+        shows: &mut u8,
     ) -> Result<Option<Vec<u8>>, Refusal> {
         let sender = packet.sender(from, QueuePairKind::ReliableDatagram);
         let to = packet.destination;
@@ -182,7 +188,8 @@ impl Turn<'_> {
         if !self.lends_to(from) {
             return Err(Refusal::NotLent);
         }
-        let words = self.parts.lending.words(from).ok_or(Refusal::NotLent)?;
+        let words = self.parts.lending.words(from, self.now);
+        let words = words.ok_or(Refusal::NotLent)?;
         let tag = responder::tag(to);
         let loan = self.parts.transfers.lend(tag, &places, &words.words);
         let loan = loan.ok_or(Refusal::LoanOver)?;
@@ -190,6 +197,12 @@ impl Turn<'_> {
         match self.show(from, &loan, &words) {
             Shown::Known => {}
             Shown::Pending => return Ok(None),
+            Shown::Asked if *shows < MOST_SHOWS => {
+                *shows += 1;
+                return Ok(None);
+            }
+            // Others need the places of its files.
+            Shown::Asked => return Err(Refusal::LoanOver),
             Shown::Refused => return Err(Refusal::NotLent),
             // Nothing was asked, so no answer would have it taken again.
             Shown::Busy => return Err(Refusal::LoanOver),

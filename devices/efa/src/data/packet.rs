@@ -186,6 +186,33 @@ impl LentPart {
     }
 }
 
+/// The word of the lease under which a file is used that is shown. The file that it is in comes with that.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub(super) struct ShownLease {
+    offset: U64,
+    generation: U32,
+    reserved: U32,
+}
+
+impl ShownLease {
+    /// The word is at this offset, and has this value until the lease ends.
+    pub(super) fn new(offset: u64, generation: u32) -> Self {
+        Self {
+            offset: U64::new(offset),
+            generation: U32::new(generation),
+            reserved: U32::ZERO,
+        }
+    }
+
+    /// Where the word is, and its value until the lease ends.
+    pub(super) fn parts(&self) -> (u64, u32) {
+        (self.offset.get(), self.generation.get())
+    }
+}
+
 impl Packet {
     /// A packet that is about no queue pair, with the number of a file or loan.
     pub(super) fn of_adapter(verb: Verb, number: u64, bytes: u32) -> Self {
@@ -267,6 +294,7 @@ impl Packet {
             (Verb::Read, false) => bytes <= PART_BYTES && payload.is_empty(),
             (Verb::Read, true) => bytes <= LENT_BYTES && payload.is_empty(),
             (_, true) => false,
+            (Verb::Show, false) if payload.len() == size_of::<ShownLease>() => true,
             (_, false) => payload.is_empty(),
         };
         is_possible.then_some((packet, payload))

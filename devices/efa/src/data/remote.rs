@@ -8,11 +8,12 @@ use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::{RequestError, SendError};
 
 use super::job::{Job, Unsent, Wait};
+use super::lending::MOST_SHOWS;
 use super::packet::{self, LENT_BYTES, PART_BYTES, Packet, Refusal, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
 use super::responder::{self, Payload, Sender};
 use super::turn::Turn;
-use super::wire::{Answer, Arrival, Mail, Token};
+use super::wire::{Answer, Arrival, Deferred, Mail, Token};
 use super::work_request::Data;
 use crate::objects::{Gid, Need, QueuePairEvent, QueuePairKind};
 
@@ -65,8 +66,10 @@ struct Next {
 /// Why there is no packet now.
 pub(super) enum NoPacket {
     Failed(CompletionStatus),
-    /// The destination does not know the memory yet.
-    NotShown,
+    /// The destination does not know the memory yet. It may have been shown some of it just now.
+    NotShown {
+        asked: bool,
+    },
 }
 
 impl From<CompletionStatus> for NoPacket {
@@ -86,7 +89,7 @@ impl Turn<'_> {
         let next = match job.remote.unsent.take() {
             Some(unsent) => Ok(unsent),
             None => {
-                let lends = self.lends_to(gid);
+                let lends = job.remote.shows < MOST_SHOWS && self.lends_to(gid);
                 let Some(next) = next_packet(job, lends) else {
                     return ended(job);
                 };
@@ -96,7 +99,10 @@ impl Turn<'_> {
         match next {
             Ok(packet) => self.send_packet(requester, gid, job, packet),
             Err(NoPacket::Failed(status)) => self.give_up(job, status),
-            Err(NoPacket::NotShown) => Step::After(Wait::Until(self.now + SHOW_WAIT)),
+            Err(NoPacket::NotShown { asked }) => {
+                job.remote.shows = job.remote.shows.saturating_add(asked.into());
+                Step::After(Wait::Until(self.now + SHOW_WAIT))
+            }
         }
     }
 
@@ -163,6 +169,9 @@ impl Turn<'_> {
             is_lent: packet.is_lent,
             loan: packet.loan,
         };
+        if packet.is_lent {
+            job.remote.shows = 0;
+        }
         self.parts.sent.insert(token, Sent::Packet(sent));
         job.remote.outstanding += 1;
         match verb {
@@ -286,6 +295,8 @@ impl Turn<'_> {
 
     /// Takes packets and answers of other adapters.
     pub(super) fn take_mail(&mut self) {
+        // Loans end in here, which may wait.
+        self.parts.transfers.session.release();
         for _ in 0..MAIL {
             let Some((token, answer)) = self.parts.mailbox.next_answer() else {
                 break;
@@ -425,7 +436,16 @@ impl Turn<'_> {
     }
 
     /// Carries out a packet of another adapter, and answers it if an answer is wanted.
-    pub(super) fn take_arrival(&mut self, mut arrival: Arrival) {
+    pub(super) fn take_arrival(&mut self, arrival: Arrival) {
+        self.take_deferred(Deferred { arrival, shows: 0 });
+    }
+
+    /// Carries out a packet of another adapter that may have waited.
+    pub(super) fn take_deferred(&mut self, deferred: Deferred) {
+        let Deferred {
+            mut arrival,
+            mut shows,
+        } = deferred;
         let from = arrival.from;
         let Some((packet, payload)) = Packet::decode(&arrival.data) else {
             return log::debug!("a packet of {from} makes no sense");
@@ -439,11 +459,11 @@ impl Turn<'_> {
         }
         let descriptors = std::mem::take(&mut arrival.descriptors);
         let outcome = match packet.verb {
-            Verb::Show => self.show_arrived(&packet, from, descriptors),
+            Verb::Show => self.show_arrived(&packet, from, (payload, descriptors)),
             Verb::Return => self.return_arrived(&packet, from),
             Verb::Read if packet.is_lent => {
-                let Some(lent) = self.lend_read(&packet, from).transpose() else {
-                    return self.parts.deferred.push(arrival);
+                let Some(lent) = self.lend_read(&packet, from, &mut shows).transpose() else {
+                    return self.parts.deferred.push(Deferred { arrival, shows });
                 };
                 lent
             }

@@ -71,7 +71,8 @@ impl Transfers {
         self.bounce(tag, from, to)
     }
 
-    /// Copies memory that is lent to places that are as long. Its lender waits meanwhile if it must, so the copy itself waits for nothing.
+    /// Copies memory that is lent to places that are as long. Its lender may wait meanwhile, so no other thread or
+    /// process is waited for; a page of the places that the client keeps on a disk still delays it.
     pub(super) fn copy_lent(
         &mut self,
         tag: Tag,

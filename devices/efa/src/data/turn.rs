@@ -11,7 +11,7 @@ use super::lending::Lending;
 use super::remote::Sent;
 use super::statistics::Statistics;
 use super::transfers::Transfers;
-use super::wire::{Arrival, Mailbox, Token, Wire};
+use super::wire::{Deferred, Mailbox, Token, Wire};
 use crate::objects::{Gid, Objects};
 
 /// What the worker has besides the objects.
@@ -31,7 +31,7 @@ pub(super) struct Parts {
     /// Memory that is lent between adapters.
     pub(super) lending: Lending,
     /// Reads of others that wait until they know the memory that they are lent.
-    pub(super) deferred: Vec<Arrival>,
+    pub(super) deferred: Vec<Deferred>,
     /// Bytes of lent memory that were copied in this turn.
     pub(super) copied: u64,
     /// Requests to other adapters that are not answered.

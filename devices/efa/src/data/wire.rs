@@ -56,6 +56,13 @@ pub(super) struct Arrival {
     pub(super) reply: Option<Box<dyn FnOnce(Vec<u8>) + Send>>,
 }
 
+/// A packet that waits until its sender knows the memory that it is lent.
+pub(super) struct Deferred {
+    pub(super) arrival: Arrival,
+    /// How often files have been shown for it.
+    pub(super) shows: u8,
+}
+
 /// What comes from the fabric, in order.
 pub(super) enum Mail {
     /// A packet.

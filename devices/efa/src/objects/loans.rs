@@ -21,12 +21,23 @@ struct HeldLoan {
 impl Loans {
     /// The memory region of this local key is removed.
     pub(super) fn end_those_of_region(&mut self, local_key: u32) {
-        self.0.retain(|_, held| !held.regions.contains(&local_key));
+        self.end(|held| held.regions.contains(&local_key));
     }
 
     /// What a queue pair has in progress is dropped.
     pub(super) fn end_those_of_pair(&mut self, pair: u16) {
-        self.0.retain(|_, held| held.pair != pair);
+        self.end(|held| held.pair == pair);
+    }
+
+    fn end(&mut self, is_over: impl Fn(&HeldLoan) -> bool) {
+        let over = self.0.extract_if(|_, held| is_over(held));
+        Loan::drop_all(over.map(|(_, held)| held.loan));
+    }
+}
+
+impl Drop for Loans {
+    fn drop(&mut self) {
+        self.end(|_| true);
     }
 }
 

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use peerbar_dma::{Direction, Loan, LoanWords, Purpose, Requester};
+use peerbar_dma::{
+    BorrowedLoan, Direction, Leases, Loan, LoanWords, MemoryFile, Patience, PeerId, PeerMemory,
+    PeerWindow, Purpose, Requester,
+};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use proptest::prelude::*;
@@ -14,9 +17,9 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use super::super::packet::{LentPart, LentRange, Packet, Refusal, Verb, decode_answer};
 use super::super::wire::Arrival;
 use super::super::work_request::Buffer;
-use super::fixture::{PAYLOAD, Post, QKEY};
-use super::remote::{A, TO, Two};
-use crate::objects::{Gid, Place, QueuePairState};
+use super::fixture::{Adapter, PAYLOAD, Post, QKEY};
+use super::remote::{A, B, TO, Two};
+use crate::objects::{Gid, Place, QueuePairState, RegionKeys};
 
 /// Three loans, the last of them of one byte.
 const LENGTH: u32 = (2 << 20) + 1;
@@ -266,7 +269,7 @@ struct HostileLender {
 
 impl HostileLender {
     fn new(it: &mut Two, fd: OwnedFd) -> Self {
-        let words = Arc::new(LoanWords::new().unwrap());
+        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
         let place = Place {
             address: PAYLOAD,
             bytes: 1,
@@ -531,11 +534,9 @@ fn lender_that_writes_to_its_word_fails_its_own_write_alone() {
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
 }
 
-#[test]
-fn adapter_whose_copy_hangs_gets_packets_from_then_on() {
-    let (mut it, post) = two(Operation::RdmaWrite);
-    it.send(&post);
-    work_until(&mut it, Verb::Write);
+/// The loan of a write that flies to the far adapter.
+fn flying_loan(it: &mut Two) -> BorrowedLoan {
+    work_until(it, Verb::Write);
     let flying = it.air.flying.lock();
     let [(_, arrival)] = &flying[..] else {
         panic!("{} fly", flying.len());
@@ -545,6 +546,14 @@ fn adapter_whose_copy_hangs_gets_packets_from_then_on() {
     drop(flying);
     let lending = &mut it.far.worker.parts.lending;
     let (loan, _) = lending.borrowed(A, &lent).unwrap();
+    loan
+}
+
+#[test]
+fn adapter_whose_copy_hangs_gets_packets_for_a_while() {
+    let (mut it, post) = two(Operation::RdmaWrite);
+    it.send(&post);
+    let loan = flying_loan(&mut it);
     let copying = loan.begin().unwrap();
     it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
     assert!(!copying.finish());
@@ -565,6 +574,105 @@ fn adapter_whose_copy_hangs_gets_packets_from_then_on() {
         (statistics.packet_bytes - packets, statistics.lent_bytes),
         (4096, 0)
     );
+    it.near.now += Duration::from_secs(60);
+    assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+    assert_eq!(it.near.path.statistics().lent_bytes, 4096);
+}
+
+#[test]
+fn adapter_that_leaves_and_hangs_is_lent_nothing_when_it_is_back() {
+    let (mut it, post) = two(Operation::RdmaWrite);
+    it.send(&post);
+    let loan = flying_loan(&mut it);
+    let copying = loan.begin().unwrap();
+    // It leaves, and comes back by the same GID, while its copy goes on.
+    it.near.path.mailbox.note_gone(Some(B));
+    it.near.work();
+    it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
+    assert!(!copying.finish());
+    it.work();
+    let done = it.near.one(&mut it.a);
+    assert_eq!(done.status, CompletionStatus::LocalInvalidKey);
+    let (key, ..) = post.local[0];
+    let post = Post {
+        local: vec![(key, PAYLOAD + 0x1000, 4096)],
+        remote: (post.remote.0, TO, 4096),
+        ..post
+    };
+    it.near.now += Duration::from_secs(5);
+    assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+    assert_eq!(it.near.path.statistics().lent_bytes, 0);
+}
+
+#[test]
+fn reader_that_answers_amid_its_copy_hangs_and_moves_nothing() {
+    let (mut it, post) = two(Operation::RdmaWrite);
+    it.send(&post);
+    let loan = flying_loan(&mut it);
+    let copying = loan.begin().unwrap();
+    let (_, arrival) = it.air.flying.lock().pop().unwrap();
+    arrival.reply.unwrap()(vec![0]);
+    it.near.work();
+    assert!(!copying.finish());
+    it.work();
+    assert_eq!(it.near.one(&mut it.a).status, CompletionStatus::Ok);
+    let statistics = it.near.path.statistics();
+    let length = u64::from(LENGTH);
+    assert_eq!(
+        (statistics.packet_bytes, statistics.lent_bytes),
+        (length, 0)
+    );
+}
+
+/// Memory of the near adapter in as many files of a page each: its region, at the address.
+fn region_of_files(it: &Adapter, address: u64, files: u64) -> RegionKeys {
+    for index in 0..files {
+        let fd = memfd_create("lent", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, 4096).unwrap();
+        let mapped = it
+            .requester
+            .map(address + index * 4096, 4096, (true, true), Some((fd, 0)));
+        mapped.unwrap();
+    }
+    it.region(address, files * 4096)
+}
+
+#[test]
+fn transfer_of_more_files_than_are_kept_ends_in_packets() {
+    const LENT: u64 = 0x4000_0000;
+
+    for operation in [Operation::RdmaWrite, Operation::RdmaRead] {
+        for (files, is_lent) in [(16, true), (17, false)] {
+            let mut it = Two::lending();
+            let bytes = u32::try_from(files * 4096).unwrap();
+            let (near, far) = match operation {
+                Operation::RdmaRead => (
+                    it.near.region(PAYLOAD, bytes.into()),
+                    region_of_files(&it.far, LENT, files),
+                ),
+                _ => (
+                    region_of_files(&it.near, LENT, files),
+                    it.far.region(TO, bytes.into()),
+                ),
+            };
+            let (from, to) = match operation {
+                Operation::RdmaRead => (PAYLOAD, LENT),
+                _ => (LENT, TO),
+            };
+            let post = it.rdma(
+                operation,
+                (near.local, from, bytes),
+                (far.remote, to, bytes),
+            );
+            assert_eq!(it.done(&post).status, CompletionStatus::Ok);
+            let lender = match operation {
+                Operation::RdmaRead => &it.far,
+                _ => &it.near,
+            };
+            let in_packets = lender.path.statistics().packet_bytes;
+            assert_eq!(in_packets == 0, is_lent, "{operation:?} of {files} files");
+        }
+    }
 }
 
 #[test]
@@ -604,4 +712,50 @@ fn files_without_a_number_left_go_in_packets() {
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
     assert_eq!(it.far.bytes(TO, LENGTH as usize), data);
     assert_eq!(it.near.path.statistics().lent_bytes, 0);
+}
+
+/// What a switch lends of a GPU's memory, with the GPU's leases.
+#[test]
+fn write_reads_nothing_of_a_window_that_its_owner_closed() {
+    const WINDOW: u64 = 0x4000_0000;
+    const BYTES: u32 = 8192;
+
+    for is_closed in [false, true] {
+        let mut it = Two::lending();
+        let leases = Leases::new().unwrap();
+        let vram = MemoryFile::create("vram", BYTES.into()).unwrap();
+        let requester = &it.near.requester;
+        let words = leases.file().try_clone().unwrap().into();
+        let lease = requester.borrow_leases(words).unwrap();
+        let lease = lease.lease(2, leases.generation(2));
+        let fd = vram.file().try_clone().unwrap().into();
+        let span = requester.borrow_window(lease, fd, 0, BYTES.into());
+        let window = PeerWindow {
+            address: WINDOW,
+            size: BYTES.into(),
+            claim: 0,
+            memory: PeerMemory::Span(span.unwrap()),
+        };
+        requester.set_peer(PeerId(1), vec![window]);
+        let (near, far) = (
+            it.near.region(WINDOW, BYTES.into()),
+            it.far.region(TO, BYTES.into()),
+        );
+        let (local, remote) = ((near.local, WINDOW, BYTES), (far.remote, TO, BYTES));
+        let post = it.rdma(Operation::RdmaWrite, local, remote);
+        it.send(&post);
+        work_until(&mut it, Verb::Write);
+        if is_closed {
+            // The lender does not know yet, or is stopped. The memory has its next owner.
+            leases.end(2);
+        }
+        vram.write(0, &[0x5e; BYTES as usize]).unwrap();
+        it.work();
+        let done = it.near.one(&mut it.a);
+        let is_copied = it.far.bytes(TO, BYTES as usize).contains(&0x5e);
+        assert_eq!(is_copied, !is_closed);
+        assert_eq!(done.status == CompletionStatus::Ok, !is_closed);
+        let lent = if is_closed { 0 } else { u64::from(BYTES) };
+        assert_eq!(it.near.path.statistics().lent_bytes, lent);
+    }
 }
