@@ -33,6 +33,11 @@ pub struct Folder {
     series: Option<String>,
 }
 
+/// Where in a run's `folder` the device of that name leaves its flight record.
+pub fn flight_record(folder: &Path, device: &str) -> PathBuf {
+    folder.join(format!("{device}.flight"))
+}
+
 /// A link in a run's folder, removed when dropped.
 #[derive(Debug)]
 pub struct SocketLink {

@@ -13,7 +13,7 @@ use crate::child::{Child, last_line};
 use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
-use crate::folder::{Folder, SocketLink};
+use crate::folder::{Folder, SocketLink, flight_record};
 use crate::injecting::link_name;
 use crate::parent_death;
 use crate::programs::program;
@@ -108,11 +108,6 @@ pub fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
 pub fn exit_message(server: &Server, status: ExitStatus) -> String {
     let last_line = last_line(&server.log);
     format!("server {} ended ({status}): {last_line}", server.name)
-}
-
-/// Where in a run's `folder` the device of that name leaves its flight record.
-pub fn flight_record(folder: &Path, device: &str) -> PathBuf {
-    folder.join(format!("{device}.flight"))
 }
 
 fn level_word(level: Level) -> &'static str {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use crate::counters::counter_file;
+use crate::folder::flight_record;
 use crate::injecting::link_name;
-use crate::servers::flight_record;
 
 /// The switches and devices of a [`crate::Lab`] whose servers still serve: see [`crate::Lab::survivors`].
 #[derive(Clone, Debug, Default)]

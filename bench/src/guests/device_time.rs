@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use peerbar_flight::{Event, FlightFile, Level, Origin, Outcome, Purpose, Record, Route};
+use peerbar_lab::folder;
 use peerbar_lab::scenario::Scenario;
-use peerbar_lab::servers;
 
 use crate::spread::median;
 
@@ -31,7 +31,7 @@ impl Recorded {
             return Ok(recorded);
         }
         for device in scenario.devices().filter(|device| device.is_ours()) {
-            let path = servers::flight_record(folder, device.name());
+            let path = folder::flight_record(folder, device.name());
             let flight = FlightFile::open(&path).and_then(|file| file.read());
             let flight = flight.with_context(|| path.display().to_string())?;
             let lost = flight.overwritten.saturating_add(flight.torn);
@@ -275,7 +275,7 @@ mod tests {
                 .is_empty()
         );
         scenario.recording = Level::All;
-        let path = servers::flight_record(folder.path(), "disk0");
+        let path = folder::flight_record(folder.path(), "disk0");
         let missing = Recorded::read(&scenario, folder.path()).unwrap_err();
         assert!(missing.to_string().contains("disk0.flight"), "{missing:#}");
         let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();

@@ -5,7 +5,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::device::Device;
-use crate::dispatch::{Answer, parse};
+use crate::request::{Answer, parse};
 use crate::version::MAX_TRANSFER;
 use crate::wire::{RegionAccess, RegionWrite};
 

@@ -1,41 +1,18 @@
 //! One command of the client: checked, carried out by the device, answered. Knows no socket.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use rustix::io::Errno;
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::device::{Device, DmaMap, DmaSpan};
 use crate::framing::Descriptors;
 use crate::irqs::Unmasking;
+use crate::request::{Answer, Request, check_argsz, parse};
 use crate::wire::{self, command};
 use crate::{access, irqs, region_info};
-
-/// A command, its header aside.
-pub(crate) struct Request<'p> {
-    pub(crate) command: u16,
-    pub(crate) payload: &'p [u8],
-    /// Dropped, and so closed, by every command that does not take them.
-    pub(crate) descriptors: Descriptors,
-}
-
-/// What a reply carries.
-#[derive(Debug, Default)]
-pub(crate) struct Answer<'d> {
-    pub(crate) payload: Vec<u8>,
-    pub(crate) descriptor: Option<BorrowedFd<'d>>,
-}
-
-impl From<Vec<u8>> for Answer<'_> {
-    fn from(payload: Vec<u8>) -> Self {
-        Self {
-            payload,
-            descriptor: None,
-        }
-    }
-}
 
 /// Carries out `request`. The error is for the header of the reply; ENOTSUP for a command that we do not know.
 pub(crate) fn dispatch<'d>(
@@ -58,22 +35,6 @@ pub(crate) fn dispatch<'d>(
         // A VERSION comes here when the version is agreed upon already.
         command::VERSION => Err(Errno::INVAL),
         _ => Err(Errno::NOTSUP),
-    }
-}
-
-/// The structure at the start of `payload`, and what follows it.
-pub(crate) fn parse<T>(payload: &[u8]) -> Result<(&T, &[u8]), Errno>
-where
-    T: FromBytes + KnownLayout + Immutable + Unaligned,
-{
-    T::ref_from_prefix(payload).map_err(|_| Errno::INVAL)
-}
-
-/// Refuses an argsz below the size of a `T`.
-pub(crate) fn check_argsz<T>(argsz: U32) -> Result<(), Errno> {
-    match usize::try_from(argsz.get()) {
-        Ok(argsz) if argsz >= size_of::<T>() => Ok(()),
-        _ => Err(Errno::INVAL),
     }
 }
 

@@ -6,8 +6,8 @@ use zerocopy::little_endian::U32;
 
 use crate::Event;
 use crate::device::{Device, IrqAction};
-use crate::dispatch::{Answer, Request, check_argsz, parse};
 use crate::framing::Descriptors;
+use crate::request::{Answer, Request, check_argsz, parse};
 use crate::wire::irq_info::{AUTOMASKED, EVENTFD, MASKABLE};
 use crate::wire::set_irqs::{
     ACTION, DATA, DATA_BOOL, DATA_EVENTFD, DATA_NONE, MASK, TRIGGER, UNMASK,

@@ -41,6 +41,7 @@ mod pending;
 mod readiness;
 mod region_info;
 mod reply;
+mod request;
 mod request_error;
 mod server;
 mod socket;

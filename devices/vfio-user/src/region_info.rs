@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::device::{Device, Region, RegionMapping};
-use crate::dispatch::{Answer, check_argsz, parse};
+use crate::request::{Answer, check_argsz, parse};
 use crate::wire::region_info::{CAPS, MMAP, READ, WRITE};
 use crate::wire::{RegionInfo, SparseArea, SparseMmap};
 

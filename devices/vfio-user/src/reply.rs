@@ -3,9 +3,9 @@
 use rustix::io::Errno;
 
 use crate::chunks::Chunk;
-use crate::dispatch::parse;
 use crate::framing::Payload;
 use crate::pending::Reply;
+use crate::request::parse;
 use crate::request_error::RequestError;
 use crate::wire::{DmaAccess, command};
 

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use peerbar_flight::{Event, FlightFile, Outcome, Purpose};
 use peerbar_lab::counters::CounterFiles;
+use peerbar_lab::folder::flight_record;
 use peerbar_lab::scenario::Scenario;
-use peerbar_lab::servers::flight_record;
 use peerbar_lab::size::human;
 use peerbar_report::{DeviceCounters, Route};
 use serde_json::{Value, json};
@@ -197,7 +197,7 @@ impl WatchedDevice {
 #[cfg(test)]
 mod tests {
     use peerbar_flight::{Completer, Direction, Dma, Level, Origin, Recorder};
-    use peerbar_lab::servers::flight_record;
+    use peerbar_lab::folder::flight_record;
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use peerbar_flight::{Event, Flight, FlightFile, Header, Injection};
+use peerbar_lab::folder::flight_record;
 use peerbar_lab::scenario::Scenario;
-use peerbar_lab::servers::flight_record;
 
 /// A rule by its text, or by its number if the record had no room for the text.
 pub(super) fn rule(header: &Header, number: u32) -> String {
