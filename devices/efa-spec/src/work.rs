@@ -5,6 +5,8 @@ use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::admin::memory_region::Permissions;
+
 /// Length of the entries of a send queue with short inline data.
 pub const SEND_ENTRY_BYTES: usize = 64;
 /// Length of the entries of a send queue with long inline data (`efa_io_tx_wqe_128`).
@@ -30,6 +32,10 @@ pub enum Operation {
     RdmaRead = 1,
     /// Writes remote memory.
     RdmaWrite = 2,
+    /// Gives memory to a region that was allocated for it.
+    FastRegister = 3,
+    /// Takes the memory away again.
+    FastInvalidate = 4,
 }
 
 impl Operation {
@@ -39,6 +45,8 @@ impl Operation {
             0 => Some(Self::Send),
             1 => Some(Self::RdmaRead),
             2 => Some(Self::RdmaWrite),
+            3 => Some(Self::FastRegister),
+            4 => Some(Self::FastInvalidate),
             _ => None,
         }
     }
@@ -133,6 +141,49 @@ pub struct RemoteBuffer {
     pub address: U64,
 }
 
+/// The memory of a region that was allocated (`efa_io_fast_mr_reg_req`), which follows [`SendMeta`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct FastRegistration {
+    /// Local key, with other lowest 8 bits than before.
+    pub lkey: U32,
+    /// What may be done to the memory.
+    pub permissions: Permissions,
+    /// Pages and their list.
+    pub flags: FastRegistrationFlags,
+    /// Zero.
+    pub reserved: [u8; 2],
+    /// Address of the region as work requests have it.
+    pub iova: U64,
+    /// Length in bytes.
+    pub length: U64,
+    /// Address of the only page, or of the list of pages.
+    pub pages: U64,
+}
+
+/// Field `flags` of [`FastRegistration`].
+#[bitfield(u8)]
+#[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+pub struct FastRegistrationFlags {
+    /// A page has this power of two of bytes.
+    #[bits(5)]
+    pub page_shift: u8,
+    /// 0: there is one page, whose address is given. 1: a list of pages is given.
+    #[bits(2)]
+    pub list_mode: u8,
+    pub reserved: bool,
+}
+
+/// Which region is invalidated (`efa_io_fast_mr_inv_req`), behind [`SendMeta`].
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct FastInvalidation {
+    /// Local key.
+    pub lkey: U32,
+    /// Zero.
+    pub reserved: [u8; 28],
+}
+
 /// The bits of a key in a descriptor that count; the others have other meanings or none.
 pub const LOCAL_KEY_MASK: u32 = 0x00ff_ffff;
 
@@ -181,6 +232,9 @@ mod tests {
         assert_eq!(size_of::<RemoteBuffer>(), 16);
         assert_eq!(size_of::<ReceiveDescriptor>(), 16);
         assert_eq!(offset_of!(ReceiveDescriptor, key), 12);
+        assert_eq!(size_of::<FastRegistration>(), 32);
+        assert_eq!(offset_of!(FastRegistration, iova), 8);
+        assert_eq!(size_of::<FastInvalidation>(), 32);
         let meta = size_of::<SendMeta>();
         assert_eq!(meta + INLINE_BYTES, SEND_ENTRY_BYTES);
         assert_eq!(meta + 16 + LONG_INLINE_BYTES, LONG_SEND_ENTRY_BYTES);
@@ -198,6 +252,10 @@ mod tests {
             .with_last(true)
             .with_completion(true);
         assert_eq!(flags.into_bits(), 0x1c);
+        let pages = FastRegistrationFlags::new()
+            .with_page_shift(12)
+            .with_list_mode(1);
+        assert_eq!(pages.into_bits(), 0x2c);
         let key = ReceiveKey::new()
             .with_lkey(0xab_cdef)
             .with_first(true)
@@ -207,9 +265,10 @@ mod tests {
 
     #[test]
     fn operation_has_the_number_of_the_header() {
-        for operation in [Operation::Send, Operation::RdmaRead, Operation::RdmaWrite] {
+        use Operation::{FastInvalidate, FastRegister, RdmaRead, RdmaWrite, Send};
+        for operation in [Send, RdmaRead, RdmaWrite, FastRegister, FastInvalidate] {
             assert_eq!(Operation::from_number(operation as u8), Some(operation));
         }
-        assert_eq!(Operation::from_number(3), None);
+        assert_eq!(Operation::from_number(5), None);
     }
 }

@@ -49,7 +49,9 @@ impl Engine {
             Opcode::AttachEventCounter => self.attach_event_counter(command),
             Opcode::ModifyEventCounter => self.modify_event_counter(command),
             Opcode::DetachEventCounter => self.detach_event_counter(command),
-            Opcode::AllocMr | Opcode::Service => Err(Status::UnsupportedOpcode),
+            Opcode::AllocMr => self.allocate_region(command),
+            // Its meaning is the maker's own.
+            Opcode::Service => Err(Status::UnsupportedOpcode),
         }
     }
 }

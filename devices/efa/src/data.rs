@@ -21,6 +21,7 @@
 mod completions;
 mod doorbells;
 mod event_counters;
+mod fast_regions;
 mod job;
 mod lending;
 mod lent_parts;

@@ -5,11 +5,10 @@
 //! admin queue with entries of 64 and of 128 bytes and checksums, polled or with interrupts, the asynchronous event queue
 //! with its keep-alive. Device, queue and network attributes, host info, protection domains, user access regions, address
 //! handles, completion and event queues, queue pairs (SRD and UD), memory regions with inline, contiguous and indirect
-//! lists of pages, event counters, statistics. A MSI-X vector for the admin queues and one for each event queue.
+//! lists of pages, regions that work requests give memory to, event counters, statistics. A MSI-X vector for the admin queues and one for each event queue.
 //!
 //! # What is not
-//! The Ethernet device that an instance has beside it. Fast registration of memory regions (Alloc MR), which no driver asks
-//! for. Queues in memory regions.
+//! The Ethernet device that an instance has beside it. Queues in memory regions. Statistics of one queue. Service, a command of the maker's own.
 //!
 //! # How
 //! The thread that answers the guest's accesses touches registers and doorbells. The engine, a thread of its own, carries

@@ -19,7 +19,7 @@ mod slots;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 pub use address_handle::{CreateAddressHandle, Gid};
@@ -37,7 +37,7 @@ pub(crate) use event_counter::{QueuePairEvent, WORD_BYTES};
 pub(crate) use event_queue::EventQueue;
 #[cfg(test)]
 pub(crate) use memory_region::AccessError;
-pub(crate) use memory_region::{Need, Place};
+pub(crate) use memory_region::{Need, Place, page_count};
 pub(crate) use queue_pair::{DroppedRequest, ENDLESS_RNR_RETRY, QueuePair};
 
 use peerbar_dma::{MemoryError, MemoryFile};
@@ -73,6 +73,9 @@ pub struct Objects {
     regions: HashMap<u32, MemoryRegion>,
     /// Local keys by the remote keys of the same regions.
     remote_keys: HashMap<u32, u32>,
+    /// The local keys of the regions that were allocated for fast registration, by the bits that do not change; such bits of their remote keys.
+    fast_keys: HashMap<u32, u32>,
+    fast_remote_keys: HashSet<u32>,
     /// Pages of all regions.
     pages: usize,
     keys: KeyGenerator,
@@ -107,6 +110,8 @@ impl Objects {
             dropped: Vec::new(),
             regions: HashMap::new(),
             remote_keys: HashMap::new(),
+            fast_keys: HashMap::new(),
+            fast_remote_keys: HashSet::new(),
             pages: 0,
             keys: KeyGenerator::default(),
             loans: Loans::default(),

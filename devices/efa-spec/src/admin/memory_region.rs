@@ -100,6 +100,28 @@ pub struct DeregMr {
     pub local_key: U32,
 }
 
+/// Alloc MR (`efa_admin_alloc_mr_cmd`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AllocMr {
+    /// Protection domain.
+    pub pd: U16,
+    /// Zero.
+    pub reserved: U16,
+    /// Most pages that it is going to have.
+    pub max_pages: U32,
+}
+
+/// Answer of Alloc MR (`efa_admin_alloc_mr_resp`).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AllocatedMr {
+    /// Key by which the adapter's own work requests name it. Its lowest 8 bits are its driver's, which changes them with each registration.
+    pub local_key: U32,
+    /// Key by which those of peers name it. Its lowest 8 bits are those of the local key.
+    pub remote_key: U32,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +130,7 @@ mod tests {
     fn structs_have_the_lengths_of_the_driver() {
         assert_eq!(size_of::<RegMr>(), 60);
         assert_eq!(size_of::<RegisteredMr>(), 12);
+        assert_eq!((size_of::<AllocMr>(), size_of::<AllocatedMr>()), (8, 8));
         assert_eq!(LIST_PAGE_ADDRESSES, 510);
         assert_eq!(RegMrFlags::new().with_physical(true).into_bits(), 0x80);
         assert_eq!(Permissions::new().with_remote_read(true).into_bits(), 4);

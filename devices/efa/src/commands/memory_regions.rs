@@ -1,13 +1,15 @@
 //! Memory regions.
 
 use peerbar_efa_spec::admin::Status;
-use peerbar_efa_spec::admin::memory_region::{DeregMr, RegMr, RegisteredMr};
+use peerbar_efa_spec::admin::memory_region::{
+    AllocMr, AllocatedMr, DeregMr, Permissions, RegMr, RegisteredMr,
+};
 
 use super::page_list::PageListReader;
 use super::{DONE, answer, possible, refused, reserved};
 use crate::admin_queue::{Answer, Command};
 use crate::engine::Engine;
-use crate::objects::{Access, RegisterRegion, limits};
+use crate::objects::{self, Access, RegisterRegion, limits};
 
 impl Engine {
     pub(super) fn register_region(&mut self, command: &Command) -> Result<Answer, Status> {
@@ -25,11 +27,7 @@ impl Engine {
             length: parameters.length.get(),
             page_shift: parameters.flags.page_shift(),
             pages: &pages,
-            access: Access {
-                local_write: permissions.local_write(),
-                remote_write: permissions.remote_write(),
-                remote_read: permissions.remote_read(),
-            },
+            access: permissions.into(),
         });
         let keys = registered.map_err(refused)?;
         Ok(answer(&RegisteredMr {
@@ -43,6 +41,20 @@ impl Engine {
         }))
     }
 
+    /// A region without memory, which a work request gives it later: no driver of Linux asks for one.
+    pub(super) fn allocate_region(&mut self, command: &Command) -> Result<Answer, Status> {
+        let parameters = command.view::<AllocMr>()?;
+        reserved(parameters.reserved.get() == 0)?;
+        let max_pages = usize::try_from(parameters.max_pages.get()).unwrap_or(usize::MAX);
+        let mut objects = self.data.objects();
+        let allocated = objects.allocate_region(parameters.pd.get(), max_pages);
+        let keys = allocated.map_err(refused)?;
+        Ok(answer(&AllocatedMr {
+            local_key: keys.local.into(),
+            remote_key: keys.remote.into(),
+        }))
+    }
+
     pub(super) fn deregister_region(&mut self, command: &Command) -> Result<Answer, Status> {
         let key = command.view::<DeregMr>()?.local_key.get();
         let deregistered = self.data.objects().deregister_region(key);
@@ -50,14 +62,21 @@ impl Engine {
     }
 }
 
+impl From<Permissions> for Access {
+    fn from(permissions: Permissions) -> Self {
+        Self {
+            local_write: permissions.local_write(),
+            remote_write: permissions.remote_write(),
+            remote_read: permissions.remote_read(),
+        }
+    }
+}
+
 /// How many pages a region has, by its address and length.
 fn page_count(parameters: &RegMr) -> Result<usize, Status> {
     let shift = parameters.flags.page_shift();
     let (iova, length) = (parameters.iova.get(), parameters.length.get());
-    possible(limits::PAGE_SHIFTS.contains(&shift) && length > 0)?;
-    let page = 1u64 << shift;
-    let last = (iova % page).checked_add(length - 1);
-    let count = last.map(|last| (last >> shift) + 1);
+    let count = objects::page_count(iova, length, shift);
     let count = count.and_then(|count| usize::try_from(count).ok());
     let count = count.filter(|count| *count <= limits::PAGES_PER_REGION);
     let count = count.ok_or(Status::IllegalParameter)?;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use peerbar_efa_spec::completion::CompletionStatus;
 
 use super::packet::Verb;
-use super::work_request::{BadRequest, WorkRequest};
+use super::work_request::{BadRequest, Data, WorkRequest};
 use crate::objects::Gid;
 
 /// How many work requests of a queue pair are in progress at most, besides those that wait for a receive of their destinations:
@@ -94,6 +94,11 @@ impl Job {
         }
     }
 
+    /// Whether it waits until all requests before it are over, and holds up all behind it: it changes what their keys mean.
+    fn is_barrier(&self) -> bool {
+        matches!(self.request.data, Data::Register(_) | Data::Invalidate(_))
+    }
+
     fn is_due(&self, now: Instant) -> bool {
         match self.wait {
             Wait::Turn => true,
@@ -130,6 +135,13 @@ impl Jobs {
         self.0.iter().filter(holds_up).count() >= WINDOW
     }
 
+    /// The jobs that no barrier holds up.
+    fn free(&self) -> &[Job] {
+        let barrier = self.0.iter().position(Job::is_barrier);
+        let count = barrier.map_or(self.0.len(), |barrier| barrier.max(1));
+        self.0.get(..count).unwrap_or(&self.0)
+    }
+
     /// The numbers of the work requests at their queue pair.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = u16> {
         self.0.iter().map(|job| job.number)
@@ -145,7 +157,7 @@ impl Jobs {
         now: Instant,
         choose: impl FnOnce(usize) -> usize,
     ) -> Option<(usize, Job)> {
-        let due = (0..).zip(&self.0).filter(|(_, job)| job.is_due(now));
+        let due = (0..).zip(self.free()).filter(|(_, job)| job.is_due(now));
         let due: Vec<usize> = due.map(|(index, _)| index).collect();
         let index = *due.get(choose(due.len()))?;
         Some((index, self.0.remove(index)))
@@ -169,7 +181,7 @@ impl Jobs {
 
     /// When the next one may be continued. `None` if none may before an answer.
     pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
-        let due = self.0.iter().filter_map(|job| match job.wait {
+        let due = self.free().iter().filter_map(|job| match job.wait {
             Wait::Turn => Some(now),
             Wait::Until(until) => Some(until),
             Wait::Answer => None,

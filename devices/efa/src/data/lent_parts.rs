@@ -52,7 +52,7 @@ impl Turn<'_> {
         let number = self.parts.next_id();
         let keys = match &request.data {
             Data::Buffers(buffers) => buffers.iter().map(|buffer| buffer.key).collect(),
-            Data::Inline(_) => Vec::new(),
+            Data::Inline(_) | Data::Register(_) | Data::Invalidate(_) => Vec::new(),
         };
         let owner = (requester.sender.pair, Need::LocalRead);
         self.objects.hold_loan(number, loan, owner, keys);

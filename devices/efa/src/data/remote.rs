@@ -564,6 +564,8 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
         Operation::Send => Verb::Message,
         Operation::RdmaRead => Verb::Read,
         Operation::RdmaWrite => Verb::Write,
+        // They lead to no other adapter.
+        Operation::FastRegister | Operation::FastInvalidate => return None,
     };
     let next = |verb, part| Next {
         verb,

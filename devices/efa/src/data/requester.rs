@@ -158,6 +158,14 @@ impl Turn<'_> {
         let Some(requester) = self.requester(number, job) else {
             return Step::Done(CompletionStatus::Flushed);
         };
+        match job.request.data {
+            Data::Register(registration) => {
+                let status = self.register(&requester, job.number, &registration);
+                return Step::Done(status);
+            }
+            Data::Invalidate(key) => return Step::Done(self.invalidate(&requester, key)),
+            Data::Inline(_) | Data::Buffers(_) => {}
+        }
         let is_rdma = job.request.operation != Operation::Send;
         if is_rdma && requester.sender.kind == QueuePairKind::Datagram {
             return Step::Done(CompletionStatus::LocalUnsupportedOperation);
@@ -179,6 +187,8 @@ impl Turn<'_> {
             Operation::Send => self.send_message(&requester, job),
             Operation::RdmaRead => self.read(&requester, job),
             Operation::RdmaWrite => self.write(&requester, job),
+            // They have no data.
+            Operation::FastRegister | Operation::FastInvalidate => Ok(true),
         };
         match done {
             Ok(true) => {
@@ -409,6 +419,7 @@ impl Turn<'_> {
             Operation::Send => (&mut statistics.sends, &mut statistics.send_bytes),
             Operation::RdmaRead => (&mut statistics.reads, &mut statistics.read_bytes),
             Operation::RdmaWrite => (&mut statistics.writes, &mut statistics.write_bytes),
+            Operation::FastRegister | Operation::FastInvalidate => return,
         };
         *requests += 1;
         *bytes += u64::from(request.bytes);
@@ -417,7 +428,7 @@ impl Turn<'_> {
     fn count_error(&mut self, operation: Operation) {
         let statistics = &mut self.parts.statistics;
         match operation {
-            Operation::Send => {}
+            Operation::Send | Operation::FastRegister | Operation::FastInvalidate => {}
             Operation::RdmaRead => statistics.read_errors += 1,
             Operation::RdmaWrite => statistics.write_errors += 1,
         }
@@ -448,6 +459,7 @@ pub(super) fn payload<'a>(
 ) -> Payload<'a> {
     match &request.data {
         Data::Buffers(_) => Payload::Places(places),
+        Data::Register(_) | Data::Invalidate(_) => Payload::Bytes(&[]),
         Data::Inline(data) => {
             let (skip, bytes) = (skip as usize, bytes as usize);
             let part = data.get(skip..).unwrap_or_default();

@@ -6,6 +6,7 @@ mod errors;
 mod event_counters;
 mod events;
 mod fabric;
+mod fast_regions;
 mod fixture;
 mod lending;
 mod messages;

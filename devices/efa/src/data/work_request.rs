@@ -2,8 +2,8 @@
 
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::{
-    INLINE_BYTES, LONG_INLINE_BYTES, LONG_SEND_ENTRY_BYTES, LocalBuffer, Operation, RDMA_BUFFERS,
-    RemoteBuffer, SEND_BUFFERS, SendMeta,
+    FastInvalidation, FastRegistration, INLINE_BYTES, LONG_INLINE_BYTES, LONG_SEND_ENTRY_BYTES,
+    LocalBuffer, Operation, RDMA_BUFFERS, RemoteBuffer, SEND_BUFFERS, SendMeta,
 };
 use zerocopy::FromBytes;
 
@@ -25,12 +25,16 @@ pub(super) struct Buffer {
 }
 
 /// The data of a work request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) enum Data {
     /// They are in the request.
     Inline(Vec<u8>),
     /// They are in memory, one buffer after the other.
     Buffers(Vec<Buffer>),
+    /// There are none: memory is given to a region.
+    Register(FastRegistration),
+    /// There are none: the memory of the region of this local key is taken away.
+    Invalidate(u32),
 }
 
 impl Data {
@@ -38,12 +42,13 @@ impl Data {
         match self {
             Self::Inline(data) => data.len() as u64,
             Self::Buffers(buffers) => buffers.iter().map(|it| u64::from(it.bytes)).sum(),
+            Self::Register(_) | Self::Invalidate(_) => 0,
         }
     }
 }
 
 /// A work request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(super) struct WorkRequest {
     pub(super) id: RequestId,
     pub(super) operation: Operation,
@@ -121,7 +126,11 @@ impl WorkRequest {
         let is_long = META_BYTES + body.len() >= LONG_SEND_ENTRY_BYTES;
         let (data, remote) = match operation {
             Operation::Send => (send_data(&meta, body, is_long).map_err(bad)?, None),
-            _ => rdma_data(&meta, operation, body, is_long).map_err(bad)?,
+            Operation::RdmaRead | Operation::RdmaWrite => {
+                rdma_data(&meta, operation, body, is_long).map_err(bad)?
+            }
+            Operation::FastRegister => (register_data(body).map_err(bad)?, None),
+            Operation::FastInvalidate => (invalidate_data(body).map_err(bad)?, None),
         };
         let bytes = length(operation, &data, remote).map_err(bad)?;
         Ok(Self {
@@ -161,6 +170,25 @@ fn length(
         _ => None,
     };
     moved.ok_or(CompletionStatus::LocalBadLength)
+}
+
+fn register_data(body: &[u8]) -> Result<Data, CompletionStatus> {
+    let unsupported = CompletionStatus::LocalUnsupportedOperation;
+    let (request, _) = FastRegistration::read_from_prefix(body).map_err(|_| unsupported)?;
+    let is_zero = request.reserved == [0; 2]
+        && !request.flags.reserved()
+        && request.permissions.reserved() == 0;
+    is_zero
+        .then_some(Data::Register(request))
+        .ok_or(unsupported)
+}
+
+fn invalidate_data(body: &[u8]) -> Result<Data, CompletionStatus> {
+    let unsupported = CompletionStatus::LocalUnsupportedOperation;
+    let (request, _) = FastInvalidation::read_from_prefix(body).map_err(|_| unsupported)?;
+    let is_zero = request.reserved == [0; 28];
+    let data = Data::Invalidate(request.lkey.get());
+    is_zero.then_some(data).ok_or(unsupported)
 }
 
 fn send_data(meta: &SendMeta, body: &[u8], is_long: bool) -> Result<Data, CompletionStatus> {

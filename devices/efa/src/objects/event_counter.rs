@@ -61,7 +61,7 @@ pub(crate) enum QueuePairEvent {
 impl QueuePairEvent {
     /// Its bit of [`QpEvents`].
     fn bit(self) -> u32 {
-        use Operation::{RdmaRead, RdmaWrite, Send};
+        use Operation::{FastInvalidate, FastRegister, RdmaRead, RdmaWrite, Send};
         let none = QpEvents::new();
         let event = match self {
             Self::Sent { operation, is_ok } => match (operation, is_ok) {
@@ -71,12 +71,13 @@ impl QueuePairEvent {
                 (RdmaRead, false) => none.with_read_error(true),
                 (RdmaWrite, true) => none.with_write(true),
                 (RdmaWrite, false) => none.with_write_error(true),
+                (FastRegister | FastInvalidate, _) => none,
             },
             Self::Received { is_ok: true } => none.with_receive(true),
             Self::Received { is_ok: false } => none.with_receive_error(true),
             Self::Remote(RdmaRead) => none.with_remote_read(true),
             Self::Remote(RdmaWrite) => none.with_remote_write(true),
-            Self::Remote(Send) => none,
+            Self::Remote(Send | FastRegister | FastInvalidate) => none,
         };
         event.into_bits().get()
     }

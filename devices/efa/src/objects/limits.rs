@@ -26,6 +26,10 @@ pub const MEMORY_REGIONS: usize = 1 << 16;
 pub const PAGES_PER_REGION: usize = 1 << 20;
 /// Pages of all memory regions.
 pub const PAGES: usize = 1 << 22;
+/// Memory regions that are allocated for fast registration.
+pub const FAST_REGIONS: usize = 1 << 12;
+/// Pages of each of them.
+pub const FAST_PAGES: usize = 1 << 12;
 /// Sizes of the pages of a memory region, as powers of two.
 pub const PAGE_SHIFTS: RangeInclusive<u8> = 12..=30;
 /// Bytes of all entries of a send queue.

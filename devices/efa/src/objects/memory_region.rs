@@ -6,6 +6,10 @@ use thiserror::Error;
 use super::error::{ObjectError, ObjectKind, invalid};
 use super::{Objects, add_user, limits, remove_user};
 
+/// The lowest bits of the keys of a region that was allocated for fast registration are its driver's.
+const VARIANT_BITS: u32 = 8;
+const VARIANTS: u32 = (1 << VARIANT_BITS) - 1;
+
 /// What a memory region permits. Reading by its own queue pairs is always permitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
@@ -84,8 +88,12 @@ pub(super) struct MemoryRegion {
     address: u64,
     length: u64,
     access: Access,
-    /// How many pages it has.
+    /// How many pages it has, or may have.
     pages: usize,
+    /// It was allocated for fast registration.
+    is_fast: bool,
+    /// It has memory.
+    is_valid: bool,
     /// Pages that follow each other on the bus, in the order of their offsets in the region. They cover all of it.
     ranges: Vec<Range>,
 }
@@ -149,15 +157,14 @@ impl Objects {
         self.protection_domains.get(protection_domain)?;
         let ranges = ranges(&parameters)?;
         self.check_room(pages.len())?;
-        let local = self
-            .keys
-            .next(LOCAL_KEY_MASK, |key| self.regions.contains_key(&key));
-        let remote = self
-            .keys
-            .next(u32::MAX, |key| self.remote_keys.contains_key(&key));
-        add_user(&mut self.protection_domains, protection_domain)?;
-        self.pages += pages.len();
-        self.remote_keys.insert(remote, local);
+        let local = self.keys.next(LOCAL_KEY_MASK, |key| {
+            self.regions.contains_key(&key) || self.fast_keys.contains_key(&(key >> VARIANT_BITS))
+        });
+        let remote = self.keys.next(u32::MAX, |key| {
+            let family = key >> VARIANT_BITS;
+            self.remote_keys.contains_key(&key) || self.fast_remote_keys.contains(&family)
+        });
+        let keys = RegionKeys { local, remote };
         let region = MemoryRegion {
             protection_domain,
             remote_key: remote,
@@ -165,19 +172,141 @@ impl Objects {
             length,
             access,
             pages: pages.len(),
+            is_fast: false,
+            is_valid: true,
             ranges,
         };
-        self.regions.insert(local, region);
-        Ok(RegionKeys { local, remote })
+        self.add_region(keys, region)?;
+        Ok(keys)
     }
 
-    /// Removes the memory region of this local key. Nothing touches its memory any more once this returns.
+    fn add_region(&mut self, keys: RegionKeys, region: MemoryRegion) -> Result<(), ObjectError> {
+        add_user(&mut self.protection_domains, region.protection_domain)?;
+        self.pages += region.pages;
+        self.remote_keys.insert(keys.remote, keys.local);
+        self.regions.insert(keys.local, region);
+        Ok(())
+    }
+
+    /// Allocates a region without memory, of that many pages at most. Its keys, of which the lowest 8 bits change with each
+    /// registration.
+    pub fn allocate_region(
+        &mut self,
+        protection_domain: u16,
+        max_pages: usize,
+    ) -> Result<RegionKeys, ObjectError> {
+        self.protection_domains.get(protection_domain)?;
+        if !(1..=limits::FAST_PAGES).contains(&max_pages) {
+            return Err(invalid("number of pages", max_pages as u64));
+        }
+        if self.fast_keys.len() >= limits::FAST_REGIONS {
+            return Err(ObjectError::Exhausted {
+                kind: ObjectKind::MemoryRegion,
+                limit: limits::FAST_REGIONS,
+            });
+        }
+        self.check_room(max_pages)?;
+        let variants = |key: u32| (0..1 << VARIANT_BITS).map(move |variant| key | variant);
+        let local = self.keys.next(LOCAL_KEY_MASK & !VARIANTS, |key| {
+            self.fast_keys.contains_key(&(key >> VARIANT_BITS))
+                || variants(key).any(|key| self.regions.contains_key(&key))
+        });
+        let remote = self.keys.next(!VARIANTS, |key| {
+            self.fast_remote_keys.contains(&(key >> VARIANT_BITS))
+                || variants(key).any(|key| self.remote_keys.contains_key(&key))
+        });
+        let keys = RegionKeys { local, remote };
+        let region = MemoryRegion {
+            protection_domain,
+            remote_key: remote,
+            address: 0,
+            length: 0,
+            access: Access::default(),
+            pages: max_pages,
+            is_fast: true,
+            is_valid: false,
+            ranges: Vec::new(),
+        };
+        self.add_region(keys, region)?;
+        self.fast_keys.insert(local >> VARIANT_BITS, local);
+        self.fast_remote_keys.insert(remote >> VARIANT_BITS);
+        Ok(keys)
+    }
+
+    /// How many pages may be given to the region of this key, which was allocated in that protection domain and has no memory.
+    pub(crate) fn free_region(
+        &self,
+        protection_domain: u16,
+        local_key: u32,
+    ) -> Result<usize, ObjectError> {
+        let current = self.fast_keys.get(&(local_key >> VARIANT_BITS));
+        let region = current.and_then(|current| self.regions.get(current));
+        let region = region
+            .filter(|region| region.protection_domain == protection_domain)
+            .ok_or(unknown(local_key))?;
+        if region.is_valid {
+            return Err(ObjectError::InUse {
+                kind: ObjectKind::MemoryRegion,
+                number: local_key,
+            });
+        }
+        Ok(region.pages)
+    }
+
+    /// Gives memory to a region as [`Self::free_region`] finds it, which has this local key from now on.
+    pub(crate) fn register_fast(
+        &mut self,
+        local_key: u32,
+        parameters: RegisterRegion<'_>,
+    ) -> Result<(), ObjectError> {
+        let max_pages = self.free_region(parameters.protection_domain, local_key)?;
+        if parameters.pages.len() > max_pages {
+            return Err(invalid("number of pages", parameters.pages.len() as u64));
+        }
+        let ranges = ranges(&parameters)?;
+        let family = local_key >> VARIANT_BITS;
+        let current = self.fast_keys.insert(family, local_key);
+        let region = current.and_then(|current| self.regions.remove(&current));
+        let mut region = region.ok_or(unknown(local_key))?;
+        self.remote_keys.remove(&region.remote_key);
+        region.remote_key = region.remote_key & !VARIANTS | local_key & VARIANTS;
+        region.address = parameters.address;
+        region.length = parameters.length;
+        region.access = parameters.access;
+        region.ranges = ranges;
+        region.is_valid = true;
+        self.remote_keys.insert(region.remote_key, local_key);
+        self.regions.insert(local_key, region);
+        Ok(())
+    }
+
+    /// Takes the memory of a region away, which was given by a fast registration. Nothing touches it any more once this returns.
+    pub(crate) fn invalidate_fast(
+        &mut self,
+        protection_domain: u16,
+        local_key: u32,
+    ) -> Result<(), ObjectError> {
+        let region = self.regions.get_mut(&local_key).filter(|region| {
+            region.protection_domain == protection_domain && region.is_fast && region.is_valid
+        });
+        let region = region.ok_or(unknown(local_key))?;
+        region.is_valid = false;
+        region.ranges = Vec::new();
+        self.loans.end_those_of_region(local_key);
+        Ok(())
+    }
+
+    /// Removes the memory region of this local key. Nothing touches its memory any more once this returns. Of one that was allocated any of
+    /// its keys will do, as its driver may have changed the key already.
     pub fn deregister_region(&mut self, local_key: u32) -> Result<(), ObjectError> {
+        let family = local_key >> VARIANT_BITS;
+        let local_key = self.fast_keys.remove(&family).unwrap_or(local_key);
         let region = self.regions.remove(&local_key);
-        let region = region.ok_or(ObjectError::Unknown {
-            kind: ObjectKind::MemoryRegion,
-            number: local_key,
-        })?;
+        let region = region.ok_or(unknown(local_key))?;
+        if region.is_fast {
+            let family = region.remote_key >> VARIANT_BITS;
+            self.fast_remote_keys.remove(&family);
+        }
         self.loans.end_those_of_region(local_key);
         self.remote_keys.remove(&region.remote_key);
         self.pages = self.pages.saturating_sub(region.pages);
@@ -227,7 +356,7 @@ impl Objects {
         };
         let region = local
             .and_then(|local| self.regions.get(&local))
-            .filter(|region| region.protection_domain == protection_domain)
+            .filter(|region| region.protection_domain == protection_domain && region.is_valid)
             .ok_or(AccessError::UnknownKey { key })?;
         if !region.permits(need) {
             return Err(AccessError::NotPermitted { key, need });
@@ -259,6 +388,23 @@ impl Objects {
     }
 }
 
+fn unknown(local_key: u32) -> ObjectError {
+    ObjectError::Unknown {
+        kind: ObjectKind::MemoryRegion,
+        number: local_key,
+    }
+}
+
+/// How many pages of this size a region has, by its address and length. `None` if it cannot be.
+pub(crate) fn page_count(address: u64, length: u64, page_shift: u8) -> Option<u64> {
+    if !limits::PAGE_SHIFTS.contains(&page_shift) {
+        return None;
+    }
+    let in_page = address & ((1 << page_shift) - 1);
+    let last = in_page.checked_add(length.checked_sub(1)?)?;
+    Some((last >> page_shift) + 1)
+}
+
 /// The ranges of a region's pages, which are as many as it has, each at a multiple of its size.
 fn ranges(parameters: &RegisterRegion<'_>) -> Result<Vec<Range>, ObjectError> {
     let RegisterRegion {
@@ -273,13 +419,13 @@ fn ranges(parameters: &RegisterRegion<'_>) -> Result<Vec<Range>, ObjectError> {
     }
     let page = 1u64 << page_shift;
     let in_page = address & (page - 1);
-    let last = length
+    let fits = length
         .checked_sub(1)
-        .filter(|last| address.checked_add(*last).is_some())
-        .and_then(|last| in_page.checked_add(last))
-        .ok_or_else(|| invalid("length of a memory region", length))?;
+        .is_some_and(|last| address.checked_add(last).is_some());
+    let wanted = page_count(address, length, page_shift).filter(|_| fits);
+    let wanted = wanted.ok_or_else(|| invalid("length of a memory region", length))?;
     let count = pages.len() as u64;
-    if pages.len() > limits::PAGES_PER_REGION || count != (last >> page_shift) + 1 {
+    if pages.len() > limits::PAGES_PER_REGION || count != wanted {
         return Err(invalid("number of pages", count));
     }
     let mut ranges: Vec<Range> = Vec::new();

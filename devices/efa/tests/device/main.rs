@@ -12,6 +12,7 @@ mod daemon;
 mod driver;
 mod event_counters;
 mod events;
+mod fast_regions;
 mod hostile;
 mod objects;
 mod regions;

@@ -26,9 +26,9 @@ const ENTRIES: u32 = 64;
 const COMPLETION_BYTES: u64 = 16;
 const QKEY: u32 = 0x1111_1111;
 /// Where the memory region is in guest RAM, its length, and where it is for work requests.
-const REGION: u64 = DATA + 16 * PAGE;
+pub(crate) const REGION: u64 = DATA + 16 * PAGE;
 pub(crate) const REGION_BYTES: u64 = 4 * PAGE;
-const REGION_IOVA: u64 = 0x5000_0000_0000;
+pub(crate) const REGION_IOVA: u64 = 0x5000_0000_0000;
 /// Where the receive queue and the completion queue of a side are.
 const RECEIVES: u64 = DATA;
 const COMPLETIONS: u64 = DATA + 4 * PAGE;
@@ -48,7 +48,7 @@ struct Side {
 pub(crate) struct Fabric<L> {
     pub(crate) driver: Driver<L>,
     pub(crate) uar: u16,
-    pd: u16,
+    pub(crate) pd: u16,
     ah: CreatedAh,
     sides: Vec<Side>,
     /// The side that sends; the other one receives.
@@ -149,8 +149,8 @@ impl<L: Link> Fabric<L> {
         self.driver.link.write(MEMORY, doorbell.into(), &value);
     }
 
-    /// Posts a work request of the sender.
-    fn post(&mut self, operation: Operation, length: u16, rest: &[u8]) {
+    /// Posts a work request of the sender, which ends with `rest`.
+    pub(crate) fn post(&mut self, operation: Operation, length: u16, rest: &[u8]) {
         let mut meta = SendMeta::new_zeroed();
         meta.req_id = 3.into();
         meta.control = SendControl::new()

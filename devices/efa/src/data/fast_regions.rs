@@ -1,0 +1,91 @@
+//! Memory regions to which work requests give memory, and take it away. They are carried out in the order of their queue: all requests before them
+//! are over, and none behind them has begun.
+//!
+//! Such a request names addresses of the bus itself. So it is refused unless the driver has allocated the region in the queue pair's protection
+//! domain (Alloc MR): that permits it.
+
+use peerbar_dma::{Origin, Purpose, Tag};
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_efa_spec::work::FastRegistration;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
+
+use super::requester::Requester;
+use super::turn::Turn;
+use crate::objects::{ObjectError, RegisterRegion, page_count};
+
+/// Modes of a list of pages (`efa_io_frwr_pbl_mode`).
+const INLINE: u8 = 0;
+const DIRECT: u8 = 1;
+
+impl Turn<'_> {
+    /// Gives memory to a region; the status of the request.
+    pub(super) fn register(
+        &mut self,
+        requester: &Requester,
+        command: u16,
+        request: &FastRegistration,
+    ) -> CompletionStatus {
+        let (domain, key) = (requester.protection_domain, request.lkey.get());
+        let max_pages = match self.objects.free_region(domain, key) {
+            Ok(max_pages) => max_pages,
+            Err(error) => return refused(&error),
+        };
+        let (iova, length) = (request.iova.get(), request.length.get());
+        let page_shift = request.flags.page_shift();
+        let count = page_count(iova, length, page_shift);
+        let count = count.and_then(|count| usize::try_from(count).ok());
+        let Some(count) = count.filter(|count| *count <= max_pages) else {
+            return CompletionStatus::LocalBadLength;
+        };
+        let pages = match (request.flags.list_mode(), count) {
+            (INLINE, 1) => vec![request.pages.get()],
+            (INLINE, _) => return CompletionStatus::LocalBadLength,
+            (DIRECT, count) => {
+                let origin = Origin::command(requester.sender.pair, command);
+                match self.read_pages(origin, request.pages.get(), count) {
+                    Some(pages) => pages,
+                    None => return CompletionStatus::LocalQueuePair,
+                }
+            }
+            _ => return CompletionStatus::LocalUnsupportedOperation,
+        };
+        let parameters = RegisterRegion {
+            protection_domain: domain,
+            address: iova,
+            length,
+            page_shift,
+            pages: &pages,
+            access: request.permissions.into(),
+        };
+        match self.objects.register_fast(key, parameters) {
+            Ok(()) => CompletionStatus::Ok,
+            Err(error) => refused(&error),
+        }
+    }
+
+    /// Takes the memory of a region away; the status of the request.
+    pub(super) fn invalidate(&mut self, requester: &Requester, key: u32) -> CompletionStatus {
+        let domain = requester.protection_domain;
+        match self.objects.invalidate_fast(domain, key) {
+            Ok(()) => CompletionStatus::Ok,
+            Err(error) => refused(&error),
+        }
+    }
+
+    /// A list of the addresses of that many pages. `None` if it cannot be read.
+    fn read_pages(&mut self, origin: Origin, address: u64, count: usize) -> Option<Vec<u64>> {
+        let mut list = vec![U64::ZERO; count];
+        let tag = Tag::new(Purpose::List, origin);
+        let session = &mut self.parts.transfers.session;
+        let read = session.read(tag, address, list.as_mut_bytes());
+        read.inspect_err(|error| log::debug!("list of pages: {error}: {}", error.cause))
+            .ok()?;
+        Some(list.into_iter().map(U64::get).collect())
+    }
+}
+
+fn refused(error: &ObjectError) -> CompletionStatus {
+    log::debug!("{error}");
+    CompletionStatus::LocalInvalidKey
+}
