@@ -239,7 +239,7 @@ impl Bench {
         let words = [word(0), word(4)].map(Option::unwrap_or_default);
         if opcode == Opcode::CreateQp as u8 {
             self.known.pairs[words[0] as usize % 2] = words[0];
-        } else if opcode == Opcode::RegMr as u8 {
+        } else if [Opcode::RegMr as u8, Opcode::AllocMr as u8].contains(&opcode) {
             self.known.keys = words;
         }
     }
@@ -268,7 +268,10 @@ impl Bench {
 #[cfg(test)]
 mod tests {
     use peerbar_efa_spec::admin::completion_queue::{CqCaps2, CreateCq};
-    use peerbar_efa_spec::admin::memory_region::{Permissions, RegMr, RegMrFlags};
+    use peerbar_efa_spec::admin::event_counter::{
+        AttachEventCounter, CreateEventCounter, ModifyEventCounter, QpEvents, operation,
+    };
+    use peerbar_efa_spec::admin::memory_region::{AllocMr, Permissions, RegMr, RegMrFlags};
     use peerbar_efa_spec::admin::queue_pair::{CreateQp, ModifyMask, ModifyQp, state, transport};
     use peerbar_efa_spec::admin::resource::CreateAh;
     use zerocopy::{FromZeros, IntoBytes};
@@ -318,22 +321,44 @@ mod tests {
             pair.rq_bytes = 64.into();
             pair.rq_address = (RAM_AT + PAGE * (1 + u64::from(index))).into();
             seed = command(seed, Opcode::CreateQp, pair.as_bytes(), &[]);
-            for next in [state::INIT, state::RTR, state::RTS] {
-                let mut modify = ModifyQp::new_zeroed();
-                modify.mask = ModifyMask::new().with_state(true);
-                modify.state = next.into();
-                let kinds = [(1, PAIR + index)];
-                seed = command(seed, Opcode::ModifyQp, modify.as_bytes(), &kinds);
-            }
+            seed = states(seed, index, &[state::INIT, state::RTR, state::RTS]);
         }
         seed
     }
 
+    /// Takes a queue pair from state to state.
+    fn states(mut seed: Seed, index: u8, all: &[u32]) -> Seed {
+        for next in all {
+            let mut modify = ModifyQp::new_zeroed();
+            modify.mask = ModifyMask::new().with_state(true);
+            modify.state = (*next).into();
+            let kinds = [(1, PAIR + index)];
+            seed = command(seed, Opcode::ModifyQp, modify.as_bytes(), &kinds);
+        }
+        seed
+    }
+
+    /// The bytes of guest memory after a seed, 16 of them.
+    fn found(seed: &[u8], at: u64) -> [u8; 16] {
+        let mut bench = Bench::new();
+        bench.start();
+        let mut input = Input::new(seed);
+        while bench.step(&mut input).is_some() {}
+        let mut found = [0; 16];
+        bench.ram.read(at, &mut found).expect("RAM");
+        found
+    }
+
     /// A seed that writes page 3 of guest memory to page 4 by RDMA.
     fn transfer() -> Seed {
+        transfer_with(|seed| seed)
+    }
+
+    /// The same, with further commands before the transfer.
+    fn transfer_with(more: impl FnOnce(Seed) -> Seed) -> Seed {
         let mut seed = command(Seed::default(), Opcode::AllocUar, &[], &[]);
         seed = command(seed, Opcode::AllocPd, &[], &[]);
-        seed = queue_pairs(seed);
+        seed = more(queue_pairs(seed));
         let mut handle = CreateAh::new_zeroed();
         handle.destination = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
         seed = command(seed, Opcode::CreateAh, handle.as_bytes(), &[]);
@@ -361,13 +386,62 @@ mod tests {
     #[test]
     fn seed_moves_bytes_from_region_to_region() {
         let seed = transfer().in_corpus("efa_adapter", "transfer");
-        let mut bench = Bench::new();
-        bench.start();
-        let mut input = Input::new(&seed);
-        while bench.step(&mut input).is_some() {}
-        let mut found = [0; 16];
-        bench.ram.read(4 * PAGE, &mut found).expect("RAM");
-        assert_eq!(&found, b"sixteen of bytes");
+        assert_eq!(&found(&seed, 4 * PAGE), b"sixteen of bytes");
+        run(&seed);
+    }
+
+    #[test]
+    fn seed_counts_a_transfer_in_guest_memory() {
+        let seed = transfer_with(|mut seed| {
+            let mut counter = CreateEventCounter::new_zeroed();
+            counter.address = (RAM_AT + 5 * PAGE).into();
+            seed = command(seed, Opcode::CreateEventCounter, counter.as_bytes(), &[]);
+            seed = states(seed, 0, &[state::RESET]);
+            let mut attach = AttachEventCounter::new_zeroed();
+            attach.events = QpEvents::ALL;
+            let kinds = [(2, PAIR)];
+            seed = command(seed, Opcode::AttachEventCounter, attach.as_bytes(), &kinds);
+            let mut add = ModifyEventCounter::new_zeroed();
+            (add.operation, add.value) = (operation::ADD, 7.into());
+            seed = command(seed, Opcode::ModifyEventCounter, add.as_bytes(), &[]);
+            states(seed, 0, &[state::INIT, state::RTR, state::RTS])
+        });
+        let seed = seed.in_corpus("efa_adapter", "counter");
+        assert_eq!(&found(&seed, 4 * PAGE), b"sixteen of bytes");
+        let counted: [u8; 8] = found(&seed, 5 * PAGE)[..8].try_into().expect("8 bytes");
+        assert_eq!(u64::from_le_bytes(counted), 8);
+        run(&seed);
+    }
+
+    #[test]
+    fn seed_gives_memory_to_a_region_and_reads_it() {
+        let mut seed = command(Seed::default(), Opcode::AllocUar, &[], &[]);
+        seed = command(seed, Opcode::AllocPd, &[], &[]);
+        seed = queue_pairs(seed);
+        let mut handle = CreateAh::new_zeroed();
+        handle.destination = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
+        seed = command(seed, Opcode::CreateAh, handle.as_bytes(), &[]);
+        let mut region = AllocMr::new_zeroed();
+        region.max_pages = 1.into();
+        seed = command(seed, Opcode::AllocMr, region.as_bytes(), &[]);
+        seed = seed.bytes(&[216, 0x83]).bytes(b"sixteen of bytes");
+        // The registration of page 3 for all accesses.
+        let mut entry = [0; 64];
+        entry[..4].copy_from_slice(&[1, 0, 0x83, 0x1d]);
+        (entry[36], entry[37]) = (7, 12);
+        entry[48..50].copy_from_slice(&[0, 0x10]);
+        let page = RAM_AT + 3 * PAGE;
+        entry[56..].copy_from_slice(&page.to_le_bytes());
+        seed = words(seed.bytes(&[128]).u16(0).bytes(&[0]), &entry, &[(8, KEYS)]);
+        // A read from its start to its byte 512.
+        let mut entry = [0; 64];
+        entry[..4].copy_from_slice(&[2, 0, 0x81, 0x1d]);
+        (entry[32], entry[48], entry[57]) = (16, 16, 2);
+        let kinds = [(1, PAIR_AND_ONE + 1), (9, KEYS + 1), (13, KEYS)];
+        seed = words(seed.bytes(&[128]).u16(0).bytes(&[1]), &entry, &kinds);
+        let seed = seed.bytes(&[176, 0, 0]).u32(2);
+        let seed = seed.in_corpus("efa_adapter", "fast_region");
+        assert_eq!(&found(&seed, 3 * PAGE + 512), b"sixteen of bytes");
         run(&seed);
     }
 }
