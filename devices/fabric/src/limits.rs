@@ -29,6 +29,12 @@ pub const MAX_REQUESTS: usize = 64;
 /// The most adapters that an adapter has dealings with at once.
 pub(crate) const MAX_PEERS: usize = 256;
 
+/// The most bytes of responses that an adapter keeps for all its peers, as these may ask for them again, counting a request without a response
+/// as the longest one. A peer of which fewer than its share are kept is served nevertheless, so it may be more by [`MAX_PEERS`] shares and as
+/// many longest responses.
+pub(crate) const MAX_KEPT: usize = 32 << 20;
+pub(crate) const KEPT_SHARE: usize = 2 * MAX_DATA;
+
 /// The most packets of one adapter that the fabric holds, and the most of them that wait for one other adapter. It drops what is
 /// more.
 pub(crate) const MAX_HELD: usize = 512;

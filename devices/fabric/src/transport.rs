@@ -16,7 +16,7 @@ use thiserror::Error;
 use self::incoming::{Incoming, Taken};
 use self::outgoing::{Due, Outgoing};
 use crate::gid::Gid;
-use crate::limits::{MAX_PEERS, MAX_REQUESTS};
+use crate::limits::{KEPT_SHARE, MAX_KEPT, MAX_PEERS, MAX_REQUESTS};
 use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
 
@@ -294,6 +294,7 @@ impl<D> Transport<D> {
             }
             self.peers.insert(from, Peer::new(None, now));
         }
+        let kept: usize = self.peers.values().map(|peer| peer.incoming.kept()).sum();
         let Some(peer) = self.peers.get_mut(&from) else {
             return;
         };
@@ -304,7 +305,8 @@ impl<D> Transport<D> {
             });
         }
         let running = self.running.get(&from).copied().unwrap_or(0);
-        let is_full = running >= MAX_REQUESTS || self.running.len() > MAX_PEERS;
+        let keeps_too_much = kept >= MAX_KEPT && peer.incoming.kept() >= KEPT_SHARE;
+        let is_full = running >= MAX_REQUESTS || self.running.len() > MAX_PEERS || keeps_too_much;
         match body {
             Body::Request {
                 tag,

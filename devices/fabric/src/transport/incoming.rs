@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_bytes::ByteBuf;
 
-use crate::limits::MAX_REQUESTS;
+use crate::limits::{MAX_DATA, MAX_REQUESTS};
 use crate::message::Body;
 
 /// A request that its requester may send again.
@@ -14,6 +14,16 @@ enum Served {
     Working,
     /// The response.
     Done(Option<ByteBuf>),
+}
+
+impl Served {
+    /// How many bytes it keeps, or is going to.
+    fn kept(&self) -> usize {
+        match self {
+            Self::Working => MAX_DATA,
+            Self::Done(data) => data.as_ref().map_or(0, |data| data.len()),
+        }
+    }
 }
 
 /// What is to be done with a request that has arrived.
@@ -32,9 +42,16 @@ pub(super) enum Taken {
 pub(super) struct Incoming {
     oldest: u64,
     served: BTreeMap<u64, Served>,
+    /// The bytes of [`Served::kept`] of all of them.
+    kept: usize,
 }
 
 impl Incoming {
+    /// How many bytes are kept for the peer, or are going to be.
+    pub(super) fn kept(&self) -> usize {
+        self.kept
+    }
+
     /// A request that has arrived. With `is_full`, no further one is carried out for now; it is sent again.
     pub(super) fn take(&mut self, tag: u64, oldest: u64, is_full: bool) -> Taken {
         self.settle(oldest);
@@ -46,6 +63,7 @@ impl Incoming {
             None if is_full => Taken::Stale,
             None => {
                 self.served.insert(tag, Served::Working);
+                self.kept += Served::Working.kept();
                 Taken::First
             }
             Some(Served::Working) => Taken::Again(Body::Working { tag }),
@@ -60,7 +78,9 @@ impl Incoming {
     pub(super) fn settle(&mut self, oldest: u64) {
         if oldest > self.oldest {
             self.oldest = oldest;
-            self.served = self.served.split_off(&oldest);
+            let left = self.served.split_off(&oldest);
+            let gone = std::mem::replace(&mut self.served, left);
+            self.kept -= gone.values().map(Served::kept).sum::<usize>();
         }
     }
 
@@ -68,7 +88,9 @@ impl Incoming {
     pub(super) fn respond(&mut self, tag: u64, data: Option<ByteBuf>) -> Option<Body> {
         let served = self.served.get_mut(&tag);
         let served = served.filter(|served| matches!(served, Served::Working))?;
+        let before = served.kept();
         *served = Served::Done(data.clone());
+        self.kept = self.kept - before + served.kept();
         Some(Body::Response { tag, data })
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::limits::{MAX_DATA, MAX_DESCRIPTORS, MAX_REQUESTS};
+use crate::limits::{KEPT_SHARE, MAX_DATA, MAX_DESCRIPTORS, MAX_KEPT, MAX_REQUESTS};
 
 const PEER: Gid = Gid([2; 16]);
 const FIRST: Incarnation = Incarnation(1);
@@ -310,4 +310,57 @@ fn response_that_is_sent_again_is_counted() {
     let counted = transport.statistics();
     assert_eq!((counted.sent_again, counted.bytes_sent_again), (1, 30));
     assert_eq!((counted.time_outs, counted.impaired_peers), (0, 0));
+}
+
+/// A request of a peer, which settles nothing.
+fn request_of(peer: Gid, tag: u64) -> Message {
+    Message::Packet {
+        peer,
+        incarnation: FIRST,
+        body: Body::Request {
+            tag,
+            oldest: 0,
+            data: ByteBuf::new(),
+            descriptors: Vec::new(),
+        },
+    }
+}
+
+/// Has a peer ask as often as it may, and answers it all with as much data as there can be; how often that was.
+fn served(transport: &mut Transport<u32>, peer: Gid, now: Instant) -> usize {
+    let mut count = 0;
+    for tag in 0..MAX_REQUESTS as u64 {
+        transport.receive(request_of(peer, tag), now);
+        for output in transport.take_outputs() {
+            if let Output::Request(id, _) = output {
+                transport.respond(id, Some(ByteBuf::from(vec![0; MAX_DATA])));
+                count += 1;
+            }
+        }
+    }
+    count
+}
+
+#[test]
+fn peers_that_settle_nothing_fill_a_limited_memory() {
+    let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
+    let gid = |number: u8| Gid([number; 16]);
+    let whole = u8::try_from(MAX_KEPT / (MAX_REQUESTS * MAX_DATA)).unwrap();
+    for peer in 0..whole {
+        assert_eq!(served(&mut transport, gid(peer), now), MAX_REQUESTS);
+    }
+    let share = KEPT_SHARE / MAX_DATA;
+    for peer in whole..100 {
+        assert_eq!(served(&mut transport, gid(peer), now), share, "its share");
+    }
+    // Those that settle what they have make room.
+    for peer in 0..whole {
+        let settled = Message::Packet {
+            peer: gid(peer),
+            incarnation: FIRST,
+            body: Body::Settled { oldest: 64 },
+        };
+        transport.receive(settled, now);
+    }
+    assert_eq!(served(&mut transport, gid(100), now), MAX_REQUESTS);
 }
