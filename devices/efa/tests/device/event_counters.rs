@@ -1,5 +1,6 @@
 //! Event counters, by the commands of Linux 7.3's driver.
 
+use peerbar_efa_spec::admin::completion_queue::DestroyCq;
 use peerbar_efa_spec::admin::event_counter::{
     AttachEventCounter, CreateEventCounter, CreatedEventCounter, DestroyEventCounter,
     ModifyEventCounter, QpEvents, operation,
@@ -168,6 +169,12 @@ fn attached_counter_and_its_uar_are_not_removed() {
     };
     assert_eq!(driver.execute(Opcode::DeallocUar, &page).status, busy);
     assert_eq!(destroy(&mut driver, counter), 0);
+    // The completion queue of the queue pair is left.
+    assert_eq!(driver.execute(Opcode::DeallocUar, &page).status, busy);
+    let queue = DestroyCq::new_zeroed();
+    let completion = driver.execute(Opcode::DestroyCq, &queue);
+    completion.expect(Status::Success);
+    assert_eq!(driver.execute(Opcode::DeallocUar, &page).status, 0);
 }
 
 #[test]

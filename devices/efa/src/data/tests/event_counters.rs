@@ -226,3 +226,29 @@ fn word_that_a_guest_changes_is_set_right_by_the_next_event() {
         assert_eq!(words(&it.adapter)[6], expected);
     }
 }
+
+#[test]
+fn write_counts_only_once_all_of_it_is_there() {
+    for seed in 0..4 {
+        let mut it = Two::of_seed(seed);
+        attach_all(&it.far, it.b.number);
+        let length = 400_000u32;
+        let (from, to) = (
+            it.near.region(PAYLOAD, u64::from(length)),
+            it.far.region(TO, u64::from(length)),
+        );
+        let data = it.near.fill(PAYLOAD, length as usize, 7);
+        let post = it.rdma(
+            Operation::RdmaWrite,
+            (from.local, PAYLOAD, length),
+            (to.remote, TO, length),
+        );
+        it.send(&post);
+        while words(&it.far)[REMOTE_WRITE] == 0 {
+            it.near.work();
+            it.far.work();
+            assert!(it.deliver() || !it.is_idle(), "it is never counted");
+        }
+        assert!(it.far.bytes(TO, length as usize) == data, "seed {seed}");
+    }
+}

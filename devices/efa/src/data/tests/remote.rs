@@ -145,6 +145,11 @@ impl Two {
         Self::new(QueuePairKind::ReliableDatagram, 1)
     }
 
+    /// Two whose packets come in an order of this seed.
+    pub(super) fn of_seed(seed: u64) -> Self {
+        Self::new(QueuePairKind::ReliableDatagram, seed)
+    }
+
     /// Two that lend memory to each other.
     pub(super) fn lending() -> Self {
         let two = Self::reliable();
