@@ -369,7 +369,8 @@ impl PacketFabric {
             holder.held.packets += 1;
             holder.held.descriptors += descriptors;
         }
-        self.descriptors = in_all;
+        // What was dropped has been taken off by now.
+        self.descriptors += descriptors;
         true
     }
 

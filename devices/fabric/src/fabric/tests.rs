@@ -438,3 +438,39 @@ fn gid_of_an_ended_tunnel_passes_to_the_one_that_has_it() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn descriptors_of_packets_that_made_room_count_no_more() {
+    let (mut fabric, now) = fabric(&[]);
+    let (one, _) = attach(&mut fabric, 1, now);
+    let null = || {
+        Arc::new(std::os::fd::OwnedFd::from(
+            std::fs::File::open("/dev/null").unwrap(),
+        ))
+    };
+    let mut deaf = Vec::new();
+    for number in 2..8 {
+        let (port, incarnation) = attach(&mut fabric, number, now);
+        deaf.push(port);
+        for count in 0..100 {
+            let request = Message::Packet {
+                peer: gid(number),
+                incarnation,
+                body: Body::Request {
+                    tag: 0,
+                    oldest: 0,
+                    data: ByteBuf::new(),
+                    // The oldest packets have one.
+                    descriptors: (count < 10).then(null).into_iter().collect(),
+                },
+            };
+            fabric.receive(one, request, now);
+        }
+    }
+    let held: usize = fabric.holders.values().map(|it| it.held.descriptors).sum();
+    assert_eq!(fabric.descriptors, held);
+    for port in deaf {
+        while fabric.next(port).is_some() {}
+    }
+    assert_eq!(fabric.descriptors, 0);
+}
