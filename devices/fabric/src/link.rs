@@ -316,8 +316,12 @@ impl Shared {
                 }
                 "it breaks the protocol".to_owned()
             }
+            Err(error) if is_end(&error) => error.to_string(),
             Err(ReceiveError::Nothing) => return true,
-            Err(error) => error.to_string(),
+            Err(error) => {
+                log::debug!("a packet of the fabric is lost: {error}");
+                return true;
+            }
         };
         log::info!("the link to the fabric has ended: {end}");
         false
@@ -441,4 +445,25 @@ impl Shared {
 /// The descriptors for one owner alone.
 fn owned(descriptors: Vec<Arc<OwnedFd>>) -> Option<Vec<OwnedFd>> {
     descriptors.into_iter().map(Arc::into_inner).collect()
+}
+
+/// Whether nothing more comes after this. A packet that this process has no descriptors for is lost alone, and sent again.
+fn is_end<E: std::error::Error>(error: &ReceiveError<E>) -> bool {
+    !matches!(error, ReceiveError::Nothing | ReceiveError::Starved)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lack_of_descriptors_does_not_end_the_link() {
+        type Error = ReceiveError<io::Error>;
+        for goes_on in [Error::Nothing, Error::Starved] {
+            assert!(!is_end(&goes_on), "{goes_on}");
+        }
+        for end in [Error::Closed, Error::TooLong, Error::System(Errno::PIPE)] {
+            assert!(is_end(&end), "{end}");
+        }
+    }
 }
