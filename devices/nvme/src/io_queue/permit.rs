@@ -8,16 +8,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Generation(Arc<AtomicU64>);
 
 impl Generation {
+    #[inline]
     fn number(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
     /// Expires every permit.
+    #[inline]
     pub(crate) fn advance(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether a permit has not expired.
+    #[inline]
     pub(crate) fn is_current(&self, permit: &Permit) -> bool {
         permit.generation == self.number()
     }
@@ -41,6 +44,7 @@ impl Permit {
     /// No generation has this number.
     const USED: u64 = u64::MAX;
 
+    #[inline]
     pub(crate) fn new(current: &Generation) -> Self {
         Self {
             generation: current.number(),
@@ -50,6 +54,7 @@ impl Permit {
     }
 
     /// The queue of this permit has been deleted, or is forgotten before it is used again, and its entries with it.
+    #[inline]
     pub(crate) fn expire(mut self) {
         self.generation = Self::USED;
     }
