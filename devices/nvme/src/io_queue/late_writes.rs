@@ -99,11 +99,18 @@ mod tests {
     fn data_are_due_once_their_completion_is_taken_and_stay_so() {
         let (mut interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
         let mut queue = completion_queue(&interrupts, 1, (0x2000, ENTRIES));
-        let other = completion_queue(&interrupts, 2, (0x3000, ENTRIES));
+        let mut other = completion_queue(&interrupts, 2, (0x3000, ENTRIES));
         let mut late = LateWrites::default();
         post(&mut queue, &mut interrupts);
         post(&mut queue, &mut interrupts);
         late.keep(&queue, data(7));
+        post(&mut other, &mut interrupts);
+        post(&mut other, &mut interrupts);
+        take(&mut other, &mut interrupts, 2);
+        assert!(
+            !late.is_due(&other),
+            "they follow no completion of this queue"
+        );
         take(&mut queue, &mut interrupts, 1);
         assert!(late.wait_for(&queue) && !late.is_due(&queue));
         // The queue goes around: the slot of the completion is in use again.
