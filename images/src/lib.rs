@@ -57,6 +57,6 @@ pub use module_tree::module_tree;
 pub use out_of_tree::is_module_folder;
 pub use packages::PackageTree;
 pub use prune::{CacheEntry, PruneRule};
-pub use qemu::{Origin, QBOOT, Qemu};
+pub use qemu::{Origin, QBOOT, Qemu, SANDBOX};
 pub use root::Root;
 pub use version::Version;

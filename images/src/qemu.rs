@@ -4,7 +4,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{self, Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +12,10 @@ use crate::cache::Kind;
 use crate::error::io_error;
 use crate::version::Version;
 use crate::{Cache, ImageError, Root, cache};
+
+/// What QEMU permits itself by its option `-sandbox` (seccomp(2)): it starts no program, and changes neither its user nor its
+/// priority.
+pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
 const PROGRAM: &str = "qemu-system-x86_64";
 /// 10.1.0 has the client too, but lays DMA requests out differently (a 32-bit count).
@@ -195,7 +199,8 @@ impl Qemu {
         let vfio_user =
             version >= OLDEST && self.ask("-device help")?.contains("\"vfio-user-pci\"");
         let firmware = self.ask("-L help")?.lines().map(PathBuf::from).collect();
-        let sandbox = self.ask("-help")?.contains("-sandbox");
+        let sandbox = self.answer("-device help", &["-sandbox", SANDBOX])?;
+        let sandbox = sandbox.status.success();
         Ok(Probe {
             version,
             vfio_user,
@@ -207,8 +212,8 @@ impl Qemu {
     /// As [`Qemu::probe`], but a program that has not changed since is not asked again.
     fn remembered_probe(&self, cache: &Cache) -> Result<Probe, ImageError> {
         // What it is asked decides, too: an entry of before has no answer to a new question.
-        let asked = "-version, -device help, -L help, -help";
-        let key = cache::key([cache::stamp(&self.program)?.as_str(), asked]);
+        let asked = format!("-version, -device help, -L help, -sandbox {SANDBOX}");
+        let key = cache::key([cache::stamp(&self.program)?.as_str(), asked.as_str()]);
         let path = cache.entry(Kind::Probe, &key, |path, _| {
             let probe = serde_json::json!(self.probe()?);
             fs::write(path, probe.to_string()).map_err(io_error("write", path))
@@ -222,13 +227,17 @@ impl Qemu {
     }
 
     fn ask(&self, question: &str) -> Result<String, ImageError> {
-        let answer = self
-            .command()
+        let answer = self.answer(question, &[])?;
+        Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
+    }
+
+    fn answer(&self, question: &str, options: &[&str]) -> Result<Output, ImageError> {
+        self.command()
+            .args(options)
             .args(question.split(' '))
             .stdin(Stdio::null())
             .output()
-            .map_err(io_error("run", &self.program))?;
-        Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
+            .map_err(io_error("run", &self.program))
     }
 }
 
@@ -240,7 +249,7 @@ pub(crate) struct Probe {
     pub(crate) vfio_user: bool,
     /// The folders that it takes firmware from.
     pub(crate) firmware: Vec<PathBuf>,
-    /// Whether it knows `-sandbox`, which is missing in a QEMU without libseccomp.
+    /// Whether it starts with [`SANDBOX`]: a QEMU without libseccomp does not, though its help has the option.
     pub(crate) sandbox: bool,
 }
 
@@ -273,7 +282,7 @@ mod tests {
         let script = format!(
             "#!/bin/sh\necho asked >> {0}/asked\ncase $1 in\n-version) echo 'QEMU emulator version {version} (Fake)';;\n\
              -device) echo 'name \"{device}\", bus PCI';;\n-L) echo {0};;\n\
-             -help) echo '-sandbox on';;\nesac\n",
+             -sandbox) [ ! -e {0}/no-seccomp ];;\nesac\n",
             dir.display()
         );
         // Written by another process: a descriptor of this one, open for writing in a child that another test
@@ -324,6 +333,8 @@ mod tests {
         let qemu = named("11.0.0", "vfio-user-pci").unwrap();
         assert_eq!((qemu.version.major, qemu.origin), (11, Origin::Named));
         assert!(!qemu.qboot && qemu.sandbox);
+        fs::write(dir.path().join("no-seccomp"), "").unwrap();
+        assert!(!named("11.0.0", "vfio-user-pci").unwrap().sandbox);
         fs::write(dir.path().join(QBOOT), "").unwrap();
         assert!(named("11.0.0", "vfio-user-pci").unwrap().qboot);
         assert!(matches!(

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use peerbar_exec::HOST_TAG;
+use peerbar_images::SANDBOX;
 use peerbar_report::{HostFolder, PORT, TRACE_PORT};
 use serde_json::json;
 
@@ -27,9 +28,6 @@ const MACHINE: &str = "q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=r
 const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off \
     tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on \
     rcupdate.rcu_expedited=1";
-
-/// What QEMU permits itself (seccomp(2)): it starts no program, and changes neither its user nor its priority.
-const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
 /// A machine and what it boots, without any device of ours.
 pub struct Boot<'a> {

@@ -42,7 +42,6 @@ mod doorbell_page;
 mod ended;
 mod engine;
 mod event_count;
-#[cfg_attr(feature = "loom", allow(dead_code, reason = "models have a double"))]
 mod health;
 mod injected;
 mod intx;
