@@ -6,6 +6,7 @@
 
 use std::env::current_exe;
 use std::ffi::OsString;
+use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -109,6 +110,26 @@ fn confine() -> io::Result<()> {
     // SAFETY: it closes nothing now, and nothing of this process runs after exec.
     match unsafe { libc::close_range(FIRST_INHERITED, libc::c_uint::MAX, flags) } {
         0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
+        _ => close_each_at_exec(),
     }
+}
+
+/// For a kernel before Linux 5.11, or a container that does not permit close_range(2).
+#[expect(
+    unsafe_code,
+    reason = "the descriptors are whoever's that started this process"
+)]
+fn close_each_at_exec() -> io::Result<()> {
+    for entry in fs::read_dir("/proc/self/fd")? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.parse().ok());
+        let Some(number) = number.filter(|number: &libc::c_uint| *number >= FIRST_INHERITED) else {
+            continue;
+        };
+        // SAFETY: it closes nothing now, and nothing of this process runs after exec.
+        if unsafe { libc::fcntl(number.cast_signed(), libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }

@@ -55,7 +55,10 @@ impl Boot<'_> {
     /// Whether QEMU is to confine itself, unless the user's own words say how.
     fn is_confined(&self) -> bool {
         let own = self.qemu_arguments.iter();
-        self.sandbox && !own.map(String::as_str).any(|word| word == "-sandbox")
+        self.sandbox
+            && !own
+                .map(String::as_str)
+                .any(|word| ["-sandbox", "--sandbox"].contains(&word))
     }
 }
 

@@ -63,7 +63,7 @@ fn machines() -> TempDir {
 }
 
 #[test]
-#[ignore = "boots two guests; scripts/test runs it"]
+#[ignore = "boots three guests; scripts/test runs it"]
 fn vram_goes_to_a_guest_of_another_machine() {
     let folder = machines();
     let end = |scenario: &str| {

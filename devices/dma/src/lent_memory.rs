@@ -138,6 +138,8 @@ impl Slot {
 pub(crate) struct LentMapping {
     slot: &'static Slot,
     loss_reported: AtomicBool,
+    /// [`LentMapping::detach`] has marked it as lost.
+    is_given_up: AtomicBool,
     /// It is a private copy of the file since.
     is_detached: AtomicBool,
 }
@@ -164,6 +166,7 @@ impl LentMapping {
         let mapping = Self {
             slot,
             loss_reported: AtomicBool::new(false),
+            is_given_up: AtomicBool::new(false),
             is_detached: AtomicBool::new(false),
         };
         let [access, flags] =
@@ -189,10 +192,12 @@ impl LentMapping {
         if whole_pages(file, 1)? > PAGE {
             return Err(Errno::NOTSUP.into());
         }
-        if self.is_lost() {
+        // The handler of SIGBUS has put private memory there, or this has; if this has failed to, it is tried again.
+        let is_given_up = self.is_given_up.load(Relaxed);
+        if self.is_detached.load(Relaxed) || self.is_lost() && !is_given_up {
             return Ok(());
         }
-        self.is_detached.store(true, Relaxed);
+        self.is_given_up.store(true, Relaxed);
         self.slot.mark_lost();
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: the mapping exists until this is dropped, and all access to it is volatile.
@@ -206,6 +211,7 @@ impl LentMapping {
                 first,
             )?
         };
+        self.is_detached.store(true, Relaxed);
         Ok(())
     }
 
@@ -227,7 +233,7 @@ impl LentMapping {
 
     /// Gives back what was written to a lost mapping, and reports the loss once.
     pub(crate) fn discard(&self) {
-        if self.is_detached.load(Relaxed) {
+        if self.is_given_up.load(Relaxed) {
             return;
         }
         let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
@@ -322,6 +328,25 @@ mod tests {
         let lent = MemoryFile::of_other(file.try_clone().unwrap(), 0, BYTES, access).unwrap();
         file.set_len(0).unwrap();
         (file, lent)
+    }
+
+    #[test]
+    fn detaching_that_failed_is_tried_again() {
+        const LEN: usize = 0x4000;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lent");
+        std::fs::write(&path, [7; LEN]).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let (lent, _region) = LentMapping::new(&file, 0, LEN, access).unwrap();
+        let unreadable = File::options().write(true).open(&path).unwrap();
+        for _ in 0..2 {
+            assert!(lent.detach(&unreadable, 0).is_err() && lent.is_lost());
+        }
+        lent.detach(&file, 0).unwrap();
+        lent.keep(0, LEN).unwrap();
+        file.set_len(0).unwrap();
+        lent.keep(0, LEN).unwrap();
     }
 
     #[test]

@@ -112,7 +112,9 @@ impl Session {
         });
         done.unwrap_or_else(|| {
             let lengths = data.chunks(entry_bytes).map(<[u8]>::len);
-            let places = (address..).step_by(entry_bytes).zip(lengths);
+            // Lengths first: no address is computed beyond the last entry, which may end at 2^64.
+            let places = lengths.zip((address..).step_by(entry_bytes));
+            let places = places.map(|(len, address)| (address, len));
             self.requester.scatter(tag, places, data)
         })
     }
@@ -484,6 +486,8 @@ mod tests {
         let mut back = [0; 16];
         session.read(Purpose::Payload, 0x1ff8, &mut back).unwrap();
         assert_eq!(back, [9; 16], "by more ranges");
+        let last = session.write_entries(Purpose::Payload, u64::MAX - 7, &[9; 8], 8);
+        assert!(last.is_err(), "the address space ends with it");
     }
 
     #[test]

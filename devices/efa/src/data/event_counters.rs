@@ -7,7 +7,8 @@ use crate::objects::{QueuePairEvent, WORD_BYTES};
 
 impl Turn<'_> {
     /// Counts an event of a queue pair, if it has a counter of it. A word that cannot be written puts the queue pairs of its counter in
-    /// error, as a completion queue does: they have no way to say what has ended.
+    /// error, as a completion queue does: they have no way to say what has ended. So are those that count in it later, until a command has
+    /// written it.
     pub(super) fn count_event(&mut self, pair: u16, event: QueuePairEvent) {
         let Some(number) = self.objects.counter_of(pair, event) else {
             return;
@@ -16,6 +17,7 @@ impl Turn<'_> {
             return;
         };
         if counter.has_failed {
+            self.fail_pair(pair);
             return;
         }
         counter.value = counter.value.wrapping_add(1);

@@ -147,6 +147,7 @@ impl Objects {
             return Err(unreachable(number));
         }
         counter.value = value;
+        counter.has_failed = false;
         Ok(())
     }
 

@@ -17,6 +17,8 @@ const READS: u64 = 256;
 pub(crate) const LIMIT: Duration = Duration::from_secs(4);
 /// How long to wait between two looks at the disk's counters.
 pub(super) const PAUSE: Duration = Duration::from_millis(10);
+/// How often the disk may have completed the reads before it loses them, as on a host that has stopped the guest.
+pub(super) const TRIES: usize = 8;
 /// What nothing may change afterwards.
 pub(super) const MARK: u8 = 0x5a;
 

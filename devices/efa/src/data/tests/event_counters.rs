@@ -7,7 +7,7 @@ use peerbar_efa_spec::work::Operation;
 use super::connected::{Connected, TO};
 use super::fixture::{Adapter, PAYLOAD, Post, RAM};
 use super::remote::Two;
-use crate::objects::{CreateEventCounter, QueuePairState};
+use crate::objects::{CreateEventCounter, ModifyEventCounter, QueuePairState};
 
 /// The words of the counters, one for each event.
 const WORDS: u64 = PAYLOAD + (3 << 20);
@@ -26,6 +26,11 @@ fn attach(adapter: &Adapter, pair: u16, events: QpEvents, address: u64) -> u16 {
     let counter = objects.create_event_counter(create, |_, _| true).unwrap();
     objects.attach_event_counter(counter, pair, events).unwrap();
     drop(objects);
+    bring_up(adapter, pair);
+    counter
+}
+
+fn bring_up(adapter: &Adapter, pair: u16) {
     for state in [
         QueuePairState::Init,
         QueuePairState::ReadyToReceive,
@@ -33,7 +38,6 @@ fn attach(adapter: &Adapter, pair: u16, events: QpEvents, address: u64) -> u16 {
     ] {
         adapter.set_state(pair, state);
     }
-    counter
 }
 
 /// A counter of each event of a queue pair.
@@ -199,20 +203,44 @@ fn report_of_an_unknown_adapter_counts_nothing() {
 fn counter_whose_word_is_unreachable_fails_its_queue_pairs() {
     let mut it = Connected::new();
     let send = QpEvents::new().with_send(true);
-    attach(&it.adapter, it.a.number, send, RAM);
+    let counter = attach(&it.adapter, it.a.number, send, RAM);
     let other = it.adapter.reliable();
     it.adapter.receive(&mut it.b, 1, &[(it.keys.local, TO, 64)]);
     it.post(&it.message(8));
     it.post(&it.message(8));
     it.adapter.work();
-    let state = |number: u16| {
-        let objects = it.adapter.path.objects();
+    let state = |adapter: &Adapter, number: u16| {
+        let objects = adapter.path.objects();
         objects.query_queue_pair(number).unwrap().state
     };
-    assert_eq!(state(it.a.number), QueuePairState::Error);
-    assert_eq!(state(other.number), QueuePairState::ReadyToSend);
+    let a = it.a.number;
+    assert_eq!(state(&it.adapter, a), QueuePairState::Error);
+    assert_eq!(
+        state(&it.adapter, other.number),
+        QueuePairState::ReadyToSend
+    );
     let statuses: Vec<_> = it.statuses().into_iter().map(|it| it.1).collect();
     assert_eq!(statuses, [S::Ok, S::Flushed], "the first one was sent");
+
+    let mut third = it.adapter.reliable();
+    it.adapter.set_state(third.number, QueuePairState::Reset);
+    let mut objects = it.adapter.path.objects();
+    objects
+        .attach_event_counter(counter, third.number, send)
+        .unwrap();
+    drop(objects);
+    bring_up(&it.adapter, third.number);
+    it.adapter.receive(&mut it.b, 2, &[(it.keys.local, TO, 64)]);
+    let message = it.message(8);
+    it.adapter.send(&mut third, &message);
+    it.adapter.work();
+    let failed = state(&it.adapter, third.number);
+    assert_eq!(failed, QueuePairState::Error, "nothing is left uncounted");
+    let mut objects = it.adapter.path.objects();
+    objects
+        .modify_event_counter(counter, ModifyEventCounter::Set(0), |_, _| true)
+        .unwrap();
+    assert!(!objects.event_counters.get(counter).unwrap().has_failed);
 }
 
 #[test]

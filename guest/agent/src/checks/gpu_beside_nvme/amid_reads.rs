@@ -10,7 +10,7 @@ use peerbar_report::GpuBesideNvme;
 use super::Reader;
 use crate::checks::gpu_load::{GPU_PAGE, memory_is_back};
 use crate::checks::held_back::{
-    self, MARK, PLACES, READ_BYTES, holds_most_back, in_progress, is_marked,
+    self, MARK, PLACES, READ_BYTES, TRIES, holds_most_back, in_progress, is_marked,
 };
 use crate::counters::{Begun, TrafficWatch};
 use crate::devices::Controller;
@@ -37,9 +37,9 @@ pub(super) struct AmidReads<'a> {
 impl AmidReads<'_> {
     /// The program is killed, then the memory is revoked. Deleting the queues waits for the commands in progress.
     pub(super) fn ends(&self) -> anyhow::Result<String> {
-        let killed = self.ends_with_its_program();
+        let killed = until_it_meets_commands(|| self.ends_with_its_program());
         let killed = killed.context("a program is killed amid reads")?;
-        let revoked = self.loses_its_memory();
+        let revoked = until_it_meets_commands(|| self.loses_its_memory());
         let revoked = revoked.context("memory is revoked amid reads")?;
         Ok(format!(
             "commands in progress: the end of the program met {killed}, a revoke of its memory {revoked}"
@@ -82,25 +82,30 @@ impl AmidReads<'_> {
 
     /// The disk refuses to delete the queues, so nvme resets it: then the commands in progress never end.
     pub(super) fn is_reset(&self) -> anyhow::Result<String> {
+        let lost = until_it_meets_commands(|| self.is_reset_amid_reads());
+        let lost = lost.context("the disk was to refuse to delete the queues, and to be reset")?;
+        Ok(format!(
+            "commands in progress: a reset in place of the deletion met {lost}"
+        ))
+    }
+
+    fn is_reset_amid_reads(&self) -> anyhow::Result<u64> {
         let mut reader = self.reader()?;
         let (watch, begun) = self.begin();
         reader.launch()?;
         self.wait_until_held_back(&watch, &begun, || has_ended(&mut reader))?;
         let mut deleted = reader.delete();
         let lost = in_progress(&watch.since(&begun)?, self.disk.number)?;
-        let ended = ends_by_its_limit(deleted.statuses(PATIENCE));
+        let ended = match lost {
+            0 => Ok(()),
+            _ => ends_by_its_limit(deleted.statuses(PATIENCE)),
+        };
         let memory = [&deleted.data, deleted.queue_memory()];
         let kept = ended.and_then(|()| self.keep_their_mark(&memory));
         deleted.release();
         kept?;
-        ensure!(
-            lost > 0,
-            "the disk has completed all commands: it has not refused to delete the queues, or was not reset"
-        );
         self.others_work()?;
-        Ok(format!(
-            "commands in progress: a reset in place of the deletion met {lost}"
-        ))
+        Ok(lost)
     }
 
     fn depth(&self) -> u16 {
@@ -194,6 +199,19 @@ impl AmidReads<'_> {
         reader.release();
         read
     }
+}
+
+/// Tries again where the disk had completed all commands before it happened, as in a guest that stood still for so long.
+fn until_it_meets_commands(
+    mut happens: impl FnMut() -> anyhow::Result<u64>,
+) -> anyhow::Result<u64> {
+    for _ in 0..TRIES {
+        let met = happens()?;
+        if met > 0 {
+            return Ok(met);
+        }
+    }
+    bail!("{TRIES} times the disk had completed all commands before it")
 }
 
 /// Whether the launch is over, by its time limit at the earliest.

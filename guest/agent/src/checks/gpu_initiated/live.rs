@@ -12,7 +12,9 @@ use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess, VfioDevice};
 use super::own_driver::OwnDriverGpu;
 use super::revoked::read_by_new_queues;
 use super::{BYTES, Initiator as _, READ_BYTES, READS, blocks_of_a_read, give_queues};
-use crate::checks::held_back::{self, LIMIT, MARK, PAUSE, PLACES, firsts, in_progress, is_marked};
+use crate::checks::held_back::{
+    self, LIMIT, MARK, PAUSE, PLACES, TRIES, firsts, in_progress, is_marked,
+};
 use crate::checks::vfio_nvme::{TakenDevices, start, start_opened};
 use crate::counters::{Begun, Traffic, TrafficWatch};
 use crate::gpus::Gpu;
@@ -20,8 +22,6 @@ use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 use crate::user_gpu::PATIENCE;
 
-/// How often the disk may have completed the reads before it is taken away, as on a host that has stopped the guest.
-const TRIES: usize = 8;
 /// How the disk is taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
