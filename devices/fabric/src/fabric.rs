@@ -174,12 +174,16 @@ impl PacketFabric {
 
     /// An adapter has left. An adapter that learns of it receives no packet of it any more. Its GID goes to one that another fabric has announced.
     fn forget_holder(&mut self, gid: Gid) {
+        self.remove_holder(gid);
+        self.hold_announced(gid);
+    }
+
+    fn remove_holder(&mut self, gid: Gid) {
         self.drop_packets_of(gid);
         if let Some(holder) = self.holders.remove(&gid) {
             self.impairments.lock().forget(gid);
             self.record.note(|| Happened::Left(holder.name, gid));
         }
-        self.hold_announced(gid);
     }
 
     /// Drops all packets that an adapter has sent.
@@ -215,10 +219,11 @@ impl PacketFabric {
         self.welcome(from, adapter)
     }
 
+    /// Whether an adapter of this fabric has the name or the GID. One of another fabric that has the GID loses it, else that fabric
+    /// could take it whenever ours leaves for a moment.
     fn is_taken(&self, wanted: &Adapter) -> bool {
-        let adapters = self.ports.values().filter_map(|port| port.adapter.as_ref());
-        let mut names = adapters.map(|adapter| &adapter.name);
-        self.holders.contains_key(&wanted.gid) || names.any(|name| *name == wanted.name)
+        let mut adapters = self.ports.values().filter_map(|port| port.adapter.as_ref());
+        adapters.any(|adapter| adapter.gid == wanted.gid || adapter.name == wanted.name)
     }
 
     fn welcome(&mut self, from: PortId, adapter: Adapter) -> Result<(), Reason> {
@@ -234,6 +239,7 @@ impl PacketFabric {
             there: incarnation,
             held: Held::default(),
         };
+        self.remove_holder(adapter.gid);
         self.notify_tunnels(&holder.present(adapter.gid));
         self.hold(adapter.gid, holder);
         if let Some(port) = self.ports.get_mut(&from) {

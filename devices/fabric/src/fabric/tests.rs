@@ -474,3 +474,24 @@ fn descriptors_of_packets_that_made_room_count_no_more() {
     }
     assert_eq!(fabric.descriptors, 0);
 }
+
+#[test]
+fn adapter_that_attaches_takes_its_gid_from_another_fabric() {
+    let (mut fabric, now) = fabric(&[]);
+    let (one, _) = attach(&mut fabric, 1, now);
+    let tunnel = fabric.connect_tunnel(now);
+    let thief = Frame::Present {
+        name: "thief".to_owned(),
+        gid: gid(1),
+        incarnation: Incarnation(7),
+    };
+    fabric.receive_frame(tunnel, thief, now);
+    fabric.leave(one, now);
+    let again = hello(&mut fabric, 1, now);
+    assert!(matches!(fabric.next(again), Some(Message::Welcome { .. })));
+    let holders = &fabric.holders;
+    assert!(holders.get(&gid(1)).is_some_and(|it| it.port == again));
+    fabric.leave(again, now);
+    let holders = &fabric.holders;
+    assert!(holders.get(&gid(1)).is_some_and(|it| it.port == tunnel));
+}
