@@ -1,8 +1,7 @@
 //! A surprise removal of a part of an RDMA transfer: the server behind it is killed while requests are in progress.
 
-use std::sync::Mutex;
-
 use anyhow::{Context, ensure};
+use parking_lot::Mutex;
 use peerbar_report::{CheckKind, Measure, RdmaLost, RdmaPart};
 
 use super::{Outcome, Run, rdma};
@@ -38,15 +37,11 @@ impl Run for RdmaLost {
                 guest.show(line);
                 if line == UNDER_LOAD {
                     let kill = guest.launcher.kill_server(&self.loses);
-                    *killed
-                        .lock()
-                        .unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(kill);
+                    *killed.lock() = Some(kill);
                 }
             },
         )?;
-        let killed = killed
-            .into_inner()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let killed = killed.into_inner();
         rdma::judge_report(&ran, measure)?;
         killed.context("the program had no requests in progress")??;
         ensure!(
