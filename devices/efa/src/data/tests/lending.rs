@@ -44,6 +44,18 @@ fn two(operation: Operation) -> (Two, Post) {
     (it, post)
 }
 
+/// Two that lend, with a packet of an operation between their regions on its way.
+fn flying(operation: Operation) -> Two {
+    let (mut it, post) = two(operation);
+    it.send(&post);
+    let verb = match operation {
+        Operation::RdmaRead => Verb::Read,
+        _ => Verb::Write,
+    };
+    work_until(&mut it, verb);
+    it
+}
+
 /// Works until a packet of memory that is lent flies, or a file.
 fn work_until(it: &mut Two, verb: Verb) {
     for _ in 0..1000 {
@@ -108,9 +120,7 @@ fn read_is_copied_once_and_counted_on_both_sides() {
 
 #[test]
 fn write_from_memory_that_is_unmapped_meanwhile_fails() {
-    let (mut it, post) = two(Operation::RdmaWrite);
-    it.send(&post);
-    work_until(&mut it, Verb::Write);
+    let mut it = flying(Operation::RdmaWrite);
     it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
     it.work();
     let done = it.near.one(&mut it.a);
@@ -166,9 +176,7 @@ fn reset_gives_back_what_is_lent() {
         assert_eq!(it.near.path.objects().loan_count(), 0, "{state:?}");
         it.work();
     }
-    let (mut it, post) = two(Operation::RdmaWrite);
-    it.send(&post);
-    work_until(&mut it, Verb::Write);
+    let it = flying(Operation::RdmaWrite);
     it.near.path.reset();
     assert_eq!(it.near.path.objects().loan_count(), 0);
 }
@@ -425,9 +433,7 @@ fn addresses_of_any_number_are_kept_up_to_a_limit() {
 
 #[test]
 fn write_reads_nothing_of_memory_after_its_unmap() {
-    let (mut it, post) = two(Operation::RdmaWrite);
-    it.send(&post);
-    work_until(&mut it, Verb::Write);
+    let mut it = flying(Operation::RdmaWrite);
     it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
     // The guest gives the page to another owner.
     it.near.ram.write(PAYLOAD, &[0x5e; 0x1000]).unwrap();
@@ -439,9 +445,7 @@ fn write_reads_nothing_of_memory_after_its_unmap() {
 
 #[test]
 fn read_gets_nothing_of_memory_after_its_unmap() {
-    let (mut it, post) = two(Operation::RdmaRead);
-    it.send(&post);
-    work_until(&mut it, Verb::Read);
+    let mut it = flying(Operation::RdmaRead);
     // Until the answer with the ranges is there, and not yet copied.
     for _ in 0..100 {
         while it.deliver() {}
@@ -467,9 +471,7 @@ fn read_gets_nothing_of_memory_after_its_unmap() {
 
 #[test]
 fn read_is_answered_though_the_wire_was_busy_for_the_file() {
-    let (mut it, post) = two(Operation::RdmaRead);
-    it.send(&post);
-    work_until(&mut it, Verb::Read);
+    let mut it = flying(Operation::RdmaRead);
     while it.deliver() {}
     *it.air.limit.lock() = Some(0);
     it.far.work();
@@ -480,9 +482,7 @@ fn read_is_answered_though_the_wire_was_busy_for_the_file() {
 
 #[test]
 fn failed_read_gives_its_loan_back() {
-    let (mut it, post) = two(Operation::RdmaRead);
-    it.send(&post);
-    work_until(&mut it, Verb::Read);
+    let mut it = flying(Operation::RdmaRead);
     it.near.requester.unmap(PAYLOAD, PAYLOAD + 0xfff);
     let before = it.far.now;
     it.work();
@@ -549,6 +549,16 @@ fn flying_loan(it: &mut Two) -> BorrowedLoan {
     loan
 }
 
+/// The same operation with one page, the second one of the near region.
+fn of_second_page(post: Post) -> Post {
+    let (key, ..) = post.local[0];
+    Post {
+        local: vec![(key, PAYLOAD + 0x1000, 4096)],
+        remote: (post.remote.0, TO, 4096),
+        ..post
+    }
+}
+
 #[test]
 fn adapter_whose_copy_hangs_gets_packets_for_a_while() {
     let (mut it, post) = two(Operation::RdmaWrite);
@@ -560,12 +570,7 @@ fn adapter_whose_copy_hangs_gets_packets_for_a_while() {
     it.work();
     let done = it.near.one(&mut it.a);
     assert_eq!(done.status, CompletionStatus::LocalInvalidKey);
-    let (key, ..) = post.local[0];
-    let post = Post {
-        local: vec![(key, PAYLOAD + 0x1000, 4096)],
-        remote: (post.remote.0, TO, 4096),
-        ..post
-    };
+    let post = of_second_page(post);
     let packets = it.near.path.statistics().packet_bytes;
     it.near.now += Duration::from_secs(5);
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
@@ -593,12 +598,7 @@ fn adapter_that_leaves_and_hangs_is_lent_nothing_when_it_is_back() {
     it.work();
     let done = it.near.one(&mut it.a);
     assert_eq!(done.status, CompletionStatus::LocalInvalidKey);
-    let (key, ..) = post.local[0];
-    let post = Post {
-        local: vec![(key, PAYLOAD + 0x1000, 4096)],
-        remote: (post.remote.0, TO, 4096),
-        ..post
-    };
+    let post = of_second_page(post);
     it.near.now += Duration::from_secs(5);
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
     assert_eq!(it.near.path.statistics().lent_bytes, 0);
