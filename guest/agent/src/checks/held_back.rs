@@ -1,9 +1,10 @@
 //! Reads of a GPU that a disk holds back by its rules, so that they are in progress whatever the speed of the host, and what must not follow
 //! once the disk has lost them.
 
+use std::fmt;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 
 use crate::counters::Traffic;
 
@@ -18,7 +19,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(4);
 /// How long to wait between two looks at the disk's counters.
 pub(super) const PAUSE: Duration = Duration::from_millis(10);
 /// How often the disk may have completed the reads before it loses them, as on a host that has stopped the guest.
-pub(super) const TRIES: usize = 8;
+const TRIES: usize = 8;
 /// What nothing may change afterwards.
 pub(super) const MARK: u8 = 0x5a;
 
@@ -59,6 +60,20 @@ pub(super) fn holds_most_back(
         "the disk has held back no command: give it the rules that the check's reference names"
     );
     Ok(held_back > u64::from(depth / 2))
+}
+
+/// Has a disk lose commands, by `loss`, until some were in progress then; how many.
+pub(super) fn until_commands_are_met(
+    loss: impl fmt::Display,
+    mut lose: impl FnMut() -> anyhow::Result<u64>,
+) -> anyhow::Result<u64> {
+    for _ in 0..TRIES {
+        let met = lose()?;
+        if met > 0 {
+            return Ok(met);
+        }
+    }
+    bail!("{TRIES} times the disk had completed all commands before {loss}")
 }
 
 /// The memory has the mark everywhere.
@@ -118,6 +133,16 @@ mod tests {
         assert!(firsts.iter().all(|first| (16384..32768).contains(first)));
         let kind = |first: &u64| *first < 24576;
         assert_eq!(firsts.iter().filter(|first| kind(first)).count(), 32);
+    }
+
+    #[test]
+    fn loss_without_commands_in_progress_is_tried_again() {
+        let mut met = [0, 0, 3].into_iter();
+        let lost = until_commands_are_met("it", || met.next().context("once more"));
+        assert_eq!(lost.unwrap(), 3);
+        let never = until_commands_are_met("a reset", || Ok(0));
+        let error = never.unwrap_err().to_string();
+        assert!(error.ends_with("before a reset"), "{error}");
     }
 
     #[test]

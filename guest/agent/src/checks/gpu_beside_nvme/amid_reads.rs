@@ -10,7 +10,7 @@ use peerbar_report::GpuBesideNvme;
 use super::Reader;
 use crate::checks::gpu_load::{GPU_PAGE, memory_is_back};
 use crate::checks::held_back::{
-    self, MARK, PLACES, READ_BYTES, TRIES, holds_most_back, in_progress, is_marked,
+    self, MARK, PLACES, READ_BYTES, holds_most_back, in_progress, is_marked, until_commands_are_met,
 };
 use crate::counters::{Begun, TrafficWatch};
 use crate::devices::Controller;
@@ -37,9 +37,10 @@ pub(super) struct AmidReads<'a> {
 impl AmidReads<'_> {
     /// The program is killed, then the memory is revoked. Deleting the queues waits for the commands in progress.
     pub(super) fn ends(&self) -> anyhow::Result<String> {
-        let killed = until_it_meets_commands(|| self.ends_with_its_program());
+        let killed =
+            until_commands_are_met("the end of the program", || self.ends_with_its_program());
         let killed = killed.context("a program is killed amid reads")?;
-        let revoked = until_it_meets_commands(|| self.loses_its_memory());
+        let revoked = until_commands_are_met("a revoke of its memory", || self.loses_its_memory());
         let revoked = revoked.context("memory is revoked amid reads")?;
         Ok(format!(
             "commands in progress: the end of the program met {killed}, a revoke of its memory {revoked}"
@@ -82,7 +83,9 @@ impl AmidReads<'_> {
 
     /// The disk refuses to delete the queues, so nvme resets it: then the commands in progress never end.
     pub(super) fn is_reset(&self) -> anyhow::Result<String> {
-        let lost = until_it_meets_commands(|| self.is_reset_amid_reads());
+        let lost = until_commands_are_met("a reset in place of the deletion", || {
+            self.is_reset_amid_reads()
+        });
         let lost = lost.context("the disk was to refuse to delete the queues, and to be reset")?;
         Ok(format!(
             "commands in progress: a reset in place of the deletion met {lost}"
@@ -157,7 +160,7 @@ impl AmidReads<'_> {
         Ok(())
     }
 
-    /// The memory is free again, and who has it next keeps what they write.
+    /// The memory is free again, and what its next owner writes stays as it is.
     fn next_owner_keeps_its_mark(&self, free: u64) -> anyhow::Result<()> {
         let gpu = self.gpu.open()?;
         let mut taken = Vec::new();
@@ -199,19 +202,6 @@ impl AmidReads<'_> {
         reader.release();
         read
     }
-}
-
-/// Tries again where the disk had completed all commands before it happened, as in a guest that stood still for so long.
-fn until_it_meets_commands(
-    mut happens: impl FnMut() -> anyhow::Result<u64>,
-) -> anyhow::Result<u64> {
-    for _ in 0..TRIES {
-        let met = happens()?;
-        if met > 0 {
-            return Ok(met);
-        }
-    }
-    bail!("{TRIES} times the disk had completed all commands before it")
 }
 
 /// Whether the launch is over, by its time limit at the earliest.

@@ -13,7 +13,7 @@ use super::own_driver::OwnDriverGpu;
 use super::revoked::read_by_new_queues;
 use super::{BYTES, Initiator as _, READ_BYTES, READS, blocks_of_a_read, give_queues};
 use crate::checks::held_back::{
-    self, LIMIT, MARK, PAUSE, PLACES, TRIES, firsts, in_progress, is_marked,
+    self, LIMIT, MARK, PAUSE, PLACES, firsts, in_progress, is_marked, until_commands_are_met,
 };
 use crate::checks::vfio_nvme::{TakenDevices, start, start_opened};
 use crate::counters::{Begun, Traffic, TrafficWatch};
@@ -87,25 +87,22 @@ enum End {
 
 /// Takes the disk away during a launch, by `loss`; how many commands were in progress.
 pub(super) fn lose(loss: Loss, scene: &Scene<'_>) -> anyhow::Result<u64> {
-    for _ in 0..TRIES {
+    until_commands_are_met(loss, || {
         let requests = held_back::requests(scene.depth);
         let mut lost = OwnDriverGpu::open_for(scene.gpu, scene.depth, requests)?;
         let disk = start(scene.taken, &scene.space, RegisterAccess::Mapped)?;
         let outcome = scene
             .lose_once(loss, &mut lost, disk)
             .and_then(|end| match end {
-                End::Early => Ok(None),
-                End::Lost(in_progress, device) => scene
-                    .stays_marked(&lost, device)
-                    .map(|()| Some(in_progress)),
+                End::Early => Ok(0),
+                End::Lost(in_progress, device) => {
+                    scene.stays_marked(&lost, device).map(|()| in_progress)
+                }
             });
         // No disk uses the queues: each way takes it away, and so does an error, which drops it.
         lost.release();
-        if let Some(in_progress) = outcome? {
-            return Ok(in_progress);
-        }
-    }
-    bail!("{TRIES} times the disk had completed all commands before {loss}")
+        outcome
+    })
 }
 
 impl Scene<'_> {
