@@ -103,23 +103,18 @@ pub fn become_program(parent: i32, is_confined: bool, words: &[OsString]) -> Fai
 }
 
 /// Gives up all that a program which this process becomes could gain or inherit.
-#[expect(unsafe_code, reason = "rustix has no close_range(2)")]
 fn confine() -> io::Result<()> {
     set_no_new_privs(true)?;
-    let flags = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
-    // SAFETY: it closes nothing now, and nothing of this process runs after exec.
-    match unsafe { libc::close_range(FIRST_INHERITED, libc::c_uint::MAX, flags) } {
-        0 => Ok(()),
-        _ => close_each_at_exec(),
-    }
+    close_at_exec()
 }
 
-/// For a kernel before Linux 5.11, or a container that does not permit close_range(2).
+/// Has exec close every descriptor but the standard streams: one by one, as close_range(2) is of Linux 5.11, and not every container
+/// permits it.
 #[expect(
     unsafe_code,
-    reason = "the descriptors are whoever's that started this process"
+    reason = "the descriptors are those of whatever started this process"
 )]
-fn close_each_at_exec() -> io::Result<()> {
+fn close_at_exec() -> io::Result<()> {
     for entry in fs::read_dir("/proc/self/fd")? {
         let name = entry?.file_name();
         let number = name.to_str().and_then(|name| name.parse().ok());
