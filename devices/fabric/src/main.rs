@@ -132,12 +132,11 @@ fn run(socket_path: &Path, args: Args) -> anyhow::Result<()> {
     serve(socket_path, config, &stop, |tunnels| {
         let confined = sandbox.restrict_calls(connections);
         confined.map_err(io::Error::other)?;
+        // One write, since a launcher may close its end once it has read the first line.
+        let tunnels = tunnels.map(|address| format!("tunnels at {address}\n"));
+        let lines = format!("ready\n{}", tunnels.unwrap_or_default());
         let mut out = io::stdout();
-        writeln!(out, "ready")?;
-        if let Some(address) = tunnels {
-            writeln!(out, "tunnels at {address}")?;
-        }
-        out.flush()
+        out.write_all(lines.as_bytes()).and_then(|()| out.flush())
     })?;
     Ok(())
 }

@@ -10,10 +10,11 @@ use std::time::Instant;
 
 use peerbar_fabric::{Incarnation, MAX_DATA, RequestError, make_certificates};
 use peerbar_test_daemon::Daemon;
-use rustix::process::Signal;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::nic::{Event, Nic, carried_out, outcome};
-use crate::process::start;
+use crate::process::{command, start};
 use crate::raw::{Adapter, LONG, gid};
 
 /// Folders of certificates for two machines.
@@ -54,6 +55,35 @@ fn connected(certificates: &Path, address: &str) -> Daemon {
 fn words<'a>(option: &'a str, address: &'a str, certificates: &'a Path) -> [&'a str; 4] {
     let folder = certificates.to_str().unwrap();
     [option, address, "--certificates", folder]
+}
+
+/// The standard output is a socket that keeps writes apart, and has no reader after the first one.
+#[test]
+fn fabric_says_all_in_one_write_and_serves_without_a_reader() {
+    let machines = Machines::new();
+    let words = words("--listen", ANY_PORT, &machines.here);
+    let command = command().args(words);
+    let kind = SocketType::SEQPACKET;
+    let (reader, writer) =
+        socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+    let mut process = command.command().stdout(writer).spawn().unwrap();
+    let mut said = [0; 128];
+    let (length, _) = recv(&reader, &mut said[..], RecvFlags::empty()).unwrap();
+    drop(reader);
+    kill_process(Pid::from_child(&process), Signal::TERM).unwrap();
+    let deadline = Instant::now() + LONG;
+    let status = loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            process.kill().unwrap();
+        }
+        thread::yield_now();
+    };
+    let said = String::from_utf8_lossy(&said[..length]);
+    assert!(said.starts_with("ready\ntunnels at 127.0.0.1:"), "{said:?}");
+    assert_eq!(status.code(), Some(0));
 }
 
 /// Waits until an adapter learns that another one is there, or is not.
