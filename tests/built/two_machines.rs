@@ -3,16 +3,25 @@
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
 use std::fs;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::PEERBAR;
+use crate::launched::Launched;
+use crate::{PEERBAR, peerbar};
 
 /// Bytes that a program has of memory for transfers of 1 MiB.
 const MEMORY: &str = "1056768";
+
+/// How long a run may take until its guest takes programs: the first one on a machine installs packages before.
+const START: Duration = Duration::from_secs(600);
+
+/// Results of transfers of three sizes: three ways for each, two sends of the sizes that a message may have, and the two ends.
+const TRANSFERS: usize = 3 * 3 + 2 * 2 + 2;
 
 /// A program beside `peerbar`.
 fn program(name: &str) -> PathBuf {
@@ -26,18 +35,26 @@ fn run(command: &mut Command) -> (Output, String) {
     (output, said)
 }
 
-/// A folder with certificates of two machines, and a scenario of each. That of `alpha` has its devices in one of two guests.
-fn machines() -> TempDir {
+/// A folder with certificates of the machines `alpha` and `beta`.
+fn certificates() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let mut certificates = Command::new(program("peerbar-fabric"));
     certificates.args(["certificates", "certs", "alpha", "beta"]);
     let (made, said) = run(certificates.current_dir(folder.path()));
     assert!(made.status.success(), "{said}");
-    // A port that was free a moment ago.
-    let address = UdpSocket::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    folder
+}
+
+/// A port of this machine that was free a moment ago.
+fn free_address() -> SocketAddr {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap()
+}
+
+/// A scenario of each of two machines, beside their certificates. That of `alpha` has its devices in one of two guests.
+fn machines() -> TempDir {
+    let folder = certificates();
+    let address = free_address();
     let devices = |guest: &str| {
         format!(
             "[[switch]]\n{guest}name = \"switch0\"\n[[gpu]]\n{guest}name = \"gpu0\"\nbelow = \"switch0\"\nvram = \"16M\"\n\
@@ -80,15 +97,143 @@ fn vram_goes_to_a_guest_of_another_machine() {
     let (done, said) = run(between.current_dir(folder.path()));
     let report = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{report}{said}");
-    // Three ways for each size, two sends of the sizes that a message may have, and the two ends.
-    assert_eq!(
-        report.matches("\nok ").count(),
-        3 * 3 + 2 * 2 + 2,
-        "{report}"
-    );
+    assert_eq!(report.matches("\nok ").count(), TRANSFERS, "{report}");
     for runs in ["a", "b"] {
         let run = folder.path().join(runs).join("latest");
         let verdict = fs::read_to_string(run.join("verdict")).unwrap();
         assert!(verdict.starts_with("passed"), "{runs}: {verdict}");
+    }
+}
+
+/// A group of two guests: the first waits for what comes from the other machine, then each machine's own transfer is made.
+fn group(machine: u8, name: &str, tunnels: &str, certificates: &Path) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let certificates = certificates.display();
+    let devices = |guest: &str, number: u8| {
+        format!(
+            r#"
+[[guest]]
+name = "{guest}"
+[[switch]]
+guest = "{guest}"
+name = "switch{number}"
+[[gpu]]
+guest = "{guest}"
+name = "gpu{number}"
+below = "switch{number}"
+vram = "16M"
+[[nic]]
+guest = "{guest}"
+name = "nic{number}"
+below = "switch{number}"
+"#
+        )
+    };
+    let (left, right) = (devices("left", 0), devices("right", 1));
+    let scenario = format!(
+        r#"
+name = "{name}"
+timeout = "6m"
+tools = true
+[fabric.tunnels]
+machine = {machine}
+certificates = "{certificates}"
+{tunnels}
+{left}{right}
+[[check]]
+guest = "left"
+name = "transfers with the other machine"
+kind = "command"
+timeout = "4m"
+run = "until [ -e /host/transferred ]; do sleep 0.1; done"
+[[check]]
+name = "VRAM to VRAM of the other guest"
+kind = "rdma"
+nic = "nic0"
+peer = "nic1"
+from = {{ vram = "gpu0" }}
+to = {{ vram = "gpu1" }}
+sizes = ["4K", "1M"]
+"#
+    );
+    fs::write(folder.path().join("group.toml"), scenario).unwrap();
+    folder
+}
+
+/// Waits until programs can be started in a guest of the run, which must not have ended.
+fn wait_for_guest(run: &mut Launched, guest: &str) {
+    let words = [
+        "exec",
+        "--attach",
+        "runs/latest",
+        "--guest",
+        guest,
+        "--",
+        "true",
+    ];
+    let deadline = Instant::now() + START;
+    loop {
+        let tried = peerbar(&words, run.folder.path()).unwrap();
+        if tried.status.success() {
+            return;
+        }
+        let said = String::from_utf8_lossy(&tried.stderr);
+        assert!(
+            run.launcher.try_wait().unwrap().is_none(),
+            "the run ended: {:?}",
+            run.end()
+        );
+        assert!(Instant::now() < deadline, "{said}");
+    }
+}
+
+#[test]
+#[ignore = "boots four guests; scripts/test runs it"]
+fn groups_of_two_machines_are_joined_and_pass_as_runs() {
+    let certificates = certificates();
+    let address = free_address();
+    let sides = [
+        (1, "alpha", format!("listen = \"{address}\"")),
+        (2, "beta", format!("connect = [\"{address}\"]")),
+    ];
+    let mut runs = sides.map(|(machine, name, tunnels)| {
+        let folder = group(
+            machine,
+            name,
+            &tunnels,
+            &certificates.path().join("certs").join(name),
+        );
+        Launched::start(folder, &["run", "group.toml"]).unwrap()
+    });
+    for run in &mut runs {
+        wait_for_guest(run, "left");
+    }
+    let end = |run: &Launched| {
+        let latest = run.folder.path().join("runs/latest");
+        format!(
+            "{PEERBAR} exec --attach {} --guest left -- /opt/peerbar/peerbar-verbs end --nic '{{nic0}}' --memory '{{gpu0}}' --size {MEMORY}",
+            latest.display()
+        )
+    };
+    let mut between = Command::new(program("peerbar-verbs"));
+    between.args(["between", "--sizes", "1,4096,1048576"]);
+    let (done, said) = run(between.args(runs.each_ref().map(end)));
+    let report = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{report}{said}");
+    assert_eq!(report.matches("\nok ").count(), TRANSFERS, "{report}");
+    for run in &mut runs {
+        let latest = run.folder.path().join("runs/latest");
+        fs::write(latest.join("left/host/transferred"), "").unwrap();
+    }
+    for run in &mut runs {
+        let (code, results, progress) = run.end().unwrap();
+        assert_eq!(code, Some(0), "{results}{progress}");
+        let verdict = run.kept("verdict").unwrap();
+        assert!(verdict.starts_with("passed"), "{verdict}");
+        let results: Value = serde_json::from_str(&run.kept("results.json").unwrap()).unwrap();
+        let checks = results.pointer("/checks").and_then(Value::as_array);
+        let checks = checks.unwrap().iter();
+        let verdicts: Vec<_> = checks.map(|check| check["verdict"].as_str()).collect();
+        assert_eq!(verdicts, [Some("pass"); 2], "{results}");
     }
 }
