@@ -165,6 +165,13 @@ impl Doorbells {
         self.wake.lock().stop
     }
 
+    /// The newest value of the doorbell of a queue, whether or not the worker has taken it. `None` if there is no such queue.
+    pub(crate) fn value(&self, doorbell: Doorbell) -> Option<u32> {
+        let word = self.words.get(index(doorbell))?;
+        let (owner, value) = split(word.load(Ordering::Acquire));
+        (owner & IS_OPEN != 0).then_some(value)
+    }
+
     /// Takes what has been rung.
     pub(crate) fn take(&self, mut each: impl FnMut(Rung)) {
         if !self.is_rung.swap(false, Ordering::AcqRel) {

@@ -10,7 +10,8 @@ use super::completions::Received;
 use super::transfers::{TransferError, cut, total};
 use super::turn::Turn;
 use super::work_request::Buffer;
-use crate::objects::{Gid, Need, Place, QueuePairEvent, QueuePairKind, limits};
+use crate::memory_bar::Doorbell;
+use crate::objects::{Gid, Need, Place, QueuePairEvent, QueuePairKind, limits, slot};
 
 /// Bytes before a datagram in its receive: the Global Routing Header (InfiniBand Architecture 1.4, 8.3).
 pub(super) const ROUTING_HEADER_BYTES: usize = 40;
@@ -286,11 +287,26 @@ impl Turn<'_> {
 
     /// The next receive that is posted. A receive queue that cannot be read or makes no sense puts its queue pair in error.
     fn next_receive(&mut self, number: u16) -> Result<Option<Receive>, CompletionStatus> {
-        let read = self.read_receive(number);
+        let mut read = self.read_receive(number);
+        if matches!(read, Ok(None)) && self.sees_more_receives(number) {
+            read = self.read_receive(number);
+        }
         if read.is_err() {
             self.fail_pair(number);
         }
         read.map_err(|BadReceiveQueue| CompletionStatus::RemoteBadStatus)
+    }
+
+    /// Takes the doorbell of a receive queue once more; whether the queue exists. What has arrived may have been sent after a receive was
+    /// posted, and that after this turn took the doorbells.
+    fn sees_more_receives(&mut self, number: u16) -> bool {
+        let doorbell = Doorbell::Receive(slot(number));
+        let value = self.parts.mailbox.doorbells().value(doorbell);
+        let Some((value, pair)) = value.zip(self.objects.queue_pair_mut(number).ok()) else {
+            return false;
+        };
+        pair.receive.set_posted(value);
+        true
     }
 
     fn read_receive(&mut self, number: u16) -> Result<Option<Receive>, BadReceiveQueue> {

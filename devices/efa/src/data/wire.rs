@@ -95,6 +95,11 @@ impl Mailbox {
         }
     }
 
+    /// The doorbells of its adapter.
+    pub(super) fn doorbells(&self) -> &Doorbells {
+        &self.doorbells
+    }
+
     /// A packet has arrived.
     pub(super) fn arrive(&self, arrival: Arrival) {
         let mut waiting = self.waiting.lock();

@@ -16,6 +16,7 @@ use peerbar_pci::{InterruptMode, Interrupts};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::super::turn::Turn;
 use super::super::worker::{Next, Worker};
 use super::super::{DataPath, Setup};
 use crate::memory_bar::{self, Doorbell};
@@ -402,6 +403,17 @@ impl Adapter {
             .write(pair.receive + at, descriptor.as_bytes())
             .unwrap();
         pair.received = pair.received.wrapping_add(1);
+    }
+
+    /// The part of a turn that comes after the doorbells were taken.
+    pub(super) fn take_mail(&mut self) {
+        let worker = &mut self.worker;
+        let mut turn = Turn {
+            objects: &mut worker.objects.lock(),
+            parts: &mut worker.parts,
+            now: self.now,
+        };
+        turn.take_mail();
     }
 
     /// Turns the worker until it has nothing to do now. When it goes on by itself.

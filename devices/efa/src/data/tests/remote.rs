@@ -242,6 +242,26 @@ fn message_reaches_a_queue_pair_of_another_adapter() {
     }
 }
 
+/// The worker takes the doorbells before what has arrived. Both come in between.
+#[test]
+fn receive_posted_before_its_message_came_is_found() {
+    let mut it = Two::reliable();
+    it.near.set_rnr_retry(it.a.number, 0);
+    let to = it.far.region(TO, 4096);
+    it.send(&Post {
+        inline: Some(vec![1]),
+        ..Post::send(&it.b, it.handle, &[])
+    });
+    it.near.work();
+    it.far.work();
+    it.far.receive(&mut it.b, 5, &[(to.local, TO, 4096)]);
+    assert!(it.deliver());
+    it.far.take_mail();
+    assert_eq!(it.far.one(&mut it.b).id, 5);
+    it.work();
+    assert_eq!(it.near.one(&mut it.a).status, CompletionStatus::Ok);
+}
+
 #[test]
 fn message_waits_for_a_receive_of_another_adapter() {
     let mut it = Two::reliable();
