@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow, bail};
@@ -205,7 +206,7 @@ impl GuestContext<'_> {
         let mut progress = Progress::default();
         progress.stage(&format!("{}: a guest boots", scenario.name));
         let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, &self.signals)?;
-        let seen = follow(&mut guest, scenario, names, &mut progress)?;
+        let seen = follow(&mut guest, scenario, names, &mut progress, &folder)?;
         let (_, report, complaint) = guest.stop()?;
         if let Some(complaint) = complaint {
             return Err(anyhow!(complaint).into());
@@ -246,10 +247,11 @@ fn follow(
     scenario: &Scenario,
     names: &[String],
     progress: &mut Progress,
+    folder: &Folder,
 ) -> Result<Vec<(Cost, RangeInclusive<u64>)>, Failure> {
     let mut last = (spent(guest)?, monotonic_ns());
     let mut seen = Vec::new();
-    let mut deadline = guest.started() + START;
+    let (mut deadline, mut limit) = (guest.started() + START, START);
     while seen.len() < scenario.checks.len() {
         let lines = match guest.next_event(deadline)? {
             GuestEvent::Report(lines) => lines,
@@ -260,7 +262,10 @@ fn follow(
             GuestEvent::Ended(status) => {
                 return Err(anyhow!("the guest ended early ({status})").into());
             }
-            GuestEvent::Late => return Err(anyhow!("the guest does not get on").into()),
+            GuestEvent::Late => {
+                let next = names.get(seen.len());
+                return Err(anyhow!(late(next, limit, folder.path())).into());
+            }
         };
         for line in lines {
             match line {
@@ -272,13 +277,25 @@ fn follow(
                 }
                 _ => continue,
             }
-            deadline = Instant::now() + scenario.timeout;
+            limit = scenario.timeout;
+            deadline = Instant::now() + limit;
             if let Some(name) = names.get(seen.len()) {
                 progress.stage(name);
             }
         }
     }
     Ok(seen)
+}
+
+/// What is said of a guest that has been silent for `limit`, `next` being the name of its next result. The guest's own watchdog ends a
+/// check that hangs much sooner, so it is the guest itself that stands still.
+fn late(next: Option<&String>, limit: Duration, folder: &Path) -> String {
+    let next = next.map_or("the end", String::as_str);
+    format!(
+        "the guest has said nothing for {} s, and `{next}` was to come: see console.log in {}",
+        limit.as_secs(),
+        folder.display()
+    )
 }
 
 /// What the guest has cost since it was started.
@@ -297,6 +314,14 @@ fn spent(guest: &Guest<'_>) -> anyhow::Result<Cost> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn silent_guest_is_reported_with_what_was_to_come() {
+        let name = "fio is loaded".to_owned();
+        let text = late(Some(&name), Duration::from_secs(180), Path::new("runs/x"));
+        let wanted = "the guest has said nothing for 180 s, and `fio is loaded` was to come: see console.log in runs/x";
+        assert_eq!(text, wanted);
+    }
 
     #[test]
     fn a_check_costs_what_was_spent_since_the_one_before() {
