@@ -7,6 +7,7 @@ pub(crate) mod end;
 pub(crate) mod lost;
 pub(crate) mod memory;
 pub(crate) mod probe;
+pub(crate) mod rate;
 pub(crate) mod refusals;
 pub(crate) mod report;
 pub(crate) mod slots;

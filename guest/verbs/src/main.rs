@@ -6,13 +6,15 @@ mod checks;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
 use crate::checks::lost::{Part, Requests};
 use crate::checks::memory::MemoryKind;
+use crate::checks::rate::Kind;
 use crate::checks::report::Report;
-use crate::checks::{between, chain, counters, end, lost, probe, refusals, transfers, vram};
+use crate::checks::{between, chain, counters, end, lost, probe, rate, refusals, transfers, vram};
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
 #[derive(Parser)]
@@ -48,9 +50,36 @@ enum Command {
         #[arg(long, value_name = "BYTES")]
         size: u32,
     },
+    /// Has an adapter carry out requests of one kind, 16 in progress, and prints how many as a line of JSON (`peerbar_report::RdmaRate`).
+    Rate {
+        /// The kernel's name of the adapter that asks.
+        #[arg(long, value_name = "DEVICE")]
+        nic: String,
+        /// The kernel's name of the other adapter, or of the same one.
+        #[arg(long, value_name = "DEVICE")]
+        peer: String,
+        /// The memory of the one that asks: `host`, or the number of a GPU's device file.
+        #[arg(long, value_name = "MEMORY")]
+        from: MemoryKind,
+        /// The memory of the other one.
+        #[arg(long, value_name = "MEMORY")]
+        to: MemoryKind,
+        /// Bytes of each request.
+        #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=LARGEST))]
+        size: u32,
+        /// What it asks for.
+        #[arg(long, value_name = "REQUESTS", value_enum)]
+        by: Kind,
+        /// For how long it posts requests.
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=60))]
+        seconds: u32,
+    },
     #[command(flatten)]
     Check(Check),
 }
+
+/// Most bytes of a request whose rate is measured: 16 of them fit into a small GPU's memory.
+const LARGEST: i64 = 1 << 20;
 
 /// What is reported as KTAP.
 #[derive(Subcommand)]
@@ -156,6 +185,18 @@ fn main() -> ExitCode {
     let ran = match Arguments::parse().command {
         Command::End { nic, memory, size } => return ended(end::run(&nic, memory, size)),
         Command::Probe { nic, gpu, size } => return ended(probe::run(&nic, gpu, size)),
+        Command::Rate {
+            nic,
+            peer,
+            from,
+            to,
+            size,
+            by,
+            seconds,
+        } => {
+            let time = Duration::from_secs(seconds.into());
+            return ended(rate::run(&nic, &peer, [from, to], (by, size), time));
+        }
         Command::Check(check) => run(check, &mut report),
     };
     if let Err(error) = ran {

@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use peerbar_gds::{FileOptions, GpuFile, Policy};
 use peerbar_rdma_end::{self as rdma_end, Address, Answer, Command, Completed, End, Span, content};
 use peerbar_verbs::{
@@ -228,6 +228,29 @@ impl End for LocalEnd {
         Ok(answer.unwrap_or_else(|error| Answer::Failed {
             reason: format!("{error:#}"),
         }))
+    }
+}
+
+/// Has both ends know each other.
+pub(crate) fn connect(near: &mut LocalEnd, far: &mut LocalEnd) -> anyhow::Result<()> {
+    let (at_near, at_far) = (near.address()?, far.address()?);
+    near.connect(&at_far)?;
+    far.connect(&at_near)
+}
+
+/// Has `end` do what needs no other answer than that it is done.
+pub(crate) fn done(end: &mut LocalEnd, command: &Command) -> anyhow::Result<()> {
+    match end.ask(command)? {
+        Answer::Done => Ok(()),
+        other => bail!("{other:?}"),
+    }
+}
+
+/// Waits for the next completion of `end`.
+pub(crate) fn completed(end: &mut LocalEnd) -> anyhow::Result<Completed> {
+    match end.ask(&Command::Wait)? {
+        Answer::Completed(completed) => Ok(completed),
+        answer => bail!("a request was to complete: {answer:?}"),
     }
 }
 

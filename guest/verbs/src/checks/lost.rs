@@ -2,13 +2,13 @@
 
 use std::io::Write as _;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
-use peerbar_rdma_end::{Address, Answer, Command, Completed, End, Ends, Operation, Span, Way};
+use peerbar_rdma_end::{Command, Ends, Operation, Span, Way};
 use peerbar_verbs::Status;
 
 use super::DEPTH;
-use super::end::LocalEnd;
+use super::end::{self, LocalEnd};
 use super::memory::MemoryKind;
 use super::report::Report;
 use super::slots::{SIZE, Slots};
@@ -107,8 +107,7 @@ impl Load {
     ) -> anyhow::Result<Self> {
         let mut near = LocalEnd::open(nic, from, Slots::bytes())?;
         let mut far = LocalEnd::open(peer, to, Slots::bytes())?;
-        connect(&mut near, &mut far)?;
-        connect(&mut far, &mut near)?;
+        end::connect(&mut near, &mut far)?;
         let slots = Slots::new(fastrand::u64(..));
         match requests {
             Requests::Writes => slots.fill(&mut near, &mut far)?,
@@ -188,12 +187,12 @@ impl Load {
             operation,
             span: Span { offset, length },
         };
-        done(self.near.ask(&command)?)
+        end::done(&mut self.near, &command)
     }
 
     /// Waits for a completion. One that fails must do so as it is right for the part that died.
     fn succeeds(&mut self) -> anyhow::Result<bool> {
-        let done = wait(&mut self.near).context("a request does not end")?;
+        let done = end::completed(&mut self.near).context("a request does not end")?;
         let has_succeeded = done.status == Status::SUCCESS.0;
         self.slots.complete(done.id, has_succeeded)?;
         let wanted = self.part.status();
@@ -204,28 +203,6 @@ impl Load {
             done.meaning
         );
         Ok(has_succeeded)
-    }
-}
-
-fn connect(end: &mut LocalEnd, other: &mut LocalEnd) -> anyhow::Result<()> {
-    let address: Address = match other.ask(&Command::Address)? {
-        Answer::Address(address) => address,
-        answer => bail!("an end has no address: {answer:?}"),
-    };
-    done(end.ask(&Command::Connect(address))?)
-}
-
-fn wait(end: &mut LocalEnd) -> anyhow::Result<Completed> {
-    match end.ask(&Command::Wait)? {
-        Answer::Completed(completed) => Ok(completed),
-        answer => bail!("a request was to complete: {answer:?}"),
-    }
-}
-
-fn done(answer: Answer) -> anyhow::Result<()> {
-    match answer {
-        Answer::Done => Ok(()),
-        other => bail!("{other:?}"),
     }
 }
 

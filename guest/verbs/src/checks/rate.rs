@@ -1,0 +1,179 @@
+//! How often an adapter carries out a request.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{bail, ensure};
+use clap::ValueEnum;
+use peerbar_rdma_end::{Answer, Command, End as _, Operation, Span};
+use peerbar_report::RdmaRate;
+use peerbar_verbs::Status;
+
+use super::DEPTH;
+use super::end::{self, LocalEnd};
+use super::memory::MemoryKind;
+
+/// The byte that the target has before the first request.
+const UNTOUCHED: u8 = 0xa5;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// Messages to receives of the other adapter.
+    Sends,
+    /// Writes to the other's memory.
+    Writes,
+    /// Reads of the other's memory.
+    Reads,
+}
+
+/// Has the adapter `nic` with the first of `kinds` ask `peer` for requests of one kind and size, [`DEPTH`] in progress. For `time` each one that
+/// completes is followed by another. Every byte is compared in the end; prints a [`RdmaRate`] as a line of JSON.
+pub(crate) fn run(
+    nic: &str,
+    peer: &str,
+    [from, to]: [MemoryKind; 2],
+    (kind, size): (Kind, u32),
+    time: Duration,
+) -> anyhow::Result<()> {
+    let bytes = u64::from(size).saturating_mul(DEPTH.into());
+    let mut load = Load {
+        near: LocalEnd::open(nic, from, bytes)?,
+        far: LocalEnd::open(peer, to, bytes)?,
+        kind,
+        size,
+        seed: fastrand::u64(..),
+    };
+    end::connect(&mut load.near, &mut load.far)?;
+    load.fill()?;
+    let rate = load.run(time)?;
+    load.expect()?;
+    println!("{}", serde_json::to_string(&rate)?);
+    Ok(())
+}
+
+/// Requests in progress, each with a slot of its own in both memories. A request's number is that of its slot.
+struct Load {
+    near: LocalEnd,
+    far: LocalEnd,
+    kind: Kind,
+    size: u32,
+    seed: u64,
+}
+
+impl Load {
+    fn run(&mut self, time: Duration) -> anyhow::Result<RdmaRate> {
+        let slots = u64::from(DEPTH);
+        if self.kind == Kind::Sends {
+            (0..slots).try_for_each(|slot| self.receive(slot))?;
+        }
+        let start = Instant::now();
+        (0..slots).try_for_each(|slot| self.post(slot))?;
+        let (mut requests, mut posted) = (0, slots);
+        while requests < posted {
+            let slot = self.complete()?;
+            requests += 1;
+            if start.elapsed() < time {
+                self.post(slot)?;
+                posted += 1;
+            }
+        }
+        Ok(RdmaRate {
+            requests,
+            seconds: start.elapsed().as_secs_f64(),
+        })
+    }
+
+    /// Waits until a request has been carried out; the slot for the next one.
+    fn complete(&mut self) -> anyhow::Result<u64> {
+        let sent = succeeded(&mut self.near)?;
+        if self.kind != Kind::Sends {
+            return Ok(sent);
+        }
+        // Messages need not arrive in order: one that is sent has a receive that is posted, whichever it takes.
+        let received = succeeded(&mut self.far)?;
+        self.receive(received)?;
+        Ok(sent)
+    }
+
+    fn receive(&mut self, slot: u64) -> anyhow::Result<()> {
+        let span = self.span(slot);
+        end::done(&mut self.far, &Command::Receive { id: slot, span })
+    }
+
+    fn post(&mut self, slot: u64) -> anyhow::Result<()> {
+        let span = self.span(slot);
+        let (remote, immediate) = (span.offset, None);
+        let operation = match self.kind {
+            Kind::Sends => Operation::Send { immediate },
+            Kind::Writes => Operation::Write { remote, immediate },
+            Kind::Reads => Operation::Read { remote },
+        };
+        let id = slot;
+        let post = Command::Post {
+            id,
+            operation,
+            span,
+        };
+        end::done(&mut self.near, &post)
+    }
+
+    /// Gives the source its content, and the target another one.
+    fn fill(&mut self) -> anyhow::Result<()> {
+        for slot in 0..DEPTH.into() {
+            let (span, value) = (self.span(slot), UNTOUCHED);
+            let seed = self.content(slot);
+            let [source, target] = self.sides();
+            end::done(source, &Command::Put { span, seed })?;
+            end::done(target, &Command::Fill { span, value })?;
+        }
+        Ok(())
+    }
+
+    /// Compares the target with what it must have.
+    fn expect(&mut self) -> anyhow::Result<()> {
+        for slot in 0..DEPTH.into() {
+            let (span, seed) = (self.span(slot), self.content(slot));
+            let [_, target] = self.sides();
+            match target.ask(&Command::Expect { span, seed })? {
+                Answer::Done => {}
+                answer => bail!("slot {slot} after the requests: {answer:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// The seed of a slot's content. Any receive may take any message, so those are all alike.
+    fn content(&self, slot: u64) -> u64 {
+        match self.kind {
+            Kind::Sends => self.seed,
+            Kind::Writes | Kind::Reads => self.seed.wrapping_add(slot),
+        }
+    }
+
+    /// The end with the source, and that with the target.
+    fn sides(&mut self) -> [&mut LocalEnd; 2] {
+        match self.kind {
+            Kind::Sends | Kind::Writes => [&mut self.near, &mut self.far],
+            Kind::Reads => [&mut self.far, &mut self.near],
+        }
+    }
+
+    fn span(&self, slot: u64) -> Span {
+        Span {
+            offset: slot.saturating_mul(self.size.into()),
+            length: self.size,
+        }
+    }
+}
+
+/// The number of the next request of `end` that completes, which must have been carried out.
+fn succeeded(end: &mut LocalEnd) -> anyhow::Result<u64> {
+    let done = end::completed(end)?;
+    ensure!(
+        done.status == Status::SUCCESS.0,
+        "request {} ended with {}",
+        done.id,
+        done.meaning
+    );
+    Ok(done.id)
+}
