@@ -18,6 +18,10 @@ pub(crate) struct Machine {
     pub kernel: String,
     /// Memory in KiB.
     pub memory_kib: u64,
+    /// What its idle processors do: cpuidle's driver and governor, and for how long those of a virtual machine poll before they halt. It
+    /// decides how long a wake-up takes.
+    #[serde(default)]
+    pub idle: String,
     /// How many processors worked for others while this was measured, on average; none if that was not measured.
     pub others: Option<f64>,
 }
@@ -34,6 +38,11 @@ impl Machine {
                 .unwrap_or(1),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             memory_kib: first_number(field(&read("/proc/meminfo"), "MemTotal")).unwrap_or(0),
+            idle: idle([
+                &read("/sys/devices/system/cpu/cpuidle/current_driver"),
+                &read("/sys/devices/system/cpu/cpuidle/current_governor"),
+                &read("/sys/module/haltpoll/parameters/guest_halt_poll_ns"),
+            ]),
             others: None,
         }
     }
@@ -54,6 +63,15 @@ impl fmt::Display for Machine {
             None => Ok(()),
         }
     }
+}
+
+/// Driver, governor and `guest_halt_poll_ns` in one line.
+fn idle(read: [&str; 3]) -> String {
+    let [driver, governor, poll_ns] = read.map(|text| match text.trim() {
+        "" => "unknown",
+        text => text,
+    });
+    format!("driver {driver}, governor {governor}, guest_halt_poll_ns {poll_ns}")
 }
 
 /// What stands behind `name` and a colon in a text of such lines, the first time.
@@ -130,6 +148,15 @@ mod tests {
         assert_eq!(first_number(field(text, "MemTotal")), Some(16_u64));
         assert_eq!(field(text, "bogomips"), "unknown");
         assert!(Machine::here().cpus > 0);
+    }
+
+    #[test]
+    fn idle_processors_are_described_by_what_linux_says_of_them() {
+        assert_eq!(
+            idle(["none\n", "menu\n", ""]),
+            "driver none, governor menu, guest_halt_poll_ns unknown"
+        );
+        assert!(Machine::here().idle.starts_with("driver "));
     }
 
     #[test]

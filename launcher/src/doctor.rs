@@ -2,6 +2,7 @@
 
 mod finding;
 mod host;
+mod idle;
 mod software;
 
 use std::env;
@@ -27,6 +28,7 @@ use serde_json::json;
 use crate::cli;
 use finding::{Finding, State};
 use host::MemoryFiles;
+use idle::IdleProcessors;
 use software::Tool;
 
 /// Exit code if something keeps a run from working.
@@ -83,6 +85,7 @@ fn findings(own: &Own, scenario: &Scenario) -> Vec<Finding> {
         &cpuinfo,
         topology.is_one_switch(),
     ));
+    findings.push(of_idle_processors(&cpuinfo));
     findings.push(host::memory(
         &read("/proc/meminfo"),
         bytes_in_memory(scenario),
@@ -237,6 +240,16 @@ fn memory_files(bytes: u64) -> Finding {
         largest: getrlimit(Resource::Fsize).current,
     };
     host::memory_files(&files, bytes)
+}
+
+fn of_idle_processors(cpuinfo: &str) -> Finding {
+    let cpuidle = |file: &str| read(&format!("/sys/devices/system/cpu/cpuidle/{file}"));
+    idle::idle(&IdleProcessors {
+        cpuinfo,
+        driver: &cpuidle("current_driver"),
+        governor: &cpuidle("current_governor"),
+        poll_ns: &read("/sys/module/haltpoll/parameters/guest_halt_poll_ns"),
+    })
 }
 
 /// What is free for this user on the file system of `folder`.
