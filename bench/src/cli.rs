@@ -31,6 +31,8 @@ pub(crate) enum Suite {
     P2p(GuestOptions),
     /// What it costs that an IOMMU translates, for each kind of IOMMU.
     Iommu(GuestOptions),
+    /// RDMA between the memories of GPUs, beside memcpy, guest RAM and the kernel's software RoCE.
+    Rdma(GuestOptions),
     /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.
     Boot(BootOptions),
     /// Sets two results side by side.

@@ -8,4 +8,5 @@ pub(crate) mod guest;
 pub(crate) mod idle;
 pub(crate) mod iommu;
 pub(crate) mod p2p;
+pub(crate) mod rdma;
 mod versus;

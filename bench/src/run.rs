@@ -8,7 +8,7 @@ use peerbar_lab::terminal::print;
 
 use crate::cli::{GuestOptions, HostOptions, Suite};
 use crate::compare::compare;
-use crate::guests::{boot, guest, idle, iommu, p2p};
+use crate::guests::{boot, guest, idle, iommu, p2p, rdma};
 use crate::report::Report;
 use crate::server::ServerCommand;
 use crate::suite::{GuestContext, HostContext, RESULTS};
@@ -24,6 +24,7 @@ pub(crate) fn run(what: &Suite) -> Result<ExitCode, Failure> {
         Suite::Idle(options) => in_guest("idle", options, idle::measure)?,
         Suite::P2p(options) => in_guest("p2p", options, p2p::measure)?,
         Suite::Iommu(options) => in_guest("iommu", options, iommu::measure)?,
+        Suite::Rdma(options) => in_guest("rdma", options, rdma::measure)?,
         Suite::Boot(options) => suite::run("boot", &options.guest.extent, options, boot::measure)?,
         Suite::Compare { first, second } => {
             print(&compare(&load(first)?, &load(second)?))?;

@@ -24,7 +24,8 @@ pub(crate) struct SuiteContext<'a, O> {
     pub(crate) options: &'a O,
     /// Gets the results, and a folder for each guest.
     pub(crate) folder: Folder,
-    pub(crate) signals: Signals,
+    /// They live as long as the process: a guest of a lab is ended by them, too.
+    pub(crate) signals: &'static Signals,
     /// Gets the figures.
     pub(crate) report: Report,
     progress: Option<Progress>,
@@ -104,7 +105,7 @@ pub(crate) fn run<O>(
         extent,
         options,
         folder: Folder::create(&extent.runs, &format!("bench-{name}"), SystemTime::now())?,
-        signals: Signals::new()?,
+        signals: Box::leak(Box::new(Signals::new()?)),
         report: Report::begin(),
         progress: None,
     };

@@ -97,3 +97,21 @@ fn idle_guest_costs_servers_under_a_hundredth_of_a_cpu() {
         assert!(share < 0.01, "{polling}: {share} of a processor");
     }
 }
+
+/// Two adapters, and software RoCE beside them. `peerbar-verbs` compares every byte, perftest every number of messages.
+#[test]
+#[ignore = "boots a guest"]
+fn short_rdma_suite_has_every_figure() {
+    let (_, figures) = measure(&["rdma", "--only", "write-64"]).unwrap();
+    let names: Vec<&str> = figures.keys().map(String::as_str).collect();
+    let expected = [
+        "one-adapter/perftest/over-rxe",
+        "one-adapter/vram/over-guest-ram",
+        "two-adapters/vram/over-guest-ram",
+    ];
+    assert_eq!(names, expected.map(|what| format!("rdma/write-64/{what}")));
+    for figure in figures.values() {
+        assert!(figure["value"].as_f64().unwrap() > 0.0, "{figure}");
+        assert!(figure["ratio"].as_f64().unwrap() > 0.0, "{figure}");
+    }
+}

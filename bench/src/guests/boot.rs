@@ -31,9 +31,8 @@ pub(crate) fn measure(context: &mut SuiteContext<'_, BootOptions>) -> Result<(),
     let mut scenario = Scenario::demo()?;
     scenario.checks.clear();
     let own = &context.options.guest.own;
-    let prepare = |needs: &GuestNeeds, init| {
-        Artifacts::prepare(own, needs, &program(init)?, &context.signals)
-    };
+    let prepare =
+        |needs: &GuestNeeds, init| Artifacts::prepare(own, needs, &program(init)?, context.signals);
     let needs = GuestNeeds {
         tools: false,
         ..scenario.needs()
@@ -53,7 +52,7 @@ pub(crate) fn measure(context: &mut SuiteContext<'_, BootOptions>) -> Result<(),
             let runs = context.folder.path().join(kind);
             Folder::create(&runs, &number.to_string(), SystemTime::now())
         };
-        let signals = &context.signals;
+        let signals = context.signals;
         let beside = boot_plain(&plain, &scenario, &folder("plain")?, signals)?;
         let ours = boot_ours(&ours, &scenario, &folder("ours")?, signals)?;
         times.push((ours.as_secs_f64(), beside.as_secs_f64()));

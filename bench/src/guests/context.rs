@@ -187,10 +187,17 @@ impl GuestContext<'_> {
         Ok(done.collect())
     }
 
+    /// Notes what a guest of `scenario` is made of.
+    pub(super) fn note_versions(&mut self, scenario: &Scenario) -> Result<(), Failure> {
+        let artifacts = self.prepare(scenario)?;
+        add_versions(&mut self.report, &artifacts, &scenario.machine);
+        Ok(())
+    }
+
     /// What a guest of `scenario` boots from.
     fn prepare(&self, scenario: &Scenario) -> Result<Artifacts, Failure> {
         let agent = program("peerbar-agent")?;
-        Artifacts::prepare(self.options, &scenario.needs(), &agent, &self.signals)
+        Artifacts::prepare(self.options, &scenario.needs(), &agent, self.signals)
     }
 
     fn boot(
@@ -205,7 +212,7 @@ impl GuestContext<'_> {
         let boot = artifacts.boot(&scenario.machine);
         let mut progress = Progress::default();
         progress.stage(&format!("{}: a guest boots", scenario.name));
-        let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, &self.signals)?;
+        let mut guest = Guest::start(artifacts, &boot, scenario, &sockets, &folder, self.signals)?;
         let seen = follow(&mut guest, scenario, names, &mut progress, &folder)?;
         let (_, report, complaint) = guest.stop()?;
         if let Some(complaint) = complaint {
