@@ -92,15 +92,15 @@ pub struct DataPath {
 impl DataPath {
     /// Starts the worker of an adapter without objects.
     pub fn start(setup: Setup) -> io::Result<Self> {
-        let (mut path, worker) = Self::parts(setup);
+        let (mut path, worker) = Self::parts(setup)?;
         let thread = std::thread::Builder::new().name("data".into());
         path.worker = Some(thread.spawn(|| worker.run())?);
         Ok(path)
     }
 
     /// A data path whose worker works when its caller has it work.
-    pub(crate) fn parts(setup: Setup) -> (Self, Worker) {
-        let doorbells = Arc::new(Doorbells::new());
+    pub(crate) fn parts(setup: Setup) -> io::Result<(Self, Worker)> {
+        let doorbells = Arc::new(Doorbells::new()?);
         let path = Self {
             objects: Arc::new(Mutex::new(Objects::new(
                 doorbells.clone(),
@@ -134,7 +134,7 @@ impl DataPath {
                 ready: VecDeque::new(),
             },
         };
-        (path, worker)
+        Ok((path, worker))
     }
 
     /// Joins the adapter to a fabric, once: its queue pairs reach those of other adapters from now on. If it `lends`, payload of RDMA is
@@ -152,6 +152,8 @@ impl DataPath {
         if self.wire.set(Arc::new(wire)).is_err() {
             log::error!("an adapter has one fabric");
         }
+        // It waits for what comes from there, too.
+        self.doorbells.wake_worker();
         self.link = Some(link);
         Ok(())
     }

@@ -91,7 +91,7 @@ impl Efa {
         let setup = setup(config, gid, vectors.clone())?;
         let mut worker = None;
         let efa = Self::new(setup, |setup| {
-            let (data, other) = DataPath::parts(setup);
+            let (data, other) = DataPath::parts(setup).map_err(StartError::Thread)?;
             worker = Some(other);
             Ok::<_, StartError<ConfigError>>(data)
         })?;

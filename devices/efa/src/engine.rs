@@ -264,7 +264,8 @@ mod tests {
             interrupts: interrupts.clone(),
             bar_memory: Arc::new(bar),
             seed: None,
-        });
+        })
+        .unwrap();
         let shared = Arc::new(SharedRegisters::new(Registers::new()));
         let engine = Engine::new(shared.clone(), requester, interrupts, Arc::new(path), gid);
         (engine, raised, shared)

@@ -39,6 +39,7 @@ impl Message {
                 body: Body::Request { descriptors, .. },
                 ..
             } => descriptors.clone(),
+            Self::Direct { socket, .. } => socket.iter().cloned().collect(),
             _ => Vec::new(),
         };
         Packet {
@@ -60,27 +61,35 @@ impl Message {
         message
             .wrong_field()
             .map_or(Ok(()), |field| Err(WireError::Value(field)))?;
-        let place = message.descriptors();
-        let most = place.as_ref().map_or(0, |_| MAX_DESCRIPTORS);
+        message.take_descriptors(came)?;
+        Ok(message)
+    }
+
+    /// Takes the descriptors that came with it.
+    fn take_descriptors(&mut self, came: Vec<OwnedFd>) -> Result<(), WireError> {
+        let most = match self {
+            Self::Packet {
+                body: Body::Request { .. },
+                ..
+            } => MAX_DESCRIPTORS,
+            Self::Direct { .. } if came.is_empty() => return Err(WireError::Value("no socket")),
+            Self::Direct { .. } => 1,
+            _ => 0,
+        };
         if came.len() > most {
             let came = came.len();
             return Err(WireError::Descriptors { came, most });
         }
-        if let Some(place) = place {
-            *place = came.into_iter().map(Arc::new).collect();
-        }
-        Ok(message)
-    }
-
-    /// Where its descriptors are, if it may have any.
-    fn descriptors(&mut self) -> Option<&mut Vec<Arc<OwnedFd>>> {
+        let mut came = came.into_iter().map(Arc::new);
         match self {
             Self::Packet {
                 body: Body::Request { descriptors, .. },
                 ..
-            } => Some(descriptors),
-            _ => None,
+            } => descriptors.extend(came),
+            Self::Direct { socket, .. } => *socket = came.next(),
+            _ => {}
         }
+        Ok(())
     }
 
     /// A field whose value no adapter or fabric would send.
@@ -176,6 +185,12 @@ mod tests {
             }),
             packet(Body::Response { tag: 5, data: None }),
             packet(Body::Settled { oldest: 6 }),
+            Message::Connect { gid: GID },
+            Message::Direct {
+                gid: GID,
+                incarnation: Incarnation(8),
+                socket: Some(Arc::new(descriptor())),
+            },
         ]
     }
 

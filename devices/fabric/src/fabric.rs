@@ -87,6 +87,9 @@ impl PacketFabric {
         if let Some(answer) = port.answers.pop_front() {
             return Some(answer);
         }
+        if let Some((_, direct)) = port.direct.pop_first() {
+            return Some(direct);
+        }
         let parcel = port.arrived.pop_front()?;
         self.release(&parcel);
         Some(parcel.message())
@@ -119,6 +122,10 @@ impl PacketFabric {
                 body,
             } => {
                 self.packet(from, (peer, incarnation), body, now);
+                Ok(())
+            }
+            Message::Connect { gid } => {
+                self.connect_directly(from, gid, now);
                 Ok(())
             }
             _ => Err(Reason::Violation("only a fabric sends such a message")),
@@ -194,6 +201,7 @@ impl PacketFabric {
             let (of_it, others): (Vec<_>, Vec<_>) =
                 arrived.partition(|parcel| parcel.sender.0 == gid);
             port.arrived = others.into();
+            port.direct.remove(&gid);
             dropped.extend(of_it);
         }
         dropped.iter().for_each(|parcel| self.release(parcel));
@@ -303,6 +311,36 @@ impl PacketFabric {
                 incarnation,
                 takes_descriptors,
             });
+        }
+    }
+
+    /// Gives an adapter and the holder of a GID a direct connection, if they may have one.
+    fn connect_directly(&mut self, from: PortId, to: Gid, now: Instant) {
+        let asker = self.ports.get(&from).and_then(|port| port.adapter.as_ref());
+        let asker = asker.and_then(|adapter| self.holders.get_key_value(&adapter.gid));
+        let other = self.holders.get(&to).filter(|other| other.is_here());
+        let (Some((&gid, asker)), Some(other)) = (asker, other) else {
+            return;
+        };
+        let names = (asker.name.as_str(), other.name.as_str());
+        let is_other = gid != to;
+        let connected = is_other.then(|| self.impairments.lock().connect((gid, to), names, now));
+        let Some([near, far]) = connected.flatten() else {
+            return;
+        };
+        let end = |gid, incarnation, socket| Message::Direct {
+            gid,
+            incarnation,
+            socket: Some(Arc::new(socket)),
+        };
+        let ends = [
+            (from, end(to, other.incarnation, near)),
+            (other.port, end(gid, asker.incarnation, far)),
+        ];
+        for ((port, end), peer) in ends.into_iter().zip([to, gid]) {
+            if let Some(port) = self.ports.get_mut(&port) {
+                port.direct.insert(peer, end);
+            }
         }
     }
 

@@ -1,7 +1,13 @@
 //! The fate of each packet. It follows from the seed, the pair of adapters, and the number of the packet between the two: what the fabric does to
 //! one pair changes nothing for another.
+//!
+//! Adapters that no rule is about may have a direct connection, which carries their packets past the fabric. It has ended once a rule is in force
+//! that changes anything for the two.
+
+mod direct;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use peerbar_dma::Latency;
@@ -9,6 +15,7 @@ use thiserror::Error;
 
 use crate::gid::Gid;
 use crate::impairment::{ALL, Effects, Impairment};
+use direct::DirectConnections;
 
 /// How long a packet may wait for bandwidth.
 const LONGEST_QUEUE: Duration = Duration::from_secs(1);
@@ -53,11 +60,12 @@ impl Fate {
 }
 
 /// The rules in force, and what has passed between each pair.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Impairments {
     seed: u64,
     rules: Vec<Impairment>,
     pairs: BTreeMap<Pair, Passed>,
+    direct: DirectConnections,
 }
 
 #[derive(Clone, Debug)]
@@ -74,6 +82,7 @@ impl Impairments {
             seed,
             rules,
             pairs: BTreeMap::new(),
+            direct: DirectConnections::default(),
         }
     }
 
@@ -83,6 +92,8 @@ impl Impairments {
             return Err(TooMany);
         }
         self.rules.push(rule);
+        let rules = &self.rules;
+        self.direct.end_between(|names| affects(rules, names));
         Ok(())
     }
 
@@ -98,19 +109,24 @@ impl Impairments {
 
     /// Whether a rule changes anything for packets between adapters of these names, in either direction.
     pub(crate) fn affects(&self, one: &str, other: &str) -> bool {
-        let effects = |from, to| self.effects(from, to) != Effects::default();
-        effects(one, other) || effects(other, one)
+        affects(&self.rules, (one, other))
     }
 
-    /// What happens to packets from the adapter of one name to that of another.
-    fn effects(&self, from: &str, to: &str) -> Effects {
-        let mut rules = self.rules.iter().rev();
-        let rule = rules.find(|rule| rule.is_about(from, to));
-        rule.map(|rule| rule.effects).unwrap_or_default()
+    /// An end of a direct connection for each of two adapters that have these names. `None` if a rule is about them, if they have a connection,
+    /// or have had one just now.
+    pub(crate) fn connect(
+        &mut self,
+        pair: Pair,
+        names: (&str, &str),
+        now: Instant,
+    ) -> Option<[OwnedFd; 2]> {
+        let is_free = !self.affects(names.0, names.1);
+        is_free.then(|| self.direct.open(pair, names, now))?
     }
 
     /// An adapter has left: what follows between it and others begins again.
     pub(crate) fn forget(&mut self, gid: Gid) {
+        self.direct.end_of(gid);
         self.pairs
             .retain(|(from, to), _| ![from, to].contains(&&gid));
     }
@@ -123,7 +139,7 @@ impl Impairments {
         bytes: usize,
         now: Instant,
     ) -> Fate {
-        let effects = self.effects(names.0, names.1);
+        let effects = effects(&self.rules, names);
         let seed = self.seed;
         let passed = self.pairs.entry(pair).or_insert_with(|| Passed {
             draws: fastrand::Rng::with_seed(mixed(seed, pair)),
@@ -132,6 +148,19 @@ impl Impairments {
         });
         passed.fate(&effects, bytes, now)
     }
+}
+
+/// Whether one of the rules changes anything for packets between adapters of these names, in either direction.
+fn affects(rules: &[Impairment], (one, other): (&str, &str)) -> bool {
+    let has_effect = |names| effects(rules, names) != Effects::default();
+    has_effect((one, other)) || has_effect((other, one))
+}
+
+/// What happens to packets from the adapter of one name to that of another.
+fn effects(rules: &[Impairment], (from, to): (&str, &str)) -> Effects {
+    let mut rules = rules.iter().rev();
+    let rule = rules.find(|rule| rule.is_about(from, to));
+    rule.map(|rule| rule.effects).unwrap_or_default()
 }
 
 impl Passed {

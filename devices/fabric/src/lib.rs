@@ -16,6 +16,9 @@
 //!   each pair; what is more is dropped and sent again.
 //! - **Which packets are impaired follows from the seed**, the pair and the number of the packet between the two. The record
 //!   ([`Record`]) says what happened to which packet.
+//! - **Packets pass by the fabric's process only where they must.** Two adapters that no rule is about have a direct connection, a socket that
+//!   the fabric makes and can end: it has ended once a rule about the two is in force, and soon after one of them has left. What is sent
+//!   again always goes to the fabric, which knows who has left.
 //! - **Fabrics of several machines are joined by tunnels** ([`TunnelConfig`]), by QUIC with certificates on both sides. A fabric vouches for its
 //!   own adapters only; each knows those of the others by incarnations of its own, so a tunnel that comes back makes them others.
 //!
@@ -35,6 +38,7 @@
 //! | --- | --- | --- |
 //! | adapter | Hello: protocol, name, GID | Welcome: incarnation; or Refused |
 //! | adapter | Resolve: a GID | Peer: the incarnation that has it, or none |
+//! | adapter | Connect: a GID | Direct, to both: the other's GID and incarnation, an end of a socket for Packets; or nothing |
 //! | adapter, passed on | Packet for an incarnation: datagram, request, working, response or settled | Peer, if that incarnation is not there |
 //!
 //! An adapter that violates the protocol is cut off.

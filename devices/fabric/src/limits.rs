@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Number of the protocol: fabric and adapters must agree on it.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The most data of one datagram, request or response, in bytes.
 pub const MAX_DATA: usize = 32 << 10;

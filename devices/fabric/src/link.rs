@@ -1,9 +1,11 @@
 //! An adapter's link to its fabric.
 
+pub(crate) mod direct;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -22,6 +24,7 @@ use crate::limits::MAX_DATA;
 use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
 use crate::transport::{Output, RequestData, RequestError, RequestId, SendError, Transport};
+use direct::{DirectConnections, Received};
 
 /// Between two attempts to attach again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -32,8 +35,8 @@ const MAX_UNSENT: usize = 512;
 /// What the end of a request leads to.
 type Done = Box<dyn FnOnce(Result<Vec<u8>, RequestError>) + Send>;
 
-/// Receives what peers send. All methods are called from the link's own thread, one at a time. While one runs, the link sends nothing
-/// again, so none may wait.
+/// Receives what peers send. All methods are called one at a time, from the link's own thread and from [`LinkSender::receive`]. While one
+/// runs, the link sends nothing again, so none may wait.
 pub trait PacketHandler: Send + Sync {
     /// `from` has sent a datagram. Some are lost, late or come twice.
     fn datagram(&self, from: Gid, data: &[u8]);
@@ -67,8 +70,12 @@ pub struct Reply {
 
 struct Shared {
     state: Mutex<State>,
+    /// Held while events are handled, so that they are handled in order.
+    handling: Mutex<()>,
     /// Wakes the link's thread.
     wake: EventFd,
+    /// Readable when something has come by a direct connection.
+    direct_events: Arc<OwnedFd>,
 }
 
 struct State {
@@ -77,9 +84,12 @@ struct State {
     /// What it attaches again by.
     attempt: Option<Arc<OwnedFd>>,
     transport: Transport<Done>,
+    direct: DirectConnections,
     unsent: VecDeque<Packet>,
-    /// What the link's thread is to do without the lock.
+    /// What is to be done without the lock.
     events: Vec<Output<Done>>,
+    /// When the link's thread wakes up by itself, unless that is never.
+    wakes_at: Option<Instant>,
     is_leaving: bool,
 }
 
@@ -95,15 +105,20 @@ impl Link {
         socket: OwnedFd,
         handler: Arc<dyn PacketHandler>,
     ) -> io::Result<Self> {
+        let direct = DirectConnections::new()?;
         let shared = Arc::new(Shared {
+            direct_events: direct.events(),
             state: Mutex::new(State {
                 socket: Some(Arc::new(socket)),
                 attempt: None,
                 transport: Transport::new(),
+                direct,
                 unsent: VecDeque::new(),
                 events: Vec::new(),
+                wakes_at: None,
                 is_leaving: false,
             }),
+            handling: Mutex::new(()),
             wake: EventFd::new()?,
         });
         let thread = std::thread::Builder::new()
@@ -206,10 +221,31 @@ impl LinkSender {
         let now = Instant::now();
         let sent = state.transport.request(to, request, Box::new(done), now);
         self.shared.carry_out(&mut state);
+        if state.needs_thread() || !state.events.is_empty() {
+            self.shared.wake.signal();
+        }
         drop(state);
-        // The thread has a new deadline.
-        self.shared.wake.signal();
         sent.map_err(|(_, error)| error)
+    }
+
+    /// Receives what has come by direct connections, without waiting, and has `handler` handle it: the one that the link was started with.
+    /// Nobody else receives that, but whatever it leaves to the fabric. There is something once the descriptor of this value is readable.
+    pub fn receive(&self, handler: &dyn PacketHandler) {
+        self.shared.receive_directly(handler);
+    }
+}
+
+impl AsFd for LinkSender {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.direct_events.as_fd()
+    }
+}
+
+impl State {
+    /// Whether the link's thread has something to send before it would wake up.
+    fn needs_thread(&self) -> bool {
+        let is_late = |deadline| self.wakes_at.is_none_or(|wakes_at| deadline < wakes_at);
+        !self.unsent.is_empty() || self.transport.deadline().is_some_and(is_late)
     }
 }
 
@@ -272,6 +308,7 @@ impl Shared {
                 PollFlags::OUT
             };
             let is_idle = state.events.is_empty();
+            state.wakes_at = deadline;
             drop(state);
             if !is_idle {
                 self.handle_events(handler);
@@ -327,12 +364,34 @@ impl Shared {
         false
     }
 
+    fn receive_directly(self: &Arc<Self>, handler: &dyn PacketHandler) {
+        let mut state = self.state.lock();
+        for received in state.direct.receive() {
+            match received {
+                Received::Packet(message) => {
+                    state.transport.receive(message, Instant::now());
+                }
+                Received::Ended(peer) => state.transport.disconnected(peer),
+            }
+        }
+        self.carry_out(&mut state);
+        let is_idle = state.events.is_empty();
+        if state.needs_thread() {
+            self.wake.signal();
+        }
+        drop(state);
+        if !is_idle {
+            self.handle_events(handler);
+        }
+    }
+
     /// Calls the handlers of what has happened, without the lock.
     fn handle_events(self: &Arc<Self>, handler: &dyn PacketHandler) {
+        let _handling = self.handling.lock();
         let events = std::mem::take(&mut self.state.lock().events);
         for event in events {
             match event {
-                Output::Send(_) => {}
+                Output::Send(_) | Output::SendByFabric(_) | Output::Direct(..) => {}
                 Output::Complete(done, outcome) => done(outcome),
                 Output::Datagram(from, data) => handler.datagram(from, &data),
                 Output::Request(id, request) => {
@@ -355,6 +414,7 @@ impl Shared {
     fn lose(&self) {
         let mut state = self.state.lock();
         state.socket = None;
+        state.direct.clear();
         state.unsent.clear();
         state.transport.lose();
         self.carry_out(&mut state);
@@ -404,15 +464,31 @@ impl Shared {
         for output in state.transport.take_outputs() {
             match output {
                 Output::Send(message) => self.send(state, &message),
-                event => state.events.push(event),
+                Output::SendByFabric(message) => self.send_by_fabric(state, message.encode()),
+                Output::Direct(peer, incarnation, socket) => {
+                    state.direct.add(peer, incarnation, socket);
+                }
+                event => {
+                    if let Output::Gone(peer) = event {
+                        state.direct.remove(peer);
+                    }
+                    state.events.push(event);
+                }
             }
         }
         self.flush(state);
     }
 
     fn send(&self, state: &mut MutexGuard<'_, State>, message: &Message) {
+        let packet = message.encode();
+        if !state.direct.send(message, &packet) {
+            self.send_by_fabric(state, packet);
+        }
+    }
+
+    fn send_by_fabric(&self, state: &mut MutexGuard<'_, State>, packet: Packet) {
         if state.unsent.len() < MAX_UNSENT {
-            state.unsent.push_back(message.encode());
+            state.unsent.push_back(packet);
         }
         self.flush(state);
     }

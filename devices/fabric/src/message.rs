@@ -87,6 +87,22 @@ pub enum Message {
         /// What the adapters say to each other.
         body: Body,
     },
+    /// An adapter asks for a direct connection with the holder of this GID. There is no answer if it cannot have one.
+    Connect {
+        /// The address.
+        gid: Gid,
+    },
+    /// A direct connection: a socket whose other end the holder of this GID has. Packets between the two may pass there as they do at the
+    /// fabric, until the fabric ends it.
+    Direct {
+        /// The address.
+        gid: Gid,
+        /// The adapter that has it.
+        incarnation: Incarnation,
+        /// This adapter's end of the socket.
+        #[serde(skip)]
+        socket: Option<Arc<OwnedFd>>,
+    },
 }
 
 /// What an adapter says to another one.

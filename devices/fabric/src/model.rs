@@ -13,6 +13,7 @@ use crate::fabric::{PacketFabric, PortId};
 use crate::gid::Gid;
 use crate::impairments::Impairments;
 use crate::limits::{PROTOCOL, REQUEST_TIME_OUT};
+use crate::link::direct::{DirectConnections, Received};
 use crate::message::{Incarnation, Message};
 use crate::record::Record;
 use crate::transport::{Output, RequestData, RequestError, RequestId, Transport};
@@ -31,6 +32,7 @@ struct Asked {
 struct Adapter {
     port: PortId,
     transport: Transport<usize>,
+    direct: DirectConnections,
     /// It neither reads nor lets time pass.
     is_stopped: bool,
     /// Requests of peers that it has not answered.
@@ -39,6 +41,9 @@ struct Adapter {
 
 struct World {
     fabric: PacketFabric,
+    impairments: Arc<Mutex<Impairments>>,
+    /// Packets that went past the fabric.
+    direct_packets: usize,
     adapters: BTreeMap<u8, Adapter>,
     asked: Vec<Asked>,
     now: Instant,
@@ -46,14 +51,37 @@ struct World {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Request { from: u8, to: u8 },
-    Respond { at: u8 },
-    Refuse { at: u8 },
-    Stop { at: u8 },
-    Continue { at: u8 },
-    Leave { at: u8 },
-    Attach { at: u8 },
-    Pass { milliseconds: u64 },
+    Request {
+        from: u8,
+        to: u8,
+    },
+    Respond {
+        at: u8,
+    },
+    Refuse {
+        at: u8,
+    },
+    Stop {
+        at: u8,
+    },
+    Continue {
+        at: u8,
+    },
+    Leave {
+        at: u8,
+    },
+    Attach {
+        at: u8,
+    },
+    Pass {
+        milliseconds: u64,
+    },
+    /// A rule about the packets between two, or none any more.
+    Rule {
+        from: u8,
+        to: u8,
+    },
+    Clear,
 }
 
 fn gid(adapter: u8) -> Gid {
@@ -69,7 +97,9 @@ impl World {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let impairments = Arc::new(Mutex::new(Impairments::new(seed, rules)));
         let mut world = Self {
-            fabric: PacketFabric::new(impairments, Record::default(), Incarnation, 100),
+            fabric: PacketFabric::new(impairments.clone(), Record::default(), Incarnation, 100),
+            impairments,
+            direct_packets: 0,
             adapters: BTreeMap::new(),
             asked: Vec::new(),
             now: Instant::now(),
@@ -91,6 +121,7 @@ impl World {
         let adapter = Adapter {
             port,
             transport: Transport::new(),
+            direct: DirectConnections::new().unwrap(),
             is_stopped: false,
             working: Vec::new(),
         };
@@ -108,6 +139,11 @@ impl World {
             Step::Attach { at } if !self.adapters.contains_key(at) => self.attach(*at),
             Step::Attach { .. } => {}
             Step::Pass { milliseconds } => self.pass(Duration::from_millis(*milliseconds)),
+            Step::Rule { from, to } => {
+                let rule = format!("nic{from}->nic{to} loss=30%");
+                self.impairments.lock().add(rule.parse().unwrap()).unwrap();
+            }
+            Step::Clear => drop(self.impairments.lock().clear()),
         }
         self.settle();
     }
@@ -151,6 +187,7 @@ impl World {
     fn leave(&mut self, at: u8) {
         if let Some(mut adapter) = self.adapters.remove(&at) {
             self.fabric.leave(adapter.port, self.now);
+            adapter.direct.clear();
             adapter.transport.lose();
             for output in adapter.transport.take_outputs() {
                 self.note(output);
@@ -190,6 +227,16 @@ impl World {
                     is_quiet = false;
                     assert!(adapter.transport.receive(message, self.now));
                 }
+                for received in adapter.direct.receive() {
+                    is_quiet = false;
+                    match received {
+                        Received::Packet(message) => {
+                            self.direct_packets += 1;
+                            assert!(adapter.transport.receive(message, self.now));
+                        }
+                        Received::Ended(peer) => adapter.transport.disconnected(peer),
+                    }
+                }
                 let outputs = adapter.transport.take_outputs();
                 is_quiet &= outputs.is_empty();
                 for output in outputs {
@@ -204,15 +251,19 @@ impl World {
     }
 
     fn carry_out(&mut self, adapter: u8, output: Output<usize>) {
+        let adapter = self.adapters.get_mut(&adapter).unwrap();
         match output {
-            Output::Send(message) => {
-                let port = self.adapters[&adapter].port;
-                self.fabric.receive(port, message, self.now);
+            Output::Send(message) if adapter.direct.send(&message, &message.encode()) => {}
+            Output::Send(message) | Output::SendByFabric(message) => {
+                self.fabric.receive(adapter.port, message, self.now);
             }
+            Output::Direct(peer, incarnation, socket) => {
+                adapter.direct.add(peer, incarnation, socket);
+            }
+            Output::Gone(peer) => adapter.direct.remove(peer),
             Output::Request(id, request) => {
                 let number = usize::from_le_bytes(request.data.as_slice().try_into().unwrap());
                 self.asked[number].carried_out += 1;
-                let adapter = self.adapters.get_mut(&adapter).unwrap();
                 adapter.working.push((id, request.data.into_vec()));
             }
             other => self.note(other),
@@ -289,6 +340,14 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+fn step_with_rules() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        10 => any_step(),
+        1 => (adapter(), adapter()).prop_map(|(from, to)| Step::Rule { from, to }),
+        1 => Just(Step::Clear),
+    ]
+}
+
 /// So bad that packets are lost, and good enough that no request meets so much loss that it ends.
 const BAD: &[&str] =
     &["*->* loss=5% duplicate=20% reorder=20% delay=5ms jitter=100ms bandwidth=1MiB/s"];
@@ -326,6 +385,47 @@ proptest! {
         world.finish();
         world.check();
     }
+
+    #[test]
+    fn direct_connections_that_come_and_go_change_no_outcome(
+        seed in any::<u64>(),
+        steps in prop::collection::vec(step_with_rules(), 1..120),
+    ) {
+        let mut world = World::new(seed, &[]);
+        for step in &steps {
+            world.act(step);
+            world.check();
+        }
+        world.finish();
+        world.check();
+    }
+}
+
+#[test]
+fn packets_go_past_the_fabric_until_a_rule_is_about_them() {
+    let mut world = World::new(1, &[]);
+    let ask = |world: &mut World| {
+        world.act(&Step::Request { from: 0, to: 1 });
+        world.act(&Step::Respond { at: 1 });
+        let last = world.asked.last().unwrap();
+        assert!(matches!(last.outcome, Some(Ok(_))), "{last:?}");
+        std::mem::take(&mut world.direct_packets)
+    };
+    ask(&mut world);
+    assert_eq!(ask(&mut world), 3, "request, response, settled");
+    world
+        .impairments
+        .lock()
+        .add("nic1->nic0 delay=1ms".parse().unwrap())
+        .unwrap();
+    world.act(&Step::Request { from: 0, to: 1 });
+    assert_eq!(world.direct_packets, 0);
+    world.act(&Step::Respond { at: 1 });
+    assert_eq!(world.asked.last().unwrap().outcome, None, "it is delayed");
+    world.act(&Step::Clear);
+    world.act(&Step::Pass { milliseconds: 2000 });
+    assert!(world.asked.iter().all(|asked| asked.carried_out == 1));
+    assert_eq!(ask(&mut world), 3);
 }
 
 #[test]

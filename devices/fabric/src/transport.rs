@@ -80,16 +80,20 @@ pub(crate) struct RequestId {
 /// A step for the link, to be carried out in order. `D` is what the adapter knows its own request by.
 #[derive(Debug)]
 pub(crate) enum Output<D> {
-    /// Send it to the fabric. It may be lost.
+    /// Send it to the fabric, or to the peer by a direct connection. It may be lost.
     Send(Message),
+    /// Send it to the fabric, which knows whether the peer is there.
+    SendByFabric(Message),
     /// A request of this adapter's has ended.
     Complete(D, Result<Vec<u8>, RequestError>),
     /// A peer has sent a datagram.
     Datagram(Gid, Vec<u8>),
     /// A peer has sent a request, for the first time.
     Request(RequestId, RequestData),
-    /// A peer has left, or another adapter has its GID now.
+    /// A peer has left, or another adapter has its GID now: its direct connection is over.
     Gone(Gid),
+    /// There is a direct connection with a peer.
+    Direct(Gid, Incarnation, Arc<OwnedFd>),
 }
 
 /// The dealings with one peer.
@@ -101,6 +105,7 @@ struct Peer<D> {
     incoming: Incoming,
     /// When the fabric was asked, or has answered.
     asked_at: Instant,
+    is_direct: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,6 +197,11 @@ impl<D> Transport<D> {
                 incarnation,
                 takes_descriptors,
             } => self.resolved(gid, incarnation, takes_descriptors, now),
+            Message::Direct {
+                gid,
+                incarnation,
+                socket: Some(socket),
+            } => self.connected(gid, incarnation, socket, now),
             Message::Packet {
                 peer,
                 body: Body::Datagram { data },
@@ -278,32 +288,70 @@ impl<D> Transport<D> {
                 takes_descriptors: Some(takes_descriptors),
             });
             peer.asked_at = now;
+            if takes_descriptors && !peer.is_direct {
+                let connect = Message::Connect { gid };
+                self.outputs.push(Output::Send(connect));
+            }
             self.transmit(gid, now);
         }
     }
 
-    fn packet(&mut self, from: Gid, incarnation: Incarnation, body: Body, now: Instant) {
-        let known = self.peers.get(&from).and_then(Peer::incarnation);
-        if known.is_some_and(|known| known != incarnation) {
-            self.forget(from);
+    /// There is a direct connection with a peer.
+    fn connected(
+        &mut self,
+        gid: Gid,
+        incarnation: Incarnation,
+        socket: Arc<OwnedFd>,
+        now: Instant,
+    ) {
+        if let Some(peer) = self.introduce(gid, incarnation, now) {
+            peer.is_direct = true;
+            let direct = Output::Direct(gid, incarnation, socket);
+            self.outputs.push(direct);
         }
-        if !self.peers.contains_key(&from) {
-            // With no room, the peer sends it again, until those that have left are forgotten.
+    }
+
+    /// The direct connection with a peer has ended. The fabric is asked for another one when it is asked for the peer next.
+    pub(crate) fn disconnected(&mut self, gid: Gid) {
+        if let Some(peer) = self.peers.get_mut(&gid) {
+            peer.is_direct = false;
+        }
+    }
+
+    /// The peer that the fabric has named. `None` with no room, until those that have left are forgotten.
+    fn introduce(
+        &mut self,
+        gid: Gid,
+        incarnation: Incarnation,
+        now: Instant,
+    ) -> Option<&mut Peer<D>> {
+        let known = self.peers.get(&gid).and_then(Peer::incarnation);
+        if known.is_some_and(|known| known != incarnation) {
+            self.forget(gid);
+        }
+        if !self.peers.contains_key(&gid) {
             if self.is_full() {
-                return;
+                return None;
             }
-            self.peers.insert(from, Peer::new(None, now));
+            self.peers.insert(gid, Peer::new(None, now));
+        }
+        let peer = self.peers.get_mut(&gid)?;
+        peer.known.get_or_insert(Known {
+            incarnation,
+            takes_descriptors: None,
+        });
+        Some(peer)
+    }
+
+    fn packet(&mut self, from: Gid, incarnation: Incarnation, body: Body, now: Instant) {
+        // With no room, the peer sends it again.
+        if self.introduce(from, incarnation, now).is_none() {
+            return;
         }
         let kept: usize = self.peers.values().map(|peer| peer.incoming.kept()).sum();
         let Some(peer) = self.peers.get_mut(&from) else {
             return;
         };
-        if peer.known.is_none() {
-            peer.known = Some(Known {
-                incarnation,
-                takes_descriptors: None,
-            });
-        }
         let running = self.running.get(&from).copied().unwrap_or(0);
         let keeps_too_much = kept >= MAX_KEPT && peer.incoming.kept() >= KEPT_SHARE;
         let is_full = running >= MAX_REQUESTS || self.running.len() > MAX_PEERS || keeps_too_much;
@@ -363,20 +411,23 @@ impl<D> Transport<D> {
             .outgoing
             .due(takes_descriptors, is_known, now, statistics);
         for due in due {
-            match (due, incarnation) {
-                (Due::Send(body), Some(incarnation)) => {
-                    self.outputs.push(Output::Send(Message::Packet {
-                        peer: to,
-                        incarnation,
-                        body,
-                    }));
+            let packet = |incarnation, body| Message::Packet {
+                peer: to,
+                incarnation,
+                body,
+            };
+            let output = match (due, incarnation) {
+                (Due::Send(body), Some(incarnation)) => Output::Send(packet(incarnation, body)),
+                (Due::SendAgain(body), Some(incarnation)) => {
+                    Output::SendByFabric(packet(incarnation, body))
                 }
-                (Due::Refuse(done), _) => {
-                    let refused = Output::Complete(done, Err(RequestError::NoDescriptors));
-                    self.outputs.push(refused);
+                (Due::Refuse(done), _) => Output::Complete(done, Err(RequestError::NoDescriptors)),
+                (Due::Send(_) | Due::SendAgain(_) | Due::Ask, _) => {
+                    asks = true;
+                    continue;
                 }
-                (Due::Send(_) | Due::Ask, _) => asks = true,
-            }
+            };
+            self.outputs.push(output);
         }
         if asks {
             let ask = Message::Resolve { gid: to };
@@ -414,6 +465,7 @@ impl<D> Peer<D> {
             outgoing: Outgoing::default(),
             incoming: Incoming::default(),
             asked_at: now,
+            is_direct: false,
         }
     }
 

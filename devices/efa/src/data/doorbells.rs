@@ -3,11 +3,14 @@
 //! A doorbell counts only for the UAR of its queue, so no process rings another one's. Of a queue the newest value is kept; of
 //! a completion queue also that it was armed, whatever was written later. Nothing here waits for the worker.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
-use parking_lot::{Condvar, Mutex};
 use peerbar_efa_spec::completion::CompletionDoorbell;
+use peerbar_eventfd::EventFd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use crate::memory_bar::Doorbell;
 use crate::objects::limits;
@@ -33,14 +36,10 @@ pub(crate) struct Doorbells {
     armed: AtomicU32,
     /// There may be something to take.
     is_rung: AtomicBool,
-    wake: Mutex<Wake>,
-    condition: Condvar,
-}
-
-#[derive(Default)]
-struct Wake {
-    is_woken: bool,
-    stop: bool,
+    is_stopped: AtomicBool,
+    /// The worker waits for the event, or is about to. It says so before it looks for a doorbell, and a doorbell is rung before this is read.
+    is_waiting: AtomicBool,
+    event: EventFd,
 }
 
 const _: () = assert!(limits::EVENT_QUEUES as u32 <= u32::BITS);
@@ -57,17 +56,18 @@ pub(crate) enum Rung {
 }
 
 impl Doorbells {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new() -> Result<Self, Errno> {
         let words = 2 * PAIRS + COMPLETION_QUEUES;
-        Self {
+        Ok(Self {
             words: (0..words).map(|_| AtomicU64::new(0)).collect(),
             rung: [const { AtomicU64::new(0) }; WORDS],
             changed: [const { AtomicU64::new(0) }; PAIRS / 64],
             armed: AtomicU32::new(0),
             is_rung: AtomicBool::new(false),
-            wake: Mutex::default(),
-            condition: Condvar::new(),
-        }
+            is_stopped: AtomicBool::new(false),
+            is_waiting: AtomicBool::new(false),
+            event: EventFd::new()?,
+        })
     }
 
     /// A queue of this UAR begins: its doorbell is 0.
@@ -131,38 +131,39 @@ impl Doorbells {
 
     /// Has the worker make a turn.
     pub(crate) fn wake_worker(&self) {
-        self.is_rung.store(true, Ordering::Release);
-        self.wake.lock().is_woken = true;
-        self.condition.notify_one();
+        self.is_rung.store(true, Ordering::SeqCst);
+        if self.is_waiting.swap(false, Ordering::SeqCst) {
+            self.event.signal();
+        }
     }
 
     /// Ends the worker.
     pub(crate) fn stop(&self) {
-        self.wake.lock().stop = true;
-        self.condition.notify_one();
+        self.is_stopped.store(true, Ordering::SeqCst);
+        self.wake_worker();
     }
 
-    /// Waits until there may be something to take, or until that moment; whether the worker should go on.
-    pub(crate) fn wait(&self, until: Option<Instant>) -> bool {
-        let mut wake = self.wake.lock();
-        while !wake.stop && !std::mem::take(&mut wake.is_woken) {
-            let is_over = match until {
-                Some(until) => self.condition.wait_until(&mut wake, until).timed_out(),
-                None => {
-                    self.condition.wait(&mut wake);
-                    false
-                }
-            };
-            if is_over {
-                break;
+    /// Waits until there may be something to take, until `other` is readable, or until that moment.
+    pub(crate) fn wait(&self, other: Option<BorrowedFd<'_>>, until: Option<Instant>) {
+        self.is_waiting.store(true, Ordering::SeqCst);
+        if !self.is_rung.load(Ordering::SeqCst) && !self.is_stopped() {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let event = PollFd::new(&self.event, PollFlags::IN);
+            let other = other.map(|other| PollFd::from_borrowed_fd(other, PollFlags::IN));
+            let mut polled: Vec<PollFd<'_>> = [event].into_iter().chain(other).collect();
+            if let Err(error) = poll(&mut polled, left.as_ref()) {
+                log::debug!("the worker's wait ends: {error}");
             }
         }
-        !wake.stop
+        if !self.is_waiting.swap(false, Ordering::SeqCst) {
+            self.event.take();
+        }
     }
 
     /// Whether the worker should end.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.wake.lock().stop
+        self.is_stopped.load(Ordering::SeqCst)
     }
 
     /// The newest value of the doorbell of a queue, whether or not the worker has taken it. `None` if there is no such queue.
@@ -174,7 +175,7 @@ impl Doorbells {
 
     /// Takes what has been rung.
     pub(crate) fn take(&self, mut each: impl FnMut(Rung)) {
-        if !self.is_rung.swap(false, Ordering::AcqRel) {
+        if !self.is_rung.swap(false, Ordering::SeqCst) {
             return;
         }
         for index in take_bits(&self.rung) {
@@ -263,6 +264,9 @@ fn take_bits(bits: &[AtomicU64]) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+    use std::time::Duration;
+
     use super::*;
 
     fn taken(doorbells: &Doorbells) -> Vec<Rung> {
@@ -281,7 +285,7 @@ mod tests {
 
     #[test]
     fn doorbell_of_another_uar_does_not_count() {
-        let doorbells = Doorbells::new();
+        let doorbells = Doorbells::new().unwrap();
         doorbells.open(3, Doorbell::Send(7));
         doorbells.ring(3, Doorbell::Send(7), 5);
         doorbells.ring(4, Doorbell::Send(7), 6);
@@ -298,7 +302,7 @@ mod tests {
 
     #[test]
     fn armed_queue_stays_so_until_it_is_taken() {
-        let doorbells = Doorbells::new();
+        let doorbells = Doorbells::new().unwrap();
         let queue = Doorbell::Completion(9);
         doorbells.open(0, queue);
         let value = CompletionDoorbell::new().with_command_sn(2);
@@ -314,7 +318,7 @@ mod tests {
 
     #[test]
     fn event_queue_and_change_are_taken_once() {
-        let doorbells = Doorbells::new();
+        let doorbells = Doorbells::new().unwrap();
         doorbells.arm_event_queue(31);
         doorbells.arm_event_queue(32);
         doorbells.wake(200);
@@ -324,15 +328,31 @@ mod tests {
     }
 
     #[test]
-    fn worker_is_woken_once_and_stopped_for_good() {
-        let doorbells = Doorbells::new();
+    fn doorbell_before_a_wait_ends_it_until_it_is_taken() {
+        let doorbells = Doorbells::new().unwrap();
         doorbells.wake_worker();
-        assert!(doorbells.wait(None));
+        doorbells.wait(None, None);
+        assert_eq!(taken(&doorbells), []);
+        let until = Instant::now() + Duration::from_millis(2);
+        doorbells.wait(None, Some(until));
+        assert!(Instant::now() >= until && !doorbells.is_stopped());
+    }
+
+    #[test]
+    fn waiting_worker_is_woken_by_each_source_and_stopped() {
+        let doorbells = Doorbells::new().unwrap();
+        let other = EventFd::new().unwrap();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| doorbells.wait(None));
-            doorbells.stop();
-            assert!(!waiting.join().unwrap());
+            for wake in [&|| doorbells.wake_worker(), &|| doorbells.stop()] as [&dyn Fn(); 2] {
+                let waiting = scope.spawn(|| doorbells.wait(Some(other.as_fd()), None));
+                wake();
+                waiting.join().unwrap();
+                taken(&doorbells);
+            }
+            let waiting = scope.spawn(|| doorbells.wait(Some(other.as_fd()), None));
+            other.signal();
+            waiting.join().unwrap();
         });
-        assert!(!doorbells.wait(None));
+        assert!(doorbells.is_stopped());
     }
 }

@@ -297,6 +297,9 @@ impl Turn<'_> {
     pub(super) fn take_mail(&mut self) {
         // Loans end in here, which may wait.
         self.parts.transfers.session.release();
+        if let Some(wire) = self.parts.wire.get() {
+            wire.receive();
+        }
         for _ in 0..MAIL {
             let Some((token, answer)) = self.parts.mailbox.next_answer() else {
                 break;

@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -45,6 +45,14 @@ pub(super) trait Wire: Send + Sync {
 
     /// What has been sent again, since it was lost or not answered.
     fn statistics(&self) -> LinkStatistics;
+
+    /// Has in the mailbox what the worker itself must receive.
+    fn receive(&self) {}
+
+    /// Readable while there is something for [`Wire::receive`]. `None` if there never is.
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// A packet of another adapter.
@@ -227,6 +235,14 @@ impl Wire for FabricWire {
     fn statistics(&self) -> LinkStatistics {
         self.sender.statistics()
     }
+
+    fn receive(&self) {
+        self.sender.receive(self.mailbox.as_ref());
+    }
+
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.sender.as_fd())
+    }
 }
 
 #[cfg(test)]
@@ -235,7 +251,7 @@ mod tests {
 
     #[test]
     fn packets_that_wait_keep_out_none_of_another_adapter() {
-        let mailbox = Mailbox::new(Arc::new(Doorbells::new()));
+        let mailbox = Mailbox::new(Arc::new(Doorbells::new().unwrap()));
         let arrive = |from: u8, wants_answer: bool| {
             let reply: Box<dyn FnOnce(Vec<u8>) + Send> = Box::new(drop);
             mailbox.arrive(Arrival {

@@ -31,13 +31,11 @@ pub(crate) enum Next {
 impl Worker {
     /// Works until it is stopped.
     pub(crate) fn run(mut self) {
-        loop {
-            let goes_on = match self.turn(Instant::now()) {
-                Next::Turn => !self.doorbells.is_stopped(),
-                Next::Wait(until) => self.doorbells.wait(until),
-            };
-            if !goes_on {
-                return;
+        while !self.doorbells.is_stopped() {
+            if let Next::Wait(until) = self.turn(Instant::now()) {
+                let wire = self.parts.wire.get();
+                self.doorbells
+                    .wait(wire.and_then(|wire| wire.readable()), until);
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::attributes;
 
 pub(crate) fn objects() -> Objects {
     let bar = MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap();
-    Objects::new(Arc::new(Doorbells::new()), Arc::new(bar))
+    Objects::new(Arc::new(Doorbells::new().unwrap()), Arc::new(bar))
 }
 
 /// Parameters of a completion queue without an event queue.

@@ -101,6 +101,8 @@ pub(super) struct Port {
     pub(super) awaited: Option<(Adapter, Instant)>,
     /// What the fabric itself has to send it, which comes before the packets.
     pub(super) answers: VecDeque<Message>,
+    /// Its ends of direct connections, by the adapters at the other ends, of each the newest.
+    pub(super) direct: BTreeMap<Gid, Message>,
     /// What the fabric has to say to the one at the other end.
     pub(super) notices: VecDeque<Frame>,
     pub(super) arrived: VecDeque<Parcel>,
@@ -116,6 +118,7 @@ impl Port {
             adapter: None,
             awaited: None,
             answers: VecDeque::new(),
+            direct: BTreeMap::new(),
             notices: VecDeque::new(),
             arrived: VecDeque::new(),
             announced: BTreeMap::new(),

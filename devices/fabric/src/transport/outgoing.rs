@@ -18,6 +18,8 @@ const LONGEST: Duration = Duration::from_millis(500);
 pub(super) enum Due<D> {
     /// Send this to the peer.
     Send(Body),
+    /// The same, which may have been lost, or whose peer may be gone.
+    SendAgain(Body),
     /// Ask the fabric for the peer.
     Ask,
     /// The request cannot be sent: the peer takes no descriptors.
@@ -142,12 +144,16 @@ impl<D> Outgoing<D> {
             pending.is_sent_again = !is_unsent;
             pending.sent.get_or_insert(now);
             pending.interval = pending.interval.saturating_mul(2).min(LONGEST);
-            due.push(Due::Send(Body::Request {
+            let body = Body::Request {
                 tag: *tag,
                 oldest,
                 data: pending.request.data.clone(),
                 descriptors: pending.request.descriptors.clone(),
-            }));
+            };
+            due.push(match is_unsent {
+                true => Due::Send(body),
+                false => Due::SendAgain(body),
+            });
         }
         statistics.time_outs += u64::from(statistics.sent_again > sent_again);
         let refused = refused.iter().filter_map(|tag| self.pending.remove(tag));

@@ -35,11 +35,14 @@ fn asks(transport: &mut Transport<u32>) -> bool {
 
 fn sent_tags(outputs: &[Output<u32>]) -> Vec<u64> {
     let tag = |output: &Output<u32>| match output {
-        Output::Send(Message::Packet {
-            incarnation: FIRST,
-            body: Body::Request { tag, .. },
-            ..
-        }) => Some(*tag),
+        Output::Send(packet) | Output::SendByFabric(packet) => match packet {
+            Message::Packet {
+                incarnation: FIRST,
+                body: Body::Request { tag, .. },
+                ..
+            } => Some(*tag),
+            _ => None,
+        },
         _ => None,
     };
     outputs.iter().filter_map(tag).collect()

@@ -8,6 +8,7 @@
 )]
 
 mod command_line;
+mod direct;
 mod hostile;
 mod links;
 mod nic;

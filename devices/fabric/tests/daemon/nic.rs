@@ -1,14 +1,19 @@
 //! An adapter with a link, and what happens to it.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
+
+use peerbar_eventfd::EventFd;
 
 use peerbar_fabric::{
     Attachment, Gid, Link, LinkSender, PacketHandler, Reply, RequestError, SendError,
 };
+
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::raw::{LONG, gid};
 
@@ -47,18 +52,58 @@ impl PacketHandler for Handler {
     }
 }
 
+/// Receives what comes by direct connections, until it is dropped.
+struct DirectReceiver {
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DirectReceiver {
+    fn start(sender: LinkSender, handler: Arc<Handler>) -> Self {
+        let stop = Arc::new(EventFd::new().unwrap());
+        let thread = std::thread::spawn({
+            let stop = stop.clone();
+            move || {
+                while !stop.take() {
+                    sender.receive(handler.as_ref());
+                    let fds = [stop.as_ref().as_fd(), sender.as_fd()];
+                    poll(
+                        &mut fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+                        None,
+                    )
+                    .unwrap();
+                }
+            }
+        });
+        Self {
+            stop,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for DirectReceiver {
+    fn drop(&mut self) {
+        self.stop.signal();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
 pub(crate) struct Nic {
     pub(crate) link: Link,
     pub(crate) events: Receiver<Event>,
+    _direct: DirectReceiver,
 }
 
 impl Nic {
     pub(crate) fn attach(path: &Path, number: u8) -> Self {
         let (sender, events) = channel();
         let attachment = Attachment::new(path, &format!("nic{number}"), gid(number)).unwrap();
-        let link = attachment.start(Arc::new(Handler(Mutex::new(sender))));
+        let handler = Arc::new(Handler(Mutex::new(sender)));
+        let link = attachment.start(handler.clone()).unwrap();
         Self {
-            link: link.unwrap(),
+            _direct: DirectReceiver::start(link.sender(), handler),
+            link,
             events,
         }
     }

@@ -17,7 +17,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// An adapter. Nothing happens by itself.
 pub(crate) struct Adapter {
-    socket: OwnedFd,
+    pub(crate) socket: OwnedFd,
     pub(crate) incarnation: Incarnation,
 }
 

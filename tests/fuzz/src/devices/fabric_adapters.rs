@@ -38,6 +38,8 @@ enum Action {
     Packet { to: u8, incarnation: Of, what: What },
     Receive,
     Bytes { bytes: Vec<u8>, descriptors: u8 },
+    ConnectDirectly { number: u8 },
+    SendDirectly { what: What },
 }
 
 /// An incarnation that an adapter names.
@@ -106,8 +108,8 @@ fn fabric() -> &'static PathBuf {
             let config = Config {
                 seed: 1,
                 impairments: vec![
-                    rule("*->* loss=10% duplicate=50% reorder=20% delay=1us"),
-                    rule("honest0->honest1 none"),
+                    rule("hostile0->* loss=10% duplicate=50% reorder=20% delay=1us"),
+                    rule("hostile1->* loss=10% duplicate=50% reorder=20% delay=1us"),
                 ],
                 ..Config::default()
             };
@@ -123,6 +125,19 @@ fn fabric() -> &'static PathBuf {
 struct Adapter {
     socket: OwnedFd,
     known: Incarnation,
+    /// Its end of the direct connection that it was given last.
+    direct: Option<Arc<OwnedFd>>,
+}
+
+/// Fails if the other side has hung up, or reads too little.
+fn send_message(socket: &OwnedFd, message: &Message) {
+    let packet = message.encode();
+    let descriptors = packet.descriptors.iter().map(|fd| fd.as_fd());
+    send_bytes(socket, &packet.bytes, &descriptors.collect::<Vec<_>>());
+}
+
+fn send_bytes(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let _ = send(socket, &[IoSlice::new(bytes)], descriptors);
 }
 
 impl Adapter {
@@ -130,18 +145,12 @@ impl Adapter {
         Self {
             socket: connection(fabric()).expect("the fabric listens"),
             known: Incarnation::NONE,
+            direct: None,
         }
     }
 
-    /// Fails if the fabric has hung up, or reads too little.
     fn send(&self, message: &Message) {
-        let packet = message.encode();
-        let descriptors = packet.descriptors.iter().map(|fd| fd.as_fd());
-        self.send_bytes(&packet.bytes, &descriptors.collect::<Vec<_>>());
-    }
-
-    fn send_bytes(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
-        let _ = send(&self.socket, &[IoSlice::new(bytes)], descriptors);
+        send_message(&self.socket, message);
     }
 
     fn receive(&mut self) {
@@ -151,8 +160,12 @@ impl Adapter {
             Err(ReceiveError::Wire(error)) => panic!("the fabric breaks the protocol: {error}"),
             Err(_) => return,
         };
-        if let Message::Peer { incarnation, .. } | Message::Packet { incarnation, .. } = message {
-            self.known = incarnation;
+        match message {
+            Message::Peer { incarnation, .. } | Message::Packet { incarnation, .. } => {
+                self.known = incarnation;
+            }
+            Message::Direct { socket, .. } => self.direct = socket,
+            _ => {}
         }
     }
 
@@ -197,7 +210,20 @@ impl Adapter {
                 let descriptors = descriptors(usize::from(count) % 17);
                 let descriptors: Vec<BorrowedFd<'_>> =
                     descriptors.iter().map(AsFd::as_fd).collect();
-                self.send_bytes(&bytes, &descriptors);
+                send_bytes(&self.socket, &bytes, &descriptors);
+            }
+            Action::ConnectDirectly { number } => {
+                self.send(&Message::Connect { gid: gid(number) });
+            }
+            Action::SendDirectly { what } => {
+                if let Some(direct) = &self.direct {
+                    let packet = Message::Packet {
+                        peer: gid(0),
+                        incarnation: self.known,
+                        body: what.body(),
+                    };
+                    send_message(direct, &packet);
+                }
             }
         }
     }
@@ -244,30 +270,43 @@ mod tests {
     use super::*;
     use crate::seed::{Seed, names};
 
-    /// As `arbitrary` reads an adapter and its action, the latter `number` of 7.
+    /// As `arbitrary` reads an adapter and its action, the latter `number` of 9.
     fn step(seed: Seed, adapter: u8, number: u32) -> Seed {
-        seed.bytes(&[1, adapter]).variant(number, 7)
+        seed.bytes(&[1, adapter]).variant(number, 9)
     }
 
     #[test]
     fn seed_reads_as_two_adapters_that_talk() {
         let mut seed = Seed::default();
-        for adapter in [0, 1] {
+        for adapter in [2, 3] {
             seed = step(seed, adapter, 2).bytes(&[adapter, 0]);
             seed = step(seed, adapter, 5);
         }
-        seed = step(seed, 0, 3).bytes(&[1]);
-        seed = step(seed, 0, 5);
-        seed = step(seed, 0, 4).bytes(&[1]).variant(1, 3);
+        seed = step(seed, 2, 3).bytes(&[3]);
+        seed = step(seed, 2, 5);
+        seed = step(seed, 2, 4).bytes(&[3]).variant(1, 3);
         seed = seed.variant(1, 5).bytes(&[0, 0, 1]);
-        seed = step(seed, 1, 5);
+        seed = step(seed, 3, 5);
+        seed = step(seed, 2, 7).bytes(&[3]);
+        seed = step(seed, 2, 5);
+        seed = step(seed, 2, 8).variant(1, 5).bytes(&[1, 0, 1]);
         let bytes = seed.end().in_corpus("fabric_adapters", "request");
         let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(&bytes)).unwrap();
         let actions: Vec<Action> = steps.into_iter().map(|step| step.action).collect();
         assert_eq!(
             names(&actions),
             [
-                "Hello", "Receive", "Hello", "Receive", "Resolve", "Receive", "Packet", "Receive"
+                "Hello",
+                "Receive",
+                "Hello",
+                "Receive",
+                "Resolve",
+                "Receive",
+                "Packet",
+                "Receive",
+                "ConnectDirectly",
+                "Receive",
+                "SendDirectly"
             ]
         );
     }

@@ -166,7 +166,8 @@ impl Adapter {
             interrupts: raised.clone(),
             bar_memory: bar.clone(),
             seed,
-        });
+        })
+        .unwrap();
         let uar = path.objects().create_uar().unwrap();
         let domain = path.objects().create_protection_domain().unwrap();
         Self {
@@ -194,7 +195,8 @@ impl Adapter {
             interrupts: self.raised.clone(),
             bar_memory: self.bar.clone(),
             seed: None,
-        });
+        })
+        .unwrap();
         std::mem::replace(&mut self.worker, other.1)
     }
 

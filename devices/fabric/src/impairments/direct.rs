@@ -1,0 +1,92 @@
+//! The direct connections between adapters, which the fabric can end at any time: it keeps one end of each.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+
+use super::Pair;
+use crate::gid::Gid;
+
+/// How soon after a connection of two adapters there is another one at the earliest.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// The connections, by their adapters.
+#[derive(Debug, Default)]
+pub(super) struct DirectConnections(BTreeMap<Pair, Connection>);
+
+#[derive(Debug)]
+struct Connection {
+    names: (String, String),
+    /// The end that the first adapter has, too. It ends the connection for both.
+    end: OwnedFd,
+    since: Instant,
+}
+
+impl DirectConnections {
+    /// An end for each of two adapters. `None` if they have a connection, or have had one just now.
+    pub(super) fn open(
+        &mut self,
+        (one, other): Pair,
+        names: (&str, &str),
+        now: Instant,
+    ) -> Option<[OwnedFd; 2]> {
+        let pair = if one < other {
+            (one, other)
+        } else {
+            (other, one)
+        };
+        if self.0.get(&pair).is_some_and(|it| it.is_kept(now)) {
+            return None;
+        }
+        let ends = socket_pair().and_then(|(near, far)| {
+            let end = rustix::io::fcntl_dupfd_cloexec(&near, 0)?;
+            Ok((near, far, end))
+        });
+        let ends = ends.inspect_err(|error| log::debug!("no direct connection: {error}"));
+        let (near, far, end) = ends.ok()?;
+        let connection = Connection {
+            names: (names.0.to_owned(), names.1.to_owned()),
+            end,
+            since: now,
+        };
+        self.0.insert(pair, connection);
+        Some([near, far])
+    }
+
+    /// Ends those of an adapter.
+    pub(super) fn end_of(&mut self, gid: Gid) {
+        self.0
+            .retain(|(one, other), _| ![one, other].contains(&&gid));
+    }
+
+    /// Ends those between adapters of such names.
+    pub(super) fn end_between(&mut self, is_meant: impl Fn((&str, &str)) -> bool) {
+        self.0.retain(|_, it| !is_meant((&it.names.0, &it.names.1)));
+    }
+}
+
+impl Connection {
+    /// Whether it is in use, or too new to be replaced.
+    fn is_kept(&self, now: Instant) -> bool {
+        let mut end = [PollFd::new(&self.end, PollFlags::empty())];
+        let is_new = now < self.since + INTERVAL;
+        is_new || !matches!(poll(&mut end, Some(&Timespec::default())), Ok(1..))
+    }
+}
+
+impl Drop for Connection {
+    /// Neither adapter can send by it any more. What it has carried can be received.
+    fn drop(&mut self) {
+        // An adapter may have ended it.
+        let _ = shutdown(&self.end, Shutdown::Both);
+    }
+}
+
+fn socket_pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}

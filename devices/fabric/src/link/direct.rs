@@ -1,0 +1,167 @@
+//! An adapter's ends of direct connections.
+//!
+//! A packet goes there if its peer has one with free space, else to the fabric, which ends a connection once it may not be used.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+
+use super::is_end;
+use crate::gid::Gid;
+use crate::message::{Body, Incarnation, Message};
+
+/// How many packets of one peer are taken before it is the next one's turn.
+const TURN: usize = 16;
+/// How many peers have a turn at once.
+const PEERS: usize = 16;
+
+/// The connections of one adapter, which take part in an epoll(7) instance of their own.
+#[derive(Debug)]
+pub(crate) struct DirectConnections {
+    events: Arc<OwnedFd>,
+    /// By numbers that are never given twice.
+    connections: BTreeMap<u64, Connection>,
+    last_number: u64,
+    space: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    peer: Gid,
+    incarnation: Incarnation,
+    socket: Arc<OwnedFd>,
+}
+
+/// What a peer has sent by its connection.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// A packet, as the fabric would bring it.
+    Packet(Message),
+    /// The connection has ended.
+    Ended(Gid),
+}
+
+impl DirectConnections {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        Ok(Self {
+            events: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
+            connections: BTreeMap::new(),
+            last_number: 0,
+            space: Vec::new(),
+        })
+    }
+
+    /// Readable while there is something to receive.
+    pub(crate) fn events(&self) -> Arc<OwnedFd> {
+        self.events.clone()
+    }
+
+    /// A peer has a connection, in place of an earlier one.
+    pub(crate) fn add(&mut self, peer: Gid, incarnation: Incarnation, socket: Arc<OwnedFd>) {
+        self.remove(peer);
+        self.last_number += 1;
+        let data = epoll::EventData::new_u64(self.last_number);
+        if let Err(error) = epoll::add(&self.events, &socket, data, epoll::EventFlags::IN) {
+            return log::debug!("no direct connection with {peer}: {error}");
+        }
+        if self.space.is_empty() {
+            self.space = Message::space();
+        }
+        let connection = Connection {
+            peer,
+            incarnation,
+            socket,
+        };
+        self.connections.insert(self.last_number, connection);
+    }
+
+    /// Ends the connection with a peer.
+    pub(crate) fn remove(&mut self, peer: Gid) {
+        self.connections.retain(|_, it| it.peer != peer);
+    }
+
+    /// Ends all of them.
+    pub(crate) fn clear(&mut self) {
+        self.connections.clear();
+    }
+
+    /// Sends a packet by the connection with its peer. False if it must go to the fabric.
+    pub(crate) fn send(&self, message: &Message, packet: &Packet) -> bool {
+        let Message::Packet {
+            peer, incarnation, ..
+        } = message
+        else {
+            return false;
+        };
+        let is_meant = |it: &&Connection| {
+            it.peer == *peer && [Incarnation::NONE, it.incarnation].contains(incarnation)
+        };
+        let connection = self.connections.values().find(is_meant);
+        connection.is_some_and(|it| packets::send(&it.socket, packet).is_ok())
+    }
+
+    /// Some of what there is to receive, without waiting.
+    pub(crate) fn receive(&mut self) -> Vec<Received> {
+        let mut received = Vec::new();
+        if self.connections.is_empty() {
+            return received;
+        }
+        let mut ready = Vec::with_capacity(PEERS);
+        let spare = rustix::buffer::spare_capacity(&mut ready);
+        if let Err(error) = epoll::wait(&self.events, spare, Some(&Timespec::default())) {
+            log::debug!("direct connections: {error}");
+        }
+        for event in ready {
+            let number = event.data.u64();
+            let Some(connection) = self.connections.get(&number) else {
+                continue;
+            };
+            if let Err(end) = connection.receive(&mut self.space, &mut received) {
+                log::debug!("the direct connection with {} ends: {end}", connection.peer);
+                received.push(Received::Ended(connection.peer));
+                self.connections.remove(&number);
+            }
+        }
+        received
+    }
+}
+
+impl Connection {
+    /// Takes a turn's packets. Fails if the connection has ended, or the peer does not send what it may.
+    fn receive(&self, space: &mut [u8], received: &mut Vec<Received>) -> Result<(), String> {
+        for _ in 0..TURN {
+            match Message::receive(&self.socket, space) {
+                Ok(Message::Packet { body, .. }) => {
+                    received.push(Received::Packet(self.packet(body)));
+                }
+                Ok(_) => return Err("the peer sends no packet".to_owned()),
+                Err(ReceiveError::Nothing) => break,
+                Err(error) if is_end(&error) => return Err(error.to_string()),
+                Err(error) => log::debug!("a packet of {} is lost: {error}", self.peer),
+            }
+        }
+        Ok(())
+    }
+
+    /// The packet of that content, which is this peer's whatever it says.
+    fn packet(&self, body: Body) -> Message {
+        Message::Packet {
+            peer: self.peer,
+            incarnation: self.incarnation,
+            body,
+        }
+    }
+}
+
+impl Drop for Connection {
+    /// The fabric has a copy of an end, so a close ends nothing.
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
