@@ -26,6 +26,9 @@ pub enum WireError {
         /// How many it may have.
         most: usize,
     },
+    /// A direct connection has no socket.
+    #[error("direct connection without its socket")]
+    NoSocket,
     /// A field has a value that makes no sense.
     #[error("message with {0} that makes no sense")]
     Value(&'static str),
@@ -72,7 +75,7 @@ impl Message {
                 body: Body::Request { .. },
                 ..
             } => MAX_DESCRIPTORS,
-            Self::Direct { .. } if came.is_empty() => return Err(WireError::Value("no socket")),
+            Self::Direct { .. } if came.is_empty() => return Err(WireError::NoSocket),
             Self::Direct { .. } => 1,
             _ => 0,
         };

@@ -25,12 +25,15 @@ mod tests;
 mod transit;
 mod tunnels;
 
+/// A direct connection takes as many descriptors of the fabric: its own end, and those that the adapters have not read.
+const DESCRIPTORS_OF_DIRECT: usize = 3;
+
 /// One fabric.
 #[derive(Debug)]
 pub(crate) struct PacketFabric {
     impairments: Arc<Mutex<Impairments>>,
     record: Record,
-    /// How many descriptors the packets have that it holds, and may have.
+    /// How many descriptors the packets have that it holds, and may have. As many more are for direct connections.
     descriptors: usize,
     most_descriptors: usize,
     /// An incarnation by its number.
@@ -323,11 +326,15 @@ impl PacketFabric {
             return;
         };
         let names = (asker.name.as_str(), other.name.as_str());
-        let is_other = gid != to;
-        let connected = is_other.then(|| self.impairments.lock().connect((gid, to), names, now));
-        let Some([near, far]) = connected.flatten() else {
+        let mut impairments = self.impairments.lock();
+        let most = self.most_descriptors / DESCRIPTORS_OF_DIRECT;
+        if gid == to || impairments.direct_connections() >= most {
+            return;
+        }
+        let Some([near, far]) = impairments.connect((gid, to), names, now) else {
             return;
         };
+        drop(impairments);
         let end = |gid, incarnation, socket| Message::Direct {
             gid,
             incarnation,

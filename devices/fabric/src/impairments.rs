@@ -112,8 +112,13 @@ impl Impairments {
         affects(&self.rules, (one, other))
     }
 
-    /// An end of a direct connection for each of two adapters that have these names. `None` if a rule is about them, if they have a connection,
-    /// or have had one just now.
+    /// How many direct connections there are.
+    pub(crate) fn direct_connections(&self) -> usize {
+        self.direct.count()
+    }
+
+    /// An end of a direct connection for each of two adapters that have these names, in place of an earlier one. `None` if a rule is about them,
+    /// or they got that just now.
     pub(crate) fn connect(
         &mut self,
         pair: Pair,

@@ -16,9 +16,9 @@
 //!   each pair; what is more is dropped and sent again.
 //! - **Which packets are impaired follows from the seed**, the pair and the number of the packet between the two. The record
 //!   ([`Record`]) says what happened to which packet.
-//! - **Packets pass by the fabric's process only where they must.** Two adapters that no rule is about have a direct connection, a socket that
-//!   the fabric makes and can end: it has ended once a rule about the two is in force, and soon after one of them has left. What is sent
-//!   again always goes to the fabric, which knows who has left.
+//! - **Most packets need no third process.** Two adapters of one machine that no rule is about have a direct connection, a socket that
+//!   the fabric makes and can end: it has ended once a rule about the two is in force, and soon after one of them has left. The first packets
+//!   of the two go through the fabric, those that the socket has no space for, and all that is sent again.
 //! - **Fabrics of several machines are joined by tunnels** ([`TunnelConfig`]), by QUIC with certificates on both sides. A fabric vouches for its
 //!   own adapters only; each knows those of the others by incarnations of its own, so a tunnel that comes back makes them others.
 //!

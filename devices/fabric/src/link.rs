@@ -198,8 +198,8 @@ impl LinkSender {
     }
 
     /// Sends a request: at most [`MAX_DATA`] bytes and [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS) descriptors. The peer carries it out
-    /// once at most, in no particular order with others. `done` gets its response, or why there is none, on the link's thread, and may
-    /// not wait; it is dropped if nothing is sent.
+    /// once at most, in no particular order with others. `done` gets its response, or why there is none, as [`PacketHandler`] is called,
+    /// and may not wait; it is dropped if nothing is sent.
     ///
     /// # Errors
     /// [`SendError`].
@@ -228,8 +228,9 @@ impl LinkSender {
         sent.map_err(|(_, error)| error)
     }
 
-    /// Receives what has come by direct connections, without waiting, and has `handler` handle it: the one that the link was started with.
-    /// Nobody else receives that, but whatever it leaves to the fabric. There is something once the descriptor of this value is readable.
+    /// Receives some of what has come by direct connections, without waiting, and has `handler` handle it: the one that the link was started
+    /// with. The link's thread receives there only what it would otherwise give up or send again. While there is something, the descriptor of
+    /// this value is readable.
     pub fn receive(&self, handler: &dyn PacketHandler) {
         self.shared.receive_directly(handler);
     }
@@ -242,6 +243,18 @@ impl AsFd for LinkSender {
 }
 
 impl State {
+    /// Has the transport handle some of what has come by direct connections.
+    fn take_direct(&mut self, now: Instant) {
+        for received in self.direct.receive() {
+            match received {
+                Received::Packet(message) => {
+                    self.transport.receive(message, now);
+                }
+                Received::Ended(peer) => self.transport.disconnected(peer),
+            }
+        }
+    }
+
     /// Whether the link's thread has something to send before it would wake up.
     fn needs_thread(&self) -> bool {
         let is_late = |deadline| self.wakes_at.is_none_or(|wakes_at| deadline < wakes_at);
@@ -299,6 +312,10 @@ impl Shared {
                 return;
             };
             let now = Instant::now();
+            if state.transport.deadline().is_some_and(|at| at <= now) {
+                // What is waited for may have come.
+                state.take_direct(now);
+            }
             state.transport.expire(now);
             self.carry_out(&mut state);
             let deadline = state.transport.deadline();
@@ -366,14 +383,7 @@ impl Shared {
 
     fn receive_directly(self: &Arc<Self>, handler: &dyn PacketHandler) {
         let mut state = self.state.lock();
-        for received in state.direct.receive() {
-            match received {
-                Received::Packet(message) => {
-                    state.transport.receive(message, Instant::now());
-                }
-                Received::Ended(peer) => state.transport.disconnected(peer),
-            }
-        }
+        state.take_direct(Instant::now());
         self.carry_out(&mut state);
         let is_idle = state.events.is_empty();
         if state.needs_thread() {
@@ -466,7 +476,9 @@ impl Shared {
                 Output::Send(message) => self.send(state, &message),
                 Output::SendByFabric(message) => self.send_by_fabric(state, message.encode()),
                 Output::Direct(peer, incarnation, socket) => {
-                    state.direct.add(peer, incarnation, socket);
+                    if !state.direct.add(peer, incarnation, socket) {
+                        state.transport.disconnected(peer);
+                    }
                 }
                 event => {
                     if let Output::Gone(peer) = event {

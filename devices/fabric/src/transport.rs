@@ -82,7 +82,7 @@ pub(crate) struct RequestId {
 pub(crate) enum Output<D> {
     /// Send it to the fabric, or to the peer by a direct connection. It may be lost.
     Send(Message),
-    /// Send it to the fabric, which knows whether the peer is there.
+    /// Send it to the fabric, as it may have been lost, and the fabric knows whether the peer is there.
     SendByFabric(Message),
     /// A request of this adapter's has ended.
     Complete(D, Result<Vec<u8>, RequestError>),
@@ -306,9 +306,10 @@ impl<D> Transport<D> {
     ) {
         if let Some(peer) = self.introduce(gid, incarnation, now) {
             peer.is_direct = true;
-            let direct = Output::Direct(gid, incarnation, socket);
-            self.outputs.push(direct);
         }
+        // What comes there from one that there is no room for is not taken, as what comes by the fabric.
+        let direct = Output::Direct(gid, incarnation, socket);
+        self.outputs.push(direct);
     }
 
     /// The direct connection with a peer has ended. The fabric is asked for another one when it is asked for the peer next.
@@ -377,7 +378,11 @@ impl<D> Transport<D> {
                         self.statistics
                             .count(data.as_ref().map_or(0, |data| data.len()));
                     }
-                    self.send(from, incarnation, answer);
+                    self.outputs.push(Output::SendByFabric(Message::Packet {
+                        peer: from,
+                        incarnation,
+                        body: answer,
+                    }));
                 }
                 Taken::Stale => {}
             },

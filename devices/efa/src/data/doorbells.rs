@@ -155,10 +155,10 @@ impl Doorbells {
             if let Err(error) = poll(&mut polled, left.as_ref()) {
                 log::debug!("the worker's wait ends: {error}");
             }
-        }
-        if !self.is_waiting.swap(false, Ordering::SeqCst) {
+            // A signal may also be of a doorbell that an earlier turn has taken.
             self.event.take();
         }
+        self.is_waiting.store(false, Ordering::SeqCst);
     }
 
     /// Whether the worker should end.
@@ -343,16 +343,27 @@ mod tests {
         let doorbells = Doorbells::new().unwrap();
         let other = EventFd::new().unwrap();
         std::thread::scope(|scope| {
-            for wake in [&|| doorbells.wake_worker(), &|| doorbells.stop()] as [&dyn Fn(); 2] {
+            let wakes: [&dyn Fn(); 3] = [&|| other.signal(), &|| doorbells.wake_worker(), &|| {
+                doorbells.stop()
+            }];
+            for wake in wakes {
                 let waiting = scope.spawn(|| doorbells.wait(Some(other.as_fd()), None));
                 wake();
                 waiting.join().unwrap();
+                other.take();
                 taken(&doorbells);
             }
-            let waiting = scope.spawn(|| doorbells.wait(Some(other.as_fd()), None));
-            other.signal();
-            waiting.join().unwrap();
         });
         assert!(doorbells.is_stopped());
+    }
+
+    #[test]
+    fn signal_that_comes_late_ends_one_wait_only() {
+        let doorbells = Doorbells::new().unwrap();
+        doorbells.event.signal();
+        doorbells.wait(None, None);
+        let until = Instant::now() + Duration::from_millis(2);
+        doorbells.wait(None, Some(until));
+        assert!(Instant::now() >= until);
     }
 }

@@ -16,9 +16,9 @@ use crate::gid::Gid;
 use crate::message::{Body, Incarnation, Message};
 
 /// How many packets of one peer are taken before it is the next one's turn.
-const TURN: usize = 16;
-/// How many peers have a turn at once.
-const PEERS: usize = 16;
+const TURN: usize = 8;
+/// How many peers have a turn at once. More packets than of all of them are not taken at once.
+const PEERS: usize = 4;
 
 /// The connections of one adapter, which take part in an epoll(7) instance of their own.
 #[derive(Debug)]
@@ -35,6 +35,7 @@ struct Connection {
     peer: Gid,
     incarnation: Incarnation,
     socket: Arc<OwnedFd>,
+    events: Arc<OwnedFd>,
 }
 
 /// What a peer has sent by its connection.
@@ -61,23 +62,32 @@ impl DirectConnections {
         self.events.clone()
     }
 
-    /// A peer has a connection, in place of an earlier one.
-    pub(crate) fn add(&mut self, peer: Gid, incarnation: Incarnation, socket: Arc<OwnedFd>) {
+    /// A peer has a connection, in place of an earlier one. False if it cannot be used: it ends.
+    pub(crate) fn add(
+        &mut self,
+        peer: Gid,
+        incarnation: Incarnation,
+        socket: Arc<OwnedFd>,
+    ) -> bool {
         self.remove(peer);
         self.last_number += 1;
-        let data = epoll::EventData::new_u64(self.last_number);
-        if let Err(error) = epoll::add(&self.events, &socket, data, epoll::EventFlags::IN) {
-            return log::debug!("no direct connection with {peer}: {error}");
-        }
-        if self.space.is_empty() {
-            self.space = Message::space();
-        }
         let connection = Connection {
             peer,
             incarnation,
             socket,
+            events: self.events.clone(),
         };
+        let data = epoll::EventData::new_u64(self.last_number);
+        let flags = epoll::EventFlags::IN;
+        if let Err(error) = epoll::add(&self.events, &connection.socket, data, flags) {
+            log::debug!("no direct connection with {peer}: {error}");
+            return false;
+        }
+        if self.space.is_empty() {
+            self.space = Message::space();
+        }
         self.connections.insert(self.last_number, connection);
+        true
     }
 
     /// Ends the connection with a peer.
@@ -159,9 +169,39 @@ impl Connection {
 }
 
 impl Drop for Connection {
-    /// The fabric has a copy of an end, so a close ends nothing.
+    /// The fabric has a copy of an end, so a close neither ends the connection nor takes the socket out of the epoll instance.
     fn drop(&mut self) {
-        // It may have ended.
+        // It may never have come in, and it may have ended.
+        let _ = epoll::delete(&self.events, &self.socket);
         let _ = shutdown(&self.socket, Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn connection_that_has_ended_makes_nothing_readable() {
+        let mut direct = DirectConnections::new().unwrap();
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::NONBLOCK);
+        let (near, far) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let _of_fabric = near.try_clone().unwrap();
+        let peer = Gid([1; 16]);
+        assert!(direct.add(peer, Incarnation(1), Arc::new(near)));
+        let events = direct.events();
+        let is_readable = || {
+            let mut polled = [PollFd::new(&events, PollFlags::IN)];
+            poll(&mut polled, Some(&Timespec::default())).unwrap() == 1
+        };
+        assert!(!is_readable());
+        drop(far);
+        assert!(is_readable());
+        let received = direct.receive();
+        assert!(matches!(received[..], [Received::Ended(of)] if of == peer));
+        assert!(!is_readable());
     }
 }

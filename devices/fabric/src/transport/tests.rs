@@ -88,6 +88,39 @@ fn descriptors_to_another_machine_are_refused() {
 }
 
 #[test]
+fn what_may_have_been_lost_goes_through_the_fabric() {
+    let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
+    transport.request(PEER, request(1, 0), 1, now).unwrap();
+    transport.take_outputs();
+    transport.receive(peer(FIRST, true), now);
+    let outputs = transport.take_outputs();
+    assert!(matches!(outputs[1], Output::Send(Message::Packet { .. })));
+    let next = transport.deadline().unwrap();
+    transport.expire(next);
+    let outputs = transport.take_outputs();
+    assert!(
+        matches!(outputs[..], [Output::SendByFabric(_)]),
+        "{outputs:?}"
+    );
+    let asked = || {
+        from_peer(Body::Request {
+            tag: 0,
+            oldest: 0,
+            data: ByteBuf::new(),
+            descriptors: Vec::new(),
+        })
+    };
+    transport.receive(asked(), now);
+    transport.take_outputs();
+    transport.receive(asked(), now);
+    let outputs = transport.take_outputs();
+    assert!(
+        matches!(outputs[..], [Output::SendByFabric(_)]),
+        "{outputs:?}"
+    );
+}
+
+#[test]
 fn too_much_data_or_too_many_requests_are_refused() {
     let (mut transport, now) = (Transport::new(), Instant::now());
     for wrong in [request(MAX_DATA + 1, 0), request(0, MAX_DESCRIPTORS + 1)] {

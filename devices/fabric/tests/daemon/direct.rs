@@ -150,6 +150,21 @@ fn connection_that_hung_up_is_replaced_after_a_while() {
 }
 
 #[test]
+fn peer_that_does_not_read_its_end_is_answered() {
+    let daemon = start(&[]);
+    let other = Nic::attach(daemon.socket(), 2);
+    let (one, _unread) = connected(&daemon, 1, 2);
+    let incarnation = one.resolve(gid(2));
+    one.send(&packet(2, incarnation, request(0)));
+    let (.., reply) = other.request();
+    reply.send(b"answer".to_vec());
+    // The answer is lost. The next one, to the request that is sent again, goes through the fabric.
+    one.resolve(gid(2));
+    one.send(&packet(2, incarnation, request(0)));
+    assert_eq!(response(&one), (0, Some(b"answer".to_vec())));
+}
+
+#[test]
 fn anything_but_packets_ends_the_connection_alone() {
     let daemon = start(&[]);
     let other = Nic::attach(daemon.socket(), 2);

@@ -9,8 +9,7 @@ use crate::descriptors::descriptors;
 pub fn run(data: &[u8]) {
     let (least, plain) = match Message::decode(data, Vec::new()) {
         Ok(plain) => (0, plain),
-        // A direct connection without its socket.
-        Err(WireError::Value("no socket")) => {
+        Err(WireError::NoSocket) => {
             let plain = Message::decode(data, descriptors(1));
             (1, plain.expect("a message with one descriptor"))
         }
