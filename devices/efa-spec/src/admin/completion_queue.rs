@@ -23,7 +23,7 @@ pub struct CqCaps1 {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct CqCaps2 {
-    /// Length of an entry in words of 4 bytes: 4 or 8.
+    /// Length of an entry in words of 4 bytes: 4 or 8. Five bits hold no more than 31, so 124 bytes.
     #[bits(5)]
     pub entry_words: u8,
     /// Completions of messages from unknown senders have the sender's GID. Needs entries of 8 words.
@@ -84,6 +84,7 @@ pub struct DestroyCq {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::completion::{ENTRY_BYTES, EXTENDED_ENTRY_BYTES};
 
     #[test]
     fn structs_have_the_lengths_of_the_driver() {
@@ -91,5 +92,17 @@ mod tests {
         assert_eq!(size_of::<CreatedCq>(), 12);
         assert_eq!(CqCaps1::new().with_interrupts(true).into_bits(), 0x20);
         assert_eq!(CqCaps2::new().with_source_address(true).into_bits(), 0x20);
+    }
+
+    #[test]
+    fn length_of_an_entry_ends_before_128_bytes() {
+        let longest = CqCaps2::from_bits(0x1f);
+        assert_eq!(longest.entry_words() * 4, 124);
+        assert!(CqCaps2::new().with_entry_words_checked(128 / 4).is_err());
+        for (words, bytes) in [(4, ENTRY_BYTES), (8, EXTENDED_ENTRY_BYTES)] {
+            let caps = CqCaps2::new().with_entry_words(words);
+            assert_eq!(caps.into_bits(), words);
+            assert_eq!(usize::from(caps.entry_words()) * 4, bytes);
+        }
     }
 }

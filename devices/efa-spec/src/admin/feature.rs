@@ -58,7 +58,8 @@ pub struct DeviceCaps {
     pub rdma_read: bool,
     /// The number of RNR retries can be set.
     pub rnr_retry: bool,
-    /// The last of 128 bytes becomes visible last.
+    /// "Data polling of 128 bytes": payload is written in order within each aligned block of 128 bytes, so a program may poll its last
+    /// byte (rdma-core: `IBV_QUERY_QP_DATA_IN_ORDER_ALIGNED_128_BYTES`). No word on completions.
     pub data_polling_128: bool,
     /// RDMA writes.
     pub rdma_write: bool,
