@@ -32,7 +32,7 @@ pub use queue_pair::{
     CreateQueuePair, ModifyQueuePair, QueuePairAttributes, QueuePairKind, QueuePairState,
 };
 
-pub(crate) use completion_queue::CompletionQueue;
+pub(crate) use completion_queue::{CompletionQueue, NEVER_WRITTEN};
 pub(crate) use event_counter::{QueuePairEvent, WORD_BYTES};
 pub(crate) use event_queue::EventQueue;
 #[cfg(test)]

@@ -12,7 +12,7 @@ use zerocopy::little_endian::{U16, U32};
 
 use super::turn::Turn;
 use super::work_request::RequestId;
-use crate::objects::{Gid, QueuePairEvent, QueuePairState};
+use crate::objects::{Gid, NEVER_WRITTEN, QueuePairEvent, QueuePairState};
 
 /// Bytes of an entry that are written last: they hold its phase.
 const HEAD_BYTES: usize = 8;
@@ -132,9 +132,10 @@ impl Turn<'_> {
             && let Some(place) = queue.polled_doorbell
             && let Ok(value) = self.parts.bar_memory.load(place)
         {
+            queue.is_followed |= value != NEVER_WRITTEN;
             queue.consumed = CompletionDoorbell::from_bits(value).consumer_index();
         }
-        if queue.outstanding() >= queue.entries {
+        if queue.outstanding() >= queue.entries && queue.is_followed {
             log::debug!("completion queue {number} overflows");
             self.fail_queue(number);
             return false;

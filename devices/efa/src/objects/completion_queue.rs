@@ -7,6 +7,10 @@ use super::event_queue::check_ring;
 use super::{Objects, add_user, limits, remove_user};
 use crate::memory_bar::{self, Doorbell};
 
+/// The doorbell of a queue that is only polled, until user space writes it. It is looked at when the queue is full for the first time: then
+/// the index of one who has consumed anything is not 0, as a queue has fewer than 2^16 entries.
+pub(crate) const NEVER_WRITTEN: u32 = 0;
+
 /// Parameters of a completion queue.
 #[derive(Clone, Copy, Debug)]
 pub struct CreateCompletionQueue {
@@ -36,6 +40,9 @@ pub(crate) struct CompletionQueue {
     pub(crate) produced: u32,
     /// How many entries user space has consumed, modulo 2^16, as far as it has been looked at.
     pub(crate) consumed: u16,
+    /// User space says how many it has consumed. It cannot where the queue is only polled and in a buffer of its own: Linux' driver maps
+    /// no doorbell then (`efa_create_user_cq`). Such a queue is user space's to keep from overflowing.
+    pub(crate) is_followed: bool,
     /// Where in BAR2 user space says so, if the queue is only polled.
     pub(crate) polled_doorbell: Option<u64>,
     /// The next completion is announced, for an event of this number.
@@ -101,6 +108,7 @@ impl Objects {
             with_source_address,
             produced: 0,
             consumed: 0,
+            is_followed: event_queue.is_some(),
             polled_doorbell: None,
             armed: None,
             last_event: None,
@@ -110,7 +118,7 @@ impl Objects {
         if event_queue.is_none() {
             let place = memory_bar::polled_doorbell(uar, number);
             self.completion_queues.get_mut(number)?.polled_doorbell = Some(place);
-            if let Err(error) = self.bar_memory.store(place, 0) {
+            if let Err(error) = self.bar_memory.store(place, NEVER_WRITTEN) {
                 log::error!("doorbell of completion queue {number}: {error}");
             }
         }

@@ -195,21 +195,44 @@ fn completion_queue_that_is_read_never_overflows() {
     }
 }
 
-#[test]
-fn polled_queue_that_overflows_fails_its_pairs() {
-    let mut it = Connected::new();
-    for id in 0..ENTRIES + 1 {
-        // A write of one byte each: there is a completion for each of them.
+/// Completes that many requests of one queue pair: writes of one byte each.
+fn write_bytes(it: &mut Connected, count: u16) {
+    for id in 0..count {
         it.post(&it.rdma(Operation::RdmaWrite, 1).with_id(id));
         it.adapter.work();
     }
+}
+
+fn state_of(it: &Connected) -> QueuePairState {
     let pair = it.adapter.path.objects().query_queue_pair(it.a.number);
-    let seen = it.statuses();
+    pair.unwrap().state
+}
+
+#[test]
+fn polled_queue_that_overflows_fails_its_pairs() {
+    let mut it = Connected::new();
+    write_bytes(&mut it, 1);
+    assert_eq!(it.statuses().len(), 1, "the doorbell is written");
+    write_bytes(&mut it, ENTRIES);
+    assert_eq!(state_of(&it), QueuePairState::ReadyToSend);
+    write_bytes(&mut it, 1);
     assert_eq!(
-        pair.unwrap().state,
+        state_of(&it),
         QueuePairState::Error,
-        "a completion was overwritten: {seen:?}"
+        "a completion was overwritten: {:?}",
+        it.statuses()
     );
+}
+
+#[test]
+fn polled_queue_without_a_doorbell_is_never_full() {
+    let mut it = Connected::new();
+    it.a.queue.is_polled = false;
+    for _ in 0..5 {
+        write_bytes(&mut it, ENTRIES);
+        assert_eq!(it.statuses().len(), usize::from(ENTRIES));
+    }
+    assert_eq!(state_of(&it), QueuePairState::ReadyToSend);
 }
 
 #[test]

@@ -108,7 +108,8 @@ pub(super) struct CompletionRing {
     pub(super) number: u16,
     address: u64,
     entry_bytes: usize,
-    is_polled: bool,
+    /// What is consumed is said in the doorbell in memory.
+    pub(super) is_polled: bool,
     consumed: u32,
 }
 
