@@ -44,12 +44,17 @@ impl Default for Lender {
 }
 
 impl Lender {
-    /// Takes the words of its loans, which have this number from now on.
+    /// Takes the words of its loans, which have this number from now on, and the pipe by which it is seen that the lender lives
+    /// ([`LoanWords::liveness`](crate::LoanWords::liveness)).
     ///
     /// # Errors
-    /// [`MemoryError::NotInMemory`], and those of mapping them.
-    pub fn take_words(&mut self, number: u32, fd: OwnedFd) -> Result<(), MemoryError> {
-        self.words = Some((number, LentWords::new(fd)?));
+    /// [`MemoryError::NotInMemory`], [`MemoryError::NotAPipe`], and those of mapping them.
+    pub fn take_words(
+        &mut self,
+        number: u32,
+        (words, liveness): (OwnedFd, OwnedFd),
+    ) -> Result<(), MemoryError> {
+        self.words = Some((number, LentWords::new(words, liveness)?));
         Ok(())
     }
 
@@ -208,10 +213,13 @@ mod tests {
             let open = || std::fs::File::open(path).unwrap().into();
             let refused = lender.take(1, open(), None);
             assert!(matches!(refused, Err(MemoryError::NotInMemory)));
-            let refused = lender.take_words(1, open());
+            let (pipe, _held) = rustix::pipe::pipe().unwrap();
+            let refused = lender.take_words(1, (open(), pipe));
             assert!(matches!(refused, Err(MemoryError::NotInMemory)));
         }
         let unknown = lender.span(1, 0, 16);
         assert!(matches!(unknown, Err(MemoryError::NotLent { number: 1 })));
+        let refused = lender.take_words(1, (memfd(4096), memfd(4096)));
+        assert!(matches!(refused, Err(MemoryError::NotAPipe)));
     }
 }

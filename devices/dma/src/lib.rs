@@ -67,6 +67,7 @@ mod lent_region;
 mod link;
 mod link_speed;
 mod link_state;
+mod liveness;
 mod loan_word;
 mod loan_words;
 mod loans;

@@ -1,11 +1,14 @@
 //! The words of what a function lends to one other process, in a small file that both sides write.
 //!
+//! With it the reader gets the means to see that the lender lives ([`liveness`](crate::liveness)): the words of one that was killed stay as
+//! they are.
+//!
 //! Neither side believes the other. A lender that finds a copy in progress waits for it, as long as the change that waits has time and there is
 //! [`Patience`] left. By the words of a reader whose copy is not over then nothing is lent any more. A reader that finds anything but an open
 //! loan copies nothing.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +19,7 @@ use rustix::mm::ProtFlags;
 use rustix::thread::futex;
 
 use crate::lent_file::LentFile;
+use crate::liveness::{LenderLiveness, OwnLiveness};
 use crate::loan_word::{self, LAST_GENERATION, State, advance, is};
 use crate::memory::{MemoryError, MemoryFile};
 use crate::patience::{Bucket, OF_ONE, Patience};
@@ -39,6 +43,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug)]
 pub struct LoanWords {
     file: MemoryFile,
+    liveness: OwnLiveness,
     slots: Mutex<Slots>,
     has_hung: AtomicBool,
     /// How long one change waits.
@@ -81,7 +86,7 @@ impl LoanWords {
     /// Words of no loan. Waiting for their reader spends the lender's patience.
     ///
     /// # Errors
-    /// [`MemoryError::Os`] if there is no memory for them.
+    /// [`MemoryError::Os`] if there is no memory for them, or no descriptor.
     pub fn new(of_lender: &Patience) -> Result<Self, MemoryError> {
         let file = MemoryFile::create_sealed("loans", BYTES, SealFlags::empty())?;
         let slots = Slots {
@@ -90,6 +95,7 @@ impl LoanWords {
         };
         Ok(Self {
             file,
+            liveness: OwnLiveness::new()?,
             slots: Mutex::new(slots),
             has_hung: AtomicBool::new(false),
             change_time: OF_ONE,
@@ -120,6 +126,11 @@ impl LoanWords {
     /// The file, for the reader.
     pub fn file(&self) -> &File {
         self.file.file()
+    }
+
+    /// The pipe by which the reader sees that this process lives, and that the words count.
+    pub fn liveness(&self) -> BorrowedFd<'_> {
+        self.liveness.shown()
     }
 
     /// Whether a copy of the reader did not end in time, or was not over when the reader said so. Nothing is lent by these words any more.
@@ -282,16 +293,31 @@ impl Drop for LoanWord {
 
 /// The words of a lender, at its reader.
 #[derive(Clone, Debug)]
-pub(crate) struct LentWords(Arc<MemoryFile>);
+pub(crate) struct LentWords(Arc<Lent>);
+
+#[derive(Debug)]
+struct Lent {
+    file: MemoryFile,
+    lender: LenderLiveness,
+}
 
 impl LentWords {
+    /// The words in this file, for as long as the pipe has an end for writing.
+    ///
     /// # Errors
-    /// Those of mapping the file; [`MemoryError::NotInMemory`].
-    pub(crate) fn new(fd: OwnedFd) -> Result<Self, MemoryError> {
+    /// Those of mapping the file; [`MemoryError::NotInMemory`], [`MemoryError::NotAPipe`].
+    pub(crate) fn new(fd: OwnedFd, liveness: OwnedFd) -> Result<Self, MemoryError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let file = LentFile::new(fd).in_memory()?;
         let file = MemoryFile::of_other(file, 0, BYTES, access)?;
-        Ok(Self(Arc::new(file)))
+        let lender = LenderLiveness::new(liveness)?;
+        Ok(Self(Arc::new(Lent { file, lender })))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(words: &LoanWords) -> Self {
+        let liveness = words.liveness().try_clone_to_owned().unwrap();
+        Self::new(words.file().try_clone().unwrap().into(), liveness).unwrap()
     }
 
     pub(crate) fn loan(&self, place: LoanPlace) -> BorrowedLoan {
@@ -311,10 +337,16 @@ pub struct BorrowedLoan {
 
 impl BorrowedLoan {
     /// Begins to copy, with all locks held and all memory pinned that the copy needs: the lender waits for its end. `None` if the
-    /// loan is over.
+    /// loan is over, or its lender has ended.
     pub fn begin(&self) -> Option<Copying<'_>> {
         let begins = self.advance(State::Open, State::Copying);
-        begins.then(|| Copying(self))
+        let copying = begins.then(|| Copying(self))?;
+        // After the word is taken: a lender that ends its loans itself lives until it has seen that.
+        self.is_of_a_living_lender().then_some(copying)
+    }
+
+    fn is_of_a_living_lender(&self) -> bool {
+        !self.words.0.lender.is_over()
     }
 
     fn advance(&self, from: State, to: State) -> bool {
@@ -326,7 +358,11 @@ impl BorrowedLoan {
             let _ = (from == State::Copying).then(|| futex::wake(word, SHARED, u32::MAX >> 1));
             is_advanced
         };
-        self.words.0.with_word(offset, advance).unwrap_or(false)
+        self.words
+            .0
+            .file
+            .with_word(offset, advance)
+            .unwrap_or(false)
     }
 }
 
@@ -335,9 +371,9 @@ impl BorrowedLoan {
 pub struct Copying<'a>(&'a BorrowedLoan);
 
 impl Copying<'_> {
-    /// All has been copied; whether the lender has waited for that.
+    /// All has been copied; whether the lender has waited for that, and lives.
     pub fn finish(self) -> bool {
-        self.0.advance(State::Copying, State::Done)
+        self.0.is_of_a_living_lender() && self.0.advance(State::Copying, State::Done)
     }
 }
 
@@ -355,8 +391,7 @@ mod tests {
 
     fn two() -> (Arc<LoanWords>, LentWords) {
         let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
-        let fd = words.file().try_clone().unwrap().into();
-        let lent = LentWords::new(fd).unwrap();
+        let lent = LentWords::of(&words);
         (words, lent)
     }
 
@@ -389,7 +424,7 @@ mod tests {
     #[test]
     fn end_sleeps_until_a_copy_that_has_begun_is_over() {
         let words = Arc::new(LoanWords::of_long_patience());
-        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let lent = LentWords::of(&words);
         let word = words.open().unwrap();
         let loan = lent.loan(word.place);
         let copying = loan.begin().unwrap();
@@ -432,7 +467,7 @@ mod tests {
     #[test]
     fn reader_that_has_hung_is_not_waited_for() {
         let words = Arc::new(LoanWords::of_long_patience());
-        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let lent = LentWords::of(&words);
         let word = words.open().unwrap();
         let loan = lent.loan(word.place);
         let copying = loan.begin().unwrap();
@@ -456,7 +491,7 @@ mod tests {
         assert!(!other.has_hung() && lender.is_enough());
         // All readers together have.
         lender.bucket().spend(Instant::now(), 1000 * OF_ONE);
-        let lent = LentWords::new(other.file().try_clone().unwrap().into()).unwrap();
+        let lent = LentWords::of(&other);
         let word = other.open().unwrap();
         let loan = lent.loan(word.place);
         let copying = loan.begin().unwrap();
@@ -470,7 +505,7 @@ mod tests {
         for value in [0, 1, 3, u32::MAX, 0x7fff_fffa] {
             let word = words.open().unwrap();
             let offset = u64::from(word.place.slot) * WORD;
-            lent.0.store(offset, value).unwrap();
+            lent.0.file.store(offset, value).unwrap();
             assert_eq!(word.close(Instant::now()), Closed::Unused, "{value:#x}");
         }
         assert!(!words.has_hung());
@@ -494,13 +529,32 @@ mod tests {
         }
         let fd = memfd_create("words", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, BYTES).unwrap();
-        let lent = LentWords::new(fd.try_clone().unwrap()).unwrap();
+        let liveness = words.liveness().try_clone_to_owned().unwrap();
+        let lent = LentWords::new(fd.try_clone().unwrap(), liveness).unwrap();
         ftruncate(&fd, 0).unwrap();
         let place = LoanPlace {
             slot: 0,
             generation: 1,
         };
         assert!(lent.loan(place).begin().is_none());
+    }
+
+    #[test]
+    fn loan_of_a_lender_that_was_killed_is_copied_no_more() {
+        // The words stay open, as those of a process that had no time to end its loans.
+        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let (liveness, held) = rustix::pipe::pipe().unwrap();
+        let file = words.file().try_clone().unwrap().into();
+        let lent = LentWords::new(file, liveness).unwrap();
+        let [first, second] = [(); 2].map(|()| words.open().unwrap());
+        let loan = lent.loan(first.place);
+        let copying = loan.begin().unwrap();
+        drop(held);
+        assert!(!copying.finish(), "it may have copied what is another's");
+        assert!(first.is(State::Over));
+        assert!(second.is(State::Open));
+        assert!(lent.loan(second.place).begin().is_none());
+        assert!(second.is(State::Over), "nobody waits for it");
     }
 
     #[test]

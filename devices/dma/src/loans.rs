@@ -279,7 +279,7 @@ mod tests {
     fn copied(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Loan {
         let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
         let loan = lend_by(&words, requester, places).unwrap();
-        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let lent = LentWords::of(&words);
         assert!(lent.loan(loan.place()).begin().unwrap().finish());
         loan
     }
@@ -389,7 +389,7 @@ mod tests {
     fn copy_of_a_loan_does_not_begin_after_a_change() {
         let requester = requester();
         let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
-        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let lent = LentWords::of(&words);
         let [first, second] = [0x1000, 0x2000]
             .map(|address| lend_by(&words, &requester, &[(address, 0x1000)]).unwrap());
         requester.unmap(0x1000, 0x1fff);
@@ -402,7 +402,7 @@ mod tests {
         for (index, (address, change)) in CHANGES.into_iter().enumerate() {
             let requester = requester();
             let words = Arc::new(LoanWords::of_long_patience());
-            let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+            let lent = LentWords::of(&words);
             let loan = lend_by(&words, &requester, &[(address, 0x1000)]).unwrap();
             let borrowed = lent.loan(loan.place());
             let copying = borrowed.begin().unwrap();
@@ -434,8 +434,7 @@ mod tests {
             .each_ref()
             .map(|words| lend_by(words, &requester, &[(0x1000, 0x100)]).unwrap());
         let borrowed = [0, 1, 2, 3, 4, 5].map(|index| {
-            let file = words[index].file().try_clone().unwrap();
-            let lent = LentWords::new(file.into()).unwrap();
+            let lent = LentWords::of(&words[index]);
             lent.loan(loans[index].place())
         });
         let _copies = borrowed.each_ref().map(|loan| loan.begin().unwrap());
@@ -450,7 +449,7 @@ mod tests {
     fn copy_that_hangs_delays_one_change() {
         let requester = requester();
         let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
-        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let lent = LentWords::of(&words);
         let loans = [0x1000, 0x1800, 0x2000]
             .map(|address| lend_by(&words, &requester, &[(address, 0x800)]).unwrap());
         let borrowed = loans.each_ref().map(|loan| lent.loan(loan.place()));
@@ -468,7 +467,7 @@ mod tests {
     fn reader_that_answers_before_its_copy_is_over_hangs() {
         let requester = requester();
         let words = Arc::new(LoanWords::of_long_patience());
-        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let lent = LentWords::of(&words);
         let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
         let borrowed = lent.loan(loan.place());
         let copying = borrowed.begin().unwrap();
@@ -481,7 +480,7 @@ mod tests {
     fn loan_that_comes_after_the_link_went_down_ends_badly() {
         let requester = requester();
         let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
-        let lent = LentWords::new(words.file().try_clone().unwrap().into()).unwrap();
+        let lent = LentWords::of(&words);
         // As the lender that found the link up finds no loans ended that it has not made.
         let before = requester.link_downs();
         requester.set_link_down(None);

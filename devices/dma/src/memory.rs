@@ -50,6 +50,9 @@ pub enum MemoryError {
     /// A page fault in such a file may wait for a disk.
     #[error("lent file is not in memory (memfd, tmpfs, hugetlbfs)")]
     NotInMemory,
+    /// What a lender shows to be alive by is something else.
+    #[error("the lender's sign of life is no pipe: show the reading end of one")]
+    NotAPipe,
     /// The lender has too much of its memory mapped here.
     #[error("{mappings} mappings of {mapped:#x} bytes are lent: none of {size:#x} bytes is added")]
     TooMuch {

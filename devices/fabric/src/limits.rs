@@ -12,7 +12,7 @@ pub const MAX_DATA: usize = 32 << 10;
 pub const MAX_PACKET: usize = MAX_DATA + 96;
 
 /// The most descriptors that come with one request.
-pub const MAX_DESCRIPTORS: usize = 3;
+pub const MAX_DESCRIPTORS: usize = 4;
 
 /// The longest name of an adapter in bytes.
 pub(crate) const MAX_NAME: usize = 32;

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -266,12 +266,13 @@ impl Lending {
         }
     }
 
-    /// Takes a file that an adapter lends, and the words of its loans, each with its number. False if too many lend already.
+    /// Takes a file that an adapter lends, and the words of its loans, each with its number; with the words what the adapter is alive by. False
+    /// if too many lend already.
     fn take(
         &mut self,
         from: Gid,
         (number, file, lease): (u32, OwnedFd, Option<Lease>),
-        words: (u32, OwnedFd),
+        words: (u32, (OwnedFd, OwnedFd)),
     ) -> bool {
         let is_full = self.lenders.len() >= MOST_LENDERS;
         if is_full && !self.lenders.contains_key(&from) {
@@ -399,10 +400,15 @@ impl Turn<'_> {
         }
         let lease = file.lease().map(Lease::word);
         let of_lease = lease.map(|(words, ..)| words);
-        let files = [file.file(), words.words.file()].into_iter();
-        let descriptors = files
-            .chain(of_lease)
-            .map(|file| Ok(Arc::new(file.try_clone()?.into())));
+        let shown = [
+            file.file().as_fd(),
+            words.words.file().as_fd(),
+            words.words.liveness(),
+        ];
+        let descriptors = shown
+            .into_iter()
+            .chain(of_lease.map(AsFd::as_fd))
+            .map(|fd| Ok(Arc::new(fd.try_clone_to_owned()?)));
         let descriptors: io::Result<Vec<Arc<OwnedFd>>> = descriptors.collect();
         let Ok(descriptors) = descriptors else {
             return Shown::Refused;
@@ -448,7 +454,7 @@ impl Turn<'_> {
     ) -> bool {
         let is_lending = self.parts.wire.get().is_some_and(|wire| wire.lends(from));
         let mut fds = descriptors.into_iter().filter(|_| is_lending);
-        let (Some(file_fd), Some(words_fd)) = (fds.next(), fds.next()) else {
+        let [Some(file_fd), Some(words_fd), Some(liveness)] = [(); 3].map(|()| fds.next()) else {
             return false;
         };
         let passed_on = |lease: ShownLease| {
@@ -464,7 +470,8 @@ impl Turn<'_> {
             None => None,
         };
         let lending = &mut self.parts.lending;
-        lending.take(from, (file, file_fd, lease), (words, words_fd))
+        let words = (words, (words_fd, liveness));
+        lending.take(from, (file, file_fd, lease), words)
     }
 
     /// Ends the loans for reads that nobody has given back in time.

@@ -6,6 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use peerbar_efa_spec::admin::Opcode;
 use peerbar_efa_spec::admin::statistics::{GetStats, Network, kind};
@@ -27,6 +28,9 @@ const GONE: [u8; 2] = [
     CompletionStatus::LocalUnreachableRemote as u8,
     CompletionStatus::LocalUnresponsiveRemote as u8,
 ];
+
+/// How long an adapter may take on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A fabric, until it is dropped.
 struct Fabric {
@@ -205,6 +209,33 @@ fn lender_killed_amid_its_transfer_leaves_the_other_at_work() {
         assert!(GONE.contains(&pairs.sent_status()));
         gid(&mut pairs.driver);
     }
+}
+
+/// The killed process has no time to end its loans, and the fabric says that it is gone behind the packet that has them.
+#[test]
+fn reader_copies_nothing_of_a_lender_that_was_killed() {
+    let fabric = Fabric::start();
+    let mut ends = two(&fabric);
+    let (page, rest) = (PAGE as usize, (REGION_BYTES - PAGE) as usize);
+    let before = fill(&ends[0], 1);
+    begin(&mut ends, Operation::RdmaWrite);
+    ends[0].pairs.expect_sent(CompletionStatus::Ok);
+    stop(&ends[1]);
+    begin(&mut ends, Operation::RdmaWrite);
+    // Once a packet is sent again, it was sent.
+    let deadline = Instant::now() + PATIENCE;
+    while network(&mut ends[0]).timeouts.get() == 0 {
+        assert!(Instant::now() < deadline, "no packet is sent to the reader");
+    }
+    ends[0].daemon.kill();
+    // What the next owner keeps there.
+    fill(&ends[0], 2);
+    ends[1].daemon.signal(Signal::CONT);
+    let (near, far) = (ends[0].keys, ends[1].keys);
+    let pairs = &mut ends[1].pairs;
+    pairs.rdma(Operation::RdmaWrite, (near.1, 0), (far.0, 0), 64);
+    assert!(GONE.contains(&pairs.sent_status()));
+    assert!(found(&ends[1])[page..] == before[..rest]);
 }
 
 /// The driver's statistics of the network.

@@ -288,7 +288,8 @@ impl HostileLender {
         let mut show = Packet::of_adapter(Verb::Show, 1, 0);
         show.part.key = 2;
         let of_words = words.file().try_clone().unwrap().into();
-        ask(it, &show, &[], vec![fd, of_words]).unwrap();
+        let liveness = words.liveness().try_clone_to_owned().unwrap();
+        ask(it, &show, &[], vec![fd, of_words, liveness]).unwrap();
         Self { words, loan }
     }
 
