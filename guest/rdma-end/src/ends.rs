@@ -3,7 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::{Address, Answer, Command, Completed, End, Error, Operation, Result, Span};
+use crate::{
+    Address, Answer, Command, Completed, End, Error, Operation, Outcome, Result, Span, Status,
+    WorkloadCommand,
+};
 
 /// Bytes of memory before and after what is transferred, which must stay as they are: a page.
 pub const MARGIN: u64 = 4096;
@@ -67,12 +70,23 @@ impl fmt::Display for Way {
 
 /// One of two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
+pub enum Side {
+    /// The one that asks first.
     Near,
+    /// The other.
     Far,
 }
 
 impl Side {
+    /// The other one.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Near => Self::Far,
+            Self::Far => Self::Near,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Near => "near end",
@@ -205,10 +219,7 @@ impl<N: End, F: End> Ends<N, F> {
             Way::Read => Operation::Read { remote },
             Way::Send | Way::SendImmediate => Operation::Send { immediate },
         };
-        let asked = match asking {
-            Side::Near => Side::Far,
-            Side::Far => Side::Near,
-        };
+        let asked = asking.other();
         if way.is_received() {
             self.done(asked, &Command::Receive { id: RECEIVE, span })?;
         }
@@ -235,30 +246,45 @@ impl<N: End, F: End> Ends<N, F> {
 
     /// Has `side` do `command`, which has no other answer than that it is done.
     pub(crate) fn done(&mut self, side: Side, command: &Command) -> Result<()> {
-        match self.ask(side, command)? {
+        match self.end(side).ask(command)? {
             Answer::Done => Ok(()),
-            answer => Err(unexpected(answer, command)),
+            answer => Err(Error::of(answer, command, side.name())),
+        }
+    }
+
+    /// Has `side` do this about its requests in progress.
+    pub(crate) fn workload(&mut self, side: Side, command: WorkloadCommand) -> Result<()> {
+        self.done(side, &Command::Workload(command))
+    }
+
+    /// Has `side` end its requests in progress, and flush its receives if that is wanted.
+    pub(crate) fn finish(&mut self, side: Side, flush: bool) -> Result<Outcome> {
+        let command = Command::Workload(WorkloadCommand::Finish { flush });
+        match self.end(side).ask(&command)? {
+            Answer::Outcome(outcome) => Ok(outcome),
+            answer => Err(Error::of(answer, &command, side.name())),
         }
     }
 
     fn address(&mut self, side: Side) -> Result<Address> {
-        match self.ask(side, &Command::Address)? {
+        let command = Command::Address;
+        match self.end(side).ask(&command)? {
             Answer::Address(address) => Ok(address),
-            answer => Err(unexpected(answer, &Command::Address)),
+            answer => Err(Error::of(answer, &command, side.name())),
         }
     }
 
     /// The next completion of `side`, which must be one of success.
     fn completed(&mut self, side: Side) -> Result<Completed> {
-        match self.ask(side, &Command::Wait)? {
-            Answer::Completed(done) if done.status == 0 => Ok(done),
+        let command = Command::Wait;
+        match self.end(side).ask(&command)? {
+            Answer::Completed(done) if done.status == Status::SUCCESS => Ok(done),
             Answer::Completed(done) => Err(Error::Request {
                 side: side.name(),
                 id: done.id,
                 status: done.status,
-                meaning: done.meaning,
             }),
-            answer => Err(unexpected(answer, &Command::Wait)),
+            answer => Err(Error::of(answer, &command, side.name())),
         }
     }
 
@@ -273,29 +299,12 @@ impl<N: End, F: End> Ends<N, F> {
         })
     }
 
-    fn ask(&mut self, side: Side, command: &Command) -> Result<Answer> {
-        let answer = match side {
-            Side::Near => self.near.ask(command),
-            Side::Far => self.far.ask(command),
-        };
-        match answer? {
-            Answer::Failed { reason } => Err(Error::Failed {
-                side: side.name(),
-                reason,
-            }),
-            Answer::Differs { reason } => Err(Error::Contents {
-                side: side.name(),
-                reason,
-            }),
-            answer => Ok(answer),
+    /// One of both.
+    pub(crate) fn end(&mut self, side: Side) -> &mut dyn End {
+        match side {
+            Side::Near => &mut self.near,
+            Side::Far => &mut self.far,
         }
-    }
-}
-
-fn unexpected(answer: Answer, command: &Command) -> Error {
-    Error::Unexpected {
-        answer: Box::new(answer),
-        command: format!("{command:?}"),
     }
 }
 

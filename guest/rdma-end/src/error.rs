@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error as ThisError;
 
-use crate::Answer;
+use crate::{Answer, Command, Outcome, Status};
 
 /// Result of this library.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -56,16 +56,14 @@ pub enum Error {
         reason: String,
     },
     /// A work request failed.
-    #[error("{side}: work request {id} ended with {meaning}")]
+    #[error("{side}: work request {id} ended with {status}")]
     Request {
         /// Which end.
         side: &'static str,
         /// The request's number.
         id: u64,
         /// Its status.
-        status: u32,
-        /// The status in words.
-        meaning: String,
+        status: Status,
     },
     /// A work request succeeded, and its completion is not that of what was asked.
     #[error("{side}: {wanted} completed as {seen}")]
@@ -89,4 +87,40 @@ pub enum Error {
         /// Bytes that there are.
         size: u64,
     },
+    /// What was to die could not be killed.
+    #[error("cannot kill the part that is to die")]
+    Kill(#[source] io::Error),
+    /// What became of messages is not what their sender learned.
+    #[error("{0}")]
+    Messages(String),
+}
+
+impl Error {
+    /// What is wrong with this `answer` of `side`.
+    pub(crate) fn of(answer: Answer, command: &Command, side: &'static str) -> Self {
+        match answer {
+            Answer::Failed { reason } => Self::Failed { side, reason },
+            Answer::Differs { reason } => Self::Contents { side, reason },
+            answer => Self::Unexpected {
+                answer: Box::new(answer),
+                command: format!("{command:?}"),
+            },
+        }
+    }
+
+    /// An outcome of requests where one of receives was to come, or the other way.
+    pub(crate) fn outcome(outcome: Outcome) -> Self {
+        Self::Unexpected {
+            answer: Box::new(Answer::Outcome(outcome)),
+            command: "Finish".to_owned(),
+        }
+    }
+}
+
+/// An error and what it came from, in one line.
+#[must_use]
+pub fn in_one_line(error: &dyn std::error::Error) -> String {
+    let sources = std::iter::successors(Some(error), |error| error.source());
+    let words: Vec<String> = sources.map(ToString::to_string).collect();
+    words.join(": ")
 }

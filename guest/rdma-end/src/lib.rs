@@ -5,7 +5,10 @@
 //! relay need not know what they mean.
 //!
 //! - [`serve`] is an end's loop over its standard input and output, with whatever implements [`End`].
+//! - [`Server`] keeps requests in progress at an end while that is asked for nothing; [`serve`] has one.
 //! - [`LineEnd`] is the conductor's [`End`]: another process, at the other side of two streams.
+//!
+//! [`Loss`] has the conductor's part of a transfer of which a part dies.
 //!
 //! Contents are named by a seed ([`content`]), so that no payload passes by the conductor.
 //!
@@ -13,20 +16,32 @@
 
 #![forbid(unsafe_code)]
 
+mod arrivals;
 mod chain;
 mod ends;
 mod error;
 mod line;
+mod lost;
 mod message;
+mod server;
+mod slots;
+mod status;
+mod workload;
 
 #[cfg(test)]
 mod fake;
 
+pub use arrivals::Arrivals;
 pub use chain::{Chain, FileRange};
-pub use ends::{Ends, MARGIN, Way};
-pub use error::{Error, Result};
-pub use line::{LineEnd, serve};
-pub use message::{Address, Answer, Command, Completed, Operation, Span, content};
+pub use ends::{Ends, MARGIN, Side, Way};
+pub use error::{Error, Result, in_one_line};
+pub use line::LineEnd;
+pub use lost::{Amid, GO_ON_BYTES, Loss, Part, go_on};
+pub use message::{Address, Answer, Command, Completed, Content, Operation, Span, content};
+pub use server::{Server, serve};
+pub use slots::Written;
+pub use status::Status;
+pub use workload::{Asked, DEPTH, Outcome, Requests, Workload, WorkloadCommand};
 
 /// One end of a transfer.
 pub trait End {
@@ -40,5 +55,16 @@ pub trait End {
 impl<E: End + ?Sized> End for &mut E {
     fn ask(&mut self, command: &Command) -> Result<Answer> {
         (**self).ask(command)
+    }
+}
+
+/// What errors call an end where its side is not known.
+const END: &str = "end";
+
+/// Has `end` do `command`, which has no other answer than that it is done.
+fn done(end: &mut dyn End, command: &Command) -> Result<()> {
+    match end.ask(command)? {
+        Answer::Done => Ok(()),
+        answer => Err(Error::of(answer, command, END)),
     }
 }

@@ -30,19 +30,7 @@ impl<R: BufRead, W: Write> End for LineEnd<R, W> {
     }
 }
 
-/// Answers each of `commands` in `answers`, by `end`, until the commands end.
-///
-/// # Errors
-/// [`Error::Stream`], [`Error::NoMessage`], and those of the end.
-pub fn serve(mut end: impl End, mut commands: impl BufRead, mut answers: impl Write) -> Result<()> {
-    while let Some(command) = read::<Command>(&mut commands)? {
-        let answer = end.ask(&command)?;
-        write(&mut answers, &answer)?;
-    }
-    Ok(())
-}
-
-fn write(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
+pub(crate) fn write(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_vec(message).map_err(std::io::Error::from)?;
     line.push(b'\n');
     stream.write_all(&line)?;
@@ -50,7 +38,7 @@ fn write(stream: &mut impl Write, message: &impl Serialize) -> Result<()> {
 }
 
 /// The next message; none where the stream ends.
-fn read<T: DeserializeOwned>(stream: &mut impl BufRead) -> Result<Option<T>> {
+pub(crate) fn read<T: DeserializeOwned>(stream: &mut impl BufRead) -> Result<Option<T>> {
     let mut line = Vec::new();
     stream.take(LONGEST).read_until(b'\n', &mut line)?;
     if line.is_empty() {
@@ -69,8 +57,8 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::Span;
     use crate::fake::FakeEnd;
+    use crate::{Span, serve};
 
     #[test]
     fn end_behind_two_streams_answers_as_one_at_hand() {

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::{Outcome, Status, WorkloadCommand};
+
 /// How an end is reached by the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -56,6 +58,38 @@ pub enum Operation {
     },
 }
 
+impl Operation {
+    /// The immediate data that it brings.
+    #[must_use]
+    pub fn immediate(self) -> Option<u32> {
+        match self {
+            Self::Send { immediate } | Self::Write { immediate, .. } => immediate,
+            Self::Read { .. } => None,
+        }
+    }
+}
+
+/// What a range of memory has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Content {
+    /// The [`content`] of this seed.
+    Seed(u64),
+    /// This value in each byte.
+    Value(u8),
+}
+
+impl Content {
+    /// Its first `length` bytes.
+    #[must_use]
+    pub fn bytes(self, length: u32) -> Vec<u8> {
+        match self {
+            Self::Seed(seed) => content(seed, length),
+            Self::Value(value) => vec![value; usize::try_from(length).unwrap_or(usize::MAX)],
+        }
+    }
+}
+
 /// What a conductor asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -93,6 +127,13 @@ pub enum Command {
         /// Which.
         value: u8,
     },
+    /// Compare each byte of the memory with those of two contents, by the processor. Answered by [`Answer::Differs`] where it is of neither.
+    ExpectEither {
+        /// Where.
+        span: Span,
+        /// Which two.
+        contents: [Content; 2],
+    },
     /// Post a receive into the memory.
     Receive {
         /// The request's number.
@@ -111,6 +152,12 @@ pub enum Command {
     },
     /// Wait for the next completion. Answered by [`Answer::Completed`].
     Wait,
+    /// Say the next completion, if there is one. Answered by [`Answer::Completed`] or [`Answer::Done`].
+    Poll,
+    /// Stop the queue pair: what is outstanding is flushed.
+    Stop,
+    /// About requests that it keeps in progress. [`crate::Server`] does it for any end.
+    Workload(WorkloadCommand),
     /// Read a file or a block device into the memory, which must be a GPU's, peer to peer only.
     Load {
         /// The file.
@@ -137,10 +184,8 @@ pub enum Command {
 pub struct Completed {
     /// The request's number.
     pub id: u64,
-    /// Its status (libibverbs, `enum ibv_wc_status`); 0 is success.
-    pub status: u32,
-    /// The status in words.
-    pub meaning: String,
+    /// Its status.
+    pub status: Status,
     /// Bytes that a receive has taken.
     pub bytes: u32,
     /// The sender's immediate data, if it sent some.
@@ -159,6 +204,8 @@ pub enum Answer {
     Address(Address),
     /// A work request has completed, whether it succeeded or not.
     Completed(Completed),
+    /// What has become of the requests that it kept in progress.
+    Outcome(Outcome),
     /// The memory has not what was expected.
     Differs {
         /// Where, in words.

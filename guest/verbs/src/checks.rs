@@ -4,13 +4,13 @@ pub(crate) mod between;
 pub(crate) mod chain;
 pub(crate) mod counters;
 pub(crate) mod end;
+pub(crate) mod end_process;
 pub(crate) mod lost;
 pub(crate) mod memory;
 pub(crate) mod probe;
 pub(crate) mod rate;
 pub(crate) mod refusals;
 pub(crate) mod report;
-pub(crate) mod slots;
 pub(crate) mod transfers;
 pub(crate) mod vram;
 
@@ -20,4 +20,4 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Requests of each direction that a queue pair has room for.
-const DEPTH: u32 = 16;
+const DEPTH: u32 = peerbar_rdma_end::DEPTH;

@@ -14,7 +14,7 @@
 //! let source = Region::of_memory(&domain, memory()?, Access::LOCAL_WRITE)?;
 //! let target = Region::of_memory(&domain, memory()?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 //!
-//! let (left, right) = (QueuePair::ready(&domain, 16)?, QueuePair::ready(&domain, 16)?);
+//! let (left, right) = (QueuePair::ready(&domain, 16, 0)?, QueuePair::ready(&domain, 16, 0)?);
 //! let peer = Peer::of(AddressHandle::new(&domain, context.gid()?)?, &right);
 //! left.post(1, Operation::Write(target.remote(0)), source.local(0, 4096), &peer)?;
 //! left.wait(Duration::from_secs(5))?.succeeded()?;
@@ -46,10 +46,11 @@ mod uverbs;
 
 pub use access::Access;
 pub use address_handle::AddressHandle;
-pub use completion::{Completion, Status};
+pub use completion::Completion;
 pub use completion_counter::{Change, CompletionCounter, Word, counted};
 pub use context::{Context, Gid};
 pub use error::{Error, Result};
+pub use peerbar_rdma_end::Status;
 pub use protection_domain::ProtectionDomain;
 pub use queue_pair::{Local, Operation, Peer, QueuePair, Remote};
 pub use region::Region;

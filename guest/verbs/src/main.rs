@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use peerbar_rdma_end::{Amid, Loss, Part};
 
-use crate::checks::lost::{Part, Requests};
 use crate::checks::memory::MemoryKind;
 use crate::checks::rate::Kind;
 use crate::checks::report::Report;
@@ -157,8 +157,8 @@ enum Check {
         #[arg(long, value_name = "PART")]
         loses: Part,
         /// What it asks for.
-        #[arg(long, value_name = "REQUESTS", value_enum, default_value_t = Requests::Writes)]
-        by: Requests,
+        #[arg(long, value_name = "REQUESTS", default_value_t = Amid::Writes)]
+        by: Amid,
     },
     /// Has an adapter count completed work requests in words of memory, and compares them. Needs Linux 7.3.
     Counters {
@@ -251,7 +251,13 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             to,
             loses,
             by,
-        } => lost::run(&nic, &peer, [from, to], (loses, by), report),
+        } => {
+            let loss = Loss {
+                part: loses,
+                amid: by,
+            };
+            lost::run(&nic, &peer, [from, to], loss, report)
+        }
         Check::Counters { nic, memory } => counters::run(&nic, memory, report),
         Check::Refused { nic, gpu } => {
             refusals::run(&nic, report)?;

@@ -143,15 +143,15 @@ impl QueuePair {
         })
     }
 
-    /// A new one that is ready to send and to receive.
+    /// A new one that is ready to send and to receive, and sends a message again up to `retries` times where there is no receive for it.
     ///
     /// # Errors
     /// [`Error::Refused`].
-    pub fn ready(domain: &ProtectionDomain, depth: u32) -> Result<Self> {
+    pub fn ready(domain: &ProtectionDomain, depth: u32, retries: u8) -> Result<Self> {
         let pair = Self::new(domain, depth)?;
         pair.initialize()?;
         pair.receive_from_now_on()?;
-        pair.send_from_now_on()?;
+        pair.send_from_now_on(retries)?;
         Ok(pair)
     }
 
@@ -182,14 +182,14 @@ impl QueuePair {
         self.modify(attributes, STATE)
     }
 
-    /// Has it send, and give up at once if a receiver is not ready.
+    /// Has it send. A message for which there is no receive is sent again up to `retries` times, or without end if that is 7.
     ///
     /// # Errors
     /// [`Error::Refused`].
-    pub fn send_from_now_on(&self) -> Result<()> {
+    pub fn send_from_now_on(&self, retries: u8) -> Result<()> {
         let attributes = QpAttr {
             qp_state: READY_TO_SEND,
-            rnr_retry: 0,
+            rnr_retry: retries,
             ..QpAttr::default()
         };
         self.modify(attributes, STATE | SEND_SEQUENCE | RNR_RETRY)

@@ -15,10 +15,11 @@ const FABRIC: &str = "fabric";
 const LEAKS_OBJECTS: &[&str] = &["uverbs_destroy_ufile_hw"];
 
 check! {
-    /// The server behind an adapter, behind a GPU or of the fabric is killed while one adapter writes or reads memory by the other. The requests
-    /// in progress end with an error of the right kind, later ones too, and nothing hangs. What was acknowledged is in the memory, and
-    /// nothing beside it has changed, as far as that memory is left. What is left goes on: each adapter that lives within itself, both with
-    /// each other where the fabric lives. Checks that follow can only use what is left. It takes `tools = true` at the top of the scenario.
+    /// The server behind an adapter, behind a GPU or of the fabric is killed while one adapter writes or reads memory by the other, or sends to
+    /// it. The requests in progress end with an error of the right kind, later ones too, and nothing hangs. What was acknowledged is in the
+    /// memory, and nothing beside it has changed, as far as that memory is left. No message comes twice or in part. What is left goes on: each
+    /// adapter that lives within itself, both with each other where the fabric lives. Checks that follow can only use what is left. The
+    /// adapters may be in two guests. It takes `tools = true` at the top of the scenario.
     "rdma-lost": "{loses} is lost amid RDMA {by} between {nic} and {peer}"
     pub struct RdmaLost {
         /// Name of a `[[nic]]`: the one that asks.
@@ -31,7 +32,8 @@ check! {
         pub to: RdmaMemory,
         /// What dies: `peer`'s adapter or one of the GPUs by its name, or `"fabric"`.
         pub loses: String,
-        /// The requests: `"writes"` from the memory of the one that asks to that of the other, or `"reads"` the other way.
+        /// The requests: `"writes"` from the memory of the one that asks to that of the other, `"reads"` the other way, or `"sends"` of messages of
+        /// 8928 bytes to receives of the other.
         #[default = "`\"writes\"`"]
         #[serde(default)]
         pub by: RdmaLoad,
@@ -47,6 +49,8 @@ pub enum RdmaLoad {
     Writes,
     /// RDMA reads.
     Reads,
+    /// Messages.
+    Sends,
 }
 
 impl fmt::Display for RdmaLoad {
@@ -54,6 +58,7 @@ impl fmt::Display for RdmaLoad {
         f.write_str(match self {
             Self::Writes => "writes",
             Self::Reads => "reads",
+            Self::Sends => "sends",
         })
     }
 }

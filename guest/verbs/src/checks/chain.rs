@@ -1,13 +1,11 @@
 //! From a disk to a GPU, over the wire, to another GPU and to its disk, by two processes.
 
-use std::env;
-use std::io::BufReader;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use anyhow::Context as _;
-use peerbar_rdma_end::{Chain, Ends, FileRange, LineEnd, Way};
+use peerbar_rdma_end::{Chain, Ends, FileRange, Way};
 
+use super::end_process::EndProcess;
+use super::memory::MemoryKind;
 use super::report::Report;
 use super::transfers::memory_size;
 
@@ -31,12 +29,8 @@ pub(crate) fn run(
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let size = memory_size(sizes);
-    let (near_end, far_end) = (
-        EndProcess::start(near, size)?,
-        EndProcess::start(far, size)?,
-    );
-    let (near_end, near_lines) = near_end.lines()?;
-    let (far_end, far_lines) = far_end.lines()?;
+    let start = |side: &Side| EndProcess::start(&side.nic, MemoryKind::Vram(side.gpu), size);
+    let ((near_end, near_lines), (far_end, far_lines)) = (start(near)?, start(far)?);
     let mut ends = Ends::connect(near_lines, far_lines)?;
     let mut at = 0;
     for way in [Way::Write, Way::Read] {
@@ -66,43 +60,4 @@ pub(crate) fn run(
     drop(ends);
     near_end.wait()?;
     far_end.wait()
-}
-
-/// A process of this program that is an end. It is killed if the value is dropped.
-struct EndProcess(Child);
-
-impl EndProcess {
-    fn start(side: &Side, size: u64) -> anyhow::Result<Self> {
-        let program = env::current_exe().context("cannot find this program")?;
-        let mut command = Command::new(program);
-        command
-            .args(["end", "--nic", &side.nic])
-            .args(["--memory", &side.gpu.to_string()])
-            .args(["--size", &size.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped());
-        let child = command.spawn();
-        Ok(Self(child.context("cannot start an end of the transfer")?))
-    }
-
-    #[allow(clippy::type_complexity, reason = "the streams of a child")]
-    fn lines(mut self) -> anyhow::Result<(Self, LineEnd<BufReader<ChildStdout>, ChildStdin>)> {
-        let streams = self.0.stdout.take().zip(self.0.stdin.take());
-        let (answers, commands) = streams.context("an end has no streams")?;
-        Ok((self, LineEnd::new(BufReader::new(answers), commands)))
-    }
-
-    fn wait(mut self) -> anyhow::Result<()> {
-        let status = self.0.wait().context("cannot wait for an end")?;
-        anyhow::ensure!(status.success(), "an end of the transfer ended: {status}");
-        Ok(())
-    }
-}
-
-impl Drop for EndProcess {
-    fn drop(&mut self) {
-        // An end that has ended cannot be killed, which is no error here.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }

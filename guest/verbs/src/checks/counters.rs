@@ -80,7 +80,7 @@ impl Bench {
         for pair in [&asking, &asked] {
             pair.initialize()?;
             pair.receive_from_now_on()?;
-            pair.send_from_now_on()?;
+            pair.send_from_now_on(0)?;
         }
         let region = || {
             let memory = Mapping::private(u64::from(LENGTH).next_multiple_of(PAGE))?;

@@ -20,6 +20,9 @@ use super::{DEPTH, PATIENCE};
 /// Files that stay open, for transfers one after the other.
 const OPEN_FILES: usize = 4;
 
+/// Tries to send a message for which the other side has no receive yet: without end.
+const ENDLESSLY: u8 = 7;
+
 /// An end in this process.
 pub(crate) struct LocalEnd {
     domain: ProtectionDomain,
@@ -43,7 +46,7 @@ impl LocalEnd {
     pub(crate) fn open(nic: &str, kind: MemoryKind, size: u64) -> anyhow::Result<Self> {
         let context = Context::open(nic)?;
         let domain = ProtectionDomain::new(&context)?;
-        let pair = QueuePair::ready(&domain, DEPTH)?;
+        let pair = QueuePair::ready(&domain, DEPTH, ENDLESSLY)?;
         let memory = Memory::new(kind, size)?;
         let region = memory.register(&domain, Access::ALL)?;
         Ok(Self {
@@ -57,15 +60,17 @@ impl LocalEnd {
         })
     }
 
-    /// The first `size` bytes of its memory, by the processor.
-    pub(crate) fn read(&self, size: u64) -> anyhow::Result<Vec<u8>> {
-        self.memory.read(size)
-    }
-
     fn answer(&mut self, command: &Command) -> anyhow::Result<Answer> {
         match command {
             Command::Address => return Ok(Answer::Address(self.address()?)),
             Command::Wait => return Ok(Answer::Completed(self.wait()?)),
+            Command::Poll => {
+                let completion = self.pair.poll()?;
+                let completed = completion.map(|it| self.completed(it)).transpose()?;
+                return Ok(completed.map_or(Answer::Done, Answer::Completed));
+            }
+            Command::Stop => self.pair.stop()?,
+            Command::Workload(_) => bail!("a server does it by other commands"),
             Command::Connect(address) => self.connect(address)?,
             Command::Fill { span, value } => {
                 let length = usize::try_from(span.length)?;
@@ -84,6 +89,12 @@ impl LocalEnd {
                 let what = || format!("at {}, where no transfer writes", span.offset);
                 let kept = self.memory.expect(span.offset, &wanted);
                 return Ok(compared(kept.with_context(what)));
+            }
+            Command::ExpectEither { span, contents } => {
+                let [one, two] = contents.map(|content| content.bytes(span.length));
+                let what = || format!("at {}: {contents:?}", span.offset);
+                let seen = self.memory.expect_either(span.offset, &one, &two);
+                return Ok(compared(seen.with_context(what)));
             }
             Command::Receive { id, span } => {
                 let into = self.region.local(span.offset, span.length);
@@ -136,7 +147,10 @@ impl LocalEnd {
     }
 
     fn wait(&self) -> anyhow::Result<Completed> {
-        let done = self.pair.wait(PATIENCE)?;
+        self.completed(self.pair.wait(PATIENCE)?)
+    }
+
+    fn completed(&self, completion: Completion) -> anyhow::Result<Completed> {
         let elapsed = self.posted.elapsed();
         let Completion {
             id,
@@ -144,11 +158,10 @@ impl LocalEnd {
             bytes,
             immediate,
             ..
-        } = done;
+        } = completion;
         Ok(Completed {
             id,
-            status: status.0,
-            meaning: status.to_string(),
+            status,
             bytes,
             immediate,
             nanoseconds: u64::try_from(elapsed.as_nanos())?,
@@ -259,7 +272,7 @@ pub(crate) fn run(nic: &str, kind: MemoryKind, size: u64) -> anyhow::Result<()> 
     let end = LocalEnd::open(nic, kind, size)?;
     Ok(rdma_end::serve(
         end,
-        io::stdin().lock(),
+        io::BufReader::new(io::stdin()),
         io::stdout().lock(),
     )?)
 }

@@ -1,5 +1,6 @@
 //! Memory of the host or of a GPU, registered with an adapter.
 
+use std::fmt;
 use std::rc::Rc;
 use std::str::FromStr;
 
@@ -23,6 +24,15 @@ pub(crate) enum MemoryKind {
     Host,
     /// The GPU with this number in the name of its device file.
     Vram(u32),
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host"),
+            Self::Vram(number) => number.fmt(f),
+        }
+    }
 }
 
 impl FromStr for MemoryKind {
@@ -86,26 +96,29 @@ impl Memory {
         Ok(self.mapping().write(offset, bytes)?)
     }
 
-    /// Its first `size` bytes, by the processor.
-    pub(crate) fn read(&self, size: u64) -> anyhow::Result<Vec<u8>> {
-        let mut bytes = vec![0; usize::try_from(size)?];
-        self.mapping().read(0, &mut bytes)?;
-        Ok(bytes)
-    }
-
     /// Checks that it has `wanted` at `offset`, by the processor.
     pub(crate) fn expect(&self, offset: u64, wanted: &[u8]) -> anyhow::Result<()> {
-        let mut seen = vec![0; wanted.len()];
+        self.expect_either(offset, wanted, wanted)
+    }
+
+    /// Checks that each byte at `offset` is that of `one` or of `other`, by the processor.
+    pub(crate) fn expect_either(
+        &self,
+        offset: u64,
+        one: &[u8],
+        other: &[u8],
+    ) -> anyhow::Result<()> {
+        let mut seen = vec![0; one.len()];
         self.mapping().read(offset, &mut seen)?;
         let differs = seen
             .iter()
-            .zip(wanted)
-            .position(|(one, other)| one != other);
+            .zip(one.iter().zip(other))
+            .position(|(seen, (one, other))| seen != one && seen != other);
         ensure!(
             differs.is_none(),
             "byte {} of {} is not what was expected",
             differs.unwrap_or(0),
-            wanted.len()
+            one.len()
         );
         Ok(())
     }
@@ -145,6 +158,9 @@ mod tests {
         assert_eq!("3".parse(), Ok(MemoryKind::Vram(3)));
         assert_eq!("/dev/peerbar-gpu3".parse(), Ok(MemoryKind::Vram(3)));
         assert!("gpu0".parse::<MemoryKind>().is_err());
+        for kind in [MemoryKind::Host, MemoryKind::Vram(3)] {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
     }
 
     #[test]

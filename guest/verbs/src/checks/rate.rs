@@ -170,10 +170,10 @@ impl Load {
 fn succeeded(end: &mut LocalEnd) -> anyhow::Result<u64> {
     let done = end::completed(end)?;
     ensure!(
-        done.status == Status::SUCCESS.0,
+        done.status == Status::SUCCESS,
         "request {} ended with {}",
         done.id,
-        done.meaning
+        done.status
     );
     Ok(done.id)
 }

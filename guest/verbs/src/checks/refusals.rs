@@ -62,8 +62,8 @@ impl Bench {
     pub(crate) fn new(nic: &str) -> anyhow::Result<Self> {
         let context = Context::open(nic)?;
         let domain = ProtectionDomain::new(&context)?;
-        let asking = QueuePair::ready(&domain, DEPTH)?;
-        let asked = QueuePair::ready(&domain, DEPTH)?;
+        let asking = QueuePair::ready(&domain, DEPTH, 0)?;
+        let asked = QueuePair::ready(&domain, DEPTH, 0)?;
         let peer = Peer::of(AddressHandle::new(&domain, context.gid()?)?, &asked);
         let memory = Memory::new(MemoryKind::Host, PAGE)?;
         memory.write(0, &vec![OWN; usize::try_from(PAGE)?])?;
@@ -246,7 +246,7 @@ impl Bench {
             }
         }
         ensure!(
-            matches!(fresh.send_from_now_on(), Err(Error::Refused { .. })),
+            matches!(fresh.send_from_now_on(0), Err(Error::Refused { .. })),
             "a queue pair went from initialized to sending"
         );
         let gone = fresh.number();
@@ -265,7 +265,7 @@ impl Bench {
     }
 
     fn flushed_receives(&self) -> anyhow::Result<()> {
-        let stopped = QueuePair::ready(&self.domain, DEPTH)?;
+        let stopped = QueuePair::ready(&self.domain, DEPTH, 0)?;
         let (_memory, region) = self.target(Access::ALL)?;
         for id in 0..3 {
             stopped.post_receive(id, region.local(0, LENGTH))?;

@@ -1,0 +1,501 @@
+//! Requests in progress while a part of the transfer dies, and what is left afterwards.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+use crate::workload::{MESSAGE, Requests, Workload};
+use crate::{
+    Arrivals, Asked, DEPTH, End, Ends, Error, MARGIN, Outcome, Result, Side, Status, Way,
+    WorkloadCommand, slots,
+};
+
+/// Requests that succeed before anything dies.
+const BEFORE: u64 = 64;
+/// What is reported of the requests themselves.
+const FAILS: &str = "requests in progress and later ones fail";
+/// Bytes of a transfer by which what is left is tried.
+const SIZE: u32 = 64 << 10;
+/// The same by a message.
+const SMALL: u32 = 4096;
+
+/// Which part dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The adapter that is asked, or all of its guest.
+    Peer,
+    /// The memory of the one that asks.
+    Source,
+    /// The memory of the one that is asked.
+    Target,
+    /// What joins the adapters.
+    Fabric,
+}
+
+impl Part {
+    /// Pairs of adapters that go on without it, each the one that asks and the one that is asked.
+    #[must_use]
+    pub fn left(self) -> &'static [[Side; 2]] {
+        const NEAR: [Side; 2] = [Side::Near, Side::Near];
+        const FAR: [Side; 2] = [Side::Far, Side::Far];
+        match self {
+            Self::Peer => &[NEAR],
+            Self::Fabric => &[NEAR, FAR],
+            Self::Source | Self::Target => &[NEAR, FAR, [Side::Near, Side::Far]],
+        }
+    }
+}
+
+/// What is in progress then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amid {
+    /// Writes from the memory of the one that asks to that of the other.
+    Writes,
+    /// Reads into the memory of the one that asks.
+    Reads,
+    /// Messages from the memory of the one that asks to receives of the other.
+    Sends,
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        Ok(match text {
+            "peer" => Self::Peer,
+            "source" => Self::Source,
+            "target" => Self::Target,
+            "fabric" => Self::Fabric,
+            _ => return Err("it is `peer`, `source`, `target` or `fabric`".to_owned()),
+        })
+    }
+}
+
+impl fmt::Display for Amid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Writes => "writes",
+            Self::Reads => "reads",
+            Self::Sends => "sends",
+        })
+    }
+}
+
+impl FromStr for Amid {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let all = [Self::Writes, Self::Reads, Self::Sends];
+        let named = all.into_iter().find(|amid| amid.to_string() == text);
+        named.ok_or_else(|| "it is `writes`, `reads` or `sends`".to_owned())
+    }
+}
+
+/// Which part dies amid which requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// The part.
+    pub part: Part,
+    /// The requests.
+    pub amid: Amid,
+}
+
+impl Loss {
+    /// Bytes of memory that each end needs.
+    #[must_use]
+    pub fn bytes() -> u64 {
+        slots::bytes().into()
+    }
+
+    /// Has `near` ask `far` until the part dies, which `kill` asks for. `report` gets each result.
+    ///
+    /// # Errors
+    /// What keeps requests from being made.
+    pub fn conduct<N: End, F: End>(
+        self,
+        near: N,
+        far: F,
+        kill: &mut dyn FnMut() -> io::Result<()>,
+        report: &mut dyn FnMut(&str, Result<()>),
+    ) -> Result<()> {
+        let mut ends = Ends::connect(near, far)?;
+        let seed = fastrand::u64(..);
+        slots::fill_source(ends.end(self.source()), seed)?;
+        slots::fill_target(ends.end(self.target()))?;
+        let ended = self.lose(&mut ends, seed, kill);
+        match ended {
+            Err(error) => report(FAILS, Err(error)),
+            Ok((asked, received)) => {
+                report(FAILS, Ok(()));
+                self.judge(&mut ends, seed, (&asked, received.as_ref()), report);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns once all requests in progress have failed, and one more.
+    fn lose<N: End, F: End>(
+        self,
+        ends: &mut Ends<N, F>,
+        seed: u64,
+        kill: &mut dyn FnMut() -> io::Result<()>,
+    ) -> Result<(Asked, Option<Arrivals>)> {
+        let (requests, receives) = self.workloads(seed);
+        if let Some(receives) = receives {
+            ends.workload(Side::Far, WorkloadCommand::Start(receives))?;
+        }
+        let is_held = receives.is_some() && self.part == Part::Peer;
+        let asked = ask(ends, requests, is_held, kill);
+        if receives.is_none() {
+            return Ok((asked?, None));
+        }
+        // An adapter that is gone flushes nothing. If receives went wrong, messages do not end, so that is the reason.
+        let flush = asked.is_ok() && self.part != Part::Peer;
+        match ends.finish(Side::Far, flush)? {
+            Outcome::Received(arrivals) => Ok((asked?, Some(arrivals))),
+            outcome => Err(Error::outcome(outcome)),
+        }
+    }
+
+    /// Judges what the requests have left in the memory that is left.
+    fn judge<N: End, F: End>(
+        self,
+        ends: &mut Ends<N, F>,
+        seed: u64,
+        (asked, received): (&Asked, Option<&Arrivals>),
+        report: &mut dyn FnMut(&str, Result<()>),
+    ) {
+        if let Some(arrivals) = received {
+            let fails = self.part == Part::Target;
+            report("each message arrived once", arrived(asked, arrivals, fails));
+        }
+        if self.part == self.changed() {
+            // The memory is gone. What a request reads must still be there.
+            let kept = slots::expect_source(ends.end(self.source()), seed);
+            return report("the source is untouched", kept);
+        }
+        let target = ends.end(self.target());
+        match received {
+            None => {
+                let seen = slots::expect_target(target, seed, &asked.written);
+                report("the target has what was acknowledged", seen);
+            }
+            Some(_) => {
+                let kept = slots::expect_beside(target, DEPTH, MESSAGE);
+                report("nothing beside the messages has changed", kept);
+            }
+        }
+    }
+
+    /// The requests, and the receives that they need.
+    fn workloads(self, seed: u64) -> (Workload, Option<Workload>) {
+        let workload = |requests, failure| Workload {
+            requests,
+            seed,
+            failure,
+        };
+        let requests = match self.amid {
+            Amid::Writes => Requests::Writes,
+            Amid::Reads => Requests::Reads,
+            Amid::Sends => Requests::Sends,
+        };
+        let receives = match self.part {
+            Part::Target => workload(Requests::ReceivesUnseen, Status::LOCAL_PROTECTION),
+            // None fails.
+            _ => workload(Requests::Receives, Status::SUCCESS),
+        };
+        let is_received = self.amid == Amid::Sends;
+        (
+            workload(requests, self.status()),
+            is_received.then_some(receives),
+        )
+    }
+
+    /// How requests end without the part.
+    fn status(self) -> Status {
+        match (self.part, self.amid) {
+            (Part::Peer | Part::Fabric, _) => Status::RESPONSE_TIMEOUT,
+            (Part::Source, _) => Status::LOCAL_PROTECTION,
+            (Part::Target, Amid::Sends) => Status::BAD_RESPONSE,
+            (Part::Target, _) => Status::REMOTE_ACCESS,
+        }
+    }
+
+    /// The part whose memory the requests change.
+    fn changed(self) -> Part {
+        match self.amid {
+            Amid::Writes | Amid::Sends => Part::Target,
+            Amid::Reads => Part::Source,
+        }
+    }
+
+    /// The end whose memory they change.
+    fn target(self) -> Side {
+        match self.amid {
+            Amid::Writes | Amid::Sends => Side::Far,
+            Amid::Reads => Side::Near,
+        }
+    }
+
+    /// The end whose memory they read.
+    fn source(self) -> Side {
+        self.target().other()
+    }
+}
+
+/// Has the near end ask until a request fails. If the far end's adapter is to die, its receives are held before: QEMU 11.1 may abort when a server
+/// dies that is being told of a receive. Messages in progress then find a receive or wait for one.
+fn ask<N: End, F: End>(
+    ends: &mut Ends<N, F>,
+    requests: Workload,
+    is_held: bool,
+    kill: &mut dyn FnMut() -> io::Result<()>,
+) -> Result<Asked> {
+    let near = Side::Near;
+    ends.workload(near, WorkloadCommand::Start(requests))?;
+    ends.workload(near, WorkloadCommand::Succeed { count: BEFORE })?;
+    if is_held {
+        ends.workload(Side::Far, WorkloadCommand::Hold)?;
+    }
+    kill().map_err(Error::Kill)?;
+    match ends.finish(near, false)? {
+        Outcome::Asked(asked) => Ok(asked),
+        outcome => Err(Error::outcome(outcome)),
+    }
+}
+
+/// Checks that each message that was acknowledged has arrived, and none but those that were sent. Where the memory has died, receives must
+/// have failed.
+fn arrived(asked: &Asked, arrivals: &Arrivals, fails: bool) -> Result<()> {
+    let fault = match arrivals.first_lost(asked.posted, &asked.failed) {
+        Some(id) => Some(format!("message {id} was acknowledged, and did not arrive")),
+        None if arrivals.has_unsent(asked.posted) => {
+            Some("a message arrived that nobody had sent".to_owned())
+        }
+        None if fails && arrivals.failed() == 0 => Some("no receive has failed".to_owned()),
+        None => None,
+    };
+    fault.map_or(Ok(()), |fault| Err(Error::Messages(fault)))
+}
+
+/// Has new ends with guest RAM transfer in each way.
+///
+/// # Errors
+/// As [`Ends::transfer`].
+pub fn go_on<N: End, F: End>(near: N, far: F) -> Result<()> {
+    let mut ends = Ends::connect(near, far)?;
+    for way in Way::ALL {
+        let length = if ends.takes(way, SIZE) { SIZE } else { SMALL };
+        ends.transfer(way, length, fastrand::u64(..))?;
+    }
+    Ok(())
+}
+
+/// Bytes of memory that each end of [`go_on`] needs.
+pub const GO_ON_BYTES: u64 = SIZE as u64 + 2 * MARGIN;
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::fake::{FakeEnd, Flaw};
+    use crate::{Answer, Command, Server};
+
+    const ALL: [Part; 4] = [Part::Peer, Part::Source, Part::Target, Part::Fabric];
+
+    /// A far end that goes on while the near one is asked.
+    #[derive(Clone)]
+    struct Far(Rc<RefCell<Server<FakeEnd>>>);
+
+    impl End for Far {
+        fn ask(&mut self, command: &Command) -> Result<Answer> {
+            self.0.borrow_mut().ask(command)
+        }
+    }
+
+    /// A near end, and the far one that goes on meanwhile.
+    struct Near(FakeEnd, Far);
+
+    impl End for Near {
+        fn ask(&mut self, command: &Command) -> Result<Answer> {
+            for _ in 0..2 * DEPTH {
+                self.1.0.borrow_mut().go_on();
+            }
+            self.0.ask(command)
+        }
+    }
+
+    /// What fails of a loss after which requests do as `after` says, if they do `before` as that says.
+    fn failures(loss: Loss, before: Option<Flaw>, after: Option<Flaw>) -> Vec<String> {
+        let (near, far) = FakeEnd::pair(Loss::bytes());
+        let flaw = near.flaw();
+        let far = Far(Rc::new(RefCell::new(Server::new(far))));
+        let near = Server::new(Near(near, far.clone()));
+        let mut failures = Vec::new();
+        flaw.set(before);
+        let mut kill = || {
+            flaw.set(after);
+            Ok(())
+        };
+        let mut report = |name: &str, result: Result<()>| {
+            failures.extend(result.err().map(|error| format!("{name}: {error}")));
+        };
+        loss.conduct(near, far, &mut kill, &mut report).unwrap();
+        failures
+    }
+
+    fn loss(part: Part, amid: Amid) -> Loss {
+        Loss { part, amid }
+    }
+
+    #[test]
+    fn loss_that_ends_all_requests_rightly_passes() {
+        for part in ALL {
+            for amid in [Amid::Writes, Amid::Reads, Amid::Sends] {
+                let loss = loss(part, amid);
+                let dead = Flaw::Dead(loss.status());
+                let failures = failures(loss, None, Some(dead));
+                assert_eq!(failures, [""; 0], "{loss:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn request_that_ends_otherwise_fails_the_check() {
+        for amid in [Amid::Writes, Amid::Reads, Amid::Sends] {
+            let it = loss(Part::Fabric, amid);
+            for (before, after, wanted) in [
+                (None, None, "256 requests have succeeded"),
+                (
+                    None,
+                    Some(Flaw::Dead(Status::REMOTE_ABORTED)),
+                    "a remote abort, not with a response time-out",
+                ),
+                (
+                    Some(Flaw::Dead(it.status())),
+                    None,
+                    "a request failed before anything died",
+                ),
+            ] {
+                let failures = failures(it, before, after);
+                let [only] = failures.as_slice() else {
+                    panic!("{amid:?}, {after:?}: {failures:?}")
+                };
+                assert!(only.contains(wanted), "{amid:?}: {only}");
+            }
+        }
+    }
+
+    #[test]
+    fn request_that_succeeds_afterwards_fails_the_check() {
+        let it = loss(Part::Fabric, Amid::Writes);
+        // Those that are posted until the first one fails.
+        let posted = BEFORE + 2 * u64::from(DEPTH);
+        let revived = Flaw::DeadBelow(posted, it.status());
+        let failures = failures(it, None, Some(revived)).concat();
+        assert!(failures.contains("after all others failed"), "{failures}");
+    }
+
+    #[test]
+    fn memory_that_is_not_as_acknowledged_fails_the_check() {
+        let dead = |it: Loss| Some(Flaw::Dead(it.status()));
+        for (amid, part, before, wanted) in [
+            (
+                Amid::Writes,
+                Part::Peer,
+                Flaw::MovesNothing,
+                "the target has what was acknowledged: end: byte 0",
+            ),
+            (
+                Amid::Reads,
+                Part::Target,
+                Flaw::MovesNothing,
+                "the target has what was acknowledged: end: byte 0",
+            ),
+            (
+                Amid::Writes,
+                Part::Fabric,
+                Flaw::LastByte,
+                "the target has what was acknowledged: end: byte 65535",
+            ),
+            (
+                Amid::Writes,
+                Part::Target,
+                Flaw::ChangesSource,
+                "the source is untouched: end: byte 0",
+            ),
+            (
+                Amid::Sends,
+                Part::Target,
+                Flaw::ChangesSource,
+                "the source is untouched: end: byte 0",
+            ),
+            (
+                Amid::Sends,
+                Part::Source,
+                Flaw::OneByteMore,
+                "nothing beside the messages has changed: end: byte 0",
+            ),
+        ] {
+            let it = loss(part, amid);
+            let failures = failures(it, Some(before), dead(it)).concat();
+            assert!(
+                failures.starts_with(wanted),
+                "{it:?}, {before:?}: {failures}"
+            );
+        }
+    }
+
+    #[test]
+    fn message_that_is_torn_lost_or_doubled_fails_the_check() {
+        for (flaw, wanted) in [
+            (
+                Flaw::LastByte,
+                "message 0 in slot 0: end: byte 8927 of 8928",
+            ),
+            (Flaw::Twice, "message 0 was received twice"),
+            (
+                Flaw::MovesNothing,
+                "message 0 was acknowledged, and did not arrive",
+            ),
+        ] {
+            let it = loss(Part::Fabric, Amid::Sends);
+            let failures = failures(it, Some(flaw), Some(Flaw::Dead(it.status()))).concat();
+            assert!(failures.contains(wanted), "{flaw:?}: {failures}");
+        }
+    }
+
+    #[test]
+    fn receives_must_fail_where_their_memory_has_died() {
+        let it = loss(Part::Target, Amid::Sends);
+        let asked = Asked {
+            posted: 2,
+            failed: vec![1],
+            written: Vec::new(),
+        };
+        let mut arrivals = Arrivals::default();
+        arrivals.add(0).unwrap();
+        assert!(arrived(&asked, &arrivals, false).is_ok());
+        let error = arrived(&asked, &arrivals, true).unwrap_err().to_string();
+        assert_eq!(error, "no receive has failed");
+        arrivals.fail();
+        assert!(arrived(&asked, &arrivals, true).is_ok());
+        assert_eq!(failures(it, None, Some(Flaw::Dead(it.status()))), [""; 0]);
+        arrivals.add(5).unwrap();
+        assert!(arrived(&asked, &arrivals, true).is_err());
+    }
+
+    #[test]
+    fn pairs_that_are_left_have_nothing_of_the_part() {
+        for part in ALL {
+            let left = part.left();
+            let has = |pair| left.contains(&pair);
+            assert!(has([Side::Near, Side::Near]), "{part:?}");
+            assert_eq!(has([Side::Far, Side::Far]), part != Part::Peer);
+            let joined = !matches!(part, Part::Peer | Part::Fabric);
+            assert_eq!(has([Side::Near, Side::Far]), joined, "{part:?}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! An end that keeps requests in progress while it is asked for nothing.
+
+use std::io::{BufRead, Write};
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+use std::thread;
+
+use crate::line::{read, write};
+use crate::workload::{Running, WorkloadError};
+use crate::{Answer, Command, End, Result, WorkloadCommand, in_one_line};
+
+/// An end that carries out [`Command::Workload`] by the other commands of `E`.
+pub struct Server<E> {
+    end: E,
+    running: Option<Running>,
+    /// Why it goes on no more.
+    failure: Option<WorkloadError>,
+}
+
+impl<E: End> Server<E> {
+    /// One with nothing in progress.
+    pub fn new(end: E) -> Self {
+        Self {
+            end,
+            running: None,
+            failure: None,
+        }
+    }
+
+    /// Takes a completion of the requests in progress, if there is one. False if none can come.
+    pub(crate) fn go_on(&mut self) -> bool {
+        let Some(running) = &mut self.running else {
+            return false;
+        };
+        match running.poll(&mut self.end) {
+            Ok(true) => {}
+            Ok(false) => thread::yield_now(),
+            Err(error) => {
+                self.failure = Some(error);
+                self.running = None;
+            }
+        }
+        self.running.is_some()
+    }
+
+    fn workload(&mut self, command: WorkloadCommand) -> std::result::Result<Answer, WorkloadError> {
+        if let WorkloadCommand::Start(workload) = command {
+            self.running = Some(Running::start(workload, &mut self.end)?);
+            return Ok(Answer::Done);
+        }
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        let mut running = self.running.take().ok_or(WorkloadError::NotStarted)?;
+        match command {
+            WorkloadCommand::Finish { flush } => {
+                return Ok(Answer::Outcome(running.finish(flush, &mut self.end)?));
+            }
+            WorkloadCommand::Succeed { count } => running.succeed(count, &mut self.end)?,
+            WorkloadCommand::Hold => running.hold(),
+            WorkloadCommand::Start(_) => {}
+        }
+        self.running = Some(running);
+        Ok(Answer::Done)
+    }
+}
+
+impl<E: End> End for Server<E> {
+    fn ask(&mut self, command: &Command) -> Result<Answer> {
+        let Command::Workload(command) = command else {
+            return self.end.ask(command);
+        };
+        let answer = self.workload(*command);
+        Ok(answer.unwrap_or_else(|error| Answer::Failed {
+            reason: in_one_line(&error),
+        }))
+    }
+}
+
+/// Answers each of `commands` in `answers`, by `end`, until the commands end.
+///
+/// # Errors
+/// [`crate::Error::Stream`], [`crate::Error::NoMessage`], and those of the end.
+pub fn serve(
+    end: impl End,
+    commands: impl BufRead + Send + 'static,
+    mut answers: impl Write,
+) -> Result<()> {
+    let mut server = Server::new(end);
+    let commands = received(commands);
+    while let Some(command) = next(&commands, &mut server) {
+        let answer = server.ask(&command?)?;
+        write(&mut answers, &answer)?;
+    }
+    Ok(())
+}
+
+/// The next command. Until it comes, the requests in progress go on.
+fn next<E: End>(
+    commands: &Receiver<Result<Command>>,
+    server: &mut Server<E>,
+) -> Option<Result<Command>> {
+    loop {
+        match commands.try_recv() {
+            Ok(command) => return Some(command),
+            Err(TryRecvError::Disconnected) => return None,
+            Err(TryRecvError::Empty) if server.go_on() => {}
+            Err(TryRecvError::Empty) => return commands.recv().ok(),
+        }
+    }
+}
+
+/// The commands, read by a thread of their own, which ends with them.
+fn received(mut commands: impl BufRead + Send + 'static) -> Receiver<Result<Command>> {
+    let (sender, receiver) = sync_channel(1);
+    thread::spawn(move || {
+        while let Some(command) = read(&mut commands).transpose() {
+            let is_last = command.is_err();
+            if sender.send(command).is_err() || is_last {
+                return;
+            }
+        }
+    });
+    receiver
+}

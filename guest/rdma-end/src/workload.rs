@@ -1,0 +1,393 @@
+//! Requests that an end keeps in progress, one following another, while a part of the transfer dies.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error as ThisError;
+
+use crate::arrivals::{Arrivals, Message};
+use crate::slots::{self, SIZE, Slots, Written};
+use crate::{Answer, Command, Completed, END, End, Error, Operation, Status, done};
+
+/// Requests in progress.
+pub const DEPTH: u32 = 16;
+/// Bytes of a message: the most that the adapter takes.
+pub(crate) const MESSAGE: u32 = 8928;
+/// Most requests that may succeed: the death comes sooner.
+const MOST: u64 = if cfg!(test) { 1 << 8 } else { 1 << 20 };
+
+/// What an end keeps in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Requests {
+    /// Writes from its memory to that of the other end.
+    Writes,
+    /// Reads of the other end's memory.
+    Reads,
+    /// Messages to receives of the other end.
+    Sends,
+    /// Receives, whose messages it compares as they come.
+    Receives,
+    /// Receives, whose messages it cannot compare, since its memory dies.
+    ReceivesUnseen,
+}
+
+/// Which requests, and how they may end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Which.
+    pub(crate) requests: Requests,
+    /// Of the contents.
+    pub(crate) seed: u64,
+    /// How those end that fail.
+    pub(crate) failure: Status,
+}
+
+/// What a conductor asks about requests that an end keeps in progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum WorkloadCommand {
+    /// Begin. It goes on whenever the end is asked for nothing else, until a request fails.
+    Start(Workload),
+    /// Answer once this number of requests have succeeded.
+    Succeed {
+        /// How many.
+        count: u64,
+    },
+    /// Post no more receives.
+    Hold,
+    /// Of requests, go on until one fails, see all others end, and have one more fail. Of receives, take what has come, and with `flush` stop
+    /// the queue pair and see all of them end. Answered by [`Answer::Outcome`].
+    Finish {
+        /// Whether receives are flushed.
+        flush: bool,
+    },
+}
+
+/// What has become of the requests that an end kept in progress.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Outcome {
+    /// Of requests.
+    Asked(Asked),
+    /// Of receives.
+    Received(Arrivals),
+}
+
+/// What has become of the requests of an end that asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// How many there were: their numbers are those below.
+    pub(crate) posted: u64,
+    /// The numbers of those that failed.
+    pub(crate) failed: Vec<u64>,
+    /// What the slots of the target have.
+    pub(crate) written: Vec<Written>,
+}
+
+/// What is wrong with requests that an end kept in progress.
+#[derive(Debug, ThisError)]
+pub(crate) enum WorkloadError {
+    #[error("all slots are in use")]
+    AllInUse,
+    #[error("request {id} completed, and is not in progress")]
+    NotInProgress { id: u64 },
+    #[error("request {id} ended with {status}, not with {wanted}")]
+    OtherStatus {
+        id: u64,
+        status: Status,
+        wanted: Status,
+    },
+    #[error("a request failed before anything died")]
+    Early,
+    #[error("{MOST} requests have succeeded, and none has failed since the death was asked for")]
+    NoneFailed,
+    #[error("a request succeeds after all others failed")]
+    Afterwards,
+    #[error("receive {id} completed as no message of a sender here: {completed}")]
+    NoMessage { id: u64, completed: String },
+    #[error("message {id} was received twice")]
+    Twice { id: u64 },
+    #[error("message {id} is too far ahead of the others")]
+    FarAhead { id: u64 },
+    #[error("message {id} in slot {slot}")]
+    Torn {
+        id: u64,
+        slot: u32,
+        #[source]
+        source: Error,
+    },
+    #[error("nothing is in progress: start first")]
+    NotStarted,
+    #[error("cannot ask the end")]
+    End(#[from] Error),
+}
+
+/// Result of what is done with requests in progress.
+pub(crate) type Result<T> = std::result::Result<T, WorkloadError>;
+
+/// Requests in progress.
+#[derive(Debug)]
+pub(crate) enum Running {
+    Asking(Asking),
+    Receiving(Receiving),
+}
+
+impl Running {
+    /// Posts the first requests.
+    pub(crate) fn start(workload: Workload, end: &mut dyn End) -> Result<Self> {
+        Ok(match workload.requests {
+            Requests::Writes | Requests::Reads | Requests::Sends => {
+                let mut asking = Asking {
+                    workload,
+                    slots: Slots::new(),
+                    succeeded: 0,
+                    failed: Vec::new(),
+                };
+                for _ in 0..DEPTH {
+                    asking.post(end)?;
+                }
+                Self::Asking(asking)
+            }
+            Requests::Receives | Requests::ReceivesUnseen => {
+                let mut receiving = Receiving {
+                    workload,
+                    posted: 0,
+                    is_stopped: false,
+                    is_held: false,
+                    arrivals: Arrivals::default(),
+                };
+                for slot in 0..DEPTH {
+                    receiving.post(slot, end)?;
+                }
+                Self::Receiving(receiving)
+            }
+        })
+    }
+
+    /// Takes a completion that is there; whether there was one.
+    pub(crate) fn poll(&mut self, end: &mut dyn End) -> Result<bool> {
+        match completion(end, &Command::Poll)? {
+            Some(completed) => self.take(completed, end).map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Waits until `count` requests have succeeded.
+    pub(crate) fn succeed(&mut self, count: u64, end: &mut dyn End) -> Result<()> {
+        while self.succeeded() < count {
+            if let Self::Asking(asking) = self
+                && !asking.failed.is_empty()
+            {
+                return Err(WorkloadError::Early);
+            }
+            self.wait(end)?;
+        }
+        Ok(())
+    }
+
+    /// Posts no more receives.
+    pub(crate) fn hold(&mut self) {
+        if let Self::Receiving(receiving) = self {
+            receiving.is_held = true;
+        }
+    }
+
+    /// Ends them.
+    pub(crate) fn finish(mut self, flush: bool, end: &mut dyn End) -> Result<Outcome> {
+        match &mut self {
+            Self::Asking(_) => self.fail(end)?,
+            Self::Receiving(receiving) if flush => {
+                receiving.is_stopped = true;
+                receiving.is_held = true;
+                done(end, &Command::Stop)?;
+                while self.is_under_way() {
+                    self.wait(end)?;
+                }
+            }
+            Self::Receiving(_) => while self.poll(end)? {},
+        }
+        Ok(match self {
+            Self::Asking(Asking { slots, failed, .. }) => Outcome::Asked(Asked {
+                posted: slots.posted(),
+                failed,
+                written: slots.into_written(),
+            }),
+            Self::Receiving(receiving) => Outcome::Received(receiving.arrivals),
+        })
+    }
+
+    /// Waits until all requests in progress have failed, or ended, and one more has failed.
+    fn fail(&mut self, end: &mut dyn End) -> Result<()> {
+        while self.is_under_way() {
+            self.wait(end)?;
+        }
+        let Self::Asking(asking) = self else {
+            return Ok(());
+        };
+        let before = asking.succeeded;
+        asking.post(end)?;
+        self.wait(end)?;
+        match self.succeeded() == before {
+            true => Ok(()),
+            false => Err(WorkloadError::Afterwards),
+        }
+    }
+
+    /// Whether a request has not ended.
+    fn is_under_way(&self) -> bool {
+        match self {
+            Self::Asking(asking) => asking.slots.running() > 0,
+            Self::Receiving(receiving) => receiving.posted != 0,
+        }
+    }
+
+    fn succeeded(&self) -> u64 {
+        match self {
+            Self::Asking(asking) => asking.succeeded,
+            Self::Receiving(receiving) => receiving.arrivals.count(),
+        }
+    }
+
+    fn wait(&mut self, end: &mut dyn End) -> Result<()> {
+        match completion(end, &Command::Wait)? {
+            Some(completed) => self.take(completed, end),
+            None => Ok(()),
+        }
+    }
+
+    fn take(&mut self, completed: Completed, end: &mut dyn End) -> Result<()> {
+        match self {
+            Self::Asking(asking) => asking.take(&completed, end),
+            Self::Receiving(receiving) => receiving.take(&completed, end),
+        }
+    }
+}
+
+/// Requests of the end that asks.
+#[derive(Debug)]
+pub(crate) struct Asking {
+    workload: Workload,
+    slots: Slots,
+    succeeded: u64,
+    failed: Vec<u64>,
+}
+
+impl Asking {
+    fn post(&mut self, end: &mut dyn End) -> Result<()> {
+        let request = self.slots.next()?;
+        let [source, target] = [request.source, request.target].map(|slot| slots::span(slot, SIZE));
+        let (operation, span) = match self.workload.requests {
+            Requests::Reads => {
+                let remote = source.offset;
+                (Operation::Read { remote }, target)
+            }
+            Requests::Sends => {
+                let (id, source) = (request.id, request.source);
+                let immediate = Some(Message { id, source }.immediate());
+                (Operation::Send { immediate }, slots::span(source, MESSAGE))
+            }
+            _ => {
+                let (remote, immediate) = (target.offset, None);
+                (Operation::Write { remote, immediate }, source)
+            }
+        };
+        let post = Command::Post {
+            id: request.id,
+            operation,
+            span,
+        };
+        Ok(done(end, &post)?)
+    }
+
+    /// A request has ended. Until one fails, it is followed by another.
+    fn take(&mut self, completed: &Completed, end: &mut dyn End) -> Result<()> {
+        let Completed { id, status, .. } = *completed;
+        let has_succeeded = status == Status::SUCCESS;
+        self.slots.complete(id, has_succeeded)?;
+        let wanted = self.workload.failure;
+        if has_succeeded {
+            self.succeeded += 1;
+        } else if status == wanted {
+            self.failed.push(id);
+        } else {
+            return Err(WorkloadError::OtherStatus { id, status, wanted });
+        }
+        match self.failed.is_empty() {
+            true if self.succeeded >= MOST => Err(WorkloadError::NoneFailed),
+            true => self.post(end),
+            // Those in progress were posted before the first one failed, and requests need not complete in order.
+            false => Ok(()),
+        }
+    }
+}
+
+/// Receives, each into a slot of its own, whose number is the receive's.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    workload: Workload,
+    /// A bit for each slot whose receive has not completed.
+    posted: u64,
+    /// Whether the queue pair is stopped.
+    is_stopped: bool,
+    /// Whether a receive that has completed is followed by another.
+    is_held: bool,
+    arrivals: Arrivals,
+}
+
+impl Receiving {
+    fn post(&mut self, slot: u32, end: &mut dyn End) -> Result<()> {
+        let (id, span) = (slot.into(), slots::span(slot, MESSAGE));
+        self.posted |= 1 << slot;
+        Ok(done(end, &Command::Receive { id, span })?)
+    }
+
+    /// A receive has completed. Until they are held, it is followed by another into the same slot.
+    fn take(&mut self, completed: &Completed, end: &mut dyn End) -> Result<()> {
+        let Completed { id, status, .. } = *completed;
+        let slot = u32::try_from(id).ok().filter(|slot| *slot < DEPTH);
+        let slot = slot.filter(|slot| self.posted & (1 << slot) != 0);
+        let slot = slot.ok_or(WorkloadError::NotInProgress { id })?;
+        self.posted &= !(1 << slot);
+        match status {
+            Status::SUCCESS => self.arrived(completed, slot, end)?,
+            Status::FLUSHED if self.is_stopped => {}
+            failed if failed == self.workload.failure => self.arrivals.fail(),
+            status => {
+                let wanted = self.workload.failure;
+                return Err(WorkloadError::OtherStatus { id, status, wanted });
+            }
+        }
+        match self.is_held {
+            true => Ok(()),
+            false => self.post(slot, end),
+        }
+    }
+
+    fn arrived(&mut self, completed: &Completed, slot: u32, end: &mut dyn End) -> Result<()> {
+        let id = completed.id;
+        let message = completed.immediate.map(Message::of);
+        let message = message.filter(|_| completed.bytes == MESSAGE);
+        let Some(Message { id, source }) = message else {
+            let completed = format!("{completed:?}");
+            return Err(WorkloadError::NoMessage { id, completed });
+        };
+        self.arrivals.add(id)?;
+        if self.workload.requests == Requests::ReceivesUnseen {
+            return Ok(());
+        }
+        let contents = [slots::content(self.workload.seed, source); 2];
+        let span = slots::span(slot, MESSAGE);
+        let compared = done(end, &Command::ExpectEither { span, contents });
+        compared.map_err(|source| WorkloadError::Torn { id, slot, source })
+    }
+}
+
+/// The completion that `command` asks for, if there is one.
+fn completion(end: &mut dyn End, command: &Command) -> Result<Option<Completed>> {
+    match end.ask(command)? {
+        Answer::Completed(completed) => Ok(Some(completed)),
+        Answer::Done => Ok(None),
+        answer => Err(Error::of(answer, command, END).into()),
+    }
+}

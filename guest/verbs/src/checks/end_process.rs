@@ -1,0 +1,52 @@
+//! An end in a process of its own.
+
+use std::env;
+use std::io::BufReader;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+use peerbar_rdma_end::LineEnd;
+
+use super::memory::MemoryKind;
+
+/// Messages to an end and from it.
+pub(crate) type Lines = LineEnd<BufReader<ChildStdout>, ChildStdin>;
+
+/// A process of this program that is an end. It is killed if the value is dropped.
+pub(crate) struct EndProcess(Child);
+
+impl EndProcess {
+    /// Starts an end by the adapter `nic`, with `size` bytes of memory. It ends once its [`Lines`] are dropped.
+    pub(crate) fn start(nic: &str, memory: MemoryKind, size: u64) -> anyhow::Result<(Self, Lines)> {
+        let program = env::current_exe().context("cannot find this program")?;
+        let mut command = Command::new(program);
+        command
+            .args(["end", "--nic", nic])
+            .args(["--memory", &memory.to_string()])
+            .args(["--size", &size.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command
+            .spawn()
+            .context("cannot start an end of the transfer")?;
+        let streams = child.stdout.take().zip(child.stdin.take());
+        let process = Self(child);
+        let (answers, commands) = streams.context("an end has no streams")?;
+        Ok((process, LineEnd::new(BufReader::new(answers), commands)))
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(mut self) -> anyhow::Result<()> {
+        let status = self.0.wait().context("cannot wait for an end")?;
+        ensure!(status.success(), "an end of the transfer ended: {status}");
+        Ok(())
+    }
+}
+
+impl Drop for EndProcess {
+    fn drop(&mut self) {
+        // An end that has ended cannot be killed, which is no error here.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
