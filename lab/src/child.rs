@@ -82,6 +82,12 @@ impl Child {
         self.child.kill().context("cannot kill a child")
     }
 
+    /// What kills it, from any thread.
+    pub(crate) fn killer(&self) -> anyhow::Result<Killer> {
+        let pidfd = self.pidfd.try_clone();
+        Ok(Killer(pidfd.context("cannot share a child")?))
+    }
+
     /// Whether it has ended, or does within `grace`; a signal to this process cuts the wait short.
     fn ends_within(&self, grace: Duration) -> anyhow::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
@@ -91,6 +97,17 @@ impl Child {
             Err(Errno::INTR) => Ok(false),
             Err(error) => Err(anyhow!(error).context("cannot wait for a child")),
         }
+    }
+}
+
+/// Kills a child.
+#[derive(Debug)]
+pub(crate) struct Killer(OwnedFd);
+
+impl Killer {
+    /// Kills it. One that has ended by itself is an error.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        Ok(pidfd_send_signal(&self.0, Signal::KILL)?)
     }
 }
 
@@ -152,6 +169,23 @@ mod tests {
 
     fn is_gone(pid: u32) -> bool {
         !Path::new(&format!("/proc/{pid}")).exists()
+    }
+
+    #[test]
+    fn killer_kills_from_another_thread_and_once() {
+        let mut child = shell("exec sleep 1000");
+        let killer = child.killer().unwrap();
+        std::thread::spawn(move || {
+            killer.kill().unwrap();
+            killer
+        })
+        .join()
+        .map(|killer| {
+            assert!(child.ends_within(LONG).unwrap());
+            assert!(!child.ended().unwrap().unwrap().success());
+            assert!(killer.kill().is_err(), "it has been reaped");
+        })
+        .unwrap();
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! A check whose two ends are in different guests. This process conducts; each end is a program in its guest.
 
+mod lost;
+
 use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
 use std::os::unix::net::UnixStream;
@@ -9,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use peerbar_dma_log::{Completer, DmaKind, Purpose};
 use peerbar_exec::ProgramRequest;
-use peerbar_rdma_end::{Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, Way};
+use peerbar_rdma_end::{Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, Way, in_one_line};
 use peerbar_report::{
-    DeviceCounters, Measure, PayloadFlow, Rdma, RdmaChain, RdmaMemory, Subtest, Verdict, size_range,
+    DeviceCounters, Measure, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaMemory, Subtest,
+    Verdict, size_range,
 };
 
+use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
@@ -47,14 +51,16 @@ pub(crate) struct Transfers {
 
 /// What a check needs of its guests.
 pub(crate) struct Guests<'a> {
-    /// Their sockets for programs, that of the guest that asks first.
-    pub(crate) sockets: [PathBuf; 2],
+    /// The adapters of both ends with their guests' sockets for programs, that of the guest that asks first.
+    pub(crate) sockets: [(&'a str, PathBuf); 2],
     /// The counters of all devices of all guests.
     pub(crate) counters: &'a [Arc<CounterFiles>],
     /// Become readable when the check shall be given up.
     pub(crate) stops: &'a [UnixStream],
     /// When it is given up in any case.
     pub(crate) deadline: Instant,
+    /// Kills what the check loses.
+    pub(crate) doomed: Option<Killer>,
 }
 
 /// Has both ends of `check` do their parts.
@@ -78,48 +84,18 @@ impl Transfers {
     fn conduct(&mut self, check: &AcrossCheck, guests: &Guests<'_>) -> Result<(), String> {
         let largest = check.sizes().iter().copied().max().unwrap_or_default();
         let bytes = largest.saturating_add(2 * MARGIN);
-        let [near, far] = check.ends();
-        let [near_socket, far_socket] = &guests.sockets;
-        let streams = [
-            guests.start(near_socket, &near, bytes)?,
-            guests.start(far_socket, &far, bytes)?,
-        ];
-        let conducted = self.all_transfers(check, guests, &streams);
-        let mut reasons: Vec<String> = conducted.err().into_iter().collect();
-        for (end, streams) in [near, far].iter().zip(streams) {
-            let nic = end.nic;
-            match streams.finish() {
-                Ok((0, _)) => {}
-                Ok((status, words)) => {
-                    let words = words.trim();
-                    reasons.push(format!(
-                        "the end of {nic} ended with status {status}: {words}"
-                    ));
-                }
-                Err(error) => reasons.push(format!("the end of {nic}: {}", chain(&error))),
-            }
-        }
-        match reasons.is_empty() {
-            true => Ok(()),
-            false => Err(reasons.join("\n")),
-        }
-    }
-
-    fn all_transfers(
-        &mut self,
-        check: &AcrossCheck,
-        guests: &Guests<'_>,
-        [near, far]: &[ProgramStreams<'_>; 2],
-    ) -> Result<(), String> {
-        let mut ends = Ends::connect(lines(near), lines(far)).map_err(|error| chain(&error))?;
         match check {
-            AcrossCheck::Transfers(check) => {
+            AcrossCheck::Transfers(transfers) => guests.between(check.ends(), bytes, |streams| {
+                let mut ends = connect(streams)?;
                 self.before = guests.count();
-                let done = self.between_memories(check, &mut ends);
+                let done = self.between_memories(transfers, &mut ends);
                 self.after = guests.count();
                 done
-            }
-            AcrossCheck::Chain(check) => self.between_disks(check, guests, &mut ends),
+            }),
+            AcrossCheck::Chain(chain) => guests.between(check.ends(), bytes, |streams| {
+                self.between_disks(chain, guests, &mut connect(streams)?)
+            }),
+            AcrossCheck::Lost(lost) => self.lose(lost, check.ends(), guests),
         }
     }
 
@@ -148,18 +124,19 @@ impl Transfers {
         guests: &Guests<'_>,
         ends: &mut Ends<N, F>,
     ) -> Result<(), String> {
-        let [near, far] = &guests.sockets;
-        let source = guests.disk(near, &check.from.disk)?;
-        let target = guests.disk(far, &check.to.disk)?;
+        let source = guests.disk(&check.from)?;
+        let target = guests.disk(&check.to)?;
         let steps = steps(&check.sizes, &source, &target)?;
         let seeds: Vec<u64> = steps.iter().map(|_| fastrand::u64(..)).collect();
         log::info!("contents of {} have the seeds {seeds:?}", check.from.disk);
         for (&seed, step) in seeds.iter().zip(&steps) {
             let stored = ends.store(&step.source, step.length, seed);
-            stored.map_err(|error| format!("filling {}: {}", check.from.disk, chain(&error)))?;
+            stored
+                .map_err(|error| format!("filling {}: {}", check.from.disk, in_one_line(&error)))?;
             // What is there in the end is not what lay there before.
             let overwritten = ends.overwrite(&step.target, step.length, !seed);
-            overwritten.map_err(|error| format!("filling {}: {}", check.to.disk, chain(&error)))?;
+            overwritten
+                .map_err(|error| format!("filling {}: {}", check.to.disk, in_one_line(&error)))?;
         }
         self.before = guests.count();
         let moved = steps.iter().try_for_each(|step| {
@@ -175,7 +152,7 @@ impl Transfers {
                 "{} bytes at {}, content of seed {seed},",
                 step.length, step.target.at
             );
-            seen.map_err(|error| format!("{place} of {}: {}", check.to.disk, chain(&error)))?;
+            seen.map_err(|error| format!("{place} of {}: {}", check.to.disk, in_one_line(&error)))?;
         }
         Ok(())
     }
@@ -197,7 +174,7 @@ impl Transfers {
                 self.elapsed = self.elapsed.saturating_add(elapsed);
                 (Verdict::Pass, Vec::new())
             }
-            Err(error) => (Verdict::Fail, vec![chain(&error)]),
+            Err(error) => (Verdict::Fail, vec![in_one_line(&error)]),
         };
         self.subtests.push(Subtest {
             name,
@@ -255,13 +232,32 @@ impl Transfers {
 }
 
 impl<'a> Guests<'a> {
-    /// Starts an end with `bytes` of memory.
-    fn start(
+    /// Starts two ends with `bytes` of memory each, has `work` ask them, and waits until they have ended.
+    fn between<T>(
         &self,
-        socket: &Path,
-        end: &AcrossEnd<'_>,
+        ends: [AcrossEnd<'_>; 2],
         bytes: u64,
-    ) -> Result<ProgramStreams<'a>, String> {
+        work: impl FnOnce(&[ProgramStreams<'a>; 2]) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let [near, far] = &ends;
+        let streams = [self.start(near, bytes)?, self.start(far, bytes)?];
+        let done = work(&streams);
+        let mut reasons = Vec::new();
+        for (end, streams) in ends.iter().zip(streams) {
+            reasons.extend(ended(end.nic, streams.finish()).err());
+        }
+        match done {
+            Ok(done) if reasons.is_empty() => Ok(done),
+            Ok(_) => Err(reasons.join("\n")),
+            Err(error) => {
+                reasons.insert(0, error);
+                Err(reasons.join("\n"))
+            }
+        }
+    }
+
+    /// Starts an end with `bytes` of memory.
+    fn start(&self, end: &AcrossEnd<'_>, bytes: u64) -> Result<ProgramStreams<'a>, String> {
         let memory = match &end.memory {
             RdmaMemory::GuestRam => "host".to_owned(),
             RdmaMemory::Vram(gpu) => format!("{{{gpu}}}"),
@@ -271,15 +267,26 @@ impl<'a> Guests<'a> {
         let words = [
             PROGRAM, "end", "--nic", &nic, "--memory", &memory, "--size", &bytes,
         ];
-        let started = self.program(socket, &ProgramRequest::new(words));
-        started.map_err(|error| format!("the end of {}: {}", end.nic, chain(&error)))
+        let started = self.program(self.socket(end.nic), &ProgramRequest::new(words));
+        started.map_err(|error| format!("the end of {}: {}", end.nic, in_one_line(&error)))
     }
 
-    /// The block device of `disk` in the guest of `socket`, which fills placeholders in.
-    fn disk(&self, socket: &Path, disk: &str) -> Result<PathBuf, String> {
+    /// The socket of the guest that has the adapter `nic`, which is one of both.
+    fn socket(&self, nic: &str) -> &Path {
+        let [(near, near_socket), (_, far_socket)] = &self.sockets;
+        match *near == nic {
+            true => near_socket,
+            false => far_socket,
+        }
+    }
+
+    /// The block device of a side's disk in its guest, which fills placeholders in.
+    fn disk(&self, side: &RdmaChainSide) -> Result<PathBuf, String> {
+        let disk = &side.disk;
         let placeholder = format!("{{{disk}:disk}}");
         let request = ProgramRequest::new(["echo", &placeholder]);
         let read = || -> io::Result<String> {
+            let socket = self.socket(&side.nic);
             let streams = self.program(socket, &request).map_err(io::Error::other)?;
             let mut path = String::new();
             (&streams).take(LONGEST_PATH).read_to_string(&mut path)?;
@@ -292,7 +299,7 @@ impl<'a> Guests<'a> {
                 }
             }
         };
-        let path = read().map_err(|error| format!("asking for {disk}: {}", chain(&error)))?;
+        let path = read().map_err(|error| format!("asking for {disk}: {}", in_one_line(&error)))?;
         Ok(PathBuf::from(path.trim_end()))
     }
 
@@ -313,10 +320,32 @@ impl<'a> Guests<'a> {
     }
 }
 
+/// Why the end of the adapter `nic` did not end well, if it did not.
+fn ended(nic: &str, end: io::Result<(i32, String)>) -> Result<(), String> {
+    match end {
+        Ok((0, _)) => Ok(()),
+        Ok((status, words)) => {
+            let words = words.trim();
+            Err(format!(
+                "the end of {nic} ended with status {status}: {words}"
+            ))
+        }
+        Err(error) => Err(format!("the end of {nic}: {}", in_one_line(&error))),
+    }
+}
+
+/// Has both ends know each other.
+fn connect<'s, 'p>(
+    [near, far]: &'s [ProgramStreams<'p>; 2],
+) -> Result<Ends<Lines<'s, 'p>, Lines<'s, 'p>>, String> {
+    Ends::connect(lines(near), lines(far)).map_err(|error| in_one_line(&error))
+}
+
 /// Messages to an end and from it.
-fn lines<'s, 'p>(
-    streams: &'s ProgramStreams<'p>,
-) -> LineEnd<BufReader<&'s ProgramStreams<'p>>, &'s ProgramStreams<'p>> {
+type Lines<'s, 'p> = LineEnd<BufReader<&'s ProgramStreams<'p>>, &'s ProgramStreams<'p>>;
+
+/// Those of these streams.
+fn lines<'s, 'p>(streams: &'s ProgramStreams<'p>) -> Lines<'s, 'p> {
     LineEnd::new(BufReader::new(streams), streams)
 }
 
@@ -426,13 +455,6 @@ fn counted(name: &str, counters: &DeviceCounters) -> Result<BTreeMap<DmaKind, (u
         *failures = failures.saturating_add(entry.failures);
     }
     Ok(kinds)
-}
-
-/// An error and what it came from, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let sources = std::iter::successors(Some(error), |error| error.source());
-    let words: Vec<String> = sources.map(ToString::to_string).collect();
-    words.join(": ")
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 
+use crate::child::Killer;
 use crate::events::{EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::Folder;
@@ -47,6 +48,12 @@ impl GroupFabric {
     /// The socket that adapters attach to.
     pub(crate) fn socket(&self) -> PathBuf {
         self.socket.clone()
+    }
+
+    /// What kills it, because a check asks for its death.
+    pub(crate) fn doom(&mut self) -> anyhow::Result<Killer> {
+        let server = self.servers.first_mut();
+        server.context("the fabric has no server")?.doom()
     }
 
     /// Ends it; its exit message if it had ended before, or fails.

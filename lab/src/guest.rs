@@ -18,7 +18,7 @@ use rustix::io::ioctl_fionbio;
 
 use crate::artifacts::Artifacts;
 use crate::bounded_file::BoundedFile;
-use crate::child::Child;
+use crate::child::{Child, Killer};
 use crate::console::Console;
 use crate::counters::CounterFiles;
 use crate::events::{Event, EventSource, Events};
@@ -329,12 +329,24 @@ impl<'a> Guest<'a> {
 
     /// Kills the server of `name`, because a check has asked for it: the guest sees the device pulled out.
     pub fn lose(&mut self, name: &str) -> anyhow::Result<()> {
-        let server = self.servers.iter_mut().find(|server| server.name == name);
-        let server = server.with_context(|| {
-            format!("a check asks for the death of {name}, which has no server")
-        })?;
+        let server = self.doomed(name)?;
         server.lost = true;
         server.child.kill()
+    }
+
+    /// What kills the server of `name`, because a check asks for its death.
+    pub(crate) fn doom(&mut self, name: &str) -> anyhow::Result<Killer> {
+        self.doomed(name)?.doom()
+    }
+
+    fn doomed(&mut self, name: &str) -> anyhow::Result<&mut Server> {
+        let server = self.servers.iter_mut().find(|server| server.name == name);
+        server.with_context(|| format!("a check asks for the death of {name}, which has no server"))
+    }
+
+    /// Warnings of these functions of the guest's kernel are no trouble from now on.
+    pub(crate) fn expect_warnings(&mut self, functions: &[&'static str]) {
+        self.console.expect_warnings(functions);
     }
 
     /// Ends QEMU if it has not ended, then the servers; the last value is the exit message of the first server that failed.

@@ -18,6 +18,7 @@ use peerbar_report::{
 };
 
 use crate::artifacts::{Artifacts, Own};
+use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, Outcome};
 use crate::finished_run::{Concluded, FinishedRun, SCENARIO, VERDICT};
@@ -478,6 +479,16 @@ impl Lab {
         }
         let file = FlightFile::open(&flight_record(self.folder.path(), device))?;
         Ok(file.read()?)
+    }
+
+    /// What kills the server of `name`, because a check across guests asks for its death.
+    pub(crate) fn doom(&mut self, name: &str) -> anyhow::Result<Killer> {
+        self.guest.doom(name)
+    }
+
+    /// Warnings of these functions of the guest's kernel are no trouble from now on.
+    pub(crate) fn expect_warnings(&mut self, functions: &[&'static str]) {
+        self.guest.expect_warnings(functions);
     }
 
     /// The results of the checks so far.

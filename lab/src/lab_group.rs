@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{DeviceCounters, HostFolder, Verdict as CheckVerdict};
+use peerbar_report::{Check, DeviceCounters, HostFolder, Verdict as CheckVerdict};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
+use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, Outcome};
 use crate::finished_run::{SCENARIO, VERDICT};
@@ -159,9 +160,10 @@ impl LabGroup {
     /// # Errors
     /// [`LabError::NoDevice`]. A guest that ends is none: see [`LabGroup::failure`].
     pub fn check(&mut self, name: &str, check: &AcrossCheck) -> Result<Row, LabError> {
-        let [near, far] = check.ends().map(|end| end.nic);
-        let (near, far) = (self.guest_with(near)?, self.guest_with(far)?);
-        let sockets = [near.socket(), far.socket()];
+        let doomed = self.doom(&check.check())?;
+        let [near_nic, far_nic] = check.ends().map(|end| end.nic);
+        let (near, far) = (self.guest_with(near_nic)?, self.guest_with(far_nic)?);
+        let sockets = [(near_nic, near.socket()), (far_nic, far.socket())];
         let own_limit = near.scenario().check_seconds();
         let seconds = check.seconds().unwrap_or(own_limit);
         let deadline = Instant::now() + Duration::from_secs(seconds.into());
@@ -172,6 +174,7 @@ impl LabGroup {
                 counters: &counters,
                 stops: &stops,
                 deadline,
+                doomed,
             };
             (group_check::transfers(check, &guests), signal(&stops))
         };
@@ -237,6 +240,26 @@ impl LabGroup {
             Err(error) => Some(error),
         };
         self.failure = ended;
+    }
+
+    /// What kills the server that `check` loses, if it loses one. The kernel of its guest may warn of that.
+    fn doom(&mut self, check: &Check) -> Result<Option<Killer>, LabError> {
+        let Some(name) = check.kills() else {
+            return Ok(None);
+        };
+        let lab = self
+            .group
+            .guest_of(name)
+            .and_then(|number| self.labs.get_mut(number));
+        let killer = match (lab, &mut self.fabric) {
+            (Some(lab), _) => {
+                lab.expect_warnings(check.warnings());
+                lab.doom(name)?
+            }
+            (None, Some(fabric)) => fabric.doom()?,
+            (None, None) => return Err(LabError::NoDevice(name.to_owned())),
+        };
+        Ok(Some(killer))
     }
 
     /// The guest that has the adapter `nic`.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use peerbar_flight::Level;
 
-use crate::child::{Child, last_line};
+use crate::child::{Child, Killer, last_line};
 use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
@@ -39,6 +39,14 @@ pub struct Server {
     pub lost: bool,
     /// The link to its control socket.
     _control: Option<SocketLink>,
+}
+
+impl Server {
+    /// What kills it, because a check asks for its death.
+    pub(crate) fn doom(&mut self) -> anyhow::Result<Killer> {
+        self.lost = true;
+        self.child.killer()
+    }
 }
 
 /// Starts the servers of `topology` but for those of [`Sockets::survivors`], and returns once all of them listen.

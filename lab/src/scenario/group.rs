@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use peerbar_nvme::PollPolicy;
-use peerbar_report::{CheckTable, Inventory, Rdma};
+use peerbar_report::{Check, CheckTable, Inventory, Rdma};
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeTable, Deserializer};
@@ -20,6 +20,7 @@ pub use across::{AcrossCheck, AcrossEnd};
 use super::error::Problem;
 use super::fabric::fabric;
 use super::file::File;
+use super::lost;
 use super::tunnels;
 use super::validate::{self, LONGEST_SCENARIO};
 use super::{
@@ -260,7 +261,9 @@ fn read_across(
     guests: &[GroupGuest],
 ) -> Result<Vec<GroupCheck>, Problem> {
     let inventory = inventory(guests);
+    let mut places = Vec::new();
     let checks = tables.into_iter().map(|table| {
+        places.push(table.place());
         let (at, kind) = (table.place(), table.kind());
         let of_one_guest = || {
             let way_out = one_of(guests);
@@ -276,7 +279,15 @@ fn read_across(
         let name = label.unwrap_or_else(|| check.check().name());
         Ok(GroupCheck { name, check })
     });
-    checks.collect()
+    let checks: Vec<GroupCheck> = checks.collect::<Result<_, _>>()?;
+    // Those of the guests come first, and are held against each other already.
+    let own = guests.iter().flat_map(|guest| &guest.scenario.checks);
+    let mut all: Vec<Check> = own.cloned().collect();
+    let mut all_places = vec![0..0; all.len()];
+    all.extend(checks.iter().map(|check| check.check.check()));
+    all_places.extend(places);
+    lost::refuse(&all, &all_places)?;
+    Ok(checks)
 }
 
 /// Checks that both ends of a check are in different guests, each with its memory and its disk.
@@ -543,6 +554,30 @@ mod tests {
             error.contains("`d0` is in another guest than `n0`"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn check_across_guests_of_what_was_lost_is_refused() {
+        let lost = |name: &str| {
+            let lines = ACROSS.replace("\"rdma\"", "\"rdma-lost\"");
+            lines.replace(
+                "sizes = [1]",
+                &format!("loses = \"{name}\"\nby = \"sends\""),
+            )
+        };
+        for name in ["n1", "g0", "fabric"] {
+            let group = parse(&format!("{HEAD}{}", lost(name))).unwrap();
+            assert_eq!(group.checks[0].check.check().kills(), Some(name));
+            let error = parse(&format!("{HEAD}{}{ACROSS}", lost(name))).unwrap_err();
+            let wanted = format!("the check uses `{name}`, which a check before it loses");
+            assert!(error.contains(&wanted), "{error}");
+        }
+        // Checks of one guest come first, wherever they stand.
+        let own = lost("g0").replace("[[check]]", "[[check]]\nguest = \"left\"");
+        let beside = "[[nic]]\nguest = \"left\"\nname = \"n2\"\n";
+        let own = own.replace("n1", "n2");
+        let error = parse(&format!("{HEAD}{beside}{ACROSS}{own}")).unwrap_err();
+        assert!(error.contains("the check uses `g0`"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Checks whose two ends are in different guests.
 
-use peerbar_report::{Check, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaMemory};
+use peerbar_report::{Check, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaLost, RdmaMemory};
 
 /// What a check across guests does.
 #[derive(Clone, Debug)]
@@ -9,6 +9,8 @@ pub enum AcrossCheck {
     Transfers(Rdma),
     /// From a disk of the one, by GPUs and adapters, to a disk of the other.
     Chain(RdmaChain),
+    /// Requests of the one to the other, until a part dies.
+    Lost(RdmaLost),
 }
 
 /// The end of a check in one guest.
@@ -24,13 +26,14 @@ pub struct AcrossEnd<'a> {
 
 impl AcrossCheck {
     /// The kinds that there are.
-    pub const KINDS: [&str; 2] = ["rdma", "rdma-chain"];
+    pub const KINDS: [&str; 3] = ["rdma", "rdma-chain", "rdma-lost"];
 
     /// The check, if it may be across guests.
     pub fn of(check: Check) -> Option<Self> {
         match check {
             Check::Rdma(check) => Some(Self::Transfers(check)),
             Check::RdmaChain(check) => Some(Self::Chain(check)),
+            Check::RdmaLost(check) => Some(Self::Lost(check)),
             _ => None,
         }
     }
@@ -40,6 +43,7 @@ impl AcrossCheck {
         match self {
             Self::Transfers(check) => Check::Rdma(check.clone()),
             Self::Chain(check) => Check::RdmaChain(check.clone()),
+            Self::Lost(check) => Check::RdmaLost(check.clone()),
         }
     }
 
@@ -47,6 +51,13 @@ impl AcrossCheck {
     pub fn ends(&self) -> [AcrossEnd<'_>; 2] {
         match self {
             Self::Transfers(Rdma {
+                nic,
+                peer,
+                from,
+                to,
+                ..
+            })
+            | Self::Lost(RdmaLost {
                 nic,
                 peer,
                 from,
@@ -72,6 +83,7 @@ impl AcrossCheck {
         match self {
             Self::Transfers(check) => &check.sizes,
             Self::Chain(check) => &check.sizes,
+            Self::Lost(_) => &[],
         }
     }
 
@@ -80,6 +92,7 @@ impl AcrossCheck {
         match self {
             Self::Transfers(check) => check.seconds,
             Self::Chain(check) => check.seconds,
+            Self::Lost(check) => check.seconds,
         }
     }
 
@@ -96,6 +109,8 @@ impl AcrossCheck {
         match self {
             Self::Transfers(check) => check.judge(flows, payload),
             Self::Chain(check) => check.judge(flows, uncounted, payload),
+            // What is left is tried with guest RAM, and counters of what is gone cannot be compared.
+            Self::Lost(_) => Ok(()),
         }
     }
 }

@@ -1,0 +1,71 @@
+//! A part that dies while an adapter of one guest asks that of another.
+
+use std::io;
+use std::time::Duration;
+
+use peerbar_rdma_end::{Amid, GO_ON_BYTES, Loss, Part, Side, go_on, in_one_line};
+use peerbar_report::{RdmaLoad, RdmaLost, RdmaMemory, RdmaPart};
+
+use super::{Guests, Transfers, lines};
+use crate::scenario::AcrossEnd;
+
+impl Transfers {
+    /// Has the first of `ends` ask the second until what `check` loses has died, and tries what is left.
+    pub(super) fn lose(
+        &mut self,
+        check: &RdmaLost,
+        ends: [AcrossEnd<'_>; 2],
+        guests: &Guests<'_>,
+    ) -> Result<(), String> {
+        let loss = loss(check)?;
+        let nics = ends.clone().map(|end| end.nic);
+        let mut kill = || match &guests.doomed {
+            Some(killer) => killer.kill(),
+            None => Err(io::Error::other("nothing is to die")),
+        };
+        guests.between(ends, Loss::bytes(), |[near, far]| {
+            let mut over = Ok(());
+            let mut report = |name: &str, result: Result<(), _>| {
+                let added = self.add(name.to_owned(), 0, result.map(|()| Duration::ZERO));
+                over = over.clone().and(added);
+            };
+            let conducted = loss.conduct(lines(near), lines(far), &mut kill, &mut report);
+            conducted.map_err(|error| in_one_line(&error)).and(over)
+        })?;
+        let [asks, asked] = nics;
+        for &pair in loss.part.left() {
+            let nics = pair.map(|side| match side {
+                Side::Near => asks,
+                Side::Far => asked,
+            });
+            let ends = nics.map(|nic| AcrossEnd {
+                nic,
+                memory: RdmaMemory::GuestRam,
+                disk: None,
+            });
+            guests.between(ends, GO_ON_BYTES, |[near, far]| {
+                let went_on = go_on(lines(near), lines(far));
+                let name = format!("{} and {} go on", nics[0], nics[1]);
+                self.add(name, 0, went_on.map(|()| Duration::ZERO))
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// What `check` loses, and amid what.
+fn loss(check: &RdmaLost) -> Result<Loss, String> {
+    let part = match check.part() {
+        Some(RdmaPart::Peer) => Part::Peer,
+        Some(RdmaPart::Source) => Part::Source,
+        Some(RdmaPart::Target) => Part::Target,
+        Some(RdmaPart::Fabric) => Part::Fabric,
+        None => return Err(format!("{} is no part of the transfer", check.loses)),
+    };
+    let amid = match check.by {
+        RdmaLoad::Writes => Amid::Writes,
+        RdmaLoad::Reads => Amid::Reads,
+        RdmaLoad::Sends => Amid::Sends,
+    };
+    Ok(Loss { part, amid })
+}
