@@ -32,6 +32,8 @@ impl Status {
     pub const REMOTE_ABORTED: Self = Self(16);
     /// The other side does not answer.
     pub const RESPONSE_TIMEOUT: Self = Self(20);
+    /// What has no other status.
+    pub const GENERAL: Self = Self(21);
 }
 
 impl fmt::Display for Status {
@@ -46,6 +48,7 @@ impl fmt::Display for Status {
             Self::REMOTE_ACCESS => "a remote access error",
             Self::REMOTE_ABORTED => "a remote abort",
             Self::RESPONSE_TIMEOUT => "a response time-out",
+            Self::GENERAL => "a general error",
             Self::RECEIVER_NOT_READY => "the receiver not ready",
             Self::REMOTE_BAD_QUEUE_PAIR => "a bad queue pair of the other side",
             Self(number) => return write!(f, "status {number}"),

@@ -78,6 +78,16 @@ impl CompletionQueue {
         self.cq.as_ptr()
     }
 
+    /// Has `create` make an object for which the kernel takes the completion queue of this handle instead.
+    pub(crate) fn standing_in<T>(&self, handle: u32, create: impl FnOnce() -> T) -> T {
+        // SAFETY: the queue exists, and the library has no other user of its handle meanwhile.
+        let own = unsafe { std::mem::replace(&mut (*self.cq.as_ptr()).handle, handle) };
+        let created = create();
+        // SAFETY: as above. The library destroys the queue by its own handle.
+        unsafe { (*self.cq.as_ptr()).handle = own };
+        created
+    }
+
     /// The next completion, if there is one.
     pub(crate) fn poll(&self) -> Result<Option<Completion>> {
         let mut entry = WorkCompletion::default();
@@ -97,16 +107,21 @@ impl CompletionQueue {
 
     /// The next completion, which must come within `limit`.
     pub(crate) fn wait(&self, limit: Duration) -> Result<Completion> {
-        let deadline = Instant::now() + limit;
-        loop {
-            if let Some(completion) = self.poll()? {
-                return Ok(completion);
-            }
-            if Instant::now() >= deadline {
-                return Err(Error::TimedOut { limit });
-            }
-            thread::yield_now();
+        wait(limit, || self.poll())
+    }
+}
+
+/// What `poll` finds, which must be within `limit`.
+pub(crate) fn wait<T>(limit: Duration, poll: impl Fn() -> Result<Option<T>>) -> Result<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(found) = poll()? {
+            return Ok(found);
         }
+        if Instant::now() >= deadline {
+            return Err(Error::TimedOut { limit });
+        }
+        thread::yield_now();
     }
 }
 

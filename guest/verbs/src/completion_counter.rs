@@ -120,7 +120,7 @@ impl CompletionCounter {
             (ERRORS, Value::Buffer(&errors)),
         ];
         let created = uverbs::call(context.device_file(), (COUNTER, CREATE), &attributes);
-        let handle = created.map_err(refused("create a completion counter"))?;
+        let handle = created.map_err(Error::refused("create a completion counter"))?;
         Ok(Self {
             context: context.clone(),
             handle,
@@ -145,8 +145,9 @@ impl CompletionCounter {
             (QUEUE_PAIR, ATTACH),
             &attributes,
         );
-        call.map(|_| ())
-            .map_err(refused("attach a completion counter to a queue pair"))
+        call.map(|_| ()).map_err(Error::refused(
+            "attach a completion counter to a queue pair",
+        ))
     }
 
     /// Changes one of its words.
@@ -166,7 +167,7 @@ impl CompletionCounter {
         ];
         let call = uverbs::call(self.context.device_file(), (COUNTER, MODIFY), &attributes);
         call.map(|_| ())
-            .map_err(refused("change a completion counter"))
+            .map_err(Error::refused("change a completion counter"))
     }
 
     /// Destroys it.
@@ -175,7 +176,7 @@ impl CompletionCounter {
     /// [`Error::Refused`]: with EBUSY while a queue pair has it. Then it goes with the adapter's context.
     pub fn destroy(mut self) -> Result<()> {
         self.destroy_handle()
-            .map_err(refused("destroy a completion counter"))
+            .map_err(Error::refused("destroy a completion counter"))
     }
 
     fn destroy_handle(&mut self) -> std::io::Result<()> {
@@ -192,12 +193,5 @@ impl Drop for CompletionCounter {
     fn drop(&mut self) {
         // One that is in use goes with the context.
         let _ = self.destroy_handle();
-    }
-}
-
-fn refused(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-    move |source| Error::Refused {
-        what: what.to_owned(),
-        source,
     }
 }

@@ -75,6 +75,14 @@ impl Error {
         }
     }
 
+    /// What a refusal of the kernel becomes.
+    pub(crate) fn refused(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Refused {
+            what: what.to_owned(),
+            source,
+        }
+    }
+
     /// The error number that a function of the library has returned; 0 is success.
     pub(crate) fn check(number: libc::c_int, what: impl Into<String>) -> Result<()> {
         match number {

@@ -27,10 +27,13 @@ pub(crate) struct Pd {
     _opaque: [u8; 0],
 }
 
-/// `struct ibv_cq`, known by its address alone.
+/// `struct ibv_cq`, up to what the kernel knows it by.
 #[repr(C)]
 pub(crate) struct Cq {
-    _opaque: [u8; 0],
+    pub(crate) context: *mut Context,
+    _channel: *mut c_void,
+    _cq_context: *mut c_void,
+    pub(crate) handle: u32,
 }
 
 /// `struct ibv_ah`, known by its address alone.
@@ -168,6 +171,18 @@ pub(crate) struct QpInitAttrEx {
     pub(crate) send_ops_flags: u64,
 }
 
+/// `struct ibv_qp_init_attr`.
+#[repr(C)]
+pub(crate) struct QpInitAttr {
+    pub(crate) qp_context: *mut c_void,
+    pub(crate) send_cq: *mut Cq,
+    pub(crate) recv_cq: *mut Cq,
+    pub(crate) srq: *mut c_void,
+    pub(crate) cap: QpCap,
+    pub(crate) qp_type: c_uint,
+    pub(crate) sq_sig_all: c_int,
+}
+
 /// `struct efadv_qp_init_attr`, as rdma-core has had it from 29 on; later fields are left out.
 #[repr(C)]
 #[derive(Default)]
@@ -271,6 +286,8 @@ pub(crate) type CreateCq =
 pub(crate) type DestroyCq = unsafe extern "C" fn(*mut Cq) -> c_int;
 pub(crate) type QpToQpEx = unsafe extern "C" fn(*mut Qp) -> *mut QpEx;
 pub(crate) type ModifyQp = unsafe extern "C" fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
+pub(crate) type QueryQp =
+    unsafe extern "C" fn(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;
 pub(crate) type DestroyQp = unsafe extern "C" fn(*mut Qp) -> c_int;
 pub(crate) type CreateAh = unsafe extern "C" fn(*mut Pd, *mut AhAttr) -> *mut Ah;
 pub(crate) type DestroyAh = unsafe extern "C" fn(*mut Ah) -> c_int;
@@ -302,6 +319,8 @@ mod tests {
     fn attributes_lie_where_the_library_has_them() {
         assert_eq!((size_of::<Qp>(), offset_of!(Qp, qp_num)), (160, 52));
         assert_eq!(offset_of!(Mr, rkey), 40);
+        assert_eq!(offset_of!(Cq, handle), 24);
+        assert_eq!(size_of::<QpInitAttr>(), 64);
         assert_eq!(size_of::<WorkCompletion>(), 48);
         assert_eq!(size_of::<RecvRequest>(), 32);
         assert_eq!(offset_of!(QpInitAttrEx, comp_mask), 60);

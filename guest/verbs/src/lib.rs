@@ -25,7 +25,8 @@
 //! The library is loaded when it is first needed, so that a host that builds a program of this crate needs no rdma-core. Its
 //! structures are laid out in `layout`, as `infiniband/verbs.h` and `infiniband/efadv.h` of rdma-core have them.
 //!
-//! Completion counters are asked of the kernel itself, since Debian's libibverbs has no functions for them.
+//! Completion counters, and completion queues in a buffer of the program's, are asked of the kernel itself, since Debian's libibverbs has no
+//! functions for them.
 //!
 //! Not here: connected and unreliable queue pairs, completion channels, shared receive queues, memory windows.
 
@@ -34,6 +35,7 @@
 mod access;
 mod address_handle;
 mod completion;
+mod completion_buffer;
 mod completion_counter;
 mod context;
 mod error;
@@ -47,6 +49,7 @@ mod uverbs;
 pub use access::Access;
 pub use address_handle::AddressHandle;
 pub use completion::Completion;
+pub use completion_buffer::{CompletionBuffer, CompletionMemory, Entry};
 pub use completion_counter::{Change, CompletionCounter, Word, counted};
 pub use context::{Context, Gid};
 pub use error::{Error, Result};

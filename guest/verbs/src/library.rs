@@ -9,7 +9,7 @@ use libloading::Library;
 use crate::layout::{
     AllocPd, CloseDevice, CreateAh, CreateCq, DeallocPd, DeregMr, DestroyAh, DestroyCq, DestroyQp,
     EfaCreateQpEx, FreeDeviceList, GetDeviceList, GetDeviceName, ModifyQp, OpenDevice, QpToQpEx,
-    QueryGid, QueryPort, RegDmabufMr, RegMr,
+    QueryGid, QueryPort, QueryQp, RegDmabufMr, RegMr,
 };
 use crate::{Error, Result};
 
@@ -62,6 +62,7 @@ functions! {
     verbs b"ibv_destroy_cq\0" destroy_cq: DestroyCq,
     verbs b"ibv_qp_to_qp_ex\0" qp_to_qp_ex: QpToQpEx,
     verbs b"ibv_modify_qp\0" modify_qp: ModifyQp,
+    verbs b"ibv_query_qp\0" query_qp: QueryQp,
     verbs b"ibv_destroy_qp\0" destroy_qp: DestroyQp,
     verbs b"ibv_create_ah\0" create_ah: CreateAh,
     verbs b"ibv_destroy_ah\0" destroy_ah: DestroyAh,

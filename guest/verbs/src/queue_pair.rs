@@ -4,12 +4,15 @@
 
 use std::mem::{self, size_of};
 use std::ptr::{self, NonNull};
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::completion::CompletionQueue;
 use crate::context::PORT;
-use crate::layout::{self, EfaQpInitAttr, QpAttr, QpCap, QpInitAttrEx, RecvRequest, Sge};
-use crate::{AddressHandle, Completion, Error, ProtectionDomain, Result};
+use crate::layout::{
+    self, EfaQpInitAttr, QpAttr, QpCap, QpInitAttr, QpInitAttrEx, RecvRequest, Sge,
+};
+use crate::{AddressHandle, Completion, CompletionBuffer, Error, ProtectionDomain, Result};
 
 /// `IBV_QPT_DRIVER`: a type of the driver's own, which for EFA is SRD.
 const DRIVER_TYPE: u32 = 0xff;
@@ -95,6 +98,8 @@ impl Peer {
 pub struct QueuePair {
     qp: NonNull<layout::Qp>,
     completions: CompletionQueue,
+    /// Where its completions are instead, which is destroyed after it.
+    _buffer: Option<Rc<CompletionBuffer>>,
     domain: ProtectionDomain,
 }
 
@@ -104,6 +109,27 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Refused`].
     pub fn new(domain: &ProtectionDomain, depth: u32) -> Result<Self> {
+        Self::create(domain, depth, None)
+    }
+
+    /// A new one whose completions are in this buffer, and nowhere else: [`QueuePair::poll`] finds none. Debian's library does not learn of them, so
+    /// `depth` is how many requests of each direction it takes in all.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn with_buffer(
+        domain: &ProtectionDomain,
+        depth: u32,
+        buffer: &Rc<CompletionBuffer>,
+    ) -> Result<Self> {
+        Self::create(domain, depth, Some(buffer.clone()))
+    }
+
+    fn create(
+        domain: &ProtectionDomain,
+        depth: u32,
+        buffer: Option<Rc<CompletionBuffer>>,
+    ) -> Result<Self> {
         let context = domain.context();
         let completions = CompletionQueue::new(context, depth.saturating_mul(2))?;
         // SAFETY: zero is a value of each field: numbers, and pointers that are not used.
@@ -125,20 +151,27 @@ impl QueuePair {
         let mut of_efa = EfaQpInitAttr::default();
         let length = u32::try_from(size_of::<EfaQpInitAttr>()).unwrap_or(0);
         let create = context.functions().efa_create_qp_ex;
-        // SAFETY: all that the attributes name exists, and they are used only meanwhile.
-        let qp = unsafe {
-            create(
-                context.as_ptr(),
-                &raw mut attributes,
-                &raw mut of_efa,
-                length,
-            )
+        let mut create = || {
+            // SAFETY: all that the attributes name exists, and they are used only meanwhile.
+            unsafe {
+                create(
+                    context.as_ptr(),
+                    &raw mut attributes,
+                    &raw mut of_efa,
+                    length,
+                )
+            }
+        };
+        let qp = match &buffer {
+            Some(buffer) => completions.standing_in(buffer.handle(), create),
+            None => create(),
         };
         let refused = || Error::last(format!("create an SRD queue pair of {depth} requests"));
         let qp = NonNull::new(qp).ok_or_else(refused)?;
         Ok(Self {
             qp,
             completions,
+            _buffer: buffer,
             domain: domain.clone(),
         })
     }
@@ -205,6 +238,28 @@ impl QueuePair {
             ..QpAttr::default()
         };
         self.modify(attributes, STATE)
+    }
+
+    /// Whether it is in error, as the adapter says.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn has_failed(&self) -> Result<bool> {
+        let mut attributes = QpAttr::default();
+        // SAFETY: zero is a value of each field: numbers, and pointers that are not used.
+        let mut created: QpInitAttr = unsafe { mem::zeroed() };
+        let query = self.domain.context().functions().query_qp;
+        // SAFETY: the queue pair exists, and both structures have room for what the library writes.
+        let status = unsafe {
+            query(
+                self.qp.as_ptr(),
+                &raw mut attributes,
+                STATE,
+                &raw mut created,
+            )
+        };
+        Error::check(status, "ask for the queue pair's state")?;
+        Ok(attributes.qp_state == ERROR)
     }
 
     fn modify(&self, mut attributes: QpAttr, fields: i32) -> Result<()> {

@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::io;
 
@@ -15,7 +16,7 @@ const MANDATORY: u16 = 1;
 /// The longest value that stands in its attribute.
 const LONGEST_INLINE: usize = size_of::<u64>();
 /// How many attributes a request has at most.
-const ATTRIBUTES: usize = 4;
+const ATTRIBUTES: usize = 9;
 
 /// `struct ib_uverbs_ioctl_hdr`.
 #[repr(C)]
@@ -66,8 +67,18 @@ pub(crate) enum Value<'a> {
     Object(u32),
     /// A constant or a number.
     Number(u64),
+    /// A number of 32 bits.
+    Word(u32),
+    /// An open file.
+    File(c_int),
     /// A buffer.
     Buffer(&'a BufferDescription),
+    /// A structure of the driver's own, longer than a number.
+    Driver(&'a [u8]),
+    /// Where the kernel writes a number of 32 bits.
+    Answer(&'a Cell<u32>),
+    /// Where it writes one of 64 bits.
+    LongAnswer(&'a Cell<u64>),
 }
 
 /// Carries out a method of an object, with its attributes by their numbers. The object in the first attribute, which the kernel may have made.
@@ -84,10 +95,21 @@ pub(crate) fn call(
         let (length, data) = match *value {
             Value::Object(handle) => (0, handle.into()),
             Value::Number(number) => (LONGEST_INLINE, number),
+            Value::Word(number) => (size_of::<u32>(), number.into()),
+            // The kernel takes it as a signed number of 64 bits.
+            Value::File(descriptor) => (0, i64::from(descriptor).cast_unsigned()),
             Value::Buffer(buffer) => (
                 size_of::<BufferDescription>(),
                 (&raw const *buffer).expose_provenance() as u64,
             ),
+            Value::Driver(bytes) if bytes.len() <= LONGEST_INLINE => {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            Value::Driver(bytes) => (bytes.len(), bytes.as_ptr().expose_provenance() as u64),
+            Value::Answer(answer) => (size_of::<u32>(), answer.as_ptr().expose_provenance() as u64),
+            Value::LongAnswer(answer) => {
+                (size_of::<u64>(), answer.as_ptr().expose_provenance() as u64)
+            }
         };
         *raw = Raw {
             id: *id,
@@ -110,8 +132,8 @@ pub(crate) fn call(
         },
         attributes: raw,
     };
-    // SAFETY: the request is as long as its header says, and all buffer descriptions that it names live until the call returns. The kernel writes
-    // to the request alone.
+    // SAFETY: the request is as long as its header says, and all that it names lives until the call returns. The kernel writes to the request and
+    // to the cells of answers, whose lengths it is told.
     let status = unsafe { libc::ioctl(device, REQUEST, &raw mut request) };
     if status != 0 {
         return Err(io::Error::last_os_error());
@@ -144,6 +166,9 @@ mod tests {
         let file = File::open("/dev/null").unwrap();
         let error = call(file.as_raw_fd(), (0, 0), &[]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
+        let short = [(0, Value::Driver(&[0; LONGEST_INLINE]))];
+        let error = call(file.as_raw_fd(), (0, 0), &short).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
         let many = [(0, Value::Number(0)); ATTRIBUTES + 1];
         let error = call(file.as_raw_fd(), (0, 0), &many).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
