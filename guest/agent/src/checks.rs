@@ -46,6 +46,7 @@ mod provider;
 mod queues_in_cmb;
 mod rdma;
 mod rdma_chain;
+mod rdma_completions;
 mod rdma_lost;
 mod rdma_refused;
 mod route;

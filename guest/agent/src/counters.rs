@@ -89,6 +89,14 @@ impl Traffic {
         bytes / COMPLETION_BYTES
     }
 
+    /// Bytes of completions that one device wrote to any device's memory.
+    pub(crate) fn completion_bytes_to_devices(&self, device: u32) -> u64 {
+        self.sum(|of, kind| {
+            let is_of_device = matches!(kind.completer, Completer::OwnMemory | Completer::PeerBar);
+            of == device && kind.purpose == Purpose::Completion && is_of_device
+        })
+    }
+
     /// Bytes of PRP lists that one device read out of guest RAM, and out of another's memory.
     pub(crate) fn list_bytes(&self, device: u32) -> [u64; 2] {
         [Completer::GuestRam, Completer::PeerBar].map(|from| {

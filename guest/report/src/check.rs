@@ -53,6 +53,7 @@ mod provider;
 mod queues_in_cmb;
 mod rdma;
 mod rdma_chain;
+mod rdma_completions;
 mod rdma_lost;
 mod rdma_refused;
 mod vfio;
@@ -339,6 +340,7 @@ kinds! {
     vfio_window::VfioWindow,
     rdma::Rdma,
     rdma_chain::RdmaChain,
+    rdma_completions::RdmaCompletions,
     rdma_lost::RdmaLost,
     rdma_refused::RdmaRefused,
 }

@@ -2,6 +2,8 @@
 
 pub(crate) mod between;
 pub(crate) mod chain;
+pub(crate) mod completions;
+pub(crate) mod completions_lost;
 pub(crate) mod counters;
 pub(crate) mod end;
 pub(crate) mod end_process;

@@ -14,7 +14,10 @@ use peerbar_rdma_end::{Amid, Loss, Part};
 use crate::checks::memory::MemoryKind;
 use crate::checks::rate::Kind;
 use crate::checks::report::Report;
-use crate::checks::{between, chain, counters, end, lost, probe, rate, refusals, transfers, vram};
+use crate::checks::{
+    between, chain, completions, completions_lost, counters, end, lost, probe, rate, refusals,
+    transfers, vram,
+};
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
 #[derive(Parser)]
@@ -169,6 +172,18 @@ enum Check {
         #[arg(long, value_name = "MEMORY")]
         memory: MemoryKind,
     },
+    /// Has completion queues in a buffer, and polls them there. Needs Linux 7.3.
+    Completions {
+        /// The kernel's name of the adapter.
+        #[arg(long, value_name = "DEVICE")]
+        nic: String,
+        /// The memory of the queues: `host`, or the number of a GPU's device file.
+        #[arg(long, value_name = "MEMORY")]
+        memory: MemoryKind,
+        /// The memory dies once the line "# under load" is printed.
+        #[arg(long)]
+        loses: bool,
+    },
     /// Asks for what an adapter must refuse.
     Refused {
         /// The kernel's name of the adapter.
@@ -259,6 +274,16 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             lost::run(&nic, &peer, [from, to], loss, report)
         }
         Check::Counters { nic, memory } => counters::run(&nic, memory, report),
+        Check::Completions {
+            nic,
+            memory,
+            loses: false,
+        } => completions::run(&nic, memory, report),
+        Check::Completions {
+            nic,
+            memory,
+            loses: true,
+        } => completions_lost::run(&nic, memory, report),
         Check::Refused { nic, gpu } => {
             refusals::run(&nic, report)?;
             gpu.map_or(Ok(()), |gpu| vram::run(&nic, gpu, report))

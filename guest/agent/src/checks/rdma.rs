@@ -1,6 +1,7 @@
 //! Sends, writes and reads between queue pairs of RDMA adapters.
 
 use anyhow::{Context, anyhow, bail, ensure};
+use parking_lot::Mutex;
 use peerbar_report::{Expectation, Measure, ProgramReport, Rdma, RdmaMemory, size_range};
 
 use super::expectation::{self, Work};
@@ -12,6 +13,8 @@ use crate::tools::{Ran, Words};
 const FOLDER: &str = "/opt/peerbar";
 /// The line in which the program reports what it has moved.
 const PAYLOAD: &str = "# payload ";
+/// The line by which it says that requests are in progress.
+const UNDER_LOAD: &str = "# under load";
 
 impl Run for Rdma {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -75,6 +78,28 @@ pub(super) fn words(command: &str, arguments: &[(&str, String)]) -> Words {
         arguments: [command.to_owned()].into_iter().chain(options).collect(),
         environment: Vec::new(),
     }
+}
+
+/// Runs the program of the verbs, with the death of a server once it says that requests are in progress, and judges its report.
+pub(super) fn run_and_kill(
+    guest: &GuestContext,
+    words: &Words,
+    (server, seconds): (&str, Option<u32>),
+    measure: &mut Measure,
+) -> anyhow::Result<Ran> {
+    let tools = guest.tools()?.context("the plan has no tools root")?;
+    let killed = Mutex::new(None);
+    let ran = tools.run_program(words, guest.limit(seconds), |line| {
+        guest.show(line);
+        if line == UNDER_LOAD {
+            let kill = guest.launcher.kill_server(server);
+            *killed.lock() = Some(kill);
+        }
+    })?;
+    judge_report(&ran, measure)?;
+    let killed = killed.into_inner();
+    killed.context("the program had no requests in progress")??;
+    Ok(ran)
 }
 
 /// Takes the results that the program has reported, and fails if it failed.

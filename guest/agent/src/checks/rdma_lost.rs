@@ -1,15 +1,11 @@
 //! A surprise removal of a part of an RDMA transfer: the server behind it is killed while requests are in progress.
 
 use anyhow::{Context, ensure};
-use parking_lot::Mutex;
 use peerbar_report::{CheckKind, Measure, RdmaLost, RdmaPart};
 
 use super::{Outcome, Run, rdma};
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
-
-/// The line by which the program says that requests are in progress.
-const UNDER_LOAD: &str = "# under load";
 
 impl Run for RdmaLost {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -28,22 +24,8 @@ impl Run for RdmaLost {
             ("--by", self.by.to_string()),
         ];
         // Counters of a device that is gone cannot be compared, so they are not read here.
-        let tools = guest.tools()?.context("the plan has no tools root")?;
-        let killed = Mutex::new(None);
-        let ran = tools.run_program(
-            &rdma::words("lost", &arguments),
-            guest.limit(self.seconds),
-            |line| {
-                guest.show(line);
-                if line == UNDER_LOAD {
-                    let kill = guest.launcher.kill_server(&self.loses);
-                    *killed.lock() = Some(kill);
-                }
-            },
-        )?;
-        let killed = killed.into_inner();
-        rdma::judge_report(&ran, measure)?;
-        killed.context("the program had no requests in progress")??;
+        let words = rdma::words("lost", &arguments);
+        let ran = rdma::run_and_kill(guest, &words, (&self.loses, self.seconds), measure)?;
         ensure!(
             !measure.subtests.is_empty(),
             "the program reported nothing: {}",

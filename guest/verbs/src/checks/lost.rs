@@ -31,13 +31,15 @@ pub(crate) fn run(
             Side::Near => nic,
             Side::Far => peer,
         });
-        let ends = [near, far].map(|nic| (nic, MemoryKind::Host));
-        report.add(
-            format!("{near} and {far} go on"),
-            between(ends, GO_ON_BYTES, go_on),
-        );
+        report.add(format!("{near} and {far} go on"), works(near, far));
     }
     Ok(())
+}
+
+/// New ends with guest RAM transfer in each way.
+pub(super) fn works(near: &str, far: &str) -> anyhow::Result<()> {
+    let ends = [near, far].map(|nic| (nic, MemoryKind::Host));
+    between(ends, GO_ON_BYTES, go_on)
 }
 
 /// Starts two ends with `size` bytes of memory each, has `work` ask them, and waits until they have ended.

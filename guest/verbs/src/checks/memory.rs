@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::{bail, ensure};
 use peerbar_gds::{Buffer, ExportPolicy, Gpu};
 use peerbar_mapping::Mapping;
-use peerbar_verbs::{Access, ProtectionDomain, Region};
+use peerbar_verbs::{Access, CompletionMemory, ProtectionDomain, Region};
 
 /// Page size of the guest.
 pub(crate) const PAGE: u64 = 4096;
@@ -145,6 +145,12 @@ impl Memory {
             Self::Host(mapping) => mapping,
             Self::Vram(buffer, _) => buffer.mapping(),
         }
+    }
+}
+
+impl CompletionMemory for Memory {
+    fn mapping(&self) -> &Mapping {
+        self.mapping()
     }
 }
 

@@ -1,0 +1,64 @@
+//! Completion queues of an RDMA adapter in a buffer of a program's.
+
+use anyhow::{Context, anyhow, ensure};
+use peerbar_report::{Measure, RdmaCompletions};
+
+use super::{Outcome, Run, rdma};
+use crate::counters::TrafficWatch;
+use crate::guest_context::GuestContext;
+
+/// The line by which the program reports how many completions it has had.
+const COMPLETIONS: &str = "# completions ";
+
+impl Run for RdmaCompletions {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+        let nic = guest.nic(&self.nic)?;
+        let arguments = [
+            ("--nic", nic.device.clone()),
+            ("--memory", rdma::memory(guest, &self.memory)?),
+        ];
+        let mut words = rdma::words("completions", &arguments);
+        let mut watch = TrafficWatch::new(guest);
+        let ran = if self.loses {
+            words.arguments.push("--loses".to_owned());
+            let gpu = self.memory.gpu().context("the check loses no GPU")?;
+            // Counters of a device that is gone cannot be compared, so they are not read here.
+            rdma::run_and_kill(guest, &words, (gpu, self.seconds), measure)?
+        } else {
+            let tools = guest.tools()?.context("the plan has no tools root")?;
+            let limit = guest.limit(self.seconds);
+            let ran = watch.watch(|| tools.run_program(&words, limit, |line| guest.show(line)))?;
+            watch.write_to(measure);
+            rdma::judge_report(&ran, measure)?;
+            ran
+        };
+        ensure!(
+            !measure.subtests.is_empty(),
+            "the program reported nothing: {}",
+            ran.output
+        );
+        if !self.loses {
+            let to_devices = watch.traffic()?.completion_bytes_to_devices(nic.number);
+            let judged = self.judge(completions(&ran.output)?, to_devices);
+            judged.map_err(|message| anyhow!(message))?;
+        }
+        Ok(Outcome::Passed)
+    }
+}
+
+fn completions(output: &str) -> anyhow::Result<u64> {
+    let mut lines = output.lines();
+    let number = lines.find_map(|line| line.strip_prefix(COMPLETIONS)?.parse().ok());
+    number.with_context(|| format!("the program did not print {COMPLETIONS:?} with a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completions_are_what_the_program_prints() {
+        assert_eq!(completions("# completions 7\nok 1 x\n").unwrap(), 7);
+        assert!(completions("ok 1 x\n# completions many\n").is_err());
+    }
+}

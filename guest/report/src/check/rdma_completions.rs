@@ -1,0 +1,129 @@
+//! `rdma-completions`: completion queues in a buffer of the program's.
+
+use toml::Spanned;
+
+use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check, rdma};
+
+check! {
+    /// A program has the adapter's completion queues in a buffer of its own, in guest RAM or in VRAM by a dma-buf, and polls them there by the
+    /// processor. The adapter's counters show whose memory the completions went to. With `loses` the GPU's server is killed while
+    /// requests complete: the queue pairs are in error then, nothing hangs, no request succeeds that was not carried out, and the adapter goes
+    /// on. It takes Linux 7.3, and `tools = true` at the top of the scenario.
+    "rdma-completions": "completions of {nic} in {memory}{lost}" with (lost = if *loses { ", which is lost" } else { "" })
+    pub struct RdmaCompletions {
+        /// Name of a `[[nic]]`.
+        pub nic: String,
+        /// The memory of the queues: `"guest-ram"`, or `{ vram = "NAME" }` with the name of a `[[gpu]]`.
+        pub memory: RdmaMemory,
+        /// Whether the GPU dies meanwhile. Checks that follow cannot use it.
+        #[default = "`false`"]
+        #[serde(default)]
+        pub loses: bool,
+    }
+}
+
+impl RdmaCompletions {
+    /// Checks that the adapter has written `completions` of them, each once: by its own count of the bytes of completions to devices'
+    /// memory.
+    ///
+    /// # Errors
+    /// What the count shows instead.
+    pub fn judge(&self, completions: u64, to_devices: u64) -> Result<(), String> {
+        /// Bytes of a completion.
+        const LENGTH: u64 = 32;
+        if completions == 0 {
+            return Err("the program had no completions".to_owned());
+        }
+        let in_vram = self.memory.gpu().map_or(0, |_| completions);
+        let wanted = in_vram.saturating_mul(LENGTH);
+        if to_devices == wanted {
+            return Ok(());
+        }
+        Err(format!(
+            "{in_vram} of {completions} completions were to be in a GPU's memory, which are {wanted} bytes; the counters of {} show {to_devices} \
+             bytes of completions that went to other devices",
+            self.nic
+        ))
+    }
+}
+
+impl CheckKind for RdmaCompletions {
+    fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
+        rdma::needs_tools(keys)?;
+        let nic = keys.nic_name("nic")?;
+        let memory = RdmaMemory::read(keys, "memory")?;
+        let loses: Option<Spanned<bool>> = keys.optional("loses")?;
+        if let Some(loses) = loses.as_ref().filter(|it| *it.get_ref())
+            && memory.gpu().is_none()
+        {
+            let message = "`loses` takes memory of a GPU: write `memory = { vram = \"NAME\" }`";
+            return Err(TableError::new(loses.span(), message));
+        }
+        Ok(Self {
+            nic,
+            memory,
+            loses: loses.is_some_and(Spanned::into_inner),
+            seconds: keys.seconds,
+        })
+    }
+
+    fn pairs(&self) -> Vec<Pair> {
+        let gpu = self.memory.gpu().into_iter();
+        gpu.map(|gpu| Pair::of(gpu, &self.nic)).collect()
+    }
+
+    fn kills(&self) -> Option<&str> {
+        self.memory.gpu().filter(|_| self.loses)
+    }
+
+    /// The payload of its requests is in guest RAM.
+    fn guest_ram_bytes(&self, _payload: u64) -> Option<u64> {
+        None
+    }
+
+    fn packages(&self) -> &'static [&'static str] {
+        rdma::PACKAGES
+    }
+
+    fn programs(&self) -> &'static [&'static str] {
+        rdma::PROGRAMS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(memory: &str, loses: bool) -> RdmaCompletions {
+        let text = format!(r#"{{"nic":"n","memory":{memory},"loses":{loses}}}"#);
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn completions_are_counted_where_the_queue_is() {
+        let (ram, vram) = (
+            check(r#""guest-ram""#, false),
+            check(r#"{"vram":"g"}"#, false),
+        );
+        assert_eq!(vram.judge(10, 320), Ok(()));
+        assert_eq!(ram.judge(10, 0), Ok(()));
+        for bytes in [0, 319, 352] {
+            let error = vram.judge(10, bytes).unwrap_err();
+            assert!(error.starts_with("10 of 10 completions"), "{error}");
+        }
+        assert!(ram.judge(10, 32).is_err());
+        assert!(vram.judge(0, 0).is_err());
+    }
+
+    #[test]
+    fn gpu_is_killed_only_where_the_check_loses_it() {
+        let lost = check(r#"{"vram":"g"}"#, true);
+        assert_eq!(lost.kills(), Some("g"));
+        assert_eq!(
+            lost.to_string(),
+            "completions of n in VRAM of g, which is lost"
+        );
+        assert_eq!(check(r#"{"vram":"g"}"#, false).kills(), None);
+        assert_eq!(lost.pairs(), [Pair::of("g", "n")]);
+    }
+}

@@ -1,0 +1,250 @@
+//! Completion queues in a buffer of the host's memory or of a GPU's, polled there.
+
+use std::rc::Rc;
+
+use anyhow::{Context as _, bail, ensure};
+use peerbar_gds::ExportPolicy;
+use peerbar_mapping::Mapping;
+use peerbar_verbs::{
+    Access, AddressHandle, CompletionBuffer, Context, Operation, Peer, ProtectionDomain, QueuePair,
+    Region, Status,
+};
+
+use super::PATIENCE;
+use super::memory::{Memory, MemoryKind, PAGE};
+use super::report::Report;
+
+/// Entries of a queue.
+pub(super) const ENTRIES: u32 = 16;
+/// Bytes of its entries.
+const QUEUE: u64 = 32 * ENTRIES as u64;
+/// Requests of each direction that a queue pair takes in all.
+const DEPTH: u32 = 256;
+/// Bytes of a message.
+const LENGTH: u32 = 64;
+/// What is beside the entries.
+const BESIDE: u8 = 0x5a;
+
+/// Has the adapter `nic` complete requests in queues in memory of this kind.
+pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
+    let bench = Bench::new(nic, kind)?;
+    report.add("writes, five times round the queue", bench.writes());
+    report.add("sends and receives", bench.messages());
+    report.add("a request that fails", bench.failure());
+    if let MemoryKind::Vram(_) = kind {
+        report.add("buffer that can be revoked", bench.revocable());
+        report.add("revoke of a queue's buffer", bench.revoked());
+    }
+    report.add("buffer that is too short", bench.short());
+    report.add("receives that are flushed", bench.flush());
+    report.add("nothing beside the entries", bench.beside());
+    let completions = bench.sent.consumed() + bench.received.consumed();
+    println!("# completions {completions}");
+    Ok(())
+}
+
+/// Two queue pairs, each with a queue in a page of the memory.
+struct Bench {
+    // The queue pairs are dropped before the queues, and those before the memory.
+    asking: QueuePair,
+    asked: QueuePair,
+    sent: Rc<CompletionBuffer>,
+    received: Rc<CompletionBuffer>,
+    peer: Peer,
+    source: Region,
+    target: Region,
+    memory: Rc<Memory>,
+    kind: MemoryKind,
+    domain: ProtectionDomain,
+}
+
+impl Bench {
+    fn new(nic: &str, kind: MemoryKind) -> anyhow::Result<Self> {
+        let context = Context::open(nic)?;
+        let domain = ProtectionDomain::new(&context)?;
+        let memory = Rc::new(Memory::new(kind, 2 * PAGE)?);
+        memory.write(0, &vec![BESIDE; usize::try_from(2 * PAGE)?])?;
+        let policy = ExportPolicy::Pinned;
+        let queue =
+            |offset| anyhow::Ok(Rc::new(queue(&context, &memory, policy, offset, ENTRIES)?));
+        let (sent, received) = (queue(0)?, queue(PAGE)?);
+        let pair = |queue| ready(&domain, DEPTH, queue);
+        let (asking, asked) = (pair(&sent)?, pair(&received)?);
+        let region = || {
+            let memory = Mapping::private(PAGE)?;
+            anyhow::Ok(Region::of_memory(&domain, Rc::new(memory), Access::ALL)?)
+        };
+        let (source, target) = (region()?, region()?);
+        let handle = AddressHandle::new(&domain, context.gid()?)?;
+        Ok(Self {
+            peer: Peer::of(handle, &asked),
+            asking,
+            asked,
+            sent,
+            received,
+            source,
+            target,
+            memory,
+            kind,
+            domain,
+        })
+    }
+
+    fn post(&self, operation: Operation) -> anyhow::Result<()> {
+        let local = self.source.local(0, LENGTH);
+        Ok(self.asking.post(0, operation, local, &self.peer)?)
+    }
+
+    /// Takes the completions of that many requests of the one that asks, which need not end in order.
+    fn take(&self, count: u32, status: Status) -> anyhow::Result<()> {
+        let first = self.sent.consumed();
+        let all = first..first + u64::from(count);
+        let mut missing: Vec<u64> = all.collect();
+        for _ in 0..count {
+            let entry = self.sent.wait(PATIENCE)?;
+            let done = entry.completion;
+            ensure!(!entry.is_receive, "{entry:?} is of a receive");
+            ensure!(
+                done.queue_pair == self.asking.number(),
+                "{entry:?} is of another queue pair"
+            );
+            ensure!(done.status == status, "{entry:?}, not {status}");
+            let place = missing.iter().position(|id| *id == done.id);
+            let place = place.with_context(|| format!("{entry:?} is of no request"))?;
+            missing.swap_remove(place);
+        }
+        ensure!(self.sent.poll()?.is_none(), "there is one completion more");
+        Ok(())
+    }
+
+    /// The last round is not a whole one, so that what follows is written in both phases.
+    fn writes(&self) -> anyhow::Result<()> {
+        for count in [ENTRIES, 1, ENTRIES, ENTRIES, ENTRIES, ENTRIES - 3] {
+            for _ in 0..count {
+                self.post(Operation::Write(self.target.remote(0)))?;
+            }
+            self.take(count, Status::SUCCESS)?;
+        }
+        Ok(())
+    }
+
+    fn messages(&self) -> anyhow::Result<()> {
+        for number in 0..2 * ENTRIES {
+            let into = self.target.local(0, LENGTH);
+            self.asked.post_receive(0, into)?;
+            self.post(Operation::SendImmediate(number))?;
+            self.take(1, Status::SUCCESS)?;
+            let entry = self.received.wait(PATIENCE)?;
+            let done = entry.completion.succeeded()?;
+            let wanted = (u64::from(number), LENGTH, Some(number));
+            ensure!(
+                entry.is_receive && (done.id, done.bytes, done.immediate) == wanted,
+                "the receive of message {number} completes with {entry:?}"
+            );
+        }
+        Ok(())
+    }
+
+    fn failure(&self) -> anyhow::Result<()> {
+        let mut nowhere = self.target.remote(0);
+        nowhere.key ^= 1;
+        self.post(Operation::Write(nowhere))?;
+        self.take(1, Status::REMOTE_ACCESS)?;
+        self.post(Operation::Read(self.target.remote(0)))?;
+        self.take(1, Status::SUCCESS)
+    }
+
+    fn flush(&self) -> anyhow::Result<()> {
+        for _ in 0..ENTRIES {
+            let into = self.target.local(0, LENGTH);
+            self.asked.post_receive(0, into)?;
+        }
+        self.asked.stop()?;
+        for _ in 0..ENTRIES {
+            let entry = self.received.wait(PATIENCE)?;
+            ensure!(
+                entry.is_receive && entry.completion.status == Status::FLUSHED,
+                "a receive of a queue pair that is stopped completes with {entry:?}"
+            );
+        }
+        Ok(())
+    }
+
+    fn beside(&self) -> anyhow::Result<()> {
+        let beside = vec![BESIDE; usize::try_from(PAGE - QUEUE)?];
+        for page in [0, PAGE] {
+            self.memory.expect(page + QUEUE, &beside)?;
+        }
+        Ok(())
+    }
+
+    fn short(&self) -> anyhow::Result<()> {
+        let context = self.domain.context();
+        let two_pages = u32::try_from(2 * PAGE / 32)?;
+        let queue = queue(context, &self.memory, ExportPolicy::Pinned, PAGE, two_pages);
+        refused(queue, libc::EINVAL)
+    }
+
+    /// The kernel's driver pins memory, which an exporter of revocable memory does not let it.
+    fn revocable(&self) -> anyhow::Result<()> {
+        let other = Rc::new(Memory::new(self.kind, PAGE)?);
+        let context = self.domain.context();
+        let queue = queue(context, &other, ExportPolicy::Revocable, 0, ENTRIES);
+        refused(queue, libc::EOPNOTSUPP)
+    }
+
+    fn revoked(&self) -> anyhow::Result<()> {
+        let revoked = self.memory.buffer()?.revoke();
+        ensure!(revoked.is_err(), "memory of a queue was revoked");
+        self.post(Operation::Write(self.target.remote(0)))?;
+        self.take(1, Status::SUCCESS)
+    }
+}
+
+/// A queue in the page at this offset of the memory, of which the adapter's driver gets a dma-buf of this policy.
+pub(super) fn queue(
+    context: &Context,
+    memory: &Rc<Memory>,
+    policy: ExportPolicy,
+    page: u64,
+    entries: u32,
+) -> anyhow::Result<CompletionBuffer> {
+    let part = page..page + PAGE;
+    let queue = match &**memory {
+        Memory::Host(mapping) => {
+            CompletionBuffer::in_memory(context, mapping.clone(), part, entries)
+        }
+        Memory::Vram(buffer, _) => {
+            let dma_buf = buffer.export_as(policy)?;
+            CompletionBuffer::in_dma_buf(context, dma_buf, memory.clone(), part, entries)
+        }
+    };
+    Ok(queue?)
+}
+
+/// A queue pair with its completions in this queue, that sends and receives.
+pub(super) fn ready(
+    domain: &ProtectionDomain,
+    depth: u32,
+    queue: &Rc<CompletionBuffer>,
+) -> anyhow::Result<QueuePair> {
+    let pair = QueuePair::with_buffer(domain, depth, queue)?;
+    pair.initialize()?;
+    pair.receive_from_now_on()?;
+    pair.send_from_now_on()?;
+    Ok(pair)
+}
+
+fn refused(queue: anyhow::Result<CompletionBuffer>, wanted: i32) -> anyhow::Result<()> {
+    let Err(error) = queue else {
+        bail!("it was taken");
+    };
+    let number = error
+        .downcast_ref::<peerbar_verbs::Error>()
+        .and_then(peerbar_verbs::Error::number);
+    ensure!(
+        number == Some(wanted),
+        "the reason is not error {wanted}, but: {error:#}"
+    );
+    Ok(())
+}

@@ -1,0 +1,157 @@
+//! A completion queue in memory of a GPU that dies while requests complete in it.
+
+use std::io::Write as _;
+use std::rc::Rc;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use peerbar_gds::ExportPolicy;
+use peerbar_mapping::Mapping;
+use peerbar_verbs::{
+    Access, AddressHandle, CompletionBuffer, Context, Operation, Peer, ProtectionDomain, QueuePair,
+    Region, Status,
+};
+
+use super::PATIENCE;
+use super::completions::{ENTRIES, queue, ready};
+use super::lost::works;
+use super::memory::{Memory, MemoryKind, PAGE};
+use super::report::Report;
+
+/// Requests that complete before the memory dies.
+const BEFORE: u64 = 64;
+/// Requests that a queue pair takes in all.
+const DEPTH: u32 = 256;
+/// Bytes of a write.
+const LENGTH: u32 = 8;
+
+/// Has the adapter `nic` complete writes in a queue in memory of this kind until that dies, which the line "# under load" asks for.
+pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
+    let mut load = Load::start(nic, kind)?;
+    report.add("queue pairs fail, and no success is told after", load.run());
+    drop(load);
+    report.add(format!("{nic} goes on"), works(nic, nic));
+    Ok(())
+}
+
+/// Writes of 8 bytes each, the number of the write, one after the other.
+struct Load {
+    pair: QueuePair,
+    /// One with a receive that no message comes for, by the same queue.
+    idle: QueuePair,
+    queue: Rc<CompletionBuffer>,
+    peer: Peer,
+    _asked: QueuePair,
+    source: (Rc<Mapping>, Region),
+    target: (Rc<Mapping>, Region),
+    /// Posted in all, and by this queue pair.
+    posted: u64,
+    of_pair: u32,
+    domain: ProtectionDomain,
+}
+
+impl Load {
+    fn start(nic: &str, kind: MemoryKind) -> anyhow::Result<Self> {
+        let context = Context::open(nic)?;
+        let domain = ProtectionDomain::new(&context)?;
+        let memory = Rc::new(Memory::new(kind, PAGE)?);
+        let queue = queue(&context, &memory, ExportPolicy::Pinned, 0, ENTRIES)?;
+        let queue = Rc::new(queue);
+        let asked = QueuePair::ready(&domain, 1)?;
+        let region = || {
+            let memory = Rc::new(Mapping::private(PAGE)?);
+            let region = Region::of_memory(&domain, memory.clone(), Access::ALL)?;
+            anyhow::Ok((memory, region))
+        };
+        let (source, target) = (region()?, region()?);
+        let idle = ready(&domain, 1, &queue)?;
+        idle.post_receive(0, target.1.local(LENGTH.into(), LENGTH))?;
+        Ok(Self {
+            pair: ready(&domain, DEPTH, &queue)?,
+            idle,
+            peer: Peer::of(AddressHandle::new(&domain, context.gid()?)?, &asked),
+            queue,
+            _asked: asked,
+            source,
+            target,
+            posted: 0,
+            of_pair: 0,
+            domain,
+        })
+    }
+
+    /// Returns once the queue pairs have failed.
+    fn run(&mut self) -> anyhow::Result<()> {
+        let mut deadline = None;
+        loop {
+            self.post()?;
+            if !self.completes()? {
+                break;
+            }
+            if self.posted == BEFORE {
+                println!("# under load");
+                std::io::stdout().flush()?;
+                deadline = Some(Instant::now() + PATIENCE);
+            }
+            ensure!(
+                deadline.is_none_or(|it| Instant::now() < it),
+                "the adapter completes requests in memory that was to die"
+            );
+        }
+        ensure!(
+            deadline.is_some(),
+            "the queue pair has failed before the memory died"
+        );
+        let idle = self.idle.has_failed()?;
+        ensure!(idle, "the other queue pair of the queue is not in error");
+        let refused = self.post();
+        ensure!(refused.is_err(), "a queue pair in error takes a request");
+        let told = self.queue.poll()?;
+        let is_told = told.is_some_and(|it| it.completion.status == Status::SUCCESS);
+        ensure!(!is_told, "{told:?} was told by a queue that is gone");
+        Ok(())
+    }
+
+    /// Posts a write of its number.
+    fn post(&mut self) -> anyhow::Result<()> {
+        if self.of_pair == DEPTH {
+            self.pair = ready(&self.domain, DEPTH, &self.queue)?;
+            self.of_pair = 0;
+        }
+        self.posted += 1;
+        self.source.0.write(0, &self.posted.to_le_bytes())?;
+        let local = self.source.1.local(0, LENGTH);
+        let operation = Operation::Write(self.target.1.remote(0));
+        self.pair.post(0, operation, local, &self.peer)?;
+        self.of_pair += 1;
+        Ok(())
+    }
+
+    /// Waits until the last write completes, which must be in its target then, or its queue pair fails; whether it completes.
+    fn completes(&self) -> anyhow::Result<bool> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(entry) = self.queue.poll()? {
+                let done = entry.completion.succeeded();
+                done.with_context(|| format!("write {} is told to have failed", self.posted))?;
+                let there = self.target.0.load64(0)?;
+                ensure!(
+                    there == self.posted,
+                    "write {} is told to be done, and its target has {there}",
+                    self.posted
+                );
+                return Ok(true);
+            }
+            if self.pair.has_failed()? {
+                return Ok(false);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "write {} neither completes nor fails its queue pair",
+                self.posted
+            );
+            thread::yield_now();
+        }
+    }
+}
