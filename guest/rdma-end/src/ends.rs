@@ -87,7 +87,7 @@ impl Side {
         }
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Near => "near end",
             Self::Far => "far end",

@@ -90,6 +90,9 @@ pub enum Error {
     /// What was to die could not be killed.
     #[error("cannot kill the part that is to die")]
     Kill(#[source] io::Error),
+    /// Something was done that was to be refused, or refused otherwise.
+    #[error("{0}")]
+    Permitted(String),
     /// What became of messages is not what their sender learned.
     #[error("{0}")]
     Messages(String),

@@ -7,7 +7,16 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use crate::{Address, Answer, Command, Completed, End, Operation, Result, Span, Status, content};
+use crate::{
+    Address, Answer, Command, Completed, End, Operation, Result, Rights, Span, Spare, SpareCommand,
+    Status, content,
+};
+
+/// The key and the address of spare memory.
+const SPARE_KEY: u32 = 1000;
+const SPARE: u64 = 1 << 40;
+/// The number of a queue pair beside an end's own.
+const OTHER_PAIR: u32 = 77;
 
 /// What goes wrong with an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +37,20 @@ pub(crate) enum Flaw {
     Twice,
     /// Requests change what they read.
     ChangesSource,
+    /// What is to be refused is permitted.
+    IgnoresRights,
+    IgnoresKeys,
+    IgnoresRange,
+    IgnoresPairs,
+    IgnoresLength,
+    /// Memory stays registered.
+    KeepsRegions,
+    /// Memory does not stay as long as it is registered.
+    LosesPinned,
+    /// A request that is refused changes a byte.
+    RefusedBringsByte,
+    RefusedWritesByte,
+    RefusedWritesSpare,
 }
 
 /// A work request.
@@ -38,8 +61,20 @@ struct Post {
     span: Span,
 }
 
+/// Spare memory.
+#[derive(Clone, Copy)]
+struct FakeSpare {
+    rights: Rights,
+    is_registered: bool,
+    is_freed: bool,
+    is_changed: bool,
+}
+
 #[derive(Default)]
 struct State {
+    /// The number of its queue pair, and its key.
+    number: u32,
+    spare: Option<FakeSpare>,
     memory: Vec<u8>,
     receives: VecDeque<(u64, Span)>,
     /// Messages that wait for a receive of the other end.
@@ -60,14 +95,15 @@ pub(crate) struct FakeEnd {
 impl FakeEnd {
     /// Two, each with `size` bytes of memory.
     pub(crate) fn pair(size: u64) -> (Self, Self) {
-        let state = || {
+        let state = |number| {
             let memory = vec![0; usize::try_from(size).unwrap()];
             Rc::new(RefCell::new(State {
+                number,
                 memory,
                 ..State::default()
             }))
         };
-        let (one, two) = (state(), state());
+        let (one, two) = (state(1), state(2));
         let end = |own: &Rc<_>, other: &Rc<_>, number| Self {
             own: Rc::clone(own),
             other: Rc::clone(other),
@@ -106,6 +142,12 @@ impl FakeEnd {
     /// Carries out `post`, or has it wait for a receive.
     fn carry(&self, post: Post) {
         let (own, other) = (&mut *self.own.borrow_mut(), &mut *self.other.borrow_mut());
+        if let Some(status) = self.refusal(other, post) {
+            own.completions
+                .push_back(completed(post.id, status, 0, None));
+            self.refused(own, other, post);
+            return;
+        }
         let takes_receive = !matches!(
             post.operation,
             Operation::Read { .. }
@@ -125,6 +167,13 @@ impl FakeEnd {
         };
         let id = post.id + u64::from(self.has(Flaw::OtherNumber));
         own.completions.push_back(completed(id, status, 0, None));
+        let to = self.peer.unwrap();
+        let is_of_memory = to.key == other.number && to.queue_pair == other.number;
+        let end = remote(post).checked_add(post.span.length.into());
+        let is_inside = end.is_some_and(|end| bytes_to(end) <= other.memory.len());
+        if !is_of_memory || !is_inside {
+            return;
+        }
         let is_dead = !matches!(status, Status::SUCCESS | Status::REMOTE_ACCESS);
         if is_dead && status != Status::BAD_RESPONSE || self.has(Flaw::MovesNothing) {
             return;
@@ -148,6 +197,90 @@ impl FakeEnd {
             let again = completed(id, Status::SUCCESS, post.span.length, immediate);
             other.completions.push_back(again);
         }
+    }
+
+    /// How `post` is refused, if it is.
+    fn refusal(&self, other: &State, post: Post) -> Option<Status> {
+        let to = self.peer.unwrap();
+        let unless = |flaw, status| (!self.has(flaw)).then_some(status);
+        if to.queue_pair != other.number {
+            return unless(Flaw::IgnoresPairs, Status::REMOTE_BAD_QUEUE_PAIR);
+        }
+        if let Operation::Send { .. } = post.operation {
+            let (_, receive) = other.receives.front()?;
+            let is_too_long = receive.length < post.span.length;
+            let refused = unless(Flaw::IgnoresLength, Status::REMOTE_INVALID_REQUEST);
+            return refused.filter(|_| is_too_long);
+        }
+        let spare = other.spare.filter(|spare| spare.is_registered);
+        let (rights, base, size) = match spare {
+            Some(spare) if to.key == SPARE_KEY => (spare.rights, SPARE, SpareCommand::BYTES),
+            _ if to.key == other.number => {
+                let size = u64::try_from(other.memory.len()).unwrap();
+                (Rights::ALL, 0, size)
+            }
+            _ => return unless(Flaw::IgnoresKeys, Status::REMOTE_ACCESS),
+        };
+        let start = to.address.wrapping_add(remote(post)).wrapping_sub(base);
+        let end = start.checked_add(post.span.length.into());
+        if end.is_none_or(|end| end > size) {
+            return unless(Flaw::IgnoresRange, Status::REMOTE_ACCESS);
+        }
+        let is_permitted = match post.operation {
+            Operation::Read { .. } => rights.remote_read,
+            _ => rights.remote_write,
+        };
+        unless(Flaw::IgnoresRights, Status::REMOTE_ACCESS).filter(|_| !is_permitted)
+    }
+
+    /// What is left of a request that was refused.
+    fn refused(&self, own: &mut State, other: &mut State, post: Post) {
+        if let Operation::Send { .. } = post.operation
+            && let Some((id, _)) = other.receives.pop_front()
+        {
+            let failed = completed(id, Status::LOCAL_LENGTH, 0, None);
+            other.completions.push_back(failed);
+        }
+        let local = bytes(post.span).start;
+        own.memory[local] ^= u8::from(self.has(Flaw::RefusedBringsByte));
+        other.memory[0] ^= u8::from(self.has(Flaw::RefusedWritesByte));
+        if let Some(spare) = &mut other.spare {
+            spare.is_changed |= self.has(Flaw::RefusedWritesSpare);
+        }
+    }
+
+    fn spare(&self, command: SpareCommand) -> Answer {
+        let own = &mut *self.own.borrow_mut();
+        if let SpareCommand::Make(rights) = command {
+            own.spare = Some(FakeSpare {
+                rights,
+                is_registered: true,
+                is_freed: false,
+                is_changed: false,
+            });
+            return Answer::Spare(Spare {
+                key: SPARE_KEY,
+                address: SPARE,
+            });
+        }
+        let spare = own.spare.as_mut().unwrap();
+        let is_lost = self.has(Flaw::LosesPinned);
+        let reason = "it is in use".to_owned();
+        match command {
+            SpareCommand::Deregister => spare.is_registered = self.has(Flaw::KeepsRegions),
+            SpareCommand::Free => {
+                spare.is_freed = true;
+                spare.is_registered &= !is_lost;
+            }
+            SpareCommand::Revoke if spare.is_registered && !is_lost => {
+                return Answer::Failed { reason };
+            }
+            SpareCommand::Expect if spare.is_changed && !spare.is_freed => {
+                return Answer::Differs { reason };
+            }
+            SpareCommand::Revoke | SpareCommand::Expect | SpareCommand::Make(_) => {}
+        }
+        Answer::Done
     }
 
     fn copy(&self, own: &mut State, other: &mut State, post: Post, receive: Option<(u64, Span)>) {
@@ -198,6 +331,12 @@ impl End for FakeEnd {
             // What waited for a receive may have one now.
             let waiting = std::mem::take(&mut self.own.borrow_mut().waiting);
             waiting.into_iter().for_each(|post| self.carry(post));
+        }
+        if let Command::Spare(command) = command {
+            return Ok(self.spare(*command));
+        }
+        if let Command::Pair(_) = command {
+            return Ok(Answer::Pair(OTHER_PAIR));
         }
         if let Command::Stop = command {
             self.stop();
@@ -261,10 +400,24 @@ impl End for FakeEnd {
                 file[at].copy_from_slice(&own.memory[bytes(*span)]);
             }
             Command::Workload(_) => unreachable!("a server does it"),
-            Command::Post { .. } | Command::Stop => unreachable!("it is done above"),
+            Command::Post { .. } | Command::Stop | Command::Spare(_) | Command::Pair(_) => {
+                unreachable!("it is done above")
+            }
         }
         Ok(Answer::Done)
     }
+}
+
+/// The offset that a request has at the other end.
+fn remote(post: Post) -> u64 {
+    match post.operation {
+        Operation::Write { remote, .. } | Operation::Read { remote } => remote,
+        Operation::Send { .. } => 0,
+    }
+}
+
+fn bytes_to(end: u64) -> usize {
+    usize::try_from(end).unwrap_or(usize::MAX)
 }
 
 fn bytes(span: Span) -> Range<usize> {

@@ -8,7 +8,7 @@
 //! - [`Server`] keeps requests in progress at an end while that is asked for nothing; [`serve`] has one.
 //! - [`LineEnd`] is the conductor's [`End`]: another process, at the other side of two streams.
 //!
-//! [`Loss`] has the conductor's part of a transfer of which a part dies.
+//! [`Loss`] has the conductor's part of a transfer of which a part dies, [`refuse`] that of what an adapter must refuse.
 //!
 //! Contents are named by a seed ([`content`]), so that no payload passes by the conductor.
 //!
@@ -23,6 +23,7 @@ mod error;
 mod line;
 mod lost;
 mod message;
+mod refused;
 mod server;
 mod slots;
 mod status;
@@ -37,7 +38,11 @@ pub use ends::{Ends, MARGIN, Side, Way};
 pub use error::{Error, Result, in_one_line};
 pub use line::LineEnd;
 pub use lost::{Amid, GO_ON_BYTES, Loss, Part, go_on};
-pub use message::{Address, Answer, Command, Completed, Content, Operation, Span, content};
+pub use message::{
+    Address, Answer, Command, Completed, Content, Operation, PairState, Rights, Span, Spare,
+    SpareCommand, content,
+};
+pub use refused::{REFUSE_BYTES, refuse};
 pub use server::{Server, serve};
 pub use slots::Written;
 pub use status::Status;

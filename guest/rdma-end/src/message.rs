@@ -90,6 +90,79 @@ impl Content {
     }
 }
 
+/// Rights to registered memory. Its own adapter may read it in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Rights {
+    /// Its own adapter may write it.
+    pub local_write: bool,
+    /// Others may write it.
+    pub remote_write: bool,
+    /// Others may read it.
+    pub remote_read: bool,
+}
+
+impl Rights {
+    /// All of them.
+    pub const ALL: Self = Self {
+        local_write: true,
+        remote_write: true,
+        remote_read: true,
+    };
+}
+
+/// What is done with spare memory: of the same kind as the end's own, beside it, and registered on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum SpareCommand {
+    /// Allocate it in place of any before, give each byte [`SpareCommand::VALUE`], and register it. Answered by [`Answer::Spare`].
+    Make(Rights),
+    /// Deregister it.
+    Deregister,
+    /// Free it, which must be a GPU's, and allocate other memory, which gets its place if that is free.
+    Free,
+    /// Revoke it, which must be a GPU's.
+    Revoke,
+    /// Compare each byte that is left with [`SpareCommand::VALUE`], by the processor. Answered by [`Answer::Differs`] where it has another.
+    Expect,
+}
+
+impl SpareCommand {
+    /// Bytes of spare memory.
+    pub const BYTES: u64 = 64 << 10;
+    /// What each of them has.
+    pub const VALUE: u8 = 0x3c;
+}
+
+/// Spare memory, as others reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spare {
+    /// Its remote key.
+    pub key: u32,
+    /// The address that its first byte has in work requests.
+    pub address: u64,
+}
+
+/// A state of a queue pair in which it takes no request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PairState {
+    /// It is new.
+    New,
+    /// It has its key, and does not receive.
+    Initialized,
+    /// It is stopped.
+    Stopped,
+    /// It has been destroyed.
+    Gone,
+}
+
+impl PairState {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::New, Self::Initialized, Self::Stopped, Self::Gone];
+}
+
 /// What a conductor asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -156,6 +229,10 @@ pub enum Command {
     Poll,
     /// Stop the queue pair: what is outstanding is flushed.
     Stop,
+    /// Make a queue pair beside its own in this state, in place of any before. Answered by [`Answer::Pair`].
+    Pair(PairState),
+    /// About memory beside its own.
+    Spare(SpareCommand),
     /// About requests that it keeps in progress. [`crate::Server`] does it for any end.
     Workload(WorkloadCommand),
     /// Read a file or a block device into the memory, which must be a GPU's, peer to peer only.
@@ -204,6 +281,10 @@ pub enum Answer {
     Address(Address),
     /// A work request has completed, whether it succeeded or not.
     Completed(Completed),
+    /// Spare memory.
+    Spare(Spare),
+    /// The number of a queue pair beside its own.
+    Pair(u32),
     /// What has become of the requests that it kept in progress.
     Outcome(Outcome),
     /// The memory has not what was expected.

@@ -12,7 +12,9 @@ pub(crate) mod memory;
 pub(crate) mod probe;
 pub(crate) mod rate;
 pub(crate) mod refusals;
+pub(crate) mod refused;
 pub(crate) mod report;
+pub(crate) mod spare;
 pub(crate) mod transfers;
 pub(crate) mod vram;
 

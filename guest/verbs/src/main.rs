@@ -16,7 +16,7 @@ use crate::checks::rate::Kind;
 use crate::checks::report::Report;
 use crate::checks::{
     between, chain, completions, completions_lost, counters, end, lost, probe, rate, refusals,
-    transfers, vram,
+    refused, transfers, vram,
 };
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
@@ -189,7 +189,10 @@ enum Check {
         /// The kernel's name of the adapter.
         #[arg(long, value_name = "DEVICE")]
         nic: String,
-        /// The number of the device file of a GPU whose memory is used, too.
+        /// The kernel's name of the adapter that is asked, if it is another one.
+        #[arg(long, value_name = "DEVICE")]
+        peer: Option<String>,
+        /// The number of the device file of a GPU, whose memory the one that is asked has.
         #[arg(long, value_name = "NUMBER")]
         gpu: Option<u32>,
     },
@@ -284,9 +287,12 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             memory,
             loses: true,
         } => completions_lost::run(&nic, memory, report),
-        Check::Refused { nic, gpu } => {
+        Check::Refused { nic, peer, gpu } => {
+            let peer = peer.as_ref().unwrap_or(&nic);
             refusals::run(&nic, report)?;
-            gpu.map_or(Ok(()), |gpu| vram::run(&nic, gpu, report))
+            let memory = gpu.map_or(MemoryKind::Host, MemoryKind::Vram);
+            refused::run(&nic, peer, memory, report)?;
+            gpu.map_or(Ok(()), |gpu| vram::run(peer, gpu, report))
         }
     }
 }

@@ -10,6 +10,8 @@ impl Run for RdmaRefused {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
         let nic = guest.nic(&self.nic)?;
         let mut arguments = vec![("--nic", nic.device.clone())];
+        let peer = guest.nic(self.asked())?;
+        arguments.push(("--peer", peer.device.clone()));
         let gpu = self.gpu.as_ref().map(|gpu| guest.gpu(gpu)).transpose()?;
         arguments.extend(gpu.map(|gpu| ("--gpu", gpu.node().to_string())));
         let free = gpu.filter(|gpu| !gpu.window);

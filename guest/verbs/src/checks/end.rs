@@ -15,6 +15,7 @@ use peerbar_verbs::{
 };
 
 use super::memory::{Memory, MemoryKind};
+use super::spare::{self, SpareMemory};
 use super::{DEPTH, PATIENCE};
 
 /// Files that stay open, for transfers one after the other.
@@ -28,7 +29,10 @@ pub(crate) struct LocalEnd {
     domain: ProtectionDomain,
     pair: QueuePair,
     region: Region,
+    kind: MemoryKind,
     memory: Memory,
+    spare: Option<SpareMemory>,
+    beside: Option<QueuePair>,
     other: Option<Other>,
     files: VecDeque<(PathBuf, GpuFile)>,
     posted: Instant,
@@ -53,7 +57,10 @@ impl LocalEnd {
             domain,
             pair,
             region,
+            kind,
             memory,
+            spare: None,
+            beside: None,
             other: None,
             files: VecDeque::new(),
             posted: Instant::now(),
@@ -68,6 +75,15 @@ impl LocalEnd {
                 let completion = self.pair.poll()?;
                 let completed = completion.map(|it| self.completed(it)).transpose()?;
                 return Ok(completed.map_or(Answer::Done, Answer::Completed));
+            }
+            Command::Spare(command) => {
+                let of = (self.kind, &self.domain);
+                return spare::answer(&mut self.spare, of, *command);
+            }
+            Command::Pair(state) => {
+                let (pair, number) = spare::pair(&self.domain, *state)?;
+                self.beside = pair;
+                return Ok(Answer::Pair(number));
             }
             Command::Stop => self.pair.stop()?,
             Command::Workload(_) => bail!("a server does it by other commands"),
@@ -226,7 +242,8 @@ impl Other {
     }
 }
 
-fn compared(memory: anyhow::Result<()>) -> Answer {
+/// What a comparison of memory has shown.
+pub(super) fn compared(memory: anyhow::Result<()>) -> Answer {
     match memory {
         Ok(()) => Answer::Done,
         Err(error) => Answer::Differs {

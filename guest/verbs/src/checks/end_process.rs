@@ -50,3 +50,16 @@ impl Drop for EndProcess {
         let _ = self.0.wait();
     }
 }
+
+/// Starts two ends with `size` bytes of memory each, has `work` ask them, and waits until they have ended.
+pub(crate) fn between(
+    [near, far]: [(&str, MemoryKind); 2],
+    size: u64,
+    work: impl FnOnce(Lines, Lines) -> peerbar_rdma_end::Result<()>,
+) -> anyhow::Result<()> {
+    let start = |(nic, memory)| EndProcess::start(nic, memory, size);
+    let ((near, near_lines), (far, far_lines)) = (start(near)?, start(far)?);
+    work(near_lines, far_lines)?;
+    near.wait()?;
+    far.wait()
+}

@@ -4,7 +4,7 @@ use std::io::{self, Write as _};
 
 use peerbar_rdma_end::{GO_ON_BYTES, Loss, Side, go_on};
 
-use super::end_process::{EndProcess, Lines};
+use super::end_process::between;
 use super::memory::MemoryKind;
 use super::report::Report;
 
@@ -40,17 +40,4 @@ pub(crate) fn run(
 pub(super) fn works(near: &str, far: &str) -> anyhow::Result<()> {
     let ends = [near, far].map(|nic| (nic, MemoryKind::Host));
     between(ends, GO_ON_BYTES, go_on)
-}
-
-/// Starts two ends with `size` bytes of memory each, has `work` ask them, and waits until they have ended.
-fn between(
-    [near, far]: [(&str, MemoryKind); 2],
-    size: u64,
-    work: impl FnOnce(Lines, Lines) -> peerbar_rdma_end::Result<()>,
-) -> anyhow::Result<()> {
-    let start = |(nic, memory)| EndProcess::start(nic, memory, size);
-    let ((near, near_lines), (far, far_lines)) = (start(near)?, start(far)?);
-    work(near_lines, far_lines)?;
-    near.wait()?;
-    far.wait()
 }

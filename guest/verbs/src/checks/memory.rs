@@ -14,6 +14,9 @@ pub(crate) const PAGE: u64 = 4096;
 /// The address that work requests have for the first byte of a GPU's memory.
 pub(crate) const VRAM_ADDRESS: u64 = 0x7000_0000_0000;
 
+/// The same of memory beside it, in which none of the first is.
+pub(crate) const SPARE_ADDRESS: u64 = 0x7100_0000_0000;
+
 /// The device files of GPUs, without their numbers.
 const GPU_FILE: &str = "/dev/peerbar-gpu";
 
@@ -82,11 +85,21 @@ impl Memory {
         domain: &ProtectionDomain,
         access: Access,
     ) -> anyhow::Result<Region> {
+        self.register_at(VRAM_ADDRESS, domain, access)
+    }
+
+    /// The same, where work requests have the address `first` for the first byte of a GPU's memory.
+    pub(crate) fn register_at(
+        &self,
+        first: u64,
+        domain: &ProtectionDomain,
+        access: Access,
+    ) -> anyhow::Result<Region> {
         Ok(match self {
             Self::Host(mapping) => Region::of_memory(domain, mapping.clone(), access)?,
             Self::Vram(buffer, _) => {
                 let dma_buf = buffer.export_as(ExportPolicy::Pinned)?;
-                Region::of_dma_buf(domain, dma_buf, buffer.size(), VRAM_ADDRESS, access)?
+                Region::of_dma_buf(domain, dma_buf, buffer.size(), first, access)?
             }
         })
     }

@@ -1,0 +1,390 @@
+//! What an adapter must refuse to another end.
+
+use crate::{
+    Address, Answer, Command, Completed, End, Ends, Error, MARGIN, Operation, PairState, Result,
+    Rights, Side, Span, Spare, SpareCommand, Status, Way,
+};
+
+/// Bytes of a request.
+const LENGTH: u32 = 512;
+/// Bytes of memory of each end: what a transfer needs.
+const BYTES: u32 = 4 << 12;
+/// What the near end's memory has before a request that is refused, and after it.
+const OWN: u8 = 0xc3;
+/// The same of the far end's memory.
+const UNTOUCHED: u8 = 0x5a;
+/// Keys that are tried around one that there is.
+const GUESSES: u32 = 64;
+/// Numbers of work requests.
+const REQUEST: u64 = 9;
+const RECEIVE: u64 = 3;
+
+type Check<N, F> = fn(&mut Refusals<N, F>) -> Result<()>;
+
+/// An end that asks, and the one that must refuse.
+struct Refusals<N, F> {
+    ends: Ends<N, F>,
+    far: Address,
+}
+
+/// Bytes of memory that each end of [`refuse`] needs.
+pub const REFUSE_BYTES: u64 = BYTES as u64;
+
+/// Has `near` ask `far`, which has memory of a GPU if `of_gpu`, for what that must refuse. After each refusal no byte has changed, and the
+/// adapters go on. `report` gets each result.
+///
+/// # Errors
+/// What keeps requests from being made.
+pub fn refuse<N: End, F: End>(
+    near: N,
+    far: F,
+    of_gpu: bool,
+    report: &mut dyn FnMut(&str, Result<()>),
+) -> Result<()> {
+    let ends = Ends::connect(near, far)?;
+    let [_, far] = ends.addresses();
+    let mut it = Refusals { ends, far };
+    let checks: [(&str, Check<N, F>); 8] = [
+        ("write without the right", Refusals::write_without_the_right),
+        ("read without the right", Refusals::read_without_the_right),
+        ("guessed remote keys", Refusals::guessed_keys),
+        ("the key of another region", Refusals::key_of_another),
+        ("beyond the end of a region", Refusals::beyond_the_end),
+        ("deregistered region", Refusals::deregistered),
+        ("queue pairs in a wrong state", Refusals::wrong_states),
+        (
+            "message that is too long for its receive",
+            Refusals::too_long,
+        ),
+    ];
+    let of_gpus: [(&str, Check<N, F>); 2] = [
+        ("buffer that is freed", Refusals::freed),
+        ("revoke of a pinned buffer", Refusals::revoked),
+    ];
+    let of_gpus = of_gpus.into_iter().filter(|_| of_gpu);
+    for (name, check) in checks.into_iter().chain(of_gpus) {
+        report(name, it.refuses(check));
+    }
+    Ok(())
+}
+
+impl<N: End, F: End> Refusals<N, F> {
+    /// Checks that what `check` asks for is refused, changes no byte, and is no harm to either adapter.
+    fn refuses(&mut self, check: Check<N, F>) -> Result<()> {
+        let whole = Span {
+            offset: 0,
+            length: BYTES,
+        };
+        let sides = [(Side::Near, OWN), (Side::Far, UNTOUCHED)];
+        for (side, value) in sides {
+            let span = whole;
+            self.ends.done(side, &Command::Fill { span, value })?;
+        }
+        check(self)?;
+        for (side, value) in sides {
+            let span = whole;
+            self.ends
+                .done(side, &Command::ExpectValue { span, value })?;
+        }
+        self.ends.done(Side::Near, &Command::Connect(self.far))?;
+        for way in [Way::Write, Way::Read, Way::Send] {
+            self.ends.transfer(way, LENGTH, fastrand::u64(..))?;
+        }
+        Ok(())
+    }
+
+    fn write_without_the_right(&mut self) -> Result<()> {
+        let none = Rights {
+            local_write: false,
+            remote_write: false,
+            remote_read: false,
+        };
+        let others = Rights {
+            remote_write: false,
+            ..Rights::ALL
+        };
+        for rights in [none, others] {
+            let spare = self.spare(rights)?;
+            self.expect(at(self.far, spare), write(0), Status::REMOTE_ACCESS)?;
+            self.untouched()?;
+        }
+        Ok(())
+    }
+
+    fn read_without_the_right(&mut self) -> Result<()> {
+        let spare = self.spare(Rights {
+            remote_read: false,
+            ..Rights::ALL
+        })?;
+        self.expect(at(self.far, spare), read(0), Status::REMOTE_ACCESS)?;
+        self.untouched()
+    }
+
+    fn guessed_keys(&mut self) -> Result<()> {
+        let known = self.far.key;
+        for guess in 1..=GUESSES {
+            for key in [known.wrapping_add(guess), known.wrapping_sub(guess)] {
+                self.expect_no_access(Address { key, ..self.far }, 0)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn key_of_another(&mut self) -> Result<()> {
+        let spare = self.spare(Rights::ALL)?;
+        let far = self.far;
+        self.expect_no_access(
+            Address {
+                key: spare.key,
+                ..far
+            },
+            0,
+        )?;
+        let address = spare.address;
+        self.expect_no_access(Address { address, ..far }, 0)?;
+        self.untouched()
+    }
+
+    fn beyond_the_end(&mut self) -> Result<()> {
+        let size = self.far.size;
+        let last = size.wrapping_sub(LENGTH.into());
+        for offset in [last + 1, size, 0_u64.wrapping_sub(1), u64::MAX / 2] {
+            self.expect_no_access(self.far, offset)?;
+        }
+        Ok(())
+    }
+
+    fn deregistered(&mut self) -> Result<()> {
+        let spare = self.spare(Rights::ALL)?;
+        self.ask_spare(SpareCommand::Deregister)?;
+        self.expect_no_access(at(self.far, spare), 0)?;
+        self.untouched()
+    }
+
+    fn wrong_states(&mut self) -> Result<()> {
+        for state in PairState::ALL {
+            let queue_pair = self.pair(state)?;
+            let to = Address {
+                queue_pair,
+                ..self.far
+            };
+            let send = Operation::Send { immediate: None };
+            for operation in [write(0), read(0), send] {
+                self.expect(to, operation, Status::REMOTE_BAD_QUEUE_PAIR)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn too_long(&mut self) -> Result<()> {
+        let span = Span {
+            offset: MARGIN,
+            length: LENGTH - 1,
+        };
+        let id = RECEIVE;
+        self.ends.done(Side::Far, &Command::Receive { id, span })?;
+        let send = Operation::Send { immediate: None };
+        self.expect(self.far, send, Status::REMOTE_INVALID_REQUEST)?;
+        let received = self.wait(Side::Far, RECEIVE)?;
+        check(Side::Far, received, Status::LOCAL_LENGTH)
+    }
+
+    /// Memory that an adapter has pinned is no other buffer's before it is deregistered, and is out of reach afterwards.
+    fn freed(&mut self) -> Result<()> {
+        let spare = self.spare(Rights::ALL)?;
+        self.ask_spare(SpareCommand::Free)?;
+        self.expect(at(self.far, spare), write(0), Status::SUCCESS)?;
+        self.untouched()?;
+        self.ask_spare(SpareCommand::Deregister)?;
+        self.expect_no_access(at(self.far, spare), 0)?;
+        self.untouched()
+    }
+
+    fn revoked(&mut self) -> Result<()> {
+        let spare = self.spare(Rights::ALL)?;
+        match self.ask_spare(SpareCommand::Revoke) {
+            Err(Error::Failed { .. }) => {}
+            Err(error) => return Err(error),
+            Ok(()) => {
+                let fault = "memory that is pinned was revoked".to_owned();
+                return Err(Error::Permitted(fault));
+            }
+        }
+        self.expect(at(self.far, spare), write(0), Status::SUCCESS)?;
+        self.ask_spare(SpareCommand::Deregister)?;
+        self.ask_spare(SpareCommand::Revoke)?;
+        self.expect_no_access(at(self.far, spare), 0)
+    }
+
+    /// Checks that neither a write nor a read at `offset` of the memory at `to` is permitted.
+    fn expect_no_access(&mut self, to: Address, offset: u64) -> Result<()> {
+        for operation in [write(offset), read(offset)] {
+            self.expect(to, operation, Status::REMOTE_ACCESS)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that a request for `to` ends with this status.
+    fn expect(&mut self, to: Address, operation: Operation, wanted: Status) -> Result<()> {
+        self.ends.done(Side::Near, &Command::Connect(to))?;
+        let post = Command::Post {
+            id: REQUEST,
+            operation,
+            span: Span {
+                offset: MARGIN,
+                length: LENGTH,
+            },
+        };
+        self.ends.done(Side::Near, &post)?;
+        let status = self.wait(Side::Near, REQUEST)?;
+        check(Side::Near, status, wanted).map_err(|error| {
+            let (key, pair) = (to.key, to.queue_pair);
+            Error::Permitted(format!(
+                "{operation:x?} by key {key:#x} to queue pair {pair}: {error}"
+            ))
+        })
+    }
+
+    /// How request `id` of `side` ends.
+    fn wait(&mut self, side: Side, id: u64) -> Result<Status> {
+        match self.ends.end(side).ask(&Command::Wait)? {
+            Answer::Completed(Completed {
+                id: ended, status, ..
+            }) if ended == id => Ok(status),
+            answer => Err(Error::of(answer, &Command::Wait, side.name())),
+        }
+    }
+
+    fn spare(&mut self, rights: Rights) -> Result<Spare> {
+        let command = Command::Spare(SpareCommand::Make(rights));
+        match self.ends.end(Side::Far).ask(&command)? {
+            Answer::Spare(spare) => Ok(spare),
+            answer => Err(Error::of(answer, &command, Side::Far.name())),
+        }
+    }
+
+    fn pair(&mut self, state: PairState) -> Result<u32> {
+        let command = Command::Pair(state);
+        match self.ends.end(Side::Far).ask(&command)? {
+            Answer::Pair(number) => Ok(number),
+            answer => Err(Error::of(answer, &command, Side::Far.name())),
+        }
+    }
+
+    fn ask_spare(&mut self, command: SpareCommand) -> Result<()> {
+        self.ends.done(Side::Far, &Command::Spare(command))
+    }
+
+    fn untouched(&mut self) -> Result<()> {
+        self.ask_spare(SpareCommand::Expect)
+    }
+}
+
+/// The same end with other memory.
+fn at(end: Address, Spare { key, address }: Spare) -> Address {
+    Address {
+        key,
+        address,
+        ..end
+    }
+}
+
+fn write(remote: u64) -> Operation {
+    Operation::Write {
+        remote,
+        immediate: None,
+    }
+}
+
+fn read(remote: u64) -> Operation {
+    Operation::Read { remote }
+}
+
+fn check(side: Side, status: Status, wanted: Status) -> Result<()> {
+    match status == wanted {
+        true => Ok(()),
+        false => Err(Error::Permitted(format!(
+            "a request of the {} ended with {status}, not with {wanted}",
+            side.name()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{FakeEnd, Flaw};
+
+    /// What fails with this flaw of the adapter that asks, and how many results there are.
+    fn failures(flaw: Option<Flaw>) -> (Vec<String>, usize) {
+        let (near, far) = FakeEnd::pair(BYTES.into());
+        near.flaw().set(flaw);
+        far.flaw().set(flaw);
+        let (mut failures, mut results) = (Vec::new(), 0);
+        let mut report = |name: &str, result: Result<()>| {
+            results += 1;
+            failures.extend(result.err().map(|error| format!("{name}: {error}")));
+        };
+        refuse(near, far, true, &mut report).unwrap();
+        (failures, results)
+    }
+
+    #[test]
+    fn adapter_that_refuses_everything_passes() {
+        assert_eq!(failures(None), (Vec::new(), 10));
+    }
+
+    #[test]
+    fn anything_that_is_permitted_or_changes_a_byte_is_found() {
+        for (flaw, wanted) in [
+            (
+                Flaw::IgnoresRights,
+                "write without the right,read without the right",
+            ),
+            (
+                Flaw::IgnoresKeys,
+                "guessed remote keys,deregistered region,buffer that is freed,revoke of a pinned buffer",
+            ),
+            (
+                Flaw::IgnoresRange,
+                "the key of another region,beyond the end of a region",
+            ),
+            (
+                Flaw::KeepsRegions,
+                "deregistered region,buffer that is freed,revoke of a pinned buffer",
+            ),
+            (Flaw::IgnoresPairs, "queue pairs in a wrong state"),
+            (
+                Flaw::IgnoresLength,
+                // The completion that it leaves is not the one that the next transfer waits for.
+                "message that is too long for its receive,buffer that is freed",
+            ),
+            (
+                Flaw::LosesPinned,
+                "buffer that is freed,revoke of a pinned buffer",
+            ),
+        ] {
+            let (failures, _) = failures(Some(flaw));
+            let names: Vec<&str> = failures
+                .iter()
+                .filter_map(|line| line.split(": ").next())
+                .collect();
+            assert_eq!(names.join(","), wanted, "{flaw:?}: {failures:?}");
+        }
+        for (flaw, side) in [
+            (Flaw::RefusedBringsByte, "near end"),
+            (Flaw::RefusedWritesByte, "far end"),
+            (Flaw::RefusedWritesSpare, "far end"),
+        ] {
+            let (failures, results) = failures(Some(flaw));
+            assert!(
+                !failures.is_empty() && failures.len() <= results,
+                "{flaw:?}"
+            );
+            assert!(
+                failures.iter().all(|line| line.contains(side)),
+                "{flaw:?}: {failures:?}"
+            );
+        }
+    }
+}

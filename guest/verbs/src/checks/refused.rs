@@ -1,0 +1,22 @@
+//! What an adapter must refuse to another one, or to itself: each end is a process of its own.
+
+use peerbar_rdma_end::{REFUSE_BYTES, refuse};
+
+use super::end_process::between;
+use super::memory::MemoryKind;
+use super::report::Report;
+
+/// Has the adapter `nic` ask `peer`, which has memory of this kind, for what that must refuse.
+pub(crate) fn run(
+    nic: &str,
+    peer: &str,
+    kind: MemoryKind,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let ends = [(nic, MemoryKind::Host), (peer, kind)];
+    between(ends, REFUSE_BYTES, |near, far| {
+        refuse(near, far, kind != MemoryKind::Host, &mut |name, result| {
+            report.add(name, result.map_err(Into::into));
+        })
+    })
+}

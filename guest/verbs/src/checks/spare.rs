@@ -1,0 +1,141 @@
+//! Memory of an end beside its own, registered on its own, and a queue pair beside its own.
+
+use anyhow::{Context as _, bail};
+use peerbar_gds::Buffer;
+use peerbar_rdma_end::{Answer, PairState, Rights, Spare, SpareCommand};
+use peerbar_verbs::{Access, ProtectionDomain, QueuePair, Region};
+
+use super::DEPTH;
+use super::memory::{Memory, MemoryKind, SPARE_ADDRESS};
+
+/// Buffers that are allocated once memory is freed: enough to get its place.
+const OTHERS: usize = 8;
+
+/// Memory beside an end's own.
+pub(crate) struct SpareMemory {
+    /// Deregistered before the memory goes.
+    region: Option<Region>,
+    memory: Memory,
+    is_freed: bool,
+    /// Buffers that were allocated after it was freed.
+    others: Vec<Buffer>,
+}
+
+impl SpareMemory {
+    /// Memory that others have these rights to.
+    fn make(kind: MemoryKind, domain: &ProtectionDomain, rights: Rights) -> anyhow::Result<Self> {
+        let memory = Memory::new(kind, SpareCommand::BYTES)?;
+        memory.write(0, &values())?;
+        let region = memory.register_at(SPARE_ADDRESS, domain, access(rights))?;
+        Ok(Self {
+            region: Some(region),
+            memory,
+            is_freed: false,
+            others: Vec::new(),
+        })
+    }
+
+    fn free(&mut self) -> anyhow::Result<()> {
+        self.memory.buffer()?.free()?;
+        self.is_freed = true;
+        for _ in 0..OTHERS {
+            let other = self.memory.gpu()?.allocate(SpareCommand::BYTES)?;
+            other.mapping().write(0, &values())?;
+            self.others.push(other);
+        }
+        Ok(())
+    }
+
+    /// Checks that no byte has changed that this process may see.
+    fn expect(&self) -> anyhow::Result<()> {
+        if !self.is_freed {
+            self.memory.expect(0, &values())?;
+        }
+        for other in &self.others {
+            let mut seen = values();
+            other.mapping().read(0, &mut seen)?;
+            if seen != values() {
+                bail!("the adapter wrote to memory of another buffer");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What an end does with memory beside its own.
+pub(crate) fn answer(
+    spare: &mut Option<SpareMemory>,
+    (kind, domain): (MemoryKind, &ProtectionDomain),
+    command: SpareCommand,
+) -> anyhow::Result<Answer> {
+    if let SpareCommand::Make(rights) = command {
+        *spare = None;
+        let made = spare.insert(SpareMemory::make(kind, domain, rights)?);
+        let remote = made.region.as_ref().map(|region| region.remote(0));
+        let remote = remote.context("it is not registered")?;
+        return Ok(Answer::Spare(Spare {
+            key: remote.key,
+            address: remote.address,
+        }));
+    }
+    let spare = spare.as_mut().context("there is none: make it first")?;
+    match command {
+        SpareCommand::Deregister => spare.region = None,
+        SpareCommand::Free => spare.free()?,
+        SpareCommand::Revoke => spare.memory.buffer()?.revoke()?,
+        SpareCommand::Expect => return Ok(super::end::compared(spare.expect())),
+        SpareCommand::Make(_) => {}
+    }
+    Ok(Answer::Done)
+}
+
+/// A queue pair in this state, and its number; it is kept as long as it is to exist.
+pub(crate) fn pair(
+    domain: &ProtectionDomain,
+    state: PairState,
+) -> anyhow::Result<(Option<QueuePair>, u32)> {
+    let pair = match state {
+        PairState::New | PairState::Gone => QueuePair::new(domain, DEPTH)?,
+        PairState::Initialized => {
+            let pair = QueuePair::new(domain, DEPTH)?;
+            pair.initialize()?;
+            pair
+        }
+        PairState::Stopped => {
+            let pair = QueuePair::ready(domain, DEPTH, 0)?;
+            pair.stop()?;
+            pair
+        }
+    };
+    let number = pair.number();
+    Ok((Some(pair).filter(|_| state != PairState::Gone), number))
+}
+
+fn values() -> Vec<u8> {
+    vec![SpareCommand::VALUE; usize::try_from(SpareCommand::BYTES).unwrap_or_default()]
+}
+
+fn access(rights: Rights) -> Access {
+    let given = [
+        (rights.local_write, Access::LOCAL_WRITE),
+        (rights.remote_write, Access::REMOTE_WRITE),
+        (rights.remote_read, Access::REMOTE_READ),
+    ];
+    let given = given.into_iter().filter(|(is_given, _)| *is_given);
+    given.fold(Access::LOCAL_READ, |all, (_, one)| all | one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_of_the_protocol_are_those_of_the_library() {
+        assert_eq!(access(Rights::ALL), Access::ALL);
+        let writes = Rights {
+            remote_read: false,
+            ..Rights::ALL
+        };
+        assert_eq!(access(writes), Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    }
+}
