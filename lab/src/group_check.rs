@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use peerbar_dma_log::{Completer, DmaKind, Purpose};
 use peerbar_exec::ProgramRequest;
-use peerbar_rdma_end::{Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, Way, in_one_line};
+use peerbar_rdma_end::{
+    Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, REFUSE_BYTES, Way, in_one_line, refuse,
+};
 use peerbar_report::{
     DeviceCounters, Measure, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaMemory, Subtest,
     Verdict, size_range,
@@ -96,6 +98,9 @@ impl Transfers {
                 self.between_disks(chain, guests, &mut connect(streams)?)
             }),
             AcrossCheck::Lost(lost) => self.lose(lost, check.ends(), guests),
+            AcrossCheck::Refused(refused) => {
+                self.refuse(refused.gpu.is_some(), check.ends(), guests)
+            }
         }
     }
 
@@ -186,6 +191,31 @@ impl Transfers {
             true => Err("an end does not answer".to_owned()),
             false => Ok(()),
         }
+    }
+
+    /// What gets the results of `work`, none of which has a size. Returns once nothing more can be asked of an end.
+    fn results(
+        &mut self,
+        work: impl FnOnce(&mut dyn FnMut(&str, Result<(), Error>)) -> Result<(), Error>,
+    ) -> Result<(), String> {
+        let mut over = Ok(());
+        let done = work(&mut |name, result| {
+            let added = self.add(name.to_owned(), 0, result.map(|()| Duration::ZERO));
+            over = over.clone().and(added);
+        });
+        done.map_err(|error| in_one_line(&error)).and(over)
+    }
+
+    /// Has the first of `ends` ask the second, which has memory of a GPU if `of_gpu`, for what that must refuse.
+    fn refuse(
+        &mut self,
+        of_gpu: bool,
+        ends: [AcrossEnd<'_>; 2],
+        guests: &Guests<'_>,
+    ) -> Result<(), String> {
+        guests.between(ends, REFUSE_BYTES, |[near, far]| {
+            self.results(|report| refuse(lines(near), lines(far), of_gpu, report))
+        })
     }
 
     /// The result of `check`, which the report calls `name`. Of `uncounted` devices nothing is judged, and failed DMA only where no

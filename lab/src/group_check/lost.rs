@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use peerbar_rdma_end::{Amid, GO_ON_BYTES, Loss, Part, Side, go_on, in_one_line};
+use peerbar_rdma_end::{Amid, GO_ON_BYTES, Loss, Part, Side, go_on};
 use peerbar_report::{RdmaLoad, RdmaLost, RdmaMemory, RdmaPart};
 
 use super::{Guests, Transfers, lines};
@@ -24,13 +24,7 @@ impl Transfers {
             None => Err(io::Error::other("nothing is to die")),
         };
         guests.between(ends, Loss::bytes(), |[near, far]| {
-            let mut over = Ok(());
-            let mut report = |name: &str, result: Result<(), _>| {
-                let added = self.add(name.to_owned(), 0, result.map(|()| Duration::ZERO));
-                over = over.clone().and(added);
-            };
-            let conducted = loss.conduct(lines(near), lines(far), &mut kill, &mut report);
-            conducted.map_err(|error| in_one_line(&error)).and(over)
+            self.results(|report| loss.conduct(lines(near), lines(far), &mut kill, report))
         })?;
         let [asks, asked] = nics;
         for &pair in loss.part.left() {

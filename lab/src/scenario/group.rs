@@ -581,6 +581,25 @@ mod tests {
     }
 
     #[test]
+    fn refusals_across_guests_are_of_the_asked_one_s_gpu() {
+        let check = |nic: &str, peer: &str| {
+            let kind = "[[check]]\nkind = \"rdma-refused\"\n";
+            let text = format!("{kind}nic = \"{nic}\"\npeer = \"{peer}\"\ngpu = \"g0\"\n");
+            parse(&format!("{HEAD}{text}"))
+        };
+        let group = check("n1", "n0").unwrap();
+        assert_eq!(group.check_names(), ["what n0 must refuse n1, also of g0"]);
+        let [near, far] = group.checks[0].check.ends();
+        assert_eq!((near.nic, near.memory.gpu()), ("n1", None));
+        assert_eq!((far.nic, far.memory.gpu()), ("n0", Some("g0")));
+        let error = check("n0", "n1").unwrap_err();
+        assert!(
+            error.contains("`g0` is in another guest than `n1`"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn one_guest_is_refused_where_several_are() {
         let text = format!("{HEAD}{COMMAND}");
         let error = Scenario::parse(Path::new("x.toml"), text)

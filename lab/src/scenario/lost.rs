@@ -31,6 +31,7 @@ pub(super) fn refuse(checks: &[Check], places: &[Range<usize>]) -> Result<(), Pr
 fn uses(check: &Check, lost: &str) -> Result<bool, Problem> {
     let is_between = match check {
         Check::Rdma(check) => check.nic != check.peer,
+        Check::RdmaRefused(check) => check.nic != check.asked(),
         Check::RdmaChain(_) | Check::RdmaLost(_) => true,
         _ => false,
     };

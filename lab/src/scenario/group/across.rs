@@ -1,6 +1,8 @@
 //! Checks whose two ends are in different guests.
 
-use peerbar_report::{Check, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaLost, RdmaMemory};
+use peerbar_report::{
+    Check, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaLost, RdmaMemory, RdmaRefused,
+};
 
 /// What a check across guests does.
 #[derive(Clone, Debug)]
@@ -11,6 +13,8 @@ pub enum AcrossCheck {
     Chain(RdmaChain),
     /// Requests of the one to the other, until a part dies.
     Lost(RdmaLost),
+    /// What the other must refuse to the one.
+    Refused(RdmaRefused),
 }
 
 /// The end of a check in one guest.
@@ -26,7 +30,7 @@ pub struct AcrossEnd<'a> {
 
 impl AcrossCheck {
     /// The kinds that there are.
-    pub const KINDS: [&str; 3] = ["rdma", "rdma-chain", "rdma-lost"];
+    pub const KINDS: [&str; 4] = ["rdma", "rdma-chain", "rdma-lost", "rdma-refused"];
 
     /// The check, if it may be across guests.
     pub fn of(check: Check) -> Option<Self> {
@@ -34,6 +38,7 @@ impl AcrossCheck {
             Check::Rdma(check) => Some(Self::Transfers(check)),
             Check::RdmaChain(check) => Some(Self::Chain(check)),
             Check::RdmaLost(check) => Some(Self::Lost(check)),
+            Check::RdmaRefused(check) => Some(Self::Refused(check)),
             _ => None,
         }
     }
@@ -44,6 +49,7 @@ impl AcrossCheck {
             Self::Transfers(check) => Check::Rdma(check.clone()),
             Self::Chain(check) => Check::RdmaChain(check.clone()),
             Self::Lost(check) => Check::RdmaLost(check.clone()),
+            Self::Refused(check) => Check::RdmaRefused(check.clone()),
         }
     }
 
@@ -68,6 +74,17 @@ impl AcrossCheck {
                 memory: memory.clone(),
                 disk: None,
             }),
+            Self::Refused(check) => {
+                let of_gpu = check.gpu.clone().map(RdmaMemory::Vram);
+                let asked = of_gpu.unwrap_or(RdmaMemory::GuestRam);
+                [(&*check.nic, RdmaMemory::GuestRam), (check.asked(), asked)].map(
+                    |(nic, memory)| AcrossEnd {
+                        nic,
+                        memory,
+                        disk: None,
+                    },
+                )
+            }
             Self::Chain(RdmaChain { from, to, .. }) => {
                 [from, to].map(|RdmaChainSide { disk, gpu, nic }| AcrossEnd {
                     nic,
@@ -83,7 +100,7 @@ impl AcrossCheck {
         match self {
             Self::Transfers(check) => &check.sizes,
             Self::Chain(check) => &check.sizes,
-            Self::Lost(_) => &[],
+            Self::Lost(_) | Self::Refused(_) => &[],
         }
     }
 
@@ -93,6 +110,7 @@ impl AcrossCheck {
             Self::Transfers(check) => check.seconds,
             Self::Chain(check) => check.seconds,
             Self::Lost(check) => check.seconds,
+            Self::Refused(check) => check.seconds,
         }
     }
 
@@ -109,8 +127,8 @@ impl AcrossCheck {
         match self {
             Self::Transfers(check) => check.judge(flows, payload),
             Self::Chain(check) => check.judge(flows, uncounted, payload),
-            // What is left is tried with guest RAM, and counters of what is gone cannot be compared.
-            Self::Lost(_) => Ok(()),
+            // Counters of what is gone cannot be compared, and both have requests with guest RAM.
+            Self::Lost(_) | Self::Refused(_) => Ok(()),
         }
     }
 }
