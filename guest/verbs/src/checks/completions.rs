@@ -231,7 +231,7 @@ pub(super) fn ready(
     let pair = QueuePair::with_buffer(domain, depth, queue)?;
     pair.initialize()?;
     pair.receive_from_now_on()?;
-    pair.send_from_now_on()?;
+    pair.send_from_now_on(0)?;
     Ok(pair)
 }
 

@@ -58,7 +58,7 @@ impl Load {
         let memory = Rc::new(Memory::new(kind, PAGE)?);
         let queue = queue(&context, &memory, ExportPolicy::Pinned, 0, ENTRIES)?;
         let queue = Rc::new(queue);
-        let asked = QueuePair::ready(&domain, 1)?;
+        let asked = QueuePair::ready(&domain, 1, 0)?;
         let region = || {
             let memory = Rc::new(Mapping::private(PAGE)?);
             let region = Region::of_memory(&domain, memory.clone(), Access::ALL)?;
