@@ -35,6 +35,10 @@ pub(crate) enum Flaw {
     MovesNothing,
     /// Messages come twice.
     Twice,
+    /// Messages come with a byte less than they have.
+    ShortByOne,
+    /// Receives fail whose messages are acknowledged.
+    FailsReceives,
     /// Requests change what they read.
     ChangesSource,
     /// What is to be refused is permitted.
@@ -43,6 +47,8 @@ pub(crate) enum Flaw {
     IgnoresRange,
     IgnoresPairs,
     IgnoresLength,
+    /// The receive of a message that is refused succeeds.
+    ReceivesRefused,
     /// Memory stays registered.
     KeepsRegions,
     /// Memory does not stay as long as it is registered.
@@ -189,7 +195,12 @@ impl FakeEnd {
         };
         let immediate = post.operation.immediate();
         let immediate = immediate.map(|data| data ^ u32::from(self.has(Flaw::OtherImmediate)));
-        let received = completed(id, Status::SUCCESS, post.span.length, immediate);
+        let length = post.span.length - u32::from(self.has(Flaw::ShortByOne));
+        let status = match self.has(Flaw::FailsReceives) {
+            true => Status::LOCAL_PROTECTION,
+            false => Status::SUCCESS,
+        };
+        let received = completed(id, status, length, immediate);
         other.completions.push_back(received);
         if self.has(Flaw::Twice)
             && let Some((id, _)) = other.receives.pop_front()
@@ -238,7 +249,11 @@ impl FakeEnd {
         if let Operation::Send { .. } = post.operation
             && let Some((id, _)) = other.receives.pop_front()
         {
-            let failed = completed(id, Status::LOCAL_LENGTH, 0, None);
+            let status = match self.has(Flaw::ReceivesRefused) {
+                true => Status::SUCCESS,
+                false => Status::LOCAL_LENGTH,
+            };
+            let failed = completed(id, status, 0, None);
             other.completions.push_back(failed);
         }
         let local = bytes(post.span).start;

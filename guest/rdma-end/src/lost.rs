@@ -456,6 +456,11 @@ mod tests {
                 "message 0 in slot 0: end: byte 8927 of 8928",
             ),
             (Flaw::Twice, "message 0 was received twice"),
+            (Flaw::ShortByOne, "receive 0 completed as no message"),
+            (
+                Flaw::FailsReceives,
+                "request 0 ended with a local protection",
+            ),
             (
                 Flaw::MovesNothing,
                 "message 0 was acknowledged, and did not arrive",

@@ -360,6 +360,10 @@ mod tests {
                 "message that is too long for its receive,buffer that is freed",
             ),
             (
+                Flaw::ReceivesRefused,
+                "message that is too long for its receive",
+            ),
+            (
                 Flaw::LosesPinned,
                 "buffer that is freed,revoke of a pinned buffer",
             ),

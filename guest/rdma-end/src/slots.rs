@@ -248,6 +248,12 @@ mod tests {
             change(&mut target, changed, seen ^ 1);
         }
         expect_target(&mut target, SEED, &written).unwrap();
+        // The content of a request to another slot.
+        let astray = Request { target: 5, ..last };
+        for source in 0..2 {
+            write(&mut target, Request { source, ..astray }, SIZE);
+            assert!(expect_target(&mut target, SEED, &written).is_err());
+        }
     }
 
     #[test]
