@@ -108,6 +108,18 @@ impl World {
         world
     }
 
+    /// A world in which all this has happened and every request has ended, checked after each step.
+    fn after(seed: u64, rules: &[&str], steps: &[Step]) -> Self {
+        let mut world = Self::new(seed, rules);
+        for step in steps {
+            world.act(step);
+            world.check();
+        }
+        world.finish();
+        world.check();
+        world
+    }
+
     fn attach(&mut self, number: u8) {
         let port = self.fabric.connect(self.now);
         let hello = Message::Hello {
@@ -361,13 +373,7 @@ proptest! {
         seed in any::<u64>(),
         steps in prop::collection::vec(calm_step(), 1..60),
     ) {
-        let mut world = World::new(seed, BAD);
-        for step in &steps {
-            world.act(step);
-            world.check();
-        }
-        world.finish();
-        world.check();
+        let world = World::after(seed, BAD, &steps);
         prop_assert!(world.asked.iter().all(|asked| asked.carried_out == 1));
         prop_assert!(world.outcomes().iter().all(Option::is_none), "{:?}", world.outcomes());
     }
@@ -377,13 +383,7 @@ proptest! {
         seed in any::<u64>(),
         steps in prop::collection::vec(any_step(), 1..120),
     ) {
-        let mut world = World::new(seed, WORSE);
-        for step in &steps {
-            world.act(step);
-            world.check();
-        }
-        world.finish();
-        world.check();
+        World::after(seed, WORSE, &steps);
     }
 
     #[test]
@@ -391,13 +391,7 @@ proptest! {
         seed in any::<u64>(),
         steps in prop::collection::vec(step_with_rules(), 1..120),
     ) {
-        let mut world = World::new(seed, &[]);
-        for step in &steps {
-            world.act(step);
-            world.check();
-        }
-        world.finish();
-        world.check();
+        World::after(seed, &[], &steps);
     }
 }
 

@@ -22,7 +22,7 @@ const SMALL: u32 = 4096;
 /// Which part dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// The adapter that is asked, or all of its guest.
+    /// The adapter that is asked.
     Peer,
     /// The memory of the one that asks.
     Source,

@@ -182,10 +182,18 @@ impl QueuePair {
     /// [`Error::Refused`].
     pub fn ready(domain: &ProtectionDomain, depth: u32, retries: u8) -> Result<Self> {
         let pair = Self::new(domain, depth)?;
-        pair.initialize()?;
-        pair.receive_from_now_on()?;
-        pair.send_from_now_on(retries)?;
+        pair.start(retries)?;
         Ok(pair)
+    }
+
+    /// Has a new one send and receive, as [`QueuePair::ready`] does.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn start(&self, retries: u8) -> Result<()> {
+        self.initialize()?;
+        self.receive_from_now_on()?;
+        self.send_from_now_on(retries)
     }
 
     /// Gives it its key and port.

@@ -3,7 +3,7 @@
 //! A doorbell counts only for the UAR of its queue, so no process rings another one's. Of a queue the newest value is kept; of
 //! a completion queue also that it was armed, whatever was written later. Nothing here waits for the worker.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -149,9 +149,9 @@ impl Doorbells {
         if !self.is_rung.load(Ordering::SeqCst) && !self.is_stopped() {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let event = PollFd::new(&self.event, PollFlags::IN);
-            let other = other.map(|other| PollFd::from_borrowed_fd(other, PollFlags::IN));
-            let mut polled: Vec<PollFd<'_>> = [event].into_iter().chain(other).collect();
+            let event = self.event.as_fd();
+            let sources = [event, other.unwrap_or(event)];
+            let mut polled = sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             if let Err(error) = poll(&mut polled, left.as_ref()) {
                 log::debug!("the worker's wait ends: {error}");
             }
@@ -264,7 +264,6 @@ fn take_bits(bits: &[AtomicU64]) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::time::Duration;
 
     use super::*;

@@ -7,8 +7,8 @@ use super::event_queue::check_ring;
 use super::{Objects, add_user, limits, remove_user};
 use crate::memory_bar::{self, Doorbell};
 
-/// The doorbell of a queue that is only polled, until user space writes it. It is looked at when the queue is full for the first time: then
-/// the index of one who has consumed anything is not 0, as a queue has fewer than 2^16 entries.
+/// The doorbell of a queue that is only polled, until user space writes it. It is read when the queue is full for the first time: by then
+/// a program that has consumed anything has written an index other than 0, as a queue has fewer than 2^16 entries.
 pub(crate) const NEVER_WRITTEN: u32 = 0;
 
 /// Parameters of a completion queue.

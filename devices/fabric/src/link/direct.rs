@@ -3,6 +3,7 @@
 //! A packet goes there if its peer has one with free space, else to the fabric, which ends a connection once it may not be used.
 
 use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -121,11 +122,15 @@ impl DirectConnections {
         if self.connections.is_empty() {
             return received;
         }
-        let mut ready = Vec::with_capacity(PEERS);
-        let spare = rustix::buffer::spare_capacity(&mut ready);
-        if let Err(error) = epoll::wait(&self.events, spare, Some(&Timespec::default())) {
-            log::debug!("direct connections: {error}");
-        }
+        let mut space = [MaybeUninit::uninit(); PEERS];
+        let now = Timespec::default();
+        let ready = match epoll::wait(&self.events, &mut space, Some(&now)) {
+            Ok((ready, _)) => ready,
+            Err(error) => {
+                log::debug!("direct connections: {error}");
+                return received;
+            }
+        };
         for event in ready {
             let number = event.data.u64();
             let Some(connection) = self.connections.get(&number) else {

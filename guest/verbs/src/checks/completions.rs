@@ -4,7 +4,6 @@ use std::rc::Rc;
 
 use anyhow::{Context as _, bail, ensure};
 use peerbar_gds::ExportPolicy;
-use peerbar_mapping::Mapping;
 use peerbar_verbs::{
     Access, AddressHandle, CompletionBuffer, Context, Operation, Peer, ProtectionDomain, QueuePair,
     Region, Status,
@@ -70,10 +69,7 @@ impl Bench {
         let (sent, received) = (queue(0)?, queue(PAGE)?);
         let pair = |queue| ready(&domain, DEPTH, queue);
         let (asking, asked) = (pair(&sent)?, pair(&received)?);
-        let region = || {
-            let memory = Mapping::private(PAGE)?;
-            anyhow::Ok(Region::of_memory(&domain, Rc::new(memory), Access::ALL)?)
-        };
+        let region = || Memory::new(MemoryKind::Host, PAGE)?.register(&domain, Access::ALL);
         let (source, target) = (region()?, region()?);
         let handle = AddressHandle::new(&domain, context.gid()?)?;
         Ok(Self {
@@ -229,9 +225,7 @@ pub(super) fn ready(
     queue: &Rc<CompletionBuffer>,
 ) -> anyhow::Result<QueuePair> {
     let pair = QueuePair::with_buffer(domain, depth, queue)?;
-    pair.initialize()?;
-    pair.receive_from_now_on()?;
-    pair.send_from_now_on(0)?;
+    pair.start(0)?;
     Ok(pair)
 }
 

@@ -1,10 +1,7 @@
 //! Completion counters in memory of the host or of a GPU, by the adapter's own account of each work request.
 
-use std::rc::Rc;
-
 use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
-use peerbar_mapping::Mapping;
 use peerbar_verbs::{
     Access, AddressHandle, Change, CompletionCounter, Context, Operation, Peer, ProtectionDomain,
     QueuePair, Region, Status, Word, counted,
@@ -78,14 +75,10 @@ impl Bench {
         received.attach(&asked, counted::RECEIVE)?;
         remote.attach(&asked, counted::REMOTE_WRITE | counted::REMOTE_READ)?;
         for pair in [&asking, &asked] {
-            pair.initialize()?;
-            pair.receive_from_now_on()?;
-            pair.send_from_now_on(0)?;
+            pair.start(0)?;
         }
-        let region = || {
-            let memory = Mapping::private(u64::from(LENGTH).next_multiple_of(PAGE))?;
-            anyhow::Ok(Region::of_memory(&domain, Rc::new(memory), Access::ALL)?)
-        };
+        let bytes = u64::from(LENGTH).next_multiple_of(PAGE);
+        let region = || Memory::new(MemoryKind::Host, bytes)?.register(&domain, Access::ALL);
         let (source, target) = (region()?, region()?);
         let handle = AddressHandle::new(&domain, context.gid()?)?;
         Ok(Self {
