@@ -273,6 +273,17 @@ fn guest_that_kvm_gives_up_ends_its_run() {
     assert!(words.contains(reason), "{words}");
 }
 
+#[test]
+#[ignore = "takes what scripts/build makes; scripts/test runs it"]
+fn scenario_with_the_name_of_a_folder_is_the_shipped_one() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("root-ports")).unwrap();
+    let output = peerbar(&["run", "root-ports", "--dry-run"], folder.path()).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let words = String::from_utf8_lossy(&output.stdout);
+    assert!(words.contains("peerbar-nvme"), "{words}");
+}
+
 /// A program in place of mmdebstrap that says its own process into a FIFO and works for longer than any test.
 fn endless_mmdebstrap(folder: &Path) -> anyhow::Result<()> {
     let script = folder.join("script");

@@ -47,14 +47,14 @@ pub fn in_folder(folder: &Path) -> Vec<ScenarioFile> {
     files
 }
 
-/// The file that is meant: a bare name that no file has stands for a shipped scenario.
+/// The file that is meant: a bare name that no file has stands for a shipped scenario, also where a folder has that name.
 pub(super) fn resolve(path: &Path) -> PathBuf {
     let is_bare = path.components().count() == 1 && path.extension().is_none();
     let shipped = || {
         let file = path.with_extension("toml");
         program(&format!("scenarios/{}", file.display())).ok()
     };
-    let found = (is_bare && !path.exists()).then(shipped).flatten();
+    let found = (is_bare && (!path.exists() || path.is_dir())).then(shipped).flatten();
     found.unwrap_or_else(|| path.to_owned())
 }
 
