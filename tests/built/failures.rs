@@ -12,9 +12,9 @@ use peerbar_lab::signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::PEERBAR;
 use crate::launched::Launched;
 use crate::own_guest::{wrapper, write_script};
+use crate::{PEERBAR, peerbar};
 
 /// A scenario whose only check, unless a word of it is replaced, takes longer than any test.
 const SCENARIO: &str = r#"
