@@ -73,6 +73,7 @@ fn refused(error: ObjectError) -> Status {
         ObjectError::InUse { .. } => Status::ResourceBusy,
         ObjectError::Unreachable { .. } => Status::UnknownError,
         ObjectError::Unknown { .. }
+        | ObjectError::Failed { .. }
         | ObjectError::Invalid { .. }
         | ObjectError::Transition { .. } => Status::IllegalParameter,
     }

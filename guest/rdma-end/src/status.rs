@@ -14,6 +14,8 @@ impl Status {
     pub const SUCCESS: Self = Self(0);
     /// A message does not fit where it was to go.
     pub const LOCAL_LENGTH: Self = Self(1);
+    /// The adapter could not begin the request.
+    pub const LOCAL_OPERATION: Self = Self(2);
     /// A local memory region does not permit it.
     pub const LOCAL_PROTECTION: Self = Self(4);
     /// The queue pair was stopped before it.
@@ -24,6 +26,8 @@ impl Status {
     pub const REMOTE_INVALID_REQUEST: Self = Self(9);
     /// The other side's memory region does not permit it.
     pub const REMOTE_ACCESS: Self = Self(10);
+    /// The other side could not carry it out.
+    pub const REMOTE_OPERATION: Self = Self(11);
     /// The other side has posted no receive in time.
     pub const RECEIVER_NOT_READY: Self = Self(13);
     /// The other side has no such queue pair, or none that takes the request.
@@ -41,11 +45,13 @@ impl fmt::Display for Status {
         let text = match *self {
             Self::SUCCESS => "success",
             Self::LOCAL_LENGTH => "a local length error",
+            Self::LOCAL_OPERATION => "a local queue pair operation error",
             Self::LOCAL_PROTECTION => "a local protection error",
             Self::FLUSHED => "a flush of its queue",
             Self::BAD_RESPONSE => "a bad response of the other side",
             Self::REMOTE_INVALID_REQUEST => "a remote invalid request error",
             Self::REMOTE_ACCESS => "a remote access error",
+            Self::REMOTE_OPERATION => "a remote operation error",
             Self::REMOTE_ABORTED => "a remote abort",
             Self::RESPONSE_TIMEOUT => "a response time-out",
             Self::GENERAL => "a general error",

@@ -268,15 +268,12 @@ fn entry(bytes: &[u8; EXTENDED_ENTRY_BYTES]) -> Entry {
 /// The status that libefa makes of the adapter's.
 fn status(number: u8) -> Status {
     use CompletionStatus as It;
-    const LOCAL_OPERATION: Status = Status(2);
-    const BAD_RESPONSE: Status = Status(7);
-    const REMOTE_OPERATION: Status = Status(11);
     match CompletionStatus::from_number(number) {
         Some(It::Ok) => Status::SUCCESS,
         Some(It::Flushed) => Status::FLUSHED,
         Some(
             It::LocalQueuePair | It::LocalUnsupportedOperation | It::LocalInvalidAddressHandle,
-        ) => LOCAL_OPERATION,
+        ) => Status::LOCAL_OPERATION,
         Some(It::LocalInvalidKey) => Status::LOCAL_PROTECTION,
         Some(It::LocalBadLength) => Status::LOCAL_LENGTH,
         Some(It::RemoteBadAddress) => Status::REMOTE_ACCESS,
@@ -284,9 +281,9 @@ fn status(number: u8) -> Status {
         Some(It::RemoteBadQueuePair) => Status::REMOTE_BAD_QUEUE_PAIR,
         Some(It::RemoteNotReady) => Status::RECEIVER_NOT_READY,
         Some(It::RemoteBadLength | It::RemoteFeatureMismatch) => Status::REMOTE_INVALID_REQUEST,
-        Some(It::RemoteBadStatus) => BAD_RESPONSE,
+        Some(It::RemoteBadStatus) => Status::BAD_RESPONSE,
         Some(It::LocalUnresponsiveRemote | It::LocalUnreachableRemote) => Status::RESPONSE_TIMEOUT,
-        Some(It::RemoteUnknownPeer) => REMOTE_OPERATION,
+        Some(It::RemoteUnknownPeer) => Status::REMOTE_OPERATION,
         None => Status::GENERAL,
     }
 }

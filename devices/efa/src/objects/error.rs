@@ -69,6 +69,14 @@ pub enum ObjectError {
         /// Its number.
         number: u32,
     },
+    /// It has failed for good.
+    #[error("{kind} {number} has failed: create another one")]
+    Failed {
+        /// What was to be used.
+        kind: ObjectKind,
+        /// Its number.
+        number: u32,
+    },
     /// Its memory cannot be written.
     #[error("memory of {kind} {number} cannot be written: name memory that the adapter reaches")]
     Unreachable {

@@ -517,7 +517,13 @@ impl Objects {
             number,
         };
         let number = u16::try_from(number).map_err(|_| unknown)?;
-        self.completion_queues.get(number).map(|_| number)
+        match self.completion_queues.get(number)?.has_failed {
+            true => Err(ObjectError::Failed {
+                kind: ObjectKind::CompletionQueue,
+                number: number.into(),
+            }),
+            false => Ok(number),
+        }
     }
 }
 

@@ -2,16 +2,16 @@
 
 use std::rc::Rc;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
 use peerbar_verbs::{
-    Access, AddressHandle, CompletionBuffer, Context, Operation, Peer, ProtectionDomain, QueuePair,
-    Region, Status,
+    Access, AddressHandle, CompletionBuffer, Context, Entry, Operation, Peer, ProtectionDomain,
+    QueuePair, Region, Status,
 };
 
 use super::PATIENCE;
 use super::memory::{Memory, MemoryKind, PAGE};
-use super::report::Report;
+use super::report::{Report, refused};
 
 /// Entries of a queue.
 pub(super) const ENTRIES: u32 = 16;
@@ -27,7 +27,7 @@ const BESIDE: u8 = 0x5a;
 /// Has the adapter `nic` complete requests in queues in memory of this kind.
 pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
     let bench = Bench::new(nic, kind)?;
-    report.add("writes, five times round the queue", bench.writes());
+    report.add("writes, nearly five times round the queue", bench.writes());
     report.add("sends and receives", bench.messages());
     report.add("a request that fails", bench.failure());
     if let MemoryKind::Vram(_) = kind {
@@ -130,11 +130,10 @@ impl Bench {
             self.asked.post_receive(0, into)?;
             self.post(Operation::SendImmediate(number))?;
             self.take(1, Status::SUCCESS)?;
-            let entry = self.received.wait(PATIENCE)?;
+            let entry = self.receive(number)?;
             let done = entry.completion.succeeded()?;
-            let wanted = (u64::from(number), LENGTH, Some(number));
             ensure!(
-                entry.is_receive && (done.id, done.bytes, done.immediate) == wanted,
+                (done.bytes, done.immediate) == (LENGTH, Some(number)),
                 "the receive of message {number} completes with {entry:?}"
             );
         }
@@ -156,14 +155,29 @@ impl Bench {
             self.asked.post_receive(0, into)?;
         }
         self.asked.stop()?;
-        for _ in 0..ENTRIES {
-            let entry = self.received.wait(PATIENCE)?;
+        for number in 2 * ENTRIES..3 * ENTRIES {
+            let entry = self.receive(number)?;
             ensure!(
-                entry.is_receive && entry.completion.status == Status::FLUSHED,
+                entry.completion.status == Status::FLUSHED,
                 "a receive of a queue pair that is stopped completes with {entry:?}"
             );
         }
+        let more = self.received.poll()?;
+        ensure!(more.is_none(), "there is one completion more: {more:?}");
         Ok(())
+    }
+
+    /// Takes the completion of the receive that was posted after that many others.
+    fn receive(&self, number: u32) -> anyhow::Result<Entry> {
+        let entry = self.received.wait(PATIENCE)?;
+        let done = entry.completion;
+        let wanted = (true, self.asked.number(), u64::from(number));
+        ensure!(
+            (entry.is_receive, done.queue_pair, done.id) == wanted,
+            "receive {number} of queue pair {}: {entry:?} is of another request",
+            self.asked.number()
+        );
+        Ok(entry)
     }
 
     fn beside(&self) -> anyhow::Result<()> {
@@ -227,18 +241,4 @@ pub(super) fn ready(
     let pair = QueuePair::with_buffer(domain, depth, queue)?;
     pair.start(0)?;
     Ok(pair)
-}
-
-fn refused(queue: anyhow::Result<CompletionBuffer>, wanted: i32) -> anyhow::Result<()> {
-    let Err(error) = queue else {
-        bail!("it was taken");
-    };
-    let number = error
-        .downcast_ref::<peerbar_verbs::Error>()
-        .and_then(peerbar_verbs::Error::number);
-    ensure!(
-        number == Some(wanted),
-        "the reason is not error {wanted}, but: {error:#}"
-    );
-    Ok(())
 }

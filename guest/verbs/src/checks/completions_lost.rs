@@ -17,7 +17,7 @@ use super::PATIENCE;
 use super::completions::{ENTRIES, queue, ready};
 use super::lost::works;
 use super::memory::{Memory, MemoryKind, PAGE};
-use super::report::Report;
+use super::report::{Report, refused};
 
 /// Requests that complete before the memory dies.
 const BEFORE: u64 = 64;
@@ -105,8 +105,8 @@ impl Load {
         );
         let idle = self.idle.has_failed()?;
         ensure!(idle, "the other queue pair of the queue is not in error");
-        let refused = self.post();
-        ensure!(refused.is_err(), "a queue pair in error takes a request");
+        let another = refused(ready(&self.domain, 1, &self.queue), libc::EINVAL);
+        another.context("a queue pair of a queue that has failed")?;
         let told = self.queue.poll()?;
         let is_told = told.is_some_and(|it| it.completion.status == Status::SUCCESS);
         ensure!(!is_told, "{told:?} was told by a queue that is gone");

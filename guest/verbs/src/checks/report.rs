@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use anyhow::{bail, ensure};
+
 /// Results, each with its name, and why it failed if it did.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
@@ -47,6 +49,22 @@ impl fmt::Display for Report {
         let seconds = self.elapsed.as_secs_f64();
         writeln!(f, "# payload {} in {seconds:.6} s", self.payload)
     }
+}
+
+/// Fails unless something was refused, with this number of an error.
+pub(crate) fn refused<T, E: Into<anyhow::Error>>(
+    asked: Result<T, E>,
+    wanted: i32,
+) -> anyhow::Result<()> {
+    let Err(error) = asked.map_err(Into::into) else {
+        bail!("it was taken");
+    };
+    let known = error.downcast_ref::<peerbar_verbs::Error>();
+    ensure!(
+        known.and_then(peerbar_verbs::Error::number) == Some(wanted),
+        "the reason is not error {wanted}, but: {error:#}"
+    );
+    Ok(())
 }
 
 #[cfg(test)]

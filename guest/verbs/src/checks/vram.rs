@@ -1,12 +1,11 @@
 //! Which memory of a GPU an adapter's driver must not register.
 
-use anyhow::{bail, ensure};
 use peerbar_gds::{ExportPolicy, Gpu};
 use peerbar_verbs::{Access, Region};
 
 use super::memory::{PAGE, VRAM_ADDRESS};
 use super::refusals::Bench;
-use super::report::Report;
+use super::report::{Report, refused};
 
 /// Pages of a buffer.
 const PAGES: u64 = 16;
@@ -36,18 +35,4 @@ fn revocable(bench: &Bench, gpu: &Gpu) -> anyhow::Result<()> {
     let size = buffer.size();
     let registered = Region::of_dma_buf(&bench.domain, dma_buf, size, VRAM_ADDRESS, Access::ALL);
     refused(registered, libc::EOPNOTSUPP)
-}
-
-fn refused(registered: peerbar_verbs::Result<Region>, wanted: i32) -> anyhow::Result<()> {
-    match registered {
-        Ok(region) => bail!("it was registered, as a region of {} bytes", region.size()),
-        Err(error) => {
-            ensure!(
-                error.number() == Some(wanted),
-                "the reason is not error {wanted}, but: {:#}",
-                anyhow::Error::from(error)
-            );
-            Ok(())
-        }
-    }
 }

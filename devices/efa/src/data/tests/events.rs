@@ -6,7 +6,9 @@ use peerbar_efa_spec::work::Operation;
 use super::connected::Connected;
 use super::fixture::{Adapter, CompletionRing, ENTRIES, Pair, Post};
 use crate::memory_bar::Doorbell;
-use crate::objects::{CreateEventQueue, QueuePairKind, QueuePairState};
+use crate::objects::{
+    CreateEventQueue, CreateQueuePair, ObjectError, ObjectKind, QueuePairKind, QueuePairState,
+};
 
 /// An adapter with an event queue of that many entries, and two queue pairs; completions of the first are announced.
 struct Announced {
@@ -183,6 +185,36 @@ fn completion_queue_that_overflows_fails_its_pairs_only() {
     assert_eq!(completions.len(), usize::from(ENTRIES));
     let refused = CompletionStatus::RemoteBadQueuePair;
     assert!(completions.iter().all(|(_, status)| *status == refused));
+}
+
+#[test]
+fn completion_queue_that_has_failed_gets_no_new_pair() {
+    let mut it = Announced::new(16);
+    for _ in 0..=ENTRIES {
+        it.complete();
+    }
+    let number = it.a.queue.number;
+    let create = it.adapter.pair_parameters(number, 64);
+    let one_failed = [
+        (create.send_completions, it.b.queue.number.into()),
+        (it.b.queue.number.into(), create.receive_completions),
+    ];
+    for (send_completions, receive_completions) in one_failed {
+        let created = it
+            .adapter
+            .path
+            .objects()
+            .create_queue_pair(CreateQueuePair {
+                send_completions,
+                receive_completions,
+                ..create
+            });
+        let failed = ObjectError::Failed {
+            kind: ObjectKind::CompletionQueue,
+            number: number.into(),
+        };
+        assert_eq!(created, Err(failed));
+    }
 }
 
 #[test]

@@ -282,6 +282,22 @@ impl Adapter {
         self.pair(QueuePairKind::ReliableDatagram)
     }
 
+    /// What a queue pair with its completions in this queue is made of.
+    pub(super) fn pair_parameters(&mut self, queue: u16, entry_bytes: u32) -> CreateQueuePair {
+        CreateQueuePair {
+            kind: QueuePairKind::ReliableDatagram,
+            protection_domain: self.domain,
+            uar: self.uar,
+            send_completions: queue.into(),
+            receive_completions: queue.into(),
+            send_entries: ENTRIES.into(),
+            send_bytes: u32::from(ENTRIES) * entry_bytes,
+            receive_address: self.take_ram(u64::from(DESCRIPTORS) * 16),
+            receive_bytes: u32::from(DESCRIPTORS) * 16,
+            unsolicited_writes: false,
+        }
+    }
+
     pub(super) fn pair_with(
         &mut self,
         kind: QueuePairKind,
@@ -289,19 +305,12 @@ impl Adapter {
         entry_bytes: u32,
         unsolicited_writes: bool,
     ) -> Pair {
-        let receive = self.take_ram(u64::from(DESCRIPTORS) * 16);
         let create = CreateQueuePair {
             kind,
-            protection_domain: self.domain,
-            uar: self.uar,
-            send_completions: queue.number.into(),
-            receive_completions: queue.number.into(),
-            send_entries: ENTRIES.into(),
-            send_bytes: u32::from(ENTRIES) * entry_bytes,
-            receive_address: receive,
-            receive_bytes: u32::from(DESCRIPTORS) * 16,
             unsolicited_writes,
+            ..self.pair_parameters(queue.number, entry_bytes)
         };
+        let receive = create.receive_address;
         let number = self.path.objects().create_queue_pair(create).unwrap();
         for state in [
             QueuePairState::Init,
