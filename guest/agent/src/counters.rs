@@ -97,6 +97,14 @@ impl Traffic {
         })
     }
 
+    /// Bytes of completions that one device wrote to guest RAM.
+    pub(crate) fn completion_bytes_to_guest_ram(&self, device: u32) -> u64 {
+        self.sum(|of, kind| {
+            let is_of_ram = kind.completer == Completer::GuestRam;
+            of == device && kind.purpose == Purpose::Completion && is_of_ram
+        })
+    }
+
     /// Bytes of PRP lists that one device read out of guest RAM, and out of another's memory.
     pub(crate) fn list_bytes(&self, device: u32) -> [u64; 2] {
         [Completer::GuestRam, Completer::PeerBar].map(|from| {

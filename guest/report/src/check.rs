@@ -77,6 +77,7 @@ pub use pair::Pair;
 pub use probe::ProbeDriver;
 pub use rdma::RdmaMemory;
 pub use rdma_chain::RdmaChainSide;
+pub use rdma_completions::CompletionBytes;
 pub use rdma_lost::{RdmaLoad, RdmaPart};
 pub use reference::check_reference;
 pub use table::{COMMON_KEYS, CheckTable, Key, Keys, TableError};

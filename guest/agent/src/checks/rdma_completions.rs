@@ -1,7 +1,7 @@
 //! Completion queues of an RDMA adapter in a buffer of a program's.
 
 use anyhow::{Context, anyhow, ensure};
-use peerbar_report::{Measure, RdmaCompletions};
+use peerbar_report::{CompletionBytes, Measure, RdmaCompletions};
 
 use super::{Outcome, Run, rdma};
 use crate::counters::TrafficWatch;
@@ -22,7 +22,7 @@ impl Run for RdmaCompletions {
         let ran = if self.loses {
             words.arguments.push("--loses".to_owned());
             let gpu = self.memory.gpu().context("the check loses no GPU")?;
-            // Counters of a device that is gone cannot be compared, so they are not read here.
+            // How many completions there were before the GPU died, nobody knows.
             rdma::run_and_kill(guest, &words, (gpu, self.seconds), measure)?
         } else {
             let tools = guest.tools()?.context("the plan has no tools root")?;
@@ -38,8 +38,12 @@ impl Run for RdmaCompletions {
             ran.output
         );
         if !self.loses {
-            let to_devices = watch.traffic()?.completion_bytes_to_devices(nic.number);
-            let judged = self.judge(completions(&ran.output)?, to_devices);
+            let traffic = watch.traffic()?;
+            let written = CompletionBytes {
+                to_devices: traffic.completion_bytes_to_devices(nic.number),
+                to_guest_ram: traffic.completion_bytes_to_guest_ram(nic.number),
+            };
+            let judged = self.judge(completions(&ran.output)?, written);
             judged.map_err(|message| anyhow!(message))?;
         }
         Ok(Outcome::Passed)

@@ -22,27 +22,39 @@ check! {
     }
 }
 
+/// Bytes of completions that an adapter has written, by its own count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompletionBytes {
+    /// To other devices' memory.
+    pub to_devices: u64,
+    /// To guest RAM: also those of admin commands, and events.
+    pub to_guest_ram: u64,
+}
+
 impl RdmaCompletions {
-    /// Checks that the adapter has written `completions` of them, each once: by its own count of the bytes of completions to devices'
-    /// memory.
+    /// Checks that the adapter has written `completions` of them, each once, to the memory of the queues.
     ///
     /// # Errors
-    /// What the count shows instead.
-    pub fn judge(&self, completions: u64, to_devices: u64) -> Result<(), String> {
+    /// What the adapter's count shows instead.
+    pub fn judge(&self, completions: u64, written: CompletionBytes) -> Result<(), String> {
         /// Bytes of a completion.
         const LENGTH: u64 = 32;
         if completions == 0 {
             return Err("the program had no completions".to_owned());
         }
-        let in_vram = self.memory.gpu().map_or(0, |_| completions);
-        let wanted = in_vram.saturating_mul(LENGTH);
-        if to_devices == wanted {
+        let bytes = completions.saturating_mul(LENGTH);
+        let CompletionBytes {
+            to_devices,
+            to_guest_ram,
+        } = written;
+        let in_vram = self.memory.gpu().is_some();
+        if in_vram && to_devices == bytes || !in_vram && to_devices == 0 && to_guest_ram >= bytes {
             return Ok(());
         }
         Err(format!(
-            "{in_vram} of {completions} completions were to be in a GPU's memory, which are {wanted} bytes; the counters of {} show {to_devices} \
-             bytes of completions that went to other devices",
-            self.nic
+            "{completions} completions were to be in {}, which are {bytes} bytes; the counters of {} show {to_devices} bytes of completions \
+             that went to other devices, and {to_guest_ram} that went to guest RAM",
+            self.memory, self.nic
         ))
     }
 }
@@ -105,14 +117,21 @@ mod tests {
             check(r#""guest-ram""#, false),
             check(r#"{"vram":"g"}"#, false),
         );
-        assert_eq!(vram.judge(10, 320), Ok(()));
-        assert_eq!(ram.judge(10, 0), Ok(()));
+        let written = |to_devices, to_guest_ram| CompletionBytes {
+            to_devices,
+            to_guest_ram,
+        };
+        assert_eq!(vram.judge(10, written(320, 64)), Ok(()));
+        assert_eq!(ram.judge(10, written(0, 320)), Ok(()));
+        assert_eq!(ram.judge(10, written(0, 400)), Ok(()));
         for bytes in [0, 319, 352] {
-            let error = vram.judge(10, bytes).unwrap_err();
-            assert!(error.starts_with("10 of 10 completions"), "{error}");
+            let error = vram.judge(10, written(bytes, 320)).unwrap_err();
+            let begins = "10 completions were to be in VRAM of g";
+            assert!(error.starts_with(begins), "{error}");
         }
-        assert!(ram.judge(10, 32).is_err());
-        assert!(vram.judge(0, 0).is_err());
+        assert!(ram.judge(10, written(32, 320)).is_err());
+        assert!(ram.judge(10, written(0, 319)).is_err());
+        assert!(vram.judge(0, written(0, 0)).is_err());
     }
 
     #[test]
