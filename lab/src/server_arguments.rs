@@ -182,6 +182,9 @@ fn nic_arguments(nic: &Nic, fabric: Option<(&Fabric, &Sockets)>) -> Vec<String> 
     let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
     let gid = Ipv6Addr::from(link_local.to_bits() | u128::from(nic.gid));
     let mut words = vec!["--gid".to_owned(), gid.to_string()];
+    if let Some(seed) = nic.seed {
+        words.extend(["--seed".to_owned(), seed.to_string()]);
+    }
     if let Some((fabric, sockets)) = fabric {
         let socket = sockets.fabric().display().to_string();
         words.extend(["--fabric".to_owned(), socket]);
@@ -332,14 +335,14 @@ mod tests {
     #[test]
     fn adapters_find_the_fabric_that_starts_before_them() {
         let text = "name = \"x\"\ntools = true\n[fabric]\nimpair = [\"a->b loss=1%\"]\nseed = 7\n[[nic]]\nname = \"a\"\n\
-             [[nic]]\nname = \"b\"\n[[check]]\nkind = \"command\"\nrun = \"true\"\n";
+             [[nic]]\nname = \"b\"\nseed = 8\n[[check]]\nkind = \"command\"\nrun = \"true\"\n";
         let scenario = Scenario::parse(Path::new("x.toml"), text.to_owned()).unwrap();
         assert_eq!(
             lines(&scenario),
             [
                 "--socket-path /s/fabric.sock --control /s/fabric.control --seed 7 --impair a->b loss=1%",
                 "--socket-path /s/nic-a.sock --control /s/nic-a.control --gid fe80::1 --fabric /s/fabric.sock --fabric-name a --lend-memory",
-                "--socket-path /s/nic-b.sock --control /s/nic-b.control --gid fe80::2 --fabric /s/fabric.sock --fabric-name b --lend-memory",
+                "--socket-path /s/nic-b.sock --control /s/nic-b.control --gid fe80::2 --seed 8 --fabric /s/fabric.sock --fabric-name b --lend-memory",
             ]
         );
     }

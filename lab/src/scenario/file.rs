@@ -173,6 +173,7 @@ pub(super) struct NicTable {
     pub(super) link_latency: Option<Spanned<String>>,
     pub(super) link_bandwidth: Option<Spanned<String>>,
     pub(super) ats: Option<Spanned<bool>>,
+    pub(super) seed: Option<u64>,
     #[serde(default)]
     pub(super) faults: Vec<Spanned<String>>,
 }

@@ -27,6 +27,8 @@ pub struct Nic {
     pub link_speed: LinkSpeed,
     /// Whether it offers address translation services.
     pub ats: bool,
+    /// The number from which the order of a queue pair's requests follows; they are carried out in their own order without one.
+    pub seed: Option<u64>,
     /// The faults that are injected into what it does.
     pub faults: Vec<Rule>,
 }
@@ -44,6 +46,7 @@ pub(super) fn nic(table: NicTable, attach_points: &AttachPoints) -> Result<Nic, 
         link,
         link_speed: speed(table.link_latency, table.link_bandwidth)?,
         ats: table.ats.is_some_and(Spanned::into_inner),
+        seed: table.seed,
         // It has the subjects of every device, and no others.
         faults: faults(&table.faults, &Faults::default())?,
     })
