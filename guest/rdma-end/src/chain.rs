@@ -48,6 +48,7 @@ impl<N: End, F: End> Ends<N, F> {
         self.done(Side::Far, &Command::Store { path, at, span })?;
         self.expect_margins(Side::Near, span)?;
         self.expect_margins(Side::Far, span)?;
+        self.expect_no_more()?;
         Ok(elapsed)
     }
 
@@ -158,6 +159,15 @@ mod tests {
         let target = chain(Way::Write).target;
         let error = ends.overwrite(&target, 4096, 2).unwrap_err();
         assert!(error.to_string().starts_with("far end: byte 0 of 4096"));
+    }
+
+    #[test]
+    fn request_of_the_chain_that_completes_twice_fails_it() {
+        let (near, far) = FakeEnd::pair(4 * MARGIN);
+        near.set(Flaw::CompletesTwice);
+        let mut ends = Ends::connect(near, far).unwrap();
+        let error = ends.chain(&chain(Way::Write)).unwrap_err().to_string();
+        assert!(error.starts_with("near end: Completed { id: 2,"), "{error}");
     }
 
     #[test]

@@ -158,6 +158,7 @@ impl<N: End, F: End> Ends<N, F> {
         let elapsed = self.carry(way, Side::Near, span, seed)?;
         self.done(target, &Command::Expect { span, seed })?;
         self.expect_margins(target, span)?;
+        self.expect_no_more()?;
         Ok(elapsed)
     }
 
@@ -288,6 +289,24 @@ impl<N: End, F: End> Ends<N, F> {
         }
     }
 
+    /// Checks that neither end has a completion beside those that were waited for.
+    pub(crate) fn expect_no_more(&mut self) -> Result<()> {
+        let command = Command::Poll;
+        for side in [Side::Near, Side::Far] {
+            match self.end(side).ask(&command)? {
+                Answer::Done => {}
+                Answer::Completed(seen) => {
+                    return Err(Error::OneMore {
+                        side: side.name(),
+                        seen: format!("{seen:?}"),
+                    });
+                }
+                answer => return Err(Error::of(answer, &command, side.name())),
+            }
+        }
+        Ok(())
+    }
+
     fn check(&self, side: Side, seen: &Completed, is_right: bool, wanted: &str) -> Result<()> {
         if is_right {
             return Ok(());
@@ -353,6 +372,16 @@ mod tests {
                 Flaw::OtherNumber,
                 Way::Write,
                 "near end: request 2 completed",
+            ),
+            (
+                Flaw::CompletesTwice,
+                Way::Read,
+                "near end: Completed { id: 2,",
+            ),
+            (
+                Flaw::ReceivesTwice,
+                Way::Send,
+                "far end: Completed { id: 1,",
             ),
         ] {
             let mut ends = ends(4 * MARGIN);

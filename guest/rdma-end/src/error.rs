@@ -75,6 +75,14 @@ pub enum Error {
         /// What came.
         seen: String,
     },
+    /// There is a completion beside those of what was asked.
+    #[error("{side}: {seen} came beside the completions of what was asked")]
+    OneMore {
+        /// Which end.
+        side: &'static str,
+        /// What came.
+        seen: String,
+    },
     /// A transfer needs more memory than an end has.
     #[error("a transfer of {length} bytes needs {needed} bytes of memory: the {side} has {size}")]
     TooSmall {

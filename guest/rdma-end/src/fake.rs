@@ -33,6 +33,10 @@ pub(crate) enum Flaw {
     DeadBelow(u64, Status),
     /// Requests succeed, and move nothing.
     MovesNothing,
+    /// Each request completes twice.
+    CompletesTwice,
+    /// Each receive of a message does.
+    ReceivesTwice,
     /// Messages come twice.
     Twice,
     /// Messages come with a byte less than they have.
@@ -172,7 +176,9 @@ impl FakeEnd {
             _ => Status::SUCCESS,
         };
         let id = post.id + u64::from(self.has(Flaw::OtherNumber));
-        own.completions.push_back(completed(id, status, 0, None));
+        let times = 1 + usize::from(self.has(Flaw::CompletesTwice));
+        let ended = vec![completed(id, status, 0, None); times];
+        own.completions.extend(ended);
         let to = self.peer.unwrap();
         let is_of_memory = to.key == other.number && to.queue_pair == other.number;
         let end = remote(post).checked_add(post.span.length.into());
@@ -201,7 +207,8 @@ impl FakeEnd {
             false => Status::SUCCESS,
         };
         let received = completed(id, status, length, immediate);
-        other.completions.push_back(received);
+        let times = 1 + usize::from(self.has(Flaw::ReceivesTwice));
+        other.completions.extend(vec![received; times]);
         if self.has(Flaw::Twice)
             && let Some((id, _)) = other.receives.pop_front()
         {
