@@ -473,6 +473,44 @@ mod tests {
     }
 
     #[test]
+    fn fault_of_receives_that_are_held_is_told_to_the_end() {
+        let it = loss(Part::Peer, Amid::Sends);
+        let dead = Flaw::Dead(it.status());
+        let failures = failures(it, Some(Flaw::Twice), Some(dead)).concat();
+        let wanted = "message 0 was received twice";
+        assert!(failures.contains(wanted), "{failures}");
+    }
+
+    #[test]
+    fn failure_lasts_until_requests_are_started_again() {
+        let (mut near, mut far) = FakeEnd::pair(Loss::bytes());
+        let address = |end: &mut FakeEnd| match end.ask(&Command::Address).unwrap() {
+            Answer::Address(address) => address,
+            other => panic!("{other:?}"),
+        };
+        let addresses = [address(&mut near), address(&mut far)];
+        near.ask(&Command::Connect(addresses[1])).unwrap();
+        far.ask(&Command::Connect(addresses[0])).unwrap();
+        let flaw = near.flaw();
+        let mut server = Server::new(near);
+        let (writes, _) = loss(Part::Peer, Amid::Writes).workloads(1);
+        let mut ask = |command| {
+            let command = Command::Workload(command);
+            server.ask(&command).unwrap()
+        };
+        flaw.set(Some(Flaw::Refused));
+        assert_eq!(ask(WorkloadCommand::Start(writes)), Answer::Done);
+        for _ in 0..2 {
+            let Answer::Failed { reason } = ask(WorkloadCommand::Succeed { count: 1 }) else {
+                panic!("no failure")
+            };
+            assert!(reason.starts_with("request 0 ended with"), "{reason}");
+        }
+        flaw.set(None);
+        assert_eq!(ask(WorkloadCommand::Start(writes)), Answer::Done);
+    }
+
+    #[test]
     fn receives_must_fail_where_their_memory_has_died() {
         let it = loss(Part::Target, Amid::Sends);
         let asked = Asked {

@@ -6,14 +6,14 @@ use std::thread;
 
 use crate::line::{read, write};
 use crate::workload::{Running, WorkloadError};
-use crate::{Answer, Command, End, Result, WorkloadCommand, in_one_line};
+use crate::{Answer, Command, End, Result, Workload, WorkloadCommand, in_one_line};
 
 /// An end that carries out [`Command::Workload`] by the other commands of `E`.
 pub struct Server<E> {
     end: E,
     running: Option<Running>,
-    /// Why it goes on no more.
-    failure: Option<WorkloadError>,
+    /// Why it goes on no more: the answer to each command about them until they are started again.
+    failure: Option<String>,
 }
 
 impl<E: End> Server<E> {
@@ -35,20 +35,22 @@ impl<E: End> Server<E> {
             Ok(true) => {}
             Ok(false) => thread::yield_now(),
             Err(error) => {
-                self.failure = Some(error);
+                self.failure = Some(in_one_line(&error));
                 self.running = None;
             }
         }
         self.running.is_some()
     }
 
+    fn start(&mut self, workload: Workload) -> std::result::Result<(), WorkloadError> {
+        self.failure = None;
+        self.running = Some(Running::start(workload, &mut self.end)?);
+        Ok(())
+    }
+
     fn workload(&mut self, command: WorkloadCommand) -> std::result::Result<Answer, WorkloadError> {
         if let WorkloadCommand::Start(workload) = command {
-            self.running = Some(Running::start(workload, &mut self.end)?);
-            return Ok(Answer::Done);
-        }
-        if let Some(failure) = self.failure.take() {
-            return Err(failure);
+            return self.start(workload).map(|()| Answer::Done);
         }
         let mut running = self.running.take().ok_or(WorkloadError::NotStarted)?;
         match command {
@@ -69,9 +71,17 @@ impl<E: End> End for Server<E> {
         let Command::Workload(command) = command else {
             return self.end.ask(command);
         };
+        if let (Some(failure), false) =
+            (&self.failure, matches!(command, WorkloadCommand::Start(_)))
+        {
+            let reason = failure.clone();
+            return Ok(Answer::Failed { reason });
+        }
         let answer = self.workload(*command);
-        Ok(answer.unwrap_or_else(|error| Answer::Failed {
-            reason: in_one_line(&error),
+        Ok(answer.unwrap_or_else(|error| {
+            let reason = in_one_line(&error);
+            self.failure = Some(reason.clone());
+            Answer::Failed { reason }
         }))
     }
 }
