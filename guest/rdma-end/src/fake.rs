@@ -33,12 +33,14 @@ pub(crate) enum Flaw {
     DeadBelow(u64, Status),
     /// Requests succeed, and move nothing.
     MovesNothing,
+    /// A wait ends without a completion.
+    WaitsForNothing,
     /// Each request completes twice.
     CompletesTwice,
     /// Each receive of a message does.
     ReceivesTwice,
-    /// Messages come twice.
-    Twice,
+    /// Messages from this number on come twice.
+    TwiceFrom(u64),
     /// Messages come with a byte less than they have.
     ShortByOne,
     /// Receives fail whose messages are acknowledged.
@@ -209,7 +211,8 @@ impl FakeEnd {
         let received = completed(id, status, length, immediate);
         let times = 1 + usize::from(self.has(Flaw::ReceivesTwice));
         other.completions.extend(vec![received; times]);
-        if self.has(Flaw::Twice)
+        if let Some(Flaw::TwiceFrom(first)) = self.flaw.get()
+            && post.id >= first
             && let Some((id, _)) = other.receives.pop_front()
         {
             let again = completed(id, Status::SUCCESS, post.span.length, immediate);
@@ -392,6 +395,7 @@ impl End for FakeEnd {
                 return Ok(Answer::Differs { reason });
             }
             Command::Receive { id, span } => own.receives.push_back((*id, *span)),
+            Command::Wait if self.flaw.get() == Some(Flaw::WaitsForNothing) => {}
             Command::Wait => {
                 let next = own.completions.pop_front();
                 let reason = "nothing was completed".to_owned();

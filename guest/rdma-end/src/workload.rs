@@ -167,9 +167,11 @@ impl Running {
 
     /// Takes a completion that is there; whether there was one.
     pub(crate) fn poll(&mut self, end: &mut dyn End) -> Result<bool> {
-        match completion(end, &Command::Poll)? {
-            Some(completed) => self.take(completed, end).map(|()| true),
-            None => Ok(false),
+        let command = Command::Poll;
+        match end.ask(&command)? {
+            Answer::Completed(completed) => self.take(completed, end).map(|()| true),
+            Answer::Done => Ok(false),
+            answer => Err(Error::of(answer, &command, END).into()),
         }
     }
 
@@ -250,9 +252,10 @@ impl Running {
     }
 
     fn wait(&mut self, end: &mut dyn End) -> Result<()> {
-        match completion(end, &Command::Wait)? {
-            Some(completed) => self.take(completed, end),
-            None => Ok(()),
+        let command = Command::Wait;
+        match end.ask(&command)? {
+            Answer::Completed(completed) => self.take(completed, end),
+            answer => Err(Error::of(answer, &command, END).into()),
         }
     }
 
@@ -380,14 +383,5 @@ impl Receiving {
         let span = slots::span(slot, MESSAGE);
         let compared = done(end, &Command::ExpectEither { span, contents });
         compared.map_err(|source| WorkloadError::Torn { id, slot, source })
-    }
-}
-
-/// The completion that `command` asks for, if there is one.
-fn completion(end: &mut dyn End, command: &Command) -> Result<Option<Completed>> {
-    match end.ask(command)? {
-        Answer::Completed(completed) => Ok(Some(completed)),
-        Answer::Done => Ok(None),
-        answer => Err(Error::of(answer, command, END).into()),
     }
 }
