@@ -200,13 +200,12 @@ impl Loss {
             Amid::Sends => Requests::Sends,
         };
         let receives = match self.part {
-            Part::Target => workload(Requests::ReceivesUnseen, Status::LOCAL_PROTECTION),
-            // None fails.
-            _ => workload(Requests::Receives, Status::SUCCESS),
+            Part::Target => workload(Requests::ReceivesUnseen, Some(Status::LOCAL_PROTECTION)),
+            _ => workload(Requests::Receives, None),
         };
         let is_received = self.amid == Amid::Sends;
         (
-            workload(requests, self.status()),
+            workload(requests, Some(self.status())),
             is_received.then_some(receives),
         )
     }
@@ -460,7 +459,7 @@ mod tests {
             (Flaw::ShortByOne, "receive 0 completed as no message"),
             (
                 Flaw::FailsReceives,
-                "request 0 ended with a local protection",
+                "receive 0 ended with a local protection",
             ),
             (
                 Flaw::MovesNothing,

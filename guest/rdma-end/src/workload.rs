@@ -38,8 +38,8 @@ pub struct Workload {
     pub(crate) requests: Requests,
     /// Of the contents.
     pub(crate) seed: u64,
-    /// How those end that fail.
-    pub(crate) failure: Status,
+    /// How those end that fail, if any may.
+    pub(crate) failure: Option<Status>,
 }
 
 /// What a conductor asks about requests that an end keeps in progress.
@@ -92,12 +92,14 @@ pub(crate) enum WorkloadError {
     AllInUse,
     #[error("request {id} completed, and is not in progress")]
     NotInProgress { id: u64 },
-    #[error("request {id} ended with {status}, not with {wanted}")]
+    #[error("request {id} ended with {status}, not with {}", wanted.unwrap_or(Status::SUCCESS))]
     OtherStatus {
         id: u64,
         status: Status,
-        wanted: Status,
+        wanted: Option<Status>,
     },
+    #[error("receive {id} ended with {status}")]
+    ReceiveFailed { id: u64, status: Status },
     #[error("a request failed before anything died")]
     Early,
     #[error("{MOST} requests have succeeded, and none has failed since the death was asked for")]
@@ -311,7 +313,7 @@ impl Asking {
         let wanted = self.workload.failure;
         if has_succeeded {
             self.succeeded += 1;
-        } else if status == wanted {
+        } else if Some(status) == wanted {
             self.failed.push(id);
         } else {
             return Err(WorkloadError::OtherStatus { id, status, wanted });
@@ -355,11 +357,8 @@ impl Receiving {
         match status {
             Status::SUCCESS => self.arrived(completed, slot, end)?,
             Status::FLUSHED if self.is_stopped => {}
-            failed if failed == self.workload.failure => self.arrivals.fail(),
-            status => {
-                let wanted = self.workload.failure;
-                return Err(WorkloadError::OtherStatus { id, status, wanted });
-            }
+            status if Some(status) == self.workload.failure => self.arrivals.fail(),
+            status => return Err(WorkloadError::ReceiveFailed { id, status }),
         }
         match self.is_held {
             true => Ok(()),
