@@ -119,6 +119,15 @@ impl CheckKind for RdmaLost {
             );
             return Err(TableError::new(at, message));
         }
+        if let Some(gpu) = lost.from.gpu()
+            && lost.loses == gpu
+            && lost.to == lost.from
+        {
+            let message = format!(
+                "`from` and `to` are both of `{gpu}`, which `loses` names: name another memory on one side"
+            );
+            return Err(TableError::new(at, message));
+        }
         Ok(lost)
     }
 
