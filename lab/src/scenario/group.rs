@@ -6,6 +6,7 @@
 mod across;
 mod split;
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -137,13 +138,19 @@ impl GuestGroup {
             return Err(Problem::new(file.name.span(), message));
         }
         let mut guests = Vec::new();
+        let mut own_places = Vec::new();
         for guest in &parts.guests {
             let own = parts.of_guest(guest)?;
-            let scenario = Scenario::of_document(Spanned::new(at.clone(), own.clone()), path, true);
+            let scenario =
+                Scenario::of_document(Spanned::new(at.clone(), own.clone()), path, true)?;
+            let tables = CheckTable::all(&own)?;
+            let places: Vec<Range<usize>> = tables.iter().map(CheckTable::place).collect();
+            lost::refuse_shared(&scenario.checks, &places)?;
+            own_places.extend(places);
             let text = split::text(own)?;
             guests.push(GroupGuest {
                 name: guest.name.clone(),
-                scenario: Scenario { text, ..scenario? },
+                scenario: Scenario { text, ..scenario },
             });
         }
         let nics: Vec<Nic> = guests
@@ -155,7 +162,7 @@ impl GuestGroup {
         let of_fabric = fabric.as_ref().and_then(|fabric| fabric.tunnels.as_ref());
         tunnels::number(nics, of_fabric);
         let tables = CheckTable::all(&parts.across)?;
-        let checks = read_across(tables, &guests)?;
+        let checks = read_across(tables, &guests, own_places)?;
         if let Some(fabric) = &fabric {
             guests
                 .iter_mut()
@@ -255,13 +262,13 @@ impl GroupGuest {
     }
 }
 
-/// Reads the tables of the checks that name no guest.
+/// Reads the tables of the checks that name no guest. Those of the guests are at `places`.
 fn read_across(
     tables: Vec<CheckTable<'_>>,
     guests: &[GroupGuest],
+    mut places: Vec<Range<usize>>,
 ) -> Result<Vec<GroupCheck>, Problem> {
     let inventory = inventory(guests);
-    let mut places = Vec::new();
     let checks = tables.into_iter().map(|table| {
         places.push(table.place());
         let (at, kind) = (table.place(), table.kind());
@@ -283,10 +290,8 @@ fn read_across(
     // Those of the guests come first, and are held against each other already.
     let own = guests.iter().flat_map(|guest| &guest.scenario.checks);
     let mut all: Vec<Check> = own.cloned().collect();
-    let mut all_places = vec![0..0; all.len()];
     all.extend(checks.iter().map(|check| check.check.check()));
-    all_places.extend(places);
-    lost::refuse(&all, &all_places)?;
+    lost::refuse(&all, &places)?;
     Ok(checks)
 }
 
@@ -578,6 +583,20 @@ mod tests {
         let own = own.replace("n1", "n2");
         let error = parse(&format!("{HEAD}{beside}{ACROSS}{own}")).unwrap_err();
         assert!(error.contains("the check uses `g0`"), "{error}");
+    }
+
+    #[test]
+    fn guest_s_own_check_does_not_lose_the_fabric() {
+        let beside = "[[nic]]\nguest = \"left\"\nname = \"n2\"\n";
+        let own = |lines: &str| {
+            let lines = lines.replace("[[check]]", "[[check]]\nguest = \"left\"");
+            lines.replace("n1", "n2")
+        };
+        let lost = ACROSS.replace("\"rdma\"", "\"rdma-lost\"");
+        let lost = lost.replace("sizes = [1]", "loses = \"fabric\"");
+        let error = parse(&format!("{HEAD}{beside}{}", own(&lost))).unwrap_err();
+        let wanted = "x.toml:23: `loses = \"fabric\"`: the fabric is that of all guests";
+        assert!(error.starts_with(wanted), "{error}");
     }
 
     #[test]

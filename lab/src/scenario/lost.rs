@@ -28,6 +28,18 @@ pub(super) fn refuse(checks: &[Check], places: &[Range<usize>]) -> Result<(), Pr
     Ok(())
 }
 
+/// Refuses the check of one guest of several that loses the fabric, which is that of all of them. Each is given with its place in the file.
+pub(super) fn refuse_shared(checks: &[Check], places: &[Range<usize>]) -> Result<(), Problem> {
+    let mut checks = checks.iter().zip(places);
+    match checks.find(|(check, _)| check.kills() == Some(FABRIC)) {
+        Some((_, at)) => Err(Problem::new(
+            at.clone(),
+            "`loses = \"fabric\"`: the fabric is that of all guests: leave out `guest`, and name a `peer` of another guest",
+        )),
+        None => Ok(()),
+    }
+}
+
 fn uses(check: &Check, lost: &str) -> Result<bool, Problem> {
     let is_between = match check {
         Check::Rdma(check) => check.nic != check.peer,
@@ -101,6 +113,15 @@ mod tests {
                 format!("x.toml:19: the check uses `{device}`, which a check before it loses");
             assert!(error.starts_with(&wanted), "{error}");
         }
+    }
+
+    #[test]
+    fn memory_that_dies_is_of_one_side() {
+        let both = |name: &str| lost("b", name).replace("\"guest-ram\"", "{ vram = \"g\" }");
+        let error = parse(&both("g")).unwrap_err();
+        let wanted = "x.toml:17: `from` and `to` are both of `g`";
+        assert!(error.starts_with(wanted), "{error}");
+        parse(&both("b")).unwrap();
     }
 
     #[test]
