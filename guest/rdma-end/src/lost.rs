@@ -107,7 +107,8 @@ impl Loss {
         slots::bytes().into()
     }
 
-    /// Has `near` ask `far` until the part dies, which `kill` asks for. `report` gets each result.
+    /// Has `near` ask `far` until the part dies, which `kill` asks for. `report` gets each result. Returns the payload bytes of the requests
+    /// that succeeded; none if the requests went wrong.
     ///
     /// # Errors
     /// What keeps requests from being made.
@@ -117,20 +118,33 @@ impl Loss {
         far: F,
         kill: &mut dyn FnMut() -> io::Result<()>,
         report: &mut dyn FnMut(&str, Result<()>),
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let mut ends = Ends::connect(near, far)?;
         let seed = fastrand::u64(..);
         slots::fill_source(ends.end(self.source()), seed)?;
         slots::fill_target(ends.end(self.target()))?;
         let ended = self.lose(&mut ends, seed, kill);
         match ended {
-            Err(error) => report(FAILS, Err(error)),
+            Err(error) => {
+                report(FAILS, Err(error));
+                Ok(0)
+            }
             Ok((asked, received)) => {
                 report(FAILS, Ok(()));
                 self.judge(&mut ends, seed, (&asked, received.as_ref()), report);
+                Ok(asked
+                    .succeeded()
+                    .saturating_mul(self.request_bytes().into()))
             }
         }
-        Ok(())
+    }
+
+    /// Bytes of a request.
+    fn request_bytes(self) -> u32 {
+        match self.amid {
+            Amid::Writes | Amid::Reads => slots::SIZE,
+            Amid::Sends => MESSAGE,
+        }
     }
 
     /// Returns once all requests in progress have failed, and one more.
@@ -328,6 +342,11 @@ mod tests {
 
     /// What fails of a loss after which requests do as `after` says, if they do `before` as that says.
     fn failures(loss: Loss, before: Option<Flaw>, after: Option<Flaw>) -> Vec<String> {
+        conducted(loss, before, after).0
+    }
+
+    /// The same, and how many bytes were acknowledged.
+    fn conducted(loss: Loss, before: Option<Flaw>, after: Option<Flaw>) -> (Vec<String>, u64) {
         let (near, far) = FakeEnd::pair(Loss::bytes());
         let flaw = near.flaw();
         let far = Far(Rc::new(RefCell::new(Server::new(far))));
@@ -341,8 +360,8 @@ mod tests {
         let mut report = |name: &str, result: Result<()>| {
             failures.extend(result.err().map(|error| format!("{name}: {error}")));
         };
-        loss.conduct(near, far, &mut kill, &mut report).unwrap();
-        failures
+        let acknowledged = loss.conduct(near, far, &mut kill, &mut report).unwrap();
+        (failures, acknowledged)
     }
 
     fn loss(part: Part, amid: Amid) -> Loss {
@@ -358,6 +377,24 @@ mod tests {
                 let failures = failures(loss, None, Some(dead));
                 assert_eq!(failures, [""; 0], "{loss:?}");
             }
+        }
+    }
+
+    #[test]
+    fn acknowledged_bytes_are_those_of_requests_that_succeeded() {
+        for (amid, bytes) in [
+            (Amid::Writes, slots::SIZE),
+            (Amid::Reads, slots::SIZE),
+            (Amid::Sends, MESSAGE),
+        ] {
+            let it = loss(Part::Fabric, amid);
+            let (_, acknowledged) = conducted(it, None, Some(Flaw::Dead(it.status())));
+            // The fake carries out those that are in progress before the death.
+            let requests = BEFORE + u64::from(DEPTH);
+            assert!(acknowledged >= BEFORE * u64::from(bytes), "{amid:?}");
+            assert!(acknowledged <= requests * u64::from(bytes), "{amid:?}");
+            let (_, acknowledged) = conducted(it, None, None);
+            assert_eq!(acknowledged, 0, "{amid:?}");
         }
     }
 

@@ -85,6 +85,14 @@ pub struct Asked {
     pub(crate) written: Vec<Written>,
 }
 
+impl Asked {
+    /// How many succeeded.
+    pub(crate) fn succeeded(&self) -> u64 {
+        let failed = u64::try_from(self.failed.len()).unwrap_or(u64::MAX);
+        self.posted.saturating_sub(failed)
+    }
+}
+
 /// What is wrong with requests that an end kept in progress.
 #[derive(Debug, ThisError)]
 pub(crate) enum WorkloadError {

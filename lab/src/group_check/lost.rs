@@ -24,7 +24,13 @@ impl Transfers {
             None => Err(io::Error::other("nothing is to die")),
         };
         guests.between(ends, Loss::bytes(), |[near, far]| {
-            self.results(|report| loss.conduct(lines(near), lines(far), &mut kill, report))
+            self.before = guests.count();
+            let done =
+                self.results(|report| loss.conduct(lines(near), lines(far), &mut kill, report));
+            // What is tried afterwards is not judged.
+            self.after = guests.count();
+            self.payload = done?;
+            Ok(())
         })?;
         let [asks, asked] = nics;
         for &pair in loss.part.left() {

@@ -53,6 +53,14 @@ impl RdmaMemory {
         }
     }
 
+    /// Whose memory an adapter's counters call it.
+    pub(super) fn completer(&self) -> Completer {
+        match self {
+            Self::Vram(_) => Completer::PeerBar,
+            Self::GuestRam => Completer::GuestRam,
+        }
+    }
+
     pub(super) fn read(keys: &mut Keys<'_, '_>, key: &str) -> Result<Self, TableError> {
         let memory: Spanned<Self> = keys.required(key)?;
         if let Self::Vram(gpu) = memory.get_ref() {

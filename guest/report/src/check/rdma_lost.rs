@@ -7,6 +7,7 @@ use toml::Spanned;
 
 use super::rdma::{PACKAGES, PROGRAMS, needs_tools};
 use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check};
+use crate::{Direction, PayloadFlow};
 
 /// The name of the fabric's server.
 const FABRIC: &str = "fabric";
@@ -90,6 +91,42 @@ impl RdmaLost {
     }
 }
 
+impl RdmaLost {
+    /// Checks that the adapters moved the `acknowledged` bytes from the source to the target, by their own count up to the death and after it, and
+    /// none with other memory. They may have moved more: packets are sent again, and requests fail in the middle.
+    ///
+    /// # Errors
+    /// What the counters show instead.
+    pub fn judge(&self, flows: &[PayloadFlow], acknowledged: u64) -> Result<(), String> {
+        if acknowledged == 0 {
+            return Err("no request was acknowledged".to_owned());
+        }
+        let (asks, asked) = match self.by {
+            RdmaLoad::Writes | RdmaLoad::Sends => (Direction::Read, Direction::Write),
+            RdmaLoad::Reads => (Direction::Write, Direction::Read),
+        };
+        let sides = [(&self.nic, asks, &self.from), (&self.peer, asked, &self.to)];
+        for (nic, direction, memory) in sides {
+            let completer = memory.completer();
+            let own = flows.iter().filter(|flow| flow.requester == *nic);
+            let is_right =
+                |flow: &&PayloadFlow| flow.completer == completer && flow.direction == direction;
+            if let Some(stray) = own.clone().find(|flow| !is_right(flow)) {
+                return Err(format!(
+                    "{nic} was to move payload with {memory} only ({direction:?}): its counters show {stray:?}"
+                ));
+            }
+            let moved = own.map(|flow| flow.bytes).fold(0, u64::saturating_add);
+            if moved < acknowledged {
+                return Err(format!(
+                    "{acknowledged} bytes were acknowledged; the counters of {nic} show {moved} moved with {memory}"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
 impl CheckKind for RdmaLost {
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError> {
         needs_tools(keys)?;
@@ -166,6 +203,7 @@ impl CheckKind for RdmaLost {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Completer;
 
     #[test]
     fn lost_part_is_one_of_the_transfer() {
@@ -182,5 +220,63 @@ mod tests {
         assert_eq!(lost("h"), Some(RdmaPart::Target));
         assert_eq!(lost("fabric"), Some(RdmaPart::Fabric));
         assert_eq!(lost("n"), None);
+    }
+
+    #[test]
+    fn what_is_acknowledged_was_moved_with_the_memory_of_both_sides() {
+        use Completer::{GuestRam, PeerBar};
+        use Direction::{Read, Write};
+
+        let check = |by: &str| -> RdmaLost {
+            let text = format!(
+                r#"{{"nic":"n","peer":"m","from":"guest-ram","to":{{"vram":"h"}},"loses":"h","by":"{by}"}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let flow = |requester: &str, completer, direction, bytes| PayloadFlow {
+            requester: requester.to_owned(),
+            completer,
+            route: crate::Route::Peer,
+            direction,
+            bytes,
+        };
+        for (by, asks, asked) in [
+            ("writes", Read, Write),
+            ("sends", Read, Write),
+            ("reads", Write, Read),
+        ] {
+            let it = check(by);
+            let near = flow("n", GuestRam, asks, 100);
+            let far = flow("m", PeerBar, asked, 120);
+            let judged = |flows: &[&PayloadFlow]| {
+                let flows: Vec<PayloadFlow> = flows.iter().copied().cloned().collect();
+                it.judge(&flows, 100)
+            };
+            assert_eq!(judged(&[&near, &far]), Ok(()), "{by}");
+            assert!(it.judge(&[near.clone(), far.clone()], 0).is_err());
+            for (flows, wanted) in [
+                (vec![&near], "the counters of m show 0 moved"),
+                (vec![&far], "the counters of n show 0 moved"),
+                (
+                    vec![&near, &flow("m", PeerBar, asked, 99)],
+                    "the counters of m show 99 moved",
+                ),
+                (
+                    vec![&near, &far, &flow("m", GuestRam, asked, 1)],
+                    "m was to move payload with VRAM of h only",
+                ),
+                (
+                    vec![&near, &far, &flow("m", PeerBar, asks, 1)],
+                    "m was to move payload with VRAM of h only",
+                ),
+                (
+                    vec![&near, &far, &flow("n", PeerBar, asks, 1)],
+                    "n was to move payload with guest RAM only",
+                ),
+            ] {
+                let error = judged(&flows).unwrap_err();
+                assert!(error.contains(wanted), "{by}: {error}");
+            }
+        }
     }
 }

@@ -127,9 +127,14 @@ impl AcrossCheck {
         match self {
             Self::Transfers(check) => check.judge(flows, payload),
             Self::Chain(check) => check.judge(flows, uncounted, payload),
-            // Counters of what is gone cannot be compared, and both have requests with guest RAM.
-            Self::Lost(_) | Self::Refused(_) => Ok(()),
+            Self::Lost(check) => check.judge(flows, payload),
+            Self::Refused(_) => Ok(()),
         }
+    }
+
+    /// Whether DMA must fail in it.
+    pub fn fails_dma(&self) -> bool {
+        matches!(self, Self::Lost(_))
     }
 }
 
