@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use peerbar_dma_log::{Completer, DmaKind, Purpose};
 use peerbar_exec::ProgramRequest;
 use peerbar_rdma_end::{
-    Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, REFUSE_BYTES, Way, in_one_line, refuse,
+    Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, Permitted, REFUSE_BYTES, Way, in_one_line,
+    refuse,
 };
 use peerbar_report::{
     DeviceCounters, Measure, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaMemory, Subtest,
@@ -42,6 +43,8 @@ pub(crate) struct Transfers {
     subtests: Vec<Subtest>,
     /// Payload bytes of those that succeeded.
     payload: u64,
+    /// What one end was permitted of the other, where that must refuse all else.
+    permitted: Permitted,
     /// How long these took, one after the other.
     elapsed: Duration,
     /// Why an end could not go on.
@@ -215,7 +218,11 @@ impl Transfers {
         guests: &Guests<'_>,
     ) -> Result<(), String> {
         guests.between(ends, REFUSE_BYTES, |[near, far]| {
-            self.results(|report| refuse(lines(near), lines(far), of_gpu, report))
+            self.before = guests.count();
+            let done = self.results(|report| refuse(lines(near), lines(far), of_gpu, report));
+            self.after = guests.count();
+            self.permitted = done?;
+            Ok(())
         })
     }
 
@@ -242,7 +249,7 @@ impl Transfers {
             failed.map(|subtest| format!("{}: {}", subtest.name, subtest.diagnostics.join("; "))),
         );
         if diagnostics.is_empty() {
-            let judge = || check.judge(&measure.flows, uncounted, self.payload);
+            let judge = || check.judge(&measure.flows, uncounted, self.payload, self.permitted);
             diagnostics.extend(counted.and_then(|()| judge()).err());
             if measure.failures > 0 && !has_faults && !check.fails_dma() {
                 let failures = measure.failures;
@@ -491,7 +498,7 @@ fn counted(name: &str, counters: &DeviceCounters) -> Result<BTreeMap<DmaKind, (u
 #[cfg(test)]
 mod tests {
     use peerbar_dma_log::{DeviceEvents, Direction, Entry, Route};
-    use peerbar_report::{RdmaLoad, RdmaLost};
+    use peerbar_report::{RdmaLoad, RdmaLost, RdmaRefused};
 
     use super::*;
 
@@ -604,6 +611,25 @@ mod tests {
         assert!(short.contains("show 63 moved with VRAM of g"), "{short}");
         let bounced = judged(GuestRam, 64);
         assert!(bounced.contains("with VRAM of g only"), "{bounced}");
+    }
+
+    #[test]
+    fn refusals_are_judged_by_what_was_permitted() {
+        let check = AcrossCheck::Refused(RdmaRefused {
+            nic: "a".to_owned(),
+            peer: Some("b".to_owned()),
+            gpu: Some("g".to_owned()),
+            seconds: None,
+        });
+        let before = counters(0, Completer::PeerBar);
+        for (written, wanted) in [(64, ""), (65, "its counters show 65")] {
+            let after = counters(written, Completer::PeerBar);
+            let mut refused = done(&before, &after);
+            refused.permitted.written = 64;
+            let why = refused.row("x", &check, &[], false).diagnostics.join("; ");
+            assert_eq!(why.is_empty(), wanted.is_empty(), "{why}");
+            assert!(why.ends_with(wanted), "{why}");
+        }
     }
 
     #[test]

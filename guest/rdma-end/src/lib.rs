@@ -42,7 +42,7 @@ pub use message::{
     Address, Answer, Command, Completed, Content, Operation, PairState, Rights, Span, Spare,
     SpareCommand, content,
 };
-pub use refused::{REFUSE_BYTES, refuse};
+pub use refused::{Permitted, REFUSE_BYTES, refuse};
 pub use server::{Server, serve};
 pub use slots::Written;
 pub use status::Status;

@@ -21,17 +21,27 @@ const RECEIVE: u64 = 3;
 
 type Check<N, F> = fn(&mut Refusals<N, F>) -> Result<()>;
 
+/// What the far end's adapter was permitted to move with its memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Permitted {
+    /// To its memory.
+    pub written: u64,
+    /// From it.
+    pub read: u64,
+}
+
 /// An end that asks, and the one that must refuse.
 struct Refusals<N, F> {
     ends: Ends<N, F>,
     far: Address,
+    permitted: Permitted,
 }
 
 /// Bytes of memory that each end of [`refuse`] needs.
 pub const REFUSE_BYTES: u64 = BYTES as u64;
 
 /// Has `near` ask `far`, which has memory of a GPU if `of_gpu`, for what that must refuse. After each refusal no byte has changed, and the
-/// adapters go on. `report` gets each result.
+/// adapters go on. `report` gets each result. Returns what was permitted.
 ///
 /// # Errors
 /// What keeps requests from being made.
@@ -40,10 +50,14 @@ pub fn refuse<N: End, F: End>(
     far: F,
     of_gpu: bool,
     report: &mut dyn FnMut(&str, Result<()>),
-) -> Result<()> {
+) -> Result<Permitted> {
     let ends = Ends::connect(near, far)?;
     let [_, far] = ends.addresses();
-    let mut it = Refusals { ends, far };
+    let mut it = Refusals {
+        ends,
+        far,
+        permitted: Permitted::default(),
+    };
     let checks: [(&str, Check<N, F>); 8] = [
         ("write without the right", Refusals::write_without_the_right),
         ("read without the right", Refusals::read_without_the_right),
@@ -65,7 +79,7 @@ pub fn refuse<N: End, F: End>(
     for (name, check) in checks.into_iter().chain(of_gpus) {
         report(name, it.refuses(check));
     }
-    Ok(())
+    Ok(it.permitted)
 }
 
 impl<N: End, F: End> Refusals<N, F> {
@@ -89,6 +103,7 @@ impl<N: End, F: End> Refusals<N, F> {
         self.ends.done(Side::Near, &Command::Connect(self.far))?;
         for way in [Way::Write, Way::Read, Way::Send] {
             self.ends.transfer(way, LENGTH, fastrand::u64(..))?;
+            self.permit(way == Way::Read);
         }
         Ok(())
     }
@@ -216,6 +231,15 @@ impl<N: End, F: End> Refusals<N, F> {
         self.expect_no_access(at(self.far, spare), 0)
     }
 
+    /// Counts a permitted request.
+    fn permit(&mut self, is_read: bool) {
+        let bytes = match is_read {
+            true => &mut self.permitted.read,
+            false => &mut self.permitted.written,
+        };
+        *bytes = bytes.saturating_add(LENGTH.into());
+    }
+
     /// Checks that neither a write nor a read at `offset` of the memory at `to` is permitted.
     fn expect_no_access(&mut self, to: Address, offset: u64) -> Result<()> {
         for operation in [write(offset), read(offset)] {
@@ -242,7 +266,11 @@ impl<N: End, F: End> Refusals<N, F> {
             Error::Permitted(format!(
                 "{operation:x?} by key {key:#x} to queue pair {pair}: {error}"
             ))
-        })
+        })?;
+        if wanted == Status::SUCCESS {
+            self.permit(matches!(operation, Operation::Read { .. }));
+        }
+        Ok(())
     }
 
     /// How request `id` of `side` ends.
@@ -332,6 +360,20 @@ mod tests {
     #[test]
     fn adapter_that_refuses_everything_passes() {
         assert_eq!(failures(None), (Vec::new(), 10));
+    }
+
+    #[test]
+    fn permitted_are_transfers_after_each_refusal_and_writes_to_pinned_memory() {
+        let length = u64::from(LENGTH);
+        for (of_gpu, written, read) in [(false, 16, 8), (true, 22, 10)] {
+            let (near, far) = FakeEnd::pair(BYTES.into());
+            let permitted = refuse(near, far, of_gpu, &mut |_, _| {}).unwrap();
+            let wanted = Permitted {
+                written: written * length,
+                read: read * length,
+            };
+            assert_eq!(permitted, wanted);
+        }
     }
 
     #[test]

@@ -2,7 +2,8 @@
 
 use toml::Spanned;
 
-use super::{CheckKind, Keys, Pair, TableError, check, rdma};
+use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check, rdma};
+use crate::{Direction, PayloadFlow};
 
 check! {
     /// A program asks an adapter for what it must refuse: access without rights, guessed keys, ranges beyond a region, regions that
@@ -39,6 +40,45 @@ impl RdmaRefused {
     pub fn asked(&self) -> &str {
         self.peer.as_ref().unwrap_or(&self.nic)
     }
+
+    /// The memory of the one that is asked.
+    pub fn memory(&self) -> RdmaMemory {
+        let of_gpu = self.gpu.clone().map(RdmaMemory::Vram);
+        of_gpu.unwrap_or(RdmaMemory::GuestRam)
+    }
+
+    /// Checks that the adapter that is asked, which is not the one that asks, has `written` to its memory and `read` from it what was permitted,
+    /// and moved no other payload, by its own count.
+    ///
+    /// # Errors
+    /// What the counters show instead.
+    pub fn judge(&self, flows: &[PayloadFlow], written: u64, read: u64) -> Result<(), String> {
+        let (asked, memory) = (self.asked(), self.memory());
+        let own = flows.iter().filter(|flow| flow.requester == asked);
+        if let Some(stray) = own
+            .clone()
+            .find(|flow| flow.completer != memory.completer())
+        {
+            return Err(format!(
+                "{asked} was to move payload with {memory} only; its counters show {stray:?}"
+            ));
+        }
+        for (direction, word, permitted) in [
+            (Direction::Write, "written", written),
+            (Direction::Read, "read", read),
+        ] {
+            let of_direction = own.clone().filter(|flow| flow.direction == direction);
+            let bytes = of_direction
+                .map(|flow| flow.bytes)
+                .fold(0, u64::saturating_add);
+            if bytes != permitted {
+                return Err(format!(
+                    "{asked} was permitted {permitted} bytes to be {word} of {memory}; its counters show {bytes}"
+                ));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl CheckKind for RdmaRefused {
@@ -74,5 +114,49 @@ impl CheckKind for RdmaRefused {
 
     fn programs(&self) -> &'static [&'static str] {
         rdma::PROGRAMS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Completer;
+
+    #[test]
+    fn byte_that_was_not_permitted_fails_the_check() {
+        use Completer::{GuestRam, PeerBar};
+        use Direction::{Read, Write};
+
+        let text = r#"{"nic":"a","peer":"b","gpu":"g"}"#;
+        let check: RdmaRefused = serde_json::from_str(text).unwrap();
+        let flow = |requester: &str, completer, direction, bytes| PayloadFlow {
+            requester: requester.to_owned(),
+            completer,
+            route: crate::Route::Peer,
+            direction,
+            bytes,
+        };
+        let (written, read) = (flow("b", PeerBar, Write, 20), flow("b", PeerBar, Read, 10));
+        let judged = |more: PayloadFlow| {
+            let flows = [written.clone(), read.clone(), more];
+            check.judge(&flows, 20, 10)
+        };
+        // The one that asks brings what it sends to be refused.
+        assert_eq!(judged(flow("a", GuestRam, Read, 1000)), Ok(()));
+        for (more, wanted) in [
+            (
+                flow("b", PeerBar, Write, 1),
+                "permitted 20 bytes to be written of VRAM of g; its counters show 21",
+            ),
+            (
+                flow("b", PeerBar, Read, 1),
+                "permitted 10 bytes to be read of VRAM of g; its counters show 11",
+            ),
+            (flow("b", GuestRam, Write, 1), "with VRAM of g only"),
+        ] {
+            let error = judged(more).unwrap_err();
+            assert!(error.contains(wanted), "{error}");
+        }
+        assert!(check.judge(&[], 20, 10).is_err());
     }
 }

@@ -18,5 +18,6 @@ pub(crate) fn run(
         refuse(near, far, kind != MemoryKind::Host, &mut |name, result| {
             report.add(name, result.map_err(Into::into));
         })
+        .map(drop)
     })
 }

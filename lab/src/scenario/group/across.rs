@@ -1,5 +1,6 @@
 //! Checks whose two ends are in different guests.
 
+use peerbar_rdma_end::Permitted;
 use peerbar_report::{
     Check, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaLost, RdmaMemory, RdmaRefused,
 };
@@ -75,8 +76,7 @@ impl AcrossCheck {
                 disk: None,
             }),
             Self::Refused(check) => {
-                let of_gpu = check.gpu.clone().map(RdmaMemory::Vram);
-                let asked = of_gpu.unwrap_or(RdmaMemory::GuestRam);
+                let asked = check.memory();
                 [(&*check.nic, RdmaMemory::GuestRam), (check.asked(), asked)].map(
                     |(nic, memory)| AcrossEnd {
                         nic,
@@ -117,22 +117,23 @@ impl AcrossCheck {
     /// Judges it by the devices' counters, of which those of `uncounted` devices are left out.
     ///
     /// # Errors
-    /// What the counters show instead of `payload` moved bytes.
+    /// What the counters show instead of `payload` moved bytes, or of what was `permitted`.
     pub fn judge(
         &self,
         flows: &[PayloadFlow],
         uncounted: &[&str],
         payload: u64,
+        permitted: Permitted,
     ) -> Result<(), String> {
         match self {
             Self::Transfers(check) => check.judge(flows, payload),
             Self::Chain(check) => check.judge(flows, uncounted, payload),
             Self::Lost(check) => check.judge(flows, payload),
-            Self::Refused(_) => Ok(()),
+            Self::Refused(check) => check.judge(flows, permitted.written, permitted.read),
         }
     }
 
-    /// Whether DMA must fail in it.
+    /// Whether DMA may fail in it.
     pub fn fails_dma(&self) -> bool {
         matches!(self, Self::Lost(_))
     }
