@@ -331,6 +331,7 @@ impl<N: End, F: End> Ends<N, F> {
 mod tests {
     use super::*;
     use crate::fake::{FakeEnd, Flaw};
+    use crate::workload::MESSAGE;
 
     fn ends(size: u64) -> Ends<FakeEnd, FakeEnd> {
         let (near, far) = FakeEnd::pair(size);
@@ -346,7 +347,7 @@ mod tests {
                 ends.transfer(way, length, 3).unwrap();
             }
             let is_send = matches!(way, Way::Send | Way::SendImmediate);
-            assert_eq!(ends.takes(way, 4097), !is_send, "{way}");
+            assert_eq!(ends.takes(way, MESSAGE + 1), !is_send, "{way}");
         }
     }
 

@@ -95,6 +95,16 @@ pub enum Error {
         /// Bytes that there are.
         size: u64,
     },
+    /// A message is larger than an end takes.
+    #[error("messages have {length} bytes, and the {side} takes {largest}: have it write or read")]
+    LargeMessage {
+        /// Which end.
+        side: &'static str,
+        /// Bytes of a message.
+        length: u32,
+        /// The largest that it takes.
+        largest: u32,
+    },
     /// What was to die could not be killed.
     #[error("cannot kill the part that is to die")]
     Kill(#[source] io::Error),

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use crate::workload::MESSAGE;
 use crate::{
     Address, Answer, Command, Completed, End, Operation, Result, Rights, Span, Spare, SpareCommand,
     Status, content,
@@ -125,12 +126,16 @@ impl FakeEnd {
                 key: number,
                 address: 0,
                 size,
-                largest_message: 4096,
+                largest_message: MESSAGE,
             },
             peer: None,
             flaw: Rc::default(),
         };
         (end(&one, &two, 1), end(&two, &one, 2))
+    }
+
+    pub(crate) fn take_messages_of(&mut self, bytes: u32) {
+        self.address.largest_message = bytes;
     }
 
     pub(crate) fn set(&self, flaw: Flaw) {

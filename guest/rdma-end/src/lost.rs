@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use crate::workload::{MESSAGE, Requests, Workload};
 use crate::{
-    Arrivals, Asked, DEPTH, End, Ends, Error, MARGIN, Outcome, Result, Side, Status, Way,
+    Address, Arrivals, Asked, DEPTH, End, Ends, Error, MARGIN, Outcome, Result, Side, Status, Way,
     WorkloadCommand, slots,
 };
 
@@ -120,6 +120,7 @@ impl Loss {
         report: &mut dyn FnMut(&str, Result<()>),
     ) -> Result<u64> {
         let mut ends = Ends::connect(near, far)?;
+        self.fits(ends.addresses())?;
         let seed = fastrand::u64(..);
         slots::fill_source(ends.end(self.source()), seed)?;
         slots::fill_target(ends.end(self.target()))?;
@@ -137,6 +138,21 @@ impl Loss {
                     .saturating_mul(self.request_bytes().into()))
             }
         }
+    }
+
+    /// Refuses ends that do not take the messages.
+    fn fits(self, addresses: [Address; 2]) -> Result<()> {
+        for (side, address) in [Side::Near, Side::Far].into_iter().zip(addresses) {
+            let largest = address.largest_message;
+            if self.amid == Amid::Sends && largest < MESSAGE {
+                return Err(Error::LargeMessage {
+                    side: side.name(),
+                    length: MESSAGE,
+                    largest,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Bytes of a request.
@@ -395,6 +411,21 @@ mod tests {
             assert!(acknowledged <= requests * u64::from(bytes), "{amid:?}");
             let (_, acknowledged) = conducted(it, None, None);
             assert_eq!(acknowledged, 0, "{amid:?}");
+        }
+    }
+
+    #[test]
+    fn messages_that_an_end_does_not_take_are_refused() {
+        for (amid, is_refused) in [(Amid::Writes, false), (Amid::Sends, true)] {
+            let (near, mut far) = FakeEnd::pair(Loss::bytes());
+            far.take_messages_of(MESSAGE - 1);
+            let mut died = || Err(io::ErrorKind::Other.into());
+            let [near, far] = [near, far].map(Server::new);
+            let conducted = loss(Part::Fabric, amid).conduct(near, far, &mut died, &mut |_, _| {});
+            let error = conducted.err().map(|error| error.to_string());
+            let wanted =
+                "messages have 8928 bytes, and the far end takes 8927: have it write or read";
+            assert_eq!(error.as_deref(), is_refused.then_some(wanted));
         }
     }
 
