@@ -142,7 +142,7 @@ enum Check {
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
         sizes: Vec<u32>,
     },
-    /// Has one adapter write to another's memory, or read it, until a part of the transfer dies, and tries what is left.
+    /// Has one adapter write to another's memory, read it, or send to it, until a part of the transfer dies, and tries what is left.
     Lost {
         /// The kernel's name of the adapter that asks.
         #[arg(long, value_name = "DEVICE")]

@@ -23,7 +23,7 @@ impl Run for RdmaLost {
             ("--loses", part.to_owned()),
             ("--by", self.by.to_string()),
         ];
-        // Counters of a device that is gone cannot be compared, so they are not read here.
+        // The program also tries what is left, with guest RAM, so counters are judged across guests only.
         let words = rdma::words("lost", &arguments);
         let ran = rdma::run_and_kill(guest, &words, (&self.loses, self.seconds), measure)?;
         ensure!(

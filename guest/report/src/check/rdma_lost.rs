@@ -18,9 +18,10 @@ const LEAKS_OBJECTS: &[&str] = &["uverbs_destroy_ufile_hw"];
 check! {
     /// The server behind an adapter, behind a GPU or of the fabric is killed while one adapter writes or reads memory by the other, or sends to
     /// it. The requests in progress end with an error of the right kind, later ones too, and nothing hangs. What was acknowledged is in the
-    /// memory, and nothing beside it has changed, as far as that memory is left. No message comes twice or in part. What is left goes on: each
-    /// adapter that lives within itself, both with each other where the fabric lives. Checks that follow can only use what is left. The
-    /// adapters may be in two guests. It takes `tools = true` at the top of the scenario.
+    /// memory, and nothing beside it has changed, as far as that memory is left. No message comes twice, nor in part unless the memory that it
+    /// comes to dies. What is left goes on: each adapter that lives within itself, both with each other where the fabric lives. Checks that
+    /// follow can only use what is left. The adapters may be in two guests: then their counters show that what was acknowledged was moved, with
+    /// that memory only. It takes `tools = true` at the top of the scenario.
     "rdma-lost": "{loses} is lost amid RDMA {by} between {nic} and {peer}"
     pub struct RdmaLost {
         /// Name of a `[[nic]]`: the one that asks.

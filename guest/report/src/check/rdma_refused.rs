@@ -8,8 +8,8 @@ use crate::{Direction, PayloadFlow};
 check! {
     /// A program asks an adapter for what it must refuse: access without rights, guessed keys, ranges beyond a region, regions that
     /// are gone, queue pairs in a wrong state, messages too long for their receive; with a GPU also of its memory, freed and revoked. No byte
-    /// may change, and the adapters work on. With `peer` another adapter asks, which may be in another guest. It takes `tools = true` at the top
-    /// of the scenario.
+    /// may change, and the adapters work on. With `peer` another adapter is asked, which may be in another guest: then its counters show what was
+    /// permitted, and no other byte. It takes `tools = true` at the top of the scenario.
     "rdma-refused": "what {asked} must refuse{whom}{with}" with (
         asked = peer.as_ref().unwrap_or(nic), whom = whom(nic, peer.as_deref()), with = with(gpu.as_deref())
     )
