@@ -54,7 +54,9 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
         let file = path.with_extension("toml");
         program(&format!("scenarios/{}", file.display())).ok()
     };
-    let found = (is_bare && (!path.exists() || path.is_dir())).then(shipped).flatten();
+    let found = (is_bare && (!path.exists() || path.is_dir()))
+        .then(shipped)
+        .flatten();
     found.unwrap_or_else(|| path.to_owned())
 }
 
