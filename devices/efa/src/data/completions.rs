@@ -126,6 +126,8 @@ impl Turn<'_> {
             return false;
         };
         if queue.has_failed {
+            // It was reset and started again since.
+            self.fail_pair(pair);
             return false;
         }
         if queue.outstanding() >= queue.entries

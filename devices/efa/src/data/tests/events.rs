@@ -188,6 +188,26 @@ fn completion_queue_that_overflows_fails_its_pairs_only() {
 }
 
 #[test]
+fn pair_that_is_started_again_on_a_failed_queue_fails_again() {
+    let mut it = Connected::new();
+    write_bytes(&mut it, 1);
+    assert_eq!(it.statuses().len(), 1, "the doorbell is written");
+    write_bytes(&mut it, ENTRIES + 1);
+    assert_eq!(state_of(&it), QueuePairState::Error);
+    for state in [
+        QueuePairState::Reset,
+        QueuePairState::Init,
+        QueuePairState::ReadyToReceive,
+        QueuePairState::ReadyToSend,
+    ] {
+        it.adapter.set_state(it.a.number, state);
+    }
+    it.a.sent = 0;
+    write_bytes(&mut it, 1);
+    assert_eq!(state_of(&it), QueuePairState::Error);
+}
+
+#[test]
 fn completion_queue_that_has_failed_gets_no_new_pair() {
     let mut it = Announced::new(16);
     for _ in 0..=ENTRIES {

@@ -98,7 +98,7 @@ pub(super) struct Pair {
     pub(super) queue: CompletionRing,
     receive: u64,
     entry_bytes: usize,
-    sent: u16,
+    pub(super) sent: u16,
     received: u16,
 }
 
