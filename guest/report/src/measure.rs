@@ -55,3 +55,22 @@ pub struct PayloadFlow {
     /// Payload bytes of successful DMA.
     pub bytes: u64,
 }
+
+#[cfg(test)]
+impl PayloadFlow {
+    /// One that took the way from device to device.
+    pub(crate) fn to_peer(
+        requester: &str,
+        completer: Completer,
+        direction: Direction,
+        bytes: u64,
+    ) -> Self {
+        Self {
+            requester: requester.to_owned(),
+            completer,
+            route: Route::Peer,
+            direction,
+            bytes,
+        }
+    }
+}

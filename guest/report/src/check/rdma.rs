@@ -236,12 +236,8 @@ mod tests {
         use Completer::{GuestRam, OwnMemory, PeerBar, Unknown};
         use Direction::{Read, Write};
 
-        let flow = |requester: &str, completer, direction| PayloadFlow {
-            requester: requester.to_owned(),
-            completer,
-            route: crate::Route::Peer,
-            direction,
-            bytes: 100,
+        let flow = |requester: &str, completer, direction| {
+            PayloadFlow::to_peer(requester, completer, direction, 100)
         };
         let vram = RdmaMemory::Vram("g".to_owned());
         let judged = |read: PayloadFlow, written: PayloadFlow, to: &RdmaMemory| {

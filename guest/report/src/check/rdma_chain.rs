@@ -181,13 +181,7 @@ mod tests {
     }
 
     fn flow(requester: &str, completer: Completer, direction: Direction) -> PayloadFlow {
-        PayloadFlow {
-            requester: requester.to_owned(),
-            completer,
-            route: crate::Route::Peer,
-            direction,
-            bytes: 100,
-        }
+        PayloadFlow::to_peer(requester, completer, direction, 100)
     }
 
     fn chain() -> RdmaChain {

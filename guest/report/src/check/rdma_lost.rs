@@ -234,13 +234,7 @@ mod tests {
             );
             serde_json::from_str(&text).unwrap()
         };
-        let flow = |requester: &str, completer, direction, bytes| PayloadFlow {
-            requester: requester.to_owned(),
-            completer,
-            route: crate::Route::Peer,
-            direction,
-            bytes,
-        };
+        let flow = PayloadFlow::to_peer;
         for (by, asks, asked) in [
             ("writes", Read, Write),
             ("sends", Read, Write),

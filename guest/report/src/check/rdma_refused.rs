@@ -129,13 +129,7 @@ mod tests {
 
         let text = r#"{"nic":"a","peer":"b","gpu":"g"}"#;
         let check: RdmaRefused = serde_json::from_str(text).unwrap();
-        let flow = |requester: &str, completer, direction, bytes| PayloadFlow {
-            requester: requester.to_owned(),
-            completer,
-            route: crate::Route::Peer,
-            direction,
-            bytes,
-        };
+        let flow = PayloadFlow::to_peer;
         let (written, read) = (flow("b", PeerBar, Write, 20), flow("b", PeerBar, Read, 10));
         let judged = |more: PayloadFlow| {
             let flows = [written.clone(), read.clone(), more];
