@@ -387,10 +387,22 @@ impl<'a> TrafficWatch<'a> {
             measure.peer_bytes = traffic.peer_bytes();
             measure.ram_bytes = traffic.ram_bytes();
             measure.failures = traffic.failures();
-            let devices = self.guest.devices();
-            let flows = devices.flat_map(|(name, number)| traffic.flows(name, number));
-            measure.flows = flows.collect();
+            measure.flows = self.flows_of(traffic);
         }
+    }
+
+    /// The payload of all devices during all watched work.
+    ///
+    /// # Errors
+    /// Why there are no counters.
+    pub(crate) fn flows(&self) -> anyhow::Result<Vec<PayloadFlow>> {
+        Ok(self.flows_of(self.traffic()?))
+    }
+
+    fn flows_of(&self, traffic: &Traffic) -> Vec<PayloadFlow> {
+        let devices = self.guest.devices();
+        let flows = devices.flat_map(|(name, number)| traffic.flows(name, number));
+        flows.collect()
     }
 }
 

@@ -128,6 +128,19 @@ pub(super) fn memory(guest: &GuestContext, memory: &RdmaMemory) -> anyhow::Resul
     })
 }
 
+/// The numbers in the line of the program's output that begins with `begin`.
+pub(super) fn figures<const COUNT: usize>(
+    output: &str,
+    begin: &str,
+) -> anyhow::Result<[u64; COUNT]> {
+    let line = output.lines().find_map(|line| line.strip_prefix(begin));
+    let figures = line.and_then(|line| {
+        let numbers = line.split(' ').map(|word| word.parse().ok());
+        numbers.collect::<Option<Vec<u64>>>()?.try_into().ok()
+    });
+    figures.with_context(|| format!("the program did not print {begin:?} with numbers: {COUNT}"))
+}
+
 /// The payload bytes that the program says it has moved, and in how many seconds.
 pub(super) fn payload(output: &str) -> anyhow::Result<(u64, f64)> {
     let mut lines = output.lines().rev();
@@ -150,5 +163,14 @@ mod tests {
         for other in ["# payload many in 1.0 s", "# payload 64"] {
             assert!(payload(other).is_err(), "{other}");
         }
+    }
+
+    #[test]
+    fn figures_are_all_numbers_of_their_line() {
+        let output = "ok 1 x\n# moved 7 8\nok 2 y\n";
+        assert_eq!(figures(output, "# moved ").unwrap(), [7, 8]);
+        assert!(figures::<1>(output, "# moved ").is_err());
+        assert!(figures::<2>("# moved 7 many\n", "# moved ").is_err());
+        assert!(figures::<1>(output, "# lost ").is_err());
     }
 }

@@ -1,11 +1,15 @@
 //! A surprise removal of a part of an RDMA transfer: the server behind it is killed while requests are in progress.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use peerbar_report::{CheckKind, Measure, RdmaLost, RdmaPart};
 
 use super::{Outcome, Run, rdma};
+use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
+
+/// The line in which the program reports the bytes of the requests that succeeded.
+const ACKNOWLEDGED: &str = "# acknowledged ";
 
 impl Run for RdmaLost {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -23,14 +27,19 @@ impl Run for RdmaLost {
             ("--loses", part.to_owned()),
             ("--by", self.by.to_string()),
         ];
-        // The program also tries what is left, with guest RAM, so counters are judged across guests only.
         let words = rdma::words("lost", &arguments);
-        let ran = rdma::run_and_kill(guest, &words, (&self.loses, self.seconds), measure)?;
+        let mut watch = TrafficWatch::new(guest);
+        let doomed = (&*self.loses, self.seconds);
+        let ran = watch.watch(|| rdma::run_and_kill(guest, &words, doomed, measure))?;
         ensure!(
             !measure.subtests.is_empty(),
             "the program reported nothing: {}",
             ran.output
         );
+        let [acknowledged] = rdma::figures(&ran.output, ACKNOWLEDGED)?;
+        // The program also tries what is left, with guest RAM.
+        let judged = self.judge(&watch.flows()?, acknowledged, true);
+        judged.map_err(|message| anyhow!(message))?;
         Ok(Outcome::Passed)
     }
 

@@ -1,10 +1,13 @@
 //! What an RDMA adapter must refuse.
 
-use anyhow::ensure;
+use anyhow::{anyhow, ensure};
 use peerbar_report::{Measure, RdmaRefused};
 
 use super::{Outcome, Run, rdma};
 use crate::guest_context::GuestContext;
+
+/// The line in which the program reports the bytes that the adapter was permitted to write and to read.
+const PERMITTED: &str = "# permitted ";
 
 impl Run for RdmaRefused {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -21,8 +24,11 @@ impl Run for RdmaRefused {
             gpu.check_free_vram(before)?;
         }
         match outcome {
-            Outcome::Said(_) => {
+            Outcome::Said(output) => {
                 ensure!(!measure.subtests.is_empty(), "the program reported nothing");
+                let [written, read] = rdma::figures(&output, PERMITTED)?;
+                let judged = self.judge(&measure.flows, written, read);
+                judged.map_err(|message| anyhow!(message))?;
                 Ok(Outcome::Passed)
             }
             other => Ok(other),

@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use super::rdma::{PACKAGES, PROGRAMS, needs_tools};
 use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check};
-use crate::{Direction, PayloadFlow};
+use crate::{Completer, Direction, PayloadFlow};
 
 /// The name of the fabric's server.
 const FABRIC: &str = "fabric";
@@ -19,9 +19,9 @@ check! {
     /// The server behind an adapter, behind a GPU or of the fabric is killed while one adapter writes or reads memory by the other, or sends to
     /// it. The requests in progress end with an error of the right kind, later ones too, and nothing hangs. What was acknowledged is in the
     /// memory, and nothing beside it has changed, as far as that memory is left. No message comes twice, nor in part unless the memory that it
-    /// comes to dies. What is left goes on: each adapter that lives within itself, both with each other where the fabric lives. Checks that
-    /// follow can only use what is left. The adapters may be in two guests: then their counters show that what was acknowledged was moved, with
-    /// that memory only. It takes `tools = true` at the top of the scenario.
+    /// comes to dies. The adapters' counters show that what was acknowledged was moved, with that memory. What is left goes on: each adapter that
+    /// lives within itself, both with each other where the fabric lives. Checks that follow can only use what is left. The adapters may be in
+    /// two guests. It takes `tools = true` at the top of the scenario.
     "rdma-lost": "{loses} is lost amid RDMA {by} between {nic} and {peer}"
     pub struct RdmaLost {
         /// Name of a `[[nic]]`: the one that asks.
@@ -94,11 +94,17 @@ impl RdmaLost {
 
 impl RdmaLost {
     /// Checks that the adapters moved the `acknowledged` bytes from the source to the target, by their own count up to the death and after it, and
-    /// none with other memory. They may have moved more: packets are sent again, and requests fail in the middle.
+    /// none with other memory, but for guest RAM if others transferred that meanwhile. They may have moved more: packets are sent again, and
+    /// requests fail in the middle.
     ///
     /// # Errors
     /// What the counters show instead.
-    pub fn judge(&self, flows: &[PayloadFlow], acknowledged: u64) -> Result<(), String> {
+    pub fn judge(
+        &self,
+        flows: &[PayloadFlow],
+        acknowledged: u64,
+        beside_others: bool,
+    ) -> Result<(), String> {
         if acknowledged == 0 {
             return Err("no request was acknowledged".to_owned());
         }
@@ -112,12 +118,16 @@ impl RdmaLost {
             let own = flows.iter().filter(|flow| flow.requester == *nic);
             let is_right =
                 |flow: &&PayloadFlow| flow.completer == completer && flow.direction == direction;
-            if let Some(stray) = own.clone().find(|flow| !is_right(flow)) {
+            let of_others =
+                |flow: &&PayloadFlow| beside_others && flow.completer == Completer::GuestRam;
+            let mut strays = own.clone().filter(|flow| !is_right(flow));
+            if let Some(stray) = strays.find(|flow| !of_others(flow)) {
                 return Err(format!(
                     "{nic} was to move payload with {memory} only ({direction:?}): its counters show {stray:?}"
                 ));
             }
-            let moved = own.map(|flow| flow.bytes).fold(0, u64::saturating_add);
+            let right = own.filter(is_right).map(|flow| flow.bytes);
+            let moved = right.fold(0, u64::saturating_add);
             if moved < acknowledged {
                 return Err(format!(
                     "{acknowledged} bytes were acknowledged; the counters of {nic} show {moved} moved with {memory}"
@@ -204,7 +214,6 @@ impl CheckKind for RdmaLost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Completer;
 
     #[test]
     fn lost_part_is_one_of_the_transfer() {
@@ -245,10 +254,13 @@ mod tests {
             let far = flow("m", PeerBar, asked, 120);
             let judged = |flows: &[&PayloadFlow]| {
                 let flows: Vec<PayloadFlow> = flows.iter().copied().cloned().collect();
-                it.judge(&flows, 100)
+                it.judge(&flows, 100, false)
             };
             assert_eq!(judged(&[&near, &far]), Ok(()), "{by}");
-            assert!(it.judge(&[near.clone(), far.clone()], 0).is_err());
+            assert!(it.judge(&[near.clone(), far.clone()], 0, false).is_err());
+            let beside = |stray| it.judge(&[near.clone(), far.clone(), stray], 100, true);
+            assert_eq!(beside(flow("m", GuestRam, asks, 1)), Ok(()));
+            assert!(beside(flow("m", PeerBar, asks, 1)).is_err());
             for (flows, wanted) in [
                 (vec![&near], "the counters of m show 0 moved"),
                 (vec![&far], "the counters of n show 0 moved"),

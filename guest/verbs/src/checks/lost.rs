@@ -24,7 +24,9 @@ pub(crate) fn run(
         let mut add = |name: &str, result: peerbar_rdma_end::Result<()>| {
             report.add(name, result.map_err(Into::into));
         };
-        loss.conduct(near, far, kill, &mut add).map(drop)
+        let acknowledged = loss.conduct(near, far, kill, &mut add)?;
+        println!("# acknowledged {acknowledged}");
+        Ok(())
     })?;
     for &pair in loss.part.left() {
         let [near, far] = pair.map(|side| match side {

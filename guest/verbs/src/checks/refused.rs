@@ -15,9 +15,11 @@ pub(crate) fn run(
 ) -> anyhow::Result<()> {
     let ends = [(nic, MemoryKind::Host), (peer, kind)];
     between(ends, REFUSE_BYTES, |near, far| {
-        refuse(near, far, kind != MemoryKind::Host, &mut |name, result| {
+        let of_gpu = kind != MemoryKind::Host;
+        let permitted = refuse(near, far, of_gpu, &mut |name, result| {
             report.add(name, result.map_err(Into::into));
-        })
-        .map(drop)
+        })?;
+        println!("# permitted {} {}", permitted.written, permitted.read);
+        Ok(())
     })
 }

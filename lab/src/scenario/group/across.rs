@@ -128,7 +128,7 @@ impl AcrossCheck {
         match self {
             Self::Transfers(check) => check.judge(flows, payload),
             Self::Chain(check) => check.judge(flows, uncounted, payload),
-            Self::Lost(check) => check.judge(flows, payload),
+            Self::Lost(check) => check.judge(flows, payload, false),
             Self::Refused(check) => check.judge(flows, permitted.written, permitted.read),
         }
     }
