@@ -544,9 +544,9 @@ mod tests {
             "vfio_pci",
         ];
         assert_eq!(demo.initramfs_modules(), modules);
-        assert_eq!(plan.check_seconds, 45);
+        assert_eq!(plan.check_seconds, 60);
         demo.set_timeout(Duration::from_secs(900));
-        assert_eq!(demo.plan().check_seconds, 450);
+        assert_eq!(demo.plan().check_seconds, 180);
         assert_eq!(demo.text, DEMO);
     }
 
