@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use peerbar_dma_log::{Completer, DeviceEvents, DmaKind, Entry, Purpose, Route};
-use peerbar_report::{DeviceCounters, Measure, PayloadFlow, Record};
+use peerbar_report::{CompletionBytes, DeviceCounters, Measure, PayloadFlow, Record};
 
 use crate::guest_context::GuestContext;
 
@@ -89,20 +89,18 @@ impl Traffic {
         bytes / COMPLETION_BYTES
     }
 
-    /// Bytes of completions that one device wrote to any device's memory.
-    pub(crate) fn completion_bytes_to_devices(&self, device: u32) -> u64 {
-        self.sum(|of, kind| {
-            let is_of_device = matches!(kind.completer, Completer::OwnMemory | Completer::PeerBar);
-            of == device && kind.purpose == Purpose::Completion && is_of_device
-        })
-    }
-
-    /// Bytes of completions that one device wrote to guest RAM.
-    pub(crate) fn completion_bytes_to_guest_ram(&self, device: u32) -> u64 {
-        self.sum(|of, kind| {
-            let is_of_ram = kind.completer == Completer::GuestRam;
-            of == device && kind.purpose == Purpose::Completion && is_of_ram
-        })
+    /// Bytes of completions that one device wrote, by whose memory they went to.
+    pub(crate) fn completion_bytes(&self, device: u32) -> CompletionBytes {
+        let to = |completers: &[Completer]| {
+            self.sum(|of, kind| {
+                let is_completion = kind.purpose == Purpose::Completion;
+                of == device && is_completion && completers.contains(&kind.completer)
+            })
+        };
+        CompletionBytes {
+            to_devices: to(&[Completer::OwnMemory, Completer::PeerBar]),
+            to_guest_ram: to(&[Completer::GuestRam]),
+        }
     }
 
     /// Bytes of PRP lists that one device read out of guest RAM, and out of another's memory.

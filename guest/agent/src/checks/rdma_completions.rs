@@ -1,7 +1,7 @@
 //! Completion queues of an RDMA adapter in a buffer of a program's.
 
 use anyhow::{Context as _, anyhow, ensure};
-use peerbar_report::{CompletionBytes, Measure, RdmaCompletions};
+use peerbar_report::{Measure, RdmaCompletions};
 
 use super::{Outcome, Run, rdma};
 use crate::counters::TrafficWatch;
@@ -39,11 +39,7 @@ impl Run for RdmaCompletions {
         );
         if !self.loses {
             let [completed] = rdma::figures(&ran.output, COMPLETIONS)?;
-            let traffic = watch.traffic()?;
-            let written = CompletionBytes {
-                to_devices: traffic.completion_bytes_to_devices(nic.number),
-                to_guest_ram: traffic.completion_bytes_to_guest_ram(nic.number),
-            };
+            let written = watch.traffic()?.completion_bytes(nic.number);
             let judged = self.judge(completed, written);
             judged.map_err(|message| anyhow!(message))?;
         }

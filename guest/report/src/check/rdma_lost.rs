@@ -90,9 +90,7 @@ impl RdmaLost {
             () => None,
         }
     }
-}
 
-impl RdmaLost {
     /// Checks that the adapters moved the `acknowledged` bytes from the source to the target, by their own count up to the death and after it, and
     /// none with other memory, but for guest RAM if others transferred that meanwhile. They may have moved more: packets are sent again, and
     /// requests fail in the middle.
