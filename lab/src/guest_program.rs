@@ -55,7 +55,9 @@ pub enum ProgramError {
     #[error("the program has not ended in time")]
     Late,
     /// The guest is gone, or does not keep to the protocol.
-    #[error("the guest is gone")]
+    #[error(
+        "the connection to the guest is lost; console.log and qemu.log in the folder of its run say more"
+    )]
     Gone(#[source] Option<MessageError>),
     /// Its input cannot be read.
     #[error("cannot read what the program shall get")]

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use clap::Args;
 use peerbar_exec::HOST_FOLDER;
-use peerbar_lab::LabOptions;
 use peerbar_lab::artifacts::Own;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_access::GuestAccess;
@@ -14,10 +13,16 @@ use peerbar_lab::progress::Progress;
 use peerbar_lab::runs::Runs;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
+use peerbar_lab::terminal::{printable, say};
+use peerbar_lab::{FinishedLab, LabOptions};
 
 use crate::attached::in_running_guest;
 use crate::group::of_lab;
 use crate::guest_folder::GuestName;
+use crate::results::show_console;
+
+/// Lines of the console that are shown of a guest that has failed.
+const CONSOLE_LINES: usize = 30;
 
 /// A guest to work in.
 #[derive(Args)]
@@ -89,10 +94,26 @@ fn in_new_guest(
     ));
     drop(progress);
     let done = lab.attend(|socket, signals| work(socket, HOST_FOLDER, signals));
-    let status = done.map_err(of_lab)??;
-    let finished = lab.shut_down().map_err(of_lab)?;
+    let done = done.map_err(of_lab).and_then(|done| done);
+    let finished = lab.shut_down().map_err(of_lab);
+    // Work that failed has often lost the guest, and how that ended is the reason.
+    let status = done.inspect_err(|_| finished.iter().for_each(show_end))?;
+    let finished = finished?;
     if !finished.is_passed() {
-        peerbar_lab::terminal::say(format_args!("peerbar: {}", finished.verdict));
+        say(format_args!("peerbar: {}", finished.verdict));
     }
     Ok(status)
+}
+
+/// Shows how a guest has ended, unless it was well.
+fn show_end(finished: &FinishedLab) {
+    if finished.is_passed() {
+        return;
+    }
+    let lines = finished.console.lines();
+    let mut tail: Vec<_> = lines.rev().take(CONSOLE_LINES).collect();
+    tail.reverse();
+    let tail = tail.into_iter().map(|line| printable(line.as_bytes()));
+    show_console(&tail.collect::<Vec<_>>(), &finished.folder);
+    say(format_args!("peerbar: {}", finished.verdict));
 }

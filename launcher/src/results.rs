@@ -1,5 +1,6 @@
 //! The results of a run, shown to people.
 
+use std::fmt::Display;
 use std::path::Path;
 
 use peerbar_report::Verdict as CheckVerdict;
@@ -7,7 +8,6 @@ use peerbar_report::Verdict as CheckVerdict;
 use crate::comparison::comparison;
 use crate::report;
 use crate::table::table;
-use peerbar_lab::console::Console;
 use peerbar_lab::finished_run::FinishedRun;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::report::Row;
@@ -34,7 +34,7 @@ pub(crate) fn conclude(
         && run.report.is_ok()
         && run.console.trouble().is_none();
     if !is_by_checks {
-        show_console(&run.console, folder.path());
+        show_console(&run.console.tail(), folder.path());
     }
     let (name, place) = (&scenario.name, folder.path().display());
     let text = format!(
@@ -68,9 +68,8 @@ fn show_rest(rest: &[String]) {
     }
 }
 
-/// Shows the end of the console, where the verdict is about more than the checks.
-fn show_console(console: &Console, folder: &Path) {
-    let tail = console.tail();
+/// Shows `tail`, the last lines of the console in the run's `folder`.
+pub(crate) fn show_console<T: Display>(tail: &[T], folder: &Path) {
     if !tail.is_empty() {
         let file = folder.join("console.log");
         say(format_args!(

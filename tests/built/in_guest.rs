@@ -376,3 +376,22 @@ fn exec_boots_a_guest_and_ends_it() {
     assert!(verdict.starts_with("passed"), "{verdict}");
     assert!(!run.join("vsock.sock").exists());
 }
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn exec_says_how_its_guest_died() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("kept.toml"), SCENARIO).unwrap();
+    let panic = "echo c > /proc/sysrq-trigger";
+    let output = Command::new(PEERBAR)
+        .args(["exec", "kept.toml", "--", "sh", "-c", panic])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let message = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(69), "{message}");
+    assert!(
+        message.contains("Kernel panic") && message.contains("peerbar: guest died: "),
+        "{message}"
+    );
+}
