@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
+use peerbar_dma_log::counter_file::Reader;
+use peerbar_dma_log::{Completer, Direction, Purpose};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -19,6 +21,13 @@ const MEMORY: &str = "1056768";
 
 /// How long a run may take until its guest takes programs: the first one on a machine installs packages before.
 const START: Duration = Duration::from_secs(600);
+
+/// Bytes that the end that asks sends or writes in transfers of 1, 4096 and 1048576 bytes: writes without and with immediate data, and two sends of
+/// what a message may have.
+const GIVEN: u64 = 2 * (1 + 4096 + 1_048_576) + 2 * (1 + 4096);
+
+/// Bytes that it reads.
+const TAKEN: u64 = 1 + 4096 + 1_048_576;
 
 /// Results of transfers of three sizes: three ways for each, two sends of the sizes that a message may have, and the two ends.
 const TRANSFERS: usize = 3 * 3 + 2 * 2 + 2;
@@ -79,6 +88,25 @@ fn machines() -> TempDir {
     folder
 }
 
+/// Payload that the adapter `nic0` has read and written, in bytes, all of it memory of a GPU, by the counters of its run.
+fn payload(run: &Path) -> [u64; 2] {
+    let counters = Reader::open(&run.join("nic0.counters")).unwrap();
+    let entries = counters.read().unwrap().entries;
+    let payload = entries
+        .iter()
+        .filter(|entry| entry.purpose == Purpose::Payload);
+    [Direction::Read, Direction::Write].map(|direction| {
+        let moved = payload.clone().filter(|entry| entry.direction == direction);
+        moved
+            .map(|entry| {
+                let is_of_gpu = entry.completer == Completer::PeerBar;
+                assert!(is_of_gpu && entry.failures == 0, "{entry:?}");
+                entry.bytes
+            })
+            .sum()
+    })
+}
+
 #[test]
 #[ignore = "boots three guests; scripts/test runs it"]
 fn vram_goes_to_a_guest_of_another_machine() {
@@ -98,8 +126,14 @@ fn vram_goes_to_a_guest_of_another_machine() {
     let report = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{report}{said}");
     assert_eq!(report.matches("\nok ").count(), TRANSFERS, "{report}");
-    for runs in ["a", "b"] {
+    // What the tunnel loses is read and sent again, and written once.
+    for (runs, [read, written]) in [("a", [GIVEN, TAKEN]), ("b", [TAKEN, GIVEN])] {
         let run = folder.path().join(runs).join("latest");
+        let counted = payload(&run);
+        assert!(
+            counted[0] >= read && counted[1] == written,
+            "{runs}: {counted:?} of [{read}, {written}]"
+        );
         let verdict = fs::read_to_string(run.join("verdict")).unwrap();
         assert!(verdict.starts_with("passed"), "{runs}: {verdict}");
     }
@@ -230,6 +264,8 @@ fn groups_of_two_machines_are_joined_and_pass_as_runs() {
         assert_eq!(code, Some(0), "{results}{progress}");
         let verdict = run.kept("verdict").unwrap();
         assert!(verdict.starts_with("passed"), "{verdict}");
+        let [read, written] = payload(&run.folder.path().join("runs/latest/left"));
+        assert!(read + written >= GIVEN + TAKEN, "{read} {written}");
         let results: Value = serde_json::from_str(&run.kept("results.json").unwrap()).unwrap();
         let checks = results.pointer("/checks").and_then(Value::as_array);
         let checks = checks.unwrap().iter();
