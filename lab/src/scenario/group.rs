@@ -244,17 +244,13 @@ impl GroupGuest {
         format!("{}: {name}", self.name)
     }
 
-    /// Takes its part in the group's fabric, which does what the rules say, and brings what checks across guests need.
+    /// Takes its part in the group's fabric, whose rules hold for it also where it is started alone, and brings what checks across guests need.
     fn join_fabric(&mut self, fabric: &Fabric) {
         let scenario = &mut self.scenario;
         if scenario.nics.is_empty() {
             return;
         }
-        scenario.fabric = Some(Fabric {
-            tunnels: fabric.tunnels.clone(),
-            lend_between_guests: fabric.lend_between_guests,
-            ..Fabric::default()
-        });
+        scenario.fabric = Some(fabric.clone());
         if scenario.tools {
             scenario.rdma_ends = true;
             packages::add(&mut scenario.packages, Rdma::PACKAGES.iter().copied());
@@ -418,6 +414,17 @@ mod tests {
             ]
         );
         assert_eq!(group.fabric, Some(Fabric::default()));
+    }
+
+    #[test]
+    fn rules_of_the_fabric_hold_for_each_guest() {
+        let rule = "n0<->n1 loss=1%";
+        let table = format!("[fabric]\nimpair = [\"{rule}\"]\nseed = 7\n");
+        let group = parse(&format!("{HEAD}{ACROSS}{table}")).unwrap();
+        for guest in &group.guests {
+            assert_eq!(guest.scenario.fabric, group.fabric, "{}", guest.name);
+        }
+        assert_eq!(group.fabric.unwrap().impairments, [rule]);
     }
 
     #[test]
