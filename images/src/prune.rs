@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -192,13 +193,18 @@ fn doomed(found: &[StoredFile], rule: PruneRule, now: SystemTime) -> Vec<&Stored
     found.iter().filter(is_doomed).collect()
 }
 
+/// Removes a file or folder. One that vanishes meanwhile is removed, too: over a cache that is read-only (overlayfs), its owner's builds end
+/// without a lock that is seen here.
 fn remove_all(path: &Path, metadata: &Metadata) -> Result<(), ImageError> {
     let removed = if metadata.is_dir() {
         fs::remove_dir_all(path)
     } else {
         fs::remove_file(path)
     };
-    removed.map_err(io_error("remove", path))
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(io_error("remove", path)),
+    }
 }
 
 /// A file of several names, of which `seen` has the first, counts once. What vanishes meanwhile counts nothing.
@@ -236,6 +242,19 @@ mod tests {
     use super::*;
 
     const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn what_vanishes_before_its_removal_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        for metadata in [
+            dir.path().metadata(),
+            File::create(dir.path().join("file")).unwrap().metadata(),
+        ] {
+            remove_all(&dir.path().join("gone"), &metadata.unwrap()).unwrap();
+        }
+        let folder = dir.path().metadata().unwrap();
+        remove_all(&dir.path().join("file/x"), &folder).unwrap_err();
+    }
 
     /// A cache with an entry for each name and hours since its last use.
     fn cache(entries: &[(&str, u32)]) -> (tempfile::TempDir, Cache) {
