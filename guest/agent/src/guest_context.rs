@@ -31,7 +31,7 @@ pub(crate) struct GuestContext {
     pub(crate) controllers: Vec<Controller>,
     /// The GPUs under test, in the order of the plan.
     pub(crate) gpus: Vec<Gpu>,
-    /// The RDMA network adapters under test, in the order of the plan.
+    /// The RDMA network adapters under test, in the order of the plan, with the names that they had once the guest was ready.
     pub(crate) nics: Vec<Nic>,
     pub(crate) uevents: Uevents,
     modules: Modules,
@@ -134,9 +134,15 @@ impl GuestContext {
         }
     }
 
-    /// What stands for the devices in commands.
+    /// What stands for the devices in commands. An adapter without a driver keeps the names that it had once the guest was ready, so that
+    /// a command can bind one.
     pub(crate) fn placeholders(&self) -> Placeholders {
-        Placeholders::of(&self.controllers, &self.gpus, &self.nics)
+        let roots = Roots::of_the_guest();
+        let nics = self.nics.iter();
+        let nics: Vec<Nic> = nics
+            .map(|nic| nic.now(&roots).unwrap_or_else(|_| nic.clone()))
+            .collect();
+        Placeholders::of(&self.controllers, &self.gpus, &nics)
     }
 
     /// Starts programs for the host from now on.
@@ -168,10 +174,11 @@ impl GuestContext {
         found.with_context(|| format!("the plan has no GPU {name:?}"))
     }
 
-    /// The RDMA network adapter that the plan calls `name`.
-    pub(crate) fn nic(&self, name: &str) -> anyhow::Result<&Nic> {
+    /// The RDMA network adapter that the plan calls `name`, with the names that it has now.
+    pub(crate) fn nic(&self, name: &str) -> anyhow::Result<Nic> {
         let found = self.nics.iter().find(|nic| nic.name == name);
-        found.with_context(|| format!("the plan has no adapter {name:?}"))
+        let found = found.with_context(|| format!("the plan has no adapter {name:?}"))?;
+        found.now(&Roots::of_the_guest())
     }
 
     /// The p2pmem of the device or GPU that the plan calls `name`.

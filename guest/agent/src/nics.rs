@@ -20,6 +20,8 @@ pub(crate) struct Nic {
     pub(crate) name: String,
     /// Its place in the plan, after all controllers and GPUs.
     pub(crate) number: u32,
+    /// Its place among the adapters of the plan.
+    pub(crate) index: u32,
     /// `/sys/bus/pci/devices/0000:03:00.0`.
     pub(crate) pci: PathBuf,
     /// What the kernel calls it: `efa_0`.
@@ -47,6 +49,17 @@ pub(crate) fn find_all(roots: &Roots, plan: &Plan) -> anyhow::Result<Vec<Nic>> {
     Ok(found)
 }
 
+impl Nic {
+    /// The adapter with the names that it has now: a driver that is bound again may give others.
+    ///
+    /// # Errors
+    /// It has no driver, or is gone.
+    pub(crate) fn now(&self, roots: &Roots) -> anyhow::Result<Nic> {
+        let found = find(roots, &self.name, self.number, self.index);
+        found.with_context(|| format!("adapter {}", self.name))
+    }
+}
+
 /// The adapter with this place among the adapters of the plan.
 fn find(roots: &Roots, name: &str, number: u32, index: u32) -> anyhow::Result<Nic> {
     let pci = with_subsystem(roots, u64::from(index).saturating_add(1))?;
@@ -57,6 +70,7 @@ fn find(roots: &Roots, name: &str, number: u32, index: u32) -> anyhow::Result<Ni
     Ok(Nic {
         name: name.to_owned(),
         number,
+        index,
         pci,
         device,
         verbs,
@@ -131,18 +145,25 @@ mod tests {
         }
     }
 
+    /// Has the driver give names to the adapter with this PCI address.
+    fn bind(roots: &Roots, (address, device, verbs): (&str, &str, &str)) {
+        let pci = roots.sys.join("bus/pci/devices").join(address);
+        fs::create_dir_all(pci.join("infiniband").join(device)).unwrap();
+        fs::create_dir_all(pci.join("infiniband_verbs").join(verbs)).unwrap();
+        fs::write(roots.dev.join("infiniband").join(verbs), "").unwrap();
+    }
+
+    fn unbind(roots: &Roots, address: &str) {
+        let pci = roots.sys.join("bus/pci/devices").join(address);
+        fs::remove_dir_all(pci.join("infiniband")).unwrap();
+        fs::remove_dir_all(pci.join("infiniband_verbs")).unwrap();
+    }
+
     #[test]
     fn adapter_is_found_by_subsystem_id_with_its_verbs() {
         let (_root, roots) = guest();
-        for (address, device, verbs) in [
-            ("0000:02:00.0", "efa_0", "uverbs0"),
-            ("0000:03:00.0", "efa_1", "uverbs1"),
-        ] {
-            let pci = roots.sys.join("bus/pci/devices").join(address);
-            fs::create_dir_all(pci.join("infiniband").join(device)).unwrap();
-            fs::create_dir_all(pci.join("infiniband_verbs").join(verbs)).unwrap();
-            fs::write(roots.dev.join("infiniband").join(verbs), "").unwrap();
-        }
+        bind(&roots, ("0000:02:00.0", "efa_0", "uverbs0"));
+        bind(&roots, ("0000:03:00.0", "efa_1", "uverbs1"));
         let found = find_all(&roots, &plan(&["left", "right"])).unwrap();
         let shown: Vec<_> = found
             .iter()
@@ -153,6 +174,20 @@ mod tests {
         let error = find_all(&roots, &plan(&["a", "b", "c"])).unwrap_err();
         let message = "adapter c: no PCI device 0x1d0f:0xefa* has the subsystem ID 3";
         assert_eq!(error.to_string(), message);
+    }
+
+    #[test]
+    fn adapter_has_the_names_of_the_driver_that_was_bound_last() {
+        let (_root, roots) = guest();
+        bind(&roots, ("0000:03:00.0", "efa_0", "uverbs0"));
+        let nic = find_all(&roots, &plan(&["left"])).unwrap().remove(0);
+        unbind(&roots, "0000:03:00.0");
+        let error = format!("{:#}", nic.now(&roots).unwrap_err());
+        assert!(error.starts_with("adapter left: there is no "), "{error}");
+        bind(&roots, ("0000:03:00.0", "efa_7", "uverbs3"));
+        let nic = nic.now(&roots).unwrap();
+        assert_eq!((nic.device.as_str(), nic.number), ("efa_7", 1));
+        assert!(nic.verbs.ends_with("dev/infiniband/uverbs3"));
     }
 
     #[test]

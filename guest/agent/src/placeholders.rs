@@ -98,6 +98,7 @@ mod tests {
         Nic {
             name: "net".into(),
             number: 1,
+            index: 0,
             pci: "/sys/bus/pci/devices/0000:05:00.0".into(),
             device: "efa_1".into(),
             verbs: "/dev/infiniband/uverbs0".into(),
