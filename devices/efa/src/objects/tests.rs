@@ -771,3 +771,36 @@ fn pages_of_all_regions_have_a_limit() {
     assert_eq!(objects.register_region(parameters), Err(exhausted));
     assert_eq!(objects.region_count(), 0);
 }
+
+/// A region of one page.
+fn one_page(protection_domain: u16) -> RegisterRegion<'static> {
+    RegisterRegion {
+        protection_domain,
+        address: 0x1000,
+        length: 4096,
+        page_shift: 12,
+        pages: &[0x1000],
+        access: Access::default(),
+    }
+}
+
+#[test]
+fn regions_have_a_limit_that_a_deregistered_one_frees() {
+    let mut objects = objects();
+    let domain = objects.create_protection_domain().unwrap();
+    let mut last = None;
+    for _ in 0..limits::MEMORY_REGIONS {
+        last = Some(objects.register_region(one_page(domain)).unwrap());
+    }
+    let exhausted = ObjectError::Exhausted {
+        kind: ObjectKind::MemoryRegion,
+        limit: limits::MEMORY_REGIONS,
+    };
+    let refused = objects.register_region(one_page(domain));
+    assert_eq!(refused, Err(exhausted));
+    assert_eq!(objects.region_count(), limits::MEMORY_REGIONS);
+    objects.deregister_region(last.unwrap().local).unwrap();
+    objects.register_region(one_page(domain)).unwrap();
+    let refused = objects.register_region(one_page(domain));
+    assert_eq!(refused, Err(exhausted));
+}
