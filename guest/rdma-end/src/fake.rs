@@ -56,6 +56,12 @@ pub(crate) enum Flaw {
     IgnoresLength,
     /// The receive of a message that is refused succeeds.
     ReceivesRefused,
+    /// A message without a receive is said to have arrived.
+    LosesUnreceived,
+    /// One that was given up fills a later receive.
+    KeepsUnreceived,
+    /// One that was given up has changed a byte.
+    UnreceivedWritesByte,
     /// Memory stays registered.
     KeepsRegions,
     /// Memory does not stay as long as it is registered.
@@ -225,6 +231,30 @@ impl FakeEnd {
         }
     }
 
+    /// Carries out what waited for a receive and may have one now.
+    fn retry(&self) {
+        let waiting = std::mem::take(&mut self.own.borrow_mut().waiting);
+        waiting.into_iter().for_each(|post| self.carry(post));
+    }
+
+    /// Sends a message that is given up if there is no receive for it.
+    fn send_beside(&self, post: Post) -> Completed {
+        if !self.other.borrow().receives.is_empty() {
+            self.carry(post);
+            let sent = self.own.borrow_mut().completions.pop_back();
+            return sent.unwrap();
+        }
+        if self.has(Flaw::KeepsUnreceived) {
+            self.own.borrow_mut().waiting.push_back(post);
+        }
+        self.other.borrow_mut().memory[0] += u8::from(self.has(Flaw::UnreceivedWritesByte));
+        let status = match self.has(Flaw::LosesUnreceived) {
+            true => Status::SUCCESS,
+            false => Status::RECEIVER_NOT_READY,
+        };
+        completed(post.id, status, 0, None)
+    }
+
     /// How `post` is refused, if it is.
     fn refusal(&self, other: &State, post: Post) -> Option<Status> {
         let to = self.peer.unwrap();
@@ -350,6 +380,7 @@ impl End for FakeEnd {
         } = command
         {
             assert!(self.peer.is_some(), "an end that is not connected posts");
+            self.retry();
             self.carry(Post {
                 id: *id,
                 operation: *operation,
@@ -358,9 +389,16 @@ impl End for FakeEnd {
             return Ok(Answer::Done);
         }
         if let Command::Wait | Command::Poll = command {
-            // What waited for a receive may have one now.
-            let waiting = std::mem::take(&mut self.own.borrow_mut().waiting);
-            waiting.into_iter().for_each(|post| self.carry(post));
+            self.retry();
+        }
+        if let Command::SendBeside { id, span, .. } = command {
+            let operation = Operation::Send { immediate: None };
+            let (id, span) = (*id, *span);
+            return Ok(Answer::Completed(self.send_beside(Post {
+                id,
+                operation,
+                span,
+            })));
         }
         if let Command::Spare(command) = command {
             return Ok(self.spare(*command));
@@ -431,9 +469,11 @@ impl End for FakeEnd {
                 file[at].copy_from_slice(&own.memory[bytes(*span)]);
             }
             Command::Workload(_) => unreachable!("a server does it"),
-            Command::Post { .. } | Command::Stop | Command::Spare(_) | Command::Pair(_) => {
-                unreachable!("it is done above")
-            }
+            Command::Post { .. }
+            | Command::SendBeside { .. }
+            | Command::Stop
+            | Command::Spare(_)
+            | Command::Pair(_) => unreachable!("it is done above"),
         }
         Ok(Answer::Done)
     }

@@ -223,6 +223,15 @@ pub enum Command {
         /// With which memory.
         span: Span,
     },
+    /// Send the memory by a queue pair beside its own that gives up, and wait for the end of that. Answered by [`Answer::Completed`].
+    SendBeside {
+        /// The request's number.
+        id: u64,
+        /// What is sent.
+        span: Span,
+        /// How often the message is sent again where there is no receive for it: less than 7, which is without end.
+        retries: u8,
+    },
     /// Wait for the next completion. Answered by [`Answer::Completed`].
     Wait,
     /// Say the next completion, if there is one. Answered by [`Answer::Completed`] or [`Answer::Done`].

@@ -18,6 +18,16 @@ const GUESSES: u32 = 64;
 /// Numbers of work requests.
 const REQUEST: u64 = 9;
 const RECEIVE: u64 = 3;
+const GIVEN_UP: u64 = 5;
+/// How often a message is sent again for which there is no receive.
+const RETRIES: [u8; 2] = [0, 2];
+/// Immediate data of the message after those.
+const LATER: u32 = 0x1a7e_0001;
+/// What a request moves of each end's memory.
+const PART: Span = Span {
+    offset: MARGIN,
+    length: LENGTH,
+};
 
 type Check<N, F> = fn(&mut Refusals<N, F>) -> Result<()>;
 
@@ -58,7 +68,7 @@ pub fn refuse<N: End, F: End>(
         far,
         permitted: Permitted::default(),
     };
-    let checks: [(&str, Check<N, F>); 8] = [
+    let checks: [(&str, Check<N, F>); 9] = [
         ("write without the right", Refusals::write_without_the_right),
         ("read without the right", Refusals::read_without_the_right),
         ("guessed remote keys", Refusals::guessed_keys),
@@ -66,6 +76,7 @@ pub fn refuse<N: End, F: End>(
         ("beyond the end of a region", Refusals::beyond_the_end),
         ("deregistered region", Refusals::deregistered),
         ("queue pairs in a wrong state", Refusals::wrong_states),
+        ("message without a receive", Refusals::without_a_receive),
         (
             "message that is too long for its receive",
             Refusals::too_long,
@@ -204,6 +215,45 @@ impl<N: End, F: End> Refusals<N, F> {
         check(Side::Far, received, Status::LOCAL_LENGTH)
     }
 
+    /// A message for which there is no receive is given up, and fills none that is posted later.
+    fn without_a_receive(&mut self) -> Result<()> {
+        self.ends.done(Side::Near, &Command::Connect(self.far))?;
+        for retries in RETRIES {
+            let status = self.send_beside(retries)?;
+            check(Side::Near, status, Status::RECEIVER_NOT_READY)?;
+        }
+        let (span, value) = (PART, UNTOUCHED);
+        self.ends
+            .done(Side::Far, &Command::ExpectValue { span, value })?;
+        self.receive_later()?;
+        self.permit(false);
+        // What has arrived is taken for a byte that was refused.
+        self.ends.done(Side::Far, &Command::Fill { span, value })
+    }
+
+    /// Sends a message with a receive, and checks that it is the one that fills it.
+    fn receive_later(&mut self) -> Result<()> {
+        let (id, span) = (RECEIVE, PART);
+        self.ends.done(Side::Far, &Command::Receive { id, span })?;
+        let immediate = Some(LATER);
+        let post = Command::Post {
+            id: REQUEST,
+            operation: Operation::Send { immediate },
+            span,
+        };
+        self.ends.done(Side::Near, &post)?;
+        let received = self.completed(Side::Far, RECEIVE)?;
+        if received.immediate != immediate {
+            let fault =
+                format!("a receive was filled by a message that was given up before: {received:?}");
+            return Err(Error::Permitted(fault));
+        }
+        check(Side::Far, received.status, Status::SUCCESS)?;
+        let sent = self.wait(Side::Near, REQUEST)?;
+        check(Side::Near, sent, Status::SUCCESS)?;
+        self.ends.expect_no_more()
+    }
+
     /// Memory that an adapter has pinned is no other buffer's before it is deregistered, and is out of reach afterwards.
     fn freed(&mut self) -> Result<()> {
         let spare = self.spare(Rights::ALL)?;
@@ -254,10 +304,7 @@ impl<N: End, F: End> Refusals<N, F> {
         let post = Command::Post {
             id: REQUEST,
             operation,
-            span: Span {
-                offset: MARGIN,
-                length: LENGTH,
-            },
+            span: PART,
         };
         self.ends.done(Side::Near, &post)?;
         let status = self.wait(Side::Near, REQUEST)?;
@@ -275,11 +322,27 @@ impl<N: End, F: End> Refusals<N, F> {
 
     /// How request `id` of `side` ends.
     fn wait(&mut self, side: Side, id: u64) -> Result<Status> {
+        Ok(self.completed(side, id)?.status)
+    }
+
+    /// The completion of request `id` of `side`, which is the next one.
+    fn completed(&mut self, side: Side, id: u64) -> Result<Completed> {
         match self.ends.end(side).ask(&Command::Wait)? {
-            Answer::Completed(Completed {
-                id: ended, status, ..
-            }) if ended == id => Ok(status),
+            Answer::Completed(completed) if completed.id == id => Ok(completed),
             answer => Err(Error::of(answer, &Command::Wait, side.name())),
+        }
+    }
+
+    /// How a message of the near end ends that is sent again up to `retries` times.
+    fn send_beside(&mut self, retries: u8) -> Result<Status> {
+        let command = Command::SendBeside {
+            id: GIVEN_UP,
+            span: PART,
+            retries,
+        };
+        match self.ends.end(Side::Near).ask(&command)? {
+            Answer::Completed(completed) if completed.id == GIVEN_UP => Ok(completed.status),
+            answer => Err(Error::of(answer, &command, Side::Near.name())),
         }
     }
 
@@ -359,13 +422,13 @@ mod tests {
 
     #[test]
     fn adapter_that_refuses_everything_passes() {
-        assert_eq!(failures(None), (Vec::new(), 10));
+        assert_eq!(failures(None), (Vec::new(), 11));
     }
 
     #[test]
     fn permitted_are_transfers_after_each_refusal_and_writes_to_pinned_memory() {
         let length = u64::from(LENGTH);
-        for (of_gpu, written, read) in [(false, 16, 8), (true, 22, 10)] {
+        for (of_gpu, written, read) in [(false, 19, 9), (true, 25, 11)] {
             let (near, far) = FakeEnd::pair(BYTES.into());
             let permitted = refuse(near, far, of_gpu, &mut |_, _| {}).unwrap();
             let wanted = Permitted {
@@ -404,6 +467,13 @@ mod tests {
             (
                 Flaw::ReceivesRefused,
                 "message that is too long for its receive",
+            ),
+            (Flaw::LosesUnreceived, "message without a receive"),
+            (Flaw::UnreceivedWritesByte, "message without a receive"),
+            (
+                Flaw::KeepsUnreceived,
+                // Each later message comes after another one.
+                "message without a receive,message that is too long for its receive,buffer that is freed,revoke of a pinned buffer",
             ),
             (
                 Flaw::LosesPinned,

@@ -7,7 +7,7 @@ use crate::{Completer, Direction, PayloadFlow};
 
 check! {
     /// A program asks an adapter for what it must refuse: access without rights, guessed keys, ranges beyond a region, regions that
-    /// are gone, queue pairs in a wrong state, messages too long for their receive; with a GPU also of its memory, freed and revoked. No byte
+    /// are gone, queue pairs in a wrong state, messages too long for their receive or without one; with a GPU also of its memory, freed and revoked. No byte
     /// may change, and the adapters work on. With `peer` another adapter is asked, which may be in another guest. The counters of the one that is
     /// asked show what was permitted with that memory, and no other byte. It takes `tools = true` at the top of the scenario.
     "rdma-refused": "what {asked} must refuse{whom}{with}" with (

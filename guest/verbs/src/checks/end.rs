@@ -76,6 +76,9 @@ impl LocalEnd {
                 let completed = completion.map(|it| self.completed(it)).transpose()?;
                 return Ok(completed.map_or(Answer::Done, Answer::Completed));
             }
+            Command::SendBeside { id, span, retries } => {
+                return Ok(Answer::Completed(self.send_beside(*id, *span, *retries)?));
+            }
             Command::Spare(command) => {
                 let of = (self.kind, &self.domain);
                 return spare::answer(&mut self.spare, of, *command);
@@ -160,6 +163,16 @@ impl LocalEnd {
         let local = self.region.local(span.offset, span.length);
         self.posted = Instant::now();
         Ok(self.pair.post(id, operation, local, &other.peer)?)
+    }
+
+    fn send_beside(&mut self, id: u64, span: Span, retries: u8) -> anyhow::Result<Completed> {
+        let other = self.other.as_ref();
+        let other = other.context("the other end is not known: connect first")?;
+        let pair = QueuePair::ready(&self.domain, DEPTH, retries)?;
+        let local = self.region.local(span.offset, span.length);
+        self.posted = Instant::now();
+        pair.post(id, Operation::Send, local, &other.peer)?;
+        self.completed(pair.wait(PATIENCE)?)
     }
 
     fn wait(&self) -> anyhow::Result<Completed> {
