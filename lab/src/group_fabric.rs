@@ -38,6 +38,9 @@ impl GroupFabric {
         events.add_bytes(EventSource::Server(0), output);
         let mut servers = vec![server];
         servers::wait_until_ready(&mut events, &mut servers, 0)?;
+        for server in &mut servers {
+            server.link(&sockets.fabric_control(), folder)?;
+        }
         Ok(Self {
             servers,
             socket: sockets.fabric(),

@@ -1,4 +1,4 @@
-//! Faults for the devices of a running guest.
+//! Faults for the devices of a running guest, and impairments for the fabric between its adapters.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use peerbar_fabric::Impairment;
 pub use peerbar_fault::Rule;
 use thiserror::Error;
 
@@ -13,6 +14,8 @@ use thiserror::Error;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest answer that is read.
 const LONGEST: u64 = 4096;
+/// The name of the fabric's server, which no device has.
+pub const FABRIC: &str = "fabric";
 
 /// Why a device did not take a rule.
 #[derive(Debug, Error)]
@@ -66,6 +69,24 @@ pub fn inject(run: &Path, device: &str, rule: &Rule) -> Result<String, InjectErr
 /// A device that is not there.
 pub fn clear_faults(run: &Path, device: &str) -> Result<String, InjectError> {
     ask(run, device, "clear")
+}
+
+/// Puts a rule in force at the fabric of the run in the folder `run`, as [`inject`] at a device. Of several rules for the same packets the last
+/// one holds. Once this returns, each packet meets it. Adapters that lend each other memory, past all packets, end that after little more than a
+/// second.
+///
+/// # Errors
+/// A run without a fabric, or one that does not take the rule.
+pub fn impair(run: &Path, rule: &Impairment) -> Result<String, InjectError> {
+    ask(run, FABRIC, &rule.to_string())
+}
+
+/// Takes all rules of the fabric out of force, as [`impair`].
+///
+/// # Errors
+/// A run without a fabric.
+pub fn clear_impairments(run: &Path) -> Result<String, InjectError> {
+    ask(run, FABRIC, "clear")
 }
 
 /// Name of the link in a run's folder to the control socket of a device.
@@ -136,6 +157,18 @@ mod tests {
         assert_eq!(injected("ok in force\n"), Ok("in force".to_owned()));
         assert_eq!(injected("error no\n"), Err("device disk0: no".to_owned()));
         assert_eq!(injected(""), Err("device disk0: ".to_owned()));
+    }
+
+    #[test]
+    fn fabric_is_asked_by_its_name() {
+        let rule = "a<->b partition".parse().unwrap();
+        let error = impair(Path::new("/no/run"), &rule).unwrap_err();
+        assert!(
+            error.to_string().contains("no device fabric is served"),
+            "{error}"
+        );
+        let error = clear_impairments(Path::new("/no/run")).unwrap_err();
+        assert!(matches!(error, InjectError::NoDevice { device, .. } if device == FABRIC));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::{Folder, SocketLink, flight_record};
-use crate::injecting::link_name;
+use crate::injecting::{FABRIC, link_name};
 use crate::parent_death;
 use crate::programs::program;
 use crate::qemu::Sockets;
@@ -42,6 +42,12 @@ pub struct Server {
 }
 
 impl Server {
+    /// Has the run's folder name its control socket for as long as it lives.
+    pub(crate) fn link(&mut self, control: &Path, folder: &Folder) -> anyhow::Result<()> {
+        self._control = Some(folder.link(&link_name(&self.name), control)?);
+        Ok(())
+    }
+
     /// What kills it, because a check asks for its death.
     pub(crate) fn doom(&mut self) -> anyhow::Result<Killer> {
         self.lost = true;
@@ -91,9 +97,11 @@ pub fn start(
     for device in topology.devices() {
         let name = device.name();
         if let Some(server) = servers.iter_mut().find(|server| server.name == name) {
-            let link = folder.link(&link_name(name), &sockets.control(device))?;
-            server._control = Some(link);
+            server.link(&sockets.control(device), folder)?;
         }
+    }
+    if let Some(fabric) = servers.iter_mut().find(|server| server.name == FABRIC) {
+        fabric.link(&sockets.fabric_control(), folder)?;
     }
     Ok(servers)
 }

@@ -101,9 +101,9 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar iommu\n  peerbar iommu --sanitize --device disk0"
     )]
     Iommu(Debugger),
-    /// Injects faults into a device of a running guest.
+    /// Injects faults into a device of a running guest, or impairs its fabric.
     #[command(
-        before_help = "Examples:\n  peerbar inject disk0 drop completion write limit=1\n  peerbar inject disk0 --clear\n  peerbar inject disk0 --port-error surprise-down"
+        before_help = "Examples:\n  peerbar inject disk0 drop completion write limit=1\n  peerbar inject disk0 --clear\n  peerbar inject fabric 'nic0<->nic1 partition'\n  peerbar inject disk0 --port-error surprise-down"
     )]
     Inject(Inject),
     /// Writes the results of runs as JUnit, JSON or a page to read, or joins those of shards.
@@ -453,18 +453,18 @@ pub(crate) struct Matrix {
     pub own: Own,
 }
 
-/// Injects faults into a device of a running guest.
+/// Injects faults into a device of a running guest, or impairs its fabric.
 #[derive(Args)]
 pub(crate) struct Inject {
-    /// Name of the device.
+    /// Name of the device, or `fabric`.
     pub device: String,
-    /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE.
+    /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE. One of the fabric is as `nic0->nic1 loss=1%`.
     #[arg(value_name = "RULE")]
     pub words: Vec<String>,
     /// Have the port above the device report a PCIe error to the guest, as `surprise-down` or `bad-tlp`.
     #[arg(long, value_name = "ERROR", conflicts_with_all = ["words", "clear"])]
     pub port_error: Option<String>,
-    /// Remove all rules of the device.
+    /// Remove all rules of the device, or of the fabric.
     #[arg(long, conflicts_with = "words")]
     pub clear: bool,
     /// Folder of the run, whose guest must still be running.

@@ -1,11 +1,12 @@
-//! `peerbar inject`: faults for a device of a running guest.
+//! `peerbar inject`: faults for a device of a running guest, and impairments for the fabric.
 
+use std::fmt::Display;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 use anyhow::anyhow;
-use peerbar_fault::Rule;
 use peerbar_lab::exit::Failure;
-use peerbar_lab::injecting::{InjectError, clear_faults, inject as inject_into};
+use peerbar_lab::injecting::{FABRIC, InjectError, clear_faults, impair, inject as inject_into};
 use peerbar_lab::port_error::{PortError, report_port_error};
 use peerbar_lab::terminal::print;
 
@@ -14,24 +15,24 @@ use crate::cli::Inject;
 /// Has the device take the rule, or forget all its rules, or its port report an error, and prints what was done.
 pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     let Inject { device, words, .. } = options;
-    let run = &options.guest.folder(&options.run)?;
+    let run = &match device == FABRIC {
+        true => options.run.clone(),
+        false => options.guest.folder(&options.run)?,
+    };
     let done = if options.clear {
         clear_faults(run, device)
     } else if let Some(text) = &options.port_error {
-        let error: PortError = text
-            .parse()
-            .map_err(|error| Failure::Usage(anyhow!("`{text}` {error}")))?;
-        report_port_error(run, device, error)
+        report_port_error(run, device, rule::<PortError>(text)?)
     } else if words.is_empty() {
         return Err(Failure::Usage(anyhow!(
             "name a rule for {device}, as `drop completion nth=10`; --clear removes its rules, --port-error has its port report an error"
         )));
     } else {
         let text = words.join(" ");
-        let rule: Rule = text
-            .parse()
-            .map_err(|error| Failure::Usage(anyhow!("`{text}` {error}")))?;
-        inject_into(run, device, &rule)
+        match device == FABRIC {
+            true => impair(run, &rule(&text)?),
+            false => inject_into(run, device, &rule(&text)?),
+        }
     };
     let done = done.map_err(|error| match error {
         InjectError::Socket { .. } => Failure::Environment(error.into()),
@@ -41,16 +42,22 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the user has written.
+fn rule<R: FromStr<Err: Display>>(text: &str) -> Result<R, Failure> {
+    let parsed = text.parse();
+    parsed.map_err(|error| Failure::Usage(anyhow!("`{text}` {error}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::guest_folder::GuestName;
 
-    #[test]
-    fn device_alone_is_answered_with_what_may_follow() {
+    /// Why `peerbar inject` with these words is refused: as a mistake of the user's.
+    fn refusal(device: &str, words: &[&str]) -> String {
         let options = Inject {
-            device: "disk0".to_owned(),
-            words: Vec::new(),
+            device: device.to_owned(),
+            words: words.iter().map(|&word| word.to_owned()).collect(),
             port_error: None,
             clear: false,
             run: "/no/run".into(),
@@ -58,7 +65,25 @@ mod tests {
         };
         let failure = inject(&options).unwrap_err();
         assert!(matches!(failure, Failure::Usage(_)), "{failure}");
-        let message = failure.to_string();
+        failure.to_string()
+    }
+
+    #[test]
+    fn fabric_takes_rules_of_its_own() {
+        let message = refusal("fabric", &["drop", "completion"]);
+        assert!(
+            message.contains("begins with no pair of adapters"),
+            "{message}"
+        );
+        for words in [["a->b", "loss=1%"], ["a<->b", "partition"]] {
+            let message = refusal("fabric", &words);
+            assert!(message.contains("no device fabric is served"), "{message}");
+        }
+    }
+
+    #[test]
+    fn device_alone_is_answered_with_what_may_follow() {
+        let message = refusal("disk0", &[]);
         for word in ["disk0", "--clear", "--port-error"] {
             assert!(message.contains(word), "{word} is not in: {message}");
         }
