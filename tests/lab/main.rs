@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
+mod fabric;
 mod faults;
 mod guests;
 mod peer_to_peer;
