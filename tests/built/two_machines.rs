@@ -32,6 +32,9 @@ const TAKEN: u64 = 1 + 4096 + 1_048_576;
 /// Results of transfers of three sizes: three ways for each, two sends of the sizes that a message may have, and the two ends.
 const TRANSFERS: usize = 3 * 3 + 2 * 2 + 2;
 
+/// Transfers of a size that a message may have.
+const WAYS: usize = 5;
+
 /// A program beside `peerbar`.
 fn program(name: &str) -> PathBuf {
     Path::new(PEERBAR).with_file_name(name)
@@ -223,6 +226,34 @@ fn wait_for_guest(run: &mut Launched, guest: &str) {
     }
 }
 
+/// Transfers from a program in the first guest of one run to one of the other.
+fn between(runs: &[Launched; 2], sizes: &str) -> Output {
+    let end = |run: &Launched| {
+        let latest = run.folder.path().join("runs/latest");
+        format!(
+            "{PEERBAR} exec --attach {} --guest left -- /opt/peerbar/peerbar-verbs end --nic '{{nic0}}' --memory '{{gpu0}}' --size {MEMORY}",
+            latest.display()
+        )
+    };
+    let mut between = Command::new(program("peerbar-verbs"));
+    between.args(["between", "--sizes", sizes]);
+    between.args(runs.each_ref().map(end)).output().unwrap()
+}
+
+/// No packet of the first machine's adapter comes through the tunnel, so that no request of it is answered.
+fn a_partition_ends_requests_until_it_is_over(runs: &[Launched; 2]) {
+    let folder = runs[0].folder.path();
+    for (rule, passes) in [("*->* partition", false), ("--clear", true)] {
+        let injected = peerbar(&["inject", "fabric", rule], folder).unwrap();
+        assert!(injected.status.success(), "{injected:?}");
+        let transfers = between(runs, "64");
+        assert_eq!(transfers.status.success(), passes, "{transfers:?}");
+        let report = String::from_utf8_lossy(&transfers.stdout);
+        let times = report.matches("ended with a response time-out").count();
+        assert_eq!(times, if passes { 0 } else { WAYS }, "{report}");
+    }
+}
+
 #[test]
 #[ignore = "boots four guests; scripts/test runs it"]
 fn groups_of_two_machines_are_joined_and_pass_as_runs() {
@@ -244,19 +275,11 @@ fn groups_of_two_machines_are_joined_and_pass_as_runs() {
     for run in &mut runs {
         wait_for_guest(run, "left");
     }
-    let end = |run: &Launched| {
-        let latest = run.folder.path().join("runs/latest");
-        format!(
-            "{PEERBAR} exec --attach {} --guest left -- /opt/peerbar/peerbar-verbs end --nic '{{nic0}}' --memory '{{gpu0}}' --size {MEMORY}",
-            latest.display()
-        )
-    };
-    let mut between = Command::new(program("peerbar-verbs"));
-    between.args(["between", "--sizes", "1,4096,1048576"]);
-    let (done, said) = run(between.args(runs.each_ref().map(end)));
-    let report = String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success(), "{report}{said}");
+    let transfers = between(&runs, "1,4096,1048576");
+    assert!(transfers.status.success(), "{transfers:?}");
+    let report = String::from_utf8_lossy(&transfers.stdout);
     assert_eq!(report.matches("\nok ").count(), TRANSFERS, "{report}");
+    a_partition_ends_requests_until_it_is_over(&runs);
     for run in &mut runs {
         let latest = run.folder.path().join("runs/latest");
         fs::write(latest.join("left/host/transferred"), "").unwrap();
