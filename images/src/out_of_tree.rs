@@ -132,7 +132,7 @@ pub(crate) fn build(
     let of_author = format!("{:?}", build.author).into_bytes();
     inputs.extend([
         kernel.release.clone().into_bytes(),
-        target.stamp()?,
+        target.stamp(cache)?,
         of_author,
     ]);
     let entry = cache.entry(Kind::Modules, &cache::key(inputs), |path, lock| {
@@ -196,10 +196,13 @@ impl<'a> Target<'a> {
             .is_ok_and(|config| config.lines().any(|line| line == "CONFIG_GENDWARFKSYMS=y"))
     }
 
-    /// Changes with each build of the kernel.
-    fn stamp(&self) -> Result<Vec<u8>, ImageError> {
+    /// Changes with each build of the kernel. A root is an entry of `cache`, whose name tells its content: the cache may lie elsewhere later.
+    fn stamp(&self, cache: &Cache) -> Result<Vec<u8>, ImageError> {
         match self {
-            Self::Root { tree, .. } => Ok(tree.as_os_str().as_encoded_bytes().to_vec()),
+            Self::Root { tree, .. } => {
+                let entry = tree.strip_prefix(cache.path()).unwrap_or(tree);
+                Ok(entry.as_os_str().as_encoded_bytes().to_vec())
+            }
             Self::Tree(tree) | Self::Built { kernel: tree, .. } => {
                 let symbols = tree.join("Module.symvers");
                 let stamped = if symbols.is_file() { &symbols } else { tree };
@@ -473,6 +476,22 @@ mod tests {
             config: None,
         };
         (dir, cache, kernel, sources)
+    }
+
+    #[test]
+    fn modules_for_a_root_stay_good_where_the_cache_moves() {
+        let stamp = |root: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = Cache::at(&folder.path().join("cache")).unwrap();
+            let tree = &cache.path().join(root);
+            let target = Target::Root {
+                tree,
+                release: "7.2-x",
+            };
+            target.stamp(&cache).unwrap()
+        };
+        assert_eq!(stamp("root-1/root"), stamp("root-1/root"));
+        assert_ne!(stamp("root-1/root"), stamp("root-2/root"));
     }
 
     #[test]
