@@ -1,13 +1,18 @@
 //! The fabric that joins the adapters of several guests.
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::thread;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
 
 use crate::child::Killer;
 use crate::events::{EventSource, Events};
 use crate::exit::Failure;
 use crate::folder::Folder;
+use crate::lab_error::LabError;
 use crate::qemu::Sockets;
 use crate::scenario::Fabric;
 use crate::server_arguments::fabric_command;
@@ -57,6 +62,51 @@ impl GroupFabric {
     pub(crate) fn doom(&mut self) -> anyhow::Result<Killer> {
         let server = self.servers.first_mut();
         server.context("the fabric has no server")?.doom()
+    }
+
+    /// Watches it while `work` is done, which shall end once its stream closes.
+    ///
+    /// # Errors
+    /// [`LabError::ServerDied`] if it ends before the work does, unless a check asked for its death. The work is waited for then.
+    pub(crate) fn attend<T: Send>(
+        &mut self,
+        work: impl FnOnce(UnixStream) -> T + Send,
+    ) -> Result<T, LabError> {
+        let pair = || UnixStream::pair().context("cannot make a socket pair");
+        let (done, tells_done) = pair()?;
+        let (stop, received_stop) = pair()?;
+        thread::scope(|scope| {
+            let worker = scope.spawn(move || {
+                let _tells_done = tells_done;
+                work(received_stop)
+            });
+            let died = self.dies_before(&done);
+            drop(stop);
+            let result = worker.join().map_err(|_| anyhow!("the work panicked"))?;
+            match died? {
+                Some(message) => Err(LabError::ServerDied(message)),
+                None => Ok(result),
+            }
+        })
+    }
+
+    /// Its exit message if it ends, unasked, before `done` closes.
+    fn dies_before(&mut self, done: &UnixStream) -> anyhow::Result<Option<String>> {
+        let server = self.servers.first_mut();
+        let server = server.context("the fabric has no server")?;
+        let mut ends = vec![PollFd::new(done, PollFlags::IN)];
+        if !server.lost {
+            let pidfd = server.child.pidfd();
+            ends.push(PollFd::from_borrowed_fd(pidfd, PollFlags::IN));
+        }
+        retry_on_intr(|| poll(&mut ends, None)).context("cannot wait for the fabric")?;
+        let is_done = ends.first().is_some_and(|end| !end.revents().is_empty());
+        if is_done {
+            return Ok(None);
+        }
+        let status = server.child.ended()?;
+        let status = status.context("a fabric that ended and did not")?;
+        Ok(Some(servers::exit_message(server, status)))
     }
 
     /// Ends it; its exit message if it had ended before, or fails.

@@ -50,6 +50,8 @@ const ATTENDED: Duration = Duration::from_secs(3600);
 const MOST_OUTPUT: Size = Size(256 << 20);
 /// How long a guest may take to power off.
 const POWER_OFF: Duration = Duration::from_secs(30);
+/// How long a guest may take to end by what has ended the run, before it is stopped.
+const DYING: Duration = Duration::from_secs(1);
 
 /// How a [`Lab`] is started: by default with peerbar's own QEMU and kernel, in the folder `runs`, where the last 20 runs stay.
 #[derive(Clone, Debug, Default)]
@@ -531,17 +533,38 @@ impl Lab {
 
     /// Waits until the guest has powered off.
     pub(crate) fn wait_for_power_off(&mut self) -> Result<Ending, LabError> {
-        let deadline = Instant::now() + POWER_OFF;
+        let ending = self.ending_before(Instant::now() + POWER_OFF)?;
+        Ok(ending.unwrap_or(Ending::StayedOn(POWER_OFF.as_secs())))
+    }
+
+    /// How it ends before `deadline`, if it does.
+    fn ending_before(&mut self, deadline: Instant) -> Result<Option<Ending>, LabError> {
         loop {
-            return Ok(match self.guest.next_event(deadline)? {
+            return Ok(Some(match self.guest.next_event(deadline)? {
                 GuestEvent::Ended(status) => Ending::Ended(status),
                 GuestEvent::GivenUp(line) => Ending::GivenUp(line),
                 GuestEvent::ServerDied(message) => Ending::ServerDied(message),
-                GuestEvent::Late => Ending::StayedOn(POWER_OFF.as_secs()),
                 GuestEvent::Signal(signal) => Ending::Signal(signal),
+                GuestEvent::Late => return Ok(None),
                 GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::WorkDone => continue,
-            });
+            }));
         }
+    }
+
+    /// Whether its agent is ready for checks.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.guest.report.is_ready()
+    }
+
+    /// Whether checks that the scenario has itself have no result yet.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.guest.report.rows().len() < self.scenario.checks.len()
+    }
+
+    /// How it ends where something else has ended the run: by itself for the same reason, or stopped for `why`.
+    pub(crate) fn stop_for(&mut self, why: &str) -> Result<Ending, LabError> {
+        let ending = self.ending_before(Instant::now() + DYING)?;
+        Ok(ending.unwrap_or_else(|| Ending::Stopped(why.to_owned())))
     }
 
     /// Ends the servers after `ending`, and judges the run, also by what `complaint` says of its records.
@@ -674,7 +697,11 @@ impl Lab {
                     self.kill_for(&lines)?;
                     return Ok(lines);
                 }
-                GuestEvent::Console(_) | GuestEvent::WorkDone => {}
+                GuestEvent::Console(_) => {}
+                // Only another guest's or the fabric's end closes the stream by which a signal would come: see become_ready_until.
+                GuestEvent::WorkDone => {
+                    return Err(anyhow!("something else has ended the run").into());
+                }
                 GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
                 GuestEvent::Signal(signal) => return Err(Failure::Interrupted(signal).into()),
                 GuestEvent::Ended(status) => return Err(self.guest_ended(status)),

@@ -179,7 +179,7 @@ impl LabGroup {
             (group_check::transfers(check, &guests), signal(&stops))
         };
         let mut labs = named(&self.group, &mut self.labs);
-        let done = match attend_all(&mut labs, Vec::new(), Box::new(work)) {
+        let done = match attend_group(self.fabric.as_mut(), &mut labs, Box::new(work)) {
             Ok((done, None)) => done,
             Ok((done, Some(signal))) => {
                 self.failure = Some(Failure::Interrupted(signal).into());
@@ -233,7 +233,8 @@ impl LabGroup {
     /// Keeps the guests as they are until a signal comes. A guest that ends meanwhile ends the run: see [`LabGroup::failure`].
     pub fn stay(&mut self) {
         let mut labs = named(&self.group, &mut self.labs);
-        let waited = attend_all(&mut labs, Vec::new(), Box::new(|stops| wait_for(&stops)));
+        let work = Box::new(|stops: Vec<UnixStream>| wait_for(&stops));
+        let waited = attend_group(self.fabric.as_mut(), &mut labs, work);
         let ended = match waited {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(anyhow!(error).into()),
@@ -283,10 +284,7 @@ impl LabGroup {
         mut self,
         complaint: impl Fn(&Scenario, &Path) -> anyhow::Result<Option<String>>,
     ) -> Result<ConcludedGroup, LabError> {
-        // One that has failed is judged, too; those after it have not begun.
-        let begun = self
-            .ready
-            .saturating_add(usize::from(self.failure.is_some()));
+        let begun = self.begun();
         // One that cannot be ended or judged keeps no other from it.
         let mut errors = Vec::new();
         let why = self.failure.as_ref().map(ToString::to_string);
@@ -301,14 +299,16 @@ impl LabGroup {
             _ => None,
         };
         if signal.is_none() {
-            self.labs.iter_mut().for_each(Lab::ask_to_power_off);
+            let done = self.labs.iter_mut().filter(|lab| !lab.is_busy());
+            done.for_each(Lab::ask_to_power_off);
         }
         let mut concluded = Vec::new();
         let guests = self.group.guests.iter();
         for (guest, mut lab) in guests.zip(self.labs) {
-            let ending = match signal {
-                Some(signal) => Ok(Ending::Signal(signal)),
-                None => lab.wait_for_power_off(),
+            let ending = match (signal, &why) {
+                (Some(signal), _) => Ok(Ending::Signal(signal)),
+                (None, Some(why)) if lab.is_busy() => lab.stop_for(why),
+                (None, _) => lab.wait_for_power_off(),
             };
             match ending.and_then(|ending| lab.conclude(ending, &complaint)) {
                 Ok(judged) => concluded.push((guest, judged)),
@@ -342,6 +342,14 @@ impl LabGroup {
             seconds,
             folder: self.folder,
         })
+    }
+
+    /// How many guests have begun with their checks. One that has failed is judged, too, and one that was ready while that was waited for.
+    fn begun(&self) -> usize {
+        let waited_for = usize::from(self.failure.is_some());
+        let begun = self.ready.saturating_add(waited_for);
+        let next = self.labs.get(begun);
+        begun.saturating_add(usize::from(next.is_some_and(Lab::is_ready)))
     }
 
     fn start(
@@ -416,7 +424,7 @@ impl LabGroup {
         let mut labs = named(&self.group, &mut self.labs);
         let (_, lab) = labs.remove(self.ready);
         let work = |stops: Vec<UnixStream>| lab.become_ready_until(&stops);
-        let ready = attend_all(&mut labs, Vec::new(), Box::new(work))
+        let ready = attend_group(self.fabric.as_mut(), &mut labs, Box::new(work))
             .and_then(|ready| ready.map_err(|error| error.of_guest(&guest.name)));
         match ready {
             Ok(()) => {}
@@ -449,6 +457,18 @@ type Work<'w, T> = Box<dyn FnOnce(Vec<UnixStream>) -> T + Send + 'w>;
 fn named<'a>(group: &'a GuestGroup, labs: &'a mut [Lab]) -> Vec<(&'a str, &'a mut Lab)> {
     let names = group.guests.iter().map(|guest| guest.name.as_str());
     names.zip(labs).collect()
+}
+
+/// Keeps the fabric and all guests going while `work` is done.
+fn attend_group<T: Send>(
+    fabric: Option<&mut GroupFabric>,
+    labs: &mut [(&str, &mut Lab)],
+    work: Work<'_, T>,
+) -> Result<T, LabError> {
+    match fabric {
+        Some(fabric) => fabric.attend(|stop| attend_all(labs, vec![stop], work))?,
+        None => attend_all(labs, Vec::new(), work),
+    }
 }
 
 /// Keeps all guests going while `work` is done.

@@ -28,6 +28,8 @@ pub enum Ending {
     GivenUp(String),
     /// A server died; its exit message.
     ServerDied(String),
+    /// Another guest, or the fabric between them, has ended the run: what it was.
+    Stopped(String),
     /// A signal came.
     Signal(i32),
     /// The guest did not end in time: its whole time in seconds.
@@ -76,7 +78,9 @@ pub fn judge(evidence: &Evidence<'_>) -> Verdict {
             format!("ended by signal {signal}"),
         ),
         Ending::GivenUp(line) => (Outcome::GuestDied, given_up(line)),
-        Ending::ServerDied(message) => (Outcome::Failed, message.clone()),
+        Ending::ServerDied(message) | Ending::Stopped(message) => {
+            (Outcome::Failed, message.clone())
+        }
         Ending::TimedOut(seconds) => (
             Outcome::TimedOut,
             format!("the guest was not done after {seconds} s"),

@@ -41,8 +41,8 @@ fn start(scenario: &str) -> anyhow::Result<Launched> {
     Launched::start(folder, &["run", "--verbose", "failure.toml"])
 }
 
-/// The processes of QEMU and of the server, by the name of their program.
-fn children(run: &Launched) -> anyhow::Result<Vec<(String, Pid)>> {
+/// The processes that the launcher has started, with their command lines.
+pub(crate) fn children(run: &Launched) -> anyhow::Result<Vec<(String, Pid)>> {
     let launcher = run.launcher.id();
     let list = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children"))?;
     let named = |pid: &str| {

@@ -4,9 +4,12 @@
 
 use std::fs;
 use std::process::Output;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process};
+use serde_json::{Value, json};
 
+use crate::failures::children;
 use crate::launched::Launched;
 use crate::peerbar;
 
@@ -95,4 +98,84 @@ fn kept_guests_take_programs_until_a_signal() {
         results.contains("failed: left: 1 of 1 checks did not pass"),
         "{results}"
     );
+}
+
+/// Two guests on one fabric. The first is busy, the second has done its check.
+const BUSY: &str = r#"
+name = "busy-guest"
+timeout = "4m"
+tools = true
+
+[[guest]]
+name = "left"
+
+[[guest]]
+name = "right"
+
+[[nic]]
+guest = "left"
+name = "nic0"
+
+[[nic]]
+guest = "right"
+name = "nic1"
+
+[[check]]
+guest = "left"
+name = "endless"
+kind = "command"
+timeout = "3m"
+run = "sleep 1000"
+
+[[check]]
+guest = "right"
+name = "own"
+kind = "command"
+run = "true"
+"#;
+
+/// How long both guests may take to boot.
+const BOOTED: Duration = Duration::from_secs(180);
+
+/// Waits until the check of the second guest has its result.
+fn wait_for_own_check(run: &mut Launched) {
+    let report = run.folder.path().join("runs/latest/right/report.ktap");
+    let deadline = Instant::now() + BOOTED;
+    let is_done = || fs::read_to_string(&report).is_ok_and(|text| text.contains("ok 1 "));
+    while !is_done() {
+        let ended = run.launcher.try_wait().unwrap();
+        assert!(ended.is_none(), "the run ended: {:?}", run.end());
+        assert!(Instant::now() < deadline, "no result in {report:?}");
+        let words = ["exec", "--attach", "--guest", "right", "--", "true"];
+        peerbar(&words, run.folder.path()).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "boots two guests twice; scripts/test runs it"]
+fn death_of_a_server_ends_the_run_while_another_guest_is_busy() {
+    for (server, owner) in [("nic1", "right: server nic1"), ("fabric", "server fabric")] {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("busy.toml"), BUSY).unwrap();
+        let mut run = Launched::start(folder, &["run", "busy.toml"]).unwrap();
+        wait_for_own_check(&mut run);
+        let program = match server {
+            "fabric" => "peerbar-fabric",
+            _ => "peerbar-efa",
+        };
+        let is_it = |line: &str| line.contains(program) && line.contains(server);
+        let children = children(&run).unwrap();
+        let server = children.iter().find(|(line, _)| is_it(line)).unwrap();
+        kill_process(server.1, Signal::KILL).unwrap();
+        let (code, results, progress) = run.end().unwrap();
+        assert_eq!(code, Some(1), "{results}{progress}");
+        let verdict = format!("failed: {owner} ended (signal: 9 (SIGKILL))");
+        assert!(results.contains(&verdict), "{results}");
+        // The endless check was not waited for, and the result of the other one is kept.
+        let results: Value = serde_json::from_str(&run.kept("results.json").unwrap()).unwrap();
+        assert_eq!(results["not_run"], json!(["left: endless"]), "{results}");
+        assert_eq!(results["checks"][0]["name"], "right: own", "{results}");
+        assert_eq!(results["checks"][0]["verdict"], "pass", "{results}");
+        assert_eq!(run.sockets_left().unwrap(), 0);
+    }
 }
