@@ -141,6 +141,16 @@ impl<'a> CheckRunner<'a> {
         {
             self.run(&check, false)?;
         }
+        // Those of programs of the host, which are no checks.
+        self.report_decisions(Vec::new())
+    }
+
+    /// Reports what the kernel has decided since the last call, and what it has `said`.
+    fn report_decisions(&mut self, said: Vec<String>) -> anyhow::Result<()> {
+        let said = said.into_iter().map(Evidence::Message);
+        for evidence in self.decisions.news().chain(said) {
+            self.report.evidence(&evidence)?;
+        }
         Ok(())
     }
 
@@ -162,10 +172,7 @@ impl<'a> CheckRunner<'a> {
             probe.faults = complaints.faults;
             probe.fault = complaints.fault.take();
         }
-        let said = complaints.peer_to_peer.drain(..).map(Evidence::Message);
-        for evidence in self.decisions.news().chain(said) {
-            self.report.evidence(&evidence)?;
-        }
+        self.report_decisions(complaints.peer_to_peer.drain(..).collect())?;
         complaints.lines.splice(..0, self.earlier.drain(..));
         if is_last && !self.hung {
             complaints.lines.extend(leaks());
