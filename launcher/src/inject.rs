@@ -1,6 +1,7 @@
 //! `peerbar inject`: faults for a device of a running guest, and impairments for the fabric.
 
 use std::fmt::Display;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
 
@@ -15,8 +16,9 @@ use crate::cli::Inject;
 /// Has the device take the rule, or forget all its rules, or its port report an error, and prints what was done.
 pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     let Inject { device, words, .. } = options;
-    let run = &match device == FABRIC {
-        true => options.run.clone(),
+    let is_fabric = device == FABRIC;
+    let run = &match is_fabric {
+        true => of_fabric(options)?,
         false => options.guest.folder(&options.run)?,
     };
     let done = if options.clear {
@@ -24,12 +26,17 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     } else if let Some(text) = &options.port_error {
         report_port_error(run, device, rule::<PortError>(text)?)
     } else if words.is_empty() {
-        return Err(Failure::Usage(anyhow!(
-            "name a rule for {device}, as `drop completion nth=10`; --clear removes its rules, --port-error has its port report an error"
-        )));
+        return Err(Failure::Usage(anyhow!(match is_fabric {
+            true =>
+                "name a rule for the fabric, as `nic0->nic1 loss=1%`; --clear removes its rules"
+                    .to_owned(),
+            false => format!(
+                "name a rule for {device}, as `drop completion nth=10`; --clear removes its rules, --port-error has its port report an error"
+            ),
+        })));
     } else {
         let text = words.join(" ");
-        match device == FABRIC {
+        match is_fabric {
             true => impair(run, &rule(&text)?),
             false => inject_into(run, device, &rule(&text)?),
         }
@@ -40,6 +47,16 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     })?;
     print(&format!("{device}: {done}\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The folder of the run whose fabric is meant: that of all guests.
+fn of_fabric(options: &Inject) -> Result<PathBuf, Failure> {
+    let mistake = match (&options.guest.guest, &options.port_error) {
+        (Some(guest), _) => format!("the fabric is that of all guests: leave --guest {guest} out"),
+        (None, Some(_)) => "--port-error is for a device: no port is above the fabric".to_owned(),
+        (None, None) => return Ok(options.run.clone()),
+    };
+    Err(Failure::Usage(anyhow!(mistake)))
 }
 
 /// What the user has written.
@@ -53,17 +70,25 @@ mod tests {
     use super::*;
     use crate::guest_folder::GuestName;
 
-    /// Why `peerbar inject` with these words is refused: as a mistake of the user's.
-    fn refusal(device: &str, words: &[&str]) -> String {
-        let options = Inject {
+    /// `peerbar inject` with these words.
+    fn options(device: &str, words: &[&str]) -> Inject {
+        Inject {
             device: device.to_owned(),
             words: words.iter().map(|&word| word.to_owned()).collect(),
             port_error: None,
             clear: false,
             run: "/no/run".into(),
             guest: GuestName::default(),
-        };
-        let failure = inject(&options).unwrap_err();
+        }
+    }
+
+    /// Why `peerbar inject` with these words is refused: as a mistake of the user's.
+    fn refusal(device: &str, words: &[&str]) -> String {
+        refusal_of(&options(device, words))
+    }
+
+    fn refusal_of(options: &Inject) -> String {
+        let failure = inject(options).unwrap_err();
         assert!(matches!(failure, Failure::Usage(_)), "{failure}");
         failure.to_string()
     }
@@ -79,6 +104,30 @@ mod tests {
             let message = refusal("fabric", &words);
             assert!(message.contains("no device fabric is served"), "{message}");
         }
+    }
+
+    #[test]
+    fn fabric_has_neither_guest_nor_port() {
+        let rule = ["a->b", "loss=1%"];
+        let of_guest = Inject {
+            guest: GuestName {
+                guest: Some("left".to_owned()),
+            },
+            ..options("fabric", &rule)
+        };
+        let message = refusal_of(&of_guest);
+        assert!(message.contains("leave --guest left out"), "{message}");
+        let of_port = Inject {
+            port_error: Some("surprise-down".to_owned()),
+            ..options("fabric", &[])
+        };
+        let message = refusal_of(&of_port);
+        assert!(message.contains("no port is above the fabric"), "{message}");
+        let message = refusal("fabric", &[]);
+        assert!(
+            message.contains("nic0->nic1") && !message.contains("--port-error"),
+            "{message}"
+        );
     }
 
     #[test]
