@@ -87,8 +87,8 @@ pub enum UnknownImpairment {
     Empty,
     /// A word is no effect.
     #[error(
-        "has {0:?}, which is no effect: write partition, loss=P%, duplicate=P%, reorder=P%, delay=TIME up to 100ms, \
-         jitter=TIME, bandwidth=RATE from 1MiB/s on, or none"
+        "has {0:?}, which is no effect: write partition, loss=P%, duplicate=P%, reorder=P% (P from 0 to 100), delay=TIME up to \
+         100ms, jitter=TIME, bandwidth=RATE from 1MiB/s on, or none"
     )]
     Effect(String),
 }
