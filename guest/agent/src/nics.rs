@@ -81,7 +81,7 @@ fn find(roots: &Roots, name: &str, number: u32, index: u32) -> anyhow::Result<Ni
 fn only_entry(folder: &Path) -> anyhow::Result<String> {
     let entries = fs::read_dir(folder).with_context(|| {
         format!(
-            "there is no {}; is the module efa loaded?",
+            "there is no {}; is the driver efa bound to it?",
             folder.display()
         )
     })?;
@@ -195,7 +195,8 @@ mod tests {
         let (_root, roots) = guest();
         let error = find_all(&roots, &plan(&["left"])).unwrap_err().to_string();
         assert!(
-            error.starts_with("adapter left: there is no ") && error.contains("module efa loaded?"),
+            error.starts_with("adapter left: there is no ")
+                && error.contains("driver efa bound to it?"),
             "{error}"
         );
     }

@@ -109,7 +109,7 @@ enum Check {
     /// also by ssh. It needs no adapter itself.
     Between {
         /// Sizes of the transfers in bytes. The memory of an end must be 8192 bytes larger.
-        #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
+        #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true, value_parser = clap::value_parser!(u32).range(1..))]
         sizes: Vec<u32>,
         /// The line for `sh -c` that starts the end that asks.
         #[arg(value_name = "NEAR")]

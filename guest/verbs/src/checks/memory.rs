@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::str::FromStr;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, ExportPolicy, Gpu};
 use peerbar_mapping::Mapping;
 use peerbar_verbs::{Access, CompletionMemory, ProtectionDomain, Region};
@@ -99,7 +99,11 @@ impl Memory {
             Self::Host(mapping) => Region::of_memory(domain, mapping.clone(), access)?,
             Self::Vram(buffer, _) => {
                 let dma_buf = buffer.export_as(ExportPolicy::Pinned)?;
-                Region::of_dma_buf(domain, dma_buf, buffer.size(), first, access)?
+                let region = Region::of_dma_buf(domain, dma_buf, buffer.size(), first, access);
+                region.context(
+                    "the adapter's driver does not take the GPU's memory; if the kernel refuses peer-to-peer DMA between the \
+                     two, `peerbar explain GPU NIC` says why",
+                )?
             }
         })
     }
