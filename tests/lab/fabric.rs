@@ -138,6 +138,9 @@ fn each_impairment_is_in_the_record_and_data_is_right() {
     packets_queue_for_bandwidth(&mut it);
     partition_ends_requests_until_it_is_over(&mut it);
     let finished = it.lab.shut_down().unwrap();
+    // It was kept to the end.
+    let record = fs::read_to_string(finished.folder.join("fabric.txt")).unwrap();
+    assert_eq!(record.matches(" left fe80").count(), 2, "{record}");
     assert_eq!(finished.verdict.outcome, Outcome::Failed);
     assert!(
         finished.verdict.reason.starts_with("1 of "),
