@@ -41,9 +41,12 @@ pub(crate) fn mark(path: &Path, removal: Removal) -> io::Result<Option<File>> {
     Ok(is_same.then_some(entry))
 }
 
-/// Keeps others from marking the entry at `path`, until the result is dropped. `None` if somebody uses it.
+/// Keeps others from marking the entry at `path`, until the result is dropped. `None` if somebody uses it, or it has vanished.
 pub(crate) fn exclude(path: &Path) -> io::Result<Option<File>> {
-    let entry = File::open(path)?;
+    let entry = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
     let excluded = flock(&entry, FlockOperation::NonBlockingLockExclusive);
     Ok((excluded != Err(Errno::WOULDBLOCK)).then_some(entry))
 }
@@ -59,6 +62,7 @@ mod tests {
     #[test]
     fn entry_in_use_cannot_be_excluded() {
         let dir = tempfile::tempdir().unwrap();
+        assert!(exclude(&dir.path().join("gone")).unwrap().is_none());
         for path in [dir.path().join("file"), dir.path().join("folder")] {
             assert!(mark(&path, Removal::Possible).unwrap().is_none());
             if path.ends_with("file") {
