@@ -44,7 +44,7 @@ pub(crate) fn mark(path: &Path, removal: Removal) -> io::Result<Option<File>> {
 /// Keeps others from marking the entry at `path`, until the result is dropped. `None` if somebody uses it, or it has vanished.
 pub(crate) fn exclude(path: &Path) -> io::Result<Option<File>> {
     let entry = match File::open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
     let excluded = flock(&entry, FlockOperation::NonBlockingLockExclusive);
