@@ -13,6 +13,8 @@ const PARTS: u32 = 10_000;
 
 /// Of how many a [`Share`] is a part.
 pub(crate) const ALL: u32 = 100 * PARTS;
+/// The word for no effect.
+const NONE: &str = "none";
 
 /// A share of packets, in millionths: `1%`, `0.05%`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -91,6 +93,9 @@ pub enum UnknownImpairment {
          100ms, jitter=TIME, bandwidth=RATE from 1MiB/s on, or none"
     )]
     Effect(String),
+    /// A word says of an effect what another one has said.
+    #[error("has {0:?} beside a word about the same: write each effect once, and none alone")]
+    Twice(String),
 }
 
 impl FromStr for Impairment {
@@ -112,9 +117,16 @@ impl FromStr for Impairment {
         let mut words = words.peekable();
         words.peek().ok_or(UnknownImpairment::Empty)?;
         let mut effects = Effects::default();
+        let mut seen = Vec::new();
         for word in words {
             let unknown = || UnknownImpairment::Effect(word.to_owned());
             effects.set(word).ok_or_else(unknown)?;
+            let effect = word.split('=').next().unwrap_or(word);
+            let is_beside_none = !seen.is_empty() && (effect == NONE || seen.contains(&NONE));
+            if is_beside_none || seen.contains(&effect) {
+                return Err(UnknownImpairment::Twice(word.to_owned()));
+            }
+            seen.push(effect);
         }
         Ok(Self {
             from,
@@ -129,7 +141,7 @@ impl Effects {
     fn set(&mut self, word: &str) -> Option<()> {
         match word.split_once('=') {
             None if word == "partition" => self.partition = true,
-            None if word == "none" => *self = Self::default(),
+            None if word == NONE => *self = Self::default(),
             Some(("loss", share)) => self.loss = Share::read(share)?,
             Some(("duplicate", share)) => self.duplicate = Share::read(share)?,
             Some(("reorder", share)) => self.reorder = Share::read(share)?,
@@ -229,6 +241,19 @@ mod tests {
         }
         let rule: Impairment = "a->b loss=00.0500%".parse().unwrap();
         assert_eq!(rule.effects.loss, Share(500));
+    }
+
+    #[test]
+    fn words_about_the_same_are_refused() {
+        for (words, twice) in [
+            ("loss=1% loss=2%", "loss=2%"),
+            ("loss=1% none", "none"),
+            ("none loss=1%", "loss=1%"),
+            ("partition loss=1% partition", "partition"),
+        ] {
+            let error = format!("a->b {words}").parse::<Impairment>().unwrap_err();
+            assert_eq!(error, UnknownImpairment::Twice(twice.to_owned()), "{words}");
+        }
     }
 
     #[test]

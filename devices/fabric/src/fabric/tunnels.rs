@@ -78,10 +78,14 @@ impl PacketFabric {
             let reason = Reason::Violation("it has more adapters than a fabric takes");
             return self.cut_off(tunnel, reason, now);
         }
-        port.announced.insert(gid, (name, there));
+        port.announced.insert(gid, (name.clone(), there));
         match self.holders.get(&gid) {
             Some(holder) => {
-                log::info!("{gid} of another fabric waits until {} leaves", holder.name)
+                log::warn!(
+                    "{gid} of {name}, of another machine, waits until {} leaves, which has it: each machine needs a number of its own \
+                     (`machine`)",
+                    holder.name
+                );
             }
             None => self.hold_announced(gid),
         }
