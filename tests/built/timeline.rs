@@ -65,6 +65,29 @@ const FROM_DOORBELL_TO_GUEST: &str = "select count(*) as n from (select 1 from (
     min(iif(t.name glob 'queue ?: completions', s.ts, null)) < min(iif(t.name = 'interrupts', s.ts, null)) and \
     max(iif(t.name glob 'nvme*: completions', s.ts, null)) is not null)";
 
+/// Tracks on which a command of the guest is.
+const TRACKS: [&str; 6] = [
+    "nvme* queue ? (*)",
+    "queue ?: doorbells",
+    "queue ?",
+    "queue ?: completions",
+    "interrupts",
+    "nvme*: completions",
+];
+
+/// How many flows are on tracks with names like all of these, in any order of time.
+fn joined(names: &[&str]) -> String {
+    let on = names
+        .iter()
+        .map(|name| format!("max(t.name glob '{name}')"));
+    let on = on.collect::<Vec<_>>().join(" and ");
+    format!(
+        "select count(*) as n from (select e.flow from (\
+         select f.trace_id as flow, f.slice_out as slice from flow f union select f.trace_id, f.slice_in from flow f) e \
+         join slice s on e.slice = s.id join track t on s.track_id = t.id group by e.flow having {on})"
+    )
+}
+
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
@@ -107,6 +130,8 @@ fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
             FROM_DOORBELL_TO_GUEST,
             "select count(*) as n from slice s join track t on s.track_id = t.id where t.name glob 'queue ?'",
             "select count(*) as n from slice s join track t on s.track_id = t.id where t.name = 'interrupts'",
+            &joined(&TRACKS),
+            &joined(&["queue ?: doorbells", "queue ?"]),
         ],
     )
     .unwrap();
@@ -122,10 +147,16 @@ fn initial_scenario_runs_and_perfetto_opens_its_time_line() {
         "disk0 to disk1 through disk0's memory",
     ];
     assert_eq!(checks, expected);
+    let commands = commands as f64;
+    assert_eq!(
+        number(10),
+        commands,
+        "each command is followed on every track"
+    );
+    assert_eq!(number(11), number(8), "each command has a doorbell");
     // A loaded host stops the guest now and then, whose clock is no straight line of the host's then: some commands seem to be later than their
     // doorbells, and their flows take another way.
     let most = |count: f64, of: f64| 2.0 * count > of && count <= of;
-    let commands = commands as f64;
     assert!(
         most(number(3), commands) && most(number(7), commands),
         "{} and {} of {commands}",
