@@ -199,7 +199,7 @@ static void stop_requests(struct pb_gpu *gpu)
 
 /*
  * Notices what no interrupt reports: a device that is gone, and an interrupt that was lost. Runs
- * while there are jobs.
+ * while there are jobs. Without one nothing is read, as the device may be used as mere memory.
  */
 static void watch(struct work_struct *work)
 {
@@ -207,15 +207,16 @@ static void watch(struct work_struct *work)
 	bool left = false;
 	unsigned int i;
 
+	for (i = 0; i < PB_CHANNELS; i++)
+		left |= pb_channel_progress(&gpu->channels[i]);
+	if (!left)
+		return;
 	if (readl(gpu->regs + PB_REG_ID) == PB_ALL_ONES) {
 		pci_info(gpu->pdev, "is gone: its registers read all-ones\n");
 		stop_requests(gpu);
 		return;
 	}
-	for (i = 0; i < PB_CHANNELS; i++)
-		left |= pb_channel_progress(&gpu->channels[i]);
-	if (left)
-		schedule_delayed_work(&gpu->watch, HZ);
+	schedule_delayed_work(&gpu->watch, HZ);
 }
 
 /* ---- probe ---- */
