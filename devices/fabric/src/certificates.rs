@@ -3,6 +3,7 @@
 //! One certificate authority signs a certificate for each machine, and its key is thrown away: no other machine can be added later. A
 //! fabric takes every certificate of its own authority, so a folder of one machine is as good as that of any other.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -41,6 +42,9 @@ pub enum CertificateError {
         "{0:?} is no name of a machine: use ASCII letters, digits, hyphens, underscores and dots"
     )]
     Name(String),
+    /// A machine is named twice.
+    #[error("{0:?} is named twice: give each machine a name of its own")]
+    Twice(String),
     /// A folder is there already. None is made then, as all have one authority.
     #[error("{} exists: remove it, or name another folder, and make those of all machines again", .0.display())]
     Exists(PathBuf),
@@ -87,11 +91,15 @@ pub enum CertificateError {
 /// Makes a folder of certificates below `folder` for each machine, all signed by one new authority.
 ///
 /// # Errors
-/// [`CertificateError::Name`], [`CertificateError::Make`], [`CertificateError::Write`].
+/// [`CertificateError::Name`], [`CertificateError::Twice`], [`CertificateError::Exists`], [`CertificateError::Make`], [`CertificateError::Write`].
 pub fn make_certificates(folder: &Path, machines: &[String]) -> Result<(), CertificateError> {
     let is_machine = |name: &str| is_name(name) && !name.starts_with('.');
     if let Some(wrong) = machines.iter().find(|name| !is_machine(name)) {
         return Err(CertificateError::Name(wrong.clone()));
+    }
+    let mut named = BTreeSet::new();
+    if let Some(again) = machines.iter().find(|name| !named.insert(*name)) {
+        return Err(CertificateError::Twice(again.clone()));
     }
     let exists = |name: &&String| folder.join(name).exists();
     if let Some(machine) = machines.iter().find(exists) {
@@ -222,12 +230,15 @@ mod tests {
     }
 
     #[test]
-    fn name_that_leaves_the_folder_is_refused() {
+    fn name_that_leaves_the_folder_or_comes_twice_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["", "..", "../a", "a/b", ".a"] {
             let refused = make_certificates(folder.path(), &[name.to_owned()]);
             assert!(matches!(refused, Err(CertificateError::Name(_))), "{name}");
         }
+        let twice = ["a", "b", "a"].map(str::to_owned);
+        let refused = make_certificates(folder.path(), &twice);
+        assert!(matches!(refused, Err(CertificateError::Twice(name)) if name == "a"));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
