@@ -1,6 +1,7 @@
 //! A socket that takes orders of one line each, while a server serves.
 //!
-//! A client connects, sends one line, gets one line, and is disconnected. The answer begins with `ok` or `error`.
+//! A client connects, sends one line, gets one line, and is disconnected. The answer begins with `ok` or `error`. A client that sends no
+//! line in time gets none.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
@@ -136,30 +137,34 @@ fn answer(
 ) -> io::Result<()> {
     client.set_nonblocking(false)?;
     client.set_write_timeout(Some(PATIENCE))?;
-    let line = read_line(&mut client)?;
-    let answer = match obey(&line) {
+    let answer = match read_line(&mut client)?.and_then(|line| obey(&line)) {
         Ok(done) => format!("ok {done}\n"),
         Err(cause) => format!("error {cause}\n"),
     };
     client.write_all(answer.as_bytes())
 }
 
-/// A line without its end, all of which comes in time.
-fn read_line(client: &mut UnixStream) -> io::Result<String> {
+/// A line without its end, all of which comes in time, or why it is none.
+fn read_line(client: &mut UnixStream) -> io::Result<Result<String, String>> {
     let deadline = Instant::now() + PATIENCE;
     let mut line = Vec::new();
     let mut buffer = [0; LONGEST_LINE];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() || line.len() >= LONGEST_LINE {
-            return Err(ErrorKind::InvalidData.into());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        if line.len() >= LONGEST_LINE {
+            let wrong = format!("a line has at most {LONGEST_LINE} bytes, with its end");
+            return Ok(Err(wrong));
         }
         client.set_read_timeout(Some(left))?;
         let count = client.read(&mut buffer)?;
         line.extend_from_slice(buffer.get(..count).unwrap_or_default());
         if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
             line.truncate(end);
-            return String::from_utf8(line).map_err(|_| ErrorKind::InvalidData.into());
+            let line = String::from_utf8(line);
+            return Ok(line.map_err(|error| format!("the line is no text: {error}")));
         }
         if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -203,13 +208,18 @@ mod tests {
     }
 
     #[test]
-    fn hostile_client_is_disconnected_and_the_next_one_served() {
+    fn client_that_sends_no_line_is_told_and_the_next_one_served() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
         let _server = server(&path);
         let silent = UnixStream::connect(&path).unwrap();
-        assert_eq!(ask(&path, &[b'x'; 4 * LONGEST_LINE]), "");
-        assert_eq!(ask(&path, b"\xff\n"), "");
+        let long = ask(&path, &[b'x'; 4 * LONGEST_LINE]);
+        assert_eq!(long, "error a line has at most 512 bytes, with its end\n");
+        let binary = ask(&path, b"\xff\n");
+        assert!(
+            binary.starts_with("error the line is no text: "),
+            "{binary}"
+        );
         assert_eq!(ask(&path, b"do\n"), "ok done\n");
         drop(silent);
     }
