@@ -37,12 +37,17 @@ fn obey(line: &str, impairments: &mut Impairments, record: &Record) -> Result<St
             let wrong =
                 |error: &dyn ToString| format!("`{}` {}", line.escape_debug(), error.to_string());
             let rule: Impairment = line.parse().map_err(|error| wrong(&error))?;
-            let text = rule.to_string();
             impairments
                 .add(rule.clone())
                 .map_err(|error| wrong(&error))?;
+            let mut done = format!("in force: {rule}");
+            let unknown: Vec<&str> = impairments.unknown(&rule).collect();
+            if !unknown.is_empty() {
+                let unknown = unknown.join(" or ");
+                done.push_str(&format!(" (no adapter {unknown} is attached now)"));
+            }
             record.note(|| Happened::Rule(rule));
-            Ok(format!("in force: {text}"))
+            Ok(done)
         }
     }
 }
@@ -50,10 +55,14 @@ fn obey(line: &str, impairments: &mut Impairments, record: &Record) -> Result<St
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gid::Gid;
 
     #[test]
     fn rules_come_into_force_are_listed_and_go() {
         let mut impairments = Impairments::new(1, Vec::new());
+        for (number, name) in (1..).zip(["a", "b", "c"]) {
+            impairments.meet(Gid([number; 16]), name.to_owned());
+        }
         let record = Record::default();
         let mut obey = |line: &str| obey(line, &mut impairments, &record);
         for (order, answer) in [
@@ -65,6 +74,17 @@ mod tests {
         ] {
             let answer = answer.map(str::to_owned);
             assert_eq!(obey(order), answer, "{order}");
+        }
+        for (rule, unknown) in [
+            ("nic9->*", "nic9"),
+            ("a<->d", "d"),
+            ("x->y", "x or y"),
+            ("x->x", "x"),
+        ] {
+            let answer = obey(&format!("{rule} partition")).unwrap();
+            let wanted =
+                format!("in force: {rule} partition (no adapter {unknown} is attached now)");
+            assert_eq!(answer, wanted);
         }
         let wrong = obey("explode").unwrap_err();
         assert!(wrong.starts_with("`explode` begins with no pair"));

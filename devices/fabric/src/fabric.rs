@@ -267,6 +267,7 @@ impl PacketFabric {
 
     fn hold(&mut self, gid: Gid, holder: Holder) {
         let name = holder.name.clone();
+        self.impairments.lock().meet(gid, name.clone());
         self.record.note(|| Happened::Attached(name, gid));
         self.holders.insert(gid, holder);
     }

@@ -63,6 +63,16 @@ impl Impairment {
         let matches = |one: &str, other: &str| self.from.is(one) && self.to.is(other);
         matches(from, to) || (self.is_mutual && matches(to, from))
     }
+
+    /// The names of adapters in it, each once.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let to = Some(&self.to).filter(|to| **to != self.from);
+        let selectors = [Some(&self.from), to].into_iter().flatten();
+        selectors.filter_map(|selector| match selector {
+            Selector::Any => None,
+            Selector::Name(name) => Some(name.as_str()),
+        })
+    }
 }
 
 impl Selector {

@@ -64,6 +64,8 @@ impl Fate {
 pub(crate) struct Impairments {
     seed: u64,
     rules: Vec<Impairment>,
+    /// The names of the adapters that are attached, here and at fabrics of other machines.
+    names: BTreeMap<Gid, String>,
     pairs: BTreeMap<Pair, Passed>,
     direct: DirectConnections,
 }
@@ -81,6 +83,7 @@ impl Impairments {
         Self {
             seed,
             rules,
+            names: BTreeMap::new(),
             pairs: BTreeMap::new(),
             direct: DirectConnections::default(),
         }
@@ -129,8 +132,20 @@ impl Impairments {
         is_free.then(|| self.direct.open(pair, names, now))?
     }
 
+    /// An adapter has attached.
+    pub(crate) fn meet(&mut self, gid: Gid, name: String) {
+        self.names.insert(gid, name);
+    }
+
+    /// The names in a rule that no adapter has that is attached.
+    pub(crate) fn unknown<'a>(&'a self, rule: &'a Impairment) -> impl Iterator<Item = &'a str> {
+        let is_known = |name: &str| self.names.values().any(|known| known == name);
+        rule.names().filter(move |name| !is_known(name))
+    }
+
     /// An adapter has left: what follows between it and others begins again.
     pub(crate) fn forget(&mut self, gid: Gid) {
+        self.names.remove(&gid);
         self.direct.end_of(gid);
         self.pairs
             .retain(|(from, to), _| ![from, to].contains(&&gid));
