@@ -129,6 +129,12 @@ impl Error {
         }
     }
 
+    /// Whether an end answers nothing any more.
+    #[must_use]
+    pub fn is_end_gone(&self) -> bool {
+        matches!(self, Self::Stream(_) | Self::Ended | Self::NoMessage { .. })
+    }
+
     /// An outcome of requests where one of receives was to come, or the other way.
     pub(crate) fn outcome(outcome: Outcome) -> Self {
         Self::Unexpected {

@@ -60,6 +60,23 @@ mod tests {
         assert!(text.contains("\nok 2 the far end ends"), "{text}");
     }
 
+    /// A line that says an address, takes the other end's, and is gone at the first command after that.
+    fn dies_connected() -> String {
+        let address = r#"{"address":{"gid":"fe80::1","queue-pair":1,"key":1,"address":4096,"size":65536,"largest-message":4096}}"#;
+        format!("read line; echo '{address}'; read line; echo '\"done\"'; read line; exit 3")
+    }
+
+    #[test]
+    fn transfers_end_with_the_end_that_is_gone() {
+        let mut report = Report::default();
+        let end = dies_connected();
+        run(&end, &end, &[64, 128], &mut report).unwrap();
+        let text = report.to_string();
+        assert!(text.starts_with("KTAP version 1\n1..3\n"), "{text}");
+        assert!(text.contains("has ended before its answer"), "{text}");
+        assert!(text.contains("not ok 3 the far end ends"), "{text}");
+    }
+
     #[test]
     fn end_that_is_no_end_fails_with_what_it_says() {
         let mut report = Report::default();

@@ -23,7 +23,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Transfers each of `sizes` in each way that there is.
+/// Transfers each of `sizes` in each way that there is, until an end is gone.
 pub(crate) fn transfer_all<N: End, F: End>(
     ends: &mut Ends<N, F>,
     sizes: &[u32],
@@ -38,7 +38,11 @@ pub(crate) fn transfer_all<N: End, F: End>(
             if let Ok(elapsed) = moved {
                 report.count(size.into(), elapsed);
             }
+            let is_end_gone = matches!(&moved, Err(error) if error.is_end_gone());
             report.add(format!("{way} {size}"), moved.map(drop).map_err(Into::into));
+            if is_end_gone {
+                return;
+            }
         }
     }
 }
