@@ -819,7 +819,7 @@ mod tests {
             ),
             (
                 format!("{copy}sizes = []\noffsets = [0]"),
-                "16: `sizes` is empty: a copy needs at least one",
+                "16: `sizes` is empty: write one size or more",
             ),
             (
                 format!("{copy}sizes = [\"512K\"]\noffsets = [\"4K\"]"),

@@ -45,7 +45,7 @@ pub(super) struct Problem {
 impl From<toml::de::Error> for Problem {
     fn from(error: toml::de::Error) -> Self {
         let at = error.span().unwrap_or(0..0);
-        Self::new(at, error.message().replace('\n', ", "))
+        Self::new(at, plain(error.message()))
     }
 }
 
@@ -82,6 +82,15 @@ impl Problem {
             line,
             message,
         }
+    }
+}
+
+/// What the parser says, in one line and without the names of our types.
+fn plain(message: &str) -> String {
+    let message = message.replace('\n', ", ");
+    match message.split_once(", expected struct ") {
+        Some((found, _)) => format!("{found}, expected a table"),
+        None => message,
     }
 }
 

@@ -105,6 +105,15 @@ mod tests {
     }
 
     #[test]
+    fn more_adapters_than_a_fabric_takes_are_refused() {
+        let names: Vec<String> = (1..=65).map(|number| format!("n{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let error = parse(&names, "").unwrap_err();
+        let wanted = "`n65` is one adapter too many: 64 are the most at a fabric";
+        assert!(error.contains(wanted), "{error}");
+    }
+
+    #[test]
     fn fabric_mistakes_are_reported_with_their_line() {
         for (nics, fabric, wanted) in [
             (&[][..], "fabric = {}", "x.toml:3: a fabric joins adapters"),
@@ -117,6 +126,16 @@ mod tests {
                 &["a"],
                 "fabric = { impair = [\"a loss=1%\"] }",
                 "x.toml:3: `impair`: `a loss=1%` begins with no pair of adapters",
+            ),
+            (
+                &["a"],
+                "fabric = { tunnels = true }",
+                "x.toml:3: invalid type: boolean `true`, expected a table",
+            ),
+            (
+                &["a"],
+                "fabric = 1",
+                "x.toml:3: invalid type: integer `1`, expected a table",
             ),
         ] {
             let error = parse(nics, fabric).unwrap_err();

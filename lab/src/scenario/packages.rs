@@ -103,7 +103,7 @@ mod tests {
         assert!(error.contains("the name `g0` is taken"), "{error}");
         for server in ["fabric", "vsock"] {
             let error = parse(&format!("[[nic]]\nname = \"{server}\""), RDMA).unwrap_err();
-            let wanted = format!("the name `{server}` is taken");
+            let wanted = format!("the name `{server}` is that of a server of peerbar's own");
             assert!(error.contains(&wanted), "{error}");
         }
     }

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use peerbar_fabric::MAX_ADAPTERS;
 use peerbar_flight::Level;
 use peerbar_report::{Check, CheckTable, Rdma};
 use toml::Spanned;
@@ -158,11 +159,9 @@ fn attach_points(
     switches: &[SwitchTable],
 ) -> Result<AttachPoints, Problem> {
     let names = bridges.iter().map(|bridge| bridge.name.clone());
-    let servers = SERVERS.map(str::to_owned);
-    let host_bridges = unique(names, &servers, LONGEST_SERIAL)?;
+    let host_bridges = unique(names, &[], LONGEST_SERIAL)?;
     let names = switches.iter().map(|switch| switch.name.clone());
-    let taken = [servers.as_slice(), &host_bridges].concat();
-    let switches = unique(names, &taken, LONGEST_SERIAL)?;
+    let switches = unique(names, &host_bridges, LONGEST_SERIAL)?;
     Ok(AttachPoints {
         host_bridges,
         switches,
@@ -189,7 +188,7 @@ fn endpoints(
     folder: &Path,
 ) -> Result<(Vec<Nvme>, Vec<Gpu>), Problem> {
     let names = nvmes.iter().map(|nvme| nvme.name.clone());
-    let taken = unique(names, &taken_by(attach_points), LONGEST_SERIAL)?;
+    let taken = unique(names, &attach_points.names(), LONGEST_SERIAL)?;
     let nvmes = nvmes
         .into_iter()
         .map(|table| nvme(table, attach_points, folder))
@@ -197,14 +196,15 @@ fn endpoints(
     let names = gpus.iter().map(|gpu| gpu.name.clone());
     unique(
         names,
-        &[taken_by(attach_points), taken].concat(),
+        &[attach_points.names(), taken].concat(),
         LONGEST_SERIAL,
     )?;
     let gpus = gpus.into_iter().map(|table| gpu(table, attach_points));
     Ok((nvmes, gpus.collect::<Result<_, _>>()?))
 }
 
-/// Checks that the names of all bridges, switches and devices of a file with several guests are different.
+/// Checks that the names of all bridges, switches and devices of a file with several guests are different, and that one fabric takes all
+/// adapters.
 pub(super) fn unique_devices(file: &File) -> Result<(), Problem> {
     let bridges = file.host_bridge.iter().map(|bridge| &bridge.name);
     let switches = file.switch.iter().map(|switch| &switch.name);
@@ -212,13 +212,19 @@ pub(super) fn unique_devices(file: &File) -> Result<(), Problem> {
     let gpus = file.gpu.iter().map(|gpu| &gpu.name);
     let nics = file.nic.iter().map(|nic| &nic.name);
     let names = bridges.chain(switches).chain(nvmes).chain(gpus).chain(nics);
-    unique(names.cloned(), &SERVERS.map(str::to_owned), LONGEST_SERIAL).map(drop)
+    unique(names.cloned(), &[], LONGEST_SERIAL)?;
+    limit_adapters(&file.nic)
 }
 
-/// Names that no device can have.
-fn taken_by(attach_points: &AttachPoints) -> Vec<String> {
-    let servers = SERVERS.map(str::to_owned);
-    [servers.as_slice(), &attach_points.names()].concat()
+/// Refuses more adapters than a fabric takes.
+fn limit_adapters(tables: &[NicTable]) -> Result<(), Problem> {
+    tables.get(MAX_ADAPTERS).map_or(Ok(()), |extra| {
+        let message = format!(
+            "`{}` is one adapter too many: {MAX_ADAPTERS} are the most at a fabric",
+            extra.name.get_ref()
+        );
+        Err(Problem::new(extra.name.span(), message))
+    })
 }
 
 /// The adapters, whose names neither attach points nor the other devices have.
@@ -228,7 +234,8 @@ fn nics(
     nvmes: &[Nvme],
     gpus: &[Gpu],
 ) -> Result<Vec<Nic>, Problem> {
-    let mut taken = taken_by(attach_points);
+    limit_adapters(&tables)?;
+    let mut taken = attach_points.names();
     taken.extend(nvmes.iter().map(|nvme| nvme.name.clone()));
     taken.extend(gpus.iter().map(|gpu| gpu.name.clone()));
     let names = tables.iter().map(|table| table.name.clone());
@@ -361,6 +368,13 @@ pub(super) fn unique(
 ) -> Result<Vec<String>, Problem> {
     let mut seen: Vec<String> = Vec::new();
     for name in names {
+        if SERVERS.contains(&name.get_ref().as_str()) {
+            let message = format!(
+                "the name `{}` is that of a server of peerbar's own: name it otherwise",
+                name.get_ref()
+            );
+            return Err(Problem::new(name.span(), message));
+        }
         if seen.contains(name.get_ref()) || taken.contains(name.get_ref()) {
             let message = format!(
                 "the name `{}` is taken: every bridge, switch, device and module needs its own",

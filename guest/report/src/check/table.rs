@@ -371,7 +371,7 @@ impl<'i, 's> Keys<'i, 's> {
         let at = sizes.span();
         let bytes: Vec<u64> = sizes.into_inner().into_iter().map(|size| size.0).collect();
         if bytes.is_empty() {
-            let message = format!("`{key}` is empty: a copy needs at least one");
+            let message = format!("`{key}` is empty: write one size or more");
             return Err(TableError::new(at, message));
         }
         let mut bad = bytes.iter();
