@@ -14,6 +14,8 @@ use thiserror::Error;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest answer that is read.
 const LONGEST: u64 = 4096;
+/// How the name of the link to a control socket ends.
+const LINK: &str = ".control";
 /// The name of the fabric's server, which no device has.
 pub const FABRIC: &str = "fabric";
 
@@ -21,12 +23,14 @@ pub const FABRIC: &str = "fabric";
 #[derive(Debug, Error)]
 pub enum InjectError {
     /// The run has no such device at this moment.
-    #[error("{}: no device {device} is served there: name a device of a running guest, or its run with --run", run.display())]
+    #[error("{}: no device {device} is served there{}: name a device of a running guest, or its run with --run", run.display(), but(served))]
     NoDevice {
         /// The run's folder.
         run: PathBuf,
         /// The device's name.
         device: String,
+        /// The names of those that are served there, and of the fabric.
+        served: Vec<String>,
     },
     /// The device is of `peerbar devices`, which starts no QEMU.
     #[error("{}: no QEMU of peerbar runs there, so no port above {device} can be asked: peerbar run, shell and exec start one", run.display())]
@@ -52,6 +56,17 @@ pub enum InjectError {
         /// Why.
         cause: String,
     },
+}
+
+impl InjectError {
+    /// The run does not have that device.
+    pub(crate) fn no_device(run: &Path, device: &str) -> Self {
+        Self::NoDevice {
+            run: run.to_owned(),
+            device: device.to_owned(),
+            served: served(run),
+        }
+    }
 }
 
 /// Puts a rule in force at the device `device` of the run in the folder `run`, behind those that are in force. Returns what the
@@ -91,16 +106,13 @@ pub fn clear_impairments(run: &Path) -> Result<String, InjectError> {
 
 /// Name of the link in a run's folder to the control socket of a device.
 pub(crate) fn link_name(device: &str) -> String {
-    format!("{device}.control")
+    format!("{device}{LINK}")
 }
 
 fn ask(run: &Path, device: &str, line: &str) -> Result<String, InjectError> {
     let device = device.to_owned();
-    // The run's folder may be too deep for a socket's address; what the link names is not.
-    let socket = fs::read_link(run.join(link_name(&device)));
-    let Some(socket) = socket.ok().filter(|socket| socket.exists()) else {
-        let run = run.to_owned();
-        return Err(InjectError::NoDevice { run, device });
+    let Some(socket) = socket(run, &device) else {
+        return Err(InjectError::no_device(run, &device));
     };
     let answer = match exchange(&socket, line) {
         Ok(answer) => answer,
@@ -112,6 +124,33 @@ fn ask(run: &Path, device: &str, line: &str) -> Result<String, InjectError> {
             let cause = answer.trim_start_matches("error ").to_owned();
             Err(InjectError::Refused { device, cause })
         }
+    }
+}
+
+/// The control socket of a device, if that is served.
+fn socket(run: &Path, device: &str) -> Option<PathBuf> {
+    // The run's folder may be too deep for a socket's address; what the link names is not.
+    let socket = fs::read_link(run.join(link_name(device)));
+    socket.ok().filter(|socket| socket.exists())
+}
+
+/// What is served there and takes rules, by name.
+fn served(run: &Path) -> Vec<String> {
+    let files = fs::read_dir(run).into_iter().flatten().flatten();
+    let names = files.filter_map(|file| {
+        let name = file.file_name().into_string().ok()?;
+        name.strip_suffix(LINK).map(str::to_owned)
+    });
+    let mut served: Vec<String> = names.filter(|name| socket(run, name).is_some()).collect();
+    served.sort();
+    served
+}
+
+/// The devices that there are.
+fn but(served: &[String]) -> String {
+    match served {
+        [] => String::new(),
+        served => format!(", but {}", served.join(", ")),
     }
 }
 
@@ -176,5 +215,23 @@ mod tests {
         let error = clear_faults(Path::new("/no/run"), "disk9").unwrap_err();
         let message = "/no/run: no device disk9 is served there: name a device of a running guest, or its run with --run";
         assert_eq!(error.to_string(), message);
+    }
+
+    #[test]
+    fn devices_that_are_served_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("s");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        for name in ["nic0", "fabric"] {
+            symlink(&socket, folder.path().join(link_name(name))).unwrap();
+        }
+        symlink("/no/socket", folder.path().join(link_name("gone"))).unwrap();
+        let error = clear_faults(folder.path(), "fabrik")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("no device fabrik is served there, but fabric, nic0: name a device"),
+            "{error}"
+        );
     }
 }

@@ -75,10 +75,7 @@ pub fn report_port_error(
     error: PortError,
 ) -> Result<String, InjectError> {
     let name = device.to_owned();
-    let no_device = || InjectError::NoDevice {
-        run: run.to_owned(),
-        device: name.clone(),
-    };
+    let no_device = || InjectError::no_device(run, device);
     let failed = |source| InjectError::Socket {
         device: format!("{name}'s QEMU"),
         source,
