@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, Outcome};
-use crate::finished_run::{SCENARIO, VERDICT};
+use crate::finished_run::{Concluded, SCENARIO, VERDICT};
 use crate::folder::Folder;
 use crate::group_check::{self, Transfers};
 use crate::group_fabric::GroupFabric;
@@ -284,37 +284,15 @@ impl LabGroup {
         mut self,
         complaint: impl Fn(&Scenario, &Path) -> anyhow::Result<Option<String>>,
     ) -> Result<ConcludedGroup, LabError> {
-        let begun = self.begun();
-        // One that cannot be ended or judged keeps no other from it.
-        let mut errors = Vec::new();
         let why = self.failure.as_ref().map(ToString::to_string);
-        for lab in self.labs.drain(begun.min(self.labs.len())..) {
-            errors.extend(
-                lab.leave(why.as_deref().unwrap_or("it was not waited for"))
-                    .err(),
-            );
-        }
-        let signal = match self.failure {
-            Some(LabError::Host(Failure::Interrupted(signal))) => Some(signal),
-            _ => None,
+        // One that cannot be ended or judged keeps no other from it.
+        let mut errors = self.leave_unbegun(why.as_deref());
+        let stop = match self.failure {
+            Some(LabError::Host(Failure::Interrupted(signal))) => Some(Ending::Signal(signal)),
+            _ => why.map(Ending::Stopped),
         };
-        if signal.is_none() {
-            let done = self.labs.iter_mut().filter(|lab| !lab.is_busy());
-            done.for_each(Lab::ask_to_power_off);
-        }
-        let mut concluded = Vec::new();
-        let guests = self.group.guests.iter();
-        for (guest, mut lab) in guests.zip(self.labs) {
-            let ending = match (signal, &why) {
-                (Some(signal), _) => Ok(Ending::Signal(signal)),
-                (None, Some(why)) if lab.is_busy() => lab.stop_for(why),
-                (None, _) => lab.wait_for_power_off(),
-            };
-            match ending.and_then(|ending| lab.conclude(ending, &complaint)) {
-                Ok(judged) => concluded.push((guest, judged)),
-                Err(error) => errors.push(anyhow!(error.of_guest(&guest.name))),
-            }
-        }
+        let (concluded, failed) = conclude_all(&self.group.guests, self.labs, stop, complaint);
+        errors.extend(failed);
         let of_fabric = self.fabric.and_then(|fabric| {
             fabric.stop().unwrap_or_else(|error| {
                 errors.push(error);
@@ -342,6 +320,14 @@ impl LabGroup {
             seconds,
             folder: self.folder,
         })
+    }
+
+    /// Ends the guests that have not begun with their checks. They are not judged.
+    fn leave_unbegun(&mut self, why: Option<&str>) -> Vec<anyhow::Error> {
+        let begun = self.begun().min(self.labs.len());
+        let why = why.unwrap_or("it was not waited for");
+        let unbegun = self.labs.drain(begun..);
+        unbegun.filter_map(|lab| lab.leave(why).err()).collect()
     }
 
     /// How many guests have begun with their checks. One that has failed is judged, too, and one that was ready while that was waited for.
@@ -510,6 +496,33 @@ fn signal(stops: &[UnixStream]) -> Option<i32> {
         let is_there = stop.read(&mut number).ok()? > 0;
         is_there.then(|| i32::from(number[0]))
     })
+}
+
+/// Ends the guests and judges each. `stop` is what has ended the run, if that was not its end: guests at work are not waited for then.
+/// Returns what was concluded, and why some could not be.
+fn conclude_all(
+    guests: &[GroupGuest],
+    mut labs: Vec<Lab>,
+    stop: Option<Ending>,
+    complaint: impl Fn(&Scenario, &Path) -> anyhow::Result<Option<String>>,
+) -> (Vec<(&GroupGuest, Concluded)>, Vec<anyhow::Error>) {
+    if !matches!(stop, Some(Ending::Signal(_))) {
+        let done = labs.iter_mut().filter(|lab| !lab.is_busy());
+        done.for_each(Lab::ask_to_power_off);
+    }
+    let (mut concluded, mut errors) = (Vec::new(), Vec::new());
+    for (guest, mut lab) in guests.iter().zip(labs) {
+        let ending = match &stop {
+            Some(Ending::Stopped(why)) if lab.is_busy() => lab.stop_for(why),
+            Some(Ending::Signal(signal)) => Ok(Ending::Signal(*signal)),
+            _ => lab.wait_for_power_off(),
+        };
+        match ending.and_then(|ending| lab.conclude(ending, &complaint)) {
+            Ok(judged) => concluded.push((guest, judged)),
+            Err(error) => errors.push(anyhow!(error.of_guest(&guest.name))),
+        }
+    }
+    (concluded, errors)
 }
 
 #[cfg(test)]
