@@ -7,14 +7,14 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::{RequestError, SendError};
 
-use super::job::{Job, Unsent, Wait};
+use super::job::{Job, Remote, Unsent, Wait};
 use super::lending::MOST_SHOWS;
 use super::packet::{self, LENT_BYTES, PART_BYTES, Packet, Refusal, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
 use super::responder::{self, Payload, Sender};
 use super::turn::Turn;
 use super::wire::{Answer, Arrival, Deferred, Mail, Token};
-use super::work_request::Data;
+use super::work_request::{Data, WorkRequest};
 use crate::objects::{Gid, Need, QueuePairEvent, QueuePairKind};
 
 /// How many parts of one transfer are under way at most.
@@ -61,6 +61,18 @@ struct Next {
     may_lend: bool,
     /// The loan that is given back.
     returned: Option<u64>,
+}
+
+impl Next {
+    /// One that lends nothing and gives nothing back.
+    fn of(verb: Verb, part: (u32, u32)) -> Self {
+        Self {
+            verb,
+            part,
+            may_lend: false,
+            returned: None,
+        }
+    }
 }
 
 /// Why there is no packet now.
@@ -554,10 +566,8 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
     }
     if let Some((part, loan)) = remote.returns.pop() {
         return Some(Next {
-            verb: Verb::Return,
-            part,
-            may_lend: false,
             returned: Some(loan),
+            ..Next::of(Verb::Return, part)
         });
     }
     if remote.failure.is_some() {
@@ -570,44 +580,48 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
         // They lead to no other adapter.
         Operation::FastRegister | Operation::FastInvalidate => return None,
     };
-    let next = |verb, part| Next {
-        verb,
-        part,
-        may_lend: false,
-        returned: None,
-    };
     if verb == Verb::Message {
         let is_due = !remote.has_begun && !remote.is_received;
-        return is_due.then_some(next(verb, (0, request.bytes)));
+        return is_due.then_some(Next::of(verb, (0, request.bytes)));
     }
+    next_part(request, remote, verb, lends).or_else(|| next_report(request, remote, verb))
+}
+
+/// The next packet about data of an RDMA write or read. `None` if there was one about each part.
+fn next_part(request: &WorkRequest, remote: &mut Remote, verb: Verb, lends: bool) -> Option<Next> {
     if let Some((start, bytes)) = remote.again.pop() {
         let part = (start, bytes.min(PART_BYTES));
         if part.1 < bytes {
             remote.again.push((start + part.1, bytes - part.1));
         }
-        return Some(next(verb, part));
+        return Some(Next::of(verb, part));
     }
     // An empty transfer is one part, so that the other side checks it.
-    if remote.sent < request.bytes || !remote.has_begun {
-        let left = request.bytes.saturating_sub(remote.sent);
-        let is_long = left > 0 && (verb == Verb::Write || request.bytes > SHORT_READ);
-        let may_lend = lends && is_long && matches!(request.data, Data::Buffers(_));
-        let most = if may_lend { LENT_BYTES } else { PART_BYTES };
-        return Some(Next {
-            may_lend,
-            ..next(verb, (remote.sent, left.min(most)))
-        });
+    if remote.sent >= request.bytes && remote.has_begun {
+        return None;
     }
+    let left = request.bytes.saturating_sub(remote.sent);
+    let is_long = left > 0 && (verb == Verb::Write || request.bytes > SHORT_READ);
+    let may_lend = lends && is_long && matches!(request.data, Data::Buffers(_));
+    let most = if may_lend { LENT_BYTES } else { PART_BYTES };
+    Some(Next {
+        may_lend,
+        ..Next::of(verb, (remote.sent, left.min(most)))
+    })
+}
+
+/// What the other side learns of an RDMA write or read whose data has moved.
+fn next_report(request: &WorkRequest, remote: &Remote, verb: Verb) -> Option<Next> {
     if remote.outstanding == 0 && remote.is_counted && !remote.is_reported {
-        let report = match request.operation {
-            Operation::RdmaRead => Verb::CountRead,
+        let report = match verb {
+            Verb::Read => Verb::CountRead,
             _ => Verb::CountWrite,
         };
-        return Some(next(report, (0, 0)));
+        return Some(Next::of(report, (0, 0)));
     }
     let is_announced = request.immediate.is_none() || remote.is_announcing || remote.is_announced;
     let is_written = remote.outstanding == 0 && verb == Verb::Write;
-    (is_written && !is_announced).then_some(next(Verb::Announce, (0, 0)))
+    (is_written && !is_announced).then_some(Next::of(Verb::Announce, (0, 0)))
 }
 
 /// What becomes of a work request that has nothing to send.
