@@ -10,6 +10,7 @@
 mod bring_up;
 mod daemon;
 mod driver;
+mod dying;
 mod event_counters;
 mod events;
 mod fast_regions;

@@ -55,6 +55,8 @@ pub(crate) struct Fabric<L> {
     sender: usize,
     /// The number of the queue pair of another adapter, if that receives.
     pub(crate) peer: Option<u16>,
+    /// The number of the next work request.
+    pub(crate) request: u16,
 }
 
 impl<L: Link> Fabric<L> {
@@ -71,6 +73,7 @@ impl<L: Link> Fabric<L> {
             sides: sides.collect(),
             sender: 0,
             peer: None,
+            request: 3,
             driver,
             uar,
             pd,
@@ -152,7 +155,7 @@ impl<L: Link> Fabric<L> {
     /// Posts a work request of the sender, which ends with `rest`.
     pub(crate) fn post(&mut self, operation: Operation, length: u16, rest: &[u8]) {
         let mut meta = SendMeta::new_zeroed();
-        meta.req_id = 3.into();
+        meta.req_id = self.request.into();
         meta.control = SendControl::new()
             .with_operation(operation as u8)
             .with_is_meta(true);
@@ -233,10 +236,17 @@ impl<L: Link> Fabric<L> {
     /// How the next work request of the sender ended.
     #[track_caller]
     pub(crate) fn sent_status(&mut self) -> u8 {
+        let (request, status) = self.sent();
+        assert_eq!(request, self.request);
+        status
+    }
+
+    /// The number of the next work request of the sender that has ended, and how.
+    #[track_caller]
+    pub(crate) fn sent(&mut self) -> (u16, u8) {
         let completion = self.completion(self.sender);
         let completion = SendCompletion::read_from_bytes(&completion).unwrap();
-        assert_eq!(completion.common.req_id.get(), 3);
-        completion.common.status
+        (completion.common.req_id.get(), completion.common.status)
     }
 }
 

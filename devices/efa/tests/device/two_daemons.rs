@@ -24,7 +24,7 @@ use crate::driver::Driver;
 use crate::transfers::{Fabric as Pairs, PAGE, REGION_BYTES, everything, gid};
 
 /// What becomes of a request to an adapter that is gone: the fabric says so, unless the request has waited too long before.
-const GONE: [u8; 2] = [
+pub(crate) const GONE: [u8; 2] = [
     CompletionStatus::LocalUnreachableRemote as u8,
     CompletionStatus::LocalUnresponsiveRemote as u8,
 ];
@@ -149,9 +149,9 @@ fn has_mapped(end: &End, other: &End) -> bool {
 }
 
 /// Stops a daemon. It does nothing any more once this returns.
-fn stop(end: &End) {
-    end.daemon.signal(Signal::STOP);
-    let status = waitpid(Some(end.daemon.pid()), WaitOptions::UNTRACED);
+pub(crate) fn stop(daemon: &Daemon) {
+    daemon.signal(Signal::STOP);
+    let status = waitpid(Some(daemon.pid()), WaitOptions::UNTRACED);
     let (_, status) = status.unwrap().unwrap();
     assert!(status.stopped(), "{status:?}");
 }
@@ -163,7 +163,7 @@ fn two_amid(operation: Operation) -> (Fabric, [End; 2]) {
     let mut ends = two(&fabric);
     begin(&mut ends, operation);
     ends[0].pairs.expect_sent(CompletionStatus::Ok);
-    stop(&ends[1]);
+    stop(&ends[1].daemon);
     begin(&mut ends, operation);
     (fabric, ends)
 }
@@ -220,7 +220,7 @@ fn reader_copies_nothing_of_a_lender_that_was_killed() {
     let before = fill(&ends[0], 1);
     begin(&mut ends, Operation::RdmaWrite);
     ends[0].pairs.expect_sent(CompletionStatus::Ok);
-    stop(&ends[1]);
+    stop(&ends[1].daemon);
     begin(&mut ends, Operation::RdmaWrite);
     // Once a packet is sent again, it was sent.
     let deadline = Instant::now() + PATIENCE;

@@ -1,0 +1,359 @@
+//! Two adapters and their fabric, of which one is killed or stopped at a random moment amid transfers, again and again. `scripts/dying`
+//! runs it.
+//!
+//! What is killed starts again. A request that succeeds has moved its bytes. One that fails has moved some of them or none, and nothing
+//! else is written. After each moment all transfers work again, with the parts that have lived on.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_efa_spec::work::Operation;
+use peerbar_test_daemon::{Daemon, DaemonCommand};
+use rustix::process::Signal;
+use vfio_user::Client;
+
+use crate::daemon::{client, start};
+use crate::driver::Driver;
+use crate::transfers::{Fabric as Pairs, PAGE, REGION_BYTES, everything, gid};
+use crate::two_daemons::{GONE, stop};
+
+/// The addresses of the two adapters.
+const GIDS: [&str; 2] = ["fe80::a", "fe80::b"];
+/// Requests in progress at a moment, each of a slot of its own in both regions.
+const REQUESTS: u16 = 32;
+const SLOT: usize = REGION_BYTES as usize / REQUESTS as usize;
+/// The longest time from the first request to the moment, in µs. Without a moment all are done by then.
+const BEFORE: u64 = 3_000;
+/// Usual and long stops in ms; the long ones exceed the time after which a request fails.
+const SHORT: (u64, u64) = (1, 60);
+const LONG: (u64, u64) = (1500, 6000);
+/// One of this many stops is long.
+const LONG_EVERY: u32 = 25;
+/// How long the parts may take until transfers work again.
+const RECOVERY: Duration = Duration::from_secs(60);
+/// Descriptors that a part which has lived through all moments may have: those of its own, and of a few connections.
+const MOST_DESCRIPTORS: usize = 100;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Requester,
+    Responder,
+    Fabric,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Action {
+    Kill,
+    Stop(Duration),
+}
+
+/// What happens, amid which requests, and how long after the first one.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    part: Part,
+    action: Action,
+    operation: Operation,
+    requester: usize,
+    before: Duration,
+}
+
+impl fmt::Display for Moment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { part, action, .. } = self;
+        write!(
+            f,
+            "{action:?} of {part:?}, {:?} after {:?} by {}",
+            self.before, self.operation, GIDS[self.requester]
+        )
+    }
+}
+
+impl Moment {
+    fn draw(random: &mut Rng) -> Self {
+        let parts = [Part::Requester, Part::Responder, Part::Fabric];
+        let (least, most) = match random.u32(0..LONG_EVERY) {
+            0 => LONG,
+            _ => SHORT,
+        };
+        let stop = Duration::from_millis(random.u64(least..=most));
+        Self {
+            part: parts[random.usize(0..parts.len())],
+            action: [Action::Kill, Action::Stop(stop)][random.usize(0..2)],
+            operation: [Operation::RdmaWrite, Operation::RdmaRead][random.usize(0..2)],
+            requester: random.usize(0..2),
+            before: Duration::from_micros(random.u64(0..BEFORE)),
+        }
+    }
+
+    /// Whether a request may fail by it.
+    fn may_fail(&self) -> bool {
+        match self.action {
+            Action::Kill => true,
+            Action::Stop(time) => time.as_millis() > SHORT.1.into(),
+        }
+    }
+}
+
+/// An adapter, its driver, and the keys of its memory region.
+struct End {
+    daemon: Daemon,
+    pairs: Pairs<Client>,
+    keys: (u32, u32),
+}
+
+impl End {
+    /// One that sends to the other adapter, whose queue pair is not known yet. It may lend memory.
+    fn start(fabric: &Path, index: usize, lends: bool) -> Self {
+        let fabric = fabric.to_str().unwrap();
+        let arguments = ["--fabric", fabric, "--gid", GIDS[index], "--lend-memory"];
+        let daemon = start(&arguments[..arguments.len() - usize::from(!lends)]);
+        let mut driver = Driver::of(client(&daemon));
+        driver.bring_up();
+        let mut peer = gid(&mut driver);
+        peer[15] ^= 1;
+        let mut pairs = Pairs::new(driver, peer);
+        let keys = pairs.register(everything());
+        Self {
+            daemon,
+            pairs,
+            keys: (keys.local_key.get(), keys.remote_key.get()),
+        }
+    }
+
+    fn put(&self, data: &[u8]) {
+        for (page, data) in (0..).zip(data.chunks(PAGE as usize)) {
+            self.pairs.write_region(page * PAGE, data);
+        }
+    }
+
+    fn contents(&self) -> Vec<u8> {
+        let mut data = vec![0; REGION_BYTES as usize];
+        for (page, data) in (0..).zip(data.chunks_mut(PAGE as usize)) {
+            self.pairs.read_region(page * PAGE, data);
+        }
+        data
+    }
+}
+
+/// Requests in progress, and what the target has before and after them.
+struct Batch {
+    requester: usize,
+    target: usize,
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+/// How many requests have ended well and otherwise.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ended {
+    well: u64,
+    otherwise: u64,
+}
+
+/// The two adapters and their fabric.
+struct Parts {
+    fabric: Daemon,
+    ends: [End; 2],
+    random: Rng,
+    /// The requests that were posted right before a moment.
+    amid: Ended,
+}
+
+impl Parts {
+    fn start(mut random: Rng) -> Self {
+        let fabric = DaemonCommand::new(programs().join("peerbar-fabric")).start();
+        let ends = [0, 1].map(|index| End::start(fabric.socket(), index, random.bool()));
+        let mut parts = Self {
+            fabric,
+            ends,
+            random,
+            amid: Ended::default(),
+        };
+        parts.introduce();
+        parts
+    }
+
+    /// Tells each adapter's driver the queue pair of the other one.
+    fn introduce(&mut self) {
+        let [a, b] = &mut self.ends;
+        (a.pairs.peer, b.pairs.peer) = (Some(b.pairs.number()), Some(a.pairs.number()));
+    }
+
+    /// Posts a request for each slot, with new contents of the source.
+    fn post(&mut self, operation: Operation, requester: usize) -> Batch {
+        let responder = 1 - requester;
+        let (source, target) = match operation {
+            Operation::RdmaRead => (responder, requester),
+            _ => (requester, responder),
+        };
+        let mut after = vec![0; REGION_BYTES as usize];
+        self.random.fill(&mut after);
+        self.ends[source].put(&after);
+        let before = self.ends[target].contents();
+        let (local, remote) = (self.ends[requester].keys.0, self.ends[responder].keys.1);
+        let pairs = &mut self.ends[requester].pairs;
+        for request in 0..REQUESTS {
+            let offset = u64::from(request) * SLOT as u64;
+            pairs.request = request;
+            pairs.rdma(operation, (remote, offset), (local, offset), SLOT as u32);
+        }
+        Batch {
+            requester,
+            target,
+            before,
+            after,
+        }
+    }
+
+    /// Waits until all requests have ended, and checks what each has moved.
+    fn end(&mut self, batch: &Batch, may_fail: bool) -> Ended {
+        let mut ended = Ended::default();
+        let mut statuses = BTreeMap::new();
+        for _ in 0..REQUESTS {
+            let (request, status) = self.ends[batch.requester].pairs.sent();
+            let again = statuses.insert(request, status);
+            assert_eq!(again, None, "request {request} has ended twice");
+        }
+        for status in statuses.values() {
+            match *status == CompletionStatus::Ok as u8 {
+                true => ended.well += 1,
+                false => ended.otherwise += 1,
+            }
+        }
+        let is_expected = |status: &u8| *status == 0 || (may_fail && GONE.contains(status));
+        assert!(statuses.values().all(is_expected), "{statuses:?}");
+        self.check(batch, |request| statuses[&request] == 0);
+        ended
+    }
+
+    /// Checks that the requests which have succeeded have moved their bytes, and that no other bytes are in the target.
+    fn check(&self, batch: &Batch, has_succeeded: impl Fn(u16) -> bool) {
+        let contents = self.ends[batch.target].contents();
+        for request in 0..REQUESTS {
+            let slot = usize::from(request) * SLOT..(usize::from(request) + 1) * SLOT;
+            let [found, before, after] =
+                [&contents, &batch.before, &batch.after].map(|data| &data[slot.clone()]);
+            if has_succeeded(request) {
+                assert!(
+                    found == after,
+                    "request {request} succeeded without its bytes"
+                );
+            }
+            let mut bytes = found.iter().zip(before.iter().zip(after));
+            let is_known = bytes.all(|(found, (before, after))| [before, after].contains(&found));
+            assert!(is_known, "slot {request} has bytes that no request moves");
+        }
+    }
+
+    fn daemon(&mut self, part: Part, requester: usize) -> &mut Daemon {
+        match part {
+            Part::Requester => &mut self.ends[requester].daemon,
+            Part::Responder => &mut self.ends[1 - requester].daemon,
+            Part::Fabric => &mut self.fabric,
+        }
+    }
+
+    fn inject(&mut self, moment: Moment) {
+        let Moment {
+            part, requester, ..
+        } = moment;
+        let batch = self.post(moment.operation, requester);
+        let begun = Instant::now();
+        while begun.elapsed() < moment.before {
+            std::hint::spin_loop();
+        }
+        match moment.action {
+            Action::Kill => self.daemon(part, requester).kill(),
+            Action::Stop(time) => {
+                stop(self.daemon(part, requester));
+                thread::sleep(time);
+                self.daemon(part, requester).signal(Signal::CONT);
+            }
+        }
+        match (part, moment.action) {
+            // Nobody learns how its requests have ended.
+            (Part::Requester, Action::Kill) => self.check(&batch, |_| false),
+            _ => {
+                let ended = self.end(&batch, moment.may_fail());
+                self.amid.well += ended.well;
+                self.amid.otherwise += ended.otherwise;
+            }
+        }
+        if moment.action == Action::Kill {
+            self.start_again(part, requester);
+        }
+        self.recover();
+    }
+
+    fn start_again(&mut self, part: Part, requester: usize) {
+        let index = match part {
+            Part::Fabric => return self.fabric.restart(),
+            Part::Requester => requester,
+            Part::Responder => 1 - requester,
+        };
+        self.ends[index] = End::start(self.fabric.socket(), index, self.random.bool());
+        self.introduce();
+    }
+
+    /// Waits until all requests succeed, by either adapter.
+    fn recover(&mut self) {
+        let deadline = Instant::now() + RECOVERY;
+        for (requester, operation) in [(0, Operation::RdmaWrite), (1, Operation::RdmaRead)] {
+            loop {
+                let batch = self.post(operation, requester);
+                if self.end(&batch, true).otherwise == 0 {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "requests still fail");
+            }
+        }
+    }
+}
+
+/// The folder of what scripts/build makes, of which the fabric is.
+fn programs() -> PathBuf {
+    let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/peerbar");
+    env::var_os("PEERBAR_PROGRAMS").map_or_else(built, PathBuf::from)
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    env::var(name).map_or(default, |text| text.parse().unwrap())
+}
+
+#[test]
+#[ignore = "takes what scripts/build makes, and long; scripts/dying runs it"]
+fn parts_die_and_no_request_lies() {
+    let moments = number("PEERBAR_DYING_MOMENTS", 200);
+    let seed = number("PEERBAR_DYING_SEED", fastrand::u64(..));
+    println!("PEERBAR_DYING_SEED={seed}");
+    let mut random = Rng::with_seed(seed);
+    let mut parts = Parts::start(random.fork());
+    let mut done: BTreeMap<_, u64> = BTreeMap::new();
+    let begun = Instant::now();
+    for number in 1..=moments {
+        let moment = Moment::draw(&mut random);
+        println!("moment {number}: {moment}");
+        parts.inject(moment);
+        let is_kill = moment.action == Action::Kill;
+        *done.entry((moment.part, is_kill)).or_default() += 1;
+    }
+    for daemon in [&parts.fabric, &parts.ends[0].daemon, &parts.ends[1].daemon] {
+        let descriptors = daemon.open_descriptors();
+        assert!(descriptors < MOST_DESCRIPTORS, "{descriptors} descriptors");
+    }
+    let took = begun.elapsed();
+    println!(
+        "{moments} moments in {took:.0?}, by part and whether it was killed: {done:?}; requests amid them: {:?}",
+        parts.amid
+    );
+    assert!(
+        parts.amid.otherwise > 0,
+        "no request was in progress at any moment"
+    );
+}
