@@ -8,6 +8,7 @@ use peerbar_efa_spec::admin::{
 use thiserror::Error;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use crate::entry::write_word_last;
 use crate::registers::AdminSetup;
 
 /// Most entries of an admin queue. Linux' driver has 32.
@@ -163,10 +164,11 @@ impl AdminQueue {
         header.checksum = checksum(&entry).into();
         let address = entry_address(self.completion, index, ENTRY_BYTES);
         let tag = Tag::new(Purpose::Completion, command.origin());
-        // The driver polls the phase, which is in the header.
-        let payload = address.wrapping_add(size_of::<CompletionHeader>() as u64);
-        requester.write(tag, payload, &answer)?;
-        requester.write(tag, address, header.as_bytes())?;
+        let (head, _) = entry.split_at_mut(size_of::<CompletionHeader>());
+        head.copy_from_slice(header.as_bytes());
+        write_word_last(&entry, 0, |offset, part| {
+            requester.write(tag, address.wrapping_add(offset), part)
+        })?;
         self.posted = self.posted.wrapping_add(1);
         Ok(())
     }

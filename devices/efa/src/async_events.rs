@@ -1,11 +1,13 @@
 //! The asynchronous event queue in the driver's memory: what the device says unasked.
 
+use std::mem::offset_of;
 use std::time::{Duration, Instant};
 
 use peerbar_dma::{DmaError, Purpose, Requester};
 use peerbar_efa_spec::admin::event_queue::{AsyncEvent, EventGroup};
 use zerocopy::{FromZeros, IntoBytes};
 
+use crate::entry::write_word_last;
 use crate::registers::EventSetup;
 
 /// How often the device says that it lives. The driver counts it and sets no limit.
@@ -13,8 +15,8 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 /// Most entries of the queue. Linux' driver has 16.
 const MAX_DEPTH: u16 = 4096;
 const ENTRY_BYTES: usize = size_of::<AsyncEvent>();
-/// Bytes at the start of an entry that become visible last, since the phase is in them.
-const HEAD_BYTES: usize = 8;
+/// Where the word with the phase is in an entry.
+const PHASE: usize = offset_of!(AsyncEvent, phase);
 
 /// The groups of events that the device can report.
 pub(crate) fn supported_groups() -> u32 {
@@ -104,15 +106,11 @@ impl AsyncEvents {
         event.phase = u8::from((self.posted / depth).is_multiple_of(2));
         event.timestamp_low = u32::from_le_bytes([a, b, c, d]).into();
         event.timestamp_high = u32::from_le_bytes([e, f, g, h]).into();
-        let (head, rest) = event.as_bytes().split_at(HEAD_BYTES);
         let offset = u64::from(self.posted % depth) * ENTRY_BYTES as u64;
         let address = self.address.wrapping_add(offset);
-        requester.write(
-            Purpose::Completion,
-            address.wrapping_add(HEAD_BYTES as u64),
-            rest,
-        )?;
-        requester.write(Purpose::Completion, address, head)?;
+        write_word_last(event.as_bytes(), PHASE, |offset, part| {
+            requester.write(Purpose::Completion, address.wrapping_add(offset), part)
+        })?;
         self.posted = self.posted.wrapping_add(1);
         Ok(true)
     }

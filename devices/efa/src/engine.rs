@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 use crate::admin_queue::{AdminQueue, Answer, Command, QueueError};
 use crate::async_events::AsyncEvents;
 use crate::data::DataPath;
+use crate::entry::write_word_last;
 use crate::interrupts::MaskedInterrupts;
 use crate::objects::Gid;
 use crate::registers::{Registers, Request};
@@ -98,9 +99,10 @@ impl Engine {
     fn answer(&self, request: ReadRequest) {
         let answer = self.shared.with(|registers| registers.answer(request));
         if let Some((address, answer)) = answer {
-            let written = self
-                .requester
-                .write(Purpose::Control, address, answer.as_bytes());
+            let written = write_word_last(answer.as_bytes(), 0, |offset, part| {
+                let place = address.wrapping_add(offset);
+                self.requester.write(Purpose::Control, place, part)
+            });
             if let Err(error) = written {
                 log::debug!("register {:#x} is not read: {error}", request.offset());
             }

@@ -23,6 +23,7 @@ mod config;
 pub mod data;
 mod efa;
 mod engine;
+mod entry;
 mod interrupts;
 pub mod memory_bar;
 pub mod objects;

@@ -12,10 +12,8 @@ use zerocopy::little_endian::{U16, U32};
 
 use super::turn::Turn;
 use super::work_request::RequestId;
+use crate::entry::write_word_last;
 use crate::objects::{Gid, NEVER_WRITTEN, QueuePairEvent, QueuePairState};
-
-/// Bytes of an entry that are written last: they hold its phase.
-const HEAD_BYTES: usize = 8;
 
 /// A message or an RDMA write that was received.
 #[derive(Clone, Copy, Debug)]
@@ -150,7 +148,7 @@ impl Turn<'_> {
         }
         let bytes = entry.get(..queue.entry_bytes).unwrap_or(&entry);
         let origin = Origin::Queue(pair);
-        if let Err(error) = self.parts.write_head_last(origin, address, bytes) {
+        if let Err(error) = self.parts.write_entry(origin, address, bytes) {
             log::debug!("completion queue {number}: {error}: {}", error.cause);
             self.fail_queue(number);
             return false;
@@ -251,7 +249,7 @@ impl Turn<'_> {
             };
             let written = self
                 .parts
-                .write_head_last(Origin::Device, address, entry.as_bytes());
+                .write_entry(Origin::Device, address, entry.as_bytes());
             if let Err(error) = written {
                 // It is written again when the queue is armed.
                 log::debug!("event queue {number}: {error}: {}", error.cause);
@@ -295,18 +293,12 @@ fn common(
 }
 
 impl super::turn::Parts {
-    /// Writes an entry whose phase is in its first bytes: a reader that sees them sees the rest.
-    fn write_head_last(
-        &mut self,
-        origin: Origin,
-        address: u64,
-        entry: &[u8],
-    ) -> Result<(), DmaError> {
+    /// Writes an entry whose phase is in its first word.
+    fn write_entry(&mut self, origin: Origin, address: u64, entry: &[u8]) -> Result<(), DmaError> {
         let tag = Tag::new(Purpose::Completion, origin);
-        let (head, rest) = entry.split_at(HEAD_BYTES.min(entry.len()));
         let session = &mut self.transfers.session;
-        let behind = address.wrapping_add(head.len() as u64);
-        session.write_entries(tag, behind, rest, EXTENDED_ENTRY_BYTES)?;
-        session.write_entries(tag, address, head, HEAD_BYTES)
+        write_word_last(entry, 0, |offset, part| {
+            session.write_entries(tag, address.wrapping_add(offset), part, part.len())
+        })
     }
 }

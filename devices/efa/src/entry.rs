@@ -1,0 +1,57 @@
+//! What a driver polls in its memory: a word tells that the rest is there, as the phase of an entry does.
+
+/// Bytes that become visible at once, wherever they are: QEMU may carry out a longer write in several parts.
+const WORD_BYTES: usize = 4;
+
+/// Has `write` write the parts of an entry, each given with its offset, in an order in which a reader that sees the word at the offset `word`
+/// sees the rest.
+pub(crate) fn write_word_last<E>(
+    entry: &[u8],
+    word: usize,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let behind = word.saturating_add(WORD_BYTES).min(entry.len());
+    let parts = [behind..entry.len(), 0..word, word..behind];
+    for part in parts {
+        let offset = part.start as u64;
+        if let Some(bytes) = entry.get(part).filter(|bytes| !bytes.is_empty()) {
+            write(offset, bytes)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The parts of an entry in the order in which they are written.
+    fn written(entry: &[u8], word: usize) -> Vec<(u64, Vec<u8>)> {
+        let mut written = Vec::new();
+        let done = write_word_last(entry, word, |offset, part| {
+            written.push((offset, part.to_vec()));
+            Ok::<_, ()>(())
+        });
+        done.unwrap();
+        written
+    }
+
+    #[test]
+    fn word_is_written_alone_and_last() {
+        let entry: Vec<u8> = (0..16).collect();
+        let part = |range: std::ops::Range<usize>| (range.start as u64, entry[range].to_vec());
+        assert_eq!(written(&entry, 0), [part(4..16), part(0..4)]);
+        assert_eq!(written(&entry, 4), [part(8..16), part(0..4), part(4..8)]);
+        assert_eq!(written(&entry, 12), [part(0..12), part(12..16)]);
+    }
+
+    #[test]
+    fn nothing_follows_a_part_that_fails() {
+        let mut count = 0;
+        let failed = write_word_last(&[0; 16], 0, |_, _| {
+            count += 1;
+            Err(())
+        });
+        assert_eq!((failed, count), (Err(()), 1));
+    }
+}
