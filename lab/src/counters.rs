@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+#[cfg(doc)]
+use peerbar_dma_log::Entry;
 use peerbar_dma_log::counter_file::{CounterFileError, Reader};
 use peerbar_report::DeviceCounters;
 
+use crate::iommu::Iommu;
 use crate::scenario::Scenario;
 
 /// Where in a run's `folder` the device of that name shares its counters.
@@ -20,6 +23,7 @@ pub fn counter_file(folder: &Path, device: &str) -> PathBuf {
 pub struct CounterFiles {
     /// Each device's name and file, or why it has none.
     devices: Vec<(String, Result<Reader, String>)>,
+    behind_virtio: bool,
 }
 
 impl CounterFiles {
@@ -38,7 +42,18 @@ impl CounterFiles {
         });
         Self {
             devices: devices.collect(),
+            behind_virtio: scenario.machine.iommu == Iommu::Virtio,
         }
+    }
+
+    /// As [`CounterFiles::read`], with the owners of memory that QEMU's virtio-iommu keeps from the devices
+    /// ([`Entry::kind_behind_virtio`]).
+    pub(crate) fn read_inferred(&self) -> BTreeMap<String, DeviceCounters> {
+        let mut counters = self.read();
+        if self.behind_virtio {
+            counters.values_mut().for_each(infer);
+        }
+        counters
     }
 
     /// The counters of each device at this moment, by its name; those of a server that has ended are its last.
@@ -57,16 +72,48 @@ impl CounterFiles {
     }
 }
 
+/// Names the owners of memory as of a device behind QEMU's virtio-iommu.
+fn infer(counters: &mut DeviceCounters) {
+    if let DeviceCounters::Counted { dma, .. } = counters {
+        for entry in dma {
+            entry.completer = entry.kind_behind_virtio().completer;
+        }
+    }
+}
+
 fn unreadable(file: &str, error: &CounterFileError) -> String {
     format!("{file} cannot be read ({error}): are the launcher and the servers of one build?")
 }
 
 #[cfg(test)]
 mod tests {
+    use peerbar_dma_log::{Completer, DeviceEvents, Direction, Entry, Purpose, Route};
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
     use crate::scenario::Model;
+
+    #[test]
+    fn memory_without_a_mapping_is_a_device_s_behind_virtio() {
+        let entry = |completer| Entry {
+            purpose: Purpose::Payload,
+            route: Route::Upstream,
+            completer,
+            direction: Direction::Write,
+            requests: 1,
+            bytes: 64,
+            failures: 0,
+        };
+        let mut counters = DeviceCounters::Counted {
+            dma: vec![entry(Completer::Unknown), entry(Completer::GuestRam)],
+            events: DeviceEvents::default(),
+        };
+        infer(&mut counters);
+        let DeviceCounters::Counted { dma, .. } = counters else {
+            panic!("{counters:?}");
+        };
+        assert_eq!(dma, [entry(Completer::PeerBar), entry(Completer::GuestRam)]);
+    }
 
     #[test]
     fn device_without_counters_says_why() {

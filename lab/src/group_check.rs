@@ -353,7 +353,7 @@ impl<'a> Guests<'a> {
     fn count(&self) -> CountersByName {
         self.counters
             .iter()
-            .flat_map(|files| files.read())
+            .flat_map(|files| files.read_inferred())
             .collect()
     }
 }

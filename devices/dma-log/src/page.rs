@@ -94,6 +94,16 @@ impl Entry {
         }
     }
 
+    /// The same, of a device behind QEMU's virtio-iommu. That passes no mapping on that Linux makes as one of MMIO (`VIRTIO_IOMMU_MAP_F_MMIO`),
+    /// which it does for a BAR by a dma-buf, and never for RAM. So what a device has found without a mapping is another device's.
+    pub fn kind_behind_virtio(&self) -> DmaKind {
+        let mut kind = self.kind();
+        if kind.completer == Completer::Unknown {
+            kind.completer = Completer::PeerBar;
+        }
+        kind
+    }
+
     /// Whether it counts anything.
     pub(crate) fn occurred(&self) -> bool {
         self.requests != 0 || self.failures != 0

@@ -91,16 +91,23 @@ impl Traffic {
 
     /// Bytes of completions that one device wrote, by whose memory they went to.
     pub(crate) fn completion_bytes(&self, device: u32) -> CompletionBytes {
-        let to = |completers: &[Completer]| {
-            self.sum(|of, kind| {
-                let is_completion = kind.purpose == Purpose::Completion;
-                of == device && is_completion && completers.contains(&kind.completer)
-            })
-        };
+        let to = |is_device| self.completions_by_route(device, is_device).values().sum();
         CompletionBytes {
-            to_devices: to(&[Completer::OwnMemory, Completer::PeerBar]),
-            to_guest_ram: to(&[Completer::GuestRam]),
+            to_devices: to(true),
+            to_guest_ram: to(false),
         }
+    }
+
+    /// Bytes of completions that one device wrote to memory of devices, or to guest RAM, by route.
+    fn completions_by_route(&self, device: u32, to_devices: bool) -> BTreeMap<Route, u64> {
+        self.by_route(|of, kind| {
+            let is_there = match kind.completer {
+                Completer::OwnMemory | Completer::PeerBar => to_devices,
+                Completer::GuestRam => !to_devices,
+                Completer::Unknown | Completer::Nobody => false,
+            };
+            of == device && kind.purpose == Purpose::Completion && is_there
+        })
     }
 
     /// Bytes of PRP lists that one device read out of guest RAM, and out of another's memory.
@@ -191,9 +198,13 @@ impl Traffic {
     }
 
     fn payload_by_route(&self, of: impl Fn(u32) -> bool) -> BTreeMap<Route, u64> {
+        self.by_route(|device, kind| of(device) && kind.purpose == Purpose::Payload)
+    }
+
+    fn by_route(&self, filter: impl Fn(u32, DmaKind) -> bool) -> BTreeMap<Route, u64> {
         let mut routes = BTreeMap::new();
         for ((device, kind), bytes) in &self.bytes {
-            if of(*device) && kind.purpose == Purpose::Payload && *bytes > 0 {
+            if filter(*device, *kind) && *bytes > 0 {
                 let sum: &mut u64 = routes.entry(kind.route).or_default();
                 *sum = sum.saturating_add(*bytes);
             }
@@ -230,14 +241,11 @@ impl Traffic {
         }
     }
 
-    /// As [`Traffic::count_all`], of a device behind QEMU's virtio-iommu. That passes no mapping on that Linux makes as one of MMIO
-    /// (`VIRTIO_IOMMU_MAP_F_MMIO`), which it does for a BAR by a dma-buf, and never for RAM. So what a device has found without a mapping is
-    /// another device's.
+    /// As [`Traffic::count_all`], of a device behind QEMU's virtio-iommu, with what is inferred there.
     fn count_all_behind_virtio(&mut self, device: u32, entries: &[Entry]) {
         for entry in entries {
-            let mut kind = entry.kind();
-            if kind.completer == Completer::Unknown {
-                kind.completer = Completer::PeerBar;
+            let kind = entry.kind_behind_virtio();
+            if kind != entry.kind() {
                 let sum = self.inferred.entry(device).or_default();
                 *sum = sum.saturating_add(entry.bytes);
             }
@@ -386,6 +394,25 @@ impl<'a> TrafficWatch<'a> {
             measure.ram_bytes = traffic.ram_bytes();
             measure.failures = traffic.failures();
             measure.flows = self.flows_of(traffic);
+        }
+    }
+
+    /// As [`TrafficWatch::write_to`], of the completions that one device wrote to memory of devices, or to guest RAM, in place of payload.
+    pub(crate) fn write_completions_to(
+        &self,
+        measure: &mut Measure,
+        device: u32,
+        to_devices: bool,
+    ) {
+        measure.seconds = self.elapsed.as_secs_f64();
+        if let Ok(traffic) = &self.traffic {
+            measure.routes = traffic.completions_by_route(device, to_devices);
+            let bytes = measure.routes.values().sum();
+            match to_devices {
+                true => measure.peer_bytes = bytes,
+                false => measure.ram_bytes = bytes,
+            }
+            measure.failures = traffic.failures();
         }
     }
 

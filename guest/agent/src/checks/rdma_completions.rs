@@ -28,7 +28,7 @@ impl Run for RdmaCompletions {
             let tools = guest.tools()?.context("the plan has no tools root")?;
             let limit = guest.limit(self.seconds);
             let ran = watch.watch(|| tools.run_program(&words, limit, |line| guest.show(line)))?;
-            watch.write_to(measure);
+            watch.write_completions_to(measure, nic.number, self.memory.gpu().is_some());
             rdma::judge_report(&ran, measure)?;
             ran
         };
