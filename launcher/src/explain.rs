@@ -26,7 +26,7 @@ use recorded::Recorded;
 use crate::cli;
 use crate::iommu::{injected, register_writes};
 use peerbar_lab::exit::{Failure, Outcome};
-use peerbar_lab::results::CheckStatus;
+use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::print;
 use peerbar_results::Explained;
@@ -139,21 +139,25 @@ fn asked(case: &Case, options: &cli::Explain) -> Result<(String, Vec<Pair>), Fai
         let pair = |client: &DeviceSpec<'_>| Pair::of(provider.name(), client.name());
         return Ok((String::new(), clients.iter().map(pair).collect()));
     }
-    let checks = case.scenario.checks.iter().zip(&case.results);
-    let mut failed = checks
+    let own = case.scenario.checks.iter().zip(&case.results);
+    let own = own.map(|(check, result)| (result, check.pairs()));
+    let is_here = |name: &str| case.scenario.devices().any(|device| device.name() == name);
+    let across = case.across.iter().map(|result| {
+        let mut pairs = result.pairs.clone();
+        pairs.retain(|pair| is_here(&pair.provider) && is_here(&pair.client));
+        (result, pairs)
+    });
+    let checks: Vec<(&CheckResult, Vec<Pair>)> = own.chain(across).collect();
+    let failed = checks
+        .into_iter()
         .rev()
-        .filter(|(_, result)| result.verdict == CheckStatus::Fail);
-    let failed = failed.find_map(|(check, result)| {
-        let pairs = check.pairs();
-        (!pairs.is_empty()).then(|| {
-            (
-                format!(
-                    "the last check between devices that failed: {}",
-                    result.name
-                ),
-                pairs,
-            )
-        })
+        .find(|(result, pairs)| result.verdict == CheckStatus::Fail && !pairs.is_empty());
+    let failed = failed.map(|(result, pairs)| {
+        let occasion = format!(
+            "the last check between devices that failed: {}",
+            result.name
+        );
+        (occasion, pairs)
     });
     Ok(failed.unwrap_or_else(|| (String::new(), pairs::all(&case.scenario))))
 }
@@ -189,6 +193,8 @@ fn shown(occasion: &str, explanations: &[Explanation], as_json: bool) -> anyhow:
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::observed_guest::tests::root_ports;
     use super::*;
     use peerbar_lab::exit::Outcome;
@@ -236,6 +242,7 @@ device = "disk0"
             release: "7.2.12".to_owned(),
             evidence: root_ports("GenuineIntel", 6, 2),
             results: Vec::new(),
+            across: Vec::new(),
         };
         let case = Case::of_run(run).unwrap();
         assert!(explained(&case, &[Pair::of("a", "b")]).is_ok());
@@ -245,5 +252,39 @@ device = "disk0"
             message.contains("did not find both `gpu0` and `b`"),
             "{message}"
         );
+    }
+
+    /// `peerbar explain` of a run, of no pair.
+    fn options() -> cli::Explain {
+        let parsed = cli::Cli::try_parse_from(["peerbar", "explain"]).unwrap();
+        match parsed.command {
+            cli::Command::Explain(options) => options,
+            _ => panic!("another command"),
+        }
+    }
+
+    #[test]
+    fn failed_check_across_guests_is_explained_by_the_pairs_of_each() {
+        let across = CheckResult {
+            name: "over the wire".to_owned(),
+            verdict: CheckStatus::Fail,
+            pairs: vec![Pair::of("disk0", "disk1"), Pair::of("gpu9", "nic9")],
+            ..CheckResult::default()
+        };
+        let mut case = Case::of_scenario(Scenario::demo().unwrap()).unwrap();
+        let options = options();
+        let (occasion, _) = asked(&case, &options).unwrap();
+        assert_eq!(occasion, "");
+        case.across = vec![across];
+        let (occasion, pairs) = asked(&case, &options).unwrap();
+        assert!(
+            occasion.ends_with("that failed: over the wire"),
+            "{occasion}"
+        );
+        assert_eq!(pairs, [Pair::of("disk0", "disk1")]);
+        let explained = explained(&case, &pairs).unwrap();
+        let text = text::text(&explained[0]);
+        let wanted = "devices  over the wire, fail: 0 B direct by all 2 pairs of the check";
+        assert!(text.contains(wanted), "{text}");
     }
 }

@@ -202,6 +202,7 @@ mod tests {
             release: "7.2.12".to_owned(),
             evidence,
             results: Vec::new(),
+            across: Vec::new(),
         };
         let case = Case::of_run(run).unwrap();
         let pair = Pair::of("a", "b");

@@ -23,6 +23,8 @@ pub(crate) struct Case {
     pub guest: Option<ObservedGuest>,
     /// What its checks came to.
     pub results: Vec<CheckResult>,
+    /// What the checks came to that are across it and other guests.
+    pub across: Vec<CheckResult>,
 }
 
 impl Case {
@@ -34,6 +36,7 @@ impl Case {
             scenario,
             guest: None,
             results: Vec::new(),
+            across: Vec::new(),
         })
     }
 
@@ -44,6 +47,7 @@ impl Case {
             release,
             evidence,
             results,
+            across,
             verdict: _,
         } = run;
         let kernel = Release::parse(&release).ok_or_else(|| {
@@ -68,6 +72,7 @@ impl Case {
             platform,
             guest,
             results,
+            across,
         })
     }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::advice::{self, Advice};
 use super::case::Case;
 use super::pairs::Pair;
-use peerbar_lab::results::CheckStatus;
+use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::DeviceSpec;
 
 /// Why a client's DMA reaches a provider's memory as it does, or not.
@@ -123,15 +123,28 @@ fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
     let checks = case.scenario.checks.iter().zip(&case.results);
     let of_pair = checks.filter(|(check, _)| check.pairs().contains(pair));
     let seen = of_pair.map(|(check, result)| Seen {
-        check: result.name.clone(),
-        verdict: result.verdict,
-        routes: result.measure.routes.clone(),
-        direct_bytes: result.measure.peer_bytes,
         bounced_bytes: bounced(check, &result.measure),
-        pairs: check.pairs().len(),
-        failures: result.measure.failures,
+        ..Seen::of(result, check.pairs().len())
     });
-    seen.collect()
+    let across = case.across.iter();
+    let across = across.filter(|result| result.pairs.contains(pair));
+    let across = across.map(|result| Seen::of(result, result.pairs.len()));
+    seen.chain(across).collect()
+}
+
+impl Seen {
+    /// What was counted during the check of this result, which has so many pairs.
+    fn of(result: &CheckResult, pairs: usize) -> Self {
+        Self {
+            check: result.name.clone(),
+            verdict: result.verdict,
+            routes: result.measure.routes.clone(),
+            direct_bytes: result.measure.peer_bytes,
+            bounced_bytes: None,
+            pairs,
+            failures: result.measure.failures,
+        }
+    }
 }
 
 /// Payload with guest RAM that `check` has not asked for.

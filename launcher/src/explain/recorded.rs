@@ -8,9 +8,10 @@ use serde::de::DeserializeOwned;
 
 use peerbar_lab::exit::Failure;
 use peerbar_lab::finished_run::{EVIDENCE, SCENARIO};
+use peerbar_lab::guests_of;
 use peerbar_lab::results::{CheckResult, RESULTS, RunResults};
 use peerbar_lab::run_file;
-use peerbar_lab::scenario::Scenario;
+use peerbar_lab::scenario::{GuestGroup, Scenario};
 use peerbar_lab::started::{STARTED, Started};
 use peerbar_lab::verdict::Verdict;
 
@@ -26,6 +27,8 @@ pub(crate) struct Recorded {
     pub evidence: Vec<Evidence>,
     /// The results of its checks, in order.
     pub results: Vec<CheckResult>,
+    /// Those of the checks across guests, if it is one of several and their run is over.
+    pub across: Vec<CheckResult>,
 }
 
 impl Recorded {
@@ -56,8 +59,27 @@ impl Recorded {
             release: started.versions.kernel,
             evidence: json(folder, EVIDENCE)?,
             results: results.checks,
+            across: across(folder)?,
         })
     }
+}
+
+/// The results of the checks across guests of the run that the guest in `folder` is of, if it is of one that has results.
+fn across(folder: &Path) -> Result<Vec<CheckResult>, Failure> {
+    let (Some(group), Some(name)) = (folder.parent(), folder.file_name()) else {
+        return Ok(Vec::new());
+    };
+    let guests = guests_of(group).map_err(Failure::Usage)?;
+    if !guests.iter().any(|guest| **guest == *name) || !group.join(RESULTS).exists() {
+        return Ok(Vec::new());
+    }
+    let path = Path::new(SCENARIO);
+    let scenario = GuestGroup::parse_interactive(path, text(group, SCENARIO)?)?;
+    let checks = scenario.map(|group| group.checks).unwrap_or_default();
+    let results: RunResults = json(group, RESULTS)?;
+    let mut results = results.checks;
+    results.retain(|result| checks.iter().any(|check| check.name == result.name));
+    Ok(results)
 }
 
 fn text(folder: &Path, name: &str) -> Result<String, Failure> {

@@ -168,6 +168,7 @@ offsets = [0]
             release: release.to_owned(),
             evidence: root_ports_under(release, ("GenuineIntel", 6), map_type),
             results: vec![result],
+            across: Vec::new(),
         };
         let case = Case::of_run(run).unwrap();
         Explanation::of(&case, &Pair::of("a", "b")).unwrap()
