@@ -126,6 +126,38 @@ mod tests {
     }
 
     #[test]
+    fn rdma_check_mistakes_are_reported_with_their_line() {
+        let rdma = |from: &str, sizes: &str| {
+            format!(
+                "kind = \"rdma\"\nnic = \"n0\"\nfrom = {from}\nto = \"guest-ram\"\nsizes = {sizes}"
+            )
+        };
+        let form = "x.toml:16: `from`: write `\"guest-ram\"`, or `{ vram = \"NAME\" }` with the name of a [[gpu]]";
+        for (lines, wanted) in [
+            (rdma("\"g0\"", "[1]"), form),
+            (rdma("\"vram\"", "[1]"), form),
+            (rdma("{ }", "[1]"), form),
+            (
+                rdma("{ vram = \"g1\" }", "[1]"),
+                "x.toml:16: no [[gpu]] is named `g1`: there is g0",
+            ),
+            (
+                rdma("\"guest-ram\"", "[64, 0]"),
+                "x.toml:18: `sizes`: 0 is too small: write 1 or more",
+            ),
+            (
+                rdma("\"guest-ram\"", "[1]") + "\nguest = \"left\"",
+                "x.toml:19: `guest` names a [[guest]], and there is none: add one for each guest, or leave the key out",
+            ),
+        ] {
+            let nic = "[[nic]]\nname = \"n0\"";
+            let text = format!("tools = true\n{HEAD}{nic}\n[[check]]\n{lines}\n");
+            let error = Scenario::parse(Path::new("x.toml"), text).unwrap_err();
+            assert_eq!(error.to_string(), wanted, "{lines}");
+        }
+    }
+
+    #[test]
     fn gpu_check_mistakes_are_reported_with_their_line() {
         let file = "kind = \"gpu-file\"\ngpu = \"g0\"\nsizes = [\"4K\"]\noffsets = [0]\n";
         for (lines, wanted) in [

@@ -14,7 +14,7 @@ use peerbar_nvme::PollPolicy;
 use peerbar_report::{Check, CheckTable, Inventory, Rdma};
 use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeTable, Deserializer};
+use toml::de::{DeTable, DeValue, Deserializer};
 
 pub use across::{AcrossCheck, AcrossEnd};
 
@@ -66,12 +66,26 @@ pub struct GroupCheck {
     pub check: AcrossCheck,
 }
 
-/// Refuses a file with several guests where one is wanted.
+/// Refuses a file with several guests where one is wanted, and a table of a guest that the file does not have.
 pub(super) fn refuse(document: &DeTable<'_>) -> Result<(), Problem> {
-    match document.get("guest") {
-        Some(guests) => Err(Problem::new(
+    if let Some(guests) = document.get("guest") {
+        return Err(Problem::new(
             guests.span(),
             "the scenario has several guests: `peerbar run` takes them all, and other commands may take --guest NAME",
+        ));
+    }
+    let tables = document.values().flat_map(|value| match value.get_ref() {
+        DeValue::Array(tables) => tables.iter().as_slice(),
+        _ => &[],
+    });
+    let mut guests = tables.filter_map(|table| match table.get_ref() {
+        DeValue::Table(table) => table.get("guest"),
+        _ => None,
+    });
+    match guests.next() {
+        Some(guest) => Err(Problem::new(
+            guest.span(),
+            "`guest` names a [[guest]], and there is none: add one for each guest, or leave the key out",
         )),
         None => Ok(()),
     }

@@ -62,7 +62,16 @@ impl RdmaMemory {
     }
 
     pub(super) fn read(keys: &mut Keys<'_, '_>, key: &str) -> Result<Self, TableError> {
-        let memory: Spanned<Self> = keys.required(key)?;
+        let form = |error: TableError| {
+            let message = format!(
+                "`{key}`: write `\"guest-ram\"`, or `{{ vram = \"NAME\" }}` with the name of a [[gpu]]"
+            );
+            TableError::new(error.at, message)
+        };
+        let memory: Spanned<Self> = match keys.optional(key).map_err(form)? {
+            Some(memory) => memory,
+            None => keys.required(key)?,
+        };
         if let Self::Vram(gpu) = memory.get_ref() {
             keys.inventory
                 .gpu(Spanned::new(memory.span(), gpu.clone()))?;

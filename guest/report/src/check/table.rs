@@ -376,6 +376,14 @@ impl<'i, 's> Keys<'i, 's> {
         }
         let mut bad = bytes.iter();
         match bad.find(|&&bytes| bytes % unit != 0 || bytes < least) {
+            Some(&bad) if bad < least => {
+                let message = format!(
+                    "`{key}`: {} is too small: write {} or more",
+                    Size(bad),
+                    Size(unit.max(least))
+                );
+                Err(TableError::new(at, message))
+            }
             Some(&bad) => {
                 let message = format!("`{key}`: {} is no multiple of {}", Size(bad), Size(unit));
                 Err(TableError::new(at, message))
