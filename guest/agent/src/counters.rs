@@ -460,7 +460,7 @@ fn sample(guest: &GuestContext) -> anyhow::Result<Traffic> {
 }
 
 /// Whether the guest's IOMMU is a virtio-iommu: its driver has a device.
-fn has_virtio_iommu() -> anyhow::Result<bool> {
+pub(crate) fn has_virtio_iommu() -> anyhow::Result<bool> {
     let driver = Path::new("/sys/bus/virtio/drivers/virtio_iommu");
     match fs::read_dir(driver) {
         Ok(entries) => {

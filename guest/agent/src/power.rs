@@ -1,13 +1,20 @@
 //! The end of the guest.
 
+use std::fs;
+use std::io;
+use std::path::Path;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use rustix::system::{RebootCommand, reboot};
 
+use crate::counters::has_virtio_iommu;
+
 /// How long the kernel may take to write back and to shut its devices down.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Drivers whose functions stay: of ports, of virtio devices, and of user space, which may still hold a function.
+const STAYING: [&str; 3] = ["pcieport", "virtio-pci", "vfio-pci"];
 
 /// Writes back and powers off. A hung device cannot keep the guest alive: the kernel then restarts at
 /// once, which ends a QEMU that was started with `-no-reboot`.
@@ -15,6 +22,11 @@ pub(crate) fn off() -> ! {
     let (hold, held) = mpsc::channel::<()>();
     thread::spawn(|| {
         rustix::fs::sync();
+        if matches!(has_virtio_iommu(), Ok(true))
+            && let Err(error) = remove_functions(Path::new("/sys/bus/pci/devices"))
+        {
+            eprintln!("peerbar-agent: cannot remove the devices behind virtio's IOMMU: {error}");
+        }
         let refused = reboot(RebootCommand::PowerOff);
         eprintln!("peerbar-agent: powering off failed: {refused:?}");
     });
@@ -28,5 +40,61 @@ pub(crate) fn off() -> ! {
     loop {
         let _ = std::fs::write("/proc/sysrq-trigger", "b");
         thread::park_timeout(PATIENCE);
+    }
+}
+
+/// Removes the PCI functions that have a driver and are behind an IOMMU, whose domains end with them. Linux 7.3 resets a virtio-iommu before
+/// other devices when it powers off. A mapping that is flushed after that, 10 ms after its end or by a driver's shutdown, waits for the answer
+/// of that IOMMU with interrupts off, for good (drivers/iommu/virtio-iommu.c, `__viommu_sync_req`).
+fn remove_functions(devices: &Path) -> io::Result<()> {
+    for function in fs::read_dir(devices)? {
+        let function = function?.path();
+        let Ok(driver) = fs::read_link(function.join("driver")) else {
+            continue;
+        };
+        let stays = driver
+            .file_name()
+            .is_none_or(|name| STAYING.iter().any(|staying| **staying == *name));
+        if !stays && function.join("iommu_group").exists() {
+            fs::write(function.join("remove"), "1")?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn functions_with_a_kernel_driver_behind_an_iommu_are_removed() {
+        let devices = tempfile::tempdir().unwrap();
+        let function = |address: &str, driver: Option<&str>, is_behind: bool| {
+            let function = devices.path().join(address);
+            fs::create_dir(&function).unwrap();
+            fs::write(function.join("remove"), "").unwrap();
+            if let Some(driver) = driver {
+                let driver = Path::new("../../bus/pci/drivers").join(driver);
+                symlink(driver, function.join("driver")).unwrap();
+            }
+            if is_behind {
+                fs::create_dir(function.join("iommu_group")).unwrap();
+            }
+        };
+        function("0000:00:00.0", Some("pcieport"), true);
+        function("0000:01:00.0", Some("efa"), true);
+        function("0000:02:00.0", Some("vfio-pci"), true);
+        function("0000:03:00.0", None, true);
+        function("0000:04:00.0", Some("nvme"), false);
+        function("0000:05:00.0", Some("peerbar_gpu"), true);
+        remove_functions(devices.path()).unwrap();
+        let is_removed = |bus: u32| {
+            let remove = devices.path().join(format!("0000:0{bus}:00.0/remove"));
+            fs::read_to_string(remove).unwrap() == "1"
+        };
+        let removed = (0..6).filter(|bus| is_removed(*bus));
+        assert_eq!(removed.collect::<Vec<_>>(), [1, 5]);
     }
 }
