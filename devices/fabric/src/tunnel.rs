@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,8 +17,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use peerbar_eventfd::EventFd;
 use quinn::{
-    ClientConfig, Connection, Endpoint, EndpointConfig, IdleTimeout, RecvStream, ServerConfig,
-    TokioRuntime, TransportConfig, VarInt,
+    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, RecvStream,
+    ServerConfig, TokioRuntime, TransportConfig, VarInt,
 };
 use thiserror::Error;
 use tokio::sync::mpsc;
@@ -287,7 +288,9 @@ async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
         tokio::spawn(async move {
             let connection = match tokio::time::timeout(HANDSHAKE, incoming).await {
                 Ok(Ok(connection)) => connection,
-                Ok(Err(error)) => return log::warn!("a tunnel is refused: {error}"),
+                Ok(Err(error)) => {
+                    return log::warn!("a tunnel is refused: {error}{}", advice(&error));
+                }
                 Err(_) => return log::warn!("a tunnel is refused: no handshake in {HANDSHAKE:?}"),
             };
             drop(handshake);
@@ -308,11 +311,26 @@ async fn connect(endpoint: Endpoint, address: SocketAddr, shared: Arc<Shared>) {
         match endpoint.connect(address, SERVER_NAME) {
             Ok(connecting) => match connecting.await {
                 Ok(connection) => serve(connection, &shared).await,
-                Err(error) => log::warn!("no tunnel to {address} yet: {error}"),
+                Err(error) => log::warn!("no tunnel to {address} yet: {error}{}", advice(&error)),
             },
             Err(error) => log::warn!("no tunnel to {address}: {error}"),
         }
         tokio::time::sleep(RETRY).await;
+    }
+}
+
+/// What to do where the two ends do not trust each other.
+fn advice(error: &ConnectionError) -> &'static str {
+    /// Codes of TLS' alerts (RFC 9001, 4.8).
+    const ALERTS: Range<u64> = 0x100..0x200;
+    let code = match error {
+        ConnectionError::TransportError(error) => error.code,
+        ConnectionError::ConnectionClosed(close) => close.error_code,
+        _ => return "",
+    };
+    match ALERTS.contains(&code.into()) {
+        true => ": give both machines folders that one `peerbar-fabric certificates` made",
+        false => "",
     }
 }
 

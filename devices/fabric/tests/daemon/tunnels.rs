@@ -185,13 +185,21 @@ fn fabric_that_is_stopped_loses_its_tunnel() {
 fn fabric_of_another_authority_gets_no_tunnel() {
     let (machines, strangers) = (Machines::new(), Machines::new());
     let (here, address) = listening(&machines.here);
-    let _stranger = connected(&strangers.here, &address);
-    let _nic = Nic::attach(_stranger.socket(), 3);
+    let stranger = connected(&strangers.here, &address);
+    let _nic = Nic::attach(stranger.socket(), 3);
     let there = connected(&machines.there, &address);
     let _far = Nic::attach(there.socket(), 2);
     let asking = Adapter::attach(here.socket(), 1);
     wait_for(&asking, 2, true);
     assert_eq!(asking.resolve(gid(3)), Incarnation::NONE);
+    let deadline = Instant::now() + LONG;
+    while !stranger
+        .stderr()
+        .contains("one `peerbar-fabric certificates` made")
+    {
+        assert!(Instant::now() < deadline, "{}", stranger.stderr());
+        thread::yield_now();
+    }
 }
 
 #[test]
