@@ -161,7 +161,9 @@ fn read_line(client: &mut UnixStream) -> io::Result<Result<String, String>> {
         client.set_read_timeout(Some(left))?;
         let count = client.read(&mut buffer)?;
         line.extend_from_slice(buffer.get(..count).unwrap_or_default());
-        if let Some(end) = line.iter().position(|byte| *byte == b'\n') {
+        let end = line.iter().position(|byte| *byte == b'\n');
+        // A client that sends no more has ended its line.
+        if let Some(end) = end.or_else(|| (count == 0 && !line.is_empty()).then_some(line.len())) {
             line.truncate(end);
             let line = String::from_utf8(line);
             return Ok(line.map_err(|error| format!("the line is no text: {error}")));
@@ -203,6 +205,12 @@ mod tests {
         let server = server(&path);
         assert_eq!(ask(&path, b"do\n"), "ok done\n");
         assert_eq!(ask(&path, b"x\n"), "error `x` is no order\n");
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.write_all(b"do").unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        BufReader::new(client).read_line(&mut answer).unwrap();
+        assert_eq!(answer, "ok done\n", "without an end of the line");
         drop(server);
         assert!(!path.exists());
     }
