@@ -175,7 +175,7 @@ impl Transfers {
         size: u32,
         moved: Result<Duration, Error>,
     ) -> Result<(), String> {
-        let is_over = moved.as_ref().is_err_and(is_of_streams);
+        let is_over = moved.as_ref().is_err_and(Error::is_of_streams);
         let (verdict, diagnostics) = match moved {
             Ok(elapsed) => {
                 self.payload = self.payload.saturating_add(size.into());
@@ -411,14 +411,6 @@ fn steps(sizes: &[u64], source: &Path, target: &Path) -> Result<Vec<Chain>, Stri
 
 fn length(size: u64) -> Result<u32, String> {
     u32::try_from(size).map_err(|_| format!("{size} bytes are too many"))
-}
-
-/// Whether nothing more can be asked of an end.
-fn is_of_streams(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::Stream(_) | Error::Ended | Error::NoMessage { .. } | Error::Unexpected { .. }
-    )
 }
 
 /// Sums of what all devices but the `uncounted` ones did between two readings of their counters.

@@ -129,10 +129,13 @@ impl Error {
         }
     }
 
-    /// Whether an end answers nothing any more.
+    /// Whether nothing more can be asked of an end.
     #[must_use]
-    pub fn is_end_gone(&self) -> bool {
-        matches!(self, Self::Stream(_) | Self::Ended | Self::NoMessage { .. })
+    pub fn is_of_streams(&self) -> bool {
+        matches!(
+            self,
+            Self::Stream(_) | Self::Ended | Self::NoMessage { .. } | Self::Unexpected { .. }
+        )
     }
 
     /// An outcome of requests where one of receives was to come, or the other way.

@@ -1,6 +1,6 @@
 //! Sends, writes and reads between two ends in this process.
 
-use peerbar_rdma_end::{End, Ends, MARGIN, Way};
+use peerbar_rdma_end::{End, Ends, Error, MARGIN, Way};
 
 use super::end::LocalEnd;
 use super::memory::MemoryKind;
@@ -23,7 +23,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Transfers each of `sizes` in each way that there is, until an end is gone.
+/// Transfers each of `sizes` in each way that there is, until nothing more can be asked of an end.
 pub(crate) fn transfer_all<N: End, F: End>(
     ends: &mut Ends<N, F>,
     sizes: &[u32],
@@ -38,9 +38,9 @@ pub(crate) fn transfer_all<N: End, F: End>(
             if let Ok(elapsed) = moved {
                 report.count(size.into(), elapsed);
             }
-            let is_end_gone = matches!(&moved, Err(error) if error.is_end_gone());
+            let is_over = moved.as_ref().is_err_and(Error::is_of_streams);
             report.add(format!("{way} {size}"), moved.map(drop).map_err(Into::into));
-            if is_end_gone {
+            if is_over {
                 return;
             }
         }
