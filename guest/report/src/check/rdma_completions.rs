@@ -6,9 +6,9 @@ use super::{CheckKind, Keys, Pair, RdmaMemory, TableError, check, rdma};
 
 check! {
     /// A program has the adapter's completion queues in a buffer of its own, in guest RAM or in VRAM by a dma-buf, and polls them there by the
-    /// processor. The adapter's counters show whose memory the completions went to, and by which route: the figures are of those, not of payload. With `loses` the GPU's server is killed while
-    /// requests complete: the queue pairs are in error then, nothing hangs, no request succeeds that was not carried out, and the adapter goes
-    /// on. It takes Linux 7.3, and `tools = true` at the top of the scenario.
+    /// processor. The adapter's counters show whose memory the completions went to, and by which route: the figures are of those, not of
+    /// payload. With `loses` the GPU's server is killed while requests complete: the queue pairs are in error then, nothing hangs, no request
+    /// succeeds that was not carried out, and the adapter goes on. It takes Linux 7.3, and `tools = true` at the top of the scenario.
     "rdma-completions": "completions of {nic} in {memory}{lost}" with (lost = if *loses { ", which is lost" } else { "" })
     pub struct RdmaCompletions {
         /// Name of a `[[nic]]`.
