@@ -12,8 +12,8 @@ use thiserror::Error;
 
 /// How long a device may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest answer that is read.
-const LONGEST: u64 = 4096;
+/// The longest answer that is read: the most rules of a fabric, each as long as an order may be.
+const LONGEST: u64 = 256 << 10;
 /// How the name of the link to a control socket ends.
 const LINK: &str = ".control";
 /// The name of the fabric's server, which no device has.
@@ -104,6 +104,19 @@ pub fn clear_impairments(run: &Path) -> Result<String, InjectError> {
     ask(run, FABRIC, "clear")
 }
 
+/// The rules in force at a device, or at the fabric, as [`inject`]: of a device with how often each matched and injected.
+///
+/// # Errors
+/// A device that is not there.
+pub fn rules_in_force(run: &Path, device: &str) -> Result<Vec<String>, InjectError> {
+    let answer = ask(run, device, "rules")?;
+    let rules = answer.trim_start_matches("in force: ");
+    Ok(match rules {
+        "nothing" => Vec::new(),
+        rules => rules.split("; ").map(str::to_owned).collect(),
+    })
+}
+
 /// Name of the link in a run's folder to the control socket of a device.
 pub(crate) fn link_name(device: &str) -> String {
     format!("{device}{LINK}")
@@ -174,6 +187,14 @@ mod tests {
 
     /// What becomes of a rule at a device that answers so.
     fn injected(answer: &'static str) -> Result<String, String> {
+        let rule = "drop  dma nth=2".parse().unwrap();
+        let (asked, done) = answered(answer, |run| inject(run, "disk0", &rule));
+        assert_eq!(asked, "drop dma nth=2\n");
+        done.map_err(|error| error.to_string())
+    }
+
+    /// What disk0 is asked, which answers so, and what follows from that.
+    fn answered<T>(answer: &'static str, ask: impl FnOnce(&Path) -> T) -> (String, T) {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("s");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -185,10 +206,20 @@ mod tests {
             (&stream).write_all(answer.as_bytes()).unwrap();
             asked
         });
-        let rule = "drop  dma nth=2".parse().unwrap();
-        let done = inject(folder.path(), "disk0", &rule);
-        assert_eq!(device.join().unwrap(), "drop dma nth=2\n");
-        done.map_err(|error| error.to_string())
+        let done = ask(folder.path());
+        (device.join().unwrap(), done)
+    }
+
+    #[test]
+    fn rules_in_force_are_read_one_by_one() {
+        let rules = |answer| {
+            let (asked, rules) = answered(answer, |run| rules_in_force(run, "disk0"));
+            assert_eq!(asked, "rules\n");
+            rules.unwrap()
+        };
+        assert!(rules("ok in force: nothing\n").is_empty());
+        let two = rules("ok in force: drop dma (injected 1, matched 2); fail dma\n");
+        assert_eq!(two, ["drop dma (injected 1, matched 2)", "fail dma"]);
     }
 
     #[test]

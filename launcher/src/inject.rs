@@ -7,13 +7,16 @@ use std::str::FromStr;
 
 use anyhow::anyhow;
 use peerbar_lab::exit::Failure;
-use peerbar_lab::injecting::{FABRIC, InjectError, clear_faults, impair, inject as inject_into};
+use peerbar_lab::injecting::{
+    FABRIC, InjectError, clear_faults, impair, inject as inject_into, rules_in_force,
+};
 use peerbar_lab::port_error::{PortError, report_port_error};
 use peerbar_lab::terminal::print;
 
 use crate::cli::Inject;
 
-/// Has the device take the rule, or forget all its rules, or its port report an error, and prints what was done.
+/// Has the device take the rule, or forget all its rules, or its port report an error, and prints what was done. Without any of these it prints
+/// the rules in force.
 pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     let Inject { device, words, .. } = options;
     let is_fabric = device == FABRIC;
@@ -21,32 +24,45 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
         true => of_fabric(options)?,
         false => options.guest.folder(&options.run)?,
     };
-    let done = if options.clear {
-        clear_faults(run, device)
+    let lines = if options.clear {
+        clear_faults(run, device).map(one_line)
     } else if let Some(text) = &options.port_error {
-        report_port_error(run, device, rule::<PortError>(text)?)
+        report_port_error(run, device, rule::<PortError>(text)?).map(one_line)
     } else if words.is_empty() {
-        return Err(Failure::Usage(anyhow!(match is_fabric {
-            true =>
-                "name a rule for the fabric, as `nic0->nic1 loss=1%`; --clear removes its rules"
-                    .to_owned(),
-            false => format!(
-                "name a rule for {device}, as `drop completion nth=10`; --clear removes its rules, --port-error has its port report an error"
-            ),
-        })));
+        rules_in_force(run, device).map(in_force)
     } else {
         let text = words.join(" ");
-        match is_fabric {
+        let done = match is_fabric {
             true => impair(run, &rule(&text)?),
             false => inject_into(run, device, &rule(&text)?),
-        }
+        };
+        done.map(one_line)
     };
-    let done = done.map_err(|error| match error {
+    let lines = lines.map_err(|error| match error {
         InjectError::Socket { .. } => Failure::Environment(error.into()),
         _ => Failure::Usage(error.into()),
     })?;
-    print(&format!("{device}: {done}\n"))?;
+    let lines: Vec<String> = lines
+        .iter()
+        .map(|line| format!("{device}: {line}\n"))
+        .collect();
+    print(&lines.concat())?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn one_line(done: String) -> Vec<String> {
+    vec![done]
+}
+
+/// A line for each rule in force.
+fn in_force(rules: Vec<String>) -> Vec<String> {
+    match rules.as_slice() {
+        [] => one_line("no rule is in force".to_owned()),
+        rules => rules
+            .iter()
+            .map(|rule| format!("in force: {rule}"))
+            .collect(),
+    }
 }
 
 /// The folder of the run whose fabric is meant: that of all guests.
@@ -123,18 +139,22 @@ mod tests {
         };
         let message = refusal_of(&of_port);
         assert!(message.contains("no port is above the fabric"), "{message}");
-        let message = refusal("fabric", &[]);
-        assert!(
-            message.contains("nic0->nic1") && !message.contains("--port-error"),
-            "{message}"
+    }
+
+    #[test]
+    fn rules_in_force_have_a_line_each() {
+        assert_eq!(in_force(Vec::new()), ["no rule is in force"]);
+        let rules = ["a->b loss=1%", "c<->d partition"].map(str::to_owned);
+        let lines = in_force(rules.to_vec());
+        assert_eq!(
+            lines,
+            ["in force: a->b loss=1%", "in force: c<->d partition"]
         );
     }
 
     #[test]
-    fn device_alone_is_answered_with_what_may_follow() {
+    fn device_alone_is_asked_for_its_rules() {
         let message = refusal("disk0", &[]);
-        for word in ["disk0", "--clear", "--port-error"] {
-            assert!(message.contains(word), "{word} is not in: {message}");
-        }
+        assert!(message.contains("no device disk0 is served"), "{message}");
     }
 }

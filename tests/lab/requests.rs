@@ -6,7 +6,7 @@ use peerbar_exec::ProgramRequest;
 use peerbar_lab::LabError;
 use peerbar_lab::exit::Outcome;
 use peerbar_lab::guest_access::GuestAccess;
-use peerbar_lab::injecting::{Rule, clear_faults, inject};
+use peerbar_lab::injecting::{Rule, clear_faults, inject, rules_in_force};
 use peerbar_lab::scenario::Scenario;
 use peerbar_report::{HostFolder, Verdict};
 
@@ -94,6 +94,11 @@ fn fault_for_a_running_device_reaches_a_program() {
     inject(lab.folder(), "disk1", &rule).unwrap();
     let failed = lab.command(read).unwrap();
     assert!(failed.text.contains("Input/output error"), "{failed:?}");
+    let rules = rules_in_force(lab.folder(), "disk1").unwrap();
+    assert!(
+        matches!(rules.as_slice(), [only] if only.starts_with("fail command read lba=1000..1008 (injected ")),
+        "{rules:?}"
+    );
     let cleared = clear_faults(lab.folder(), "disk1").unwrap();
     assert!(cleared.contains('1'), "{cleared}");
     assert_eq!(lab.command(read).unwrap().status, 0);

@@ -1,11 +1,11 @@
-//! The control socket: rules for faults, while the device is served. An order is a rule, or `clear`.
+//! The control socket: rules for faults, while the device is served. An order is a rule, `clear`, or `rules`.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::Requester;
 use peerbar_fault::Rule;
-use peerbar_socket_file::line_server::{LineServer, LineServerError};
+use peerbar_socket_file::line_server::{LineServer, LineServerError, in_force};
 
 /// Makes the control socket at `path`, and takes rules for the faults of `requester`'s function.
 pub(crate) fn start(path: &Path, requester: Arc<Requester>) -> Result<LineServer, LineServerError> {
@@ -14,10 +14,15 @@ pub(crate) fn start(path: &Path, requester: Arc<Requester>) -> Result<LineServer
 
 /// What was done, or why not, in one line.
 fn obey(line: &str, requester: &Requester) -> Result<String, String> {
-    if line == "clear" {
-        let count = requester.faults().clear();
-        return Ok(format!("rules cleared: {count}"));
+    let faults = requester.faults();
+    match line {
+        "clear" => Ok(format!("rules cleared: {}", faults.clear())),
+        "rules" => Ok(in_force(faults.rules())),
+        rule => add(rule, requester),
     }
+}
+
+fn add(line: &str, requester: &Requester) -> Result<String, String> {
     let wrong = |error: &dyn ToString| format!("`{}` {}", line.escape_debug(), error.to_string());
     let rule: Rule = line.parse().map_err(|error| wrong(&error))?;
     let text = rule.to_string();
@@ -40,7 +45,14 @@ mod tests {
             Ok("in force: drop interrupt nth=2".to_owned())
         );
         assert!(requester.faults().is_armed(Kind::Interrupt));
-        assert_eq!(obey("clear"), Ok("rules cleared: 1".to_owned()));
+        assert!(requester.faults().interrupt(0).is_none());
+        obey("fail dma write").unwrap();
+        assert_eq!(
+            obey("rules"),
+            Ok("in force: drop interrupt nth=2 (injected 0, matched 1); fail dma write (injected 0, matched 0)".to_owned())
+        );
+        assert_eq!(obey("clear"), Ok("rules cleared: 2".to_owned()));
+        assert_eq!(obey("rules"), Ok("in force: nothing".to_owned()));
         assert!(!requester.faults().is_armed(Kind::Interrupt));
         assert_eq!(
             obey("fail command"),

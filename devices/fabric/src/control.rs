@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use peerbar_socket_file::line_server::{LineServer, LineServerError};
+use peerbar_socket_file::line_server::{LineServer, LineServerError, in_force};
 
 use crate::impairment::Impairment;
 use crate::impairments::Impairments;
@@ -28,11 +28,7 @@ fn obey(line: &str, impairments: &mut Impairments, record: &Record) -> Result<St
             record.note(|| Happened::Cleared);
             Ok(format!("rules cleared: {count}"))
         }
-        "rules" => {
-            let rules = impairments.rules().iter();
-            let rules: Vec<String> = rules.map(Impairment::to_string).collect();
-            Ok(format!("in force: {}", rules.join("; ")))
-        }
+        "rules" => Ok(in_force(impairments.rules())),
         line => {
             let wrong =
                 |error: &dyn ToString| format!("`{}` {}", line.escape_debug(), error.to_string());
@@ -70,7 +66,7 @@ mod tests {
             ("*<->c partition", Ok("in force: *<->c partition")),
             ("rules", Ok("in force: a->b loss=1%; *<->c partition")),
             ("clear", Ok("rules cleared: 2")),
-            ("rules", Ok("in force: ")),
+            ("rules", Ok("in force: nothing")),
         ] {
             let answer = answer.map(str::to_owned);
             assert_eq!(obey(order), answer, "{order}");

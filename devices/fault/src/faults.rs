@@ -1,5 +1,6 @@
 //! The rules of one device, and which of them fires.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 use fastrand::Rng;
@@ -45,6 +46,28 @@ struct Armed {
     matches: u64,
     fired: u64,
     rng: Rng,
+}
+
+/// A rule that is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InForce {
+    /// The rule.
+    pub rule: Rule,
+    /// How many I/Os it matched.
+    pub matches: u64,
+    /// For how many of them it fired.
+    pub fired: u64,
+}
+
+impl fmt::Display for InForce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rule,
+            matches,
+            fired,
+        } = self;
+        write!(f, "{rule} (injected {fired}, matched {matches})")
+    }
 }
 
 /// A rule that fires.
@@ -183,6 +206,17 @@ impl Faults {
         state.rules.clear();
         self.arm(&state);
         count
+    }
+
+    /// The rules in force, in the order in which they act.
+    pub fn rules(&self) -> Vec<InForce> {
+        let state = self.state.lock();
+        let rules = state.rules.iter().map(|armed| InForce {
+            rule: armed.rule.clone(),
+            matches: armed.matches,
+            fired: armed.fired,
+        });
+        rules.collect()
     }
 
     fn arm(&self, state: &State) {

@@ -12,7 +12,7 @@ mod rule;
 mod text;
 mod words;
 
-pub use faults::{AddError, Faults, Fired};
+pub use faults::{AddError, Faults, Fired, InForce};
 pub use rule::{
     Action, BlockCommand, Kind, MatchCommand, MatchDma, MatchGpuCommand, Pick, Rule, Segment,
     Subject, When,

@@ -3,6 +3,7 @@
 //! A client connects, sends one line, gets one line, and is disconnected. The answer begins with `ok` or `error`. A client that sends no
 //! line in time gets none.
 
+use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -65,6 +66,15 @@ impl LineServer {
             stop,
             thread: Some(thread),
         })
+    }
+}
+
+/// The answer to `rules` of a server that takes rules: those in force, none of which has a semicolon, in one line.
+pub fn in_force(rules: impl IntoIterator<Item: Display>) -> String {
+    let rules: Vec<String> = rules.into_iter().map(|rule| rule.to_string()).collect();
+    match rules.as_slice() {
+        [] => "in force: nothing".to_owned(),
+        rules => format!("in force: {}", rules.join("; ")),
     }
 }
 
