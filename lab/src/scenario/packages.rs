@@ -91,6 +91,16 @@ mod tests {
                 "no [[gpu]] is named `n0`: there is g0",
             ),
             ("\"4K\"", "\"2G\"", "`sizes`: 2G is more than 1G"),
+            (
+                "\"4K\"",
+                "\"65M\"",
+                "`sizes`: 1 x 65M do not fit the VRAM of `g0`: it has 64M",
+            ),
+            (
+                "\"guest-ram\"\nsizes = [\"4K\"]",
+                "{ vram = \"g0\" }\nsizes = [\"4K\", \"33M\"]",
+                "`sizes`: 2 x 33M do not fit the VRAM of `g0`: it has 64M",
+            ),
         ] {
             let error = tools(&RDMA.replace(from, to));
             assert!(error.contains(wanted), "{error}");

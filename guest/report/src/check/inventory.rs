@@ -152,6 +152,27 @@ impl Inventory {
         ))
     }
 
+    /// Checks that a buffer of the largest of `sizes` fits the memory of each of `gpus`, which may name one twice.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn vram_holds(&self, gpus: &[&str], sizes: &[u64]) -> Result<(), String> {
+        let largest = largest(sizes);
+        for gpu in &self.gpus {
+            let buffers = gpus.iter().filter(|name| **name == gpu.name).count();
+            let needed = largest.saturating_mul(u64::try_from(buffers).unwrap_or(u64::MAX));
+            if needed > gpu.vram_bytes {
+                return Err(format!(
+                    "{buffers} x {} do not fit the VRAM of `{}`: it has {}",
+                    Size(largest),
+                    gpu.name,
+                    Size(gpu.vram_bytes)
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes of p2pmem that the device `name` has, and how many of them queues may take, one for each processor.
     fn pool(&self, name: &str) -> (u64, u64) {
         if let Some(gpu) = self.find_gpu(name) {

@@ -9,7 +9,7 @@ use super::{CheckKind, Keys, Pair, TableError, check};
 use crate::{Completer, Direction, PayloadFlow, Size};
 
 /// The most that an adapter moves by one request.
-pub(super) const LARGEST: u64 = 1 << 30;
+const LARGEST: u64 = 1 << 30;
 /// The packages of the verbs.
 pub(super) const PACKAGES: &[&str] = &["ibverbs-providers"];
 /// The program that uses them.
@@ -160,11 +160,11 @@ impl CheckKind for Rdma {
             RdmaMemory::read(keys, "from")?,
             RdmaMemory::read(keys, "to")?,
         );
-        let sizes = keys.sizes("sizes", 1, 1)?;
-        if let Some(&size) = sizes.get_ref().iter().find(|&&size| size > LARGEST) {
-            let message = format!("`sizes`: {} is more than {}", Size(size), Size(LARGEST));
-            return Err(TableError::new(sizes.span(), message));
-        }
+        let gpus: Vec<&str> = [&from, &to]
+            .into_iter()
+            .filter_map(RdmaMemory::gpu)
+            .collect();
+        let sizes = sizes(keys, 1, &gpus)?;
         Ok(Self {
             nic,
             peer,
@@ -204,6 +204,27 @@ impl CheckKind for Rdma {
     fn programs(&self) -> &'static [&'static str] {
         PROGRAMS
     }
+}
+
+/// The key `sizes`, of transfers with a buffer in the memory of each of `gpus`.
+pub(super) fn sizes(
+    keys: &mut Keys<'_, '_>,
+    unit: u64,
+    gpus: &[&str],
+) -> Result<Spanned<Vec<u64>>, TableError> {
+    let sizes = keys.sizes("sizes", unit, 1)?;
+    let refused = |cause: String| TableError::new(sizes.span(), format!("`sizes`: {cause}"));
+    if let Some(&size) = sizes.get_ref().iter().find(|&&size| size > LARGEST) {
+        return Err(refused(format!(
+            "{} is more than {}",
+            Size(size),
+            Size(LARGEST)
+        )));
+    }
+    keys.inventory
+        .vram_holds(gpus, sizes.get_ref())
+        .map_err(refused)?;
+    Ok(sizes)
 }
 
 /// Refuses a scenario without the root that libibverbs is in.

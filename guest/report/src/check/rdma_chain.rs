@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::rdma::{LARGEST, PACKAGES, PROGRAMS, needs_tools};
+use super::rdma::{PACKAGES, PROGRAMS, needs_tools, sizes};
 use super::{CheckKind, Keys, PAGE, Pair, TableError, check};
 use crate::{Completer, Direction, PayloadFlow, Size};
 
@@ -122,12 +122,8 @@ impl CheckKind for RdmaChain {
             return Err(keys.refused(&message));
         }
         let unit = PAGE.max(from_block).max(to_block);
-        let sizes = keys.sizes("sizes", unit, 1)?;
+        let sizes = sizes(keys, unit, &[&from.gpu, &to.gpu])?;
         let at = sizes.span();
-        if let Some(&size) = sizes.get_ref().iter().find(|&&size| size > LARGEST) {
-            let message = format!("`sizes`: {} is more than {}", Size(size), Size(LARGEST));
-            return Err(TableError::new(at, message));
-        }
         let chain = Self {
             from,
             to,
