@@ -4,7 +4,7 @@ mod kernel;
 
 use std::ffi::OsString;
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub(crate) use self::kernel::{
     Bisect, BisectStep, KernelAction, KernelBuildOptions, KernelCommand, KernelConfiguration,
@@ -101,7 +101,7 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar iommu\n  peerbar iommu --sanitize --device disk0"
     )]
     Iommu(Debugger),
-    /// Injects faults into a device of a running guest, or impairs its fabric.
+    /// Injects faults into a device of a running guest, or impairs its fabric; without a rule, shows those in force.
     #[command(
         before_help = "Examples:\n  peerbar inject disk0 drop completion write limit=1\n  peerbar inject disk0 --clear\n  peerbar inject fabric 'nic0<->nic1 partition'\n  peerbar inject disk0 --port-error surprise-down"
     )]
@@ -361,9 +361,9 @@ pub(crate) struct Prune {
 /// Writes what devices, guest and checks of a run did as one time line, a file for Perfetto.
 #[derive(Args)]
 pub(crate) struct Trace {
-    /// Folder of a run, over or not.
-    #[arg(default_value = "runs/latest")]
-    pub run: PathBuf,
+    /// Which run.
+    #[command(flatten)]
+    pub run: RunFolder,
     /// Which guest of it.
     #[command(flatten)]
     pub guest: GuestName,
@@ -475,12 +475,31 @@ pub(crate) struct Inject {
     pub guest: GuestName,
 }
 
+/// The folder of a run, which other commands take as `--run`.
+#[derive(Args)]
+pub(crate) struct RunFolder {
+    /// Folder of a run, over or not [default: runs/latest].
+    #[arg(value_name = "RUN", conflicts_with = "named")]
+    run: Option<PathBuf>,
+    /// The same as RUN.
+    #[arg(id = "named", long = "run", value_name = "RUN")]
+    named: Option<PathBuf>,
+}
+
+impl RunFolder {
+    /// The folder that is meant.
+    pub(crate) fn path(&self) -> &Path {
+        let given = self.run.as_deref().or(self.named.as_deref());
+        given.unwrap_or(Path::new("runs/latest"))
+    }
+}
+
 /// Shows a run's DMA mappings, why its DMA failed, and what is wrong with it.
 #[derive(Args)]
 pub(crate) struct Debugger {
-    /// Folder of a run, over or not.
-    #[arg(default_value = "runs/latest")]
-    pub run: PathBuf,
+    /// Which run.
+    #[command(flatten)]
+    pub run: RunFolder,
     /// Which guest of it.
     #[command(flatten)]
     pub guest: GuestName,
@@ -507,6 +526,20 @@ pub(crate) struct Debugger {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn run_folder_is_named_with_its_option_or_without() {
+        let folder = |words: &[&str]| match Cli::try_parse_from(words).map(|cli| cli.command) {
+            Ok(Command::Iommu(options)) => Ok(options.run.path().to_owned()),
+            Ok(_) => panic!("another command"),
+            Err(error) => Err(error.kind()),
+        };
+        assert_eq!(folder(&["peerbar", "iommu"]), Ok("runs/latest".into()));
+        assert_eq!(folder(&["peerbar", "iommu", "a"]), Ok("a".into()));
+        assert_eq!(folder(&["peerbar", "iommu", "--run", "a"]), Ok("a".into()));
+        let both = folder(&["peerbar", "iommu", "a", "--run", "b"]);
+        assert_eq!(both, Err(ErrorKind::ArgumentConflict));
+    }
 
     #[test]
     fn program_that_does_not_follow_two_dashes_gets_a_tip() {

@@ -31,7 +31,7 @@ const FINDINGS: u8 = 1;
 
 /// Shows what is asked for.
 pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
-    let run = options.guest.folder(&options.run)?;
+    let run = options.guest.folder(options.run.path())?;
     let mut recorded = Recorded::open(&run).map_err(Failure::Usage)?;
     recorded
         .show_only(options.device.as_deref())

@@ -71,7 +71,7 @@ struct GuestContents {
 
 /// Writes the time line of a run.
 pub(crate) fn trace(options: &cli::Trace) -> Result<ExitCode, Failure> {
-    let run = options.guest.folder(&options.run)?;
+    let run = options.guest.folder(options.run.path())?;
     let recorded = Recorded::open(&run).map_err(Failure::Usage)?;
     let path = options.output.clone();
     let path = path.unwrap_or_else(|| run.join(FILE));
