@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use peerbar_fabric::MAX_ADAPTERS;
 use peerbar_flight::Level;
-use peerbar_report::{Check, CheckTable, Rdma};
+use peerbar_report::{Check, CheckTable, Inventory, Rdma};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
@@ -29,7 +29,7 @@ use super::sanitize;
 use super::together;
 use super::tunnels;
 use super::user_drivers;
-use super::{Gpu, Machine, Model, Nic, Nvme, Scenario, Switch};
+use super::{Gpu, Machine, Model, Module, Nic, Nvme, Scenario, Switch};
 use crate::firmware::Firmware;
 use crate::size::Size;
 
@@ -62,7 +62,6 @@ pub(super) fn scenario(
     let mut nics = nics(file.nic, &attach_points, &nvmes, &gpus)?;
     let fabric = fabric(file.fabric, &nics, folder)?;
     let tunnels = fabric.as_ref().and_then(|fabric| fabric.tunnels.as_ref());
-    let has_tunnels = tunnels.is_some();
     tunnels::number(nics.iter_mut(), tunnels);
     let switches = switches(file.switch, &attach_points)?;
     let devices = Endpoints {
@@ -75,17 +74,11 @@ pub(super) fn scenario(
     let files = files::files(file.files, folder)?;
     let mut packages = packages::packages(file.packages)?;
     let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
-    let rdma_ends = tools && has_tunnels;
+    let rdma_ends = tools && tunnels.is_some();
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let inventory = inventory(devices, &machine, tools, timeout);
     let labels = labels(&checks)?;
-    let places: Vec<Range<usize>> = checks.iter().map(CheckTable::place).collect();
-    let checks = checks.into_iter().map(|table| table.read(&inventory));
-    let mut checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
-    lost::refuse(&checks, &places)?;
-    for (check, at) in checks.iter().zip(places) {
-        user_drivers::fit(check, at, &machine, &nvmes, &gpus)?;
-    }
+    let mut checks = read_checks(checks, &inventory, &machine, devices)?;
     packages::add_needed(&mut packages, &checks);
     if rdma_ends {
         packages::add(&mut packages, Rdma::PACKAGES.iter().copied());
@@ -94,23 +87,14 @@ pub(super) fn scenario(
         .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
     let needed = needed_modules(&machine, devices, &checks);
     let (mut modules, module_sources) = modules::modules(file.module, needed, folder)?;
-    // A driver that comes before it would work without the IOMMU for good.
-    modules.sort_by_key(|module| Some(module.name.as_str()) != machine.iommu.module());
-    let of_modules = modules::on_command_line(&modules);
-    machine.kernel_parameters = [of_modules, machine.kernel_parameters]
-        .join(" ")
-        .trim()
-        .to_owned();
+    machine.add_modules(&mut modules);
     Ok(Scenario {
         name,
         path: PathBuf::new(),
         text: String::new(),
         timeout,
         slowness: 1,
-        recording: match machine.sanitize {
-            Some(_) => Level::All,
-            None => Level::Maps,
-        },
+        recording: machine.recording(),
         machine,
         host_bridges: attach_points.host_bridges,
         switches,
@@ -132,6 +116,47 @@ pub(super) fn scenario(
         programs,
         labels,
     })
+}
+
+/// The checks, of which each can do its work in this machine with these devices, also after those before it.
+fn read_checks(
+    tables: Vec<CheckTable<'_>>,
+    inventory: &Inventory,
+    machine: &Machine,
+    Endpoints { nvmes, gpus, .. }: Endpoints<'_>,
+) -> Result<Vec<Check>, Problem> {
+    let places: Vec<Range<usize>> = tables.iter().map(CheckTable::place).collect();
+    let checks = tables.into_iter().map(|table| table.read(inventory));
+    let checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
+    lost::refuse(&checks, &places)?;
+    for (check, at) in checks.iter().zip(places) {
+        user_drivers::fit(check, at, machine, nvmes, gpus)?;
+    }
+    Ok(checks)
+}
+
+impl Machine {
+    /// Has the IOMMU's driver come before `modules`' others, and the kernel take the parameters of all.
+    fn add_modules(&mut self, modules: &mut [Module]) {
+        // A driver that comes before it would work without the IOMMU for good.
+        modules.sort_by_key(|module| Some(module.name.as_str()) != self.iommu.module());
+        let parameters = [
+            modules::on_command_line(modules),
+            self.kernel_parameters.clone(),
+        ];
+        parameters
+            .join(" ")
+            .trim()
+            .clone_into(&mut self.kernel_parameters);
+    }
+
+    /// What the devices record.
+    fn recording(&self) -> Level {
+        match self.sanitize {
+            Some(_) => Level::All,
+            None => Level::Maps,
+        }
+    }
 }
 
 /// The names that the user gives to checks, whose order must be possible.
