@@ -129,7 +129,12 @@ impl Jobs {
         self.0.is_empty()
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    /// Whether no more may begin, of a queue with this number of entries: an entry belongs to its request until that is over, also where a
+    /// driver uses it before.
+    pub(super) fn is_full(&self, entries: u16) -> bool {
+        if self.0.len() >= usize::from(entries) {
+            return true;
+        }
         let holds_up =
             |job: &&Job| !matches!(job.wait, Wait::Until(_)) || job.remote.unsent.is_some();
         self.0.iter().filter(holds_up).count() >= WINDOW
@@ -214,7 +219,7 @@ mod tests {
                 let job = Job::refused(&bad, id, 0);
                 jobs.add(Job { wait, ..job });
             }
-            jobs.is_full()
+            jobs.is_full(u16::MAX)
         };
         let window = WINDOW as u64;
         assert!(!add(Wait::Until(now), 3 * window));

@@ -104,7 +104,7 @@ impl Turn<'_> {
             let Ok(pair) = self.objects.queue_pair(number) else {
                 return;
             };
-            if pair.jobs.is_full() {
+            if pair.jobs.is_full(pair.send.entries()) {
                 return;
             }
             match self.take_entry(number) {

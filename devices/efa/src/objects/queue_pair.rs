@@ -256,6 +256,11 @@ impl SendRing {
         Ok((waiting > 0).then_some(offset))
     }
 
+    /// How many entries it has.
+    pub(crate) fn entries(&self) -> u16 {
+        self.entries
+    }
+
     /// The next entry is taken.
     pub(crate) fn advance(&mut self) {
         self.position.taken = self.position.taken.wrapping_add(1);

@@ -334,6 +334,30 @@ fn what_is_posted_on_a_pair_in_error_is_flushed() {
 }
 
 #[test]
+fn requests_in_progress_are_no_more_than_their_queue_has_entries() {
+    let mut adapter = Adapter::new();
+    let (mut a, b) = (adapter.reliable(), adapter.reliable());
+    let handle = adapter.handle();
+    adapter.set_rnr_retry(a.number, 7);
+    let post = Post {
+        inline: Some(vec![1]),
+        ..Post::send(&b, handle, &[])
+    };
+    let entries = {
+        let pair = adapter.path.objects();
+        usize::from(pair.queue_pair(a.number).unwrap().send.entries())
+    };
+    // A driver that uses the entries again before their requests are over.
+    for _ in 0..entries * 3 {
+        adapter.send(&mut a, &post);
+        adapter.work();
+        let pair = adapter.path.objects();
+        let jobs = pair.queue_pair(a.number).unwrap().jobs.numbers().count();
+        assert!(jobs <= entries, "{jobs}");
+    }
+}
+
+#[test]
 fn pair_that_was_reset_starts_from_the_beginning() {
     let mut adapter = Adapter::new();
     let (mut a, b) = (adapter.reliable(), adapter.reliable());
