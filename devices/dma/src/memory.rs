@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
 use rustix::mm::ProtFlags;
 use thiserror::Error;
-use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+use vm_memory::{
+    AtomicAccess, Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileMemoryError, VolatileSlice,
+};
 
 use crate::buffer::Buffer;
 use crate::hints;
@@ -22,6 +24,8 @@ use crate::lent_memory::LentMapping;
 /// completion entry holds its phase tag and must become visible last.
 const ORDERED_LIMIT: usize = 64;
 const WORD: usize = 8;
+/// That of an EFA has it in one of its words of 4 bytes.
+const HALF_WORD: usize = 4;
 
 /// Bytes of a cache line, and how many are fetched before they are copied: the processor finds out about what follows.
 const LINE: usize = 64;
@@ -320,7 +324,7 @@ impl MappedMemory {
     /// Copies from the memory at `offset` into `data`.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         let slice = self.slice(offset, data.len())?;
-        if word_by_word(offset, data.len()) {
+        if data.len() <= ORDERED_LIMIT && is_words::<WORD>(offset, data.len()) {
             for (index, word) in data.chunks_exact_mut(WORD).enumerate() {
                 let value: u64 = slice
                     .load(index * WORD, Ordering::Acquire)
@@ -335,28 +339,26 @@ impl MappedMemory {
 
     /// Copies `data` into the memory at `offset`.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
-        if word_by_word(offset, data.len()) {
+        if data.len() <= ORDERED_LIMIT {
             return self.write_in_order(offset, data);
         }
         self.slice(offset, data.len())?.copy_from(data);
         self.intact()
     }
 
-    /// Copies `data` into the memory at `offset`. A reader that sees a word of it, if both are multiples of words, also sees
-    /// all that comes before the word.
+    /// Copies `data` into the memory at `offset`. A reader that sees a word of 4 bytes of it, if both are multiples of such words, also sees
+    /// all that comes before the word, and all that was written before.
     pub(crate) fn write_in_order(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
         let slice = self.slice(offset, data.len())?;
-        if !is_words(offset, data.len()) {
+        let stored = if is_words::<WORD>(offset, data.len()) {
+            store_in_order(&slice, data, u64::from_ne_bytes)
+        } else if is_words::<HALF_WORD>(offset, data.len()) {
+            store_in_order(&slice, data, u32::from_ne_bytes)
+        } else {
             slice.copy_from(data);
-            return self.intact();
-        }
-        for (index, word) in data.chunks_exact(WORD).enumerate() {
-            let mut value = [0; WORD];
-            value.copy_from_slice(word);
-            slice
-                .store(u64::from_ne_bytes(value), index * WORD, Ordering::Release)
-                .map_err(|_| self.out_of_range(offset, WORD))?;
-        }
+            Ok(())
+        };
+        stored.map_err(|_| self.out_of_range(offset, data.len()))?;
         self.intact()
     }
 
@@ -504,12 +506,21 @@ impl MappedMemory {
     }
 }
 
-fn word_by_word(offset: u64, len: usize) -> bool {
-    len <= ORDERED_LIMIT && is_words(offset, len)
+/// Stores `data` in words of `N` bytes, each after those before it.
+fn store_in_order<T: AtomicAccess, const N: usize>(
+    slice: &VolatileSlice<'_>,
+    data: &[u8],
+    word: fn([u8; N]) -> T,
+) -> Result<(), VolatileMemoryError> {
+    let (words, _) = data.as_chunks();
+    for (index, bytes) in words.iter().enumerate() {
+        slice.store(word(*bytes), index * N, Ordering::Release)?;
+    }
+    Ok(())
 }
 
-fn is_words(offset: u64, len: usize) -> bool {
-    len.is_multiple_of(WORD) && offset.is_multiple_of(WORD as u64)
+fn is_words<const N: usize>(offset: u64, len: usize) -> bool {
+    len.is_multiple_of(N) && offset.is_multiple_of(N as u64)
 }
 
 /// A span of a memory file, from `offset` on; how far it may be used is its owner's to know.
@@ -528,7 +539,17 @@ mod tests {
     #[test]
     fn a_copy_lands_where_it_was_sent_at_any_size_and_alignment() {
         let memory = MemoryFile::create("test", 8192).unwrap();
-        for (offset, len) in [(0, 16), (8, 64), (3, 16), (8, 7), (100, 4000), (8176, 16)] {
+        for (offset, len) in [
+            (0, 16),
+            (8, 64),
+            (3, 16),
+            (8, 7),
+            (4, 28),
+            (12, 4),
+            (8, 12),
+            (100, 4000),
+            (8176, 16),
+        ] {
             let data: Vec<u8> = (0..len).map(|i: u16| i.to_le_bytes()[0] ^ 0x5a).collect();
             memory.write(offset, &data).unwrap();
             let mut back = vec![0; data.len()];
