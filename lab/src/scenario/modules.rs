@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::error::Problem;
 use super::file::ModuleTable;
-use super::validate::unique;
+use super::validate::distinct;
 use crate::module_sources::ModuleSources;
 
 const LONGEST: usize = 55;
@@ -22,7 +22,7 @@ pub(super) fn modules(
 ) -> Result<(Vec<Module>, Vec<ModuleSources>), Problem> {
     let names = tables.iter();
     let names = names.filter_map(|table| table.get_ref().name.clone());
-    unique(names, &[], LONGEST)?;
+    distinct(names, &[], LONGEST)?;
     let (mut modules, mut sources) = (Vec::new(), Vec::new());
     for table in tables {
         let at = table.span();
@@ -91,13 +91,25 @@ fn sources_in(path: Spanned<PathBuf>, folder: &Path) -> Result<PathBuf, Problem>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Scenario;
+
+    #[test]
+    fn module_may_have_the_name_of_a_server() {
+        let text = "name = \"x\"\n[[gpu]]\nname = \"g\"\n[[module]]\nname = \"vsock\"\nparameters = \"a=1\"\n";
+        let scenario = Scenario::parse_interactive(Path::new("x.toml"), text.to_owned()).unwrap();
+        let vsock = module("vsock", "a=1");
+        assert!(scenario.modules.contains(&vsock), "{:?}", scenario.modules);
+    }
+
+    fn module(name: &str, parameters: &str) -> Module {
+        Module {
+            name: name.to_owned(),
+            parameters: parameters.to_owned(),
+        }
+    }
 
     #[test]
     fn each_parameter_is_one_of_its_module() {
-        let module = |name: &str, parameters: &str| Module {
-            name: name.to_owned(),
-            parameters: parameters.to_owned(),
-        };
         let modules = [
             module("nvme_core", " io_timeout=3 dyndbg=\"func a +p\""),
             module("vgem", ""),

@@ -386,20 +386,32 @@ fn needed_modules(
         .collect()
 }
 
+/// Names of devices, bridges, switches and guests, each of which is its own and no server's of peerbar's own.
 pub(super) fn unique(
     names: impl Iterator<Item = Spanned<String>>,
     taken: &[String],
     longest: usize,
 ) -> Result<Vec<String>, Problem> {
+    let names: Vec<_> = names.collect();
+    let is_server = |name: &&Spanned<String>| SERVERS.contains(&name.get_ref().as_str());
+    if let Some(name) = names.iter().find(is_server) {
+        let message = format!(
+            "the name `{}` is that of a server of peerbar's own: name it otherwise",
+            name.get_ref()
+        );
+        return Err(Problem::new(name.span(), message));
+    }
+    distinct(names, taken, longest)
+}
+
+/// Names of which each is its own.
+pub(super) fn distinct(
+    names: impl IntoIterator<Item = Spanned<String>>,
+    taken: &[String],
+    longest: usize,
+) -> Result<Vec<String>, Problem> {
     let mut seen: Vec<String> = Vec::new();
     for name in names {
-        if SERVERS.contains(&name.get_ref().as_str()) {
-            let message = format!(
-                "the name `{}` is that of a server of peerbar's own: name it otherwise",
-                name.get_ref()
-            );
-            return Err(Problem::new(name.span(), message));
-        }
         if seen.contains(name.get_ref()) || taken.contains(name.get_ref()) {
             let message = format!(
                 "the name `{}` is taken: every bridge, switch, device and module needs its own",

@@ -16,8 +16,8 @@ const OWNED: [&str; 5] = ["host-bridge", "switch", "nvme", "gpu", "nic"];
 const MODULE: &str = "module";
 /// Tables that belong to one guest, or are across guests.
 const CHECK: &str = "check";
-/// Names in the folder of a run that no guest's folder can have, and names of servers.
-const TAKEN: [&str; 4] = ["verdict", "latest", "fabric", "vsock"];
+/// Names in the folder of a run that no guest's folder can have.
+const TAKEN: [&str; 2] = ["verdict", "latest"];
 
 /// The parts of a file.
 pub(super) struct Parts<'i> {
