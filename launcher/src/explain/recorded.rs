@@ -59,13 +59,14 @@ impl Recorded {
             release: started.versions.kernel,
             evidence: json(folder, EVIDENCE)?,
             results: results.checks,
-            across: across(folder)?,
+            across: across(folder, &path)?,
         })
     }
 }
 
-/// The results of the checks across guests of the run that the guest in `folder` is of, if it is of one that has results.
-fn across(folder: &Path) -> Result<Vec<CheckResult>, Failure> {
+/// The results of the checks across guests of the run that the guest in `folder` is of, if it is of one that has results. `scenario` is the file
+/// that was run, beside which its images and modules are.
+fn across(folder: &Path, scenario: &Path) -> Result<Vec<CheckResult>, Failure> {
     let (Some(group), Some(name)) = (folder.parent(), folder.file_name()) else {
         return Ok(Vec::new());
     };
@@ -73,8 +74,7 @@ fn across(folder: &Path) -> Result<Vec<CheckResult>, Failure> {
     if !guests.iter().any(|guest| **guest == *name) || !group.join(RESULTS).exists() {
         return Ok(Vec::new());
     }
-    let path = Path::new(SCENARIO);
-    let scenario = GuestGroup::parse_interactive(path, text(group, SCENARIO)?)?;
+    let scenario = GuestGroup::parse_interactive(scenario, text(group, SCENARIO)?)?;
     let checks = scenario.map(|group| group.checks).unwrap_or_default();
     let results: RunResults = json(group, RESULTS)?;
     let mut results = results.checks;
@@ -101,4 +101,68 @@ fn json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, Failure> {
         )
     });
     value.map_err(Failure::Usage)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use peerbar_lab::exit::Outcome;
+
+    use super::*;
+
+    const GROUP: &str = r#"
+name = "x"
+tools = true
+guest = [{ name = "left" }, { name = "right" }]
+nic = [{ name = "n0", guest = "left" }, { name = "n1", guest = "right" }]
+
+[[nvme]]
+name = "disk0"
+guest = "left"
+namespaces = [{ file = "data.img" }]
+
+[[check]]
+name = "over the wire"
+kind = "rdma"
+nic = "n0"
+peer = "n1"
+from = "guest-ram"
+to = "guest-ram"
+sizes = ["4K"]
+"#;
+
+    #[test]
+    fn checks_across_guests_are_found_beside_images_of_the_scenario() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("data.img"), [0; 1 << 20]).unwrap();
+        let run = folder.path().join("run");
+        fs::create_dir(&run).unwrap();
+        fs::write(run.join("guests.json"), r#"["left", "right"]"#).unwrap();
+        fs::write(run.join(SCENARIO), GROUP).unwrap();
+        let named = |name: &str| CheckResult {
+            name: name.to_owned(),
+            ..CheckResult::default()
+        };
+        let results = RunResults {
+            format: 1,
+            scenario: "x".to_owned(),
+            verdict: Verdict {
+                outcome: Outcome::Passed,
+                reason: String::new(),
+            },
+            exit_code: 0,
+            started: Default::default(),
+            seconds: 1.0,
+            series: None,
+            versions: Default::default(),
+            checks: vec![named("left: its own"), named("over the wire")],
+            not_run: Vec::new(),
+        };
+        let results = serde_json::to_vec(&results).unwrap();
+        fs::write(run.join(RESULTS), results).unwrap();
+        let found = across(&run.join("left"), &folder.path().join("x.toml")).unwrap();
+        assert_eq!(found, [named("over the wire")]);
+        assert!(across(&run, Path::new("x.toml")).unwrap().is_empty());
+    }
 }
