@@ -97,7 +97,10 @@ fn in_new_guest(
     let done = done.map_err(of_lab).and_then(|done| done);
     let finished = lab.shut_down().map_err(of_lab);
     // Work that failed has often lost the guest, and how that ended is the reason.
-    let status = done.inspect_err(|_| finished.iter().for_each(show_end))?;
+    let status = done.inspect_err(|error| {
+        let error = error.to_string();
+        finished.iter().for_each(|ended| show_end(ended, &error));
+    })?;
     let finished = finished?;
     if !finished.is_passed() {
         say(format_args!("peerbar: {}", finished.verdict));
@@ -105,8 +108,8 @@ fn in_new_guest(
     Ok(status)
 }
 
-/// Shows how a guest has ended, unless it was well.
-fn show_end(finished: &FinishedLab) {
+/// Shows how a guest has ended, unless it was well. What the `error` says, which follows, is not said twice.
+fn show_end(finished: &FinishedLab, error: &str) {
     if finished.is_passed() {
         return;
     }
@@ -115,5 +118,8 @@ fn show_end(finished: &FinishedLab) {
     tail.reverse();
     let tail = tail.into_iter().map(|line| printable(line.as_bytes()));
     show_console(&tail.collect::<Vec<_>>(), &finished.folder);
+    if finished.verdict.reason == error {
+        return;
+    }
     say(format_args!("peerbar: {}", finished.verdict));
 }
