@@ -164,13 +164,15 @@ fn read_line(client: &mut UnixStream) -> io::Result<Result<String, String>> {
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        if line.len() >= LONGEST_LINE {
+        // No more is read than a line may have, in however many parts it comes.
+        let free = buffer.get_mut(line.len()..).unwrap_or_default();
+        if free.is_empty() {
             let wrong = format!("a line has at most {LONGEST_LINE} bytes, with its end");
             return Ok(Err(wrong));
         }
         client.set_read_timeout(Some(left))?;
-        let count = client.read(&mut buffer)?;
-        line.extend_from_slice(buffer.get(..count).unwrap_or_default());
+        let count = client.read(free)?;
+        line.extend_from_slice(free.get(..count).unwrap_or_default());
         let end = line.iter().position(|byte| *byte == b'\n');
         // A client that sends no more has ended its line.
         if let Some(end) = end.or_else(|| (count == 0 && !line.is_empty()).then_some(line.len())) {
@@ -187,6 +189,8 @@ fn read_line(client: &mut UnixStream) -> io::Result<Result<String, String>> {
 #[cfg(test)]
 mod tests {
     use std::io::{BufRead, BufReader};
+
+    use rustix::net::{AddressFamily, SocketFlags, socketpair};
 
     use super::*;
 
@@ -223,6 +227,32 @@ mod tests {
         assert_eq!(answer, "ok done\n", "without an end of the line");
         drop(server);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn line_in_parts_is_no_longer_than_one_at_once() {
+        // Each part is one read.
+        let pair = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        );
+        let (mut client, mut server) = match pair.unwrap() {
+            (client, server) => (UnixStream::from(client), UnixStream::from(server)),
+        };
+        client.write_all(&[b'x'; LONGEST_LINE - 12]).unwrap();
+        client.write_all(b"twelve more.\n").unwrap();
+        let line = read_line(&mut server).unwrap();
+        assert_eq!(
+            line,
+            Err("a line has at most 512 bytes, with its end".to_owned())
+        );
+        client.write_all(&[b'x'; LONGEST_LINE - 12]).unwrap();
+        client.write_all(b"eleven more\n").unwrap();
+        let line = read_line(&mut server).unwrap().unwrap();
+        assert!(line.ends_with("xeleven more"), "{line}");
+        assert_eq!(line.len(), LONGEST_LINE - 1);
     }
 
     #[test]
