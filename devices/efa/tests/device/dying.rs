@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
+use peerbar_fabric::PEER_TIME_OUT;
 use peerbar_test_daemon::{Daemon, DaemonCommand};
 use rustix::process::Signal;
 use vfio_user::Client;
@@ -30,9 +31,11 @@ const REQUESTS: u16 = 32;
 const SLOT: usize = REGION_BYTES as usize / REQUESTS as usize;
 /// The longest time from the first request to the moment, in µs. Without a moment all are done by then.
 const BEFORE: u64 = 3_000;
-/// Usual and long stops in ms; the long ones exceed the time after which a request fails.
+/// Usual and long stops in ms.
 const SHORT: (u64, u64) = (1, 60);
-const LONG: (u64, u64) = (1500, 6000);
+const LONG: (u64, u64) = (500, 8000);
+/// Stops from this time on may exceed that after which a request fails, on a slow machine.
+const FAILING: Duration = PEER_TIME_OUT.saturating_sub(Duration::from_millis(1500));
 /// One of this many stops is long.
 const LONG_EVERY: u32 = 25;
 /// How long the parts may take until transfers work again.
@@ -95,7 +98,7 @@ impl Moment {
     fn may_fail(&self) -> bool {
         match self.action {
             Action::Kill => true,
-            Action::Stop(time) => time.as_millis() > SHORT.1.into(),
+            Action::Stop(time) => time >= FAILING,
         }
     }
 }
@@ -156,13 +159,20 @@ struct Ended {
     otherwise: u64,
 }
 
+/// The requests that were posted right before a moment.
+#[derive(Clone, Copy, Debug, Default)]
+struct Amid {
+    /// Those that were in progress when it came.
+    in_progress: usize,
+    ended: Ended,
+}
+
 /// The two adapters and their fabric.
 struct Parts {
     fabric: Daemon,
     ends: [End; 2],
     random: Rng,
-    /// The requests that were posted right before a moment.
-    amid: Ended,
+    amid: Amid,
 }
 
 impl Parts {
@@ -173,7 +183,7 @@ impl Parts {
             fabric,
             ends,
             random,
-            amid: Ended::default(),
+            amid: Amid::default(),
         };
         parts.introduce();
         parts
@@ -268,6 +278,7 @@ impl Parts {
         while begun.elapsed() < moment.before {
             std::hint::spin_loop();
         }
+        self.amid.in_progress += usize::from(REQUESTS) - self.ends[requester].pairs.ended();
         match moment.action {
             Action::Kill => self.daemon(part, requester).kill(),
             Action::Stop(time) => {
@@ -281,8 +292,8 @@ impl Parts {
             (Part::Requester, Action::Kill) => self.check(&batch, |_| false),
             _ => {
                 let ended = self.end(&batch, moment.may_fail());
-                self.amid.well += ended.well;
-                self.amid.otherwise += ended.otherwise;
+                self.amid.ended.well += ended.well;
+                self.amid.ended.otherwise += ended.otherwise;
             }
         }
         if moment.action == Action::Kill {
@@ -352,8 +363,9 @@ fn parts_die_and_no_request_lies() {
         "{moments} moments in {took:.0?}, by part and whether it was killed: {done:?}; requests amid them: {:?}",
         parts.amid
     );
+    // A few may all come after the last request.
     assert!(
-        parts.amid.otherwise > 0,
+        parts.amid.in_progress > 0 || moments < 50,
         "no request was in progress at any moment"
     );
 }

@@ -207,25 +207,42 @@ impl<L: Link> Fabric<L> {
     /// The next completion of a side.
     #[track_caller]
     fn completion(&mut self, side: usize) -> [u8; 16] {
-        let side = &mut self.sides[side];
-        let index = u64::from(side.completed % ENTRIES);
-        let phase = u8::from((side.completed / ENTRIES).is_multiple_of(2));
-        side.completed += 1;
-        let doorbell = side.completion_doorbell.into();
-        let consumed = (side.completed & 0xffff).to_le_bytes();
-        let place = side.completions + index * COMPLETION_BYTES;
         let start = Instant::now();
-        loop {
-            let mut entry = [0; 16];
-            self.driver.read_ram(place, &mut entry);
-            if entry[3] & 1 == phase {
-                self.driver.read_ram(place, &mut entry);
-                self.driver.link.write_send_queue(doorbell, &consumed);
-                return entry;
+        let entry = loop {
+            if let Some(entry) = self.completion_ahead(side, 0) {
+                break entry;
             }
             assert!(start.elapsed() < PATIENCE, "no completion");
             std::thread::yield_now();
+        };
+        let side = &mut self.sides[side];
+        side.completed += 1;
+        let doorbell = side.completion_doorbell.into();
+        let consumed = (side.completed & 0xffff).to_le_bytes();
+        self.driver.link.write_send_queue(doorbell, &consumed);
+        entry
+    }
+
+    /// The completion of a side that comes `ahead` behind the next one, if it is there.
+    fn completion_ahead(&self, side: usize, ahead: u32) -> Option<[u8; 16]> {
+        let side = &self.sides[side];
+        let number = side.completed + ahead;
+        let index = u64::from(number % ENTRIES);
+        let phase = u8::from((number / ENTRIES).is_multiple_of(2));
+        let place = side.completions + index * COMPLETION_BYTES;
+        let mut entry = [0; 16];
+        self.driver.read_ram(place, &mut entry);
+        if entry[3] & 1 != phase {
+            return None;
         }
+        self.driver.read_ram(place, &mut entry);
+        Some(entry)
+    }
+
+    /// How many work requests of the sender have ended, beyond those that [`Self::sent`] has returned.
+    pub(crate) fn ended(&self) -> usize {
+        let completions = (0..ENTRIES).map(|ahead| self.completion_ahead(self.sender, ahead));
+        completions.take_while(Option::is_some).count()
     }
 
     #[track_caller]
