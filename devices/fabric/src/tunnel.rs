@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -319,18 +318,26 @@ async fn connect(endpoint: Endpoint, address: SocketAddr, shared: Arc<Shared>) {
     }
 }
 
-/// What to do where the two ends do not trust each other.
+/// What to do where the two ends do not trust each other, or do not speak the same protocol.
 fn advice(error: &ConnectionError) -> &'static str {
-    /// Codes of TLS' alerts (RFC 9001, 4.8).
-    const ALERTS: Range<u64> = 0x100..0x200;
+    /// Code of TLS' alert 0 (RFC 9001, 4.8).
+    const ALERT: u64 = 0x100;
     let code = match error {
         ConnectionError::TransportError(error) => error.code,
         ConnectionError::ConnectionClosed(close) => close.error_code,
         _ => return "",
     };
-    match ALERTS.contains(&code.into()) {
-        true => ": give both machines folders that one `peerbar-fabric certificates` made",
-        false => "",
+    let Some(alert) = u64::from(code).checked_sub(ALERT) else {
+        return "";
+    };
+    match alert {
+        // From bad_certificate to illegal_parameter and unknown_ca; decrypt_error; certificate_required (RFC 8446, 6.2).
+        42..=48 | 51 | 116 => {
+            ": give both machines folders that one `peerbar-fabric certificates` made"
+        }
+        // no_application_protocol (RFC 7301, 3.2).
+        120 => ": run the same version of peerbar on both machines",
+        _ => "",
     }
 }
 
@@ -495,5 +502,25 @@ async fn send_packets(connection: Connection, mut packets: PacketsToSend) {
         }
         // It fails if the stream has ended.
         let _ = stream.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quinn::TransportErrorCode;
+
+    use super::*;
+
+    #[test]
+    fn advice_is_for_what_the_peer_refuses() {
+        let refused = |alert| {
+            let error = TransportErrorCode::crypto(alert).into();
+            advice(&ConnectionError::TransportError(error))
+        };
+        for alert in [42, 48, 116] {
+            assert!(refused(alert).contains("certificates"), "{alert}");
+        }
+        assert!(refused(120).contains("same version"));
+        assert_eq!([refused(80), advice(&ConnectionError::TimedOut)], ["", ""]);
     }
 }
