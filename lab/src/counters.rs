@@ -47,13 +47,16 @@ impl CounterFiles {
     }
 
     /// As [`CounterFiles::read`], with the owners of memory that QEMU's virtio-iommu keeps from the devices
-    /// ([`Entry::kind_behind_virtio`]).
-    pub(crate) fn read_inferred(&self) -> BTreeMap<String, DeviceCounters> {
-        let mut counters = self.read();
-        if self.behind_virtio {
-            counters.values_mut().for_each(infer);
-        }
-        counters
+    /// ([`Entry::kind_behind_virtio`]), and of how many bytes that is inferred.
+    pub(crate) fn read_inferred(&self) -> impl Iterator<Item = (String, DeviceCounters, u64)> {
+        let counters = self.read().into_iter();
+        counters.map(|(name, mut counters)| {
+            let inferred = match self.behind_virtio {
+                true => infer(&mut counters),
+                false => 0,
+            };
+            (name, counters, inferred)
+        })
     }
 
     /// The counters of each device at this moment, by its name; those of a server that has ended are its last.
@@ -72,13 +75,19 @@ impl CounterFiles {
     }
 }
 
-/// Names the owners of memory as of a device behind QEMU's virtio-iommu.
-fn infer(counters: &mut DeviceCounters) {
+/// Names the owners of memory as of a device behind QEMU's virtio-iommu. How many bytes had others.
+fn infer(counters: &mut DeviceCounters) -> u64 {
+    let mut inferred: u64 = 0;
     if let DeviceCounters::Counted { dma, .. } = counters {
         for entry in dma {
-            entry.completer = entry.kind_behind_virtio().completer;
+            let completer = entry.kind_behind_virtio().completer;
+            if completer != entry.completer {
+                inferred = inferred.saturating_add(entry.bytes);
+            }
+            entry.completer = completer;
         }
     }
+    inferred
 }
 
 fn unreadable(file: &str, error: &CounterFileError) -> String {
@@ -108,7 +117,7 @@ mod tests {
             dma: vec![entry(Completer::Unknown), entry(Completer::GuestRam)],
             events: DeviceEvents::default(),
         };
-        infer(&mut counters);
+        assert_eq!(infer(&mut counters), 64);
         let DeviceCounters::Counted { dma, .. } = counters else {
             panic!("{counters:?}");
         };

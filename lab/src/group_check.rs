@@ -17,7 +17,7 @@ use peerbar_rdma_end::{
 };
 use peerbar_report::{
     DeviceCounters, Measure, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaMemory, Subtest,
-    Verdict, size_range,
+    Verdict, inference, size_range,
 };
 
 use crate::child::Killer;
@@ -36,6 +36,14 @@ const PROGRAM: &str = "/opt/peerbar/peerbar-verbs";
 /// The counters of devices by their names.
 type CountersByName = BTreeMap<String, DeviceCounters>;
 
+/// The counters of all devices at a moment.
+#[derive(Debug, Default)]
+struct Sample {
+    counters: CountersByName,
+    /// Bytes of each device's DMA whose memory's owner is inferred.
+    inferred: BTreeMap<String, u64>,
+}
+
 /// What the ends have done.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
@@ -50,8 +58,8 @@ pub(crate) struct Transfers {
     /// Why an end could not go on.
     failure: Option<String>,
     /// The counters of all devices before the transfers, and after them.
-    before: CountersByName,
-    after: CountersByName,
+    before: Sample,
+    after: Sample,
 }
 
 /// What a check needs of its guests.
@@ -241,8 +249,9 @@ impl Transfers {
             seconds: self.elapsed.as_secs_f64(),
             ..Measure::default()
         };
-        let counted = count(&mut measure, uncounted, &self.before, &self.after);
-        let mut diagnostics: Vec<String> = self.failure.into_iter().collect();
+        let (before, after) = (&self.before.counters, &self.after.counters);
+        let counted = count(&mut measure, uncounted, before, after);
+        let mut diagnostics: Vec<String> = self.failure.iter().cloned().collect();
         let failed = self.subtests.iter();
         let failed = failed.filter(|subtest| subtest.verdict == Verdict::Fail);
         diagnostics.extend(
@@ -256,16 +265,29 @@ impl Transfers {
                 diagnostics.push(format!("{failures} DMA requests failed, and none was to"));
             }
         }
+        let verdict = match diagnostics.is_empty() {
+            true => Verdict::Pass,
+            false => Verdict::Fail,
+        };
+        diagnostics.extend(self.inferences());
         Row {
             name: name.to_owned(),
-            verdict: match diagnostics.is_empty() {
-                true => Verdict::Pass,
-                false => Verdict::Fail,
-            },
+            verdict,
             measure,
             diagnostics,
             subtests: self.subtests,
         }
+    }
+}
+
+impl Transfers {
+    /// What was not counted but inferred, in words for each device.
+    fn inferences(&self) -> impl Iterator<Item = String> {
+        let after = self.after.inferred.iter();
+        after.filter_map(|(name, after)| {
+            let before = self.before.inferred.get(name).copied().unwrap_or(0);
+            inference(name, after.saturating_sub(before))
+        })
     }
 }
 
@@ -350,11 +372,14 @@ impl<'a> Guests<'a> {
         Ok(ProgramStreams::new(program, self.deadline, self.stops))
     }
 
-    fn count(&self) -> CountersByName {
-        self.counters
-            .iter()
-            .flat_map(|files| files.read_inferred())
-            .collect()
+    fn count(&self) -> Sample {
+        let mut sample = Sample::default();
+        let files = self.counters.iter();
+        for (name, counters, inferred) in files.flat_map(|files| files.read_inferred()) {
+            sample.inferred.insert(name.clone(), inferred);
+            sample.counters.insert(name, counters);
+        }
+        sample
     }
 }
 
@@ -526,9 +551,13 @@ mod tests {
     }
 
     fn done(before: &CountersByName, after: &CountersByName) -> Transfers {
+        let sample = |counters: &CountersByName| Sample {
+            counters: counters.clone(),
+            ..Sample::default()
+        };
         let mut done = Transfers {
-            before: before.clone(),
-            after: after.clone(),
+            before: sample(before),
+            after: sample(after),
             ..Transfers::default()
         };
         let moved = Ok(Duration::from_millis(1));
@@ -574,6 +603,21 @@ mod tests {
         )];
         let (_, why, _) = judged(&CountersByName::new(), &nothing.into());
         assert_eq!(why, "a has no DMA counters: it is QEMU's");
+    }
+
+    #[test]
+    fn inferred_owner_of_memory_is_said_and_passes() {
+        let before = counters(100, Completer::PeerBar);
+        let mut done = done(&before, &counters(164, Completer::PeerBar));
+        let inferred = |a, b| [("a".to_owned(), a), ("b".to_owned(), b)].into();
+        (done.before.inferred, done.after.inferred) = (inferred(7, 7), inferred(71, 7));
+        let row = done.row("x", &check(), &[], false);
+        assert_eq!(row.verdict, Verdict::Pass);
+        let [said] = &row.diagnostics[..] else {
+            panic!("{:?}", row.diagnostics);
+        };
+        let wanted = "a does not know whose the memory of 64 bytes of its DMA is";
+        assert!(said.starts_with(wanted), "{said}");
     }
 
     #[test]

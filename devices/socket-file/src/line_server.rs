@@ -238,9 +238,7 @@ mod tests {
             SocketFlags::CLOEXEC,
             None,
         );
-        let (mut client, mut server) = match pair.unwrap() {
-            (client, server) => (UnixStream::from(client), UnixStream::from(server)),
-        };
+        let [mut client, mut server] = <[_; 2]>::from(pair.unwrap()).map(UnixStream::from);
         client.write_all(&[b'x'; LONGEST_LINE - 12]).unwrap();
         client.write_all(b"twelve more.\n").unwrap();
         let line = read_line(&mut server).unwrap();

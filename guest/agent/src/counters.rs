@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use peerbar_dma_log::{Completer, DeviceEvents, DmaKind, Entry, Purpose, Route};
-use peerbar_report::{CompletionBytes, DeviceCounters, Measure, PayloadFlow, Record};
+use peerbar_report::{CompletionBytes, DeviceCounters, Measure, PayloadFlow, Record, inference};
 
 use crate::guest_context::GuestContext;
 
@@ -131,12 +131,7 @@ impl Traffic {
     /// In words, what was not counted but inferred of a device's DMA, if anything.
     pub(crate) fn inference(&self, device: u32) -> Option<String> {
         let bytes = self.inferred.get(&device).copied().unwrap_or(0);
-        (bytes > 0).then(|| {
-            format!(
-                "the disk does not know whose the memory of {bytes} bytes of its DMA is: QEMU's virtio-iommu tells devices of all mappings but \
-                 those of other devices' memory and registers, so it was no guest RAM"
-            )
-        })
+        inference("the disk", bytes)
     }
 
     /// Interrupts that one device signalled.

@@ -20,6 +20,16 @@ pub struct Counters {
     pub devices: BTreeMap<String, DeviceCounters>,
 }
 
+/// In words, what was not counted but inferred of `bytes` of DMA of the device behind QEMU's virtio-iommu that `device` names, if anything.
+pub fn inference(device: &str, bytes: u64) -> Option<String> {
+    (bytes > 0).then(|| {
+        format!(
+            "{device} does not know whose the memory of {bytes} bytes of its DMA is: QEMU's virtio-iommu tells devices of all mappings but \
+             those of other devices' memory and registers, so it was no guest RAM"
+        )
+    })
+}
+
 /// The counters of one device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -27,7 +27,7 @@ mod timeout;
 mod trace_line;
 
 pub use check::*;
-pub use counters::{Counters, DeviceCounters};
+pub use counters::{Counters, DeviceCounters, inference};
 pub use evidence::{
     AcsRegisters, Evidence, GuestPlatform, IommuGroup, KernelDecision, PciFunction,
 };
