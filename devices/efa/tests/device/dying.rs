@@ -250,9 +250,11 @@ impl Parts {
             let [found, before, after] =
                 [&contents, &batch.before, &batch.after].map(|data| &data[slot.clone()]);
             if has_succeeded(request) {
-                assert!(
-                    found == after,
-                    "request {request} succeeded without its bytes"
+                let others = found.iter().zip(after).filter(|(a, b)| a != b).count();
+                let earlier = found.iter().zip(before).filter(|(a, b)| a == b).count();
+                assert_eq!(
+                    others, 0,
+                    "request {request} succeeded without these of its {SLOT} bytes; {earlier} are as before it"
                 );
             }
             let mut bytes = found.iter().zip(before.iter().zip(after));
@@ -299,7 +301,7 @@ impl Parts {
         if moment.action == Action::Kill {
             self.start_again(part, requester);
         }
-        self.recover();
+        self.recover(requester);
     }
 
     fn start_again(&mut self, part: Part, requester: usize) {
@@ -312,10 +314,15 @@ impl Parts {
         self.introduce();
     }
 
-    /// Waits until all requests succeed, by either adapter.
-    fn recover(&mut self) {
+    /// Waits until all requests succeed, by either adapter. The `requester` whose requests may have failed comes first: a peer that was stopped
+    /// carries out those that it had received, before those that follow.
+    fn recover(&mut self, requester: usize) {
         let deadline = Instant::now() + RECOVERY;
-        for (requester, operation) in [(0, Operation::RdmaWrite), (1, Operation::RdmaRead)] {
+        let responder = 1 - requester;
+        for (requester, operation) in [
+            (requester, Operation::RdmaWrite),
+            (responder, Operation::RdmaRead),
+        ] {
             loop {
                 let batch = self.post(operation, requester);
                 if self.end(&batch, true).otherwise == 0 {

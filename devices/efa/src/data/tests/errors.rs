@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use zerocopy::little_endian::{U16, U64};
 
 use super::super::work_request::WorkRequest;
-use super::fixture::{Adapter, ENTRIES, PAYLOAD, Post, QKEY, RAM, VIRTUAL, entry};
+use super::fixture::{Adapter, ENTRIES, PAYLOAD, Pair, Post, QKEY, RAM, VIRTUAL, entry};
 use crate::memory_bar::Doorbell;
 use crate::objects::{Gid, QueuePairKind, QueuePairState, limits};
 
@@ -333,16 +333,21 @@ fn what_is_posted_on_a_pair_in_error_is_flushed() {
     assert_eq!(adapter.statuses(&mut a), [(3, flushed), (12, flushed)]);
 }
 
-#[test]
-fn requests_in_progress_are_no_more_than_their_queue_has_entries() {
+/// An adapter, one of its queue pairs, and a message to another one that has no receive, for which it waits without end.
+fn sender_without_a_receive() -> (Adapter, Pair, Post) {
     let mut adapter = Adapter::new();
-    let (mut a, b) = (adapter.reliable(), adapter.reliable());
-    let handle = adapter.handle();
+    let (a, b) = (adapter.reliable(), adapter.reliable());
     adapter.set_rnr_retry(a.number, 7);
     let post = Post {
         inline: Some(vec![1]),
-        ..Post::send(&b, handle, &[])
+        ..Post::send(&b, adapter.handle(), &[])
     };
+    (adapter, a, post)
+}
+
+#[test]
+fn requests_in_progress_are_no_more_than_their_queue_has_entries() {
+    let (mut adapter, mut a, post) = sender_without_a_receive();
     let entries = {
         let pair = adapter.path.objects();
         usize::from(pair.queue_pair(a.number).unwrap().send.entries())
@@ -359,14 +364,7 @@ fn requests_in_progress_are_no_more_than_their_queue_has_entries() {
 
 #[test]
 fn pair_that_was_reset_starts_from_the_beginning() {
-    let mut adapter = Adapter::new();
-    let (mut a, b) = (adapter.reliable(), adapter.reliable());
-    let handle = adapter.handle();
-    adapter.set_rnr_retry(a.number, 7);
-    let post = Post {
-        inline: Some(vec![1]),
-        ..Post::send(&b, handle, &[])
-    };
+    let (mut adapter, mut a, post) = sender_without_a_receive();
     adapter.send(&mut a, &post);
     adapter.work();
     adapter.set_state(a.number, QueuePairState::Reset);
