@@ -149,12 +149,6 @@ impl<'a> Guest<'a> {
         for (index, server) in servers.iter().enumerate() {
             events.add_child(EventSource::Server(index), server.child.pidfd())?;
         }
-        let warnings: Vec<_> = scenario
-            .checks
-            .iter()
-            .flat_map(Check::warnings)
-            .copied()
-            .collect();
         Ok(Self {
             qemu,
             servers,
@@ -173,7 +167,7 @@ impl<'a> Guest<'a> {
             search: GivenUp::default(),
             given_up: None,
             qemu_said,
-            console: Console::new(folder.file(CONSOLE_LOG)?, KnownWarnings::of(&warnings)),
+            console: console(scenario, folder)?,
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
     }
@@ -464,6 +458,14 @@ fn plan(scenario: &Scenario, artifacts: &Artifacts, shared: &[SharedFolder<'_>])
     plan.layers = layers.map(str::to_owned).collect();
     artifacts.built.add_to(&mut plan.modules);
     plan
+}
+
+/// The guest's console, whose kernel may warn of what the checks provoke.
+fn console(scenario: &Scenario, folder: &Folder) -> anyhow::Result<Console> {
+    let warnings = scenario.checks.iter().flat_map(Check::warnings);
+    let warnings: Vec<_> = warnings.copied().collect();
+    let known = KnownWarnings::of(&warnings);
+    Ok(Console::new(folder.file(CONSOLE_LOG)?, known))
 }
 
 /// Starts QEMU with its console on a pipe and its own output at `stderr`.

@@ -71,11 +71,7 @@ impl LocalEnd {
         match command {
             Command::Address => return Ok(Answer::Address(self.address()?)),
             Command::Wait => return Ok(Answer::Completed(self.wait()?)),
-            Command::Poll => {
-                let completion = self.pair.poll()?;
-                let completed = completion.map(|it| self.completed(it)).transpose()?;
-                return Ok(completed.map_or(Answer::Done, Answer::Completed));
-            }
+            Command::Poll => return self.poll(),
             Command::SendBeside { id, span, retries } => {
                 return Ok(Answer::Completed(self.send_beside(*id, *span, *retries)?));
             }
@@ -128,6 +124,13 @@ impl LocalEnd {
             Command::Store { path, at, span } => self.store(path, *at, *span)?,
         }
         Ok(Answer::Done)
+    }
+
+    /// A completion, if one is there.
+    fn poll(&mut self) -> anyhow::Result<Answer> {
+        let completion = self.pair.poll()?;
+        let completed = completion.map(|it| self.completed(it)).transpose()?;
+        Ok(completed.map_or(Answer::Done, Answer::Completed))
     }
 
     fn address(&self) -> anyhow::Result<Address> {
