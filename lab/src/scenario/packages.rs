@@ -94,17 +94,45 @@ mod tests {
             (
                 "\"4K\"",
                 "\"65M\"",
-                "`sizes`: 1 x 65M do not fit the VRAM of `g0`: it has 64M",
+                "`sizes`: 1 x 65M with a page before and behind each do not fit the aperture of `g0`: it has 64M",
             ),
             (
                 "\"guest-ram\"\nsizes = [\"4K\"]",
                 "{ vram = \"g0\" }\nsizes = [\"4K\", \"33M\"]",
-                "`sizes`: 2 x 33M do not fit the VRAM of `g0`: it has 64M",
+                "`sizes`: 2 x 33M with a page before and behind each do not fit the aperture of `g0`: it has 64M",
             ),
         ] {
             let error = tools(&RDMA.replace(from, to));
             assert!(error.contains(wanted), "{error}");
         }
+    }
+
+    #[test]
+    fn buffer_of_an_rdma_end_fits_the_gpu() {
+        let sized = |bytes: u64, more: &str| {
+            let check = RDMA.replace("\"4K\"", &bytes.to_string());
+            let text = format!(
+                "name = \"x\"\ntools = true\n[[gpu]]\nname = \"g0\"\n{more}\n[[nic]]\nname = \"n0\"\n[[check]]\n{check}\n"
+            );
+            let parsed = Scenario::parse(Path::new("x.toml"), text);
+            parsed.map(drop).map_err(|error| error.to_string())
+        };
+        let most = (64 << 20) - 2 * peerbar_rdma_end::MARGIN;
+        let small = "vram = \"64M\"";
+        assert_eq!(sized(most, small), Ok(()));
+        let error = sized(most + 1, small).unwrap_err();
+        assert!(error.contains("do not fit the aperture of `g0`"), "{error}");
+        // The driver's memory is the p2pmem, unless the aperture is a window.
+        let larger = "vram = \"1G\"\naperture = \"256M\"";
+        let error = sized(512 << 20, larger).unwrap_err();
+        assert!(error.contains("it has 256M"), "{error}");
+        let window = format!("{larger}\nmode = \"window\"");
+        assert_eq!(sized(512 << 20, &window), Ok(()));
+        let error = sized(1 << 30, &window).unwrap_err();
+        assert!(
+            error.contains("do not fit the VRAM of `g0`: it has 1G"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -10,6 +10,10 @@ use crate::{Gpu, Nic, NvmeDevice, Size};
 
 /// Most that Linux takes of a CMB for one submission queue: `io_queue_depth` entries, 1024 unless set, of 64 bytes.
 const QUEUE_BYTES: u64 = 64 << 10;
+/// Bytes of an RDMA end's memory around what it transfers: `MARGIN` of `guest/rdma-end`, before and behind.
+const AROUND_TRANSFER: u64 = 2 * 4096;
+/// The unit in which the GPU's driver gives memory: `PB_GPU_PAGE` of `guest/gpu-driver`.
+const VRAM_UNIT: u64 = 64 << 10;
 
 /// The devices of a scenario, and the machine around them.
 #[derive(Clone, Debug, Default)]
@@ -152,21 +156,29 @@ impl Inventory {
         ))
     }
 
-    /// Checks that a buffer of the largest of `sizes` fits the memory of each of `gpus`, which may name one twice.
+    /// Checks that the buffer of an RDMA end for the largest of `sizes` fits the memory of each of `gpus`, which may name one twice.
     ///
     /// # Errors
     /// What does not fit.
     pub fn vram_holds(&self, gpus: &[&str], sizes: &[u64]) -> Result<(), String> {
         let largest = largest(sizes);
+        let buffer = largest.saturating_add(AROUND_TRANSFER);
+        let buffer = buffer.checked_next_multiple_of(VRAM_UNIT);
         for gpu in &self.gpus {
             let buffers = gpus.iter().filter(|name| **name == gpu.name).count();
-            let needed = largest.saturating_mul(u64::try_from(buffers).unwrap_or(u64::MAX));
-            if needed > gpu.vram_bytes {
+            // The driver takes it out of the p2pmem, where the GPU has that.
+            let (memory, bytes) = match gpu.window {
+                true => ("VRAM", gpu.vram_bytes),
+                false => ("aperture", gpu.aperture_bytes),
+            };
+            let count = u64::try_from(buffers).unwrap_or(u64::MAX);
+            let needed = buffer.map_or(u64::MAX, |buffer| buffer.saturating_mul(count));
+            if buffers > 0 && needed > bytes {
                 return Err(format!(
-                    "{buffers} x {} do not fit the VRAM of `{}`: it has {}",
+                    "{buffers} x {} with a page before and behind each do not fit the {memory} of `{}`: it has {}",
                     Size(largest),
                     gpu.name,
-                    Size(gpu.vram_bytes)
+                    Size(bytes)
                 ));
             }
         }
