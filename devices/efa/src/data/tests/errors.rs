@@ -8,7 +8,7 @@ use zerocopy::little_endian::{U16, U64};
 use super::super::work_request::WorkRequest;
 use super::fixture::{Adapter, ENTRIES, PAYLOAD, Pair, Post, QKEY, RAM, VIRTUAL, entry};
 use crate::memory_bar::Doorbell;
-use crate::objects::{Gid, QueuePairKind, QueuePairState, limits};
+use crate::objects::{CreateQueuePair, Gid, QueuePairKind, QueuePairState, limits};
 
 const TO: u64 = PAYLOAD + (1 << 20);
 
@@ -359,6 +359,36 @@ fn requests_in_progress_are_no_more_than_their_queue_has_entries() {
         let pair = adapter.path.objects();
         let jobs = pair.queue_pair(a.number).unwrap().jobs.numbers().count();
         assert!(jobs <= entries, "{jobs}");
+    }
+}
+
+#[test]
+fn wrong_doorbell_is_found_while_no_request_may_begin() {
+    let (mut adapter, mut a, post) = sender_without_a_receive();
+    for _ in 0..ENTRIES {
+        adapter.send(&mut a, &post);
+        adapter.work();
+    }
+    let queue = adapter.completion_queue(None).number;
+    let without_entries = CreateQueuePair {
+        send_entries: 0,
+        send_bytes: 0,
+        ..adapter.pair_parameters(queue, 64)
+    };
+    let created = adapter.path.objects().create_queue_pair(without_entries);
+    let empty = created.unwrap();
+    for state in [
+        QueuePairState::Init,
+        QueuePairState::ReadyToReceive,
+        QueuePairState::ReadyToSend,
+    ] {
+        adapter.set_state(empty, state);
+    }
+    for (number, doorbell) in [(a.number, a.sent + ENTRIES + 1), (empty, 1)] {
+        adapter.ring(Doorbell::Send(number % limits::QUEUE_PAIRS), doorbell);
+        adapter.work();
+        let state = adapter.path.objects().queue_pair(number).unwrap().state;
+        assert_eq!(state, QueuePairState::Error, "{number}");
     }
 }
 
