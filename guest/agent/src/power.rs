@@ -25,7 +25,7 @@ pub(crate) fn off() -> ! {
         if matches!(has_virtio_iommu(), Ok(true))
             && let Err(error) = remove_functions(Path::new("/sys/bus/pci/devices"))
         {
-            eprintln!("peerbar-agent: cannot remove the devices behind virtio's IOMMU: {error}");
+            eprintln!("peerbar-agent: cannot remove a device behind virtio's IOMMU: {error}");
         }
         let refused = reboot(RebootCommand::PowerOff);
         eprintln!("peerbar-agent: powering off failed: {refused:?}");
@@ -52,7 +52,13 @@ pub(crate) fn off() -> ! {
 fn remove_functions(devices: &Path) -> io::Result<()> {
     let mut done = Ok(());
     for function in fs::read_dir(devices)? {
-        let function = function?.path();
+        let function = match function {
+            Ok(function) => function.path(),
+            Err(error) => {
+                done = done.and(Err(error));
+                continue;
+            }
+        };
         let Ok(driver) = fs::read_link(function.join("driver")) else {
             continue;
         };
@@ -60,7 +66,11 @@ fn remove_functions(devices: &Path) -> io::Result<()> {
             .file_name()
             .is_none_or(|name| STAYING.iter().any(|staying| **staying == *name));
         if !stays && function.join("iommu_group").exists() {
-            done = done.and(fs::write(function.join("remove"), "1"));
+            let removed = fs::write(function.join("remove"), "1").map_err(|error| {
+                let message = format!("{}: {error}", function.display());
+                io::Error::new(error.kind(), message)
+            });
+            done = done.and(removed);
         }
     }
     done
@@ -100,7 +110,8 @@ mod tests {
             fs::remove_file(devices.path().join(address).join("remove")).unwrap();
             fs::create_dir(devices.path().join(address).join("remove")).unwrap();
         }
-        remove_functions(devices.path()).unwrap_err();
+        let error = remove_functions(devices.path()).unwrap_err().to_string();
+        assert!(gone.iter().any(|gone| error.contains(gone)), "{error}");
         let is_removed = |bus: u32| {
             let remove = devices.path().join(format!("0000:0{bus}:00.0/remove"));
             fs::read_to_string(remove).unwrap() == "1"
