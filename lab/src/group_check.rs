@@ -269,7 +269,7 @@ impl Transfers {
             true => Verdict::Pass,
             false => Verdict::Fail,
         };
-        diagnostics.extend(self.inferences());
+        diagnostics.extend(self.inferences(uncounted));
         Row {
             name: name.to_owned(),
             verdict,
@@ -281,9 +281,10 @@ impl Transfers {
 }
 
 impl Transfers {
-    /// What was not counted but inferred, in words for each device.
-    fn inferences(&self) -> impl Iterator<Item = String> {
+    /// What was not counted but inferred, in words for each device but those that are `uncounted`.
+    fn inferences(&self, uncounted: &[&str]) -> impl Iterator<Item = String> {
         let after = self.after.inferred.iter();
+        let after = after.filter(|(name, _)| !uncounted.contains(&name.as_str()));
         after.filter_map(|(name, after)| {
             let before = self.before.inferred.get(name).copied().unwrap_or(0);
             inference(name, after.saturating_sub(before))
@@ -611,7 +612,8 @@ mod tests {
         let mut done = done(&before, &counters(164, Completer::PeerBar));
         let inferred = |a, b| [("a".to_owned(), a), ("b".to_owned(), b)].into();
         (done.before.inferred, done.after.inferred) = (inferred(7, 7), inferred(71, 7));
-        let row = done.row("x", &check(), &[], false);
+        done.after.inferred.insert("disk".to_owned(), 9);
+        let row = done.row("x", &check(), &["disk"], false);
         assert_eq!(row.verdict, Verdict::Pass);
         let [said] = &row.diagnostics[..] else {
             panic!("{:?}", row.diagnostics);

@@ -107,7 +107,7 @@ pub fn clear_impairments(run: &Path) -> Result<String, InjectError> {
 /// The rules in force at a device, or at the fabric, as [`inject`]: of a device with how often each matched and injected.
 ///
 /// # Errors
-/// A device that is not there.
+/// A device that is not there, or does not answer.
 pub fn rules_in_force(run: &Path, device: &str) -> Result<Vec<String>, InjectError> {
     let answer = ask(run, device, "rules")?;
     let rules = answer.trim_start_matches("in force: ");

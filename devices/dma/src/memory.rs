@@ -23,9 +23,9 @@ use crate::lent_memory::LentMapping;
 /// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
 /// completion entry holds its phase tag and must become visible last.
 const ORDERED_LIMIT: usize = 64;
-const WORD: usize = 8;
-/// That of an EFA has it in one of its words of 4 bytes.
-const HALF_WORD: usize = 4;
+const QUADWORD: usize = 8;
+/// An entry of an EFA has its phase in a word of 4 bytes.
+const DOUBLEWORD: usize = 4;
 
 /// Bytes of a cache line, and how many are fetched before they are copied: the processor finds out about what follows.
 const LINE: usize = 64;
@@ -324,11 +324,11 @@ impl MappedMemory {
     /// Copies from the memory at `offset` into `data`.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         let slice = self.slice(offset, data.len())?;
-        if data.len() <= ORDERED_LIMIT && is_words::<WORD>(offset, data.len()) {
-            for (index, word) in data.chunks_exact_mut(WORD).enumerate() {
+        if data.len() <= ORDERED_LIMIT && is_words::<QUADWORD>(offset, data.len()) {
+            for (index, word) in data.chunks_exact_mut(QUADWORD).enumerate() {
                 let value: u64 = slice
-                    .load(index * WORD, Ordering::Acquire)
-                    .map_err(|_| self.out_of_range(offset, WORD))?;
+                    .load(index * QUADWORD, Ordering::Acquire)
+                    .map_err(|_| self.out_of_range(offset, QUADWORD))?;
                 word.copy_from_slice(&value.to_ne_bytes());
             }
         } else {
@@ -350,9 +350,9 @@ impl MappedMemory {
     /// all that comes before the word, and all that was written before.
     pub(crate) fn write_in_order(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
         let slice = self.slice(offset, data.len())?;
-        let stored = if is_words::<WORD>(offset, data.len()) {
+        let stored = if is_words::<QUADWORD>(offset, data.len()) {
             store_in_order(&slice, data, u64::from_ne_bytes)
-        } else if is_words::<HALF_WORD>(offset, data.len()) {
+        } else if is_words::<DOUBLEWORD>(offset, data.len()) {
             store_in_order(&slice, data, u32::from_ne_bytes)
         } else {
             slice.copy_from(data);

@@ -53,9 +53,9 @@ struct Armed {
 pub struct InForce {
     /// The rule.
     pub rule: Rule,
-    /// How many I/Os it matched.
+    /// How often its subject matched.
     pub matches: u64,
-    /// For how many of them it fired.
+    /// How often it fired then.
     pub fired: u64,
 }
 
