@@ -458,7 +458,7 @@ pub(crate) struct Matrix {
 pub(crate) struct Inject {
     /// Name of the device, or `fabric`.
     pub device: String,
-    /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE. One of the fabric is as `nic0->nic1 loss=1%`.
+    /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE. One of the fabric is as `nic0->nic1 loss=1%`. Without one the rules in force are shown.
     #[arg(value_name = "RULE")]
     pub words: Vec<String>,
     /// Have the port above the device report a PCIe error to the guest, as `surprise-down` or `bad-tlp`.
