@@ -377,13 +377,7 @@ fn wrong_doorbell_is_found_while_no_request_may_begin() {
     };
     let created = adapter.path.objects().create_queue_pair(without_entries);
     let empty = created.unwrap();
-    for state in [
-        QueuePairState::Init,
-        QueuePairState::ReadyToReceive,
-        QueuePairState::ReadyToSend,
-    ] {
-        adapter.set_state(empty, state);
-    }
+    adapter.make_ready(empty);
     for (number, doorbell) in [(a.number, a.sent + ENTRIES + 1), (empty, 1)] {
         adapter.ring(Doorbell::Send(number % limits::QUEUE_PAIRS), doorbell);
         adapter.work();

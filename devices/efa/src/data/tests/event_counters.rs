@@ -26,18 +26,8 @@ fn attach(adapter: &Adapter, pair: u16, events: QpEvents, address: u64) -> u16 {
     let counter = objects.create_event_counter(create, |_, _| true).unwrap();
     objects.attach_event_counter(counter, pair, events).unwrap();
     drop(objects);
-    bring_up(adapter, pair);
+    adapter.make_ready(pair);
     counter
-}
-
-fn bring_up(adapter: &Adapter, pair: u16) {
-    for state in [
-        QueuePairState::Init,
-        QueuePairState::ReadyToReceive,
-        QueuePairState::ReadyToSend,
-    ] {
-        adapter.set_state(pair, state);
-    }
 }
 
 /// A counter of each event of a queue pair.
@@ -229,7 +219,7 @@ fn counter_whose_word_is_unreachable_fails_its_queue_pairs() {
         .attach_event_counter(counter, third.number, send)
         .unwrap();
     drop(objects);
-    bring_up(&it.adapter, third.number);
+    it.adapter.make_ready(third.number);
     it.adapter.receive(&mut it.b, 2, &[(it.keys.local, TO, 64)]);
     let message = it.message(8);
     it.adapter.send(&mut third, &message);

@@ -312,13 +312,7 @@ impl Adapter {
         };
         let receive = create.receive_address;
         let number = self.path.objects().create_queue_pair(create).unwrap();
-        for state in [
-            QueuePairState::Init,
-            QueuePairState::ReadyToReceive,
-            QueuePairState::ReadyToSend,
-        ] {
-            self.set_state(number, state);
-        }
+        self.make_ready(number);
         Pair {
             number,
             queue,
@@ -326,6 +320,17 @@ impl Adapter {
             entry_bytes: entry_bytes as usize,
             sent: 0,
             received: 0,
+        }
+    }
+
+    /// Takes a new queue pair to where it sends.
+    pub(super) fn make_ready(&self, number: u16) {
+        for state in [
+            QueuePairState::Init,
+            QueuePairState::ReadyToReceive,
+            QueuePairState::ReadyToSend,
+        ] {
+            self.set_state(number, state);
         }
     }
 

@@ -7,9 +7,7 @@ use peerbar_efa_spec::work::Operation;
 
 use super::fixture::{Adapter, PAYLOAD, Post};
 use crate::memory_bar::Doorbell;
-use crate::objects::{
-    CreateCompletionQueue, CreateQueuePair, QueuePairKind, QueuePairState, limits,
-};
+use crate::objects::{CreateCompletionQueue, CreateQueuePair, QueuePairKind, limits};
 
 const TO: u64 = PAYLOAD + (4 << 20);
 
@@ -155,13 +153,7 @@ fn bad_requests_leave_turns_to_others() {
         unsolicited_writes: false,
     };
     let number = adapter.path.objects().create_queue_pair(create).unwrap();
-    for state in [
-        QueuePairState::Init,
-        QueuePairState::ReadyToReceive,
-        QueuePairState::ReadyToSend,
-    ] {
-        adapter.set_state(number, state);
-    }
+    adapter.make_ready(number);
     // All entries are zeros, which no request is.
     adapter.ring(Doorbell::Send(number % limits::QUEUE_PAIRS), 2048);
     adapter.worker.turn(adapter.now);
