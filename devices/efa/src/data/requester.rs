@@ -104,11 +104,11 @@ impl Turn<'_> {
             let Ok(pair) = self.objects.queue_pair(number) else {
                 return;
             };
-            // A wrong doorbell is one also while no more may begin.
-            if pair.send.next().is_err() {
-                return self.fail_pair(number);
-            }
             if pair.jobs.is_full(pair.send.entries()) {
+                // A wrong doorbell is one also while no more may begin.
+                if pair.send.next().is_err() {
+                    self.fail_pair(number);
+                }
                 return;
             }
             match self.take_entry(number) {
