@@ -52,28 +52,27 @@ pub(crate) fn off() -> ! {
 fn remove_functions(devices: &Path) -> io::Result<()> {
     let mut done = Ok(());
     for function in fs::read_dir(devices)? {
-        let function = match function {
-            Ok(function) => function.path(),
-            Err(error) => {
-                done = done.and(Err(error));
-                continue;
-            }
-        };
-        let Ok(driver) = fs::read_link(function.join("driver")) else {
-            continue;
-        };
-        let stays = driver
-            .file_name()
-            .is_none_or(|name| STAYING.iter().any(|staying| **staying == *name));
-        if !stays && function.join("iommu_group").exists() {
-            let removed = fs::write(function.join("remove"), "1").map_err(|error| {
-                let message = format!("{}: {error}", function.display());
-                io::Error::new(error.kind(), message)
-            });
-            done = done.and(removed);
-        }
+        let removed = function.and_then(|function| remove_function(&function.path()));
+        done = done.and(removed);
     }
     done
+}
+
+/// [`remove_functions`] for one of them, which may be none of these.
+fn remove_function(function: &Path) -> io::Result<()> {
+    let Ok(driver) = fs::read_link(function.join("driver")) else {
+        return Ok(());
+    };
+    let stays = driver
+        .file_name()
+        .is_none_or(|name| STAYING.iter().any(|staying| **staying == *name));
+    if stays || !function.join("iommu_group").exists() {
+        return Ok(());
+    }
+    fs::write(function.join("remove"), "1").map_err(|error| {
+        let message = format!("{}: {error}", function.display());
+        io::Error::new(error.kind(), message)
+    })
 }
 
 #[cfg(test)]
