@@ -24,44 +24,33 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
         true => of_fabric(options)?,
         false => options.guest.folder(&options.run)?,
     };
-    let lines = if options.clear {
-        clear_faults(run, device).map(one_line)
+    let done = if options.clear {
+        clear_faults(run, device)
     } else if let Some(text) = &options.port_error {
-        report_port_error(run, device, rule::<PortError>(text)?).map(one_line)
+        report_port_error(run, device, rule::<PortError>(text)?)
     } else if words.is_empty() {
-        rules_in_force(run, device).map(in_force)
+        rules_in_force(run, device).map(|rules| in_force(&rules))
     } else {
         let text = words.join(" ");
-        let done = match is_fabric {
+        match is_fabric {
             true => impair(run, &rule(&text)?),
             false => inject_into(run, device, &rule(&text)?),
-        };
-        done.map(one_line)
+        }
     };
-    let lines = lines.map_err(|error| match error {
+    let done = done.map_err(|error| match error {
         InjectError::Socket { .. } => Failure::Environment(error.into()),
         _ => Failure::Usage(error.into()),
     })?;
-    let lines: Vec<String> = lines
-        .iter()
-        .map(|line| format!("{device}: {line}\n"))
-        .collect();
-    print(&lines.concat())?;
+    let lines = done.lines().map(|line| format!("{device}: {line}\n"));
+    print(&lines.collect::<String>())?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn one_line(done: String) -> Vec<String> {
-    vec![done]
-}
-
 /// A line for each rule in force.
-fn in_force(rules: Vec<String>) -> Vec<String> {
-    match rules.as_slice() {
-        [] => one_line("no rule is in force".to_owned()),
-        rules => rules
-            .iter()
-            .map(|rule| format!("in force: {rule}"))
-            .collect(),
+fn in_force(rules: &[String]) -> String {
+    match rules {
+        [] => "no rule is in force".to_owned(),
+        rules => format!("in force: {}", rules.join("\nin force: ")),
     }
 }
 
@@ -143,12 +132,11 @@ mod tests {
 
     #[test]
     fn rules_in_force_have_a_line_each() {
-        assert_eq!(in_force(Vec::new()), ["no rule is in force"]);
+        assert_eq!(in_force(&[]), "no rule is in force");
         let rules = ["a->b loss=1%", "c<->d partition"].map(str::to_owned);
-        let lines = in_force(rules.to_vec());
         assert_eq!(
-            lines,
-            ["in force: a->b loss=1%", "in force: c<->d partition"]
+            in_force(&rules),
+            "in force: a->b loss=1%\nin force: c<->d partition"
         );
     }
 
