@@ -247,9 +247,7 @@ impl State {
     fn take_direct(&mut self, now: Instant) {
         for received in self.direct.receive() {
             match received {
-                Received::Packet(message) => {
-                    self.transport.receive(message, now);
-                }
+                Received::Packet(packet) => self.transport.receive_directly(packet, now),
                 Received::Ended(peer) => self.transport.disconnected(peer),
             }
         }

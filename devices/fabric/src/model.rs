@@ -242,9 +242,9 @@ impl World {
                 for received in adapter.direct.receive() {
                     is_quiet = false;
                     match received {
-                        Received::Packet(message) => {
+                        Received::Packet(packet) => {
                             self.direct_packets += 1;
-                            assert!(adapter.transport.receive(message, self.now));
+                            adapter.transport.receive_directly(packet, self.now);
                         }
                         Received::Ended(peer) => adapter.transport.disconnected(peer),
                     }
@@ -446,6 +446,18 @@ fn successor_is_not_asked_what_its_predecessor_was() {
     assert_eq!(world.asked[0].outcome, Some(Err(RequestError::Gone)));
     world.act(&Step::Request { from: 0, to: 1 });
     assert_eq!(world.asked[1].carried_out, 1);
+}
+
+#[test]
+fn direct_packet_of_a_predecessor_does_not_displace_its_successor() {
+    let request = || Step::Request { from: 2, to: 0 };
+    let leave_and_attach = [Step::Leave { at: 2 }, Step::Attach { at: 2 }];
+    let mut steps = vec![request(), Step::Stop { at: 0 }, request()];
+    steps.extend(leave_and_attach);
+    steps.push(request());
+    let world = World::after(0, &[], &steps);
+    let carried_out: Vec<usize> = world.asked.iter().map(|asked| asked.carried_out).collect();
+    assert_eq!(carried_out, [1, 0, 1]);
 }
 
 #[test]

@@ -217,6 +217,18 @@ impl<D> Transport<D> {
         true
     }
 
+    /// Handles a packet that came by a direct connection. It introduces nobody: the fabric may have named the peer's successor, or have said
+    /// that the peer has left, before the connection ends.
+    pub(crate) fn receive_directly(&mut self, packet: Message, now: Instant) {
+        if let Message::Packet {
+            peer, incarnation, ..
+        } = &packet
+            && self.peers.get(peer).and_then(Peer::incarnation) == Some(*incarnation)
+        {
+            self.receive(packet, now);
+        }
+    }
+
     /// Sends again what no answer has come to, ends what has taken too long, and forgets peers that have left.
     pub(crate) fn expire(&mut self, now: Instant) {
         let is_full = self.is_full();
@@ -307,7 +319,7 @@ impl<D> Transport<D> {
         if let Some(peer) = self.introduce(gid, incarnation, now) {
             peer.is_direct = true;
         }
-        // What comes there from one that there is no room for is not taken, as what comes by the fabric.
+        // What comes there from one that there is no room for is not taken, until the fabric has brought a packet of it.
         let direct = Output::Direct(gid, incarnation, socket);
         self.outputs.push(direct);
     }
