@@ -550,7 +550,8 @@ mod tests {
         let mut engine = engine_of(requester, &vram, 1);
         for tail in [2u32, 3] {
             engine.doorbells.write(0x8000, &tail.to_le_bytes());
-            engine.turn();
+            // On a busy machine a slice may end after one command.
+            while engine.turn() {}
         }
         let flight = FlightFile::open(&path).unwrap().read().unwrap();
         let steps = flight.records.iter().map(|record| record.event);
@@ -575,11 +576,11 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_ends_with_nothing_left_and_the_ring_advanced() {
+    fn turns_end_with_nothing_left_and_the_ring_advanced() {
         let mut engine = engine();
         engine.doorbells.write(0x8000, &2u32.to_le_bytes());
         assert!(engine.has_work());
-        assert!(!engine.turn());
+        while engine.turn() {}
         assert_eq!(head(&engine, 0), 2, "two empty commands");
     }
 
