@@ -10,6 +10,7 @@ use rustix::fs::{OFlags, SealFlags, fcntl_setfl};
 use crate::PATIENCE;
 use crate::driver::{Driver, RAM, RAM_BYTES, ram};
 use crate::process::start;
+use crate::silent_file::{FLUSH, SilentFile};
 use crate::wire::Wire;
 
 const ENOSPC: u32 = 28;
@@ -71,4 +72,30 @@ fn eventfd_that_its_client_keeps_full_blocks_nothing() {
         assert_eq!(bring_up().serial(), "test");
         assert_eq!(daemon.terminate().code, Some(0));
     }
+}
+
+#[test]
+#[ignore = "mounts a file system: needs root"]
+fn silent_file_of_fuse_delays_no_client() {
+    let mut daemon = start(&["--namespace", "ram=1M"]);
+    let file = SilentFile::new();
+    let mut hostile = Wire::connect(daemon.socket());
+    for number in 0..8 {
+        let span = (RAM + number * RAM_BYTES, RAM_BYTES);
+        hostile.map(span, Some(file.as_fd())).unwrap();
+    }
+    assert_eq!(file.awaited(), FLUSH, "only close(2) may ask for the file");
+    hostile.reset();
+    drop(hostile);
+    let memory = ram(SealFlags::SHRINK);
+    let mut wire = Wire::connect(daemon.socket());
+    wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
+    let mut driver = Driver::bring_up(wire, memory);
+    assert_eq!(driver.serial(), "test");
+    let requests = driver.link().upstream.seen();
+    assert_eq!(requests, [], "its memory is mapped");
+    drop(driver);
+    // A process ends only once the close(2) of its thread returns.
+    drop(file);
+    assert_eq!(daemon.terminate().code, Some(0));
 }

@@ -20,6 +20,7 @@ mod pmr;
 mod process;
 mod requests;
 mod resampling;
+mod silent_file;
 mod spdk;
 mod upstream;
 mod wire;
