@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use crate::{Evidence, Measure, PayloadFlow};
+use crate::{Evidence, Measure};
 
 const VERSION: &str = "KTAP version 1";
 const MEASURE: &str = "measure ";
@@ -102,19 +104,8 @@ impl Line {
 }
 
 fn parse_comment(text: &str) -> Line {
-    if let Some(measure) = text
-        .strip_prefix(MEASURE)
-        .and_then(|json| serde_json::from_str::<Measure>(json).ok())
-    {
-        let flows = measure.flows.into_iter().map(|flow| PayloadFlow {
-            requester: printable(&flow.requester).into_owned(),
-            ..flow
-        });
-        return Line::Measure(Measure {
-            sizes: printable(&measure.sizes).into_owned(),
-            flows: flows.collect(),
-            ..measure
-        });
+    if let Some(measure) = text.strip_prefix(MEASURE).and_then(read_json) {
+        return Line::Measure(measure);
     }
     if let Some(uptime) = text
         .strip_prefix(READY)
@@ -131,15 +122,28 @@ fn parse_comment(text: &str) -> Line {
     {
         return Line::Counters(request);
     }
-    if let Some(evidence) = text
-        .strip_prefix(EVIDENCE)
-        .and_then(|json| serde_json::from_str(json).ok())
-    {
+    if let Some(evidence) = text.strip_prefix(EVIDENCE).and_then(read_json) {
         return Line::Evidence(evidence);
     }
     match text.strip_prefix(OUTPUT) {
         Some(text) => Line::Output(text.to_owned()),
         None => Line::Diagnostic(text.to_owned()),
+    }
+}
+
+/// Reads JSON, whose strings are printable then: an escape sequence may stand for a control character.
+fn read_json<T: DeserializeOwned>(json: &str) -> Option<T> {
+    let mut value = serde_json::from_str(json).ok()?;
+    make_printable(&mut value);
+    serde_json::from_value(value).ok()
+}
+
+fn make_printable(value: &mut Value) {
+    match value {
+        Value::String(text) => *text = printable(text).into_owned(),
+        Value::Array(values) => values.iter_mut().for_each(make_printable),
+        Value::Object(fields) => fields.values_mut().for_each(make_printable),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -309,6 +313,14 @@ mod tests {
             panic!("{line}")
         };
         assert_eq!(name, "run \\# SKIP it not ok 2 - x");
+    }
+
+    #[test]
+    fn control_characters_behind_escapes_are_blanks() {
+        let evidence = Line::parse(r##"# evidence {"unwatched":"\u009b2J\u001b[2J\u0085"}"##);
+        let blanks = " 2J [2J ".to_owned();
+        assert_eq!(evidence, Line::Evidence(Evidence::Unwatched(blanks)));
+        assert_eq!(Line::parse(&evidence.to_string()), evidence);
     }
 
     #[test]
