@@ -10,12 +10,12 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 
 use arbitrary::{Arbitrary, Unstructured};
-use peerbar_socket_file::descriptors::{receive, send, wait_until};
+use peerbar_socket_file::descriptors::send;
+use peerbar_socket_file::packets::{Message as _, ReceiveError};
 use peerbar_switch::{
-    BarBacking, BarWindow, Config, Descriptor, LinkTiming, MAX_PACKET, Message, PROTOCOL, PciHole,
-    PortId, serve,
+    BarBacking, BarWindow, Config, Descriptor, LinkTiming, Message, PROTOCOL, PciHole, PortId,
+    serve,
 };
-use rustix::event::PollFlags;
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket, socket_with,
@@ -165,21 +165,18 @@ impl Endpoint {
     }
 
     fn receive(&self) -> Option<Message> {
-        let mut space = vec![0; MAX_PACKET];
-        let received = receive(&self.0, &mut space).ok()?;
-        let bytes = space
-            .get(..received.bytes)
-            .filter(|bytes| !bytes.is_empty())?;
-        Some(
-            Message::decode(bytes, received.descriptors).expect("the switch keeps to the protocol"),
-        )
+        match Message::receive(&self.0, &mut Message::space()) {
+            Ok(message) => Some(message),
+            Err(ReceiveError::Wire(error)) => panic!("the switch breaks the protocol: {error}"),
+            Err(_) => None,
+        }
     }
 
     /// The next message, which must come.
     fn expect(&self) -> Message {
-        let deadline = Instant::now() + LONG;
-        wait_until(&self.0, PollFlags::IN, Some(deadline)).expect("the switch answers");
-        self.receive().expect("the switch does not hang up")
+        let deadline = Some(Instant::now() + LONG);
+        let received = Message::receive_until(&self.0, &mut Message::space(), deadline);
+        received.expect("the switch answers")
     }
 
     fn act(&mut self, action: Action) {
