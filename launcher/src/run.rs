@@ -306,7 +306,8 @@ fn tell(
             let name = running.name(scenario);
             show(progress, verbose, &format!("{name}: {text}"));
         }
-        Line::Measure(_) | Line::Evidence(_) | Line::Counters(_) => {}
+        // A program's subtests were shown as its output.
+        Line::Nested(_) | Line::Measure(_) | Line::Evidence(_) | Line::Counters(_) => {}
         other => show(progress, verbose, &other.to_string()),
     }
 }

@@ -103,6 +103,8 @@ fn commands_are_shown_and_held_to_what_is_expected() {
     ] {
         assert!(progress.contains(message), "{message}: {progress}");
     }
+    let lines = progress.lines().filter(|line| line.ends_with("ok 1 - a"));
+    assert_eq!(lines.count(), 1, "a subtest is shown once: {progress}");
     assert!(
         results.contains("report [3 subtests, 1 skipped]"),
         "{results}"
