@@ -5,8 +5,12 @@ use super::line::{printable, split_directive};
 
 /// How deep subtests are read; what is indented more counts as a program's plain words.
 const DEEPEST: usize = 16;
-/// Most diagnostics that are kept of one result.
+/// Most diagnostics that are kept of one result, and most flaws of a report.
 const MOST_DIAGNOSTICS: usize = 40;
+/// Most results that are kept of a report.
+const MOST_RESULTS: usize = 20_000;
+/// Longest name in characters, also of a result with those above it.
+const LONGEST_NAME: usize = 300;
 
 /// One result of a program's report, with those below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,19 +33,28 @@ pub trait Nested: Sized {
     /// What it consists of.
     fn parts(&self) -> &[Self];
 
-    /// Every result of `all` that consists of no others, with its name below those above it: `suite / case`.
+    /// Every result of `all` that consists of no others, with its name below those above it: `suite / case`. A name is cut, so that
+    /// a long one above many results does not multiply.
     fn leaves(all: &[Self]) -> Vec<(String, &Self)> {
         let mut leaves = Vec::new();
         for each in all {
             if each.parts().is_empty() {
-                leaves.push((each.name().to_owned(), each));
+                leaves.push((shortened(each.name().to_owned()), each));
             }
             for (name, leaf) in Self::leaves(each.parts()) {
-                leaves.push((format!("{} / {name}", each.name()), leaf));
+                leaves.push((shortened(format!("{} / {name}", each.name())), leaf));
             }
         }
         leaves
     }
+}
+
+/// A name of up to [`LONGEST_NAME`] characters.
+fn shortened(mut name: String) -> String {
+    if let Some((end, _)) = name.char_indices().nth(LONGEST_NAME) {
+        name.truncate(end);
+    }
+    name
 }
 
 impl Nested for Subtest {
@@ -137,6 +150,7 @@ struct Level {
 struct Reader {
     top: Level,
     nested: Vec<Level>,
+    count: usize,
     flaws: Vec<String>,
     skipped: Option<String>,
 }
@@ -149,8 +163,15 @@ impl Reader {
                 ..Level::default()
             },
             nested: Vec::new(),
+            count: 0,
             flaws: Vec::new(),
             skipped: None,
+        }
+    }
+
+    fn flaw(&mut self, flaw: String) {
+        if self.flaws.len() < MOST_DIAGNOSTICS {
+            self.flaws.push(flaw);
         }
     }
 
@@ -165,7 +186,7 @@ impl Reader {
                 self.skipped = skipped;
             }
         } else if let Some(reason) = text.strip_prefix("Bail out!") {
-            self.flaws.push(format!("it bailed out: {}", reason.trim()));
+            self.flaw(format!("it bailed out: {}", reason.trim()));
         } else if is_version(text) || text.starts_with("# Subtest:") {
             self.open(indent);
         } else if let Some(comment) = text.strip_prefix('#') {
@@ -192,11 +213,21 @@ impl Reader {
     }
 
     fn result(&mut self, indent: usize, result: ResultLine) {
+        self.count = self.count.saturating_add(1);
+        if self.count > MOST_RESULTS {
+            if self.count == MOST_RESULTS.saturating_add(1) {
+                self.flaw(format!("it has more than {MOST_RESULTS} results"));
+            }
+            return;
+        }
         self.open(indent);
+        let name = shortened(result.name);
         let mut subtests = Vec::new();
         let mut diagnostics = Vec::new();
         while let Some(level) = self.nested.pop_if(|level| level.indent > indent) {
-            self.flaws.extend(level.flaw(&format!("`{}`", result.name)));
+            if let Some(flaw) = level.flaw(&format!("`{name}`")) {
+                self.flaw(flaw);
+            }
             // What is deeper, but below no result, is a level of its own without a name.
             subtests.splice(..0, level.results);
             diagnostics.splice(..0, level.diagnostics);
@@ -205,27 +236,25 @@ impl Reader {
         let due = level.results.len().saturating_add(1);
         diagnostics.splice(..0, std::mem::take(&mut level.diagnostics));
         level.results.push(Subtest {
-            name: result.name.clone(),
+            name: name.clone(),
             verdict: result.verdict,
             diagnostics,
             subtests,
         });
         if let Some(number) = result.number.filter(|number| *number != due) {
-            self.flaws.push(format!(
-                "result {number} ({}) comes where {due} is due",
-                result.name
-            ));
+            self.flaw(format!("result {number} ({name}) comes where {due} is due"));
         }
     }
 
     fn finish(mut self) -> ProgramReport {
         while let Some(level) = self.nested.pop() {
             let names: Vec<&str> = level.results.iter().map(|r| r.name.as_str()).collect();
-            let names = names.join(", ");
-            self.flaws
-                .push(format!("it ends within a subtest, after: {names}"));
+            let names = shortened(names.join(", "));
+            self.flaw(format!("it ends within a subtest, after: {names}"));
         }
-        self.flaws.extend(self.top.flaw("it"));
+        if let Some(flaw) = self.top.flaw("it") {
+            self.flaw(flaw);
+        }
         ProgramReport {
             results: self.top.results,
             flaws: self.flaws,
@@ -318,6 +347,26 @@ mod tests {
     const NESTED: &str = "starting\nKTAP version 1\n1..3\n  KTAP version 1\n  1..1\n    KTAP version 1\n    1..2\n    \
         ok 1 case_1\n    # expected 3, got 4\n    not ok 2 case_2\n  not ok 1 - inner\nnot ok 1 outer\n  KTAP version 1\n  1..1\n  \
         ok 1 a # SKIP no b\nok 2 - second\nok 3 third # XFAIL known\n# Totals: pass:1\n";
+
+    #[test]
+    fn long_name_above_many_results_does_not_multiply() {
+        let case = "    ok\n".repeat(MOST_RESULTS);
+        let text = format!(
+            "  KTAP version 1\n{case}  ok 1 {}\nok 1 - x\n",
+            "n".repeat(60_000)
+        );
+        let report = read(&text);
+        let too_many = format!("it has more than {MOST_RESULTS} results");
+        assert_eq!(report.flaws[0], too_many);
+        assert!(report.flaws.concat().len() < 1000);
+        let over = read(&format!(
+            "KTAP version 1\n  ok 1 - a\nok 1 - {}\n",
+            "n".repeat(60_000)
+        ));
+        let leaves = Subtest::leaves(&over.results);
+        let lengths = leaves.iter().map(|(name, _)| name.len());
+        assert_eq!(lengths.collect::<Vec<_>>(), [LONGEST_NAME]);
+    }
 
     #[test]
     fn subtests_are_below_the_result_that_follows_them() {
