@@ -662,13 +662,15 @@ impl Lab {
             .request(&Request::Check(Box::new(check.clone())))?;
         let deadline = Instant::now() + self.scenario.timeout;
         let mut diagnostics = Vec::new();
+        let before = self.guest.report.rows().len();
         loop {
             for line in self.report_lines(deadline)? {
                 match line {
                     Line::Diagnostic(text) => diagnostics.push(text),
                     Line::Result { .. } => {
-                        let row = self.guest.report.rows().last();
-                        return Ok((row.context("a result without a row")?.clone(), diagnostics));
+                        let row = self.guest.report.rows().get(before);
+                        let row = row.context("the guest has more results than are kept")?;
+                        return Ok((row.clone(), diagnostics));
                     }
                     _ => {}
                 }
@@ -677,11 +679,12 @@ impl Lab {
     }
 
     /// Kills the servers that `lines` of the report ask for.
-    fn kill_for(&mut self, lines: &[Line]) -> anyhow::Result<()> {
+    fn kill_for(&mut self, lines: &[Line]) -> Result<(), LabError> {
         for line in lines {
             if let Line::Kill(name) = line {
                 if self.loses.as_ref() != Some(name) {
-                    self.scenario.may_lose(name)?;
+                    let permitted = self.scenario.may_lose(name);
+                    permitted.map_err(Failure::Failed)?;
                 }
                 self.guest.lose(name)?;
             }

@@ -15,8 +15,16 @@ use crate::bounded_file::BoundedFile;
 const LARGEST: usize = 16 << 20;
 /// Most diagnostic lines that are kept for one check; the file has them all.
 const MOST_DIAGNOSTICS: usize = 200;
-/// Most pieces of evidence that are kept: functions of a full machine, and decisions on many of their pairs.
+/// Most pieces of evidence that are kept: decisions on many pairs.
 const MOST_EVIDENCE: usize = 10_000;
+/// Most functions among them. A picture of a run has them all.
+const MOST_FUNCTIONS: usize = 1024;
+/// Longest name of a function or its driver: a disk's name is a serial number of 20 bytes (NVMe Base 2.0, figure 275), a driver's one of a module.
+const LONGEST_NAME: usize = 64;
+/// Most results that are kept.
+const MOST_ROWS: usize = 100_000;
+/// Most bytes of subtests that are kept of a run.
+const MOST_NESTED: usize = 4 << 20;
 
 /// The report of one boot.
 pub struct Report {
@@ -27,6 +35,8 @@ pub struct Report {
     pending: Pending,
     rows: Vec<Row>,
     evidence: Vec<Evidence>,
+    /// How many bytes of subtests have come.
+    nested_bytes: usize,
     /// When the next check began, as far as is known: CLOCK_MONOTONIC in nanoseconds.
     began_ns: u64,
     times: Vec<CheckTime>,
@@ -85,6 +95,7 @@ impl Report {
             pending: Pending::default(),
             rows: Vec::new(),
             evidence: Vec::new(),
+            nested_bytes: 0,
             began_ns: monotonic_ns(),
             times: Vec::new(),
         }
@@ -144,17 +155,21 @@ impl Report {
     fn account(&mut self, line: &Line) {
         match line {
             Line::Measure(measure) => self.pending.measure = Some(measure.clone()),
-            Line::Evidence(evidence) if self.evidence.len() < MOST_EVIDENCE => {
+            Line::Evidence(evidence) if self.has_room_for(evidence) => {
                 self.evidence.push(evidence.clone());
             }
             Line::Diagnostic(text) if self.pending.diagnostics.len() < MOST_DIAGNOSTICS => {
                 self.pending.diagnostics.push(text.clone());
             }
-            Line::Nested(text) => {
+            Line::Nested(text) if self.nested_bytes.saturating_add(text.len()) < MOST_NESTED => {
+                self.nested_bytes = self
+                    .nested_bytes
+                    .saturating_add(text.len())
+                    .saturating_add(1);
                 self.pending.nested.push_str(text);
                 self.pending.nested.push('\n');
             }
-            Line::Result { name, verdict, .. } => {
+            Line::Result { name, verdict, .. } if self.rows.len() < MOST_ROWS => {
                 let Pending {
                     measure,
                     diagnostics,
@@ -186,10 +201,33 @@ impl Report {
             | Line::Kill(_)
             | Line::Counters(_)
             | Line::Evidence(_)
+            | Line::Nested(_)
+            | Line::Result { .. }
             | Line::Output(_)
             | Line::Diagnostic(_)
             | Line::Unknown(_) => {}
         }
+    }
+
+    /// Whether a piece of evidence is kept. What a guest says is multiplied in pictures and explanations.
+    fn has_room_for(&self, evidence: &Evidence) -> bool {
+        let is_function = |evidence: &&Evidence| matches!(evidence, Evidence::Function(_));
+        let is_plausible = match evidence {
+            Evidence::Function(function) => {
+                let names = [
+                    Some(&function.address),
+                    function.name.as_ref(),
+                    Some(&function.parent),
+                    function.driver.as_ref(),
+                    function.iommu_group.as_ref().map(|group| &group.kind),
+                ];
+                let mut names = names.into_iter().flatten();
+                names.all(|name| name.len() <= LONGEST_NAME)
+                    && self.evidence.iter().filter(is_function).count() < MOST_FUNCTIONS
+            }
+            _ => true,
+        };
+        is_plausible && self.evidence.len() < MOST_EVIDENCE
     }
 }
 
@@ -246,6 +284,35 @@ mod tests {
         report.take(b"1..1\n").unwrap();
         assert!(report.complete());
         assert_eq!(report.finish().2, Ok(()));
+    }
+
+    #[test]
+    fn functions_beyond_any_machine_are_not_kept() {
+        let mut report = Report::new(tempfile::tempfile().unwrap(), false);
+        let function = |address: &str| {
+            let line = r##"# evidence {"function":{"address":"ADDRESS","parent":"pci0000:00","vendor":1,"device":2,"class":3}}"##;
+            line.replace("ADDRESS", address) + "\n"
+        };
+        report.take(function(&"0".repeat(65)).as_bytes()).unwrap();
+        assert!(report.evidence().is_empty());
+        report
+            .take(function("0000:01:00.0").repeat(1025).as_bytes())
+            .unwrap();
+        assert_eq!(report.evidence().len(), MOST_FUNCTIONS);
+        let message = "# evidence {\"message\":\"a\"}\n";
+        report.take(message.as_bytes()).unwrap();
+        assert_eq!(report.evidence().len(), MOST_FUNCTIONS + 1);
+    }
+
+    #[test]
+    fn subtests_of_a_run_have_a_limit() {
+        let mut report = Report::new(tempfile::tempfile().unwrap(), false);
+        for _ in 0..10 {
+            report
+                .take("  ok 1 - a\n".repeat(100_000).as_bytes())
+                .unwrap();
+        }
+        assert!((MOST_NESTED - 20..=MOST_NESTED).contains(&report.pending.nested.len()));
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub enum Ending {
     GivenUp(String),
     /// A server died; its exit message.
     ServerDied(String),
-    /// Another guest, or the fabric between them, has ended the run: what it was.
+    /// Another guest, the fabric between guests, or what the guest asks for has ended the run: what it was.
     Stopped(String),
     /// A signal came.
     Signal(i32),

@@ -227,7 +227,9 @@ fn watch(
                 for line in &lines {
                     tell(progress, verbose, line, scenario, &mut running);
                     if let Line::Kill(name) = line {
-                        scenario.may_lose(name)?;
+                        if let Err(refusal) = scenario.may_lose(name) {
+                            return Ok(Ending::Stopped(refusal.to_string()));
+                        }
                         guest.lose(name)?;
                     }
                 }

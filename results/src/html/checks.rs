@@ -8,12 +8,15 @@ use peerbar_report::{Nested, PciFunction};
 use super::picture::picture;
 use super::routed::{RoutedBytes, routed};
 
+/// Most checks that have a picture of their own.
+const MOST_PICTURES: usize = 100;
+
 /// All checks of `run` in the machine of `functions`; those that did not pass are open.
 pub(super) fn checks(run: &RunResults, functions: &[PciFunction]) -> Markup {
     html! {
         ol.checks {
-            @for check in &run.checks {
-                li { (drawn(check, functions)) }
+            @for (number, check) in run.checks.iter().enumerate() {
+                li { (drawn(check, if number < MOST_PICTURES { functions } else { &[] })) }
             }
             @for name in &run.not_run {
                 li { div.check.skip {
