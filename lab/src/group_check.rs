@@ -27,6 +27,7 @@ use crate::lab_error::LabError;
 use crate::program_streams::ProgramStreams;
 use crate::report::Row;
 use crate::scenario::{AcrossCheck, AcrossEnd};
+use crate::terminal::printable;
 
 /// The longest path of a disk in a guest.
 const LONGEST_PATH: u64 = 4096;
@@ -354,7 +355,7 @@ impl<'a> Guests<'a> {
             match streams.finish()? {
                 (0, _) if !path.trim().is_empty() => Ok(path),
                 (status, words) => {
-                    let words = words.trim();
+                    let words = printable(words.trim().replace('\n', "; ").as_bytes());
                     let message = format!("its name is not known there (status {status}): {words}");
                     Err(io::Error::other(message))
                 }
@@ -389,7 +390,7 @@ fn ended(nic: &str, end: io::Result<(i32, String)>) -> Result<(), String> {
     match end {
         Ok((0, _)) => Ok(()),
         Ok((status, words)) => {
-            let words = words.trim();
+            let words = printable(words.trim().replace('\n', "; ").as_bytes());
             Err(format!(
                 "the end of {nic} ended with status {status}: {words}"
             ))

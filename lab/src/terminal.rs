@@ -5,9 +5,17 @@ use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
 use anyhow::Context;
 
-/// Writes a line to stderr. A reader or a terminal that is gone is no error.
+/// Writes a line to stderr, without control characters, as a guest may have written part of it. A reader or a terminal that is gone
+/// is no error.
 pub fn say(line: impl Display) {
-    let _ = writeln!(stderr(), "{line}");
+    let _ = writeln!(stderr(), "{}", without_control(&line.to_string()));
+}
+
+/// Lines without control characters but tabs.
+fn without_control(lines: &str) -> String {
+    let is_harmless =
+        |character: &char| ['\t', '\n'].contains(character) || !character.is_control();
+    lines.chars().filter(is_harmless).collect()
 }
 
 /// A guest's line without control characters, by which it could steer the terminal.
@@ -35,5 +43,15 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     match stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         written => written.context("cannot write to standard output"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_keep_what_steers_no_terminal() {
+        assert_eq!(without_control("a\x1b[2J\tb\r\n\u{9b}c"), "a[2J\tb\nc");
     }
 }

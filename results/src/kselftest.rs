@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use peerbar_lab::results::{CheckResult, CheckStatus, RunResults};
+use peerbar_lab::terminal::printable;
 
 /// All checks of `runs`, numbered through. Checks that were not run are failures, since a reader counts lines.
 pub fn kselftest<'a>(runs: impl IntoIterator<Item = &'a RunResults>) -> String {
@@ -21,9 +22,9 @@ pub fn kselftest<'a>(runs: impl IntoIterator<Item = &'a RunResults>) -> String {
         };
         let mut result = |diagnostics: &[String], ok: bool, name: &str, suffix: &str| {
             number = number.saturating_add(1);
-            for line in diagnostics {
+            for line in diagnostics.iter().flat_map(|text| text.lines()) {
                 // A string takes whatever is written to it.
-                let _ = writeln!(text, "# {line}");
+                let _ = writeln!(text, "# {}", printable(line.as_bytes()));
             }
             let word = if ok { "ok" } else { "not ok" };
             let name = plain(name);
@@ -79,6 +80,14 @@ ok 3 selftests: peerbar: fio # SKIP no fio
 not ok 4 selftests: peerbar: reset
 ";
         assert_eq!(kselftest([&samples::run()]), expected);
+    }
+
+    #[test]
+    fn diagnostics_of_several_lines_are_no_results() {
+        let mut run = samples::run();
+        run.checks[1].diagnostics = vec!["a\nok 3 - b\r\u{9b}2J".to_owned()];
+        let text = kselftest([&run]);
+        assert!(text.contains("\n# a\n# ok 3 - b2J\n"), "{text}");
     }
 
     #[test]

@@ -42,6 +42,22 @@ impl<L: Log> RateLimit<L> {
         budget.take(now)
     }
 
+    /// Passes a message on. Control characters in it become blanks: clients and other machines have a say in what it says.
+    fn pass(&self, record: &Record<'_>) {
+        let text = record.args().to_string();
+        let is_harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
+        let text = text.replace(is_harmful, " ");
+        self.logger.log(
+            &Record::builder()
+                .metadata(record.metadata().clone())
+                .module_path_static(record.module_path_static())
+                .file_static(record.file_static())
+                .line(record.line())
+                .args(format_args!("{text}"))
+                .build(),
+        );
+    }
+
     fn report(&self, metadata: &Metadata<'_>, (file, line): SourceLine, suppressed: u64) {
         if suppressed > 0 {
             let message = format_args!("{file}:{line}: {suppressed} messages suppressed");
@@ -85,7 +101,10 @@ impl<L: Log> Log for RateLimit<L> {
 
     fn log(&self, record: &Record<'_>) {
         if record.level() > Level::Warn {
-            return self.logger.log(record);
+            if self.enabled(record.metadata()) {
+                self.pass(record);
+            }
+            return;
         }
         if !self.enabled(record.metadata()) {
             return;
@@ -96,7 +115,7 @@ impl<L: Log> Log for RateLimit<L> {
         );
         if let Some(suppressed) = self.permits(source) {
             self.report(record.metadata(), source, suppressed);
-            self.logger.log(record);
+            self.pass(record);
         }
     }
 
@@ -136,6 +155,17 @@ mod tests {
         }
 
         fn flush(&self) {}
+    }
+
+    #[test]
+    fn message_of_others_steers_no_terminal() {
+        let limit = limit();
+        for level in [Level::Warn, Level::Info] {
+            let mut record = Record::builder();
+            let text = "closed by peer: \x1b]0;x\r\u{9b}2J";
+            limit.log(&record.level(level).args(format_args!("{text}")).build());
+        }
+        assert_eq!(taken(&limit), ["closed by peer:  ]0;x  2J"; 2]);
     }
 
     fn limit() -> RateLimit<Kept> {

@@ -147,10 +147,10 @@ impl Error {
     }
 }
 
-/// An error and what it came from, in one line.
+/// An error and what it came from, in one line. Control characters are blanks, as an end may have written some of it.
 #[must_use]
 pub fn in_one_line(error: &dyn std::error::Error) -> String {
     let sources = std::iter::successors(Some(error), |error| error.source());
     let words: Vec<String> = sources.map(ToString::to_string).collect();
-    words.join(": ")
+    words.join(": ").replace(char::is_control, " ")
 }

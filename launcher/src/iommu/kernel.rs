@@ -6,6 +6,7 @@ use peerbar_report::Evidence;
 
 use peerbar_lab::finished_run::EVIDENCE;
 use peerbar_lab::run_file;
+use peerbar_lab::terminal::printable;
 
 /// What IOMMU drivers of Linux start their messages with.
 const DRIVERS: [&str; 4] = ["DMAR", "AMD-Vi", "virtio_iommu", "iommu"];
@@ -32,7 +33,10 @@ impl Kernel {
             _ => None,
         });
         Self {
-            console: console.lines().map(str::to_owned).collect(),
+            console: console
+                .lines()
+                .map(|line| printable(line.as_bytes()))
+                .collect(),
             functions: functions.collect(),
         }
     }
