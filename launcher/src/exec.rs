@@ -28,6 +28,8 @@ const NOT_FOUND: i32 = 127;
 const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 /// Longest list of libraries that is read.
 const LONGEST_LIST: Size = Size(64 << 10);
+/// Most libraries of it that are looked for.
+const MOST_LIBRARIES: usize = 16;
 /// How long the guest may take to list them.
 const LISTED: Duration = Duration::from_secs(10);
 
@@ -199,11 +201,26 @@ fn package_in(found: &str) -> Option<&str> {
     packages.next()?.0.split([':', ',']).next()
 }
 
-/// The libraries that the loader's list says are not there.
+/// The libraries that the loader's list says are not there, each once: at most [`MOST_LIBRARIES`], as the guest writes the list and each is
+/// looked for.
 fn libraries_not_found(list: &str) -> Vec<&str> {
     let lines = list.lines().filter_map(|line| line.split_once(" => "));
     let missing = lines.filter(|(_, place)| place.trim() == "not found");
-    missing.map(|(library, _)| library.trim()).collect()
+    let mut libraries = Vec::new();
+    for (library, _) in missing {
+        let library = library.trim();
+        if libraries.len() < MOST_LIBRARIES && is_library(library) && !libraries.contains(&library)
+        {
+            libraries.push(library);
+        }
+    }
+    libraries
+}
+
+/// Whether it is a file name without patterns.
+fn is_library(name: &str) -> bool {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
+    (1..=100).contains(&name.len()) && name.chars().all(is_plain)
 }
 
 fn current_folder() -> Result<PathBuf, Failure> {
@@ -235,6 +252,21 @@ mod tests {
         let list = "\tlinux-vdso.so.1 (0x00007fff)\n\tlibnone.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n";
         assert_eq!(libraries_not_found(list), ["libnone.so.1"]);
         assert!(libraries_not_found("statically linked").is_empty());
+        let list: String = (0..4000)
+            .map(|number| {
+                format!(
+                    "\t{} => not found\n",
+                    ["*", "a/b"]
+                        .get(number)
+                        .map_or(format!("l{}", number / 2), ToString::to_string)
+                )
+            })
+            .collect();
+        let libraries = libraries_not_found(&list);
+        assert_eq!(
+            (libraries.len(), libraries[0], libraries[1]),
+            (MOST_LIBRARIES, "l1", "l2")
+        );
     }
 
     #[test]
