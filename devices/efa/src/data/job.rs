@@ -48,6 +48,8 @@ pub(super) struct Remote {
     pub(super) gid: Option<Gid>,
     /// A packet that could not be sent yet.
     pub(super) unsent: Option<Unsent>,
+    /// Since when none could be sent.
+    pub(super) busy_since: Option<Instant>,
     /// How many of its bytes have been asked for, or sent.
     pub(super) sent: u32,
     /// Something has been sent.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use peerbar_dma::Loan;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
-use peerbar_fabric::{RequestError, SendError};
+use peerbar_fabric::{REQUEST_TIME_OUT, RequestError, SendError};
 
 use super::job::{Job, Remote, Unsent, Wait};
 use super::lending::MOST_SHOWS;
@@ -21,6 +21,8 @@ use crate::objects::{Gid, Need, QueuePairEvent, QueuePairKind};
 const PARTS: u16 = 8;
 /// How long a work request waits if too many requests to its destination are under way.
 const BUSY_WAIT: Duration = Duration::from_millis(1);
+/// How long a peer may have as many requests in progress as it can: each of them ends in half of that.
+const BUSY_TIME_OUT: Duration = REQUEST_TIME_OUT.saturating_mul(2);
 /// How many packets, and how many answers, are taken in one turn, and how many bytes of lent memory are copied at least before it ends.
 const MAIL: usize = 32;
 const LENT_IN_A_TURN: u64 = 1 << 20;
@@ -157,9 +159,13 @@ impl Turn<'_> {
         let wire = self.parts.wire.get().ok_or(SendError::Lost);
         let sent = wire.and_then(|wire| wire.request(gid, &packet.data, Vec::new(), token));
         match sent {
-            Ok(()) => {}
+            Ok(()) => job.remote.busy_since = None,
             Err(SendError::Busy) => {
                 job.remote.unsent = Some(packet);
+                let since = *job.remote.busy_since.get_or_insert(self.now);
+                if self.now.saturating_duration_since(since) >= BUSY_TIME_OUT {
+                    return self.give_up(job, CompletionStatus::LocalUnresponsiveRemote);
+                }
                 return Step::After(Wait::Until(self.now + BUSY_WAIT));
             }
             Err(error) => {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
-use peerbar_fabric::{LinkStatistics, RequestError, SendError};
+use peerbar_fabric::{LinkStatistics, REQUEST_TIME_OUT, RequestError, SendError};
 use proptest::prelude::*;
 
 use super::super::wire::{Arrival, Mailbox, Token, Wire};
@@ -679,6 +679,22 @@ fn payload_of_a_busy_wire_is_read_once() {
         .map(|(_, count)| count.bytes)
         .sum();
     assert_eq!(bytes, 100, "of a message of 100 bytes");
+}
+
+#[test]
+fn peer_that_takes_no_request_is_given_up_in_time() {
+    let mut it = Two::reliable();
+    let from = it.near.region(PAYLOAD, 4096);
+    *it.air.limit.lock() = Some(0);
+    let post = Post::send(&it.b, it.handle, &[(from.local, PAYLOAD, 100)]);
+    it.send(&post);
+    let start = it.near.now;
+    while let Some(wait) = it.near.work() {
+        it.near.now += wait;
+        assert!(it.near.now <= start + 3 * REQUEST_TIME_OUT, "it waits on");
+    }
+    let completion = it.near.one(&mut it.a);
+    assert_eq!(completion.status, CompletionStatus::LocalUnresponsiveRemote);
 }
 
 #[test]
