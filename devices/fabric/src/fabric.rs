@@ -205,6 +205,7 @@ impl PacketFabric {
                 arrived.partition(|parcel| parcel.sender.0 == gid);
             port.arrived = others.into();
             port.direct.remove(&gid);
+            port.far_peers.remove(&gid);
             dropped.extend(of_it);
         }
         dropped.iter().for_each(|parcel| self.release(parcel));

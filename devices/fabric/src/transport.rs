@@ -357,8 +357,12 @@ impl<D> Transport<D> {
     }
 
     fn packet(&mut self, from: Gid, incarnation: Incarnation, body: Body, now: Instant) {
-        // With no room, the peer sends it again.
-        if self.introduce(from, incarnation, now).is_none() {
+        // Only a request makes a peer known, which takes a place. With no room, the peer sends it again.
+        let is_known = match body {
+            Body::Request { .. } => self.introduce(from, incarnation, now).is_some(),
+            _ => self.peers.get(&from).and_then(Peer::incarnation) == Some(incarnation),
+        };
+        if !is_known {
             return;
         }
         let kept: usize = self.peers.values().map(|peer| peer.incoming.kept()).sum();

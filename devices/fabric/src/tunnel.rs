@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,13 +19,14 @@ use quinn::{
     ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, RecvStream,
     ServerConfig, TokioRuntime, TransportConfig, VarInt,
 };
+use rustls::pki_types::CertificateDer;
 use thiserror::Error;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::certificates::{CertificateError, Identity, SERVER_NAME};
-use crate::limits::MAX_TUNNELS;
+use crate::limits::{MAX_TUNNELS, MAX_TUNNELS_OF_ONE};
 use crate::tunnel::frame::{FrameError, MAX_FRAME};
 
 pub(crate) use self::frame::Frame;
@@ -44,8 +45,9 @@ const MAX_QUEUED: usize = 16;
 const MAX_EVENTS: usize = 256;
 /// The most notices that wait to be written. One that does not read them loses its tunnel.
 const MAX_NOTICES: usize = 1024;
-/// How many others may be in a handshake at once, and how long it may take.
+/// How many others may be in a handshake at once, how many of one address, and how long it may take.
 const MAX_HANDSHAKES: usize = 64;
+const MAX_HANDSHAKES_OF_ONE: usize = 8;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// Where other fabrics are.
@@ -119,6 +121,8 @@ struct State {
 #[derive(Clone, Debug)]
 struct Sending {
     connection: Connection,
+    /// The certificate of the other side.
+    certificate: Option<Vec<u8>>,
     packets: mpsc::Sender<Vec<u8>>,
     /// What the fabrics say to each other, which is not lost.
     notices: mpsc::Sender<Vec<u8>>,
@@ -227,7 +231,57 @@ impl AsFd for Tunnels {
     }
 }
 
+/// The handshakes that are going on, by the addresses of the other sides.
+#[derive(Debug, Default)]
+struct Handshakes(Mutex<BTreeMap<IpAddr, usize>>);
+
+/// One of them, until it is dropped.
+struct Handshake(Arc<Handshakes>, IpAddr);
+
+impl Handshakes {
+    /// Begins one, if there are not too many: one address leaves room for others.
+    fn begin(self: &Arc<Self>, of: IpAddr) -> Option<Handshake> {
+        let mut handshakes = self.0.lock();
+        let has_room = handshakes.values().sum::<usize>() < MAX_HANDSHAKES;
+        let count = handshakes.get(&of).copied().unwrap_or(0);
+        (has_room && count < MAX_HANDSHAKES_OF_ONE).then(|| {
+            handshakes.insert(of, count + 1);
+            Handshake(self.clone(), of)
+        })
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        let mut handshakes = self.0.0.lock();
+        if let Some(count) = handshakes.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                handshakes.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// The certificate of the other side.
+fn certificate(connection: &Connection) -> Option<Vec<u8>> {
+    let identity = connection.peer_identity()?;
+    let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
+    chain.first().map(|certificate| certificate.to_vec())
+}
+
 impl Shared {
+    /// Whether the other side has not too many tunnels: fabrics of other certificates find room.
+    fn takes_one_more_of(&self, connection: &Connection) -> bool {
+        let certificate = certificate(connection);
+        let state = self.state.lock();
+        let same = state
+            .open
+            .values()
+            .filter(|it| it.certificate == certificate);
+        same.count() < MAX_TUNNELS_OF_ONE
+    }
+
     fn note(&self, event: TunnelEvent) {
         self.state.lock().events.push_back(event);
         self.wake.signal();
@@ -269,7 +323,7 @@ fn transport() -> Arc<TransportConfig> {
 
 /// Takes tunnels of others.
 async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
-    let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+    let handshakes = Arc::new(Handshakes::default());
     let tunnels = Arc::new(Semaphore::new(MAX_TUNNELS));
     while let Some(incoming) = endpoint.accept().await {
         // A client that cannot receive at its address is not answered further (RFC 9000, 8.1).
@@ -279,7 +333,7 @@ async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
             }
             continue;
         }
-        let Ok(handshake) = handshakes.clone().try_acquire_owned() else {
+        let Some(handshake) = handshakes.begin(incoming.remote_address().ip()) else {
             incoming.refuse();
             continue;
         };
@@ -293,10 +347,16 @@ async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
                 Err(_) => return log::warn!("a tunnel is refused: no handshake in {HANDSHAKE:?}"),
             };
             drop(handshake);
-            match tunnels.try_acquire_owned() {
-                Ok(_tunnel) => serve(connection, &shared).await,
-                Err(_) => {
-                    log::warn!("a tunnel beyond the limit of {MAX_TUNNELS} is refused");
+            let tunnel = tunnels.try_acquire_owned();
+            match tunnel
+                .ok()
+                .filter(|_| shared.takes_one_more_of(&connection))
+            {
+                Some(_tunnel) => serve(connection, &shared).await,
+                None => {
+                    log::warn!(
+                        "a tunnel beyond the limit of {MAX_TUNNELS}, or of {MAX_TUNNELS_OF_ONE} with one certificate, is refused"
+                    );
                     connection.close(VarInt::from_u32(1), b"too many tunnels");
                 }
             }
@@ -352,6 +412,7 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) {
         let id = TunnelId(state.last);
         let sending = Sending {
             connection: connection.clone(),
+            certificate: certificate(&connection),
             packets,
             notices,
             is_full: is_full.clone(),
@@ -510,6 +571,20 @@ mod tests {
     use quinn::TransportErrorCode;
 
     use super::*;
+
+    #[test]
+    fn handshakes_of_one_address_leave_room_for_others() {
+        let handshakes = Arc::new(Handshakes::default());
+        let begin = |number: u8| handshakes.begin(IpAddr::from([127, 0, 0, number]));
+        let held: Vec<_> = (0..MAX_HANDSHAKES_OF_ONE).map(|_| begin(1)).collect();
+        assert!(held.iter().all(Option::is_some));
+        assert!(begin(1).is_none());
+        assert!(begin(2).is_some());
+        drop(held);
+        assert!(begin(1).is_some());
+        let all: Vec<_> = (0..=u8::MAX).map_while(begin).collect();
+        assert_eq!(all.len(), MAX_HANDSHAKES);
+    }
 
     #[test]
     fn advice_is_for_what_the_peer_refuses() {

@@ -1,6 +1,6 @@
 //! What the fabric knows of each connection.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::transit::Parcel;
 use crate::gid::Gid;
-use crate::limits::MAX_ANSWERS;
+use crate::limits::{MAX_ANSWERS, MAX_FAR_PEERS};
 use crate::message::{Incarnation, Message, Refusal};
 use crate::tunnel::Frame;
 
@@ -108,6 +108,8 @@ pub(super) struct Port {
     pub(super) arrived: VecDeque<Parcel>,
     /// The adapters that it has announced, if it is another fabric: name and incarnation there. Some GIDs may be others'.
     pub(super) announced: BTreeMap<Gid, (String, Incarnation)>,
+    /// The adapters of other fabrics that have sent this one a packet, as far as they are still there.
+    pub(super) far_peers: BTreeSet<Gid>,
 }
 
 impl Port {
@@ -122,7 +124,14 @@ impl Port {
             notices: VecDeque::new(),
             arrived: VecDeque::new(),
             announced: BTreeMap::new(),
+            far_peers: BTreeSet::new(),
         }
+    }
+
+    /// Whether an adapter of another fabric may have dealings with it, so that those of this fabric find room.
+    pub(super) fn takes_far_peer(&mut self, gid: Gid) -> bool {
+        let has_room = self.far_peers.len() < MAX_FAR_PEERS;
+        self.far_peers.contains(&gid) || has_room && self.far_peers.insert(gid)
     }
 
     /// Whether its Hello is still to come.

@@ -1,7 +1,7 @@
 use serde_bytes::ByteBuf;
 
 use super::*;
-use crate::limits::{MAX_ANSWERS, MAX_WAITING};
+use crate::limits::{MAX_ANSWERS, MAX_FAR_PEERS, MAX_WAITING};
 
 fn fabric(rules: &[&str]) -> (PacketFabric, Instant) {
     let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
@@ -399,6 +399,42 @@ fn fabric_with_too_many_adapters_is_cut_off() {
     let cut_off = fabric.take_cut_off();
     assert!(matches!(cut_off[..], [CutOff { port, .. }] if port == tunnel));
     assert!(fabric.holders.is_empty());
+}
+
+#[test]
+fn adapters_of_other_fabrics_leave_room_for_those_of_this_one() {
+    let (mut fabric, now) = fabric(&[]);
+    let (victim, meant) = attach(&mut fabric, 0, now);
+    let gid_of = |number: usize| {
+        let mut gid = Gid([7; 16]);
+        gid.0[..8].copy_from_slice(&number.to_le_bytes());
+        gid
+    };
+    let send = |fabric: &mut PacketFabric, tunnel, number| {
+        let body = Body::Settled { oldest: 0 };
+        let (from, to) = ((gid_of(number), Incarnation(1)), (gid(0), meant));
+        fabric.receive_frame(tunnel, Frame::Packet { from, to, body }, now);
+        packets(fabric, victim)
+    };
+    let mut arrived = 0;
+    let tunnels: Vec<PortId> = (0..4).map(|_| fabric.connect_tunnel(now)).collect();
+    for number in 0..4 * MAX_ADAPTERS {
+        let tunnel = tunnels[number / MAX_ADAPTERS];
+        let (gid, incarnation) = (gid_of(number), Incarnation(1));
+        let name = "far".to_owned();
+        let present = Frame::Present {
+            name,
+            gid,
+            incarnation,
+        };
+        fabric.receive_frame(tunnel, present, now);
+        arrived += send(&mut fabric, tunnel, number);
+    }
+    assert_eq!(arrived, MAX_FAR_PEERS);
+    assert_eq!(send(&mut fabric, tunnels[0], 0), 1, "it has a place");
+    fabric.receive_frame(tunnels[0], Frame::Absent { gid: gid_of(0) }, now);
+    let last = 4 * MAX_ADAPTERS - 1;
+    assert_eq!(send(&mut fabric, tunnels[3], last), 1, "there is a place");
 }
 
 #[test]

@@ -144,7 +144,8 @@ impl PacketFabric {
             receiver: (to, meant),
             body,
         };
-        if self.admit(&parcel) {
+        let port = self.ports.get_mut(&parcel.destination);
+        if port.is_some_and(|port| port.takes_far_peer(from)) && self.admit(&parcel) {
             self.arrive(parcel);
         } else {
             self.note_overflow(&parcel);

@@ -49,6 +49,28 @@ fn sent_tags(outputs: &[Output<u32>]) -> Vec<u64> {
 }
 
 #[test]
+fn only_a_request_makes_a_peer_known() {
+    let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
+    let others = [
+        Body::Settled { oldest: 0 },
+        Body::Working { tag: 0 },
+        Body::Response { tag: 0, data: None },
+    ];
+    for body in others {
+        assert!(transport.receive(from_peer(body), now));
+        assert!(transport.peers.is_empty());
+    }
+    let body = Body::Request {
+        tag: 0,
+        oldest: 0,
+        data: ByteBuf::new(),
+        descriptors: Vec::new(),
+    };
+    assert!(transport.receive(from_peer(body), now));
+    assert_eq!(transport.peers.len(), 1);
+}
+
+#[test]
 fn request_waits_until_its_peer_is_known() {
     let (mut transport, now) = (Transport::new(), Instant::now());
     transport.request(PEER, request(1, 0), 1, now).unwrap();
@@ -144,14 +166,6 @@ fn too_much_data_or_too_many_requests_are_refused() {
 #[test]
 fn answer_to_no_request_does_nothing() {
     let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
-    let bodies = [
-        Body::Response { tag: 0, data: None },
-        Body::Working { tag: 7 },
-        Body::Settled { oldest: u64::MAX },
-    ];
-    for body in bodies {
-        assert!(transport.receive(from_peer(body), now));
-    }
     let request = |tag, oldest| {
         from_peer(Body::Request {
             tag,
@@ -160,6 +174,16 @@ fn answer_to_no_request_does_nothing() {
             descriptors: Vec::new(),
         })
     };
+    assert!(transport.receive(request(0, 0), now));
+    assert_eq!(transport.take_outputs().len(), 1);
+    let bodies = [
+        Body::Response { tag: 0, data: None },
+        Body::Working { tag: 7 },
+        Body::Settled { oldest: u64::MAX },
+    ];
+    for body in bodies {
+        assert!(transport.receive(from_peer(body), now));
+    }
     // Settled, and then tags before and far behind those that it may use.
     assert!(transport.receive(request(5, 5), now));
     assert!(transport.take_outputs().is_empty());

@@ -203,6 +203,35 @@ fn fabric_of_another_authority_gets_no_tunnel() {
 }
 
 #[test]
+fn tunnels_of_one_certificate_leave_room_for_others() {
+    let machines = Machines::new();
+    let (here, address) = listening(&machines.here);
+    let asking = Adapter::attach(here.socket(), 1);
+    let [same, again, other] = [2, 3, 4];
+    let joined = [
+        (&machines.there, same),
+        (&machines.there, again),
+        (&machines.here, other),
+    ];
+    let joined = joined.map(|(certificates, number)| {
+        let fabric = connected(certificates, &address);
+        let nic = Nic::attach(fabric.socket(), number);
+        wait_for(&asking, number, true);
+        (fabric, nic)
+    });
+    let third = connected(&machines.there, &address);
+    let _nic = Nic::attach(third.socket(), 5);
+    let deadline = Instant::now() + LONG;
+    while !third.stderr().contains("too many tunnels") {
+        assert!(Instant::now() < deadline, "{}", third.stderr());
+        thread::yield_now();
+    }
+    assert_eq!(asking.resolve(gid(5)), Incarnation::NONE);
+    drop(joined);
+    wait_for(&asking, 5, true);
+}
+
+#[test]
 fn datagrams_that_are_no_quic_do_no_harm() {
     let machines = Machines::new();
     let (here, address) = listening(&machines.here);
