@@ -28,7 +28,7 @@ int pb_pieces_of(struct pb_buffer *buffer, struct sg_table *sgt)
 		}
 		offset += length;
 	}
-	if (offset < buffer->size) {
+	if (!last || offset < buffer->size) {
 		kvfree(pieces);
 		return -EINVAL;
 	}
