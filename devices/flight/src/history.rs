@@ -108,12 +108,14 @@ struct Running {
 }
 
 /// The device was turned off, or everything was unmapped at once: its driver should have taken its mappings away.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Teardown {
     /// When.
     pub at: Moment,
-    /// What was still mapped.
-    pub mappings: Vec<Mapping>,
+    /// How many mappings were still there.
+    pub mappings: usize,
+    /// Bytes of them that were still mapped; 2^64 counts as one less.
+    pub bytes: u64,
 }
 
 /// At least this many addresses are unmapped at once when a whole table is.
@@ -148,6 +150,7 @@ pub struct History {
     live: RangeInclusiveMap<u64, usize>,
     unmapped_ranges: RangeInclusiveMap<u64, Unmapped>,
     current_count: usize,
+    current_bytes: u64,
     running: HashMap<Origin, Running>,
 }
 
@@ -257,8 +260,11 @@ impl History {
     pub(crate) fn step(&mut self, record: &Record) -> Option<Followed> {
         let at = Moment::from(record);
         if is_teardown(&record.event) && self.current_count > 0 {
-            let mappings = self.current().map(|(mapping, _)| mapping).collect();
-            self.teardowns.push(Teardown { at, mappings });
+            self.teardowns.push(Teardown {
+                at,
+                mappings: self.current_count,
+                bytes: self.current_bytes,
+            });
         }
         match record.event {
             Event::Map(mapping) => self.map(mapping, at),
@@ -287,6 +293,7 @@ impl History {
         self.live.insert(mapping.iova..=mapping.last, number);
         self.maps += 1;
         self.current_count += 1;
+        self.current_bytes = self.current_bytes.saturating_add(mapping.size());
         self.peak = self.peak.max(self.current_count);
     }
 
@@ -297,6 +304,8 @@ impl History {
         self.unmaps += u64::from(!met.is_empty());
         for (span, number) in met {
             let gone = iova.max(*span.start())..=last.min(*span.end());
+            let bytes = gone.end().saturating_sub(*gone.start()).saturating_add(1);
+            self.current_bytes = self.current_bytes.saturating_sub(bytes);
             let unmapped = Unmapped {
                 life: number,
                 unmapped: at,

@@ -22,6 +22,8 @@ const GRACE: u64 = 1_000_000_000;
 
 /// The largest mapping that a driver makes for one command's data; a larger one is for many commands.
 const LARGEST: u64 = 16 << 20;
+/// Most pages that [`shared`] compares: what a guest maps again and again would take any memory.
+const MOST_PAGES: usize = 1 << 22;
 
 const PAGE: u64 = 4096;
 
@@ -262,12 +264,15 @@ struct PageUse<'a> {
 }
 
 /// Pages that were mapped for the data of commands of two devices at once, of which one could write: for each command of
-/// the device that came second one finding, with the number of that device. The devices' clocks are one.
+/// the device that came second one finding, with the number of that device. The devices' clocks are one. Pages beyond the first four
+/// million uses are not compared.
 pub fn shared(histories: &[&History]) -> Vec<(usize, Finding)> {
     let mut pages: HashMap<(u64, u64, u64), Vec<PageUse<'_>>> = HashMap::new();
+    let mut left = MOST_PAGES;
     for (device, history) in histories.iter().enumerate() {
         for life in history.mappings.iter().filter(|life| is_for_payload(life)) {
-            for page in pages_of(&life.mapping) {
+            for page in pages_of(&life.mapping).take(left) {
+                left = left.saturating_sub(1);
                 let key = (page.device, page.inode, page.offset / PAGE);
                 let page_use = PageUse { device, life, page };
                 pages.entry(key).or_default().push(page_use);

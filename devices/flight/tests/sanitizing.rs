@@ -317,7 +317,8 @@ fn mapping_used_by_one_command_only_is_left_behind() {
         .later(2000);
     let off = left.unmap(0, 1 << 63);
     assert_eq!(off.finding().kind, FindingKind::LeftBehind);
-    assert_eq!(off.history().teardowns[0].mappings.len(), 1);
+    let teardown = off.history().teardowns[0];
+    assert_eq!((teardown.mappings, teardown.bytes), (1, 0x1000));
     assert_eq!(
         (finding.origin, milliseconds(&finding)),
         (origin(1), (2006, 4))

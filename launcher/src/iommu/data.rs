@@ -34,9 +34,9 @@ fn device(recorded: &Recorded, device: &RecordedDevice) -> Value {
         .faults
         .iter()
         .map(|each| fault(recorded, device, each));
-    let teardowns = history.teardowns.iter().map(|each| {
-        json!({ "seconds": device.seconds(each.at.nanos), "still_mapped": each.mappings.len() })
-    });
+    let teardowns = history.teardowns.iter().map(
+        |each| json!({ "seconds": device.seconds(each.at.nanos), "still_mapped": each.mappings }),
+    );
     json!({
         "name": device.name,
         "process": flight.header.process,

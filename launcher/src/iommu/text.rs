@@ -43,12 +43,16 @@ fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let teardowns = &device.history.teardowns;
     for teardown in teardowns.iter().skip(teardowns.len().saturating_sub(LAST)) {
         let when = device.seconds(teardown.at.nanos);
-        let what = amount(&teardown.mappings);
+        let what = amount(teardown.mappings, teardown.bytes);
         text +=
             &format!("  turned off, or all unmapped at once, at {when:.6} s: {what} still there\n");
     }
     let mappings = device.mappings();
-    text += &format!("  mapped now: {}\n", amount(&mappings));
+    let bytes = mappings
+        .iter()
+        .map(Mapping::size)
+        .fold(0, u64::saturating_add);
+    text += &format!("  mapped now: {}\n", amount(mappings.len(), bytes));
     for mapping in mappings.iter().take(most) {
         let behind = Behind::of(mapping, recorded).text();
         text += &format!("    {:<26} {}  {behind}\n", range(mapping), access(mapping));
@@ -65,11 +69,8 @@ pub(super) fn faults(recorded: &Recorded, device: &RecordedDevice, most: usize) 
     lines + &rest(faults.len(), most)
 }
 
-fn amount(mappings: &[Mapping]) -> String {
-    let bytes = mappings
-        .iter()
-        .fold(0u64, |sum, m| sum.saturating_add(m.size()));
-    format!("{} mappings, {}", mappings.len(), human(bytes))
+fn amount(mappings: usize, bytes: u64) -> String {
+    format!("{mappings} mappings, {}", human(bytes))
 }
 
 fn rest(count: usize, most: usize) -> String {
