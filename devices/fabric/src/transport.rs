@@ -356,13 +356,22 @@ impl<D> Transport<D> {
         Some(peer)
     }
 
-    fn packet(&mut self, from: Gid, incarnation: Incarnation, body: Body, now: Instant) {
-        // Only a request makes a peer known, which takes a place. With no room, the peer sends it again.
-        let is_known = match body {
+    /// Whether the sender of a packet is known. Only a request makes it so, as that takes a place; with no room, it is sent again.
+    fn knows_sender(
+        &mut self,
+        from: Gid,
+        incarnation: Incarnation,
+        body: &Body,
+        now: Instant,
+    ) -> bool {
+        match body {
             Body::Request { .. } => self.introduce(from, incarnation, now).is_some(),
             _ => self.peers.get(&from).and_then(Peer::incarnation) == Some(incarnation),
-        };
-        if !is_known {
+        }
+    }
+
+    fn packet(&mut self, from: Gid, incarnation: Incarnation, body: Body, now: Instant) {
+        if !self.knows_sender(from, incarnation, &body, now) {
             return;
         }
         let kept: usize = self.peers.values().map(|peer| peer.incoming.kept()).sum();
