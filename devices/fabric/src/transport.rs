@@ -223,7 +223,7 @@ impl<D> Transport<D> {
         if let Message::Packet {
             peer, incarnation, ..
         } = &packet
-            && self.peers.get(peer).and_then(Peer::incarnation) == Some(*incarnation)
+            && self.knows(*peer, *incarnation)
         {
             self.receive(packet, now);
         }
@@ -366,8 +366,13 @@ impl<D> Transport<D> {
     ) -> bool {
         match body {
             Body::Request { .. } => self.introduce(from, incarnation, now).is_some(),
-            _ => self.peers.get(&from).and_then(Peer::incarnation) == Some(incarnation),
+            _ => self.knows(from, incarnation),
         }
+    }
+
+    /// Whether a GID's holder is a peer, and the one of that incarnation.
+    fn knows(&self, gid: Gid, incarnation: Incarnation) -> bool {
+        self.peers.get(&gid).and_then(Peer::incarnation) == Some(incarnation)
     }
 
     fn packet(&mut self, from: Gid, incarnation: Incarnation, body: Body, now: Instant) {
