@@ -355,7 +355,7 @@ impl<'a> Guests<'a> {
             match streams.finish()? {
                 (0, _) if !path.trim().is_empty() => Ok(path),
                 (status, words) => {
-                    let words = printable(words.trim().replace('\n', "; ").as_bytes());
+                    let words = said(&words);
                     let message = format!("its name is not known there (status {status}): {words}");
                     Err(io::Error::other(message))
                 }
@@ -385,12 +385,17 @@ impl<'a> Guests<'a> {
     }
 }
 
+/// What a program said on its error output, in one line.
+fn said(words: &str) -> String {
+    printable(words.trim().replace('\n', "; ").as_bytes())
+}
+
 /// Why the end of the adapter `nic` did not end well, if it did not.
 fn ended(nic: &str, end: io::Result<(i32, String)>) -> Result<(), String> {
     match end {
         Ok((0, _)) => Ok(()),
         Ok((status, words)) => {
-            let words = printable(words.trim().replace('\n', "; ").as_bytes());
+            let words = said(&words);
             Err(format!(
                 "the end of {nic} ended with status {status}: {words}"
             ))

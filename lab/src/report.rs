@@ -19,7 +19,7 @@ const MOST_DIAGNOSTICS: usize = 200;
 const MOST_EVIDENCE: usize = 10_000;
 /// Most functions among them. A picture of a run has them all.
 const MOST_FUNCTIONS: usize = 1024;
-/// Longest name of a function or its driver: a disk's name is a serial number of 20 bytes (NVMe Base 2.0, figure 275), a driver's one of a module.
+/// Longest name of a function or its driver: a disk's name is a serial number of 20 bytes (NVMe Base 2.0, 5.17.2.1), a driver's one of a module.
 const LONGEST_NAME: usize = 64;
 /// Most results that are kept.
 const MOST_ROWS: usize = 100_000;
