@@ -6,18 +6,18 @@ use std::io::{IoSlice, Read};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use arbitrary::{Arbitrary, Unstructured};
-use peerbar_endpoint::Running;
 use peerbar_nvme::{Config, Controller};
 use peerbar_socket_file::descriptors::{MAX_DESCRIPTORS, send, wait_until};
 use peerbar_vfio_user::{CONFIG_REGION, Options, Stop, serve};
 use rustix::event::{EventfdFlags, PollFlags, epoll, eventfd};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags, inotify};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, recv, socketpair};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 
@@ -262,15 +262,26 @@ impl Client {
                 }
                 Err(Errno::AGAIN) => {
                     let deadline = Instant::now() + Duration::from_secs(20);
-                    wait_until(&self.stream, PollFlags::OUT, Some(deadline))
-                        .expect("a server that reads");
+                    let either = PollFlags::IN | PollFlags::OUT;
+                    wait_until(&self.stream, either, Some(deadline)).expect("a server at work");
                 }
                 Err(_) => return false,
             }
+            self.take_replies();
         }
         drop(borrowed);
         self.handed.extend(fds);
         true
+    }
+}
+
+impl Client {
+    /// Takes what the server has sent so far, so that it never waits for this client.
+    fn take_replies(&self) {
+        let mut replies = [0; 4096];
+        while recv(&self.stream, &mut replies, RecvFlags::DONTWAIT).is_ok_and(|(some, _)| some > 0)
+        {
+        }
     }
 }
 
@@ -291,14 +302,34 @@ fn quads(quads: &[u64]) -> Vec<u8> {
     quads.iter().flat_map(|quad| quad.to_le_bytes()).collect()
 }
 
-fn controller() -> &'static Mutex<Running<Controller>> {
-    static CONTROLLER: OnceLock<Mutex<Running<Controller>>> = OnceLock::new();
-    CONTROLLER.get_or_init(|| {
-        let config = Config {
-            io_uring: true,
-            ..ram_disk::config()
-        };
-        Mutex::new(Controller::start(&config).expect("a controller"))
+/// A thread in which a controller serves one session after the other.
+struct Sessions {
+    streams: Sender<UnixStream>,
+    /// Has a message once the controller is there, and at each session's end.
+    ended: Receiver<()>,
+}
+
+fn sessions() -> &'static Mutex<Sessions> {
+    static SESSIONS: OnceLock<Mutex<Sessions>> = OnceLock::new();
+    SESSIONS.get_or_init(|| {
+        let (streams, next) = channel();
+        let (end, ended) = channel();
+        std::thread::spawn(move || {
+            let config = Config {
+                io_uring: true,
+                ..ram_disk::config()
+            };
+            let mut controller = Controller::start(&config).expect("a controller");
+            let options = Options::new(Stop::new().expect("an eventfd"));
+            end.send(()).expect("it is waited for");
+            for stream in next {
+                // The session ends by itself, well or badly.
+                let _ = serve(stream, &mut controller.endpoint, &options);
+                end.send(()).expect("it is waited for");
+            }
+        });
+        ended.recv().expect("a controller");
+        Mutex::new(Sessions { streams, ended })
     })
 }
 
@@ -309,31 +340,24 @@ fn descriptors() -> usize {
 /// Carries out the steps that `data` describes.
 pub fn run(data: &[u8]) {
     let steps = Vec::<Step>::arbitrary_take_rest(Unstructured::new(data)).unwrap_or_default();
-    let mut controller = controller().lock().expect("no earlier panic");
-    let endpoint = &mut controller.endpoint;
+    let sessions = sessions().lock().expect("no earlier panic");
     let before = descriptors();
     let (stream, server) = UnixStream::pair().expect("sockets");
-    let options = Options::new(Stop::new().expect("an eventfd"));
-    let handed = Vec::new();
-    let mut client = Client { stream, handed };
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            // The session ends by itself, well or badly.
-            let _ = serve(server, endpoint, &options);
-        });
-        let mut replies = client.stream.try_clone().expect("a descriptor");
-        scope.spawn(move || {
-            let mut sink = Vec::new();
-            let _ = replies.read_to_end(&mut sink);
-        });
-        // VERSION 0.0, so that the server reads on.
-        if client.message(1, 0, &[0; 4], &[]) {
-            // Ends early if the server has hung up.
-            let _ = steps.iter().all(|step| client.carry_out(step));
-        }
-        let _ = client.stream.shutdown(Shutdown::Write);
-    });
-    drop((client, options));
+    sessions.streams.send(server).expect("no earlier panic");
+    let mut client = Client {
+        stream,
+        handed: Vec::new(),
+    };
+    // VERSION 0.0, so that the server reads on.
+    if client.message(1, 0, &[0; 4], &[]) {
+        // Ends early if the server has hung up.
+        let _ = steps.iter().all(|step| client.carry_out(step));
+    }
+    let _ = client.stream.shutdown(Shutdown::Write);
+    // Fails if the server has hung up with messages unread.
+    let _ = client.stream.read_to_end(&mut Vec::new());
+    sessions.ended.recv().expect("a session that ends");
+    drop(client);
     assert!(descriptors() <= before, "a descriptor has leaked");
 }
 
