@@ -18,7 +18,7 @@ use anyhow::{Context, anyhow};
 use peerbar_flight::{Finding, FindingKind};
 use serde_json::Value;
 
-use recorded::Recorded;
+use recorded::{Recorded, Sanitized};
 
 use crate::cli;
 use peerbar_lab::exit::Failure;
@@ -55,7 +55,7 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
         text::all(&recorded, options)
     };
     print(&shown)?;
-    let found = options.sanitize && !recorded.findings().is_empty();
+    let found = options.sanitize && !recorded.sanitized().findings.is_empty();
     Ok(ExitCode::from(if found { FINDINGS } else { 0 }))
 }
 
@@ -133,7 +133,10 @@ pub(crate) fn complaint(folder: &Path, wanted: &Sanitize) -> anyhow::Result<Opti
             "the sanitizer has missed {lost} records of {name}: let the scenario do less"
         )));
     }
-    let findings = recorded.findings();
+    let Sanitized {
+        findings,
+        uncompared,
+    } = recorded.sanitized();
     let unexpected = |(_, finding): &&(_, Finding)| !wanted.expected.contains(&finding.kind);
     let mut others = findings.iter().filter(unexpected);
     if let Some((device, first)) = others.next() {
@@ -143,6 +146,10 @@ pub(crate) fn complaint(folder: &Path, wanted: &Sanitize) -> anyhow::Result<Opti
             more => format!("; and {more} more, which `peerbar iommu --sanitize` shows"),
         };
         return Ok(Some(format!("the sanitizer has found: {first}{more}")));
+    }
+    if uncompared > 0 {
+        let lines = text::uncompared_pages(uncompared);
+        return Ok(Some(format!("{lines}; let the scenario do less")));
     }
     let found = |kind: &FindingKind| findings.iter().any(|(_, finding)| finding.kind == *kind);
     let missing = wanted.expected.iter().find(|kind| !found(kind));

@@ -7,7 +7,7 @@
 //! one command, which has long been complete when the device is turned off or the record ends: queues, lists, and buffers
 //! that are used again are none.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use peerbar_dma_log::{Direction, Origin, Purpose, Route};
@@ -22,9 +22,6 @@ const GRACE: u64 = 1_000_000_000;
 
 /// The largest mapping that a driver makes for one command's data; a larger one is for many commands.
 const LARGEST: u64 = 16 << 20;
-/// Most pages that [`shared`] compares: what a guest maps again and again would take any memory.
-const MOST_PAGES: usize = 1 << 22;
-
 const PAGE: u64 = 4096;
 
 /// What is wrong.
@@ -263,39 +260,66 @@ struct PageUse<'a> {
     page: FileSpan,
 }
 
-/// Pages that were mapped for the data of commands of two devices at once, of which one could write: for each command of
-/// the device that came second one finding, with the number of that device. The devices' clocks are one. Pages beyond the first four
-/// million uses are not compared.
-pub fn shared(histories: &[&History]) -> Vec<(usize, Finding)> {
+/// What [`shared`] has found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// One finding for each command of the device that came second, with the number of that device.
+    pub findings: Vec<(usize, Finding)>,
+    /// How many pages of mappings were not compared, as there were more than the limit.
+    pub uncompared: u64,
+}
+
+/// Pages that were mapped for the data of commands of two devices at once, of which one could write. The devices' clocks are one.
+/// Compares `most` pages of mappings: a guest may map without end.
+pub fn shared(histories: &[&History], most: u64) -> Shared {
     let mut pages: HashMap<(u64, u64, u64), Vec<PageUse<'_>>> = HashMap::new();
-    let mut left = MOST_PAGES;
+    let (mut left, mut uncompared) = (most, 0_u64);
     for (device, history) in histories.iter().enumerate() {
         for life in history.mappings.iter().filter(|life| is_for_payload(life)) {
-            for page in pages_of(&life.mapping).take(left) {
-                left = left.saturating_sub(1);
+            let size = life.mapping.size().div_ceil(PAGE);
+            if size > left {
+                uncompared = uncompared.saturating_add(size);
+                continue;
+            }
+            left -= size;
+            for page in pages_of(&life.mapping) {
                 let key = (page.device, page.inode, page.offset / PAGE);
                 let page_use = PageUse { device, life, page };
                 pages.entry(key).or_default().push(page_use);
             }
         }
     }
-    let mut found: Vec<(usize, Finding)> = Vec::new();
-    for uses in pages.values_mut() {
-        uses.sort_by_key(|page_use| page_use.life.mapped.nanos);
-        let mut current: Vec<&PageUse<'_>> = Vec::new();
-        for second in uses.iter() {
-            current.retain(|first| outlasts(first, second.life.mapped));
-            if let Some(first) = current.iter().find(|first| collide(first, second)) {
-                found.push((second.device, sharing(first, second)));
-            }
-            current.push(second);
-        }
-    }
-    found.sort_by_key(|(device, finding)| (*device, finding.at, finding.address));
-    found.dedup_by_key(|(device, finding)| {
+    let mut findings: Vec<(usize, Finding)> = pages.into_values().flat_map(collisions).collect();
+    findings.sort_by_key(|(device, finding)| (*device, finding.at, finding.address));
+    findings.dedup_by_key(|(device, finding)| {
         let since = finding.command.map_or(finding.at, |command| command.begun);
         (*device, since)
     });
+    Shared {
+        findings,
+        uncompared,
+    }
+}
+
+/// Where a page that is in use comes to be used by a second device.
+fn collisions(mut uses: Vec<PageUse<'_>>) -> Vec<(usize, Finding)> {
+    uses.sort_by_key(|page_use| page_use.life.mapped.nanos);
+    // Of each device's uses that may write, and of its others, the one that lasts longest.
+    let mut longest: BTreeMap<(usize, bool), &PageUse<'_>> = BTreeMap::new();
+    let mut found = Vec::new();
+    for second in &uses {
+        let mut earlier = longest.values();
+        let first = earlier
+            .find(|first| outlasts(first, second.life.mapped.nanos) && collide(first, second));
+        found.extend(first.map(|first| (second.device, sharing(first, second))));
+        let end = second.life.unmapped.map_or(u64::MAX, |at| at.nanos);
+        let known = longest
+            .entry((second.device, second.life.mapping.writable))
+            .or_insert(second);
+        if !outlasts(known, end) {
+            *known = second;
+        }
+    }
     found
 }
 
@@ -312,10 +336,10 @@ fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
     })
 }
 
-/// Whether a device still had its page after a moment.
-fn outlasts(page_use: &PageUse<'_>, moment: Moment) -> bool {
+/// Whether a device still had its page after this many nanoseconds.
+fn outlasts(page_use: &PageUse<'_>, nanos: u64) -> bool {
     let unmapped = page_use.life.unmapped;
-    unmapped.is_none_or(|unmapped| unmapped.nanos > moment.nanos)
+    unmapped.is_none_or(|unmapped| unmapped.nanos > nanos)
 }
 
 /// Whether two that have a page at once are two devices, of which one may write.

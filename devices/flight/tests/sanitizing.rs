@@ -353,6 +353,7 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
         let story = story.map_at(0x7000, 0x1000, writable, 0x9000).begin(3);
         story.write(3, 0x7000, 8, Outcome::Done).history()
     };
+    let shared = |histories: &[&History]| shared(histories, 3).findings;
     let found = shared(&[&one(true), &other(1, false)]);
     let [(1, finding)] = &found[..] else {
         panic!("{found:?}");
@@ -367,6 +368,43 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
     assert_eq!(shared(&[&one(false), &other(1, false)]), []);
     assert_eq!(shared(&[&one(true), &other(9, true)]), []);
     assert_eq!(shared(&[&one(true), &Story::default().history()]), []);
+}
+
+#[test]
+fn shared_with_more_pages_than_its_limit_says_how_many_it_left_out() {
+    let history = |address| {
+        let story = Story::default().map_at(address, 0x2000, true, 0x8000);
+        let story = story.begin(1).write(1, address, 8, Outcome::Done);
+        story.history()
+    };
+    let histories = [&history(0x4000), &history(0x6000)];
+    let compared = shared(&histories, 4);
+    assert_eq!((compared.findings.len(), compared.uncompared), (1, 0));
+    let cut = shared(&histories, 3);
+    assert_eq!((cut.findings.len(), cut.uncompared), (0, 2));
+}
+
+#[test]
+fn page_that_a_device_has_twice_is_shared_until_the_later_unmap() {
+    let twice = Story::default()
+        .map_at(0x4000, 0x1000, true, 0x8000)
+        .map_at(0x5000, 0x1000, true, 0x8000)
+        .begin(1);
+    let twice = twice
+        .write(1, 0x4000, 8, Outcome::Done)
+        .write(1, 0x5000, 8, Outcome::Done)
+        .end(1)
+        .unmap(0x4000, 0x1000)
+        .unmap(0x5000, 0x1000)
+        .later(10)
+        .history();
+    let other = |wait| {
+        let story = Story::default().map_at(0x7000, 0x1000, false, 0x8000);
+        let story = story.later(wait);
+        story.begin(3).write(3, 0x7000, 8, Outcome::Done).history()
+    };
+    let count = |wait| shared(&[&twice, &other(wait)], 8).findings.len();
+    assert_eq!((count(10), count(30)), (1, 0));
 }
 
 #[test]
@@ -445,7 +483,7 @@ proptest! {
         let story = steps.into_iter().map(low).fold(Story::default(), strange);
         let history = story.history();
         prop_assert!(history.peak <= history.mappings.len());
-        let found = shared(&[&history, &history]);
+        let found = shared(&[&history, &history], 1 << 16).findings;
         prop_assert!(found.iter().all(|(device, _)| *device < 2));
         story.findings();
     }

@@ -15,12 +15,13 @@ pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
     let devices: Vec<Value> = devices.map(|each| device(recorded, each)).collect();
     let mut all = json!({ "devices": devices });
     if sanitize && let Some(fields) = all.as_object_mut() {
-        let found = recorded.findings();
-        let found: Vec<Value> = found
-            .iter()
+        let found = recorded.sanitized();
+        let findings = found.findings.iter();
+        let findings: Vec<Value> = findings
             .map(|(device, each)| finding(recorded, device, each))
             .collect();
-        fields.insert("findings".to_owned(), found.into());
+        fields.insert("findings".to_owned(), findings.into());
+        fields.insert("uncompared_pages".to_owned(), found.uncompared.into());
     }
     all
 }

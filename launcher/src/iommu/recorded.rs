@@ -5,7 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use peerbar_flight::{
-    Command, Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, WindowEvent, shared,
+    Command, Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, Shared, WindowEvent,
+    shared,
 };
 
 use super::behind::Ram;
@@ -14,6 +15,9 @@ use super::kernel::Kernel;
 use peerbar_lab::finished_run::SCENARIO;
 use peerbar_lab::run_file;
 use peerbar_lab::scenario::Scenario;
+
+/// Most pages of mappings that are compared with those of other devices, which takes some 300 MB.
+pub(super) const MOST_PAGES: u64 = 1 << 22;
 
 /// What is known of a run.
 pub(crate) struct Recorded {
@@ -151,17 +155,31 @@ impl Recorded {
         self.only.as_ref().is_none_or(|only| device.name == *only)
     }
 
-    /// What the sanitizer has found of the devices that are shown, each with its device. What concerns two devices is
-    /// with the one that came second.
-    pub(crate) fn findings(&self) -> Vec<(&RecordedDevice, Finding)> {
+    /// What the sanitizer has found of the devices that are shown. What concerns two devices is with the one that came second.
+    pub(crate) fn sanitized(&self) -> Sanitized<'_> {
         let own = self.shown();
         let own = own.flat_map(|device| device.findings.iter().map(move |f| (device, f.clone())));
         let histories: Vec<&History> = self.devices.iter().map(|device| &device.history).collect();
-        let both = shared(&histories).into_iter();
+        let Shared {
+            findings,
+            uncompared,
+        } = shared(&histories, MOST_PAGES);
+        let both = findings.into_iter();
         let both = both.filter_map(|(number, finding)| Some((self.devices.get(number)?, finding)));
         let both = both.filter(|(device, _)| self.shows(device));
-        own.chain(both).collect()
+        Sanitized {
+            findings: own.chain(both).collect(),
+            uncompared,
+        }
     }
+}
+
+/// What the sanitizer has found.
+pub(crate) struct Sanitized<'a> {
+    /// Each with its device.
+    pub(crate) findings: Vec<(&'a RecordedDevice, Finding)>,
+    /// How many pages of mappings were not compared with those of other devices, as there were more than [`MOST_PAGES`].
+    pub(crate) uncompared: u64,
 }
 
 fn device(run: &Path, path: &Path) -> anyhow::Result<RecordedDevice> {

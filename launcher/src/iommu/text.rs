@@ -8,7 +8,7 @@ use super::behind::Behind;
 use super::data::busiest_second;
 use super::injected;
 use super::line::{access, direction, range, span};
-use super::recorded::{Recorded, RecordedDevice};
+use super::recorded::{MOST_PAGES, Recorded, RecordedDevice, Sanitized};
 use super::register_writes;
 use crate::cli;
 use peerbar_lab::size::human;
@@ -219,7 +219,10 @@ fn ago(now: u64, then: u64) -> String {
 }
 
 fn findings(recorded: &Recorded, most: usize) -> String {
-    let findings = recorded.findings();
+    let Sanitized {
+        findings,
+        uncompared,
+    } = recorded.sanitized();
     let mut text = match findings.len() {
         0 => "sanitizer: no findings\n".to_owned(),
         1 => "sanitizer: 1 finding\n".to_owned(),
@@ -229,6 +232,9 @@ fn findings(recorded: &Recorded, most: usize) -> String {
         text += &format!("  {}\n", finding(recorded, device, each));
     }
     text += &rest(findings.len(), most);
+    if uncompared > 0 {
+        text += &format!("  {}\n", uncompared_pages(uncompared));
+    }
     for device in recorded.shown() {
         if device.flight.header.level == Level::Maps {
             text += &format!(
@@ -245,6 +251,13 @@ fn findings(recorded: &Recorded, most: usize) -> String {
         }
     }
     text
+}
+
+/// What is not known of pages of two devices at once.
+pub(super) fn uncompared_pages(count: u64) -> String {
+    format!(
+        "{count} pages of mappings were not compared with those of other devices: of {MOST_PAGES} at most it is found whether two devices have one"
+    )
 }
 
 /// A finding in a line.
