@@ -117,9 +117,11 @@ impl GuestActivity {
             )]
             let error = self.clock.error as u64;
             let (from, until) = (at.saturating_sub(error), until.saturating_add(error));
-            let first = candidates.partition_point(|(begun, _)| *begun < from);
-            let candidates = candidates.get(first..).unwrap_or_default().iter();
-            let candidates = candidates.take_while(|(begun, _)| *begun <= until);
+            // In the order of their begins.
+            let later = candidates.partition_point(|(begun, _)| *begun < at);
+            let around = [later.checked_sub(1), Some(later)].into_iter().flatten();
+            let candidates = around.filter_map(|place| candidates.get(place));
+            let candidates = candidates.filter(|(begun, _)| (from..=until).contains(begun));
             let nearest = candidates.min_by_key(|(begun, _)| begun.abs_diff(at));
             command.found = nearest.map(|(_, index)| *index);
         }
