@@ -22,6 +22,8 @@ struct pb_export {
 	struct list_head node;	/* in pb_vram.exports */
 	bool revoked;		/* under the dma_resv */
 	struct work_struct drain;
+	struct dma_fence *awaited;	/* by drain, NULL if it is not waiting */
+	struct dma_fence_cb signalled;	/* of that fence */
 };
 
 /* Of the policies, for messages. */
@@ -203,18 +205,45 @@ static const struct dma_buf_ops export_ops = {
 	.release = export_release,
 };
 
+/* A fence of an importer that is not done yet; NULL if there is none. */
+static struct dma_fence *unsignalled(struct dma_resv *resv)
+{
+	struct dma_resv_iter cursor;
+	struct dma_fence *fence;
+
+	dma_resv_iter_begin(&cursor, resv, DMA_RESV_USAGE_BOOKKEEP);
+	/* Leaves out those that are signalled. */
+	dma_resv_for_each_fence_unlocked(&cursor, fence) {
+		dma_fence_get(fence);
+		break;
+	}
+	dma_resv_iter_end(&cursor);
+	return fence;
+}
+
+static void continue_drain(struct dma_fence *fence, struct dma_fence_cb *callback)
+{
+	struct pb_export *export = container_of(callback, struct pb_export, signalled);
+
+	queue_work(pb_releases, &export->drain);
+}
+
 /*
- * Waits for what importers had begun when the memory was revoked. Their fences may be in the hands
- * of a program, so there is no lock held, and the memory stays until the last one is signalled.
+ * Goes on once importers are done with what they had begun when the memory was revoked. Their
+ * fences may be in the hands of a program, so no lock is held and no worker waits, and the memory
+ * stays until the last one is signalled.
  */
 static void drain(struct work_struct *work)
 {
 	struct pb_export *export = container_of(work, struct pb_export, drain);
 	struct pb_buffer *buffer = export->buffer;
 
-	if (!dma_resv_wait_timeout(export->dmabuf->resv, DMA_RESV_USAGE_BOOKKEEP, false, HZ)) {
-		queue_work(pb_releases, work);
-		return;
+	dma_fence_put(export->awaited);
+	while ((export->awaited = unsignalled(export->dmabuf->resv))) {
+		/* Once it is added, drain may run again, and free the export. */
+		if (!dma_fence_add_callback(export->awaited, &export->signalled, continue_drain))
+			return;
+		dma_fence_put(export->awaited);
 	}
 	if (atomic_dec_and_test(&buffer->vram.draining))
 		wake_up_all(&buffer->idle);

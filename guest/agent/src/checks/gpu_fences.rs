@@ -1,4 +1,4 @@
-//! A fence that a program has put on a dma-buf and does not signal.
+//! Fences that a program has put on a dma-buf and does not signal.
 
 use super::{Outcome, Run};
 use anyhow::{bail, ensure};
@@ -23,19 +23,24 @@ impl Run for GpuFences {
         let before = gpu.free_vram()?;
         let buffer = opened.allocate(BYTES)?;
         let dma_buf = buffer.export()?;
-        let fence = vgem::Fence::on(&card, &dma_buf)?;
+        let fences = [
+            vgem::Fence::on(&card, &dma_buf)?,
+            vgem::Fence::on(&card, &dma_buf)?,
+        ];
         match buffer.revoke() {
             Err(Error::Driver { source, .. }) if source.raw_os_error() == Some(libc::ETIMEDOUT) => {
             }
             other => bail!("a revoke was to end with ETIMEDOUT, but: {other:?}"),
         }
         drop((dma_buf, buffer));
-        let meanwhile = gpu.free_vram()?;
-        fence.signal()?;
-        ensure!(
-            meanwhile == before - BYTES,
-            "{before} bytes of VRAM were free, and {meanwhile} while a fence was still on {BYTES} of them"
-        );
+        for fence in fences {
+            let meanwhile = gpu.free_vram()?;
+            fence.signal()?;
+            ensure!(
+                meanwhile == before - BYTES,
+                "{before} bytes of VRAM were free, and {meanwhile} while a fence was still on {BYTES} of them"
+            );
+        }
         let uevents = &guest.uevents;
         uevents.wait_for(PATIENCE, || gpu.check_free_vram(before))?;
         Ok(Outcome::Passed)
