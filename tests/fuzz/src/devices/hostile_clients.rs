@@ -1,6 +1,8 @@
 //! Several clients that do what they like to a server in this process, which serves all runs: it must go on to serve others, and hold no
 //! descriptor of those that have left.
 
+use std::fs::{DirEntry, read_dir};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -18,8 +20,8 @@ pub(super) struct Server {
     check_served: fn(),
     /// Whether an open file of this name, as /proc/self/fd has it, is a client's. libFuzzer's symbolizer has pipes of its own.
     is_counted: fn(&str) -> bool,
-    /// How many of them are open without a hostile client.
-    at_rest: OnceLock<usize>,
+    /// How many of them are open without a hostile client, and how many files at all.
+    at_rest: OnceLock<(usize, usize)>,
 }
 
 impl Server {
@@ -43,10 +45,10 @@ impl Server {
         connect: fn() -> C,
         act: fn(&mut C, A),
     ) {
-        let at_rest = *self.at_rest.get_or_init(|| {
+        let (at_rest, all) = *self.at_rest.get_or_init(|| {
             (self.check_served)();
             (self.check_served)();
-            self.open()
+            (self.open(), descriptors().count())
         });
         let mut clients: [Option<C>; CLIENTS] = Default::default();
         for (number, action) in steps.into_iter().take(STEPS) {
@@ -60,7 +62,8 @@ impl Server {
         drop(clients);
         (self.check_served)();
         let deadline = Instant::now() + LONG;
-        while self.open() > at_rest {
+        // Names take longer to find than numbers.
+        while descriptors().count() > all && self.open() > at_rest {
             assert!(Instant::now() < deadline, "the server keeps a descriptor");
             std::thread::yield_now();
         }
@@ -68,11 +71,13 @@ impl Server {
 
     /// How many files of clients are open.
     fn open(&self) -> usize {
-        let all = std::fs::read_dir("/proc/self/fd").expect("/proc");
-        let targets = all
-            .flatten()
-            .filter_map(|entry| entry.path().read_link().ok());
-        let is_counted = |target: &std::path::PathBuf| (self.is_counted)(&target.to_string_lossy());
-        targets.filter(is_counted).count()
+        let is_counted = |target: &PathBuf| (self.is_counted)(&target.to_string_lossy());
+        let targets = descriptors().filter_map(|entry| entry.path().read_link().ok());
+        targets.filter(|target| is_counted(target)).count()
     }
+}
+
+/// Those of this process.
+fn descriptors() -> impl Iterator<Item = DirEntry> {
+    read_dir("/proc/self/fd").expect("/proc").flatten()
 }
