@@ -137,3 +137,28 @@ pub(super) fn listed(transfer: &RoutedBytes) -> Markup {
         (part("wrote", transfer.written))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples;
+
+    #[test]
+    fn many_checks_have_words_but_not_all_have_pictures() {
+        let mut run = samples::run();
+        let drawn = |run: &RunResults| {
+            let page = checks(run, &samples::functions()).into_string();
+            [
+                page.matches("<svg").count(),
+                page.matches("ul class=\"transfers\"").count(),
+            ]
+        };
+        let is_routed = |check: &CheckResult| !routed([check]).is_empty();
+        run.checks.retain(is_routed);
+        run.checks.truncate(1);
+        assert_eq!(drawn(&run), [1, 1]);
+        let check = run.checks.remove(0);
+        run.checks = vec![check; MOST_PICTURES + 2];
+        assert_eq!(drawn(&run), [MOST_PICTURES, MOST_PICTURES + 2]);
+    }
+}
