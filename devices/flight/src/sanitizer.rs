@@ -257,11 +257,29 @@ fn is_for_payload(life: &MappingLife) -> bool {
 struct PageUse<'a> {
     device: usize,
     life: &'a MappingLife,
-    page: FileSpan,
+    place: FileSpan,
+}
+
+impl PageUse<'_> {
+    /// What names the page.
+    fn page(&self) -> (u64, u64, u64) {
+        let FileSpan {
+            device,
+            inode,
+            offset,
+        } = self.place;
+        (device, inode, offset / PAGE)
+    }
+
+    /// Whether the device still had its page after this many nanoseconds.
+    fn outlasts(&self, nanos: u64) -> bool {
+        let unmapped = self.life.unmapped;
+        unmapped.is_none_or(|unmapped| unmapped.nanos > nanos)
+    }
 }
 
 /// What [`shared`] has found.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shared {
     /// One finding for each command of the device that came second, with the number of that device.
     pub findings: Vec<(usize, Finding)>,
@@ -270,57 +288,83 @@ pub struct Shared {
 }
 
 /// Pages that were mapped for the data of commands of two devices at once, of which one could write. The devices' clocks are one.
-/// Compares `most` pages of mappings: a guest may map without end.
+/// Compares at most `most` pages of mappings: a guest may map without end.
 pub fn shared(histories: &[&History], most: u64) -> Shared {
-    let mut pages: HashMap<(u64, u64, u64), Vec<PageUse<'_>>> = HashMap::new();
-    let (mut left, mut uncompared) = (most, 0_u64);
-    for (device, history) in histories.iter().enumerate() {
-        for life in history.mappings.iter().filter(|life| is_for_payload(life)) {
-            let size = life.mapping.size().div_ceil(PAGE);
-            if size > left {
-                uncompared = uncompared.saturating_add(size);
-                continue;
-            }
-            left -= size;
-            for page in pages_of(&life.mapping) {
-                let key = (page.device, page.inode, page.offset / PAGE);
-                let page_use = PageUse { device, life, page };
-                pages.entry(key).or_default().push(page_use);
-            }
+    let has_some = |history: &&&History| history.mappings.iter().any(is_comparable);
+    if histories.iter().filter(has_some).count() < 2 {
+        return Shared::default();
+    }
+    let (mut uses, uncompared) = page_uses(histories, most);
+    uses.sort_unstable_by_key(|page_use| (page_use.page(), page_use.life.mapped.nanos));
+    let pages = uses.chunk_by(|one, other| one.page() == other.page());
+    // The first of each command.
+    let mut found: BTreeMap<(usize, Moment), Finding> = BTreeMap::new();
+    for (device, finding) in pages.flat_map(collisions) {
+        let since = finding.command.map_or(finding.at, |command| command.begun);
+        let first = found.entry((device, since)).or_insert(finding.clone());
+        if (finding.at, finding.address) < (first.at, first.address) {
+            *first = finding;
         }
     }
-    let mut findings: Vec<(usize, Finding)> = pages.into_values().flat_map(collisions).collect();
+    let findings = found.into_iter();
+    let mut findings: Vec<_> = findings
+        .map(|((device, _), finding)| (device, finding))
+        .collect();
     findings.sort_by_key(|(device, finding)| (*device, finding.at, finding.address));
-    findings.dedup_by_key(|(device, finding)| {
-        let since = finding.command.map_or(finding.at, |command| command.begun);
-        (*device, since)
-    });
     Shared {
         findings,
         uncompared,
     }
 }
 
-/// Where a page that is in use comes to be used by a second device.
-fn collisions(mut uses: Vec<PageUse<'_>>) -> Vec<(usize, Finding)> {
-    uses.sort_by_key(|page_use| page_use.life.mapped.nanos);
+/// Whether a mapping is of memory that another device may have, for a command's data.
+fn is_comparable(life: &MappingLife) -> bool {
+    is_for_payload(life) && life.mapping.backing.file().is_some()
+}
+
+/// The pages of all mappings that fit into `most`, and how many pages the others have.
+fn page_uses<'a>(histories: &[&'a History], most: u64) -> (Vec<PageUse<'a>>, u64) {
+    let mut uses = Vec::new();
+    let (mut left, mut beyond) = (most, 0_u64);
+    for (device, history) in histories.iter().enumerate() {
+        for life in history.mappings.iter().filter(|life| is_comparable(life)) {
+            let count = life.mapping.size().div_ceil(PAGE);
+            match left.checked_sub(count) {
+                Some(rest) => left = rest,
+                None => {
+                    beyond = beyond.saturating_add(count);
+                    continue;
+                }
+            }
+            let pages = pages_of(&life.mapping);
+            uses.extend(pages.map(|place| PageUse {
+                device,
+                life,
+                place,
+            }));
+        }
+    }
+    (uses, beyond)
+}
+
+/// Where a page, whose uses these are in the order of their begins, comes to be used by a second device.
+fn collisions<'a>(uses: &'a [PageUse<'a>]) -> impl Iterator<Item = (usize, Finding)> {
     // Of each device's uses that may write, and of its others, the one that lasts longest.
     let mut longest: BTreeMap<(usize, bool), &PageUse<'_>> = BTreeMap::new();
-    let mut found = Vec::new();
-    for second in &uses {
+    uses.iter().filter_map(move |second| {
+        let begin = second.life.mapped.nanos;
         let mut earlier = longest.values();
-        let first = earlier
-            .find(|first| outlasts(first, second.life.mapped.nanos) && collide(first, second));
-        found.extend(first.map(|first| (second.device, sharing(first, second))));
+        let first = earlier.find(|first| first.outlasts(begin) && collide(first, second));
+        let found = first.map(|first| (second.device, sharing(first, second)));
         let end = second.life.unmapped.map_or(u64::MAX, |at| at.nanos);
         let known = longest
             .entry((second.device, second.life.mapping.writable))
             .or_insert(second);
-        if !outlasts(known, end) {
+        if !known.outlasts(end) {
             *known = second;
         }
-    }
-    found
+        found
+    })
 }
 
 /// The places of a mapping's pages in their file.
@@ -336,12 +380,6 @@ fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
     })
 }
 
-/// Whether a device still had its page after this many nanoseconds.
-fn outlasts(page_use: &PageUse<'_>, nanos: u64) -> bool {
-    let unmapped = page_use.life.unmapped;
-    unmapped.is_none_or(|unmapped| unmapped.nanos > nanos)
-}
-
 /// Whether two that have a page at once are two devices, of which one may write.
 fn collide(first: &PageUse<'_>, second: &PageUse<'_>) -> bool {
     first.device != second.device && (first.life.mapping.writable || second.life.mapping.writable)
@@ -349,7 +387,7 @@ fn collide(first: &PageUse<'_>, second: &PageUse<'_>) -> bool {
 
 fn sharing(first: &PageUse<'_>, second: &PageUse<'_>) -> Finding {
     let start = second.life.mapping.backing.file();
-    let skip = start.map_or(0, |start| second.page.offset.saturating_sub(start.offset));
+    let skip = start.map_or(0, |start| second.place.offset.saturating_sub(start.offset));
     let command = second.life.first_user;
     Finding {
         kind: FindingKind::Shared,

@@ -8,7 +8,7 @@
 
 use peerbar_flight::{
     Backing, Completer, Direction, Dma, Event, FileSpan, Finding, FindingKind, History, Mapping,
-    Origin, Outcome, Purpose, Record, Route, Sanitizer, shared,
+    Origin, Outcome, Purpose, Record, Route, Sanitizer, Shared, shared,
 };
 use proptest::prelude::*;
 
@@ -370,18 +370,38 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
     assert_eq!(shared(&[&one(true), &Story::default().history()]), []);
 }
 
+/// A device with two pages for a command's data, at this address.
+fn two_pages(address: u64, backing: Backing) -> History {
+    let last = address + 0x1fff;
+    let story = Story::default().then(Event::Map(Mapping {
+        iova: address,
+        last,
+        readable: true,
+        writable: true,
+        backing,
+    }));
+    let story = story.begin(1).write(1, address, 8, Outcome::Done);
+    story.history()
+}
+
 #[test]
 fn shared_with_more_pages_than_its_limit_says_how_many_it_left_out() {
-    let history = |address| {
-        let story = Story::default().map_at(address, 0x2000, true, 0x8000);
-        let story = story.begin(1).write(1, address, 8, Outcome::Done);
-        story.history()
-    };
-    let histories = [&history(0x4000), &history(0x6000)];
+    let ram = Backing::Ram(FileSpan {
+        device: 1,
+        inode: 2,
+        offset: 0x8000,
+    });
+    let histories = [&two_pages(0x4000, ram), &two_pages(0x6000, ram)];
     let compared = shared(&histories, 4);
     assert_eq!((compared.findings.len(), compared.uncompared), (1, 0));
     let cut = shared(&histories, 3);
     assert_eq!((cut.findings.len(), cut.uncompared), (0, 2));
+    // Nothing is to be compared with those of one device, nor those of no file.
+    assert_eq!(shared(&histories[..1], 0), Shared::default());
+    let window = two_pages(0x4000, Backing::Device);
+    let beside = shared(&[&window, histories[0], histories[1]], 4);
+    assert_eq!((beside.findings.len(), beside.uncompared), (1, 0));
+    assert_eq!(shared(&[&window, histories[0]], 0), Shared::default());
 }
 
 #[test]

@@ -240,7 +240,7 @@ static void drain(struct work_struct *work)
 
 	dma_fence_put(export->awaited);
 	while ((export->awaited = unsignalled(export->dmabuf->resv))) {
-		/* Once it is added, drain may run again, and free the export. */
+		/* Once it is added, the next call may come, and free the export. */
 		if (!dma_fence_add_callback(export->awaited, &export->signalled, continue_drain))
 			return;
 		dma_fence_put(export->awaited);

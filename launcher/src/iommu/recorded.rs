@@ -16,7 +16,7 @@ use peerbar_lab::finished_run::SCENARIO;
 use peerbar_lab::run_file;
 use peerbar_lab::scenario::Scenario;
 
-/// Most pages of mappings that are compared with those of other devices, which takes some 300 MB.
+/// Most pages of mappings that are compared with those of other devices: they take some 250 MB.
 pub(super) const MOST_PAGES: u64 = 1 << 22;
 
 /// What is known of a run.

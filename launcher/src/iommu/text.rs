@@ -256,7 +256,7 @@ fn findings(recorded: &Recorded, most: usize) -> String {
 /// What is not known of pages of two devices at once.
 pub(super) fn uncompared_pages(count: u64) -> String {
     format!(
-        "{count} pages of mappings were not compared with those of other devices: of {MOST_PAGES} at most it is found whether two devices have one"
+        "{count} pages of mappings were not compared with those of other devices: at most {MOST_PAGES} are"
     )
 }
 

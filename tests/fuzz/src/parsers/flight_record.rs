@@ -51,7 +51,7 @@ pub fn run(data: &[u8]) {
     }
     // Each of them names what it is about.
     assert!(findings.iter().all(|found| found.kind.to_string() != ""));
-    drop(shared(&[&history, &judged], 1 << 12));
+    drop(shared(&[&history, &judged], 1 << 16));
 }
 
 fn file(start: &[u8], records: &[u8]) -> Vec<u8> {
