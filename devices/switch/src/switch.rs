@@ -63,11 +63,22 @@ impl Switch {
         std::mem::take(&mut self.outputs)
     }
 
+    /// A number that no port has, nor one that has vanished.
+    fn free_port(&mut self) -> PortId {
+        loop {
+            self.last_port = self.last_port.wrapping_add(1);
+            let port = PortId(self.last_port);
+            let is_known = self.ports.contains_key(&port) || self.vanished.contains_key(&port);
+            if port != PortId::NOBODY && !is_known {
+                return port;
+            }
+        }
+    }
+
     /// A connection, before its Hello.
     pub(crate) fn connect(&mut self, now: Instant) -> PortId {
         self.now = now;
-        self.last_port += 1;
-        let port = PortId(self.last_port);
+        let port = self.free_port();
         self.ports.insert(
             port,
             Port {

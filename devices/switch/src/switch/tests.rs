@@ -837,3 +837,16 @@ fn storm_of_announcements_by_all_at_once_is_worked_off() {
     let others = ports.len() as u64 - 1;
     assert_eq!(acknowledged, ports.len() as u64 * others * ROUNDS);
 }
+
+#[test]
+fn numbers_that_wrap_leave_out_nobody_and_the_ports_that_are_there() {
+    let mut switch = anywhere();
+    let now = Instant::now();
+    let first = switch.connect(now);
+    switch.last_port = u32::MAX - 1;
+    let next: Vec<PortId> = (0..2).map(|_| switch.connect(now)).collect();
+    assert_eq!(
+        (first, next),
+        (PortId(1), vec![PortId(u32::MAX), PortId(2)])
+    );
+}
