@@ -1,5 +1,7 @@
 //! REGION_READ, REGION_WRITE and REGION_WRITE_MULTI: no range reaches the device that is not inside a region.
 
+use std::time::{Duration, Instant};
+
 use rustix::io::Errno;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
@@ -41,8 +43,13 @@ pub(crate) fn write<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answe
     Ok(access.as_bytes().to_vec().into())
 }
 
-/// vfio-user, REGION_WRITE_MULTI. Ends at the first write that fails. The reply has the number of writes
-/// that succeeded, and is an error only if there are none.
+/// Most writes of a REGION_WRITE_MULTI: QEMU sends no more (VFIO_USER_MULTI_MAX).
+const MOST_WRITES: usize = 200;
+/// How long the writes of one message may take. A device whose write waits for a peer shall serve its next client, or a stop, soon.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// vfio-user, REGION_WRITE_MULTI. Ends at the first write that fails, and after [`LONGEST`]. The reply has the number of writes
+/// that succeeded, and is an error only if there are none. E2BIG for more than [`MOST_WRITES`].
 pub(crate) fn write_multi<'d>(
     device: &mut dyn Device,
     payload: &[u8],
@@ -52,8 +59,19 @@ pub(crate) fn write_multi<'d>(
     if u64::try_from(writes.len()) != Ok(announced.get()) {
         return Err(Errno::INVAL);
     }
+    if writes.len() > MOST_WRITES {
+        return Err(Errno::TOOBIG);
+    }
+    let deadline = Instant::now() + LONGEST;
     let mut done = 0_u64;
     for one in writes {
+        if done > 0 && deadline <= Instant::now() {
+            log::warn!(
+                "{done} of {} writes took a second: the rest is left out",
+                writes.len()
+            );
+            break;
+        }
         match write_one(device, one) {
             Ok(()) => done = done.saturating_add(1),
             Err(error) if done == 0 => return Err(error),

@@ -39,13 +39,19 @@ pub(crate) struct Unmasking {
 }
 
 impl Unmasking {
-    /// Unmasks the vector if the client has signalled.
-    pub(crate) fn carry_out(&self, device: &mut dyn Device) {
-        if self.event.take()
+    /// How often the signals of an eventfd are taken at once. One time takes all of them, unless the client signals meanwhile.
+    const MOST: usize = 16;
+
+    /// Unmasks the vector if the client has signalled. False if its signals have no end: an eventfd with EFD_SEMAPHORE gives them away
+    /// one by one, and may have 2^64.
+    pub(crate) fn carry_out(&self, device: &mut dyn Device) -> bool {
+        let taken = (0..Self::MOST).take_while(|_| self.event.take()).count();
+        if taken > 0
             && let Err(error) = device.set_irqs(self.index, self.vector, 1, IrqAction::Unmask)
         {
             log::debug!("interrupt {} cannot be unmasked: {error}", self.index);
         }
+        taken < Self::MOST
     }
 }
 

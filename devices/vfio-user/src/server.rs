@@ -172,8 +172,14 @@ impl Session<'_> {
             self.attention.take();
             self.device.woken();
         }
-        if unmasked && let Some(unmasking) = unmasking {
-            unmasking.carry_out(self.device);
+        if unmasked
+            && let Some(unmasking) = unmasking
+            && !unmasking.carry_out(self.device)
+        {
+            log::warn!(
+                "an eventfd of the client's for unmasking is always signalled: it is not waited for any more"
+            );
+            self.unmasking = None;
         }
         if let Some(listener) = self.listener
             && connection

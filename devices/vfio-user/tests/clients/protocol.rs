@@ -337,6 +337,23 @@ fn set_irqs_takes_an_eventfd_that_unmasks() {
 }
 
 #[test]
+fn set_irqs_gives_up_an_eventfd_whose_signals_have_no_end() {
+    let mut rig = Rig::agreed();
+    let endless = eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK).unwrap();
+    rustix::io::write(&endless, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    rig.raw
+        .ask_with(8, &set_irqs(0x14, 0, 0, 1), &[endless.as_fd()])
+        .ok();
+    let unmasked = Call::Irqs(0, 0, 1, "Unmask".into());
+    assert_eq!(rig.calls.recv().unwrap(), unmasked);
+    for _ in 0..3 {
+        rig.raw.ask(13, &[]).ok();
+    }
+    let calls: Vec<Call> = rig.hang_up().1;
+    assert!(!calls.contains(&unmasked), "{calls:?}");
+}
+
+#[test]
 fn set_irqs_refuses_what_is_no_eventfd() {
     let mut rig = Rig::agreed();
     let (read, write) = rustix::pipe::pipe().unwrap();
@@ -514,6 +531,10 @@ fn region_write_multi_with_a_wrong_count_is_refused() {
         assert_eq!(rig.raw.ask(15, &writes(&[(5, 0, count)])).errno(), EINVAL);
     }
     assert_eq!(rig.raw.ask(15, &writes(&[])).ok(), quads(&[0]));
+    let most = [(0, 0, 4); 200];
+    assert_eq!(rig.raw.ask(15, &writes(&most)).ok(), quads(&[200]));
+    let more = [&most[..], &most[..1]].concat();
+    assert_eq!(rig.raw.ask(15, &writes(&more)).errno(), E2BIG);
 }
 
 #[test]

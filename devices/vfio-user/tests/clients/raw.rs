@@ -19,6 +19,7 @@ pub(crate) const NO_REPLY: u32 = 0x10;
 pub(crate) const ERROR: u32 = 0x20;
 
 pub(crate) const EIO: u32 = 5;
+pub(crate) const E2BIG: u32 = 7;
 pub(crate) const EINVAL: u32 = 22;
 pub(crate) const EMFILE: u32 = 24;
 pub(crate) const EEXIST: u32 = 17;
