@@ -18,6 +18,8 @@ const SHOWN: usize = 40;
 pub(crate) struct KernelLog {
     file: File,
     taint: String,
+    /// Messages were overwritten before they were read, since the last call of [`KernelLog::complaints`].
+    has_lost: bool,
 }
 
 impl KernelLog {
@@ -30,6 +32,7 @@ impl KernelLog {
         Ok(KernelLog {
             file: file.into(),
             taint: taint(),
+            has_lost: false,
         })
     }
 
@@ -55,6 +58,10 @@ impl KernelLog {
             ));
         }
         self.taint = taint;
+        if std::mem::take(&mut self.has_lost) {
+            let lost = "the kernel has logged more than its buffer holds, so some was not read (log_buf_len= of --append enlarges it)";
+            complaints.lines.push(lost.to_owned());
+        }
         complaints
     }
 
@@ -66,8 +73,9 @@ impl KernelLog {
                 match self.file.read(&mut record) {
                     Ok(0) => return None,
                     Ok(count) => return Some(message(record.get(..count).unwrap_or_default())),
-                    // The oldest records were overwritten, or a signal came: the next read continues.
-                    Err(error) if is_passing(&error) => {}
+                    // The next record was overwritten. The read after that has the oldest that is left.
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.has_lost = true,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     Err(_) => return None,
                 }
             }
@@ -137,13 +145,6 @@ fn sift(
         }
     }
     complaints
-}
-
-fn is_passing(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted
-    )
 }
 
 /// Whether two readings of the taint differ by nothing but that the kernel has warned.

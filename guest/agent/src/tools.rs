@@ -29,7 +29,7 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 4] = [
 ];
 
 /// How much of a command's output is kept, in bytes.
-const OUTPUT_LIMIT: u64 = 256 << 10;
+pub(crate) const OUTPUT_LIMIT: u64 = 256 << 10;
 
 /// How a command ended.
 #[derive(Debug)]
@@ -38,8 +38,10 @@ pub(crate) struct Ran {
     pub(crate) status: ExitStatus,
     /// Whether it was killed, because its time was over.
     pub(crate) timed_out: bool,
-    /// What it printed to either stream.
+    /// The start of what it printed to either stream, and how much more there was.
     pub(crate) output: String,
+    /// Whether `output` is all that it printed.
+    pub(crate) is_whole: bool,
 }
 
 /// A program in the tools root, and how it is started.
@@ -128,19 +130,20 @@ fn capture(
         // ESRCH only says that nothing of the group is left.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let status = child.wait().context("cannot wait for the shell")?;
-        let output = output
+        let (output, is_whole) = output
             .join()
-            .unwrap_or_else(|_| "the output could not be read".to_owned());
+            .unwrap_or_else(|_| ("the output could not be read".to_owned(), false));
         Ok(Ran {
             status,
             timed_out: !in_time?,
             output,
+            is_whole,
         })
     })
 }
 
-/// Keeps the start of what comes and shows it line by line; reads the rest, so that the writer does not block.
-fn collect(mut pipe: impl Read, show: impl Fn(&str)) -> String {
+/// Keeps the start of what comes and shows it line by line; reads the rest, so that the writer does not block. Whether that is all.
+fn collect(mut pipe: impl Read, show: impl Fn(&str)) -> (String, bool) {
     let mut lines = BufReader::new((&mut pipe).take(OUTPUT_LIMIT));
     let mut kept = Vec::new();
     loop {
@@ -151,16 +154,16 @@ fn collect(mut pipe: impl Read, show: impl Fn(&str)) -> String {
                 let line = String::from_utf8_lossy(kept.get(start..).unwrap_or_default());
                 show(line.trim_end_matches('\n'));
             }
-            Err(error) => return format!("the output could not be read: {error}"),
+            Err(error) => return (format!("the output could not be read: {error}"), false),
         }
     }
     let mut output = String::from_utf8_lossy(&kept).into_owned();
     match io::copy(&mut pipe, &mut io::sink()) {
-        Ok(0) => {}
+        Ok(0) => return (output, true),
         Ok(dropped) => output.push_str(&format!("\n[{dropped} bytes more]")),
         Err(error) => output.push_str(&format!("\n[{error}]")),
     }
-    output
+    (output, false)
 }
 
 /// True if the child ended within `limit`.
@@ -209,6 +212,7 @@ mod tests {
             (ran.code(), ran.output.as_str(), ran.timed_out),
             (3, "out\nerr\n", false)
         );
+        assert!(ran.is_whole);
     }
 
     #[test]
@@ -246,5 +250,6 @@ mod tests {
             ran.output
                 .ends_with(&format!("x\n[{} bytes more]", 300_000 - OUTPUT_LIMIT))
         );
+        assert!(!ran.is_whole);
     }
 }

@@ -9,7 +9,7 @@ use super::Outcome;
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
-use crate::tools::Ran;
+use crate::tools::{OUTPUT_LIMIT, Ran};
 use crate::watchdog;
 
 /// Lines of the output that are shown of one that failed.
@@ -44,7 +44,7 @@ pub(super) fn run(
         None => 0,
     };
     let report = ProgramReport::read(&ran.output).filter(|_| !work.expected.any_status);
-    let complaint = report.as_ref().and_then(ProgramReport::complaint);
+    let complaint = report.as_ref().and_then(|report| complaint(report, &ran));
     let skipped = report.as_ref().and_then(ProgramReport::skipped);
     measure.subtests = report.map_or_else(Vec::new, |report| report.results);
     if let (Some(reason), None, false) = (skipped, &complaint, ran.timed_out) {
@@ -71,6 +71,14 @@ pub(super) fn log(expected: &Expectation) -> Expected<'_> {
         texts: &expected.kernel,
         ..Expected::default()
     }
+}
+
+/// What a report says against what has printed it. One that was cut may have had failures later.
+fn complaint(report: &ProgramReport, ran: &Ran) -> Option<String> {
+    let cut = || {
+        format!("more than {OUTPUT_LIMIT} bytes, so not all of its results are known: print less")
+    };
+    report.complaint().or_else(|| (!ran.is_whole).then(cut))
 }
 
 /// Judges all but the route; `complaint` is what its own report says against it.
@@ -162,7 +170,18 @@ mod tests {
             status: ExitStatus::from_raw(code << 8),
             timed_out,
             output: output.into(),
+            is_whole: true,
         }
+    }
+
+    #[test]
+    fn report_that_was_cut_does_not_pass() {
+        let mut cut = ran(0, "TAP version 13\nok 1 first\n1..1\n", false);
+        let report = ProgramReport::read(&cut.output).unwrap();
+        assert_eq!(complaint(&report, &cut), None);
+        cut.is_whole = false;
+        let said = complaint(&report, &cut).unwrap();
+        assert!(said.contains("more than 262144 bytes"), "{said}");
     }
 
     #[test]
