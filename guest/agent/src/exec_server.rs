@@ -17,7 +17,7 @@ use anyhow::{Context, ensure};
 use peerbar_exec::{GuestMessage, HOST_FOLDER, HOST_TAG, HostMessage, PORT, ProgramRequest};
 use peerbar_report::HostFolder;
 use rustix::mount::{MountFlags, mount};
-use vsock::{VMADDR_CID_ANY, VsockListener, VsockStream};
+use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener, VsockStream};
 
 use crate::modules::Modules;
 use crate::placeholders::Placeholders;
@@ -30,6 +30,8 @@ pub(crate) const ROLE: &str = "exec-server";
 const LIMIT: usize = 32;
 /// How long a host may take to say what it wants.
 const GREETING: Duration = Duration::from_secs(10);
+/// After a connection that could not be accepted: descriptors may be used up for a while.
+const PAUSE: Duration = Duration::from_millis(100);
 /// Exit status of what cannot be started, as a shell has it.
 const CANNOT_START: i32 = 126;
 /// What the process says once it listens.
@@ -86,8 +88,17 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
     std::io::stdout().flush()?;
     let placeholders = Arc::new(placeholders);
     let running = Arc::new(AtomicUsize::new(0));
-    for stream in listener.incoming() {
-        let stream = stream.context("cannot accept a connection of the host")?;
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, peer)) if peer.cid() == VMADDR_CID_HOST => stream,
+            // A process of the guest's, which by vsock_loopback would get what it has no right to.
+            Ok(_) => continue,
+            Err(error) => {
+                eprintln!("peerbar-agent: cannot accept a connection of the host: {error}");
+                thread::sleep(PAUSE);
+                continue;
+            }
+        };
         let (placeholders, running) = (Arc::clone(&placeholders), Arc::clone(&running));
         thread::spawn(move || {
             let slot = ProgramSlot::take(&running);
@@ -96,7 +107,6 @@ pub(crate) fn main(arguments: &[String]) -> anyhow::Result<()> {
             }
         });
     }
-    Ok(())
 }
 
 /// The slot of a program among those that run. Dropped, by a panic too, it is free.
