@@ -54,6 +54,9 @@ pub enum ProgramError {
     /// It has not ended in time.
     #[error("the program has not ended in time")]
     Late,
+    /// What [`GuestProgram::ends_with`] watches has ended before it.
+    #[error("the program was given up: a signal has come, or its guest or a server has ended")]
+    GivenUp,
     /// The guest is gone, or does not keep to the protocol.
     #[error(
         "the connection to the guest is lost; console.log and qemu.log in the folder of its run say more"
@@ -84,6 +87,8 @@ pub struct GuestProgram {
     credit: u32,
     /// When [`GuestProgram::run`] gives up.
     deadline: Option<Instant>,
+    /// Has [`GuestProgram::run`] give up once it is readable.
+    stop: Option<UnixStream>,
 }
 
 /// The socket of the guest of a run's folder.
@@ -117,6 +122,7 @@ impl GuestProgram {
             unsent: format!("CONNECT {PORT}\n").into_bytes(),
             credit: INPUT_WINDOW,
             deadline: None,
+            stop: None,
         };
         program.send(&HostMessage::Start(request.clone()))?;
         Ok(program)
@@ -126,6 +132,12 @@ impl GuestProgram {
     pub fn ends_within(self, limit: Duration) -> Self {
         let deadline = Instant::now().checked_add(limit);
         Self { deadline, ..self }
+    }
+
+    /// Has [`GuestProgram::run`] give up when something comes by `stop`, or its other end is closed.
+    pub fn ends_with(self, stop: UnixStream) -> Self {
+        let stop = Some(stop);
+        Self { stop, ..self }
     }
 
     /// Whether the guest has answered at all.
@@ -255,7 +267,8 @@ impl GuestProgram {
     /// Gives it `input`, writes what it prints, and waits for its end.
     ///
     /// # Errors
-    /// As [`GuestProgram::next_message`], [`ProgramError::Input`], [`ProgramError::Output`] and [`ProgramError::Late`].
+    /// As [`GuestProgram::next_message`], [`ProgramError::Input`], [`ProgramError::Output`], [`ProgramError::Late`] and
+    /// [`ProgramError::GivenUp`].
     pub fn run(
         mut self,
         input: &mut dyn Read,
@@ -268,6 +281,7 @@ impl GuestProgram {
             if self.deadline.is_some_and(|at| at <= Instant::now()) {
                 return Err(ProgramError::Late);
             }
+            self.check_stop()?;
             while is_open && self.input_credit() > 0 {
                 let mut bytes = vec![0; self.input_credit()];
                 let count = input.read(&mut bytes).map_err(ProgramError::Input)?;
@@ -292,7 +306,18 @@ impl GuestProgram {
         }
     }
 
-    /// Waits until the guest says something, or takes what is unsent.
+    fn check_stop(&self) -> Result<(), ProgramError> {
+        let Some(stop) = &self.stop else {
+            return Ok(());
+        };
+        let mut fds = [PollFd::new(stop, PollFlags::IN)];
+        match retry_on_intr(|| poll(&mut fds, Some(&Timespec::default()))) {
+            Ok(0) => Ok(()),
+            _ => Err(ProgramError::GivenUp),
+        }
+    }
+
+    /// Waits until the guest says something, or takes what is unsent, or the program is to be given up.
     fn wait(&mut self) -> Result<(), ProgramError> {
         let mut events = PollFlags::IN;
         events.set(PollFlags::OUT, self.has_unsent());
@@ -300,7 +325,12 @@ impl GuestProgram {
             .deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut fds = [PollFd::new(&self.stream, events)];
+        let mut fds = vec![PollFd::new(&self.stream, events)];
+        fds.extend(
+            self.stop
+                .iter()
+                .map(|stop| PollFd::new(stop, PollFlags::IN)),
+        );
         let ready = retry_on_intr(|| poll(&mut fds, left.as_ref()));
         ready.map_err(|error| gone(error.into()))?;
         self.flush()
@@ -377,6 +407,27 @@ pub(crate) mod tests {
         let program = program.ends_within(limit);
         let end = program.run(&mut io::empty(), &mut io::sink(), &mut io::sink());
         end.unwrap_err()
+    }
+
+    #[test]
+    fn program_is_given_up_with_what_it_ends_with() {
+        for says in [true, false] {
+            let (stop, stopped) = UnixStream::pair().unwrap();
+            // It accepts and says nothing until the host leaves.
+            let (_folder, path, guest) = guest(move |mut stream| {
+                stream.get_ref().write_all(b"OK 1\n").unwrap();
+                let open = says.then_some(&stop);
+                open.into_iter()
+                    .for_each(|mut stop| stop.write_all(&[15]).unwrap());
+                let _stays_open = says.then_some(stop);
+                let _ = io::copy(&mut stream, &mut io::sink());
+            });
+            let program = GuestProgram::start(&path, &ProgramRequest::new(["x"])).unwrap();
+            let program = program.ends_with(stopped).ends_within(LONG);
+            let end = program.run(&mut io::empty(), &mut io::sink(), &mut io::sink());
+            assert!(matches!(end, Err(ProgramError::GivenUp)), "{end:?}");
+            guest.join().unwrap();
+        }
     }
 
     #[test]

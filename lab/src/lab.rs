@@ -379,16 +379,16 @@ impl Lab {
     /// run more at the same time: see [`Lab::socket`].
     ///
     /// # Errors
-    /// What keeps the guest from starting it or from going on; more than 256 MiB of a stream; a lab without [`LabOptions::access`] starts none.
+    /// What keeps the guest from starting it or from going on; a signal; more than 256 MiB of a stream; a lab without [`LabOptions::access`] starts none.
     pub fn program(
         &mut self,
         request: &ProgramRequest,
         input: &[u8],
     ) -> Result<ProgramOutput, LabError> {
-        let output = self.attend(|socket, _| {
+        let output = self.attend(|socket, signals| {
             let stream = || Limited::new(Vec::new(), MOST_OUTPUT, "write it to a file");
             let (mut output, mut errors) = (stream(), stream());
-            let program = GuestProgram::start(socket, request)?;
+            let program = GuestProgram::start(socket, request)?.ends_with(signals);
             let end = program.run(&mut &*input, &mut output, &mut errors)?;
             Ok::<_, ProgramError>(ProgramOutput {
                 status: end.status(),
