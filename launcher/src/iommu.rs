@@ -46,16 +46,18 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
         follow::follow(&recorded)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let sanitized = options.sanitize.then(|| recorded.sanitized());
+    let sanitized = sanitized.as_ref();
     let shown = if options.json {
-        let all = data::all(&recorded, options.sanitize);
+        let all = data::all(&recorded, sanitized);
         serde_json::to_string_pretty(&all).context("cannot write JSON")? + "\n"
     } else if options.history {
         line::history(&recorded)
     } else {
-        text::all(&recorded, options)
+        text::all(&recorded, options, sanitized)
     };
     print(&shown)?;
-    let found = options.sanitize && !recorded.sanitized().findings.is_empty();
+    let found = sanitized.is_some_and(|sanitized| !sanitized.findings.is_empty());
     Ok(ExitCode::from(if found { FINDINGS } else { 0 }))
 }
 

@@ -22,6 +22,7 @@ const GRACE: u64 = 1_000_000_000;
 
 /// The largest mapping that a driver makes for one command's data; a larger one is for many commands.
 const LARGEST: u64 = 16 << 20;
+
 const PAGE: u64 = 4096;
 
 /// What is wrong.

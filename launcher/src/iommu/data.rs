@@ -6,16 +6,15 @@ use serde_json::{Value, json};
 use super::behind::Behind;
 use super::injected;
 use super::line::{access, direction};
-use super::recorded::{Recorded, RecordedDevice};
+use super::recorded::{Recorded, RecordedDevice, Sanitized};
 use super::register_writes;
 
-/// Everything.
-pub(super) fn all(recorded: &Recorded, sanitize: bool) -> Value {
+/// Everything, with what the sanitizer has found if that is asked for.
+pub(super) fn all(recorded: &Recorded, sanitized: Option<&Sanitized<'_>>) -> Value {
     let devices = recorded.shown();
     let devices: Vec<Value> = devices.map(|each| device(recorded, each)).collect();
     let mut all = json!({ "devices": devices });
-    if sanitize && let Some(fields) = all.as_object_mut() {
-        let found = recorded.sanitized();
+    if let (Some(found), Some(fields)) = (sanitized, all.as_object_mut()) {
         let findings = found.findings.iter();
         let findings: Vec<Value> = findings
             .map(|(device, each)| finding(recorded, device, each))

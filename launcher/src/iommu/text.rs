@@ -19,12 +19,16 @@ pub(super) const FEW: usize = 16;
 const LAST: usize = 3;
 
 /// Everything that is asked for, device after device, then what the sanitizer has found.
-pub(super) fn all(recorded: &Recorded, options: &cli::Debugger) -> String {
+pub(super) fn all(
+    recorded: &Recorded,
+    options: &cli::Debugger,
+    sanitized: Option<&Sanitized<'_>>,
+) -> String {
     let most = if options.all { usize::MAX } else { FEW };
     let parts = recorded.shown();
     let mut text: String = parts.map(|each| device(recorded, each, most)).collect();
-    if options.sanitize {
-        text += &findings(recorded, most);
+    if let Some(sanitized) = sanitized {
+        text += &findings(recorded, sanitized, most);
     }
     text
 }
@@ -218,11 +222,11 @@ fn ago(now: u64, then: u64) -> String {
     }
 }
 
-fn findings(recorded: &Recorded, most: usize) -> String {
+fn findings(recorded: &Recorded, sanitized: &Sanitized<'_>, most: usize) -> String {
     let Sanitized {
         findings,
         uncompared,
-    } = recorded.sanitized();
+    } = sanitized;
     let mut text = match findings.len() {
         0 => "sanitizer: no findings\n".to_owned(),
         1 => "sanitizer: 1 finding\n".to_owned(),
@@ -232,8 +236,8 @@ fn findings(recorded: &Recorded, most: usize) -> String {
         text += &format!("  {}\n", finding(recorded, device, each));
     }
     text += &rest(findings.len(), most);
-    if uncompared > 0 {
-        text += &format!("  {}\n", uncompared_pages(uncompared));
+    if *uncompared > 0 {
+        text += &format!("  {}\n", uncompared_pages(*uncompared));
     }
     for device in recorded.shown() {
         if device.flight.header.level == Level::Maps {
