@@ -273,9 +273,7 @@ impl Client {
         self.handed.extend(fds);
         true
     }
-}
 
-impl Client {
     /// Takes what the server has sent so far, so that it never waits for this client.
     fn take_replies(&self) {
         let mut replies = [0; 4096];
