@@ -102,6 +102,19 @@ pub fn socket_of(run: &Path) -> Result<PathBuf, ProgramError> {
     socket.ok_or_else(|| ProgramError::NoGuest(run.to_owned()))
 }
 
+/// Checks that none of `stops` is readable, without waiting.
+///
+/// # Errors
+/// [`ProgramError::GivenUp`].
+pub(crate) fn check_stops(stops: &[UnixStream]) -> Result<(), ProgramError> {
+    let fds = stops.iter().map(|stop| PollFd::new(stop, PollFlags::IN));
+    let mut fds: Vec<PollFd<'_>> = fds.collect();
+    match retry_on_intr(|| poll(&mut fds, Some(&Timespec::default()))) {
+        Ok(0) => Ok(()),
+        _ => Err(ProgramError::GivenUp),
+    }
+}
+
 impl GuestProgram {
     /// Asks the guest behind `socket` to start `request`. Whether it has started shows with the first message.
     ///
@@ -281,7 +294,7 @@ impl GuestProgram {
             if self.deadline.is_some_and(|at| at <= Instant::now()) {
                 return Err(ProgramError::Late);
             }
-            self.check_stop()?;
+            check_stops(self.stop.as_slice())?;
             while is_open && self.input_credit() > 0 {
                 let mut bytes = vec![0; self.input_credit()];
                 let count = input.read(&mut bytes).map_err(ProgramError::Input)?;
@@ -303,17 +316,6 @@ impl GuestProgram {
                 }
             }
             .map_err(ProgramError::Output)?;
-        }
-    }
-
-    fn check_stop(&self) -> Result<(), ProgramError> {
-        let Some(stop) = &self.stop else {
-            return Ok(());
-        };
-        let mut fds = [PollFd::new(stop, PollFlags::IN)];
-        match retry_on_intr(|| poll(&mut fds, Some(&Timespec::default()))) {
-            Ok(0) => Ok(()),
-            _ => Err(ProgramError::GivenUp),
         }
     }
 

@@ -10,7 +10,7 @@ use peerbar_exec::GuestMessage;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 
-use crate::guest_program::{GuestProgram, ProgramError};
+use crate::guest_program::{GuestProgram, ProgramError, check_stops};
 
 /// The most bytes of its output that may wait to be read.
 const MOST_OUTPUT: usize = 1 << 20;
@@ -66,11 +66,7 @@ impl<'a> ProgramStreams<'a> {
         if self.deadline <= Instant::now() {
             return Err(other(ProgramError::Late));
         }
-        let mut fds: Vec<PollFd<'_>> = self.stops().collect();
-        match retry_on_intr(|| poll(&mut fds, Some(&Timespec::default())))? {
-            0 => Ok(()),
-            _ => Err(io::Error::other("it was given up")),
-        }
+        check_stops(self.stops).map_err(|_| io::Error::other("it was given up"))
     }
 
     /// Waits until the program says something, or takes more, or the work shall end.
@@ -80,15 +76,11 @@ impl<'a> ProgramStreams<'a> {
         let mut events = PollFlags::IN;
         events.set(PollFlags::OUT, program.has_unsent());
         let mut fds = vec![PollFd::new(&*program, events)];
-        fds.extend(self.stops());
+        let stops = self.stops.iter();
+        fds.extend(stops.map(|stop| PollFd::new(stop, PollFlags::IN)));
         retry_on_intr(|| poll(&mut fds, Some(&left)))?;
         drop(fds);
         program.flush().map_err(other)
-    }
-
-    fn stops(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let stops = self.stops.iter();
-        stops.map(|stop| PollFd::new(stop, PollFlags::IN))
     }
 
     /// Takes the next message, or waits for one; [`Inner::take`] says whether there was one.
