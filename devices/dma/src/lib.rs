@@ -74,6 +74,7 @@ mod loans;
 mod map;
 mod memory;
 mod memory_pool;
+mod own_memory;
 mod pages;
 mod patience;
 mod peers;

@@ -7,11 +7,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate};
+use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals};
+use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use thiserror::Error;
 use vm_memory::{
-    AtomicAccess, Bytes, FileOffset, MmapRegion, VolatileMemory, VolatileMemoryError, VolatileSlice,
+    AtomicAccess, Bytes, MmapRegion, VolatileMemory, VolatileMemoryError, VolatileSlice,
 };
 
 use crate::buffer::Buffer;
@@ -19,6 +20,7 @@ use crate::hints;
 use crate::lease::PeerLeases;
 use crate::lent_file::LentFile;
 use crate::lent_memory::LentMapping;
+use crate::own_memory;
 
 /// Aligned accesses up to this size are done word by word in ascending order, as a bus does them: the last word of a
 /// completion entry holds its phase tag and must become visible last.
@@ -30,6 +32,11 @@ const DOUBLEWORD: usize = 4;
 /// Bytes of a cache line, and how many are fetched before they are copied: the processor finds out about what follows.
 const LINE: usize = 64;
 const AHEAD: usize = 512;
+
+/// Against any change of a file's size.
+const SIZE_SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
 
 /// Pages of memory files, and what is written at a time where they cannot be given back.
 const PAGE: u64 = 4096;
@@ -140,6 +147,8 @@ impl Lease {
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,
+    /// The name of one of this process.
+    name: Option<Box<str>>,
     /// Where in the file the mapping starts.
     first: u64,
     mapped: MappedMemory,
@@ -165,18 +174,39 @@ impl MemoryFile {
         size: u64,
         seals: SealFlags,
     ) -> Result<Self, MemoryError> {
-        let os = |action, error: rustix::io::Errno| MemoryError::Os {
-            action,
-            size,
-            source: error.into(),
+        let too_large = ("map it", Errno::FBIG);
+        let make = || {
+            let length = usize::try_from(size).map_err(|_| too_large)?;
+            let region = MmapRegion::new(length).map_err(|_| ("map it", Errno::NOMEM))?;
+            let file = own_memory::create(name, size)?;
+            own_memory::map_over(&region, &file)?;
+            fcntl_add_seals(&file, seals | SIZE_SEALS).map_err(|error| ("seal it", error))?;
+            Ok((region, file))
         };
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|e| os("create it", e))?;
-        rustix::fs::ftruncate(&fd, size).map_err(|e| os("size it", e))?;
-        let memory = Self::map(File::from(fd), size)?;
-        let seals = seals | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(memory.file(), seals).map_err(|e| os("seal it", e))?;
-        Ok(memory)
+        let (region, file) = make().map_err(|failure| os_error(size, failure))?;
+        Ok(Self {
+            file: file.into(),
+            name: Some(name.into()),
+            first: 0,
+            mapped: MappedMemory::new(region, size),
+        })
+    }
+
+    /// Replaces a memory file of this process ([`MemoryFile::create`]) by a fresh one of zeros. All that use it here go on with that;
+    /// other processes that have mapped or opened the former one keep that, and see nothing of the fresh one.
+    ///
+    /// # Errors
+    /// [`MemoryError::Os`]: it is lent, or there is no descriptor or memory left. The former one stays.
+    pub fn renew(&self) -> Result<(), MemoryError> {
+        let renew = || {
+            let name = self.name.as_ref();
+            let name = name.ok_or(("replace it", Errno::NOTSUP))?;
+            let file = own_memory::create(name, self.size)?;
+            fcntl_add_seals(&file, SIZE_SEALS).map_err(|error| ("seal it", error))?;
+            own_memory::map_over(&self.mapped.region, &file)?;
+            own_memory::replace(&self.file, &file)
+        };
+        renew().map_err(|failure| os_error(self.size, failure))
     }
 
     /// Maps the first `size` bytes of a file on a disk, which outlives this process and whose size is not sealed. If somebody
@@ -207,6 +237,7 @@ impl MemoryFile {
         };
         Ok(Self {
             file,
+            name: None,
             first,
             mapped,
         })
@@ -216,25 +247,6 @@ impl MemoryFile {
     pub(crate) fn under(mut self, lease: Lease) -> Self {
         self.mapped.lease = Some(lease);
         self
-    }
-
-    fn map(file: File, size: u64) -> Result<Self, MemoryError> {
-        let os = |action, source| MemoryError::Os {
-            action,
-            size,
-            source,
-        };
-        let length =
-            usize::try_from(size).map_err(|_| os("map it", io::ErrorKind::FileTooLarge.into()))?;
-        let lent = file.try_clone().map_err(|e| os("share it", e))?;
-        let region = MmapRegion::from_file(FileOffset::new(lent, 0), length)
-            .map_err(|e| os("map it", io::Error::other(e)))?;
-        let mapped = MappedMemory::new(region, size);
-        Ok(Self {
-            file,
-            first: 0,
-            mapped,
-        })
     }
 
     /// Where in the file the mapping starts, to which all offsets are relative.
@@ -506,6 +518,14 @@ impl MappedMemory {
     }
 }
 
+fn os_error(size: u64, (action, error): own_memory::Failure) -> MemoryError {
+    MemoryError::Os {
+        action,
+        size,
+        source: error.into(),
+    }
+}
+
 /// Stores `data` in words of `N` bytes, each after those before it.
 fn store_in_order<T: AtomicAccess, const N: usize>(
     slice: &VolatileSlice<'_>,
@@ -566,7 +586,7 @@ mod tests {
 
         let memory = MemoryFile::create("test", 16 * PAGE).unwrap();
         let mapped_elsewhere =
-            MemoryFile::map(memory.file().try_clone().unwrap(), 16 * PAGE).unwrap();
+            MemoryFile::of_own_file(memory.file().try_clone().unwrap(), 16 * PAGE).unwrap();
         let pages = || memory.file().metadata().unwrap().blocks() * 512 / PAGE;
         for (offset, len, left) in [
             (0, 16 * PAGE, 0),
@@ -608,6 +628,48 @@ mod tests {
             (&[0xff; 3][..], &[0xff; 3][..])
         );
         assert!(seen[3..last].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn renewed_file_is_zero_and_apart_from_the_former() {
+        let memory = MemoryFile::create("test", 3 * PAGE).unwrap();
+        let other = |memory: &MemoryFile| {
+            MemoryFile::of_own_file(memory.file().try_clone().unwrap(), 3 * PAGE).unwrap()
+        };
+        let former = other(&memory);
+        memory.write(PAGE, &[7; 100]).unwrap();
+        memory.renew().unwrap();
+        let seen = |memory: &MemoryFile| {
+            let mut seen = [0xff; 100];
+            memory.read(PAGE, &mut seen).unwrap();
+            seen
+        };
+        assert_eq!((seen(&memory), seen(&former)), ([0; 100], [7; 100]));
+        memory.write(PAGE, &[9; 100]).unwrap();
+        former.write(PAGE, &[1; 100]).unwrap();
+        assert_eq!((seen(&memory), seen(&other(&memory))), ([9; 100], [9; 100]));
+        memory.zero(0, 3 * PAGE).unwrap();
+        assert_eq!((seen(&memory), seen(&former)), ([0; 100], [1; 100]));
+        assert!(memory.file().set_len(0).is_err(), "sealed");
+        assert!(former.renew().is_err(), "it is another's");
+    }
+
+    #[test]
+    fn access_while_a_file_is_renewed_meets_one_of_the_two() {
+        let memory = MemoryFile::create("test", PAGE).unwrap();
+        let renewed = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while renewed.load(Ordering::Acquire) < 100 {
+                    memory.store(64, 5).unwrap();
+                    assert!(matches!(memory.load(64), Ok(0 | 5)));
+                }
+            });
+            for _ in 0..100 {
+                memory.renew().unwrap();
+                renewed.fetch_add(1, Ordering::Release);
+            }
+        });
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The adapter as its bus sees it.
 
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
@@ -23,6 +25,9 @@ const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 0x4000;
 const VECTOR_BAR: u8 = 4;
 const VECTOR_BAR_BYTES: u64 = 0x4000;
+
+/// Far longer than the engine takes for a reset, which may wait for a turn of the data path and an answer of a peer below a switch.
+const LONGEST_RESET: Duration = Duration::from_secs(10);
 
 /// Vector 0 is the admin queues', the others are the event queues'.
 pub(crate) const VECTORS: u16 = limits::EVENT_QUEUES + 1;
@@ -245,6 +250,18 @@ impl Function for Efa {
             registers.reset_function();
         });
         self.notify();
+    }
+
+    /// The engine clears the send queues when it takes the reset.
+    fn renew_memory(&self) -> io::Result<()> {
+        let is_reset = |registers: &Registers| !registers.is_halted();
+        if !self.shared.wait(LONGEST_RESET, is_reset) {
+            return Err(io::Error::new(
+                ErrorKind::TimedOut,
+                "the engine has not taken its reset",
+            ));
+        }
+        self.memory.renew().map_err(io::Error::other)
     }
 }
 

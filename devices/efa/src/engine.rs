@@ -87,7 +87,7 @@ impl Engine {
         self.events = None;
         self.has_failed = false;
         self.data.reset();
-        self.shared.with(|registers| {
+        self.shared.complete(|registers| {
             if registers.was_reset() && registers.take_halt() {
                 self.requester.resume();
                 self.interrupts.unmask();

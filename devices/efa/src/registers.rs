@@ -217,6 +217,11 @@ impl Registers {
         std::mem::take(&mut self.is_halted)
     }
 
+    /// Whether DMA and interrupts are refused, until nothing is left of the time before a reset of the function.
+    pub(crate) fn is_halted(&self) -> bool {
+        self.is_halted
+    }
+
     fn begin_reset(&mut self, is_held: bool) {
         *self = Self {
             reset: Reset::Asked { is_held },

@@ -95,6 +95,8 @@ pub struct Endpoint<F> {
     written: bool,
     /// How often the link had gone down when the function was reset for that.
     link_downs: u64,
+    /// A client has left that may have kept a mapping of the BARs' memory.
+    is_memory_shared: bool,
     /// The link has gone down, and the guest has not given the function its memory space since.
     is_unconfigured: bool,
 }
@@ -168,6 +170,7 @@ impl<F: Function> Endpoint<F> {
             hint: None,
             written: false,
             link_downs: 0,
+            is_memory_shared: false,
             is_unconfigured: false,
         }
     }
@@ -240,6 +243,19 @@ impl<F: Function> Endpoint<F> {
         self.vectors.clear_delayed();
     }
 
+    /// Gives the BARs memory that no client has mapped that has left; whether they have such now.
+    fn renew_memory(&mut self) -> bool {
+        if self.is_memory_shared {
+            match self.function.renew_memory() {
+                Ok(()) => self.is_memory_shared = false,
+                Err(error) => log::error!(
+                    "the last client may still map the memory of the BARs, and cannot be cut off: {error}"
+                ),
+            }
+        }
+        !self.is_memory_shared
+    }
+
     /// Closes the windows before the function is reset, so that no peer's late write reaches it afterwards.
     fn reset_all(&mut self) {
         self.config.reset();
@@ -251,6 +267,9 @@ impl<F: Function> Endpoint<F> {
 impl<F: Function> Device for Endpoint<F> {
     fn attached(&mut self, client: Client) {
         self.written = false;
+        if !self.renew_memory() {
+            client.disconnect();
+        }
         self.requester.set_link_up();
         self.follow_link();
         self.is_unconfigured = false;
@@ -266,6 +285,8 @@ impl<F: Function> Device for Endpoint<F> {
         self.requester.unmap_all();
         self.vectors.clear();
         self.reset_all();
+        self.is_memory_shared = true;
+        self.renew_memory();
     }
 
     fn info(&self) -> DeviceInfo {

@@ -35,6 +35,8 @@ pub enum Task<R> {
 pub struct SharedRegisters<R> {
     state: Mutex<State<R>>,
     wake: Condvar,
+    /// The engine has carried out a request ([`Self::complete`]).
+    completed: Condvar,
     /// Checked between any two steps, without the lock.
     urgent: AtomicBool,
 }
@@ -56,6 +58,7 @@ impl<R: EngineRequests> SharedRegisters<R> {
                 is_stopped: false,
             }),
             wake: Condvar::new(),
+            completed: Condvar::new(),
             urgent: AtomicBool::new(false),
         }
     }
@@ -64,6 +67,23 @@ impl<R: EngineRequests> SharedRegisters<R> {
     /// [`Self::interrupt`].
     pub fn with<T>(&self, act: impl FnOnce(&mut R) -> T) -> T {
         act(&mut self.state.lock().registers)
+    }
+
+    /// As [`Self::with`], once the engine has carried out a request for which [`Self::wait`] may wait.
+    pub fn complete<T>(&self, act: impl FnOnce(&mut R) -> T) -> T {
+        let result = self.with(act);
+        self.completed.notify_all();
+        result
+    }
+
+    /// Waits until `is_done` of the registers, for this time at most; whether it is.
+    pub fn wait(&self, limit: Duration, is_done: impl Fn(&R) -> bool) -> bool {
+        let mut state = self.state.lock();
+        let mut is_open = |state: &mut State<R>| !is_done(&state.registers);
+        let waited = self
+            .completed
+            .wait_while_for(&mut state, &mut is_open, limit);
+        !waited.timed_out() || is_done(&state.registers)
     }
 
     /// Has the engine take a request once it has nothing else to do.
@@ -166,6 +186,17 @@ mod tests {
         shared.stop();
         assert!(shared.urgent());
         assert_eq!(shared.next(true, due), Task::Stop);
+    }
+
+    #[test]
+    fn wait_ends_with_the_request_or_with_its_time() {
+        let shared = shared(&[1]);
+        assert!(!shared.wait(Duration::from_millis(1), VecDeque::is_empty));
+        std::thread::scope(|scope| {
+            scope.spawn(|| shared.complete(|requests| requests.clear()));
+            assert!(shared.wait(Duration::from_secs(3600), VecDeque::is_empty));
+        });
+        assert!(shared.wait(Duration::ZERO, VecDeque::is_empty));
     }
 
     #[test]

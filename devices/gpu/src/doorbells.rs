@@ -59,6 +59,13 @@ impl Doorbells {
         self.set_words(1);
     }
 
+    /// As after power-on, in fresh memory ([`MemoryFile::renew`]).
+    pub(crate) fn renew(&self) -> Result<(), MemoryError> {
+        self.file.renew()?;
+        self.reset();
+        Ok(())
+    }
+
     /// The device is about to sleep. Before it does, it reads every doorbell once more.
     pub(crate) fn announce_sleep(&self) {
         self.set_words(1);

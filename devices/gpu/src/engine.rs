@@ -215,7 +215,7 @@ impl Engine {
     /// A reset of the device: every DMA has been refused since it began.
     fn reset(&mut self) {
         (0..CHANNELS).for_each(|channel| self.forget(channel));
-        self.shared.with(|registers| {
+        self.shared.complete(|registers| {
             registers.was_reset();
             self.executor.memory.requester().resume();
         });

@@ -1,5 +1,6 @@
 //! The GPU as its bus sees it.
 
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +32,9 @@ const DOORBELLS: std::ops::Range<u64> =
 /// Where in BAR0 the DMA counters are shown.
 const DMA_LOG: std::ops::Range<u64> = 0xc000..0xe000;
 
+/// Far longer than a step of an engine takes, which may wait for a peer below a switch.
+const LONGEST_STEP: Duration = Duration::from_secs(10);
+
 /// Vector 0 is the device's, the others are the channels'.
 const VECTORS: u16 = CHANNELS as u16 + 1;
 const MSI_X: MsiX = MsiX {
@@ -55,6 +59,7 @@ pub struct Gpu {
     shared: Arc<SharedRegisters<Registers>>,
     doorbells: Arc<Doorbells>,
     window: Option<Arc<PageTable>>,
+    vram: Arc<MemoryFile>,
     requester: Arc<Requester>,
     interrupts: Arc<dyn Interrupts>,
     /// The DMA counters as they were when the driver last asked.
@@ -87,8 +92,9 @@ impl Gpu {
     }
 
     /// The engine behind this GPU.
-    fn engine(&self, vram: Arc<MemoryFile>, job_timeout: Duration) -> Engine {
-        let executor = Executor::new(GpuMemory::new(vram, self.requester.clone()));
+    fn engine(&self, job_timeout: Duration) -> Engine {
+        let memory = GpuMemory::new(self.vram.clone(), self.requester.clone());
+        let executor = Executor::new(memory);
         Engine::new(
             self.shared.clone(),
             self.doorbells.clone(),
@@ -99,7 +105,7 @@ impl Gpu {
     }
 
     /// What is behind each of the BARs.
-    fn behind_bars(&self, vram: &Arc<MemoryFile>) -> Vec<BarMemory> {
+    fn behind_bars(&self) -> Vec<BarMemory> {
         let page = (doorbells::PAGE_OFFSET, doorbells::PAGE_BYTES);
         // A peer does not kick engines that sleep.
         let peers = PeerPages::Notified;
@@ -107,7 +113,7 @@ impl Gpu {
         let aperture = match &self.window {
             Some(table) => BarMemory::Pages(table.clone()),
             None => BarMemory::Memory(Span {
-                file: vram.clone(),
+                file: self.vram.clone(),
                 offset: 0,
             }),
         };
@@ -192,6 +198,18 @@ impl Function for Gpu {
         });
         self.shared.interrupt();
     }
+
+    /// The engine writes to VRAM until it has taken the reset.
+    fn renew_memory(&self) -> io::Result<()> {
+        if !self.shared.wait(LONGEST_STEP, Registers::is_reset) {
+            return Err(io::Error::new(
+                ErrorKind::TimedOut,
+                "the engine has not taken its reset",
+            ));
+        }
+        let renewed = self.vram.renew().and_then(|()| self.doorbells.renew());
+        renewed.map_err(io::Error::other)
+    }
 }
 
 /// A GPU that does not run yet.
@@ -230,6 +248,7 @@ impl Parts {
             shared: Arc::new(SharedRegisters::new(registers)),
             doorbells,
             window,
+            vram,
             requester,
             interrupts,
             dma_log: Mutex::default(),
@@ -239,8 +258,8 @@ impl Parts {
                 Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?,
                 Bar::new(APERTURE_BAR, aperture_bytes, true)?,
             ],
-            behind: gpu.behind_bars(&vram),
-            engine: gpu.engine(vram, config.job_timeout),
+            behind: gpu.behind_bars(),
+            engine: gpu.engine(config.job_timeout),
             gpu,
         })
     }

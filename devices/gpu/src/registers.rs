@@ -230,6 +230,11 @@ impl Registers {
         self.resetting = false;
     }
 
+    /// Whether the engine has no channel of the time before a reset.
+    pub(crate) fn is_reset(&self) -> bool {
+        !self.resetting
+    }
+
     /// The engine has forgotten a channel.
     pub(crate) fn released(&mut self, channel: u8) {
         if let Some(channel) = self.channel(channel) {

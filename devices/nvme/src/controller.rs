@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerbar_dma::{Requester, Span, WindowId};
+use peerbar_dma::{MemoryFile, Requester, Span, WindowId};
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
 use peerbar_fault::{Faults, Kind};
 use peerbar_file_ring::FileRing;
@@ -70,6 +70,8 @@ pub const VECTORS: u16 = QUEUE_PAIRS;
 pub struct Controller {
     notifier: Arc<Notifier>,
     requester: Arc<Requester>,
+    /// What the guest maps and no file on a disk has: the Controller Memory Buffer, and doorbells.
+    mapped: Vec<Arc<MemoryFile>>,
 }
 
 impl Controller {
@@ -101,6 +103,9 @@ impl Controller {
         let cmb = opened.cmb.take();
         let pmr = opened.pmr.as_ref();
         let (bars, memory) = bars(config, &doorbells, cmb.as_ref(), pmr)?;
+        let mapped = cmb.iter().map(|cmb| cmb.memory().file);
+        let mapped = mapped.chain(maps_doorbells(config).then(|| doorbells.file()));
+        let mapped = mapped.collect();
         let requester = Arc::new(Requester::new());
         requester.faults().serve(&Kind::OF_DISKS);
         if config.poll != PollPolicy::Always {
@@ -120,6 +125,7 @@ impl Controller {
         let function = Arc::new(Self {
             notifier: Arc::new(notifier.map_err(StartError::Thread)?),
             requester: requester.clone(),
+            mapped,
         });
         let space = ConfigSpace::new(&IDENTITY, &bars, &MSI_X);
         let endpoint = Endpoint::new(function.clone(), space, memory, requester, vectors);
@@ -280,6 +286,14 @@ fn limit_power_loss(faults: &Faults, size: u64) {
     }
 }
 
+/// Whether the guest maps the doorbells: the workers always poll, so none needs a notification.
+fn maps_doorbells(config: &Config) -> bool {
+    match config.poll {
+        PollPolicy::Always => true,
+        PollPolicy::Adaptive | PollPolicy::Never => false,
+    }
+}
+
 /// The BARs, and what is behind them.
 fn bars(
     config: &Config,
@@ -287,13 +301,11 @@ fn bars(
     cmb: Option<&Cmb>,
     pmr: Option<&Arc<PersistentMemory>>,
 ) -> Result<(Vec<Bar>, Vec<BarMemory>), BarError> {
-    let registers = match config.poll {
-        // The workers always poll, so no doorbell needs a notification.
-        PollPolicy::Always => {
-            let areas = vec![DOORBELL_PAGE];
-            BarMemory::RegistersWithPages(doorbells.file(), areas, PeerPages::Lent)
-        }
-        PollPolicy::Adaptive | PollPolicy::Never => BarMemory::Registers,
+    let registers = if maps_doorbells(config) {
+        let areas = vec![DOORBELL_PAGE];
+        BarMemory::RegistersWithPages(doorbells.file(), areas, PeerPages::Lent)
+    } else {
+        BarMemory::Registers
     };
     let mut memory = vec![registers];
     let mut bars = vec![Bar::new(REGISTER_BAR, REGISTER_BAR_BYTES, false)?];
@@ -365,6 +377,12 @@ impl Function for Controller {
         drop(ending);
         self.requester.set_window(WindowId::Cmb, None);
         self.requester.set_window(WindowId::Pmr, None);
+    }
+
+    /// The engine and the workers reach no memory since the reset, and read doorbells only.
+    fn renew_memory(&self) -> io::Result<()> {
+        let mut mapped = self.mapped.iter();
+        mapped.try_for_each(|file| file.renew().map_err(io::Error::other))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The interface between a device's logic and its bus.
 
+use std::io;
+
 use thiserror::Error;
 
 /// The logic behind one PCI function, as its bus sees it.
@@ -30,6 +32,16 @@ pub trait Function: Send + Sync {
     /// A conventional or function-level reset. No DMA and no interrupt of the time before may be seen
     /// once this returns (PCIe Base 6.0, 6.6.2).
     fn reset(&self);
+
+    /// The client has left, and the function was reset: gives each BAR that a client maps fresh memory, of zeros, since the client may have
+    /// kept its mapping. Whatever the function had begun for that client touches none of it. May wait for a step of an engine.
+    ///
+    /// # Errors
+    /// There is no memory or descriptor left, or an engine does not come to an end: the function is served to no client until this
+    /// succeeds.
+    fn renew_memory(&self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The function does not carry out the request of a peer (PCIe Base 6.0, 2.3.1).

@@ -13,7 +13,9 @@
 
 mod command;
 mod daemon;
+mod former_client;
 mod usage;
 
 pub use command::DaemonCommand;
 pub use daemon::{Daemon, Exit};
+pub use former_client::check_former_client;

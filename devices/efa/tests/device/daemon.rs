@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use peerbar_efa_spec::admin::Opcode;
 use peerbar_efa_spec::admin::feature::{FeatureCommand, NetworkAttributes, id};
-use peerbar_test_daemon::{Daemon, DaemonCommand};
+use peerbar_test_daemon::{Daemon, DaemonCommand, check_former_client};
 use vfio_user::Client;
 use zerocopy::FromZeros;
 
@@ -43,6 +43,17 @@ impl Link for Client {
     fn write_send_queue(&mut self, offset: u64, data: &[u8]) {
         let memory = self.region(MEMORY).unwrap().file_offset.as_ref();
         memory.unwrap().file().write_all_at(data, offset).unwrap();
+    }
+}
+
+#[test]
+fn former_client_sees_nothing_of_the_next_ones_queues() {
+    let daemon = start(&[]);
+    for offset in [16 << 20, 40 << 20] {
+        let mut client = check_former_client(&daemon, MEMORY, offset);
+        let mut read = [0; 4];
+        client.region_read(MEMORY, offset, &mut read).unwrap();
+        assert_eq!(read, [9; 4], "the device has the second client's memory");
     }
 }
 

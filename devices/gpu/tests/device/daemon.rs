@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerbar_dma_log::counter_file::{DeviceCounters, Reader};
 use peerbar_dma_log::{Direction, Purpose, Route};
-use peerbar_test_daemon::{Daemon, DaemonCommand};
+use peerbar_test_daemon::{Daemon, DaemonCommand, check_former_client};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::Signal;
 use vfio_user::Client;
@@ -52,6 +52,16 @@ fn vram_takes_no_memory_of_the_host_before_it_is_touched() {
     assert!((1..=2 * MIB).contains(&on_host()), "{}", on_host());
     let resident = daemon.resident_bytes();
     assert!(resident < 64 * MIB, "{resident}");
+}
+
+#[test]
+fn former_client_sees_nothing_of_the_next_ones_memory() {
+    let daemon = start(&["--vram", "16M", "--aperture", "4M"]);
+    drop(check_former_client(&daemon, 2, 0x12_3400));
+    let mut client = check_former_client(&daemon, 0, 0x8040);
+    let mut words = [0; 8];
+    client.region_read(0, 0x8040, &mut words).unwrap();
+    assert_eq!(words, [9, 9, 9, 9, 1, 0, 0, 0], "the engine needs a kick");
 }
 
 #[test]

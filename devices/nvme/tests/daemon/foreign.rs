@@ -3,7 +3,7 @@
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use peerbar_test_daemon::Daemon;
+use peerbar_test_daemon::{Daemon, check_former_client};
 use rustix::fs::SealFlags;
 use vfio_user::Client;
 
@@ -22,6 +22,16 @@ impl Link for Client {
 
 fn client(daemon: &Daemon) -> Client {
     Client::new(daemon.socket()).unwrap()
+}
+
+#[test]
+fn former_client_sees_nothing_of_the_next_ones_memory() {
+    let daemon = start(&["--cmb", "6M", "--poll", "always", "--namespace", "ram=1M"]);
+    drop(check_former_client(&daemon, 0, 0x1008));
+    let mut client = check_former_client(&daemon, 2, 0x12_3400);
+    let mut read = [0; 4];
+    client.region_read(2, 0x12_3400, &mut read).unwrap();
+    assert_eq!(read, [9; 4], "the device has the second client's memory");
 }
 
 #[test]

@@ -1,0 +1,47 @@
+//! Memory files of this process: how one is made, mapped and replaced.
+#![expect(unsafe_code)]
+
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{DupFlags, Errno, dup3};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
+use vm_memory::MmapRegion;
+
+/// What could not be done, and why.
+pub(crate) type Failure = (&'static str, Errno);
+
+/// A new memory file of `size` zeroed bytes, not sealed yet.
+pub(crate) fn create(name: &str, size: u64) -> Result<OwnedFd, Failure> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create(name, flags).map_err(|error| ("create it", error))?;
+    ftruncate(&file, size).map_err(|error| ("size it", error))?;
+    Ok(file)
+}
+
+/// Maps a file in the place of what `region` has mapped so far. An access at the same time meets one of the two.
+pub(crate) fn map_over(region: &MmapRegion, file: &OwnedFd) -> Result<(), Failure> {
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
+    // SAFETY: the region has that range mapped until it is dropped, and all access to it is volatile.
+    let mapped = unsafe {
+        mmap(
+            region.as_ptr().cast(),
+            region.size(),
+            access,
+            flags,
+            file,
+            0,
+        )
+    };
+    mapped.map(drop).map_err(|error| ("map it", error))
+}
+
+/// Has the descriptor of `file`, whose number stays, refer to another file.
+pub(crate) fn replace(file: &File, by: &OwnedFd) -> Result<(), Failure> {
+    // SAFETY: the number is that of an open descriptor, which `file` keeps and closes. Who borrows it meanwhile has either file.
+    let mut same = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) });
+    dup3(by, &mut same, DupFlags::CLOEXEC).map_err(|error| ("replace it", error))
+}
