@@ -147,7 +147,7 @@ impl Lease {
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,
-    /// The name of one of this process.
+    /// The name of one that can be renewed.
     name: Option<Box<str>>,
     /// Where in the file the mapping starts.
     first: u64,
@@ -165,10 +165,14 @@ impl Deref for MemoryFile {
 impl MemoryFile {
     /// A new memory file of `size` zeroed bytes, sparse until touched and sealed against any change of size.
     pub fn create(name: &str, size: u64) -> Result<Self, MemoryError> {
-        Self::create_sealed(name, size, SealFlags::empty())
+        let memory = Self::create_sealed(name, size, SealFlags::empty())?;
+        Ok(Self {
+            name: Some(name.into()),
+            ..memory
+        })
     }
 
-    /// As [`MemoryFile::create`], with further seals, which are set once it is mapped.
+    /// As [`MemoryFile::create`], with further seals, which are set once it is mapped. It cannot be renewed.
     pub(crate) fn create_sealed(
         name: &str,
         size: u64,
@@ -177,7 +181,7 @@ impl MemoryFile {
         let too_large = ("map it", Errno::FBIG);
         let make = || {
             let length = usize::try_from(size).map_err(|_| too_large)?;
-            let region = MmapRegion::new(length).map_err(|_| ("map it", Errno::NOMEM))?;
+            let region = own_memory::reserve(length)?;
             let file = own_memory::create(name, size)?;
             own_memory::map_over(&region, &file)?;
             fcntl_add_seals(&file, seals | SIZE_SEALS).map_err(|error| ("seal it", error))?;
@@ -186,7 +190,7 @@ impl MemoryFile {
         let (region, file) = make().map_err(|failure| os_error(size, failure))?;
         Ok(Self {
             file: file.into(),
-            name: Some(name.into()),
+            name: None,
             first: 0,
             mapped: MappedMemory::new(region, size),
         })
@@ -196,7 +200,8 @@ impl MemoryFile {
     /// other processes that have mapped or opened the former one keep that, and see nothing of the fresh one.
     ///
     /// # Errors
-    /// [`MemoryError::Os`]: it is lent, or there is no descriptor or memory left. The former one stays.
+    /// [`MemoryError::Os`]: it is lent, or there is no descriptor or memory left. The former one stays (Linux before 6.12 may leave nothing there if
+    /// the kernel has no memory for itself).
     pub fn renew(&self) -> Result<(), MemoryError> {
         let renew = || {
             let name = self.name.as_ref();

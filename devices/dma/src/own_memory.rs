@@ -9,9 +9,22 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{DupFlags, Errno, dup3};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 use vm_memory::MmapRegion;
+use vm_memory::mmap::MmapRegionError;
 
 /// What could not be done, and why.
 pub(crate) type Failure = (&'static str, Errno);
+
+/// A range of addresses for a memory file, without memory and without access.
+pub(crate) fn reserve(length: usize) -> Result<MmapRegion, Failure> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    MmapRegion::build(None, length, libc::PROT_NONE, flags).map_err(|error| {
+        let os = match &error {
+            MmapRegionError::Mmap(error) => Errno::from_io_error(error),
+            _ => None,
+        };
+        ("map it", os.unwrap_or(Errno::INVAL))
+    })
+}
 
 /// A new memory file of `size` zeroed bytes, not sealed yet.
 pub(crate) fn create(name: &str, size: u64) -> Result<OwnedFd, Failure> {

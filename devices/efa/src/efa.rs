@@ -26,8 +26,8 @@ const REGISTER_BAR_BYTES: u64 = 0x4000;
 const VECTOR_BAR: u8 = 4;
 const VECTOR_BAR_BYTES: u64 = 0x4000;
 
-/// Far longer than the engine takes for a reset, which may wait for a turn of the data path and an answer of a peer below a switch.
-const LONGEST_RESET: Duration = Duration::from_secs(10);
+/// Far longer than the engine takes for a reset, unless the data path waits for peers below a switch that do not answer.
+const LONGEST_RESET: Duration = Duration::from_secs(4);
 
 /// Vector 0 is the admin queues', the others are the event queues'.
 pub(crate) const VECTORS: u16 = limits::EVENT_QUEUES + 1;

@@ -243,17 +243,15 @@ impl<F: Function> Endpoint<F> {
         self.vectors.clear_delayed();
     }
 
-    /// Gives the BARs memory that no client has mapped that has left; whether they have such now.
-    fn renew_memory(&mut self) -> bool {
-        if self.is_memory_shared {
-            match self.function.renew_memory() {
-                Ok(()) => self.is_memory_shared = false,
-                Err(error) => log::error!(
-                    "the last client may still map the memory of the BARs, and cannot be cut off: {error}"
-                ),
-            }
+    /// Gives the BARs memory that no client has mapped that has left.
+    fn renew_memory(&mut self) {
+        let renewed = self.function.renew_memory();
+        self.is_memory_shared = renewed.is_err();
+        if let Err(error) = renewed {
+            log::error!(
+                "the last client may still map the memory of the BARs, so the next one is disconnected: {error}"
+            );
         }
-        !self.is_memory_shared
     }
 
     /// Closes the windows before the function is reset, so that no peer's late write reaches it afterwards.
@@ -267,7 +265,8 @@ impl<F: Function> Endpoint<F> {
 impl<F: Function> Device for Endpoint<F> {
     fn attached(&mut self, client: Client) {
         self.written = false;
-        if !self.renew_memory() {
+        if self.is_memory_shared {
+            // Its departure is the next attempt.
             client.disconnect();
         }
         self.requester.set_link_up();
@@ -285,7 +284,6 @@ impl<F: Function> Device for Endpoint<F> {
         self.requester.unmap_all();
         self.vectors.clear();
         self.reset_all();
-        self.is_memory_shared = true;
         self.renew_memory();
     }
 

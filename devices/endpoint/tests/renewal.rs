@@ -60,10 +60,12 @@ fn no_client_is_served_while_a_former_one_may_map_its_memory() {
         // The memory was renewed after the last client unless that is still being left.
         let stuck = [is_served(), is_served(), is_served()];
         function.0.store(false, Ordering::SeqCst);
-        let last = [is_served(), is_served()];
+        // The first may be what the renewal comes after.
+        let last = [is_served(), is_served(), is_served()];
         stop.trigger();
         served.join().unwrap().unwrap();
-        assert_eq!((first, last), ([true; 2], [true; 2]));
+        assert_eq!(first, [true; 2]);
         assert_eq!(stuck[1..], [false; 2]);
+        assert_eq!(last[1..], [true; 2]);
     });
 }

@@ -32,8 +32,8 @@ const DOORBELLS: std::ops::Range<u64> =
 /// Where in BAR0 the DMA counters are shown.
 const DMA_LOG: std::ops::Range<u64> = 0xc000..0xe000;
 
-/// Far longer than a step of an engine takes, which may wait for a peer below a switch.
-const LONGEST_STEP: Duration = Duration::from_secs(10);
+/// Far longer than a step of an engine takes, unless it waits for peers below a switch that do not answer.
+const LONGEST_STEP: Duration = Duration::from_secs(4);
 
 /// Vector 0 is the device's, the others are the channels'.
 const VECTORS: u16 = CHANNELS as u16 + 1;

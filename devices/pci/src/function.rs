@@ -37,8 +37,8 @@ pub trait Function: Send + Sync {
     /// kept its mapping. Whatever the function had begun for that client touches none of it. May wait for a step of an engine.
     ///
     /// # Errors
-    /// There is no memory or descriptor left, or an engine does not come to an end: the function is served to no client until this
-    /// succeeds.
+    /// There is no memory or descriptor left, or an engine does not come to an end: the next client is disconnected, and
+    /// this is called once more.
     fn renew_memory(&self) -> io::Result<()> {
         Ok(())
     }
