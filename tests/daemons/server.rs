@@ -106,7 +106,7 @@ impl Server {
         let kib: u64 = kib.context("no RssAnon")?.parse()?;
         Ok(Usage {
             descriptors: entries("fd")?,
-            threads: entries("task")?,
+            threads: threads(&process.join("task"))?,
             mappings: fs::read_to_string(process.join("maps"))?.lines().count(),
             anonymous_bytes: kib * 1024,
         })
@@ -119,6 +119,18 @@ impl Server {
     fn pid(&self) -> anyhow::Result<Pid> {
         Pid::from_raw(self.child.id().try_into()?).context("no process")
     }
+}
+
+/// How many threads of its own a process has. The kernel adds and ends others for requests of io_uring that would block
+/// (iou-wrk-*).
+fn threads(tasks: &Path) -> anyhow::Result<usize> {
+    let mut count = 0;
+    for task in fs::read_dir(tasks)? {
+        // One that has ended meanwhile has no name.
+        let name = fs::read_to_string(task?.path().join("comm"));
+        count += usize::from(name.is_ok_and(|name| !name.starts_with("iou-wrk")));
+    }
+    Ok(count)
 }
 
 /// Starts a server and waits until it is ready.
