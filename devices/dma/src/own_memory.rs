@@ -54,7 +54,7 @@ pub(crate) fn map_over(region: &MmapRegion, file: &OwnedFd) -> Result<(), Failur
 
 /// Has the descriptor of `file`, whose number stays, refer to another file.
 pub(crate) fn replace(file: &File, by: &OwnedFd) -> Result<(), Failure> {
-    // SAFETY: the number is that of an open descriptor, which `file` keeps and closes. Who borrows it meanwhile has either file.
+    // SAFETY: the number is that of an open descriptor, which `file` keeps and closes. A borrower meanwhile meets one of the two files.
     let mut same = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(file.as_raw_fd()) });
     dup3(by, &mut same, DupFlags::CLOEXEC).map_err(|error| ("replace it", error))
 }

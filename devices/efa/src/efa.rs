@@ -1,6 +1,6 @@
 //! The adapter as its bus sees it.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -255,12 +255,7 @@ impl Function for Efa {
     /// The engine clears the send queues when it takes the reset.
     fn renew_memory(&self) -> io::Result<()> {
         let is_reset = |registers: &Registers| !registers.is_halted();
-        if !self.shared.wait(LONGEST_RESET, is_reset) {
-            return Err(io::Error::new(
-                ErrorKind::TimedOut,
-                "the engine has not taken its reset",
-            ));
-        }
+        self.shared.wait(LONGEST_RESET, is_reset)?;
         self.memory.renew().map_err(io::Error::other)
     }
 }

@@ -1,5 +1,6 @@
 //! The registers as the thread that answers the guest's accesses and the engine's thread share them.
 
+use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -76,14 +77,23 @@ impl<R: EngineRequests> SharedRegisters<R> {
         result
     }
 
-    /// Waits until `is_done` of the registers, for this time at most; whether it is.
-    pub fn wait(&self, limit: Duration, is_done: impl Fn(&R) -> bool) -> bool {
+    /// Waits until `is_done` of the registers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TimedOut`]: it is not, after this time.
+    pub fn wait(&self, limit: Duration, is_done: impl Fn(&R) -> bool) -> io::Result<()> {
         let mut state = self.state.lock();
         let mut is_open = |state: &mut State<R>| !is_done(&state.registers);
         let waited = self
             .completed
             .wait_while_for(&mut state, &mut is_open, limit);
-        !waited.timed_out() || is_done(&state.registers)
+        match waited.timed_out() && !is_done(&state.registers) {
+            true => Err(io::Error::new(
+                ErrorKind::TimedOut,
+                "the device's engine is stuck",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Has the engine take a request once it has nothing else to do.
@@ -191,12 +201,14 @@ mod tests {
     #[test]
     fn wait_ends_with_the_request_or_with_its_time() {
         let shared = shared(&[1]);
-        assert!(!shared.wait(Duration::from_millis(1), VecDeque::is_empty));
+        let waited = shared.wait(Duration::from_millis(1), VecDeque::is_empty);
+        assert_eq!(waited.unwrap_err().kind(), ErrorKind::TimedOut);
         std::thread::scope(|scope| {
             scope.spawn(|| shared.complete(|requests| requests.clear()));
-            assert!(shared.wait(Duration::from_secs(3600), VecDeque::is_empty));
+            let hour = Duration::from_secs(3600);
+            shared.wait(hour, VecDeque::is_empty).unwrap();
         });
-        assert!(shared.wait(Duration::ZERO, VecDeque::is_empty));
+        shared.wait(Duration::ZERO, VecDeque::is_empty).unwrap();
     }
 
     #[test]

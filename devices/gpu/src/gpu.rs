@@ -1,6 +1,6 @@
 //! The GPU as its bus sees it.
 
-use std::io::{self, ErrorKind};
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -201,12 +201,7 @@ impl Function for Gpu {
 
     /// The engine writes to VRAM until it has taken the reset.
     fn renew_memory(&self) -> io::Result<()> {
-        if !self.shared.wait(LONGEST_STEP, Registers::is_reset) {
-            return Err(io::Error::new(
-                ErrorKind::TimedOut,
-                "the engine has not taken its reset",
-            ));
-        }
+        self.shared.wait(LONGEST_STEP, Registers::is_reset)?;
         let renewed = self.vram.renew().and_then(|()| self.doorbells.renew());
         renewed.map_err(io::Error::other)
     }
