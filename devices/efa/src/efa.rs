@@ -2,13 +2,12 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
 use peerbar_efa_spec::registers::ReadRequest;
 use peerbar_endpoint::{
-    BarMemory, Endpoint, PeerPages, Running, SharedRegisters, StartError, Vectors,
+    BarMemory, Endpoint, LONGEST_STEP, PeerPages, Running, SharedRegisters, StartError, Vectors,
 };
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
 use zerocopy::IntoBytes;
@@ -25,9 +24,6 @@ const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 0x4000;
 const VECTOR_BAR: u8 = 4;
 const VECTOR_BAR_BYTES: u64 = 0x4000;
-
-/// Far longer than the engine takes for a reset, unless the data path waits for peers below a switch that do not answer.
-const LONGEST_RESET: Duration = Duration::from_secs(4);
 
 /// Vector 0 is the admin queues', the others are the event queues'.
 pub(crate) const VECTORS: u16 = limits::EVENT_QUEUES + 1;
@@ -255,7 +251,7 @@ impl Function for Efa {
     /// The engine clears the send queues when it takes the reset.
     fn renew_memory(&self) -> io::Result<()> {
         let is_reset = |registers: &Registers| !registers.is_halted();
-        self.shared.wait(LONGEST_RESET, is_reset)?;
+        self.shared.wait(LONGEST_STEP, is_reset)?;
         self.memory.renew().map_err(io::Error::other)
     }
 }

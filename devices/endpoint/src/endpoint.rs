@@ -95,7 +95,7 @@ pub struct Endpoint<F> {
     written: bool,
     /// How often the link had gone down when the function was reset for that.
     link_downs: u64,
-    /// A client has left that may have kept a mapping of the BARs' memory.
+    /// A client has left that may have kept a mapping of the BARs' memory, which could not be renewed.
     is_memory_shared: bool,
     /// The link has gone down, and the guest has not given the function its memory space since.
     is_unconfigured: bool,

@@ -25,4 +25,4 @@ pub use options::{DeviceOptions, size};
 pub use peerbar_sandbox::FileAccess;
 pub use peerbar_switch::AttachError;
 pub use running::{Running, StartError};
-pub use shared_registers::{EngineRequests, SharedRegisters, Task};
+pub use shared_registers::{EngineRequests, LONGEST_STEP, SharedRegisters, Task};

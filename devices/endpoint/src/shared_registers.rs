@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+/// Far longer than a step of an engine takes, unless that waits for peers below a switch that do not answer.
+pub const LONGEST_STEP: Duration = Duration::from_secs(4);
+
 /// Registers that have requests for the engine.
 pub trait EngineRequests {
     /// What the engine is to do.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use peerbar_dma::{Buffer, MemoryFile, PageTable, Requester, Span};
 use peerbar_endpoint::{
-    BarMemory, Endpoint, PeerPages, Running, SharedRegisters, StartError, Vectors,
+    BarMemory, Endpoint, LONGEST_STEP, PeerPages, Running, SharedRegisters, StartError, Vectors,
 };
 use peerbar_fault::Kind;
 use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Interrupts, MsiX};
@@ -31,9 +31,6 @@ const DOORBELLS: std::ops::Range<u64> =
     doorbells::PAGE_OFFSET..doorbells::PAGE_OFFSET + doorbells::PAGE_BYTES;
 /// Where in BAR0 the DMA counters are shown.
 const DMA_LOG: std::ops::Range<u64> = 0xc000..0xe000;
-
-/// Far longer than a step of an engine takes, unless it waits for peers below a switch that do not answer.
-const LONGEST_STEP: Duration = Duration::from_secs(4);
 
 /// Vector 0 is the device's, the others are the channels'.
 const VECTORS: u16 = CHANNELS as u16 + 1;

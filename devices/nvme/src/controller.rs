@@ -84,7 +84,7 @@ impl Controller {
         });
         let engine = engine.map_err(StartError::Thread)?;
         let notifier = function.notifier.clone();
-        if config.poll != PollPolicy::Always {
+        if !maps_doorbells(config) {
             endpoint.hint_at_departure(
                 "one that maps the doorbells, as SPDK does, needs --poll always",
             );
@@ -108,7 +108,7 @@ impl Controller {
         let mapped = mapped.collect();
         let requester = Arc::new(Requester::new());
         requester.faults().serve(&Kind::OF_DISKS);
-        if config.poll != PollPolicy::Always {
+        if !maps_doorbells(config) {
             requester.count_doorbells();
         }
         if let Some(pmr) = pmr {
