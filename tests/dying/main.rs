@@ -16,8 +16,7 @@ use std::time::Duration;
 
 use crate::environment::{number, seed};
 
-/// One in this number of the planned kills and stops must happen, all boots together: a limit of time and a QEMU that aborts
-/// leave out the others.
+/// One in this number of the planned kills and stops must happen, all boots together: a limit of time leaves out the others.
 const LEAST_SHARE: usize = 4;
 
 #[test]

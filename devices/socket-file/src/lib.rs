@@ -1,18 +1,18 @@
 //! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), packets of them ([`packets`]), and the socket file
 //! of a server. It replaces a stale file of a dead server, but neither that of a live one nor another file. A child process removes
-//! it when its server ends. Nobody but its owner may connect, which [`SocketFile::check_peer`] checks once more.
+//! it when its server ends, and ends the connection of a server that was killed. Nobody but its owner may connect, which [`SocketFile::check_peer`] checks once more.
 #![deny(unsafe_code)]
 
+mod cleanup;
 mod closing;
 pub mod descriptors;
 mod folder_lock;
 pub mod line_server;
 pub mod packets;
-mod remover;
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 use thiserror::Error;
 
-use crate::remover::Remover;
+use crate::cleanup::Cleanup;
 
 /// The longest path that fits into a socket address (unix(7)).
 const LONGEST_PATH: usize = 107;
@@ -94,14 +94,26 @@ pub struct SocketFile {
     path: PathBuf,
     /// Device and inode of our socket file. The listening socket keeps the inode from being used for another file.
     identity: (u64, u64),
-    #[cfg_attr(not(test), expect(dead_code, reason = "removes the file when dropped"))]
-    remover: Remover,
+    /// Removes the file when dropped.
+    cleanup: Cleanup,
 }
 
 impl SocketFile {
     /// Makes the file, of mode 0600, and a non-blocking socket of this kind that listens there; `backlog` connections may wait.
     /// It forks, so a server calls it before its system calls are restricted.
     pub fn make(path: &Path, kind: SocketType, backlog: i32) -> Result<(Self, OwnedFd), BindError> {
+        Self::make_with(path, kind, backlog, drop)
+    }
+
+    /// Like [`SocketFile::make`]. When this process is killed, another one calls `end` with the connection that [`SocketFile::hold`] was
+    /// given last, and closes it. `end` takes no lock and allocates nothing: it runs in a copy of this process that has none of
+    /// its other threads and descriptors.
+    pub fn make_with(
+        path: &Path,
+        kind: SocketType,
+        backlog: i32,
+        end: impl FnOnce(OwnedFd),
+    ) -> Result<(Self, OwnedFd), BindError> {
         let length = path.as_os_str().as_bytes().len();
         let path = path.to_owned();
         if length > LONGEST_PATH {
@@ -116,7 +128,7 @@ impl SocketFile {
         let socket = listening(&path, kind, backlog).map_err(|errno| system(errno.into()))?;
         let metadata = fs::symlink_metadata(&path).map_err(system)?;
         let identity = identity(&metadata);
-        let remover = start_remover(&path).map_err(|source| {
+        let cleanup = start_cleanup(&path, end).map_err(|source| {
             // A second failure changes nothing: the file is stale then.
             let _ = fs::remove_file(&path);
             system(source)
@@ -124,9 +136,15 @@ impl SocketFile {
         let file = Self {
             path,
             identity,
-            remover,
+            cleanup,
         };
         Ok((file, socket))
+    }
+
+    /// Has another process hold `connection` as well, until this is called again: so its end is not that of this process. Only one is held. It never
+    /// waits, and nothing is held if it fails.
+    pub fn hold(&self, connection: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        self.cleanup.hold(connection)
     }
 
     /// Refuses a connected peer unless it is run by the owner of the socket file, by this process's user or by root.
@@ -179,10 +197,10 @@ fn new_socket(kind: SocketType) -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, kind, flags, None)
 }
 
-fn start_remover(path: &Path) -> io::Result<Remover> {
+fn start_cleanup(path: &Path, end: impl FnOnce(OwnedFd)) -> io::Result<Cleanup> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = open(path, flags, Mode::empty())?;
-    Remover::start(path, directory(path), file)
+    Cleanup::start(path, directory(path), file, end)
 }
 
 fn identity(metadata: &Metadata) -> (u64, u64) {

@@ -14,8 +14,10 @@
 mod command;
 mod daemon;
 mod former_client;
+mod killed_server;
 mod usage;
 
 pub use command::DaemonCommand;
 pub use daemon::{Daemon, Exit};
 pub use former_client::check_former_client;
+pub use killed_server::check_killed_server;

@@ -167,15 +167,22 @@ impl Deframer {
         }
     }
 
-    /// The stream has ended. An error if that is inside a message.
-    pub fn end(&mut self) -> Result<(), FramingError> {
-        let missing = match &self.part {
-            Part::Header if self.unread.is_empty() => return Ok(()),
+    /// How many bytes are missing of the next part, header or payload, of a message that has begun; 0 where none has.
+    pub(crate) fn missing(&self) -> usize {
+        match &self.part {
+            Part::Header if self.unread.is_empty() => 0,
             Part::Header => HEADER_SIZE.saturating_sub(self.unread.len()),
             Part::Payload(_, payload, filled) => payload.len().saturating_sub(*filled),
             Part::Drain(_, left) => *left,
-        };
-        Err(FramingError::CutShort(missing))
+        }
+    }
+
+    /// The stream has ended. An error if that is inside a message.
+    pub fn end(&self) -> Result<(), FramingError> {
+        match self.missing() {
+            0 => Ok(()),
+            missing => Err(FramingError::CutShort(missing)),
+        }
     }
 
     /// The message that is complete.

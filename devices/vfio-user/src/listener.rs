@@ -17,6 +17,7 @@ use crate::device::Device;
 use crate::readiness;
 use crate::server::{Options, serve_alone};
 use crate::stop::Stop;
+use crate::unanswered::Unanswered;
 
 /// How many clients may wait to be accepted; all but one are disconnected.
 const BACKLOG: i32 = 128;
@@ -39,14 +40,23 @@ pub struct ListenError {
 pub struct Listener {
     file: SocketFile,
     socket: UnixListener,
+    unanswered: Unanswered,
 }
 
 impl Listener {
     /// Makes the socket file, in place of one that a dead server has left.
     pub fn bind(path: &Path) -> Result<Self, BindError> {
-        let (file, socket) = SocketFile::make(path, SocketType::STREAM, BACKLOG)?;
-        let socket = UnixListener::from(socket);
-        Ok(Self { file, socket })
+        let unanswered = Unanswered::new().map_err(|source| BindError::System {
+            path: path.to_owned(),
+            source,
+        })?;
+        let end = |client| unanswered.refuse(&client);
+        let (file, socket) = SocketFile::make_with(path, SocketType::STREAM, BACKLOG, end)?;
+        Ok(Self {
+            file,
+            socket: UnixListener::from(socket),
+            unanswered,
+        })
     }
 
     /// Serves `device` to one client after the other until [`Options::stop`] is triggered. A client that connects during
@@ -62,7 +72,11 @@ impl Listener {
                 return Ok(());
             };
             log::info!("{}: a client has connected", path.display());
-            match serve_alone(stream, device, options, Some(&self.socket)) {
+            self.hold(Some(&stream));
+            let (socket, unanswered) = (Some(&self.socket), Some(&self.unanswered));
+            let served = serve_alone(stream, device, options, socket, unanswered);
+            self.hold(None);
+            match served {
                 Ok(()) => log::info!("{}: the session is over", path.display()),
                 Err(error) => {
                     let cause = error.source().map(|cause| format!(": {cause}"));
@@ -70,6 +84,16 @@ impl Listener {
                     log::warn!("{}: session lost: {error}{cause}", path.display());
                 }
             }
+        }
+    }
+
+    /// Has the client's requests answered should this process be killed.
+    fn hold(&self, stream: Option<&UnixStream>) {
+        if let Err(error) = self.file.hold(stream.map(AsFd::as_fd)) {
+            log::debug!(
+                "{}: a client of a killed server would wait: {error}",
+                self.file.path().display()
+            );
         }
     }
 

@@ -16,15 +16,17 @@ use crate::channel::Channel;
 use crate::client::Client;
 use crate::device::Device;
 use crate::dispatch::dispatch;
-use crate::framing::{Deframer, FramingError, Message, Payload};
+use crate::framing::{FramingError, Message, Payload};
+use crate::inbox::{Inbox, Reception};
 use crate::irqs::Unmasking;
 use crate::pending::Reply;
+use crate::readiness;
 use crate::request::{Answer, Request};
 use crate::stop::Stop;
+use crate::unanswered::Unanswered;
 use crate::version::{self, MAX_TRANSFER};
 use crate::wire::{HEADER_SIZE, Header, command, flags};
 use crate::writer::{Closed, Writer};
-use crate::{readiness, socket};
 
 /// The longest payload that is parsed: a full transfer and its description.
 const PAYLOAD_LIMIT: usize = MAX_TRANSFER as usize + 4096;
@@ -75,15 +77,16 @@ pub fn serve(
     device: &mut dyn Device,
     options: &Options,
 ) -> Result<(), SessionError> {
-    serve_alone(stream, device, options, None)
+    serve_alone(stream, device, options, None, None)
 }
 
-/// Like [`serve`]; clients that connect to `listener` meanwhile are disconnected.
+/// Like [`serve`]; clients that connect to `listener` meanwhile are disconnected, and the client's requests are listed in `unanswered`.
 pub(crate) fn serve_alone(
     stream: UnixStream,
     device: &mut dyn Device,
     options: &Options,
     listener: Option<&UnixListener>,
+    unanswered: Option<&Unanswered>,
 ) -> Result<(), SessionError> {
     let stream = Arc::new(stream);
     let mut session = Session {
@@ -97,9 +100,9 @@ pub(crate) fn serve_alone(
         unmasking: None,
         drained: false,
     };
-    let mut deframer = Deframer::new(PAYLOAD_LIMIT);
-    let outcome = session.run(&mut deframer);
-    session.end(&mut deframer, outcome)
+    let mut inbox = Inbox::new(PAYLOAD_LIMIT, unanswered);
+    let outcome = session.run(&mut inbox);
+    session.end(&mut inbox, outcome)
 }
 
 struct Session<'a> {
@@ -117,43 +120,39 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(&mut self, deframer: &mut Deframer) -> Result<(), SessionError> {
-        while let Some(message) = self.next_message(deframer)? {
-            if message.header.is_reply() {
+    fn run(&mut self, inbox: &mut Inbox<'_>) -> Result<(), SessionError> {
+        while let Some(message) = self.next_message(inbox)? {
+            let header = message.header;
+            if header.is_reply() {
                 self.complete(message);
             } else if let Err(Closed) = self.answer(message) {
                 break;
             }
+            inbox.answered(&header);
         }
         Ok(())
     }
 
     /// `None` when the client has hung up or is disconnected, or after a stop.
-    fn next_message(&mut self, deframer: &mut Deframer) -> Result<Option<Message>, SessionError> {
+    fn next_message(&mut self, inbox: &mut Inbox<'_>) -> Result<Option<Message>, SessionError> {
         while !self.options.stop.is_triggered() && !self.writer.is_disconnected() {
-            if let Some(message) = deframer.next_message()? {
+            if let Some(message) = inbox.next_message()? {
                 return Ok(Some(message));
             }
             if std::mem::take(&mut self.drained) {
                 self.wait().map_err(SessionError::Receive)?;
             }
-            let space = deframer.space();
-            let size = space.len();
-            match socket::receive(&self.stream, space) {
+            match inbox.receive(&self.stream) {
                 Err(Errno::AGAIN) => self.drained = true,
                 Err(Errno::INTR) => {}
                 // So ends a client that has left something unread.
                 Err(Errno::CONNRESET) => break,
                 Err(error) => return Err(SessionError::Receive(error)),
-                Ok(received) if received.bytes == 0 => {
-                    deframer.end()?;
+                Ok(Reception::End) => {
+                    inbox.end()?;
                     break;
                 }
-                Ok(received) => {
-                    // A reception also ends where descriptors came, whatever is behind them.
-                    self.drained = received.bytes < size && received.descriptors.is_empty();
-                    deframer.filled(received.bytes, received.descriptors);
-                }
+                Ok(Reception::Bytes { is_all }) => self.drained = is_all,
             }
         }
         Ok(None)
@@ -262,13 +261,13 @@ impl Session<'_> {
     /// Closes everything before the device is notified: its threads may wait for replies that will never come.
     fn end(
         self,
-        deframer: &mut Deframer,
+        inbox: &mut Inbox<'_>,
         outcome: Result<(), SessionError>,
     ) -> Result<(), SessionError> {
         if let Some(client) = &self.client {
             client.close();
         }
-        refuse(&self.stream, &self.writer, deframer, Errno::NODEV);
+        refuse(&self.stream, &self.writer, inbox, Errno::NODEV);
         // Fails only if the other side has closed the socket already.
         let _ = self.stream.shutdown(Shutdown::Both);
         let failure = self.writer.close();
@@ -290,7 +289,7 @@ fn refuse_client(stream: UnixStream) {
     refuse(
         &stream,
         &writer,
-        &mut Deframer::new(PAYLOAD_LIMIT),
+        &mut Inbox::new(PAYLOAD_LIMIT, None),
         Errno::BUSY,
     );
 }
@@ -301,24 +300,21 @@ fn refuse_client(stream: UnixStream) {
 /// the connection is closed meanwhile (hw/vfio-user/proxy.c, `vfio_user_send_wait`). A Unix socket that is shut down for
 /// reading takes no more data, and what it took before can still be received: so no request is left without an answer, unless
 /// the client reads them more slowly than in the time for one message.
-fn refuse(stream: &UnixStream, writer: &Writer, deframer: &mut Deframer, error: Errno) {
+fn refuse(stream: &UnixStream, writer: &Writer, inbox: &mut Inbox<'_>, error: Errno) {
     // Fails only if the other side has closed the socket already.
     let _ = stream.shutdown(Shutdown::Read);
     let deadline = writer.deadline();
     loop {
-        while let Ok(Some(message)) = deframer.next_message() {
+        while let Ok(Some(message)) = inbox.next_message() {
             let header = &message.header;
             if header.is_command() && reply(writer, deadline, header, Err(error)).is_err() {
                 return;
             }
+            inbox.answered(header);
         }
-        let space = deframer.space();
-        match socket::receive(stream, space) {
-            Ok(received) if received.bytes > 0 => {
-                deframer.filled(received.bytes, received.descriptors);
-            }
-            Err(Errno::INTR) => {}
-            Ok(_) | Err(_) => return,
+        match inbox.receive(stream) {
+            Ok(Reception::Bytes { .. }) | Err(Errno::INTR) => {}
+            Ok(Reception::End) | Err(_) => return,
         }
     }
 }

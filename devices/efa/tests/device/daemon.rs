@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use peerbar_efa_spec::admin::Opcode;
 use peerbar_efa_spec::admin::feature::{FeatureCommand, NetworkAttributes, id};
-use peerbar_test_daemon::{Daemon, DaemonCommand, check_former_client};
+use peerbar_test_daemon::{Daemon, DaemonCommand, check_former_client, check_killed_server};
 use vfio_user::Client;
 use zerocopy::FromZeros;
 
@@ -55,6 +55,11 @@ fn former_client_sees_nothing_of_the_next_ones_queues() {
         client.region_read(MEMORY, offset, &mut read).unwrap();
         assert_eq!(read, [9; 4], "the device has the second client's memory");
     }
+}
+
+#[test]
+fn requests_to_a_killed_server_are_refused() {
+    check_killed_server(&mut start(&[]));
 }
 
 #[test]

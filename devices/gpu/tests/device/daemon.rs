@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use peerbar_dma_log::counter_file::{DeviceCounters, Reader};
 use peerbar_dma_log::{Direction, Purpose, Route};
-use peerbar_test_daemon::{Daemon, DaemonCommand, check_former_client};
+use peerbar_test_daemon::{Daemon, DaemonCommand, check_former_client, check_killed_server};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::process::Signal;
 use vfio_user::Client;
@@ -62,6 +62,11 @@ fn former_client_sees_nothing_of_the_next_ones_memory() {
     let mut words = [0; 8];
     client.region_read(0, 0x8040, &mut words).unwrap();
     assert_eq!(words, [9, 9, 9, 9, 1, 0, 0, 0], "the engine needs a kick");
+}
+
+#[test]
+fn requests_to_a_killed_server_are_refused() {
+    check_killed_server(&mut start(&["--vram", "16M"]));
 }
 
 #[test]

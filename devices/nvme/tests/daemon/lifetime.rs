@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use peerbar_test_daemon::Daemon;
+use peerbar_test_daemon::{Daemon, check_killed_server};
 use rustix::fs::SealFlags;
 use tempfile::TempDir;
 
@@ -68,6 +68,11 @@ fn socket_of_a_killed_server_is_removed() {
     wait_until("the socket is removed", || (!socket.exists()).then_some(()));
     daemon.restart();
     driver(&daemon);
+}
+
+#[test]
+fn requests_to_a_killed_server_are_refused() {
+    check_killed_server(&mut start(&["--namespace", "ram=1M"]));
 }
 
 #[test]

@@ -1,23 +1,28 @@
-//! The process that removes a server's socket file.
+//! The process that cleans up after a server: it ends the connection that a killed server leaves, and removes the socket file.
 //!
-//! A confined server must not delete files, so a child process, made before the confinement, does it. It waits until the server
-//! drops its [`Remover`] or ends in any way. It takes no input, so a compromised server can have it remove the socket file only.
+//! A confined server must not delete files, and a killed one ends nothing, so a child process, made before the confinement, does both. It
+//! waits until the server drops its [`Cleanup`] or ends in any way. It takes one connection to hold and no other input, so a
+//! compromised server can have it end a connection and remove the socket file only.
 
 #![allow(unsafe_code, reason = "fork(2)")]
 
 use std::ffi::CString;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::cmsg_space;
 use rustix::fs::{Mode, OFlags, fstat, lstat, open, unlink};
 use rustix::io::{Errno, read, retry_on_intr};
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, recvmsg, shutdown,
+};
 
-use crate::folder_lock;
+use crate::{descriptors, folder_lock};
 
 /// How long the process waits for the lock of the folder, and the server's end with it. After that the file stays: it is stale,
 /// and the next server replaces it.
@@ -25,15 +30,21 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// The child process. Dropped, it has removed the file and ended.
 #[derive(Debug)]
-pub(crate) struct Remover {
+pub(crate) struct Cleanup {
     pipe: UnixStream,
     child: libc::pid_t,
 }
 
-impl Remover {
+impl Cleanup {
     /// Starts the process. It removes what is at `path` only if that is still the file that `file` refers to, under the lock of
-    /// `directory`.
-    pub(crate) fn start(path: &Path, directory: &Path, file: OwnedFd) -> io::Result<Self> {
+    /// `directory`. Before that it calls `end` with the connection that it holds when the server ends, if it holds one. `end` takes no lock and
+    /// allocates nothing, as other threads of this process may be within either.
+    pub(crate) fn start(
+        path: &Path,
+        directory: &Path,
+        file: OwnedFd,
+        end: impl FnOnce(OwnedFd),
+    ) -> io::Result<Self> {
         let file = SocketPath {
             path: c_string(path)?,
             directory: c_string(directory)?,
@@ -45,7 +56,9 @@ impl Remover {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 if keep_only(&its, &file.file) {
-                    wait_for_end(&its);
+                    if let Some(connection) = held_at_end(&its) {
+                        end(connection);
+                    }
                     let _ = file.remove();
                 }
                 // SAFETY: ends the process; nothing of this program runs after it.
@@ -54,9 +67,14 @@ impl Remover {
             child => Ok(Self { pipe: ours, child }),
         }
     }
+
+    /// Has the process hold this connection instead of what it held before, or none. It never waits.
+    pub(crate) fn hold(&self, connection: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        descriptors::send(&self.pipe, &[IoSlice::new(&[0])], connection.as_slice()).map(drop)
+    }
 }
 
-impl Drop for Remover {
+impl Drop for Cleanup {
     fn drop(&mut self) {
         let _ = shutdown(&self.pipe, Shutdown::Write);
         wait_for_end(&self.pipe);
@@ -98,9 +116,30 @@ fn keep_only(one: &impl AsRawFd, other: &impl AsRawFd) -> bool {
         // SAFETY: this process uses no descriptor but these two from here on.
         first == end || unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0) } == 0
     };
-    rustix::thread::set_name(c"socket-remover").is_ok()
+    rustix::thread::set_name(c"server-cleanup").is_ok()
         && rustix::process::setsid().is_ok()
         && ranges.into_iter().all(close)
+}
+
+/// Waits until the other end is shut down or closed; the connection that came with the last byte.
+fn held_at_end(pipe: &UnixStream) -> Option<OwnedFd> {
+    let mut held = None;
+    loop {
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut byte = [0];
+        let mut bytes = [IoSliceMut::new(&mut byte)];
+        match recvmsg(pipe, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) if received.bytes > 0 => {
+                held = control.drain().find_map(|message| match message {
+                    RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+                    _ => None,
+                });
+            }
+            Err(Errno::INTR) => {}
+            Ok(_) | Err(_) => return held,
+        }
+    }
 }
 
 /// Waits until the other end is shut down or closed.
@@ -130,20 +169,20 @@ mod tests {
     }
 
     #[test]
-    fn late_remover_spares_the_successor_s_socket() {
+    fn late_cleanup_spares_the_successor_s_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
-        let (SocketFile { remover, .. }, socket) = make(&path).unwrap();
+        let (SocketFile { cleanup, .. }, socket) = make(&path).unwrap();
         // The process has closed what it has of its server, the lock, too.
         folder_lock::acquire(folder_of(&path), Duration::from_secs(10)).unwrap();
-        let child = Pid::from_raw(remover.child).unwrap();
+        let child = Pid::from_raw(cleanup.child).unwrap();
         kill_process(child, Signal::STOP).unwrap();
         // As when the server is killed.
-        shutdown(&remover.pipe, Shutdown::Write).unwrap();
+        shutdown(&cleanup.pipe, Shutdown::Write).unwrap();
         drop(socket);
         let successor = make(&path);
         kill_process(child, Signal::CONT).unwrap();
-        drop(remover);
+        drop(cleanup);
         assert!(path.exists());
         drop(successor.unwrap());
         assert!(!path.exists());

@@ -1,0 +1,306 @@
+//! A client's requests that have no answer yet, in memory that outlives the server, and their answers where the server is killed.
+//!
+//! QEMU waits for an answer with its own lock held, and so with the guest stopped, also when the connection is closed meanwhile. And
+//! QEMU 11.1 aborts where a message of its own is unread when the socket of the server closes: its next read fails with
+//! ECONNRESET, for which `vfio_user_recv_hdr` sets an error that qio has set already (hw/vfio-user/proxy.c). So the process that
+//! cleans up after a server ([`peerbar_socket_file::SocketFile::hold`]) answers in its place, and reads all that is there.
+//!
+//! A request may have two answers, if the server was killed as it had sent its own. An answer that was cut off stays cut off.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use peerbar_socket_file::descriptors;
+use rustix::event::PollFlags;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
+use zerocopy::little_endian::{U16, U32};
+use zerocopy::{FromZeros, IntoBytes};
+
+use crate::wire::{HEADER_SIZE, Header, flags};
+
+/// More requests than one reception brings.
+const SLOTS: u64 = 1024;
+/// The numbers by their place, in units of 8 bytes: requests that were received and answered, bytes that are missing of the message that
+/// is being received. The requests follow, the n-th at n modulo [`SLOTS`]: the id and the command.
+const RECEIVED: u64 = 0;
+const ANSWERED: u64 = 1;
+const MISSING: u64 = 2;
+const REQUESTS: u64 = 3;
+const BYTES: u64 = (REQUESTS + SLOTS) * 8;
+
+/// How long the client of a killed server may take to read the answers.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What an answer repeats of its request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Request {
+    id: U16,
+    command: U16,
+}
+
+impl Request {
+    fn of(header: &Header) -> Self {
+        Self {
+            id: header.id,
+            command: header.command,
+        }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.command.get()) << 16 | u64::from(self.id.get())
+    }
+
+    fn from_word(word: u64) -> Self {
+        let [a, b, c, d, ..] = word.to_le_bytes();
+        Self {
+            id: U16::from_bytes([a, b]),
+            command: U16::from_bytes([c, d]),
+        }
+    }
+}
+
+/// The requests of one session at a time. They are answered in the order in which they come.
+#[derive(Debug)]
+pub(crate) struct Unanswered {
+    memory: MmapRegion,
+}
+
+impl Unanswered {
+    pub(crate) fn new() -> io::Result<Self> {
+        let file = memfd_create(c"peerbar-unanswered", MemfdFlags::CLOEXEC)?;
+        ftruncate(&file, BYTES)?;
+        let size = usize::try_from(BYTES).map_err(io::Error::other)?;
+        let memory = MmapRegion::from_file(FileOffset::new(File::from(file), 0), size);
+        Ok(Self {
+            memory: memory.map_err(io::Error::other)?,
+        })
+    }
+
+    /// A session begins.
+    pub(crate) fn clear(&self) {
+        self.set(ANSWERED, self.get(RECEIVED));
+        self.set(MISSING, 0);
+    }
+
+    /// A message was received that wants an answer.
+    pub(crate) fn received(&self, header: &Header) {
+        let number = self.get(RECEIVED);
+        self.set(REQUESTS + number % SLOTS, Request::of(header).word());
+        self.set(RECEIVED, number.wrapping_add(1));
+    }
+
+    /// The first message that was received was answered.
+    pub(crate) fn answered(&self) {
+        self.set(ANSWERED, self.get(ANSWERED).wrapping_add(1));
+    }
+
+    /// All messages have been received but one, of which so many bytes are missing; 0 if there is none.
+    pub(crate) fn set_missing(&self, bytes: usize) {
+        self.set(MISSING, u64::try_from(bytes).unwrap_or(u64::MAX));
+    }
+
+    /// Answers all requests of `client` with ENODEV, those too that are still in the socket. What it sends from now on fails at its
+    /// side. Allocates nothing and takes no lock.
+    pub(crate) fn refuse(&self, client: &OwnedFd) {
+        // Fails only if the other side has closed the socket already.
+        let _ = shutdown(client, Shutdown::Read);
+        let deadline = Instant::now() + PATIENCE;
+        let mut outcome = self
+            .requests()
+            .try_for_each(|request| refuse(client, request, deadline));
+        outcome = outcome.and_then(|()| skip(client, self.get(MISSING)));
+        while outcome.is_ok() {
+            outcome = self.refuse_next(client, deadline);
+        }
+        // Whatever is left unread would end the connection by ECONNRESET.
+        let _ = skip(client, u64::MAX);
+    }
+
+    /// Answers the next message in the socket, if it wants an answer and is not listed. An error at the end.
+    fn refuse_next(&self, client: &OwnedFd, deadline: Instant) -> Result<(), Errno> {
+        let mut header = Header::new_zeroed();
+        fill(client, header.as_mut_bytes())?;
+        let payload = usize::try_from(header.size.get()).unwrap_or(usize::MAX);
+        let payload = payload.checked_sub(HEADER_SIZE).ok_or(Errno::BADMSG)?;
+        skip(client, u64::try_from(payload).unwrap_or(u64::MAX))?;
+        let request = Request::of(&header);
+        match wants_answer(&header) && !self.requests().any(|listed| listed == request) {
+            true => refuse(client, request, deadline),
+            false => Ok(()),
+        }
+    }
+
+    /// Those that are listed.
+    fn requests(&self) -> impl Iterator<Item = Request> {
+        let (answered, received) = (self.get(ANSWERED), self.get(RECEIVED));
+        let listed = received.wrapping_sub(answered).min(SLOTS);
+        (0..listed).map(move |number| {
+            let place = REQUESTS + answered.wrapping_add(number) % SLOTS;
+            Request::from_word(self.get(place))
+        })
+    }
+
+    fn get(&self, place: u64) -> u64 {
+        self.word(place)
+            .map_or(0, |word| word.load(Ordering::Acquire))
+    }
+
+    fn set(&self, place: u64, value: u64) {
+        if let Some(word) = self.word(place) {
+            word.store(value, Ordering::Release);
+        }
+    }
+
+    /// `None` beyond the end, which no place above is.
+    fn word(&self, place: u64) -> Option<&AtomicU64> {
+        let at = usize::try_from(place).ok()?.checked_mul(8)?;
+        self.memory.get_atomic_ref(at).ok()
+    }
+}
+
+/// Whether the server answers a message.
+pub(crate) fn wants_answer(header: &Header) -> bool {
+    !header.is_reply() && !header.no_reply()
+}
+
+fn refuse(client: &OwnedFd, request: Request, deadline: Instant) -> Result<(), Errno> {
+    let size = u32::try_from(HEADER_SIZE).map_err(|_| Errno::MSGSIZE)?;
+    let header = Header {
+        id: request.id,
+        command: request.command,
+        size: U32::new(size),
+        flags: U32::new(flags::REPLY | flags::ERROR),
+        error: U32::new(Errno::NODEV.raw_os_error().unsigned_abs()),
+    };
+    // A message this short is sent as a whole.
+    while let Err(error) = descriptors::send(client, &[io::IoSlice::new(header.as_bytes())], &[]) {
+        match error {
+            Errno::AGAIN => descriptors::wait_until(client, PollFlags::OUT, Some(deadline))?,
+            Errno::INTR => {}
+            error => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Receives bytes until `space` is full.
+fn fill(client: &OwnedFd, mut space: &mut [u8]) -> Result<(), Errno> {
+    while !space.is_empty() {
+        let flags = RecvFlags::DONTWAIT;
+        // Descriptors that come along are dropped by the kernel.
+        let (received, _) = retry_on_intr(|| recv(client, &mut *space, flags))?;
+        if received == 0 {
+            return Err(Errno::PIPE);
+        }
+        space = space.get_mut(received..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// Receives `count` bytes and forgets them.
+fn skip(client: &OwnedFd, mut count: u64) -> Result<(), Errno> {
+    let mut space = [0; 4096];
+    while count > 0 {
+        let most = usize::try_from(count).map_or(space.len(), |count| count.min(space.len()));
+        let part = space.get_mut(..most).unwrap_or_default();
+        fill(client, part)?;
+        count = count.saturating_sub(most as u64);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn header(id: u16, payload: usize, flags: u32) -> Header {
+        Header {
+            id: U16::new(id),
+            command: U16::new(9),
+            size: U32::new(u32::try_from(HEADER_SIZE + payload).unwrap()),
+            flags: U32::new(flags),
+            error: U32::new(0),
+        }
+    }
+
+    /// The ids of the refusals that a client finds, up to the end of the stream.
+    fn refused(mut client: UnixStream) -> Vec<u16> {
+        let mut bytes = Vec::new();
+        client.read_to_end(&mut bytes).unwrap();
+        assert!(bytes.len().is_multiple_of(HEADER_SIZE), "{bytes:?}");
+        let each = bytes.chunks(HEADER_SIZE).map(|bytes| {
+            let mut found = Header::new_zeroed();
+            found.as_mut_bytes().copy_from_slice(bytes);
+            assert!(found.is_reply() && found.is_error());
+            assert_eq!((found.command.get(), found.error.get()), (9, 19));
+            found.id.get()
+        });
+        each.collect()
+    }
+
+    #[test]
+    fn what_was_received_and_what_is_in_the_socket_is_refused() {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let unanswered = Unanswered::new().unwrap();
+        unanswered.clear();
+        for id in 0..2000 {
+            unanswered.received(&header(id, 0, 0));
+            unanswered.answered();
+        }
+        for id in [1, 2, 4] {
+            unanswered.received(&header(id, 8, 0));
+        }
+        unanswered.answered();
+        unanswered.answered();
+        unanswered.set_missing(3);
+        client.write_all(&[0xff; 3]).unwrap();
+        // Listed, and not received.
+        client.write_all(header(4, 0, 0).as_bytes()).unwrap();
+        for (id, flags) in [(5, 0), (6, flags::REPLY), (7, flags::NO_REPLY), (8, 0)] {
+            client
+                .write_all(header(id, 5000, flags).as_bytes())
+                .unwrap();
+            client.write_all(&[0xff; 5000]).unwrap();
+        }
+        // The last one is incomplete.
+        client.write_all(header(9, 5000, 0).as_bytes()).unwrap();
+        let server = OwnedFd::from(server);
+        unanswered.refuse(&server);
+        let late = client.write(b"late").unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::BrokenPipe);
+        drop(server);
+        assert_eq!(refused(client), [4, 5, 8]);
+    }
+
+    #[test]
+    fn stream_without_framing_is_read_to_its_end() {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let unanswered = Unanswered::new().unwrap();
+        client.write_all(&[0; 10_000]).unwrap();
+        let server = OwnedFd::from(server);
+        unanswered.refuse(&server);
+        drop(server);
+        assert!(refused(client).is_empty(), "and not ECONNRESET");
+    }
+
+    #[test]
+    fn next_session_begins_without_requests() {
+        let (client, server) = UnixStream::pair().unwrap();
+        let unanswered = Unanswered::new().unwrap();
+        unanswered.received(&header(1, 0, 0));
+        unanswered.clear();
+        let server = OwnedFd::from(server);
+        unanswered.refuse(&server);
+        drop(server);
+        assert!(refused(client).is_empty());
+    }
+}
