@@ -22,6 +22,8 @@ pub(crate) struct Inbox<'a> {
     unanswered: Option<&'a Unanswered>,
     /// How many of the next messages that want an answer are listed as unanswered already.
     listed: usize,
+    /// Whether the last message was a reply: others are likely to follow.
+    replies: bool,
 }
 
 /// What a reception brought.
@@ -47,6 +49,7 @@ impl<'a> Inbox<'a> {
             messages: VecDeque::new(),
             unanswered,
             listed: 0,
+            replies: false,
         }
     }
 
@@ -65,6 +68,7 @@ impl<'a> Inbox<'a> {
         // An error waits until the messages before it are dealt with: `next_message` finds it again.
         while let Ok(Some(message)) = self.deframer.next_message() {
             self.list(&message.header);
+            self.replies = message.header.is_reply();
             self.messages.push_back(message);
         }
         if let Some(unanswered) = self.unanswered {
@@ -74,10 +78,11 @@ impl<'a> Inbox<'a> {
     }
 
     /// Lists the requests at the front of the socket as unanswered, while they are still there: a server that is killed as it receives
-    /// them has them nowhere else. How many bytes may be received then. Where a message has been received in part, or the client's replies
-    /// come, it lists none.
+    /// them has them nowhere else. How many bytes may be received then. It does not look where a message has been received in part, nor,
+    /// as that takes a system call, while the client sends replies.
     fn look_ahead(&mut self, stream: &UnixStream) -> usize {
-        let Some(unanswered) = self.unanswered.filter(|_| self.deframer.missing() == 0) else {
+        let looks = !self.replies && self.deframer.missing() == 0;
+        let Some(unanswered) = self.unanswered.filter(|_| looks) else {
             return usize::MAX;
         };
         let mut space = [0; LOOK_AHEAD];

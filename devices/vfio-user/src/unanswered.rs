@@ -5,7 +5,8 @@
 //! ECONNRESET, for which `vfio_user_recv_hdr` sets an error that qio has set already (hw/vfio-user/proxy.c). So the process that
 //! cleans up after a server ([`peerbar_socket_file::SocketFile::hold`]) answers in its place, and reads all that is there.
 //!
-//! A request may have two answers, if the server was killed as it had sent its own. An answer that was cut off stays cut off.
+//! A request has two answers if the server was killed as it had sent its own, and none if it was killed as it received that request right after
+//! a reply. An answer that was cut off stays cut off.
 
 use std::fs::File;
 use std::io;
