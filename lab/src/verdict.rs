@@ -39,9 +39,8 @@ pub enum Ending {
 }
 
 impl Ending {
-    /// With a server that `failed` as the cause, if QEMU has crashed: QEMU 11.1 may abort when a server goes from under a
-    /// request (`error_setv: Assertion`), and which of the two ends is seen first is chance. A QEMU that crashes by
-    /// itself makes no server fail.
+    /// With a server that `failed` as the cause, if QEMU has crashed: behind an IOMMU QEMU 11.1 may abort when a server has gone
+    /// (docs/src/efa.md), and which of the two ends is seen first is chance. A QEMU that crashes by itself makes no server fail.
     pub fn caused_by(self, failed: Option<&str>) -> Self {
         match (self, failed) {
             (Self::Ended(status), Some(message)) if !status.success() => {

@@ -139,7 +139,6 @@ fn a_dead_server_is_a_failed_run() {
         (Signal::TERM, "exit status: 0"),
     ] {
         let mut run = start(SCENARIO).unwrap();
-        // Not before the check is at work: QEMU may abort when a server goes while the guest looks at its device.
         run.wait_until_it_says("peerbar-agent: command").unwrap();
         let children = children(&run).unwrap();
         let server = children

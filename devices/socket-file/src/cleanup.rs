@@ -153,6 +153,8 @@ fn c_string(path: &Path) -> io::Result<CString> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use rustix::fs::{FlockOperation, flock};
     use rustix::net::SocketType;
     use rustix::process::{Pid, Signal, kill_process};
@@ -186,6 +188,38 @@ mod tests {
         assert!(path.exists());
         drop(successor.unwrap());
         assert!(!path.exists());
+    }
+
+    /// What the other side of the last connection that `held` names finds, once the server has ended. The process says "end" to one that it holds.
+    fn said_at_the_end(held: &[Option<&UnixStream>], mut client: UnixStream) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let end = |connection: OwnedFd| {
+            rustix::io::write(&connection, b"end").unwrap();
+        };
+        let server = SocketFile::make_with(&path, SocketType::STREAM, 1, end).unwrap();
+        for connection in held {
+            server.0.hold(connection.map(AsFd::as_fd)).unwrap();
+        }
+        drop(server);
+        client.set_nonblocking(true).unwrap();
+        let mut said = [0; 8];
+        let count = client.read(&mut said).unwrap_or(0);
+        String::from_utf8(said[..count].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn connection_that_is_held_last_is_ended() {
+        let ((one, of_one), (other, of_other)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        assert_eq!(said_at_the_end(&[Some(&one)], of_one), "end");
+        let twice = [Some(&one), Some(&other)];
+        assert_eq!(
+            said_at_the_end(&twice, of_other.try_clone().unwrap()),
+            "end"
+        );
+        let released = [Some(&other), None];
+        assert_eq!(said_at_the_end(&released, of_other), "");
     }
 
     #[test]

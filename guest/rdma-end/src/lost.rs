@@ -272,8 +272,8 @@ impl Loss {
     }
 }
 
-/// Has the near end ask until a request fails. If the far end's adapter is to die, its receives are held before: QEMU 11.1 may abort when a server
-/// dies that is being told of a receive. Messages in progress then find a receive or wait for one.
+/// Has the near end ask until a request fails. If the far end's adapter is to die, its receives are held before, so none
+/// is posted to an adapter that is gone. Messages in progress then find a receive or wait for one.
 fn ask<N: End, F: End>(
     ends: &mut Ends<N, F>,
     requests: Workload,
