@@ -1,10 +1,11 @@
 //! What an adapter can still do after it was taken over.
 
 use peerbar_sandbox::take_over::assert_confined;
+use peerbar_sandbox::{Connections, ServerKind};
 use peerbar_test_daemon::DaemonCommand;
 
 #[test]
 fn server_taken_over_can_only_serve() {
     let server = DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-efa"));
-    assert_confined(&mut server.command());
+    assert_confined(&mut server.command(), ServerKind::Device, Connections::None);
 }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use peerbar_pci::Function;
-use peerbar_sandbox::{Connections, FileAccess, SandboxError};
+use peerbar_sandbox::{Connections, FileAccess, SandboxError, ServerKind};
 use peerbar_server_log::ServerLog;
 use peerbar_vfio_user::{BindError, Device, ListenError, Listener, Options, Stop};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -97,7 +97,9 @@ fn confined_files(
         .chain([socket])
         .chain(control)
         .collect();
-    options.sandbox.restrict_files(&access)?;
+    options
+        .sandbox
+        .restrict_files(ServerKind::Device, &access)?;
     Ok(files)
 }
 

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use peerbar_fabric::{Config, Impairment, Record, TunnelConfig, make_certificates, serve};
-use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
+use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
 use peerbar_server_log::ServerLog;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
@@ -108,7 +108,7 @@ fn run(socket_path: &Path, args: Args) -> anyhow::Result<()> {
     let mut files = vec![FileAccess::Socket(socket_path)];
     files.extend(args.control.as_deref().map(FileAccess::Socket));
     files.extend(args.certificates.as_deref().map(FileAccess::Folder));
-    sandbox.restrict_files(&files)?;
+    sandbox.restrict_files(ServerKind::Interconnect, &files)?;
     let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
@@ -127,7 +127,7 @@ fn run(socket_path: &Path, args: Args) -> anyhow::Result<()> {
     };
     let connections = match config.tunnels {
         Some(_) => Connections::Datagrams,
-        None => Connections::None,
+        None => Connections::Pairs,
     };
     serve(socket_path, config, &stop, |tunnels| {
         let confined = sandbox.restrict_calls(connections);

@@ -4,6 +4,7 @@
 
 use peerbar_fabric::make_certificates;
 use peerbar_sandbox::take_over::assert_confined;
+use peerbar_sandbox::{Connections, ServerKind};
 use peerbar_test_daemon::DaemonCommand;
 
 #[test]
@@ -11,7 +12,11 @@ fn server_taken_over_can_only_serve() {
     let server = DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-fabric"))
         .file("--control", "control")
         .file("--record", "record");
-    assert_confined(&mut server.command());
+    assert_confined(
+        &mut server.command(),
+        ServerKind::Interconnect,
+        Connections::Pairs,
+    );
 }
 
 #[test]
@@ -20,5 +25,9 @@ fn server_with_tunnels_taken_over_can_only_serve() {
         .args(["--listen", "127.0.0.1:0"])
         .file("--certificates", "here");
     make_certificates(server.folder(), &["here".to_owned()]).unwrap();
-    assert_confined(&mut server.command());
+    assert_confined(
+        &mut server.command(),
+        ServerKind::Interconnect,
+        Connections::Datagrams,
+    );
 }

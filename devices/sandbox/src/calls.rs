@@ -16,8 +16,17 @@ pub enum Connections {
     None,
     /// To Unix sockets, such as its switch's. A filter cannot distinguish them.
     Unix,
-    /// None, but it exchanges datagrams by sockets that are open already, with other machines.
+    /// Pairs of connected Unix sockets, which it gives to its clients.
+    Pairs,
+    /// The same, and it exchanges datagrams by sockets that are open already, with other machines.
     Datagrams,
+}
+
+impl Connections {
+    /// Whether it makes connected pairs. Each of them holds descriptors that count for all servers of its user (unix(7), `ETOOMANYREFS`).
+    pub(crate) fn has_pairs(self) -> bool {
+        matches!(self, Self::Pairs | Self::Datagrams)
+    }
 }
 
 /// Rules by the number of their system call; a call without a rule is permitted with all arguments.
@@ -181,8 +190,10 @@ fn permitted(connections: Connections) -> Result<Rules, BackendError> {
     // Not F_SETOWN and F_SETSIG, by which a descriptor signals any process.
     let fcntls = FCNTLS.iter().map(|command| equal(1, *command));
     rules.insert(libc::SYS_fcntl, fcntls.collect::<Result<_, _>>()?);
-    // SOCK_STREAM and SOCK_SEQPACKET: datagrams reach any socket by its path.
-    rules.insert(libc::SYS_socketpair, vec![bits(1, libc::SOCK_DGRAM, 0)?]);
+    if connections.has_pairs() {
+        // SOCK_STREAM and SOCK_SEQPACKET: datagrams reach any socket by its path.
+        rules.insert(libc::SYS_socketpair, vec![bits(1, libc::SOCK_DGRAM, 0)?]);
+    }
     rules.insert(libc::SYS_prctl, vec![equal(0, libc::PR_SET_NAME)?]);
     let fionbio = libc::FIONBIO;
     rules.insert(libc::SYS_ioctl, vec![rule(1, SeccompCmpOp::Eq, fionbio)?]);

@@ -21,6 +21,7 @@ use thiserror::Error;
 
 pub use calls::Connections;
 pub use files::FileAccess;
+pub use limits::ServerKind;
 
 /// The options of a server about its confinement.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
@@ -59,11 +60,15 @@ impl SandboxOptions {
     ///
     /// # Errors
     /// [`SandboxError`], if the kernel has Landlock and refuses.
-    pub fn restrict_files(self, access: &[FileAccess<'_>]) -> Result<(), SandboxError> {
+    pub fn restrict_files(
+        self,
+        kind: ServerKind,
+        access: &[FileAccess<'_>],
+    ) -> Result<(), SandboxError> {
         if self.no_sandbox {
             return Ok(());
         }
-        limits::apply()?;
+        limits::apply(kind)?;
         files::restrict(access)
     }
 

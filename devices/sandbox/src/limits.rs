@@ -7,18 +7,42 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::SandboxError;
 
-/// Descriptors of a server: clients' memory and event fds, peers' memory, rings.
-pub(crate) const DESCRIPTORS: u64 = 16_384;
+/// Descriptors of a device: its client's memory and event fds, peers' memory, rings.
+const DEVICE_DESCRIPTORS: u64 = 16_384;
+/// Descriptors of a switch or fabric: those that pass through it, of all its endpoints.
+const INTERCONNECT_DESCRIPTORS: u64 = 32_768;
 /// Address space of a server: twice what clients may lend to it.
 pub(crate) const ADDRESS_SPACE: u64 = 64 << 40;
 /// Memory that the kernel writes into a core file, should an administrator raise its limit: private memory, so neither a
 /// guest's nor a GPU's (core(5), coredump_filter).
 const DUMPED: &str = "0x11";
 
+/// What a server is, as its limits go.
+///
+/// Linux compares the number of descriptors that all processes of a user have sent and nobody has received with the limit of the *sender*
+/// (unix(7), `ETOOMANYREFS`). So devices have the lowest: one that was taken over cannot keep a switch, a fabric or QEMU from sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerKind {
+    /// A device.
+    Device,
+    /// What connects devices: a switch or a fabric.
+    Interconnect,
+}
+
+impl ServerKind {
+    /// How many descriptors it may have.
+    pub(crate) fn descriptors(self) -> u64 {
+        match self {
+            Self::Device => DEVICE_DESCRIPTORS,
+            Self::Interconnect => INTERCONNECT_DESCRIPTORS,
+        }
+    }
+}
+
 /// Applies the limits.
-pub(crate) fn apply() -> Result<(), SandboxError> {
+pub(crate) fn apply(kind: ServerKind) -> Result<(), SandboxError> {
     limit("core files", Resource::Core, 0)?;
-    limit("descriptors", Resource::Nofile, DESCRIPTORS)?;
+    limit("descriptors", Resource::Nofile, kind.descriptors())?;
     limit("address space", Resource::As, ADDRESS_SPACE)?;
     // A container's /proc may be read-only; the limit above holds there, too.
     if let Err(error) = fs::write("/proc/self/coredump_filter", DUMPED) {

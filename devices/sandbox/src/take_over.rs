@@ -12,14 +12,17 @@ use nix::sys::ptrace::{self, Options};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use crate::limits::{ADDRESS_SPACE, DESCRIPTORS};
+use crate::Connections;
+use crate::limits::{ADDRESS_SPACE, ServerKind};
 
 /// The limits of a server, as /proc/PID/limits names them.
-const LIMITS: [(&str, u64); 3] = [
-    ("Max core file size", 0),
-    ("Max open files", DESCRIPTORS),
-    ("Max address space", ADDRESS_SPACE),
-];
+fn limits(kind: ServerKind) -> [(&'static str, u64); 3] {
+    [
+        ("Max core file size", 0),
+        ("Max open files", kind.descriptors()),
+        ("Max address space", ADDRESS_SPACE),
+    ]
+}
 /// The `syscall` instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
 /// Distance below the stack pointer of the text that a call is given: below the red zone.
@@ -43,24 +46,29 @@ pub enum Argument<'a> {
 }
 
 /// What an attacker tries first, each with its outcome, in the server that `command` starts. It must say `ready`, and is
-/// killed in the end. All of it fails in a server that is confined; the first success is the last attempt.
+/// killed in the end. All of it fails in a server that is confined and makes `connections` while it serves; the first success is the last attempt.
 ///
 /// # Errors
 /// As [`TakenOver::of`], or what starting a process says.
-pub fn attempts(command: &mut Command) -> io::Result<Vec<(&'static str, io::Result<u64>)>> {
-    while_serving(command, |child| Ok(TakenOver::of(child)?.attempts()))
+pub fn attempts(
+    command: &mut Command,
+    connections: Connections,
+) -> io::Result<Vec<(&'static str, io::Result<u64>)>> {
+    while_serving(command, |child| {
+        Ok(TakenOver::of(child)?.attempts(connections))
+    })
 }
 
-/// Fails a test unless the server that `command` starts has the limits of a server, can gain no privileges, and is denied
+/// Fails a test unless the server that `command` starts has the limits of its `kind`, can gain no privileges, and is denied
 /// each of the [`attempts`].
 ///
 /// # Panics
 /// If it lacks a limit, or one of the attempts succeeds or fails for another reason, or the server does not start.
 #[track_caller]
-pub fn assert_confined(command: &mut Command) {
+pub fn assert_confined(command: &mut Command, kind: ServerKind, connections: Connections) {
     let tried = while_serving(command, |child| {
-        let excesses = excesses(child.id())?;
-        Ok((excesses, TakenOver::of(child)?.attempts()))
+        let excesses = excesses(child.id(), kind)?;
+        Ok((excesses, TakenOver::of(child)?.attempts(connections)))
     });
     let (excesses, outcomes) = tried.unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert_eq!(excesses, [""; 0], "a running server");
@@ -83,12 +91,12 @@ fn while_serving<T>(
 }
 
 /// In which respects a process has more than a server may have: the lines of proc(5) that say so.
-fn excesses(pid: u32) -> io::Result<Vec<String>> {
+fn excesses(pid: u32, kind: ServerKind) -> io::Result<Vec<String>> {
     let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}"));
-    let (limits, status) = (read("limits")?, read("status")?);
-    let within = LIMITS.map(|(name, most)| {
+    let (found, status) = (read("limits")?, read("status")?);
+    let within = limits(kind).map(|(name, most)| {
         let of = move |line: &&str| line.starts_with(name);
-        let line = limits.lines().find(of).unwrap_or(name);
+        let line = found.lines().find(of).unwrap_or(name);
         (line, is_at_most(line.strip_prefix(name), most))
     });
     // No new privileges, and filters of seccomp (proc(5), NoNewPrivs and Seccomp).
@@ -189,7 +197,7 @@ impl TakenOver {
     }
 
     /// What an attacker tries first.
-    fn attempts(&mut self) -> Vec<(&'static str, io::Result<u64>)> {
+    fn attempts(&mut self, connections: Connections) -> Vec<(&'static str, io::Result<u64>)> {
         use Argument::{Number as N, Text};
         let at = N(libc::AT_FDCWD.cast_unsigned().into());
         let parent = N(std::process::id().into());
@@ -198,7 +206,7 @@ impl TakenOver {
         let executable = number(libc::PROT_READ | libc::PROT_EXEC);
         let private = number(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let new = number(libc::O_CREAT | libc::O_WRONLY);
-        let datagrams = number(libc::SOCK_DGRAM);
+        let (datagrams, unix) = (number(libc::SOCK_DGRAM), number(libc::AF_UNIX));
         let attempts: [(&str, c_long, &[Argument<'_>]); 12] = [
             ("open a file", libc::SYS_openat, &[at, Text(c"/etc/passwd")]),
             ("open by io_uring", libc::SYS_io_uring_setup, &[N(1), N(0)]),
@@ -229,7 +237,7 @@ impl TakenOver {
             (
                 "send datagrams",
                 libc::SYS_socketpair,
-                &[number(libc::AF_UNIX), datagrams, N(0), N(0)],
+                &[unix, datagrams, N(0), N(0)],
             ),
             ("trace its parent", libc::SYS_ptrace, &[N(0x4206), parent]),
             (
@@ -238,8 +246,16 @@ impl TakenOver {
                 &[N(0), N(4096), executable, private],
             ),
         ];
+        let pair: &[Argument<'_>] = &[unix, stream, N(0), N(0)];
+        let pair = ("send descriptors to itself", libc::SYS_socketpair, pair);
+        let connection: &[Argument<'_>] = &[unix, stream];
+        let connection = ("connect to a server", libc::SYS_socket, connection);
+        let others = [
+            (!connections.has_pairs()).then_some(pair),
+            (connections != Connections::Unix).then_some(connection),
+        ];
         let mut outcomes = Vec::new();
-        for (name, number, with) in attempts {
+        for (name, number, with) in attempts.into_iter().chain(others.into_iter().flatten()) {
             let outcome = self.call(number, with);
             let succeeded = outcome.is_ok();
             outcomes.push((name, outcome));

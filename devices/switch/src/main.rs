@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Parser;
-use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
+use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
 use peerbar_server_log::ServerLog;
 use peerbar_switch::{Config, LinkMode, PciHole, serve};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
 }
 
 fn run(socket_path: &Path, config: Config, sandbox: SandboxOptions) -> anyhow::Result<()> {
-    sandbox.restrict_files(&[FileAccess::Socket(socket_path)])?;
+    sandbox.restrict_files(ServerKind::Interconnect, &[FileAccess::Socket(socket_path)])?;
     let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;

@@ -10,7 +10,7 @@ use std::thread;
 
 use anyhow::Context;
 use clap::Parser;
-use peerbar_sandbox::{Connections, FileAccess, SandboxOptions};
+use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
 use peerbar_server_log::ServerLog;
 use peerbar_socket_file::SocketFile;
 use peerbar_vsock::{Listening, serve};
@@ -57,10 +57,8 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
-    args.sandbox.restrict_files(&[
-        FileAccess::Socket(&args.socket_path),
-        FileAccess::Socket(&args.uds_path),
-    ])?;
+    let files = [&args.socket_path, &args.uds_path].map(|path| FileAccess::Socket(path));
+    args.sandbox.restrict_files(ServerKind::Device, &files)?;
     let (mut stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
