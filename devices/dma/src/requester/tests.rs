@@ -601,6 +601,39 @@ fn a_peer_s_registers_are_met_by_message() {
     assert!(client.asked.lock().is_empty());
 }
 
+/// A peer that takes the function's right to issue requests away as it answers one.
+struct Resets(Mutex<Vec<(u64, usize)>>, std::sync::Weak<Requester>);
+
+impl Peers for Resets {
+    fn access(&self, _: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError> {
+        self.0.lock().push((address, data.len()));
+        self.1.upgrade().unwrap().set_bus_master(false);
+        Ok(())
+    }
+}
+
+#[test]
+fn request_to_a_peer_by_message_ends_with_the_right_to_issue_it() {
+    let (requester, _) = requester();
+    let requester = Arc::new(requester);
+    let peer = Arc::new(Resets(Mutex::default(), Arc::downgrade(&requester)));
+    requester.set_switch(PeerRouting::Route, peer.clone());
+    let window = PeerWindow {
+        address: 0x2_0000,
+        size: 0x2_0000,
+        claim: 0x2_0000,
+        memory: PeerMemory::ByMessage,
+    };
+    requester.set_peer(PeerId(4), vec![window]);
+    let mut data = vec![0; 0x1_8000];
+    let read = requester.read(Purpose::Payload, 0x2_0000, &mut data);
+    assert_eq!(read.unwrap_err().cause, DmaFault::NotMaster);
+    assert_eq!(*peer.0.lock(), [(0x2_0000, 32 << 10)]);
+    requester.set_bus_master(true);
+    let one = requester.read(Purpose::Payload, 0x2_0000, &mut data[..64]);
+    assert_eq!(one, Ok(()), "the only step");
+}
+
 /// What was counted of register writes: those that were done on a route, and all that failed.
 fn register_writes(requester: &Requester, done: (Route, Completer)) -> (u64, u64) {
     let snapshot = requester.counters().snapshot();

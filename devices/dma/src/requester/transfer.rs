@@ -7,7 +7,7 @@ use crate::buffer::Buffer;
 use crate::error::{DmaError, DmaFault};
 use crate::link::{LinkPath, Transit};
 use crate::pages::PageError;
-use crate::peers::PeerError;
+use crate::peers::{PeerError, PeerId};
 use crate::route::{RouteTable, Target};
 use crate::segment_result::SegmentResult;
 use crate::tag::Tag;
@@ -21,6 +21,9 @@ pub(super) const PROBE: usize = 4;
 
 /// Bytes of the largest word that is accessed as a whole.
 const WORD: usize = 8;
+
+/// Bytes of one request to a peer by message: as many as a message of the switch has.
+const PEER_STEP: usize = 32 << 10;
 
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
 pub(super) const LINK_WAIT: u64 = 10_000_000;
@@ -211,11 +214,7 @@ impl Requester {
             },
             Target::PeerByMessage(peer) => {
                 drop(routes);
-                let peers = self.peers.read().clone();
-                let asked = peers.map(|peers| peers.access(*peer, address, part.reborrow()));
-                asked
-                    .unwrap_or(Err(PeerError::Gone))
-                    .map_err(DmaFault::Peer)
+                self.ask_peer(*peer, address, part.reborrow())
             }
             Target::Forbidden => {
                 drop(routes);
@@ -226,6 +225,27 @@ impl Requester {
                 self.explore(address, part)
             }
         }
+    }
+
+    /// Asks a peer step by step, as long as the function may issue requests: a peer that does not answer delays a reset by one step.
+    fn ask_peer(
+        &self,
+        peer: PeerId,
+        mut address: u64,
+        mut part: Buffer<'_>,
+    ) -> Result<(), DmaFault> {
+        let peers = self.peers.read().clone();
+        let peers = peers.ok_or(DmaFault::Peer(PeerError::Gone))?;
+        while !part.is_empty() {
+            if !self.route_table().may_request() {
+                return Err(DmaFault::NotMaster);
+            }
+            let step = part.take(part.len().min(PEER_STEP));
+            let behind = address.wrapping_add(step.len() as u64);
+            peers.access(peer, address, step).map_err(DmaFault::Peer)?;
+            address = behind;
+        }
+        Ok(())
     }
 
     /// Has the client carry out all segments that were put off, and records their results. The failure is the first one's.
