@@ -13,9 +13,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::anyhow;
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
-};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use rustix::thread::set_no_new_privs;
 
 use crate::exit::Failure;
@@ -104,16 +102,9 @@ pub fn become_program(parent: i32, is_confined: bool, words: &[OsString]) -> Fai
         .into()
 }
 
-/// Gives up all that a program which this process becomes could gain or inherit. It may have as many descriptors as its user may: while
-/// servers keep many under way, the kernel lets only those send others that may have more (unix(7), `ETOOMANYREFS`). A server lowers that for itself.
+/// Gives up all that a program which this process becomes could gain or inherit.
 fn confine() -> io::Result<()> {
     set_no_new_privs(true)?;
-    let most = getrlimit(Resource::Nofile).maximum;
-    let limit = Rlimit {
-        current: most,
-        maximum: most,
-    };
-    setrlimit(Resource::Nofile, limit)?;
     close_at_exec()
 }
 

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FileType, fstat};
+use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::memory::MemoryError;
@@ -45,8 +45,10 @@ impl LenderLiveness {
     /// # Errors
     /// [`MemoryError::NotAPipe`]: to ask or to close another file may wait for somebody.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, MemoryError> {
-        let status = fstat(&fd).map_err(|_| MemoryError::NotAPipe)?;
-        let is_pipe = FileType::from_raw_mode(status.st_mode).is_fifo();
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let status = statx(&fd, c"", flags, StatxFlags::TYPE);
+        let status = status.map_err(|_| MemoryError::NotAPipe)?;
+        let is_pipe = FileType::from_raw_mode(status.stx_mode.into()).is_fifo();
         is_pipe.then_some(Self(fd)).ok_or(MemoryError::NotAPipe)
     }
 

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use peerbar_socket_file::descriptors::discard;
 use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::io::Errno;
 
@@ -13,6 +14,12 @@ use crate::message::Message;
 pub(crate) struct Connection {
     socket: OwnedFd,
     waiting: Option<Packet>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        discard(&self.socket);
+    }
 }
 
 impl Connection {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use peerbar_eventfd::EventFd;
+use peerbar_socket_file::descriptors::Sockets;
 use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -358,7 +359,8 @@ impl Shared {
 
     /// Handles one message, if there is one. False if the link has ended.
     fn receive(&self, socket: &OwnedFd, space: &mut [u8]) -> bool {
-        let end = match Message::receive(socket, space) {
+        // A direct connection comes as a socket.
+        let end = match Message::receive_with(socket, space, Sockets::Unix) {
             Ok(message) => {
                 let mut state = self.state.lock();
                 let is_known = state.transport.receive(message, Instant::now());

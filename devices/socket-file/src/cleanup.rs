@@ -1,8 +1,8 @@
 //! The process that cleans up after a server: it ends the connection that a killed server leaves, and removes the socket file.
 //!
 //! A confined server must not delete files, and a killed one ends nothing, so a child process, made before the confinement, does both. It
-//! waits until the server drops its [`Cleanup`] or ends in any way. It takes one connection to hold and no other input, so a
-//! compromised server can have it end a connection and remove the socket file only.
+//! waits until the server drops its [`Cleanup`] or ends in any way. The server gives it one connection to hold, and what `end` reads of shared
+//! memory. So a compromised server can have it end a connection, remove the socket file, or do neither and stay.
 
 #![allow(unsafe_code, reason = "fork(2)")]
 
@@ -37,7 +37,7 @@ pub(crate) struct Cleanup {
 
 impl Cleanup {
     /// Starts the process. It removes what is at `path` only if that is still the file that `file` refers to, under the lock of
-    /// `directory`. Before that it calls `end` with the connection that it holds when the server ends, if it holds one. `end` takes no lock and
+    /// `directory`. Then it calls `end` with the connection that it holds when the server ends, if it holds one. `end` takes no lock and
     /// allocates nothing, as other threads of this process may be within either.
     pub(crate) fn start(
         path: &Path,
@@ -56,10 +56,12 @@ impl Cleanup {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 if keep_only(&its, &file.file) {
-                    if let Some(connection) = held_at_end(&its) {
+                    let connection = held_at_end(&its);
+                    // First, since `end` may wait for the client.
+                    let _ = file.remove();
+                    if let Some(connection) = connection {
                         end(connection);
                     }
-                    let _ = file.remove();
                 }
                 // SAFETY: ends the process; nothing of this program runs after it.
                 unsafe { libc::_exit(0) }
@@ -137,7 +139,9 @@ fn held_at_end(pipe: &UnixStream) -> Option<OwnedFd> {
                 });
             }
             Err(Errno::INTR) => {}
-            Ok(_) | Err(_) => return held,
+            Ok(_) => return held,
+            // The server may live.
+            Err(_) => return None,
         }
     }
 }

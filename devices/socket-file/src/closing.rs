@@ -1,43 +1,72 @@
 //! Descriptors whose close(2) may wait for another process: a thread of their own closes them.
 //!
-//! close(2) of a file of FUSE waits until the server of that file system has answered (FUSE_FLUSH), and no signal ends that wait. So no
-//! thread that serves closes a file that a client has sent, unless the file is of the host's memory or disks. While many wait to be
-//! closed no client's descriptors are taken: the kernel drops them without asking anybody.
+//! close(2) of a file of FUSE waits until the server of that file system has answered (FUSE_FLUSH), and no signal ends that wait. That of
+//! a TCP socket waits for as long as its SO_LINGER says until the other side has received all, also where the kernel closes it, as
+//! with a message that nobody has received. So no thread that serves closes a file that a client has sent, unless the file is of the
+//! host's memory or disks, nor a socket; none is left in a connection that is closed. While many wait to be closed no
+//! client's descriptors are handed on.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::{set_socket_linger, socket_domain};
 
-/// How many may wait to be closed before no more are taken.
+/// How many may wait to be closed before no more are handed on.
 pub(crate) const MOST: usize = 64;
+/// How many may wait before the kernel has to drop others, so that the server keeps some descriptors for itself.
+const EXHAUSTED: usize = 4096;
 
 /// None before the first descriptor of this kind.
 static CLOSER: OnceLock<Closer<OwnedFd>> = OnceLock::new();
 
 /// Closes a descriptor soon, and does not wait for that.
 pub(crate) fn close(descriptor: OwnedFd) {
+    // A socket that is reset is closed at once. Fails if it is no socket.
+    let _ = set_socket_linger(&descriptor, Some(Duration::ZERO));
     CLOSER.get_or_init(Closer::start).close(descriptor);
 }
 
-/// Whether so many descriptors wait to be closed that no more may be taken.
+/// Whether so many wait that the kernel has to drop descriptors that come.
+pub(crate) fn is_exhausted() -> bool {
+    CLOSER
+        .get()
+        .is_some_and(|closer| closer.waiting() >= EXHAUSTED)
+}
+
+/// Whether so many descriptors wait to be closed that no more may be handed on.
 pub(crate) fn is_full() -> bool {
     CLOSER.get().is_some_and(Closer::is_full)
 }
 
-/// Whether this is a file whose close(2) another process or host may have to answer: a regular one of a file system without a block device, as FUSE
-/// and NFS, that is not in memory. Only files in memory have seals (fcntl(2), F_GET_SEALS). This asks nobody.
-pub(crate) fn is_foreign(descriptor: &OwnedFd) -> bool {
+/// Whether this is a file whose close(2) another process or host may have to answer: a socket but one of `sockets`, or a regular file of a file system
+/// without a block device, as FUSE and NFS, that is not in memory. Only files in memory have seals (fcntl(2), F_GET_SEALS). This asks nobody.
+pub(crate) fn is_foreign(descriptor: &OwnedFd, sockets: Sockets) -> bool {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    let status = statx(descriptor, "", flags, StatxFlags::TYPE);
-    let is_file = status.is_ok_and(|status| {
-        let kind = FileType::from_raw_mode(status.stx_mode.into());
-        kind.is_file() && status.stx_dev_major == 0
-    });
-    is_file && fcntl_get_seals(descriptor).is_err()
+    let Ok(status) = statx(descriptor, "", flags, StatxFlags::TYPE) else {
+        return false;
+    };
+    match FileType::from_raw_mode(status.stx_mode.into()) {
+        FileType::Socket => {
+            sockets == Sockets::None || socket_domain(descriptor) != Ok(AddressFamily::UNIX)
+        }
+        FileType::RegularFile => status.stx_dev_major == 0 && fcntl_get_seals(descriptor).is_err(),
+        _ => false,
+    }
+}
+
+/// The sockets that a client may hand over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sockets {
+    /// None.
+    None,
+    /// Unix sockets.
+    Unix,
 }
 
 /// A thread that drops what it gets, one after the other.
@@ -71,8 +100,12 @@ impl<T: Send + 'static> Closer<T> {
         }
     }
 
+    fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Acquire)
+    }
+
     fn is_full(&self) -> bool {
-        self.waiting.load(Ordering::Acquire) >= MOST
+        self.waiting() >= MOST
     }
 }
 
@@ -115,6 +148,7 @@ mod tests {
     #[test]
     fn files_of_memory_and_what_is_no_file_are_not_foreign() {
         let open = |path| OwnedFd::from(File::open(path).unwrap());
+        let is_foreign = |fd: &OwnedFd| super::is_foreign(fd, Sockets::None);
         assert!(is_foreign(&open("/proc/self/stat")));
         let memory = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         let (pipe, _) = rustix::pipe::pipe().unwrap();
@@ -123,5 +157,14 @@ mod tests {
         for ours in [memory, pipe, event, folder, null] {
             assert!(!is_foreign(&ours), "{ours:?}");
         }
+    }
+
+    #[test]
+    fn sockets_are_foreign_but_unix_ones_where_they_may_come() {
+        let tcp = OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let unix = OwnedFd::from(std::os::unix::net::UnixDatagram::unbound().unwrap());
+        let found = [Sockets::None, Sockets::Unix]
+            .map(|sockets| [&tcp, &unix].map(|socket| is_foreign(socket, sockets)));
+        assert_eq!(found, [[true, true], [true, false]]);
     }
 }

@@ -1,6 +1,6 @@
 //! A Unix socket's messages with descriptors in ancillary data (SCM_RIGHTS). No call here waits but [`wait_until`].
 //!
-//! A file of a file system in user space, or of a network, is not handed on: close(2) may not return, and nobody needs one.
+//! A file of a file system in user space, or of a network, is not handed on, and a socket only where one may come: close(2) may not return.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,13 +12,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 
 use crate::closing;
+pub use crate::closing::Sockets;
 
 /// The most descriptors that one call sends or receives.
 pub const MAX_DESCRIPTORS: usize = 16;
+
+/// More messages than a socket's queue has.
+const MOST_PACKETS: usize = 1024;
 
 /// What one call of [`receive`] brought.
 #[derive(Debug)]
@@ -27,17 +31,26 @@ pub struct Received {
     pub bytes: usize,
     /// The descriptors that came with them.
     pub descriptors: Vec<OwnedFd>,
-    /// How many others came, which are files of FUSE or a network's file system. Another thread closes them.
+    /// How many others came, which are sockets, or files of FUSE or a network's file system. Another thread closes them.
     pub foreign: usize,
     /// Whether bytes ([`ReturnFlags::TRUNC`]) or descriptors ([`ReturnFlags::CTRUNC`]) are lost.
     pub flags: ReturnFlags,
 }
 
-/// Receives what is there: [`Errno::AGAIN`] when that is nothing.
+/// Receives what is there: [`Errno::AGAIN`] when that is nothing. Sockets are not handed on.
 pub fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Received, Errno> {
+    receive_with(socket, space, Sockets::None)
+}
+
+/// As [`receive`], where the sender may hand over `sockets`.
+pub fn receive_with(
+    socket: impl AsFd,
+    space: &mut [u8],
+    sockets: Sockets,
+) -> Result<Received, Errno> {
     let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     // Without space the kernel drops them, and says so by CTRUNC.
-    let space_for_rights = match closing::is_full() {
+    let space_for_rights = match closing::is_exhausted() {
         true => &mut [],
         false => space_for_rights.as_mut_slice(),
     };
@@ -48,14 +61,35 @@ pub fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Received, Errno> {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
-    let (foreign, descriptors): (Vec<_>, _) = rights.flatten().partition(closing::is_foreign);
+    let is_full = closing::is_full();
+    let (foreign, descriptors): (Vec<_>, _) = rights
+        .flatten()
+        .partition(|descriptor| is_full || closing::is_foreign(descriptor, sockets));
     let foreign = foreign.into_iter().map(closing::close).count();
+    let (foreign, lost) = match is_full && foreign > 0 {
+        true => (0, ReturnFlags::CTRUNC),
+        false => (foreign, ReturnFlags::empty()),
+    };
     Ok(Received {
         bytes: received.bytes,
         descriptors,
         foreign,
-        flags: received.flags,
+        flags: received.flags | lost,
     })
+}
+
+/// Receives and drops all that is left in a connection, which ends. Else the kernel would close what it still has when the socket is
+/// closed, and may wait for that.
+pub fn discard(socket: impl AsFd) {
+    // Fails only if the other side has closed the socket already.
+    let _ = shutdown(&socket, Shutdown::Read);
+    let mut space = [0; 4096];
+    // An empty packet cannot be told from the end.
+    for _ in 0..MOST_PACKETS {
+        if receive(&socket, &mut space).is_err() {
+            return;
+        }
+    }
 }
 
 /// Sends some of `parts`, and all descriptors with the first byte; how many bytes it sent. [`Errno::AGAIN`] if the socket

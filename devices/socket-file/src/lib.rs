@@ -142,7 +142,7 @@ impl SocketFile {
     }
 
     /// Has another process hold `connection` as well, until this is called again: so its end is not that of this process. Only one is held. It never
-    /// waits, and nothing is held if it fails.
+    /// waits; if it fails, what was held before still is.
     pub fn hold(&self, connection: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         self.cleanup.hold(connection)
     }

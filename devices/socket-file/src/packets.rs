@@ -16,7 +16,7 @@ use rustix::net::{
 };
 use thiserror::Error;
 
-use crate::descriptors::{self, wait_until};
+use crate::descriptors::{self, Sockets, wait_until};
 use crate::{BindError, SocketFile};
 
 /// How long a server waits when the system lacks descriptors or memory, before it accepts again.
@@ -111,7 +111,19 @@ pub trait Message: Sized {
     /// # Errors
     /// [`ReceiveError`].
     fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Self, ReceiveError<Self::Error>> {
-        let received = retry_on_intr(|| descriptors::receive(&socket, space));
+        Self::receive_with(socket, space, Sockets::None)
+    }
+
+    /// As [`Message::receive`], where the sender may hand over `sockets`.
+    ///
+    /// # Errors
+    /// [`ReceiveError`].
+    fn receive_with(
+        socket: impl AsFd,
+        space: &mut [u8],
+        sockets: Sockets,
+    ) -> Result<Self, ReceiveError<Self::Error>> {
+        let received = retry_on_intr(|| descriptors::receive_with(&socket, space, sockets));
         let received = received.map_err(|error| match error {
             Errno::AGAIN => ReceiveError::Nothing,
             Errno::CONNRESET | Errno::PIPE => ReceiveError::Closed,

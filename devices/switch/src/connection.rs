@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use peerbar_socket_file::descriptors::discard;
 use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::io::Errno;
 
@@ -24,6 +25,12 @@ pub(crate) struct Connection {
     requests: VecDeque<(RequestId, Packet)>,
     /// The system refuses to carry more descriptors for now.
     is_starved: bool,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        discard(&self.socket);
+    }
 }
 
 impl Connection {

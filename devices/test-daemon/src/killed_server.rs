@@ -28,7 +28,7 @@ const ROUNDS: usize = 10;
 /// If that is not so.
 pub fn check_killed_server(daemon: &mut Daemon) {
     let mut refused = 0;
-    for _ in 0..ROUNDS {
+    for round in 0..ROUNDS {
         let mut stream = daemon.connect(|path| UnixStream::connect(path));
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let capabilities = br#"{"capabilities":{"max_msg_fds":16}}"#;
@@ -41,6 +41,10 @@ pub fn check_killed_server(daemon: &mut Daemon) {
         let requests: Vec<u8> = (1..=REQUESTS)
             .flat_map(|id| message(id, REGION_READ, &read))
             .collect();
+        // In one round before it can answer, in the others while it does.
+        if round == 0 {
+            daemon.signal(Signal::STOP);
+        }
         stream.write_all(&requests).unwrap();
         daemon.signal(Signal::STOP);
         daemon.restart();

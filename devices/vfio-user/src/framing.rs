@@ -167,6 +167,14 @@ impl Deframer {
         }
     }
 
+    /// The header of the message whose payload is being received.
+    pub(crate) fn begun(&self) -> Option<&Header> {
+        match &self.part {
+            Part::Header => None,
+            Part::Payload(header, ..) | Part::Drain(header, _) => Some(header),
+        }
+    }
+
     /// How many bytes are missing of the next part, header or payload, of a message that has begun; 0 where none has.
     pub(crate) fn missing(&self) -> usize {
         match &self.part {

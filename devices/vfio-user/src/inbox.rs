@@ -26,6 +26,14 @@ pub(crate) struct Inbox<'a> {
     replies: bool,
 }
 
+/// The whole messages at the front of the socket.
+#[derive(Clone, Copy)]
+struct Ahead {
+    bytes: usize,
+    /// Nothing is behind them.
+    is_all: bool,
+}
+
 /// What a reception brought.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reception {
@@ -41,9 +49,6 @@ pub(crate) enum Reception {
 impl<'a> Inbox<'a> {
     /// An inbox for a stream that has just begun. A payload longer than `limit` bytes is thrown away.
     pub(crate) fn new(limit: usize, unanswered: Option<&'a Unanswered>) -> Self {
-        if let Some(unanswered) = unanswered {
-            unanswered.clear();
-        }
         Self {
             deframer: Deframer::new(limit),
             messages: VecDeque::new(),
@@ -55,15 +60,17 @@ impl<'a> Inbox<'a> {
 
     /// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing.
     pub(crate) fn receive(&mut self, stream: &UnixStream) -> Result<Reception, Errno> {
-        let most = self.look_ahead(stream);
+        let ahead = self.look_ahead(stream)?;
         let space = self.deframer.space();
-        let size = space.len().min(most);
-        let received = socket::receive(stream, space.get_mut(..size).unwrap_or_default())?;
+        let size = space.len();
+        let most = ahead.map_or(size, |ahead| ahead.bytes.min(size));
+        let received = socket::receive(stream, space.get_mut(..most).unwrap_or_default())?;
         if received.bytes == 0 {
             return Ok(Reception::End);
         }
         // A reception also ends where descriptors came, whatever is behind them.
-        let is_all = received.bytes < size && received.descriptors.is_empty();
+        let is_all = ahead.map_or(received.bytes < size, |ahead| ahead.is_all);
+        let is_all = is_all && received.descriptors.is_empty();
         self.deframer.filled(received.bytes, received.descriptors);
         // An error waits until the messages before it are dealt with: `next_message` finds it again.
         while let Ok(Some(message)) = self.deframer.next_message() {
@@ -72,24 +79,30 @@ impl<'a> Inbox<'a> {
             self.messages.push_back(message);
         }
         if let Some(unanswered) = self.unanswered {
+            let begun = self.deframer.begun().filter(|header| wants_answer(header));
+            // It is the first of those that are listed and not received, if it is listed.
+            if let (Some(header), 0) = (begun, self.listed) {
+                unanswered.received(header);
+                self.listed = 1;
+            }
             unanswered.set_missing(self.deframer.missing());
         }
         Ok(Reception::Bytes { is_all })
     }
 
     /// Lists the requests at the front of the socket as unanswered, while they are still there: a server that is killed as it receives
-    /// them has them nowhere else. How many bytes may be received then. It does not look where a message has been received in part, nor,
-    /// as that takes a system call, while the client sends replies.
-    fn look_ahead(&mut self, stream: &UnixStream) -> usize {
+    /// them has them nowhere else. It does not look where a message has been received in part, nor, as that takes a system call, while the
+    /// client sends replies. `None` if it has not seen a whole message.
+    fn look_ahead(&mut self, stream: &UnixStream) -> Result<Option<Ahead>, Errno> {
         let looks = !self.replies && self.deframer.missing() == 0;
         let Some(unanswered) = self.unanswered.filter(|_| looks) else {
-            return usize::MAX;
+            return Ok(None);
         };
         let mut space = [0; LOOK_AHEAD];
         let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        let bytes = recv(stream, &mut space, flags).map_or(0, |(bytes, _)| bytes);
-        let mut rest = space.get(..bytes).unwrap_or_default();
-        let (mut known, mut whole) = (self.listed, 0);
+        let (seen, _) = recv(stream, &mut space, flags)?;
+        let mut rest = space.get(..seen).unwrap_or_default();
+        let (mut known, mut bytes) = (self.listed, 0);
         while let Ok((header, _)) = Header::read_from_prefix(rest)
             && !header.is_reply()
         {
@@ -104,13 +117,11 @@ impl<'a> Inbox<'a> {
             let Some(next) = rest.get(size.max(HEADER_SIZE)..) else {
                 break;
             };
-            whole += rest.len() - next.len();
+            bytes += rest.len() - next.len();
             rest = next;
         }
-        match bytes < LOOK_AHEAD || whole == 0 {
-            true => usize::MAX,
-            false => whole,
-        }
+        let is_all = seen < LOOK_AHEAD && rest.is_empty();
+        Ok((bytes > 0).then_some(Ahead { bytes, is_all }))
     }
 
     fn list(&mut self, header: &Header) {
@@ -141,5 +152,103 @@ impl<'a> Inbox<'a> {
     /// The stream has ended. An error if that is inside a message.
     pub(crate) fn end(&self) -> Result<(), FramingError> {
         self.deframer.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use proptest::prelude::*;
+    use zerocopy::IntoBytes;
+    use zerocopy::little_endian::{U16, U32};
+
+    use super::*;
+    use crate::wire::flags;
+
+    fn message(id: u16, flags: u32, payload: usize) -> Vec<u8> {
+        let header = Header {
+            id: U16::new(id),
+            command: U16::new(9),
+            size: U32::new(u32::try_from(HEADER_SIZE + payload).unwrap()),
+            flags: U32::new(flags),
+            error: U32::new(0),
+        };
+        [header.as_bytes(), &vec![0xff; payload]].concat()
+    }
+
+    proptest! {
+        /// The client sends `messages` in parts of the sizes in `cuts`. After each part some are received, and some of those answered.
+        #[test]
+        fn list_has_each_request_that_is_out_of_the_socket_and_not_answered(
+            messages in prop::collection::vec(
+                (prop::sample::select(vec![0, 0, flags::NO_REPLY, flags::REPLY]), 0_usize..700),
+                1..40,
+            ),
+            cuts in prop::collection::vec((300_usize..3000, any::<bool>(), 0_usize..5), 1..10),
+        ) {
+            let (mut client, server) = UnixStream::pair().unwrap();
+            let unanswered = Unanswered::new().unwrap();
+            let mut inbox = Inbox::new(500, Some(&unanswered));
+            let mut stream = Vec::new();
+            // The id and the last byte of each header's place in the stream, of those that want an answer.
+            let mut wanted = Vec::new();
+            for (id, (flags, payload)) in (0..).zip(&messages) {
+                let header_end = stream.len() + HEADER_SIZE;
+                stream.extend(message(id, *flags, *payload));
+                if *flags == 0 {
+                    wanted.push((id, header_end));
+                }
+            }
+            let (mut sent, mut received, mut answered) = (0, 0, 0);
+            for (cut, receives, answers) in cuts.iter().cycle() {
+                if sent == stream.len() && received == sent && answered == messages.len() {
+                    break;
+                }
+                let end = stream.len().min(sent + cut);
+                client.write_all(&stream[sent..end]).unwrap();
+                sent = end;
+                while *receives || sent == stream.len() {
+                    match inbox.receive(&server) {
+                        Ok(Reception::Bytes { .. }) => {}
+                        Err(Errno::AGAIN) => break,
+                        other => panic!("{other:?}"),
+                    }
+                    let left = rustix::io::ioctl_fionread(&server).unwrap();
+                    received = sent - usize::try_from(left).unwrap();
+                    check_list(&unanswered, &wanted, received, answered)?;
+                }
+                for _ in 0..answers + usize::from(sent == stream.len()) {
+                    let Some(message) = inbox.next_message().unwrap() else {
+                        break;
+                    };
+                    prop_assert_eq!(usize::from(message.header.id.get()), answered);
+                    inbox.answered(&message.header);
+                    answered += 1;
+                }
+                check_list(&unanswered, &wanted, received, answered)?;
+            }
+            prop_assert!(unanswered.ids().is_empty());
+        }
+    }
+
+    /// The list begins with all requests whose header is within the first `received` bytes, but for those of the first `answered` messages; others follow
+    /// that are still in the socket.
+    fn check_list(
+        unanswered: &Unanswered,
+        wanted: &[(u16, usize)],
+        received: usize,
+        answered: usize,
+    ) -> Result<(), TestCaseError> {
+        let open = wanted.iter().filter(|(id, _)| usize::from(*id) >= answered);
+        let least = open.clone().filter(|(_, end)| *end <= received).count();
+        let open: Vec<u16> = open.map(|(id, _)| *id).collect();
+        let listed = unanswered.ids();
+        prop_assert!(
+            listed.len() >= least,
+            "{listed:?} of {open:?}, {least} at least"
+        );
+        prop_assert_eq!(&listed, &open[..listed.len()]);
+        Ok(())
     }
 }

@@ -72,6 +72,7 @@ impl Listener {
                 return Ok(());
             };
             log::info!("{}: a client has connected", path.display());
+            self.unanswered.clear();
             self.hold(Some(&stream));
             let (socket, unanswered) = (Some(&self.socket), Some(&self.unanswered));
             let served = serve_alone(stream, device, options, socket, unanswered);
@@ -90,7 +91,7 @@ impl Listener {
     /// Has the client's requests answered should this process be killed.
     fn hold(&self, stream: Option<&UnixStream>) {
         if let Err(error) = self.file.hold(stream.map(AsFd::as_fd)) {
-            log::debug!(
+            log::warn!(
                 "{}: a client of a killed server would wait: {error}",
                 self.file.path().display()
             );

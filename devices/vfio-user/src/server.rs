@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use peerbar_eventfd::EventFd;
+use peerbar_socket_file::descriptors::discard;
 use rustix::io::Errno;
 use thiserror::Error;
 use zerocopy::little_endian::U32;
@@ -304,19 +305,21 @@ fn refuse(stream: &UnixStream, writer: &Writer, inbox: &mut Inbox<'_>, error: Er
     // Fails only if the other side has closed the socket already.
     let _ = stream.shutdown(Shutdown::Read);
     let deadline = writer.deadline();
-    loop {
-        while let Ok(Some(message)) = inbox.next_message() {
+    let mut outcome = Ok(());
+    while outcome.is_ok() {
+        while let (Ok(()), Ok(Some(message))) = (&outcome, inbox.next_message()) {
             let header = &message.header;
-            if header.is_command() && reply(writer, deadline, header, Err(error)).is_err() {
-                return;
+            if header.is_command() {
+                outcome = reply(writer, deadline, header, Err(error));
             }
             inbox.answered(header);
         }
         match inbox.receive(stream) {
             Ok(Reception::Bytes { .. }) | Err(Errno::INTR) => {}
-            Ok(Reception::End) | Err(_) => return,
+            Ok(Reception::End) | Err(_) => break,
         }
     }
+    discard(stream);
 }
 
 fn reply(

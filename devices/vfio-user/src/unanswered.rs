@@ -5,8 +5,9 @@
 //! ECONNRESET, for which `vfio_user_recv_hdr` sets an error that qio has set already (hw/vfio-user/proxy.c). So the process that
 //! cleans up after a server ([`peerbar_socket_file::SocketFile::hold`]) answers in its place, and reads all that is there.
 //!
-//! A request has two answers if the server was killed as it had sent its own, and none if it was killed as it received that request right after
-//! a reply. An answer that was cut off stays cut off.
+//! Limits: a request has two answers if the server was killed as it had sent its own. A request has none if the server was killed as it received it
+//! right after a reply, or had received a part of its header only. A message of the server that was cut off stays cut off, and the answers are
+//! taken for its rest. An id is of one request at a time, as QEMU's are.
 
 use std::fs::File;
 use std::io;
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use peerbar_socket_file::descriptors;
 use rustix::event::PollFlags;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory};
@@ -37,6 +38,9 @@ const BYTES: u64 = (REQUESTS + SLOTS) * 8;
 
 /// How long the client of a killed server may take to read the answers.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// It is disconnected once it has sent nothing for `QUIET`, or has gone on sending for `BUSY`.
+const QUIET: Duration = Duration::from_millis(100);
+const BUSY: Duration = Duration::from_secs(1);
 
 /// What an answer repeats of its request.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,8 +78,11 @@ pub(crate) struct Unanswered {
 
 impl Unanswered {
     pub(crate) fn new() -> io::Result<Self> {
-        let file = memfd_create(c"peerbar-unanswered", MemfdFlags::CLOEXEC)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create(c"peerbar-unanswered", flags)?;
         ftruncate(&file, BYTES)?;
+        // A server that was taken over cannot take its pages away.
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let size = usize::try_from(BYTES).map_err(io::Error::other)?;
         let memory = MmapRegion::from_file(FileOffset::new(File::from(file), 0), size);
         Ok(Self {
@@ -109,27 +116,46 @@ impl Unanswered {
     /// Answers all requests of `client` with ENODEV, those too that are still in the socket. What it sends from now on fails at its
     /// side. Allocates nothing and takes no lock.
     pub(crate) fn refuse(&self, client: &OwnedFd) {
-        // Fails only if the other side has closed the socket already.
-        let _ = shutdown(client, Shutdown::Read);
-        let deadline = Instant::now() + PATIENCE;
-        let mut outcome = self
+        let start = Instant::now();
+        let deadline = start + PATIENCE;
+        let listed = self
             .requests()
             .try_for_each(|request| refuse(client, request, deadline));
-        outcome = outcome.and_then(|()| skip(client, self.get(MISSING)));
-        while outcome.is_ok() {
-            outcome = self.refuse_next(client, deadline);
+        let mut outcome = listed.and_then(|()| skip(client, self.get(MISSING), deadline));
+        // QEMU reads no answers any more once it cannot send, so what waits for space in the socket must come first.
+        while outcome.is_ok() && start.elapsed() < BUSY {
+            outcome = self.refuse_all(client, deadline);
+            let quiet = Some(Instant::now() + QUIET);
+            if descriptors::wait_until(client, PollFlags::IN, quiet).is_err() {
+                break;
+            }
         }
-        // Whatever is left unread would end the connection by ECONNRESET.
-        let _ = skip(client, u64::MAX);
+        // Fails only if the other side has closed the socket already.
+        let _ = shutdown(client, Shutdown::Read);
+        if outcome.is_ok() {
+            // It fails at the end of the stream. Whatever is left unread would end the connection by ECONNRESET.
+            let _ = self.refuse_all(client, deadline);
+        }
+        let _ = skip(client, u64::MAX, deadline);
+    }
+
+    /// Answers all messages in the socket.
+    fn refuse_all(&self, client: &OwnedFd, deadline: Instant) -> Result<(), Errno> {
+        loop {
+            match self.refuse_next(client, deadline) {
+                Err(Errno::AGAIN) => return Ok(()),
+                outcome => outcome?,
+            }
+        }
     }
 
     /// Answers the next message in the socket, if it wants an answer and is not listed. An error at the end.
     fn refuse_next(&self, client: &OwnedFd, deadline: Instant) -> Result<(), Errno> {
         let mut header = Header::new_zeroed();
-        fill(client, header.as_mut_bytes())?;
+        fill(client, header.as_mut_bytes(), false, deadline)?;
         let payload = usize::try_from(header.size.get()).unwrap_or(usize::MAX);
         let payload = payload.checked_sub(HEADER_SIZE).ok_or(Errno::BADMSG)?;
-        skip(client, u64::try_from(payload).unwrap_or(u64::MAX))?;
+        skip(client, u64::try_from(payload).unwrap_or(u64::MAX), deadline)?;
         let request = Request::of(&header);
         match wants_answer(&header) && !self.requests().any(|listed| listed == request) {
             true => refuse(client, request, deadline),
@@ -145,6 +171,11 @@ impl Unanswered {
             let place = REQUESTS + answered.wrapping_add(number) % SLOTS;
             Request::from_word(self.get(place))
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn ids(&self) -> Vec<u16> {
+        self.requests().map(|request| request.id.get()).collect()
     }
 
     fn get(&self, place: u64) -> u64 {
@@ -190,27 +221,35 @@ fn refuse(client: &OwnedFd, request: Request, deadline: Instant) -> Result<(), E
     Ok(())
 }
 
-/// Receives bytes until `space` is full.
-fn fill(client: &OwnedFd, mut space: &mut [u8]) -> Result<(), Errno> {
+/// Receives bytes until `space` is full. Of a message that has begun it waits for the rest; else [`Errno::AGAIN`] if nothing is there.
+fn fill(
+    client: &OwnedFd,
+    mut space: &mut [u8],
+    mut has_begun: bool,
+    deadline: Instant,
+) -> Result<(), Errno> {
     while !space.is_empty() {
-        let flags = RecvFlags::DONTWAIT;
         // Descriptors that come along are dropped by the kernel.
-        let (received, _) = retry_on_intr(|| recv(client, &mut *space, flags))?;
-        if received == 0 {
-            return Err(Errno::PIPE);
+        match retry_on_intr(|| recv(client, &mut *space, RecvFlags::DONTWAIT)) {
+            Ok((0, _)) => return Err(Errno::PIPE),
+            Ok((received, _)) => space = space.get_mut(received..).unwrap_or_default(),
+            Err(Errno::AGAIN) if has_begun => {
+                descriptors::wait_until(client, PollFlags::IN, Some(deadline))?;
+            }
+            Err(error) => return Err(error),
         }
-        space = space.get_mut(received..).unwrap_or_default();
+        has_begun = true;
     }
     Ok(())
 }
 
-/// Receives `count` bytes and forgets them.
-fn skip(client: &OwnedFd, mut count: u64) -> Result<(), Errno> {
+/// Receives `count` bytes, the rest of a message, and forgets them.
+fn skip(client: &OwnedFd, mut count: u64, deadline: Instant) -> Result<(), Errno> {
     let mut space = [0; 4096];
     while count > 0 {
         let most = usize::try_from(count).map_or(space.len(), |count| count.min(space.len()));
         let part = space.get_mut(..most).unwrap_or_default();
-        fill(client, part)?;
+        fill(client, part, true, deadline)?;
         count = count.saturating_sub(most as u64);
     }
     Ok(())

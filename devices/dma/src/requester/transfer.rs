@@ -227,7 +227,7 @@ impl Requester {
         }
     }
 
-    /// Asks a peer step by step, as long as the function may issue requests: a peer that does not answer delays a reset by one step.
+    /// Asks a peer step by step, as long as the function may issue requests: a peer that is slow delays a reset by one step.
     fn ask_peer(
         &self,
         peer: PeerId,

@@ -16,6 +16,7 @@ mod flight;
 mod foreign;
 mod hostile;
 mod lifetime;
+mod lingering;
 mod pmr;
 mod process;
 mod requests;
