@@ -9,7 +9,7 @@ use peerbar_efa_spec::registers::ReadRequest;
 use peerbar_endpoint::{
     BarMemory, Endpoint, LONGEST_STEP, PeerPages, Running, SharedRegisters, StartError, Vectors,
 };
-use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX};
+use peerbar_pci::{Bar, ConfigSpace, Function, Identity, MsiX, UnsupportedRequest};
 use zerocopy::IntoBytes;
 
 use crate::config::{Config, ConfigError};
@@ -237,6 +237,15 @@ impl Function for Efa {
                 data.len()
             ),
         }
+    }
+
+    /// A peer has the doorbells and send queues only.
+    fn peer_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
+        if bar != memory_bar::BAR {
+            return Err(UnsupportedRequest);
+        }
+        self.write_memory_bar(offset, data);
+        Ok(())
     }
 
     fn reset(&self) {

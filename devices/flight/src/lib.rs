@@ -31,7 +31,7 @@ pub use event::{
 pub use file::{Flight, FlightFile, Tail};
 pub use history::{Command, Fault, History, MappingLife, Moment, Surroundings, Teardown, Unmapped};
 pub use layout::{FlightError, Header, Level};
-pub use mapped_file::{MappedFileError, create_mapped};
+pub use mapped_file::{MappedFile, MappedFileError, create_mapped};
 pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 pub use recorder::{Recorder, monotonic_ns};
 pub use sanitizer::{Finding, FindingKind, Sanitizer, Shared, shared};

@@ -17,6 +17,15 @@ pub struct MappedFileError {
     source: io::Error,
 }
 
+/// A file that is mapped, and locked.
+#[derive(Debug)]
+pub struct MappedFile {
+    /// Its bytes.
+    pub region: MmapRegion,
+    /// Has the lock, and not the mapping, which a child process keeps that this one has forked.
+    _lock: File,
+}
+
 /// Makes a file of `bytes` bytes at `path`, in place of one that is there, with `header` at its start, and maps it. It is
 /// locked as long as it is mapped. `name` says what it is in an error.
 ///
@@ -27,7 +36,7 @@ pub fn create_mapped(
     path: &Path,
     bytes: u64,
     header: &[u8],
-) -> Result<MmapRegion, MappedFileError> {
+) -> Result<MappedFile, MappedFileError> {
     let step = |action| {
         move |source| MappedFileError {
             name,
@@ -45,8 +54,9 @@ pub fn create_mapped(
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).open(path);
     let file = file.map_err(step("make the file"))?;
-    let lock = flock(&file, FlockOperation::NonBlockingLockExclusive);
-    lock.map_err(|error| step("lock the file")(error.into()))?;
+    let lock = File::open(path).map_err(step("open the file"))?;
+    let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+    locked.map_err(|error| step("lock the file")(error.into()))?;
     if let Err(error) = fallocate(&file, FallocateFlags::empty(), 0, bytes) {
         // A file that cannot be written is no record.
         let _ = fs::remove_file(path);
@@ -55,7 +65,10 @@ pub fn create_mapped(
     let region = map(file, bytes).map_err(step("map the file"))?;
     let written = region.as_volatile_slice().write_slice(header, 0);
     written.map_err(|error| step("write the file")(io::Error::other(error)))?;
-    Ok(region)
+    Ok(MappedFile {
+        region,
+        _lock: lock,
+    })
 }
 
 fn map(file: File, bytes: u64) -> io::Result<MmapRegion> {

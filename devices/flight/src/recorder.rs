@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 use peerbar_dma_log::Route;
 use rustix::time::ClockId;
-use vm_memory::{MmapRegion, VolatileMemory};
+use vm_memory::VolatileMemory;
 use zerocopy::IntoBytes;
 
 use crate::encode::Raw;
@@ -16,11 +16,11 @@ use crate::layout::{
     UNTRACKED_AT,
 };
 use crate::live_table::LiveTable;
-use crate::mapped_file::{MappedFileError, create_mapped};
+use crate::mapped_file::{MappedFile, MappedFileError, create_mapped};
 
 /// A device's flight recorder; shared by all its threads.
 pub struct Recorder {
-    region: MmapRegion,
+    file: MappedFile,
     header: Header,
     table: Mutex<LiveTable>,
     /// Where the text of the next fault rule goes.
@@ -44,9 +44,9 @@ impl Recorder {
             table_slots: TABLE_SLOTS,
         };
         let raw = header.to_raw();
-        let region = create_mapped("flight record", path, header.file_bytes(), raw.as_bytes())?;
+        let file = create_mapped("flight record", path, header.file_bytes(), raw.as_bytes())?;
         Ok(Self {
-            region,
+            file,
             table: Mutex::new(LiveTable::new(header.table_slots)),
             rules_end: Mutex::new(RULES_AT),
             header,
@@ -156,7 +156,7 @@ impl Recorder {
     fn put(&self, at: u64, bytes: &[u8]) {
         let slice = usize::try_from(at)
             .ok()
-            .and_then(|at| self.region.get_slice(at, bytes.len()).ok());
+            .and_then(|at| self.file.region.get_slice(at, bytes.len()).ok());
         if let Some(slice) = slice {
             slice.copy_from(bytes);
         }
@@ -169,7 +169,7 @@ impl Recorder {
     }
 
     fn counter(&self, at: usize) -> Option<&AtomicU64> {
-        self.region.get_atomic_ref(at).ok()
+        self.file.region.get_atomic_ref(at).ok()
     }
 }
 

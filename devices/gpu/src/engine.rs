@@ -323,6 +323,10 @@ impl Engine {
             }
         };
         let doorbell = self.read_doorbell(number, channel);
+        if self.shared.urgent() {
+            // The channel may have been disabled and enabled since, and the doorbell be one of its next ring.
+            return Ok(None);
+        }
         let ring = &channel.ring;
         let Some(place) = ring.next(doorbell).map_err(at(ring.start()))? else {
             return Ok(None);

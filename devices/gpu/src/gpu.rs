@@ -10,7 +10,7 @@ use peerbar_endpoint::{
     BarMemory, Endpoint, LONGEST_STEP, PeerPages, Running, SharedRegisters, StartError, Vectors,
 };
 use peerbar_fault::Kind;
-use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Interrupts, MsiX};
+use peerbar_pci::{Bar, ConfigSpace, Function, Identity, Interrupts, MsiX, UnsupportedRequest};
 
 use crate::aperture;
 use crate::config::{Config, ConfigError, Mode};
@@ -188,6 +188,15 @@ impl Function for Gpu {
         }
     }
 
+    /// A peer has the doorbells and the aperture only: by the other registers it would have the GPU carry out commands of its own.
+    fn peer_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
+        if bar != APERTURE_BAR && !DOORBELLS.contains(&offset) {
+            return Err(UnsupportedRequest);
+        }
+        self.bar_write(bar, offset, data);
+        Ok(())
+    }
+
     fn reset(&self) {
         self.shared.with(|registers| {
             self.requester.halt();
@@ -199,6 +208,7 @@ impl Function for Gpu {
     /// The engine writes to VRAM until it has taken the reset.
     fn renew_memory(&self) -> io::Result<()> {
         self.shared.wait(LONGEST_STEP, Registers::is_reset)?;
+        self.dma_log.lock().clear();
         let renewed = self.vram.renew().and_then(|()| self.doorbells.renew());
         renewed.map_err(io::Error::other)
     }

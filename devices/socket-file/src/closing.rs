@@ -44,19 +44,30 @@ pub(crate) fn is_full() -> bool {
     CLOSER.get().is_some_and(Closer::is_full)
 }
 
-/// Whether this is a file whose close(2) another process or host may have to answer: a socket but one of `sockets`, or a regular file of a file system
-/// without a block device, as FUSE and NFS, that is not in memory. Only files in memory have seals (fcntl(2), F_GET_SEALS). This asks nobody.
-pub(crate) fn is_foreign(descriptor: &OwnedFd, sockets: Sockets) -> bool {
+/// What a descriptor is, as far as its close(2) goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Closed without asking anybody.
+    Own,
+    /// A regular file of a file system without a block device, as FUSE and NFS, that is not in memory: another process or host may have to
+    /// answer.
+    Foreign,
+    /// A socket but one of those that may come.
+    Socket,
+}
+
+/// What a descriptor is. Only files in memory have seals (fcntl(2), F_GET_SEALS). This asks nobody.
+pub(crate) fn kind(descriptor: &OwnedFd, sockets: Sockets) -> Kind {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let Ok(status) = statx(descriptor, "", flags, StatxFlags::TYPE) else {
-        return false;
+        return Kind::Own;
     };
+    let is_unix = || socket_domain(descriptor) == Ok(AddressFamily::UNIX);
+    let is_in_memory = || fcntl_get_seals(descriptor).is_ok();
     match FileType::from_raw_mode(status.stx_mode.into()) {
-        FileType::Socket => {
-            sockets == Sockets::None || socket_domain(descriptor) != Ok(AddressFamily::UNIX)
-        }
-        FileType::RegularFile => status.stx_dev_major == 0 && fcntl_get_seals(descriptor).is_err(),
-        _ => false,
+        FileType::Socket if sockets == Sockets::None || !is_unix() => Kind::Socket,
+        FileType::RegularFile if status.stx_dev_major == 0 && !is_in_memory() => Kind::Foreign,
+        _ => Kind::Own,
     }
 }
 
@@ -148,23 +159,24 @@ mod tests {
     #[test]
     fn files_of_memory_and_what_is_no_file_are_not_foreign() {
         let open = |path| OwnedFd::from(File::open(path).unwrap());
-        let is_foreign = |fd: &OwnedFd| super::is_foreign(fd, Sockets::None);
-        assert!(is_foreign(&open("/proc/self/stat")));
+        let kind = |fd: &OwnedFd| kind(fd, Sockets::None);
+        assert_eq!(kind(&open("/proc/self/stat")), Kind::Foreign);
         let memory = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         let (pipe, _) = rustix::pipe::pipe().unwrap();
         let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
         let (folder, null) = (open("/proc/self"), open("/dev/null"));
         for ours in [memory, pipe, event, folder, null] {
-            assert!(!is_foreign(&ours), "{ours:?}");
+            assert_eq!(kind(&ours), Kind::Own, "{ours:?}");
         }
     }
 
     #[test]
-    fn sockets_are_foreign_but_unix_ones_where_they_may_come() {
+    fn only_unix_sockets_may_come_and_only_where_expected() {
         let tcp = OwnedFd::from(std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let unix = OwnedFd::from(std::os::unix::net::UnixDatagram::unbound().unwrap());
         let found = [Sockets::None, Sockets::Unix]
-            .map(|sockets| [&tcp, &unix].map(|socket| is_foreign(socket, sockets)));
-        assert_eq!(found, [[true, true], [true, false]]);
+            .map(|sockets| [&tcp, &unix].map(|socket| kind(socket, sockets)));
+        let socket = Kind::Socket;
+        assert_eq!(found, [[socket, socket], [socket, Kind::Own]]);
     }
 }

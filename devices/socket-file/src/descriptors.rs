@@ -15,8 +15,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, Shutdown, recvmsg, sendmsg, shutdown,
 };
 
-use crate::closing;
 pub use crate::closing::Sockets;
+use crate::closing::{self, Kind};
 
 /// The most descriptors that one call sends or receives.
 pub const MAX_DESCRIPTORS: usize = 16;
@@ -31,8 +31,10 @@ pub struct Received {
     pub bytes: usize,
     /// The descriptors that came with them.
     pub descriptors: Vec<OwnedFd>,
-    /// How many others came, which are sockets, or files of FUSE or a network's file system. Another thread closes them.
+    /// How many others came, which are files of FUSE or a network's file system. Another thread closes them.
     pub foreign: usize,
+    /// How many others came, which are sockets. They are closed, too.
+    pub sockets: usize,
     /// Whether bytes ([`ReturnFlags::TRUNC`]) or descriptors ([`ReturnFlags::CTRUNC`]) are lost.
     pub flags: ReturnFlags,
 }
@@ -62,20 +64,27 @@ pub fn receive_with(
         _ => None,
     });
     let is_full = closing::is_full();
-    let (foreign, descriptors): (Vec<_>, _) = rights
-        .flatten()
-        .partition(|descriptor| is_full || closing::is_foreign(descriptor, sockets));
-    let foreign = foreign.into_iter().map(closing::close).count();
-    let (foreign, lost) = match is_full && foreign > 0 {
-        true => (0, ReturnFlags::CTRUNC),
-        false => (foreign, ReturnFlags::empty()),
-    };
-    Ok(Received {
+    let mut result = Received {
         bytes: received.bytes,
-        descriptors,
-        foreign,
-        flags: received.flags | lost,
-    })
+        descriptors: Vec::new(),
+        foreign: 0,
+        sockets: 0,
+        flags: received.flags,
+    };
+    for descriptor in rights.flatten() {
+        let kind = closing::kind(&descriptor, sockets);
+        match kind {
+            Kind::Own if !is_full => {
+                result.descriptors.push(descriptor);
+                continue;
+            }
+            _ if is_full => result.flags |= ReturnFlags::CTRUNC,
+            Kind::Socket => result.sockets += 1,
+            Kind::Own | Kind::Foreign => result.foreign += 1,
+        }
+        closing::close(descriptor);
+    }
+    Ok(result)
 }
 
 /// Receives and drops all that is left in a connection, which ends. Else the kernel would close what it still has when the socket is

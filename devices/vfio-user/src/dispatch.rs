@@ -76,6 +76,9 @@ fn lent_memory(
     if descriptors.lost {
         return Err(Errno::MFILE);
     }
+    if descriptors.sockets > 0 {
+        return Err(Errno::INVAL);
+    }
     let mut kept = descriptors.kept.into_iter();
     let (first, second) = (kept.next(), kept.next());
     let offset = map.offset.get();

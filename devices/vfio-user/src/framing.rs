@@ -61,6 +61,8 @@ pub struct Descriptors {
     pub kept: Vec<OwnedFd>,
     /// How many more there were, of file systems that another process or host serves. They are not kept.
     pub foreign: usize,
+    /// How many more there were, which are sockets. They are not kept, and belong to no message.
+    pub sockets: usize,
     /// There were more, or this process may have no more. Those that are missing are closed.
     pub lost: bool,
 }
@@ -68,13 +70,14 @@ pub struct Descriptors {
 impl Descriptors {
     /// Whether none came.
     pub(crate) fn is_empty(&self) -> bool {
-        self.kept.is_empty() && self.foreign == 0 && !self.lost
+        self.kept.is_empty() && self.foreign == 0 && self.sockets == 0 && !self.lost
     }
 
     fn add(&mut self, others: Self) {
         let free = MAX_DESCRIPTORS.saturating_sub(self.kept.len());
         self.lost |= others.lost || others.kept.len() > free;
         self.foreign = self.foreign.saturating_add(others.foreign);
+        self.sockets = self.sockets.saturating_add(others.sockets);
         self.kept.extend(others.kept.into_iter().take(free));
     }
 }

@@ -167,7 +167,7 @@ impl Vectors {
         if sent.lost {
             return Err(Errno::MFILE);
         }
-        if sent.foreign > 0 {
+        if sent.foreign > 0 || sent.sockets > 0 {
             return Err(Errno::INVAL);
         }
         let count = usize::try_from(self.count).map_err(|_| Errno::INVAL)?;

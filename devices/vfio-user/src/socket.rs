@@ -29,6 +29,7 @@ pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno>
         descriptors: Descriptors {
             kept: received.descriptors,
             foreign: received.foreign,
+            sockets: received.sockets,
             // The kernel has closed those that found no free entry.
             lost: received.flags.contains(ReturnFlags::CTRUNC),
         },

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use peerbar_dma_log::counter_file::DeviceEvent;
 use peerbar_dma_log::{AtsCounts, DmaKind, counter_file};
-use peerbar_flight::{MappedFileError, create_mapped};
-use vm_memory::{MmapRegion, VolatileMemory};
+use peerbar_flight::{MappedFile, MappedFileError, create_mapped};
+use vm_memory::VolatileMemory;
 
 /// A mapped counter file.
 #[derive(Debug)]
 pub struct CounterFile {
-    region: MmapRegion,
+    file: MappedFile,
 }
 
 impl CounterFile {
@@ -19,21 +19,22 @@ impl CounterFile {
     pub fn create(path: &Path) -> Result<Self, MappedFileError> {
         let header = counter_file::header(std::process::id());
         let bytes = counter_file::FILE_BYTES as u64;
-        let region = create_mapped("counter file", path, bytes, &header)?;
-        Ok(Self { region })
+        let file = create_mapped("counter file", path, bytes, &header)?;
+        Ok(Self { file })
     }
 
     /// The numbers of a kind in that slot: DMAs that succeeded, their bytes, DMAs that failed.
     #[inline]
     pub(super) fn numbers(&self, slot: usize, kind: DmaKind) -> Option<[&AtomicU64; 3]> {
         let at = counter_file::numbers_at(slot, kind);
-        let number = |index: usize| self.region.get_atomic_ref(at + index * 8).ok();
+        let number = |index: usize| self.file.region.get_atomic_ref(at + index * 8).ok();
         Some([number(0)?, number(1)?, number(2)?])
     }
 
     /// The number of an event.
     pub(super) fn event(&self, event: DeviceEvent) -> Option<&AtomicU64> {
-        self.region
+        self.file
+            .region
             .get_atomic_ref(counter_file::event_at(event))
             .ok()
     }
@@ -41,14 +42,14 @@ impl CounterFile {
     /// Says that the device counts the doorbells of its client.
     pub(super) fn set_counts_doorbells(&self) {
         let at = counter_file::counts_doorbells_at();
-        if let Ok(number) = self.region.get_atomic_ref::<AtomicU64>(at) {
+        if let Ok(number) = self.file.region.get_atomic_ref::<AtomicU64>(at) {
             number.store(1, Ordering::Relaxed);
         }
     }
 
     pub(super) fn set_ats(&self, counts: &AtsCounts) {
         for (at, number) in counter_file::ats_numbers(counts) {
-            if let Ok(counter) = self.region.get_atomic_ref::<AtomicU64>(at) {
+            if let Ok(counter) = self.file.region.get_atomic_ref::<AtomicU64>(at) {
                 counter.store(number, Ordering::Relaxed);
             }
         }

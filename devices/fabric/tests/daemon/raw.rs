@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use peerbar_fabric::{Body, Gid, Incarnation, Message, PROTOCOL};
-use peerbar_socket_file::descriptors::{send, wait_until};
+use peerbar_socket_file::descriptors::{Sockets, send, wait_until};
 use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -77,7 +77,16 @@ impl Adapter {
         deadline: Instant,
     ) -> Result<Message, ReceiveError<peerbar_fabric::WireError>> {
         let mut space = Message::space();
-        Message::receive_until(&self.socket, &mut space, Some(deadline))
+        loop {
+            // A direct connection comes as a socket.
+            match Message::receive_with(&self.socket, &mut space, Sockets::Unix) {
+                Err(ReceiveError::Nothing) => {
+                    wait_until(&self.socket, PollFlags::IN, Some(deadline))
+                        .map_err(ReceiveError::System)?;
+                }
+                received => return received,
+            }
+        }
     }
 
     /// The next message, which must come.

@@ -65,6 +65,24 @@ fn former_client_sees_nothing_of_the_next_ones_memory() {
 }
 
 #[test]
+fn next_client_does_not_see_the_dma_log_that_a_former_one_asked_for() {
+    const ASK: u64 = 0x50;
+    const DMA_LOG: u64 = 0xc000;
+    let daemon = start(&["--vram", "16M"]);
+    let log = |ask: bool| {
+        let mut client = client(&daemon);
+        if ask {
+            client.region_write(0, ASK, &[1, 0, 0, 0]).unwrap();
+        }
+        let mut page = [0; 64];
+        client.region_read(0, DMA_LOG, &mut page).unwrap();
+        page
+    };
+    assert_ne!(log(true), [0; 64]);
+    assert_eq!(log(false), [0; 64]);
+}
+
+#[test]
 fn requests_to_a_killed_server_are_refused() {
     check_killed_server(&mut start(&["--vram", "16M"]));
 }

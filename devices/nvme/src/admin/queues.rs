@@ -107,7 +107,11 @@ impl Engine {
             .request(owner, WorkerRequest::RemoveSubmission(id));
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), None);
-        Ok(Reply::DONE)
+        match self.notifier.quiet() {
+            // Commands may be in progress, and their memory in use: the controller has failed, or is reset.
+            true => Ok(Reply::Later),
+            false => Ok(Reply::DONE),
+        }
     }
 
     pub(super) fn delete_completion_queue(

@@ -65,8 +65,8 @@ impl Engine {
         let before = self.storage.media();
         self.storage.set_media(Media::BeingSanitized);
         self.workers.request_all(|| WorkerRequest::Finish);
-        if self.notifier.urgent() {
-            // A reset, in which the kernel may still write for commands. The operation has not begun.
+        if self.notifier.urgent() || self.notifier.quiet() {
+            // A reset or a fatal status, in which the kernel may still write for commands. The operation has not begun.
             self.storage.set_media(before);
             self.release_pmr();
             return Err(Status::ABORT_REQUESTED);

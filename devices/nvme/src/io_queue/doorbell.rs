@@ -140,14 +140,18 @@ impl QueueDoorbell {
 
     /// Moves the doorbell to the shadow buffer, where it continues from its present value.
     pub(crate) fn move_to(&mut self, buffer: ShadowBuffer, memory: &mut impl GuestWords) {
-        let present = self.page.value(self.register);
+        // In a former buffer it may be newer than its register.
+        let latest = self.read(memory).ok();
+        let latest = latest.or(self.shadow.map(|shadow| shadow.latest));
+        let register = self.page.value(self.register);
+        let present = latest.unwrap_or(register);
         self.shadow = buffer.words(self.register).map(|words| {
             // An unmapped page is found out by the next read.
             let _ = memory.store(words.value, present) && memory.store(words.event, present);
             Shadow {
                 words,
                 value: present,
-                register: present,
+                register,
                 latest: present,
             }
         });

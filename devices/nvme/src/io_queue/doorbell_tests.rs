@@ -61,6 +61,37 @@ fn shadow_doorbell(memory: &mut TwoWords) -> (QueueDoorbell, Arc<DoorbellPage>) 
 }
 
 #[test]
+fn doorbell_moves_to_a_second_buffer_with_its_latest_value() {
+    let requester = Arc::new(Requester::new());
+    requester.set_bus_master(true);
+    let ram = MemoryFile::create("ram", 0x4000).unwrap();
+    let fd = ram.file().try_clone().unwrap().into();
+    requester
+        .map(0x1_0000, 0x4000, (true, true), Some((fd, 0)))
+        .unwrap();
+    let mut session = Session::new(requester);
+    let buffer = |values| ShadowBuffer {
+        values,
+        events: values + 0x1000,
+    };
+    let page = Arc::new(DoorbellPage::new(4, 0x4000).unwrap());
+    let mut doorbell = QueueDoorbell::new(page, TAIL);
+    doorbell.move_to(buffer(0x1_0000), &mut session);
+    ram.store(24, 40).unwrap();
+    assert_eq!(doorbell.read(&mut session), Ok(40));
+    assert!(doorbell.is_new(40));
+    // The guest has written once more, and puts the value into the new buffer itself.
+    ram.store(24, 41).unwrap();
+    ram.store(0x2018, 41).unwrap();
+    doorbell.move_to(buffer(0x1_2000), &mut session);
+    assert_eq!(
+        (ram.load(0x2018).unwrap(), ram.load(0x3018).unwrap()),
+        (41, 41)
+    );
+    assert_eq!(doorbell.read(&mut session), Ok(41));
+}
+
+#[test]
 fn register_written_beside_the_shadow_buffer_takes_effect() {
     let mut memory = TwoWords::default();
     let (mut doorbell, page) = shadow_doorbell(&mut memory);

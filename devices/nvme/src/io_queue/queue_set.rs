@@ -26,6 +26,7 @@ impl QueueSet {
     /// Gives every queue a turn; whether there were commands.
     pub(super) fn serve(&mut self) -> bool {
         if self.cx.is_quiet() {
+            self.cx.io.data.session.release();
             return false;
         }
         let queues = self.submissions().count();
@@ -66,6 +67,8 @@ impl QueueSet {
         for group in &mut self.groups {
             any |= !cx.is_quiet() && cx.write_late_data(&mut group.completions);
         }
+        // Nothing may wait with a reader slot locked: whoever changes the memory waits for it.
+        cx.io.data.session.release();
         any
     }
 
@@ -93,6 +96,7 @@ impl QueueSet {
         let cx = &mut self.cx;
         if cx.is_quiet() {
             // Whatever the guest rings, nothing is done until the engine requests it.
+            cx.io.data.session.forget();
             return true;
         }
         let mut idle = true;

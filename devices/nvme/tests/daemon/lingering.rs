@@ -32,14 +32,16 @@ fn lingering() -> (TcpStream, TcpStream) {
     (full, other)
 }
 
-/// Sends a message of which the socket is the only copy afterwards.
+/// Sends a message that has the only copy of the socket afterwards, unless the server has hung up.
 fn send(stream: &UnixStream, message: &[u8], socket: TcpStream) {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let descriptors = [socket.as_fd()];
     assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
     let flags = SendFlags::empty();
-    sendmsg(stream, &[IoSlice::new(message)], &mut control, flags).unwrap();
+    if sendmsg(stream, &[IoSlice::new(message)], &mut control, flags).is_err() {
+        set_socket_linger(&socket, Some(Duration::ZERO)).unwrap();
+    }
 }
 
 #[test]

@@ -14,7 +14,7 @@ use peerbar_fabric::{
     Body, Config, Gid, Impairment, Incarnation, MAX_DESCRIPTORS, Message, PROTOCOL, WireError,
     serve,
 };
-use peerbar_socket_file::descriptors::send;
+use peerbar_socket_file::descriptors::{Sockets, send};
 use peerbar_socket_file::packets::{Message as _, ReceiveError, connection};
 
 use super::hostile_clients::{LONG, Server};
@@ -154,7 +154,7 @@ impl Adapter {
     }
 
     fn receive(&mut self) {
-        let received = Message::receive(&self.socket, &mut Message::space());
+        let received = Message::receive_with(&self.socket, &mut Message::space(), Sockets::Unix);
         let message = match received {
             Ok(message) => message,
             Err(ReceiveError::Wire(error)) => panic!("the fabric breaks the protocol: {error}"),
