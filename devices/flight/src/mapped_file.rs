@@ -2,9 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, open};
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
@@ -54,7 +55,7 @@ pub fn create_mapped(
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).create_new(true).open(path);
     let file = file.map_err(step("make the file"))?;
-    let lock = File::open(path).map_err(step("open the file"))?;
+    let lock = lock_of(&file, path).map_err(step("open the file"))?;
     let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
     locked.map_err(|error| step("lock the file")(error.into()))?;
     if let Err(error) = fallocate(&file, FallocateFlags::empty(), 0, bytes) {
@@ -71,6 +72,17 @@ pub fn create_mapped(
     })
 }
 
+/// Another description of `file`, which is at `path` unless somebody else has put something there.
+fn lock_of(file: &File, path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let lock = File::from(open(path, flags, Mode::empty())?);
+    let [ours, there] = [file.metadata()?, lock.metadata()?].map(|it| (it.dev(), it.ino()));
+    match ours == there {
+        true => Ok(lock),
+        false => Err(io::Error::other("it was replaced")),
+    }
+}
+
 fn map(file: File, bytes: u64) -> io::Result<MmapRegion> {
     let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
     MmapRegion::from_file(FileOffset::new(file, 0), bytes).map_err(io::Error::other)
@@ -78,8 +90,6 @@ fn map(file: File, bytes: u64) -> io::Result<MmapRegion> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     #[test]
@@ -90,6 +100,19 @@ mod tests {
         let metadata = fs::metadata(&path).unwrap();
         assert!(metadata.blocks() * 512 >= 1 << 20, "{metadata:?}");
         assert!(fs::read(&path).unwrap().starts_with(b"header\0"));
+    }
+
+    #[test]
+    fn lock_ends_with_the_file_although_its_mapping_stays() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("shared");
+        let MappedFile { region, _lock } = create_mapped("record", &path, 4096, &[]).unwrap();
+        let other = File::open(&path).unwrap();
+        let lock = || flock(&other, FlockOperation::NonBlockingLockShared);
+        assert_eq!(lock(), Err(rustix::io::Errno::WOULDBLOCK));
+        drop(_lock);
+        lock().unwrap();
+        drop(region);
     }
 
     #[test]

@@ -14,8 +14,10 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};
-use rustix::net::AddressFamily;
 use rustix::net::sockopt::{set_socket_linger, socket_domain};
+use rustix::net::{AddressFamily, Shutdown, shutdown};
+
+use crate::descriptors::{self, MOST_PACKETS};
 
 /// How many may wait to be closed before no more are handed on.
 pub(crate) const MOST: usize = 64;
@@ -23,13 +25,29 @@ pub(crate) const MOST: usize = 64;
 const EXHAUSTED: usize = 4096;
 
 /// None before the first descriptor of this kind.
-static CLOSER: OnceLock<Closer<OwnedFd>> = OnceLock::new();
+static CLOSER: OnceLock<Closer<Closing>> = OnceLock::new();
 
 /// Closes a descriptor soon, and does not wait for that.
 pub(crate) fn close(descriptor: OwnedFd) {
-    // A socket that is reset is closed at once. Fails if it is no socket.
-    let _ = set_socket_linger(&descriptor, Some(Duration::ZERO));
-    CLOSER.get_or_init(Closer::start).close(descriptor);
+    CLOSER.get_or_init(Closer::start).close(Closing(descriptor));
+}
+
+/// A descriptor that may be anything. Its drop waits for others only where nothing else is possible.
+struct Closing(OwnedFd);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        // All of it fails if it is no socket. One that is reset is closed at once, and a Unix socket with what nobody has received of it.
+        let _ = set_socket_linger(&self.0, Some(Duration::ZERO));
+        let _ = shutdown(&self.0, Shutdown::Read);
+        for _ in 0..MOST_PACKETS {
+            match descriptors::take(&self.0) {
+                // The kernel nests sockets in sockets four times at most.
+                Ok(inner) => inner.into_iter().map(Closing).for_each(drop),
+                Err(_) => return,
+            }
+        }
+    }
 }
 
 /// Whether so many wait that the kernel has to drop descriptors that come.

@@ -21,8 +21,11 @@ use crate::closing::{self, Kind};
 /// The most descriptors that one call sends or receives.
 pub const MAX_DESCRIPTORS: usize = 16;
 
-/// More messages than a socket's queue has.
-const MOST_PACKETS: usize = 1024;
+/// More messages than the queue of a socket has, whose buffer is of the usual size.
+pub(crate) const MOST_PACKETS: usize = 1024;
+
+/// The most descriptors that a message can have (Linux, SCM_MAX_FD).
+const MOST_OF_A_MESSAGE: usize = 253;
 
 /// What one call of [`receive`] brought.
 #[derive(Debug)]
@@ -85,6 +88,24 @@ pub fn receive_with(
         closing::close(descriptor);
     }
     Ok(result)
+}
+
+/// Receives a message, without waiting, and forgets it; its descriptors, whatever they are.
+pub(crate) fn take(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_OF_A_MESSAGE))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    recvmsg(
+        socket,
+        &mut [IoSliceMut::new(&mut [0; 4096])],
+        &mut control,
+        flags,
+    )?;
+    let rights = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
+        _ => None,
+    });
+    Ok(rights.flatten().collect())
 }
 
 /// Receives and drops all that is left in a connection, which ends. Else the kernel would close what it still has when the socket is

@@ -40,7 +40,7 @@ const BYTES: u64 = (REQUESTS + SLOTS) * 8;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// It is disconnected once it has sent nothing for `QUIET`, or has gone on sending for `BUSY`.
 const QUIET: Duration = Duration::from_millis(100);
-const BUSY: Duration = Duration::from_secs(1);
+const BUSY: Duration = Duration::from_millis(500);
 
 /// What an answer repeats of its request.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -117,14 +117,14 @@ impl Unanswered {
     /// side. Allocates nothing and takes no lock.
     pub(crate) fn refuse(&self, client: &OwnedFd) {
         let start = Instant::now();
-        let deadline = start + PATIENCE;
+        let (busy, deadline) = (start + BUSY, start + PATIENCE);
         let listed = self
             .requests()
             .try_for_each(|request| refuse(client, request, deadline));
         let mut outcome = listed.and_then(|()| skip(client, self.get(MISSING), deadline));
         // QEMU reads no answers any more once it cannot send, so what waits for space in the socket must come first.
-        while outcome.is_ok() && start.elapsed() < BUSY {
-            outcome = self.refuse_all(client, deadline);
+        while outcome.is_ok() && Instant::now() < busy {
+            outcome = self.refuse_all(client, busy, deadline);
             let quiet = Some(Instant::now() + QUIET);
             if descriptors::wait_until(client, PollFlags::IN, quiet).is_err() {
                 break;
@@ -134,19 +134,20 @@ impl Unanswered {
         let _ = shutdown(client, Shutdown::Read);
         if outcome.is_ok() {
             // It fails at the end of the stream. Whatever is left unread would end the connection by ECONNRESET.
-            let _ = self.refuse_all(client, deadline);
+            let _ = self.refuse_all(client, deadline, deadline);
         }
         let _ = skip(client, u64::MAX, deadline);
     }
 
-    /// Answers all messages in the socket.
-    fn refuse_all(&self, client: &OwnedFd, deadline: Instant) -> Result<(), Errno> {
-        loop {
+    /// Answers messages until the socket is empty, or it is `end`.
+    fn refuse_all(&self, client: &OwnedFd, end: Instant, deadline: Instant) -> Result<(), Errno> {
+        while Instant::now() < end {
             match self.refuse_next(client, deadline) {
                 Err(Errno::AGAIN) => return Ok(()),
                 outcome => outcome?,
             }
         }
+        Ok(())
     }
 
     /// Answers the next message in the socket, if it wants an answer and is not listed. An error at the end.
@@ -246,7 +247,7 @@ fn fill(
 /// Receives `count` bytes, the rest of a message, and forgets them.
 fn skip(client: &OwnedFd, mut count: u64, deadline: Instant) -> Result<(), Errno> {
     let mut space = [0; 4096];
-    while count > 0 {
+    while count > 0 && Instant::now() < deadline {
         let most = usize::try_from(count).map_or(space.len(), |count| count.min(space.len()));
         let part = space.get_mut(..most).unwrap_or_default();
         fill(client, part, true, deadline)?;
@@ -313,10 +314,9 @@ mod tests {
         }
         // The last one is incomplete.
         client.write_all(header(9, 5000, 0).as_bytes()).unwrap();
+        client.shutdown(std::net::Shutdown::Write).unwrap();
         let server = OwnedFd::from(server);
         unanswered.refuse(&server);
-        let late = client.write(b"late").unwrap_err();
-        assert_eq!(late.kind(), ErrorKind::BrokenPipe);
         drop(server);
         assert_eq!(refused(client), [4, 5, 8]);
     }
@@ -328,6 +328,8 @@ mod tests {
         client.write_all(&[0; 10_000]).unwrap();
         let server = OwnedFd::from(server);
         unanswered.refuse(&server);
+        let late = client.write(b"late").unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::BrokenPipe);
         drop(server);
         assert!(refused(client).is_empty(), "and not ECONNRESET");
     }
@@ -342,5 +344,27 @@ mod tests {
         unanswered.refuse(&server);
         drop(server);
         assert!(refused(client).is_empty());
+    }
+
+    #[test]
+    fn client_that_goes_on_sending_is_left_and_one_that_asks_again_is_answered() {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        let server = OwnedFd::from(server);
+        let unanswered = Unanswered::new().unwrap();
+        let mut reader = client.try_clone().unwrap();
+        client.write_all(header(1, 0, 0).as_bytes()).unwrap();
+        let sender = std::thread::spawn(move || {
+            // The answer to the first request is there before the second one is sent.
+            reader.read_exact(&mut [0; HEADER_SIZE]).unwrap();
+            client.write_all(header(2, 0, 0).as_bytes()).unwrap();
+            let message = header(3, 0, flags::NO_REPLY);
+            while client.write_all(message.as_bytes()).is_ok() {}
+            reader
+        });
+        let start = Instant::now();
+        unanswered.refuse(&server);
+        assert!(start.elapsed() < PATIENCE);
+        drop(server);
+        assert_eq!(refused(sender.join().unwrap()), [2]);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
+use peerbar_socket_file::descriptors::discard;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
@@ -75,10 +76,11 @@ impl DirectConnections {
 }
 
 impl Drop for Connection {
-    /// Neither adapter can send by it any more. What it has carried can be received.
+    /// Neither adapter can send by it any more. Packets that the first one has not received may be lost, as a fabric may lose them.
     fn drop(&mut self) {
         // An adapter may have ended it.
         let _ = shutdown(&self.end, Shutdown::Both);
+        discard(&self.end);
     }
 }
 

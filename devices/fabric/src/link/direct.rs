@@ -7,6 +7,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use peerbar_socket_file::descriptors::discard;
 use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -179,6 +180,7 @@ impl Drop for Connection {
         // It may never have come in, and it may have ended.
         let _ = epoll::delete(&self.events, &self.socket);
         let _ = shutdown(&self.socket, Shutdown::Both);
+        discard(&self.socket);
     }
 }
 

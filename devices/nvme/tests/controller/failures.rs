@@ -3,11 +3,11 @@
 
 use peerbar_nvme::{Config, FaultKind, SeededFault, Source};
 
-use crate::command::{COMPARE, READ, WRITE, blocks, create_cq, create_sq, sc};
+use crate::command::{COMPARE, READ, WRITE, blocks, create_cq, create_sq, delete_sq, sc};
 use crate::driver::{DATA, Driver, LIST, queues};
 use crate::machine::{MIB, PAGE, RAM, config, pattern};
 
-const CFS: u32 = 1 << 1;
+pub(crate) const CFS: u32 = 1 << 1;
 
 /// Pages of data, a list or data beyond the first that the tests take away.
 const GONE: u64 = DATA + 0x10_0000;
@@ -84,14 +84,42 @@ fn without_bus_mastering_nothing_moves() {
     recovers(&mut driver);
 }
 
+/// Creates queues with the number 2 whose commands cannot be fetched.
+pub(crate) fn create_failing_pair(driver: &mut Driver) {
+    driver.create_pair(2, queues(GONE, DATA + 0x1_0000, 16, 16));
+    driver.unmap(GONE, PAGE);
+}
+
+/// Has the controller fail by those queues.
+pub(crate) fn fail(driver: &mut Driver) {
+    driver.submit(2, blocks(READ, 0, 1).at(DATA, 0));
+    driver.wait_for_status(CFS, CFS);
+}
+
 #[test]
 fn a_command_that_cannot_be_fetched_is_fatal_until_a_reset() {
     let mut driver = Driver::new();
-    let pair = queues(GONE, DATA, 16, 16);
-    driver.create_pair(2, pair);
-    driver.unmap(GONE, PAGE);
-    driver.submit(2, blocks(READ, 0, 1).at(DATA, 0));
-    driver.wait_for_status(CFS, CFS);
+    create_failing_pair(&mut driver);
+    fail(&mut driver);
+    driver.map(GONE, PAGE, true);
+    recovers(&mut driver);
+}
+
+#[test]
+fn queue_is_not_deleted_while_commands_of_a_failed_controller_may_go_on() {
+    let mut driver = Driver::new();
+    create_failing_pair(&mut driver);
+    driver.inject("delay command write lba=0..8 by=60s");
+    driver.submit(1, blocks(WRITE, 0, 1).at(DATA, 0));
+    driver.let_every_queue_have_a_turn();
+    driver.submit(0, delete_sq(1));
+    fail(&mut driver);
+    driver.disable();
+    assert!(
+        driver.poll(0).is_none(),
+        "the memory of its command is in use"
+    );
+    driver.clear_faults();
     driver.map(GONE, PAGE, true);
     recovers(&mut driver);
 }

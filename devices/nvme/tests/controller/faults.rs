@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use peerbar_nvme::Config;
+
 use crate::command::{READ, VERIFY, WRITE, blocks, get_feature, identify, sc};
 use crate::driver::{DATA, Driver};
-use crate::machine::{PATIENCE, pattern};
+use crate::failures::{create_failing_pair, fail};
+use crate::machine::{PAGE, PATIENCE, config, pattern};
 
 fn driver(rule: &str) -> Driver {
     let driver = Driver::new();
@@ -116,6 +119,23 @@ fn reordered_data_follow_when_the_completion_is_taken() {
     driver.write(DATA, &[0xa5; 4096]);
     driver.ok(1, blocks(READ, 0, 8).at(DATA, 0));
     assert_eq!(driver.read(DATA, 4096), data);
+}
+
+#[test]
+fn reordered_data_of_a_failed_controller_hold_up_no_unmap() {
+    // Each queue has a worker of its own.
+    let mut driver = Driver::with(&Config {
+        workers: 2,
+        ..config()
+    });
+    driver.use_shadow_doorbells();
+    create_failing_pair(&mut driver);
+    read_reordered(&mut driver);
+    fail(&mut driver);
+    driver.unmap(DATA, PAGE);
+    driver.map(DATA, PAGE, true);
+    driver.disable();
+    driver.bring_up();
 }
 
 #[test]
