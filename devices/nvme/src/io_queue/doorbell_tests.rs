@@ -13,15 +13,21 @@ use crate::doorbell_page::DoorbellPage;
 const TAIL: Doorbell = Doorbell::SubmissionTail(3);
 const HEAD: Doorbell = Doorbell::CompletionHead(3);
 
-#[test]
-fn each_doorbell_has_a_word_in_both_pages_while_mapped() {
+/// A function that reaches `bytes` bytes of RAM at 1_0000h, and that RAM.
+fn guest(bytes: u64) -> (Arc<Requester>, MemoryFile) {
     let requester = Arc::new(Requester::new());
     requester.set_bus_master(true);
-    let ram = MemoryFile::create("ram", 0x2000).unwrap();
+    let ram = MemoryFile::create("ram", bytes).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     requester
-        .map(0x1_0000, 0x2000, (true, true), Some((fd, 0)))
+        .map(0x1_0000, bytes, (true, true), Some((fd, 0)))
         .unwrap();
+    (requester, ram)
+}
+
+#[test]
+fn each_doorbell_has_a_word_in_both_pages_while_mapped() {
+    let (requester, ram) = guest(0x2000);
     let mut session = Session::new(requester.clone());
     let buffer = ShadowBuffer {
         values: 0x1_0000,
@@ -62,13 +68,7 @@ fn shadow_doorbell(memory: &mut TwoWords) -> (QueueDoorbell, Arc<DoorbellPage>) 
 
 #[test]
 fn doorbell_moves_to_a_second_buffer_with_its_latest_value() {
-    let requester = Arc::new(Requester::new());
-    requester.set_bus_master(true);
-    let ram = MemoryFile::create("ram", 0x4000).unwrap();
-    let fd = ram.file().try_clone().unwrap().into();
-    requester
-        .map(0x1_0000, 0x4000, (true, true), Some((fd, 0)))
-        .unwrap();
+    let (requester, ram) = guest(0x4000);
     let mut session = Session::new(requester);
     let buffer = |values| ShadowBuffer {
         values,
