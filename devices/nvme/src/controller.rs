@@ -449,6 +449,8 @@ mod tests {
     fn peer_has_no_register_but_the_doorbells() {
         let folder = tempfile::tempdir().unwrap();
         let (function, memory) = function(&folder);
+        let rule = "lose-power command".parse().unwrap();
+        function.requester.faults().add(rule).unwrap();
         for register in [offset::CC, offset::CMBMSC, offset::PMRCTL] {
             let refused = function.peer_write(0, register, &[1, 0, 0, 0]);
             assert_eq!(refused, Err(UnsupportedRequest), "{register:#x}");
@@ -456,9 +458,12 @@ mod tests {
         let mut status = [0; 4];
         function.bar_read(0, offset::PMRSTS, &mut status);
         assert_eq!(u32::from_le_bytes(status), 1 << 8, "NVME_PMRSTS_NRDY");
-        assert_eq!(memory.failure(), None);
+        assert_eq!(memory.failure(), None, "no sync");
         function
             .peer_write(0, offset::DOORBELLS, &[1, 0, 0, 0])
             .unwrap();
+        function.bar_write(0, offset::PMRCTL, &[0; 4]);
+        function.bar_write(0, offset::PMRCTL, &[1, 0, 0, 0]);
+        assert_eq!(memory.failure(), Some(PmrFailure::Lost));
     }
 }

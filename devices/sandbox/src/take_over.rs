@@ -15,6 +15,11 @@ use nix::unistd::Pid;
 use crate::Connections;
 use crate::limits::{ADDRESS_SPACE, ServerKind};
 
+/// The `syscall` instruction.
+const SYSCALL: [u8; 2] = [0x0f, 0x05];
+/// Distance below the stack pointer of the text that a call is given: below the red zone.
+const TEXT_BELOW: u64 = 4096;
+
 /// The limits of a server, as /proc/PID/limits names them.
 fn limits(kind: ServerKind) -> [(&'static str, u64); 3] {
     [
@@ -23,10 +28,6 @@ fn limits(kind: ServerKind) -> [(&'static str, u64); 3] {
         ("Max address space", ADDRESS_SPACE),
     ]
 }
-/// The `syscall` instruction.
-const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// Distance below the stack pointer of the text that a call is given: below the red zone.
-const TEXT_BELOW: u64 = 4096;
 
 /// A child process whose main thread is stopped. It goes on when this is dropped.
 #[derive(Debug)]

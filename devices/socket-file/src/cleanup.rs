@@ -18,9 +18,7 @@ use std::time::Duration;
 use rustix::cmsg_space;
 use rustix::fs::{Mode, OFlags, fstat, lstat, open, unlink};
 use rustix::io::{Errno, read, retry_on_intr};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, Shutdown, recvmsg, shutdown,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
 use crate::{descriptors, folder_lock};
 
@@ -133,10 +131,7 @@ fn held_at_end(pipe: &UnixStream) -> Option<OwnedFd> {
         let mut bytes = [IoSliceMut::new(&mut byte)];
         match recvmsg(pipe, &mut bytes, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Ok(received) if received.bytes > 0 => {
-                held = control.drain().find_map(|message| match message {
-                    RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-                    _ => None,
-                });
+                held = descriptors::rights(&mut control).next();
             }
             Err(Errno::INTR) => {}
             Ok(_) => return held,

@@ -62,10 +62,6 @@ pub fn receive_with(
     let mut control = RecvAncillaryBuffer::new(space_for_rights);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
     let received = recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
-    let rights = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
     let is_full = closing::is_full();
     let mut result = Received {
         bytes: received.bytes,
@@ -74,7 +70,7 @@ pub fn receive_with(
         sockets: 0,
         flags: received.flags,
     };
-    for descriptor in rights.flatten() {
+    for descriptor in rights(&mut control) {
         let kind = closing::kind(&descriptor, sockets);
         match kind {
             Kind::Own if !is_full => {
@@ -101,11 +97,16 @@ pub(crate) fn take(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
         &mut control,
         flags,
     )?;
+    Ok(rights(&mut control).collect())
+}
+
+/// The descriptors that a recvmsg(2) brought. Allocates nothing.
+pub(crate) fn rights(control: &mut RecvAncillaryBuffer<'_>) -> impl Iterator<Item = OwnedFd> {
     let rights = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
     });
-    Ok(rights.flatten().collect())
+    rights.flatten()
 }
 
 /// Receives and drops all that is left in a connection, which ends. Else the kernel would close what it still has when the socket is

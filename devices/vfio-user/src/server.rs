@@ -316,7 +316,8 @@ fn refuse(stream: &UnixStream, writer: &Writer, inbox: &mut Inbox<'_>, error: Er
         }
         match inbox.receive(stream) {
             Ok(Reception::Bytes { .. }) | Err(Errno::INTR) => {}
-            Ok(Reception::End) | Err(_) => break,
+            Ok(Reception::End) => return,
+            Err(_) => break,
         }
     }
     discard(stream);
