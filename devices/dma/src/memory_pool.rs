@@ -1,19 +1,23 @@
 //! The memory files that a client or the peers lend, each mapped once however many descriptors of it come.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use rustix::mm::ProtFlags;
 
 use crate::lent_file::LentFile;
-use crate::lent_memory::{MOST_FILES_OF_A_LENDER, MOST_MAPPINGS};
+use crate::lent_memory::{MOST_FILES_OF_A_LENDER, MOST_MAPPINGS, MOST_MAPPINGS_OF_A_PEER};
 use crate::memory::{Lease, MemoryError, MemoryFile, Span};
+use crate::peers::PeerId;
 
 /// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual guest RAM is mapped as a
 /// whole: an IOMMU has the guest map it page by page, and unmap all but a few of them.
 const PIECE: u64 = 64 << 30;
 
-/// How many bytes they have at most: an eighth of the address space of a process (x86-64, 2^47).
+/// How many bytes those of the client have at most: an eighth of the address space of a process (x86-64, 2^47).
 const MOST_BYTES: u64 = 16 << 40;
+/// The same for one of the peers, a quarter for all ports of a switch together.
+const MOST_BYTES_OF_A_PEER: u64 = 512 << 30;
 /// The same for one of the other adapters that lend memory.
 const MOST_BYTES_OF_A_LENDER: u64 = 512 << 30;
 
@@ -36,7 +40,7 @@ impl Piece {
     }
 }
 
-/// The memory files that one lender, or all peers together, have mapped here.
+/// The memory files that one lender has mapped here: the client, a peer or another adapter.
 ///
 /// A file is known by its device and inode numbers. It is mapped in pieces, as far as it is asked for; a piece is unmapped when the
 /// last [`Span`] of it goes.
@@ -58,7 +62,32 @@ impl Default for MemoryPool {
     }
 }
 
+/// The memory that peers lend, with a pool for each: a peer that lends too much leaves the others what they may lend.
+#[derive(Debug, Default)]
+pub(crate) struct PeerPools(BTreeMap<PeerId, MemoryPool>);
+
+impl PeerPools {
+    /// The pool of a peer. Pools of which nothing is mapped any more are forgotten.
+    pub(crate) fn of(&mut self, peer: PeerId) -> &mut MemoryPool {
+        self.0.retain(|_, pool| !pool.mapped().is_empty());
+        self.0.entry(peer).or_insert_with(MemoryPool::of_peer)
+    }
+
+    /// All memory that is mapped.
+    pub(crate) fn mapped(&self) -> Vec<Arc<MemoryFile>> {
+        self.0.values().flat_map(MemoryPool::mapped).collect()
+    }
+}
+
 impl MemoryPool {
+    /// That of a peer.
+    fn of_peer() -> Self {
+        Self {
+            most: (MOST_MAPPINGS_OF_A_PEER, MOST_BYTES_OF_A_PEER),
+            ..Self::default()
+        }
+    }
+
     /// That of another adapter's process, whose memory is read only.
     pub(crate) fn of_lender() -> Self {
         Self {
@@ -246,6 +275,29 @@ mod tests {
         assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
         spans.pop();
         span(&mut pool, &small, 0, 4096).unwrap();
+    }
+
+    #[test]
+    fn peer_that_lends_all_it_may_leaves_the_others_theirs() {
+        let mut pools = PeerPools::default();
+        let large = memfd(1 << 62);
+        let size = MOST_BYTES_OF_A_PEER;
+        let held: Vec<_> = (1..=3)
+            .map(|peer| span(pools.of(PeerId(peer)), &large, 0, size).unwrap())
+            .collect();
+        for peer in 1..=3 {
+            let refused = span(pools.of(PeerId(peer)), &memfd(4096), 0, 4096);
+            assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
+        }
+        let small: Vec<_> = (0..MOST_MAPPINGS_OF_A_PEER)
+            .map(|_| span(pools.of(PeerId(4)), &memfd(4096), 0, 4096).unwrap())
+            .collect();
+        let refused = span(pools.of(PeerId(4)), &memfd(4096), 0, 4096);
+        assert!(matches!(refused, Err(MemoryError::TooMuch { .. })));
+        assert_eq!(pools.mapped().len(), held.len() + small.len());
+        drop((held, small));
+        span(pools.of(PeerId(1)), &large, 0, size).unwrap();
+        assert_eq!(pools.0.len(), 1, "pools that are empty are forgotten");
     }
 
     #[test]

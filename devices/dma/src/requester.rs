@@ -31,7 +31,7 @@ use crate::link_state::LinkState;
 use crate::loans::Loans;
 use crate::map::{Backing, MapError};
 use crate::memory::{Lease, MemoryError, Span};
-use crate::memory_pool::MemoryPool;
+use crate::memory_pool::{MemoryPool, PeerPools};
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
 use crate::pins::{Drain, Pins};
 use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
@@ -52,7 +52,7 @@ pub struct Requester {
     routes: RwLock<RouteTable>,
     reader_lock: BigReaderLock,
     client_memory: Mutex<MemoryPool>,
-    peer_memory: Mutex<MemoryPool>,
+    peer_memory: Mutex<PeerPools>,
     /// Whether a mapping that cannot be used directly has been reported.
     slow_reported: AtomicBool,
     upstream: RwLock<Option<Arc<dyn Upstream>>>,
@@ -362,7 +362,7 @@ impl Requester {
         speed: LinkSpeed,
         meters: OwnedFd,
     ) -> Result<(), MemoryError> {
-        let meters = self.borrow_memory(meters, 0, METERS)?;
+        let meters = self.borrow_memory(peer, meters, (0, METERS))?;
         let link = Link::with_meters(speed, meters);
         self.change().links.set_peer(peer, link);
         Ok(())
@@ -404,21 +404,27 @@ impl Requester {
     }
 
     /// The span of `size` bytes at `offset` of memory that a peer lends.
-    pub fn borrow_memory(&self, fd: OwnedFd, offset: u64, size: u64) -> Result<Span, MemoryError> {
+    pub fn borrow_memory(
+        &self,
+        peer: PeerId,
+        fd: OwnedFd,
+        (offset, size): (u64, u64),
+    ) -> Result<Span, MemoryError> {
         let file = LentFile::new(fd);
-        self.peer_memory.lock().span(file, offset, size)
+        self.peer_memory.lock().of(peer).span(file, offset, size)
     }
 
     /// The span of `size` bytes at `offset` of the memory behind a peer's window, for as long as its lease lasts.
     pub fn borrow_window(
         &self,
+        peer: PeerId,
         lease: Lease,
         fd: OwnedFd,
-        offset: u64,
-        size: u64,
+        (offset, size): (u64, u64),
     ) -> Result<Span, MemoryError> {
         let file = LentFile::new(fd);
-        self.peer_memory.lock().leased(file, lease, offset, size)
+        let mut pools = self.peer_memory.lock();
+        pools.of(peer).leased(file, lease, offset, size)
     }
 
     /// The leases of a peer's windows.
@@ -577,8 +583,9 @@ impl Requester {
     /// lock held that is needed to carry such transfers to their end.
     pub(crate) fn wait_for_transfers(&self, ranges: &[AddressRange]) {
         let lent = || {
-            let pools = [&self.client_memory, &self.peer_memory];
-            pools.map(|pool| pool.lock().mapped()).concat()
+            let mut mapped = self.client_memory.lock().mapped();
+            mapped.extend(self.peer_memory.lock().mapped());
+            mapped
         };
         for range in ranges {
             self.pins.wait(*range, self.patience.get().copied(), lent);

@@ -91,8 +91,30 @@ struct SwitchPeers<F> {
     decoder: Arc<Decoder<F>>,
 }
 
+impl<F: Function> SwitchPeers<F> {
+    /// A peer's memory; none if it cannot be mapped safely.
+    fn borrowed(
+        &self,
+        peer: PeerId,
+        lease: Lease,
+        fd: &Descriptor,
+        extent: (u64, u64),
+    ) -> Option<PeerMemory> {
+        let fd = fd
+            .try_clone()
+            .inspect_err(|error| log::warn!("a peer's memory is reached by messages: {error}"))
+            .ok()?;
+        let span = self.requester.borrow_window(peer, lease, fd, extent);
+        let span = span
+            .inspect_err(|error| log::debug!("a peer's memory is reached by messages: {error}"))
+            .ok()?;
+        Some(PeerMemory::Span(span))
+    }
+}
+
 impl<F: Function> PeerHandler for SwitchPeers<F> {
     fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor) {
+        let peer = PeerId(peer.0);
         let leases = borrowed_leases(&self.requester, leases);
         let windows = windows.into_iter().map(|window| PeerWindow {
             address: window.address,
@@ -103,14 +125,15 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
                     .as_ref()
                     .and_then(|leases| {
                         let lease = leases.lease(window.bar, generation);
-                        borrowed(&self.requester, lease, fd, (offset, window.size))
+                        let extent = (offset, window.size);
+                        self.borrowed(peer, lease, fd, extent)
                     })
                     .unwrap_or(PeerMemory::ByMessage),
                 BarBacking::ByMessage => PeerMemory::ByMessage,
                 BarBacking::Gone => PeerMemory::Gone,
             },
         });
-        self.requester.set_peer(PeerId(peer.0), windows.collect());
+        self.requester.set_peer(peer, windows.collect());
     }
 
     fn link(&self, peer: PortId, timing: LinkTiming) {
@@ -168,24 +191,6 @@ fn borrowed_leases(requester: &Requester, leases: &Descriptor) -> Option<PeerLea
     leases
         .inspect_err(|error| log::debug!("a peer's memory is reached by messages: {error}"))
         .ok()
-}
-
-/// A peer's memory; none if it cannot be mapped safely.
-fn borrowed(
-    requester: &Requester,
-    lease: Lease,
-    fd: &Descriptor,
-    (offset, size): (u64, u64),
-) -> Option<PeerMemory> {
-    let fd = fd
-        .try_clone()
-        .inspect_err(|error| log::warn!("a peer's memory is reached by messages: {error}"))
-        .ok()?;
-    let span = requester.borrow_window(lease, fd, offset, size);
-    let span = span
-        .inspect_err(|error| log::debug!("a peer's memory is reached by messages: {error}"))
-        .ok()?;
-    Some(PeerMemory::Span(span))
 }
 
 /// A window as it is announced, in one part or several: memory is lent, and so are pages of registers that the function polls.

@@ -547,7 +547,9 @@ fn below_switch(routing: PeerRouting) -> (Requester, Arc<Client>, Arc<Registers>
     requester.set_switch(routing, registers.clone());
     let memory = MemoryFile::create("peer", 0x2000).unwrap();
     let fd = memory.file().try_clone().unwrap().into();
-    let span = requester.borrow_memory(fd, 0x1000, 0x1000).unwrap();
+    let span = requester
+        .borrow_memory(PeerId(3), fd, (0x1000, 0x1000))
+        .unwrap();
     let window = |address, memory| PeerWindow {
         address,
         size: 0x1000,

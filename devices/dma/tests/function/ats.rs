@@ -73,7 +73,10 @@ impl World {
     fn open_peer(&self, open: bool) {
         let fd = self.peer.try_clone().unwrap().into();
         let size = PEER_PAGES * PAGE;
-        let span = self.requester.borrow_memory(fd, 0, size).unwrap();
+        let span = self
+            .requester
+            .borrow_memory(PeerId(1), fd, (0, size))
+            .unwrap();
         let window = PeerWindow {
             address: PEER,
             size,

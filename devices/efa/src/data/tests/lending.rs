@@ -730,7 +730,7 @@ fn write_reads_nothing_of_a_window_that_its_owner_closed() {
         let lease = requester.borrow_leases(words).unwrap();
         let lease = lease.lease(2, leases.generation(2));
         let fd = vram.file().try_clone().unwrap().into();
-        let span = requester.borrow_window(lease, fd, 0, BYTES.into());
+        let span = requester.borrow_window(PeerId(1), lease, fd, (0, BYTES.into()));
         let window = PeerWindow {
             address: WINDOW,
             size: BYTES.into(),
