@@ -289,6 +289,7 @@ impl Engine {
     fn slice(&mut self, number: u8, channel: &mut Channel) -> Result<(), Fault> {
         let start = Instant::now();
         let mut step_start = start;
+        self.executor.begin_slice(start + SLICE);
         loop {
             let origin = Origin::command(number.into(), channel.ring.head());
             self.executor.memory.begin(origin);

@@ -1,6 +1,6 @@
 //! What carries out commands: its buffers, how far an operation is, and the steps that operands are worked on in.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerbar_dma::Purpose;
 
@@ -31,6 +31,8 @@ pub(crate) struct Executor {
     pub(crate) memory: GpuMemory,
     pub(crate) first: Vec<u8>,
     pub(crate) second: Vec<u8>,
+    /// When the channel's slice ends.
+    slice_end: Option<Instant>,
 }
 
 impl Executor {
@@ -39,7 +41,18 @@ impl Executor {
             memory,
             first: vec![0; STEP],
             second: vec![0; STEP],
+            slice_end: None,
         }
+    }
+
+    /// A slice begins, which ends then.
+    pub(crate) fn begin_slice(&mut self, end: Instant) {
+        self.slice_end = Some(end);
+    }
+
+    /// Whether the slice is over. A step of several requests ends then, since a peer may be late to answer each of them.
+    pub(crate) fn slice_is_over(&self) -> bool {
+        self.slice_end.is_some_and(|end| Instant::now() >= end)
     }
 }
 

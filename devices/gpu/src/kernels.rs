@@ -13,7 +13,7 @@ use crate::gpu_memory::GpuAddress;
 const WORD: u64 = 4;
 /// How many bins a histogram has.
 const BINS: usize = 256;
-/// The most threads of an atomic addition in a step. Each may be two messages to QEMU.
+/// The most threads of an atomic addition in a step. Each may be two messages, to QEMU or to a peer.
 const ADDITIONS: u64 = 32;
 
 impl Executor {
@@ -140,15 +140,19 @@ impl Executor {
             }
             let sum = before.wrapping_add(value).to_le_bytes();
             self.memory.write(Purpose::Payload, counter, &sum)?;
+            progress.done = thread + 1;
+            if self.slice_is_over() {
+                break;
+            }
         }
-        progress.done = end;
-        Ok((end == threads).then_some(progress.result))
+        Ok((progress.done == threads).then_some(progress.result))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Instant;
 
     use peerbar_dma::{Completer, Direction, MemoryFile, Requester, Route};
 
@@ -309,6 +313,28 @@ mod tests {
             .read(Purpose::Payload, GpuAddress::Bus(RAM_AT), &mut word)
             .unwrap();
         assert_eq!(u64::from_le_bytes(word), 512_005);
+    }
+
+    #[test]
+    fn addition_whose_slice_is_over_does_one_thread_in_a_step() {
+        let mut work = work();
+        work.begin_slice(Instant::now());
+        let add = Launch::AtomicAdd {
+            counter: GpuAddress::Vram(0),
+            value: 2,
+            threads: 3,
+        };
+        let mut progress = Progress::default();
+        for (done, outcome) in [(1, None), (2, None), (3, Some(0))] {
+            assert_eq!(work.launch(&add, &mut progress), Ok(outcome));
+            assert_eq!(progress.done, done);
+        }
+        let mut word = [0; 8];
+        let counter = GpuAddress::Vram(0);
+        work.memory
+            .read(Purpose::Payload, counter, &mut word)
+            .unwrap();
+        assert_eq!(u64::from_le_bytes(word), 6);
     }
 
     #[test]

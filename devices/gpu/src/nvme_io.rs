@@ -50,7 +50,9 @@ impl Executor {
             self.begin(io, queue)?;
         }
         let submitted = self.submit(io, queue)?;
-        let completed = self.take_completions(io, queue)?;
+        // A command that is submitted is progress enough for a step whose slice is over.
+        let ends = submitted && self.slice_is_over();
+        let completed = !ends && self.take_completions(io, queue)?;
         if completed {
             queue.last_completion = progress.worked;
         }
@@ -139,6 +141,9 @@ impl Executor {
             }
             queue.submitted = queue.submitted.wrapping_add(1);
             queue.sent = index.saturating_add(1);
+            if self.slice_is_over() {
+                break;
+            }
         }
         let [tail, _] = io.doorbells;
         self.ring(tail, queue.submitted, io.submission_entries, queue)?;
@@ -178,6 +183,9 @@ impl Executor {
             queue.kept = queue.kept.saturating_add(1);
             self.take(io, queue, &completion)?;
             taken = true;
+            if self.slice_is_over() {
+                break;
+            }
         }
         let is_half = queue.kept >= u64::from(io.completion_entries / 2);
         if is_half || taken && queue.done == io.count {

@@ -828,6 +828,43 @@ impl Clock for Arc<Time> {
     }
 }
 
+/// A peer that answers each message late by so much.
+struct Late(Arc<Time>, u64, Mutex<usize>);
+
+impl Peers for Late {
+    fn access(&self, _: PeerId, _: u64, _: Buffer<'_>) -> Result<(), PeerError> {
+        self.0.sleep(self.1);
+        *self.2.lock() += 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn request_to_a_peer_that_is_late_for_each_message_times_out() {
+    let seconds = |seconds: u64| seconds * 1_000_000_000;
+    for (late, answers) in [(seconds(3), 2), (seconds(1), 5), (1000, 8)] {
+        let time = Arc::<Time>::default();
+        let requester = Requester::with_clock(Box::new(time.clone()));
+        requester.set_bus_master(true);
+        let peer = Arc::new(Late(time, late, Mutex::default()));
+        requester.set_switch(PeerRouting::Route, peer.clone());
+        let window = PeerWindow {
+            address: 0x2_0000,
+            size: 0x10_0000,
+            claim: 0x2_0000,
+            memory: PeerMemory::ByMessage,
+        };
+        requester.set_peer(PeerId(4), vec![window]);
+        let written = requester.write(Purpose::Payload, 0x2_0000, &[1; 8 * (32 << 10)]);
+        let cause = written.map_err(|error| error.cause);
+        let expected = match answers {
+            8 => Ok(()),
+            _ => Err(DmaFault::Peer(PeerError::TimedOut)),
+        };
+        assert_eq!((cause, *peer.2.lock()), (expected, answers));
+    }
+}
+
 /// 1 ns for each byte, and the latency in ns.
 fn link(latency: u64) -> Link {
     Link::new(LinkSpeed {

@@ -25,6 +25,10 @@ const WORD: usize = 8;
 /// Bytes of one request to a peer by message: as many as a message of the switch has.
 const PEER_STEP: usize = 32 << 10;
 
+/// How long a request to a peer by messages takes, in nanoseconds: a message after that is not begun, and the request fails as one
+/// without a completion. A peer may be late to answer each of them.
+const LONGEST_PEER_REQUEST: u64 = 4_000_000_000;
+
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
 pub(super) const LINK_WAIT: u64 = 10_000_000;
 
@@ -227,7 +231,8 @@ impl Requester {
         }
     }
 
-    /// Asks a peer step by step, as long as the function may issue requests: a peer that is slow delays a reset by one step.
+    /// Asks a peer step by step, as long as the function may issue requests: a peer that is slow delays a reset by one step, and its
+    /// requester by one step and [`LONGEST_PEER_REQUEST`].
     fn ask_peer(
         &self,
         peer: PeerId,
@@ -236,7 +241,11 @@ impl Requester {
     ) -> Result<(), DmaFault> {
         let peers = self.peers.read().clone();
         let peers = peers.ok_or(DmaFault::Peer(PeerError::Gone))?;
+        let end = self.clock.now().saturating_add(LONGEST_PEER_REQUEST);
         while !part.is_empty() {
+            if self.clock.now() > end {
+                return Err(DmaFault::Peer(PeerError::TimedOut));
+            }
             if !self.route_table().may_request() {
                 return Err(DmaFault::NotMaster);
             }

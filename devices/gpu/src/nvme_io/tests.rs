@@ -1,7 +1,7 @@
 //! The kernel beside a disk that carries commands out when a doorbell is written, or when a test has it.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerbar_dma::{Ask, Buffer, MemoryFile, Requester, Upstream, UpstreamError};
 use peerbar_nvme_spec::command::nvm::BlockRange;
@@ -250,6 +250,22 @@ fn doorbell_stands_for_half_of_what_may_be_in_progress() {
         (0, [9, 2], Some(40)),
         "32 entries, then the last 8"
     );
+}
+
+#[test]
+fn step_whose_slice_is_over_submits_or_completes_one_command() {
+    let mut fixture = fixture([16, 16], 9);
+    fixture.executor.begin_slice(Instant::now());
+    let mut progress = Progress::default();
+    for step in 1u16..=18 {
+        let done = fixture.executor.nvme_io(&fixture.io, &mut progress);
+        assert_eq!(done, Ok((step == 18).then_some(9)), "step {step}");
+        let queue = progress.queue;
+        let expected = (step.min(9), step.saturating_sub(9));
+        assert_eq!((queue.sent, queue.done), expected);
+    }
+    let rings = fixture.disk.with(|disk| disk.rings);
+    assert_eq!(rings, [9, 2], "half of the entries, then the last one");
 }
 
 #[test]
