@@ -144,16 +144,19 @@ impl DataPath {
         }
     }
 
-    /// Fetches `len` bytes from the PRPs of the command into `memory` from `offset` on. If any of them cannot be read, none
-    /// is changed there, but where a mapping goes away meanwhile.
+    /// Fetches `len` bytes, in blocks of `block`, from the PRPs of the command into `memory` from `offset` on. If any of them cannot
+    /// be read, none is changed there, but where memory is taken away meanwhile: then the blocks before that are new.
     pub(crate) fn receive_into(
         &mut self,
         command: &SubmissionEntry,
         (memory, offset): (&MappedMemory, u64),
-        len: usize,
+        (len, block): (usize, u32),
     ) -> Result<(), Status> {
         self.locate(Purpose::Payload, command, len)?;
-        if self.is_straight(Purpose::Payload) {
+        // A block in two segments is moved by two copies, of which the second one may fail.
+        let mut segments = self.segments.iter();
+        let is_whole = segments.all(|segment| (segment.len as u64).is_multiple_of(block.into()));
+        if is_whole && self.is_straight(Purpose::Payload) {
             let (_, done) = self.copy(Direction::Read, (memory, offset))?;
             if done == len {
                 return Ok(());
@@ -464,6 +467,34 @@ mod tests {
         files.transfer(place, memory, job);
         assert!(path.files.as_mut().unwrap().submit());
         Some((path, client))
+    }
+
+    #[test]
+    fn block_in_two_segments_of_which_one_is_lost_stays_as_it_was() {
+        let requester = Arc::new(Requester::new());
+        requester.set_bus_master(true);
+        let rams = [0x1000, 0x3000].map(|address| {
+            let fd = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            rustix::fs::ftruncate(&fd, 0x1000).unwrap();
+            rustix::io::pwrite(&fd, &[7; 0x1000], 0).unwrap();
+            let lent = fd.try_clone().unwrap();
+            requester
+                .map(address, 0x1000, (true, true), Some((lent, 0)))
+                .unwrap();
+            fd
+        });
+        let [_, lost] = rams;
+        rustix::fs::ftruncate(&lost, 0).unwrap();
+        let mut path = DataPath::new(requester, 0x1000, Vec::new());
+        let disk = MemoryFile::create("disk", 0x1000).unwrap();
+        let mut write = read_to(0x1d00);
+        write.opcode = NvmOpcode::Write as u8;
+        write.prp2.set(0x3000);
+        let written = path.receive_into(&write, (&disk, 0), (0x400, 0x200));
+        assert_eq!(written, Err(Status::DATA_TRANSFER_ERROR));
+        let mut found = [1; 0x400];
+        disk.read(0, &mut found).unwrap();
+        assert_eq!(found, [0; 0x400], "neither half of the second block");
     }
 
     #[test]

@@ -119,8 +119,9 @@ impl Io {
         match namespace.backend().direct() {
             DirectAccess::Nothing => self.data.check(entry, len)?,
             DirectAccess::Memory(memory) => {
+                let block = namespace.block_bytes();
                 self.data
-                    .receive_into(entry, (memory, extent.offset), len)?;
+                    .receive_into(entry, (memory, extent.offset), (len, block))?;
             }
             DirectAccess::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
