@@ -10,6 +10,7 @@
 mod blocks;
 mod channel;
 mod client;
+mod confinement;
 mod disk;
 mod dying;
 #[path = "../environment.rs"]

@@ -295,3 +295,27 @@ fn bars() -> Result<[Bar; 3], peerbar_pci::BarError> {
 fn word(data: &[u8]) -> Option<u32> {
     data.try_into().ok().map(u32::from_le_bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use peerbar_efa_spec::registers::offset;
+
+    use super::*;
+
+    #[test]
+    fn peer_has_doorbells_and_send_queues_only() {
+        let vectors = Arc::new(Vectors::new(VECTORS).unwrap());
+        let setup = setup(&Config::default(), Gid([1; 16]), vectors).unwrap();
+        let efa = Efa::new(setup, DataPath::start).unwrap();
+        let start_reset = || efa.peer_write(REGISTER_BAR, offset::DEV_CTL, &[1, 0, 0, 0]);
+        assert_eq!(start_reset(), Err(UnsupportedRequest));
+        assert!(!efa.shared.with(|registers| registers.is_in_reset()));
+        let vector = efa.peer_write(VECTOR_BAR, 0, &[1; 4]);
+        assert_eq!(vector, Err(UnsupportedRequest));
+        let queue = memory_bar::SEND_QUEUES.start;
+        efa.peer_write(memory_bar::BAR, queue, &[7; 64]).unwrap();
+        let mut entry = [0; 64];
+        efa.bar_read(memory_bar::BAR, queue, &mut entry);
+        assert_eq!(entry, [7; 64]);
+    }
+}

@@ -526,6 +526,18 @@ mod tests {
     }
 
     #[test]
+    fn doorbell_is_not_followed_while_the_registers_have_a_task() {
+        let mut engine = engine();
+        engine.doorbells.write(0x8000, &1u32.to_le_bytes());
+        let mut channel = engine.take(0).unwrap();
+        let mut fetches = |engine: &mut Engine| engine.fetch(0, &mut channel).unwrap().is_some();
+        engine.shared.interrupt();
+        assert!(!fetches(&mut engine), "it may be one of the next ring");
+        assert_eq!(engine.next_task(true), Task::Doorbells);
+        assert!(fetches(&mut engine));
+    }
+
+    #[test]
     fn doorbell_word_is_1_during_sleep_and_0_during_polls() {
         let engine = engine();
         let word = || {

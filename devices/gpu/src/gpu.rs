@@ -266,3 +266,33 @@ impl Parts {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peer_has_no_register_but_the_doorbells() {
+        let config = Config {
+            vram_bytes: 4 << 20,
+            aperture_bytes: None,
+            mode: Mode::Static,
+            job_timeout: Duration::from_secs(20),
+        };
+        let vectors = Arc::new(Vectors::new(VECTORS).unwrap());
+        let gpu = Parts::new(&config, vectors).unwrap().gpu;
+        // The ring of channel 0: where it is, and that it is on.
+        for (offset, value) in [(0x1000, 4096u32), (0x1010, 1)] {
+            let refused = gpu.peer_write(REGISTER_BAR, offset, &value.to_le_bytes());
+            assert_eq!(refused, Err(UnsupportedRequest), "{offset:#x}");
+            let mut register = [1; 4];
+            gpu.bar_read(REGISTER_BAR, offset, &mut register);
+            assert_eq!(register, [0; 4], "{offset:#x}");
+        }
+        let refused = gpu.peer_write(REGISTER_BAR, DMA_LOG.start, &[1; 4]);
+        assert_eq!(refused, Err(UnsupportedRequest));
+        gpu.peer_write(REGISTER_BAR, DOORBELLS.start, &[3, 0, 0, 0])
+            .unwrap();
+        assert_eq!(gpu.doorbells.value(0), 3);
+    }
+}

@@ -1,0 +1,35 @@
+//! What devices below a switch, or at a fabric, can still do after they were taken over: connect to Unix sockets, and nothing more.
+
+use std::process::Command;
+
+use peerbar_lab::programs::program;
+use peerbar_sandbox::take_over::assert_confined;
+use peerbar_sandbox::{Connections, ServerKind};
+use tempfile::TempDir;
+
+use crate::server::Server;
+
+/// Takes over a device that has attached to a server by this option.
+#[track_caller]
+fn check_attached(server: &str, device: &str, option: &str, words: &[&str]) {
+    let folder = TempDir::new().unwrap();
+    let at = Server::start(folder.path(), "server", server, &[]).unwrap();
+    let mut command = Command::new(program(device).unwrap());
+    command
+        .arg("--socket-path")
+        .arg(folder.path().join("device.sock"));
+    command.arg(option).arg(&at.socket).args(words);
+    assert_confined(&mut command, ServerKind::Device, Connections::Unix);
+    at.end().unwrap();
+}
+
+#[test]
+fn device_below_a_switch_can_only_serve_and_connect() {
+    let words = ["--vram", "16M", "--port-name", "gpu0"];
+    check_attached("peerbar-switch", "peerbar-gpu", "--switch", &words);
+}
+
+#[test]
+fn adapter_at_a_fabric_can_only_serve_and_connect() {
+    check_attached("peerbar-fabric", "peerbar-efa", "--fabric", &[]);
+}
