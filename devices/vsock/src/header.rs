@@ -159,4 +159,19 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn packet_of_another_guest_or_to_another_host_is_refused() {
+        let ports = Ports { guest: 5, host: 6 };
+        let of = |source: u64, destination: u64| {
+            let mut wire = VsockHeader::reset(ports).for_guest(3);
+            (wire.source_cid, wire.destination_cid) = (source.into(), destination.into());
+            (wire.source_port, wire.destination_port) = (5.into(), 6.into());
+            VsockHeader::of_guest(&wire, 3)
+        };
+        assert!(of(3, HOST_CID).is_ok_and(|header| header.ports == ports));
+        for (source, destination) in [(4, HOST_CID), (HOST_CID, HOST_CID), (3, 3), (3, 1)] {
+            assert!(of(source, destination).is_err_and(|refused| refused == ports));
+        }
+    }
 }

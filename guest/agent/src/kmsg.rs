@@ -67,20 +67,25 @@ impl KernelLog {
 
     /// The lines that the kernel has logged since the last call, or since the start.
     pub(crate) fn new_messages(&mut self) -> impl Iterator<Item = String> {
-        let mut record = [0; 8192];
-        std::iter::from_fn(move || {
-            loop {
-                match self.file.read(&mut record) {
-                    Ok(0) => return None,
-                    Ok(count) => return Some(message(record.get(..count).unwrap_or_default())),
-                    // The next record was overwritten. The read after that has the oldest that is left.
-                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => self.has_lost = true,
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    Err(_) => return None,
-                }
-            }
-        })
+        messages(&mut self.file, &mut self.has_lost)
     }
+}
+
+/// The messages that a read each has, as /dev/kmsg gives them, up to its end. `has_lost` is set where some were overwritten.
+fn messages(log: &mut impl Read, has_lost: &mut bool) -> impl Iterator<Item = String> {
+    let mut record = [0; 8192];
+    std::iter::from_fn(move || {
+        loop {
+            match log.read(&mut record) {
+                Ok(0) => return None,
+                Ok(count) => return Some(message(record.get(..count).unwrap_or_default())),
+                // The next record was overwritten. The read after that has the oldest that is left.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => *has_lost = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return None,
+            }
+        }
+    })
 }
 
 /// What the kernel may say of a check without being against it.
@@ -230,6 +235,31 @@ mod tests {
     fn sifted_of(log: impl Iterator<Item = String>, expected: &Expected<'_>) -> Complaints {
         let mut known = KnownWarnings::of(expected.warnings);
         sift(log, expected, &mut known)
+    }
+
+    /// What the reads of a log give, the last one first.
+    struct Reads(Vec<io::Result<&'static str>>);
+
+    impl Read for Reads {
+        fn read(&mut self, record: &mut [u8]) -> io::Result<usize> {
+            let text = self.0.pop().unwrap_or(Ok(""))?;
+            record[..text.len()].copy_from_slice(text.as_bytes());
+            Ok(text.len())
+        }
+    }
+
+    #[test]
+    fn messages_that_were_overwritten_are_noted_and_the_rest_is_read() {
+        let of = |lost: Option<io::ErrorKind>| {
+            let mut reads = vec![Ok("6,2,9,-;second"), Ok("6,1,8,-;first")];
+            reads.extend(lost.map(|kind| Err(kind.into())));
+            let mut has_lost = false;
+            let read: Vec<_> = messages(&mut Reads(reads), &mut has_lost).collect();
+            assert_eq!(read, ["first", "second"]);
+            has_lost
+        };
+        assert!(of(Some(io::ErrorKind::BrokenPipe)));
+        assert!(!of(Some(io::ErrorKind::Interrupted)) && !of(None));
     }
 
     #[test]
