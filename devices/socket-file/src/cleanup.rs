@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use rustix::cmsg_space;
 use rustix::fs::{Mode, OFlags, fstat, lstat, open, unlink};
-use rustix::io::{Errno, read, retry_on_intr};
+use rustix::io::{Errno, read, retry_on_intr, write};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
 use crate::{descriptors, folder_lock};
@@ -34,7 +34,8 @@ pub(crate) struct Cleanup {
 }
 
 impl Cleanup {
-    /// Starts the process. It removes what is at `path` only if that is still the file that `file` refers to, under the lock of
+    /// Starts the process, which has closed all that it has of the server once this returns: a server that is killed then leaves no lock
+    /// of a file behind. The process removes what is at `path` only if that is still the file that `file` refers to, under the lock of
     /// `directory`. Then it calls `end` with the connection that it holds when the server ends, if it holds one. `end` takes no lock and
     /// allocates nothing, as other threads of this process may be within either.
     pub(crate) fn start(
@@ -53,7 +54,7 @@ impl Cleanup {
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
-                if keep_only(&its, &file.file) {
+                if keep_only(&its, &file.file) && write(&its, &[0]).is_ok() {
                     let connection = held_at_end(&its);
                     // First, since `end` may wait for the client.
                     let _ = file.remove();
@@ -64,7 +65,16 @@ impl Cleanup {
                 // SAFETY: ends the process; nothing of this program runs after it.
                 unsafe { libc::_exit(0) }
             }
-            child => Ok(Self { pipe: ours, child }),
+            child => {
+                // It is the child's alone, and ends with it.
+                drop(its);
+                let begun = retry_on_intr(|| read(&ours, &mut [0_u8]))?;
+                let cleanup = Self { pipe: ours, child };
+                match begun {
+                    0 => Err(io::Error::other("it ended at its start")),
+                    _ => Ok(cleanup),
+                }
+            }
         }
     }
 
@@ -170,12 +180,21 @@ mod tests {
     }
 
     #[test]
+    fn process_has_closed_what_it_has_of_its_server_once_it_has_started() {
+        let folder = tempfile::tempdir().unwrap();
+        for _ in 0..20 {
+            let (server, _socket) = make(&folder.path().join("s")).unwrap();
+            let open = std::fs::read_dir(format!("/proc/{}/fd", server.cleanup.child)).unwrap();
+            assert_eq!(open.count(), 2);
+        }
+    }
+
+    #[test]
     fn late_cleanup_spares_the_successor_s_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let (SocketFile { cleanup, .. }, socket) = make(&path).unwrap();
-        // The process has closed what it has of its server, the lock, too.
-        folder_lock::acquire(folder_of(&path), Duration::from_secs(10)).unwrap();
+        folder_lock::acquire(folder_of(&path), Duration::ZERO).unwrap();
         let child = Pid::from_raw(cleanup.child).unwrap();
         kill_process(child, Signal::STOP).unwrap();
         // As when the server is killed.
