@@ -19,6 +19,8 @@ use crate::peers::PeerId;
 
 /// Bytes of a link's meters: one for each direction.
 pub(crate) const METERS: u64 = 16;
+/// The longest file of a peer that has them.
+pub(crate) const LONGEST_METERS: u64 = 4096;
 
 /// The longest that a slice waits for others, in nanoseconds, whatever the meter says.
 const LONGEST_QUEUE: u64 = 1_000_000_000;
@@ -150,8 +152,9 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// The most links of peers that are remembered; the switch gives an endpoint another number whenever it attaches.
-    const MAX_PEERS: usize = 256;
+    /// The most links of peers that are remembered, as many as a switch has ports. It gives an endpoint another number whenever that
+    /// attaches.
+    const MAX_PEERS: usize = 64;
 
     pub(crate) fn own(&self) -> Option<&Arc<Link>> {
         self.own.as_ref()
@@ -161,11 +164,19 @@ impl Links {
         self.own = Some(Arc::new(link));
     }
 
-    pub(crate) fn set_peer(&mut self, peer: PeerId, link: Link) {
+    /// Remembers the link of a peer. If there are too many, one of a peer that is not there goes.
+    pub(crate) fn set_peer(&mut self, peer: PeerId, link: Link, is_there: impl Fn(PeerId) -> bool) {
         self.peers.insert(peer, Arc::new(link));
         if self.peers.len() > Self::MAX_PEERS {
-            self.peers.pop_first();
+            let mut others = self.peers.keys().copied().filter(|other| *other != peer);
+            let gone = others.find(|other| !is_there(*other)).unwrap_or(peer);
+            self.peers.remove(&gone);
         }
+    }
+
+    /// Forgets the links of all peers.
+    pub(crate) fn forget_peers(&mut self) {
+        self.peers.clear();
     }
 
     /// Those that data takes to or from a peer, or whatever is above the switch; `None` if none of them takes time.
@@ -262,6 +273,25 @@ mod tests {
             bandwidth: Bandwidth::of_bytes_per_second(bandwidth),
         };
         Arc::new(Link::new(speed).unwrap())
+    }
+
+    #[test]
+    fn links_of_peers_that_left_go_first() {
+        let mut links = Links::default();
+        let speed = LinkSpeed {
+            latency: Latency::of_nanoseconds(1),
+            bandwidth: Bandwidth::of_bytes_per_second(MIB),
+        };
+        // Of peers that attach again and again, beside one that was there before them.
+        for number in 1..1000 {
+            let is_there = |peer| [PeerId(1), PeerId(number)].contains(&peer);
+            links.set_peer(PeerId(number), Link::new(speed).unwrap(), is_there);
+            let path = |peer| links.path(Some(PeerId(peer)), Direction::Read);
+            assert!(path(1).is_some() && path(number).is_some());
+            assert!(links.peers.len() <= Links::MAX_PEERS);
+        }
+        links.forget_peers();
+        assert!(links.path(Some(PeerId(1)), Direction::Read).is_none());
     }
 
     fn up(link: &Arc<Link>) -> Option<LinkUse> {

@@ -74,6 +74,12 @@ pub enum MemoryError {
         /// Bytes of the mapping that was refused.
         size: u64,
     },
+    /// A page is enough for what it has.
+    #[error("memory file of {size:#x} bytes is longer than a page")]
+    TooLong {
+        /// Length of the file, as far as it was mapped.
+        size: u64,
+    },
     /// The lender took pages away: it cut the file short, or punched a hole that cannot be filled.
     #[error("memory file of {size:#x} bytes was taken away by the process that lent it")]
     Lost {
@@ -415,6 +421,8 @@ impl MappedMemory {
         to_offset: u64,
         len: usize,
     ) -> Result<(), MemoryError> {
+        // What is lost already reads as zeros, which are not brought anywhere.
+        self.intact()?;
         let from = self.slice(offset, len)?;
         from.copy_to_volatile_slice(to.slice(to_offset, len)?);
         self.intact()?;

@@ -136,6 +136,12 @@ impl PeerTable {
         self.set(PeerId::NOBODY, lost);
     }
 
+    /// Whether a peer has a window that it answers.
+    pub(crate) fn is_there(&self, peer: PeerId) -> bool {
+        let mut windows = self.windows.get(&peer).into_iter().flatten();
+        windows.any(|window| !matches!(window.memory, PeerMemory::Gone))
+    }
+
     /// The windows of each peer.
     pub(crate) fn windows(&self) -> impl Iterator<Item = (&PeerId, &Vec<PeerWindow>)> {
         self.windows.iter()

@@ -25,7 +25,7 @@ use crate::counters::{CounterFile, Counters};
 use crate::error::DmaError;
 use crate::lease::PeerLeases;
 use crate::lent_file::LentFile;
-use crate::link::{Link, METERS};
+use crate::link::{LONGEST_METERS, Link, METERS};
 use crate::link_speed::LinkSpeed;
 use crate::link_state::LinkState;
 use crate::loans::Loans;
@@ -363,8 +363,14 @@ impl Requester {
         meters: OwnedFd,
     ) -> Result<(), MemoryError> {
         let meters = self.borrow_memory(peer, meters, (0, METERS))?;
+        let size = meters.file.size();
+        if size > LONGEST_METERS {
+            return Err(MemoryError::TooLong { size });
+        }
         let link = Link::with_meters(speed, meters);
-        self.change().links.set_peer(peer, link);
+        let routes = &mut *self.change();
+        let is_there = |peer| routes.peers.is_there(peer);
+        routes.links.set_peer(peer, link, is_there);
         Ok(())
     }
 
@@ -383,7 +389,7 @@ impl Requester {
     }
 
     /// The link to the switch is lost: no peer can be reached, and requests to one fail. Their windows are [`PeerId::NOBODY`]'s, until
-    /// that has none any more.
+    /// that has none any more. The switch says again how long their links take.
     pub fn lose_peers(&self) {
         let mut routes = self.change();
         let lost = routes.peers.addresses(|_| true);
@@ -393,6 +399,7 @@ impl Requester {
             peers.for_each(|(peer, _)| recording::peer(recorder, *peer, &[]));
         }
         routes.peers.lose_all();
+        routes.links.forget_peers();
         if let Some(recorder) = self.recorder.get() {
             for (peer, windows) in routes.peers.windows() {
                 recording::peer(recorder, *peer, windows);

@@ -49,10 +49,14 @@ impl Executor {
         if !queue.is_begun {
             self.begin(io, queue)?;
         }
-        let submitted = self.submit(io, queue)?;
-        // A command that is submitted is progress enough for a step whose slice is over.
-        let ends = submitted && self.slice_is_over();
-        let completed = !ends && self.take_completions(io, queue)?;
+        // A step whose slice is over has either submitted a command or looked for a completion, and the next one does the other.
+        let only_looks = std::mem::take(&mut queue.only_submitted);
+        let submitted = !only_looks && self.submit(io, queue)?;
+        queue.only_submitted = submitted && self.slice_is_over();
+        if queue.only_submitted {
+            return Ok(None);
+        }
+        let completed = self.take_completions(io, queue)?;
         if completed {
             queue.last_completion = progress.worked;
         }
@@ -60,7 +64,7 @@ impl Executor {
             self.keep(io, &queue.state(0, 0))?;
             return Ok(Some(queue.result(io.count)));
         }
-        progress.is_waiting = !submitted && !completed;
+        progress.is_waiting = !submitted && !completed && !only_looks;
         let since_last = progress.worked.saturating_sub(queue.last_completion);
         check_time(io.limit, since_last)?;
         Ok(None)

@@ -48,6 +48,8 @@ pub(crate) struct NvmeIo {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QueueProgress {
     pub(crate) is_begun: bool,
+    /// The last step has submitted commands and has not looked for completions.
+    pub(crate) only_submitted: bool,
     /// Commands submitted, completions taken and doorbells written since the queues were made.
     pub(crate) submitted: u64,
     pub(crate) completed: u64,

@@ -145,7 +145,7 @@ impl DataPath {
     }
 
     /// Fetches `len` bytes, in blocks of `block`, from the PRPs of the command into `memory` from `offset` on. If any of them cannot
-    /// be read, none is changed there, but where memory is taken away meanwhile: then the blocks before that are new.
+    /// be read, none is changed there, but where a lender has taken its memory away: then blocks before that are new, and its own zeros.
     pub(crate) fn receive_into(
         &mut self,
         command: &SubmissionEntry,
@@ -487,6 +487,7 @@ mod tests {
         rustix::fs::ftruncate(&lost, 0).unwrap();
         let mut path = DataPath::new(requester, 0x1000, Vec::new());
         let disk = MemoryFile::create("disk", 0x1000).unwrap();
+        disk.write(0, &[9; 0x1000]).unwrap();
         let mut write = read_to(0x1d00);
         write.opcode = NvmOpcode::Write as u8;
         write.prp2.set(0x3000);
@@ -494,7 +495,7 @@ mod tests {
         assert_eq!(written, Err(Status::DATA_TRANSFER_ERROR));
         let mut found = [1; 0x400];
         disk.read(0, &mut found).unwrap();
-        assert_eq!(found, [0; 0x400], "neither half of the second block");
+        assert_eq!(found, [9; 0x400], "neither half of the second block");
     }
 
     #[test]

@@ -91,6 +91,7 @@ impl Requester {
         fault: Action,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,
+        peers_end: &mut Option<u64>,
         address: u64,
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
@@ -100,16 +101,22 @@ impl Requester {
             (Action::Corrupt(bytes), Buffer::Write(data)) => {
                 let mut wrong = data.to_vec();
                 invert(&mut wrong, bytes);
-                self.reach(routes, target, address, &mut Buffer::Write(&wrong))
+                self.reach(
+                    routes,
+                    target,
+                    peers_end,
+                    address,
+                    &mut Buffer::Write(&wrong),
+                )
             }
             (Action::Corrupt(bytes), part) => {
-                self.reach(routes, target, address, part)?;
+                self.reach(routes, target, peers_end, address, part)?;
                 if let Buffer::Read(data) = part {
                     invert(data, bytes);
                 }
                 Ok(())
             }
-            (_, part) => self.reach(routes, target, address, part),
+            (_, part) => self.reach(routes, target, peers_end, address, part),
         }
     }
 }

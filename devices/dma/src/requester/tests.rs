@@ -848,13 +848,13 @@ fn request_to_a_peer_that_is_late_for_each_message_times_out() {
         requester.set_bus_master(true);
         let peer = Arc::new(Late(time, late, Mutex::default()));
         requester.set_switch(PeerRouting::Route, peer.clone());
-        let window = PeerWindow {
-            address: 0x2_0000,
-            size: 0x10_0000,
-            claim: 0x2_0000,
+        let windows = (0..3).map(|number| PeerWindow {
+            address: 0x2_0000 + number * 0x1_8000,
+            size: 0x1_8000,
+            claim: number,
             memory: PeerMemory::ByMessage,
-        };
-        requester.set_peer(PeerId(4), vec![window]);
+        });
+        requester.set_peer(PeerId(4), windows.collect());
         let written = requester.write(Purpose::Payload, 0x2_0000, &[1; 8 * (32 << 10)]);
         let cause = written.map_err(|error| error.cause);
         let expected = match answers {

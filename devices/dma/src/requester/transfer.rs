@@ -25,8 +25,9 @@ const WORD: usize = 8;
 /// Bytes of one request to a peer by message: as many as a message of the switch has.
 const PEER_STEP: usize = 32 << 10;
 
-/// How long a request to a peer by messages takes, in nanoseconds: a message after that is not begun, and the request fails as one
-/// without a completion. A peer may be late to answer each of them.
+/// How long a request to peers by messages takes, in nanoseconds: a message after that is not begun, and the request fails as one
+/// without a completion. A peer may be late to answer each of them. One of 4 MiB is 128 messages, which take a millisecond each on
+/// a loaded machine.
 const LONGEST_PEER_REQUEST: u64 = 4_000_000_000;
 
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
@@ -37,6 +38,8 @@ struct Transfer<'a> {
     tag: Tag,
     /// The bytes on links that take time.
     transit: Option<Transit>,
+    /// When no further message to a peer is begun, once one has been.
+    peers_end: Option<u64>,
     /// Segments for the client, to be sent together, and what is known of each.
     asks: Vec<Ask<'a>>,
     notes: Vec<Note>,
@@ -100,6 +103,7 @@ impl Requester {
         let mut transfer = Transfer {
             tag,
             transit: None,
+            peers_end: None,
             asks: Vec::new(),
             notes: Vec::new(),
         };
@@ -172,10 +176,10 @@ impl Requester {
             });
             return Ok(len);
         }
-        let target = &segment.target;
+        let (target, end) = (&segment.target, &mut transfer.peers_end);
         let outcome = match fault {
-            None => self.reach(routes, target, address, &mut part),
-            Some(fault) => self.reach_with(fault, routes, target, address, &mut part),
+            None => self.reach(routes, target, end, address, &mut part),
+            Some(fault) => self.reach_with(fault, routes, target, end, address, &mut part),
         };
         let refused = outcome == Err(DmaFault::NoPage);
         let done = SegmentResult {
@@ -188,11 +192,13 @@ impl Requester {
         Ok(len)
     }
 
-    /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before.
+    /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before. `peers_end` is that of
+    /// the request.
     pub(super) fn reach(
         &self,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,
+        peers_end: &mut Option<u64>,
         address: u64,
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
@@ -218,7 +224,7 @@ impl Requester {
             },
             Target::PeerByMessage(peer) => {
                 drop(routes);
-                self.ask_peer(*peer, address, part.reborrow())
+                self.ask_peer(*peer, peers_end, address, part.reborrow())
             }
             Target::Forbidden => {
                 drop(routes);
@@ -231,19 +237,20 @@ impl Requester {
         }
     }
 
-    /// Asks a peer step by step, as long as the function may issue requests: a peer that is slow delays a reset by one step, and its
-    /// requester by one step and [`LONGEST_PEER_REQUEST`].
+    /// Asks a peer step by step, as long as the function may issue requests and until the `end` of the request: a peer that is slow
+    /// delays a reset by one step, and its requester by one step and [`LONGEST_PEER_REQUEST`].
     fn ask_peer(
         &self,
         peer: PeerId,
+        end: &mut Option<u64>,
         mut address: u64,
         mut part: Buffer<'_>,
     ) -> Result<(), DmaFault> {
         let peers = self.peers.read().clone();
         let peers = peers.ok_or(DmaFault::Peer(PeerError::Gone))?;
-        let end = self.clock.now().saturating_add(LONGEST_PEER_REQUEST);
         while !part.is_empty() {
-            if self.clock.now() > end {
+            let now = self.clock.now();
+            if now > *end.get_or_insert(now.saturating_add(LONGEST_PEER_REQUEST)) {
                 return Err(DmaFault::Peer(PeerError::TimedOut));
             }
             if !self.route_table().may_request() {
