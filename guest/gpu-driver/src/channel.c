@@ -9,6 +9,8 @@
  * cannot be repeated.
  */
 #include <linux/bitfield.h>
+#include <linux/capability.h>
+#include <linux/cred.h>
 #include <linux/dma-mapping.h>
 #include <linux/iopoll.h>
 #include <linux/slab.h>
@@ -363,18 +365,31 @@ static struct pb_channel *find_free(struct pb_gpu *gpu)
 	return NULL;
 }
 
-/* A channel for the file's own use; EBUSY if as many files as there are channels have one. */
+/* Whether the caller's user has as many channels as one may have, so that other users have some. */
+static bool has_all(struct pb_gpu *gpu)
+{
+	unsigned int i, count = 0;
+
+	for (i = 0; i < PB_CHANNELS; i++) {
+		if (gpu->channels[i].owner && uid_eq(gpu->channels[i].user, current_uid()))
+			count++;
+	}
+	return count >= PB_CHANNELS_OF_A_USER && !capable(CAP_SYS_RESOURCE);
+}
+
+/* A channel for the file's own use; EBUSY if there is none, or the user has all that one may have. */
 struct pb_channel *pb_channel_open(struct pb_gpu *gpu, struct pb_file *owner)
 {
 	struct pb_channel *channel;
 	int error;
 
 	mutex_lock(&gpu->channels_lock);
-	channel = find_free(gpu);
+	channel = has_all(gpu) ? NULL : find_free(gpu);
 	error = channel ? alloc_memory(channel) : -EBUSY;
 	if (!error) {
 		mutex_lock(&channel->lock);
 		channel->owner = owner;
+		channel->user = current_uid();
 		start(channel);
 		mutex_unlock(&channel->lock);
 	}

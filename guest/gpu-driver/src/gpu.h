@@ -132,6 +132,7 @@ struct pb_buffer {
 /* ---- channels ---- */
 
 #define PB_RING_ENTRIES 512
+#define PB_CHANNELS_OF_A_USER 7	/* of one without CAP_SYS_RESOURCE */
 
 struct pb_slot {
 	struct pb_job *job;
@@ -145,6 +146,7 @@ struct pb_channel {
 	unsigned int index;
 	struct mutex lock;	/* all below, and the registers */
 	struct pb_file *owner;
+	kuid_t user;	/* who had the first job of its owner, under channels_lock */
 	bool paused;	/* takes jobs, does not run them */
 	bool broken;	/* did not stop: its memory is never given back */
 	struct pb_command *ring;

@@ -35,8 +35,8 @@ enum Failure {
     Sealed,
     /// Its file system is full: any write may fail.
     Full,
-    /// It is a disk that loses what it has taken: any Flush may fail.
-    Lossy,
+    /// It is a disk, with sectors of so many bytes, that loses what it has taken: any Flush may fail.
+    Lossy(u32),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -111,9 +111,9 @@ impl Disk {
                 File::create_new(&image).unwrap();
                 (image, Box::new(mount))
             }
-            Failure::Lossy => {
+            Failure::Lossy(sector_bytes) => {
                 let mount = SmallMount::new();
-                let device = LoopDevice::new(mount.path(), 512, bytes);
+                let device = LoopDevice::new(mount.path(), sector_bytes, bytes);
                 (device.path(), Box::new((device, mount)))
             }
         };
@@ -202,7 +202,7 @@ impl Model {
                 command.dwords[2] |= u32::from(deallocate) << 25;
                 let code = self.driver.code(queue, command);
                 self.written(range.clone(), code, false, |_| 0);
-                if self.disk.failure == Failure::Lossy && !deallocate {
+                if matches!(self.disk.failure, Failure::Lossy(_)) && !deallocate {
                     // Linux 6.18 writes zeroes in the place of fallocate(2)'s ZERO_RANGE there, and loses some without an error.
                     self.bytes[range].fill(None);
                 }
@@ -238,7 +238,7 @@ impl Model {
         let may_fail = match failure {
             Failure::Short => false,
             Failure::Sealed => range.end > self.disk.len(),
-            Failure::Full | Failure::Lossy => true,
+            Failure::Full | Failure::Lossy(_) => true,
         };
         let has_failed = [sc::WRITE_FAULT, sc::CAPACITY_EXCEEDED].contains(&code);
         assert!(
@@ -249,7 +249,7 @@ impl Model {
         for (at, byte) in self.bytes[range].iter_mut().enumerate() {
             *byte = (code == 0).then(|| data(at));
         }
-        if has_failed && syncs && failure == Failure::Lossy {
+        if has_failed && syncs && matches!(failure, Failure::Lossy(_)) {
             self.is_lost = true;
             self.bytes.fill(None);
         }
@@ -336,5 +336,8 @@ fn shortened_images_hold_what_the_model_holds() {
 #[test]
 #[ignore = "needs root for a loop device; scripts/test runs it"]
 fn full_and_lossy_loop_devices_hold_what_the_model_holds() {
-    hold(40, &[Failure::Full, Failure::Lossy]);
+    hold(
+        40,
+        &[Failure::Full, Failure::Lossy(512), Failure::Lossy(4096)],
+    );
 }

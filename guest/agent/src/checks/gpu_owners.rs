@@ -1,5 +1,7 @@
-//! GPU memory that is allocated again is all zeros: no owner sees the data of another. An owner can revoke it at any time.
+//! GPU memory that is allocated again is all zeros: no owner sees the data of another. An owner can revoke it at any time. A user
+//! leaves channels to others.
 
+mod channels;
 mod revoke;
 
 use super::{Outcome, Run};
@@ -31,6 +33,7 @@ impl Run for GpuOwners {
             "the first owner had {left} bytes of memory, the second {found}"
         );
         revoke::amid_commands(gpu).context("an owner revokes it amid commands of another")?;
+        channels::of_a_user(gpu).context("the channels of a user without rights")?;
         memory_is_back(guest, gpu)?;
         Ok(Outcome::Passed)
     }
