@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags, fstat, lstat, open, unlink};
 use rustix::io::{Errno, read, retry_on_intr, write};
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
-use crate::{descriptors, folder_lock};
+use crate::{descriptors, file_lock};
 
 /// How long the process waits for the lock of the folder, and the server's end with it. After that the file stays: it is stale,
 /// and the next server replaces it.
@@ -107,7 +107,7 @@ impl SocketPath {
     fn remove(&self) -> Result<(), Errno> {
         let directory = open(&*self.directory, OFlags::RDONLY, Mode::empty())?;
         // Another server that replaces the file does so under this lock.
-        folder_lock::acquire(&directory, PATIENCE)?;
+        file_lock::acquire(&directory, PATIENCE)?;
         let (there, ours) = (lstat(&*self.path)?, fstat(&self.file)?);
         if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) {
             unlink(&*self.path)?;
@@ -194,7 +194,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let (SocketFile { cleanup, .. }, socket) = make(&path).unwrap();
-        folder_lock::acquire(folder_of(&path), Duration::ZERO).unwrap();
+        file_lock::acquire(folder_of(&path), Duration::ZERO).unwrap();
         let child = Pid::from_raw(cleanup.child).unwrap();
         kill_process(child, Signal::STOP).unwrap();
         // As when the server is killed.

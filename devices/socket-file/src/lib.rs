@@ -6,7 +6,7 @@
 mod cleanup;
 mod closing;
 pub mod descriptors;
-mod folder_lock;
+pub mod file_lock;
 pub mod line_server;
 pub mod packets;
 
@@ -210,7 +210,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 /// Two servers that start at once must not take each other's fresh socket for a stale one.
 fn lock_directory(path: &Path) -> io::Result<File> {
     let directory = File::open(directory(path))?;
-    folder_lock::acquire(&directory, PATIENCE).map_err(|errno| match errno {
+    file_lock::acquire(&directory, PATIENCE).map_err(|errno| match errno {
         Errno::TIMEDOUT => {
             io::Error::other("another process holds the lock (flock) of its folder: end that one")
         }

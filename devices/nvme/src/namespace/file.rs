@@ -4,13 +4,18 @@ use std::fs::OpenOptions;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use peerbar_file_ring::RingFile;
-use rustix::fs::FlockOperation;
+use peerbar_socket_file::file_lock;
 use rustix::io::Errno;
 use thiserror::Error;
 
 use super::{Backend, DirectAccess};
+
+/// How long an image may stay locked. Of a server that was killed amid transfers the kernel keeps the files for a while after it has ended:
+/// 30 to 80 ms on a busy machine (io_uring frees requests in a thread of its own).
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why an image cannot be used.
 #[derive(Debug, Error)]
@@ -43,6 +48,10 @@ pub(crate) struct FileBackend {
 impl FileBackend {
     /// Opens and locks the image at `path`.
     pub(crate) fn open(path: &Path) -> Result<Self, ImageError> {
+        Self::open_within(path, LOCK_PATIENCE)
+    }
+
+    fn open_within(path: &Path, patience: Duration) -> Result<Self, ImageError> {
         let open = |source| ImageError::Open {
             path: path.into(),
             source,
@@ -62,11 +71,10 @@ impl FileBackend {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(ImageError::Kind(path.into()));
         }
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(ImageError::InUse(path.into())),
-            Err(error) => return Err(open(error.into())),
-        }
+        file_lock::acquire(&file, patience).map_err(|error| match error {
+            Errno::TIMEDOUT => ImageError::InUse(path.into()),
+            error => open(error.into()),
+        })?;
         let size = file.seek(SeekFrom::End(0)).map_err(open)?;
         Ok(Self {
             file: RingFile::new(file),
@@ -157,11 +165,28 @@ mod tests {
         let (_folder, path) = image(4096);
         let first = FileBackend::open(&path).unwrap();
         assert!(matches!(
-            FileBackend::open(&path),
+            FileBackend::open_within(&path, Duration::ZERO),
             Err(ImageError::InUse { .. })
         ));
         drop(first);
-        assert!(FileBackend::open(&path).is_ok());
+        assert!(FileBackend::open_within(&path, Duration::ZERO).is_ok());
+    }
+
+    #[test]
+    fn image_that_is_unlocked_soon_is_waited_for() {
+        let (_folder, path) = image(4096);
+        let first = FileBackend::open(&path).unwrap();
+        std::thread::scope(|scope| {
+            let (begins, begun) = std::sync::mpsc::channel();
+            let path = &path;
+            let second = scope.spawn(move || {
+                begins.send(()).unwrap();
+                FileBackend::open_within(path, Duration::from_secs(20))
+            });
+            begun.recv().unwrap();
+            drop(first);
+            assert!(second.join().unwrap().is_ok());
+        });
     }
 
     #[test]
