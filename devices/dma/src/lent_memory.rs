@@ -37,17 +37,16 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 use rustix::thread::{MembarrierCommand, membarrier};
 use vm_memory::MmapRegion;
 
+use crate::switch_limits::{PORTS, WINDOWS};
+
 /// How many mappings of the client's memory files a process has at most. Each has a descriptor.
 pub(crate) const MOST_MAPPINGS: usize = 512;
 
 /// Bytes of a page of this process.
 const PAGE: usize = 4096;
 
-/// The most ports of a switch (`MAX_PORTS` of peerbar-switch), each with leases.
-const MOST_PORTS: usize = 64;
-/// How many mappings of each peer's memory files: its windows (`MAX_WINDOWS` of peerbar-switch), the former ones until their last
-/// use ends, and the meters of its link.
-pub(crate) const MOST_MAPPINGS_OF_A_PEER: usize = 2 * 6 + 1;
+/// How many mappings of each peer's memory files: its windows, the former ones until their last use ends, and the meters of its link.
+pub(crate) const MOST_MAPPINGS_OF_A_PEER: usize = 2 * WINDOWS + 1;
 
 /// How many other adapters may lend memory at once.
 pub const MOST_LENDERS: usize = 16;
@@ -60,7 +59,7 @@ const OWN_FILES: usize = 1;
 /// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
 /// ones until their last use ends, what other adapters lend with the leases and words of that, the former words, too, and files of its own.
 const SLOTS: usize = MOST_MAPPINGS
-    + MOST_PORTS * (2 + MOST_MAPPINGS_OF_A_PEER)
+    + PORTS * (2 + MOST_MAPPINGS_OF_A_PEER)
     + MOST_LENDERS * (2 * MOST_FILES_OF_A_LENDER + 2)
     + OWN_FILES;
 

@@ -89,6 +89,7 @@ mod route;
 mod route_model;
 mod segment_result;
 mod session;
+pub mod switch_limits;
 mod tag;
 mod upstream;
 

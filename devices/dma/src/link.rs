@@ -16,6 +16,7 @@ use peerbar_dma_log::Direction;
 use crate::link_speed::{Bandwidth, LinkSpeed};
 use crate::memory::{MemoryError, MemoryFile, Span};
 use crate::peers::PeerId;
+use crate::switch_limits::PORTS;
 
 /// Bytes of a link's meters: one for each direction.
 pub(crate) const METERS: u64 = 16;
@@ -152,10 +153,6 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// The most links of peers that are remembered, as many as a switch has ports. It gives an endpoint another number whenever that
-    /// attaches.
-    const MAX_PEERS: usize = 64;
-
     pub(crate) fn own(&self) -> Option<&Arc<Link>> {
         self.own.as_ref()
     }
@@ -164,10 +161,11 @@ impl Links {
         self.own = Some(Arc::new(link));
     }
 
-    /// Remembers the link of a peer. If there are too many, one of a peer that is not there goes.
+    /// Remembers the link of a peer. If there are more than a switch has ports, one of a peer that is not there goes: an endpoint has
+    /// another number whenever it attaches.
     pub(crate) fn set_peer(&mut self, peer: PeerId, link: Link, is_there: impl Fn(PeerId) -> bool) {
         self.peers.insert(peer, Arc::new(link));
-        if self.peers.len() > Self::MAX_PEERS {
+        if self.peers.len() > PORTS {
             let mut others = self.peers.keys().copied().filter(|other| *other != peer);
             let gone = others.find(|other| !is_there(*other)).unwrap_or(peer);
             self.peers.remove(&gone);
@@ -288,7 +286,7 @@ mod tests {
             links.set_peer(PeerId(number), Link::new(speed).unwrap(), is_there);
             let path = |peer| links.path(Some(PeerId(peer)), Direction::Read);
             assert!(path(1).is_some() && path(number).is_some());
-            assert!(links.peers.len() <= Links::MAX_PEERS);
+            assert!(links.peers.len() <= PORTS);
         }
         links.forget_peers();
         assert!(links.path(Some(PeerId(1)), Direction::Read).is_none());

@@ -6,19 +6,23 @@ use std::sync::Arc;
 
 use peerbar_dma::{
     Bandwidth, Buffer, Latency, Lease, Leases, LinkSpeed, MemoryFile, PeerError, PeerId,
-    PeerLeases, PeerMemory, PeerRouting, PeerWindow, Peers, Requester,
+    PeerLeases, PeerMemory, PeerRouting, PeerWindow, Peers, Requester, switch_limits,
 };
 use peerbar_pci::Function;
 use peerbar_switch::{
     AttachError, Attachment, BarBacking, BarWindow, Descriptor, Link, LinkMode, LinkTiming,
-    PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
+    MAX_DATA, MAX_PORTS, MAX_WINDOWS, PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
 };
 
 use crate::decoder::{Decoder, OpenWindow};
 use crate::{BarMemory, PeerPages};
 
+const _: () = assert!(switch_limits::PORTS == MAX_PORTS);
+const _: () = assert!(switch_limits::WINDOWS == MAX_WINDOWS);
+const _: () = assert!(switch_limits::MESSAGE_BYTES == MAX_DATA);
+
 /// The most areas of a BAR's registers that are lent, so that no function has more windows than the switch takes
-/// ([`MAX_WINDOWS`](peerbar_switch::MAX_WINDOWS)): three BARs of 64 bits, one of them in three parts.
+/// ([`MAX_WINDOWS`]): three BARs of 64 bits, one of them in three parts.
 const MOST_AREAS: usize = 1;
 
 /// A function's link to its switch.

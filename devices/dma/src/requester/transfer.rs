@@ -10,6 +10,7 @@ use crate::pages::PageError;
 use crate::peers::{PeerError, PeerId};
 use crate::route::{RouteTable, Target};
 use crate::segment_result::SegmentResult;
+use crate::switch_limits::MESSAGE_BYTES;
 use crate::tag::Tag;
 use crate::upstream::{Ask, UpstreamError};
 
@@ -21,9 +22,6 @@ pub(super) const PROBE: usize = 4;
 
 /// Bytes of the largest word that is accessed as a whole.
 const WORD: usize = 8;
-
-/// Bytes of one request to a peer by message: as many as a message of the switch has.
-const PEER_STEP: usize = 32 << 10;
 
 /// How long a request to peers by messages takes, in nanoseconds: a message after that is not begun, and the request fails as one
 /// without a completion. A peer may be late to answer each of them. One of 4 MiB is 128 messages, which take a millisecond each on
@@ -256,7 +254,7 @@ impl Requester {
             if !self.route_table().may_request() {
                 return Err(DmaFault::NotMaster);
             }
-            let step = part.take(part.len().min(PEER_STEP));
+            let step = part.take(part.len().min(MESSAGE_BYTES));
             let behind = address.wrapping_add(step.len() as u64);
             peers.access(peer, address, step).map_err(DmaFault::Peer)?;
             address = behind;
