@@ -82,8 +82,11 @@ impl Cache {
     /// keep some in that folder.
     pub(crate) fn sweep(&self, lock: &BuildLock) -> Result<(), ImageError> {
         for left in names(self.path())? {
-            if left.0.starts_with(WORK_PREFIX) {
-                remove_all(&self.path().join(&left.0), &left.1)?;
+            if left.0.starts_with(WORK_PREFIX)
+                && let Err(error) = remove_all(&self.path().join(&left.0), &left.1)
+            {
+                // Nobody uses it. Below an overlay it may be the build of another machine's, which changes meanwhile.
+                log::warn!("a build's leftover stays: {error}");
             }
         }
         let found = found(self.path())?;

@@ -145,7 +145,7 @@ impl DataPath {
     }
 
     /// Fetches `len` bytes, in blocks of `block`, from the PRPs of the command into `memory` from `offset` on. If any of them cannot
-    /// be read, none is changed there, but where a lender has taken its memory away: then blocks before that are new, and its own zeros.
+    /// be read, none is changed there, but where a lender has taken its memory away: then blocks before that are new, and its own may have zeros.
     pub(crate) fn receive_into(
         &mut self,
         command: &SubmissionEntry,

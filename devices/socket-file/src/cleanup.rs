@@ -54,7 +54,9 @@ impl Cleanup {
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
-                if keep_only(&its, &file.file) && write(&its, &[0]).is_ok() {
+                if keep_only(&its, &file.file) {
+                    // Fails if the server has been killed meanwhile.
+                    let _ = write(&its, &[0]);
                     let connection = held_at_end(&its);
                     // First, since `end` may wait for the client.
                     let _ = file.remove();
@@ -71,7 +73,9 @@ impl Cleanup {
                 let begun = retry_on_intr(|| read(&ours, &mut [0_u8]))?;
                 let cleanup = Self { pipe: ours, child };
                 match begun {
-                    0 => Err(io::Error::other("it ended at its start")),
+                    0 => Err(io::Error::other(
+                        "the process that cleans up ended at its start: it needs close_range(2), of Linux 5.9",
+                    )),
                     _ => Ok(cleanup),
                 }
             }

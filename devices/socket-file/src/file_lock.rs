@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+/// How long a server waits for the lock of a file that a killed one has just left. The kernel keeps files for a while after their process has
+/// ended: 30 to 80 ms on a busy machine, amid transfers (io_uring frees requests in a thread of its own).
+pub const LONGEST_AFTER_A_KILL: Duration = Duration::from_secs(2);
+
 /// The time between two attempts.
 const INTERVAL: Duration = Duration::from_millis(5);
 

@@ -36,7 +36,7 @@ pub struct Properties {
     pub aperture_bytes: u64,
     /// Bytes that the kernel has as p2pmem, 0 if the aperture is a window.
     pub p2pmem_bytes: u64,
-    /// Command channels: this number of openings can submit commands.
+    /// Command channels: this number of openings can submit commands, seven of a user without CAP_SYS_RESOURCE. Others get EBUSY.
     pub channels: u32,
     /// Whether its aperture is a window whose pages come and go: the processor reaches its buffers, slowly, and disks do
     /// not, for they have no pages of the kernel.

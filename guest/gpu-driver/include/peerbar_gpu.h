@@ -17,7 +17,7 @@ struct peerbar_gpu_info {
 	__u64 vram_size;
 	__u64 aperture_size;
 	__u64 p2pmem_size;	/* what of the aperture is published as p2pmem; 0 in window mode */
-	__u32 channels;		/* for files */
+	__u32 channels;		/* for files; a user without CAP_SYS_RESOURCE has seven at most */
 	__u32 features;		/* bit 0: window aperture */
 	__u32 domain, bus, devfn; /* PCI address */
 	__u32 pad;

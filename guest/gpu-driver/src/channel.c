@@ -365,19 +365,22 @@ static struct pb_channel *find_free(struct pb_gpu *gpu)
 	return NULL;
 }
 
-/* Whether the caller's user has as many channels as one may have, so that other users have some. */
+/* Whether the caller's user has as many channels as a user may have. */
 static bool has_all(struct pb_gpu *gpu)
 {
 	unsigned int i, count = 0;
 
 	for (i = 0; i < PB_CHANNELS; i++) {
-		if (gpu->channels[i].owner && uid_eq(gpu->channels[i].user, current_uid()))
+		struct pb_channel *channel = &gpu->channels[i];
+
+		/* One that did not stop is lost, and counts for the user who had it. */
+		if ((channel->owner || channel->broken) && uid_eq(channel->user, current_uid()))
 			count++;
 	}
 	return count >= PB_CHANNELS_OF_A_USER && !capable(CAP_SYS_RESOURCE);
 }
 
-/* A channel for the file's own use; EBUSY if there is none, or the user has all that one may have. */
+/* A channel for the file; EBUSY if there is none, or the user has all that one may have. */
 struct pb_channel *pb_channel_open(struct pb_gpu *gpu, struct pb_file *owner)
 {
 	struct pb_channel *channel;

@@ -146,7 +146,7 @@ struct pb_channel {
 	unsigned int index;
 	struct mutex lock;	/* all below, and the registers */
 	struct pb_file *owner;
-	kuid_t user;	/* who had the first job of its owner, under channels_lock */
+	kuid_t user;	/* of the first job of its last owner, under channels_lock */
 	bool paused;	/* takes jobs, does not run them */
 	bool broken;	/* did not stop: its memory is never given back */
 	struct pb_command *ring;

@@ -91,7 +91,7 @@ impl Requester {
         fault: Action,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,
-        peers_end: &mut Option<u64>,
+        waited: &mut u64,
         address: u64,
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
@@ -101,22 +101,16 @@ impl Requester {
             (Action::Corrupt(bytes), Buffer::Write(data)) => {
                 let mut wrong = data.to_vec();
                 invert(&mut wrong, bytes);
-                self.reach(
-                    routes,
-                    target,
-                    peers_end,
-                    address,
-                    &mut Buffer::Write(&wrong),
-                )
+                self.reach(routes, target, waited, address, &mut Buffer::Write(&wrong))
             }
             (Action::Corrupt(bytes), part) => {
-                self.reach(routes, target, peers_end, address, part)?;
+                self.reach(routes, target, waited, address, part)?;
                 if let Buffer::Read(data) = part {
                     invert(data, bytes);
                 }
                 Ok(())
             }
-            (_, part) => self.reach(routes, target, peers_end, address, part),
+            (_, part) => self.reach(routes, target, waited, address, part),
         }
     }
 }

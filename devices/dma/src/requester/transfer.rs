@@ -23,9 +23,9 @@ pub(super) const PROBE: usize = 4;
 /// Bytes of the largest word that is accessed as a whole.
 const WORD: usize = 8;
 
-/// How long a request to peers by messages takes, in nanoseconds: a message after that is not begun, and the request fails as one
-/// without a completion. A peer may be late to answer each of them. One of 4 MiB is 128 messages, which take a millisecond each on
-/// a loaded machine.
+/// How long the messages of a request to peers take together, in nanoseconds: a message after that is not begun, and the request fails as
+/// one without a completion. A peer may be late to answer each of them. A request of 4 MiB is 128 messages, which take a millisecond each
+/// on a loaded machine.
 const LONGEST_PEER_REQUEST: u64 = 4_000_000_000;
 
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
@@ -36,8 +36,8 @@ struct Transfer<'a> {
     tag: Tag,
     /// The bytes on links that take time.
     transit: Option<Transit>,
-    /// When no further message to a peer is begun, once one has been.
-    peers_end: Option<u64>,
+    /// How long peers have taken to answer messages.
+    waited: u64,
     /// Segments for the client, to be sent together, and what is known of each.
     asks: Vec<Ask<'a>>,
     notes: Vec<Note>,
@@ -101,7 +101,7 @@ impl Requester {
         let mut transfer = Transfer {
             tag,
             transit: None,
-            peers_end: None,
+            waited: 0,
             asks: Vec::new(),
             notes: Vec::new(),
         };
@@ -174,10 +174,10 @@ impl Requester {
             });
             return Ok(len);
         }
-        let (target, end) = (&segment.target, &mut transfer.peers_end);
+        let (target, waited) = (&segment.target, &mut transfer.waited);
         let outcome = match fault {
-            None => self.reach(routes, target, end, address, &mut part),
-            Some(fault) => self.reach_with(fault, routes, target, end, address, &mut part),
+            None => self.reach(routes, target, waited, address, &mut part),
+            Some(fault) => self.reach_with(fault, routes, target, waited, address, &mut part),
         };
         let refused = outcome == Err(DmaFault::NoPage);
         let done = SegmentResult {
@@ -190,13 +190,13 @@ impl Requester {
         Ok(len)
     }
 
-    /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before. `peers_end` is that of
+    /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before. `waited` is that of
     /// the request.
     pub(super) fn reach(
         &self,
         routes: RwLockReadGuard<'_, RouteTable>,
         target: &Target,
-        peers_end: &mut Option<u64>,
+        waited: &mut u64,
         address: u64,
         part: &mut Buffer<'_>,
     ) -> Result<(), DmaFault> {
@@ -222,7 +222,7 @@ impl Requester {
             },
             Target::PeerByMessage(peer) => {
                 drop(routes);
-                self.ask_peer(*peer, peers_end, address, part.reborrow())
+                self.ask_peer(*peer, waited, address, part.reborrow())
             }
             Target::Forbidden => {
                 drop(routes);
@@ -235,20 +235,19 @@ impl Requester {
         }
     }
 
-    /// Asks a peer step by step, as long as the function may issue requests and until the `end` of the request: a peer that is slow
-    /// delays a reset by one step, and its requester by one step and [`LONGEST_PEER_REQUEST`].
+    /// Asks a peer step by step, as long as the function may issue requests and peers have not had the request wait for too long: a peer
+    /// that is slow delays a reset by one step, and its requester by one step and [`LONGEST_PEER_REQUEST`].
     fn ask_peer(
         &self,
         peer: PeerId,
-        end: &mut Option<u64>,
+        waited: &mut u64,
         mut address: u64,
         mut part: Buffer<'_>,
     ) -> Result<(), DmaFault> {
         let peers = self.peers.read().clone();
         let peers = peers.ok_or(DmaFault::Peer(PeerError::Gone))?;
         while !part.is_empty() {
-            let now = self.clock.now();
-            if now > *end.get_or_insert(now.saturating_add(LONGEST_PEER_REQUEST)) {
+            if *waited > LONGEST_PEER_REQUEST {
                 return Err(DmaFault::Peer(PeerError::TimedOut));
             }
             if !self.route_table().may_request() {
@@ -256,7 +255,10 @@ impl Requester {
             }
             let step = part.take(part.len().min(MESSAGE_BYTES));
             let behind = address.wrapping_add(step.len() as u64);
+            let begin = self.clock.now();
             peers.access(peer, address, step).map_err(DmaFault::Peer)?;
+            let took = self.clock.now().saturating_sub(begin);
+            *waited = waited.saturating_add(took);
             address = behind;
         }
         Ok(())

@@ -13,10 +13,6 @@ use thiserror::Error;
 
 use super::{Backend, DirectAccess};
 
-/// How long an image may stay locked. Of a server that was killed amid transfers the kernel keeps the files for a while after it has ended:
-/// 30 to 80 ms on a busy machine (io_uring frees requests in a thread of its own).
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-
 /// Why an image cannot be used.
 #[derive(Debug, Error)]
 pub enum ImageError {
@@ -48,7 +44,7 @@ pub(crate) struct FileBackend {
 impl FileBackend {
     /// Opens and locks the image at `path`.
     pub(crate) fn open(path: &Path) -> Result<Self, ImageError> {
-        Self::open_within(path, LOCK_PATIENCE)
+        Self::open_within(path, file_lock::LONGEST_AFTER_A_KILL)
     }
 
     fn open_within(path: &Path, patience: Duration) -> Result<Self, ImageError> {

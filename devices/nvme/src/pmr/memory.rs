@@ -7,11 +7,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use fastrand::Rng;
 use parking_lot::Mutex;
 use peerbar_dma::{MemoryError, MemoryFile};
-use rustix::fs::{FallocateFlags, FlockOperation, FsWord, fallocate, flock, fstatfs};
+use peerbar_socket_file::file_lock;
+use rustix::fs::{FallocateFlags, FsWord, fallocate, fstatfs};
 use rustix::io::Errno;
 use strum::FromRepr;
 use thiserror::Error;
@@ -112,6 +114,10 @@ impl PersistentMemory {
     /// Opens and locks the file at `path`, and reserves its space on the host's disk: a store to a page for which there is none
     /// would end the process, and QEMU too.
     pub(crate) fn open(path: &Path) -> Result<Self, PmrError> {
+        Self::open_within(path, file_lock::LONGEST_AFTER_A_KILL)
+    }
+
+    fn open_within(path: &Path, patience: Duration) -> Result<Self, PmrError> {
         let os = |action, source| PmrError::Os {
             path: path.into(),
             action,
@@ -125,11 +131,10 @@ impl PersistentMemory {
             })
         };
         let lock = open()?;
-        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(PmrError::InUse(path.into())),
-            Err(error) => return Err(os("lock", error.into())),
-        }
+        file_lock::acquire(&lock, patience).map_err(|error| match error {
+            Errno::TIMEDOUT => PmrError::InUse(path.into()),
+            error => os("lock", error.into()),
+        })?;
         let look = |file: &File| file.metadata().map_err(|error| os("look at", error));
         let metadata = look(&lock)?;
         let size = metadata.len();
@@ -297,7 +302,7 @@ mod tests {
     fn file_in_use_is_refused() {
         let (_folder, path) = file(BYTES);
         let first = PersistentMemory::open(&path).unwrap();
-        let again = PersistentMemory::open(&path);
+        let again = PersistentMemory::open_within(&path, Duration::ZERO);
         assert!(matches!(again, Err(PmrError::InUse(_))));
         drop(first);
         assert!(PersistentMemory::open(&path).is_ok());

@@ -111,7 +111,8 @@ fn queue_is_not_deleted_while_commands_of_a_failed_controller_may_go_on() {
     create_failing_pair(&mut driver);
     driver.inject("delay command write lba=0..8 by=60s");
     driver.submit(1, blocks(WRITE, 0, 1).at(DATA, 0));
-    driver.let_every_queue_have_a_turn();
+    // A later command of its queue is complete, so it has begun.
+    driver.ok(1, blocks(READ, 64, 1).at(LIST, 0));
     driver.submit(0, delete_sq(1));
     fail(&mut driver);
     driver.disable();

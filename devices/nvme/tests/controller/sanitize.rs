@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use tempfile::NamedTempFile;
 
 use crate::command::{Command, READ, WRITE, async_event_request, blocks, get_log, sc};
-use crate::driver::{DATA, Driver};
+use crate::driver::{DATA, Driver, LIST};
 use crate::failures::{create_failing_pair, fail};
 use crate::machine::{MIB, config, pattern};
 
@@ -169,7 +169,8 @@ fn sanitize_of_a_controller_that_fails_amid_commands_has_not_begun() {
         create_failing_pair(&mut driver);
         driver.inject("delay command write lba=0..8 by=60s");
         driver.submit(1, blocks(WRITE, 0, 1).at(DATA, 0));
-        driver.let_every_queue_have_a_turn();
+        // A later command of its queue is complete, so it has begun.
+        driver.ok(1, blocks(READ, 64, 1).at(LIST, 0));
         driver.submit(0, sanitize(BLOCK_ERASE));
         let other = blocks(READ, 64, 1).at(DATA, 0);
         while driver.code(1, other) != sc::SANITIZE_IN_PROGRESS {}
