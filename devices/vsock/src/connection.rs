@@ -47,6 +47,8 @@ pub(crate) struct VsockConnection {
     gone: bool,
     /// The guest has been sent the end.
     end_sent: bool,
+    /// The host's program knows that the guest sends no more.
+    end_given: bool,
     /// The guest's flags of shutdown so far.
     guest_flags: u32,
     /// Bytes of the guest that the socket has not taken.
@@ -76,6 +78,7 @@ impl VsockConnection {
             host_ended: false,
             gone: false,
             end_sent: false,
+            end_given: false,
             guest_flags: 0,
             held: Vec::new(),
             forwarded: 0,
@@ -165,7 +168,9 @@ impl VsockConnection {
         if self.held.is_empty() && self.stage == Stage::Forgotten {
             return Err(Over::Silent);
         }
-        if self.held.is_empty() && self.guest_flags & NO_MORE_SENT != 0 {
+        if self.held.is_empty() && self.guest_flags & NO_MORE_SENT != 0 && !self.end_given {
+            // Each shutdown(2) is an event of the socket.
+            self.end_given = true;
             // It may be closed already, and then nothing is lost.
             let _ = self.stream.shutdown(Shutdown::Write);
         }

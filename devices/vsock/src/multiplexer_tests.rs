@@ -4,6 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::connection::BUFFER;
 use crate::header::{NO_MORE_RECEIVED, NO_MORE_SENT};
@@ -103,7 +105,7 @@ impl Bench {
     /// The next packet for the guest.
     fn packet(&mut self) -> Option<(VsockHeader, Vec<u8>)> {
         let mut space = [0; 256];
-        loop {
+        for _ in 0..1000 {
             self.multiplexer.take_events();
             let more = self.multiplexer.has_packet();
             if let Some(header) = self.multiplexer.next_packet(&mut space) {
@@ -114,6 +116,7 @@ impl Bench {
                 return None;
             }
         }
+        panic!("the multiplexer goes on without a packet")
     }
 }
 
@@ -308,4 +311,198 @@ fn new_driver_ends_the_connections_of_the_former() {
     assert_eq!(program.read(&mut [0]).unwrap(), 0);
     bench.send(ports, b"x");
     assert_eq!(bench.packet().unwrap().0.kind, PacketKind::Reset);
+}
+
+#[test]
+fn connection_whose_guest_sends_no_more_is_at_rest() {
+    let mut bench = Bench::new();
+    let (mut program, ports) = bench.connected(1000);
+    bench.say(ports, PacketKind::Shutdown, NO_MORE_SENT, 1000, 0);
+    assert_eq!(bench.packet(), None);
+    assert_eq!(program.read(&mut [0; 16]).unwrap(), 0, "the end");
+    program.write_all(b"more").unwrap();
+    assert_eq!(bench.packet().unwrap().1, b"more");
+    assert_eq!(bench.packet(), None);
+}
+
+/// What programs and a hostile guest do.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A program asks for a port of the guest.
+    Connect,
+    /// The program of this number, modulo those that there are, sends so many bytes.
+    Write(usize, u16),
+    /// It takes what is there.
+    Read(usize),
+    Leave(usize),
+    /// A packet for the connection of a program, or for other ports.
+    Packet(Result<usize, Ports>, VsockHeader, u16),
+    /// The guest takes so many packets.
+    Take(u8),
+}
+
+fn packet() -> impl Strategy<Value = Step> {
+    let kinds = [
+        PacketKind::Request,
+        PacketKind::Response,
+        PacketKind::Response,
+        PacketKind::Reset,
+        PacketKind::Shutdown,
+        PacketKind::Data,
+        PacketKind::Data,
+        PacketKind::Data,
+        PacketKind::CreditUpdate,
+        PacketKind::CreditRequest,
+    ];
+    let ports = prop_oneof![
+        8 => (0_usize..8).prop_map(Ok),
+        1 => (4_u32..7, 1020_u32..1040).prop_map(|(guest, host)| Err(Ports { guest, host })),
+    ];
+    let number = || prop_oneof![Just(0), Just(1), Just(1000), Just(u32::MAX), any::<u32>()];
+    let counts = (0_u32..5, number(), number(), number());
+    (
+        ports,
+        prop::sample::select(kinds.to_vec()),
+        counts,
+        0_u16..3000,
+    )
+        .prop_map(|(ports, kind, (flags, length, buffer, forwarded), bytes)| {
+            let header = VsockHeader {
+                ports: Ports { guest: 0, host: 0 },
+                kind,
+                flags,
+                length,
+                buffer,
+                forwarded,
+            };
+            Step::Packet(ports, header, bytes)
+        })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        2 => Just(Step::Connect),
+        2 => (0_usize..8, 0_u16..3000).prop_map(|(program, bytes)| Step::Write(program, bytes)),
+        2 => (0_usize..8).prop_map(Step::Read),
+        1 => (0_usize..8).prop_map(Step::Leave),
+        8 => packet(),
+        3 => any::<u8>().prop_map(Step::Take),
+    ]
+}
+
+/// A program, what the guest has sent to it, and what has arrived.
+struct Program {
+    stream: UnixStream,
+    ports: Ports,
+    sent: Vec<u8>,
+    arrived: Vec<u8>,
+}
+
+impl Program {
+    fn read(&mut self) {
+        let mut space = [0; 4096];
+        while let Ok(count) = self.stream.read(&mut space)
+            && count > 0
+        {
+            self.arrived.extend(&space[..count]);
+        }
+    }
+
+    /// What arrives is the answer to its request, then what the guest has sent first.
+    fn check(&self) {
+        let answer = format!("OK {}\n", self.ports.host).into_bytes();
+        let right = [answer, self.sent.clone()].concat();
+        assert!(right.starts_with(&self.arrived), "{:?}", self.ports);
+    }
+}
+
+impl Bench {
+    /// Takes a step of a guest that keeps to no rule.
+    fn take(&mut self, step: Step, programs: &mut Vec<Program>) {
+        let of = |number: usize, programs: &[Program]| number.checked_rem(programs.len());
+        match step {
+            Step::Connect => {
+                let mut stream = UnixStream::connect(&self.path).unwrap();
+                stream.set_nonblocking(true).unwrap();
+                stream.write_all(b"CONNECT 5\n").unwrap();
+                while let Some((request, _)) = self.packet() {
+                    if request.kind == PacketKind::Request {
+                        programs.push(Program {
+                            stream,
+                            ports: request.ports,
+                            sent: Vec::new(),
+                            arrived: Vec::new(),
+                        });
+                        return;
+                    }
+                }
+            }
+            Step::Write(number, bytes) => {
+                if let Some(index) = of(number, programs) {
+                    // It fails once the connection is over, or full.
+                    let _ = programs[index].stream.write(&vec![3; bytes.into()]);
+                }
+            }
+            Step::Read(number) => {
+                if let Some(index) = of(number, programs) {
+                    programs[index].read();
+                    programs[index].check();
+                }
+            }
+            Step::Leave(number) => {
+                if let Some(index) = of(number, programs) {
+                    programs.swap_remove(index);
+                }
+            }
+            Step::Packet(to, header, bytes) => {
+                let index = to.ok().and_then(|number| of(number, programs));
+                let ports = match (index, to) {
+                    (Some(index), _) => programs[index].ports,
+                    (None, Err(ports)) => ports,
+                    (None, Ok(_)) => return,
+                };
+                let mut data = Vec::new();
+                if let (PacketKind::Data, Some(index)) = (header.kind, index) {
+                    let sent = &mut programs[index].sent;
+                    data = (sent.len()..sent.len() + usize::from(bytes))
+                        .map(|at| at.to_le_bytes()[0])
+                        .collect();
+                    sent.extend(&data);
+                }
+                self.multiplexer
+                    .receive(&VsockHeader { ports, ..header }, &data);
+            }
+            Step::Take(count) => {
+                for _ in 0..count {
+                    let Some(_) = self.packet() else { break };
+                }
+            }
+        }
+        assert!(self.multiplexer.peers.len() <= LIMIT && self.multiplexer.resets.len() <= RESETS);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn programs_are_served_whatever_the_guest_has_said(steps in prop::collection::vec(step(), 1..60)) {
+        let mut bench = Bench::new();
+        let mut programs = Vec::new();
+        for step in steps {
+            bench.take(step, &mut programs);
+        }
+        for mut program in programs {
+            program.read();
+            program.check();
+        }
+        while bench.packet().is_some() {}
+        let (mut program, ports) = bench.connected(1000);
+        bench.send(ports, b"hello");
+        let mut said = [0; 16];
+        prop_assert_eq!(program.read(&mut said).unwrap(), 5);
+        program.write_all(b"world").unwrap();
+        let packets = std::iter::from_fn(|| bench.packet());
+        let data: Vec<u8> = packets.flat_map(|(_, data)| data).collect();
+        prop_assert_eq!(data, b"world");
+    }
 }
