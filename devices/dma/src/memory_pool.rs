@@ -62,23 +62,6 @@ impl Default for MemoryPool {
     }
 }
 
-/// The memory that peers lend, with a pool for each: a peer that lends too much leaves the others what they may lend.
-#[derive(Debug, Default)]
-pub(crate) struct PeerPools(BTreeMap<PeerId, MemoryPool>);
-
-impl PeerPools {
-    /// The pool of a peer. Pools of which nothing is mapped any more are forgotten.
-    pub(crate) fn of(&mut self, peer: PeerId) -> &mut MemoryPool {
-        self.0.retain(|_, pool| !pool.mapped().is_empty());
-        self.0.entry(peer).or_insert_with(MemoryPool::of_peer)
-    }
-
-    /// All memory that is mapped.
-    pub(crate) fn mapped(&self) -> Vec<Arc<MemoryFile>> {
-        self.0.values().flat_map(MemoryPool::mapped).collect()
-    }
-}
-
 impl MemoryPool {
     /// That of a peer.
     fn of_peer() -> Self {
@@ -188,6 +171,23 @@ impl MemoryPool {
             });
         }
         Ok(())
+    }
+}
+
+/// The memory that peers lend, with a pool for each: a peer that lends too much leaves the others what they may lend.
+#[derive(Debug, Default)]
+pub(crate) struct PeerPools(BTreeMap<PeerId, MemoryPool>);
+
+impl PeerPools {
+    /// The pool of a peer. Pools of which nothing is mapped any more are forgotten.
+    pub(crate) fn of(&mut self, peer: PeerId) -> &mut MemoryPool {
+        self.0.retain(|_, pool| !pool.mapped().is_empty());
+        self.0.entry(peer).or_insert_with(MemoryPool::of_peer)
+    }
+
+    /// All memory that is mapped.
+    pub(crate) fn mapped(&self) -> Vec<Arc<MemoryFile>> {
+        self.0.values().flat_map(MemoryPool::mapped).collect()
     }
 }
 

@@ -287,9 +287,9 @@ impl Engine {
 
     /// Carries out commands of a channel, step by step, until its slice is over.
     fn slice(&mut self, number: u8, channel: &mut Channel) -> Result<(), Fault> {
-        let start = Instant::now();
-        let mut step_start = start;
-        self.executor.begin_slice(start + SLICE);
+        let mut step_start = Instant::now();
+        let end = step_start + SLICE;
+        self.executor.begin_slice(end);
         loop {
             let origin = Origin::command(number.into(), channel.ring.head());
             self.executor.memory.begin(origin);
@@ -308,7 +308,7 @@ impl Engine {
             if is_complete {
                 self.complete(number, channel);
             }
-            if waits || step_start.duration_since(start) >= SLICE || self.shared.urgent() {
+            if waits || step_start >= end || self.shared.urgent() {
                 return Ok(());
             }
         }

@@ -71,7 +71,7 @@ impl KernelLog {
     }
 }
 
-/// The messages that a read each has, as /dev/kmsg gives them, up to its end. `has_lost` is set where some were overwritten.
+/// The messages of a log up to its end, one for each read, as /dev/kmsg gives them. `has_lost` is set where some were overwritten.
 fn messages(log: &mut impl Read, has_lost: &mut bool) -> impl Iterator<Item = String> {
     let mut record = [0; 8192];
     std::iter::from_fn(move || {

@@ -13,7 +13,7 @@ use crate::gpus;
 
 /// `PB_CHANNELS_OF_A_USER` of the driver.
 const MOST: u8 = 7;
-/// A user who is not root.
+/// The UID of a user without rights.
 const USER: libc::uid_t = 1000;
 /// What the child ends with, rather than a count.
 const FAILED: u8 = 255;
