@@ -453,10 +453,16 @@ impl Lab {
     }
 
     fn guest_ended(&self, status: ExitStatus) -> LabError {
-        let log = self.folder.path().join(QEMU_LOG);
+        let console = &self.guest.console;
+        let message = match console.trouble() {
+            Some(trouble) => format!("the console says: {trouble}"),
+            None => crate::child::last_line(&self.folder.path().join(QEMU_LOG)),
+        };
         LabError::GuestEnded {
             status,
-            message: crate::child::last_line(&log),
+            message,
+            console: console.tail(),
+            folder: self.folder.path().to_owned(),
         }
     }
 

@@ -33,8 +33,12 @@ pub enum LabError {
     GuestEnded {
         /// QEMU's status.
         status: ExitStatus,
-        /// The last line that QEMU printed.
+        /// What the console says of a kernel in trouble, or else the last line that QEMU printed.
         message: String,
+        /// The last lines of its console.
+        console: Vec<String>,
+        /// The folder of its run.
+        folder: PathBuf,
     },
     /// KVM gave the guest up: QEMU's line.
     #[error("{}", given_up(.0))]

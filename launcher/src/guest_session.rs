@@ -14,7 +14,7 @@ use peerbar_lab::runs::Runs;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{printable, say};
-use peerbar_lab::{FinishedLab, LabOptions};
+use peerbar_lab::{FinishedLab, LabError, LabOptions};
 
 use crate::attached::in_running_guest;
 use crate::group::of_lab;
@@ -87,7 +87,15 @@ fn in_new_guest(
         .access(access)
         .signals(signals)
         .start(scenario);
-    let mut lab = lab.map_err(of_lab)?;
+    let mut lab = lab.map_err(|error| {
+        if let LabError::GuestEnded {
+            console, folder, ..
+        } = &error
+        {
+            show_console(console, folder);
+        }
+        of_lab(error)
+    })?;
     progress.stage(&format!(
         "the guest is ready; its run is in {}",
         lab.folder().display()

@@ -383,16 +383,28 @@ fn exec_boots_a_guest_and_ends_it() {
 fn exec_says_how_its_guest_died() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("kept.toml"), SCENARIO).unwrap();
-    let panic = "echo c > /proc/sysrq-trigger";
-    let output = Command::new(PEERBAR)
-        .args(["exec", "kept.toml", "--", "sh", "-c", panic])
-        .current_dir(folder.path())
-        .output()
-        .unwrap();
-    let message = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(69), "{message}");
-    assert!(
-        message.contains("Kernel panic") && message.contains("peerbar: guest died: "),
-        "{message}"
+    let no_init = SCENARIO.replace(
+        "tools = true",
+        "machine.kernel-parameters = \"rdinit=/none\"",
     );
+    fs::write(folder.path().join("no-init.toml"), no_init).unwrap();
+    let panic = "echo c > /proc/sysrq-trigger";
+    for (scenario, when) in [
+        ("kept.toml", "peerbar: guest died: "),
+        (
+            "no-init.toml",
+            "peerbar: the guest ended early (exit status: 0): the console says: ",
+        ),
+    ] {
+        let output = Command::new(PEERBAR)
+            .args(["exec", scenario, "--", "sh", "-c", panic])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(69), "{message}");
+        for part in ["the last 30 lines of the console", "Kernel panic", when] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+    }
 }
