@@ -53,14 +53,19 @@ pub const MOST_LENDERS: usize = 16;
 /// How many files of each are kept: those that came last.
 pub const MOST_FILES_OF_A_LENDER: usize = 16;
 
+/// The counts of changes of a switch: the present one, and former ones that threads still have.
+const CHANGE_COUNTS: usize = 8;
+
 /// Files of this process that others may shorten ([`crate::MemoryFile::of_own_file`]).
 const OWN_FILES: usize = 1;
 
 /// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
-/// ones until their last use ends, what other adapters lend with the leases and words of that, the former words, too, and files of its own.
+/// ones until their last use ends, what other adapters lend with the leases and words of that, the former words, too, counts of changes, and
+/// files of its own.
 const SLOTS: usize = MOST_MAPPINGS
     + PORTS * (2 + MOST_MAPPINGS_OF_A_PEER)
     + MOST_LENDERS * (2 * MOST_FILES_OF_A_LENDER + 2)
+    + CHANGE_COUNTS
     + OWN_FILES;
 
 static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];

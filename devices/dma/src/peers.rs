@@ -68,6 +68,8 @@ pub enum PeerRouting {
 pub trait Peers: Send + Sync {
     /// Reads or writes at the bus address `address` of `peer`.
     fn access(&self, peer: PeerId, address: u64, data: Buffer<'_>) -> Result<(), PeerError>;
+    /// The switch does not say what has changed: leaves it, if there is one.
+    fn give_up(&self) {}
 }
 
 /// Why a request to a peer failed.

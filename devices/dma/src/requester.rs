@@ -32,6 +32,7 @@ use crate::loans::Loans;
 use crate::map::{Backing, MapError};
 use crate::memory::{Lease, MemoryError, Span};
 use crate::memory_pool::{MemoryPool, PeerPools};
+use crate::peer_changes::PeerChanges;
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
 use crate::pins::{Drain, Pins};
 use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
@@ -324,6 +325,29 @@ impl Requester {
         self.loans.wait(&met);
     }
 
+    /// The function is below a switch, attached anew, which counts the changes of its peers' windows in `fd` ([`crate::ChangeCount`]). Requests
+    /// wait until all changes are known by now ([`Requester::know_changes`]), 4 s at most; one that waits longer fails, and the switch
+    /// is given up ([`Peers::give_up`]).
+    ///
+    /// # Errors
+    /// Those of mapping it: [`MemoryError::NotInMemory`], [`MemoryError::Os`].
+    pub fn set_changes(&self, fd: OwnedFd) -> Result<(), MemoryError> {
+        let changes = PeerChanges::new(fd)?;
+        let former = self.change().changes.replace(Arc::new(changes));
+        if let Some(former) = former {
+            former.end();
+        }
+        Ok(())
+    }
+
+    /// All changes up to this count have been set.
+    pub fn know_changes(&self, count: u32) {
+        let changes = self.route_table().changes.clone();
+        if let Some(changes) = changes {
+            changes.know(count);
+        }
+    }
+
     /// Whether the function asks for translations of addresses and keeps them (PCIe Base 6.0, 10.5.1.3, ATS Control). Once
     /// off, none that it has kept is used.
     pub fn set_ats(&self, on: bool) {
@@ -392,6 +416,9 @@ impl Requester {
     /// that has none any more. The switch says again how long their links take.
     pub fn lose_peers(&self) {
         let mut routes = self.change();
+        if let Some(changes) = routes.changes.take() {
+            changes.end();
+        }
         let lost = routes.peers.addresses(|_| true);
         lost.for_each(|range| self.loans.end(range));
         if let Some(recorder) = self.recorder.get() {

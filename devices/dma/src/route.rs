@@ -15,6 +15,7 @@ use crate::link::{LinkPath, Links};
 use crate::map::{Backing, Found, MemoryMap};
 use crate::memory::Span;
 use crate::pages::PageTable;
+use crate::peer_changes::PeerChanges;
 use crate::peers::{FoundPeer, PeerId, PeerMemory, PeerRouting, PeerTable};
 
 /// A range of bus addresses that the function itself answers.
@@ -60,6 +61,8 @@ pub(crate) struct RouteTable {
     pub(crate) windows: BTreeMap<WindowId, OwnWindow>,
     pub(crate) peer_routing: PeerRouting,
     pub(crate) peers: PeerTable,
+    /// What is known of the peers' windows. None without a switch.
+    pub(crate) changes: Option<Arc<PeerChanges>>,
     pub(crate) map: MemoryMap,
     pub(crate) links: Links,
     /// The guest has the function ask for translations of addresses.
@@ -136,6 +139,13 @@ impl RouteTable {
         self.bus_master && !self.halted
     }
 
+    /// What is known of the peers' windows, if that is not all, and the count of changes up to which it has to be.
+    pub(crate) fn missed_changes(&self) -> Option<(Arc<PeerChanges>, u32)> {
+        let changes = self.changes.as_ref()?;
+        let count = changes.missed()?;
+        Some((Arc::clone(changes), count))
+    }
+
     /// The links on which the data of a request to this target takes time.
     pub(crate) fn link_path(&self, target: &Target, direction: Direction) -> Option<LinkPath> {
         match target {
@@ -186,11 +196,11 @@ impl RouteTable {
         self.mapped(address, len, direction)
     }
 
-    /// The memory that is mapped here around `address`, as far as it is reached by one route, if there is any and
-    /// transfers take no time there.
+    /// The memory that is mapped here around `address`, as far as it is reached by one route, if there is any,
+    /// transfers take no time there, and all windows of the peers are known.
     pub(crate) fn direct(&self, address: u64, direction: Direction) -> Option<DirectRoute> {
         // With ATS on each use is one of a translation.
-        if self.ats {
+        if self.ats || self.missed_changes().is_some() {
             return None;
         }
         let segment = self.find(address, usize::MAX, direction, false);
@@ -220,6 +230,7 @@ impl RouteTable {
             span,
             route,
             completer,
+            changes: self.changes.clone(),
         })
     }
 

@@ -14,6 +14,15 @@ pub(crate) struct SegmentResult {
 }
 
 impl SegmentResult {
+    /// That of a segment that has gone nowhere, for this reason.
+    pub(crate) fn refused(cause: DmaFault) -> Self {
+        Self {
+            route: Route::Refused,
+            completer: Completer::Nobody,
+            outcome: Err(cause),
+        }
+    }
+
     /// The kind that it is counted as.
     pub(crate) fn kind(&self, tag: Tag, direction: Direction) -> DmaKind {
         DmaKind {

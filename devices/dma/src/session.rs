@@ -364,7 +364,8 @@ impl Session {
         let last = address.checked_add((len as u64).checked_sub(1)?)?;
         let routes = self.last_routes.get_mut(purpose as usize)?;
         let known = routes.get_mut(direction as usize)?;
-        let fits = |direct: &DirectRoute| direct.offset(address, last).is_some();
+        let fits =
+            |direct: &DirectRoute| direct.offset(address, last).is_some() && !direct.is_outdated();
         if !known.as_ref().is_some_and(fits) {
             *known = self.requester.route_table().direct(address, direction);
         }

@@ -1,5 +1,4 @@
-//! Limits of a switch that the requester counts on. `peerbar-switch` depends on none of this and has constants of its own, which
-//! `peerbar-endpoint` compares with these.
+//! Limits of a switch that the requester counts on.
 
 /// The most ports.
 pub const PORTS: usize = 64;

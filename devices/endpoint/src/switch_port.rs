@@ -6,20 +6,16 @@ use std::sync::Arc;
 
 use peerbar_dma::{
     Bandwidth, Buffer, Latency, Lease, Leases, LinkSpeed, MemoryFile, PeerError, PeerId,
-    PeerLeases, PeerMemory, PeerRouting, PeerWindow, Peers, Requester, switch_limits,
+    PeerLeases, PeerMemory, PeerRouting, PeerWindow, Peers, Requester,
 };
 use peerbar_pci::Function;
 use peerbar_switch::{
     AttachError, Attachment, BarBacking, BarWindow, Descriptor, Link, LinkMode, LinkTiming,
-    MAX_DATA, MAX_PORTS, MAX_WINDOWS, PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
+    PeerHandler, PeerRequests, PortId, RequestError, Unsupported,
 };
 
 use crate::decoder::{Decoder, OpenWindow};
 use crate::{BarMemory, PeerPages};
-
-const _: () = assert!(switch_limits::PORTS == MAX_PORTS);
-const _: () = assert!(switch_limits::WINDOWS == MAX_WINDOWS);
-const _: () = assert!(switch_limits::MESSAGE_BYTES == MAX_DATA);
 
 /// The most areas of a BAR's registers that are lent, so that no function has more windows than the switch takes
 /// ([`MAX_WINDOWS`]): three BARs of 64 bits, one of them in three parts.
@@ -117,6 +113,15 @@ impl<F: Function> SwitchPeers<F> {
 }
 
 impl<F: Function> PeerHandler for SwitchPeers<F> {
+    fn attached(&self, changes: &Descriptor) -> io::Result<()> {
+        let set = self.requester.set_changes(changes.try_clone()?);
+        set.map_err(io::Error::other)
+    }
+
+    fn known(&self, count: u32) {
+        self.requester.know_changes(count);
+    }
+
     fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor) {
         let peer = PeerId(peer.0);
         let leases = borrowed_leases(&self.requester, leases);
@@ -186,6 +191,10 @@ impl Peers for ByMessage {
             RequestError::Gone => PeerError::Gone,
             RequestError::TimedOut => PeerError::TimedOut,
         })
+    }
+
+    fn give_up(&self) {
+        self.0.give_up();
     }
 }
 

@@ -8,6 +8,7 @@ use crate::link::{Link, PeerHandler};
 use crate::link_mode::LinkMode;
 use crate::packet::is_name;
 use crate::switch_address::{AttachError, SwitchAddress};
+use crate::window::Descriptor;
 
 /// An endpoint that is attached, and does not know its peers yet.
 #[derive(Debug)]
@@ -15,6 +16,7 @@ pub struct Attachment {
     address: SwitchAddress,
     socket: OwnedFd,
     mode: LinkMode,
+    changes: Descriptor,
 }
 
 impl Attachment {
@@ -28,11 +30,12 @@ impl Attachment {
             name: name.to_owned(),
         };
         let socket = address.connect()?;
-        let mode = address.attach(&socket)?;
+        let (mode, changes) = address.attach(&socket)?;
         Ok(Self {
             address,
             socket,
             mode,
+            changes,
         })
     }
 
@@ -43,6 +46,9 @@ impl Attachment {
 
     /// Starts the link's thread, which calls `handler` for the peers' changes and requests.
     pub fn start(self, handler: Arc<dyn PeerHandler>) -> Result<Link, AttachError> {
+        handler
+            .attached(&self.changes)
+            .map_err(AttachError::Descriptor)?;
         let path = self.address.path.clone();
         Link::start(self.address, self.socket, handler)
             .map_err(|source| AttachError::System { path, source })

@@ -7,13 +7,16 @@
 //! peer's memory then does not involve the switch; one to a peer's registers is a message.
 //!
 //! # What holds
-//! - **A window that has been given up is not used any more.** [`Link::announce`] returns once every other endpoint has
-//!   acknowledged the change, which it does when no transfer by the old windows is in progress. An endpoint that does not
-//!   acknowledge within [`ACKNOWLEDGE_TIME_OUT`] of the moment at which it was sent a change is cut off, not waited for; nor is one
-//!   that acknowledges others for 3.5 s meanwhile. If the switch itself does not answer for 4 s, its link is given up: the longest
-//!   that a guest's access to a device waits for another device.
+//! - **A window that has been given up is not used any more.** Its owner ends its lease, which each copy is checked against, and
+//!   [`Link::announce`] then waits until every other endpoint has acknowledged the change, which it does when no transfer by the
+//!   old windows is in progress. It waits for [`CLOSING_TIME_OUT`] at most, and not for endpoints that have not acknowledged
+//!   another change for so long already.
+//! - **A window that has been opened is used.** The switch counts changes in memory that endpoints can read only
+//!   ([`peerbar_dma::ChangeCount`]), and says up to which count an endpoint knows them all. An endpoint that begins a request compares
+//!   the two, and waits until it knows of what has changed before. So an announcement that closes no window waits for nobody.
 //! - **No hang.** The switch never waits for one endpoint; an announcement waits for the acknowledging threads of others,
-//!   which wait at most for a copy in progress. So two endpoints that announce to each other at once do not deadlock.
+//!   which wait at most for a copy in progress. So two endpoints that announce to each other at once do not deadlock. If the switch
+//!   does not answer for 4 s, its link is given up.
 //! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
 //!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
 //!   mapping of the same address, as in a hardware switch.
@@ -26,8 +29,7 @@
 //!   former one's end is read, or refused after a second.
 //!
 //! # What does not hold
-//! - A copy that was in progress when its window was closed, in an endpoint that was stopped or cut off in the middle of it, ends
-//!   later. It fails then, but what it wrote is in the memory. No other copy begins: the owner ends the lease of a window when it
+//! - A copy that was in progress when its window was closed, in an endpoint that was stopped in the middle of it, ends later. It fails then, but what it wrote is in the memory. No other copy begins: the owner ends the lease of a window when it
 //!   closes it, and each copy is checked against the lease before and after, without the switch.
 //! - Bridge windows of the ports are QEMU's and are not seen here: a guest that puts a BAR outside its bridge's window
 //!   still has it routed, and an endpoint may claim any address in a hole that nobody has claimed.
@@ -39,18 +41,20 @@
 //!
 //! | from | message | answered by |
 //! | --- | --- | --- |
-//! | endpoint | Hello: protocol, name | Welcome: port, link mode, then a Peer for each peer; or Refused |
+//! | endpoint | Hello: protocol, name | Welcome: port, link mode, a descriptor of the count of changes; then a Peer for each peer; or Refused |
 //! | endpoint | Link: the timing of its link, and a descriptor of the memory that reserves it | - |
-//! | endpoint | Announce: its windows, all of them, and their leases | Announced, when all others have acknowledged |
+//! | endpoint | Announce: its windows, all of them, and their leases | Announced; if it closes some, when all others have acknowledged |
 //! | switch | Link: the same of a peer, before its first windows | - |
 //! | switch | Peer: all windows of one peer, and a ticket | Ack: that ticket |
+//! | switch | Known: the count of changes up to which it has sent all | - |
 //! | endpoint, attached again | Mark | a Peer of nobody, after all others |
 //! | endpoint, passed on | Read, Write: of a peer, by bus address | Reply, passed back |
 //!
 //! An endpoint that violates the protocol is cut off; no other endpoint notices.
 //!
 //! # What an endpoint may take
-//! An endpoint has one unacknowledged Peer at a time; those that wait are the newest of each peer, not a history. So what others do
+//! An endpoint has one unacknowledged Peer at a time; those that wait are the newest of each peer, not a history. One that does not
+//! acknowledge stays attached. So what others do
 //! never fills its queue. Of its own it has 64 requests to peers, which are dropped when they expire. It is cut off only for
 //! answers that it has asked for and does not read. Without descriptors or memory the switch accepts nobody and tries again
 //! a tenth of a second later.
@@ -75,7 +79,7 @@ mod window;
 pub use attachment::Attachment;
 pub use config::Config;
 pub use limits::{
-    ACKNOWLEDGE_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS,
+    CLOSING_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS,
     MAX_WINDOWS, PROTOCOL,
 };
 pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};

@@ -2,43 +2,39 @@
 
 use std::time::Duration;
 
+use peerbar_dma::switch_limits;
+
 /// Number of the protocol: switch and endpoints must agree on it.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// How long the switch waits for an endpoint's name, and for its reply to a peer's request.
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 
-/// How long the switch waits until an endpoint acknowledges a change of a peer that it was sent, and the peer's guest with it.
-pub const ACKNOWLEDGE_TIME_OUT: Duration = Duration::from_secs(2);
-
-/// How long an announcement that only closes windows waits for its acknowledgements. Nobody begins an access to a closed window, by
-/// its lease, so this is for copies in progress.
-pub(crate) const CLOSING_TIME_OUT: Duration = Duration::from_millis(250);
-
-/// How long an announcement waits for endpoints that acknowledge other changes meanwhile. It ends before its own endpoint gives up
-/// the switch.
-pub(crate) const ANNOUNCEMENT_TIME_OUT: Duration = Duration::from_millis(3500);
+/// How long an announcement that closes a window waits for acknowledgements, and the guest with it. Nobody begins an access to a closed
+/// window, by its lease, so this is for copies in progress. An endpoint that has not acknowledged a change for so long already is
+/// not waited for.
+pub const CLOSING_TIME_OUT: Duration = Duration::from_millis(250);
 
 /// How long a name that is taken may become free, as that of an endpoint whose end the switch has not read yet.
 pub(crate) const NAME_TIME_OUT: Duration = Duration::from_secs(1);
 
-/// How long an endpoint waits for its switch, which itself waits for [`ANNOUNCEMENT_TIME_OUT`] at most.
-pub(crate) const SWITCH_TIME_OUT: Duration = ACKNOWLEDGE_TIME_OUT.saturating_mul(2);
+/// How long an endpoint waits for its switch, which itself waits for [`CLOSING_TIME_OUT`] at most.
+pub(crate) const SWITCH_TIME_OUT: Duration = Duration::from_secs(4);
 
 /// The most endpoints that are attached at once, and the most vanished ones that keep their claims.
-pub const MAX_PORTS: usize = 64;
+pub const MAX_PORTS: usize = switch_limits::PORTS;
 
 /// The most requests of one endpoint that may be pending at once.
 pub(crate) const MAX_REQUESTS: usize = 64;
 
 /// The most windows of one endpoint: a function has six BARs (PCI Local Bus 3.0, 6.2.5).
-pub const MAX_WINDOWS: usize = 6;
+pub const MAX_WINDOWS: usize = switch_limits::WINDOWS;
 
 /// The most descriptors that come with one message: of windows, and of their leases.
 pub const MAX_DESCRIPTORS: usize = MAX_WINDOWS + 1;
 
 /// The most data of one request to a peer, in bytes.
-pub const MAX_DATA: usize = 32 << 10;
+pub const MAX_DATA: usize = switch_limits::MESSAGE_BYTES;
 
 /// The longest message in bytes: data or windows, and a few numbers of at most 10 bytes each.
 pub const MAX_PACKET: usize = MAX_DATA + 64;

@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::limits::{ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS, SWITCH_TIME_OUT};
 use crate::message::{LinkTiming, Message, Outcome, PortId, RequestError};
-use crate::switch_address::SwitchAddress;
+use crate::switch_address::{AttachError, SwitchAddress};
 use crate::window::{BarWindow, Descriptor};
 
 /// How long an endpoint waits for the reply of a peer, for which the switch waits for [`ENDPOINT_TIME_OUT`] at most.
@@ -29,6 +29,11 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Receives changes and requests of the peers. All methods are called from the link's own thread, one at a time. While one
 /// runs, peers wait, so none may wait for anything but a copy in progress.
 pub trait PeerHandler: Send + Sync {
+    /// The endpoint is attached, or is again, to a switch that counts the changes of all windows in this memory
+    /// ([`peerbar_dma::ChangeCount`]). Nothing is known of the peers yet. If this fails, the endpoint leaves the switch.
+    fn attached(&self, changes: &Descriptor) -> io::Result<()>;
+    /// All changes up to this count have been passed to [`PeerHandler::peer`].
+    fn known(&self, count: u32);
     /// These are all windows of `peer` from now on, with the leases of those that are lent. Once this returns, its former windows
     /// are not used any more.
     fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor);
@@ -132,8 +137,9 @@ impl Link {
         }
     }
 
-    /// Announces all windows of this endpoint. Once it returns, no peer uses the former windows: each has acknowledged the
-    /// change or is cut off. With [`LinkLost`] the peers notice that the switch is gone.
+    /// Announces all windows of this endpoint. Once it returns, no peer begins a request to a former window, and each that begins one
+    /// later knows of the new windows. A copy that is in progress has ended, unless it takes more than 250 ms. With [`LinkLost`] the
+    /// peers notice that the switch is gone.
     pub fn announce(&self, windows: Vec<BarWindow>, leases: &Descriptor) -> Result<(), LinkLost> {
         let deadline = Instant::now() + SWITCH_TIME_OUT;
         let mut state = self.shared.state.lock();
@@ -217,6 +223,12 @@ impl PeerRequests {
         Ok(())
     }
 
+    /// Leaves a switch that does not answer. The endpoint attaches again as soon as it can.
+    pub fn give_up(&self) {
+        log::warn!("the switch does not say what has changed: its link is given up");
+        self.shared.hang_up();
+    }
+
     fn ask(&self, peer: PortId, message: impl FnOnce(u64) -> Message) -> Outcome {
         let (tag, answer) = self.shared.register(peer)?;
         let answer = if self.shared.send(&message(tag)) {
@@ -236,7 +248,7 @@ impl Shared {
     fn run(&self, address: &SwitchAddress, handler: &dyn PeerHandler) {
         loop {
             self.listen(handler);
-            if !self.attach_again(address) {
+            if !self.attach_again(address, handler) {
                 return;
             }
             log::warn!("attached to the switch again");
@@ -271,7 +283,7 @@ impl Shared {
     }
 
     /// Tries to attach until it succeeds, or this endpoint leaves: false. The switch then learns again what this endpoint has.
-    fn attach_again(&self, address: &SwitchAddress) -> bool {
+    fn attach_again(&self, address: &SwitchAddress, handler: &dyn PeerHandler) -> bool {
         loop {
             let mut state = self.state.lock();
             if !state.leaving {
@@ -290,7 +302,11 @@ impl Shared {
             // Before the lock is released: a thread that sets `leaving` next shuts this one down.
             *self.socket.lock() = socket.clone();
             drop(state);
-            if let Err(error) = address.attach(&socket) {
+            let attached = address.attach(&socket).and_then(|(_, changes)| {
+                let attached = handler.attached(&changes);
+                attached.map_err(AttachError::Descriptor)
+            });
+            if let Err(error) = attached {
                 log::debug!("{error}");
                 continue;
             }
@@ -334,6 +350,10 @@ impl Shared {
             }
             Message::Link { peer, timing } => {
                 handler.link(peer, timing);
+                true
+            }
+            Message::Known { count } => {
+                handler.known(count);
                 true
             }
             Message::Announced { sequence } => {

@@ -85,6 +85,9 @@ pub enum Message {
         port: PortId,
         /// What the switch does with its requests to peers.
         mode: LinkMode,
+        /// The memory of its count of changes ([`peerbar_dma::ChangeCount`]).
+        #[serde(skip)]
+        changes: Descriptor,
     },
     /// It may not attach.
     Refused(Refusal),
@@ -121,6 +124,11 @@ pub enum Message {
         /// The leases of those that are lent.
         #[serde(skip)]
         leases: Descriptor,
+    },
+    /// All changes up to this count have been sent.
+    Known {
+        /// As in the memory of the Welcome.
+        count: u32,
     },
     /// The windows from before a Peer are no longer used.
     Ack {

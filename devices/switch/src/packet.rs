@@ -68,6 +68,7 @@ impl Message {
     /// The descriptors that are part of it, in order.
     fn descriptors(&self) -> Vec<&Descriptor> {
         match self {
+            Self::Welcome { changes, .. } => vec![changes],
             Self::Link { timing, .. } => vec![&timing.meter],
             Self::Announce {
                 windows, leases, ..
@@ -171,6 +172,7 @@ mod tests {
             Message::Welcome {
                 port: peer,
                 mode: LinkMode::Drop,
+                changes: Descriptor::new(descriptor()),
             },
             Message::Refused(Refusal::Full),
             Message::Announce {
@@ -193,6 +195,7 @@ mod tests {
                 windows,
                 leases: Descriptor::new(descriptor()),
             },
+            Message::Known { count: u32::MAX },
             Message::Ack { ticket: 5 },
             Message::Read {
                 peer,
@@ -373,7 +376,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_panic(kind in 0u8..13, rest in prop::collection::vec(any::<u8>(), 0..300), descriptors in 0usize..3) {
+        fn no_bytes_panic(kind in 0u8..14, rest in prop::collection::vec(any::<u8>(), 0..300), descriptors in 0usize..3) {
             let bytes = [&[kind], rest.as_slice()].concat();
             let descriptors = (0..descriptors).map(|_| descriptor()).collect();
             if let Ok(message) = Message::decode(&bytes, descriptors) {

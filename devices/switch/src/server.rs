@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use peerbar_dma::{ChangeCount, MemoryError};
 use peerbar_socket_file::BindError;
 use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError, unguessable};
 use rustix::io::Errno;
@@ -15,7 +16,8 @@ use crate::config::Config;
 use crate::connection::Connection;
 use crate::limits::MAX_PORTS;
 use crate::message::{Message, PortId};
-use crate::switch::{Output, Switch};
+use crate::switch::{Output, Switch, wrapping};
+use crate::window::Descriptor;
 
 /// The most connections at once: all endpoints, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_PORTS;
@@ -29,6 +31,14 @@ pub enum ServeError {
     /// The socket cannot be made.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// There is no memory for its count of changes.
+    #[error("switch at {}: cannot share its count of changes", path.display())]
+    Memory {
+        /// Where its socket is.
+        path: PathBuf,
+        /// What is missing.
+        source: MemoryError,
+    },
     /// The system refuses to go on.
     #[error("switch at {}: cannot go on", path.display())]
     System {
@@ -46,9 +56,11 @@ pub fn serve(
     stop: impl AsFd,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), ServeError> {
+    let (changes, lent) = count(path)?;
     let mut server = Server {
         listener: Listener::open(path, i32::try_from(MAX_PORTS).unwrap_or(i32::MAX))?,
-        switch: Switch::new(config, unguessable, Instant::now()),
+        switch: Switch::new(config, lent, unguessable, Instant::now()),
+        changes,
         connections: BTreeMap::new(),
         space: Message::space(),
     };
@@ -59,8 +71,23 @@ pub fn serve(
     })
 }
 
+/// A count of changes, and its memory for endpoints.
+fn count(path: &Path) -> Result<(ChangeCount, Descriptor), ServeError> {
+    let changes = ChangeCount::new().map_err(|source| ServeError::Memory {
+        path: path.to_owned(),
+        source,
+    })?;
+    let lent = changes.file().try_clone();
+    let lent = lent.map_err(|source| ServeError::System {
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok((changes, Descriptor::new(lent)))
+}
+
 struct Server {
     listener: Listener,
+    changes: ChangeCount,
     switch: Switch,
     connections: BTreeMap<PortId, Connection>,
     space: Vec<u8>,
@@ -139,6 +166,12 @@ impl Server {
             }
             for output in outputs {
                 match output {
+                    Output::Count(count) => {
+                        // Its memory is this process's own.
+                        if let Err(error) = self.changes.set(wrapping(count)) {
+                            log::error!("{}: changes are not counted: {error}", self.name());
+                        }
+                    }
                     Output::Send(port, message) => {
                         let connection = self.connections.get_mut(&port);
                         if let Some(Err(error)) = connection.map(|c| c.send(&message)) {

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+pub(crate) use self::announce::wrapping;
 pub(crate) use self::output::Output;
 use self::output::Reason;
-use self::port::{Announcing, Port, Vanished};
+use self::port::{Port, Vanished};
 use self::updates::Updates;
 use crate::config::Config;
 use crate::limits::ENDPOINT_TIME_OUT;
@@ -24,6 +25,8 @@ mod updates;
 #[derive(Clone, Debug)]
 pub(crate) struct Switch {
     config: Config,
+    /// The memory of the count of changes.
+    changes: Descriptor,
     /// The ticket of an update by its number.
     ticket: fn(u64) -> u64,
     ports: BTreeMap<PortId, Port>,
@@ -32,7 +35,8 @@ pub(crate) struct Switch {
     /// When the event that is handled has happened.
     now: Instant,
     last_port: u32,
-    last_epoch: u64,
+    /// The count of changes of all windows.
+    last_change: u64,
     last_update: u64,
     last_claim: u64,
     warnings: u32,
@@ -40,17 +44,23 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// A switch without endpoints. `ticket` makes tickets of numbers; an endpoint must not be able to guess one.
-    pub(crate) fn new(config: Config, ticket: fn(u64) -> u64, now: Instant) -> Self {
+    /// A switch without endpoints, whose count of changes is 0 and is kept in the memory of `changes`. `ticket` makes tickets of numbers; an endpoint must not be able to guess one.
+    pub(crate) fn new(
+        config: Config,
+        changes: Descriptor,
+        ticket: fn(u64) -> u64,
+        now: Instant,
+    ) -> Self {
         Self {
             config,
+            changes,
             ticket,
             ports: BTreeMap::new(),
             vanished: BTreeMap::new(),
             requests: Requests::default(),
             now,
             last_port: 0,
-            last_epoch: 0,
+            last_change: 0,
             last_update: 0,
             last_claim: 0,
             warnings: 0,
@@ -89,6 +99,7 @@ impl Switch {
                 windows: Vec::new(),
                 leases: Descriptor::default(),
                 updates: Updates::default(),
+                known: None,
                 announcing: None,
             },
         );
@@ -143,17 +154,7 @@ impl Switch {
             self.cut_off(port, Reason::Silent);
         }
         self.refuse_namesakes();
-        self.answer_closings();
-        let late: Vec<PortId> = self
-            .acknowledgements()
-            .filter(|(_, deadline)| *deadline <= now)
-            .map(|(port, _)| port)
-            .collect();
-        for port in late {
-            if self.ports.contains_key(&port) {
-                self.cut_off(port, Reason::NoAck);
-            }
-        }
+        self.settle();
     }
 
     /// When [`Switch::expire`] will have something to do.
@@ -162,16 +163,11 @@ impl Switch {
         let names = silent.map(|port| port.connected + ENDPOINT_TIME_OUT);
         let awaited = self.ports.values();
         let awaited = awaited.filter_map(|port| Some(port.awaited.as_ref()?.deadline));
-        let acknowledgements = self.acknowledgements().map(|(_, deadline)| deadline);
-        let announcing = self
-            .ports
-            .values()
-            .filter_map(|port| port.announcing.as_ref());
-        let closings = announcing.filter_map(Announcing::answer_at);
+        let announcing = self.ports.values();
+        let announcing = announcing.filter_map(|port| Some(port.announcing?.deadline));
         let requests = self.requests.deadline();
         let hellos = names.chain(awaited);
-        let announcements = acknowledgements.chain(closings);
-        hellos.chain(announcements).chain(requests).min()
+        hellos.chain(announcing).chain(requests).min()
     }
 
     fn cut_off(&mut self, port: PortId, reason: Reason) {
@@ -186,16 +182,6 @@ impl Switch {
     fn ports_that(&self, filter: impl Fn(&Port) -> bool) -> Vec<PortId> {
         let matching = self.ports.iter().filter(|(_, port)| filter(port));
         matching.map(|(id, _)| *id).collect()
-    }
-
-    /// Ports that have an acknowledgement of an announcement outstanding, each with its deadline.
-    fn acknowledgements(&self) -> impl Iterator<Item = (PortId, Instant)> {
-        let announcing = self.ports.iter();
-        let announcing = announcing.filter_map(|(id, port)| Some((id, port.announcing.as_ref()?)));
-        announcing.flat_map(|(owner, announcing)| {
-            let others = self.ports.iter().filter(move |(id, _)| *id != owner);
-            others.filter_map(move |(id, port)| Some((*id, port.deadline(announcing)?)))
-        })
     }
 }
 

@@ -12,6 +12,7 @@ use thiserror::Error;
 use crate::limits::{MAX_NAME, PROTOCOL, SWITCH_TIME_OUT};
 use crate::link_mode::LinkMode;
 use crate::message::{Message, Refusal};
+use crate::window::Descriptor;
 
 /// Why an endpoint cannot attach to its switch.
 #[derive(Debug, Error)]
@@ -61,8 +62,8 @@ impl SwitchAddress {
         connected(&self.path)
     }
 
-    /// Says Hello and waits for the Welcome; what the switch does with requests to peers.
-    pub(crate) fn attach(&self, socket: &OwnedFd) -> Result<LinkMode, AttachError> {
+    /// Says Hello and waits for the Welcome: what the switch does with requests to peers, and the memory of its count of changes.
+    pub(crate) fn attach(&self, socket: &OwnedFd) -> Result<(LinkMode, Descriptor), AttachError> {
         let (path, name) = (&self.path, self.name.clone());
         let deadline = Instant::now() + SWITCH_TIME_OUT;
         let hello = Message::Hello {
@@ -72,7 +73,7 @@ impl SwitchAddress {
         packets::send_until(socket, &hello.encode(), deadline)
             .map_err(|errno| system(path, errno))?;
         match Message::receive_until(socket, &mut Message::space(), Some(deadline)) {
-            Ok(Message::Welcome { mode, .. }) => Ok(mode),
+            Ok(Message::Welcome { mode, changes, .. }) => Ok((mode, changes)),
             Ok(Message::Refused(refusal)) => Err(AttachError::Refused {
                 path: path.clone(),
                 name,

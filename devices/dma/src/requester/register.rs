@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
+use peerbar_dma_log::{Direction, Origin, Purpose};
 
 use crate::error::{DmaError, DmaFault};
 use crate::segment_result::SegmentResult;
@@ -55,11 +55,7 @@ impl Requester {
         let tag = Tag::new(Purpose::Register, origin);
         let (bytes, len) = (value.bytes(), value.len());
         if !address.is_multiple_of(len as u64) {
-            let refused = SegmentResult {
-                route: Route::Refused,
-                completer: Completer::Nobody,
-                outcome: Err(DmaFault::Unaligned),
-            };
+            let refused = SegmentResult::refused(DmaFault::Unaligned);
             return self.account(tag, (address, 0), (Direction::Write, len), &refused);
         }
         // Copies of before are seen before it, whatever the way that it takes.

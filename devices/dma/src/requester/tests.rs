@@ -13,6 +13,7 @@ use crate::counters::Count;
 use crate::error::DmaFault;
 use crate::link_speed::{Bandwidth, Latency};
 use crate::pages::PageTable;
+use crate::peer_changes::ChangeCount;
 use crate::peers::{PeerError, PeerMemory};
 use crate::route::OwnWindowMemory;
 use crate::session::Session;
@@ -601,6 +602,80 @@ fn a_peer_s_registers_are_met_by_message() {
     let failed = count(&requester, Route::Peer, Completer::Nobody, Direction::Read);
     assert_eq!(failed.failures, 1);
     assert!(client.asked.lock().is_empty());
+}
+
+/// A switch that the function may leave.
+#[derive(Default)]
+struct Left(Mutex<usize>);
+
+impl Peers for Left {
+    fn access(&self, _: PeerId, _: u64, _: Buffer<'_>) -> Result<(), PeerError> {
+        Err(PeerError::Unsupported)
+    }
+
+    fn give_up(&self) {
+        *self.0.lock() += 1;
+    }
+}
+
+#[test]
+fn request_waits_until_all_changes_of_before_are_known() {
+    let (requester, client) = requester();
+    let requester = Arc::new(requester);
+    let switch = Arc::new(Left::default());
+    requester.set_switch(PeerRouting::Route, switch.clone());
+    let counts = ChangeCount::new().unwrap();
+    let lent = || counts.file().try_clone().unwrap().into();
+    requester.set_changes(lent()).unwrap();
+    requester.know_changes(0);
+    let mut session = Session::new(requester.clone());
+    let read = |session: &mut Session, data: &mut [u8; 4]| {
+        session.read(Purpose::Payload, 0x1000, data).unwrap();
+    };
+    let mut data = [0; 4];
+    read(&mut session, &mut data);
+    counts.set(1).unwrap();
+    assert!(!session.reaches(Purpose::Payload, Direction::Read, (0x1000, 4)));
+    session.release();
+    let (said, hears) = std::sync::mpsc::channel();
+    let writer = {
+        let requester = requester.clone();
+        std::thread::spawn(move || {
+            said.send(()).unwrap();
+            requester.write(Purpose::Payload, 0x5_0000, &[3; 4])
+        })
+    };
+    hears.recv().unwrap();
+    let memory = MemoryFile::create("peer", 0x1000).unwrap();
+    let window = PeerWindow {
+        address: 0x5_0000,
+        size: 0x1000,
+        claim: 1,
+        memory: PeerMemory::Span(Span {
+            file: Arc::new(memory),
+            offset: 0,
+        }),
+    };
+    requester.set_peer(PeerId(3), vec![window]);
+    requester.know_changes(1);
+    assert_eq!(writer.join().unwrap(), Ok(()));
+    assert!(session.reaches(Purpose::Payload, Direction::Read, (0x1000, 4)));
+    session.release();
+    // It learns nothing more. A request that has waited for long enough fails, and the switch is left.
+    counts.set(2).unwrap();
+    let failed = requester.learn_changes(&mut 4_000_000_000);
+    assert_eq!(failed, Err(DmaFault::Peer(PeerError::TimedOut)));
+    assert_eq!(*switch.0.lock(), 1);
+    requester.lose_peers();
+    read(&mut session, &mut data);
+    let gone = requester.write(Purpose::Payload, 0x5_0000, &[3; 4]);
+    let gone = gone.map_err(|error| error.cause);
+    assert_eq!(gone, Err(DmaFault::Peer(PeerError::Gone)));
+    assert!(client.asked.lock().is_empty());
+    session.release();
+    // Another switch, of which it knows nothing yet.
+    requester.set_changes(lent()).unwrap();
+    assert!(!session.reaches(Purpose::Payload, Direction::Read, (0x1000, 4)));
 }
 
 /// A peer that takes the function's right to issue requests away as it answers one.

@@ -1,5 +1,7 @@
 //! One request: segment by segment, each by its own route; segments that the client must carry out are sent to it together.
 
+use std::time::Duration;
+
 use parking_lot::RwLockReadGuard;
 use peerbar_dma_log::{Completer, Purpose, Route};
 
@@ -23,8 +25,8 @@ pub(super) const PROBE: usize = 4;
 /// Bytes of the largest word that is accessed as a whole.
 const WORD: usize = 8;
 
-/// How long the messages of a request to peers take together, in nanoseconds: a message after that is not begun, and the request fails as
-/// one without a completion. A peer may be late to answer each of them. A request of 4 MiB is 128 messages, which take a millisecond each
+/// How long a request waits for its switch and the messages of its peers take together, in nanoseconds: a message after that is not begun,
+/// and the request fails as one without a completion. A peer may be late to answer each of them. A request of 4 MiB is 128 messages, which take a millisecond each
 /// on a loaded machine.
 const LONGEST_PEER_REQUEST: u64 = 4_000_000_000;
 
@@ -36,7 +38,7 @@ struct Transfer<'a> {
     tag: Tag,
     /// The bytes on links that take time.
     transit: Option<Transit>,
-    /// How long peers have taken to answer messages.
+    /// How long the switch and peers have taken to answer.
     waited: u64,
     /// Segments for the client, to be sent together, and what is known of each.
     asks: Vec<Ask<'a>>,
@@ -126,11 +128,7 @@ impl Requester {
         let len = buffer.len();
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             self.show(address);
-            let refused = SegmentResult {
-                route: Route::Refused,
-                completer: Completer::Nobody,
-                outcome: Err(DmaFault::Wraps),
-            };
+            let refused = SegmentResult::refused(DmaFault::Wraps);
             return self.account(transfer.tag, (address, 0), buffer.extent(), &refused);
         }
         let mut at = address;
@@ -149,6 +147,11 @@ impl Requester {
         buffer: &mut Buffer<'a>,
     ) -> Result<usize, DmaError> {
         let started = self.started();
+        if let Err(cause) = self.learn_changes(&mut transfer.waited) {
+            let (extent, refused) = (buffer.extent(), SegmentResult::refused(cause));
+            let refused = self.account(transfer.tag, (address, started), extent, &refused);
+            return refused.map(|()| buffer.len());
+        }
         let fault = self.injected(transfer.tag, address, buffer);
         let routes = self.route_table();
         let segment = routes.route(address, buffer.len(), buffer.direction());
@@ -188,6 +191,24 @@ impl Requester {
         self.account(transfer.tag, (address, started), (direction, len), &done)?;
         self.depart(transfer, path, len)?;
         Ok(len)
+    }
+
+    /// Waits until all changes of the peers' windows are known that were made before. `waited` is that of the request.
+    pub(super) fn learn_changes(&self, waited: &mut u64) -> Result<(), DmaFault> {
+        let Some((changes, count)) = self.route_table().missed_changes() else {
+            return Ok(());
+        };
+        let left = LONGEST_PEER_REQUEST.saturating_sub(*waited);
+        let begin = self.clock.now();
+        let is_known = changes.wait(count, Duration::from_nanos(left));
+        let took = self.clock.now().saturating_sub(begin);
+        *waited = waited.saturating_add(took);
+        if !is_known {
+            let peers = self.peers.read().clone();
+            peers.iter().for_each(|peers| peers.give_up());
+            return Err(DmaFault::Peer(PeerError::TimedOut));
+        }
+        Ok(())
     }
 
     /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before. `waited` is that of

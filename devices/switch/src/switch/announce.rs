@@ -1,9 +1,10 @@
 //! Announcements of windows, and their acknowledgements.
 
-use super::Switch;
 use super::output::Reason;
-use super::port::Announcing;
+use super::port::{Announcing, Port};
 use super::updates::{Update, Updates};
+use super::{Output, Switch};
+use crate::limits::CLOSING_TIME_OUT;
 use crate::message::{Message, PortId};
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
@@ -18,11 +19,7 @@ impl Switch {
         (mut windows, leases): (Vec<BarWindow>, Descriptor),
     ) -> Result<(), Reason> {
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
-        if port
-            .announcing
-            .as_ref()
-            .is_some_and(|last| !last.is_answered)
-        {
+        if port.announcing.is_some() {
             return Err(Reason::Violation(
                 "it announces before the last is Announced",
             ));
@@ -43,19 +40,19 @@ impl Switch {
         let windows = self.in_holes(from, windows);
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
         let former = std::mem::replace(&mut port.windows, windows.clone());
-        let is_known = |window: &BarWindow| former.iter().any(|old| window.is_known_by(old));
-        let only_closes = windows.iter().all(is_known);
+        let stays = |old: &BarWindow| windows.iter().any(|window| window.is_known_by(old));
+        let closes = !former.iter().all(stays);
         port.leases.clone_from(&leases);
         self.note_overlaps(from, &windows);
-        let epoch = self.publish(from, &windows, &leases);
+        self.publish(from, &windows, &leases);
+        if !closes {
+            // Whoever does not know of a window yet learns of it before its next request.
+            self.send(from, Message::Announced { sequence });
+            return Ok(());
+        }
+        let deadline = self.now + CLOSING_TIME_OUT;
         if let Some(port) = self.ports.get_mut(&from) {
-            port.announcing = Some(Announcing {
-                sequence,
-                epoch,
-                begun: self.now,
-                only_closes,
-                is_answered: false,
-            });
+            port.announcing = Some(Announcing { sequence, deadline });
         }
         self.settle();
         Ok(())
@@ -114,62 +111,42 @@ impl Switch {
         Ok(())
     }
 
-    /// Sends Announced for announcements that only close windows and have waited long enough.
-    pub(super) fn answer_closings(&mut self) {
-        let now = self.now;
-        let ports = self.ports.iter_mut();
-        let announcing = ports.filter_map(|(id, port)| Some((*id, port.announcing.as_mut()?)));
-        let due = announcing.filter(|(_, last)| last.answer_at().is_some_and(|at| at <= now));
-        let answers = due.map(|(id, last)| {
-            last.is_answered = true;
-            (id, last.sequence)
-        });
-        for (id, sequence) in answers.collect::<Vec<_>>() {
-            self.send(id, Message::Announced { sequence });
-        }
-    }
-
-    /// Sends Announced for each announcement that all others have acknowledged, unless that has been sent.
+    /// Sends Announced for each announcement that all others have acknowledged, or have had enough time for.
     pub(super) fn settle(&mut self) {
-        let ports = self.ports.iter();
-        let unacknowledged: Vec<(PortId, u64)> = ports
-            .filter_map(|(id, port)| Some((*id, port.updates.oldest()?)))
-            .collect();
-        let settled = |id: &PortId, announcing: &Announcing| {
-            let mut others = unacknowledged.iter().filter(|(other, _)| other != id);
-            others.all(|(_, oldest)| *oldest > announcing.epoch)
+        let now = self.now;
+        let is_done = |id: PortId, announcing: &Announcing| {
+            let mut others = self.ports.iter().filter(|(other, _)| **other != id);
+            announcing.deadline <= now || !others.any(|(_, port)| port.is_waited_for(id, now))
         };
-        let ports = self.ports.iter_mut();
-        let done = ports.filter_map(|(id, port)| {
-            let last = port.announcing.take_if(|last| settled(id, last))?;
-            (!last.is_answered).then_some((*id, last.sequence))
-        });
-        for (id, sequence) in done.collect::<Vec<_>>() {
+        let ports = self.ports.iter();
+        let announcing = ports.filter_map(|(id, port)| Some((*id, port.announcing?)));
+        let done = announcing.filter(|(id, announcing)| is_done(*id, announcing));
+        for (id, Announcing { sequence, .. }) in done.collect::<Vec<_>>() {
+            if let Some(port) = self.ports.get_mut(&id) {
+                port.announcing = None;
+            }
             self.send(id, Message::Announced { sequence });
         }
     }
 
-    /// Sends the windows of `peer` to all other endpoints; the number of the change.
-    pub(super) fn publish(
-        &mut self,
-        peer: PortId,
-        windows: &[BarWindow],
-        leases: &Descriptor,
-    ) -> u64 {
-        self.last_epoch += 1;
-        let epoch = self.last_epoch;
+    /// Counts a change of the windows of `peer`, and sends it to all other endpoints.
+    pub(super) fn publish(&mut self, peer: PortId, windows: &[BarWindow], leases: &Descriptor) {
+        self.last_change += 1;
+        // Before anybody else can act on the change.
+        self.outputs.push(Output::Count(self.last_change));
         for other in self.ports_that(|port| port.name.is_some()) {
-            if other != peer {
-                let update = Update {
-                    peer,
-                    windows: windows.to_vec(),
-                    leases: leases.clone(),
-                    epoch: Some(epoch),
-                };
-                self.change(other, |updates| updates.push(update));
+            if other == peer {
+                self.inform(other);
+                continue;
             }
+            let update = Update {
+                peer,
+                windows: windows.to_vec(),
+                leases: leases.clone(),
+                since: Some(self.last_change),
+            };
+            self.change(other, |updates| updates.push(update));
         }
-        epoch
     }
 
     /// Has all other endpoints forget a peer that is gone for good.
@@ -192,6 +169,7 @@ impl Switch {
         let ticket = (self.ticket)(self.last_update + 1);
         let (port, now) = (self.ports.get_mut(&to), self.now);
         let Some((update, is_first)) = port.and_then(|port| port.updates.next(ticket, now)) else {
+            self.inform(to);
             return;
         };
         self.last_update += 1;
@@ -217,7 +195,35 @@ impl Switch {
             leases,
         };
         self.send(to, message);
+        self.send_known(to);
     }
+
+    /// Sends an endpoint up to which count it knows all changes, unless it has one to acknowledge, after which it is sent.
+    fn inform(&mut self, to: PortId) {
+        let is_free = |port: &Port| port.updates.sent.is_none();
+        if self.ports.get(&to).is_some_and(is_free) {
+            self.send_known(to);
+        }
+    }
+
+    fn send_known(&mut self, to: PortId) {
+        let Some(port) = self.ports.get_mut(&to) else {
+            return;
+        };
+        let unsent = port.updates.first_unsent();
+        let known = unsent.map_or(self.last_change, |unsent| unsent.saturating_sub(1));
+        if port.known < Some(known) {
+            port.known = Some(known);
+            let count = wrapping(known);
+            self.send(to, Message::Known { count });
+        }
+    }
+}
+
+/// The count in 32 bits, as endpoints have it.
+#[expect(clippy::cast_possible_truncation, reason = "it wraps around")]
+pub(crate) fn wrapping(count: u64) -> u32 {
+    count as u32
 }
 
 /// The level at which the next misplaced window is logged.

@@ -41,7 +41,15 @@ impl Switch {
         }
         self.forget_vanished(&name);
         let mode = self.config.modes.get(&name).copied().unwrap_or_default();
-        self.send(port, Message::Welcome { port, mode });
+        let changes = self.changes.clone();
+        self.send(
+            port,
+            Message::Welcome {
+                port,
+                mode,
+                changes,
+            },
+        );
         self.introduce_peers_to(port);
         if let Some(newcomer) = self.ports.get_mut(&port) {
             newcomer.name = Some(name);
@@ -131,11 +139,12 @@ impl Switch {
         let peers = live
             .chain(vanished)
             .filter(|(_, windows, _)| !windows.is_empty());
+        let since = Some(self.last_change);
         let introductions = peers.map(|(peer, windows, leases)| Update {
             peer: *peer,
             windows: windows.clone(),
             leases,
-            epoch: None,
+            since,
         });
         let introductions: Vec<Update> = introductions.collect();
         if let Some(newcomer) = self.ports.get_mut(&newcomer) {

@@ -1,5 +1,6 @@
 //! Every order in which endpoints, their links and the switch can act, for small scripts: in none of them does a transfer use
-//! a window after its withdrawal was acknowledged to its owner, and in none does an endpoint wait indefinitely.
+//! a window after its withdrawal was acknowledged to its owner, in none does one that knows of all changes miss a window that was announced,
+//! and in none does an endpoint wait indefinitely.
 //!
 //! The switch is the real one. An endpoint is a model of what [`crate::Link`] and its [`crate::PeerHandler`] do: a main thread
 //! and one that transfers, which run its script, and a link that takes one message after another, which for a Peer needs the lock that a transfer
@@ -38,7 +39,11 @@ struct Endpoint {
     /// The addresses at which others may still reach it.
     exposed: Vec<u64>,
     announced: Option<u64>,
+    /// Its window, once its announcement is answered.
+    open: Option<u64>,
     peers: BTreeMap<PortId, Vec<u64>>,
+    /// The count up to which it knows all changes.
+    known: Option<u32>,
     transfer: Option<(PortId, u64)>,
     dead: bool,
 }
@@ -55,6 +60,8 @@ struct World {
     endpoints: Vec<Endpoint>,
     to_switch: BTreeMap<PortId, VecDeque<Sent>>,
     to_endpoint: BTreeMap<PortId, VecDeque<Message>>,
+    /// The count of changes, which all endpoints see.
+    count: u32,
     now: Instant,
 }
 
@@ -78,15 +85,19 @@ fn window(address: u64) -> BarWindow {
 }
 
 impl Endpoint {
-    /// Ends the transfer in progress, or starts the next.
-    fn transfer(&mut self) {
+    /// Ends the transfer in progress, or starts the next; its address, if it knows of nobody there.
+    fn transfer(&mut self) -> Option<u64> {
         if self.transfer.take().is_some() {
-            return;
+            return None;
         }
-        if let Some(address) = self.transfers.pop_front() {
-            let owner = self.peers.iter().find(|(_, at)| at.contains(&address));
-            self.transfer = owner.map(|(port, _)| (*port, address));
-        }
+        let address = self.transfers.pop_front()?;
+        let owner = self.peers.iter().find(|(_, at)| at.contains(&address));
+        self.transfer = owner.map(|(port, _)| (*port, address));
+        owner.is_none().then_some(address)
+    }
+
+    fn knows(&self, count: u32) -> bool {
+        self.known.is_some_and(|known| known >= count)
     }
 }
 
@@ -110,12 +121,14 @@ impl World {
                     holes: PciHole::new(0, u64::MAX).into_iter().collect(),
                     ..Config::default()
                 },
+                Descriptor::default(),
                 std::convert::identity,
                 now,
             ),
             endpoints: endpoints.collect(),
             to_switch: BTreeMap::new(),
             to_endpoint: BTreeMap::new(),
+            count: 0,
             now,
         };
         for (index, script) in scripts.iter().enumerate() {
@@ -158,16 +171,30 @@ impl World {
     fn act(&mut self, turn: Turn) {
         match turn {
             Turn::Script(index) => self.run_script(index),
-            Turn::Transfer(index) => self.endpoints[index].transfer(),
+            Turn::Transfer(index) => self.transfer(index),
             Turn::Link(index) => self.listen(index),
             Turn::Switch(port) => self.serve(port),
         }
         for output in self.switch.take_outputs() {
-            let Output::Send(port, message) = output else {
-                panic!("{output:?}")
-            };
-            self.to_endpoint.entry(port).or_default().push_back(message);
+            match output {
+                Output::Count(count) => self.count = u32::try_from(count).unwrap(),
+                Output::Send(port, message) => {
+                    self.to_endpoint.entry(port).or_default().push_back(message);
+                    self.take_counts(port);
+                }
+                other => panic!("{other:?}"),
+            }
         }
+    }
+
+    fn transfer(&mut self, index: usize) {
+        let nobody = self.endpoints[index].transfer();
+        if nobody.is_none() || !self.endpoints[index].knows(self.count) {
+            return;
+        }
+        let others = self.endpoints.iter().enumerate();
+        let mut others = others.filter(|(other, endpoint)| *other != index && !endpoint.dead);
+        assert!(others.all(|(_, other)| other.open != nobody), "{self:#x?}");
     }
 
     fn say(&mut self, port: Option<PortId>, sent: Sent) {
@@ -190,6 +217,7 @@ impl World {
             }
             Step::Announce(address) => {
                 endpoint.waiting = true;
+                endpoint.open = None;
                 endpoint.exposed.extend(address);
                 endpoint.announced = address;
                 let windows = address.map(window).into_iter().collect();
@@ -222,7 +250,9 @@ impl World {
             Message::Announced { .. } => {
                 endpoint.waiting = false;
                 endpoint.exposed = endpoint.announced.into_iter().collect();
+                endpoint.open = endpoint.announced;
             }
+
             Message::Peer {
                 ticket,
                 peer,
@@ -238,6 +268,21 @@ impl World {
                 self.say(port, Sent::Message(Message::Ack { ticket }));
             }
             other => panic!("{other:?}"),
+        }
+        self.take_counts(port.unwrap());
+    }
+
+    /// Takes counts that come next at once: when an endpoint takes one, within its turn or later, makes no other difference than when it
+    /// takes the message before.
+    fn take_counts(&mut self, port: PortId) {
+        let mut endpoints = self.endpoints.iter_mut();
+        let endpoint = endpoints.find(|endpoint| endpoint.port == Some(port));
+        let (Some(endpoint), Some(queue)) = (endpoint, self.to_endpoint.get_mut(&port)) else {
+            return;
+        };
+        while let Some(Message::Known { count }) = queue.front() {
+            endpoint.known = Some(*count);
+            queue.pop_front();
         }
     }
 
@@ -266,8 +311,9 @@ impl World {
 
     fn check_end(&self) {
         for endpoint in &self.endpoints {
+            let is_done = endpoint.script.is_empty() && !endpoint.waiting;
             assert!(
-                endpoint.dead || (endpoint.script.is_empty() && !endpoint.waiting),
+                endpoint.dead || is_done && endpoint.knows(self.count),
                 "{self:#x?}"
             );
         }

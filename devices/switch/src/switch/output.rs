@@ -8,6 +8,8 @@ use crate::requests::RequestId;
 /// A step for the daemon, to be carried out in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Output {
+    /// The count of changes, for all endpoints to see.
+    Count(u64),
     /// Send it.
     Send(PortId, Message),
     /// Do not send this endpoint that request of a peer, if it is not sent yet.
@@ -25,9 +27,6 @@ pub(crate) enum Reason {
     /// It has connected and sent no Hello.
     #[error("it sends no Hello")]
     Silent,
-    /// It has not acknowledged a change of another one's windows.
-    #[error("it does not acknowledge that the windows of a peer have changed")]
-    NoAck,
     /// It breaks the protocol.
     #[error("it breaks the protocol: {0}")]
     Violation(&'static str),

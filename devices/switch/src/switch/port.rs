@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use super::updates::Updates;
-use crate::limits::{ACKNOWLEDGE_TIME_OUT, ANNOUNCEMENT_TIME_OUT, CLOSING_TIME_OUT};
-use crate::message::LinkTiming;
+use crate::limits::CLOSING_TIME_OUT;
+use crate::message::{LinkTiming, PortId};
 use crate::window::{BarWindow, Descriptor};
 
 #[derive(Clone, Debug)]
@@ -18,6 +18,8 @@ pub(super) struct Port {
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
     pub(super) updates: Updates,
+    /// The count of changes up to which all have been sent to it, as it knows.
+    pub(super) known: Option<u64>,
     pub(super) announcing: Option<Announcing>,
 }
 
@@ -28,24 +30,12 @@ pub(super) struct Awaited {
     pub(super) deadline: Instant,
 }
 
-/// An announcement that not all others have acknowledged yet.
-#[derive(Clone, Debug)]
+/// An announcement that closes a window, and that not all others have acknowledged yet.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Announcing {
     pub(super) sequence: u64,
-    pub(super) epoch: u64,
-    pub(super) begun: Instant,
-    /// It opens no window, so an endpoint that has not learned of it accesses none that it should not.
-    pub(super) only_closes: bool,
-    /// Its endpoint has the answer. Those that have not acknowledged it are still to do so.
-    pub(super) is_answered: bool,
-}
-
-impl Announcing {
-    /// When its endpoint gets the answer, whoever has not acknowledged it.
-    pub(super) fn answer_at(&self) -> Option<Instant> {
-        let waits = self.only_closes && !self.is_answered;
-        waits.then(|| self.begun + CLOSING_TIME_OUT)
-    }
+    /// When it is answered, whoever has not acknowledged it.
+    pub(super) deadline: Instant,
 }
 
 impl Port {
@@ -54,12 +44,10 @@ impl Port {
         self.name.is_none() && self.awaited.is_none()
     }
 
-    /// Until when it is to have acknowledged what this announcement of a peer waits for; none if it has.
-    pub(super) fn deadline(&self, announcing: &Announcing) -> Option<Instant> {
-        let unacknowledged = self.updates.oldest()?;
-        let since = self.updates.sent_at()?.max(announcing.begun);
-        let last = announcing.begun + ANNOUNCEMENT_TIME_OUT;
-        (unacknowledged <= announcing.epoch).then(|| last.min(since + ACKNOWLEDGE_TIME_OUT))
+    /// Whether an announcement of this peer waits for it: it has not acknowledged that, and is not late already.
+    pub(super) fn is_waited_for(&self, peer: PortId, now: Instant) -> bool {
+        let sent = self.updates.sent_at();
+        sent.is_some_and(|at| now < at + CLOSING_TIME_OUT) && self.updates.owes(peer)
     }
 }
 

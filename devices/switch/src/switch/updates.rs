@@ -10,7 +10,7 @@ use crate::window::{BarWindow, Descriptor};
 /// one at a time on the wire. So nobody fills its queue, and few descriptors are on their way to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Updates {
-    /// In ascending order of their epochs.
+    /// One for each peer, in the order in which they came first.
     pub(super) pending: VecDeque<Update>,
     /// The one that is sent.
     pub(super) sent: Option<Sent>,
@@ -24,22 +24,28 @@ pub(super) struct Update {
     pub(super) peer: PortId,
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
-    /// Number of the change; none if it is the peer's introduction, for which no announcement waits.
-    pub(super) epoch: Option<u64>,
+    /// The count of the first change of the peer that the endpoint has not been sent. None if nobody has to know of it.
+    pub(super) since: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) ticket: u64,
-    epoch: Option<u64>,
+    peer: PortId,
     at: Instant,
 }
 
 impl Updates {
-    /// Adds it, in place of a pending one of the same peer. Its epoch is greater than all before.
+    /// Adds it, or puts it in the place of a pending one of the same peer: however often peers change, the endpoint is sent each
+    /// change in time.
     pub(super) fn push(&mut self, update: Update) {
-        self.pending.retain(|other| other.peer != update.peer);
-        self.pending.push_back(update);
+        let mut pending = self.pending.iter_mut();
+        let Some(former) = pending.find(|former| former.peer == update.peer) else {
+            self.pending.push_back(update);
+            return;
+        };
+        let since = former.since.or(update.since);
+        *former = Update { since, ..update };
     }
 
     /// A peer has gone for good, with all its windows. Nobody waits for that.
@@ -50,7 +56,7 @@ impl Updates {
                 peer,
                 windows,
                 leases: Descriptor::default(),
-                epoch: None,
+                since: None,
             });
         } else {
             self.pending.retain(|update| update.peer != peer);
@@ -63,19 +69,19 @@ impl Updates {
             peer: PortId::NOBODY,
             windows: Vec::new(),
             leases: Descriptor::default(),
-            epoch: None,
+            since: None,
         });
     }
 
     /// The next one to be sent now with this ticket, and whether it is the first of its peer. None before the last is
-    /// acknowledged. In the order in which they came, so that a former owner's windows are gone before another's are announced.
+    /// acknowledged.
     pub(super) fn next(&mut self, ticket: u64, now: Instant) -> Option<(Update, bool)> {
         if self.sent.is_some() {
             return None;
         }
         let update = self.pending.pop_front()?;
-        let (epoch, at) = (update.epoch, now);
-        self.sent = Some(Sent { ticket, epoch, at });
+        let (peer, at) = (update.peer, now);
+        self.sent = Some(Sent { ticket, peer, at });
         let is_first = !update.windows.is_empty() && self.known.insert(update.peer);
         Some((update, is_first))
     }
@@ -90,9 +96,14 @@ impl Updates {
         self.sent.map(|sent| sent.at)
     }
 
-    /// The oldest change that is not acknowledged.
-    pub(super) fn oldest(&self) -> Option<u64> {
-        let sent = self.sent.and_then(|sent| sent.epoch);
-        sent.or_else(|| self.pending.iter().find_map(|update| update.epoch))
+    /// Whether the endpoint has not acknowledged all changes of this peer.
+    pub(super) fn owes(&self, peer: PortId) -> bool {
+        let is_sent = self.sent.is_some_and(|sent| sent.peer == peer);
+        is_sent || self.pending.iter().any(|update| update.peer == peer)
+    }
+
+    /// The count of the first change that the endpoint has not been sent.
+    pub(super) fn first_unsent(&self) -> Option<u64> {
+        self.pending.iter().filter_map(|update| update.since).min()
     }
 }

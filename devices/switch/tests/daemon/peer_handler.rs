@@ -1,12 +1,13 @@
 //! The library's own link: its handler's calls, and when the others get the acknowledgement.
 
+use std::io;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
 use peerbar_switch::{
-    ACKNOWLEDGE_TIME_OUT, Attachment, BarWindow, Descriptor, LinkLost, LinkTiming, Message,
+    Attachment, BarWindow, Descriptor, ENDPOINT_TIME_OUT, LinkLost, LinkTiming, Message,
     PeerHandler, PortId, Unsupported,
 };
 use rustix::process::Signal;
@@ -17,6 +18,12 @@ use crate::raw::{Endpoint, announce, registers, start};
 struct OnChange<F>(F);
 
 impl<F: Fn(PortId) + Send + Sync> PeerHandler for OnChange<F> {
+    fn attached(&self, _: &Descriptor) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn known(&self, _: u32) {}
+
     fn peer(&self, peer: PortId, _: Vec<BarWindow>, _: &Descriptor) {
         (self.0)(peer);
     }
@@ -52,11 +59,15 @@ fn a_change_is_acknowledged_only_when_the_neighbour_goes_by_it() {
     let release = release;
     a.send(&announce(1, vec![registers(0x1000)]));
     assert_eq!(changed.recv().unwrap(), port);
+    release.send(()).unwrap();
+    a.receive();
+    a.send(&announce(2, Vec::new()));
+    assert_eq!(changed.recv().unwrap(), port);
     // The switch has taken whatever the link has sent so far when it lets a later one in.
     let (_later, _) = Endpoint::attach(daemon.socket(), "later");
     assert!(a.hears_nothing());
     release.send(()).unwrap();
-    assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
+    assert!(matches!(a.receive(), Message::Announced { sequence: 2 }));
 }
 
 #[test]
@@ -73,7 +84,7 @@ fn a_stopped_switch_is_given_up_in_time_and_found_again() {
         assert_eq!(announced, Err(LinkLost));
     }
     let waited = begun.elapsed();
-    let bound = ACKNOWLEDGE_TIME_OUT * 2;
+    let bound = ENDPOINT_TIME_OUT;
     assert!((bound..bound * 2).contains(&waited), "{waited:?}");
     daemon.signal(Signal::CONT);
     let (peer, _) = Endpoint::attach(daemon.socket(), "peer");

@@ -127,21 +127,44 @@ impl Endpoint {
         self.hears_nothing_for(Duration::from_millis(50))
     }
 
-    /// Whether nothing comes for this time.
+    /// Whether nothing but counts of changes comes for this time.
     pub(crate) fn hears_nothing_for(&self, time: Duration) -> bool {
-        !self.readable(time)
+        while self.readable(time) {
+            if !matches!(
+                self.next(time, RecvFlags::PEEK),
+                Some(Message::Known { .. })
+            ) {
+                return false;
+            }
+            self.next(time, RecvFlags::empty());
+        }
+        true
+    }
+
+    /// The next message that is no count of changes, or none when the switch has hung up. Panics when neither comes in time.
+    pub(crate) fn try_receive(&self, limit: Duration) -> Option<Message> {
+        loop {
+            match self.receive_any(limit)? {
+                Message::Known { .. } => {}
+                message => return Some(message),
+            }
+        }
     }
 
     /// The next message, or none when the switch has hung up. Panics when neither comes in time.
-    pub(crate) fn try_receive(&self, limit: Duration) -> Option<Message> {
+    pub(crate) fn receive_any(&self, limit: Duration) -> Option<Message> {
         self.next(limit, RecvFlags::empty())
     }
 
-    /// The ticket of the next message, which must be a Peer and stays in the queue, or none when the switch has hung up.
+    /// The ticket of the next message that is no count of changes, which must be a Peer and stays in the queue, or none when the
+    /// switch has hung up.
     pub(crate) fn peek_ticket(&self) -> Option<u64> {
-        match self.next(LONG, RecvFlags::PEEK)? {
-            Message::Peer { ticket, .. } => Some(ticket),
-            other => panic!("{other:?}"),
+        loop {
+            match self.next(LONG, RecvFlags::PEEK)? {
+                Message::Peer { ticket, .. } => return Some(ticket),
+                Message::Known { .. } => drop(self.receive_any(LONG)),
+                other => panic!("{other:?}"),
+            }
         }
     }
 

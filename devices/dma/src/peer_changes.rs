@@ -1,0 +1,185 @@
+//! Changes of peers' windows: how a function notices, before a request, that it has not learned of one yet.
+//!
+//! A switch counts the changes of all windows in memory that the functions below it can read only, and counts one before it sends it.
+//! With what it sends it says up to which count a function knows all. So a request that begins after a window was opened goes to
+//! that window, or waits until the function knows of it. The one that opens it waits for nobody.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::SealFlags;
+use rustix::mm::ProtFlags;
+
+use crate::lent_file::LentFile;
+use crate::memory::{MemoryError, MemoryFile};
+
+/// Bytes of the count's memory.
+const BYTES: u64 = 4096;
+
+/// The count of changes, as a switch has it. It wraps around.
+#[derive(Debug)]
+pub struct ChangeCount {
+    count: MemoryFile,
+}
+
+impl ChangeCount {
+    /// A count of 0.
+    ///
+    /// # Errors
+    /// [`MemoryError::Os`] if there is no memory for it.
+    pub fn new() -> Result<Self, MemoryError> {
+        let count = MemoryFile::create_sealed("changes", BYTES, SealFlags::FUTURE_WRITE)?;
+        Ok(Self { count })
+    }
+
+    /// Its memory, for the functions below the switch.
+    pub fn file(&self) -> &File {
+        self.count.file()
+    }
+
+    /// The count from now on.
+    ///
+    /// # Errors
+    /// [`MemoryError`] if the memory is gone.
+    pub fn set(&self, count: u32) -> Result<(), MemoryError> {
+        self.count.store(0, count)
+    }
+}
+
+/// What a function knows of the changes that its switch has counted.
+#[derive(Debug)]
+pub(crate) struct PeerChanges {
+    count: MemoryFile,
+    /// All changes up to this count are known.
+    known: AtomicU32,
+    /// The switch says no more.
+    is_over: AtomicBool,
+    /// `known` or `is_over` is changed under this lock.
+    lock: Mutex<()>,
+    changed: Condvar,
+}
+
+impl PeerChanges {
+    /// Nothing is known of what the switch counts in `fd`.
+    pub(crate) fn new(fd: OwnedFd) -> Result<Self, MemoryError> {
+        let file = LentFile::new(fd).in_memory()?;
+        let count = MemoryFile::of_other(file, 0, BYTES, ProtFlags::READ)?;
+        let known = count.load(0)?.wrapping_sub(1);
+        Ok(Self {
+            count,
+            known: AtomicU32::new(known),
+            is_over: AtomicBool::new(false),
+            lock: Mutex::new(()),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// The count, if it is not known yet.
+    #[inline]
+    pub(crate) fn missed(&self) -> Option<u32> {
+        // A count that is lost belongs to a switch that is gone, which the function learns in another way.
+        let count = self.count.load(0).ok()?;
+        let is_known = count == self.known.load(Ordering::Acquire);
+        (!is_known && !self.is_over.load(Ordering::Relaxed)).then_some(count)
+    }
+
+    /// All changes up to this count are known from now on.
+    pub(crate) fn know(&self, count: u32) {
+        self.change(|| self.known.store(count, Ordering::Release));
+    }
+
+    /// The switch is gone. Nobody waits for it any more.
+    pub(crate) fn end(&self) {
+        self.change(|| self.is_over.store(true, Ordering::Relaxed));
+    }
+
+    /// Waits until all changes up to this count are known, or the switch is gone. False if that takes too long.
+    pub(crate) fn wait(&self, count: u32, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut lock = self.lock.lock();
+        let is_missed = |_: &mut ()| {
+            let ahead = count.wrapping_sub(self.known.load(Ordering::Acquire));
+            // Of two counts that wrap around, the greater one is less than half of them ahead.
+            let is_known = ahead == 0 || ahead > u32::MAX / 2;
+            !is_known && !self.is_over.load(Ordering::Relaxed)
+        };
+        let waited = self
+            .changed
+            .wait_while_until(&mut lock, is_missed, deadline);
+        !waited.timed_out()
+    }
+
+    fn change(&self, change: impl FnOnce()) {
+        let lock = self.lock.lock();
+        change();
+        drop(lock);
+        self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(1);
+    const LATE: Duration = Duration::from_secs(60);
+
+    fn counted(count: u32) -> (ChangeCount, Arc<PeerChanges>) {
+        let counts = ChangeCount::new().unwrap();
+        counts.set(count).unwrap();
+        let fd = counts.file().try_clone().unwrap().into();
+        let changes = Arc::new(PeerChanges::new(fd).unwrap());
+        (counts, changes)
+    }
+
+    #[test]
+    fn newcomer_waits_until_it_knows_of_all_changes() {
+        for count in [0, 1, u32::MAX] {
+            let (_counts, changes) = counted(count);
+            assert_eq!(changes.missed(), Some(count));
+            assert!(!changes.wait(count, SOON), "{count}");
+            changes.know(count);
+            assert_eq!(changes.missed(), None);
+            assert!(changes.wait(count, SOON), "{count}");
+        }
+    }
+
+    #[test]
+    fn later_changes_are_not_waited_for() {
+        let (counts, changes) = counted(u32::MAX);
+        changes.know(u32::MAX);
+        counts.set(1).unwrap();
+        assert_eq!(changes.missed(), Some(1));
+        let waiting = changes.clone();
+        let waiter = std::thread::spawn(move || waiting.wait(1, LATE));
+        changes.know(0);
+        counts.set(9).unwrap();
+        changes.know(8);
+        assert!(waiter.join().unwrap());
+        assert_eq!(changes.missed(), Some(9));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_switch_that_is_gone() {
+        let (_counts, changes) = counted(3);
+        let waiting = changes.clone();
+        let waiter = std::thread::spawn(move || waiting.wait(3, LATE));
+        changes.end();
+        assert!(waiter.join().unwrap());
+        assert_eq!(changes.missed(), None);
+    }
+
+    #[test]
+    fn functions_cannot_change_the_count() {
+        let (counts, _) = counted(0);
+        let file = counts.file().try_clone().unwrap();
+        let writable = ProtFlags::READ | ProtFlags::WRITE;
+        assert!(MemoryFile::of_other(file, 0, BYTES, writable).is_err());
+        assert!(rustix::io::pwrite(counts.file(), &[7; 4], 0).is_err());
+    }
+}
