@@ -1,8 +1,10 @@
 //! Several endpoints that send a switch any messages, with any descriptors, and read what they like: the switch must go on to serve others,
 //! and hold no descriptor of those that have left.
 
+use std::fs;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -236,34 +238,40 @@ impl Endpoint {
     }
 }
 
-/// An endpoint that keeps to the protocol is let in. What it announces takes up to 2 s beside hostile ones: their word is waited for.
-fn welcomed() -> Endpoint {
+/// An endpoint that keeps to the protocol is let in; it, and where the switch counts changes.
+fn welcomed() -> (Endpoint, fs::File) {
     let honest = Endpoint::connect();
     honest.send(&Message::Hello {
         protocol: PROTOCOL,
         name: "honest".to_owned(),
     });
-    let answer = honest.expect();
-    assert!(matches!(answer, Message::Welcome { .. }), "{answer:?}");
-    honest
+    match honest.expect() {
+        Message::Welcome { changes, .. } => (honest, changes.try_clone().expect("a count").into()),
+        other => panic!("{other:?}"),
+    }
 }
 
-/// An endpoint that keeps to the protocol gets on.
+/// An endpoint that keeps to the protocol gets on, and learns of all changes.
 fn check_served() {
-    let honest = welcomed();
+    let (honest, changes) = welcomed();
     honest.send(&Message::Announce {
         sequence: 1,
         windows: Vec::new(),
         leases: Descriptor::default(),
     });
-    loop {
+    let (mut known, mut announced) = (None, None);
+    let mut count = [0; 4];
+    while announced.is_none() || known != Some(u32::from_le_bytes(count)) {
         match honest.expect() {
             Message::Peer { ticket, .. } => honest.send(&Message::Ack { ticket }),
-            Message::Announced { sequence } => return assert_eq!(sequence, 1),
+            Message::Announced { sequence } => announced = Some(sequence),
+            Message::Known { count } => known = Some(count),
             Message::Link { .. } => {}
             other => panic!("{other:?}"),
         }
+        changes.read_exact_at(&mut count, 0).expect("its count");
     }
+    assert_eq!(announced, Some(1));
 }
 
 /// Carries out the steps that `data` describes.
