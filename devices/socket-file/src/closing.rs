@@ -3,33 +3,40 @@
 //! close(2) of a file of FUSE waits until the server of that file system has answered (FUSE_FLUSH), and no signal ends that wait. That of
 //! a TCP socket waits for as long as its SO_LINGER says until the other side has received all, also where the kernel closes it, as
 //! with a message that nobody has received. So no thread that serves closes a file that a client has sent, unless the file is of the
-//! host's memory or disks, nor a socket; none is left in a connection that is closed. While many wait to be closed no
-//! client's descriptors are handed on.
+//! host's memory or disks, nor a socket; none is left in a connection that is closed. While many of one connection wait to be closed no
+//! descriptors that come by it are handed on.
 
-use std::os::fd::OwnedFd;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, statx};
+use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, fstat, statx};
 use rustix::net::sockopt::{set_socket_linger, socket_domain};
 use rustix::net::{AddressFamily, Shutdown, shutdown};
 
 use crate::descriptors::{self, MOST_PACKETS};
 
-/// How many may wait to be closed before no more are handed on.
+/// How many of a connection may wait to be closed before no more of it are handed on.
 pub(crate) const MOST: usize = 64;
-/// How many may wait before the kernel has to drop others, so that the server keeps some descriptors for itself.
+/// How many of all may wait before the kernel has to drop others, so that the server keeps some descriptors for itself.
 const EXHAUSTED: usize = 4096;
 
 /// None before the first descriptor of this kind.
 static CLOSER: OnceLock<Closer<Closing>> = OnceLock::new();
 
-/// Closes a descriptor soon, and does not wait for that.
-pub(crate) fn close(descriptor: OwnedFd) {
-    CLOSER.get_or_init(Closer::start).close(Closing(descriptor));
+/// Closes a descriptor that has come by `socket` soon, and does not wait for that.
+pub(crate) fn close(socket: impl AsFd, descriptor: OwnedFd) {
+    let closer = CLOSER.get_or_init(Closer::start);
+    closer.close(connection(socket), Closing(descriptor));
+}
+
+/// The number of a connection, which Linux gives to no other before it has given out 2^32.
+fn connection(socket: impl AsFd) -> u64 {
+    fstat(socket).map_or(0, |status| status.st_ino)
 }
 
 /// A descriptor that may be anything. Its drop waits for others only where nothing else is possible.
@@ -57,9 +64,10 @@ pub(crate) fn is_exhausted() -> bool {
         .is_some_and(|closer| closer.waiting() >= EXHAUSTED)
 }
 
-/// Whether so many descriptors wait to be closed that no more may be handed on.
-pub(crate) fn is_full() -> bool {
-    CLOSER.get().is_some_and(Closer::is_full)
+/// Whether so many descriptors that have come by `socket` wait to be closed that no more may be handed on.
+pub(crate) fn is_full(socket: impl AsFd) -> bool {
+    let closer = CLOSER.get().filter(|closer| closer.waiting() >= MOST);
+    closer.is_some_and(|closer| closer.is_full(connection(socket)))
 }
 
 /// What a descriptor is, as far as its close(2) goes.
@@ -100,19 +108,51 @@ pub enum Sockets {
 
 /// A thread that drops what it gets, one after the other.
 struct Closer<T> {
-    sender: Sender<T>,
-    waiting: Arc<AtomicUsize>,
+    sender: Sender<(u64, T)>,
+    waiting: Arc<Waiting>,
+}
+
+/// How many wait.
+#[derive(Default)]
+struct Waiting {
+    all: AtomicUsize,
+    /// By connection, without those of which none waits.
+    each: Mutex<HashMap<u64, usize>>,
+}
+
+impl Waiting {
+    fn add(&self, connection: u64) {
+        self.all.fetch_add(1, Ordering::Relaxed);
+        let mut each = self.each();
+        let count = each.entry(connection).or_default();
+        *count = count.saturating_add(1);
+    }
+
+    fn remove(&self, connection: u64) {
+        let mut each = self.each();
+        if let Some(count) = each.get_mut(&connection) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                each.remove(&connection);
+            }
+        }
+        self.all.fetch_sub(1, Ordering::Release);
+    }
+
+    fn each(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
+        self.each.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl<T: Send + 'static> Closer<T> {
     fn start() -> Self {
-        let (sender, receiver) = channel::<T>();
-        let waiting = Arc::new(AtomicUsize::new(0));
+        let (sender, receiver) = channel::<(u64, T)>();
+        let waiting = Arc::<Waiting>::default();
         let left = waiting.clone();
         let run = move || {
-            for item in receiver {
+            for (connection, item) in receiver {
                 drop(item);
-                left.fetch_sub(1, Ordering::Release);
+                left.remove(connection);
             }
         };
         // Without the thread nobody receives, and the caller drops what it sends.
@@ -122,19 +162,20 @@ impl<T: Send + 'static> Closer<T> {
         Self { sender, waiting }
     }
 
-    fn close(&self, item: T) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        if self.sender.send(item).is_err() {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
+    fn close(&self, connection: u64, item: T) {
+        self.waiting.add(connection);
+        if self.sender.send((connection, item)).is_err() {
+            self.waiting.remove(connection);
         }
     }
 
     fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Acquire)
+        self.waiting.all.load(Ordering::Acquire)
     }
 
-    fn is_full(&self) -> bool {
-        self.waiting() >= MOST
+    fn is_full(&self, connection: u64) -> bool {
+        let count = self.waiting.each().get(&connection).copied();
+        count.is_some_and(|count| count >= MOST)
     }
 }
 
@@ -158,20 +199,31 @@ mod tests {
     }
 
     #[test]
-    fn one_that_does_not_close_fills_the_closer_for_a_time() {
+    fn one_that_does_not_close_fills_its_connection_for_a_time() {
         let closer = Closer::start();
         let (answer, never) = channel();
-        closer.close(Slow(never));
+        closer.close(1, Slow(never));
         for number in 1..MOST {
-            assert!(!closer.is_full(), "{number}");
+            assert!(!closer.is_full(1), "{number}");
             let (_, answered) = channel();
-            closer.close(Slow(answered));
+            closer.close(1, Slow(answered));
         }
-        assert!(closer.is_full());
+        let (_, answered) = channel();
+        closer.close(2, Slow(answered));
+        assert!(closer.is_full(1) && !closer.is_full(2));
+        assert_eq!(closer.waiting(), MOST + 1);
         answer.send(()).unwrap();
-        while closer.is_full() {
+        while closer.waiting() > 0 {
             thread::yield_now();
         }
+        assert!(!closer.is_full(1) && closer.waiting.each().is_empty());
+    }
+
+    #[test]
+    fn each_connection_has_a_number_of_its_own() {
+        let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert_ne!(connection(&one), connection(&other));
+        assert_eq!(connection(&one), connection(one.try_clone().unwrap()));
     }
 
     #[test]

@@ -61,8 +61,8 @@ pub fn receive_with(
     };
     let mut control = RecvAncillaryBuffer::new(space_for_rights);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
-    let is_full = closing::is_full();
+    let received = recvmsg(&socket, &mut [IoSliceMut::new(space)], &mut control, flags)?;
+    let is_full = closing::is_full(&socket);
     let mut result = Received {
         bytes: received.bytes,
         descriptors: Vec::new(),
@@ -81,7 +81,7 @@ pub fn receive_with(
             Kind::Socket => result.sockets += 1,
             Kind::Own | Kind::Foreign => result.foreign += 1,
         }
-        closing::close(descriptor);
+        closing::close(&socket, descriptor);
     }
     Ok(result)
 }
