@@ -317,8 +317,8 @@ mod tests {
         (0x1000, |it| it.unmap(0x1fff, 0x1fff)),
         (0x1000, |it| it.set_bus_master(false)),
         (0x1000, |it| drop(it.halt())),
-        (0xc000, |it| it.set_peer(PeerId(1), vec![])),
-        (0xc000, |it| it.lose_peers()),
+        (0xc000, |it| drop(it.set_peer(PeerId(1), vec![]))),
+        (0xc000, |it| drop(it.lose_peers())),
         (0xc000, |it| {
             it.set_switch(PeerRouting::Redirect, Arc::new(NoPeers))
         }),

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals};
+use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals, fstat};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 use thiserror::Error;
@@ -142,6 +142,16 @@ impl Lease {
         (self.words.file(), self.offset, self.generation)
     }
 
+    /// Whether it is the same one: another descriptor of the same word, and the same value.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let is_one = |one: &File, other: &File| {
+            let id = |file: &File| fstat(file).map(|status| (status.st_dev, status.st_ino));
+            matches!((id(one), id(other)), (Ok(one), Ok(other)) if one == other)
+        };
+        (self.offset, self.generation) == (other.offset, other.generation)
+            && is_one(self.words.file(), other.words.file())
+    }
+
     /// Whether it has ended, as of all accesses before this.
     pub(crate) fn is_over(&self) -> bool {
         fence(Ordering::SeqCst);
@@ -252,6 +262,15 @@ impl MemoryFile {
             first,
             mapped,
         })
+    }
+
+    /// Whether both are under the same lease, or are one mapping.
+    pub(crate) fn is_leased_as(&self, other: &Self) -> bool {
+        match (&self.mapped.lease, &other.mapped.lease) {
+            (Some(one), Some(other)) => one.is_same(other),
+            (None, None) => std::ptr::eq(self, other),
+            _ => false,
+        }
     }
 
     /// The same, for as long as this lease lasts.
@@ -462,6 +481,16 @@ impl MappedMemory {
             .store(value.to_le(), 0, Ordering::Release)
             .map_err(|_| self.out_of_range(offset, size_of::<u32>()))?;
         self.intact()
+    }
+
+    /// The 8 bytes at `offset`, a multiple of 8, in one access.
+    pub(crate) fn load_long(&self, offset: u64) -> Result<u64, MemoryError> {
+        let word: u64 = self
+            .slice(offset, size_of::<u64>())?
+            .load(0, Ordering::Acquire)
+            .map_err(|_| self.out_of_range(offset, size_of::<u64>()))?;
+        self.intact()?;
+        Ok(u64::from_le(word))
     }
 
     /// Replaces the 8 bytes at `offset`, a multiple of 8, by `next` of them, in one atomic step; the new value.

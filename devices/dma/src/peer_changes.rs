@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -19,7 +19,7 @@ use crate::memory::{MemoryError, MemoryFile};
 /// Bytes of the count's memory.
 const BYTES: u64 = 4096;
 
-/// The count of changes, as a switch has it. It wraps around.
+/// The count of changes, as a switch has it.
 #[derive(Debug)]
 pub struct ChangeCount {
     count: MemoryFile,
@@ -44,8 +44,8 @@ impl ChangeCount {
     ///
     /// # Errors
     /// [`MemoryError`] if the memory is gone.
-    pub fn set(&self, count: u32) -> Result<(), MemoryError> {
-        self.count.store(0, count)
+    pub fn set(&self, count: u64) -> Result<(), MemoryError> {
+        self.count.update(0, |_| count.to_le()).map(drop)
     }
 }
 
@@ -53,13 +53,16 @@ impl ChangeCount {
 #[derive(Debug)]
 pub(crate) struct PeerChanges {
     count: MemoryFile,
-    /// All changes up to this count are known.
-    known: AtomicU32,
+    /// All changes below this count are known.
+    unknown: AtomicU64,
     /// The switch says no more.
     is_over: AtomicBool,
-    /// `known` or `is_over` is changed under this lock.
+    /// `unknown` or `is_over` is changed under this lock.
     lock: Mutex<()>,
     changed: Condvar,
+    /// How often somebody has begun to wait.
+    #[cfg(test)]
+    pub(crate) waits: AtomicU64,
 }
 
 impl PeerChanges {
@@ -67,28 +70,30 @@ impl PeerChanges {
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, MemoryError> {
         let file = LentFile::new(fd).in_memory()?;
         let count = MemoryFile::of_other(file, 0, BYTES, ProtFlags::READ)?;
-        let known = count.load(0)?.wrapping_sub(1);
+        let unknown = count.load_long(0)?;
         Ok(Self {
             count,
-            known: AtomicU32::new(known),
+            unknown: AtomicU64::new(unknown),
             is_over: AtomicBool::new(false),
             lock: Mutex::new(()),
             changed: Condvar::new(),
+            #[cfg(test)]
+            waits: AtomicU64::new(0),
         })
     }
 
     /// The count, if it is not known yet.
     #[inline]
-    pub(crate) fn missed(&self) -> Option<u32> {
+    pub(crate) fn missed(&self) -> Option<u64> {
         // A count that is lost belongs to a switch that is gone, which the function learns in another way.
-        let count = self.count.load(0).ok()?;
-        let is_known = count == self.known.load(Ordering::Acquire);
-        (!is_known && !self.is_over.load(Ordering::Relaxed)).then_some(count)
+        let count = self.count.load_long(0).ok()?;
+        self.misses(count).then_some(count)
     }
 
     /// All changes up to this count are known from now on.
-    pub(crate) fn know(&self, count: u32) {
-        self.change(|| self.known.store(count, Ordering::Release));
+    pub(crate) fn know(&self, count: u64) {
+        let unknown = count.saturating_add(1);
+        self.change(|| self.unknown.store(unknown, Ordering::Release));
     }
 
     /// The switch is gone. Nobody waits for it any more.
@@ -97,19 +102,19 @@ impl PeerChanges {
     }
 
     /// Waits until all changes up to this count are known, or the switch is gone. False if that takes too long.
-    pub(crate) fn wait(&self, count: u32, limit: Duration) -> bool {
+    pub(crate) fn wait(&self, count: u64, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut lock = self.lock.lock();
-        let is_missed = |_: &mut ()| {
-            let ahead = count.wrapping_sub(self.known.load(Ordering::Acquire));
-            // Of two counts that wrap around, the greater one is less than half of them ahead.
-            let is_known = ahead == 0 || ahead > u32::MAX / 2;
-            !is_known && !self.is_over.load(Ordering::Relaxed)
-        };
-        let waited = self
-            .changed
-            .wait_while_until(&mut lock, is_missed, deadline);
-        !waited.timed_out()
+        #[cfg(test)]
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        let missed = |(): &mut ()| self.misses(count);
+        self.changed.wait_while_until(&mut lock, missed, deadline);
+        !self.misses(count)
+    }
+
+    fn misses(&self, count: u64) -> bool {
+        let is_unknown = self.unknown.load(Ordering::Acquire) <= count;
+        is_unknown && !self.is_over.load(Ordering::Relaxed)
     }
 
     fn change(&self, change: impl FnOnce()) {
@@ -129,7 +134,7 @@ mod tests {
     const SOON: Duration = Duration::from_millis(1);
     const LATE: Duration = Duration::from_secs(60);
 
-    fn counted(count: u32) -> (ChangeCount, Arc<PeerChanges>) {
+    fn counted(count: u64) -> (ChangeCount, Arc<PeerChanges>) {
         let counts = ChangeCount::new().unwrap();
         counts.set(count).unwrap();
         let fd = counts.file().try_clone().unwrap().into();
@@ -139,7 +144,7 @@ mod tests {
 
     #[test]
     fn newcomer_waits_until_it_knows_of_all_changes() {
-        for count in [0, 1, u32::MAX] {
+        for count in [0, 1, 1 << 40] {
             let (_counts, changes) = counted(count);
             assert_eq!(changes.missed(), Some(count));
             assert!(!changes.wait(count, SOON), "{count}");
@@ -151,17 +156,20 @@ mod tests {
 
     #[test]
     fn later_changes_are_not_waited_for() {
-        let (counts, changes) = counted(u32::MAX);
-        changes.know(u32::MAX);
-        counts.set(1).unwrap();
-        assert_eq!(changes.missed(), Some(1));
-        let waiting = changes.clone();
-        let waiter = std::thread::spawn(move || waiting.wait(1, LATE));
-        changes.know(0);
+        let (counts, changes) = counted(7);
+        changes.know(7);
         counts.set(9).unwrap();
-        changes.know(8);
-        assert!(waiter.join().unwrap());
         assert_eq!(changes.missed(), Some(9));
+        let waiting = changes.clone();
+        let waiter = std::thread::spawn(move || waiting.wait(9, LATE));
+        while changes.waits.load(Ordering::Relaxed) == 0 {
+            std::thread::yield_now();
+        }
+        changes.know(8);
+        counts.set(20).unwrap();
+        changes.know(19);
+        assert!(waiter.join().unwrap());
+        assert_eq!(changes.missed(), Some(20));
     }
 
     #[test]

@@ -34,6 +34,20 @@ impl PeerWindow {
     pub(crate) fn addresses(&self) -> AddressRange {
         AddressRange::new(self.address, self.size)
     }
+
+    /// Whether it is the same window, so that what has begun there may go on.
+    fn is_same(&self, other: &Self) -> bool {
+        let has_same_memory = match (&self.memory, &other.memory) {
+            (PeerMemory::Span(one), PeerMemory::Span(other)) => {
+                one.offset == other.offset && one.file.is_leased_as(&other.file)
+            }
+            (PeerMemory::ByMessage, PeerMemory::ByMessage)
+            | (PeerMemory::Gone, PeerMemory::Gone) => true,
+            _ => false,
+        };
+        has_same_memory
+            && (self.address, self.size, self.claim) == (other.address, other.size, other.claim)
+    }
 }
 
 /// What lies behind a peer's window.
@@ -122,6 +136,17 @@ impl PeerTable {
         self.windows.insert(peer, windows);
         self.windows.retain(|_, windows| !windows.is_empty());
         self.claim();
+    }
+
+    /// The addresses of those windows of a peer that it has not before or after a change to these.
+    pub(crate) fn changed(&self, peer: PeerId, windows: &[PeerWindow]) -> Vec<AddressRange> {
+        let former = self.windows.get(&peer).map_or(&[][..], Vec::as_slice);
+        let without = |these: &[PeerWindow], those: &[PeerWindow]| {
+            let differs = |window: &&PeerWindow| !those.iter().any(|other| window.is_same(other));
+            let changed = these.iter().filter(differs).map(PeerWindow::addresses);
+            changed.collect::<Vec<_>>()
+        };
+        [without(former, windows), without(windows, former)].concat()
     }
 
     /// Every peer is gone; their windows stay claimed, by nobody. Any other claim comes first.

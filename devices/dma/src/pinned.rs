@@ -484,8 +484,10 @@ mod tests {
         (0x9000, |requester| {
             drop(requester.set_window(WindowId::Cmb, Some(window(0xa000))));
         }),
-        (0xc000, |requester| requester.set_peer(PeerId(1), vec![])),
-        (0xc000, Requester::lose_peers),
+        (0xc000, |requester| {
+            drop(requester.set_peer(PeerId(1), vec![]));
+        }),
+        (0xc000, |requester| drop(requester.lose_peers())),
     ];
 
     #[test]

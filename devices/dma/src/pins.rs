@@ -189,6 +189,20 @@ impl Pins {
         table.waiting -= 1;
     }
 
+    /// Waits until every transfer that has begun by now and overlaps this range has ended, or until the deadline.
+    pub(crate) fn wait_until(&self, range: AddressRange, deadline: Instant) {
+        let mut table = self.table.lock();
+        let begun = table.begun;
+        table.waiting += 1;
+        while table.meets(range, begun) {
+            if self.ended.wait_until(&mut table, deadline).timed_out() {
+                log::debug!("the kernel still moves data at {range:?}, where a window is closed");
+                break;
+            }
+        }
+        table.waiting -= 1;
+    }
+
     /// How many changes wait.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
@@ -209,5 +223,21 @@ pub struct Drain<'a> {
 impl Drop for Drain<'_> {
     fn drop(&mut self) {
         self.requester.wait_for_transfers(&self.ranges);
+    }
+}
+
+/// A change of peers' windows. Dropping this waits for the transfers that had begun there before, and for copies of what was lent, for
+/// 250 ms at most, as the owners of the windows do.
+///
+/// It is **not to be dropped with a lock held** that is needed to carry such transfers to their end.
+pub struct PeerDrain<'a> {
+    pub(crate) requester: &'a Requester,
+    /// What was taken away.
+    pub(crate) ranges: Vec<AddressRange>,
+}
+
+impl Drop for PeerDrain<'_> {
+    fn drop(&mut self) {
+        self.requester.wait_for_peers_transfers(&self.ranges);
     }
 }

@@ -8,7 +8,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::Level;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -34,11 +34,12 @@ use crate::memory::{Lease, MemoryError, Span};
 use crate::memory_pool::{MemoryPool, PeerPools};
 use crate::peer_changes::PeerChanges;
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
-use crate::pins::{Drain, Pins};
+use crate::pins::{Drain, PeerDrain, Pins};
 use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
 use crate::recording;
 use crate::route::{OwnWindow, RouteTable};
 use crate::segment_result::SegmentResult;
+use crate::switch_limits::CLOSING_TIME_OUT;
 use crate::tag::Tag;
 use crate::upstream::Upstream;
 use injected::nanos;
@@ -325,9 +326,9 @@ impl Requester {
         self.loans.wait(&met);
     }
 
-    /// The function is below a switch, attached anew, which counts the changes of its peers' windows in `fd` ([`crate::ChangeCount`]). Requests
-    /// wait until all changes are known by now ([`Requester::know_changes`]), 4 s at most; one that waits longer fails, and the switch
-    /// is given up ([`Peers::give_up`]).
+    /// The function is below a switch, or is again, that counts the changes of its peers' windows in `fd` ([`crate::ChangeCount`]).
+    /// Each request waits until all changes of before are known ([`Requester::know_changes`]). After 4 s the switch is taken for lost, as by
+    /// [`Requester::lose_peers`], and left ([`Peers::give_up`]).
     ///
     /// # Errors
     /// Those of mapping it: [`MemoryError::NotInMemory`], [`MemoryError::Os`].
@@ -341,10 +342,24 @@ impl Requester {
     }
 
     /// All changes up to this count have been set.
-    pub fn know_changes(&self, count: u32) {
+    pub fn know_changes(&self, count: u64) {
         let changes = self.route_table().changes.clone();
         if let Some(changes) = changes {
             changes.know(count);
+        }
+    }
+
+    /// Leaves the switch that counts these changes.
+    fn leave_switch(&self, changes: &Arc<PeerChanges>) {
+        let mut routes = self.change();
+        let is_present = |present: &Arc<PeerChanges>| Arc::ptr_eq(present, changes);
+        if !routes.changes.as_ref().is_some_and(is_present) {
+            return;
+        }
+        self.forget_peers(&mut routes);
+        drop(routes);
+        if let Some(peers) = self.peers.read().clone() {
+            peers.give_up();
         }
     }
 
@@ -398,29 +413,39 @@ impl Requester {
         Ok(())
     }
 
-    /// Replaces all windows of a peer. Once this returns, no copy uses the previous ones.
-    pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) {
+    /// Replaces all windows of a peer. No copy uses those that have changed once the returned [`PeerDrain`] is dropped.
+    pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) -> PeerDrain<'_> {
         let mut routes = self.change();
-        let mut met: Vec<_> = windows.iter().map(PeerWindow::addresses).collect();
-        met.extend(routes.peers.addresses(|owner| owner == peer));
-        met.iter().for_each(|range| self.loans.end(*range));
+        let ranges = routes.peers.changed(peer, &windows);
+        ranges.iter().for_each(|range| self.loans.end(*range));
         if let Some(recorder) = self.recorder.get() {
             recording::peer(recorder, peer, &windows);
         }
         routes.peers.set(peer, windows);
-        drop(routes);
-        drop(self.drain(met));
+        PeerDrain {
+            requester: self,
+            ranges,
+        }
     }
 
     /// The link to the switch is lost: no peer can be reached, and requests to one fail. Their windows are [`PeerId::NOBODY`]'s, until
-    /// that has none any more. The switch says again how long their links take.
-    pub fn lose_peers(&self) {
-        let mut routes = self.change();
+    /// that has none any more. The switch says again how long their links take. No copy uses them once the returned [`PeerDrain`] is
+    /// dropped.
+    pub fn lose_peers(&self) -> PeerDrain<'_> {
+        let ranges = self.forget_peers(&mut self.change());
+        PeerDrain {
+            requester: self,
+            ranges,
+        }
+    }
+
+    /// The addresses where the peers were.
+    fn forget_peers(&self, routes: &mut RouteTable) -> Vec<AddressRange> {
         if let Some(changes) = routes.changes.take() {
             changes.end();
         }
-        let lost = routes.peers.addresses(|_| true);
-        lost.for_each(|range| self.loans.end(range));
+        let lost: Vec<_> = routes.peers.addresses(|_| true).collect();
+        lost.iter().for_each(|range| self.loans.end(*range));
         if let Some(recorder) = self.recorder.get() {
             let peers = routes.peers.windows();
             peers.for_each(|(peer, _)| recording::peer(recorder, *peer, &[]));
@@ -432,9 +457,17 @@ impl Requester {
                 recording::peer(recorder, *peer, windows);
             }
         }
-        let met = routes.peers.addresses(|_| true).collect();
-        drop(routes);
-        drop(self.drain(met));
+        lost
+    }
+
+    /// As [`Requester::wait_for_transfers`], for windows of peers: 250 ms at most, since the owner of a window waits no longer. Its lease
+    /// has ended, so what is moved later fails.
+    pub(crate) fn wait_for_peers_transfers(&self, ranges: &[AddressRange]) {
+        let deadline = Instant::now() + CLOSING_TIME_OUT;
+        for range in ranges {
+            self.pins.wait_until(*range, deadline);
+        }
+        self.loans.wait(ranges);
     }
 
     /// The span of `size` bytes at `offset` of memory that a peer lends.

@@ -139,11 +139,10 @@ impl RouteTable {
         self.bus_master && !self.halted
     }
 
-    /// What is known of the peers' windows, if that is not all, and the count of changes up to which it has to be.
-    pub(crate) fn missed_changes(&self) -> Option<(Arc<PeerChanges>, u32)> {
-        let changes = self.changes.as_ref()?;
-        let count = changes.missed()?;
-        Some((Arc::clone(changes), count))
+    /// What is known of the peers' windows, if requests depend on that.
+    pub(crate) fn compared_changes(&self) -> Option<&Arc<PeerChanges>> {
+        let by_windows = self.peer_routing != PeerRouting::Redirect || self.ats;
+        self.changes.as_ref().filter(|_| by_windows)
     }
 
     /// The links on which the data of a request to this target takes time.
@@ -196,11 +195,11 @@ impl RouteTable {
         self.mapped(address, len, direction)
     }
 
-    /// The memory that is mapped here around `address`, as far as it is reached by one route, if there is any,
-    /// transfers take no time there, and all windows of the peers are known.
+    /// The memory that is mapped here around `address`, as far as it is reached by one route, if there is any and
+    /// transfers take no time there.
     pub(crate) fn direct(&self, address: u64, direction: Direction) -> Option<DirectRoute> {
         // With ATS on each use is one of a translation.
-        if self.ats || self.missed_changes().is_some() {
+        if self.ats {
             return None;
         }
         let segment = self.find(address, usize::MAX, direction, false);
@@ -230,7 +229,6 @@ impl RouteTable {
             span,
             route,
             completer,
-            changes: self.changes.clone(),
         })
     }
 

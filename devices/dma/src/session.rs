@@ -10,6 +10,7 @@ use crate::error::{DmaError, DmaFault};
 use crate::loan_words::LoanWords;
 use crate::loans::Loan;
 use crate::memory::{MappedMemory, MemoryError, MemoryFile, Span};
+use crate::peer_changes::PeerChanges;
 use crate::pinned::Pinned;
 use crate::pins::PinnedRange;
 use crate::reader_lock::ReaderSlot;
@@ -37,6 +38,10 @@ pub struct Session {
     /// How often the routes had changed when these were found.
     generation: u64,
     last_routes: [[Option<DirectRoute>; DIRECTIONS]; PURPOSES],
+    /// What was known of the peers' windows then. None without a switch.
+    changes: Option<Arc<PeerChanges>>,
+    /// For which requests [`Session::reaches`] has compared that with the switch's count.
+    is_compared: [[bool; DIRECTIONS]; PURPOSES],
     /// The routes of the last words, by direction.
     words: [Option<DirectRoute>; DIRECTIONS],
     /// Bytes that have been moved since it was locked.
@@ -56,6 +61,8 @@ impl Session {
             requester,
             generation: 0,
             last_routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
+            changes: None,
+            is_compared: Default::default(),
             words: [const { None }; DIRECTIONS],
             moved: 0,
             ranges: Vec::new(),
@@ -71,6 +78,7 @@ impl Session {
     pub fn release(&mut self) {
         self.reader.unlock();
         self.moved = 0;
+        self.is_compared = Default::default();
     }
 
     /// Releases it and forgets the routes, and with them memory that may have been unmapped.
@@ -92,6 +100,7 @@ impl Session {
         let done = self.copy(tag, address, len, Direction::Read, |memory, offset| {
             memory.read(offset, data)
         });
+        self.set_compared(tag.purpose, Direction::Read, false);
         done.unwrap_or_else(|| self.requester.read(tag, address, data))
     }
 
@@ -110,6 +119,7 @@ impl Session {
         let done = self.copy(tag, address, len, Direction::Write, |memory, offset| {
             memory.write_in_order(offset, data)
         });
+        self.set_compared(tag.purpose, Direction::Write, false);
         done.unwrap_or_else(|| {
             let lengths = data.chunks(entry_bytes).map(<[u8]>::len);
             // Lengths first: no address is computed beyond the last entry, which may end at 2^64.
@@ -120,7 +130,7 @@ impl Session {
     }
 
     /// Moves `len` bytes between `address` and `memory` from `offset` on, which a read fills, by one copy, if all of what is
-    /// at the address is memory that is mapped here. If not, nothing is done.
+    /// at the address is memory that is mapped here. If not, or if not all windows of the peers are known, nothing is done.
     pub fn transfer(
         &mut self,
         tag: impl Into<Tag>,
@@ -141,8 +151,8 @@ impl Session {
         )
     }
 
-    /// Whether all of `len` bytes at `address` is memory that is mapped here and may be read or written. It stays so until
-    /// the session is released.
+    /// Whether all of `len` bytes at `address` is memory that is mapped here and may be read or written, and all windows of the peers are
+    /// known. It stays so until the session is released, and the next request for the same purpose needs no message.
     pub fn reaches(
         &mut self,
         purpose: Purpose,
@@ -153,11 +163,14 @@ impl Session {
             return false;
         }
         self.hold();
-        self.find(purpose, address, len, direction).is_some()
+        let is_reached =
+            !self.misses_changes() && self.find(purpose, address, len, direction).is_some();
+        self.set_compared(purpose, direction, is_reached);
+        is_reached
     }
 
     /// Pins the memory at several places, each an address and a length, for a request that the kernel carries out. `None`
-    /// if not all of it is memory that is mapped here.
+    /// if not all of it is memory that is mapped here, or not all windows of the peers are known.
     pub fn pin(
         &mut self,
         tag: impl Into<Tag>,
@@ -172,7 +185,7 @@ impl Session {
     }
 
     /// Lends the memory at several places, each an address and a length, to another process, which reads it. `None` if not all of it is
-    /// memory that is mapped here, or the words are all in use.
+    /// memory that is mapped here, not all windows of the peers are known, or the words are all in use.
     pub fn lend(
         &mut self,
         tag: impl Into<Tag>,
@@ -205,6 +218,9 @@ impl Session {
             return None;
         }
         self.hold();
+        if self.misses_changes() {
+            return None;
+        }
         let started = self.requester.started();
         let mut ranges = std::mem::take(&mut self.ranges);
         let all = places
@@ -250,7 +266,8 @@ impl Session {
 
     /// Reads the 4 bytes at `address`, a multiple of 4, if they are memory that is mapped here. It is no request and not
     /// recorded, takes no time on any link, and its address is not translated by the function: it is for words that are
-    /// polled, such as doorbells in the guest's memory. It fails while the link is down.
+    /// polled, such as doorbells in the guest's memory. A window of a peer that is opened meanwhile is known a moment later. It fails while
+    /// the link is down.
     pub fn load(&mut self, address: u64) -> Option<u32> {
         self.word(address, Direction::Read, |memory, offset| {
             memory.load(offset).ok()
@@ -312,6 +329,10 @@ impl Session {
             return None;
         }
         self.hold();
+        if !self.is_compared(tag.purpose, direction) && self.misses_changes() {
+            self.release();
+            return None;
+        }
         let started = self.requester.started();
         let Some((direct, offset)) = self.find(tag.purpose, address, len, direction) else {
             self.release();
@@ -349,6 +370,31 @@ impl Session {
             self.generation = generation;
             self.last_routes = Default::default();
             self.words = Default::default();
+            let changes = self.requester.route_table().compared_changes().cloned();
+            self.changes = changes;
+        }
+    }
+
+    /// Whether the peers' windows have changed in a way that is not known yet.
+    #[inline]
+    fn misses_changes(&self) -> bool {
+        let changes = self.changes.as_ref();
+        changes.is_some_and(|changes| changes.missed().is_some())
+    }
+
+    #[inline]
+    fn is_compared(&self, purpose: Purpose, direction: Direction) -> bool {
+        let directions = self.is_compared.get(purpose as usize);
+        directions.is_some_and(|directions| directions.get(direction as usize) == Some(&true))
+    }
+
+    #[inline]
+    fn set_compared(&mut self, purpose: Purpose, direction: Direction, is_compared: bool) {
+        let directions = self.is_compared.get_mut(purpose as usize);
+        if let Some(place) =
+            directions.and_then(|directions| directions.get_mut(direction as usize))
+        {
+            *place = is_compared;
         }
     }
 
@@ -364,8 +410,7 @@ impl Session {
         let last = address.checked_add((len as u64).checked_sub(1)?)?;
         let routes = self.last_routes.get_mut(purpose as usize)?;
         let known = routes.get_mut(direction as usize)?;
-        let fits =
-            |direct: &DirectRoute| direct.offset(address, last).is_some() && !direct.is_outdated();
+        let fits = |direct: &DirectRoute| direct.offset(address, last).is_some();
         if !known.as_ref().is_some_and(fits) {
             *known = self.requester.route_table().direct(address, direction);
         }

@@ -187,7 +187,7 @@ impl<F: Function> Endpoint<F> {
     }
 
     /// Applies bus mastering, ATS and windows to the requester, and announces the windows to the peers. Once this returns, no
-    /// requester uses the former windows.
+    /// requester begins a request to the former windows.
     fn apply_routing(&mut self) {
         self.requester.set_bus_master(self.config.bus_master());
         self.requester.set_ats(self.config.ats());

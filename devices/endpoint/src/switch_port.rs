@@ -18,7 +18,7 @@ use crate::decoder::{Decoder, OpenWindow};
 use crate::{BarMemory, PeerPages};
 
 /// The most areas of a BAR's registers that are lent, so that no function has more windows than the switch takes
-/// ([`MAX_WINDOWS`]): three BARs of 64 bits, one of them in three parts.
+/// ([`peerbar_switch::MAX_WINDOWS`]): three BARs of 64 bits, one of them in three parts.
 const MOST_AREAS: usize = 1;
 
 /// A function's link to its switch.
@@ -65,7 +65,8 @@ impl<F: Function + 'static> SwitchPort<F> {
 }
 
 impl<F: Function> SwitchPort<F> {
-    /// Opens these windows to the peers and closes all others. Once this returns, no peer uses the former ones.
+    /// Opens these windows to the peers and closes all others. Once this returns, no peer begins a request to the former ones
+    /// ([`Link::announce`]).
     pub(crate) fn set(&mut self, windows: Vec<OpenWindow>) {
         let announced: Vec<(u8, u64)> = windows.iter().map(|w| (w.bar, w.address)).collect();
         if announced == self.announced {
@@ -118,11 +119,11 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
         set.map_err(io::Error::other)
     }
 
-    fn known(&self, count: u32) {
+    fn known(&self, count: u64) {
         self.requester.know_changes(count);
     }
 
-    fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor) {
+    fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor, known: u64) {
         let peer = PeerId(peer.0);
         let leases = borrowed_leases(&self.requester, leases);
         let windows = windows.into_iter().map(|window| PeerWindow {
@@ -142,7 +143,10 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
                 BarBacking::Gone => PeerMemory::Gone,
             },
         });
-        self.requester.set_peer(peer, windows.collect());
+        let drain = self.requester.set_peer(peer, windows.collect());
+        // The function's own requests need not wait for those of before.
+        self.requester.know_changes(known);
+        drop(drain);
     }
 
     fn link(&self, peer: PortId, timing: LinkTiming) {
@@ -163,8 +167,7 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
     }
 
     fn lost(&self) {
-        log::warn!("the link to the switch is lost: transfers to peers fail until it is back");
-        self.requester.lose_peers();
+        drop(self.requester.lose_peers());
     }
 
     fn read(&self, peer: PortId, address: u64, data: &mut [u8]) -> Result<(), Unsupported> {

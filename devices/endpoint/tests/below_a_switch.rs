@@ -19,7 +19,7 @@ use peerbar_dma::{
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Vectors};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_pci::{Bar, ConfigSpace, Function};
-use peerbar_switch::{CLOSING_TIME_OUT, Config, ENDPOINT_TIME_OUT, LinkMode};
+use peerbar_switch::{CLOSING_TIME_OUT, Config, LinkMode};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 const COMMAND: u64 = 0x04;
@@ -640,12 +640,15 @@ fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
     assert_eq!(pinned.intact(), Ok(()));
     // From here to its release its thread relies on the routes of before.
     let begun = Instant::now();
-    for base in (1..20).map(|number| B + 0x1000_0000 * number) {
+    b.program(B + 0x1000_0000);
+    let first = begun.elapsed();
+    assert!(first >= CLOSING_TIME_OUT, "{first:?}");
+    // Further ones are not delayed by it: 100 moves would take 25 s or more.
+    for base in (0..100).map(|number| B + 0x1000_0000 * (number % 2)) {
         b.program(base);
     }
-    let moved = begun.elapsed();
-    assert!(moved >= CLOSING_TIME_OUT, "{moved:?}");
-    assert!(moved < ENDPOINT_TIME_OUT, "{moved:?}");
+    let all = begun.elapsed();
+    assert!(all < first + 20 * CLOSING_TIME_OUT, "{all:?}");
     assert!(pinned.intact().is_err());
     drop(pinned);
     // It goes on, and sees that there is something that it has not learned of.
@@ -654,7 +657,7 @@ fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [0; 8]);
     assert!(a.write(B + MEMORY, &[2; 8]).is_err());
-    a.write(B + 0x1000_0000 * 19 + MEMORY, &[1; 8]).unwrap();
+    a.write(B + 0x1000_0000 + MEMORY, &[1; 8]).unwrap();
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [1; 8]);
     b.write(A + MEMORY, &[3; 8]).unwrap();
@@ -665,26 +668,18 @@ fn the_first_request_after_an_opening_goes_to_the_window() {
     let switch = Switch::start(&[]);
     let mut a = Card::new(&switch.path, "a");
     let mut b = Card::new(&switch.path, "b");
-    let ram = MemoryFile::create("ram", 0x1000).unwrap();
-    let fd = ram.file().try_clone().unwrap().into();
-    let mapped = a.requester.map(0x1000, 0x1000, (true, true), Some((fd, 0)));
-    mapped.unwrap();
     a.program(A);
-    // While this is locked, its function cannot learn of a change.
-    let mut holder = Session::new(a.requester.clone());
-    let mut word = [0; 8];
-    holder.read(Purpose::Payload, 0x1000, &mut word).unwrap();
-    b.program(B);
-    let requester = a.requester.clone();
-    let write = move || requester.write(Purpose::Payload, B + MEMORY, &[7; 8]);
-    let writer = std::thread::spawn(write);
-    // The next request of the session itself releases it.
-    holder.read(Purpose::Payload, 0x1000, &mut word).unwrap();
-    writer.join().unwrap().unwrap();
+    // An opening is answered at once, and the next request comes before its peers have learned of it, if they are as slow as that.
+    for round in 0..200 {
+        b.program(B);
+        a.write(B + MEMORY, &[7; 8]).unwrap();
+        assert_eq!(a.bytes(Route::Peer, Completer::PeerBar), 8 * (round + 1));
+        b.configure(COMMAND, &[0, 0]);
+        assert!(a.write(B + MEMORY, &[8; 8]).is_err());
+    }
     let mut data = [0; 8];
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [7; 8]);
-    assert_eq!(a.bytes(Route::Peer, Completer::PeerBar), 8);
 }
 
 #[test]

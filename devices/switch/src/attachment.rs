@@ -48,7 +48,7 @@ impl Attachment {
     pub fn start(self, handler: Arc<dyn PeerHandler>) -> Result<Link, AttachError> {
         handler
             .attached(&self.changes)
-            .map_err(AttachError::Descriptor)?;
+            .map_err(AttachError::Changes)?;
         let path = self.address.path.clone();
         Link::start(self.address, self.socket, handler)
             .map_err(|source| AttachError::System { path, source })

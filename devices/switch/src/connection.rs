@@ -13,7 +13,7 @@ use crate::packet::WireError;
 use crate::requests::RequestId;
 
 /// The most packets that wait for an endpoint to read and are no peer's requests. It causes all of them itself, but for one change
-/// of a peer and the count that follows it.
+/// of a peer with the timing of its link, and the count of changes.
 const MAX_QUEUED: usize = 2 * MAX_REQUESTS;
 
 /// A connection, and the packets that wait for free space in its socket buffer.

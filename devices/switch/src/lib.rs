@@ -11,12 +11,13 @@
 //!   [`Link::announce`] then waits until every other endpoint has acknowledged the change, which it does when no transfer by the
 //!   old windows is in progress. It waits for [`CLOSING_TIME_OUT`] at most, and not for endpoints that have not acknowledged
 //!   another change for so long already.
-//! - **A window that has been opened is used.** The switch counts changes in memory that endpoints can read only
+//! - **A window that has been opened is used by all that are attached.** The switch counts changes in memory that endpoints can read only
 //!   ([`peerbar_dma::ChangeCount`]), and says up to which count an endpoint knows them all. An endpoint that begins a request compares
-//!   the two, and waits until it knows of what has changed before. So an announcement that closes no window waits for nobody.
-//! - **No hang.** The switch never waits for one endpoint; an announcement waits for the acknowledging threads of others,
-//!   which wait at most for a copy in progress. So two endpoints that announce to each other at once do not deadlock. If the switch
-//!   does not answer for 4 s, its link is given up.
+//!   the two, and waits until it knows of what has changed before. So an announcement that closes no window waits for nobody, unless
+//!   others have still to acknowledge the one before.
+//! - **No hang.** The switch never waits for one endpoint. An announcement, and a request that has to know of a change, wait for threads
+//!   that wait for copies and transfers in progress only, and not longer than [`CLOSING_TIME_OUT`]. So two endpoints that announce to each
+//!   other at once do not deadlock. A switch that does not answer for 4 s, or does not say for so long what has changed, is left.
 //! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
 //!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
 //!   mapping of the same address, as in a hardware switch.
@@ -29,8 +30,10 @@
 //!   former one's end is read, or refused after a second.
 //!
 //! # What does not hold
-//! - A copy that was in progress when its window was closed, in an endpoint that was stopped in the middle of it, ends later. It fails then, but what it wrote is in the memory. No other copy begins: the owner ends the lease of a window when it
-//!   closes it, and each copy is checked against the lease before and after, without the switch.
+//! - A copy that was in progress when its window was closed, in an endpoint that was stopped in the middle of it or late already, and a
+//!   transfer of the kernel's that takes longer than [`CLOSING_TIME_OUT`], end later. They fail then, but what they wrote is in the
+//!   memory. No other copy begins: the owner ends the lease of a window when it closes it, and each copy is checked against the lease
+//!   before and after, without the switch.
 //! - Bridge windows of the ports are QEMU's and are not seen here: a guest that puts a BAR outside its bridge's window
 //!   still has it routed, and an endpoint may claim any address in a hole that nobody has claimed.
 //! - The switch passes on the timing of links; the endpoints keep to it. No AER, no multicast.
@@ -41,12 +44,12 @@
 //!
 //! | from | message | answered by |
 //! | --- | --- | --- |
-//! | endpoint | Hello: protocol, name | Welcome: port, link mode, a descriptor of the count of changes; then a Peer for each peer; or Refused |
+//! | endpoint | Hello: protocol, name | Welcome: port, link mode, descriptor of the count of changes; then a Peer for each peer; or Refused |
 //! | endpoint | Link: the timing of its link, and a descriptor of the memory that reserves it | - |
 //! | endpoint | Announce: its windows, all of them, and their leases | Announced; if it closes some, when all others have acknowledged |
 //! | switch | Link: the same of a peer, before its first windows | - |
-//! | switch | Peer: all windows of one peer, and a ticket | Ack: that ticket |
-//! | switch | Known: the count of changes up to which it has sent all | - |
+//! | switch | Peer: all windows of one peer, a ticket, and the count up to which all changes are known then | Ack: that ticket |
+//! | switch | Known: that count, where no Peer follows | - |
 //! | endpoint, attached again | Mark | a Peer of nobody, after all others |
 //! | endpoint, passed on | Read, Write: of a peer, by bus address | Reply, passed back |
 //!

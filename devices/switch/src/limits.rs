@@ -13,7 +13,7 @@ pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 /// How long an announcement that closes a window waits for acknowledgements, and the guest with it. Nobody begins an access to a closed
 /// window, by its lease, so this is for copies in progress. An endpoint that has not acknowledged a change for so long already is
 /// not waited for.
-pub const CLOSING_TIME_OUT: Duration = Duration::from_millis(250);
+pub const CLOSING_TIME_OUT: Duration = switch_limits::CLOSING_TIME_OUT;
 
 /// How long a name that is taken may become free, as that of an endpoint whose end the switch has not read yet.
 pub(crate) const NAME_TIME_OUT: Duration = Duration::from_secs(1);

@@ -27,19 +27,21 @@ const REPLY_TIME_OUT: Duration = ENDPOINT_TIME_OUT.saturating_mul(2);
 const RETRY: Duration = Duration::from_millis(100);
 
 /// Receives changes and requests of the peers. All methods are called from the link's own thread, one at a time. While one
-/// runs, peers wait, so none may wait for anything but a copy in progress.
+/// runs, peers wait, and so do requests of this endpoint that have to know of a change. So none may issue a request, or wait for anything but a
+/// copy in progress.
 pub trait PeerHandler: Send + Sync {
     /// The endpoint is attached, or is again, to a switch that counts the changes of all windows in this memory
     /// ([`peerbar_dma::ChangeCount`]). Nothing is known of the peers yet. If this fails, the endpoint leaves the switch.
     fn attached(&self, changes: &Descriptor) -> io::Result<()>;
     /// All changes up to this count have been passed to [`PeerHandler::peer`].
-    fn known(&self, count: u32);
-    /// These are all windows of `peer` from now on, with the leases of those that are lent. Once this returns, its former windows
-    /// are not used any more.
-    fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor);
+    fn known(&self, count: u64);
+    /// These are all windows of `peer` from now on, with the leases of those that are lent. With them all changes up to the count `known`
+    /// are known. Once this returns, no request to its former windows is in progress, unless that takes more than
+    /// [`CLOSING_TIME_OUT`](crate::CLOSING_TIME_OUT).
+    fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor, known: u64);
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
-    /// The link to the switch is lost, and with it every peer. Their windows belong to [`PortId::NOBODY`], which has none any more
+    /// The link to the switch is lost or ended, and with it every peer. Their windows belong to [`PortId::NOBODY`], which has none any more
     /// once the endpoint is attached again and has learned of all peers again.
     fn lost(&self);
     /// `peer` reads at a bus address.
@@ -138,14 +140,14 @@ impl Link {
     }
 
     /// Announces all windows of this endpoint. Once it returns, no peer begins a request to a former window, and each that begins one
-    /// later knows of the new windows. A copy that is in progress has ended, unless it takes more than 250 ms. With [`LinkLost`] the
-    /// peers notice that the switch is gone.
+    /// later knows of the new windows. A copy that is in progress has ended, unless it takes more than 250 ms or its endpoint is late with
+    /// other changes. With [`LinkLost`] the peers notice that the switch is gone.
     pub fn announce(&self, windows: Vec<BarWindow>, leases: &Descriptor) -> Result<(), LinkLost> {
         let deadline = Instant::now() + SWITCH_TIME_OUT;
         let mut state = self.shared.state.lock();
         state.windows = windows;
         state.leases.clone_from(leases);
-        // The switch takes one announcement at a time, and that of an attachment may be unanswered.
+        // Nothing is sent before the Hello of an attachment in progress.
         self.settle(&mut state, deadline)?;
         state.sent += 1;
         // With the lock held, so that sequence numbers arrive in order. A failure ends the link, which is waited for.
@@ -270,8 +272,9 @@ impl Shared {
         };
         self.hang_up();
         if !self.state.lock().leaving {
-            handler.lost();
+            log::warn!("the link to the switch is lost: transfers to peers fail until it is back");
         }
+        handler.lost();
         let mut state = self.state.lock();
         state.lost = true;
         for (_, (_, waiting)) in state.waiting.drain() {
@@ -304,11 +307,18 @@ impl Shared {
             drop(state);
             let attached = address.attach(&socket).and_then(|(_, changes)| {
                 let attached = handler.attached(&changes);
-                attached.map_err(AttachError::Descriptor)
+                attached.map_err(AttachError::Changes)
             });
-            if let Err(error) = attached {
-                log::debug!("{error}");
-                continue;
+            match attached {
+                Ok(()) => {}
+                Err(error @ AttachError::Changes(_)) => {
+                    log::warn!("{error}");
+                    continue;
+                }
+                Err(error) => {
+                    log::debug!("{error}");
+                    continue;
+                }
             }
             self.introduce();
             return true;
@@ -344,8 +354,9 @@ impl Shared {
                 peer,
                 windows,
                 leases,
+                known,
             } => {
-                handler.peer(peer, windows, &leases);
+                handler.peer(peer, windows, &leases, known);
                 self.send(&Message::Ack { ticket })
             }
             Message::Link { peer, timing } => {

@@ -108,7 +108,7 @@ pub enum Message {
         #[serde(skip)]
         leases: Descriptor,
     },
-    /// All others have acknowledged an Announce.
+    /// The guest may go on after an Announce.
     Announced {
         /// That of the Announce.
         sequence: u64,
@@ -124,11 +124,13 @@ pub enum Message {
         /// The leases of those that are lent.
         #[serde(skip)]
         leases: Descriptor,
+        /// The count up to which all changes are known with this one.
+        known: u64,
     },
     /// All changes up to this count have been sent.
     Known {
         /// As in the memory of the Welcome.
-        count: u32,
+        count: u64,
     },
     /// The windows from before a Peer are no longer used.
     Ack {

@@ -194,8 +194,9 @@ mod tests {
                 peer,
                 windows,
                 leases: Descriptor::new(descriptor()),
+                known: 1 << 40,
             },
-            Message::Known { count: u32::MAX },
+            Message::Known { count: u64::MAX },
             Message::Ack { ticket: 5 },
             Message::Read {
                 peer,
@@ -282,6 +283,7 @@ mod tests {
                 peer,
                 windows: vec![last; MAX_WINDOWS],
                 leases: Descriptor::new(descriptor()),
+                known: u64::MAX,
             },
             Message::Write {
                 peer,

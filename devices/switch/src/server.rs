@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::connection::Connection;
 use crate::limits::MAX_PORTS;
 use crate::message::{Message, PortId};
-use crate::switch::{Output, Switch, wrapping};
+use crate::switch::{Output, Switch};
 use crate::window::Descriptor;
 
 /// The most connections at once: all endpoints, and as many that have not sent their Hello yet.
@@ -168,7 +168,7 @@ impl Server {
                 match output {
                     Output::Count(count) => {
                         // Its memory is this process's own.
-                        if let Err(error) = self.changes.set(wrapping(count)) {
+                        if let Err(error) = self.changes.set(count) {
                             log::error!("{}: changes are not counted: {error}", self.name());
                         }
                     }

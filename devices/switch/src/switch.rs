@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-pub(crate) use self::announce::wrapping;
 pub(crate) use self::output::Output;
 use self::output::Reason;
 use self::port::{Port, Vanished};
@@ -44,7 +43,8 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// A switch without endpoints, whose count of changes is 0 and is kept in the memory of `changes`. `ticket` makes tickets of numbers; an endpoint must not be able to guess one.
+    /// A switch without endpoints, whose count of changes is 0 and is kept in the memory of `changes`. `ticket` makes tickets of
+    /// numbers; an endpoint must not be able to guess one.
     pub(crate) fn new(
         config: Config,
         changes: Descriptor,

@@ -39,6 +39,9 @@ pub enum AttachError {
     /// A descriptor cannot be copied for it.
     #[error("cannot copy a descriptor for the switch")]
     Descriptor(#[source] io::Error),
+    /// The memory in which the switch counts changes cannot be used.
+    #[error("cannot map the switch's count of changes")]
+    Changes(#[source] io::Error),
     /// The system refuses.
     #[error("cannot attach to the switch at {}", path.display())]
     System {

@@ -11,6 +11,7 @@ use crate::MemoryFile;
 use crate::buffer::Buffer;
 use crate::counters::Count;
 use crate::error::DmaFault;
+use crate::lease::Leases;
 use crate::link_speed::{Bandwidth, Latency};
 use crate::pages::PageTable;
 use crate::peer_changes::ChangeCount;
@@ -618,64 +619,147 @@ impl Peers for Left {
     }
 }
 
-#[test]
-fn request_waits_until_all_changes_of_before_are_known() {
+/// A function below a switch of which it knows all, and the switch's count.
+fn below_counting_switch() -> (Arc<Requester>, Arc<Client>, Arc<Left>, ChangeCount) {
     let (requester, client) = requester();
-    let requester = Arc::new(requester);
     let switch = Arc::new(Left::default());
     requester.set_switch(PeerRouting::Route, switch.clone());
     let counts = ChangeCount::new().unwrap();
-    let lent = || counts.file().try_clone().unwrap().into();
-    requester.set_changes(lent()).unwrap();
+    let fd = counts.file().try_clone().unwrap().into();
+    requester.set_changes(fd).unwrap();
     requester.know_changes(0);
-    let mut session = Session::new(requester.clone());
-    let read = |session: &mut Session, data: &mut [u8; 4]| {
-        session.read(Purpose::Payload, 0x1000, data).unwrap();
-    };
-    let mut data = [0; 4];
-    read(&mut session, &mut data);
-    counts.set(1).unwrap();
-    assert!(!session.reaches(Purpose::Payload, Direction::Read, (0x1000, 4)));
-    session.release();
-    let (said, hears) = std::sync::mpsc::channel();
-    let writer = {
-        let requester = requester.clone();
-        std::thread::spawn(move || {
-            said.send(()).unwrap();
-            requester.write(Purpose::Payload, 0x5_0000, &[3; 4])
-        })
-    };
-    hears.recv().unwrap();
+    (Arc::new(requester), client, switch, counts)
+}
+
+fn memory_at(address: u64) -> PeerWindow {
     let memory = MemoryFile::create("peer", 0x1000).unwrap();
-    let window = PeerWindow {
-        address: 0x5_0000,
+    PeerWindow {
+        address,
         size: 0x1000,
         claim: 1,
         memory: PeerMemory::Span(Span {
             file: Arc::new(memory),
             offset: 0,
         }),
+    }
+}
+
+#[test]
+fn request_waits_until_all_changes_of_before_are_known() {
+    let (requester, client, switch, counts) = below_counting_switch();
+    counts.set(1).unwrap();
+    let changes = requester.route_table().changes.clone().unwrap();
+    let writer = {
+        let requester = requester.clone();
+        std::thread::spawn(move || requester.write(Purpose::Payload, 0x5_0000, &[3; 4]))
     };
-    requester.set_peer(PeerId(3), vec![window]);
+    while changes.waits.load(Relaxed) == 0 {
+        std::thread::yield_now();
+    }
+    drop(requester.set_peer(PeerId(3), vec![memory_at(0x5_0000)]));
     requester.know_changes(1);
     assert_eq!(writer.join().unwrap(), Ok(()));
-    assert!(session.reaches(Purpose::Payload, Direction::Read, (0x1000, 4)));
-    session.release();
-    // It learns nothing more. A request that has waited for long enough fails, and the switch is left.
+    assert_eq!((client.asked.lock().len(), *switch.0.lock()), (0, 0));
+}
+
+#[test]
+fn session_compares_before_each_request_and_keeps_what_it_reaches() {
+    let (requester, _, _, counts) = below_counting_switch();
+    let mut session = Session::new(requester.clone());
+    let reaches =
+        |session: &mut Session| session.reaches(Purpose::Payload, Direction::Read, (0x1000, 4));
+    let data = MemoryFile::create("data", 0x1000).unwrap();
+    let transfer = |session: &mut Session| {
+        let there = (&*data, 0);
+        session.transfer(Purpose::Payload, Direction::Read, 0x1000, there, 4)
+    };
+    assert_eq!(transfer(&mut session), Some(Ok(())));
+    counts.set(1).unwrap();
+    assert_eq!(transfer(&mut session), None);
+    assert!(!reaches(&mut session));
+    requester.know_changes(1);
+    assert!(reaches(&mut session));
     counts.set(2).unwrap();
-    let failed = requester.learn_changes(&mut 4_000_000_000);
-    assert_eq!(failed, Err(DmaFault::Peer(PeerError::TimedOut)));
+    // Those that it has compared for, and no others.
+    assert_eq!(transfer(&mut session), Some(Ok(())));
+    assert_eq!(transfer(&mut session), Some(Ok(())));
+    assert!(
+        session
+            .pin(Purpose::Payload, Direction::Read, [(0x1000, 4)])
+            .is_none()
+    );
+    session.release();
+    assert_eq!(transfer(&mut session), None);
+}
+
+#[test]
+fn switch_that_does_not_say_what_has_changed_is_lost() {
+    let (requester, client, switch, counts) = below_counting_switch();
+    drop(requester.set_peer(PeerId(3), vec![memory_at(0x5_0000)]));
+    counts.set(2).unwrap();
+    let former = requester.route_table().changes.clone().unwrap();
+    requester.set_bus_master(false);
+    requester.learn_changes_in(1);
+    assert_eq!(*switch.0.lock(), 0, "it may issue no request");
+    requester.set_bus_master(true);
+    requester.learn_changes_in(1);
     assert_eq!(*switch.0.lock(), 1);
-    requester.lose_peers();
-    read(&mut session, &mut data);
+    // No further request waits. One to RAM succeeds, one to a peer does not.
+    let mut data = [0; 4];
+    requester.read(Purpose::Payload, 0x1000, &mut data).unwrap();
     let gone = requester.write(Purpose::Payload, 0x5_0000, &[3; 4]);
     let gone = gone.map_err(|error| error.cause);
     assert_eq!(gone, Err(DmaFault::Peer(PeerError::Gone)));
     assert!(client.asked.lock().is_empty());
+    // One that has waited for it leaves no other switch.
+    let fd = counts.file().try_clone().unwrap().into();
+    requester.set_changes(fd).unwrap();
+    requester.leave_switch(&former);
+    assert_eq!(*switch.0.lock(), 1);
+    assert!(requester.route_table().changes.is_some());
+}
+
+#[test]
+fn port_that_redirects_requests_waits_for_no_change() {
+    let (requester, _, switch, counts) = below_counting_switch();
+    requester.set_switch(PeerRouting::Redirect, switch.clone());
+    counts.set(1).unwrap();
+    let changes = requester.route_table().changes.clone().unwrap();
+    let mut data = [0; 4];
+    requester.read(Purpose::Payload, 0x1000, &mut data).unwrap();
+    assert_eq!((changes.waits.load(Relaxed), *switch.0.lock()), (0, 0));
+}
+
+#[test]
+fn transfer_to_a_window_that_stays_delays_no_change_of_others() {
+    let (requester, ..) = below_counting_switch();
+    let leases = Leases::new().unwrap();
+    let memory = MemoryFile::create("peer", 0x1000).unwrap();
+    let window = || {
+        let words = leases.file().try_clone().unwrap().into();
+        let lease = requester.borrow_leases(words).unwrap().lease(2, 0);
+        let fd = memory.file().try_clone().unwrap().into();
+        let span = requester.borrow_window(PeerId(3), lease, fd, (0, 0x1000));
+        PeerWindow {
+            memory: PeerMemory::Span(span.unwrap()),
+            ..memory_at(0x5_0000)
+        }
+    };
+    drop(requester.set_peer(PeerId(3), vec![window()]));
+    let mut session = Session::new(requester.clone());
+    let place = [(0x5_0000, 8)];
+    let pinned = session.pin(Purpose::Payload, Direction::Write, place);
+    let pinned = pinned.unwrap();
     session.release();
-    // Another switch, of which it knows nothing yet.
-    requester.set_changes(lent()).unwrap();
-    assert!(!session.reaches(Purpose::Payload, Direction::Read, (0x1000, 4)));
+    let drain = requester.set_peer(PeerId(3), vec![window(), memory_at(0x6_0000)]);
+    assert_eq!(drain.ranges, [AddressRange::new(0x6_0000, 0x1000)]);
+    drop(drain);
+    // One that is closed meanwhile is waited for, but not without end.
+    leases.end(2);
+    let drain = requester.set_peer(PeerId(3), vec![memory_at(0x6_0000)]);
+    assert!(drain.ranges.contains(&AddressRange::new(0x5_0000, 0x1000)));
+    drop(drain);
+    assert!(pinned.intact().is_err());
 }
 
 /// A peer that takes the function's right to issue requests away as it answers one.

@@ -1,5 +1,6 @@
 //! One request: segment by segment, each by its own route; segments that the client must carry out are sent to it together.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLockReadGuard;
@@ -25,20 +26,24 @@ pub(super) const PROBE: usize = 4;
 /// Bytes of the largest word that is accessed as a whole.
 const WORD: usize = 8;
 
-/// How long a request waits for its switch and the messages of its peers take together, in nanoseconds: a message after that is not begun,
-/// and the request fails as one without a completion. A peer may be late to answer each of them. A request of 4 MiB is 128 messages, which take a millisecond each
+/// How long the messages of a request to peers take together, in nanoseconds: a message after that is not begun, and the request fails as
+/// one without a completion. A peer may be late to answer each of them. A request of 4 MiB is 128 messages, which take a millisecond each
 /// on a loaded machine.
 const LONGEST_PEER_REQUEST: u64 = 4_000_000_000;
 
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
 pub(super) const LINK_WAIT: u64 = 10_000_000;
 
+/// How long a request waits for a switch that does not say what has changed: 4 s of this process's own time.
+const LEARNING_STEPS: u32 = 400;
+const LEARNING_STEP: Duration = Duration::from_millis(10);
+
 /// A request that is being carried out.
 struct Transfer<'a> {
     tag: Tag,
     /// The bytes on links that take time.
     transit: Option<Transit>,
-    /// How long the switch and peers have taken to answer.
+    /// How long peers have taken to answer messages.
     waited: u64,
     /// Segments for the client, to be sent together, and what is known of each.
     asks: Vec<Ask<'a>>,
@@ -147,11 +152,7 @@ impl Requester {
         buffer: &mut Buffer<'a>,
     ) -> Result<usize, DmaError> {
         let started = self.started();
-        if let Err(cause) = self.learn_changes(&mut transfer.waited) {
-            let (extent, refused) = (buffer.extent(), SegmentResult::refused(cause));
-            let refused = self.account(transfer.tag, (address, started), extent, &refused);
-            return refused.map(|()| buffer.len());
-        }
+        self.learn_changes();
         let fault = self.injected(transfer.tag, address, buffer);
         let routes = self.route_table();
         let segment = routes.route(address, buffer.len(), buffer.direction());
@@ -193,22 +194,29 @@ impl Requester {
         Ok(len)
     }
 
-    /// Waits until all changes of the peers' windows are known that were made before. `waited` is that of the request.
-    pub(super) fn learn_changes(&self, waited: &mut u64) -> Result<(), DmaFault> {
-        let Some((changes, count)) = self.route_table().missed_changes() else {
-            return Ok(());
+    /// Waits until all changes of the peers' windows are known that were made before, as long as the function may issue requests. A switch
+    /// that does not say in time what has changed is lost.
+    fn learn_changes(&self) {
+        self.learn_changes_in(LEARNING_STEPS);
+    }
+
+    /// The same, in this number of steps.
+    pub(super) fn learn_changes_in(&self, steps: u32) {
+        let missed = || {
+            let routes = self.route_table();
+            let changes = routes.compared_changes().filter(|_| routes.may_request())?;
+            Some((Arc::clone(changes), changes.missed()?))
         };
-        let left = LONGEST_PEER_REQUEST.saturating_sub(*waited);
-        let begin = self.clock.now();
-        let is_known = changes.wait(count, Duration::from_nanos(left));
-        let took = self.clock.now().saturating_sub(begin);
-        *waited = waited.saturating_add(took);
-        if !is_known {
-            let peers = self.peers.read().clone();
-            peers.iter().for_each(|peers| peers.give_up());
-            return Err(DmaFault::Peer(PeerError::TimedOut));
+        let Some((changes, count)) = missed() else {
+            return;
+        };
+        // In steps, so that a process that was stopped meanwhile still has the time that it needs.
+        for _ in 0..steps {
+            if changes.wait(count, LEARNING_STEP) || !self.route_table().may_request() {
+                return;
+            }
         }
-        Ok(())
+        self.leave_switch(&changes);
     }
 
     /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before. `waited` is that of

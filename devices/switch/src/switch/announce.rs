@@ -1,7 +1,7 @@
 //! Announcements of windows, and their acknowledgements.
 
 use super::output::Reason;
-use super::port::{Announcing, Port};
+use super::port::Announcing;
 use super::updates::{Update, Updates};
 use super::{Output, Switch};
 use crate::limits::CLOSING_TIME_OUT;
@@ -40,12 +40,20 @@ impl Switch {
         let windows = self.in_holes(from, windows);
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
         let former = std::mem::replace(&mut port.windows, windows.clone());
-        let stays = |old: &BarWindow| windows.iter().any(|window| window.is_known_by(old));
-        let closes = !former.iter().all(stays);
         port.leases.clone_from(&leases);
-        self.note_overlaps(from, &windows);
-        self.publish(from, &windows, &leases);
-        if !closes {
+        let is_in =
+            |these: &[BarWindow], one: &BarWindow| these.iter().any(|other| one.is_known_by(other));
+        let closes = !former.iter().all(|old| is_in(&windows, old));
+        let opens = !windows.iter().all(|window| is_in(&former, window));
+        // As fast as others learn of its changes, it makes more.
+        let now = self.now;
+        let mut others = self.ports.values();
+        let is_ahead = others.any(|port| port.is_waited_for(from, now));
+        if opens || closes {
+            self.note_overlaps(from, &windows);
+            self.publish(from, &windows, &leases);
+        }
+        if !closes && !is_ahead {
             // Whoever does not know of a window yet learns of it before its next request.
             self.send(from, Message::Announced { sequence });
             return Ok(());
@@ -188,42 +196,38 @@ impl Switch {
         if let Some(timing) = timing.filter(|_| is_first) {
             self.send(to, Message::Link { peer, timing });
         }
+        let known = self.known(to);
+        if let Some(port) = self.ports.get_mut(&to) {
+            port.known = Some(known);
+        }
         let message = Message::Peer {
             ticket,
             peer,
             windows,
             leases,
+            known,
         };
         self.send(to, message);
-        self.send_known(to);
     }
 
-    /// Sends an endpoint up to which count it knows all changes, unless it has one to acknowledge, after which it is sent.
+    /// The count up to which all changes have been sent to an endpoint.
+    fn known(&self, to: PortId) -> u64 {
+        let unsent = self.ports.get(&to);
+        let unsent = unsent.and_then(|port| port.updates.first_unsent());
+        unsent.map_or(self.last_change, |unsent| unsent.saturating_sub(1))
+    }
+
+    /// Sends an endpoint that count, if it is another one and no change is sent with it.
     fn inform(&mut self, to: PortId) {
-        let is_free = |port: &Port| port.updates.sent.is_none();
-        if self.ports.get(&to).is_some_and(is_free) {
-            self.send_known(to);
-        }
-    }
-
-    fn send_known(&mut self, to: PortId) {
+        let count = self.known(to);
         let Some(port) = self.ports.get_mut(&to) else {
             return;
         };
-        let unsent = port.updates.first_unsent();
-        let known = unsent.map_or(self.last_change, |unsent| unsent.saturating_sub(1));
-        if port.known < Some(known) {
-            port.known = Some(known);
-            let count = wrapping(known);
+        if port.updates.sent.is_none() && port.known < Some(count) {
+            port.known = Some(count);
             self.send(to, Message::Known { count });
         }
     }
-}
-
-/// The count in 32 bits, as endpoints have it.
-#[expect(clippy::cast_possible_truncation, reason = "it wraps around")]
-pub(crate) fn wrapping(count: u64) -> u32 {
-    count as u32
 }
 
 /// The level at which the next misplaced window is logged.

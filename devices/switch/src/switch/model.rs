@@ -43,7 +43,7 @@ struct Endpoint {
     open: Option<u64>,
     peers: BTreeMap<PortId, Vec<u64>>,
     /// The count up to which it knows all changes.
-    known: Option<u32>,
+    known: Option<u64>,
     transfer: Option<(PortId, u64)>,
     dead: bool,
 }
@@ -61,7 +61,7 @@ struct World {
     to_switch: BTreeMap<PortId, VecDeque<Sent>>,
     to_endpoint: BTreeMap<PortId, VecDeque<Message>>,
     /// The count of changes, which all endpoints see.
-    count: u32,
+    count: u64,
     now: Instant,
 }
 
@@ -96,7 +96,7 @@ impl Endpoint {
         owner.is_none().then_some(address)
     }
 
-    fn knows(&self, count: u32) -> bool {
+    fn knows(&self, count: u64) -> bool {
         self.known.is_some_and(|known| known >= count)
     }
 }
@@ -177,7 +177,7 @@ impl World {
         }
         for output in self.switch.take_outputs() {
             match output {
-                Output::Count(count) => self.count = u32::try_from(count).unwrap(),
+                Output::Count(count) => self.count = count,
                 Output::Send(port, message) => {
                     self.to_endpoint.entry(port).or_default().push_back(message);
                     self.take_counts(port);
@@ -257,8 +257,10 @@ impl World {
                 ticket,
                 peer,
                 windows,
+                known,
                 ..
             } => {
+                endpoint.known = Some(known);
                 let live = windows
                     .iter()
                     .filter(|w| !matches!(w.backing, BarBacking::Gone));

@@ -63,7 +63,15 @@ fn all_outputs(switch: &mut Switch) -> Vec<String> {
         Output::Send(to, Message::Announced { sequence }) => {
             format!("{to}: announced {sequence}")
         }
-        Output::Send(to, Message::Peer { peer, windows, .. }) => {
+        Output::Send(
+            to,
+            Message::Peer {
+                peer,
+                windows,
+                known,
+                ..
+            },
+        ) => {
             let windows: Vec<String> = windows
                 .iter()
                 .map(|window| match window.backing {
@@ -71,7 +79,8 @@ fn all_outputs(switch: &mut Switch) -> Vec<String> {
                     _ => format!(" {:x}#{}", window.address, window.claim),
                 })
                 .collect();
-            format!("{to}: {peer} has{}", windows.concat())
+            let windows = windows.concat();
+            format!("{to}: {peer} has{windows}\n{to}: {known} known")
         }
         Output::Send(to, Message::Read { peer, tag, .. }) => {
             format!("{to}: read {tag} of {peer}")
@@ -87,7 +96,10 @@ fn all_outputs(switch: &mut Switch) -> Vec<String> {
         Output::Withdraw(from, (_, tag)) => format!("{from}: not {tag}"),
         Output::CutOff(port, reason) => format!("{port} cut off: {reason:?}"),
     };
-    switch.take_outputs().into_iter().map(short).collect()
+    let outputs = switch.take_outputs().into_iter().map(short);
+    outputs
+        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect()
 }
 
 /// A switch that lets windows be anywhere.
@@ -202,15 +214,30 @@ fn announcement_that_closes_ends_when_all_have_acknowledged() {
 }
 
 #[test]
-fn announcement_that_only_opens_waits_for_nobody() {
+fn announcement_that_only_opens_waits_for_none_but_earlier_ones() {
     let now = Instant::now();
-    let (mut switch, [a, ..]) = three(now);
-    for (sequence, addresses) in [(1, [0x1000].as_slice()), (2, &[0x1000, 0x2000])] {
-        switch.receive(a, announce(sequence, addresses), now);
-        let announced = format!("1: announced {sequence}");
-        assert!(outputs(&mut switch).contains(&announced), "{sequence}");
-        assert_eq!(switch.deadline(), None);
+    let (mut switch, [a, b, c]) = three(now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    let words = outputs(&mut switch);
+    assert_eq!(words.last().unwrap(), "1: announced 1");
+    assert_eq!(switch.deadline(), None);
+    // As fast as the others learn of its windows.
+    switch.receive(a, announce(2, &[0x1000, 0x2000]), now);
+    assert!(outputs(&mut switch).is_empty());
+    assert_eq!(switch.deadline(), Some(now + CLOSING_TIME_OUT));
+    for port in [b, c] {
+        acknowledge(&mut switch, port);
     }
+    let words = outputs(&mut switch);
+    assert_eq!(words.last().unwrap(), "1: announced 2");
+}
+
+#[test]
+fn announcement_of_the_same_windows_is_no_change() {
+    let now = Instant::now();
+    let (mut switch, [a, ..]) = with_windows(now, &[0x1000]);
+    switch.receive(a, announce(2, &[0x1000]), now);
+    assert_eq!(all_outputs(&mut switch), ["1: announced 2"]);
 }
 
 #[test]
@@ -242,27 +269,25 @@ fn each_endpoint_is_sent_up_to_which_count_it_knows_all_changes() {
     switch.receive(a, announce(1, &[0x1000]), now);
     let words = of(&mut switch, "2: ");
     assert_eq!(words, ["1 to be known", "2: 1 has 1000#1", "2: 1 known"]);
+    let late = now + CLOSING_TIME_OUT;
     // Two more, of which the second comes in the place of the first, and one of another.
-    switch.receive(a, announce(2, &[0x1000, 0x2000]), now);
-    switch.receive(c, announce(1, &[0x3000]), now);
-    switch.receive(a, announce(3, &[0x1000, 0x2000, 0x4000]), now);
+    switch.receive(a, announce(2, &[0x1000, 0x2000]), late);
+    switch.receive(c, announce(1, &[0x3000]), late);
+    switch.receive(a, announce(3, &[0x1000, 0x2000, 0x4000]), late);
     let words = of(&mut switch, "2: ");
     assert_eq!(words, ["2 to be known", "3 to be known", "4 to be known"]);
-    acknowledge_one(&mut switch, b, now);
+    acknowledge_one(&mut switch, b, late);
     let newest = "2: 1 has 1000#1 2000#2 4000#4";
     assert_eq!(of(&mut switch, "2: "), [newest, "2: 2 known"]);
-    acknowledge_one(&mut switch, b, now);
+    acknowledge_one(&mut switch, b, late);
     assert_eq!(of(&mut switch, "2: "), ["2: 3 has 3000#3", "2: 4 known"]);
     // Its own are known to it.
-    switch.receive(b, announce(1, &[0x8000]), now);
+    switch.receive(b, announce(1, &[0x8000]), late);
     assert!(!of(&mut switch, "2: ").contains(&"2: 5 known".to_owned()));
-    acknowledge_one(&mut switch, b, now);
+    acknowledge_one(&mut switch, b, late);
     assert_eq!(of(&mut switch, "2: "), ["2: 5 known"]);
-    switch.receive(b, announce(2, &[0x8000, 0x9000]), now);
-    assert_eq!(
-        of(&mut switch, "2: "),
-        ["6 to be known", "2: 6 known", "2: announced 2"]
-    );
+    switch.receive(b, announce(2, &[0x8000, 0x9000]), late);
+    assert_eq!(of(&mut switch, "2: "), ["6 to be known", "2: 6 known"]);
 }
 
 #[test]
@@ -398,7 +423,7 @@ fn window_with_other_memory_closes_the_former_one() {
         (window(0x1000), true),
         (lent(0, 1), false),
     ] {
-        let (mut switch, [a, ..]) = three(now);
+        let (mut switch, [a, b, c]) = three(now);
         for (sequence, window) in [(1, lent(0, 1)), (2, next)] {
             let message = Message::Announce {
                 sequence,
@@ -406,6 +431,10 @@ fn window_with_other_memory_closes_the_former_one() {
                 leases: Descriptor::default(),
             };
             switch.receive(a, message, now);
+            if sequence == 1 {
+                acknowledge(&mut switch, b);
+                acknowledge(&mut switch, c);
+            }
         }
         let until = closes.then_some(now + CLOSING_TIME_OUT);
         assert_eq!(switch.deadline(), until);
@@ -505,15 +534,14 @@ fn window_outside_of_the_pci_holes_is_passed_on_to_nobody() {
     let (mut switch, [a, b, c]) = three(now);
     switch.config = Config::default();
     let over_ram = [0x1000, 0x7fff_f800, 0xfebf_f800, 0xfee0_0000];
-    let hole = 0xc000_0000;
-    for addresses in [&over_ram[..2], &over_ram[2..]] {
+    for (addresses, hole) in [(&over_ram[..2], 0xc001_0000), (&over_ram[2..], 0xc000_0000)] {
         let windows = [addresses, &[hole]].concat();
         switch.receive(a, announce(1, &windows), now);
         for port in [b, c] {
             acknowledge(&mut switch, port);
         }
         let words = outputs(&mut switch);
-        assert!(words[0].contains("1 has c0000000#"), "{words:?}");
+        assert!(words[0].contains(&format!("1 has {hole:x}#")), "{words:?}");
         assert!(words.contains(&"1: announced 1".to_owned()), "{words:?}");
     }
     switch.leave(a, now);

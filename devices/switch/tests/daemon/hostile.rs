@@ -117,6 +117,7 @@ fn endpoint_that_sends_a_switch_s_message_is_cut_off() {
             peer: PortId(1),
             windows: Vec::new(),
             leases: Descriptor::default(),
+            known: 0,
         },
         Message::Refused(Refusal::Full),
         Message::Ack { ticket: 1 },

@@ -260,10 +260,17 @@ fn check_served() {
         leases: Descriptor::default(),
     });
     let (mut known, mut announced) = (None, None);
-    let mut count = [0; 4];
-    while announced.is_none() || known != Some(u32::from_le_bytes(count)) {
+    let mut count = [0; 8];
+    while announced.is_none() || known != Some(u64::from_le_bytes(count)) {
         match honest.expect() {
-            Message::Peer { ticket, .. } => honest.send(&Message::Ack { ticket }),
+            Message::Peer {
+                ticket,
+                known: count,
+                ..
+            } => {
+                known = Some(count);
+                honest.send(&Message::Ack { ticket });
+            }
             Message::Announced { sequence } => announced = Some(sequence),
             Message::Known { count } => known = Some(count),
             Message::Link { .. } => {}
