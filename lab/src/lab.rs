@@ -455,8 +455,9 @@ impl Lab {
     fn guest_ended(&self, status: ExitStatus) -> LabError {
         let console = &self.guest.console;
         let message = match console.trouble() {
-            Some(trouble) => format!("the console says: {trouble}"),
-            None => crate::child::last_line(&self.folder.path().join(QEMU_LOG)),
+            // A QEMU that has failed has a reason of its own.
+            Some(trouble) if status.success() => format!("the console says: {trouble}"),
+            _ => crate::child::last_line(&self.folder.path().join(QEMU_LOG)),
         };
         LabError::GuestEnded {
             status,

@@ -68,7 +68,7 @@ impl Loans {
     }
 
     /// The same, for a change that began to wait at this moment: all readers together get the time of one.
-    fn wait_since(&self, ranges: &[AddressRange], began: Instant) {
+    pub(crate) fn wait_since(&self, ranges: &[AddressRange], began: Instant) {
         let open = self.open.lock();
         let ended = open.iter().filter(|(_, loan)| loan.over.is_some());
         let meets = |loan: &OpenLoan| ranges.iter().any(|range| loan.meets(*range));

@@ -55,6 +55,8 @@ pub(crate) struct PeerChanges {
     count: MemoryFile,
     /// All changes below this count are known.
     unknown: AtomicU64,
+    /// Nothing is missed before all changes below this count are known.
+    from: u64,
     /// The switch says no more.
     is_over: AtomicBool,
     /// `unknown` or `is_over` is changed under this lock.
@@ -66,14 +68,20 @@ pub(crate) struct PeerChanges {
 }
 
 impl PeerChanges {
-    /// Nothing is known of what the switch counts in `fd`.
-    pub(crate) fn new(fd: OwnedFd) -> Result<Self, MemoryError> {
+    /// Nothing is known of what the switch counts in `fd`. If the function does without its peers, nothing is missed either, until all is
+    /// known that has been counted by now.
+    pub(crate) fn new(fd: OwnedFd, is_without_peers: bool) -> Result<Self, MemoryError> {
         let file = LentFile::new(fd).in_memory()?;
         let count = MemoryFile::of_other(file, 0, BYTES, ProtFlags::READ)?;
         let unknown = count.load_long(0)?;
         Ok(Self {
             count,
             unknown: AtomicU64::new(unknown),
+            from: if is_without_peers {
+                unknown.saturating_add(1)
+            } else {
+                0
+            },
             is_over: AtomicBool::new(false),
             lock: Mutex::new(()),
             changed: Condvar::new(),
@@ -112,9 +120,10 @@ impl PeerChanges {
         !self.misses(count)
     }
 
-    fn misses(&self, count: u64) -> bool {
-        let is_unknown = self.unknown.load(Ordering::Acquire) <= count;
-        is_unknown && !self.is_over.load(Ordering::Relaxed)
+    /// Whether not all changes up to this count are known, though they should be.
+    pub(crate) fn misses(&self, count: u64) -> bool {
+        let unknown = self.unknown.load(Ordering::Acquire);
+        (self.from..=count).contains(&unknown) && !self.is_over.load(Ordering::Relaxed)
     }
 
     fn change(&self, change: impl FnOnce()) {
@@ -138,7 +147,7 @@ mod tests {
         let counts = ChangeCount::new().unwrap();
         counts.set(count).unwrap();
         let fd = counts.file().try_clone().unwrap().into();
-        let changes = Arc::new(PeerChanges::new(fd).unwrap());
+        let changes = Arc::new(PeerChanges::new(fd, false).unwrap());
         (counts, changes)
     }
 
@@ -170,6 +179,21 @@ mod tests {
         changes.know(19);
         assert!(waiter.join().unwrap());
         assert_eq!(changes.missed(), Some(20));
+    }
+
+    #[test]
+    fn function_without_peers_misses_nothing_until_it_knows_of_all() {
+        let (counts, _) = counted(5);
+        let fd = counts.file().try_clone().unwrap().into();
+        let changes = PeerChanges::new(fd, true).unwrap();
+        for known in [2, 4] {
+            assert_eq!(changes.missed(), None);
+            counts.set(7).unwrap();
+            changes.know(known);
+        }
+        assert_eq!(changes.missed(), None);
+        changes.know(5);
+        assert_eq!(changes.missed(), Some(7));
     }
 
     #[test]

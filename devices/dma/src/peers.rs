@@ -34,20 +34,6 @@ impl PeerWindow {
     pub(crate) fn addresses(&self) -> AddressRange {
         AddressRange::new(self.address, self.size)
     }
-
-    /// Whether it is the same window, so that what has begun there may go on.
-    fn is_same(&self, other: &Self) -> bool {
-        let has_same_memory = match (&self.memory, &other.memory) {
-            (PeerMemory::Span(one), PeerMemory::Span(other)) => {
-                one.offset == other.offset && one.file.is_leased_as(&other.file)
-            }
-            (PeerMemory::ByMessage, PeerMemory::ByMessage)
-            | (PeerMemory::Gone, PeerMemory::Gone) => true,
-            _ => false,
-        };
-        has_same_memory
-            && (self.address, self.size, self.claim) == (other.address, other.size, other.claim)
-    }
 }
 
 /// What lies behind a peer's window.
@@ -59,6 +45,19 @@ pub enum PeerMemory {
     ByMessage,
     /// Nothing any more: the peer has vanished, and requests to it fail.
     Gone,
+}
+
+impl PeerMemory {
+    /// Whether it is the same under the same lease, so that what has begun there may go on.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Span(one), Self::Span(other)) => {
+                one.offset == other.offset && one.file.is_leased_as(&other.file)
+            }
+            (Self::ByMessage, Self::ByMessage) | (Self::Gone, Self::Gone) => true,
+            _ => false,
+        }
+    }
 }
 
 /// What becomes of this function's requests to peers: how the port above it is set up.
@@ -123,6 +122,12 @@ pub(crate) enum FoundPeer<'a> {
     Gap { left: Option<u64> },
 }
 
+/// Whether the same addresses of the same window have the same memory.
+fn is_same_claim((one_first, one): &(u64, Claimed), (first, other): &(u64, Claimed)) -> bool {
+    (*one_first, one.last, one.window) == (*first, other.last, other.window)
+        && one.memory.is_same(&other.memory)
+}
+
 /// The windows of all peers. Lookups are O(log n); a change is O(n^2) for the windows of all peers, which are few.
 #[derive(Debug, Default)]
 pub(crate) struct PeerTable {
@@ -131,22 +136,46 @@ pub(crate) struct PeerTable {
 }
 
 impl PeerTable {
-    /// Replaces all windows of a peer. Those that are empty or wrap around are left out.
-    pub(crate) fn set(&mut self, peer: PeerId, windows: Vec<PeerWindow>) {
+    /// Replaces all windows of a peer. Those that are empty or wrap around are left out. The addresses that have another owner by that, or
+    /// other memory. A window that stays keeps the mapping of its memory.
+    pub(crate) fn set(&mut self, peer: PeerId, mut windows: Vec<PeerWindow>) -> Vec<AddressRange> {
+        let former = self.windows.get(&peer).into_iter().flatten();
+        for old in former {
+            let stays = |new: &&mut PeerWindow| {
+                (new.address, new.size) == (old.address, old.size)
+                    && new.memory.is_same(&old.memory)
+            };
+            if let Some(new) = windows.iter_mut().find(stays) {
+                new.memory = old.memory.clone();
+            }
+        }
+        let before = self.claims_of(peer);
         self.windows.insert(peer, windows);
         self.windows.retain(|_, windows| !windows.is_empty());
         self.claim();
-    }
-
-    /// The addresses of those windows of a peer that it has not before or after a change to these.
-    pub(crate) fn changed(&self, peer: PeerId, windows: &[PeerWindow]) -> Vec<AddressRange> {
-        let former = self.windows.get(&peer).map_or(&[][..], Vec::as_slice);
-        let without = |these: &[PeerWindow], those: &[PeerWindow]| {
-            let differs = |window: &&PeerWindow| !those.iter().any(|other| window.is_same(other));
-            let changed = these.iter().filter(differs).map(PeerWindow::addresses);
+        let after = self.claims_of(peer);
+        let without = |these: &[(u64, Claimed)], those: &[(u64, Claimed)]| {
+            let differs =
+                |one: &&(u64, Claimed)| !those.iter().any(|other| is_same_claim(one, other));
+            let changed = these.iter().filter(differs);
+            let changed = changed.map(|(first, claimed)| AddressRange {
+                first: *first,
+                last: claimed.last,
+            });
             changed.collect::<Vec<_>>()
         };
-        [without(former, windows), without(windows, former)].concat()
+        [without(&before, &after), without(&after, &before)].concat()
+    }
+
+    /// Where the windows of a peer are the first to claim.
+    fn claims_of(&self, peer: PeerId) -> Vec<(u64, Claimed)> {
+        let claims = self
+            .claimed
+            .iter()
+            .filter(|(_, claimed)| claimed.peer == peer);
+        claims
+            .map(|(first, claimed)| (*first, claimed.clone()))
+            .collect()
     }
 
     /// Every peer is gone; their windows stay claimed, by nobody. Any other claim comes first.
@@ -160,7 +189,8 @@ impl PeerTable {
         let mut lost: Vec<PeerWindow> = lost.collect();
         lost.sort_by_key(|window| (window.address, window.size));
         lost.dedup_by_key(|window| (window.address, window.size));
-        self.set(PeerId::NOBODY, lost);
+        // All of it is taken away.
+        let _ = self.set(PeerId::NOBODY, lost);
     }
 
     /// Whether a peer has a window that it answers.

@@ -33,7 +33,8 @@ pub enum CopyError {
 
 /// Memory on which the kernel may carry out a request, until it is [ended](Pinned::end) or dropped.
 ///
-/// Until then no change is answered that takes an address of it away: no unmap, no move of a window, no reset.
+/// Until then no change is answered that takes an address of it away: no unmap, no move of the function's own window, no reset. A peer that
+/// closes its window waits for 250 ms at most.
 pub struct Pinned {
     requester: Arc<Requester>,
     key: usize,

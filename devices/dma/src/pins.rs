@@ -1,7 +1,8 @@
 //! The addresses of transfers that the kernel carries out, and the changes that wait for the end of such transfers.
 //!
 //! A copy is over when the lock of the routes is released. A transfer of the kernel pins its addresses instead, and a change
-//! that takes one of them away is answered only when the transfer has ended, or was given up: its memory is private then.
+//! that takes one of them away is answered only when the transfer has ended, or was given up: its memory is private then. Changes of
+//! peers' windows wait for a moment only: a lease protects them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -32,6 +32,7 @@ use crate::loans::Loans;
 use crate::map::{Backing, MapError};
 use crate::memory::{Lease, MemoryError, Span};
 use crate::memory_pool::{MemoryPool, PeerPools};
+use crate::patience::Bucket;
 use crate::peer_changes::PeerChanges;
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
 use crate::pins::{Drain, PeerDrain, Pins};
@@ -65,6 +66,8 @@ pub struct Requester {
     pins: Pins,
     /// How long a change waits for transfers of the kernel; without, for as long as they take.
     patience: OnceLock<Duration>,
+    /// How long changes of peers' windows wait for transfers of the kernel.
+    peers_patience: Bucket,
     loans: Loans,
     faults: Faults,
     link_state: LinkState,
@@ -96,6 +99,7 @@ impl Requester {
             recorder: OnceLock::new(),
             pins: Pins::default(),
             patience: OnceLock::new(),
+            peers_patience: Bucket::new(4 * CLOSING_TIME_OUT),
             loans: Loans::default(),
             faults: Faults::default(),
             link_state: LinkState::default(),
@@ -327,14 +331,16 @@ impl Requester {
     }
 
     /// The function is below a switch, or is again, that counts the changes of its peers' windows in `fd` ([`crate::ChangeCount`]).
-    /// Each request waits until all changes of before are known ([`Requester::know_changes`]). After 4 s the switch is taken for lost, as by
-    /// [`Requester::lose_peers`], and left ([`Peers::give_up`]).
+    /// Each request waits until all changes of before are known ([`Requester::know_changes`]); below a switch that was lost before, once all of
+    /// before the attachment are. After 4 s the switch is taken for lost, as by [`Requester::lose_peers`], and left ([`Peers::give_up`]).
     ///
     /// # Errors
     /// Those of mapping it: [`MemoryError::NotInMemory`], [`MemoryError::Os`].
     pub fn set_changes(&self, fd: OwnedFd) -> Result<(), MemoryError> {
-        let changes = PeerChanges::new(fd)?;
-        let former = self.change().changes.replace(Arc::new(changes));
+        let mut routes = self.change();
+        let changes = PeerChanges::new(fd, routes.has_lost_peers)?;
+        let former = routes.changes.replace(Arc::new(changes));
+        drop(routes);
         if let Some(former) = former {
             former.end();
         }
@@ -349,11 +355,11 @@ impl Requester {
         }
     }
 
-    /// Leaves the switch that counts these changes.
-    fn leave_switch(&self, changes: &Arc<PeerChanges>) {
+    /// Leaves the switch that counts these changes, unless all up to this count are known now.
+    fn leave_switch(&self, changes: &Arc<PeerChanges>, count: u64) {
         let mut routes = self.change();
         let is_present = |present: &Arc<PeerChanges>| Arc::ptr_eq(present, changes);
-        if !routes.changes.as_ref().is_some_and(is_present) {
+        if !changes.misses(count) || !routes.changes.as_ref().is_some_and(is_present) {
             return;
         }
         self.forget_peers(&mut routes);
@@ -416,12 +422,11 @@ impl Requester {
     /// Replaces all windows of a peer. No copy uses those that have changed once the returned [`PeerDrain`] is dropped.
     pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) -> PeerDrain<'_> {
         let mut routes = self.change();
-        let ranges = routes.peers.changed(peer, &windows);
-        ranges.iter().for_each(|range| self.loans.end(*range));
         if let Some(recorder) = self.recorder.get() {
             recording::peer(recorder, peer, &windows);
         }
-        routes.peers.set(peer, windows);
+        let ranges = routes.peers.set(peer, windows);
+        ranges.iter().for_each(|range| self.loans.end(*range));
         PeerDrain {
             requester: self,
             ranges,
@@ -444,6 +449,7 @@ impl Requester {
         if let Some(changes) = routes.changes.take() {
             changes.end();
         }
+        routes.has_lost_peers = true;
         let lost: Vec<_> = routes.peers.addresses(|_| true).collect();
         lost.iter().for_each(|range| self.loans.end(*range));
         if let Some(recorder) = self.recorder.get() {
@@ -460,14 +466,16 @@ impl Requester {
         lost
     }
 
-    /// As [`Requester::wait_for_transfers`], for windows of peers: 250 ms at most, since the owner of a window waits no longer. Its lease
-    /// has ended, so what is moved later fails.
+    /// As [`Requester::wait_for_transfers`], for windows of peers: 250 ms at most, since the owner of a window waits no longer, and a
+    /// second for many in a row. Its lease has ended, so what is moved later fails.
     pub(crate) fn wait_for_peers_transfers(&self, ranges: &[AddressRange]) {
-        let deadline = Instant::now() + CLOSING_TIME_OUT;
+        let began = Instant::now();
+        let left = self.peers_patience.left(began).min(CLOSING_TIME_OUT);
         for range in ranges {
-            self.pins.wait_until(*range, deadline);
+            self.pins.wait_until(*range, began + left);
         }
-        self.loans.wait(ranges);
+        self.peers_patience.spend(Instant::now(), began.elapsed());
+        self.loans.wait_since(ranges, began);
     }
 
     /// The span of `size` bytes at `offset` of memory that a peer lends.

@@ -63,6 +63,8 @@ pub(crate) struct RouteTable {
     pub(crate) peers: PeerTable,
     /// What is known of the peers' windows. None without a switch.
     pub(crate) changes: Option<Arc<PeerChanges>>,
+    /// A switch was lost before.
+    pub(crate) has_lost_peers: bool,
     pub(crate) map: MemoryMap,
     pub(crate) links: Links,
     /// The guest has the function ask for translations of addresses.

@@ -40,8 +40,8 @@ pub struct Session {
     last_routes: [[Option<DirectRoute>; DIRECTIONS]; PURPOSES],
     /// What was known of the peers' windows then. None without a switch.
     changes: Option<Arc<PeerChanges>>,
-    /// For which requests [`Session::reaches`] has compared that with the switch's count.
-    is_compared: [[bool; DIRECTIONS]; PURPOSES],
+    /// Whether that was all when the request began ([`Session::learn`], [`Session::reaches`]).
+    has_learned: bool,
     /// The routes of the last words, by direction.
     words: [Option<DirectRoute>; DIRECTIONS],
     /// Bytes that have been moved since it was locked.
@@ -62,7 +62,7 @@ impl Session {
             generation: 0,
             last_routes: [const { [const { None }; DIRECTIONS] }; PURPOSES],
             changes: None,
-            is_compared: Default::default(),
+            has_learned: false,
             words: [const { None }; DIRECTIONS],
             moved: 0,
             ranges: Vec::new(),
@@ -78,7 +78,7 @@ impl Session {
     pub fn release(&mut self) {
         self.reader.unlock();
         self.moved = 0;
-        self.is_compared = Default::default();
+        self.has_learned = false;
     }
 
     /// Releases it and forgets the routes, and with them memory that may have been unmapped.
@@ -100,7 +100,7 @@ impl Session {
         let done = self.copy(tag, address, len, Direction::Read, |memory, offset| {
             memory.read(offset, data)
         });
-        self.set_compared(tag.purpose, Direction::Read, false);
+        self.has_learned = false;
         done.unwrap_or_else(|| self.requester.read(tag, address, data))
     }
 
@@ -119,7 +119,7 @@ impl Session {
         let done = self.copy(tag, address, len, Direction::Write, |memory, offset| {
             memory.write_in_order(offset, data)
         });
-        self.set_compared(tag.purpose, Direction::Write, false);
+        self.has_learned = false;
         done.unwrap_or_else(|| {
             let lengths = data.chunks(entry_bytes).map(<[u8]>::len);
             // Lengths first: no address is computed beyond the last entry, which may end at 2^64.
@@ -151,8 +151,20 @@ impl Session {
         )
     }
 
+    /// To be called as a request begins: waits until all windows of the peers are known, for as long as a request of the [`Requester`] does.
+    /// What changes from here on delays no part of the request, until the session is released or the next request begins.
+    pub fn learn(&mut self) {
+        self.hold();
+        if self.misses_changes() {
+            self.release();
+            self.requester.learn_changes();
+            self.hold();
+        }
+        self.has_learned = true;
+    }
+
     /// Whether all of `len` bytes at `address` is memory that is mapped here and may be read or written, and all windows of the peers are
-    /// known. It stays so until the session is released, and the next request for the same purpose needs no message.
+    /// known. It stays so until the session is released, and the request that begins so needs no message.
     pub fn reaches(
         &mut self,
         purpose: Purpose,
@@ -160,12 +172,13 @@ impl Session {
         (address, len): (u64, usize),
     ) -> bool {
         if self.requester.injects() {
+            self.has_learned = false;
             return false;
         }
         self.hold();
-        let is_reached =
-            !self.misses_changes() && self.find(purpose, address, len, direction).is_some();
-        self.set_compared(purpose, direction, is_reached);
+        let is_known = self.has_learned || !self.misses_changes();
+        let is_reached = is_known && self.find(purpose, address, len, direction).is_some();
+        self.has_learned = is_reached;
         is_reached
     }
 
@@ -218,7 +231,7 @@ impl Session {
             return None;
         }
         self.hold();
-        if self.misses_changes() {
+        if !self.has_learned && self.misses_changes() {
             return None;
         }
         let started = self.requester.started();
@@ -329,7 +342,7 @@ impl Session {
             return None;
         }
         self.hold();
-        if !self.is_compared(tag.purpose, direction) && self.misses_changes() {
+        if !self.has_learned && self.misses_changes() {
             self.release();
             return None;
         }
@@ -380,22 +393,6 @@ impl Session {
     fn misses_changes(&self) -> bool {
         let changes = self.changes.as_ref();
         changes.is_some_and(|changes| changes.missed().is_some())
-    }
-
-    #[inline]
-    fn is_compared(&self, purpose: Purpose, direction: Direction) -> bool {
-        let directions = self.is_compared.get(purpose as usize);
-        directions.is_some_and(|directions| directions.get(direction as usize) == Some(&true))
-    }
-
-    #[inline]
-    fn set_compared(&mut self, purpose: Purpose, direction: Direction, is_compared: bool) {
-        let directions = self.is_compared.get_mut(purpose as usize);
-        if let Some(place) =
-            directions.and_then(|directions| directions.get_mut(direction as usize))
-        {
-            *place = is_compared;
-        }
     }
 
     /// The direct route for a request, and where in its memory the request starts.

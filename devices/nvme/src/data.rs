@@ -113,6 +113,7 @@ impl DataPath {
     pub(crate) fn pin(&mut self, direction: Direction) -> Option<(&mut FileRing<Job>, Pinned)> {
         let files = self.files.as_mut()?;
         let tag = Tag::new(Purpose::Payload, self.origin);
+        self.session.learn();
         let memory = self.session.pin(tag, direction, places(&self.segments))?;
         // An unmap of this memory waits for the pin from here on, and for the transfer, however long it takes. Others do not.
         self.session.release();
@@ -301,6 +302,7 @@ impl DataPath {
     /// Whether all segments are memory that is mapped here and may be read. It stays so until the session is released.
     fn is_straight(&mut self, purpose: Purpose) -> bool {
         let session = &mut self.session;
+        session.learn();
         places(&self.segments).all(|place| session.reaches(purpose, Direction::Read, place))
     }
 
@@ -332,6 +334,7 @@ impl Reach<'_> {
 
     /// To be called before a request by the session that may need a message.
     fn prepare(&mut self, purpose: Purpose, direction: Direction, place: (u64, usize)) {
+        self.session.learn();
         let moves = self.files.as_ref().is_some_and(FileRing::has_pinned);
         if moves && !self.session.reaches(purpose, direction, place) {
             self.let_go();

@@ -48,11 +48,26 @@ pub fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Received, Errno> {
 }
 
 /// As [`receive`], where the sender may hand over `sockets`.
+///
+/// # Errors
+/// [`Errno::NOBUFS`] if descriptors come though too many that came before do not close: such a connection is to end. Else those of recvmsg(2).
 pub fn receive_with(
     socket: impl AsFd,
     space: &mut [u8],
     sockets: Sockets,
 ) -> Result<Received, Errno> {
+    match receive_any(socket, space, sockets)? {
+        (_, true) => Err(Errno::NOBUFS),
+        (received, false) => Ok(received),
+    }
+}
+
+/// The same; and whether the connection is to end.
+fn receive_any(
+    socket: impl AsFd,
+    space: &mut [u8],
+    sockets: Sockets,
+) -> Result<(Received, bool), Errno> {
     let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     // Without space the kernel drops them, and says so by CTRUNC.
     let space_for_rights = match closing::is_exhausted() {
@@ -70,20 +85,21 @@ pub fn receive_with(
         sockets: 0,
         flags: received.flags,
     };
+    let mut is_over = false;
     for descriptor in rights(&mut control) {
+        is_over |= is_full;
         let kind = closing::kind(&descriptor, sockets);
         match kind {
             Kind::Own if !is_full => {
                 result.descriptors.push(descriptor);
                 continue;
             }
-            _ if is_full => result.flags |= ReturnFlags::CTRUNC,
             Kind::Socket => result.sockets += 1,
             Kind::Own | Kind::Foreign => result.foreign += 1,
         }
         closing::close(&socket, descriptor);
     }
-    Ok(result)
+    Ok((result, is_over))
 }
 
 /// Receives a message, without waiting, and forgets it; its descriptors, whatever they are.
@@ -117,7 +133,7 @@ pub fn discard(socket: impl AsFd) {
     let mut space = [0; 4096];
     // An empty packet cannot be told from the end.
     for _ in 0..MOST_PACKETS {
-        if receive(&socket, &mut space).is_err() {
+        if receive_any(&socket, &mut space, Sockets::None).is_err() {
             return;
         }
     }

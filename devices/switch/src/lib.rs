@@ -11,12 +11,12 @@
 //!   [`Link::announce`] then waits until every other endpoint has acknowledged the change, which it does when no transfer by the
 //!   old windows is in progress. It waits for [`CLOSING_TIME_OUT`] at most, and not for endpoints that have not acknowledged
 //!   another change for so long already.
-//! - **A window that has been opened is used by all that are attached.** The switch counts changes in memory that endpoints can read only
+//! - **A window that has been opened is used by the next request of all that are attached.** The switch counts changes in memory that endpoints can read only
 //!   ([`peerbar_dma::ChangeCount`]), and says up to which count an endpoint knows them all. An endpoint that begins a request compares
 //!   the two, and waits until it knows of what has changed before. So an announcement that closes no window waits for nobody, unless
 //!   others have still to acknowledge the one before.
 //! - **No hang.** The switch never waits for one endpoint. An announcement, and a request that has to know of a change, wait for threads
-//!   that wait for copies and transfers in progress only, and not longer than [`CLOSING_TIME_OUT`]. So two endpoints that announce to each
+//!   that wait for copies and transfers in progress only, for [`CLOSING_TIME_OUT`] at most, and a second for many changes in a row. So two endpoints that announce to each
 //!   other at once do not deadlock. A switch that does not answer for 4 s, or does not say for so long what has changed, is left.
 //! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
 //!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
@@ -37,6 +37,9 @@
 //! - Bridge windows of the ports are QEMU's and are not seen here: a guest that puts a BAR outside its bridge's window
 //!   still has it routed, and an endpoint may claim any address in a hole that nobody has claimed.
 //! - The switch passes on the timing of links; the endpoints keep to it. No AER, no multicast.
+//!
+//! - An endpoint that has lost its switch learns of no window that is opened meanwhile: its requests there go to the root, or to memory that
+//!   is mapped at the same address, until it is attached again and knows all.
 //!
 //! # The messages
 //! Packets of a `SOCK_SEQPACKET` socket, one message each, in postcard's format; [`PROTOCOL`] numbers the whole. Descriptors of

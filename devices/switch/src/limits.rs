@@ -10,7 +10,7 @@ pub const PROTOCOL: u32 = 6;
 /// How long the switch waits for an endpoint's name, and for its reply to a peer's request.
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 
-/// How long an announcement that closes a window waits for acknowledgements, and the guest with it. Nobody begins an access to a closed
+/// How long an announcement that closes a window, or comes before an earlier one is acknowledged, waits for that, and the guest with it. Nobody begins an access to a closed
 /// window, by its lease, so this is for copies in progress. An endpoint that has not acknowledged a change for so long already is
 /// not waited for.
 pub const CLOSING_TIME_OUT: Duration = switch_limits::CLOSING_TIME_OUT;

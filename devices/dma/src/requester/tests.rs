@@ -680,16 +680,30 @@ fn session_compares_before_each_request_and_keeps_what_it_reaches() {
     requester.know_changes(1);
     assert!(reaches(&mut session));
     counts.set(2).unwrap();
-    // Those that it has compared for, and no others.
+    // The request goes on for which it has compared.
     assert_eq!(transfer(&mut session), Some(Ok(())));
     assert_eq!(transfer(&mut session), Some(Ok(())));
+    let mut word = [0; 4];
+    session.read(Purpose::Command, 0x1000, &mut word).unwrap();
+    // The next one does not.
     assert!(
         session
             .pin(Purpose::Payload, Direction::Read, [(0x1000, 4)])
             .is_none()
     );
-    session.release();
     assert_eq!(transfer(&mut session), None);
+    let learns = {
+        let requester = requester.clone();
+        std::thread::spawn(move || {
+            let mut session = Session::new(requester);
+            session.learn();
+            session
+                .pin(Purpose::Payload, Direction::Read, [(0x1000, 4)])
+                .is_some()
+        })
+    };
+    requester.know_changes(2);
+    assert!(learns.join().unwrap());
 }
 
 #[test]
@@ -714,9 +728,17 @@ fn switch_that_does_not_say_what_has_changed_is_lost() {
     // One that has waited for it leaves no other switch.
     let fd = counts.file().try_clone().unwrap().into();
     requester.set_changes(fd).unwrap();
-    requester.leave_switch(&former);
+    requester.leave_switch(&former, 2);
     assert_eq!(*switch.0.lock(), 1);
-    assert!(requester.route_table().changes.is_some());
+    let present = requester.route_table().changes.clone().unwrap();
+    // It does without its peers until it knows all that was counted by then, and then waits for changes again.
+    assert_eq!(present.missed(), None);
+    requester.know_changes(2);
+    counts.set(3).unwrap();
+    assert_eq!(present.missed(), Some(3));
+    requester.know_changes(3);
+    requester.leave_switch(&present, 3);
+    assert!(requester.route_table().changes.is_some(), "it knows all");
 }
 
 #[test]

@@ -152,7 +152,11 @@ impl Requester {
         buffer: &mut Buffer<'a>,
     ) -> Result<usize, DmaError> {
         let started = self.started();
-        self.learn_changes();
+        if !self.learn_changes() {
+            let (extent, refused) = (buffer.extent(), SegmentResult::refused(DmaFault::NotMaster));
+            let refused = self.account(transfer.tag, (address, started), extent, &refused);
+            return refused.map(|()| buffer.len());
+        }
         let fault = self.injected(transfer.tag, address, buffer);
         let routes = self.route_table();
         let segment = routes.route(address, buffer.len(), buffer.direction());
@@ -194,29 +198,33 @@ impl Requester {
         Ok(len)
     }
 
-    /// Waits until all changes of the peers' windows are known that were made before, as long as the function may issue requests. A switch
-    /// that does not say in time what has changed is lost.
-    fn learn_changes(&self) {
-        self.learn_changes_in(LEARNING_STEPS);
+    /// Waits until all changes of the peers' windows are known that were made before. A switch that does not say in time what has changed is
+    /// lost. False if the function may issue no request any more.
+    pub(crate) fn learn_changes(&self) -> bool {
+        self.learn_changes_in(LEARNING_STEPS)
     }
 
     /// The same, in this number of steps.
-    pub(super) fn learn_changes_in(&self, steps: u32) {
+    pub(super) fn learn_changes_in(&self, steps: u32) -> bool {
         let missed = || {
             let routes = self.route_table();
             let changes = routes.compared_changes().filter(|_| routes.may_request())?;
             Some((Arc::clone(changes), changes.missed()?))
         };
         let Some((changes, count)) = missed() else {
-            return;
+            return true;
         };
         // In steps, so that a process that was stopped meanwhile still has the time that it needs.
         for _ in 0..steps {
-            if changes.wait(count, LEARNING_STEP) || !self.route_table().may_request() {
-                return;
+            if changes.wait(count, LEARNING_STEP) {
+                return true;
+            }
+            if !self.route_table().may_request() {
+                return false;
             }
         }
-        self.leave_switch(&changes);
+        self.leave_switch(&changes, count);
+        true
     }
 
     /// Reads or writes at a target. Copies hold the lock of the routes; requests to others release it before. `waited` is that of

@@ -37,6 +37,7 @@ impl Engine {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
         let session = &mut self.data.session;
+        session.learn();
         let last = Doorbell::CompletionHead(QUEUE_PAIRS - 1);
         let reached = shadow.is_mapped(session, [Doorbell::SubmissionTail(0), last]);
         session.release();

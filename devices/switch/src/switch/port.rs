@@ -30,7 +30,7 @@ pub(super) struct Awaited {
     pub(super) deadline: Instant,
 }
 
-/// An announcement that closes a window, and that not all others have acknowledged yet.
+/// An announcement that waits for the acknowledgements of others: of itself if it closes a window, else of the one before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Announcing {
     pub(super) sequence: u64,
