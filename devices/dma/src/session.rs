@@ -152,7 +152,8 @@ impl Session {
     }
 
     /// To be called as a request begins: waits until all windows of the peers are known, for as long as a request of the [`Requester`] does.
-    /// What changes from here on delays no part of the request, until the session is released or the next request begins.
+    /// What changes from here on delays no part of the request, until the session is released or the next request begins. A window that is
+    /// closed where this thread has pinned memory delays it by 250 ms, as the pin does not end meanwhile.
     pub fn learn(&mut self) {
         self.hold();
         if self.misses_changes() {

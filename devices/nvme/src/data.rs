@@ -175,6 +175,7 @@ impl DataPath {
         len: usize,
     ) -> Result<(), Status> {
         self.locate(Purpose::Payload, command, len)?;
+        self.session.learn();
         let (index, done) = self.copy(Direction::Write, (memory, offset))?;
         if done == len {
             return Ok(());

@@ -3,8 +3,8 @@
 //! close(2) of a file of FUSE waits until the server of that file system has answered (FUSE_FLUSH), and no signal ends that wait. That of
 //! a TCP socket waits for as long as its SO_LINGER says until the other side has received all, also where the kernel closes it, as
 //! with a message that nobody has received. So no thread that serves closes a file that a client has sent, unless the file is of the
-//! host's memory or disks, nor a socket; none is left in a connection that is closed. While many of one connection wait to be closed it
-//! ends once more come.
+//! host's memory or disks, nor a socket; none is left in a connection that is closed. While many of one connection wait to be closed no
+//! descriptors that come by it are handed on.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};

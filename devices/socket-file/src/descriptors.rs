@@ -48,26 +48,11 @@ pub fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Received, Errno> {
 }
 
 /// As [`receive`], where the sender may hand over `sockets`.
-///
-/// # Errors
-/// [`Errno::NOBUFS`] if descriptors come though too many that came before do not close: such a connection is to end. Else those of recvmsg(2).
 pub fn receive_with(
     socket: impl AsFd,
     space: &mut [u8],
     sockets: Sockets,
 ) -> Result<Received, Errno> {
-    match receive_any(socket, space, sockets)? {
-        (_, true) => Err(Errno::NOBUFS),
-        (received, false) => Ok(received),
-    }
-}
-
-/// The same; and whether the connection is to end.
-fn receive_any(
-    socket: impl AsFd,
-    space: &mut [u8],
-    sockets: Sockets,
-) -> Result<(Received, bool), Errno> {
     let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     // Without space the kernel drops them, and says so by CTRUNC.
     let space_for_rights = match closing::is_exhausted() {
@@ -85,21 +70,20 @@ fn receive_any(
         sockets: 0,
         flags: received.flags,
     };
-    let mut is_over = false;
     for descriptor in rights(&mut control) {
-        is_over |= is_full;
         let kind = closing::kind(&descriptor, sockets);
         match kind {
             Kind::Own if !is_full => {
                 result.descriptors.push(descriptor);
                 continue;
             }
+            _ if is_full => result.flags |= ReturnFlags::CTRUNC,
             Kind::Socket => result.sockets += 1,
             Kind::Own | Kind::Foreign => result.foreign += 1,
         }
         closing::close(&socket, descriptor);
     }
-    Ok((result, is_over))
+    Ok(result)
 }
 
 /// Receives a message, without waiting, and forgets it; its descriptors, whatever they are.
@@ -126,14 +110,22 @@ pub(crate) fn rights(control: &mut RecvAncillaryBuffer<'_>) -> impl Iterator<Ite
 }
 
 /// Receives and drops all that is left in a connection, which ends. Else the kernel would close what it still has when the socket is
-/// closed, and may wait for that.
+/// closed, and may wait for that. Another thread goes on where many descriptors do not close.
 pub fn discard(socket: impl AsFd) {
     // Fails only if the other side has closed the socket already.
     let _ = shutdown(&socket, Shutdown::Read);
     let mut space = [0; 4096];
     // An empty packet cannot be told from the end.
     for _ in 0..MOST_PACKETS {
-        if receive_any(&socket, &mut space, Sockets::None).is_err() {
+        if closing::is_full(&socket)
+            && let Ok(rest) = socket.as_fd().try_clone_to_owned()
+        {
+            // The other side sees the end now.
+            let _ = shutdown(&socket, Shutdown::Both);
+            return closing::close(&socket, rest);
+        }
+        // What is there may come after the news that the other side has gone (ECONNRESET).
+        if receive(&socket, &mut space).is_err_and(|error| error == Errno::AGAIN) {
             return;
         }
     }
@@ -168,5 +160,28 @@ pub fn wait_until(
         Ok(0) => Err(Errno::TIMEDOUT),
         Ok(_) | Err(Errno::INTR) => Ok(()),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn what_is_left_behind_news_of_the_end_is_discarded_too() {
+        let (family, flags) = (AddressFamily::UNIX, SocketFlags::empty());
+        let pair = socketpair(family, SocketType::SEQPACKET, flags, None);
+        let (ours, theirs) = pair.unwrap();
+        // What they have not read has the next call here fail by ECONNRESET.
+        send(&ours, &[IoSlice::new(b"unread")], &[]).unwrap();
+        for _ in 0..2 {
+            send(&theirs, &[IoSlice::new(b"left")], &[ours.as_fd()]).unwrap();
+        }
+        drop(theirs);
+        discard(&ours);
+        let left = receive(&ours, &mut [0; 8]);
+        assert!(left.is_err() || left.is_ok_and(|left| left.bytes == 0));
     }
 }

@@ -140,8 +140,8 @@ impl Link {
     }
 
     /// Announces all windows of this endpoint. Once it returns, no peer begins a request to a former window, and each that begins one
-    /// later knows of the new windows. A copy that is in progress has ended, unless it takes more than 250 ms or its endpoint is late with
-    /// other changes. With [`LinkLost`] the peers notice that the switch is gone.
+    /// later knows of the new windows. A copy that is in progress has ended, unless it takes more than 250 ms, its endpoint is late with
+    /// other changes, or has waited for many already. With [`LinkLost`] the peers notice that the switch is gone.
     pub fn announce(&self, windows: Vec<BarWindow>, leases: &Descriptor) -> Result<(), LinkLost> {
         let deadline = Instant::now() + SWITCH_TIME_OUT;
         let mut state = self.shared.state.lock();

@@ -110,16 +110,6 @@ impl Wire {
         self.ask(DMA_MAP, &payload, &fds).map(drop)
     }
 
-    /// Asks for a mapping, and waits for no answer.
-    pub(crate) fn post_map(&mut self, (iova, size): (u64, u64), memory: BorrowedFd<'_>) {
-        let payload = [words(&[32, ACCESS]), quads(&[0, iova, size])].concat();
-        self.next_id = self.next_id.wrapping_add(1);
-        let sent = self
-            .outgoing
-            .send(self.next_id, DMA_MAP, (0, 0), &payload, &[memory]);
-        sent.unwrap();
-    }
-
     /// DMA_UNMAP.
     #[track_caller]
     pub(crate) fn unmap(&mut self, span: (u64, u64)) {

@@ -30,7 +30,7 @@ pub(super) struct Awaited {
     pub(super) deadline: Instant,
 }
 
-/// An announcement that waits for the acknowledgements of others: of itself if it closes a window, else of the one before.
+/// An announcement that waits for the acknowledgements of others, as it closes a window, or they owe that of the one before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Announcing {
     pub(super) sequence: u64,
