@@ -115,7 +115,7 @@ pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purp
 pub use peerbar_flight::{DoorbellEvent, RegisterWrite, WindowId};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use pinned::{CopyError, Pinned};
-pub use pins::{Drain, PeerDrain};
+pub use pins::Drain;
 pub use private_memory::PrivateMemory;
 pub use requester::{RegisterValue, Requester};
 pub use route::{OwnWindow, OwnWindowMemory};

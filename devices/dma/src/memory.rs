@@ -467,12 +467,7 @@ impl MappedMemory {
 
     /// Reads the 4 bytes at `offset`, a multiple of 4, in one access. What is read after it is not older.
     pub fn load(&self, offset: u64) -> Result<u32, MemoryError> {
-        let word: u32 = self
-            .slice(offset, size_of::<u32>())?
-            .load(0, Ordering::Acquire)
-            .map_err(|_| self.out_of_range(offset, size_of::<u32>()))?;
-        self.intact()?;
-        Ok(u32::from_le(word))
+        self.load_word(offset).map(u32::from_le)
     }
 
     /// Writes the 4 bytes at `offset`, a multiple of 4, in one access. What was written before it is seen before it.
@@ -485,12 +480,16 @@ impl MappedMemory {
 
     /// The 8 bytes at `offset`, a multiple of 8, in one access.
     pub(crate) fn load_long(&self, offset: u64) -> Result<u64, MemoryError> {
-        let word: u64 = self
-            .slice(offset, size_of::<u64>())?
+        self.load_word(offset).map(u64::from_le)
+    }
+
+    fn load_word<T: AtomicAccess>(&self, offset: u64) -> Result<T, MemoryError> {
+        let word = self
+            .slice(offset, size_of::<T>())?
             .load(0, Ordering::Acquire)
-            .map_err(|_| self.out_of_range(offset, size_of::<u64>()))?;
+            .map_err(|_| self.out_of_range(offset, size_of::<T>()))?;
         self.intact()?;
-        Ok(u64::from_le(word))
+        Ok(word)
     }
 
     /// Replaces the 8 bytes at `offset`, a multiple of 8, by `next` of them, in one atomic step; the new value.

@@ -219,26 +219,12 @@ pub struct Drain<'a> {
     pub(crate) requester: &'a Requester,
     /// What was taken away.
     pub(crate) ranges: Vec<AddressRange>,
+    /// How it waits: without end, or for peers' windows only for as long as their owners do.
+    pub(crate) wait: fn(&Requester, &[AddressRange]),
 }
 
 impl Drop for Drain<'_> {
     fn drop(&mut self) {
-        self.requester.wait_for_transfers(&self.ranges);
-    }
-}
-
-/// A change of peers' windows. Dropping this waits for the transfers that had begun there before, and for copies of what was lent, for
-/// 250 ms at most, as the owners of the windows do.
-///
-/// It is **not to be dropped with a lock held** that is needed to carry such transfers to their end.
-pub struct PeerDrain<'a> {
-    pub(crate) requester: &'a Requester,
-    /// What was taken away.
-    pub(crate) ranges: Vec<AddressRange>,
-}
-
-impl Drop for PeerDrain<'_> {
-    fn drop(&mut self) {
-        self.requester.wait_for_peers_transfers(&self.ranges);
+        (self.wait)(self.requester, &self.ranges);
     }
 }

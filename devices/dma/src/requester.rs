@@ -35,7 +35,7 @@ use crate::memory_pool::{MemoryPool, PeerPools};
 use crate::patience::Bucket;
 use crate::peer_changes::PeerChanges;
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
-use crate::pins::{Drain, PeerDrain, Pins};
+use crate::pins::{Drain, Pins};
 use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
 use crate::recording;
 use crate::route::{OwnWindow, RouteTable};
@@ -419,29 +419,24 @@ impl Requester {
         Ok(())
     }
 
-    /// Replaces all windows of a peer. No copy uses those that have changed once the returned [`PeerDrain`] is dropped.
-    pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) -> PeerDrain<'_> {
+    /// Replaces all windows of a peer. No copy uses those that have changed once the returned [`Drain`] is dropped, which waits for 250 ms at
+    /// most, as their owner does.
+    pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) -> Drain<'_> {
         let mut routes = self.change();
         if let Some(recorder) = self.recorder.get() {
             recording::peer(recorder, peer, &windows);
         }
         let ranges = routes.peers.set(peer, windows);
         ranges.iter().for_each(|range| self.loans.end(*range));
-        PeerDrain {
-            requester: self,
-            ranges,
-        }
+        self.drain_peers(ranges)
     }
 
     /// The link to the switch is lost: no peer can be reached, and requests to one fail. Their windows are [`PeerId::NOBODY`]'s, until
-    /// that has none any more. The switch says again how long their links take. No copy uses them once the returned [`PeerDrain`] is
-    /// dropped.
-    pub fn lose_peers(&self) -> PeerDrain<'_> {
+    /// that has none any more. The switch says again how long their links take. No copy uses them once the returned [`Drain`] is
+    /// dropped, as with [`Requester::set_peer`].
+    pub fn lose_peers(&self) -> Drain<'_> {
         let ranges = self.forget_peers(&mut self.change());
-        PeerDrain {
-            requester: self,
-            ranges,
-        }
+        self.drain_peers(ranges)
     }
 
     /// The addresses where the peers were.
@@ -468,7 +463,7 @@ impl Requester {
 
     /// As [`Requester::wait_for_transfers`], for windows of peers: 250 ms at most, since the owner of a window waits no longer, and a
     /// second for many in a row. Its lease has ended, so what is moved later fails.
-    pub(crate) fn wait_for_peers_transfers(&self, ranges: &[AddressRange]) {
+    fn wait_for_peers_transfers(&self, ranges: &[AddressRange]) {
         let began = Instant::now();
         let left = self.peers_patience.left(began).min(CLOSING_TIME_OUT);
         for range in ranges {
@@ -673,6 +668,16 @@ impl Requester {
         Drain {
             requester: self,
             ranges,
+            wait: Self::wait_for_transfers,
+        }
+    }
+
+    /// The same, of windows of peers.
+    fn drain_peers(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
+        Drain {
+            requester: self,
+            ranges,
+            wait: Self::wait_for_peers_transfers,
         }
     }
 

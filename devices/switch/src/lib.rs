@@ -11,13 +11,14 @@
 //!   [`Link::announce`] then waits until every other endpoint has acknowledged the change, which it does when no transfer by the
 //!   old windows is in progress. It waits for [`CLOSING_TIME_OUT`] at most, and not for endpoints that have not acknowledged
 //!   another change for so long already.
-//! - **A window that has been opened is used by the next request of all that are attached.** The switch counts changes in memory that endpoints can read only
-//!   ([`peerbar_dma::ChangeCount`]), and says up to which count an endpoint knows them all. An endpoint that begins a request compares
-//!   the two, and waits until it knows of what has changed before. So an announcement that closes no window waits for nobody, unless
-//!   others have still to acknowledge the one before.
+//! - **A window that has been opened is used by the next request of all that are attached.** The switch counts changes in memory that
+//!   endpoints can read only ([`peerbar_dma::ChangeCount`]), and says up to which count an endpoint knows them all. An endpoint that
+//!   begins a request compares the two, and waits until it knows of what has changed before. So an announcement that closes no window
+//!   waits for nobody, unless others have still to acknowledge the one before.
 //! - **No hang.** The switch never waits for one endpoint. An announcement, and a request that has to know of a change, wait for threads
-//!   that wait for copies and transfers in progress only, for [`CLOSING_TIME_OUT`] at most, and a second for many changes in a row. So two endpoints that announce to each
-//!   other at once do not deadlock. A switch that does not answer for 4 s, or does not say for so long what has changed, is left.
+//!   that wait for copies and transfers in progress only, for [`CLOSING_TIME_OUT`] at most, and a second for many changes in a row. So
+//!   two endpoints that announce to each other at once do not deadlock. A switch that does not answer for 4 s, or does not say for so
+//!   long what has changed, is left.
 //! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
 //!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
 //!   mapping of the same address, as in a hardware switch.
@@ -59,11 +60,10 @@
 //! An endpoint that violates the protocol is cut off; no other endpoint notices.
 //!
 //! # What an endpoint may take
-//! An endpoint has one unacknowledged Peer at a time; those that wait are the newest of each peer, not a history. One that does not
-//! acknowledge stays attached. So what others do
-//! never fills its queue. Of its own it has 64 requests to peers, which are dropped when they expire. It is cut off only for
-//! answers that it has asked for and does not read. Without descriptors or memory the switch accepts nobody and tries again
-//! a tenth of a second later.
+//! An endpoint has one unacknowledged Peer at a time; those that wait are the newest of each peer, not a history. So what others do
+//! never fills its queue, and one that does not acknowledge stays attached. Of its own it has 64 requests to peers, which are dropped
+//! when they expire. It is cut off only for answers that it has asked for and does not read. Without descriptors or memory the switch
+//! accepts nobody and tries again a tenth of a second later.
 
 #![forbid(unsafe_code)]
 

@@ -10,9 +10,9 @@ pub const PROTOCOL: u32 = 6;
 /// How long the switch waits for an endpoint's name, and for its reply to a peer's request.
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 
-/// How long an announcement that closes a window, or comes before an earlier one is acknowledged, waits for that, and the guest with it. Nobody begins an access to a closed
-/// window, by its lease, so this is for copies in progress. An endpoint that has not acknowledged a change for so long already is
-/// not waited for.
+/// How long an announcement that closes a window, or comes before an earlier one is acknowledged, waits for that, and the guest with it.
+/// Nobody begins an access to a closed window, by its lease, so this is for copies in progress. An endpoint that has not acknowledged a
+/// change for so long already is not waited for.
 pub const CLOSING_TIME_OUT: Duration = switch_limits::CLOSING_TIME_OUT;
 
 /// How long a name that is taken may become free, as that of an endpoint whose end the switch has not read yet.

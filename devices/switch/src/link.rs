@@ -309,16 +309,13 @@ impl Shared {
                 let attached = handler.attached(&changes);
                 attached.map_err(AttachError::Changes)
             });
-            match attached {
-                Ok(()) => {}
-                Err(error @ AttachError::Changes(_)) => {
-                    log::warn!("{error}");
-                    continue;
-                }
-                Err(error) => {
-                    log::debug!("{error}");
-                    continue;
-                }
+            if let Err(error) = attached {
+                let level = match error {
+                    AttachError::Changes(_) => log::Level::Warn,
+                    _ => log::Level::Debug,
+                };
+                log::log!(level, "{error}");
+                continue;
             }
             self.introduce();
             return true;

@@ -18,25 +18,7 @@ impl Switch {
         sequence: u64,
         (mut windows, leases): (Vec<BarWindow>, Descriptor),
     ) -> Result<(), Reason> {
-        let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
-        if port.announcing.is_some() {
-            return Err(Reason::Violation(
-                "it announces before the last is Announced",
-            ));
-        }
-        for window in &mut windows {
-            if matches!(window.backing, BarBacking::Gone) {
-                return Err(Reason::Violation("it announces a window without an owner"));
-            }
-            let unmoved = port.windows.iter().find(|old| old.has_range_of(window));
-            window.claim = unmoved.map_or_else(
-                || {
-                    self.last_claim += 1;
-                    self.last_claim
-                },
-                |old| old.claim,
-            );
-        }
+        self.claim(from, &mut windows)?;
         let windows = self.in_holes(from, windows);
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
         let former = std::mem::replace(&mut port.windows, windows.clone());
@@ -46,9 +28,7 @@ impl Switch {
         let closes = !former.iter().all(|old| is_in(&windows, old));
         let opens = !windows.iter().all(|window| is_in(&former, window));
         // As fast as others learn of its changes, it makes more.
-        let now = self.now;
-        let mut others = self.ports.values();
-        let is_ahead = others.any(|port| port.is_waited_for(from, now));
+        let is_ahead = self.is_waiting(from);
         if opens || closes {
             self.note_overlaps(from, &windows);
             self.publish(from, &windows, &leases);
@@ -63,6 +43,30 @@ impl Switch {
             port.announcing = Some(Announcing { sequence, deadline });
         }
         self.settle();
+        Ok(())
+    }
+
+    /// Numbers the claims of the windows that an endpoint announces: one that has not moved keeps its own.
+    fn claim(&mut self, from: PortId, windows: &mut [BarWindow]) -> Result<(), Reason> {
+        let port = self.ports.get(&from).ok_or(Reason::Silent)?;
+        if port.announcing.is_some() {
+            return Err(Reason::Violation(
+                "it announces before the last is Announced",
+            ));
+        }
+        for window in windows {
+            if matches!(window.backing, BarBacking::Gone) {
+                return Err(Reason::Violation("it announces a window without an owner"));
+            }
+            let unmoved = port.windows.iter().find(|old| old.has_range_of(window));
+            window.claim = unmoved.map_or_else(
+                || {
+                    self.last_claim += 1;
+                    self.last_claim
+                },
+                |old| old.claim,
+            );
+        }
         Ok(())
     }
 
@@ -121,20 +125,22 @@ impl Switch {
 
     /// Sends Announced for each announcement that all others have acknowledged, or have had enough time for.
     pub(super) fn settle(&mut self) {
-        let now = self.now;
-        let is_done = |id: PortId, announcing: &Announcing| {
-            let mut others = self.ports.iter().filter(|(other, _)| **other != id);
-            announcing.deadline <= now || !others.any(|(_, port)| port.is_waited_for(id, now))
-        };
         let ports = self.ports.iter();
         let announcing = ports.filter_map(|(id, port)| Some((*id, port.announcing?)));
-        let done = announcing.filter(|(id, announcing)| is_done(*id, announcing));
+        let done =
+            announcing.filter(|(id, last)| last.deadline <= self.now || !self.is_waiting(*id));
         for (id, Announcing { sequence, .. }) in done.collect::<Vec<_>>() {
             if let Some(port) = self.ports.get_mut(&id) {
                 port.announcing = None;
             }
             self.send(id, Message::Announced { sequence });
         }
+    }
+
+    /// Whether an endpoint that is not late has still to acknowledge a change of this one. None owes itself one.
+    fn is_waiting(&self, announcer: PortId) -> bool {
+        let mut ports = self.ports.values();
+        ports.any(|port| port.is_waited_for(announcer, self.now))
     }
 
     /// Counts a change of the windows of `peer`, and sends it to all other endpoints.
