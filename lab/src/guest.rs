@@ -18,6 +18,7 @@ use rustix::io::ioctl_fionbio;
 
 use crate::artifacts::Artifacts;
 use crate::bounded_file::BoundedFile;
+use crate::bridge_windows::{Asking, BridgeWatch};
 use crate::child::{Child, Killer};
 use crate::console::Console;
 use crate::counters::CounterFiles;
@@ -34,7 +35,7 @@ use crate::program_builds;
 use crate::qemu::{self, Boot, SharedFolder, Sockets, VSOCK};
 use crate::report::Report;
 use crate::scenario::Scenario;
-use crate::servers::{self, Server};
+use crate::servers::{self, BridgeQuestions, Server};
 use crate::signals::Signals;
 use crate::topology::Topology;
 
@@ -59,6 +60,8 @@ const PLAN: Duration = Duration::from_secs(5);
 pub struct Guest<'a> {
     qemu: Child,
     servers: Vec<Server>,
+    /// After QEMU, whose end it may wait for.
+    bridges: Option<BridgeWatch>,
     events: Events<'a>,
     plan: String,
     counters: Arc<CounterFiles>,
@@ -128,7 +131,12 @@ impl<'a> Guest<'a> {
         let mut events = Events::new(signals);
         sockets.check(&topology)?;
         let report = listen(&sockets.report())?;
-        let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
+        let answered = (sockets, BridgeQuestions::Answered);
+        let servers = servers::start(&topology, scenario.recording, answered, folder, &mut events)?;
+        let asking = servers.iter().filter_map(|server| server.bridges.clone());
+        let asking = asking.chain(sockets.survivors().asking()).collect();
+        let bridges = BridgeWatch::start(sockets.own_monitor(), asking);
+        let bridges = bridges.context("cannot tell switches what their ports forward")?;
         let shared = artifacts.shared(scenario, files.as_deref());
         let access = scenario.access.is_some();
         let link = access.then(|| folder.link(VSOCK, &sockets.vsock_programs()));
@@ -152,6 +160,7 @@ impl<'a> Guest<'a> {
         Ok(Self {
             qemu,
             servers,
+            bridges: Some(bridges),
             events,
             plan,
             counters: Arc::new(CounterFiles::of(scenario, folder.path())),
@@ -196,6 +205,12 @@ impl<'a> Guest<'a> {
     pub fn servers(&self) -> impl Iterator<Item = (&str, u32)> {
         let servers = self.servers.iter();
         servers.map(|server| (server.name.as_str(), server.child.id()))
+    }
+
+    /// No longer answers its switches; where they ask what their ports forward.
+    pub(crate) fn stop_answering(&mut self) -> Vec<Asking> {
+        let watch = self.bridges.take();
+        watch.map(BridgeWatch::stop).unwrap_or_default()
     }
 
     /// The names of the servers that have not ended.

@@ -312,6 +312,7 @@ impl Lab {
             names,
             self.temporary.path(),
             self.folder.path(),
+            self.guest.stop_answering(),
         ))
     }
 

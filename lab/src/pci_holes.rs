@@ -1,6 +1,6 @@
 //! Where QEMU's machine q35 has no RAM.
 
-use peerbar_switch::PciHole;
+use peerbar_switch::BusRange;
 
 /// 4 GiB and 1 TiB. RAM that does not fit below the first continues there, or with an AMD processor and BARs beyond the
 /// HyperTransport range at the second (QEMU, `pc_memory_init`).
@@ -9,7 +9,7 @@ const HIGH_RAM: [u64; 2] = [1 << 32, 1 << 40];
 const IO_APIC: u64 = 0xfec0_0000;
 
 /// The PCI holes of a q35 machine with `memory` bytes of RAM, in ascending order.
-pub(crate) fn pci_holes(memory: u64) -> Vec<PciHole> {
+pub(crate) fn pci_holes(memory: u64) -> Vec<BusRange> {
     // How much of the RAM is low (QEMU, `pc_q35_init`).
     let low = if memory >= 0xb000_0000 {
         0x8000_0000
@@ -25,7 +25,9 @@ pub(crate) fn pci_holes(memory: u64) -> Vec<PciHole> {
     };
     let holes = holes.into_iter();
     holes
-        .filter_map(|(start, end)| PciHole::new(start, end.checked_sub(u64::from(end < u64::MAX))?))
+        .filter_map(|(start, end)| {
+            BusRange::new(start, end.checked_sub(u64::from(end < u64::MAX))?)
+        })
         .collect()
 }
 

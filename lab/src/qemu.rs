@@ -133,8 +133,10 @@ pub fn arguments(
         "-chardev",
         format!("socket,id=report,path={}", escaped(&sockets.report())),
     );
-    let monitor = escaped(&sockets.monitor());
-    words.option("-qmp", format!("unix:{monitor},server=on,wait=off"));
+    for monitor in [sockets.monitor(), sockets.own_monitor()] {
+        let monitor = escaped(&monitor);
+        words.option("-qmp", format!("unix:{monitor},server=on,wait=off"));
+    }
     words.option("-device", "virtio-serial-pci");
     words.option(
         "-device",
@@ -288,6 +290,11 @@ impl Sockets {
         self.folder.join("monitor.sock")
     }
 
+    /// The socket of a monitor that only this process uses: QEMU listens.
+    pub(crate) fn own_monitor(&self) -> PathBuf {
+        self.folder.join("own-monitor.sock")
+    }
+
     /// The socket of the guest's trace events: the launcher listens, QEMU connects.
     pub fn trace(&self) -> PathBuf {
         self.folder.join("trace.sock")
@@ -355,6 +362,7 @@ impl Sockets {
         let mut paths = servers.chain(switches).chain([
             self.report(),
             self.monitor(),
+            self.own_monitor(),
             self.vsock_device(),
             self.vsock_programs(),
             self.fabric(),
@@ -509,6 +517,8 @@ intel-iommu,caching-mode=on,intremap=off
 socket,id=report,path=/s/report.sock
 -qmp
 unix:/s/monitor.sock,server=on,wait=off
+-qmp
+unix:/s/own-monitor.sock,server=on,wait=off
 -device
 virtio-serial-pci
 -device

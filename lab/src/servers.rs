@@ -2,13 +2,17 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use peerbar_flight::Level;
 
+use crate::bridge_windows::Asking;
 use crate::child::{Child, Killer, last_line};
 use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
@@ -37,8 +41,19 @@ pub struct Server {
     pub child: Child,
     /// Whether a check has asked for its death: then its end is no failure.
     pub lost: bool,
+    /// Where it asks what its ports forward, if it is a switch that does.
+    pub(crate) bridges: Option<Asking>,
     /// The link to its control socket.
     _control: Option<SocketLink>,
+}
+
+/// Whether somebody answers what the ports of switches forward: see [`crate::bridge_windows`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BridgeQuestions {
+    /// Switches ask, and let endpoints have windows only there.
+    Answered,
+    /// QEMU is the user's own.
+    Unanswered,
 }
 
 impl Server {
@@ -59,7 +74,7 @@ impl Server {
 pub fn start(
     topology: &Topology<'_>,
     recording: Level,
-    sockets: &Sockets,
+    (sockets, questions): (&Sockets, BridgeQuestions),
     folder: &Folder,
     events: &mut Events<'_>,
 ) -> Result<Vec<Server>, Failure> {
@@ -84,7 +99,11 @@ pub fn start(
         let first = servers.len();
         let needed = |command: &ServerCommand| !survivors.contains(&command.name);
         for command in commands.into_iter().filter(needed) {
-            let mut server = spawn(&command, folder)?;
+            let asks = command.kind == "switch" && questions == BridgeQuestions::Answered;
+            let mut server = match asks {
+                true => spawn_asking(&command, folder)?,
+                false => spawn(&command, folder)?,
+            };
             let stdout = server
                 .child
                 .take_stdout()
@@ -134,8 +153,29 @@ fn level_word(level: Level) -> &'static str {
 }
 
 pub(crate) fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
+    spawn_with(server, folder, &[], Stdio::null())
+}
+
+/// Starts a switch that asks what its ports forward.
+fn spawn_asking(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
+    let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
+    let input = Stdio::from(OwnedFd::from(theirs));
+    let mut spawned = spawn_with(server, folder, &["--bridge-windows"], input)?;
+    spawned.bridges = Some(Asking {
+        switch: server.name.clone(),
+        socket: Arc::new(ours),
+    });
+    Ok(spawned)
+}
+
+fn spawn_with(
+    server: &ServerCommand,
+    folder: &Folder,
+    further: &[&str],
+    input: Stdio,
+) -> Result<Server, Failure> {
     let mut command = Command::new(program(server.program)?);
-    command.args(&server.arguments);
+    command.args(&server.arguments).args(further);
     if server.kind == "fabric" {
         command
             .arg("--record")
@@ -151,16 +191,14 @@ pub(crate) fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, F
     let name = format!("{}-{}.log", server.kind, server.name);
     let stderr = folder.file(&name)?;
     let mut wrapped = parent_death::confined(&command)?;
-    wrapped
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(stderr);
+    wrapped.stdin(input).stdout(Stdio::piped()).stderr(stderr);
     let child = Child::spawn(wrapped)?;
     Ok(Server {
         name: server.name.clone(),
         log: folder.path().join(name),
         child,
         lost: false,
+        bridges: None,
         _control: None,
     })
 }

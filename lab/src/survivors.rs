@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
+use crate::bridge_windows::Asking;
 use crate::counters::counter_file;
 use crate::folder::flight_record;
 use crate::injecting::link_name;
@@ -19,12 +20,20 @@ pub struct Survivors {
     sockets: PathBuf,
     /// The folder of their run.
     run: PathBuf,
+    /// Where the switches among them ask what their ports forward.
+    asking: Vec<Asking>,
 }
 
 impl Survivors {
-    pub(crate) fn new(names: BTreeSet<String>, sockets: &Path, run: &Path) -> Self {
+    pub(crate) fn new(
+        names: BTreeSet<String>,
+        sockets: &Path,
+        run: &Path,
+        asking: Vec<Asking>,
+    ) -> Self {
         Self {
             names,
+            asking,
             sockets: sockets.to_owned(),
             run: run.to_owned(),
         }
@@ -38,6 +47,11 @@ impl Survivors {
     /// Whether the switch or the device of that name is one of them.
     pub fn contains(&self, name: &str) -> bool {
         self.names.contains(name)
+    }
+
+    /// Where the switches among them ask what their ports forward.
+    pub(crate) fn asking(&self) -> impl Iterator<Item = Asking> {
+        self.asking.iter().cloned()
     }
 
     /// The folder of the sockets of `name`, if it is one of them.
@@ -82,7 +96,7 @@ mod tests {
         let record = flight_record(old.path(), "disk0");
         drop(Recorder::create(&record, "disk0", Level::Maps).unwrap());
         let names = BTreeSet::from(["disk0".to_owned()]);
-        let survivors = Survivors::new(names, Path::new("/s"), old.path());
+        let survivors = Survivors::new(names, Path::new("/s"), old.path(), Vec::new());
         assert_eq!(survivors.sockets_of("disk0"), Some(Path::new("/s")));
         assert_eq!(survivors.sockets_of("disk1"), None);
         let control = old.path().join("nvme-disk0.control");

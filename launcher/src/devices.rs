@@ -16,7 +16,7 @@ use peerbar_lab::folder::Folder;
 use peerbar_lab::own_qemu::OwnQemu;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::scenario::Scenario;
-use peerbar_lab::servers::{self, Server};
+use peerbar_lab::servers::{self, BridgeQuestions, Server};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::started::Versions;
@@ -84,7 +84,8 @@ fn serve(
     sockets.check(&topology)?;
     let mut events = Events::new(signals);
     let recording = scenario.recording;
-    let mut servers = servers::start(&topology, recording, sockets, folder, &mut events)?;
+    let unanswered = (sockets, BridgeQuestions::Unanswered);
+    let mut servers = servers::start(&topology, recording, unanswered, folder, &mut events)?;
     let qemu = OwnQemu {
         machine: &scenario.machine,
         topology: &topology,

@@ -6,6 +6,7 @@
 mod fabric;
 mod faults;
 mod guests;
+mod intruder;
 mod peer_to_peer;
 mod requests;
 

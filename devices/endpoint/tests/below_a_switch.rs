@@ -59,7 +59,7 @@ impl Switch {
         let (at, config) = (self.path.clone(), self.config.clone());
         let thread = std::thread::spawn(move || {
             let ready = || ready.send(()).map_err(io::Error::other);
-            peerbar_switch::serve(&at, config, &watched, ready).unwrap();
+            peerbar_switch::serve(&at, config, None, &watched, ready).unwrap();
         });
         is_ready.recv().unwrap();
         self.running = Some((stop, thread));

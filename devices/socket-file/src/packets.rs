@@ -170,6 +170,8 @@ pub struct Ready<K> {
     pub stop: bool,
     /// Somebody wants to connect.
     pub listener: bool,
+    /// The other one that was waited for is readable, or closed.
+    pub other: bool,
     /// Clients that have sent something, or left.
     pub readable: Vec<K>,
     /// Clients whose socket buffers have free space, of those for which packets wait.
@@ -248,6 +250,8 @@ impl Listener {
         let mut found = polled.iter().map(PollFd::revents);
         let mut next = || found.next().is_some_and(|flags| !flags.is_empty());
         let (stop, listener) = (next(), next());
+        let found: Vec<PollFlags> = found.collect();
+        let other = other.is_some() && found.last().is_some_and(|flags| !flags.is_empty());
         let found: Vec<(K, PollFlags)> = keys.into_iter().zip(found).collect();
         let those = |want: PollFlags| {
             let found = found.iter().filter(|(_, flags)| flags.intersects(want));
@@ -257,6 +261,7 @@ impl Listener {
         Ok(Ready {
             stop,
             listener,
+            other,
             readable: those(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
             writable: those(PollFlags::OUT),
         })

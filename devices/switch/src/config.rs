@@ -2,23 +2,38 @@
 
 use std::collections::BTreeMap;
 
+use crate::bus_range::BusRange;
 use crate::link_mode::LinkMode;
-use crate::pci_hole::PciHole;
 
 /// The settings of a switch.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The modes of the links to the endpoints of these names; [`LinkMode::Route`] for any other.
     pub modes: BTreeMap<String, LinkMode>,
-    /// Where windows may be. One that is elsewhere could cover RAM, and is passed on to nobody.
-    pub holes: Vec<PciHole>,
+    /// Where the machine has no RAM and windows may be (QEMU's term: PCI holes). One that is elsewhere is passed on to nobody.
+    pub holes: Vec<BusRange>,
+    /// Whether somebody says what the ports forward. Then a window where its port forwards nothing is passed on to nobody, either.
+    pub has_bridge_windows: bool,
+}
+
+impl Config {
+    /// 0x80000000-0xfebfffff, up to the I/O APIC, and everything from 4 GiB: right for a q35 machine with up to 2 GiB of RAM (QEMU,
+    /// `pc_q35_init` and `mch_realize`).
+    pub fn default_holes() -> Vec<BusRange> {
+        let holes = [(0x8000_0000, 0xfebf_ffff), (0x1_0000_0000, u64::MAX)];
+        let holes = holes.into_iter();
+        holes
+            .filter_map(|(first, last)| BusRange::new(first, last))
+            .collect()
+    }
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
             modes: BTreeMap::new(),
-            holes: PciHole::DEFAULT.to_vec(),
+            holes: Self::default_holes(),
+            has_bridge_windows: false,
         }
     }
 }

@@ -19,9 +19,12 @@
 //!   that wait for copies and transfers in progress only, for [`CLOSING_TIME_OUT`] at most, and a second for many changes in a row. So
 //!   two endpoints that announce to each other at once do not deadlock. A switch that does not answer for 4 s, or does not say for so
 //!   long what has changed, is left.
-//! - **No window covers RAM.** A window outside of the machine's PCI holes ([`PciHole`]) is passed on to nobody, so that no
+//! - **No window covers RAM.** A window outside of the machine's PCI holes ([`BusRange`]) is passed on to nobody, so that no
 //!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
 //!   mapping of the same address, as in a hardware switch.
+//! - **No window is where its port forwards nothing**, if somebody says what the ports forward ([`BridgeWindows`]): it is passed on once its
+//!   port forwards it. The bridges are the virtual machine's, so the switch asks by a socket ([`BridgeSocket`]), and goes by what it knows
+//!   until it is answered.
 //! - **First claim wins.** Of several windows over one address, the one that was announced first and has not moved since
 //!   answers. The switch numbers the claims, each endpoint applies them.
 //! - **A peer that vanishes fails its partners' transfers.** Its windows stay claimed, with no owner, until an
@@ -35,8 +38,8 @@
 //!   transfer of the kernel's that takes longer than [`CLOSING_TIME_OUT`], end later. They fail then, but what they wrote is in the
 //!   memory. No other copy begins: the owner ends the lease of a window when it closes it, and each copy is checked against the lease
 //!   before and after, without the switch.
-//! - Bridge windows of the ports are QEMU's and are not seen here: a guest that puts a BAR outside its bridge's window
-//!   still has it routed, and an endpoint may claim any address in a hole that nobody has claimed.
+//! - Where nobody says what the ports forward, a guest that puts a BAR outside its bridge's window still has it routed, and an endpoint may
+//!   claim any address in a hole that nobody has claimed. Where somebody does, a bridge that the guest sets anew is known after a second.
 //! - The switch passes on the timing of links; the endpoints keep to it. No AER, no multicast.
 //!
 //! - An endpoint that has lost its switch learns of no window that is opened meanwhile: its requests there go to the root, or to memory that
@@ -68,6 +71,9 @@
 #![forbid(unsafe_code)]
 
 mod attachment;
+mod bridge_socket;
+mod bridge_windows;
+mod bus_range;
 mod config;
 mod connection;
 mod limits;
@@ -75,7 +81,6 @@ mod link;
 mod link_mode;
 mod message;
 mod packet;
-mod pci_hole;
 mod requests;
 mod server;
 mod switch;
@@ -83,6 +88,9 @@ mod switch_address;
 mod window;
 
 pub use attachment::Attachment;
+pub use bridge_socket::{BridgeSocket, QUESTION, UNKNOWN};
+pub use bridge_windows::{BridgeWindows, NoBridgeWindows};
+pub use bus_range::{BusRange, NoBusRange};
 pub use config::Config;
 pub use limits::{
     CLOSING_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS,
@@ -92,7 +100,6 @@ pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};
 pub use message::{LinkTiming, Message, Outcome, PortId, Refusal, RequestError};
 pub use packet::WireError;
-pub use pci_hole::{NoPciHole, PciHole};
 pub use peerbar_socket_file::BindError;
 pub use peerbar_socket_file::packets::Packet;
 pub use server::{ServeError, serve};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,7 +11,8 @@ use anyhow::Context;
 use clap::Parser;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
 use peerbar_server_log::ServerLog;
-use peerbar_switch::{Config, LinkMode, PciHole, serve};
+use peerbar_switch::{BridgeSocket, BusRange, Config, LinkMode, serve};
+use rustix::net::sockopt::socket_type;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
@@ -32,7 +34,10 @@ struct Args {
     /// Bus addresses where the machine has no RAM and endpoints may have BARs, hexadecimal with 0x; repeat it for more
     /// [default: 0x80000000-0xfebfffff and everything from 4 GiB, right for a q35 machine with up to 2 GiB]
     #[arg(long = "pci-hole", value_name = "FIRST-LAST")]
-    holes: Vec<PciHole>,
+    holes: Vec<BusRange>,
+    /// Ask on standard input, a socket, which bus addresses the bridge above each endpoint forwards, and have peers use only windows there
+    #[arg(long)]
+    bridge_windows: bool,
     #[command(flatten)]
     sandbox: SandboxOptions,
 }
@@ -48,11 +53,16 @@ fn main() -> ExitCode {
         }
     };
     let holes = if args.holes.is_empty() {
-        PciHole::DEFAULT.to_vec()
+        Config::default_holes()
     } else {
         args.holes
     };
-    match run(&args.socket_path, Config { modes, holes }, args.sandbox) {
+    let config = Config {
+        modes,
+        holes,
+        has_bridge_windows: args.bridge_windows,
+    };
+    match run(&args.socket_path, config, args.sandbox) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("peerbar-switch: {error:#}");
@@ -68,13 +78,23 @@ fn run(socket_path: &Path, config: Config, sandbox: SandboxOptions) -> anyhow::R
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
         pipe::register(number, signal).context("cannot handle signals")?;
     }
-    serve(socket_path, config, &stop, || {
+    let bridges = config.has_bridge_windows.then(bridge_socket).transpose()?;
+    serve(socket_path, config, bridges, &stop, || {
         let confined = sandbox.restrict_calls(Connections::None);
         confined.map_err(io::Error::other)?;
         let mut out = io::stdout();
         writeln!(out, "ready").and_then(|()| out.flush())
     })?;
     Ok(())
+}
+
+/// Standard input, if it is a socket.
+fn bridge_socket() -> anyhow::Result<BridgeSocket> {
+    let input = io::stdin().as_fd().try_clone_to_owned();
+    let input = input.context("cannot copy standard input")?;
+    socket_type(&input).context("`--bridge-windows` needs a socket as standard input")?;
+    let socket = BridgeSocket::new(UnixStream::from(input));
+    socket.context("cannot use standard input")
 }
 
 /// The mode of each link by its name; `Err` has one that is named twice.

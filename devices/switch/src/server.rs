@@ -12,6 +12,7 @@ use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError, 
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::bridge_socket::BridgeSocket;
 use crate::config::Config;
 use crate::connection::Connection;
 use crate::limits::MAX_PORTS;
@@ -49,10 +50,12 @@ pub enum ServeError {
     },
 }
 
-/// Serves a switch at `path` until `stop` becomes readable. Calls `ready` once endpoints can connect.
+/// Serves a switch at `path` until `stop` becomes readable. What its ports forward is asked by `bridges`, if there is such. Calls `ready`
+/// once endpoints can connect.
 pub fn serve(
     path: &Path,
     config: Config,
+    bridges: Option<BridgeSocket>,
     stop: impl AsFd,
     ready: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), ServeError> {
@@ -61,6 +64,7 @@ pub fn serve(
         listener: Listener::open(path, i32::try_from(MAX_PORTS).unwrap_or(i32::MAX))?,
         switch: Switch::new(config, lent, unguessable, Instant::now()),
         changes,
+        bridges,
         connections: BTreeMap::new(),
         space: Message::space(),
     };
@@ -89,6 +93,7 @@ struct Server {
     listener: Listener,
     changes: ChangeCount,
     switch: Switch,
+    bridges: Option<BridgeSocket>,
     connections: BTreeMap<PortId, Connection>,
     space: Vec<u8>,
 }
@@ -104,6 +109,9 @@ impl Server {
                 if let Some(Err(error)) = self.connections.get_mut(&port).map(Connection::flush) {
                     self.lose(port, &error);
                 }
+            }
+            if ready.other {
+                self.receive_bridge_windows();
             }
             for port in ready.readable {
                 self.receive(port);
@@ -123,7 +131,24 @@ impl Server {
         let clients = self.connections.iter();
         let clients = clients.map(|(port, client)| (*port, client.as_fd(), client.is_full()));
         let deadlines = [self.switch.deadline(), again];
-        self.listener.wait(stop, None, clients, deadlines)
+        let bridges = self.bridges.as_ref().map(AsFd::as_fd);
+        self.listener.wait(stop, bridges, clients, deadlines)
+    }
+
+    fn receive_bridge_windows(&mut self) {
+        match self.bridges.as_mut().map(BridgeSocket::receive) {
+            Some(Ok(Some(windows))) => self.switch.take_bridge_windows(windows, Instant::now()),
+            Some(Err(error)) => self.lose_bridges(&error),
+            Some(Ok(None)) | None => {}
+        }
+    }
+
+    fn lose_bridges(&mut self, error: &io::Error) {
+        let name = self.name();
+        log::warn!(
+            "{name}: nobody says any more what the ports forward, so it stays as it is: {error}"
+        );
+        self.bridges = None;
     }
 
     /// One message of one endpoint, so that none keeps the others waiting.
@@ -181,6 +206,12 @@ impl Server {
                     Output::Withdraw(port, id) => {
                         if let Some(connection) = self.connections.get_mut(&port) {
                             connection.withdraw(id);
+                        }
+                    }
+                    Output::AskForBridgeWindows => {
+                        let asked = self.bridges.as_ref().map(BridgeSocket::ask);
+                        if let Some(Err(error)) = asked {
+                            self.lose_bridges(&error);
                         }
                     }
                     Output::CutOff(port, reason) => {

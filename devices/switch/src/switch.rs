@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use self::forwarding::Forwarding;
 pub(crate) use self::output::Output;
 use self::output::Reason;
 use self::port::{Port, Vanished};
@@ -15,6 +16,7 @@ use crate::window::Descriptor;
 
 mod announce;
 mod attach;
+mod forwarding;
 mod output;
 mod port;
 mod relay;
@@ -24,6 +26,8 @@ mod updates;
 #[derive(Clone, Debug)]
 pub(crate) struct Switch {
     config: Config,
+    /// What the ports forward, if somebody says it.
+    forwarding: Option<Forwarding>,
     /// The memory of the count of changes.
     changes: Descriptor,
     /// The ticket of an update by its number.
@@ -52,6 +56,7 @@ impl Switch {
         now: Instant,
     ) -> Self {
         Self {
+            forwarding: config.has_bridge_windows.then(Forwarding::default),
             config,
             changes,
             ticket,
@@ -96,8 +101,10 @@ impl Switch {
                 name: None,
                 awaited: None,
                 link: None,
+                announced: Vec::new(),
                 windows: Vec::new(),
                 leases: Descriptor::default(),
+                is_warned: false,
                 updates: Updates::default(),
                 known: None,
                 announcing: None,
@@ -155,6 +162,7 @@ impl Switch {
         }
         self.refuse_namesakes();
         self.settle();
+        self.ask();
     }
 
     /// When [`Switch::expire`] will have something to do.
@@ -166,8 +174,10 @@ impl Switch {
         let announcing = self.ports.values();
         let announcing = announcing.filter_map(|port| Some(port.announcing?.deadline));
         let requests = self.requests.deadline();
+        let bridges = self.forwarding.as_ref().and_then(Forwarding::deadline);
         let hellos = names.chain(awaited);
-        hellos.chain(announcing).chain(requests).min()
+        let others = requests.into_iter().chain(bridges);
+        hellos.chain(announcing).chain(others).min()
     }
 
     fn cut_off(&mut self, port: PortId, reason: Reason) {

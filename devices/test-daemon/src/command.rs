@@ -1,6 +1,7 @@
 //! How a daemon is started.
 
 use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,6 +14,7 @@ use crate::{Daemon, Exit};
 pub struct DaemonCommand {
     program: OsString,
     arguments: Vec<OsString>,
+    input: Option<OwnedFd>,
     folder: TempDir,
     socket: PathBuf,
 }
@@ -24,6 +26,7 @@ impl DaemonCommand {
         Self {
             program: program.as_ref().to_owned(),
             arguments: Vec::new(),
+            input: None,
             socket: folder.path().join("socket"),
             folder,
         }
@@ -41,6 +44,13 @@ impl DaemonCommand {
     pub fn args(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         let arguments = arguments.into_iter().map(Into::into);
         self.arguments.extend(arguments);
+        self
+    }
+
+    /// With this as its standard input.
+    #[must_use]
+    pub fn input(mut self, input: impl Into<OwnedFd>) -> Self {
+        self.input = Some(input.into());
         self
     }
 
@@ -85,12 +95,13 @@ impl DaemonCommand {
 
     /// The command itself, for a test that starts the process in its own way.
     pub fn command(&self) -> Command {
+        let input = self.input.as_ref().map(|input| input.try_clone().unwrap());
         let mut command = Command::new(&self.program);
         command
             .arg("--socket-path")
             .arg(&self.socket)
             .args(&self.arguments)
-            .stdin(Stdio::null())
+            .stdin(input.map_or_else(Stdio::null, Stdio::from))
             .env_remove("RUST_LOG");
         command
     }

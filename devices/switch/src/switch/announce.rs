@@ -21,17 +21,15 @@ impl Switch {
         self.claim(from, &mut windows)?;
         let windows = self.in_holes(from, windows);
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
-        let former = std::mem::replace(&mut port.windows, windows.clone());
-        port.leases.clone_from(&leases);
-        let is_in =
-            |these: &[BarWindow], one: &BarWindow| these.iter().any(|other| one.is_known_by(other));
-        let closes = !former.iter().all(|old| is_in(&windows, old));
-        let opens = !windows.iter().all(|window| is_in(&former, window));
+        let is_old = |window: &BarWindow| port.announced.iter().any(|old| window.is_known_by(old));
+        let is_opening = !windows.iter().all(is_old);
+        port.announced = windows;
+        port.leases = leases;
         // As fast as others learn of its changes, it makes more.
         let is_ahead = self.is_waiting(from);
-        if opens || closes {
-            self.note_overlaps(from, &windows);
-            self.publish(from, &windows, &leases);
+        let closes = self.pass_on(from);
+        if is_opening {
+            self.opened(from);
         }
         if !closes && !is_ahead {
             // Whoever does not know of a window yet learns of it before its next request.
@@ -46,6 +44,29 @@ impl Switch {
         Ok(())
     }
 
+    /// Has peers use those of an endpoint's windows that its port forwards, as far as that is known now, and no others. Whether it closes
+    /// any.
+    pub(super) fn pass_on(&mut self, from: PortId) -> bool {
+        let forwarding = self.forwarding.as_ref();
+        let Some(port) = self.ports.get_mut(&from) else {
+            return false;
+        };
+        let windows = port.announced.iter();
+        let windows = windows.filter(|window| port.is_forwarded(window, forwarding));
+        let windows: Vec<BarWindow> = windows.cloned().collect();
+        let former = std::mem::replace(&mut port.windows, windows.clone());
+        let leases = port.leases.clone();
+        let is_in =
+            |these: &[BarWindow], one: &BarWindow| these.iter().any(|other| one.is_known_by(other));
+        let closes = !former.iter().all(|old| is_in(&windows, old));
+        let opens = !windows.iter().all(|window| is_in(&former, window));
+        if opens || closes {
+            self.note_overlaps(from, &windows);
+            self.publish(from, &windows, &leases);
+        }
+        closes
+    }
+
     /// Numbers the claims of the windows that an endpoint announces: one that has not moved keeps its own.
     fn claim(&mut self, from: PortId, windows: &mut [BarWindow]) -> Result<(), Reason> {
         let port = self.ports.get(&from).ok_or(Reason::Silent)?;
@@ -58,7 +79,7 @@ impl Switch {
             if matches!(window.backing, BarBacking::Gone) {
                 return Err(Reason::Violation("it announces a window without an owner"));
             }
-            let unmoved = port.windows.iter().find(|old| old.has_range_of(window));
+            let unmoved = port.announced.iter().find(|old| old.has_range_of(window));
             window.claim = unmoved.map_or_else(
                 || {
                     self.last_claim += 1;
@@ -237,7 +258,7 @@ impl Switch {
 }
 
 /// The level at which the next misplaced window is logged.
-fn level(warnings: &mut u32) -> log::Level {
+pub(super) fn level(warnings: &mut u32) -> log::Level {
     *warnings = warnings.saturating_add(1);
     if *warnings <= WARNINGS {
         log::Level::Warn

@@ -156,7 +156,7 @@ impl Switch {
     /// An endpoint sends the timing of its link, once and before it announces windows.
     pub(super) fn link(&mut self, from: PortId, timing: LinkTiming) -> Result<(), Reason> {
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
-        if !port.windows.is_empty() || port.link.replace(timing).is_some() {
+        if !port.announced.is_empty() || port.link.replace(timing).is_some() {
             return Err(Reason::Violation(
                 "it sends the timing of its link twice, or after it has announced windows",
             ));

@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Instant;
 
 use super::{Output, Switch};
+use crate::bus_range::BusRange;
 use crate::config::Config;
 use crate::limits::PROTOCOL;
 use crate::message::{Message, PortId};
-use crate::pci_hole::PciHole;
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
 /// What an endpoint does next.
@@ -118,7 +118,7 @@ impl World {
         let mut world = Self {
             switch: Switch::new(
                 Config {
-                    holes: PciHole::new(0, u64::MAX).into_iter().collect(),
+                    holes: BusRange::new(0, u64::MAX).into_iter().collect(),
                     ..Config::default()
                 },
                 Descriptor::default(),

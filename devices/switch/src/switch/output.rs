@@ -14,6 +14,8 @@ pub(crate) enum Output {
     Send(PortId, Message),
     /// Do not send this endpoint that request of a peer, if it is not sent yet.
     Withdraw(PortId, RequestId),
+    /// Ask what the ports forward.
+    AskForBridgeWindows,
     /// Close the connection, after the steps before. The switch has forgotten it already.
     CutOff(PortId, Reason),
 }

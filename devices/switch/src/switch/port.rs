@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::forwarding::Forwarding;
 use super::updates::Updates;
 use crate::limits::CLOSING_TIME_OUT;
 use crate::message::{LinkTiming, PortId};
@@ -15,8 +16,13 @@ pub(super) struct Port {
     /// The name of its Hello, while another endpoint has that.
     pub(super) awaited: Option<Awaited>,
     pub(super) link: Option<LinkTiming>,
+    /// The windows that it has announced and that lie in PCI holes.
+    pub(super) announced: Vec<BarWindow>,
+    /// Those of them that peers may use, as its port forwards them.
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
+    /// Whether those that its port does not forward have been logged.
+    pub(super) is_warned: bool,
     pub(super) updates: Updates,
     /// The count of changes up to which all have been sent to it, as it knows.
     pub(super) known: Option<u64>,
@@ -42,6 +48,12 @@ impl Port {
     /// Whether its Hello is still to come.
     pub(super) fn is_silent(&self) -> bool {
         self.name.is_none() && self.awaited.is_none()
+    }
+
+    /// Whether the bridge above it forwards all addresses of a window. Without knowledge of bridges all are taken to be.
+    pub(super) fn is_forwarded(&self, window: &BarWindow, forwarding: Option<&Forwarding>) -> bool {
+        let name = self.name.as_deref().unwrap_or_default();
+        forwarding.is_none_or(|forwarding| forwarding.hold(name, window))
     }
 
     /// Whether an announcement of this peer waits for it: it has not acknowledged that, and is not late already.

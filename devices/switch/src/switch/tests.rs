@@ -6,10 +6,13 @@ use serde_bytes::ByteBuf;
 
 use super::output::Output;
 use super::*;
-use crate::limits::{CLOSING_TIME_OUT, ENDPOINT_TIME_OUT, MAX_PORTS, NAME_TIME_OUT, PROTOCOL};
+use crate::bus_range::BusRange;
+use crate::limits::{
+    BRIDGES_AGAIN, BRIDGES_PACE, BRIDGES_TIME_OUT, CLOSING_TIME_OUT, ENDPOINT_TIME_OUT, MAX_PORTS,
+    NAME_TIME_OUT, PROTOCOL,
+};
 use crate::link_mode::LinkMode;
 use crate::message::LinkTiming;
-use crate::pci_hole::PciHole;
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
 fn window(address: u64) -> BarWindow {
@@ -94,6 +97,7 @@ fn all_outputs(switch: &mut Switch) -> Vec<String> {
         }
         Output::Send(_, other) => panic!("{other:?}"),
         Output::Withdraw(from, (_, tag)) => format!("{from}: not {tag}"),
+        Output::AskForBridgeWindows => "asks for bridge windows".to_owned(),
         Output::CutOff(port, reason) => format!("{port} cut off: {reason:?}"),
     };
     let outputs = switch.take_outputs().into_iter().map(short);
@@ -104,9 +108,15 @@ fn all_outputs(switch: &mut Switch) -> Vec<String> {
 
 /// A switch that lets windows be anywhere.
 fn anywhere() -> Switch {
+    with_bridge_windows(false)
+}
+
+/// A switch that lets windows be where their ports forward, if it is told that, or anywhere.
+fn with_bridge_windows(has_bridge_windows: bool) -> Switch {
     Switch::new(
         Config {
-            holes: PciHole::new(0, u64::MAX).into_iter().collect(),
+            holes: BusRange::new(0, u64::MAX).into_iter().collect(),
+            has_bridge_windows,
             ..Config::default()
         },
         Descriptor::default(),
@@ -125,7 +135,10 @@ fn acknowledge(switch: &mut Switch, port: PortId) {
 
 /// A switch with endpoints a, b, c at ports 1, 2, 3.
 fn three(now: Instant) -> (Switch, [PortId; 3]) {
-    let mut switch = anywhere();
+    three_at(anywhere(), now)
+}
+
+fn three_at(mut switch: Switch, now: Instant) -> (Switch, [PortId; 3]) {
     let ports = ["a", "b", "c"].map(|name| {
         let port = switch.connect(now);
         switch.receive(port, hello(name), now);
@@ -941,5 +954,110 @@ fn numbers_that_wrap_leave_out_nobody_and_the_ports_that_are_there() {
     assert_eq!(
         (first, next),
         (PortId(1), vec![PortId(u32::MAX), PortId(2)])
+    );
+}
+
+/// What the ports forward; none if it cannot be told.
+fn forwarded(switch: &mut Switch, windows: &str, now: Instant) {
+    let windows = (windows != "unknown").then(|| windows.parse().unwrap());
+    switch.take_bridge_windows(windows, now);
+}
+
+#[test]
+fn window_is_passed_on_once_its_port_forwards_it() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three_at(with_bridge_windows(true), now);
+    switch.receive(a, announce(1, &[0x1000, 0x8000]), now);
+    assert_eq!(
+        outputs(&mut switch),
+        ["asks for bridge windows", "1: announced 1"]
+    );
+    // That b forwards it is of no use to a.
+    forwarded(&mut switch, "a=0x1000-0x1fff b=0x8000-0x8fff", now);
+    assert_eq!(outputs(&mut switch), ["2: 1 has 1000#1", "3: 1 has 1000#1"]);
+    acknowledge(&mut switch, b);
+    acknowledge(&mut switch, c);
+    // The guest sets the bridge anew: a second later the switch knows it.
+    switch.expire(now + BRIDGES_AGAIN);
+    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
+    forwarded(&mut switch, "a=0x8000-0x8fff", now + BRIDGES_AGAIN);
+    assert_eq!(outputs(&mut switch), ["2: 1 has 8000#2", "3: 1 has 8000#2"]);
+}
+
+#[test]
+fn window_where_its_port_is_known_to_forward_is_passed_on_at_once() {
+    let now = Instant::now();
+    let (mut switch, [a, b, _]) = three_at(with_bridge_windows(true), now);
+    forwarded(&mut switch, "a=0x1000-0x2fff b=0x3000-0x3fff", now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    let passed_on = ["2: 1 has 1000#1", "3: 1 has 1000#1", "1: announced 1"];
+    assert_eq!(outputs(&mut switch), passed_on);
+    acknowledge(&mut switch, b);
+    // What it knows may be of before: that is asked in any case, but not for each window.
+    let deadline = switch.deadline().unwrap();
+    assert_eq!(deadline, now + BRIDGES_AGAIN);
+    switch.receive(b, announce(1, &[0x3000]), now + BRIDGES_PACE);
+    assert_eq!(switch.deadline().unwrap(), deadline);
+    switch.take_outputs();
+    switch.expire(deadline);
+    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
+    // An answer that was lost is not waited for without end.
+    assert_eq!(switch.deadline().unwrap(), deadline + BRIDGES_TIME_OUT);
+    switch.expire(deadline + BRIDGES_TIME_OUT);
+    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
+}
+
+#[test]
+fn answer_from_before_a_window_does_not_hold_for_it() {
+    let now = Instant::now();
+    let (mut switch, [a, b, _]) = three_at(with_bridge_windows(true), now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    switch.receive(b, announce(1, &[0x2000]), now);
+    let asked = [
+        "asks for bridge windows",
+        "1: announced 1",
+        "2: announced 1",
+    ];
+    assert_eq!(outputs(&mut switch), asked);
+    forwarded(&mut switch, "a=0x1000-0x1fff", now);
+    assert!(!switch.ports[&b].is_warned);
+    assert_eq!(outputs(&mut switch), ["2: 1 has 1000#1", "3: 1 has 1000#1"]);
+    assert_eq!(switch.deadline(), Some(now + BRIDGES_PACE));
+    switch.expire(now + BRIDGES_PACE);
+    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
+    // Nobody can tell: nothing changes, and it is asked again later.
+    forwarded(&mut switch, "unknown", now + BRIDGES_PACE);
+    assert!(!switch.ports[&b].is_warned && outputs(&mut switch).is_empty());
+    let again = now + BRIDGES_PACE + BRIDGES_AGAIN;
+    assert_eq!(switch.deadline(), Some(again));
+    switch.expire(again);
+    forwarded(&mut switch, "a=0x1000-0x1fff", again);
+    assert!(switch.ports[&b].is_warned && !switch.ports[&a].is_warned);
+    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
+}
+
+#[test]
+fn window_that_is_no_longer_forwarded_is_closed() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three_at(with_bridge_windows(true), now);
+    forwarded(&mut switch, "a=0x1000-0x1fff", now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    acknowledge(&mut switch, b);
+    acknowledge(&mut switch, c);
+    switch.take_outputs();
+    forwarded(&mut switch, "a= b=0x1000-0x1fff", now);
+    assert_eq!(outputs(&mut switch), ["2: 1 has", "3: 1 has"]);
+    // A newcomer does not learn of it, and the name's next owner may have it again.
+    switch.leave(a, now);
+    let again = switch.connect(now);
+    switch.receive(again, hello("a"), now);
+    switch.take_outputs();
+    acknowledge(&mut switch, b);
+    forwarded(&mut switch, "a=0x1000-0x1fff", now);
+    switch.receive(again, announce(1, &[0x1000]), now);
+    let outputs = outputs(&mut switch);
+    assert!(
+        outputs.contains(&"2: 4 has 1000#2".to_owned()),
+        "{outputs:?}"
     );
 }

@@ -26,3 +26,11 @@ fn socket_in_use_or_wrong_link_is_one_clear_line() {
         assert!(exit.stderr.contains(words), "{exit:?}");
     }
 }
+
+#[test]
+fn bridge_windows_without_a_socket_are_refused() {
+    let exit = command().args(["--bridge-windows"]).refused();
+    assert_eq!(exit.code, Some(69));
+    let line = exit.line();
+    assert!(line.contains("needs a socket as standard input"), "{line}");
+}

@@ -8,6 +8,7 @@
 )]
 
 mod announcing;
+mod bridge_windows;
 mod command_line;
 mod hostile;
 mod peer_handler;

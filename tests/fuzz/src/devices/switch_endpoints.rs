@@ -15,7 +15,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use peerbar_socket_file::descriptors::send;
 use peerbar_socket_file::packets::{Message as _, ReceiveError};
 use peerbar_switch::{
-    BarBacking, BarWindow, Config, Descriptor, LinkTiming, Message, PROTOCOL, PciHole, PortId,
+    BarBacking, BarWindow, BusRange, Config, Descriptor, LinkTiming, Message, PROTOCOL, PortId,
     serve,
 };
 use rustix::fs::{MemfdFlags, Mode, OFlags, ftruncate, memfd_create, open};
@@ -131,12 +131,12 @@ fn switch() -> &'static PathBuf {
         let at = path.clone();
         std::thread::spawn(move || {
             let config = Config {
-                holes: PciHole::new(0, u64::MAX).into_iter().collect(),
+                holes: BusRange::new(0, u64::MAX).into_iter().collect(),
                 ..Config::default()
             };
             let (_never, stop) = UnixStream::pair().expect("sockets");
             let ready = || ready.send(()).map_err(std::io::Error::other);
-            serve(&at, config, &stop, ready).expect("the switch goes on");
+            serve(&at, config, None, &stop, ready).expect("the switch goes on");
         });
         is_ready.recv().expect("a switch");
         path

@@ -1,4 +1,4 @@
-//! Where the machine has no RAM.
+//! A range of bus addresses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,33 +7,20 @@ use thiserror::Error;
 
 use crate::window::BarWindow;
 
-/// A range of bus addresses without RAM (QEMU's term), in which the guest may put BARs.
+/// A range of bus addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PciHole {
+pub struct BusRange {
     first: u64,
     last: u64,
 }
 
-/// Text that is no PCI hole.
+/// Text that is no range of bus addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("is no FIRST-LAST, two hexadecimal addresses in ascending order")]
-pub struct NoPciHole;
+pub struct NoBusRange;
 
-impl PciHole {
-    /// 0x80000000-0xfebfffff, up to the I/O APIC, and everything from 4 GiB: right for a q35 machine with up to 2 GiB of RAM (QEMU,
-    /// `pc_q35_init` and `mch_realize`).
-    pub const DEFAULT: [Self; 2] = [
-        Self {
-            first: 0x8000_0000,
-            last: 0xfebf_ffff,
-        },
-        Self {
-            first: 0x1_0000_0000,
-            last: u64::MAX,
-        },
-    ];
-
-    /// The hole from `first` to `last`; `None` if that is before `first`.
+impl BusRange {
+    /// From `first` to `last`; `None` if that is before `first`.
     pub fn new(first: u64, last: u64) -> Option<Self> {
         (first <= last).then_some(Self { first, last })
     }
@@ -45,21 +32,21 @@ impl PciHole {
     }
 }
 
-impl fmt::Display for PciHole {
+impl fmt::Display for BusRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}-{:#x}", self.first, self.last)
     }
 }
 
-impl FromStr for PciHole {
-    type Err = NoPciHole;
+impl FromStr for BusRange {
+    type Err = NoBusRange;
 
-    fn from_str(text: &str) -> Result<Self, NoPciHole> {
+    fn from_str(text: &str) -> Result<Self, NoBusRange> {
         let address = |text: &str| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok();
-        let (first, last) = text.split_once('-').ok_or(NoPciHole)?;
+        let (first, last) = text.split_once('-').ok_or(NoBusRange)?;
         let ends = address(first).zip(address(last));
-        let hole = ends.and_then(|(first, last)| Self::new(first, last));
-        hole.ok_or(NoPciHole)
+        let range = ends.and_then(|(first, last)| Self::new(first, last));
+        range.ok_or(NoBusRange)
     }
 }
 
@@ -69,10 +56,10 @@ mod tests {
     use crate::window::BarBacking;
 
     #[test]
-    fn pci_hole_is_parsed_as_it_is_displayed() {
-        for hole in PciHole::DEFAULT {
-            assert_eq!(hole.to_string().parse(), Ok(hole));
-        }
+    fn range_is_parsed_as_it_is_displayed() {
+        let range = BusRange::new(0x8000_0000, 0xfebf_ffff).unwrap();
+        assert_eq!(range.to_string(), "0x80000000-0xfebfffff");
+        assert_eq!(range.to_string().parse(), Ok(range));
         for wrong in [
             "",
             "0x1000",
@@ -81,15 +68,15 @@ mod tests {
             "0x1-",
             "0x1-0x1ffffffffffffffff",
         ] {
-            assert_eq!(wrong.parse::<PciHole>(), Err(NoPciHole), "{wrong}");
+            assert_eq!(wrong.parse::<BusRange>(), Err(NoBusRange), "{wrong}");
         }
     }
 
     #[test]
-    fn only_a_window_that_lies_in_a_hole_as_a_whole_is_held() {
-        let hole = PciHole::new(0x2000, 0x4fff).unwrap();
+    fn only_a_window_that_lies_in_a_range_as_a_whole_is_held() {
+        let range = BusRange::new(0x2000, 0x4fff).unwrap();
         let held = |address, size| {
-            hole.holds(&BarWindow {
+            range.holds(&BarWindow {
                 bar: 0,
                 address,
                 size,

@@ -1,0 +1,82 @@
+//! A switch that learns what its ports forward.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+
+use peerbar_switch::{Message, QUESTION, UNKNOWN};
+use peerbar_test_daemon::Daemon;
+
+use crate::raw::{Endpoint, announce, command, registers};
+
+/// The other end of the switch's socket.
+struct Bridges(BufReader<UnixStream>);
+
+impl Bridges {
+    /// Waits until the switch asks.
+    fn hear(&mut self) {
+        let mut asked = String::new();
+        self.0.read_line(&mut asked).unwrap();
+        assert_eq!(asked.trim_end(), QUESTION);
+    }
+
+    fn answer(&mut self, windows: &str) {
+        writeln!(self.0.get_mut(), "{windows}").unwrap();
+    }
+}
+
+fn start() -> (Daemon, Bridges) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let holes = ["--bridge-windows", "--pci-hole", "0x0-0xffffffffffffffff"];
+    let daemon = command().args(holes).input(theirs).start();
+    (daemon, Bridges(BufReader::new(ours)))
+}
+
+#[test]
+fn endpoint_cannot_claim_what_another_port_forwards() {
+    let (daemon, mut bridges) = start();
+    let (disk, port) = Endpoint::attach(daemon.socket(), "disk0");
+    let (gpu, _) = Endpoint::attach(daemon.socket(), "gpu0");
+    let (other, _) = Endpoint::attach(daemon.socket(), "disk1");
+    // Before the disk has its window.
+    gpu.send(&announce(1, vec![registers(0x2000)]));
+    assert!(matches!(gpu.receive(), Message::Announced { sequence: 1 }));
+    bridges.hear();
+    bridges.answer("disk0=0x2000-0x2fff gpu0=0x5000-0x5fff disk1=");
+    // As one window is not passed on, it asks again.
+    bridges.hear();
+    bridges.answer(UNKNOWN);
+    disk.send(&announce(1, vec![registers(0x2000)]));
+    assert!(matches!(disk.receive(), Message::Announced { sequence: 1 }));
+    for peer in [&gpu, &other] {
+        let (of, windows) = peer.acknowledge();
+        assert_eq!((of, windows[0].address), (port, 0x2000));
+    }
+    assert!(other.hears_nothing() && disk.hears_nothing());
+    // Where its own port forwards it is reached, also by those that attach later.
+    gpu.send(&announce(2, vec![registers(0x5000)]));
+    assert!(matches!(gpu.receive(), Message::Announced { sequence: 2 }));
+    let (_, windows) = disk.acknowledge();
+    assert_eq!(windows[0].address, 0x5000);
+    let log = daemon.stderr();
+    let line = "(gpu0), BAR0 at 0x2000+0x1000 is outside of what the bridge above it forwards, which is 0x5000-0x5fff";
+    assert_eq!(log.matches(line).count(), 1, "{log}");
+}
+
+#[test]
+fn switch_goes_on_with_what_it_knows_when_nobody_answers_any_more() {
+    let (daemon, mut bridges) = start();
+    let (a, _) = Endpoint::attach(daemon.socket(), "a");
+    let (b, _) = Endpoint::attach(daemon.socket(), "b");
+    a.send(&announce(1, vec![registers(0x1000), registers(0x2000)]));
+    assert!(matches!(a.receive(), Message::Announced { sequence: 1 }));
+    bridges.hear();
+    bridges.answer("a=0x1000-0x1fff");
+    assert_eq!(b.acknowledge().1.len(), 1);
+    drop(bridges);
+    a.send(&announce(2, Vec::new()));
+    assert!(b.acknowledge().1.is_empty());
+    assert!(matches!(a.receive(), Message::Announced { sequence: 2 }));
+    a.send(&announce(3, vec![registers(0x1000), registers(0x3000)]));
+    assert_eq!(b.acknowledge().1.len(), 1);
+    assert!(matches!(a.receive(), Message::Announced { sequence: 3 }));
+}

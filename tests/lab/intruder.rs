@@ -1,0 +1,112 @@
+//! A device server that claims another device's addresses.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use peerbar_dma::{MemoryFile, Requester, Span};
+use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
+use peerbar_lab::Lab;
+use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
+use peerbar_pci::{Bar, ConfigSpace, Function};
+use peerbar_report::Verdict;
+use peerbar_vfio_user::{CONFIG_REGION, Device};
+
+use crate::start;
+
+/// Size of the CMB, and of the memory that claims its addresses.
+const BYTES: u64 = 16 << 20;
+
+/// A function without registers of its own.
+struct NoRegisters;
+
+impl Function for NoRegisters {
+    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
+
+    fn reset(&self) {}
+}
+
+/// Attaches to the switch at `path`, and announces memory at `address`, as if a guest had put its BAR there.
+fn claim(path: &Path, address: u64) -> Endpoint<NoRegisters> {
+    let bars = [
+        Bar::new(0, 0x4000, false).unwrap(),
+        Bar::new(2, BYTES, true).unwrap(),
+    ];
+    let file = Arc::new(MemoryFile::create("intruder", BYTES).unwrap());
+    let mut endpoint = Endpoint::new(
+        Arc::new(NoRegisters),
+        ConfigSpace::of_test_function(&bars),
+        [
+            BarMemory::Registers,
+            BarMemory::Memory(Span { file, offset: 0 }),
+        ],
+        Arc::new(Requester::new()),
+        Arc::new(Vectors::new(1).unwrap()),
+    );
+    endpoint.attach_to_switch(path, "intruder").unwrap();
+    let mut write = |offset, bytes: &[u8]| {
+        let written = endpoint.region_write(CONFIG_REGION, offset, bytes);
+        written.unwrap();
+    };
+    write(0x18, &address.to_le_bytes());
+    // PCI Local Bus 3.0, 6.2.2: memory space.
+    write(4, &[0b010, 0]);
+    endpoint
+}
+
+/// Runs a line in the guest, which must succeed; what it prints.
+fn run(lab: &mut Lab, line: &str) -> String {
+    let output = lab.command(line).unwrap();
+    assert_eq!(output.status, 0, "{line}: {}", output.text);
+    output.text
+}
+
+#[test]
+#[ignore = "boots a guest; scripts/test runs it"]
+fn server_cannot_take_the_place_of_another_device() {
+    let disk = |name: &str| NvmeBuilder::new(name).below("switch0").ram("32M");
+    let scenario = ScenarioBuilder::new("lab-intruder")
+        .key("timeout", "2m")
+        .key("tools", true)
+        .switch("switch0")
+        .nvme(disk("disk0").cmb("16M"))
+        .nvme(disk("disk1"))
+        .build()
+        .unwrap();
+    let mut lab = start(scenario);
+    let copy = "kind = \"copy\"\nfrom = \"disk1\"\nto = \"disk0\"\nthrough = { p2pmem = \"disk0\" }\n\
+                sizes = [\"4K\", \"1M\"]\noffsets = [0]";
+
+    // The disk stops answering at its addresses, which belong to nobody then.
+    let find = "d=$(basename {disk0}) && readlink -f /sys/class/nvme/$d/device";
+    let function = run(&mut lab, find);
+    let cmb = run(&mut lab, &format!("sed -n 3p {function}/resource"));
+    let address = cmb.split_whitespace().next().unwrap();
+    let address = u64::from_str_radix(address.trim_start_matches("0x"), 16).unwrap();
+    let name = function.rsplit('/').next().unwrap();
+    run(
+        &mut lab,
+        &format!("echo {name} > /sys/bus/pci/drivers/nvme/unbind"),
+    );
+    let off = format!("printf '\\0\\0' | dd of={function}/config bs=1 seek=4 conv=notrunc");
+    run(&mut lab, &off);
+
+    let sockets = lab.socket();
+    let switch = sockets.with_file_name("switch-switch0.sock");
+    let _intruder = claim(&switch, address);
+    run(
+        &mut lab,
+        &format!("echo {name} > /sys/bus/pci/drivers/nvme/bind"),
+    );
+    let row = lab.check_table(copy).unwrap();
+    assert_eq!(row.verdict, Verdict::Pass, "{:?}", row.diagnostics);
+
+    let finished = lab.shut_down().unwrap();
+    assert!(finished.is_passed(), "{}", finished.verdict);
+    let log = std::fs::read_to_string(finished.folder.join("switch-switch0.log")).unwrap();
+    let line = format!("(intruder), BAR2 at {address:#x}+0x1000000 is outside of what the bridge");
+    assert!(log.contains(&line), "{log}");
+}
