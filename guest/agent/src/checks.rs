@@ -38,6 +38,7 @@ mod gpu_virtio;
 pub(crate) mod held_back;
 mod layout;
 mod linux_events;
+mod nvme_queue_requests;
 mod pmr;
 mod pool_exhausted;
 mod probe;

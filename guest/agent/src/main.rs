@@ -38,6 +38,7 @@ mod pin_holder;
 mod placeholders;
 mod port;
 mod power;
+mod random_requests;
 mod registers;
 mod root;
 mod session;

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-mod uapi;
+pub mod uapi;
 
 use std::fs::{File, OpenOptions};
 use std::io;

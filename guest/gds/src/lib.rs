@@ -70,6 +70,7 @@ mod fake;
 pub use alignment::Alignment;
 pub use buffer::{Buffer, HostBuffer, ImportedBuffer, Placement};
 pub use command::{Command, Kernel, NvmeIo};
+pub use disk_queues::uapi as disk_uapi;
 pub use disk_queues::{DiskMemory, DiskQueues, QueuePair, QueueState};
 pub use error::{Error, FileTransfer, Result};
 pub use export_policy::ExportPolicy;

@@ -45,6 +45,7 @@ mod gpu_time_out;
 mod gpu_unaligned;
 mod gpu_unload;
 mod gpu_virtio;
+mod nvme_queue_requests;
 mod pmr;
 mod pool_exhausted;
 mod probe;
@@ -335,6 +336,7 @@ kinds! {
     vfio_nvme::VfioNvme,
     gpu_initiated::GpuInitiated,
     gpu_beside_nvme::GpuBesideNvme,
+    nvme_queue_requests::NvmeQueueRequests,
     vfio_order::VfioOrder,
     vfio_alias::VfioAlias,
     vfio_revocation::VfioRevocation,

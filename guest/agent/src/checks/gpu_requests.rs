@@ -4,8 +4,6 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 
 use anyhow::{Context, ensure};
 use peerbar_gds::uapi::{
@@ -18,10 +16,8 @@ use super::{Outcome, Run};
 use crate::gpus;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
+use crate::random_requests::{self, NOTHING, Random, keep, low, make};
 
-const THREADS: u32 = 3;
-/// What a thread keeps of each kind before it lets the oldest go.
-const KEPT: usize = 6;
 /// Host memory that is registered with the GPU.
 const HOST_BYTES: usize = 256 << 10;
 const PAGE: u64 = 4096;
@@ -29,39 +25,12 @@ const PAGE: u64 = 4096;
 const LONGEST: u64 = 64 << 10;
 /// The longest wait for a command in nanoseconds.
 const PATIENCE: u64 = 2_000_000;
-/// The largest structure of a request, in words of 8 bytes: 16383 bytes are what a number of a request can say.
-const WORDS: usize = 2048;
 
 impl Run for GpuRequests {
     fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let free = free_bytes(gpu)?;
-        let accepted = AtomicU32::new(0);
-        let each = self.requests / THREADS;
-        thread::scope(|scope| {
-            let threads = (0..THREADS).map(|number| {
-                let accepted = &accepted;
-                scope.spawn(move || -> anyhow::Result<()> {
-                    let seed = u64::from(self.seed) << 8 | u64::from(number);
-                    let mut program = Program::new(gpu, seed)?;
-                    for _ in 0..each {
-                        let is_accepted = program.request()?;
-                        accepted.fetch_add(is_accepted.into(), Ordering::Relaxed);
-                    }
-                    Ok(())
-                })
-            });
-            let threads: Vec<_> = threads.collect();
-            let mut ends = threads.into_iter().map(|thread| thread.join());
-            ends.try_for_each(|end| end.map_err(|_| anyhow::anyhow!("a thread has panicked"))?)
-        })?;
-        let accepted = accepted.into_inner();
-        let (least, most) = (each / 10, each * THREADS * 9 / 10);
-        ensure!(
-            (least..=most).contains(&accepted),
-            "the driver has accepted {accepted} of {} requests: they test little",
-            self.requests
-        );
+        random_requests::run(self.requests, self.seed, |random| Program::new(gpu, random))?;
         let left = free_bytes(gpu)?;
         ensure!(
             left == free,
@@ -93,39 +62,6 @@ fn computes(gpu: &gpus::Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Numbers that look random, the same ones for a seed (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    /// True once in this many times.
-    fn once_in(&mut self, times: u64) -> bool {
-        self.below(times) == 0
-    }
-
-    fn of<T: Copy>(&mut self, all: &[T]) -> Option<T> {
-        let at = usize::try_from(self.below(all.len().max(1) as u64)).ok()?;
-        all.get(at).copied()
-    }
-
-    /// 32 bits: small ones, or all.
-    fn word(&mut self) -> u32 {
-        let bits = self.of(&[2, 4, 32]).unwrap_or(32);
-        u32::try_from(self.next() >> 32 & ((1 << bits) - 1)).unwrap_or(u32::MAX)
-    }
-}
-
 /// A program that uses the driver without sense.
 struct Program<'a> {
     gpu: &'a gpus::Gpu,
@@ -139,20 +75,7 @@ struct Program<'a> {
     host: MappedBuffer,
 }
 
-impl<'a> Program<'a> {
-    fn new(gpu: &'a gpus::Gpu, seed: u64) -> anyhow::Result<Self> {
-        Ok(Self {
-            gpu,
-            random: Random(seed),
-            files: Vec::new(),
-            handles: Vec::new(),
-            fences: Vec::new(),
-            descriptors: Vec::new(),
-            host: MappedBuffer::guest_ram(HOST_BYTES)?,
-        })
-    }
-
-    /// Makes a request; whether the driver has accepted it.
+impl random_requests::Program for Program<'_> {
     fn request(&mut self) -> anyhow::Result<bool> {
         if self.files.is_empty() || self.random.once_in(200) {
             let path = self.gpu.node_path();
@@ -179,20 +102,27 @@ impl<'a> Program<'a> {
             _ => Ok(self.map()),
         }
     }
+}
 
-    /// Makes a request with this structure; what the driver has made of it, if it has accepted it.
+impl<'a> Program<'a> {
+    fn new(gpu: &'a gpus::Gpu, random: Random) -> anyhow::Result<Self> {
+        Ok(Self {
+            gpu,
+            random,
+            files: Vec::new(),
+            handles: Vec::new(),
+            fences: Vec::new(),
+            descriptors: Vec::new(),
+            host: MappedBuffer::guest_ram(HOST_BYTES)?,
+        })
+    }
+
+    /// Makes a request with this structure; what the driver has made of it, if it has accepted it. What it writes elsewhere, it writes where
+    /// it was given memory: in `host`, which nobody reads.
     fn make<T: Copy>(&mut self, number: u32, structure: T) -> Option<T> {
         let file = self.random.below(self.files.len() as u64);
-        let file = self.files.get(usize::try_from(file).ok()?)?.as_raw_fd();
-        let mut space = Box::new([0_u64; WORDS]);
-        let place = space.as_mut_ptr().cast::<T>();
-        // SAFETY: the structures of requests are shorter than the space, and aligned as it is.
-        unsafe { place.write(structure) };
-        // SAFETY: the space is longer than any number of a request can say that its structure is. What the driver writes
-        // elsewhere, it writes where it was given memory: in `host`, which nobody reads.
-        let result = unsafe { libc::ioctl(file, number.into(), place) };
-        // SAFETY: it was written above, and whatever the driver has made of it are numbers.
-        (result >= 0).then(|| unsafe { place.read() })
+        let file = self.files.get(usize::try_from(file).ok()?)?;
+        make(file, number, structure)
     }
 
     fn handle(&mut self) -> u32 {
@@ -389,7 +319,7 @@ impl<'a> Program<'a> {
             _ => u32::from(b'P') << 8 | self.random.word(),
         };
         // EXPORT of handle 0 would give a descriptor that is nobody's.
-        number != uapi::EXPORT && self.make(number, [0_u64; WORDS]).is_some()
+        number != uapi::EXPORT && self.make(number, NOTHING).is_some()
     }
 
     /// Maps a part of a file, and unmaps it without an access.
@@ -398,40 +328,5 @@ impl<'a> Program<'a> {
         let length = usize::try_from(PAGE * (1 + self.random.below(64))).unwrap_or(0);
         let file = self.files.first();
         file.is_some_and(|file| MappedBuffer::shared(file, offset, length).is_ok())
-    }
-}
-
-/// The low half.
-fn low(word: u64) -> u32 {
-    u32::try_from(word & 0xffff_ffff).unwrap_or(0)
-}
-
-/// Keeps the newest ones.
-fn keep<T>(all: &mut Vec<T>, new: T) {
-    if all.len() >= KEPT {
-        all.remove(0);
-    }
-    all.push(new);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_same_seed_makes_the_same_numbers() {
-        let numbers = |seed| {
-            let mut random = Random(seed);
-            [(); 4].map(|()| random.next())
-        };
-        assert_eq!(numbers(7), numbers(7));
-        assert_ne!(numbers(7), numbers(8));
-    }
-
-    #[test]
-    fn what_is_kept_is_the_newest() {
-        let mut all = Vec::new();
-        (0..10).for_each(|number| keep(&mut all, number));
-        assert_eq!(all, [4, 5, 6, 7, 8, 9]);
     }
 }

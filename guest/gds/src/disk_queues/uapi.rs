@@ -7,77 +7,107 @@ const GROUP: u8 = b'P';
 /// `struct peerbar_nvme_attach`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Attach {
-    pub(super) fd: i32,
-    pub(super) queues: u32,
-    pub(super) linux_queues: u32,
-    pub(super) entries: u32,
+pub struct Attach {
+    /// An open `/dev/nvmeN`.
+    pub fd: i32,
+    /// Out: pairs of I/O queues that the controller has granted.
+    pub queues: u32,
+    /// Out: of them, those of nvme.
+    pub linux_queues: u32,
+    /// Out: the most that a queue may have.
+    pub entries: u32,
 }
 
 /// `struct peerbar_nvme_map`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Map {
-    pub(super) fd: i32,
-    pub(super) id: u32,
-    pub(super) address: u64,
-    pub(super) length: u64,
+pub struct Map {
+    /// A dma-buf.
+    pub fd: i32,
+    /// Out: of the mapping.
+    pub id: u32,
+    /// Out: of its first byte, for the controller.
+    pub address: u64,
+    /// Out: bytes.
+    pub length: u64,
 }
 
 /// `struct peerbar_nvme_unmap`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Unmap {
-    pub(super) id: u32,
-    pub(super) pad: u32,
+pub struct Unmap {
+    /// Of a mapping.
+    pub id: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// `struct peerbar_nvme_create`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Create {
-    pub(super) memory: u32,
-    pub(super) entries: u32,
-    pub(super) submission: u64,
-    pub(super) completion: u64,
-    pub(super) queue: u32,
-    pub(super) pad: u32,
-    pub(super) tail: u64,
-    pub(super) head: u64,
+pub struct Create {
+    /// Id of a mapping.
+    pub memory: u32,
+    /// Of each queue, 2 or more.
+    pub entries: u32,
+    /// Offset in the dma-buf.
+    pub submission: u64,
+    /// Offset in the dma-buf.
+    pub completion: u64,
+    /// Out: number of both queues.
+    pub queue: u32,
+    /// Zero.
+    pub pad: u32,
+    /// Out: offset of the doorbell in the dma-buf of the doorbells.
+    pub tail: u64,
+    /// Out: likewise.
+    pub head: u64,
 }
 
 /// `struct peerbar_nvme_delete`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Delete {
-    pub(super) queue: u32,
-    pub(super) pad: u32,
+pub struct Delete {
+    /// Number of the queues.
+    pub queue: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
 /// `struct peerbar_nvme_query`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Query {
-    pub(super) queue: u32,
-    pub(super) state: u32,
+pub struct Query {
+    /// Number of the queues.
+    pub queue: u32,
+    /// Out: `enum peerbar_nvme_state`.
+    pub state: u32,
 }
 
 /// `struct peerbar_nvme_doorbells`.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Descriptor {
-    pub(super) fd: i32,
-    pub(super) pad: u32,
+pub struct Descriptor {
+    /// Out: a dma-buf.
+    pub fd: i32,
+    /// Zero.
+    pub pad: u32,
 }
 
-pub(super) const ATTACH: Opcode = opcode::read_write::<Attach>(GROUP, 0x80);
-pub(super) const MAP: Opcode = opcode::read_write::<Map>(GROUP, 0x81);
-pub(super) const UNMAP: Opcode = opcode::write::<Unmap>(GROUP, 0x82);
-pub(super) const CREATE: Opcode = opcode::read_write::<Create>(GROUP, 0x83);
-pub(super) const DELETE: Opcode = opcode::write::<Delete>(GROUP, 0x84);
-pub(super) const QUERY: Opcode = opcode::read_write::<Query>(GROUP, 0x85);
-pub(super) const DOORBELLS: Opcode = opcode::read::<Descriptor>(GROUP, 0x86);
-
+/// `PEERBAR_NVME_ATTACH`.
+pub const ATTACH: Opcode = opcode::read_write::<Attach>(GROUP, 0x80);
+/// `PEERBAR_NVME_MAP`.
+pub const MAP: Opcode = opcode::read_write::<Map>(GROUP, 0x81);
+/// `PEERBAR_NVME_UNMAP`.
+pub const UNMAP: Opcode = opcode::write::<Unmap>(GROUP, 0x82);
+/// `PEERBAR_NVME_CREATE`.
+pub const CREATE: Opcode = opcode::read_write::<Create>(GROUP, 0x83);
+/// `PEERBAR_NVME_DELETE`.
+pub const DELETE: Opcode = opcode::write::<Delete>(GROUP, 0x84);
+/// `PEERBAR_NVME_QUERY`.
+pub const QUERY: Opcode = opcode::read_write::<Query>(GROUP, 0x85);
+/// `PEERBAR_NVME_DOORBELLS`.
+pub const DOORBELLS: Opcode = opcode::read::<Descriptor>(GROUP, 0x86);
 #[cfg(test)]
 mod tests {
     use super::*;

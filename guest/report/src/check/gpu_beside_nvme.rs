@@ -75,7 +75,7 @@ impl GpuBesideNvme {
     pub const MODULE: &'static str = "peerbar_nvme_queues";
 }
 
-fn with_spare_queues(keys: &mut Keys<'_, '_>, key: &str) -> Result<String, TableError> {
+pub(super) fn with_spare_queues(keys: &mut Keys<'_, '_>, key: &str) -> Result<String, TableError> {
     let name: Spanned<String> = keys.required(key)?;
     let at = name.span();
     let disk = keys.inventory.disk(name)?;
