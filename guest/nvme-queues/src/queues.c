@@ -109,15 +109,35 @@ static int submit(struct nvme_ctrl *ctrl, struct nvme_command *command)
 }
 
 /*
+ * If the last command of a batch is refused, Linux 7.3 rings no doorbell for those before it, as
+ * nvme_fail_nonready_command() says that it is done. They may be nvme's own, of a reset, which
+ * would give the controller up after a minute. nvme does not leave the controller meanwhile, since
+ * that takes nq_disk.lock.
+ */
+static void ring_for_others(struct nvme_ctrl *ctrl)
+{
+	struct blk_mq_hw_ctx *queue;
+	unsigned long i;
+
+	queue_for_each_hw_ctx(ctrl->admin_q, queue, i) {
+		if (ctrl->admin_q->mq_ops->commit_rqs)
+			ctrl->admin_q->mq_ops->commit_rqs(queue);
+	}
+}
+
+/*
  * As submit(), but nvme refuses the command unless the controller is live. During a reset it would
  * come before nvme's own Set Features, Number of Queues, which fails once there are queues: nvme
  * would go on without any, and drop the namespaces.
  */
 static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
 {
-	struct request *request = blk_mq_alloc_request(ctrl->admin_q, REQ_OP_DRV_OUT, 0);
+	struct request *request;
 	int status;
 
+	if (nvme_ctrl_state(ctrl) != NVME_CTRL_LIVE)
+		return -EAGAIN;
+	request = blk_mq_alloc_request(ctrl->admin_q, REQ_OP_DRV_OUT, 0);
 	if (IS_ERR(request))
 		return PTR_ERR(request);
 	nvme_init_request(request, command);
@@ -126,7 +146,10 @@ static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
 	blk_mq_free_request(request);
 	if (status > 0)
 		status &= NVME_SCT_SC_MASK;
-	return status == NVME_SC_HOST_PATH_ERROR ? -EAGAIN : status;
+	if (status != NVME_SC_HOST_PATH_ERROR)
+		return status;
+	ring_for_others(ctrl);
+	return -EAGAIN;
 }
 
 /* PRP 1 stays as it is, since the command has no data. */
