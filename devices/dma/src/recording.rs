@@ -33,6 +33,9 @@ pub(crate) fn dma(
     }
 }
 
+/// What a client would say that serves DMA (errno(3)).
+const EFAULT: u16 = 14;
+
 /// The outcome of a DMA that failed.
 fn outcome(fault: DmaFault) -> Outcome {
     match fault {
@@ -45,6 +48,7 @@ fn outcome(fault: DmaFault) -> Outcome {
             Outcome::ClientRefused(errno.try_into().unwrap_or(u16::MAX))
         }
         DmaFault::Upstream(UpstreamError::Gone) => Outcome::ClientGone,
+        DmaFault::Upstream(UpstreamError::Unserved) => Outcome::ClientRefused(EFAULT),
         DmaFault::Upstream(UpstreamError::TimedOut) => Outcome::ClientTimedOut,
         DmaFault::Upstream(UpstreamError::Stopped) => Outcome::NotMaster,
         DmaFault::Peer(PeerError::Unsupported) => Outcome::PeerUnsupported,

@@ -471,6 +471,7 @@ fn upstream_error(error: RequestError) -> UpstreamError {
         RequestError::Refused(errno) => UpstreamError::Refused(errno.raw_os_error()),
         RequestError::TimedOut => UpstreamError::TimedOut,
         RequestError::Gone => UpstreamError::Gone,
+        RequestError::Unserved => UpstreamError::Unserved,
         RequestError::Stopped => UpstreamError::Stopped,
     }
 }

@@ -123,7 +123,7 @@ impl<'c, 'a> Call<'c, 'a> {
             Some(Data::Write(data)) => (command::DMA_WRITE, data.get(chunk.range.clone())),
             _ => (command::DMA_READ, None),
         };
-        let id = self.channel.pending.register(slot, &self.sender)?;
+        let id = self.channel.register(slot, &self.sender)?;
         let sent = self
             .channel
             .send(id, command, &chunk, data.unwrap_or_default());

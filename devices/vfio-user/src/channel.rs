@@ -1,6 +1,7 @@
 //! What all calls of a session share: how requests are sent, and which of them are not answered yet.
 
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use peerbar_eventfd::EventFd;
@@ -8,8 +9,9 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use crate::chunks::Chunk;
-use crate::pending::Pending;
+use crate::pending::{Arrival, Pending};
 use crate::request_error::RequestError;
+use crate::version::Capabilities;
 use crate::wire::{DmaAccess, HEADER_SIZE, Header, flags};
 use crate::writer::{Closed, Writer};
 
@@ -28,24 +30,26 @@ pub(crate) struct Channel {
     pub(crate) time_out: Duration,
     /// The most data of one message, in bytes.
     pub(crate) chunk_size: usize,
+    /// Whether the client answers.
+    is_answered: bool,
 }
 
 impl Channel {
-    /// `max_transfer` is the client's own limit for the data of one message, in bytes.
     pub(crate) fn new(
         writer: Arc<Writer>,
         attention: Arc<EventFd>,
         time_out: Duration,
-        max_transfer: u64,
+        client: &Capabilities,
     ) -> Self {
-        let chunk_size =
-            usize::try_from(max_transfer).map_or(CHUNK_SIZE, |most| most.clamp(1, CHUNK_SIZE));
+        let most = usize::try_from(client.max_data_xfer_size);
+        let chunk_size = most.map_or(CHUNK_SIZE, |most| most.clamp(1, CHUNK_SIZE));
         Self {
             writer,
             attention,
             pending: Pending::new(),
             time_out,
             chunk_size,
+            is_answered: client.serves_dma,
         }
     }
 
@@ -53,6 +57,18 @@ impl Channel {
     pub(crate) fn disconnect(&self) {
         self.writer.disconnect();
         self.pending.close();
+    }
+
+    /// Registers a message of slot `slot` with `arrivals`, where its reply will come; its number.
+    pub(crate) fn register(
+        &self,
+        slot: usize,
+        arrivals: &Sender<Arrival>,
+    ) -> Result<u16, RequestError> {
+        match self.is_answered {
+            true => self.pending.register(slot, arrivals),
+            false => Err(RequestError::Unserved),
+        }
     }
 
     pub(crate) fn send(

@@ -16,6 +16,9 @@ pub enum RequestError {
     /// The client did not answer in time.
     #[error("the client did not answer in time")]
     TimedOut,
+    /// It was not sent: the client has connected without a word on what it can do, as SPDK's does, which answers no request for DMA.
+    #[error("not sent: the client serves no DMA, so it must have the memory mapped")]
+    Unserved,
     /// It was not sent, or not all of it: the caller has cancelled it, or another request of the call had failed.
     #[error("not sent to the client: the call was cancelled or had failed")]
     Stopped,

@@ -252,7 +252,7 @@ impl Session<'_> {
             Arc::clone(&self.writer),
             self.attention.clone(),
             self.options.request_time_out,
-            capabilities.max_data_xfer_size,
+            &capabilities,
         ));
         self.client = Some(client.clone());
         self.device.attached(client);

@@ -23,6 +23,9 @@ pub(crate) struct Capabilities {
     proposed: Vec<String>,
     /// The most data that the client takes with one message, in bytes, not 0.
     pub(crate) max_data_xfer_size: u64,
+    /// Whether it answers requests for DMA. One that names nothing, not even that it has no capabilities, is SPDK's, which takes such a
+    /// request for the answer to one of its own.
+    pub(crate) serves_dma: bool,
 }
 
 impl Default for Capabilities {
@@ -31,6 +34,7 @@ impl Default for Capabilities {
         Self {
             proposed: Vec::new(),
             max_data_xfer_size: 1 << 20,
+            serves_dma: true,
         }
     }
 }
@@ -43,7 +47,10 @@ pub(crate) fn parse(payload: &[u8]) -> Result<Capabilities, Errno> {
     }
     let json = json.split(|byte| *byte == 0).next().unwrap_or_default();
     if json.is_empty() {
-        return Ok(Capabilities::default());
+        return Ok(Capabilities {
+            serves_dma: false,
+            ..Capabilities::default()
+        });
     }
     let data: Map<String, Value> = serde_json::from_slice(json).map_err(|_| Errno::INVAL)?;
     match data.get("capabilities") {
@@ -63,6 +70,7 @@ fn parse_capabilities(capabilities: &Map<String, Value>) -> Result<Capabilities,
     Ok(Capabilities {
         proposed: capabilities.keys().cloned().collect(),
         max_data_xfer_size,
+        ..default
     })
 }
 
@@ -109,14 +117,15 @@ mod tests {
 
     #[test]
     fn what_is_not_said_has_the_value_of_the_protocol() {
-        for json in [
-            "",
-            "\0",
-            "{}",
-            "{}\0",
-            r#"{"capabilities":{}}"#,
-            r#"{"other":1}"#,
-        ] {
+        for json in ["", "\0"] {
+            let capabilities = parse(&version(0, 1, json.as_bytes())).unwrap();
+            let expected = Capabilities {
+                serves_dma: false,
+                ..Capabilities::default()
+            };
+            assert_eq!(capabilities, expected, "{json:?}");
+        }
+        for json in ["{}", "{}\0", r#"{"capabilities":{}}"#, r#"{"other":1}"#] {
             let capabilities = parse(&version(0, 1, json.as_bytes())).unwrap();
             assert_eq!(capabilities, Capabilities::default(), "{json:?}");
         }

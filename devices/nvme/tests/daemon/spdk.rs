@@ -251,6 +251,22 @@ fn it_attaches_writes_and_reads_back_where_workers_always_poll() {
 }
 
 #[test]
+fn data_in_no_mapping_fail_the_command_at_once_and_the_client_is_not_asked() {
+    const DATA_TRANSFER_ERROR: u16 = 0x04;
+    let daemon = start(&["--poll", "always", "--namespace", "ram=1M"]);
+    let memory = ram(SealFlags::empty());
+    let spdk = Spdk::attach(&daemon, &memory).expect("doorbells that can be mapped");
+    let mut driver = Driver::bring_up(spdk, memory);
+    for opcode in [0x01, 0x02] {
+        let status = driver.io(opcode, 0x7000_0000_0000, 8);
+        assert_eq!(status, DATA_TRANSFER_ERROR);
+    }
+    // A request of the server's would be taken for the answer to one of these.
+    assert_eq!(driver.serial(), "test");
+    driver.wait_for_csts(1, 1);
+}
+
+#[test]
 fn log_names_the_poll_policy_that_it_needs() {
     let mut daemon = start(&["--namespace", "ram=1M"]);
     assert!(Spdk::attach(&daemon, &ram(SealFlags::empty())).is_none());
