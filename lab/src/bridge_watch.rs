@@ -1,40 +1,63 @@
 //! Tells switches which bus addresses their ports forward: the bridges are QEMU's, and its monitor shows how the guest has set them
 //! (QMP, `query-pci`).
 
-use std::io::{self, Read, Write};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use peerbar_switch::{BridgeWindows, BusRange, UNKNOWN};
-use rustix::event::{PollFd, PollFlags, poll};
+use peerbar_switch::{BridgeWindows, BusRange, answer_to, number_of};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::json;
 
-use crate::monitor::Monitor;
+use crate::monitor::{Monitor, is_late};
+use crate::topology::port_id;
 
-/// How long a switch may take to read an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// From an answer to a switch to the next one. A switch that is honest asks no sooner.
+const PACE: Duration = Duration::from_millis(20);
+/// The most bytes of a question.
+const LONGEST: usize = 64;
 
-/// A switch and the socket by which it asks.
+/// The socket by which a switch asks.
 #[derive(Clone, Debug)]
-pub(crate) struct Asking {
-    /// Its name in the scenario.
-    pub(crate) switch: String,
-    /// This process's end.
-    pub(crate) socket: Arc<UnixStream>,
+pub(crate) struct SwitchSocket {
+    /// The switch's name in the scenario.
+    switch: String,
+    /// Names of the devices below it that have servers of peerbar's.
+    devices: Vec<String>,
+    /// This process's end, on which nothing waits.
+    socket: Arc<UnixStream>,
 }
 
-/// The thread that answers all switches of a guest. Dropped, it has ended.
+impl SwitchSocket {
+    /// That of a switch with these devices, and the switch's own end.
+    ///
+    /// # Errors
+    /// That of socketpair(2).
+    pub(crate) fn new(switch: &str, devices: Vec<String>) -> io::Result<(Self, UnixStream)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let socket = Self {
+            switch: switch.to_owned(),
+            devices,
+            socket: Arc::new(ours),
+        };
+        Ok((socket, theirs))
+    }
+}
+
+/// The thread that answers all switches of a guest. It ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct BridgeWatch {
     stop: Option<UnixStream>,
-    /// Returns the switches that have not ended.
-    thread: Option<JoinHandle<Vec<Asking>>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl BridgeWatch {
@@ -42,106 +65,164 @@ impl BridgeWatch {
     ///
     /// # Errors
     /// A system without threads or descriptors.
-    pub(crate) fn start(monitor: PathBuf, switches: Vec<Asking>) -> io::Result<Self> {
+    pub(crate) fn start(monitor: PathBuf, switches: Vec<SwitchSocket>) -> io::Result<Self> {
         let (stop, stopped) = UnixStream::pair()?;
+        let now = Instant::now();
+        let client = |of| Client {
+            of,
+            received: Vec::new(),
+            free: now,
+        };
         let mut answerer = Answerer {
             path: monitor,
             monitor: None,
-            switches,
+            clients: switches.into_iter().map(client).collect(),
         };
-        let thread = thread::Builder::new().name("bridge-windows".to_owned());
+        let thread = thread::Builder::new().name("bridge-watch".to_owned());
         let thread = thread.spawn(move || {
             if let Err(error) = answerer.run(&stopped) {
                 log::warn!("no switch learns any more what its ports forward: {error}");
             }
-            answerer.switches
         })?;
         Ok(Self {
             stop: Some(stop),
             thread: Some(thread),
         })
     }
-
-    /// Ends it; the switches that have not ended.
-    pub(crate) fn stop(mut self) -> Vec<Asking> {
-        self.end()
-    }
-
-    fn end(&mut self) -> Vec<Asking> {
-        self.stop = None;
-        let ended = self.thread.take().map(JoinHandle::join);
-        let switches = ended.transpose();
-        let switches = switches.inspect_err(|_| log::error!("the thread has panicked"));
-        switches.ok().flatten().unwrap_or_default()
-    }
 }
 
 impl Drop for BridgeWatch {
     fn drop(&mut self) {
-        self.end();
+        self.stop = None;
+        let ended = self.thread.take().map(JoinHandle::join);
+        if let Some(Err(_)) = ended {
+            log::error!("the thread that tells switches what their ports forward has panicked");
+        }
     }
+}
+
+/// A switch that may ask.
+struct Client {
+    of: SwitchSocket,
+    /// What has been received of a question.
+    received: Vec<u8>,
+    /// When it may ask again.
+    free: Instant,
 }
 
 struct Answerer {
     path: PathBuf,
-    /// Connected once the first switch asks: QEMU listens before it starts devices.
+    /// Connected once the first switch asks, as QEMU listens before it starts devices, and kept: it serves one client at a time.
     monitor: Option<Monitor>,
-    switches: Vec<Asking>,
+    clients: Vec<Client>,
 }
 
 impl Answerer {
     /// Answers until the other end of `stop` is closed.
     fn run(&mut self, stop: &UnixStream) -> io::Result<()> {
         loop {
-            let sockets = self.switches.iter().map(|asking| asking.socket.as_fd());
-            let sockets = [stop.as_fd()].into_iter().chain(sockets);
-            let polled = sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
-            let mut polled: Vec<PollFd<'_>> = polled.collect();
-            match poll(&mut polled, None) {
-                Ok(_) => {}
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            }
-            let mut ready = polled.iter().map(|socket| !socket.revents().is_empty());
-            if ready.next() == Some(true) {
+            let Some(asking) = self.wait(stop)? else {
                 return Ok(());
+            };
+            let clients = std::mem::take(&mut self.clients).into_iter().zip(asking);
+            for (mut client, asks) in clients {
+                let served = match asks {
+                    true => self.serve(&mut client),
+                    false => Ok(()),
+                };
+                match served {
+                    Ok(()) => self.clients.push(client),
+                    Err(error) => client.dismiss(&error),
+                }
             }
-            let ready: Vec<bool> = ready.collect();
-            let switches = std::mem::take(&mut self.switches).into_iter().zip(ready);
-            let switches = switches.filter(|(asking, asks)| !asks || self.serve(asking));
-            self.switches = switches.map(|(asking, _)| asking).collect();
         }
     }
 
-    /// Answers a switch that has asked. Whether it may ask again: one that is gone, or reads no answer, does not.
-    fn serve(&mut self, asking: &Asking) -> bool {
-        let mut questions = [0; 64];
-        let read = (&*asking.socket).read(&mut questions);
-        if !read.is_ok_and(|read| read > 0) {
-            return false;
+    /// Waits until switches have asked: which. None if `stop` is closed.
+    fn wait(&self, stop: &UnixStream) -> io::Result<Option<Vec<bool>>> {
+        let now = Instant::now();
+        let paced = self.clients.iter().map(|client| client.free);
+        let paced = paced.filter(|free| *free > now).min();
+        let left = paced.map(|free| Timespec::try_from(free.saturating_duration_since(now)));
+        let left = left.transpose().map_err(io::Error::other)?;
+        let mut polled = vec![PollFd::new(stop, PollFlags::IN)];
+        for client in &self.clients {
+            let wanted = match client.free <= now {
+                true => PollFlags::IN,
+                false => PollFlags::empty(),
+            };
+            polled.push(PollFd::from_borrowed_fd(client.of.socket.as_fd(), wanted));
         }
-        let answer = self.answer(&asking.switch);
-        let answer = answer.map_or_else(
-            |error| {
-                log::debug!("QEMU does not say what ports forward: {error}");
-                UNKNOWN.to_owned()
-            },
-            |windows| windows.to_string(),
-        );
-        let sent = asking.socket.set_write_timeout(Some(PATIENCE));
-        let sent = sent.and_then(|()| writeln!(&*asking.socket, "{answer}"));
-        sent.is_ok()
+        match poll(&mut polled, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut ready = polled.iter().map(|socket| !socket.revents().is_empty());
+        let is_stopped = ready.next() == Some(true);
+        Ok((!is_stopped).then(|| ready.collect()))
     }
 
-    fn answer(&mut self, switch: &str) -> io::Result<BridgeWindows> {
+    /// Answers a switch, if it has asked.
+    fn serve(&mut self, client: &mut Client) -> io::Result<()> {
+        let Some(number) = client.question()? else {
+            return Ok(());
+        };
+        let windows = self.bridge_windows(&client.of);
+        let windows = windows
+            .inspect_err(|error| log::debug!("QEMU does not show its bridges: {error}"))
+            .ok();
+        client.free = Instant::now() + PACE;
+        let answer = answer_to(number, windows.as_ref());
+        (&*client.of.socket).write_all(answer.as_bytes())
+    }
+
+    fn bridge_windows(&mut self, of: &SwitchSocket) -> io::Result<BridgeWindows> {
         let mut monitor = match self.monitor.take() {
             Some(monitor) => monitor,
             None => Monitor::connect(&self.path)?,
         };
-        let buses = monitor.execute(&json!({"execute": "query-pci"}))?;
-        self.monitor = Some(monitor);
-        let buses: Vec<Bus> = serde_json::from_value(buses)?;
-        Ok(bridge_windows(&buses, switch))
+        let buses = monitor.execute(&json!({"execute": "query-pci"}));
+        if buses.as_ref().map_or_else(is_late, |_| true) {
+            self.monitor = Some(monitor);
+        }
+        let buses: Vec<Bus> = serde_json::from_value(buses?)?;
+        Ok(bridge_windows(&buses, of))
+    }
+}
+
+impl Client {
+    /// The number of the last question that has come.
+    fn question(&mut self) -> io::Result<Option<u64>> {
+        let mut part = [0; LONGEST];
+        let read = match (&*self.of.socket).read(&mut part) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(read) => read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        self.received.extend(part.iter().take(read));
+        let Some(end) = self.received.iter().rposition(|byte| *byte == b'\n') else {
+            return match self.received.len() < LONGEST {
+                true => Ok(None),
+                false => Err(io::Error::other("no question")),
+            };
+        };
+        let lines: Vec<u8> = self.received.drain(..=end).collect();
+        let lines = String::from_utf8_lossy(&lines);
+        let number = lines.lines().next_back().and_then(number_of);
+        number.map(Some).ok_or(io::Error::other("no question"))
+    }
+
+    /// It is gone, asks what is no question, or reads no answers: it is answered no more, and sees that.
+    fn dismiss(self, error: &io::Error) {
+        if error.kind() != ErrorKind::UnexpectedEof {
+            log::warn!(
+                "{} learns no more what its ports forward: {error}",
+                self.of.switch
+            );
+        }
+        // Fails if it is gone.
+        let _ = self.of.socket.shutdown(Shutdown::Both);
     }
 }
 
@@ -186,13 +267,14 @@ impl MemoryRange {
 }
 
 /// What the ports of a switch forward, by the names of the devices below them.
-fn bridge_windows(buses: &[Bus], switch: &str) -> BridgeWindows {
-    let prefix = format!("{switch}.");
-    let bridges = buses.iter().flat_map(|bus| bridges(&bus.devices));
-    let ports = bridges.filter_map(|(id, Bridge { bus, .. })| {
-        let ranges = [&bus.memory_range, &bus.prefetchable_range];
+fn bridge_windows(buses: &[Bus], of: &SwitchSocket) -> BridgeWindows {
+    let bridges: BTreeMap<&str, &Bridge> =
+        buses.iter().flat_map(|bus| bridges(&bus.devices)).collect();
+    let ports = of.devices.iter().filter_map(|device| {
+        let port = bridges.get(&*port_id(&of.switch, device))?;
+        let ranges = [&port.bus.memory_range, &port.bus.prefetchable_range];
         let ranges = ranges.into_iter().filter_map(MemoryRange::bus_range);
-        Some((id.strip_prefix(&prefix)?.to_owned(), ranges.collect()))
+        Some((device.clone(), ranges.collect()))
     });
     ports.collect()
 }
@@ -213,8 +295,6 @@ fn bridges<'a>(devices: &'a [PciDevice]) -> Vec<(&'a str, &'a Bridge)> {
 mod tests {
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
-
-    use peerbar_switch::QUESTION;
 
     use super::*;
 
@@ -240,30 +320,48 @@ mod tests {
                             "prefetchable_range": {"base": 4294967296, "limit": 4563402751}}}}]}}]}}]}]"#;
 
     #[test]
-    fn windows_of_a_switch_are_those_of_its_downstream_ports() {
+    fn windows_of_a_switch_are_those_of_its_ports_with_servers() {
         let buses: Vec<Bus> = serde_json::from_str(BUSES).unwrap();
-        let text = |switch| bridge_windows(&buses, switch).to_string();
-        let first =
+        let text = |switch, devices: &[&str]| {
+            let devices = devices.iter().map(|device| (*device).to_owned());
+            let (of, _) = SwitchSocket::new(switch, devices.collect()).unwrap();
+            bridge_windows(&buses, &of).to_string()
+        };
+        let disks =
             "disk0=0x20000000-0x201fffff,0x110000000-0x113ffffff disk1=0x20200000-0x203fffff";
-        assert_eq!(text("switch0"), first);
+        assert_eq!(text("switch0", &["disk1", "disk0", "disk2"]), disks);
         let gpu = "gpu0=0x20400000-0x205fffff,0x100000000-0x10fffffff";
-        assert_eq!(text("switch1"), gpu);
-        assert_eq!(text("switch"), "");
+        assert_eq!(text("switch1", &["gpu0"]), gpu);
+        assert_eq!(text("switch0", &["gpu0"]), "");
+        assert_eq!(text("root", &["switch1"]), "");
     }
 
-    /// A switch's end of a socket: asks, and returns the answer.
-    fn ask(socket: &UnixStream) -> String {
-        writeln!(&*socket, "{QUESTION}").unwrap();
-        let mut answer = String::new();
-        BufReader::new(socket).read_line(&mut answer).unwrap();
-        answer.trim_end().to_owned()
-    }
+    /// A switch's end of a socket, which has asked so many questions.
+    struct Switch(BufReader<UnixStream>, u64);
 
-    fn asking(switch: &str) -> (Asking, UnixStream) {
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let switch = switch.to_owned();
-        let socket = Arc::new(ours);
-        (Asking { switch, socket }, theirs)
+    impl Switch {
+        fn new(name: &str) -> (SwitchSocket, Self) {
+            let (ours, theirs) = SwitchSocket::new(name, vec!["gpu0".to_owned()]).unwrap();
+            (ours, Self(BufReader::new(theirs), 0))
+        }
+
+        /// Asks, and returns the answer.
+        fn ask(&mut self) -> String {
+            self.1 += 1;
+            let question = format!("bridge-windows {}\n", self.1);
+            self.0.get_mut().write_all(question.as_bytes()).unwrap();
+            let mut answer = String::new();
+            self.0.read_line(&mut answer).unwrap();
+            let (number, answer) = answer.trim_end_matches('\n').split_once(' ').unwrap();
+            assert_eq!(number, self.1.to_string());
+            answer.to_owned()
+        }
+
+        fn ends(mut self) -> bool {
+            let mut rest = String::new();
+            // An error if it has not been read to the end.
+            self.0.read_line(&mut rest).unwrap_or(0) == 0
+        }
     }
 
     /// A monitor that answers this many commands, and is gone then.
@@ -272,10 +370,11 @@ mod tests {
         writeln!(&stream, r#"{{"QMP": {{}}}}"#).unwrap();
         let lines = BufReader::new(&stream).lines();
         for line in lines.take(commands) {
-            let is_query = line.unwrap().contains("query-pci");
+            let line: serde_json::Value = serde_json::from_str(&line.unwrap()).unwrap();
+            let is_query = line["execute"] == "query-pci";
             let returned = if is_query { BUSES } else { "{}" };
             let returned = returned.replace('\n', " ");
-            writeln!(&stream, r#"{{"return": {returned}}}"#).unwrap();
+            writeln!(&stream, r#"{{"return": {returned}, "id": {}}}"#, line["id"]).unwrap();
         }
     }
 
@@ -283,24 +382,45 @@ mod tests {
     fn switches_are_answered_while_qemu_is_there_and_by_the_next_watch() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("monitor");
-        let ((first, to_first), (second, to_second)) = (asking("switch0"), asking("switch1"));
-        let watch = BridgeWatch::start(path.clone(), vec![first, second]).unwrap();
-        assert_eq!(ask(&to_first), UNKNOWN);
+        let ((first, mut to_first), (second, mut to_second)) =
+            (Switch::new("switch0"), Switch::new("switch1"));
+        let gpu = "gpu0=0x20400000-0x205fffff,0x100000000-0x10fffffff";
+        let watch = BridgeWatch::start(path.clone(), vec![first, second.clone()]).unwrap();
+        assert_eq!(to_first.ask(), "unknown");
         let listener = UnixListener::bind(&path).unwrap();
         let qemu = thread::spawn(move || {
             // The capabilities and two questions, then as a new process.
             monitor(&listener, 3);
             monitor(&listener, 2);
         });
-        assert!(ask(&to_second).starts_with("gpu0="));
-        assert!(ask(&to_first).starts_with("disk0="));
-        assert_eq!(ask(&to_first), UNKNOWN);
-        // That switch ends.
-        drop(to_first);
-        let left = watch.stop();
-        let watch = BridgeWatch::start(path, left).unwrap();
-        assert!(ask(&to_second).starts_with("gpu0="));
+        assert_eq!(to_second.ask(), gpu);
+        assert_eq!(to_first.ask(), "", "its gpu0 has no port there");
+        assert_eq!(to_first.ask(), "unknown");
+        drop(watch);
+        let watch = BridgeWatch::start(path, vec![second]).unwrap();
+        assert_eq!(to_second.ask(), gpu);
         qemu.join().unwrap();
         drop(watch);
+    }
+
+    #[test]
+    fn switch_that_asks_no_question_is_left_and_others_are_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("monitor");
+        let sockets = [(); 4].map(|()| Switch::new("switch1"));
+        let ours = sockets.iter().map(|(ours, _)| ours.clone()).collect();
+        let [mut good, mut wrong, mut endless, mut deaf] = sockets.map(|(_, theirs)| theirs);
+        let _watch = BridgeWatch::start(path, ours).unwrap();
+        wrong.0.get_mut().write_all(b"what?\n").unwrap();
+        endless.0.get_mut().write_all(&[b'x'; 200]).unwrap();
+        assert!(wrong.ends() && endless.ends());
+        // It reads no answers, until its socket is full.
+        let floods = (0..).find_map(|_| {
+            let question = b"bridge-windows 18446744073709551615\n".repeat(100);
+            deaf.0.get_mut().write_all(&question).err()
+        });
+        let ended = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
+        assert!(ended.contains(&floods.unwrap().kind()));
+        assert_eq!(good.ask(), "unknown");
     }
 }

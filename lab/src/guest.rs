@@ -18,7 +18,7 @@ use rustix::io::ioctl_fionbio;
 
 use crate::artifacts::Artifacts;
 use crate::bounded_file::BoundedFile;
-use crate::bridge_windows::{Asking, BridgeWatch};
+use crate::bridge_watch::{BridgeWatch, SwitchSocket};
 use crate::child::{Child, Killer};
 use crate::console::Console;
 use crate::counters::CounterFiles;
@@ -35,7 +35,7 @@ use crate::program_builds;
 use crate::qemu::{self, Boot, SharedFolder, Sockets, VSOCK};
 use crate::report::Report;
 use crate::scenario::Scenario;
-use crate::servers::{self, BridgeQuestions, Server};
+use crate::servers::{self, Server};
 use crate::signals::Signals;
 use crate::topology::Topology;
 
@@ -60,8 +60,10 @@ const PLAN: Duration = Duration::from_secs(5);
 pub struct Guest<'a> {
     qemu: Child,
     servers: Vec<Server>,
-    /// After QEMU, whose end it may wait for.
+    /// Dropped after QEMU, whose monitor it may wait for.
     bridges: Option<BridgeWatch>,
+    /// The sockets of the switches that it answers.
+    switches: Vec<SwitchSocket>,
     events: Events<'a>,
     plan: String,
     counters: Arc<CounterFiles>,
@@ -131,11 +133,10 @@ impl<'a> Guest<'a> {
         let mut events = Events::new(signals);
         sockets.check(&topology)?;
         let report = listen(&sockets.report())?;
-        let answered = (sockets, BridgeQuestions::Answered);
-        let servers = servers::start(&topology, scenario.recording, answered, folder, &mut events)?;
-        let asking = servers.iter().filter_map(|server| server.bridges.clone());
-        let asking = asking.chain(sockets.survivors().asking()).collect();
-        let bridges = BridgeWatch::start(sockets.own_monitor(), asking);
+        let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
+        let switches = servers.iter().filter_map(|server| server.bridges.clone());
+        let switches: Vec<SwitchSocket> = switches.chain(sockets.survivors().switches()).collect();
+        let bridges = BridgeWatch::start(sockets.launcher_monitor(), switches.clone());
         let bridges = bridges.context("cannot tell switches what their ports forward")?;
         let shared = artifacts.shared(scenario, files.as_deref());
         let access = scenario.access.is_some();
@@ -161,6 +162,7 @@ impl<'a> Guest<'a> {
             qemu,
             servers,
             bridges: Some(bridges),
+            switches,
             events,
             plan,
             counters: Arc::new(CounterFiles::of(scenario, folder.path())),
@@ -207,10 +209,10 @@ impl<'a> Guest<'a> {
         servers.map(|server| (server.name.as_str(), server.child.id()))
     }
 
-    /// No longer answers its switches; where they ask what their ports forward.
-    pub(crate) fn stop_answering(&mut self) -> Vec<Asking> {
-        let watch = self.bridges.take();
-        watch.map(BridgeWatch::stop).unwrap_or_default()
+    /// No longer tells its switches what their ports forward; their sockets, for the next guest.
+    pub(crate) fn hand_over_switches(&mut self) -> Vec<SwitchSocket> {
+        self.bridges = None;
+        self.switches.clone()
     }
 
     /// The names of the servers that have not ended.

@@ -296,7 +296,7 @@ impl Lab {
     }
 
     /// The switches and devices whose servers still serve, for [`LabOptions::survivors`] once QEMU has ended: a guest that
-    /// is gone has taken no device with it.
+    /// is gone has taken no device with it. Switches no longer learn what the ports of this guest forward.
     ///
     /// # Errors
     /// A process that cannot be asked after.
@@ -312,7 +312,7 @@ impl Lab {
             names,
             self.temporary.path(),
             self.folder.path(),
-            self.guest.stop_answering(),
+            self.guest.hand_over_switches(),
         ))
     }
 

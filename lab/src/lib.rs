@@ -58,7 +58,7 @@
 pub mod accel;
 pub mod artifacts;
 mod bounded_file;
-pub mod bridge_windows;
+mod bridge_watch;
 pub mod child;
 pub mod console;
 pub mod counters;

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::{Value, json};
 
 /// How long QEMU may take to answer a command, with all events that come before.
@@ -16,6 +17,10 @@ const LONGEST: u64 = 1 << 20;
 pub(crate) struct Monitor {
     stream: BufReader<LimitedStream>,
     patience: Duration,
+    /// The number of the last command. An answer has it, too: one that came too late is not taken for the next one's.
+    last: u64,
+    /// What has been read of the next line.
+    line: Vec<u8>,
 }
 
 /// A stream that is read until a deadline.
@@ -42,29 +47,38 @@ impl Monitor {
     }
 
     fn connect_with(socket: &Path, patience: Duration) -> io::Result<Self> {
-        let stream = UnixStream::connect(socket)?;
+        let stream = connect_at_once(socket)?;
         stream.set_write_timeout(Some(patience))?;
         let deadline = Instant::now() + patience;
         let mut monitor = Self {
             stream: BufReader::new(LimitedStream { stream, deadline }),
             patience,
+            last: 0,
+            line: Vec::new(),
         };
         monitor.line()?;
         monitor.execute(&json!({"execute": "qmp_capabilities"}))?;
         Ok(monitor)
     }
 
-    /// Has a command carried out; what it returns.
+    /// Has a command carried out; what it returns. One that has taken too long (`TimedOut`, `WouldBlock`) may be followed by others.
     pub(crate) fn execute(&mut self, command: &Value) -> io::Result<Value> {
+        self.last += 1;
+        let mut command = command.clone();
+        if let Some(members) = command.as_object_mut() {
+            members.insert("id".to_owned(), self.last.into());
+        }
         let limited = self.stream.get_mut();
         limited.deadline = Instant::now() + self.patience;
         writeln!(limited.stream, "{command}")?;
         loop {
             let mut line = self.line()?;
+            if line.get("id").and_then(Value::as_u64) != Some(self.last) {
+                continue;
+            }
             if let Some(error) = line.get("error") {
                 return Err(io::Error::other(error.to_string()));
             }
-            // Events come in between.
             if let Some(returned) = line.get_mut("return") {
                 return Ok(returned.take());
             }
@@ -80,13 +94,30 @@ impl Monitor {
     }
 
     fn line(&mut self) -> io::Result<Value> {
-        let mut line = String::new();
-        let mut limited = self.stream.by_ref().take(LONGEST);
-        if limited.read_line(&mut line)? == 0 {
+        let begun = LONGEST.saturating_sub(self.line.len() as u64);
+        let mut limited = self.stream.by_ref().take(begun);
+        limited.read_until(b'\n', &mut self.line)?;
+        let line = std::mem::take(&mut self.line);
+        if line.is_empty() {
             return Err(ErrorKind::UnexpectedEof.into());
         }
-        Ok(serde_json::from_str(&line)?)
+        Ok(serde_json::from_slice(&line)?)
     }
+}
+
+/// Whether a command has taken too long.
+pub(crate) fn is_late(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
+}
+
+/// Connects, unless others wait already to be accepted.
+fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 #[cfg(test)]
@@ -107,9 +138,9 @@ mod tests {
             let mut lines = BufReader::new(&stream).lines();
             let mut asked = Vec::new();
             for answer in [
-                r#"{"return": {}}"#,
-                "{\"event\": \"RESUME\"}\n{\"return\": \"OK\\r\\n\"}",
-                r#"{"error": {"desc": "no such command"}}"#,
+                r#"{"return": {}, "id": 1}"#,
+                "{\"event\": \"RESUME\"}\n{\"return\": 5, \"id\": 1}\n{\"return\": \"OK\\r\\n\", \"id\": 2}",
+                r#"{"error": {"desc": "no such command"}, "id": 3}"#,
             ] {
                 asked.push(lines.next().unwrap().unwrap());
                 writeln!(&stream, "{answer}").unwrap();
@@ -134,14 +165,60 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         let qemu = thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
-            writeln!(&stream, "{{\"QMP\": {{}}}}\n{{\"return\": {{}}}}").unwrap();
+            writeln!(
+                &stream,
+                "{{\"QMP\": {{}}}}\n{{\"return\": {{}}, \"id\": 1}}"
+            )
+            .unwrap();
             while writeln!(&stream, r#"{{"event": "RTC_CHANGE"}}"#).is_ok() {}
         });
         let mut monitor = Monitor::connect_with(&path, Duration::from_millis(200)).unwrap();
         let error = monitor.human("info pci").unwrap_err();
-        let late = [ErrorKind::TimedOut, ErrorKind::WouldBlock];
-        assert!(late.contains(&error.kind()), "{error}");
+        assert!(is_late(&error), "{error}");
         drop(monitor);
         qemu.join().unwrap();
+    }
+
+    #[test]
+    fn answer_that_was_too_late_is_not_the_next_one_s() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (late, is_late_now) = std::sync::mpsc::channel();
+        let qemu = thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            writeln!(&stream, r#"{{"QMP": {{}}}}"#).unwrap();
+            let mut lines = BufReader::new(&stream).lines();
+            lines.next().unwrap().unwrap();
+            // The second answer is begun in time, and ends too late.
+            write!(
+                &stream,
+                "{{\"return\": {{}}, \"id\": 1}}\n{{\"return\": \"late"
+            )
+            .unwrap();
+            lines.next().unwrap().unwrap();
+            is_late_now.recv().unwrap();
+            writeln!(&stream, r#"", "id": 2}}"#).unwrap();
+            lines.next().unwrap().unwrap();
+            writeln!(&stream, r#"{{"return": "right", "id": 3}}"#).unwrap();
+        });
+        let mut monitor = Monitor::connect_with(&path, Duration::from_millis(200)).unwrap();
+        let error = monitor.human("info pci").unwrap_err();
+        assert!(is_late(&error), "{error}");
+        late.send(()).unwrap();
+        monitor.patience = PATIENCE;
+        assert_eq!(monitor.human("info pci").unwrap(), "right");
+        qemu.join().unwrap();
+    }
+
+    #[test]
+    fn monitor_that_others_wait_for_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("qmp");
+        let listener = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _waiting = UnixStream::connect(&path).unwrap();
+        let error = Monitor::connect(&path).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
     }
 }

@@ -133,7 +133,7 @@ pub fn arguments(
         "-chardev",
         format!("socket,id=report,path={}", escaped(&sockets.report())),
     );
-    for monitor in [sockets.monitor(), sockets.own_monitor()] {
+    for monitor in [sockets.monitor(), sockets.launcher_monitor()] {
         let monitor = escaped(&monitor);
         words.option("-qmp", format!("unix:{monitor},server=on,wait=off"));
     }
@@ -232,6 +232,7 @@ pub struct Sockets {
     folder: PathBuf,
     survivors: Survivors,
     shared_fabric: Option<PathBuf>,
+    has_monitor: bool,
 }
 
 impl Sockets {
@@ -244,7 +245,21 @@ impl Sockets {
             folder: folder.to_owned(),
             survivors: Survivors::default(),
             shared_fabric: None,
+            has_monitor: true,
         }
+    }
+
+    /// Of devices for a QEMU of the user's own, whose monitor this process does not know.
+    pub fn without_monitor(self) -> Self {
+        Self {
+            has_monitor: false,
+            ..self
+        }
+    }
+
+    /// Whether this process has a monitor of QEMU's.
+    pub(crate) fn has_monitor(&self) -> bool {
+        self.has_monitor
     }
 
     /// With the socket of a fabric that serves several guests, if there is one.
@@ -291,8 +306,8 @@ impl Sockets {
     }
 
     /// The socket of a monitor that only this process uses: QEMU listens.
-    pub(crate) fn own_monitor(&self) -> PathBuf {
-        self.folder.join("own-monitor.sock")
+    pub(crate) fn launcher_monitor(&self) -> PathBuf {
+        self.folder.join("launcher.sock")
     }
 
     /// The socket of the guest's trace events: the launcher listens, QEMU connects.
@@ -362,7 +377,7 @@ impl Sockets {
         let mut paths = servers.chain(switches).chain([
             self.report(),
             self.monitor(),
-            self.own_monitor(),
+            self.launcher_monitor(),
             self.vsock_device(),
             self.vsock_programs(),
             self.fabric(),
@@ -518,7 +533,7 @@ socket,id=report,path=/s/report.sock
 -qmp
 unix:/s/monitor.sock,server=on,wait=off
 -qmp
-unix:/s/own-monitor.sock,server=on,wait=off
+unix:/s/launcher.sock,server=on,wait=off
 -device
 virtio-serial-pci
 -device

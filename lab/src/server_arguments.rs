@@ -120,6 +120,9 @@ fn switch_arguments(switch: &str, topology: &Topology<'_>, sockets: &Sockets) ->
     for hole in pci_holes(topology.memory) {
         words.extend(["--pci-hole".to_owned(), hole.to_string()]);
     }
+    if sockets.has_monitor() {
+        words.push("--bridge-windows".to_owned());
+    }
     words
 }
 
@@ -302,7 +305,7 @@ mod tests {
         assert_eq!(
             lines[0],
             "--socket-path /s/switch-switch0.sock --link disk1=unsupported-request \
-             --pci-hole 0x20000000-0xfebfffff --pci-hole 0x100000000-0xffffffffffffffff"
+             --pci-hole 0x20000000-0xfebfffff --pci-hole 0x100000000-0xffffffffffffffff --bridge-windows"
         );
         let below = "--socket-path /s/nvme-disk1.sock --control /s/nvme-disk1.control --switch /s/switch-switch0.sock --port-name disk1 ";
         assert!(lines[2].starts_with(below), "{}", lines[2]);

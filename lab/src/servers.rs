@@ -3,16 +3,14 @@
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use peerbar_flight::Level;
 
-use crate::bridge_windows::Asking;
+use crate::bridge_watch::SwitchSocket;
 use crate::child::{Child, Killer, last_line};
 use crate::counters::counter_file;
 use crate::events::{Event, EventSource, Events};
@@ -42,18 +40,9 @@ pub struct Server {
     /// Whether a check has asked for its death: then its end is no failure.
     pub lost: bool,
     /// Where it asks what its ports forward, if it is a switch that does.
-    pub(crate) bridges: Option<Asking>,
+    pub(crate) bridges: Option<SwitchSocket>,
     /// The link to its control socket.
     _control: Option<SocketLink>,
-}
-
-/// Whether somebody answers what the ports of switches forward: see [`crate::bridge_windows`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BridgeQuestions {
-    /// Switches ask, and let endpoints have windows only there.
-    Answered,
-    /// QEMU is the user's own.
-    Unanswered,
 }
 
 impl Server {
@@ -74,7 +63,7 @@ impl Server {
 pub fn start(
     topology: &Topology<'_>,
     recording: Level,
-    (sockets, questions): (&Sockets, BridgeQuestions),
+    sockets: &Sockets,
     folder: &Folder,
     events: &mut Events<'_>,
 ) -> Result<Vec<Server>, Failure> {
@@ -99,9 +88,8 @@ pub fn start(
         let first = servers.len();
         let needed = |command: &ServerCommand| !survivors.contains(&command.name);
         for command in commands.into_iter().filter(needed) {
-            let asks = command.kind == "switch" && questions == BridgeQuestions::Answered;
-            let mut server = match asks {
-                true => spawn_asking(&command, folder)?,
+            let mut server = match command.kind == "switch" && sockets.has_monitor() {
+                true => spawn_switch(&command, topology, folder)?,
                 false => spawn(&command, folder)?,
             };
             let stdout = server
@@ -153,29 +141,29 @@ fn level_word(level: Level) -> &'static str {
 }
 
 pub(crate) fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
-    spawn_with(server, folder, &[], Stdio::null())
+    spawn_with(server, folder, Stdio::null())
 }
 
 /// Starts a switch that asks what its ports forward.
-fn spawn_asking(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
-    let (ours, theirs) = UnixStream::pair().context("cannot make a socket pair")?;
-    let input = Stdio::from(OwnedFd::from(theirs));
-    let mut spawned = spawn_with(server, folder, &["--bridge-windows"], input)?;
-    spawned.bridges = Some(Asking {
-        switch: server.name.clone(),
-        socket: Arc::new(ours),
-    });
+fn spawn_switch(
+    server: &ServerCommand,
+    topology: &Topology<'_>,
+    folder: &Folder,
+) -> Result<Server, Failure> {
+    let below = topology
+        .below(&server.name)
+        .filter(|device| device.is_ours());
+    let names = below.map(|device| device.name().to_owned()).collect();
+    let socket = SwitchSocket::new(&server.name, names);
+    let (ours, theirs) = socket.context("cannot make a socket pair")?;
+    let mut spawned = spawn_with(server, folder, OwnedFd::from(theirs).into())?;
+    spawned.bridges = Some(ours);
     Ok(spawned)
 }
 
-fn spawn_with(
-    server: &ServerCommand,
-    folder: &Folder,
-    further: &[&str],
-    input: Stdio,
-) -> Result<Server, Failure> {
+fn spawn_with(server: &ServerCommand, folder: &Folder, input: Stdio) -> Result<Server, Failure> {
     let mut command = Command::new(program(server.program)?);
-    command.args(&server.arguments).args(further);
+    command.args(&server.arguments);
     if server.kind == "fabric" {
         command
             .arg("--record")

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
-use crate::bridge_windows::Asking;
+use crate::bridge_watch::SwitchSocket;
 use crate::counters::counter_file;
 use crate::folder::flight_record;
 use crate::injecting::link_name;
@@ -21,7 +21,7 @@ pub struct Survivors {
     /// The folder of their run.
     run: PathBuf,
     /// Where the switches among them ask what their ports forward.
-    asking: Vec<Asking>,
+    switches: Vec<SwitchSocket>,
 }
 
 impl Survivors {
@@ -29,11 +29,11 @@ impl Survivors {
         names: BTreeSet<String>,
         sockets: &Path,
         run: &Path,
-        asking: Vec<Asking>,
+        switches: Vec<SwitchSocket>,
     ) -> Self {
         Self {
             names,
-            asking,
+            switches,
             sockets: sockets.to_owned(),
             run: run.to_owned(),
         }
@@ -50,8 +50,8 @@ impl Survivors {
     }
 
     /// Where the switches among them ask what their ports forward.
-    pub(crate) fn asking(&self) -> impl Iterator<Item = Asking> {
-        self.asking.iter().cloned()
+    pub(crate) fn switches(&self) -> impl Iterator<Item = SwitchSocket> {
+        self.switches.iter().cloned()
     }
 
     /// The folder of the sockets of `name`, if it is one of them.

@@ -62,6 +62,11 @@ pub enum FunctionKind<'a> {
     Device(DeviceSpec<'a>),
 }
 
+/// The identifier in QEMU of the port of a switch above the device `below`.
+pub(crate) fn port_id(switch: &str, below: &str) -> String {
+    format!("{switch}.{below}")
+}
+
 impl<'a> Topology<'a> {
     /// The topology of `scenario`. Each switch and each device has a port of its own.
     pub fn of(scenario: &'a Scenario) -> Self {
@@ -96,7 +101,7 @@ impl<'a> Topology<'a> {
         let slot = slot.unwrap_or_default();
         let (id, bus, kind) = match attach {
             AttachPoint::Switch(switch) => (
-                format!("{switch}.{below}"),
+                port_id(switch, below),
                 switch.as_str(),
                 FunctionKind::DownstreamPort(slot),
             ),

@@ -16,7 +16,7 @@ use peerbar_lab::folder::Folder;
 use peerbar_lab::own_qemu::OwnQemu;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::scenario::Scenario;
-use peerbar_lab::servers::{self, BridgeQuestions, Server};
+use peerbar_lab::servers::{self, Server};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::started::Versions;
@@ -44,7 +44,7 @@ pub(crate) fn devices(options: &cli::Devices) -> Result<ExitCode, Failure> {
     };
     scenario.serve_disks_by(options.workers, options.poll);
     let sockets_folder = HeldFolder::of(options)?;
-    let sockets = Sockets::in_folder(&sockets_folder.folder);
+    let sockets = Sockets::in_folder(&sockets_folder.folder).without_monitor();
     let folder = options.runs.begin(&scenario.name)?;
     let path = std::path::absolute(&scenario.path);
     let path = path.context("cannot tell where the scenario is")?;
@@ -84,8 +84,7 @@ fn serve(
     sockets.check(&topology)?;
     let mut events = Events::new(signals);
     let recording = scenario.recording;
-    let unanswered = (sockets, BridgeQuestions::Unanswered);
-    let mut servers = servers::start(&topology, recording, unanswered, folder, &mut events)?;
+    let mut servers = servers::start(&topology, recording, sockets, folder, &mut events)?;
     let qemu = OwnQemu {
         machine: &scenario.machine,
         topology: &topology,

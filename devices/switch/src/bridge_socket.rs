@@ -1,6 +1,7 @@
 //! The socket by which the switch asks what its ports forward.
 //!
-//! It sends `bridge-windows` on a line. The answer is a line: a [`BridgeWindows`] as text, or `unknown` if that cannot be told now.
+//! A question is a line, `bridge-windows NUMBER`, and so is its answer: the number and a [`BridgeWindows`] as text, or `unknown` if that
+//! cannot be told now.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,10 +10,25 @@ use std::os::unix::net::UnixStream;
 use crate::bridge_windows::BridgeWindows;
 use crate::limits::MAX_BRIDGE_WINDOWS;
 
-/// The question.
-pub const QUESTION: &str = "bridge-windows";
-/// The answer of somebody who cannot tell now.
-pub const UNKNOWN: &str = "unknown";
+const QUESTION: &str = "bridge-windows";
+const UNKNOWN: &str = "unknown";
+
+/// The question of that number, with the end of its line.
+fn question(number: u64) -> String {
+    format!("{QUESTION} {number}\n")
+}
+
+/// The number of a question, if it is one.
+pub fn number_of(question: &str) -> Option<u64> {
+    let number = question.strip_prefix(QUESTION)?.strip_prefix(' ')?;
+    number.parse().ok()
+}
+
+/// The answer to a question, with the end of its line. None is that it cannot be told now.
+pub fn answer_to(number: u64, windows: Option<&BridgeWindows>) -> String {
+    let windows = windows.map_or_else(|| UNKNOWN.to_owned(), BridgeWindows::to_string);
+    format!("{number} {windows}\n")
+}
 
 /// The switch's end of the socket. Nothing waits on it.
 #[derive(Debug)]
@@ -37,15 +53,15 @@ impl BridgeSocket {
     ///
     /// # Errors
     /// The other end is gone, or reads no questions.
-    pub(crate) fn ask(&self) -> io::Result<()> {
-        writeln!(&self.stream, "{QUESTION}")
+    pub(crate) fn ask(&self, number: u64) -> io::Result<()> {
+        (&self.stream).write_all(question(number).as_bytes())
     }
 
-    /// The last whole answer that has come, if one has. `Some(None)` is [`UNKNOWN`], or no answer at all, which is logged.
+    /// The last whole answer that has come, if one has, and the number of its question. None in it is that it cannot be told.
     ///
     /// # Errors
-    /// The other end is gone, or sends more than an answer.
-    pub(crate) fn receive(&mut self) -> io::Result<Option<Option<BridgeWindows>>> {
+    /// The other end is gone, or sends what is no answer.
+    pub(crate) fn receive(&mut self) -> io::Result<Option<(u64, Option<BridgeWindows>)>> {
         let mut part = [0; 4096];
         let read = match (&self.stream).read(&mut part) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -63,7 +79,7 @@ impl BridgeSocket {
         };
         let lines: Vec<u8> = self.received.drain(..=end).collect();
         let lines = String::from_utf8_lossy(&lines);
-        Ok(lines.lines().next_back().map(answer))
+        lines.lines().next_back().map(answer).transpose()
     }
 }
 
@@ -77,14 +93,14 @@ fn is_for_later(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-fn answer(line: &str) -> Option<BridgeWindows> {
-    if line == UNKNOWN {
-        return None;
-    }
-    let windows = line.parse();
-    windows
-        .inspect_err(|error| log::warn!("the answer about bridge windows: {error}"))
-        .ok()
+fn answer(line: &str) -> io::Result<(u64, Option<BridgeWindows>)> {
+    let (number, windows) = line.split_once(' ').unwrap_or((line, ""));
+    let number = number.parse().map_err(io::Error::other)?;
+    let windows = match windows {
+        UNKNOWN => None,
+        windows => Some(windows.parse().map_err(io::Error::other)?),
+    };
+    Ok((number, windows))
 }
 
 #[cfg(test)]
@@ -96,20 +112,40 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut socket = BridgeSocket::new(ours).unwrap();
         assert_eq!(socket.receive().unwrap(), None);
-        (&theirs).write_all(b"a=0x1-0x2\nb=0x3-").unwrap();
-        let text = |answer: Option<BridgeWindows>| answer.map(|windows| windows.to_string());
-        let received = socket.receive().unwrap().map(text);
-        assert_eq!(received, Some(Some("a=0x1-0x2".to_owned())));
+        let windows: BridgeWindows = "a=0x1-0x2".parse().unwrap();
+        let answer = answer_to(7, Some(&windows));
+        assert_eq!(answer, "7 a=0x1-0x2\n");
+        (&theirs).write_all(answer.as_bytes()).unwrap();
+        (&theirs).write_all(b"8 b=0x3-").unwrap();
+        assert_eq!(socket.receive().unwrap(), Some((7, Some(windows))));
         (&theirs).write_all(b"0x4\n").unwrap();
-        let received = socket.receive().unwrap().map(text);
-        assert_eq!(received, Some(Some("b=0x3-0x4".to_owned())));
-        for line in ["unknown\n", "what?\n"] {
+        let (number, windows) = socket.receive().unwrap().unwrap();
+        assert_eq!(
+            (number, windows.unwrap().to_string()),
+            (8, "b=0x3-0x4".to_owned())
+        );
+        let unknown = answer_to(9, None);
+        (&theirs).write_all(unknown.as_bytes()).unwrap();
+        assert_eq!(socket.receive().unwrap(), Some((9, None)));
+        // No port forwards anything.
+        (&theirs).write_all(b"10 \n").unwrap();
+        let nothing = Some((10, Some(BridgeWindows::default())));
+        assert_eq!(socket.receive().unwrap(), nothing);
+        for line in ["what?\n", "11 a=b\n", "-1 unknown\n"] {
             (&theirs).write_all(line.as_bytes()).unwrap();
-            assert_eq!(socket.receive().unwrap(), Some(None), "{line}");
+            assert!(socket.receive().is_err(), "{line}");
         }
         drop(theirs);
         let error = socket.receive().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn question_has_its_number() {
+        assert_eq!(number_of(question(12).trim_end()), Some(12));
+        for other in ["", "bridge-windows", "bridge-windows x", "12"] {
+            assert_eq!(number_of(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -12,8 +12,6 @@ pub struct Config {
     pub modes: BTreeMap<String, LinkMode>,
     /// Where the machine has no RAM and windows may be (QEMU's term: PCI holes). One that is elsewhere is passed on to nobody.
     pub holes: Vec<BusRange>,
-    /// Whether somebody says what the ports forward. Then a window where its port forwards nothing is passed on to nobody, either.
-    pub has_bridge_windows: bool,
 }
 
 impl Config {
@@ -33,7 +31,6 @@ impl Default for Config {
         Self {
             modes: BTreeMap::new(),
             holes: Self::default_holes(),
-            has_bridge_windows: false,
         }
     }
 }

@@ -11,7 +11,7 @@
 //!   [`Link::announce`] then waits until every other endpoint has acknowledged the change, which it does when no transfer by the
 //!   old windows is in progress. It waits for [`CLOSING_TIME_OUT`] at most, and not for endpoints that have not acknowledged
 //!   another change for so long already.
-//! - **A window that has been opened is used by the next request of all that are attached.** The switch counts changes in memory that
+//! - **A window that has been passed on is used by the next request of all that are attached.** The switch counts changes in memory that
 //!   endpoints can read only ([`peerbar_dma::ChangeCount`]), and says up to which count an endpoint knows them all. An endpoint that
 //!   begins a request compares the two, and waits until it knows of what has changed before. So an announcement that closes no window
 //!   waits for nobody, unless others have still to acknowledge the one before.
@@ -23,8 +23,8 @@
 //!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
 //!   mapping of the same address, as in a hardware switch.
 //! - **No window is where its port forwards nothing**, if somebody says what the ports forward ([`BridgeWindows`]): it is passed on once its
-//!   port forwards it. The bridges are the virtual machine's, so the switch asks by a socket ([`BridgeSocket`]), and goes by what it knows
-//!   until it is answered.
+//!   port forwards it. The bridges are the virtual machine's, so the switch asks by a socket ([`BridgeSocket`]): when a window lies
+//!   elsewhere, as far as it knows, and every second. Until it is answered it goes by what it knows.
 //! - **First claim wins.** Of several windows over one address, the one that was announced first and has not moved since
 //!   answers. The switch numbers the claims, each endpoint applies them.
 //! - **A peer that vanishes fails its partners' transfers.** Its windows stay claimed, with no owner, until an
@@ -39,7 +39,8 @@
 //!   memory. No other copy begins: the owner ends the lease of a window when it closes it, and each copy is checked against the lease
 //!   before and after, without the switch.
 //! - Where nobody says what the ports forward, a guest that puts a BAR outside its bridge's window still has it routed, and an endpoint may
-//!   claim any address in a hole that nobody has claimed. Where somebody does, a bridge that the guest sets anew is known after a second.
+//!   claim any address in a hole that nobody has claimed. Where somebody does, a bridge that the guest sets anew is known within a second and the
+//!   time of an answer. A request before that goes where the bridge forwarded before: to the root, if the window is new.
 //! - The switch passes on the timing of links; the endpoints keep to it. No AER, no multicast.
 //!
 //! - An endpoint that has lost its switch learns of no window that is opened meanwhile: its requests there go to the root, or to memory that
@@ -88,7 +89,7 @@ mod switch_address;
 mod window;
 
 pub use attachment::Attachment;
-pub use bridge_socket::{BridgeSocket, QUESTION, UNKNOWN};
+pub use bridge_socket::{BridgeSocket, answer_to, number_of};
 pub use bridge_windows::{BridgeWindows, NoBridgeWindows};
 pub use bus_range::{BusRange, NoBusRange};
 pub use config::Config;

@@ -45,11 +45,11 @@ pub(crate) const MAX_NAME: usize = 32;
 /// How long the switch waits between an answer about what its ports forward and the next question.
 pub(crate) const BRIDGES_PACE: Duration = Duration::from_millis(50);
 
-/// When it asks again, though no window needs the answer at once.
-pub(crate) const BRIDGES_AGAIN: Duration = Duration::from_secs(1);
+/// When it asks again, though no window needs the answer at once, and the longest time between two questions while one does.
+pub(crate) const BRIDGES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// When it no longer waits for an answer.
 pub(crate) const BRIDGES_TIME_OUT: Duration = Duration::from_secs(15);
 
-/// The longest answer in bytes: names, and three ranges of two numbers for each.
+/// The longest answer in bytes: a number, and a name and two ranges for each port.
 pub(crate) const MAX_BRIDGE_WINDOWS: usize = MAX_PORTS * (MAX_NAME + 128);

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Parser;
 use peerbar_sandbox::{Connections, FileAccess, SandboxOptions, ServerKind};
 use peerbar_server_log::ServerLog;
 use peerbar_switch::{BridgeSocket, BusRange, Config, LinkMode, serve};
+use rustix::net::SocketType;
 use rustix::net::sockopt::socket_type;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
@@ -45,24 +46,18 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let _log = ServerLog::start("warn");
-    let modes = match modes(args.links) {
+    let modes = match modes(args.links.clone()) {
         Ok(modes) => modes,
         Err(name) => {
             eprintln!("peerbar-switch: `--link` names {name} twice: a link has one mode");
             return ExitCode::from(USAGE);
         }
     };
-    let holes = if args.holes.is_empty() {
-        Config::default_holes()
-    } else {
-        args.holes
+    let holes = match args.holes.is_empty() {
+        true => Config::default_holes(),
+        false => args.holes.clone(),
     };
-    let config = Config {
-        modes,
-        holes,
-        has_bridge_windows: args.bridge_windows,
-    };
-    match run(&args.socket_path, config, args.sandbox) {
+    match run(&args, Config { modes, holes }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("peerbar-switch: {error:#}");
@@ -71,14 +66,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(socket_path: &Path, config: Config, sandbox: SandboxOptions) -> anyhow::Result<()> {
+fn run(args: &Args, config: Config) -> anyhow::Result<()> {
+    let (socket_path, sandbox) = (args.socket_path.as_path(), args.sandbox);
     sandbox.restrict_files(ServerKind::Interconnect, &[FileAccess::Socket(socket_path)])?;
     let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
         pipe::register(number, signal).context("cannot handle signals")?;
     }
-    let bridges = config.has_bridge_windows.then(bridge_socket).transpose()?;
+    let bridges = args.bridge_windows.then(bridge_socket).transpose()?;
     serve(socket_path, config, bridges, &stop, || {
         let confined = sandbox.restrict_calls(Connections::None);
         confined.map_err(io::Error::other)?;
@@ -92,7 +88,9 @@ fn run(socket_path: &Path, config: Config, sandbox: SandboxOptions) -> anyhow::R
 fn bridge_socket() -> anyhow::Result<BridgeSocket> {
     let input = io::stdin().as_fd().try_clone_to_owned();
     let input = input.context("cannot copy standard input")?;
-    socket_type(&input).context("`--bridge-windows` needs a socket as standard input")?;
+    let needed = "`--bridge-windows` needs a stream socket as standard input";
+    let kind = socket_type(&input).context(needed)?;
+    ensure!(kind == SocketType::STREAM, needed);
     let socket = BridgeSocket::new(UnixStream::from(input));
     socket.context("cannot use standard input")
 }

@@ -62,7 +62,7 @@ pub fn serve(
     let (changes, lent) = count(path)?;
     let mut server = Server {
         listener: Listener::open(path, i32::try_from(MAX_PORTS).unwrap_or(i32::MAX))?,
-        switch: Switch::new(config, lent, unguessable, Instant::now()),
+        switch: Switch::new(config, bridges.is_some(), lent, unguessable, Instant::now()),
         changes,
         bridges,
         connections: BTreeMap::new(),
@@ -137,7 +137,10 @@ impl Server {
 
     fn receive_bridge_windows(&mut self) {
         match self.bridges.as_mut().map(BridgeSocket::receive) {
-            Some(Ok(Some(windows))) => self.switch.take_bridge_windows(windows, Instant::now()),
+            Some(Ok(Some((number, windows)))) => {
+                let now = Instant::now();
+                self.switch.take_bridge_windows(number, windows, now);
+            }
             Some(Err(error)) => self.lose_bridges(&error),
             Some(Ok(None)) | None => {}
         }
@@ -146,9 +149,10 @@ impl Server {
     fn lose_bridges(&mut self, error: &io::Error) {
         let name = self.name();
         log::warn!(
-            "{name}: nobody says any more what the ports forward, so it stays as it is: {error}"
+            "{name}: nobody says any more what the ports forward, so peers reach windows only where they did before: {error}"
         );
         self.bridges = None;
+        self.switch.end_bridge_windows();
     }
 
     /// One message of one endpoint, so that none keeps the others waiting.
@@ -208,8 +212,8 @@ impl Server {
                             connection.withdraw(id);
                         }
                     }
-                    Output::AskForBridgeWindows => {
-                        let asked = self.bridges.as_ref().map(BridgeSocket::ask);
+                    Output::AskForBridgeWindows(number) => {
+                        let asked = self.bridges.as_ref().map(|bridges| bridges.ask(number));
                         if let Some(Err(error)) = asked {
                             self.lose_bridges(&error);
                         }

@@ -16,6 +16,7 @@ use crate::window::Descriptor;
 
 mod announce;
 mod attach;
+mod bridges;
 mod forwarding;
 mod output;
 mod port;
@@ -42,21 +43,22 @@ pub(crate) struct Switch {
     last_change: u64,
     last_update: u64,
     last_claim: u64,
-    warnings: u32,
     outputs: Vec<Output>,
 }
 
 impl Switch {
-    /// A switch without endpoints, whose count of changes is 0 and is kept in the memory of `changes`. `ticket` makes tickets of
+    /// A switch without endpoints, whose count of changes is 0 and is kept in the memory of `changes`. With `has_bridge_windows` it
+    /// asks what its ports forward. `ticket` makes tickets of
     /// numbers; an endpoint must not be able to guess one.
     pub(crate) fn new(
         config: Config,
+        has_bridge_windows: bool,
         changes: Descriptor,
         ticket: fn(u64) -> u64,
         now: Instant,
     ) -> Self {
         Self {
-            forwarding: config.has_bridge_windows.then(Forwarding::default),
+            forwarding: has_bridge_windows.then(Forwarding::default),
             config,
             changes,
             ticket,
@@ -68,7 +70,6 @@ impl Switch {
             last_change: 0,
             last_update: 0,
             last_claim: 0,
-            warnings: 0,
             outputs: Vec::new(),
         }
     }
@@ -195,6 +196,8 @@ impl Switch {
     }
 }
 
+#[cfg(test)]
+mod bridges_tests;
 #[cfg(test)]
 mod model;
 #[cfg(test)]

@@ -8,17 +8,14 @@ use crate::limits::CLOSING_TIME_OUT;
 use crate::message::{Message, PortId};
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
-/// How many misplaced windows are logged as warnings; a guest can cause any number of them.
-const WARNINGS: u32 = 16;
-
 impl Switch {
     pub(super) fn announce(
         &mut self,
         from: PortId,
         sequence: u64,
-        (mut windows, leases): (Vec<BarWindow>, Descriptor),
+        (windows, leases): (Vec<BarWindow>, Descriptor),
     ) -> Result<(), Reason> {
-        self.claim(from, &mut windows)?;
+        self.check_announcement(from, &windows)?;
         let windows = self.in_holes(from, windows);
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
         let is_old = |window: &BarWindow| port.announced.iter().any(|old| window.is_known_by(old));
@@ -45,15 +42,22 @@ impl Switch {
     }
 
     /// Has peers use those of an endpoint's windows that its port forwards, as far as that is known now, and no others. Whether it closes
-    /// any.
+    /// any. A window that has not moved keeps its claim.
     pub(super) fn pass_on(&mut self, from: PortId) -> bool {
-        let forwarding = self.forwarding.as_ref();
         let Some(port) = self.ports.get_mut(&from) else {
             return false;
         };
-        let windows = port.announced.iter();
-        let windows = windows.filter(|window| port.is_forwarded(window, forwarding));
-        let windows: Vec<BarWindow> = windows.cloned().collect();
+        let mut windows = port.forwarded(self.forwarding.as_ref());
+        for window in &mut windows {
+            let unmoved = port.windows.iter().find(|old| old.has_range_of(window));
+            window.claim = unmoved.map_or_else(
+                || {
+                    self.last_claim += 1;
+                    self.last_claim
+                },
+                |old| old.claim,
+            );
+        }
         let former = std::mem::replace(&mut port.windows, windows.clone());
         let leases = port.leases.clone();
         let is_in =
@@ -67,38 +71,27 @@ impl Switch {
         closes
     }
 
-    /// Numbers the claims of the windows that an endpoint announces: one that has not moved keeps its own.
-    fn claim(&mut self, from: PortId, windows: &mut [BarWindow]) -> Result<(), Reason> {
+    /// Whether an endpoint may announce these windows now.
+    fn check_announcement(&self, from: PortId, windows: &[BarWindow]) -> Result<(), Reason> {
         let port = self.ports.get(&from).ok_or(Reason::Silent)?;
         if port.announcing.is_some() {
             return Err(Reason::Violation(
                 "it announces before the last is Announced",
             ));
         }
-        for window in windows {
-            if matches!(window.backing, BarBacking::Gone) {
-                return Err(Reason::Violation("it announces a window without an owner"));
-            }
-            let unmoved = port.announced.iter().find(|old| old.has_range_of(window));
-            window.claim = unmoved.map_or_else(
-                || {
-                    self.last_claim += 1;
-                    self.last_claim
-                },
-                |old| old.claim,
-            );
+        let is_gone = |window: &BarWindow| matches!(window.backing, BarBacking::Gone);
+        match windows.iter().any(is_gone) {
+            true => Err(Reason::Violation("it announces a window without an owner")),
+            false => Ok(()),
         }
-        Ok(())
     }
 
     /// Those of an endpoint's windows that lie in PCI holes; logs the others.
-    fn in_holes(&mut self, from: PortId, mut windows: Vec<BarWindow>) -> Vec<BarWindow> {
-        let (holes, warnings) = (&self.config.holes, &mut self.warnings);
+    fn in_holes(&self, from: PortId, mut windows: Vec<BarWindow>) -> Vec<BarWindow> {
         windows.retain(|window| {
-            let inside = holes.iter().any(|hole| hole.holds(window));
+            let inside = self.config.holes.iter().any(|hole| hole.holds(window));
             if !inside {
-                log::log!(
-                    level(warnings),
+                log::warn!(
                     "port {from}, BAR{} at {:#x}+{:#x} is outside of the machine's PCI holes, so no peer reaches it; `--pci-hole` says where they are",
                     window.bar,
                     window.address,
@@ -111,7 +104,7 @@ impl Switch {
     }
 
     /// Logs which of an endpoint's windows overlap windows with earlier claims of others.
-    fn note_overlaps(&mut self, from: PortId, windows: &[BarWindow]) {
+    fn note_overlaps(&self, from: PortId, windows: &[BarWindow]) {
         for window in windows {
             let others = self.ports.iter().filter(|(id, _)| **id != from);
             let mut claimed =
@@ -121,8 +114,7 @@ impl Switch {
             let Some((owner, other)) = claimed.find(earlier) else {
                 continue;
             };
-            log::log!(
-                level(&mut self.warnings),
+            log::warn!(
                 "port {from}, BAR{} at {:#x}+{:#x} lies over BAR{} of port {owner} at {:#x}+{:#x}, which came first and answers",
                 window.bar,
                 window.address,
@@ -254,15 +246,5 @@ impl Switch {
             port.known = Some(count);
             self.send(to, Message::Known { count });
         }
-    }
-}
-
-/// The level at which the next misplaced window is logged.
-pub(super) fn level(warnings: &mut u32) -> log::Level {
-    *warnings = warnings.saturating_add(1);
-    if *warnings <= WARNINGS {
-        log::Level::Warn
-    } else {
-        log::Level::Debug
     }
 }

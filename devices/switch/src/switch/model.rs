@@ -121,6 +121,7 @@ impl World {
                     holes: BusRange::new(0, u64::MAX).into_iter().collect(),
                     ..Config::default()
                 },
+                false,
                 Descriptor::default(),
                 std::convert::identity,
                 now,

@@ -14,8 +14,8 @@ pub(crate) enum Output {
     Send(PortId, Message),
     /// Do not send this endpoint that request of a peer, if it is not sent yet.
     Withdraw(PortId, RequestId),
-    /// Ask what the ports forward.
-    AskForBridgeWindows,
+    /// Ask what the ports forward. The question has this number.
+    AskForBridgeWindows(u64),
     /// Close the connection, after the steps before. The switch has forgotten it already.
     CutOff(PortId, Reason),
 }

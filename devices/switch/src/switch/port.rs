@@ -21,7 +21,7 @@ pub(super) struct Port {
     /// Those of them that peers may use, as its port forwards them.
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
-    /// Whether those that its port does not forward have been logged.
+    /// Those that its port does not forward have been logged.
     pub(super) is_warned: bool,
     pub(super) updates: Updates,
     /// The count of changes up to which all have been sent to it, as it knows.
@@ -50,10 +50,16 @@ impl Port {
         self.name.is_none() && self.awaited.is_none()
     }
 
-    /// Whether the bridge above it forwards all addresses of a window. Without knowledge of bridges all are taken to be.
-    pub(super) fn is_forwarded(&self, window: &BarWindow, forwarding: Option<&Forwarding>) -> bool {
+    /// Those of its windows that the bridge above it forwards; all without knowledge of bridges.
+    pub(super) fn forwarded(&self, forwarding: Option<&Forwarding>) -> Vec<BarWindow> {
         let name = self.name.as_deref().unwrap_or_default();
-        forwarding.is_none_or(|forwarding| forwarding.hold(name, window))
+        let is_held = |window: &&BarWindow| forwarding.is_none_or(|known| known.hold(name, window));
+        self.announced.iter().filter(is_held).cloned().collect()
+    }
+
+    /// Whether peers may not use all its windows.
+    pub(super) fn is_withheld(&self) -> bool {
+        self.windows.len() < self.announced.len()
     }
 
     /// Whether an announcement of this peer waits for it: it has not acknowledged that, and is not late already.

@@ -8,8 +8,8 @@ use super::output::Output;
 use super::*;
 use crate::bus_range::BusRange;
 use crate::limits::{
-    BRIDGES_AGAIN, BRIDGES_PACE, BRIDGES_TIME_OUT, CLOSING_TIME_OUT, ENDPOINT_TIME_OUT, MAX_PORTS,
-    NAME_TIME_OUT, PROTOCOL,
+    BRIDGES_INTERVAL, BRIDGES_PACE, BRIDGES_TIME_OUT, CLOSING_TIME_OUT, ENDPOINT_TIME_OUT,
+    MAX_PORTS, NAME_TIME_OUT, PROTOCOL,
 };
 use crate::link_mode::LinkMode;
 use crate::message::LinkTiming;
@@ -97,7 +97,7 @@ fn all_outputs(switch: &mut Switch) -> Vec<String> {
         }
         Output::Send(_, other) => panic!("{other:?}"),
         Output::Withdraw(from, (_, tag)) => format!("{from}: not {tag}"),
-        Output::AskForBridgeWindows => "asks for bridge windows".to_owned(),
+        Output::AskForBridgeWindows(number) => format!("question {number}"),
         Output::CutOff(port, reason) => format!("{port} cut off: {reason:?}"),
     };
     let outputs = switch.take_outputs().into_iter().map(short);
@@ -116,9 +116,9 @@ fn with_bridge_windows(has_bridge_windows: bool) -> Switch {
     Switch::new(
         Config {
             holes: BusRange::new(0, u64::MAX).into_iter().collect(),
-            has_bridge_windows,
             ..Config::default()
         },
+        has_bridge_windows,
         Descriptor::default(),
         std::convert::identity,
         Instant::now(),
@@ -882,6 +882,7 @@ fn storm_of_announcements_by_all_at_once_is_worked_off() {
     let now = Instant::now();
     let mut switch = Switch::new(
         Config::default(),
+        false,
         Descriptor::default(),
         |number| number,
         now,
@@ -957,107 +958,140 @@ fn numbers_that_wrap_leave_out_nobody_and_the_ports_that_are_there() {
     );
 }
 
-/// What the ports forward; none if it cannot be told.
-fn forwarded(switch: &mut Switch, windows: &str, now: Instant) {
+/// Answers the switch's last question, by none if the text is "unknown".
+fn forwarded(switch: &mut Switch, number: u64, windows: &str, now: Instant) {
     let windows = (windows != "unknown").then(|| windows.parse().unwrap());
-    switch.take_bridge_windows(windows, now);
+    switch.take_bridge_windows(number, windows, now);
 }
 
 #[test]
 fn window_is_passed_on_once_its_port_forwards_it() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three_at(with_bridge_windows(true), now);
+    assert_eq!(switch.deadline(), None);
     switch.receive(a, announce(1, &[0x1000, 0x8000]), now);
-    assert_eq!(
-        outputs(&mut switch),
-        ["asks for bridge windows", "1: announced 1"]
-    );
+    assert_eq!(outputs(&mut switch), ["question 1", "1: announced 1"]);
     // That b forwards it is of no use to a.
-    forwarded(&mut switch, "a=0x1000-0x1fff b=0x8000-0x8fff", now);
+    forwarded(&mut switch, 1, "a=0x1000-0x1fff b=0x8000-0x8fff", now);
     assert_eq!(outputs(&mut switch), ["2: 1 has 1000#1", "3: 1 has 1000#1"]);
     acknowledge(&mut switch, b);
     acknowledge(&mut switch, c);
-    // The guest sets the bridge anew: a second later the switch knows it.
-    switch.expire(now + BRIDGES_AGAIN);
-    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
-    forwarded(&mut switch, "a=0x8000-0x8fff", now + BRIDGES_AGAIN);
-    assert_eq!(outputs(&mut switch), ["2: 1 has 8000#2", "3: 1 has 8000#2"]);
+    // As long as a window is withheld, the switch asks, ever less often.
+    let mut asked = Vec::new();
+    let mut at = now;
+    for number in 2..9 {
+        let next = switch.deadline().unwrap();
+        asked.push((next - at).as_millis());
+        at = next;
+        switch.expire(at);
+        assert_eq!(outputs(&mut switch), [format!("question {number}")]);
+        assert_eq!(switch.ports[&a].is_warned, number > 5);
+        forwarded(&mut switch, number, "a=0x1000-0x1fff b=0x8000-0x8fff", at);
+    }
+    assert_eq!(asked, [100, 200, 400, 800, 1000, 1000, 1000]);
+    assert!(outputs(&mut switch).is_empty());
+    // The guest sets the bridge anew.
+    switch.expire(switch.deadline().unwrap());
+    forwarded(&mut switch, 9, "a=0x8000-0x8fff", at);
+    let closed_and_opened = ["question 9", "2: 1 has", "3: 1 has"];
+    assert_eq!(outputs(&mut switch), closed_and_opened);
+    acknowledge(&mut switch, b);
+    assert_eq!(outputs(&mut switch), ["2: 1 has 8000#2"]);
 }
 
 #[test]
 fn window_where_its_port_is_known_to_forward_is_passed_on_at_once() {
     let now = Instant::now();
-    let (mut switch, [a, b, _]) = three_at(with_bridge_windows(true), now);
-    forwarded(&mut switch, "a=0x1000-0x2fff b=0x3000-0x3fff", now);
+    let (mut switch, [a, b, c]) = three_at(with_bridge_windows(true), now);
     switch.receive(a, announce(1, &[0x1000]), now);
-    let passed_on = ["2: 1 has 1000#1", "3: 1 has 1000#1", "1: announced 1"];
-    assert_eq!(outputs(&mut switch), passed_on);
+    forwarded(&mut switch, 1, "a=0x1000-0x2fff b=0x3000-0x3fff", now);
     acknowledge(&mut switch, b);
-    // What it knows may be of before: that is asked in any case, but not for each window.
-    let deadline = switch.deadline().unwrap();
-    assert_eq!(deadline, now + BRIDGES_AGAIN);
+    switch.take_outputs();
+    switch.receive(a, announce(2, &[0x1000, 0x2000]), now);
+    let outputs_of = outputs(&mut switch);
+    let passed_on = "2: 1 has 1000#1 2000#2".to_owned();
+    assert!(outputs_of.contains(&passed_on), "{outputs_of:?}");
+    // What it knows may be of before: it asks every second, however many windows are opened.
+    let deadline = now + BRIDGES_INTERVAL;
     switch.receive(b, announce(1, &[0x3000]), now + BRIDGES_PACE);
+    acknowledge(&mut switch, a);
+    acknowledge(&mut switch, b);
+    acknowledge(&mut switch, c);
     assert_eq!(switch.deadline().unwrap(), deadline);
     switch.take_outputs();
     switch.expire(deadline);
-    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
-    // An answer that was lost is not waited for without end.
-    assert_eq!(switch.deadline().unwrap(), deadline + BRIDGES_TIME_OUT);
-    switch.expire(deadline + BRIDGES_TIME_OUT);
-    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
+    assert_eq!(outputs(&mut switch), ["question 2"]);
+    // An answer that is lost is not waited for without end, and that to an earlier question does nothing.
+    let late = deadline + BRIDGES_TIME_OUT;
+    assert_eq!(switch.deadline().unwrap(), late);
+    switch.expire(late);
+    assert_eq!(outputs(&mut switch), ["question 3"]);
+    forwarded(&mut switch, 2, "", late);
+    assert!(outputs(&mut switch).is_empty());
+    // Nobody can tell: what is known stays, and it is asked again.
+    forwarded(&mut switch, 3, "unknown", late);
+    assert!(outputs(&mut switch).is_empty());
+    let next = late + BRIDGES_INTERVAL;
+    assert_eq!(switch.deadline().unwrap(), next);
+    switch.expire(next);
+    assert_eq!(outputs(&mut switch), ["question 4"]);
+    switch.end_bridge_windows();
+    assert_eq!(switch.deadline(), None);
 }
 
 #[test]
-fn answer_from_before_a_window_does_not_hold_for_it() {
+fn answer_from_before_a_window_is_followed_by_a_question_soon() {
     let now = Instant::now();
     let (mut switch, [a, b, _]) = three_at(with_bridge_windows(true), now);
     switch.receive(a, announce(1, &[0x1000]), now);
     switch.receive(b, announce(1, &[0x2000]), now);
-    let asked = [
-        "asks for bridge windows",
-        "1: announced 1",
-        "2: announced 1",
-    ];
+    let asked = ["question 1", "1: announced 1", "2: announced 1"];
     assert_eq!(outputs(&mut switch), asked);
-    forwarded(&mut switch, "a=0x1000-0x1fff", now);
-    assert!(!switch.ports[&b].is_warned);
+    forwarded(&mut switch, 1, "a=0x1000-0x1fff", now);
     assert_eq!(outputs(&mut switch), ["2: 1 has 1000#1", "3: 1 has 1000#1"]);
     assert_eq!(switch.deadline(), Some(now + BRIDGES_PACE));
+    // Once nobody has windows there is nothing to ask.
     switch.expire(now + BRIDGES_PACE);
-    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
-    // Nobody can tell: nothing changes, and it is asked again later.
-    forwarded(&mut switch, "unknown", now + BRIDGES_PACE);
-    assert!(!switch.ports[&b].is_warned && outputs(&mut switch).is_empty());
-    let again = now + BRIDGES_PACE + BRIDGES_AGAIN;
-    assert_eq!(switch.deadline(), Some(again));
-    switch.expire(again);
-    forwarded(&mut switch, "a=0x1000-0x1fff", again);
-    assert!(switch.ports[&b].is_warned && !switch.ports[&a].is_warned);
-    assert_eq!(outputs(&mut switch), ["asks for bridge windows"]);
+    switch.receive(a, announce(2, &[]), now);
+    switch.receive(b, announce(2, &[]), now);
+    switch.take_outputs();
+    forwarded(&mut switch, 2, "a=0x1000-0x1fff", now);
+    assert!(outputs(&mut switch).is_empty());
+    switch.expire(now + CLOSING_TIME_OUT);
+    assert_eq!(switch.deadline(), None);
 }
 
 #[test]
 fn window_that_is_no_longer_forwarded_is_closed() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three_at(with_bridge_windows(true), now);
-    forwarded(&mut switch, "a=0x1000-0x1fff", now);
     switch.receive(a, announce(1, &[0x1000]), now);
-    acknowledge(&mut switch, b);
+    switch.receive(b, announce(1, &[0x1000]), now);
+    forwarded(&mut switch, 1, "a=0x1000-0x1fff", now);
     acknowledge(&mut switch, c);
     switch.take_outputs();
-    forwarded(&mut switch, "a= b=0x1000-0x1fff", now);
-    assert_eq!(outputs(&mut switch), ["2: 1 has", "3: 1 has"]);
-    // A newcomer does not learn of it, and the name's next owner may have it again.
-    switch.leave(a, now);
-    let again = switch.connect(now);
-    switch.receive(again, hello("a"), now);
-    switch.take_outputs();
+    // What one port gains another one has lost: that is closed first.
+    switch.expire(now + BRIDGES_PACE);
+    forwarded(&mut switch, 2, "b=0x1000-0x1fff", now);
+    let closed_first = ["question 2", "3: 1 has", "1: 2 has 1000#2"];
+    assert_eq!(outputs(&mut switch), closed_first);
+    acknowledge(&mut switch, c);
+    assert_eq!(outputs(&mut switch), ["3: 2 has 1000#2"]);
     acknowledge(&mut switch, b);
-    forwarded(&mut switch, "a=0x1000-0x1fff", now);
-    switch.receive(again, announce(1, &[0x1000]), now);
-    let outputs = outputs(&mut switch);
+    // That of an endpoint that has vanished is closed, too.
+    switch.leave(b, now);
+    acknowledge(&mut switch, a);
+    acknowledge(&mut switch, c);
+    assert!(outputs(&mut switch).contains(&"3: 2 has !1000".to_owned()));
+    switch.expire(switch.deadline().unwrap());
+    forwarded(&mut switch, 3, "b=0x2000-0x2fff", now);
+    let outputs_of = outputs(&mut switch);
     assert!(
-        outputs.contains(&"2: 4 has 1000#2".to_owned()),
-        "{outputs:?}"
+        outputs_of.contains(&"3: 2 has".to_owned()),
+        "{outputs_of:?}"
     );
+    // And a newcomer learns of none of both.
+    let d = switch.connect(now);
+    switch.receive(d, hello("d"), now);
+    assert_eq!(outputs(&mut switch), ["4: welcome"]);
 }

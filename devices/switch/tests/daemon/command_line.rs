@@ -32,5 +32,8 @@ fn bridge_windows_without_a_socket_are_refused() {
     let exit = command().args(["--bridge-windows"]).refused();
     assert_eq!(exit.code, Some(69));
     let line = exit.line();
-    assert!(line.contains("needs a socket as standard input"), "{line}");
+    assert!(
+        line.contains("needs a stream socket as standard input"),
+        "{line}"
+    );
 }
