@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::monitor::{Monitor, is_late};
-use crate::topology::port_id;
+use crate::topology::{Topology, port_id};
 
 /// From an answer to a switch to the next one. A switch that is honest asks no sooner.
 const PACE: Duration = Duration::from_millis(20);
@@ -37,19 +37,27 @@ pub(crate) struct SwitchSocket {
 }
 
 impl SwitchSocket {
-    /// That of a switch with these devices, and the switch's own end.
+    /// That of a switch, and the switch's own end.
     ///
     /// # Errors
     /// That of socketpair(2).
-    pub(crate) fn new(switch: &str, devices: Vec<String>) -> io::Result<(Self, UnixStream)> {
+    pub(crate) fn new(switch: &str) -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let socket = Self {
             switch: switch.to_owned(),
-            devices,
+            devices: Vec::new(),
             socket: Arc::new(ours),
         };
         Ok((socket, theirs))
+    }
+
+    /// In this topology.
+    pub(crate) fn within(self, topology: &Topology<'_>) -> Self {
+        let below = topology.below(&self.switch);
+        let below = below.filter(|device| device.is_ours());
+        let devices = below.map(|device| device.name().to_owned()).collect();
+        Self { devices, ..self }
     }
 }
 
@@ -77,11 +85,15 @@ impl BridgeWatch {
             path: monitor,
             monitor: None,
             clients: switches.into_iter().map(client).collect(),
+            has_warned: false,
         };
         let thread = thread::Builder::new().name("bridge-watch".to_owned());
         let thread = thread.spawn(move || {
             if let Err(error) = answerer.run(&stopped) {
-                log::warn!("no switch learns any more what its ports forward: {error}");
+                answerer
+                    .clients
+                    .drain(..)
+                    .for_each(|client| client.dismiss(&error));
             }
         })?;
         Ok(Self {
@@ -115,6 +127,7 @@ struct Answerer {
     /// Connected once the first switch asks, as QEMU listens before it starts devices, and kept: it serves one client at a time.
     monitor: Option<Monitor>,
     clients: Vec<Client>,
+    has_warned: bool,
 }
 
 impl Answerer {
@@ -168,12 +181,22 @@ impl Answerer {
             return Ok(());
         };
         let windows = self.bridge_windows(&client.of);
-        let windows = windows
-            .inspect_err(|error| log::debug!("QEMU does not show its bridges: {error}"))
-            .ok();
+        let windows = windows.inspect_err(|error| self.log(error)).ok();
         client.free = Instant::now() + PACE;
         let answer = answer_to(number, windows.as_ref());
         (&*client.of.socket).write_all(answer.as_bytes())
+    }
+
+    /// Says once why QEMU does not show its bridges. That its monitor is not there is usual before its start and after its end.
+    fn log(&mut self, error: &io::Error) {
+        let is_there =
+            is_late(error) || matches!(error.kind(), ErrorKind::Other | ErrorKind::InvalidData);
+        if is_there && !std::mem::replace(&mut self.has_warned, true) {
+            let path = self.path.display();
+            log::warn!(
+                "QEMU's monitor at {path} does not show bridges, so peers reach new windows by way of the root: {error}"
+            );
+        }
     }
 
     fn bridge_windows(&mut self, of: &SwitchSocket) -> io::Result<BridgeWindows> {
@@ -323,8 +346,7 @@ mod tests {
     fn windows_of_a_switch_are_those_of_its_ports_with_servers() {
         let buses: Vec<Bus> = serde_json::from_str(BUSES).unwrap();
         let text = |switch, devices: &[&str]| {
-            let devices = devices.iter().map(|device| (*device).to_owned());
-            let (of, _) = SwitchSocket::new(switch, devices.collect()).unwrap();
+            let of = socket_of(switch, devices).0;
             bridge_windows(&buses, &of).to_string()
         };
         let disks =
@@ -336,12 +358,18 @@ mod tests {
         assert_eq!(text("root", &["switch1"]), "");
     }
 
+    fn socket_of(switch: &str, devices: &[&str]) -> (SwitchSocket, UnixStream) {
+        let (mut ours, theirs) = SwitchSocket::new(switch).unwrap();
+        ours.devices = devices.iter().map(|device| (*device).to_owned()).collect();
+        (ours, theirs)
+    }
+
     /// A switch's end of a socket, which has asked so many questions.
     struct Switch(BufReader<UnixStream>, u64);
 
     impl Switch {
         fn new(name: &str) -> (SwitchSocket, Self) {
-            let (ours, theirs) = SwitchSocket::new(name, vec!["gpu0".to_owned()]).unwrap();
+            let (ours, theirs) = socket_of(name, &["gpu0"]);
             (ours, Self(BufReader::new(theirs), 0))
         }
 

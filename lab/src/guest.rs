@@ -135,7 +135,9 @@ impl<'a> Guest<'a> {
         let report = listen(&sockets.report())?;
         let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
         let switches = servers.iter().filter_map(|server| server.bridges.clone());
-        let switches: Vec<SwitchSocket> = switches.chain(sockets.survivors().switches()).collect();
+        let switches = switches.chain(sockets.survivors().switches());
+        let switches = switches.map(|socket| socket.within(&topology));
+        let switches: Vec<SwitchSocket> = switches.collect();
         let bridges = BridgeWatch::start(sockets.launcher_monitor(), switches.clone());
         let bridges = bridges.context("cannot tell switches what their ports forward")?;
         let shared = artifacts.shared(scenario, files.as_deref());

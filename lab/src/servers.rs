@@ -89,7 +89,7 @@ pub fn start(
         let needed = |command: &ServerCommand| !survivors.contains(&command.name);
         for command in commands.into_iter().filter(needed) {
             let mut server = match command.kind == "switch" && sockets.has_monitor() {
-                true => spawn_switch(&command, topology, folder)?,
+                true => spawn_switch(&command, folder)?,
                 false => spawn(&command, folder)?,
             };
             let stdout = server
@@ -145,16 +145,8 @@ pub(crate) fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, F
 }
 
 /// Starts a switch that asks what its ports forward.
-fn spawn_switch(
-    server: &ServerCommand,
-    topology: &Topology<'_>,
-    folder: &Folder,
-) -> Result<Server, Failure> {
-    let below = topology
-        .below(&server.name)
-        .filter(|device| device.is_ours());
-    let names = below.map(|device| device.name().to_owned()).collect();
-    let socket = SwitchSocket::new(&server.name, names);
+fn spawn_switch(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
+    let socket = SwitchSocket::new(&server.name);
     let (ours, theirs) = socket.context("cannot make a socket pair")?;
     let mut spawned = spawn_with(server, folder, OwnedFd::from(theirs).into())?;
     spawned.bridges = Some(ours);

@@ -55,7 +55,7 @@ pub enum UpstreamError {
     #[error("the client did not answer in time")]
     TimedOut,
     /// It was not sent: the client serves no DMA.
-    #[error("the address is in no mapping, and the client serves no DMA")]
+    #[error("this process has not mapped it, and the client serves no DMA")]
     Unserved,
     /// Not all of it was sent: another part of the request had failed, or the function may no longer issue requests.
     #[error("stopped before all of it was asked")]

@@ -49,12 +49,18 @@ impl BridgeSocket {
         Ok(Self { stream, received })
     }
 
-    /// Asks.
+    /// Asks, unless the other end has many questions still to read: this one is as if it were not answered then.
     ///
     /// # Errors
-    /// The other end is gone, or reads no questions.
+    /// The other end is gone.
     pub(crate) fn ask(&self, number: u64) -> io::Result<()> {
-        (&self.stream).write_all(question(number).as_bytes())
+        let question = question(number);
+        match (&self.stream).write(question.as_bytes()) {
+            Ok(sent) if sent == question.len() => Ok(()),
+            Ok(_) => Err(ErrorKind::WriteZero.into()),
+            Err(error) if is_for_later(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// The last whole answer that has come, if one has, and the number of its question. None in it is that it cannot be told.

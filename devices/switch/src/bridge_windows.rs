@@ -29,7 +29,7 @@ pub enum NoBridgeWindows {
 
 impl BridgeWindows {
     /// Whether the port of the endpoint `name` forwards all addresses of a window.
-    pub(crate) fn hold(&self, name: &str, window: &BarWindow) -> bool {
+    pub(crate) fn holds(&self, name: &str, window: &BarWindow) -> bool {
         let mut ranges = self.0.get(name).into_iter().flatten();
         ranges.any(|range| range.holds(window))
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
@@ -46,7 +46,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let _log = ServerLog::start("warn");
-    let modes = match modes(args.links.clone()) {
+    let modes = match modes(args.links) {
         Ok(modes) => modes,
         Err(name) => {
             eprintln!("peerbar-switch: `--link` names {name} twice: a link has one mode");
@@ -55,9 +55,10 @@ fn main() -> ExitCode {
     };
     let holes = match args.holes.is_empty() {
         true => Config::default_holes(),
-        false => args.holes.clone(),
+        false => args.holes,
     };
-    match run(&args, Config { modes, holes }) {
+    let config = Config { modes, holes };
+    match run(&args.socket_path, config, args.bridge_windows, args.sandbox) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("peerbar-switch: {error:#}");
@@ -66,15 +67,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args, config: Config) -> anyhow::Result<()> {
-    let (socket_path, sandbox) = (args.socket_path.as_path(), args.sandbox);
+fn run(
+    socket_path: &Path,
+    config: Config,
+    asks_for_bridge_windows: bool,
+    sandbox: SandboxOptions,
+) -> anyhow::Result<()> {
     sandbox.restrict_files(ServerKind::Interconnect, &[FileAccess::Socket(socket_path)])?;
     let (stop, signal) = UnixStream::pair().context("cannot make a socket pair")?;
     for number in [SIGTERM, SIGINT] {
         let signal = signal.try_clone().context("cannot copy a descriptor")?;
         pipe::register(number, signal).context("cannot handle signals")?;
     }
-    let bridges = args.bridge_windows.then(bridge_socket).transpose()?;
+    let bridges = asks_for_bridge_windows.then(bridge_socket).transpose()?;
     serve(socket_path, config, bridges, &stop, || {
         let confined = sandbox.restrict_calls(Connections::None);
         confined.map_err(io::Error::other)?;

@@ -105,6 +105,7 @@ impl Switch {
                 announced: Vec::new(),
                 windows: Vec::new(),
                 leases: Descriptor::default(),
+                withheld: None,
                 is_warned: false,
                 updates: Updates::default(),
                 known: None,

@@ -59,8 +59,9 @@ pub(crate) fn run<P: Program>(
     Ok(())
 }
 
-/// Makes a request with this structure; what the driver has made of it, if it has accepted it.
+/// Makes a request with this structure, of plain numbers; what the driver has made of it, if it has accepted it.
 pub(crate) fn make<T: Copy>(file: &File, number: u32, structure: T) -> Option<T> {
+    const { assert!(size_of::<T>() <= size_of_val(&NOTHING) && align_of::<T>() <= align_of::<u64>()) };
     let mut space = Box::new(NOTHING);
     let place = space.as_mut_ptr().cast::<T>();
     // SAFETY: the structures of requests are shorter than the space, and aligned as it is.

@@ -11,6 +11,21 @@
 static LIST_HEAD(nq_disks);
 static DEFINE_MUTEX(nq_disks_lock);
 
+/* -EAGAIN while nvme resets it. The same function may have a later controller; then this one is dead. */
+int nq_state_error(struct nvme_ctrl *ctrl)
+{
+	switch (nvme_ctrl_state(ctrl)) {
+	case NVME_CTRL_LIVE:
+		return 0;
+	case NVME_CTRL_DELETING:
+	case NVME_CTRL_DELETING_NOIO:
+	case NVME_CTRL_DEAD:
+		return -ENODEV;
+	default:
+		return -EAGAIN;
+	}
+}
+
 /* With the device's lock: nvme does not leave it meanwhile. */
 static int take(struct nq_disk *disk, struct file *file, struct nvme_ctrl *ctrl)
 {
@@ -20,17 +35,9 @@ static int take(struct nq_disk *disk, struct file *file, struct nvme_ctrl *ctrl)
 
 	if (!pdev->dev.driver)
 		return -ENODEV;
-	/* The same function may have a later controller; then this one is dead. */
-	switch (nvme_ctrl_state(ctrl)) {
-	case NVME_CTRL_LIVE:
-		break;
-	case NVME_CTRL_DELETING:
-	case NVME_CTRL_DELETING_NOIO:
-	case NVME_CTRL_DEAD:
-		return -ENODEV;
-	default:
-		return -EAGAIN;
-	}
+	error = nq_state_error(ctrl);
+	if (error)
+		return error;
 	error = pcim_p2pdma_init(pdev);
 	if (!error)
 		error = nvme_get_features(ctrl, NVME_FEAT_NUM_QUEUES, 0, NULL, 0, &result);

@@ -52,6 +52,7 @@ struct nq_memory {
 
 /* attach.c */
 struct nq_disk *nq_disk_new(void);
+int nq_state_error(struct nvme_ctrl *ctrl);
 int nq_attach(struct nq_disk *disk, struct peerbar_nvme_attach *attach);
 void nq_detach(struct nq_disk *disk);
 int nq_attach_init(void);

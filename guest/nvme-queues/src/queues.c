@@ -111,18 +111,24 @@ static int submit(struct nvme_ctrl *ctrl, struct nvme_command *command)
 /*
  * If the last command of a batch is refused, Linux 7.3 rings no doorbell for those before it, as
  * nvme_fail_nonready_command() says that it is done. They may be nvme's own, of a reset, which
- * would give the controller up after a minute. nvme does not leave the controller meanwhile, since
- * that takes nq_disk.lock.
+ * would give the controller up after a minute. As blk-mq does it, only while the queue is not
+ * quiesced: after that the old entries are not of this controller any more. nvme does not leave
+ * the controller meanwhile, since that takes nq_disk.lock.
  */
 static void ring_for_others(struct nvme_ctrl *ctrl)
 {
-	struct blk_mq_hw_ctx *queue;
+	struct request_queue *queue = ctrl->admin_q;
+	struct blk_mq_hw_ctx *context;
 	unsigned long i;
 
-	queue_for_each_hw_ctx(ctrl->admin_q, queue, i) {
-		if (ctrl->admin_q->mq_ops->commit_rqs)
-			ctrl->admin_q->mq_ops->commit_rqs(queue);
+	rcu_read_lock();
+	if (!blk_queue_quiesced(queue)) {
+		queue_for_each_hw_ctx(queue, context, i) {
+			if (queue->mq_ops->commit_rqs)
+				queue->mq_ops->commit_rqs(context);
+		}
 	}
+	rcu_read_unlock();
 }
 
 /*
@@ -135,8 +141,9 @@ static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
 	struct request *request;
 	int status;
 
-	if (nvme_ctrl_state(ctrl) != NVME_CTRL_LIVE)
-		return -EAGAIN;
+	status = nq_state_error(ctrl);
+	if (status)
+		return status;
 	request = blk_mq_alloc_request(ctrl->admin_q, REQ_OP_DRV_OUT, 0);
 	if (IS_ERR(request))
 		return PTR_ERR(request);
@@ -149,7 +156,7 @@ static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
 	if (status != NVME_SC_HOST_PATH_ERROR)
 		return status;
 	ring_for_others(ctrl);
-	return -EAGAIN;
+	return nq_state_error(ctrl) ?: -EAGAIN;
 }
 
 /* PRP 1 stays as it is, since the command has no data. */

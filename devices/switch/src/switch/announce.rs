@@ -25,9 +25,7 @@ impl Switch {
         // As fast as others learn of its changes, it makes more.
         let is_ahead = self.is_waiting(from);
         let closes = self.pass_on(from);
-        if is_opening {
-            self.opened(from);
-        }
+        self.announced(from, is_opening);
         if !closes && !is_ahead {
             // Whoever does not know of a window yet learns of it before its next request.
             self.send(from, Message::Announced { sequence });

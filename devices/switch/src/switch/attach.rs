@@ -97,6 +97,7 @@ impl Switch {
         } else {
             self.forget(leaving);
         }
+        self.forget_bridges();
         self.settle();
         if let Some(name) = name {
             self.welcome_namesake(name);

@@ -2,23 +2,25 @@
 
 use std::time::Instant;
 
-use super::forwarding::Need;
 use super::{Output, Switch};
 use crate::bridge_windows::BridgeWindows;
+use crate::limits::BRIDGES_INTERVAL;
 use crate::message::PortId;
 use crate::window::{BarWindow, Descriptor};
 
 impl Switch {
-    /// An endpoint has opened a window.
-    pub(super) fn opened(&mut self, port: PortId) {
+    /// An endpoint has announced other windows.
+    pub(super) fn announced(&mut self, port: PortId, is_opening: bool) {
         let Some(port) = self.ports.get_mut(&port) else {
             return;
         };
-        port.is_warned = false;
-        let is_withheld = port.is_withheld();
-        if let Some(forwarding) = &mut self.forwarding {
-            forwarding.opened(is_withheld, self.now);
+        port.note_withheld(self.now);
+        let is_withheld = port.withheld.is_some();
+        if let Some(forwarding) = self.forwarding.as_mut().filter(|_| is_opening) {
+            forwarding.window_opened(is_withheld, self.now);
         }
+        self.forget_bridges();
+        self.warn_of_withheld();
         self.ask();
     }
 
@@ -44,12 +46,22 @@ impl Switch {
         }
         // First all that closes: what one port has gained another may have lost.
         let ports = self.ports_that(|port| !port.announced.is_empty());
-        ports.iter().for_each(|port| self.withdraw(*port));
-        self.withdraw_vanished();
+        ports.iter().for_each(|port| self.close_unforwarded(*port));
+        self.close_vanished();
         for port in ports {
             self.pass_on(port);
         }
-        self.plan();
+        for port in self.ports.values_mut() {
+            port.note_withheld(now);
+        }
+        self.warn_of_withheld();
+        let withheld = self.ports.values().filter_map(|port| port.withheld);
+        let least = withheld
+            .map(|since| now.saturating_duration_since(since))
+            .min();
+        if let Some(forwarding) = &mut self.forwarding {
+            forwarding.plan(least, now);
+        }
         self.settle();
         self.ask();
     }
@@ -61,16 +73,27 @@ impl Switch {
         }
     }
 
+    /// Once no endpoint has windows, nothing is known, and nothing is asked.
+    pub(super) fn forget_bridges(&mut self) {
+        let has_windows = self.ports.values().any(|port| !port.announced.is_empty());
+        if !has_windows
+            && self.vanished.is_empty()
+            && let Some(forwarding) = &mut self.forwarding
+        {
+            forwarding.forget();
+        }
+    }
+
     /// Closes those of an endpoint's windows that its port does not forward any more.
-    fn withdraw(&mut self, from: PortId) {
-        let forwarding = self.forwarding.as_ref();
+    fn close_unforwarded(&mut self, from: PortId) {
         let Some(port) = self.ports.get_mut(&from) else {
             return;
         };
+        let forwarded = port.forwarded(self.forwarding.as_ref());
         let former = port.windows.len();
-        let name = port.name.clone().unwrap_or_default();
-        let is_held = |window: &BarWindow| forwarding.is_none_or(|known| known.hold(&name, window));
-        port.windows.retain(is_held);
+        let is_forwarded =
+            |window: &BarWindow| forwarded.iter().any(|one| one.has_range_of(window));
+        port.windows.retain(is_forwarded);
         if port.windows.len() < former {
             let (windows, leases) = (port.windows.clone(), port.leases.clone());
             self.publish(from, &windows, &leases);
@@ -78,7 +101,7 @@ impl Switch {
     }
 
     /// Likewise those of endpoints that have vanished.
-    fn withdraw_vanished(&mut self) {
+    fn close_vanished(&mut self) {
         let Some(forwarding) = &self.forwarding else {
             return;
         };
@@ -86,7 +109,7 @@ impl Switch {
         for (id, gone) in &mut self.vanished {
             let former = gone.windows.len();
             gone.windows
-                .retain(|window| forwarding.hold(&gone.name, window));
+                .retain(|window| forwarding.holds(&gone.name, window));
             if gone.windows.len() < former {
                 changed.push((*id, gone.windows.clone()));
             }
@@ -96,33 +119,27 @@ impl Switch {
         }
     }
 
-    /// Plans the next question, and logs once for each opening what has been withheld for long.
-    fn plan(&mut self) {
-        let ports = || self.ports.values();
-        let need = if ports().any(|port| port.is_withheld()) {
-            Need::Withheld
-        } else if ports().any(|port| !port.announced.is_empty()) || !self.vanished.is_empty() {
-            Need::Changes
-        } else {
-            Need::Nothing
-        };
-        let Some(forwarding) = &mut self.forwarding else {
+    /// Logs what has been withheld for long, once.
+    fn warn_of_withheld(&mut self) {
+        let Some(forwarding) = &self.forwarding else {
             return;
         };
-        if !forwarding.plan(need, self.now) {
-            return;
-        }
         for (id, port) in &mut self.ports {
-            let is_new = port.is_withheld() && !std::mem::replace(&mut port.is_warned, true);
+            let is_late =
+                |since: &Instant| forwarding.is_ended() || *since + BRIDGES_INTERVAL <= self.now;
+            if !port.withheld.as_ref().is_some_and(is_late) || port.is_warned {
+                continue;
+            }
+            port.is_warned = true;
             let name = port.name.as_deref().unwrap_or_default();
-            let withheld = |window: &&BarWindow| is_new && !forwarding.hold(name, window);
+            let withheld = |window: &&BarWindow| !forwarding.holds(name, window);
             for window in port.announced.iter().filter(withheld) {
                 log::warn!(
-                    "port {id} ({name}), BAR{} at {:#x}+{:#x} is outside of what the bridge above it forwards, which is {}: no peer reaches it",
+                    "port {id} ({name}), BAR{} at {:#x}+{:#x} {}: no peer reaches it",
                     window.bar,
                     window.address,
                     window.size,
-                    forwarding.of(name),
+                    forwarding.reason(name),
                 );
             }
         }

@@ -113,7 +113,7 @@ impl World {
                     for window in &windows {
                         let is_gone = matches!(window.backing, BarBacking::Gone);
                         let name = name.as_deref().unwrap_or_default();
-                        assert!(is_gone || self.known.hold(name, window), "{window:?}");
+                        assert!(is_gone || self.known.holds(name, window), "{window:?}");
                     }
                     let addresses = windows.iter().map(|window| window.address);
                     self.views.insert((to, peer), addresses.collect());
@@ -209,7 +209,7 @@ proptest! {
         world.settle();
         for (of, name) in world.ports.into_iter().zip(NAMES) {
             let port = &world.switch.ports[&of];
-            let held = port.announced.iter().filter(|window| world.known.hold(name, window));
+            let held = port.announced.iter().filter(|window| world.known.holds(name, window));
             let held: Vec<u64> = held.map(|window| window.address).collect();
             for to in world.ports.into_iter().filter(|to| *to != of) {
                 let view = world.views.get(&(to, of)).cloned().unwrap_or_default();

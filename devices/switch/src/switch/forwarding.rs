@@ -22,44 +22,33 @@ pub(super) struct Forwarding {
     answered: Option<Instant>,
     /// When the next one is asked.
     next: Option<Instant>,
-    /// A window that waits for an answer was announced after the last question.
-    is_outdated: bool,
-    /// How many answers in a row have left a window withheld.
-    retries: u32,
     /// Nobody answers any more.
     is_ended: bool,
 }
 
-/// What there is to ask for after an answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Need {
-    /// No endpoint has windows.
-    Nothing,
-    /// The bridges may be set anew.
-    Changes,
-    /// A window is withheld.
-    Withheld,
-}
-
 impl Forwarding {
-    pub(super) fn hold(&self, name: &str, window: &BarWindow) -> bool {
-        self.known.hold(name, window)
+    /// Whether the port of the endpoint `name` forwards all addresses of a window.
+    pub(super) fn holds(&self, name: &str, window: &BarWindow) -> bool {
+        self.known.holds(name, window)
     }
 
-    /// What the port of the endpoint `name` forwards, for a message.
-    pub(super) fn of(&self, name: &str) -> String {
-        match self.is_unknown {
-            true => "something that cannot be told now".to_owned(),
-            false => self.known.of(name),
+    /// Why a window of the endpoint `name` is withheld.
+    pub(super) fn reason(&self, name: &str) -> String {
+        match self.is_unknown || self.is_ended {
+            true => "may be outside of what the bridge above it forwards, which nobody can tell"
+                .to_owned(),
+            false => format!(
+                "is outside of what the bridge above it forwards, which is {}",
+                self.known.of(name)
+            ),
         }
     }
 
-    /// A window has been opened. One that is withheld needs an answer soon.
-    pub(super) fn opened(&mut self, is_withheld: bool, now: Instant) {
+    /// A window has been opened: what is known is to be asked anew in a while, or soon if the window waits for that.
+    pub(super) fn window_opened(&mut self, is_withheld: bool, now: Instant) {
         if is_withheld {
             let paced = self.answered.map_or(now, |at| at + BRIDGES_PACE);
             self.next = Some(paced.max(now));
-            (self.is_outdated, self.retries) = (true, 0);
         } else {
             self.next = self.next.or(Some(now + BRIDGES_INTERVAL));
         }
@@ -74,7 +63,6 @@ impl Forwarding {
         self.number += 1;
         self.asked = Some(now);
         self.next = None;
-        self.is_outdated = false;
         Some(self.number)
     }
 
@@ -96,26 +84,32 @@ impl Forwarding {
         true
     }
 
-    /// Plans the next question after an answer. Whether windows have been withheld for long.
-    pub(super) fn plan(&mut self, need: Need, now: Instant) -> bool {
-        if need != Need::Withheld {
-            self.retries = 0;
-        } else if !self.is_outdated {
-            self.retries = self.retries.saturating_add(1);
+    /// Plans the next question after an answer. `withheld` is how long the window waits that waits least.
+    pub(super) fn plan(&mut self, withheld: Option<Duration>, now: Instant) {
+        let after = withheld.map_or(BRIDGES_INTERVAL, |time| {
+            time.clamp(BRIDGES_PACE, BRIDGES_INTERVAL)
+        });
+        let soonest = now + BRIDGES_PACE;
+        let next = self.next.map_or(now + after, |next| next.min(now + after));
+        self.next = Some(next.max(soonest));
+    }
+
+    /// No endpoint has windows: what is known may be of another guest then.
+    pub(super) fn forget(&mut self) {
+        if !self.is_ended {
+            self.known = BridgeWindows::default();
+            (self.asked, self.next) = (None, None);
         }
-        let pace = BRIDGES_PACE.saturating_mul(1 << self.retries.min(8));
-        let after = match need {
-            Need::Nothing => None,
-            Need::Changes => Some(BRIDGES_INTERVAL),
-            Need::Withheld => Some(pace.min(BRIDGES_INTERVAL)),
-        };
-        self.next = after.map(|after: Duration| now + after);
-        need == Need::Withheld && pace >= BRIDGES_INTERVAL
     }
 
     /// Nobody answers any more. What is known stays.
     pub(super) fn end(&mut self) {
         self.is_ended = true;
+    }
+
+    /// Whether nobody answers any more.
+    pub(super) fn is_ended(&self) -> bool {
+        self.is_ended
     }
 
     /// When it is time to ask.

@@ -21,7 +21,9 @@ pub(super) struct Port {
     /// Those of them that peers may use, as its port forwards them.
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
-    /// Those that its port does not forward have been logged.
+    /// Since when peers may not use all that it has announced.
+    pub(super) withheld: Option<Instant>,
+    /// That has been logged.
     pub(super) is_warned: bool,
     pub(super) updates: Updates,
     /// The count of changes up to which all have been sent to it, as it knows.
@@ -53,13 +55,18 @@ impl Port {
     /// Those of its windows that the bridge above it forwards; all without knowledge of bridges.
     pub(super) fn forwarded(&self, forwarding: Option<&Forwarding>) -> Vec<BarWindow> {
         let name = self.name.as_deref().unwrap_or_default();
-        let is_held = |window: &&BarWindow| forwarding.is_none_or(|known| known.hold(name, window));
+        let is_held =
+            |window: &&BarWindow| forwarding.is_none_or(|known| known.holds(name, window));
         self.announced.iter().filter(is_held).cloned().collect()
     }
 
-    /// Whether peers may not use all its windows.
-    pub(super) fn is_withheld(&self) -> bool {
-        self.windows.len() < self.announced.len()
+    /// Notes whether some of its windows are withheld, and since when.
+    pub(super) fn note_withheld(&mut self, now: Instant) {
+        if self.windows.len() < self.announced.len() {
+            self.withheld.get_or_insert(now);
+        } else {
+            (self.withheld, self.is_warned) = (None, false);
+        }
     }
 
     /// Whether an announcement of this peer waits for it: it has not acknowledged that, and is not late already.

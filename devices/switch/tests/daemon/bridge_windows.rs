@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
 use peerbar_switch::{BridgeWindows, Message, answer_to, number_of};
 use peerbar_test_daemon::Daemon;
@@ -33,6 +34,14 @@ fn start() -> (Daemon, Bridges) {
     let holes = ["--bridge-windows", "--pci-hole", "0x0-0xffffffffffffffff"];
     let daemon = command().args(holes).input(theirs).start();
     (daemon, Bridges(BufReader::new(ours)))
+}
+
+fn wait_until(is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "it does not come");
+        std::thread::yield_now();
+    }
 }
 
 #[test]
@@ -76,6 +85,7 @@ fn switch_goes_on_with_what_it_knows_when_nobody_answers_any_more() {
     bridges.answer(Some("a=0x1000-0x1fff"));
     assert_eq!(b.acknowledge().1.len(), 1);
     drop(bridges);
+    wait_until(|| daemon.stderr().contains("nobody says any more"));
     a.send(&announce(2, Vec::new()));
     assert!(b.acknowledge().1.is_empty());
     assert!(matches!(a.receive(), Message::Announced { sequence: 2 }));
