@@ -49,16 +49,16 @@ impl BridgeSocket {
         Ok(Self { stream, received })
     }
 
-    /// Asks, unless the other end has many questions still to read: this one is as if it were not answered then.
+    /// Asks, unless the other end has many questions still to read. Whether it has asked.
     ///
     /// # Errors
     /// The other end is gone.
-    pub(crate) fn ask(&self, number: u64) -> io::Result<()> {
+    pub(crate) fn ask(&self, number: u64) -> io::Result<bool> {
         let question = question(number);
         match (&self.stream).write(question.as_bytes()) {
-            Ok(sent) if sent == question.len() => Ok(()),
+            Ok(sent) if sent == question.len() => Ok(true),
             Ok(_) => Err(ErrorKind::WriteZero.into()),
-            Err(error) if is_for_later(&error) => Ok(()),
+            Err(error) if is_for_later(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -42,10 +42,10 @@ pub const MAX_PACKET: usize = MAX_DATA + 64;
 /// The longest name of an endpoint in bytes.
 pub(crate) const MAX_NAME: usize = 32;
 
-/// How long the switch waits between an answer about what its ports forward and the next question.
+/// The shortest time between two questions about what the ports forward.
 pub(crate) const BRIDGES_PACE: Duration = Duration::from_millis(50);
 
-/// When it asks again, though no window needs the answer at once, and the longest time between two questions while one does.
+/// From an answer to the next question, if no window has waited for less. A window that is withheld for so long is logged.
 pub(crate) const BRIDGES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// When it no longer waits for an answer.

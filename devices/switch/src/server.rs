@@ -149,7 +149,7 @@ impl Server {
     fn lose_bridges(&mut self, error: &io::Error) {
         let name = self.name();
         log::warn!(
-            "{name}: nobody says any more what the ports forward, so peers reach windows only where they did before: {error}"
+            "{name}: nobody says any more what the ports forward, so peers reach windows through the switch only where they did before: {error}"
         );
         self.bridges = None;
         self.switch.end_bridge_windows();
@@ -213,9 +213,10 @@ impl Server {
                         }
                     }
                     Output::AskForBridgeWindows(number) => {
-                        let asked = self.bridges.as_ref().map(|bridges| bridges.ask(number));
-                        if let Some(Err(error)) = asked {
-                            self.lose_bridges(&error);
+                        match self.bridges.as_ref().map(|bridges| bridges.ask(number)) {
+                            Some(Err(error)) => self.lose_bridges(&error),
+                            Some(Ok(false)) => self.switch.bridge_question_unsent(),
+                            Some(Ok(true)) | None => {}
                         }
                     }
                     Output::CutOff(port, reason) => {

@@ -105,8 +105,7 @@ impl Switch {
                 announced: Vec::new(),
                 windows: Vec::new(),
                 leases: Descriptor::default(),
-                withheld: None,
-                is_warned: false,
+                withheld: Vec::new(),
                 updates: Updates::default(),
                 known: None,
                 announcing: None,
@@ -164,6 +163,7 @@ impl Switch {
         }
         self.refuse_namesakes();
         self.settle();
+        self.log_withheld();
         self.ask();
     }
 

@@ -112,8 +112,9 @@ static int submit(struct nvme_ctrl *ctrl, struct nvme_command *command)
  * If the last command of a batch is refused, Linux 7.3 rings no doorbell for those before it, as
  * nvme_fail_nonready_command() says that it is done. They may be nvme's own, of a reset, which
  * would give the controller up after a minute. As blk-mq does it, only while the queue is not
- * quiesced: after that the old entries are not of this controller any more. nvme does not leave
- * the controller meanwhile, since that takes nq_disk.lock.
+ * quiesced: after that the old entries are not of this controller any more. Nor if nvme has given
+ * the controller up, and has the queue run to have commands fail. nvme does not leave the
+ * controller meanwhile, since that takes nq_disk.lock.
  */
 static void ring_for_others(struct nvme_ctrl *ctrl)
 {
@@ -122,7 +123,7 @@ static void ring_for_others(struct nvme_ctrl *ctrl)
 	unsigned long i;
 
 	rcu_read_lock();
-	if (!blk_queue_quiesced(queue)) {
+	if (!blk_queue_quiesced(queue) && nq_state_error(ctrl) != -ENODEV) {
 		queue_for_each_hw_ctx(queue, context, i) {
 			if (queue->mq_ops->commit_rqs)
 				queue->mq_ops->commit_rqs(context);
@@ -153,10 +154,20 @@ static int submit_if_live(struct nvme_ctrl *ctrl, struct nvme_command *command)
 	blk_mq_free_request(request);
 	if (status > 0)
 		status &= NVME_SCT_SC_MASK;
-	if (status != NVME_SC_HOST_PATH_ERROR)
+	switch (status) {
+	case NVME_SC_HOST_PATH_ERROR:
+		ring_for_others(ctrl);
+		return nq_state_error(ctrl) ?: -EAGAIN;
+	case -EIO:
+		/* nvme has closed the queue, as for a reset. */
+		ring_for_others(ctrl);
+		return nq_state_error(ctrl) ?: -EIO;
+	case -EINTR:
+		/* A reset has cancelled it. */
+		return nq_state_error(ctrl) ?: -EAGAIN;
+	default:
 		return status;
-	ring_for_others(ctrl);
-	return nq_state_error(ctrl) ?: -EAGAIN;
+	}
 }
 
 /* PRP 1 stays as it is, since the command has no data. */

@@ -40,6 +40,7 @@ impl Switch {
             return Err(self.refuse(port, Refusal::Full));
         }
         self.forget_vanished(&name);
+        self.forget_bridges();
         let mode = self.config.modes.get(&name).copied().unwrap_or_default();
         let changes = self.changes.clone();
         self.send(

@@ -15,12 +15,12 @@ impl Switch {
             return;
         };
         port.note_withheld(self.now);
-        let is_withheld = port.withheld.is_some();
+        let is_withheld = !port.withheld.is_empty();
         if let Some(forwarding) = self.forwarding.as_mut().filter(|_| is_opening) {
             forwarding.window_opened(is_withheld, self.now);
         }
         self.forget_bridges();
-        self.warn_of_withheld();
+        self.log_withheld();
         self.ask();
     }
 
@@ -29,6 +29,13 @@ impl Switch {
         let forwarding = self.forwarding.as_mut();
         if let Some(number) = forwarding.and_then(|forwarding| forwarding.question(self.now)) {
             self.outputs.push(Output::AskForBridgeWindows(number));
+        }
+    }
+
+    /// The last question could not be sent.
+    pub(crate) fn bridge_question_unsent(&mut self) {
+        if let Some(forwarding) = &mut self.forwarding {
+            forwarding.unsent(self.now);
         }
     }
 
@@ -41,7 +48,7 @@ impl Switch {
     ) {
         self.now = now;
         let forwarding = self.forwarding.as_mut();
-        if !forwarding.is_some_and(|forwarding| forwarding.answer(number, windows, now)) {
+        if !forwarding.is_some_and(|forwarding| forwarding.answer(number, windows)) {
             return;
         }
         // First all that closes: what one port has gained another may have lost.
@@ -54,14 +61,15 @@ impl Switch {
         for port in self.ports.values_mut() {
             port.note_withheld(now);
         }
-        self.warn_of_withheld();
-        let withheld = self.ports.values().filter_map(|port| port.withheld);
+        let withheld = self.ports.values().flat_map(|port| &port.withheld);
         let least = withheld
-            .map(|since| now.saturating_duration_since(since))
+            .map(|one| now.saturating_duration_since(one.since))
             .min();
         if let Some(forwarding) = &mut self.forwarding {
             forwarding.plan(least, now);
         }
+        self.forget_bridges();
+        self.log_withheld();
         self.settle();
         self.ask();
     }
@@ -71,6 +79,7 @@ impl Switch {
         if let Some(forwarding) = &mut self.forwarding {
             forwarding.end();
         }
+        self.log_withheld();
     }
 
     /// Once no endpoint has windows, nothing is known, and nothing is asked.
@@ -115,30 +124,33 @@ impl Switch {
             }
         }
         for (id, windows) in changed {
-            self.publish(id, &windows, &Descriptor::default());
+            if windows.is_empty() {
+                self.vanished.remove(&id);
+                self.forget(id);
+            } else {
+                self.publish(id, &windows, &Descriptor::default());
+            }
         }
     }
 
-    /// Logs what has been withheld for long, once.
-    fn warn_of_withheld(&mut self) {
+    /// Logs each window that has been withheld for long, once.
+    pub(super) fn log_withheld(&mut self) {
         let Some(forwarding) = &self.forwarding else {
             return;
         };
         for (id, port) in &mut self.ports {
-            let is_late =
-                |since: &Instant| forwarding.is_ended() || *since + BRIDGES_INTERVAL <= self.now;
-            if !port.withheld.as_ref().is_some_and(is_late) || port.is_warned {
-                continue;
-            }
-            port.is_warned = true;
             let name = port.name.as_deref().unwrap_or_default();
-            let withheld = |window: &&BarWindow| !forwarding.holds(name, window);
-            for window in port.announced.iter().filter(withheld) {
+            for withheld in &mut port.withheld {
+                let is_late =
+                    forwarding.is_ended() || withheld.since + BRIDGES_INTERVAL <= self.now;
+                if !is_late || std::mem::replace(&mut withheld.is_logged, true) {
+                    continue;
+                }
+                let BarWindow {
+                    bar, address, size, ..
+                } = withheld.window;
                 log::warn!(
-                    "port {id} ({name}), BAR{} at {:#x}+{:#x} {}: no peer reaches it",
-                    window.bar,
-                    window.address,
-                    window.size,
+                    "port {id} ({name}), BAR{bar} at {address:#x}+{size:#x} {}: no peer reaches it through the switch",
                     forwarding.reason(name),
                 );
             }

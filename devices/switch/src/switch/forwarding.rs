@@ -1,7 +1,7 @@
 //! What the ports forward, as far as the switch knows, and when it asks.
 //!
-//! The guest sets the bridges without the switch's knowledge. So the switch asks every second while an endpoint has windows, and sooner
-//! while one lies where its port forwards nothing. It asks one question at a time.
+//! The guest sets the bridges without the switch's knowledge. So the switch asks a second after each answer while an endpoint has windows,
+//! and sooner in the first second of a window that lies where its port forwards nothing. It asks one question at a time.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,14 @@ use crate::window::BarWindow;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Forwarding {
     known: BridgeWindows,
-    /// The last answer was that it cannot be told.
-    is_unknown: bool,
+    /// Somebody has told that by the last answer.
+    is_told: bool,
     /// The number of the last question.
     number: u64,
-    /// When it was asked, until it is answered.
-    asked: Option<Instant>,
-    answered: Option<Instant>,
+    /// When it was asked.
+    last_asked: Option<Instant>,
+    /// It is not answered yet.
+    is_asked: bool,
     /// When the next one is asked.
     next: Option<Instant>,
     /// Nobody answers any more.
@@ -34,21 +35,21 @@ impl Forwarding {
 
     /// Why a window of the endpoint `name` is withheld.
     pub(super) fn reason(&self, name: &str) -> String {
-        match self.is_unknown || self.is_ended {
-            true => "may be outside of what the bridge above it forwards, which nobody can tell"
-                .to_owned(),
-            false => format!(
+        match self.is_told && !self.is_ended {
+            true => format!(
                 "is outside of what the bridge above it forwards, which is {}",
                 self.known.of(name)
             ),
+            false => {
+                "may be outside of what the bridge above it forwards, which nobody tells".to_owned()
+            }
         }
     }
 
-    /// A window has been opened: what is known is to be asked anew in a while, or soon if the window waits for that.
+    /// A window has been opened: what is known is asked anew in a while, or soon if the window waits for that.
     pub(super) fn window_opened(&mut self, is_withheld: bool, now: Instant) {
         if is_withheld {
-            let paced = self.answered.map_or(now, |at| at + BRIDGES_PACE);
-            self.next = Some(paced.max(now));
+            self.next = Some(now);
         } else {
             self.next = self.next.or(Some(now + BRIDGES_INTERVAL));
         }
@@ -57,27 +58,29 @@ impl Forwarding {
     /// The number of the next question, if it is time for that.
     pub(super) fn question(&mut self, now: Instant) -> Option<u64> {
         self.deadline().filter(|at| *at <= now)?;
-        if self.asked.is_some() {
-            log::warn!("nobody has said for {BRIDGES_TIME_OUT:?} what the ports forward");
+        if self.is_asked {
+            log::warn!("nobody has told for {BRIDGES_TIME_OUT:?} what the ports forward");
+            self.is_told = false;
         }
         self.number += 1;
-        self.asked = Some(now);
+        self.last_asked = Some(now);
+        self.is_asked = true;
         self.next = None;
         Some(self.number)
     }
 
+    /// The last question could not be sent.
+    pub(super) fn unsent(&mut self, now: Instant) {
+        self.is_asked = false;
+        self.next = Some(now + BRIDGES_INTERVAL);
+    }
+
     /// Takes the answer to question `number`, none if it cannot be told now. Whether that is the last question, and the first answer to it.
-    pub(super) fn answer(
-        &mut self,
-        number: u64,
-        answer: Option<BridgeWindows>,
-        now: Instant,
-    ) -> bool {
-        if number != self.number || self.asked.take().is_none() {
+    pub(super) fn answer(&mut self, number: u64, answer: Option<BridgeWindows>) -> bool {
+        if number != self.number || !std::mem::take(&mut self.is_asked) {
             return false;
         }
-        self.answered = Some(now);
-        self.is_unknown = answer.is_none();
+        self.is_told = answer.is_some();
         if let Some(windows) = answer {
             self.known = windows;
         }
@@ -89,16 +92,15 @@ impl Forwarding {
         let after = withheld.map_or(BRIDGES_INTERVAL, |time| {
             time.clamp(BRIDGES_PACE, BRIDGES_INTERVAL)
         });
-        let soonest = now + BRIDGES_PACE;
-        let next = self.next.map_or(now + after, |next| next.min(now + after));
-        self.next = Some(next.max(soonest));
+        let at = now + after;
+        self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
 
     /// No endpoint has windows: what is known may be of another guest then.
     pub(super) fn forget(&mut self) {
         if !self.is_ended {
             self.known = BridgeWindows::default();
-            (self.asked, self.next) = (None, None);
+            (self.is_told, self.is_asked, self.next) = (false, false, None);
         }
     }
 
@@ -114,7 +116,13 @@ impl Forwarding {
 
     /// When it is time to ask.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let late = self.asked.map(|asked| asked + BRIDGES_TIME_OUT);
-        late.or(self.next).filter(|_| !self.is_ended)
+        if self.is_ended {
+            return None;
+        }
+        match self.last_asked {
+            Some(asked) if self.is_asked => Some(asked + BRIDGES_TIME_OUT),
+            Some(asked) => Some(self.next?.max(asked + BRIDGES_PACE)),
+            None => self.next,
+        }
     }
 }

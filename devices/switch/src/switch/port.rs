@@ -21,14 +21,20 @@ pub(super) struct Port {
     /// Those of them that peers may use, as its port forwards them.
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
-    /// Since when peers may not use all that it has announced.
-    pub(super) withheld: Option<Instant>,
-    /// That has been logged.
-    pub(super) is_warned: bool,
+    /// Those that peers may not use.
+    pub(super) withheld: Vec<Withheld>,
     pub(super) updates: Updates,
     /// The count of changes up to which all have been sent to it, as it knows.
     pub(super) known: Option<u64>,
     pub(super) announcing: Option<Announcing>,
+}
+
+/// A window that its endpoint's port does not forward.
+#[derive(Clone, Debug)]
+pub(super) struct Withheld {
+    pub(super) window: BarWindow,
+    pub(super) since: Instant,
+    pub(super) is_logged: bool,
 }
 
 /// A name that may become free.
@@ -60,13 +66,21 @@ impl Port {
         self.announced.iter().filter(is_held).cloned().collect()
     }
 
-    /// Notes whether some of its windows are withheld, and since when.
+    /// Notes which of its windows are withheld, and since when.
     pub(super) fn note_withheld(&mut self, now: Instant) {
-        if self.windows.len() < self.announced.len() {
-            self.withheld.get_or_insert(now);
-        } else {
-            (self.withheld, self.is_warned) = (None, false);
-        }
+        let former = std::mem::take(&mut self.withheld);
+        let passed_on =
+            |window: &BarWindow| self.windows.iter().any(|one| one.has_range_of(window));
+        let withheld = self.announced.iter().filter(|window| !passed_on(window));
+        let withheld = withheld.map(|window| {
+            let known = former.iter().find(|one| one.window.has_range_of(window));
+            known.cloned().unwrap_or_else(|| Withheld {
+                window: window.clone(),
+                since: now,
+                is_logged: false,
+            })
+        });
+        self.withheld = withheld.collect();
     }
 
     /// Whether an announcement of this peer waits for it: it has not acknowledged that, and is not late already.

@@ -958,6 +958,12 @@ fn numbers_that_wrap_leave_out_nobody_and_the_ports_that_are_there() {
     );
 }
 
+/// Whether some window of an endpoint is withheld and has been logged.
+fn is_logged(switch: &Switch, port: PortId) -> bool {
+    let withheld = &switch.ports[&port].withheld;
+    withheld.iter().any(|one| one.is_logged)
+}
+
 /// Answers the switch's last question, by none if the text is "unknown".
 fn forwarded(switch: &mut Switch, number: u64, windows: &str, now: Instant) {
     let windows = (windows != "unknown").then(|| windows.parse().unwrap());
@@ -987,7 +993,7 @@ fn window_is_passed_on_once_its_port_forwards_it() {
         assert_eq!(outputs(&mut switch), [format!("question {number}")]);
         forwarded(&mut switch, number, "a=0x1000-0x1fff b=0x8000-0x8fff", at);
         let is_late = at >= now + BRIDGES_INTERVAL;
-        assert_eq!(switch.ports[&a].is_warned, is_late);
+        assert_eq!(is_logged(&switch, a), is_late);
     }
     assert_eq!(asked, [50, 50, 100, 200, 400, 800, 1000, 1000, 1000]);
     assert!(outputs(&mut switch).is_empty());
@@ -1065,7 +1071,7 @@ fn answer_from_before_a_window_is_followed_by_a_question_soon() {
     // When nobody answers any more, what is withheld stays so, and is logged.
     switch.end_bridge_windows();
     switch.receive(b, announce(3, &[0x2000]), now + CLOSING_TIME_OUT);
-    assert!(switch.ports[&b].is_warned && outputs(&mut switch) == ["2: announced 3"]);
+    assert!(is_logged(&switch, b) && outputs(&mut switch) == ["2: announced 3"]);
 }
 
 #[test]
@@ -1101,4 +1107,59 @@ fn window_that_is_no_longer_forwarded_is_closed() {
     let d = switch.connect(now);
     switch.receive(d, hello("d"), now);
     assert_eq!(outputs(&mut switch), ["4: welcome"]);
+}
+
+#[test]
+fn window_that_comes_and_goes_is_asked_for_at_a_pace() {
+    let now = Instant::now();
+    let (mut switch, [a, _, _]) = three_at(with_bridge_windows(true), now);
+    let mut questions = 0;
+    for step in 0..1000_u64 {
+        let at = now + Duration::from_millis(step);
+        switch.expire(at);
+        let windows: &[u64] = if step % 2 == 0 { &[0x1000] } else { &[] };
+        switch.receive(a, announce(step, windows), at);
+        let asked = outputs(&mut switch);
+        questions += asked
+            .iter()
+            .filter(|output| output.starts_with("question"))
+            .count();
+    }
+    assert_eq!(questions, 20);
+    // One that could not be sent is asked again a second later.
+    let at = now + Duration::from_secs(2);
+    switch.receive(a, announce(1000, &[0x1000]), at);
+    assert_eq!(outputs(&mut switch), ["question 21", "1: announced 1000"]);
+    switch.bridge_question_unsent();
+    assert_eq!(switch.deadline(), Some(at + BRIDGES_INTERVAL));
+}
+
+#[test]
+fn bridges_are_forgotten_once_no_window_is_left_of_the_vanished_either() {
+    let now = Instant::now();
+    let (mut switch, [a, b, c]) = three_at(with_bridge_windows(true), now);
+    switch.receive(a, announce(1, &[0x1000]), now);
+    forwarded(&mut switch, 1, "a=0x1000-0x1fff", now);
+    switch.leave(a, now);
+    acknowledge(&mut switch, b);
+    acknowledge(&mut switch, c);
+    switch.take_outputs();
+    // The next guest's bridge is elsewhere.
+    switch.expire(now + BRIDGES_INTERVAL);
+    forwarded(&mut switch, 2, "", now + BRIDGES_INTERVAL);
+    assert_eq!(outputs(&mut switch), ["question 2", "2: 1 has", "3: 1 has"]);
+    assert!(switch.vanished.is_empty() && switch.deadline().is_none());
+    // One that attaches again has no windows yet, and what was known of its port is void.
+    let later = now + 2 * BRIDGES_INTERVAL;
+    switch.receive(b, announce(1, &[0x2000]), later);
+    forwarded(&mut switch, 3, "b=0x2000-0x2fff", later);
+    switch.leave(b, later);
+    let again = switch.connect(later);
+    switch.receive(again, hello("b"), later);
+    switch.take_outputs();
+    acknowledge(&mut switch, c);
+    switch.take_outputs();
+    assert_eq!(switch.deadline(), None);
+    switch.receive(again, announce(2, &[0x2000]), later + BRIDGES_PACE);
+    assert_eq!(outputs(&mut switch), ["question 4", "4: announced 2"]);
 }
