@@ -8,7 +8,7 @@ use anyhow::Context;
 use peerbar_dma::{MemoryFile, Origin, Purpose, RegisterValue, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_nvme_driver::Registers;
-use peerbar_pci::{Bar, ConfigSpace, Function};
+use peerbar_pci::{Bar, ConfigSpace, NoRegisters};
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 use crate::memory::BusMemory;
@@ -19,19 +19,6 @@ const MEMORY: u8 = 2;
 const COMMAND: u64 = 4;
 const MEMORY_SPACE: u8 = 0b010;
 const BUS_MASTER: u8 = 0b100;
-
-/// A function without registers of its own.
-struct NoRegisters;
-
-impl Function for NoRegisters {
-    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
-
-    fn reset(&self) {}
-}
 
 /// The function.
 pub(crate) struct Peer {

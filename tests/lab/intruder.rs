@@ -8,7 +8,7 @@ use peerbar_dma::{MemoryFile, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_lab::Lab;
 use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
-use peerbar_pci::{Bar, ConfigSpace, Function};
+use peerbar_pci::{Bar, ConfigSpace, NoRegisters};
 use peerbar_report::Verdict;
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
@@ -16,19 +16,6 @@ use crate::start;
 
 /// Size of the CMB, and of the memory that claims its addresses.
 const BYTES: u64 = 16 << 20;
-
-/// A function without registers of its own.
-struct NoRegisters;
-
-impl Function for NoRegisters {
-    fn bar_read(&self, _bar: u8, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-    }
-
-    fn bar_write(&self, _bar: u8, _offset: u64, _data: &[u8]) {}
-
-    fn reset(&self) {}
-}
 
 /// Attaches to the switch at `path`, and announces memory at `address`, as if a guest had put its BAR there.
 fn claim(path: &Path, address: u64) -> Endpoint<NoRegisters> {

@@ -12,6 +12,8 @@ mod bar;
 mod capability;
 mod config;
 mod function;
+#[cfg(feature = "test-function")]
+mod no_registers;
 
 pub use bar::{Bar, BarError};
 pub use capability::MsiX;
@@ -19,6 +21,8 @@ pub use capability::MsiX;
 pub use config::find_capability;
 pub use config::{CommandRegister, ConfigSpace, Effects, Identity};
 pub use function::{Function, InterruptMode, Interrupts, UnsupportedRequest};
+#[cfg(feature = "test-function")]
+pub use no_registers::NoRegisters;
 
 /// Length of a PCI Express function's configuration space (PCIe Base 6.0, 7.2).
 pub const CONFIG_BYTES: usize = 4096;
