@@ -2,7 +2,7 @@
 //! (QMP, `query-pci`).
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use peerbar_switch::{BridgeWindows, BusRange, answer_to, number_of};
+use peerbar_switch::{BridgeWindows, BusRange, LastLine, answer_to, number_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::Deserialize;
@@ -22,8 +22,8 @@ use crate::topology::{Topology, port_id};
 
 /// From an answer to a switch to the next one. A switch that is honest asks no sooner.
 const PACE: Duration = Duration::from_millis(20);
-/// The most bytes of a question.
-const LONGEST: usize = 64;
+/// The most bytes of a question, without the end of its line.
+const LONGEST: usize = 63;
 
 /// The socket by which a switch asks.
 #[derive(Clone, Debug)]
@@ -78,7 +78,7 @@ impl BridgeWatch {
         let now = Instant::now();
         let client = |of| Client {
             of,
-            received: Vec::new(),
+            question: LastLine::default(),
             free: now,
         };
         let mut answerer = Answerer {
@@ -93,7 +93,7 @@ impl BridgeWatch {
                 answerer
                     .clients
                     .drain(..)
-                    .for_each(|client| client.dismiss(&error));
+                    .for_each(|client| client.disconnect(&error));
             }
         })?;
         Ok(Self {
@@ -116,8 +116,7 @@ impl Drop for BridgeWatch {
 /// A switch that may ask.
 struct Client {
     of: SwitchSocket,
-    /// What has been received of a question.
-    received: Vec<u8>,
+    question: LastLine,
     /// When it may ask again.
     free: Instant,
 }
@@ -145,7 +144,7 @@ impl Answerer {
                 };
                 match served {
                     Ok(()) => self.clients.push(client),
-                    Err(error) => client.dismiss(&error),
+                    Err(error) => client.disconnect(&error),
                 }
             }
         }
@@ -229,28 +228,15 @@ fn is_absent(error: &io::Error) -> bool {
 impl Client {
     /// The number of the last question that has come.
     fn question(&mut self) -> io::Result<Option<u64>> {
-        let mut part = [0; 64 * LONGEST];
-        let read = match (&*self.of.socket).read(&mut part) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(read) => read,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
-            Err(error) => return Err(error),
+        let Some(line) = self.question.receive(&self.of.socket, LONGEST)? else {
+            return Ok(None);
         };
-        self.received.extend(part.iter().take(read));
-        let Some(end) = self.received.iter().rposition(|byte| *byte == b'\n') else {
-            return match self.received.len() < LONGEST {
-                true => Ok(None),
-                false => Err(io::Error::other("no question")),
-            };
-        };
-        let lines: Vec<u8> = self.received.drain(..=end).collect();
-        let lines = String::from_utf8_lossy(&lines);
-        let number = lines.lines().next_back().and_then(number_of);
-        number.map(Some).ok_or(io::Error::other("no question"))
+        let number = number_of(&line).map(Some);
+        number.ok_or(io::Error::other("no question"))
     }
 
     /// It is gone, asks what is no question, or reads no answers: it is answered no more, and sees that.
-    fn dismiss(self, error: &io::Error) {
+    fn disconnect(self, error: &io::Error) {
         if error.kind() != ErrorKind::UnexpectedEof {
             log::warn!(
                 "{} learns no more what its ports forward: {error}",

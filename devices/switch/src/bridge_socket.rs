@@ -3,11 +3,12 @@
 //! A question is a line, `bridge-windows NUMBER`, and so is its answer: the number and a [`BridgeWindows`] as text, or `unknown` if that
 //! cannot be told now.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use crate::bridge_windows::BridgeWindows;
+use crate::last_line::{LastLine, is_for_later};
 use crate::limits::MAX_BRIDGE_WINDOWS;
 
 const QUESTION: &str = "bridge-windows";
@@ -34,8 +35,7 @@ pub fn answer_to(number: u64, windows: Option<&BridgeWindows>) -> String {
 #[derive(Debug)]
 pub struct BridgeSocket {
     stream: UnixStream,
-    /// What has been received of the next answer.
-    received: Vec<u8>,
+    answer: LastLine,
 }
 
 impl BridgeSocket {
@@ -45,8 +45,8 @@ impl BridgeSocket {
     /// That of fcntl(2).
     pub fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        let received = Vec::new();
-        Ok(Self { stream, received })
+        let answer = LastLine::default();
+        Ok(Self { stream, answer })
     }
 
     /// Asks, unless the other end has many questions still to read. Whether it has asked.
@@ -68,24 +68,8 @@ impl BridgeSocket {
     /// # Errors
     /// The other end is gone, or sends what is no answer.
     pub(crate) fn receive(&mut self) -> io::Result<Option<(u64, Option<BridgeWindows>)>> {
-        let mut part = [0; 4096];
-        let read = match (&self.stream).read(&mut part) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(read) => read,
-            Err(error) if is_for_later(&error) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        self.received.extend(part.iter().take(read));
-        let Some(end) = self.received.iter().rposition(|byte| *byte == b'\n') else {
-            let is_too_long = self.received.len() > MAX_BRIDGE_WINDOWS;
-            return match is_too_long {
-                true => Err(io::Error::other("an answer without an end")),
-                false => Ok(None),
-            };
-        };
-        let lines: Vec<u8> = self.received.drain(..=end).collect();
-        let lines = String::from_utf8_lossy(&lines);
-        lines.lines().next_back().map(answer).transpose()
+        let line = self.answer.receive(&self.stream, MAX_BRIDGE_WINDOWS)?;
+        line.as_deref().map(answer).transpose()
     }
 }
 
@@ -93,10 +77,6 @@ impl AsFd for BridgeSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
     }
-}
-
-fn is_for_later(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 fn answer(line: &str) -> io::Result<(u64, Option<BridgeWindows>)> {
@@ -162,6 +142,6 @@ mod tests {
             (&theirs).write_all(&[b'x'; 4096]).unwrap();
             socket.receive().err()
         });
-        assert_eq!(error.unwrap().to_string(), "an answer without an end");
+        assert_eq!(error.unwrap().to_string(), "a line without an end");
     }
 }

@@ -77,6 +77,7 @@ mod bridge_windows;
 mod bus_range;
 mod config;
 mod connection;
+mod last_line;
 mod limits;
 mod link;
 mod link_mode;
@@ -93,6 +94,7 @@ pub use bridge_socket::{BridgeSocket, answer_to, number_of};
 pub use bridge_windows::{BridgeWindows, NoBridgeWindows};
 pub use bus_range::{BusRange, NoBusRange};
 pub use config::Config;
+pub use last_line::LastLine;
 pub use limits::{
     CLOSING_TIME_OUT, ENDPOINT_TIME_OUT, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_PORTS,
     MAX_WINDOWS, PROTOCOL,

@@ -11,7 +11,10 @@
 static LIST_HEAD(nq_disks);
 static DEFINE_MUTEX(nq_disks_lock);
 
-/* -EAGAIN while nvme resets it. The same function may have a later controller; then this one is dead. */
+/*
+ * -EAGAIN while nvme resets it. The same function may have a later controller; then this one is
+ * dead.
+ */
 int nq_state_error(struct nvme_ctrl *ctrl)
 {
 	switch (nvme_ctrl_state(ctrl)) {

@@ -108,6 +108,7 @@ pub const DELETE: Opcode = opcode::write::<Delete>(GROUP, 0x84);
 pub const QUERY: Opcode = opcode::read_write::<Query>(GROUP, 0x85);
 /// `PEERBAR_NVME_DOORBELLS`.
 pub const DOORBELLS: Opcode = opcode::read::<Descriptor>(GROUP, 0x86);
+
 #[cfg(test)]
 mod tests {
     use super::*;
