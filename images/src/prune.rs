@@ -91,13 +91,17 @@ impl Cache {
         }
         let found = found(self.path())?;
         for each in doomed(&found, PruneRule::Routine, SystemTime::now()) {
-            self.remove(each, lock)?;
+            // A build needs none of these gone.
+            if let Err(error) = self.remove(each, lock) {
+                log::warn!("an unused entry of the cache stays: {error}");
+            }
         }
         Ok(())
     }
 
     /// Removes an entry, unless it is in use. It first gets the name of a dead build's leftover, so that one that is removed in
-    /// part only is found by no user and by every builder.
+    /// part only is found by no user and by every builder. False if it is in use, or gone already: over a cache that is read-only
+    /// (overlayfs), its owner's removals take no lock that is seen here.
     fn remove(&self, found: &StoredFile, _: &BuildLock) -> Result<bool, ImageError> {
         let path = self.path().join(&found.name);
         let Some(_excluded) = entry_use::exclude(&path).map_err(io_error("lock", &path))? else {
@@ -105,7 +109,10 @@ impl Cache {
         };
         log::info!("removing {}", path.display());
         let removed = self.path().join(format!("{WORK_PREFIX}{}", found.name));
-        fs::rename(&path, &removed).map_err(io_error("remove", &path))?;
+        match fs::rename(&path, &removed) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            renamed => renamed.map_err(io_error("remove", &path))?,
+        }
         remove_all(&removed, &found.metadata)?;
         Ok(true)
     }
@@ -196,8 +203,7 @@ fn doomed(found: &[StoredFile], rule: PruneRule, now: SystemTime) -> Vec<&Stored
     found.iter().filter(is_doomed).collect()
 }
 
-/// Removes a file or folder. One that vanishes meanwhile is removed, too: over a cache that is read-only (overlayfs), its owner's builds end
-/// without a lock that is seen here.
+/// Removes a file or folder. One that vanishes meanwhile is removed, too (see [`Cache::remove`]).
 fn remove_all(path: &Path, metadata: &Metadata) -> Result<(), ImageError> {
     let removed = if metadata.is_dir() {
         fs::remove_dir_all(path)
