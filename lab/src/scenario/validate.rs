@@ -1,5 +1,6 @@
 //! From the shape of a scenario to a scenario that makes sense.
 
+use std::mem::take;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +30,7 @@ use super::sanitize;
 use super::together;
 use super::tunnels;
 use super::user_drivers;
-use super::{Gpu, Machine, Model, Module, Nic, Nvme, Scenario, Switch};
+use super::{Fabric, Gpu, Machine, Model, Module, Nic, Nvme, Scenario, Switch, Tunnels};
 use crate::firmware::Firmware;
 use crate::size::Size;
 
@@ -46,7 +47,7 @@ pub(super) const MEMORY_UNIT: u64 = 2 << 20;
 
 /// Checks the file as a whole; images are relative to `folder`.
 pub(super) fn scenario(
-    file: File,
+    mut file: File,
     checks: Vec<CheckTable<'_>>,
     folder: &Path,
     interactive: bool,
@@ -58,23 +59,14 @@ pub(super) fn scenario(
     bus_numbers::fit(&file)?;
     together::images(&file, folder)?;
     let p2pmem = together::P2pmem::of(&file);
-    let (nvmes, gpus) = endpoints(file.nvme, file.gpu, &attach_points, folder)?;
-    let mut nics = nics(file.nic, &attach_points, &nvmes, &gpus)?;
-    let fabric = fabric(file.fabric, &nics, folder)?;
-    let tunnels = fabric.as_ref().and_then(|fabric| fabric.tunnels.as_ref());
-    tunnels::number(nics.iter_mut(), tunnels);
-    let switches = switches(file.switch, &attach_points)?;
-    let devices = Endpoints {
-        nvmes: &nvmes,
-        gpus: &gpus,
-        nics: &nics,
-    };
+    let attached = Attached::read(&mut file, &attach_points, folder)?;
+    let devices = attached.endpoints();
     let mut machine = machine(file.machine, &attach_points, devices)?;
-    p2pmem.fits(&machine, &nvmes, &gpus)?;
+    p2pmem.fits(&machine, devices.nvmes, devices.gpus)?;
     let files = files::files(file.files, folder)?;
     let mut packages = packages::packages(file.packages)?;
     let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
-    let rdma_ends = tools && tunnels.is_some();
+    let rdma_ends = tools && attached.tunnels().is_some();
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
     let inventory = inventory(devices, &machine, tools, timeout);
     let labels = labels(&checks)?;
@@ -88,6 +80,13 @@ pub(super) fn scenario(
     let needed = needed_modules(&machine, devices, &checks);
     let (mut modules, module_sources) = modules::modules(file.module, needed, folder)?;
     machine.add_modules(&mut modules);
+    let Attached {
+        switches,
+        nvmes,
+        gpus,
+        nics,
+        fabric,
+    } = attached;
     Ok(Scenario {
         name,
         path: PathBuf::new(),
@@ -116,6 +115,51 @@ pub(super) fn scenario(
         programs,
         labels,
     })
+}
+
+/// All that is attached to the machine, and what connects it.
+struct Attached {
+    switches: Vec<Switch>,
+    nvmes: Vec<Nvme>,
+    gpus: Vec<Gpu>,
+    nics: Vec<Nic>,
+    fabric: Option<Fabric>,
+}
+
+impl Attached {
+    /// Takes its tables out of the file.
+    fn read(file: &mut File, points: &AttachPoints, folder: &Path) -> Result<Self, Problem> {
+        let (nvmes, gpus) = (take(&mut file.nvme), take(&mut file.gpu));
+        let (nvmes, gpus) = endpoints(nvmes, gpus, points, folder)?;
+        let nics = nics(take(&mut file.nic), points, &nvmes, &gpus)?;
+        let fabric = fabric(file.fabric.take(), &nics, folder)?;
+        let switches = switches(take(&mut file.switch), points)?;
+        let mut attached = Self {
+            switches,
+            nvmes,
+            gpus,
+            nics,
+            fabric,
+        };
+        let tunnels = attached
+            .fabric
+            .as_ref()
+            .and_then(|fabric| fabric.tunnels.as_ref());
+        tunnels::number(attached.nics.iter_mut(), tunnels);
+        Ok(attached)
+    }
+
+    fn tunnels(&self) -> Option<&Tunnels> {
+        self.fabric.as_ref()?.tunnels.as_ref()
+    }
+
+    fn endpoints(&self) -> Endpoints<'_> {
+        Endpoints {
+            nvmes: &self.nvmes,
+            gpus: &self.gpus,
+            nics: &self.nics,
+        }
+    }
 }
 
 /// The checks, of which each can do its work in this machine with these devices, also after those before it.
