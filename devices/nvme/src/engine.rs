@@ -221,12 +221,8 @@ impl Engine {
     fn take_doorbells(&mut self) {
         if let Some(pair) = &mut self.pair {
             // They are registers, which are never out of reach.
-            let session = &mut self.data.session;
-            let tail = pair.submission.doorbell.read(session).unwrap_or(0);
-            let vector = pair.completion.vector();
-            if !pair.submission.take_tail(tail, session, vector) {
-                self.notifier.report_bad_value();
-            }
+            let (session, vector) = (&mut self.data.session, pair.completion.vector());
+            let _ = pair.submission.take_tail(session, &self.notifier, vector);
             pair.completion.take_head(&mut pair.interrupts, session);
         }
         let (stray, bad) = self.notifier.take_doorbell_errors();

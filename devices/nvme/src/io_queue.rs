@@ -13,7 +13,6 @@
 //! A [`queue_set::QueueSet`] has all groups of a worker, and a [`context::Context`] what they share. `poll` decides what a worker does
 //! that finds no work. `request` has what the engine requests of a worker, such as to add a queue; `worker/requests.rs` carries it out.
 
-mod admin_poll;
 pub(crate) mod completion;
 mod context;
 pub(crate) mod doorbell;

@@ -9,9 +9,11 @@ use zerocopy::IntoBytes;
 
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
 use super::interrupt::{Posted, QueueInterrupts};
+use super::late_writes::LateWrites;
 use super::permit::{Generation, Permit};
 use super::ring::{Ring, distance};
 use crate::doorbell_page::DoorbellPage;
+use crate::late_data::LateData;
 
 /// Bytes of a completion queue entry.
 pub(crate) const COMPLETION_BYTES: u64 = 16;
@@ -38,6 +40,7 @@ pub(crate) struct CompletionQueue {
     unsignalled: Posted,
     /// The interrupt vector, if interrupts are enabled.
     vector: Option<u16>,
+    pub(super) late_writes: LateWrites,
     pub(crate) doorbell: QueueDoorbell,
     generation: Generation,
 }
@@ -56,6 +59,7 @@ impl CompletionQueue {
             staged: Vec::with_capacity(MOST_STAGED),
             unsignalled: Posted::default(),
             vector,
+            late_writes: LateWrites::default(),
             doorbell: QueueDoorbell::new(page, Doorbell::CompletionHead(id)),
             generation: Generation::default(),
         }
@@ -117,14 +121,20 @@ impl CompletionQueue {
         self.tail == 0 || self.staged.len() >= MOST_STAGED
     }
 
-    /// How many entries the guest has taken since the queue was created.
-    pub(crate) fn taken(&self) -> u64 {
-        self.taken
+    /// Keeps data until the guest has taken the completion that was staged last.
+    pub(super) fn keep_late(&mut self, data: Box<LateData>) {
+        let left = distance(self.head, self.tail, self.ring.entries);
+        self.late_writes.keep(self.taken + u64::from(left), data);
     }
 
-    /// The same, once it has taken the completion that was staged last.
-    pub(crate) fn taken_with_last(&self) -> u64 {
-        self.taken + u64::from(distance(self.head, self.tail, self.ring.entries))
+    /// Whether the guest has taken a completion that data follow.
+    pub(super) fn has_late_due(&self) -> bool {
+        self.late_writes.is_due(self.taken)
+    }
+
+    /// Takes data whose completion the guest has taken.
+    pub(super) fn take_late(&mut self) -> Option<Box<LateData>> {
+        self.late_writes.take_due(self.taken)
     }
 
     /// Writes the staged entries to the queue. [`CompletionQueue::signal`] is to follow before the owner waits for anything.

@@ -6,7 +6,6 @@ use peerbar_nvme_spec::completion::CompletionEntry;
 
 use super::completion::CompletionQueue;
 use super::interrupt::QueueInterrupts;
-use super::late_writes::LateWrites;
 use super::submission::Batch;
 use crate::io::Io;
 use crate::notifier::Notifier;
@@ -19,7 +18,6 @@ const BATCH: usize = 32;
 pub(crate) struct Context {
     pub(super) io: Io,
     pub(super) interrupts: QueueInterrupts,
-    pub(super) late_writes: LateWrites,
     pub(super) batch: Batch,
 }
 
@@ -28,7 +26,6 @@ impl Context {
         Self {
             io,
             interrupts,
-            late_writes: LateWrites::default(),
             batch: Batch::new(BATCH),
         }
     }
@@ -62,12 +59,12 @@ impl Context {
 
     /// Writes the data that follow completions of a queue, as far as the guest has taken these; whether there were any.
     pub(super) fn write_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
-        if !self.late_writes.wait_for(completions) {
+        if completions.late_writes.is_empty() {
             return false;
         }
         completions.take_head(&mut self.interrupts, &mut self.io.data.session);
         let mut any = false;
-        while let Some(late) = self.late_writes.take_due(completions) {
+        while let Some(late) = completions.take_late() {
             any = true;
             if let Err(error) = self.io.data.write_late(&late) {
                 log::debug!("queue {}: data after their completion: {error}", late.queue);
@@ -78,11 +75,11 @@ impl Context {
 
     /// Has the guest ring when it takes a completion that data follow; whether it has taken none of these by now.
     pub(super) fn arm_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
-        if self.late_writes.wait_for(completions) {
+        if !completions.late_writes.is_empty() {
             // A doorbell that is not mapped is found out when the submission queue is armed.
             let _ = completions.arm(&mut self.interrupts, &mut self.io.data.session);
         }
-        !self.late_writes.is_due(completions)
+        !completions.has_late_due()
     }
 
     /// Interrupts for the completions that were flushed since the last time.

@@ -1,11 +1,11 @@
 //! Serving queues: fetch a batch of commands, carry them out, flush their completions, interrupt.
 
-use peerbar_dma::{Origin, Purpose};
+use peerbar_dma::Origin;
 
 use super::completion::CompletionQueue;
 use super::context::Context;
-use super::doorbell::{QueueDoorbell, Unreachable};
-use super::submission::{Batch, Command, SUBMISSION_BYTES, SubmissionQueue};
+use super::doorbell::QueueDoorbell;
+use super::submission::{Batch, Command, SubmissionQueue};
 use crate::ended::{Ended, Posting};
 
 /// A completion waits for at most as many bytes of the commands behind it before it is flushed, and for at most half of its
@@ -54,11 +54,12 @@ impl SubmissionQueue {
         cx: &mut Context,
         queues: usize,
     ) -> bool {
-        let Ok(has_entries) = self.poll(cx, completions.vector()) else {
+        let (session, notifier) = (&mut cx.io.data.session, &cx.interrupts.notifier);
+        let taken = self.take_tail(session, notifier, completions.vector());
+        if taken.is_err() {
             cx.fail(self.id, "its doorbell is not mapped");
-            return false;
-        };
-        if !has_entries || self.is_closing {
+        }
+        if taken.is_err() || !self.has_entries() || self.is_closing {
             return false;
         }
         let most = cx.io.free_operations(queues, self.outstanding);
@@ -77,18 +78,6 @@ impl SubmissionQueue {
         let more = self.has_more(&mut cx.io.data.session).unwrap_or(false);
         cx.signal(completions, more);
         count > 0
-    }
-
-    /// Reads the doorbell; whether there are commands to fetch, whose completions are signalled by `vector`.
-    fn poll(&mut self, cx: &mut Context, vector: Option<u16>) -> Result<bool, Unreachable> {
-        let session = &mut cx.io.data.session;
-        let tail = self.doorbell.read(session);
-        // The entry comes from the guest's processor as the doorbell does, and may be on its way at the same time.
-        session.prefetch(Purpose::Command, self.next_address(), SUBMISSION_BYTES);
-        if !self.take_tail(tail?, session, vector) {
-            cx.interrupts.notifier.report_bad_value();
-        }
-        Ok(self.has_entries())
     }
 
     /// Carries out the batch. The processor prefetches blocks of the next command while it copies those of the one before.
@@ -138,7 +127,7 @@ impl SubmissionQueue {
             }
         }
         if let Some(late) = ended.late {
-            cx.late_writes.keep(completions, late);
+            completions.keep_late(late);
         }
     }
 }

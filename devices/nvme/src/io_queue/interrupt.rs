@@ -92,8 +92,8 @@ pub(crate) struct QueueInterrupts {
     pub(crate) notifier: Arc<Notifier>,
     settings: Arc<Coalescing>,
     vectors: Vec<Vector>,
-    /// The vectors with a pending interrupt, and perhaps some others.
-    waiting: Vec<u16>,
+    /// Whether an interrupt may be pending.
+    any_pending: bool,
     pub(super) clock: fn() -> Instant,
 }
 
@@ -104,7 +104,7 @@ impl QueueInterrupts {
             notifier,
             settings,
             vectors: vec![Vector::default(); vectors.into()],
-            waiting: Vec::with_capacity(vectors.into()),
+            any_pending: false,
             clock: Instant::now,
         }
     }
@@ -164,15 +164,13 @@ impl QueueInterrupts {
                 return true;
             }
         }
-        if !self.waiting.contains(&vector) {
-            self.waiting.push(vector);
-        }
+        self.any_pending = true;
         false
     }
 
     /// A round of work is over: raises the interrupts that are due. `idle`: the round found no work.
     pub(crate) fn settle(&mut self, idle: bool) {
-        if !self.waiting.is_empty() {
+        if self.any_pending {
             let now = (self.clock)();
             self.raise_if(|state| state.is_due(idle, now));
         }
@@ -184,32 +182,28 @@ impl QueueInterrupts {
     }
 
     fn raise_if(&mut self, mut is_due: impl FnMut(&mut Vector) -> bool) {
-        let (vectors, notifier) = (&mut self.vectors, &self.notifier);
-        self.waiting.retain(|vector| {
-            let state = vectors.get_mut(usize::from(*vector));
-            let Some(state) = state.filter(|state| state.pending > 0) else {
-                return false;
-            };
-            let is_due = is_due(state);
-            if is_due {
+        self.any_pending = false;
+        let states = (0..).zip(&mut self.vectors);
+        for (vector, state) in states.filter(|(_, state)| state.pending > 0) {
+            if is_due(state) {
                 state.raised();
-                notifier.raise(*vector);
+                self.notifier.raise(vector);
+            } else {
+                self.any_pending = true;
             }
-            !is_due
-        });
+        }
     }
 
     /// Forgets every queue.
     pub(crate) fn forget(&mut self) {
-        self.waiting.clear();
+        self.any_pending = false;
         self.vectors.fill(Vector::default());
     }
 
     /// When the next aggregation time is over, if an interrupt is pending for that.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let waiting = self.waiting.iter();
-        let states = waiting.filter_map(|vector| self.vectors.get(usize::from(*vector)));
-        states.filter_map(|state| state.deadline).min()
+        let vectors = self.any_pending.then_some(&self.vectors)?;
+        vectors.iter().filter_map(|state| state.deadline).min()
     }
 
     fn vector(&mut self, vector: Option<u16>) -> Option<&mut Vector> {

@@ -117,7 +117,7 @@ impl QueueSet {
     /// Adds a completion queue.
     pub(super) fn add_completion(&mut self, mut queue: CompletionQueue) {
         queue.join(&self.cx.io.generation);
-        self.move_doorbell(&mut queue.doorbell);
+        self.move_doorbells([&mut queue.doorbell]);
         self.groups.push(QueueGroup {
             completions: queue,
             submissions: Vec::new(),
@@ -126,27 +126,25 @@ impl QueueSet {
 
     /// Adds a submission queue to the completion queue of this number.
     pub(super) fn add_submission(&mut self, completion: u16, mut queue: SubmissionQueue) {
-        self.move_doorbell(&mut queue.doorbell);
+        self.move_doorbells([&mut queue.doorbell]);
         let mut groups = self.groups.iter_mut();
         if let Some(group) = groups.find(|group| group.completions.id == completion) {
             group.submissions.push(queue);
         }
     }
 
-    /// Moves the doorbell of a new queue to the shadow buffer, if there is one.
-    fn move_doorbell(&mut self, doorbell: &mut QueueDoorbell) {
-        if let Some(buffer) = self.shadow {
-            let session = &mut self.cx.io.data.session;
-            doorbell.move_to(buffer, session);
-            session.release();
-        }
+    /// Moves all doorbells to a shadow buffer, and those of later queues.
+    pub(super) fn set_shadow(&mut self, buffer: ShadowBuffer) {
+        self.shadow = Some(buffer);
+        let mut groups = std::mem::take(&mut self.groups);
+        self.move_doorbells(groups.iter_mut().flat_map(QueueGroup::doorbells));
+        self.groups = groups;
     }
 
-    /// Moves all doorbells to the shadow buffer.
-    pub(super) fn move_doorbells(&mut self, buffer: ShadowBuffer) {
-        self.shadow = Some(buffer);
-        let session = &mut self.cx.io.data.session;
-        for doorbell in self.groups.iter_mut().flat_map(QueueGroup::doorbells) {
+    /// Moves doorbells to the shadow buffer, if there is one.
+    fn move_doorbells<'a>(&mut self, doorbells: impl IntoIterator<Item = &'a mut QueueDoorbell>) {
+        let (shadow, session) = (self.shadow, &mut self.cx.io.data.session);
+        for (doorbell, buffer) in doorbells.into_iter().zip(shadow.into_iter().cycle()) {
             doorbell.move_to(buffer, session);
         }
         session.release();
@@ -171,8 +169,8 @@ impl QueueSet {
     pub(super) fn remove_submission(&mut self, id: u16) {
         for group in &mut self.groups {
             group.submissions.retain(|queue| queue.id != id);
+            group.completions.late_writes.drop_submission(id);
         }
-        self.cx.late_writes.drop_submission(id);
     }
 
     /// Removes a completion queue.
@@ -191,7 +189,6 @@ impl QueueSet {
     pub(super) fn forget(&mut self) {
         self.cx.io.forget();
         self.cx.interrupts.forget();
-        self.cx.late_writes.clear();
         self.groups.clear();
         self.shadow = None;
     }

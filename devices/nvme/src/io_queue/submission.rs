@@ -14,6 +14,7 @@ use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
 use super::permit::Permit;
 use super::ring::{Ring, distance};
 use crate::doorbell_page::DoorbellPage;
+use crate::notifier::Notifier;
 
 /// Bytes of a submission queue entry.
 pub(crate) const SUBMISSION_BYTES: u64 = 64;
@@ -87,16 +88,20 @@ impl SubmissionQueue {
         }
     }
 
-    /// Takes over a value of the tail doorbell, as [`SubmissionQueue::set_tail`], and records a new one. The commands' completions
-    /// are signalled by `vector`.
+    /// Reads the tail doorbell, and records a new value. The commands' completions are signalled by `vector`.
     pub(crate) fn take_tail(
         &mut self,
-        value: u32,
         session: &mut Session,
+        notifier: &Notifier,
         vector: Option<u16>,
-    ) -> bool {
+    ) -> Result<(), Unreachable> {
         let before = self.tail;
-        let is_valid = self.set_tail(value, session);
+        let value = self.doorbell.read(session);
+        // The entry comes from the guest's processor as the doorbell does, and may be on its way at the same time.
+        session.prefetch(Purpose::Command, self.next_address(), SUBMISSION_BYTES);
+        if !self.set_tail(value?, session) {
+            notifier.report_bad_value();
+        }
         if self.tail != before {
             session.requester().doorbell(|| DoorbellEvent {
                 queue: self.id,
@@ -106,7 +111,7 @@ impl SubmissionQueue {
                 vector,
             });
         }
-        is_valid
+        Ok(())
     }
 
     /// Takes over a value of the tail doorbell; whether the queue can have it.
@@ -123,7 +128,7 @@ impl SubmissionQueue {
     }
 
     /// Where the next entry to fetch is, or will be.
-    pub(crate) fn next_address(&self) -> u64 {
+    pub(super) fn next_address(&self) -> u64 {
         self.ring.address(self.head, SUBMISSION_BYTES)
     }
 

@@ -4,7 +4,8 @@ use std::num::NonZeroU64;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use super::admin_poll::AdminDoorbells;
+use peerbar_nvme_spec::registers::Doorbell;
+
 use super::context::Context;
 use super::interrupt::QueueInterrupts;
 use super::poll::{PollPolicy, Poller, Wait};
@@ -12,10 +13,14 @@ use super::queue_set::QueueSet;
 use super::request::{Done, Requests};
 use crate::doorbell_page::Owner;
 use crate::io::Io;
+use crate::notifier::ENGINE;
 
 mod requests;
 #[cfg(test)]
 mod tests;
+
+/// The worker that polls the admin doorbells for the engine, where the guest may map them.
+const ADMIN_POLLER: Owner = Owner(1);
 
 /// Owner of some I/O queues.
 pub(crate) struct Worker {
@@ -23,7 +28,8 @@ pub(crate) struct Worker {
     requests: Requests,
     queues: QueueSet,
     poller: Poller,
-    admin_doorbells: AdminDoorbells,
+    /// The values of the admin doorbells that the engine was notified of, if this worker polls them.
+    admin_values: Option<[u32; 2]>,
     /// To be confirmed when no command of this queue is outstanding, which is deleted then, or with `None` of any queue.
     unconfirmed: Option<(Option<u16>, Done)>,
 }
@@ -41,7 +47,7 @@ impl Worker {
             requests,
             queues: QueueSet::new(Context::new(io, interrupts)),
             poller: Poller::new(policy),
-            admin_doorbells: AdminDoorbells::new(owner, policy),
+            admin_values: (policy == PollPolicy::Always && owner == ADMIN_POLLER).then_some([0; 2]),
             unconfirmed: None,
         }
     }
@@ -74,13 +80,25 @@ impl Worker {
             self.queues.take_heads();
             self.queues.cx.interrupts.settle(false);
         }
+        self.poll_admin_doorbells();
         let queues = &mut self.queues;
-        self.admin_doorbells.poll(queues.cx.notifier());
         let busy = queues.complete_ended() | queues.serve() | !queues.cx.io.submit();
         let busy = busy | queues.write_late_data();
         queues.cx.interrupts.settle(!busy);
         self.confirm_end(busy);
         ControlFlow::Continue(busy)
+    }
+
+    /// Reads the admin doorbells, which the guest may write without a notification, however busy the worker is.
+    fn poll_admin_doorbells(&mut self) {
+        let (Some(seen), notifier) = (&mut self.admin_values, self.queues.cx.notifier()) else {
+            return;
+        };
+        let doorbells = [Doorbell::SubmissionTail(0), Doorbell::CompletionHead(0)];
+        let values = doorbells.map(|doorbell| notifier.doorbells.value(doorbell));
+        if std::mem::replace(seen, values) != values {
+            notifier.events(ENGINE).notify();
+        }
     }
 
     /// Notes that there was work, and after a pause how many commands the guest has outstanding.

@@ -19,9 +19,9 @@ impl Worker {
                     }
                 }
                 WorkerRequest::RemoveCompletion(id) => self.queues.remove_completion(id),
-                WorkerRequest::Shadow(buffer) => self.queues.move_doorbells(buffer),
+                WorkerRequest::Shadow(buffer) => self.queues.set_shadow(buffer),
                 WorkerRequest::Forget => {
-                    self.admin_doorbells.forget();
+                    self.admin_values = self.admin_values.map(|_| [0; 2]);
                     self.queues.forget();
                 }
                 WorkerRequest::Finish => {
