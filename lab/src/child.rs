@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::run_file;
+use crate::terminal::printable;
 
 /// Bytes at the end of a log in which its last line is looked for.
 const LONGEST_END: u64 = 64 << 10;
@@ -127,7 +128,10 @@ pub fn last_line(log: &Path) -> String {
     let text = String::from_utf8_lossy(&text);
     let is_reason = |line: &&str| !line.trim().is_empty() && !line.contains(": warning: ");
     let last = text.lines().rev().find(is_reason);
-    last.unwrap_or("without a message").to_owned()
+    last.map_or_else(
+        || "without a message".to_owned(),
+        |line| printable(line.as_bytes()),
+    )
 }
 
 /// The last bytes of a file.

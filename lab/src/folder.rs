@@ -168,6 +168,22 @@ impl Folder {
         Ok(file.into())
     }
 
+    /// Opens the file `name` in it, to write behind what it has; makes it first if there is none.
+    pub fn append(&self, name: &str) -> anyhow::Result<File> {
+        let path = self.path.join(name);
+        let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY;
+        let flags = flags | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&self.directory, name, flags, Mode::from_raw_mode(0o666));
+        let file = File::from(file.with_context(|| format!("cannot open {}", path.display()))?);
+        let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
+        anyhow::ensure!(
+            is_file,
+            "{} is no regular file: a guest may have replaced it",
+            path.display()
+        );
+        Ok(file)
+    }
+
     /// Writes `text` as the file `name`, in place of one that is there.
     pub fn write(&self, name: &str, text: &str) -> anyhow::Result<()> {
         match unlinkat(&self.directory, name, AtFlags::empty()) {
@@ -251,7 +267,14 @@ mod tests {
         fs::rename(folder.path(), runs.path().join("moved")).unwrap();
         symlink(other.path(), folder.path()).unwrap();
         folder.write("verdict", "passed").unwrap();
+        folder.append("file").unwrap_err();
         drop(link);
+        folder.append("file").unwrap().write_all(b"1").unwrap();
+        folder.append("file").unwrap().write_all(b"2").unwrap();
+        assert_eq!(
+            fs::read_to_string(runs.path().join("moved/file")).unwrap(),
+            "12"
+        );
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
         assert!(!other.path().join("verdict").exists());
     }

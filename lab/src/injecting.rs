@@ -1,19 +1,21 @@
 //! Faults for the devices of a running guest, and impairments for the fabric between its adapters.
 
 use std::fs;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use peerbar_fabric::Impairment;
 pub use peerbar_fault::Rule;
 use thiserror::Error;
 
+use crate::terminal::printable;
+
 /// How long a device may take to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest answer that is read: the most rules of a fabric, each as long as an order may be.
-const LONGEST: u64 = 256 << 10;
+const LONGEST: usize = 256 << 10;
 /// How the name of the link to a control socket ends.
 const LINK: &str = ".control";
 /// The name of the fabric's server, which no device has.
@@ -169,16 +171,29 @@ fn but(served: &[String]) -> String {
 
 fn exchange(socket: &Path, line: &str) -> io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    let deadline = Instant::now() + TIMEOUT;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     writeln!(stream, "{line}")?;
-    let mut answer = String::new();
-    BufReader::new(stream.take(LONGEST)).read_line(&mut answer)?;
-    Ok(answer.trim_end().to_owned())
+    let mut answer = Vec::new();
+    while !answer.contains(&b'\n') && answer.len() < LONGEST {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut bytes = [0; 4096];
+        match stream.read(&mut bytes)? {
+            0 => break,
+            count => answer.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+        }
+    }
+    let line = answer.split(|byte| *byte == b'\n').next();
+    Ok(printable(line.unwrap_or_default()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{BufRead, BufReader};
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
     use std::thread;
@@ -227,6 +242,8 @@ mod tests {
         assert_eq!(injected("ok in force\n"), Ok("in force".to_owned()));
         assert_eq!(injected("error no\n"), Err("device disk0: no".to_owned()));
         assert_eq!(injected(""), Err("device disk0: ".to_owned()));
+        let steering = injected("ok \x1b[2Jdone\n\x07");
+        assert_eq!(steering, Ok("[2Jdone".to_owned()));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Programs of the user's own are built before the guest boots.
 
-use std::fs::File;
 use std::io::{self, PipeReader, Write};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -40,6 +39,7 @@ pub(crate) fn build(
     let builds = programs
         .iter()
         .filter_map(|program| Some((program, program.build.as_deref()?)));
+    // A lab may build more than once, also while its guest runs.
     let mut log = None;
     for (program, line) in builds {
         if built.contains(&(&program.folder, line)) {
@@ -47,7 +47,7 @@ pub(crate) fn build(
         }
         let log = match &mut log {
             Some(log) => log,
-            none => none.insert(opened(&folder.path().join(LOG))?),
+            none => none.insert(folder.append(LOG)?),
         };
         let (status, printed) = run(program, line, log, live, signals)?;
         if !status.success() {
@@ -68,12 +68,6 @@ pub(crate) fn build(
     programs
         .try_for_each(HostProgram::is_runnable)
         .map_err(Failure::Usage)
-}
-
-/// A lab may build more than once.
-fn opened(log: &Path) -> anyhow::Result<File> {
-    let file = File::options().append(true).create(true).open(log);
-    file.with_context(|| format!("cannot open {}", log.display()))
 }
 
 /// Runs `line` by a shell, to its end or to a signal: its status, and the end of what it printed on either stream.
