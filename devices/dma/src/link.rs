@@ -5,7 +5,8 @@
 //! process: a function's own DMA, and that of its peers to and from its memory. A transfer reserves a slice at a time and
 //! waits for it before the next, so that transfers at once get equal parts.
 //!
-//! A peer may scribble on the meters. It delays others by [`LONGEST_QUEUE`] for each slice at most.
+//! A peer may scribble on the meters. It delays others by [`LONGEST_QUEUE`] for each slice at most, and a request by what
+//! `requester/transfer.rs` permits it to wait for links.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -218,6 +219,19 @@ impl Transit {
         }
     }
 
+    /// How many nanoseconds what is left takes if nothing else is on the links.
+    pub(crate) fn time_alone(&self) -> u64 {
+        let links = self.path.iter().flatten().map(|link_use| &link_use.link);
+        let slowest = links.map(|link| link.rate().time(self.left)).max();
+        slowest.unwrap_or(0).saturating_add(self.latency())
+    }
+
+    fn latency(&self) -> u64 {
+        let links = self.path.iter().flatten().map(|link_use| &link_use.link);
+        let latencies = links.map(|link| link.speed.latency.nanoseconds());
+        latencies.fold(0, u64::saturating_add)
+    }
+
     /// Adds bytes if these are the links that the transfer takes anyway; whether they are.
     pub(crate) fn join(&mut self, path: &LinkPath, bytes: u64) -> bool {
         let same = |pair: (&Option<LinkUse>, &Option<LinkUse>)| match pair {
@@ -240,11 +254,7 @@ impl Transit {
             }
             self.reserve(now);
         }
-        let path = self.path.iter().flatten();
-        let latency = path.fold(0, |sum: u64, link_use| {
-            sum.saturating_add(link_use.link.speed.latency.nanoseconds())
-        });
-        let arrival = self.through.saturating_add(latency);
+        let arrival = self.through.saturating_add(self.latency());
         arrival.checked_sub(now).filter(|left| *left > 0)
     }
 

@@ -1,5 +1,7 @@
 //! A requester among mappings, windows, peers and a client.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -986,11 +988,12 @@ fn bus_mastering_off_comes_before_every_peer() {
     assert!(matches!(error.cause, DmaFault::NotMaster), "{error}");
 }
 
-/// A clock that advances only for a wait, and resets the function after it.
+/// A clock that advances only for a wait, and after it resets the function, or has a peer write nonsense on its meters.
 #[derive(Default)]
 struct Time {
     now: Mutex<u64>,
     resets: Mutex<Option<std::sync::Weak<Requester>>>,
+    meters: Mutex<Option<File>>,
 }
 
 impl Clock for Arc<Time> {
@@ -1000,6 +1003,9 @@ impl Clock for Arc<Time> {
 
     fn sleep(&self, nanoseconds: u64) {
         *self.now.lock() += nanoseconds;
+        if let Some(meters) = &*self.meters.lock() {
+            meters.write_all_at(&[0xff; 16], 0).unwrap();
+        }
         if let Some(requester) = self.resets.lock().take() {
             let requester = requester.upgrade().unwrap();
             let is_free = requester.routes.try_write().is_some();
@@ -1124,6 +1130,43 @@ fn what_is_read_from_several_places_has_the_latency_once() {
         .gather(Purpose::Payload, places, &mut data)
         .unwrap();
     assert_eq!(time.now(), 0x300 + 100);
+}
+
+/// A write of 64 KiB to a peer whose link has this many bytes per second and, if it lies, is never free: the outcome, and its seconds.
+fn write_to_peer_by_link(bandwidth: u64, lies: bool) -> (Result<(), DmaFault>, u64) {
+    let (requester, time) = with_links();
+    let speed = LinkSpeed {
+        latency: Latency::of_nanoseconds(0),
+        bandwidth: Bandwidth::of_bytes_per_second(bandwidth),
+    };
+    let meters = File::from(
+        MemoryFile::create("meters", 16)
+            .unwrap()
+            .file()
+            .try_clone()
+            .unwrap(),
+    );
+    let lent = meters.try_clone().unwrap().into();
+    requester.set_peer_link(PeerId(1), speed, lent).unwrap();
+    if lies {
+        meters.write_all_at(&[0xff; 16], 0).unwrap();
+        *time.meters.lock() = Some(meters);
+    }
+    let places = [(0x1_0000, 0x1000); 16];
+    let written = requester.scatter(Purpose::Payload, places, &[1; 0x1_0000]);
+    (
+        written.map_err(|error| error.cause),
+        time.now() / 1_000_000_000,
+    )
+}
+
+#[test]
+fn link_that_a_peer_keeps_busy_fails_the_request_in_time() {
+    let timed_out = Err(DmaFault::Peer(PeerError::TimedOut));
+    let (written, seconds) = write_to_peer_by_link(1 << 20, true);
+    assert_eq!(written, timed_out);
+    assert!((4..6).contains(&seconds), "{seconds}");
+    assert_eq!(write_to_peer_by_link(1 << 20, false), (Ok(()), 0));
 }
 
 #[test]

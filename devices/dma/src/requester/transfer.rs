@@ -31,6 +31,10 @@ const WORD: usize = 8;
 /// on a loaded machine.
 const LONGEST_PEER_REQUEST: u64 = 4_000_000_000;
 
+/// A request may wait for links [`LONGEST_PEER_REQUEST`] and as long as it takes on links that it shares with this number of others, in
+/// equal parts.
+const LINK_SHARES: u64 = 8;
+
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
 pub(super) const LINK_WAIT: u64 = 10_000_000;
 
@@ -43,6 +47,9 @@ struct Transfer<'a> {
     tag: Tag,
     /// The bytes on links that take time.
     transit: Option<Transit>,
+    /// How long it may wait for links, and how long it has.
+    link_limit: u64,
+    link_waited: u64,
     /// How long peers have taken to answer messages.
     waited: u64,
     /// Segments for the client, to be sent together, and what is known of each.
@@ -108,6 +115,8 @@ impl Requester {
         let mut transfer = Transfer {
             tag,
             transit: None,
+            link_limit: LONGEST_PEER_REQUEST,
+            link_waited: 0,
             waited: 0,
             asks: Vec::new(),
             notes: Vec::new(),
@@ -118,8 +127,8 @@ impl Requester {
         // Segments for the client come before one that has failed.
         self.ask_together(&mut transfer)?;
         moved?;
-        match transfer.transit {
-            Some(transit) => self.arrive(tag, transit),
+        match transfer.transit.take() {
+            Some(transit) => self.arrive(&mut transfer, transit),
             None => Ok(()),
         }
     }
@@ -346,24 +355,38 @@ impl Requester {
             return Ok(());
         }
         if let Some(before) = transit.take() {
-            self.arrive(transfer.tag, before)?;
+            self.arrive(transfer, before)?;
         }
         transfer.transit = Some(Transit::new(path, bytes, self.clock.now()));
         Ok(())
     }
 
-    /// Waits until the transit has arrived, or the function may no longer issue requests.
-    fn arrive(&self, tag: Tag, mut transit: Transit) -> Result<(), DmaError> {
-        while let Some(left) = transit.next(self.clock.now()) {
-            if !self.route_table().may_request() {
+    /// Waits until the transit has arrived, the function may no longer issue requests, or the links have taken too long: a peer says
+    /// itself what its link can do, and when that is free.
+    fn arrive(&self, transfer: &mut Transfer<'_>, mut transit: Transit) -> Result<(), DmaError> {
+        let fair = transit.time_alone().saturating_mul(LINK_SHARES);
+        transfer.link_limit = transfer.link_limit.saturating_add(fair);
+        let mut now = self.clock.now();
+        while let Some(left) = transit.next(now) {
+            let cause = if !self.route_table().may_request() {
+                Some(DmaFault::NotMaster)
+            } else if transfer.link_waited > transfer.link_limit {
+                Some(DmaFault::Peer(PeerError::TimedOut))
+            } else {
+                None
+            };
+            if let Some(cause) = cause {
                 return Err(DmaError {
-                    origin: tag.origin,
+                    origin: transfer.tag.origin,
                     address: 0,
                     len: 0,
-                    cause: DmaFault::NotMaster,
+                    cause,
                 });
             }
             self.clock.sleep(left.min(LINK_WAIT));
+            let before = std::mem::replace(&mut now, self.clock.now());
+            let waited = now.saturating_sub(before);
+            transfer.link_waited = transfer.link_waited.saturating_add(waited);
         }
         Ok(())
     }
