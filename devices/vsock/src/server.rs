@@ -58,15 +58,27 @@ pub fn serve(qemu: &Listening, programs: &Listening, cid: u64) -> Result<Infalli
         let stream = match qemu.socket.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
+            Err(error) if is_lack(&error) => {
+                log::warn!("no QEMU can connect: {error}");
+                thread::sleep(BACK_OFF);
+                continue;
+            }
             Err(error) => return Err(ServeError::Accept(error)),
         };
         if let Err(error) = qemu.file.check_peer(&stream) {
             log::warn!("{error}");
             continue;
         }
-        let socket = programs.socket.try_clone().map_err(ServeError::Device)?;
-        let device = VsockDevice::new(cid, socket, programs.file.clone(), signaller.clone())
-            .map_err(ServeError::Device)?;
+        let device = programs.socket.try_clone().and_then(|socket| {
+            VsockDevice::new(cid, socket, programs.file.clone(), signaller.clone())
+        });
+        let device = match device {
+            Ok(device) => device,
+            Err(error) => {
+                log::warn!("no device can be made for QEMU, which is left: {error}");
+                continue;
+            }
+        };
         let Err(error) = serve_one(stream, device);
         match error {
             SessionError::Request(ProtocolError::Disconnected | ProtocolError::SocketBroken(_)) => {
