@@ -23,3 +23,8 @@ impl Clock for Monotonic {
         std::thread::sleep(Duration::from_nanos(nanoseconds));
     }
 }
+
+/// The nanoseconds of a duration, or as many as there can be.
+pub(crate) fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

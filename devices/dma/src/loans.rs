@@ -1,24 +1,16 @@
-//! Memory that this function lends to another process, which reads it: one copy, made by the other side.
+//! The loans of a function, and the changes that end them.
 //!
-//! A loan keeps nothing from changing. A change that takes one of its addresses away ends it instead, and waits for nothing but a copy that
-//! the other process has begun ([`LoanWords`](crate::LoanWords)). What was read under a loan that has ended means nothing, and the lender is
-//! the one that says so.
+//! A change that takes an address of a loan away ends the loan, and waits for nothing but a copy that the other process has begun
+//! ([`LoanWords`](crate::LoanWords)).
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use parking_lot::Mutex;
-use peerbar_dma_log::Direction;
+use parking_lot::{Mutex, MutexGuard};
 use slab::Slab;
 
 use crate::address::AddressRange;
-use crate::error::DmaFault;
-use crate::loan_words::{Closed, LoanPlace, LoanWord};
-use crate::memory::Span;
-use crate::pins::PinnedRange;
-use crate::requester::Requester;
-use crate::segment_result::SegmentResult;
-use crate::tag::Tag;
+use crate::loan_words::LoanWord;
 
 /// The loans of a function that nobody has given back.
 #[derive(Default)]
@@ -26,10 +18,10 @@ pub(crate) struct Loans {
     open: Mutex<Slab<OpenLoan>>,
 }
 
-struct OpenLoan {
+pub(crate) struct OpenLoan {
     addresses: Vec<AddressRange>,
     /// The first of its ranges that a change has taken away.
-    over: Option<usize>,
+    pub(crate) over: Option<usize>,
     word: Arc<LoanWord>,
 }
 
@@ -44,6 +36,20 @@ impl OpenLoan {
 }
 
 impl Loans {
+    /// Adds a loan of these addresses; its key.
+    pub(crate) fn add(&self, addresses: Vec<AddressRange>, word: Arc<LoanWord>) -> usize {
+        self.open.lock().insert(OpenLoan {
+            addresses,
+            over: None,
+            word,
+        })
+    }
+
+    /// The loans by their keys. No change ends one while they are locked.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Slab<OpenLoan>> {
+        self.open.lock()
+    }
+
     /// Ends every loan that meets this range: no copy of it begins any more. To be called with the lock held under which the range is
     /// taken away.
     pub(crate) fn end(&self, range: AddressRange) {
@@ -78,444 +84,5 @@ impl Loans {
         for word in copied {
             word.wait(began);
         }
-    }
-}
-
-/// A request to read memory that another process carries out.
-///
-/// Dropped, it waits for a copy in progress, and counts as a request only if all was copied.
-pub struct Loan {
-    requester: Arc<Requester>,
-    key: usize,
-    word: Arc<LoanWord>,
-    is_recorded: bool,
-    /// When the change began that drops it, if it drops others, too.
-    dropped: Option<Instant>,
-    tag: Tag,
-    started: u64,
-    /// How often the link had gone down when it was found to be up.
-    link_downs: u64,
-    ranges: Vec<PinnedRange>,
-}
-
-impl Loan {
-    /// Lends the ranges of a request; the lock under which their routes were found is still held. The link was up when it had gone down
-    /// `link_downs` times.
-    pub(crate) fn new(
-        requester: Arc<Requester>,
-        word: LoanWord,
-        (tag, started, link_downs): (Tag, u64, u64),
-        ranges: Vec<PinnedRange>,
-    ) -> Self {
-        let word = Arc::new(word);
-        let of = |range: &PinnedRange| AddressRange::new(range.address, range.len as u64);
-        let key = requester.loans().open.lock().insert(OpenLoan {
-            addresses: ranges.iter().map(of).collect(),
-            over: None,
-            word: word.clone(),
-        });
-        Self {
-            requester,
-            key,
-            word,
-            is_recorded: false,
-            dropped: None,
-            tag,
-            started,
-            link_downs,
-            ranges,
-        }
-    }
-
-    /// Drops loans, and waits for the copies of them all as long as for one.
-    pub fn drop_all(loans: impl IntoIterator<Item = Self>) {
-        let loans: Vec<_> = loans.into_iter().collect();
-        loans.iter().for_each(|loan| loan.word.cancel());
-        let now = Instant::now();
-        for mut loan in loans {
-            loan.dropped = Some(now);
-            drop(loan);
-        }
-    }
-
-    /// The memory, and how much of it from the start of each span on.
-    pub fn memory(&self) -> impl Iterator<Item = (&Span, usize)> {
-        self.ranges.iter().map(|range| (&range.span, range.len))
-    }
-
-    /// Where the word is by which the other process begins to read.
-    pub fn place(&self) -> LoanPlace {
-        self.word.place
-    }
-
-    /// The other process says that it has read all of it: counts and records the request. One that reads still is not waited for.
-    ///
-    /// # Errors
-    /// [`DmaFault::NoMemory`] if a change has taken some of it away meanwhile, or its owner has: what was read means nothing. The same if
-    /// nobody has read it, which is not recorded, or if a fault is to be injected into the function's DMA.
-    pub fn end(mut self) -> Result<(), DmaFault> {
-        self.is_recorded = true;
-        let closed = self.word.close_at_once();
-        if closed == Closed::Unused {
-            return Err(DmaFault::NoMemory);
-        }
-        // Locked until all is recorded: an unmap that comes later is recorded later.
-        let open = self.requester.loans().open.lock();
-        let over = open.get(self.key).map_or(Some(0), |loan| loan.over);
-        let failed = self.failed(closed, over);
-        self.record(failed);
-        drop(open);
-        failed.map_or(Ok(()), |_| Err(DmaFault::NoMemory))
-    }
-
-    /// The range that failed of a loan that was read. `over` is the one that a change has taken away.
-    fn failed(&self, closed: Closed, over: Option<usize>) -> Option<usize> {
-        let lost = self
-            .memory()
-            .position(|(span, _)| span.file.intact().is_err());
-        // The link may have gone down, and ended all loans, just before this one was made.
-        let is_link_as_before = self.requester.link_downs() == self.link_downs;
-        let is_whole = closed == Closed::Copied && is_link_as_before && !self.requester.injects();
-        let all = (!is_whole).then_some(0);
-        [over, lost, all].into_iter().flatten().min()
-    }
-
-    /// Counts the ranges up to the one that failed.
-    fn record(&self, failed: Option<usize>) {
-        for (index, range) in self.ranges.iter().enumerate() {
-            let outcome = match failed {
-                Some(failed) if failed == index => Err(DmaFault::NoMemory),
-                _ => Ok(()),
-            };
-            let result = SegmentResult {
-                route: range.route,
-                completer: range.completer,
-                outcome,
-            };
-            let extent = (Direction::Read, range.len);
-            let place = (range.address, self.started);
-            // The caller learns of the fault once.
-            let _ = self.requester.account(self.tag, place, extent, &result);
-            if outcome.is_err() {
-                break;
-            }
-        }
-    }
-}
-
-impl Drop for Loan {
-    fn drop(&mut self) {
-        // A change that meets it waits until the copy is over, too.
-        let closed = self.word.close(self.dropped.unwrap_or_else(Instant::now));
-        let mut open = self.requester.loans().open.lock();
-        let loan = open.try_remove(self.key);
-        if closed == Closed::Copied && !self.is_recorded {
-            let over = loan.map_or(Some(0), |loan| loan.over);
-            self.record(self.failed(closed, over));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use peerbar_dma_log::Purpose;
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-
-    use super::*;
-    use crate::loan_words::{LONG, LentWords};
-    use crate::{
-        Buffer, LoanWords, MemoryFile, Patience, PeerError, PeerId, PeerMemory, PeerRouting,
-        PeerWindow, Peers, Session, WindowId,
-    };
-
-    struct NoPeers;
-
-    impl Peers for NoPeers {
-        fn access(&self, _: PeerId, _: u64, _: Buffer<'_>) -> Result<(), PeerError> {
-            Err(PeerError::Unsupported)
-        }
-    }
-
-    /// RAM at 0x1000..0x3000, a peer's memory at 0xc000..0xd000.
-    fn requester() -> Arc<Requester> {
-        let requester = Arc::new(Requester::new());
-        let ram = MemoryFile::create("ram", 0x2000).unwrap();
-        let fd = ram.file().try_clone().unwrap().into();
-        let mapped = requester.map(0x1000, 0x2000, (true, true), Some((fd, 0)));
-        mapped.unwrap();
-        let memory = Arc::new(MemoryFile::create("vram", 0x1000).unwrap());
-        let peer = PeerWindow {
-            address: 0xc000,
-            size: 0x1000,
-            claim: 0,
-            memory: PeerMemory::Span(Span {
-                file: memory,
-                offset: 0,
-            }),
-        };
-        requester.set_peer(PeerId(1), vec![peer]);
-        requester.set_bus_master(true);
-        requester
-    }
-
-    fn lend(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Option<Loan> {
-        lend_by(
-            &Arc::new(LoanWords::new(&Patience::default()).unwrap()),
-            requester,
-            places,
-        )
-    }
-
-    fn lend_by(
-        words: &Arc<LoanWords>,
-        requester: &Arc<Requester>,
-        places: &[(u64, usize)],
-    ) -> Option<Loan> {
-        let mut session = Session::new(requester.clone());
-        session.lend(Purpose::Payload, words, places.iter().copied())
-    }
-
-    /// A loan that the other side has copied.
-    fn copied(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Loan {
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
-        let loan = lend_by(&words, requester, places).unwrap();
-        let lent = LentWords::of(&words);
-        assert!(lent.loan(loan.place()).begin().unwrap().finish());
-        loan
-    }
-
-    fn bytes_and_failures(requester: &Requester) -> (u64, u64) {
-        let counts = requester.counters().snapshot().into_iter();
-        counts.fold((0, 0), |(bytes, failures), (_, count)| {
-            (bytes + count.bytes, failures + count.failures)
-        })
-    }
-
-    #[test]
-    fn ended_loan_is_recorded_as_a_read_of_each_memory() {
-        let requester = requester();
-        let loan = copied(&requester, &[(0x1800, 0x100), (0xc000, 0x80)]);
-        let lens: Vec<_> = loan.memory().map(|(_, len)| len).collect();
-        assert_eq!(lens, [0x100, 0x80]);
-        assert_eq!(bytes_and_failures(&requester), (0, 0));
-        assert_eq!(loan.end(), Ok(()));
-        assert_eq!(bytes_and_failures(&requester), (0x180, 0));
-        let unread = lend(&requester, &[(0x1800, 0x100)]).unwrap();
-        assert_eq!(unread.end(), Err(DmaFault::NoMemory));
-        drop(lend(&requester, &[(0x1800, 0x100)]).unwrap());
-        assert_eq!(bytes_and_failures(&requester), (0x180, 0));
-        // What was read is in the record, though it is of no use.
-        drop(copied(&requester, &[(0x1800, 0x10)]));
-        assert_eq!(bytes_and_failures(&requester), (0x190, 0));
-        assert!(requester.loans().open.lock().is_empty());
-    }
-
-    type Change = fn(&Requester);
-
-    /// Changes that meet a loan of this address, and wait for a copy of it.
-    const CHANGES: [(u64, Change); 7] = [
-        (0x1000, |it| it.unmap(0x1fff, 0x1fff)),
-        (0x1000, |it| it.set_bus_master(false)),
-        (0x1000, |it| drop(it.halt())),
-        (0xc000, |it| drop(it.set_peer(PeerId(1), vec![]))),
-        (0xc000, |it| drop(it.lose_peers())),
-        (0xc000, |it| {
-            it.set_switch(PeerRouting::Redirect, Arc::new(NoPeers))
-        }),
-        (0x1000, |it| {
-            let own = MemoryFile::create("own", 0x1000).unwrap();
-            let memory = crate::OwnWindowMemory::Span(Span {
-                file: Arc::new(own),
-                offset: 0,
-            });
-            let window = crate::OwnWindow {
-                address: 0x1000,
-                size: 0x1000,
-                memory,
-            };
-            drop(it.set_window(WindowId::Cmb, Some(window)));
-        }),
-    ];
-
-    #[test]
-    fn change_ends_the_loans_that_it_meets_and_no_other() {
-        let link_down: (u64, Change) = (0x1000, |it| it.set_link_down(None));
-        let met = CHANGES.into_iter().chain([link_down]);
-        for (index, (address, change)) in met.enumerate() {
-            let requester = requester();
-            let loan = copied(&requester, &[(address, 0x1000)]);
-            change(&requester);
-            requester.set_link_up();
-            assert_eq!(loan.end(), Err(DmaFault::NoMemory), "change {index}");
-            assert_eq!(bytes_and_failures(&requester), (0, 1), "change {index}");
-        }
-        let requester = requester();
-        let loan = copied(&requester, &[(0x1000, 0x1000), (0xc000, 0x100)]);
-        requester.unmap(0x2000, 0x2fff);
-        requester.set_peer(PeerId(2), vec![]);
-        requester.set_bus_master(true);
-        assert_eq!(loan.end(), Ok(()));
-    }
-
-    #[test]
-    fn range_that_was_taken_away_is_the_one_that_fails() {
-        let requester = requester();
-        let ranges = [(0x1000, 0x400), (0xc000, 0x80), (0x1800, 0x100)];
-        let [ended, dropped] = [(); 2].map(|()| copied(&requester, &ranges));
-        requester.set_peer(PeerId(1), vec![]);
-        assert_eq!(ended.end(), Err(DmaFault::NoMemory));
-        assert_eq!(bytes_and_failures(&requester), (0x400, 1));
-        drop(dropped);
-        assert_eq!(bytes_and_failures(&requester), (0x800, 2));
-    }
-
-    #[test]
-    fn loan_of_lost_memory_does_not_end_well() {
-        let requester = Arc::new(Requester::new());
-        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&fd, 0x1000).unwrap();
-        let lent = (fd.try_clone().unwrap(), 0);
-        let mapped = requester.map(0, 0x1000, (true, true), Some(lent));
-        mapped.unwrap();
-        requester.set_bus_master(true);
-        let loan = copied(&requester, &[(0, 0x100)]);
-        ftruncate(&fd, 0).unwrap();
-        let read = requester.read(Purpose::Payload, 0, &mut [0; 8]);
-        assert!(read.is_err());
-        assert_eq!(loan.end(), Err(DmaFault::NoMemory));
-    }
-
-    #[test]
-    fn copy_of_a_loan_does_not_begin_after_a_change() {
-        let requester = requester();
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
-        let lent = LentWords::of(&words);
-        let [first, second] = [0x1000, 0x2000]
-            .map(|address| lend_by(&words, &requester, &[(address, 0x1000)]).unwrap());
-        requester.unmap(0x1000, 0x1fff);
-        assert!(lent.loan(first.place()).begin().is_none());
-        assert!(lent.loan(second.place()).begin().is_some());
-    }
-
-    #[test]
-    fn change_waits_for_a_copy_that_has_begun() {
-        for (index, (address, change)) in CHANGES.into_iter().enumerate() {
-            let requester = requester();
-            let words = Arc::new(LoanWords::of_long_patience());
-            let lent = LentWords::of(&words);
-            let loan = lend_by(&words, &requester, &[(address, 0x1000)]).unwrap();
-            let borrowed = lent.loan(loan.place());
-            let copying = borrowed.begin().unwrap();
-            let (done, changed) = std::sync::mpsc::channel();
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    change(&requester);
-                    done.send(()).unwrap();
-                });
-                while words.waiting() == 0 {
-                    assert!(changed.try_recv().is_err(), "change {index} waits not");
-                    std::thread::yield_now();
-                }
-                assert!(changed.try_recv().is_err(), "change {index}");
-                assert!(copying.finish(), "change {index}");
-            });
-            changed.recv().unwrap();
-            assert!(!words.has_hung(), "change {index}");
-            assert_eq!(loan.end(), Err(DmaFault::NoMemory), "change {index}");
-        }
-    }
-
-    /// Six readers that never end: the time of one change is over for all of them.
-    #[test]
-    fn readers_of_one_change_get_the_time_of_one() {
-        let requester = requester();
-        let words = [(); 6].map(|()| Arc::new(LoanWords::of_long_patience()));
-        let loans = words
-            .each_ref()
-            .map(|words| lend_by(words, &requester, &[(0x1000, 0x100)]).unwrap());
-        let borrowed = [0, 1, 2, 3, 4, 5].map(|index| {
-            let lent = LentWords::of(&words[index]);
-            lent.loan(loans[index].place())
-        });
-        let _copies = borrowed.each_ref().map(|loan| loan.begin().unwrap());
-        let range = AddressRange::new(0x1000, 1);
-        requester.loans().end(range);
-        let long_ago = Instant::now() - LONG;
-        requester.loans().wait_since(&[range], long_ago);
-        assert!(words.iter().all(|words| words.has_hung()));
-    }
-
-    #[test]
-    fn copy_that_hangs_delays_one_change() {
-        let requester = requester();
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
-        let lent = LentWords::of(&words);
-        let loans = [0x1000, 0x1800, 0x2000]
-            .map(|address| lend_by(&words, &requester, &[(address, 0x800)]).unwrap());
-        let borrowed = loans.each_ref().map(|loan| lent.loan(loan.place()));
-        let _copies = borrowed.each_ref().map(|loan| loan.begin().unwrap());
-        requester.unmap(0x1000, 0x1fff);
-        assert!(words.has_hung());
-        requester.unmap(0x2000, 0x2fff);
-        for loan in loans {
-            assert_eq!(loan.end(), Err(DmaFault::NoMemory));
-        }
-        assert!(lend_by(&words, &requester, &[(0xc000, 1)]).is_none());
-    }
-
-    #[test]
-    fn reader_that_answers_before_its_copy_is_over_hangs() {
-        let requester = requester();
-        let words = Arc::new(LoanWords::of_long_patience());
-        let lent = LentWords::of(&words);
-        let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
-        let borrowed = lent.loan(loan.place());
-        let copying = borrowed.begin().unwrap();
-        assert_eq!(loan.end(), Err(DmaFault::NoMemory));
-        assert!(words.has_hung() && !copying.finish());
-        assert_eq!(bytes_and_failures(&requester), (0, 1));
-    }
-
-    #[test]
-    fn loan_that_comes_after_the_link_went_down_ends_badly() {
-        let requester = requester();
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
-        let lent = LentWords::of(&words);
-        // As the lender that found the link up finds no loans ended that it has not made.
-        let before = requester.link_downs();
-        requester.set_link_down(None);
-        requester.set_link_up();
-        let mut loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
-        loan.link_downs = before;
-        assert!(lent.loan(loan.place()).begin().unwrap().finish());
-        assert_eq!(loan.end(), Err(DmaFault::NoMemory));
-        let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
-        assert!(lent.loan(loan.place()).begin().unwrap().finish());
-        assert_eq!(loan.end(), Ok(()));
-    }
-
-    #[test]
-    fn copied_loan_of_a_fault_is_recorded_and_unread_is_not() {
-        let requester = requester();
-        let loan = copied(&requester, &[(0x1000, 0x100)]);
-        let rule = "fail dma".parse();
-        requester.add_fault(rule.unwrap()).unwrap();
-        assert_eq!(loan.end(), Err(DmaFault::NoMemory));
-        assert_eq!(bytes_and_failures(&requester), (0, 1));
-        let requester = self::requester();
-        let unread = lend(&requester, &[(0x1000, 0x100)]).unwrap();
-        requester.unmap(0x1000, 0x1fff);
-        assert_eq!(unread.end(), Err(DmaFault::NoMemory));
-        assert_eq!(bytes_and_failures(&requester), (0, 0));
-    }
-
-    #[test]
-    fn memory_that_is_not_mapped_here_is_not_lent() {
-        let requester = requester();
-        for places in [&[(0x2f00, 0x200)][..], &[(0x1000, 1), (0x8000, 1)]] {
-            assert!(lend(&requester, places).is_none(), "{places:?}");
-        }
-        requester.set_bus_master(false);
-        assert!(lend(&requester, &[(0x1000, 1)]).is_none());
     }
 }

@@ -13,7 +13,6 @@ use slab::Slab;
 
 use crate::address::AddressRange;
 use crate::memory::{MemoryFile, Span};
-use crate::requester::Requester;
 
 /// The transfers of a function that are in progress outside of its threads.
 #[derive(Default)]
@@ -208,23 +207,5 @@ impl Pins {
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.table.lock().waiting
-    }
-}
-
-/// A change after which no new transfer uses the addresses that it took away. Dropping this waits for the transfers that had
-/// begun there before, and for copies of what was lent.
-///
-/// It is **not to be dropped with a lock held** that is needed to carry such transfers to their end.
-pub struct Drain<'a> {
-    pub(crate) requester: &'a Requester,
-    /// What was taken away.
-    pub(crate) ranges: Vec<AddressRange>,
-    /// How it waits: without end, or for peers' windows only for as long as their owners do.
-    pub(crate) wait: fn(&Requester, &[AddressRange]),
-}
-
-impl Drop for Drain<'_> {
-    fn drop(&mut self) {
-        (self.wait)(self.requester, &self.ranges);
     }
 }

@@ -1,5 +1,6 @@
 //! The requester: a function's way to memory.
 
+mod drain;
 mod injected;
 mod register;
 mod transfer;
@@ -8,7 +9,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use log::Level;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -20,7 +21,7 @@ use peerbar_flight::{
 };
 
 use crate::address::AddressRange;
-use crate::clock::{Clock, Monotonic};
+use crate::clock::{Clock, Monotonic, nanos};
 use crate::counters::{CounterFile, Counters};
 use crate::error::DmaError;
 use crate::lease::PeerLeases;
@@ -35,7 +36,7 @@ use crate::memory_pool::{MemoryPool, PeerPools};
 use crate::patience::Bucket;
 use crate::peer_changes::PeerChanges;
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
-use crate::pins::{Drain, Pins};
+use crate::pins::Pins;
 use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
 use crate::recording;
 use crate::route::{OwnWindow, RouteTable};
@@ -43,8 +44,8 @@ use crate::segment_result::SegmentResult;
 use crate::switch_limits::CLOSING_TIME_OUT;
 use crate::tag::Tag;
 use crate::upstream::Upstream;
-use injected::nanos;
 
+pub use drain::Drain;
 pub use register::RegisterValue;
 
 /// One function's way to memory; shared by all its threads.
@@ -461,18 +462,6 @@ impl Requester {
         lost
     }
 
-    /// As [`Requester::wait_for_transfers`], for windows of peers: 250 ms at most, since the owner of a window waits no longer, and a
-    /// second for many in a row. Its lease has ended, so what is moved later fails.
-    fn wait_for_peers_transfers(&self, ranges: &[AddressRange]) {
-        let began = Instant::now();
-        let left = self.peers_patience.left(began).min(CLOSING_TIME_OUT);
-        for range in ranges {
-            self.pins.wait_until(*range, began + left);
-        }
-        self.peers_patience.spend(Instant::now(), began.elapsed());
-        self.loans.wait_since(ranges, began);
-    }
-
     /// The span of `size` bytes at `offset` of memory that a peer lends.
     pub fn borrow_memory(
         &self,
@@ -647,38 +636,6 @@ impl Requester {
 
     pub(crate) fn pins(&self) -> &Pins {
         &self.pins
-    }
-
-    /// Waits until no transfer that has begun by now, and no copy of what was lent, uses these addresses. Not to be called with a
-    /// lock held that is needed to carry such transfers to their end.
-    pub(crate) fn wait_for_transfers(&self, ranges: &[AddressRange]) {
-        let lent = || {
-            let mut mapped = self.client_memory.lock().mapped();
-            mapped.extend(self.peer_memory.lock().mapped());
-            mapped
-        };
-        for range in ranges {
-            self.pins.wait(*range, self.patience.get().copied(), lent);
-        }
-        self.loans.wait(ranges);
-    }
-
-    /// May be made before or after the release of the lock under which these addresses were taken away.
-    fn drain(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
-        Drain {
-            requester: self,
-            ranges,
-            wait: Self::wait_for_transfers,
-        }
-    }
-
-    /// The same, of windows of peers.
-    fn drain_peers(&self, ranges: Vec<AddressRange>) -> Drain<'_> {
-        Drain {
-            requester: self,
-            ranges,
-            wait: Self::wait_for_peers_transfers,
-        }
     }
 
     /// What routes depend on, which does not change until the guard is dropped.

@@ -8,6 +8,7 @@ use peerbar_dma_log::{Origin, Route};
 use peerbar_fault::{Action, Kind, Segment};
 
 use crate::buffer::Buffer;
+use crate::clock::nanos;
 use crate::error::DmaFault;
 use crate::map::MapError;
 use crate::route::{RouteTable, Target};
@@ -113,10 +114,6 @@ impl Requester {
             (_, part) => self.reach(routes, target, waited, address, part),
         }
     }
-}
-
-pub(super) fn nanos(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn invert(data: &mut [u8], bytes: NonZeroU64) {
