@@ -1,28 +1,29 @@
 //! The admin commands (NVMe Base 2.0, 5), and the state behind them.
 
+mod about;
 mod commands;
 mod doorbell_buffer;
 mod events;
+mod feature_commands;
 mod features;
 mod identify;
+mod last_sanitize;
 mod logs;
 mod queues;
 pub(crate) mod reply;
 mod sanitize;
+mod warnings;
 
 use peerbar_nvme_spec::event::AsyncEvent;
 use peerbar_nvme_spec::log::CriticalWarning;
 use peerbar_pci::Identity;
 
 use crate::config::Config;
+use about::About;
 use events::Events;
 use features::Features;
-use identify::About;
+use last_sanitize::LastSanitize;
 use reply::Late;
-use sanitize::LastSanitize;
-
-/// Identify Controller, ACL: how many Abort commands may be outstanding. None ever is.
-const ABORT_LIMIT: u8 = 4;
 
 /// What the admin commands deal with.
 pub(crate) struct Admin {

@@ -1,26 +1,19 @@
-//! Get Features and Set Features (NVMe Base 2.0, 5.15 and 5.27; NVM Command Set 1.0, 4.1.3).
+//! The values of the features (NVMe Base 2.0, 5.27; NVM Command Set 1.0, 4.1.3).
 //!
-//! Nothing is saved over a power cycle. Arbitration is kept and reported, and has no effect: it is a recommendation to a
-//! controller.
+//! Arbitration is kept and reported, and has no effect: it is a recommendation to a controller.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use peerbar_dma::Purpose;
-use peerbar_nvme_spec::command::admin::{GetFeatures, SetFeatures};
-use peerbar_nvme_spec::command::{NSID_ALL, SubmissionEntry};
 use peerbar_nvme_spec::completion::Status;
-use peerbar_nvme_spec::event::AsyncEvent;
 use peerbar_nvme_spec::feature::{
-    Arbitration, AsyncEventConfiguration, Capabilities, ErrorRecovery, HostIdentifier,
-    InterruptCoalescing, InterruptVectorConfiguration, NumberOfQueues, PowerManagement, Select,
-    TemperatureThreshold, Timestamp, TimestampAttributes, VolatileWriteCache, fid,
+    Arbitration, AsyncEventConfiguration, ErrorRecovery, HostIdentifier, InterruptCoalescing,
+    InterruptVectorConfiguration, NumberOfQueues, PowerManagement, TemperatureThreshold, Timestamp,
+    TimestampAttributes, VolatileWriteCache, fid,
 };
 use peerbar_nvme_spec::log::CriticalWarning;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::reply::Reply;
-use crate::engine::Engine;
 use crate::health::TEMPERATURE;
 use crate::registers::QUEUE_PAIRS;
 
@@ -109,13 +102,13 @@ impl Features {
     }
 
     /// Volatile Write Cache: whether writes may wait for a Flush.
-    fn write_cache(&self) -> bool {
+    pub(super) fn write_cache(&self) -> bool {
         self.plain(fid::VOLATILE_WRITE_CACHE)
             .is_some_and(|value| VolatileWriteCache::from_bits(value).wce())
     }
 
     /// Interrupt Coalescing, and by vector whether that is disabled.
-    fn coalescing(&self) -> (InterruptCoalescing, &[bool]) {
+    pub(super) fn coalescing(&self) -> (InterruptCoalescing, &[bool]) {
         let bits = self.plain(fid::INTERRUPT_COALESCING).unwrap_or(0);
         (InterruptCoalescing::from_bits(bits), &self.uncoalesced)
     }
@@ -127,7 +120,7 @@ impl Features {
     }
 
     /// Whether the host has enabled events of this SMART warning.
-    fn wants(&self, warning: CriticalWarning) -> bool {
+    pub(super) fn wants(&self, warning: CriticalWarning) -> bool {
         let wanted = self
             .plain(fid::ASYNC_EVENT_CONFIGURATION)
             .map(AsyncEventConfiguration::from_bits);
@@ -145,7 +138,7 @@ impl Features {
     }
 
     /// A feature's value in dword 0. `dword` is the command's dword 11, `index` the namespace's, if it names one.
-    fn value(&self, fid: u8, dword: u32, index: Option<usize>) -> Result<u32, Status> {
+    pub(super) fn value(&self, fid: u8, dword: u32, index: Option<usize>) -> Result<u32, Status> {
         let [submission, completion] = self.granted_queues;
         Ok(match fid {
             fid::TEMPERATURE_THRESHOLD => {
@@ -185,7 +178,7 @@ impl Features {
     }
 
     /// What a feature returns as data, if it does.
-    fn data(&self, fid: u8, dword: u32) -> Option<Vec<u8>> {
+    pub(super) fn data(&self, fid: u8, dword: u32) -> Option<Vec<u8>> {
         match fid {
             fid::TIMESTAMP => {
                 let (_, _, attributes) = self.timestamp;
@@ -201,7 +194,7 @@ impl Features {
     }
 
     /// Sets a feature that comes with data.
-    fn set_data(&mut self, fid: u8, data: &[u8]) -> Result<(), Status> {
+    pub(super) fn set_data(&mut self, fid: u8, data: &[u8]) -> Result<(), Status> {
         let invalid = Status::INVALID_FIELD.with_dnr(true);
         match fid {
             fid::TIMESTAMP => {
@@ -223,7 +216,7 @@ impl Features {
     }
 
     /// Sets a feature that dword 11 tells all of; what dword 0 of the completion says.
-    fn set_value(
+    pub(super) fn set_value(
         &mut self,
         fid: u8,
         dword: u32,
@@ -267,7 +260,7 @@ impl Features {
 
     /// Number of Queues: grants what is asked for and the spare ones, up to what there is. A controller may grant more than it is
     /// asked for (NVMe Base 2.0, 5.27.1.5).
-    fn grant_queues(&mut self, dword: u32) -> Result<u32, Status> {
+    pub(super) fn grant_queues(&mut self, dword: u32) -> Result<u32, Status> {
         let asked = NumberOfQueues::from_bits(dword);
         if asked.nsq() == u16::MAX || asked.ncq() == u16::MAX {
             return Err(Status::INVALID_FIELD.with_dnr(true));
@@ -292,138 +285,12 @@ fn host_identifier_bytes(dword: u32) -> usize {
 }
 
 /// How much data a feature's Set Features brings, if any.
-fn data_bytes(fid: u8, dword: u32) -> Option<usize> {
+pub(super) fn data_bytes(fid: u8, dword: u32) -> Option<usize> {
     match fid {
         fid::TIMESTAMP => Some(8),
         fid::HOST_BEHAVIOR_SUPPORT => Some(512),
         fid::HOST_IDENTIFIER => Some(host_identifier_bytes(dword)),
         _ => None,
-    }
-}
-
-impl Engine {
-    pub(super) fn get_features(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let invalid = Status::INVALID_FIELD.with_dnr(true);
-        let command = GetFeatures::from(entry);
-        let (fid, dword) = (command.fid, command.cdw11.get());
-        if !SUPPORTED.contains(&fid) {
-            return Err(invalid);
-        }
-        let as_it_came = Features::new(self.storage.namespaces.len(), 0);
-        let features = match Select::try_from(command.select.sel()).map_err(|_| invalid)? {
-            Select::Current => &self.admin.features,
-            Select::Default | Select::Saved => &as_it_came,
-            Select::SupportedCapabilities => {
-                let specific = fid == fid::ERROR_RECOVERY;
-                let capabilities = Capabilities::new()
-                    .with_changeable(true)
-                    .with_namespace_specific(specific);
-                return Ok(Reply::Now(capabilities.into_bits()));
-            }
-        };
-        let index = self.storage.places(entry.nsid.get()).ok();
-        let value = features.value(fid, dword, index.map(|places| places.start))?;
-        if let Some(bytes) = features.data(fid, dword) {
-            self.data
-                .send(Purpose::Control, entry, bytes.len(), |buffer| {
-                    buffer.copy_from_slice(&bytes);
-                    Ok(())
-                })?;
-        }
-        Ok(Reply::Now(value))
-    }
-
-    pub(super) fn set_features(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
-        let command = SetFeatures::from(entry);
-        let (fid, dword) = (command.fid, command.cdw11.get());
-        if !SUPPORTED.contains(&fid) {
-            return Err(Status::INVALID_FIELD.with_dnr(true));
-        }
-        if command.save.sv() {
-            return Err(Status::FEATURE_NOT_SAVEABLE.with_dnr(true));
-        }
-        let indexes = self.namespaces_of(fid, entry.nsid.get())?;
-        if let Some(len) = data_bytes(fid, dword) {
-            let data = self.data.receive(Purpose::Control, entry, len)?;
-            self.admin.features.set_data(fid, data)?;
-            return Ok(Reply::DONE);
-        }
-        if fid == fid::NUMBER_OF_QUEUES {
-            let refused = Err(Status::COMMAND_SEQUENCE_ERROR.with_dnr(true));
-            return if self.directory.has_queues() {
-                refused
-            } else {
-                self.admin.features.grant_queues(dword).map(Reply::Now)
-            };
-        }
-        if fid == fid::VOLATILE_WRITE_CACHE && !VolatileWriteCache::from_bits(dword).wce() {
-            // Without a cache no Flush will come for what is in it.
-            self.storage.set_write_cache(false);
-            // Else it stays as it was: on, or off already.
-            let before = self.admin.features.write_cache();
-            self.storage
-                .flush_all()
-                .inspect_err(|_| self.storage.set_write_cache(before))?;
-        }
-        let result = self.admin.features.set_value(fid, dword, indexes)?;
-        self.apply_features();
-        self.check_temperature();
-        Ok(Reply::Now(result))
-    }
-
-    /// Has the workers follow what is set.
-    pub(crate) fn apply_features(&self) {
-        let features = &self.admin.features;
-        self.storage.set_write_cache(features.write_cache());
-        let (settings, disabled) = features.coalescing();
-        self.coalescing.set(settings, disabled);
-    }
-
-    /// The namespaces that a feature is set for: one, or with the broadcast value all. A feature of the whole
-    /// controller names none.
-    fn namespaces_of(&self, fid: u8, nsid: u32) -> Result<std::ops::Range<usize>, Status> {
-        let of_namespace = fid == fid::ERROR_RECOVERY;
-        if nsid == NSID_ALL || nsid == 0 && !of_namespace {
-            return Ok(0..self.storage.namespaces.len());
-        }
-        let places = self.storage.places(nsid)?;
-        if !of_namespace {
-            return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr(true));
-        }
-        Ok(places)
-    }
-
-    /// A new threshold, or an enabled notification, may make the temperature an event.
-    fn check_temperature(&mut self) {
-        let warning = self.admin.features.warning();
-        if warning.temperature() && self.admin.features.wants(warning) {
-            self.admin.events.raise(AsyncEvent::TEMPERATURE_THRESHOLD);
-        }
-    }
-
-    /// What SMART warns of.
-    pub(super) fn warning(&self) -> CriticalWarning {
-        let warning = self.admin.features.warning();
-        warning
-            .with_reliability(self.storage.has_lost_data())
-            .with_pmr(self.storage.pmr_has_failed())
-    }
-
-    /// Lost data, and a Persistent Memory Region that has failed, are events, each once after each reset.
-    pub(crate) fn check_reliability(&mut self) {
-        let lost_data = self.storage.has_lost_data();
-        let warnings = [
-            CriticalWarning::new().with_reliability(lost_data),
-            CriticalWarning::new().with_pmr(self.storage.pmr_has_failed()),
-        ];
-        for warning in warnings {
-            let reported = self.admin.reported.into_bits();
-            let is_new = reported & warning.into_bits() == 0;
-            if is_new && self.admin.features.wants(warning) {
-                self.admin.reported = CriticalWarning::from_bits(reported | warning.into_bits());
-                self.admin.events.raise(AsyncEvent::RELIABILITY_DEGRADED);
-            }
-        }
     }
 }
 

@@ -8,33 +8,14 @@ use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::command::admin::SanitizeControl;
 use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::event::AsyncEvent;
-use peerbar_nvme_spec::log::{SanitizeState, SanitizeStatus};
-use zerocopy::FromZeros;
+use peerbar_nvme_spec::log::SanitizeState;
 
+use super::last_sanitize::LastSanitize;
 use super::reply::Reply;
 use crate::engine::Engine;
 use crate::io_queue::request::WorkerRequest;
 use crate::registers::Registers;
 use crate::storage::Media;
-
-/// The last operation. It survives resets, but not the server.
-#[derive(Debug, Default)]
-pub(crate) struct LastSanitize {
-    state: SanitizeState,
-    control: SanitizeControl,
-}
-
-impl LastSanitize {
-    /// The Sanitize Status page (NVMe Base 2.0, 5.16.1.25).
-    pub(super) fn page(&self) -> SanitizeStatus {
-        let mut page = SanitizeStatus::new_zeroed();
-        page.sprog = SanitizeStatus::NOT_IN_PROGRESS.into();
-        page.sstat = self.state;
-        page.scdw10 = self.control.into_bits().into();
-        page.estimates = [SanitizeStatus::NO_ESTIMATE.into(); 6];
-        page
-    }
-}
 
 impl Engine {
     pub(super) fn sanitize(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
