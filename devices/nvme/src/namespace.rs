@@ -1,5 +1,6 @@
 //! Namespaces: blocks on a backend.
 
+mod backend;
 mod block_locks;
 mod file;
 mod null;
@@ -12,13 +13,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
-use peerbar_dma::MappedMemory;
-use peerbar_file_ring::RingFile;
 use thiserror::Error;
 
 use block_locks::BlockLocks;
 use syncs::Syncs;
 
+pub(crate) use backend::{Backend, DirectAccess, Extent};
 pub(crate) use block_locks::Access;
 pub(crate) use file::FileBackend;
 pub use file::ImageError;
@@ -46,42 +46,6 @@ pub(crate) struct OutOfRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("data that was written may be lost: check the host's disk, then start this server again")]
 struct DataLost;
-
-/// How data may go between a backend and where a command says, past the controller's own buffer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum DirectAccess<'a> {
-    /// By a copy between two memories; the backend's lies here, from offset 0 on.
-    Memory(&'a MappedMemory),
-    /// There is no data to move.
-    Nothing,
-    /// By the kernel between memory and this file, from offset 0 on.
-    File(&'a RingFile),
-}
-
-/// Where a namespace's blocks are kept. Offsets and lengths are bytes inside [`Backend::size`].
-pub(crate) trait Backend: Send + Sync {
-    /// Size in bytes.
-    fn size(&self) -> u64;
-    /// The short way for data.
-    fn direct(&self) -> DirectAccess<'_>;
-    /// Fills `data` from `offset` on.
-    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()>;
-    /// Stores `data` from `offset` on.
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
-    /// Makes a range, an offset and a length, read as zero; with `deallocate`, gives its storage back too.
-    fn zero(&self, range: (u64, u64), deallocate: bool) -> io::Result<()>;
-    /// Brings every completed write to stable storage, if there is any.
-    fn flush(&self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// A range of a namespace in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Extent {
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-}
 
 /// One namespace.
 pub(crate) struct Namespace {
@@ -209,7 +173,8 @@ impl Namespace {
         matches!(self.backend.direct(), DirectAccess::File(_))
     }
 
-    /// Whether transfers of its blocks go by addresses of memory, however late they end ([`RingFile::is_cached`]).
+    /// Whether transfers of its blocks go by addresses of memory, however late they end
+    /// ([`RingFile::is_cached`](peerbar_file_ring::RingFile::is_cached)).
     pub(crate) fn is_cached(&self) -> bool {
         match self.backend.direct() {
             DirectAccess::File(file) => file.is_cached(),

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::Extent;
+use super::backend::Extent;
 
 /// Bytes that share a lock.
 const GRANULE: u64 = 4096;

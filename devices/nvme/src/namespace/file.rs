@@ -11,7 +11,7 @@ use peerbar_socket_file::file_lock;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::{Backend, DirectAccess};
+use super::backend::{Backend, DirectAccess};
 
 /// Why an image cannot be used.
 #[derive(Debug, Error)]

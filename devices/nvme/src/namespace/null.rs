@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::{Backend, DirectAccess};
+use super::backend::{Backend, DirectAccess};
 
 /// A size. What is written is forgotten; commands that read bring no data.
 pub(crate) struct NullBackend(u64);

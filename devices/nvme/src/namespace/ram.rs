@@ -4,7 +4,7 @@ use std::io;
 
 use peerbar_dma::{MemoryError, PrivateMemory};
 
-use super::{Backend, DirectAccess};
+use super::backend::{Backend, DirectAccess};
 
 /// Memory of the daemon, sparse until written.
 pub(crate) struct RamBackend(PrivateMemory);

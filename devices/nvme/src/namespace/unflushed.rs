@@ -11,7 +11,8 @@ use std::ops::Range;
 use fastrand::Rng;
 use parking_lot::Mutex;
 
-use super::{Backend, Ticket};
+use super::backend::Backend;
+use super::syncs::Ticket;
 
 /// At most as many bytes are kept. The oldest ones are given up for further ones: their blocks are on stable storage from then on,
 /// as a cache that is full writes back.
@@ -132,7 +133,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::RamBackend;
+    use super::super::ram::RamBackend;
     use super::*;
 
     const BLOCK: usize = 512;
