@@ -17,7 +17,7 @@ use crate::doorbells::{CHANNELS, Doorbells};
 use crate::executor::{Executor, Progress};
 use crate::faults::{Fault, FaultCode};
 use crate::gpu_memory::GpuAddress;
-use crate::registers::{Registers, Request, Setup};
+use crate::registers::{EngineRequest, Registers, Setup};
 use crate::ring::Ring;
 use crate::word::check_time;
 
@@ -155,12 +155,12 @@ impl Engine {
     }
 
     /// Carries out a task, then gives the channels a turn; whether there is work left. Breaks if the daemon ends.
-    fn take_up(&mut self, task: Task<Request>) -> ControlFlow<(), bool> {
+    fn take_up(&mut self, task: Task<EngineRequest>) -> ControlFlow<(), bool> {
         match task {
             Task::Stop => return ControlFlow::Break(()),
-            Task::Registers(Request::Reset) => self.reset(),
-            Task::Registers(Request::Release(channel)) => self.release(channel),
-            Task::Registers(Request::Start(channel, setup)) => self.start(channel, &setup),
+            Task::Registers(EngineRequest::Reset) => self.reset(),
+            Task::Registers(EngineRequest::Release(channel)) => self.release(channel),
+            Task::Registers(EngineRequest::Start(channel, setup)) => self.start(channel, &setup),
             // It waits for no time.
             Task::Doorbells | Task::Time => {}
         }
@@ -169,7 +169,7 @@ impl Engine {
 
     /// Waits for the next task. Before it sleeps it announces that to the driver, and reads the doorbells once more. While
     /// commands wait it polls the doorbells, with short sleeps.
-    fn next_task(&self, busy: bool) -> Task<Request> {
+    fn next_task(&self, busy: bool) -> Task<EngineRequest> {
         if busy {
             if let Some(time) = self.sleep_of_waiting() {
                 self.shared.sleep(time);
@@ -493,7 +493,8 @@ mod tests {
                     registers.write(at + offset, &value.to_le_bytes());
                 }
             });
-            let Task::Registers(Request::Start(number, setup)) = engine.next_task(false) else {
+            let Task::Registers(EngineRequest::Start(number, setup)) = engine.next_task(false)
+            else {
                 panic!("no start")
             };
             engine.start(number, &setup);

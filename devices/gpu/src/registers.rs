@@ -1,6 +1,8 @@
 //! The registers: what they read, what a write does at once, and its requests to the engine. No DMA.
 
 mod channel;
+mod halves;
+mod request;
 
 use std::sync::Arc;
 
@@ -10,8 +12,9 @@ use peerbar_endpoint::EngineRequests;
 use crate::aperture;
 use crate::doorbells::{CHANNELS, Doorbells};
 use crate::faults::{Fault, FaultCode, FaultLog};
-pub(crate) use channel::Setup;
 use channel::{Channel, ChannelRequest};
+use halves::halves;
+pub(crate) use request::{EngineRequest, Setup};
 
 const ID: u32 = u32::from_le_bytes(*b"PGBP");
 const VERSION: u32 = 1;
@@ -53,17 +56,6 @@ pub(crate) enum Effect {
     Fault,
     /// The DMA counters are to be shown as they are now.
     DmaLog,
-}
-
-/// A request of the registers to the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
-    /// Forget every channel; then the device is ready.
-    Reset,
-    /// Forget this channel.
-    Release(u8),
-    /// Take commands of this channel.
-    Start(u8, Setup),
 }
 
 /// The register file.
@@ -278,21 +270,12 @@ fn channel_at(offset: u64) -> Option<(u8, u64)> {
     Some((number, offset % offset::CHANNEL_STRIDE))
 }
 
-/// The lower and the upper half.
-fn halves(value: u64) -> (u32, u32) {
-    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
-    (
-        u32::from_le_bytes([a, b, c, d]),
-        u32::from_le_bytes([e, f, g, h]),
-    )
-}
-
 impl EngineRequests for Registers {
-    type Request = Request;
+    type Request = EngineRequest;
 
-    fn take_request(&mut self) -> Option<Request> {
+    fn take_request(&mut self) -> Option<EngineRequest> {
         if self.resetting {
-            return Some(Request::Reset);
+            return Some(EngineRequest::Reset);
         }
         (0..)
             .zip(&mut self.channels)
@@ -350,7 +333,7 @@ mod tests {
     /// Takes the start of channel 2 that is asked for.
     fn start(registers: &mut Registers) -> Setup {
         match registers.take_request() {
-            Some(Request::Start(2, setup)) => setup,
+            Some(EngineRequest::Start(2, setup)) => setup,
             other => panic!("{other:?}"),
         }
     }
@@ -414,7 +397,7 @@ mod tests {
         assert!(!registers.advance(2, old.generation, 7));
         assert!(!registers.fail(2, old.generation, fault));
         assert_eq!((read(&registers, 0x1218), read(&registers, 0x28)), (0, 0));
-        assert_eq!(registers.take_request(), Some(Request::Release(2)));
+        assert_eq!(registers.take_request(), Some(EngineRequest::Release(2)));
         registers.released(2);
         let new = start(&mut registers);
         assert!(registers.fail(2, new.generation, fault));
@@ -440,7 +423,7 @@ mod tests {
             assert_eq!(read(&registers, offset), 0, "{offset:#x}");
         }
         assert!(!registers.advance(2, old.generation, 1));
-        assert_eq!(registers.take_request(), Some(Request::Reset));
+        assert_eq!(registers.take_request(), Some(EngineRequest::Reset));
         registers.was_reset();
         assert_eq!((read(&registers, 0x24), read(&registers, 0x1214)), (1, 0));
         assert_eq!(registers.take_request(), None);
@@ -451,7 +434,7 @@ mod tests {
         let mut registers = registers(false);
         registers.reset();
         enable(&mut registers);
-        assert_eq!(registers.take_request(), Some(Request::Reset));
+        assert_eq!(registers.take_request(), Some(EngineRequest::Reset));
         registers.was_reset();
         start(&mut registers);
     }
@@ -519,7 +502,7 @@ mod tests {
         for channel in [0, 1] {
             let task = shared.next(false, None);
             assert!(
-                matches!(task, Task::Registers(Request::Start(number, _)) if number == channel)
+                matches!(task, Task::Registers(EngineRequest::Start(number, _)) if number == channel)
             );
         }
         assert_eq!(shared.next(true, None), Task::Doorbells);
@@ -527,7 +510,7 @@ mod tests {
         enable(0, 0);
         enable(1, 0);
         for channel in [0, 1] {
-            let release = Task::Registers(Request::Release(channel));
+            let release = Task::Registers(EngineRequest::Release(channel));
             assert_eq!(shared.next(true, None), release);
             assert!(shared.urgent(), "the engine may still hold a ring");
             shared.with(|registers| registers.released(channel));

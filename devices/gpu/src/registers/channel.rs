@@ -1,6 +1,7 @@
 //! One channel's registers.
 
-use super::{Request, halves};
+use super::halves::halves;
+use super::request::{EngineRequest, Setup};
 use crate::faults::FaultCode;
 
 const RING_ADDRESS: u64 = 0x00;
@@ -13,16 +14,6 @@ const ENABLE: u32 = 1 << 0;
 const STATE_ON: u32 = 1;
 const STATE_ERROR: u32 = 2;
 const STOPPING: u32 = 1 << 16;
-
-/// The registers that an enable takes effect with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Setup {
-    pub(crate) address: u64,
-    pub(crate) space: u32,
-    pub(crate) entries: u32,
-    /// The generation of the channel: reports of the engine about an earlier one are ignored.
-    pub(crate) generation: u64,
-}
 
 /// A request of a write to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,13 +107,13 @@ impl Channel {
         };
     }
 
-    pub(super) fn take_request(&mut self, number: u8) -> Option<Request> {
+    pub(super) fn take_request(&mut self, number: u8) -> Option<EngineRequest> {
         if self.held.is_some_and(|held| held != self.generation) {
-            return Some(Request::Release(number));
+            return Some(EngineRequest::Release(number));
         }
         let setup = self.pending.take()?;
         self.held = Some(setup.generation);
-        Some(Request::Start(number, setup))
+        Some(EngineRequest::Start(number, setup))
     }
 
     pub(super) fn released(&mut self) {
