@@ -6,6 +6,7 @@
 //! middle of a copy goes on with it later.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -13,7 +14,8 @@ use rustix::fs::SealFlags;
 use rustix::mm::ProtFlags;
 
 use crate::lent_file::LentFile;
-use crate::memory::{Lease, MemoryError, MemoryFile};
+use crate::memory::{Lease, MemoryFile};
+use crate::memory_error::MemoryError;
 
 /// Bytes of the words' memory, and of a word.
 const BYTES: u64 = 4096;
@@ -95,6 +97,17 @@ impl PeerLeases {
             len: WORD,
             size: BYTES,
         })
+    }
+}
+
+impl Lease {
+    /// A lease of another function, that an adapter passes on with the memory: its word is at `offset` of this file.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotInMemory`], [`MemoryError::OutOfRange`], and those of mapping the file.
+    pub fn passed_on(fd: OwnedFd, offset: u64, generation: u32) -> Result<Self, MemoryError> {
+        let words = PeerLeases::of_file(LentFile::new(fd).in_memory()?)?;
+        words.lease_at(offset, generation)
     }
 }
 

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::lent_file::LentFile;
 use crate::lent_memory::MOST_FILES_OF_A_LENDER;
 use crate::loan_words::{BorrowedLoan, LentWords, LoanPlace};
-use crate::memory::{Lease, MemoryError, MemoryFile, Span};
+use crate::memory::{Lease, MemoryFile, Span};
+use crate::memory_error::MemoryError;
 use crate::memory_pool::MemoryPool;
 
 /// What one other process lends here, by numbers of its own.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, fcntl_get_seals, makedev, statx};
 
-use crate::memory::MemoryError;
+use crate::memory_error::MemoryError;
 
 /// A descriptor of a memory file that the client or a peer lends, and the result of one statx(2) of it.
 #[derive(Debug)]

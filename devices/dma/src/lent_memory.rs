@@ -323,7 +323,8 @@ mod tests {
     use vm_memory::{Bytes, FileOffset, VolatileMemory};
 
     use super::*;
-    use crate::memory::{MemoryError, MemoryFile};
+    use crate::memory::MemoryFile;
+    use crate::memory_error::MemoryError;
 
     const BYTES: u64 = 0x4000;
     const CHILD: &str = "PEERBAR_TEST_FAULT_ELSEWHERE";

@@ -8,7 +8,8 @@ use vm_memory::{
 };
 
 use crate::lent_file::LentFile;
-use crate::memory::{MemoryError, Span};
+use crate::memory::Span;
+use crate::memory_error::MemoryError;
 use crate::memory_pool::MemoryPool;
 
 /// All of a guest's memory that a client lends.

@@ -74,6 +74,7 @@ mod loan_words;
 mod loans;
 mod map;
 mod memory;
+mod memory_error;
 mod memory_pool;
 mod own_memory;
 mod pages;
@@ -107,7 +108,8 @@ pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLat
 pub use loan::Loan;
 pub use loan_words::{BorrowedLoan, Copying, LoanPlace, LoanWords};
 pub use map::MapError;
-pub use memory::{Lease, MappedMemory, MemoryError, MemoryFile, Span};
+pub use memory::{Lease, MappedMemory, MemoryFile, Span};
+pub use memory_error::MemoryError;
 pub use memory_pool::MemoryPool;
 pub use pages::{PageError, PageTable};
 pub use patience::Patience;

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use peerbar_dma_log::Direction;
 
 use crate::link_speed::{Bandwidth, LinkSpeed};
-use crate::memory::{MemoryError, MemoryFile, Span};
+use crate::memory::{MemoryFile, Span};
+use crate::memory_error::MemoryError;
 use crate::peers::PeerId;
 use crate::switch_limits::PORTS;
 

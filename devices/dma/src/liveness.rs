@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, StatxFlags, statx};
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::memory::MemoryError;
+use crate::memory_error::MemoryError;
 
 /// At the lender: it is over when this is dropped, or the process ends.
 #[derive(Debug)]

@@ -21,7 +21,8 @@ use rustix::thread::futex;
 use crate::lent_file::LentFile;
 use crate::liveness::{LenderLiveness, OwnLiveness};
 use crate::loan_word::{self, LAST_GENERATION, State, advance, is};
-use crate::memory::{MemoryError, MemoryFile};
+use crate::memory::MemoryFile;
+use crate::memory_error::MemoryError;
 use crate::patience::{Bucket, OF_ONE, Patience};
 
 /// Bytes of the file, and of a word.

@@ -7,7 +7,8 @@ use rustix::mm::ProtFlags;
 
 use crate::lent_file::LentFile;
 use crate::lent_memory::{MOST_FILES_OF_A_LENDER, MOST_MAPPINGS, MOST_MAPPINGS_OF_A_PEER};
-use crate::memory::{Lease, MemoryError, MemoryFile, Span};
+use crate::memory::{Lease, MemoryFile, Span};
+use crate::memory_error::MemoryError;
 use crate::peers::PeerId;
 
 /// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual guest RAM is mapped as a

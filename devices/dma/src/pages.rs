@@ -6,7 +6,8 @@ use parking_lot::{RwLock, RwLockReadGuard};
 use thiserror::Error;
 
 use crate::buffer::Buffer;
-use crate::memory::{MemoryError, MemoryFile};
+use crate::memory::MemoryFile;
+use crate::memory_error::MemoryError;
 
 /// Why a page table does not do what it is asked.
 #[derive(Debug, Error)]

@@ -14,7 +14,8 @@ use rustix::fs::SealFlags;
 use rustix::mm::ProtFlags;
 
 use crate::lent_file::LentFile;
-use crate::memory::{MemoryError, MemoryFile};
+use crate::memory::MemoryFile;
+use crate::memory_error::MemoryError;
 
 /// Bytes of the count's memory.
 const BYTES: u64 = 4096;
