@@ -1,11 +1,13 @@
-//! Faults that are injected into segments of a DMA, and into mappings.
+//! Injected faults: their rules, and what they do to segments of a DMA and to mappings.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
 use parking_lot::RwLockReadGuard;
+use peerbar_dma_log::counter_file::DeviceEvent;
 use peerbar_dma_log::{Origin, Route};
-use peerbar_fault::{Action, Kind, Segment};
+use peerbar_fault::{Action, AddError, Faults, Fired, Kind, Rule, Segment};
+use peerbar_flight::{Event, Injection};
 
 use crate::buffer::Buffer;
 use crate::clock::nanos;
@@ -18,6 +20,53 @@ use super::Requester;
 use super::transfer::LINK_WAIT;
 
 impl Requester {
+    /// The rules by which faults are injected into what the function does.
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// Puts a rule in force.
+    pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
+        let text = rule.to_string();
+        let fired = self.faults.add(rule)?;
+        if let Some(recorder) = self.recorder.get() {
+            recorder.rule(&text);
+        }
+        if let Some(fired) = fired {
+            self.note_injected(Origin::Device, &fired);
+        }
+        Ok(())
+    }
+
+    /// Notes that a fault was injected. Removes the device, or takes its link down, if that is the fault.
+    pub fn note_injected(&self, origin: Origin, fired: &Fired) {
+        log::debug!("{origin}: rule {}, match {}", fired.rule, fired.matches);
+        self.counters.happened(DeviceEvent::InjectedFault);
+        self.note(|| {
+            Event::Injected(Injection {
+                rule: fired.rule,
+                matches: fired.matches,
+                origin,
+            })
+        });
+        let upstream = self.upstream.read().clone();
+        match fired.action {
+            Action::Remove => {
+                if let Some(upstream) = upstream {
+                    upstream.disconnect();
+                }
+            }
+            Action::LinkDown(down) | Action::LosePower { down, .. } => {
+                self.set_link_down(down);
+                if let Some(upstream) = upstream {
+                    upstream.wake();
+                }
+            }
+            Action::LinkUp => self.set_link_up(),
+            _ => {}
+        }
+    }
+
     /// Whether a rule may inject a fault into a DMA, or the link is down. Then all of it goes by the requester, segment by segment.
     #[inline]
     pub(crate) fn injects(&self) -> bool {

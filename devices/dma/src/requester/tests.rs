@@ -12,14 +12,17 @@ use super::*;
 use crate::MemoryFile;
 use crate::buffer::Buffer;
 use crate::counters::Count;
-use crate::error::DmaFault;
+use crate::error::{DmaError, DmaFault};
 use crate::lease::Leases;
-use crate::link_speed::{Bandwidth, Latency};
+use crate::link_speed::{Bandwidth, Latency, LinkSpeed};
+use crate::map::MapError;
+use crate::memory::Span;
 use crate::pages::PageTable;
 use crate::peer_changes::ChangeCount;
-use crate::peers::{PeerError, PeerMemory};
+use crate::peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow};
 use crate::route::OwnWindowMemory;
 use crate::session::Session;
+use crate::tag::Tag;
 use crate::upstream::{Ask, UpstreamError};
 
 /// A client with a device's memory at 0x8000..0x9000 that notes what it is asked.

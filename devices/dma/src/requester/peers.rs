@@ -1,0 +1,163 @@
+//! The switch, the windows of peers and the memory that they lend.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use crate::address::AddressRange;
+use crate::lease::PeerLeases;
+use crate::lent_file::LentFile;
+use crate::link::{LONGEST_METERS, Link, METERS};
+use crate::link_speed::LinkSpeed;
+use crate::memory::{Lease, Span};
+use crate::memory_error::MemoryError;
+use crate::peer_changes::PeerChanges;
+use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
+use crate::recording;
+use crate::route::RouteTable;
+
+use super::{Drain, Requester};
+
+impl Requester {
+    /// Sets what the switch does with requests to peers, and the way to those of their windows that are not memory.
+    pub fn set_switch(&self, routing: PeerRouting, peers: Arc<dyn Peers>) {
+        *self.peers.write() = Some(peers);
+        let mut routes = self.change();
+        let mut met = Vec::new();
+        if routes.peer_routing != routing {
+            met.extend(routes.peers.addresses(|_| true));
+            met.iter().for_each(|range| self.loans.end(*range));
+        }
+        routes.peer_routing = routing;
+        drop(routes);
+        self.loans.wait(&met);
+    }
+
+    /// The function is below a switch, or is again, that counts the changes of its peers' windows in `fd` ([`crate::ChangeCount`]).
+    /// Each request waits until all changes of before are known ([`Requester::know_changes`]); below a switch that was lost before, once all of
+    /// before the attachment are. After 4 s the switch is taken for lost, as by [`Requester::lose_peers`], and left ([`Peers::give_up`]).
+    ///
+    /// # Errors
+    /// Those of mapping it: [`MemoryError::NotInMemory`], [`MemoryError::Os`].
+    pub fn set_changes(&self, fd: OwnedFd) -> Result<(), MemoryError> {
+        let mut routes = self.change();
+        let changes = PeerChanges::new(fd, routes.has_lost_peers)?;
+        let former = routes.changes.replace(Arc::new(changes));
+        drop(routes);
+        if let Some(former) = former {
+            former.end();
+        }
+        Ok(())
+    }
+
+    /// All changes up to this count have been set.
+    pub fn know_changes(&self, count: u64) {
+        let changes = self.route_table().changes.clone();
+        if let Some(changes) = changes {
+            changes.know(count);
+        }
+    }
+
+    /// Leaves the switch that counts these changes, unless all up to this count are known now.
+    pub(super) fn leave_switch(&self, changes: &Arc<PeerChanges>, count: u64) {
+        let mut routes = self.change();
+        let is_present = |present: &Arc<PeerChanges>| Arc::ptr_eq(present, changes);
+        if !changes.misses(count) || !routes.changes.as_ref().is_some_and(is_present) {
+            return;
+        }
+        self.forget_peers(&mut routes);
+        drop(routes);
+        if let Some(peers) = self.peers.read().clone() {
+            peers.give_up();
+        }
+    }
+
+    /// Transfers to and from a peer take time on its link, too, from now on. `meters` are that link's.
+    pub fn set_peer_link(
+        &self,
+        peer: PeerId,
+        speed: LinkSpeed,
+        meters: OwnedFd,
+    ) -> Result<(), MemoryError> {
+        let meters = self.borrow_memory(peer, meters, (0, METERS))?;
+        let size = meters.file.size();
+        if size > LONGEST_METERS {
+            return Err(MemoryError::TooLong { size });
+        }
+        let link = Link::with_meters(speed, meters);
+        let routes = &mut *self.change();
+        let is_there = |peer| routes.peers.is_there(peer);
+        routes.links.set_peer(peer, link, is_there);
+        Ok(())
+    }
+
+    /// Replaces all windows of a peer. No copy uses those that have changed once the returned [`Drain`] is dropped, which waits for 250 ms at
+    /// most, as their owner does.
+    pub fn set_peer(&self, peer: PeerId, windows: Vec<PeerWindow>) -> Drain<'_> {
+        let mut routes = self.change();
+        if let Some(recorder) = self.recorder.get() {
+            recording::peer(recorder, peer, &windows);
+        }
+        let ranges = routes.peers.set(peer, windows);
+        ranges.iter().for_each(|range| self.loans.end(*range));
+        self.drain_peers(ranges)
+    }
+
+    /// The link to the switch is lost: no peer can be reached, and requests to one fail. Their windows are [`PeerId::NOBODY`]'s, until
+    /// that has none any more. The switch says again how long their links take. No copy uses them once the returned [`Drain`] is
+    /// dropped, as with [`Requester::set_peer`].
+    pub fn lose_peers(&self) -> Drain<'_> {
+        let ranges = self.forget_peers(&mut self.change());
+        self.drain_peers(ranges)
+    }
+
+    /// The addresses where the peers were.
+    fn forget_peers(&self, routes: &mut RouteTable) -> Vec<AddressRange> {
+        if let Some(changes) = routes.changes.take() {
+            changes.end();
+        }
+        routes.has_lost_peers = true;
+        let lost: Vec<_> = routes.peers.addresses(|_| true).collect();
+        lost.iter().for_each(|range| self.loans.end(*range));
+        if let Some(recorder) = self.recorder.get() {
+            let peers = routes.peers.windows();
+            peers.for_each(|(peer, _)| recording::peer(recorder, *peer, &[]));
+        }
+        routes.peers.lose_all();
+        routes.links.forget_peers();
+        if let Some(recorder) = self.recorder.get() {
+            for (peer, windows) in routes.peers.windows() {
+                recording::peer(recorder, *peer, windows);
+            }
+        }
+        lost
+    }
+
+    /// The span of `size` bytes at `offset` of memory that a peer lends.
+    pub fn borrow_memory(
+        &self,
+        peer: PeerId,
+        fd: OwnedFd,
+        (offset, size): (u64, u64),
+    ) -> Result<Span, MemoryError> {
+        let file = LentFile::new(fd);
+        self.peer_memory.lock().of(peer).span(file, offset, size)
+    }
+
+    /// The span of `size` bytes at `offset` of the memory behind a peer's window, for as long as its lease lasts.
+    pub fn borrow_window(
+        &self,
+        peer: PeerId,
+        lease: Lease,
+        fd: OwnedFd,
+        (offset, size): (u64, u64),
+    ) -> Result<Span, MemoryError> {
+        let file = LentFile::new(fd);
+        let mut pools = self.peer_memory.lock();
+        pools.of(peer).leased(file, lease, offset, size)
+    }
+
+    /// The leases of a peer's windows.
+    pub fn borrow_leases(&self, fd: OwnedFd) -> Result<PeerLeases, MemoryError> {
+        PeerLeases::new(LentFile::new(fd))
+    }
+}

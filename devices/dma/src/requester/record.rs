@@ -1,0 +1,122 @@
+//! What is recorded of a function and counted: DMA, doorbells, interrupts and commands.
+
+use peerbar_dma_log::counter_file::DeviceEvent;
+use peerbar_dma_log::{Direction, Origin};
+use peerbar_flight::{DoorbellEvent, Event, Recorder, RegisterWrite};
+
+use crate::counters::{CounterFile, Counters};
+use crate::error::DmaError;
+use crate::recording;
+use crate::segment_result::SegmentResult;
+use crate::tag::Tag;
+
+use super::Requester;
+
+impl Requester {
+    /// The record of every DMA so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Has everything recorded from now on, for as long as the function lives. A second recorder is dropped.
+    pub fn record_in(&self, recorder: Recorder) {
+        if self.recorder.set(recorder).is_err() {
+            log::error!("a function has one flight recorder");
+        }
+    }
+
+    /// Counts in this file from now on, for as long as the function lives, so that other processes see its counters. A
+    /// second file is dropped.
+    pub fn count_in(&self, file: CounterFile) {
+        self.counters.share(file);
+        self.share_ats(&self.route_table());
+    }
+
+    /// Notes a new value of a queue's doorbell.
+    pub fn doorbell(&self, event: impl FnOnce() -> DoorbellEvent) {
+        self.note(|| Event::Doorbell(event()));
+    }
+
+    /// Notes that a peer has written to the function's registers.
+    pub fn register_written(&self, event: impl FnOnce() -> RegisterWrite) {
+        self.note(|| Event::RegisterWrite(event()));
+    }
+
+    /// The function counts the doorbells of its client from now on. Comes before [`Requester::count_in`].
+    pub fn count_doorbells(&self) {
+        self.counters.count_doorbells();
+    }
+
+    /// Counts that the client has written a doorbell of a queue.
+    pub fn doorbell_of_client(&self, queue: u16) {
+        self.counters.happened(DeviceEvent::Doorbell(queue));
+    }
+
+    /// Notes that the client is about to be signalled, to interrupt the guest by an MSI-X vector, or 0 for the INTx pin.
+    pub fn interrupt(&self, vector: u16) {
+        self.counters.happened(DeviceEvent::Interrupt);
+        self.note(|| Event::Interrupt { vector });
+    }
+
+    /// Notes that a command begins. `opcode` is its device's number for what it asks.
+    pub fn begin(&self, origin: Origin, opcode: u8) {
+        self.note(|| Event::Begin { origin, opcode });
+    }
+
+    /// Notes that a command is complete, before its driver is notified. `status` is 0 if it succeeded.
+    pub fn end(&self, origin: Origin, status: u16) {
+        self.note(|| Event::End { origin, status });
+    }
+
+    /// The start time of a segment that is recorded: now.
+    pub(crate) fn started(&self) -> u64 {
+        self.recorder.get().map_or(0, Recorder::clock)
+    }
+
+    pub(super) fn note(&self, event: impl FnOnce() -> Event) {
+        if let Some(recorder) = self.recorder.get() {
+            recorder.record(event());
+        }
+    }
+
+    /// Counts and records the result of a segment at `address` that began at `started`, and returns it as the outcome of
+    /// its request.
+    pub(crate) fn account(
+        &self,
+        tag: Tag,
+        (address, started): (u64, u64),
+        (direction, len): (Direction, usize),
+        result: &SegmentResult,
+    ) -> Result<(), DmaError> {
+        let entry = result.kind(tag, direction);
+        match result.outcome {
+            Ok(()) => self.counters.succeeded(entry, len as u64),
+            Err(_) => self.counters.failed(entry),
+        }
+        self.record(tag, (address, started), (direction, len), result);
+        result.outcome.map_err(|cause| {
+            let error = DmaError {
+                origin: tag.origin,
+                address,
+                len,
+                cause,
+            };
+            log::debug!("{error}: {cause}");
+            error
+        })
+    }
+
+    /// Records the result of a segment, if there is a recorder.
+    pub(crate) fn record(
+        &self,
+        tag: Tag,
+        (address, started): (u64, u64),
+        (direction, len): (Direction, usize),
+        result: &SegmentResult,
+    ) {
+        if let Some(recorder) = self.recorder.get() {
+            let dma = recording::dma(tag, direction, (address, len), result);
+            recorder.dma(dma, started);
+        }
+    }
+}
