@@ -14,7 +14,7 @@ use crate::loan_words::{Closed, LoanPlace, LoanWord};
 use crate::memory::Span;
 use crate::pins::PinnedRange;
 use crate::requester::Requester;
-use crate::segment_result::SegmentResult;
+use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
 /// A request to read memory that another process carries out.
@@ -27,25 +27,26 @@ pub struct Loan {
     is_recorded: bool,
     /// When the change began that drops it, if it drops others, too.
     dropped: Option<Instant>,
-    tag: Tag,
-    started: u64,
+    request: LoanRequest,
+}
+
+/// What a loan is for.
+pub(crate) struct LoanRequest {
+    pub(crate) tag: Tag,
+    /// When the request began, by the clock of the flight recorder.
+    pub(crate) started: u64,
     /// How often the link had gone down when it was found to be up.
-    link_downs: u64,
-    ranges: Vec<PinnedRange>,
+    pub(crate) link_downs: u64,
+    /// What is lent.
+    pub(crate) ranges: Vec<PinnedRange>,
 }
 
 impl Loan {
-    /// Lends the ranges of a request; the lock under which their routes were found is still held. The link was up when it had gone down
-    /// `link_downs` times.
-    pub(crate) fn new(
-        requester: Arc<Requester>,
-        word: LoanWord,
-        (tag, started, link_downs): (Tag, u64, u64),
-        ranges: Vec<PinnedRange>,
-    ) -> Self {
+    /// Lends the ranges of a request; the lock under which their routes were found is still held.
+    pub(crate) fn new(requester: Arc<Requester>, word: LoanWord, request: LoanRequest) -> Self {
         let word = Arc::new(word);
         let of = |range: &PinnedRange| AddressRange::new(range.address, range.len as u64);
-        let addresses = ranges.iter().map(of).collect();
+        let addresses = request.ranges.iter().map(of).collect();
         let key = requester.loans().add(addresses, word.clone());
         Self {
             requester,
@@ -53,10 +54,7 @@ impl Loan {
             word,
             is_recorded: false,
             dropped: None,
-            tag,
-            started,
-            link_downs,
-            ranges,
+            request,
         }
     }
 
@@ -73,7 +71,10 @@ impl Loan {
 
     /// The memory, and how much of it from the start of each span on.
     pub fn memory(&self) -> impl Iterator<Item = (&Span, usize)> {
-        self.ranges.iter().map(|range| (&range.span, range.len))
+        self.request
+            .ranges
+            .iter()
+            .map(|range| (&range.span, range.len))
     }
 
     /// Where the word is by which the other process begins to read.
@@ -107,7 +108,7 @@ impl Loan {
             .memory()
             .position(|(span, _)| span.file.intact().is_err());
         // The link may have gone down, and ended all loans, just before this one was made.
-        let is_link_as_before = self.requester.link_downs() == self.link_downs;
+        let is_link_as_before = self.requester.link_downs() == self.request.link_downs;
         let is_whole = closed == Closed::Copied && is_link_as_before && !self.requester.injects();
         let all = (!is_whole).then_some(0);
         [over, lost, all].into_iter().flatten().min()
@@ -115,7 +116,7 @@ impl Loan {
 
     /// Counts the ranges up to the one that failed.
     fn record(&self, failed: Option<usize>) {
-        for (index, range) in self.ranges.iter().enumerate() {
+        for (index, range) in self.request.ranges.iter().enumerate() {
             let outcome = match failed {
                 Some(failed) if failed == index => Err(DmaFault::NoMemory),
                 _ => Ok(()),
@@ -125,10 +126,15 @@ impl Loan {
                 completer: range.completer,
                 outcome,
             };
-            let extent = (Direction::Read, range.len);
-            let place = (range.address, self.started);
+            let segment = DmaSegment {
+                address: range.address,
+                len: range.len,
+                direction: Direction::Read,
+                started: self.request.started,
+            };
+            let tag = self.request.tag;
             // The caller learns of the fault once.
-            let _ = self.requester.account(self.tag, place, extent, &result);
+            let _ = self.requester.account(tag, segment, &result);
             if outcome.is_err() {
                 break;
             }
@@ -419,7 +425,7 @@ mod tests {
         requester.set_link_down(None);
         requester.set_link_up();
         let mut loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
-        loan.link_downs = before;
+        loan.request.link_downs = before;
         assert!(lent.loan(loan.place()).begin().unwrap().finish());
         assert_eq!(loan.end(), Err(DmaFault::NoMemory));
         let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();

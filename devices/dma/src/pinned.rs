@@ -9,7 +9,7 @@ use crate::error::DmaFault;
 use crate::memory::Span;
 use crate::pins::PinnedRange;
 use crate::requester::Requester;
-use crate::segment_result::SegmentResult;
+use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
 /// Why a copy between pinned memories failed.
@@ -168,11 +168,14 @@ impl Pinned {
             completer: range.completer,
             outcome,
         };
-        let extent = (self.direction, len);
+        let segment = DmaSegment {
+            address,
+            len,
+            direction: self.direction,
+            started: self.started,
+        };
         // The caller of `end` knows of the fault.
-        let _ = self
-            .requester
-            .account(self.tag, (address, self.started), extent, &result);
+        let _ = self.requester.account(self.tag, segment, &result);
     }
 }
 

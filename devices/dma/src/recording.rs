@@ -1,6 +1,5 @@
 //! Events of the flight recorder, in its words.
 
-use peerbar_dma_log::Direction;
 use peerbar_flight::{
     Backing, Dma, Event, Mapping, Outcome, PeerWindowEvent, Recorder, WindowEvent, WindowId,
     WindowKind,
@@ -9,23 +8,18 @@ use peerbar_flight::{
 use crate::error::DmaFault;
 use crate::peers::{PeerError, PeerId, PeerMemory, PeerWindow};
 use crate::route::{OwnWindow, OwnWindowMemory};
-use crate::segment_result::SegmentResult;
+use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 use crate::upstream::UpstreamError;
 
 /// A segment of a DMA that has ended.
-pub(crate) fn dma(
-    tag: Tag,
-    direction: Direction,
-    (address, len): (u64, usize),
-    result: &SegmentResult,
-) -> Dma {
+pub(crate) fn dma(tag: Tag, segment: DmaSegment, result: &SegmentResult) -> Dma {
     Dma {
         origin: tag.origin,
         purpose: tag.purpose,
-        direction,
-        address,
-        len: len as u64,
+        direction: segment.direction,
+        address: segment.address,
+        len: segment.len as u64,
         route: result.route,
         completer: result.completer(),
         outcome: result.outcome.map_or_else(outcome, |()| Outcome::Done),

@@ -1,9 +1,19 @@
-//! The result of a segment of a request: its route, its completer and its outcome.
+//! A segment of a request, and its result: its route, its completer and its outcome.
 
 use peerbar_dma_log::{Completer, Direction, DmaKind, Route};
 
 use crate::error::DmaFault;
 use crate::tag::Tag;
+
+/// A segment of a request.
+#[derive(Clone, Copy)]
+pub(crate) struct DmaSegment {
+    pub(crate) address: u64,
+    pub(crate) len: usize,
+    pub(crate) direction: Direction,
+    /// When it began, by the clock of the flight recorder.
+    pub(crate) started: u64,
+}
 
 /// The result of a segment of a request.
 pub(crate) struct SegmentResult {

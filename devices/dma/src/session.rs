@@ -7,7 +7,7 @@ use peerbar_dma_log::{Direction, Purpose};
 use crate::counters::Slot;
 use crate::direct::DirectRoute;
 use crate::error::{DmaError, DmaFault};
-use crate::loan::Loan;
+use crate::loan::{Loan, LoanRequest};
 use crate::loan_words::LoanWords;
 use crate::memory::{MappedMemory, MemoryFile, Span};
 use crate::memory_error::MemoryError;
@@ -16,7 +16,7 @@ use crate::pinned::Pinned;
 use crate::pins::PinnedRange;
 use crate::reader_lock::ReaderSlot;
 use crate::requester::Requester;
-use crate::segment_result::SegmentResult;
+use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
 /// How much is copied before a waiting change of the memory map is let in.
@@ -213,12 +213,13 @@ impl Session {
         let started = self.collect(tag.purpose, Direction::Read, places)?;
         let ranges = std::mem::take(&mut self.ranges);
         let word = words.open()?;
-        Some(Loan::new(
-            self.requester.clone(),
-            word,
-            (tag, started, link_downs),
+        let request = LoanRequest {
+            tag,
+            started,
+            link_downs,
             ranges,
-        ))
+        };
+        Some(Loan::new(self.requester.clone(), word, request))
     }
 
     /// Puts the ranges of a request into `self.ranges`, and keeps their routes from changing; when the request began. `None` if not all
@@ -358,14 +359,19 @@ impl Session {
             completer: direct.completer,
             outcome: copy(&direct.span.file, offset).map_err(|_| DmaFault::NoMemory),
         };
-        let (place, extent) = ((address, started), (direction, len));
+        let segment = DmaSegment {
+            address,
+            len,
+            direction,
+            started,
+        };
         let outcome = if result.outcome.is_ok() {
-            self.requester.record(tag, place, extent, &result);
+            self.requester.record(tag, segment, &result);
             let (counters, kind) = (self.requester.counters(), result.kind(tag, direction));
             self.slot.succeeded(counters, kind, len as u64);
             Ok(())
         } else {
-            self.requester.account(tag, place, extent, &result)
+            self.requester.account(tag, segment, &result)
         };
         self.moved = self.moved.saturating_add(len);
         if self.moved >= HOLD {

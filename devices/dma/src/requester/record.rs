@@ -1,13 +1,13 @@
 //! What is recorded of a function and counted: DMA, doorbells, interrupts and commands.
 
+use peerbar_dma_log::Origin;
 use peerbar_dma_log::counter_file::DeviceEvent;
-use peerbar_dma_log::{Direction, Origin};
 use peerbar_flight::{DoorbellEvent, Event, Recorder, RegisterWrite};
 
 use crate::counters::{CounterFile, Counters};
 use crate::error::DmaError;
 use crate::recording;
-use crate::segment_result::SegmentResult;
+use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
 use super::Requester;
@@ -79,26 +79,24 @@ impl Requester {
         }
     }
 
-    /// Counts and records the result of a segment at `address` that began at `started`, and returns it as the outcome of
-    /// its request.
+    /// Counts and records the result of a segment, and returns it as the outcome of its request.
     pub(crate) fn account(
         &self,
         tag: Tag,
-        (address, started): (u64, u64),
-        (direction, len): (Direction, usize),
+        segment: DmaSegment,
         result: &SegmentResult,
     ) -> Result<(), DmaError> {
-        let entry = result.kind(tag, direction);
+        let entry = result.kind(tag, segment.direction);
         match result.outcome {
-            Ok(()) => self.counters.succeeded(entry, len as u64),
+            Ok(()) => self.counters.succeeded(entry, segment.len as u64),
             Err(_) => self.counters.failed(entry),
         }
-        self.record(tag, (address, started), (direction, len), result);
+        self.record(tag, segment, result);
         result.outcome.map_err(|cause| {
             let error = DmaError {
                 origin: tag.origin,
-                address,
-                len,
+                address: segment.address,
+                len: segment.len,
                 cause,
             };
             log::debug!("{error}: {cause}");
@@ -107,16 +105,9 @@ impl Requester {
     }
 
     /// Records the result of a segment, if there is a recorder.
-    pub(crate) fn record(
-        &self,
-        tag: Tag,
-        (address, started): (u64, u64),
-        (direction, len): (Direction, usize),
-        result: &SegmentResult,
-    ) {
+    pub(crate) fn record(&self, tag: Tag, segment: DmaSegment, result: &SegmentResult) {
         if let Some(recorder) = self.recorder.get() {
-            let dma = recording::dma(tag, direction, (address, len), result);
-            recorder.dma(dma, started);
+            recorder.dma(recording::dma(tag, segment, result), segment.started);
         }
     }
 }

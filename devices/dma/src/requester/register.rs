@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use peerbar_dma_log::{Direction, Origin, Purpose};
 
 use crate::error::{DmaError, DmaFault};
-use crate::segment_result::SegmentResult;
+use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
 use super::Requester;
@@ -56,7 +56,13 @@ impl Requester {
         let (bytes, len) = (value.bytes(), value.len());
         if !address.is_multiple_of(len as u64) {
             let refused = SegmentResult::refused(DmaFault::Unaligned);
-            return self.account(tag, (address, 0), (Direction::Write, len), &refused);
+            let segment = DmaSegment {
+                address,
+                len,
+                direction: Direction::Write,
+                started: 0,
+            };
+            return self.account(tag, segment, &refused);
         }
         // Copies of before are seen before it, whatever the way that it takes.
         fence(Ordering::SeqCst);

@@ -12,7 +12,7 @@ use crate::link::{LinkPath, Transit};
 use crate::pages::PageError;
 use crate::peers::{PeerError, PeerId};
 use crate::route::{RouteTable, Target};
-use crate::segment_result::SegmentResult;
+use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::switch_limits::MESSAGE_BYTES;
 use crate::tag::Tag;
 use crate::upstream::{Ask, UpstreamError};
@@ -143,7 +143,8 @@ impl Requester {
         if len as u64 > 1 && address.checked_add(len as u64 - 1).is_none() {
             self.show(address);
             let refused = SegmentResult::refused(DmaFault::Wraps);
-            return self.account(transfer.tag, (address, 0), buffer.extent(), &refused);
+            let segment = segment_of(&buffer, address, 0);
+            return self.account(transfer.tag, segment, &refused);
         }
         let mut at = address;
         while !buffer.is_empty() {
@@ -162,8 +163,9 @@ impl Requester {
     ) -> Result<usize, DmaError> {
         let started = self.started();
         if !self.learn_changes() {
-            let (extent, refused) = (buffer.extent(), SegmentResult::refused(DmaFault::NotMaster));
-            let refused = self.account(transfer.tag, (address, started), extent, &refused);
+            let refused = SegmentResult::refused(DmaFault::NotMaster);
+            let whole = segment_of(buffer, address, started);
+            let refused = self.account(transfer.tag, whole, &refused);
             return refused.map(|()| buffer.len());
         }
         let fault = self.injected(transfer.tag, address, buffer);
@@ -202,7 +204,13 @@ impl Requester {
             completer,
             outcome,
         };
-        self.account(transfer.tag, (address, started), (direction, len), &done)?;
+        let ended = DmaSegment {
+            address,
+            len,
+            direction,
+            started,
+        };
+        self.account(transfer.tag, ended, &done)?;
         self.depart(transfer, path, len)?;
         Ok(len)
     }
@@ -332,10 +340,9 @@ impl Requester {
                 completer: note.completer,
                 outcome,
             };
-            let extent = ask.data.extent();
-            let one = self.account(transfer.tag, (ask.address, note.started), extent, &done);
-            let (_, len) = extent;
-            all = all.and(one.and_then(|()| self.depart(transfer, note.path, len)));
+            let segment = segment_of(&ask.data, ask.address, note.started);
+            let one = self.account(transfer.tag, segment, &done);
+            all = all.and(one.and_then(|()| self.depart(transfer, note.path, segment.len)));
         }
         all
     }
@@ -447,6 +454,17 @@ impl Requester {
     fn deny(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
         self.ask(address, part.reborrow().take(PROBE))?;
         Err(DmaFault::Forbidden)
+    }
+}
+
+/// The segment whose data is all of this buffer.
+fn segment_of(buffer: &Buffer<'_>, address: u64, started: u64) -> DmaSegment {
+    let (direction, len) = buffer.extent();
+    DmaSegment {
+        address,
+        len,
+        direction,
+        started,
     }
 }
 
