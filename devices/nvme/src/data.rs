@@ -33,6 +33,14 @@ pub(crate) struct DataPath {
     stale: Option<u64>,
 }
 
+/// A range of the memory where a namespace keeps its blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct MemoryRange<'a> {
+    pub(crate) memory: &'a MappedMemory,
+    pub(crate) offset: u64,
+    pub(crate) len: usize,
+}
+
 impl DataPath {
     /// A path for transfers of up to `limit` bytes, none of them asynchronous.
     pub(crate) fn new(
@@ -145,20 +153,26 @@ impl DataPath {
         }
     }
 
-    /// Fetches `len` bytes, in blocks of `block`, from the PRPs of the command into `memory` from `offset` on. If any of them cannot
-    /// be read, none is changed there, but where a lender has taken its memory away: then blocks before that are new, and its own may have zeros.
+    /// Fetches blocks of `block_bytes` from the PRPs of the command into a range. If any byte of them cannot be read, none is changed
+    /// there, but where a lender has taken its memory away: then blocks before that are new, and its own may have zeros.
     pub(crate) fn receive_into(
         &mut self,
         command: &SubmissionEntry,
-        (memory, offset): (&MappedMemory, u64),
-        (len, block): (usize, u32),
+        range: MemoryRange<'_>,
+        block_bytes: u32,
     ) -> Result<(), Status> {
+        let MemoryRange {
+            memory,
+            offset,
+            len,
+        } = range;
         self.locate(Purpose::Payload, command, len)?;
         // A block in two segments is moved by two copies, of which the second one may fail.
         let mut segments = self.segments.iter();
-        let is_whole = segments.all(|segment| (segment.len as u64).is_multiple_of(block.into()));
+        let block_bytes = u64::from(block_bytes);
+        let is_whole = segments.all(|segment| (segment.len as u64).is_multiple_of(block_bytes));
         if is_whole && self.is_straight(Purpose::Payload) {
-            let (_, done) = self.copy(Direction::Read, (memory, offset))?;
+            let (_, done) = self.copy(Direction::Read, range)?;
             if done == len {
                 return Ok(());
             }
@@ -167,16 +181,20 @@ impl DataPath {
         memory.write(offset, data).map_err(|_| Status::WRITE_FAULT)
     }
 
-    /// Brings `len` bytes of `memory` from `offset` on to the PRPs of the command.
+    /// Brings a range to the PRPs of the command.
     pub(crate) fn send_from(
         &mut self,
         command: &SubmissionEntry,
-        (memory, offset): (&MappedMemory, u64),
-        len: usize,
+        range: MemoryRange<'_>,
     ) -> Result<(), Status> {
+        let MemoryRange {
+            memory,
+            offset,
+            len,
+        } = range;
         self.locate(Purpose::Payload, command, len)?;
         self.session.learn();
-        let (index, done) = self.copy(Direction::Write, (memory, offset))?;
+        let (index, done) = self.copy(Direction::Write, range)?;
         if done == len {
             return Ok(());
         }
@@ -186,17 +204,17 @@ impl DataPath {
         self.scatter(Purpose::Payload, index, len - done)
     }
 
-    /// Copies between the segments and `memory` from `offset` on, up to the first one that is no memory that is mapped here; how
-    /// many segments and bytes.
+    /// Copies between the segments and a range, up to the first segment that is no memory that is mapped here; how many segments
+    /// and bytes.
     fn copy(
         &mut self,
         direction: Direction,
-        (memory, offset): (&MappedMemory, u64),
+        range: MemoryRange<'_>,
     ) -> Result<(usize, usize), Status> {
         let tag = Tag::new(Purpose::Payload, self.origin);
         let mut done = 0;
         for (index, Segment { address, len }) in self.segments.iter().copied().enumerate() {
-            let place = (memory, offset + done as u64);
+            let place = (range.memory, range.offset + done as u64);
             let copied = self.session.transfer(tag, direction, address, place, len);
             let Some(outcome) = copied else {
                 return Ok((index, done));
@@ -229,11 +247,23 @@ impl DataPath {
             &mut self.list,
             |address, entries| reach.read(tag, address, entries).map_err(transfer_error),
         )?;
-        let places = (&mut self.stale, &mut self.segments);
-        match commit(&self.seeded_faults, purpose, command, places) {
+        match self.seed_fault(purpose, command) {
             Some(FaultKind::WriteBack) => self.write_back(purpose, command, len),
             _ => Ok(()),
         }
+    }
+
+    /// Seeds a fault into the command, if a test configures one; its kind. Only commands with blocks have a payload.
+    fn seed_fault(&mut self, purpose: Purpose, command: &SubmissionEntry) -> Option<FaultKind> {
+        if self.seeded_faults.is_empty() || purpose != Purpose::Payload {
+            return None;
+        }
+        let first = self.segments.first().map(|first| first.address);
+        let before = std::mem::replace(&mut self.stale, first);
+        let mut faults = self.seeded_faults.iter();
+        let fault = faults.find(|fault| fault.meets(command))?;
+        fault.commit(before, &mut self.segments);
+        Some(fault.kind)
     }
 
     /// Writes zeros over data that is to be read: a fault that is committed on purpose.
@@ -357,23 +387,6 @@ fn places(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
         .map(|segment| (segment.address, segment.len))
 }
 
-/// Seeds a fault into the command, if a test configures one; its kind. Only commands with blocks have a payload.
-fn commit(
-    faults: &[SeededFault],
-    purpose: Purpose,
-    command: &SubmissionEntry,
-    (stale, segments): (&mut Option<u64>, &mut Vec<Segment>),
-) -> Option<FaultKind> {
-    if faults.is_empty() || purpose != Purpose::Payload {
-        return None;
-    }
-    let before = *stale;
-    *stale = segments.first().map(|first| first.address);
-    let fault = faults.iter().find(|fault| fault.meets(command))?;
-    fault.commit(before, segments);
-    Some(fault.kind)
-}
-
 /// The status of a command whose DMA failed: never success (NVMe Base 2.0, 3.3.3.2.1, Data Transfer Error).
 fn transfer_error(_: DmaError) -> Status {
     Status::DATA_TRANSFER_ERROR
@@ -495,7 +508,12 @@ mod tests {
         let mut write = read_to(0x1d00);
         write.opcode = NvmOpcode::Write as u8;
         write.prp2.set(0x3000);
-        let written = path.receive_into(&write, (&disk, 0), (0x400, 0x200));
+        let range = MemoryRange {
+            memory: &disk,
+            offset: 0,
+            len: 0x400,
+        };
+        let written = path.receive_into(&write, range, 0x200);
         assert_eq!(written, Err(Status::DATA_TRANSFER_ERROR));
         let mut found = [1; 0x400];
         disk.read(0, &mut found).unwrap();

@@ -12,6 +12,7 @@ use zerocopy::FromBytes;
 
 use super::Io;
 use super::status::{check_error, data_error, out_of_range, read_error, write_error};
+use crate::data::MemoryRange;
 use crate::job::{InProgress, Work};
 use crate::namespace::{Access, DirectAccess, Extent, Namespace, Ticket};
 
@@ -92,7 +93,12 @@ impl Io {
         match namespace.backend().direct() {
             DirectAccess::Nothing => self.data.check(entry, len)?,
             DirectAccess::Memory(memory) => {
-                self.data.send_from(entry, (memory, extent.offset), len)?
+                let range = MemoryRange {
+                    memory,
+                    offset: extent.offset,
+                    len,
+                };
+                self.data.send_from(entry, range)?
             }
             DirectAccess::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
@@ -119,9 +125,13 @@ impl Io {
         match namespace.backend().direct() {
             DirectAccess::Nothing => self.data.check(entry, len)?,
             DirectAccess::Memory(memory) => {
-                let block = namespace.block_bytes();
+                let range = MemoryRange {
+                    memory,
+                    offset: extent.offset,
+                    len,
+                };
                 self.data
-                    .receive_into(entry, (memory, extent.offset), (len, block))?;
+                    .receive_into(entry, range, namespace.block_bytes())?;
             }
             DirectAccess::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
