@@ -29,7 +29,7 @@
 //!
 //! Memory may also be lent to another process, which reads it ([`Session::lend`]), and borrowed from one ([`Lender`]). A change ends
 //! the loans that it meets, by a word that both sides see ([`LoanWords`]), and waits for the copies of them that are in progress: a
-//! quarter of a second at most, and a hundredth of the time if there are many such changes ([`Patience`]).
+//! quarter of a second at most, and a hundredth of the time if there are many such changes ([`WaitBudget`]).
 //!
 //! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: the
 //! requester believes it, the record does not.
@@ -78,7 +78,6 @@ mod memory_error;
 mod memory_pool;
 mod own_memory;
 mod pages;
-mod patience;
 mod peer_changes;
 mod peers;
 mod pinned;
@@ -95,6 +94,7 @@ mod session;
 pub mod switch_limits;
 mod tag;
 mod upstream;
+mod wait_budget;
 
 pub use buffer::Buffer;
 pub use counters::{Count, CounterFile, Counters};
@@ -112,7 +112,6 @@ pub use memory::{Lease, MappedMemory, MemoryFile, Span};
 pub use memory_error::MemoryError;
 pub use memory_pool::MemoryPool;
 pub use pages::{PageError, PageTable};
-pub use patience::Patience;
 pub use peer_changes::ChangeCount;
 pub use peerbar_dma_log::{AtsCounts, Completer, Direction, DmaKind, Origin, Purpose, Route};
 pub use peerbar_flight::{DoorbellEvent, RegisterWrite, WindowId};
@@ -124,3 +123,4 @@ pub use route::{OwnWindow, OwnWindowMemory};
 pub use session::Session;
 pub use tag::Tag;
 pub use upstream::{Ask, Upstream, UpstreamError};
+pub use wait_budget::WaitBudget;

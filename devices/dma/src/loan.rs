@@ -163,8 +163,8 @@ mod tests {
     use super::*;
     use crate::loan_words::{LONG, LentWords};
     use crate::{
-        Buffer, LoanWords, MemoryFile, Patience, PeerError, PeerId, PeerMemory, PeerRouting,
-        PeerWindow, Peers, Session, WindowId,
+        Buffer, LoanWords, MemoryFile, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow,
+        Peers, Session, WaitBudget, WindowId,
     };
 
     struct NoPeers;
@@ -199,7 +199,7 @@ mod tests {
 
     fn lend(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Option<Loan> {
         lend_by(
-            &Arc::new(LoanWords::new(&Patience::default()).unwrap()),
+            &Arc::new(LoanWords::new(&WaitBudget::default()).unwrap()),
             requester,
             places,
         )
@@ -216,7 +216,7 @@ mod tests {
 
     /// A loan that the other side has copied.
     fn copied(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Loan {
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
         let loan = lend_by(&words, requester, places).unwrap();
         let lent = LentWords::of(&words);
         assert!(lent.loan(loan.place()).begin().unwrap().finish());
@@ -327,7 +327,7 @@ mod tests {
     #[test]
     fn copy_of_a_loan_does_not_begin_after_a_change() {
         let requester = requester();
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
         let lent = LentWords::of(&words);
         let [first, second] = [0x1000, 0x2000]
             .map(|address| lend_by(&words, &requester, &[(address, 0x1000)]).unwrap());
@@ -340,7 +340,7 @@ mod tests {
     fn change_waits_for_a_copy_that_has_begun() {
         for (index, (address, change)) in CHANGES.into_iter().enumerate() {
             let requester = requester();
-            let words = Arc::new(LoanWords::of_long_patience());
+            let words = Arc::new(LoanWords::of_long_waits());
             let lent = LentWords::of(&words);
             let loan = lend_by(&words, &requester, &[(address, 0x1000)]).unwrap();
             let borrowed = lent.loan(loan.place());
@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn readers_of_one_change_get_the_time_of_one() {
         let requester = requester();
-        let words = [(); 6].map(|()| Arc::new(LoanWords::of_long_patience()));
+        let words = [(); 6].map(|()| Arc::new(LoanWords::of_long_waits()));
         let loans = words
             .each_ref()
             .map(|words| lend_by(words, &requester, &[(0x1000, 0x100)]).unwrap());
@@ -387,7 +387,7 @@ mod tests {
     #[test]
     fn copy_that_hangs_delays_one_change() {
         let requester = requester();
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
         let lent = LentWords::of(&words);
         let loans = [0x1000, 0x1800, 0x2000]
             .map(|address| lend_by(&words, &requester, &[(address, 0x800)]).unwrap());
@@ -405,7 +405,7 @@ mod tests {
     #[test]
     fn reader_that_answers_before_its_copy_is_over_hangs() {
         let requester = requester();
-        let words = Arc::new(LoanWords::of_long_patience());
+        let words = Arc::new(LoanWords::of_long_waits());
         let lent = LentWords::of(&words);
         let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
         let borrowed = lent.loan(loan.place());
@@ -418,7 +418,7 @@ mod tests {
     #[test]
     fn loan_that_comes_after_the_link_went_down_ends_badly() {
         let requester = requester();
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
         let lent = LentWords::of(&words);
         // As the lender that found the link up finds no loans ended that it has not made.
         let before = requester.link_downs();

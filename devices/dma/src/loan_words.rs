@@ -4,7 +4,7 @@
 //! they are.
 //!
 //! Neither side believes the other. A lender that finds a copy in progress waits for it, as long as the change that waits has time and there is
-//! [`Patience`] left. By the words of a reader whose copy is not over then nothing is lent any more. A reader that finds anything but an open
+//! [`WaitBudget`] left. By the words of a reader whose copy is not over then nothing is lent any more. A reader that finds anything but an open
 //! loan copies nothing.
 
 use std::fs::File;
@@ -23,7 +23,7 @@ use crate::liveness::{LenderLiveness, OwnLiveness};
 use crate::loan_word::{self, LAST_GENERATION, State, advance, is};
 use crate::memory::MemoryFile;
 use crate::memory_error::MemoryError;
-use crate::patience::{Bucket, OF_ONE, Patience};
+use crate::wait_budget::{Bucket, OF_ONE, WaitBudget};
 
 /// Bytes of the file, and of a word.
 const BYTES: u64 = 4096;
@@ -50,8 +50,8 @@ pub struct LoanWords {
     /// How long one change waits.
     change_time: Duration,
     /// For how long all changes may still wait for this reader, and for all readers of the lender.
-    patience: Bucket,
-    of_lender: Patience,
+    reader_budget: Bucket,
+    lender_budget: WaitBudget,
     /// How many threads wait.
     #[cfg(test)]
     waiting: AtomicU32,
@@ -84,11 +84,11 @@ pub(crate) enum Closed {
 }
 
 impl LoanWords {
-    /// Words of no loan. Waiting for their reader spends the lender's patience.
+    /// Words of no loan. Waiting for their reader spends the lender's budget.
     ///
     /// # Errors
     /// [`MemoryError::Os`] if there is no memory for them, or no descriptor.
-    pub fn new(of_lender: &Patience) -> Result<Self, MemoryError> {
+    pub fn new(lender_budget: &WaitBudget) -> Result<Self, MemoryError> {
         let file = MemoryFile::create_sealed("loans", BYTES, SealFlags::empty())?;
         let slots = Slots {
             free: (0..MOST).rev().collect(),
@@ -100,8 +100,8 @@ impl LoanWords {
             slots: Mutex::new(slots),
             has_hung: AtomicBool::new(false),
             change_time: OF_ONE,
-            patience: Bucket::new(OF_ONE),
-            of_lender: of_lender.clone(),
+            reader_budget: Bucket::new(OF_ONE),
+            lender_budget: lender_budget.clone(),
             #[cfg(test)]
             waiting: AtomicU32::new(0),
         })
@@ -109,11 +109,11 @@ impl LoanWords {
 
     /// Words for whose reader a change waits for as long as it takes.
     #[cfg(test)]
-    pub(crate) fn of_long_patience() -> Self {
-        let words = Self::new(&Patience::of(LONG)).unwrap();
+    pub(crate) fn of_long_waits() -> Self {
+        let words = Self::new(&WaitBudget::of(LONG)).unwrap();
         Self {
             change_time: LONG,
-            patience: Bucket::new(LONG),
+            reader_budget: Bucket::new(LONG),
             ..words
         }
     }
@@ -227,7 +227,7 @@ impl LoanWord {
         let words = &self.words;
         let start = Instant::now();
         let left = (words.change_time.checked_sub(start - began)).unwrap_or_default();
-        let buckets = [&words.patience, words.of_lender.bucket()];
+        let buckets = [&words.reader_budget, words.lender_budget.bucket()];
         let left = buckets
             .iter()
             .fold(left, |left, it| left.min(it.left(start)));
@@ -270,7 +270,7 @@ impl LoanWord {
         if words.has_hung.swap(true, Ordering::Relaxed) {
             return;
         }
-        let is_first = words.of_lender.is_first_report();
+        let is_first = words.lender_budget.is_first_report();
         let level = if is_first {
             log::Level::Warn
         } else {
@@ -391,7 +391,7 @@ mod tests {
     use super::*;
 
     fn two() -> (Arc<LoanWords>, LentWords) {
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
         let lent = LentWords::of(&words);
         (words, lent)
     }
@@ -424,7 +424,7 @@ mod tests {
 
     #[test]
     fn end_sleeps_until_a_copy_that_has_begun_is_over() {
-        let words = Arc::new(LoanWords::of_long_patience());
+        let words = Arc::new(LoanWords::of_long_waits());
         let lent = LentWords::of(&words);
         let word = words.open().unwrap();
         let loan = lent.loan(word.place);
@@ -467,7 +467,7 @@ mod tests {
 
     #[test]
     fn reader_that_has_hung_is_not_waited_for() {
-        let words = Arc::new(LoanWords::of_long_patience());
+        let words = Arc::new(LoanWords::of_long_waits());
         let lent = LentWords::of(&words);
         let word = words.open().unwrap();
         let loan = lent.loan(word.place);
@@ -480,10 +480,10 @@ mod tests {
     #[test]
     fn copies_that_end_late_are_waited_for_within_a_budget() {
         let (words, lent) = two();
-        let lender = words.of_lender.clone();
+        let lender = words.lender_budget.clone();
         let other = Arc::new(LoanWords::new(&lender).unwrap());
         // The reader has made changes wait, each for less than the time of one.
-        words.patience.spend(Instant::now(), 1000 * OF_ONE);
+        words.reader_budget.spend(Instant::now(), 1000 * OF_ONE);
         let word = words.open().unwrap();
         let loan = lent.loan(word.place);
         let copying = loan.begin().unwrap();
@@ -543,7 +543,7 @@ mod tests {
     #[test]
     fn loan_of_a_lender_that_was_killed_is_copied_no_more() {
         // The words stay open, as those of a process that had no time to end its loans.
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
         let (liveness, held) = rustix::pipe::pipe().unwrap();
         let file = words.file().try_clone().unwrap().into();
         let lent = LentWords::new(file, liveness).unwrap();

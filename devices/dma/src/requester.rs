@@ -25,7 +25,6 @@ use crate::link::Link;
 use crate::link_state::LinkState;
 use crate::loans::Loans;
 use crate::memory_pool::{MemoryPool, PeerPools};
-use crate::patience::Bucket;
 use crate::peers::Peers;
 use crate::pins::Pins;
 use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
@@ -33,6 +32,7 @@ use crate::recording;
 use crate::route::{OwnWindow, RouteTable};
 use crate::switch_limits::CLOSING_TIME_OUT;
 use crate::upstream::Upstream;
+use crate::wait_budget::Bucket;
 
 pub use drain::Drain;
 pub use register::RegisterValue;
@@ -55,9 +55,9 @@ pub struct Requester {
     recorder: OnceLock<Recorder>,
     pins: Pins,
     /// How long a change waits for transfers of the kernel; without, for as long as they take.
-    patience: OnceLock<Duration>,
+    transfer_timeout: OnceLock<Duration>,
     /// How long changes of peers' windows wait for transfers of the kernel.
-    peers_patience: Bucket,
+    peer_wait_budget: Bucket,
     loans: Loans,
     faults: Faults,
     link_state: LinkState,
@@ -88,8 +88,8 @@ impl Requester {
             clock,
             recorder: OnceLock::new(),
             pins: Pins::default(),
-            patience: OnceLock::new(),
-            peers_patience: Bucket::new(4 * CLOSING_TIME_OUT),
+            transfer_timeout: OnceLock::new(),
+            peer_wait_budget: Bucket::new(4 * CLOSING_TIME_OUT),
             loans: Loans::default(),
             faults: Faults::default(),
             link_state: LinkState::default(),
@@ -101,8 +101,8 @@ impl Requester {
     ///
     /// Only for transfers that reach memory by its addresses, as those between a file and the page cache do. A second time is
     /// dropped.
-    pub fn limit_transfers(&self, patience: Duration) {
-        if self.patience.set(patience).is_err() {
+    pub fn limit_transfers(&self, timeout: Duration) {
+        if self.transfer_timeout.set(timeout).is_err() {
             log::error!("a function has one limit of its transfers");
         }
     }

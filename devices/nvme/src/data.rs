@@ -407,7 +407,7 @@ mod tests {
     use crate::job::Work;
     use peerbar_eventfd::EventFd;
 
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIMEOUT: Duration = Duration::from_secs(20);
     const RAM_BYTES: u64 = 0x1_0000;
     /// Addresses that only the client can translate.
     const BEYOND: u64 = RAM_BYTES;
@@ -426,7 +426,7 @@ mod tests {
                 requester.unmap(0, 0xfff);
                 done.send(())
             });
-            wait.recv_timeout(PATIENCE)
+            wait.recv_timeout(TIMEOUT)
                 .map_err(|_| UpstreamError::TimedOut)?;
             self.answered.fetch_add(1, Ordering::Relaxed);
             Ok(())
@@ -531,7 +531,7 @@ mod tests {
             requester.unmap(BEYOND, BEYOND + 0xfff);
             done.send(())
         });
-        assert_eq!(wait.recv_timeout(PATIENCE), Ok(()));
+        assert_eq!(wait.recv_timeout(TIMEOUT), Ok(()));
         assert!(path.files.is_some_and(|files| files.has_pinned()));
     }
 

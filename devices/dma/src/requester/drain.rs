@@ -53,7 +53,8 @@ impl Requester {
             mapped
         };
         for range in ranges {
-            self.pins.wait(*range, self.patience.get().copied(), lent);
+            self.pins
+                .wait(*range, self.transfer_timeout.get().copied(), lent);
         }
         self.loans.wait(ranges);
     }
@@ -62,11 +63,11 @@ impl Requester {
     /// second for many in a row. Its lease has ended, so what is moved later fails.
     fn wait_for_peers_transfers(&self, ranges: &[AddressRange]) {
         let began = Instant::now();
-        let left = self.peers_patience.left(began).min(CLOSING_TIME_OUT);
+        let left = self.peer_wait_budget.left(began).min(CLOSING_TIME_OUT);
         for range in ranges {
             self.pins.wait_until(*range, began + left);
         }
-        self.peers_patience.spend(Instant::now(), began.elapsed());
+        self.peer_wait_budget.spend(Instant::now(), began.elapsed());
         self.loans.wait_since(ranges, began);
     }
 }

@@ -22,7 +22,7 @@ const PEER: u64 = 0x10_0000;
 const PEER_PAGES: u64 = 4;
 const RAM_PAGES: u64 = 16;
 /// No test waits longer than this for what does not come.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A function below a switch, guest RAM, and a peer's memory.
 struct World {
@@ -182,10 +182,7 @@ impl Drop for Ending<'_> {
 fn wait_until(what: &str, mut come: impl FnMut() -> bool) {
     let start = Instant::now();
     while !come() {
-        assert!(
-            start.elapsed() < PATIENCE,
-            "{what}: not within {PATIENCE:?}"
-        );
+        assert!(start.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         std::thread::yield_now();
     }
 }

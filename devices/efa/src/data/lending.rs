@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use peerbar_dma::{
     BorrowedLoan, Lease, Lender, Loan, LoanWords, MOST_FILES_OF_A_LENDER, MOST_LENDERS,
-    MemoryError, MemoryFile, Patience, Span,
+    MemoryError, MemoryFile, Span, WaitBudget,
 };
 use peerbar_fabric::SendError;
 use zerocopy::IntoBytes;
@@ -51,7 +51,7 @@ pub(super) struct Lending {
     former: Vec<(Gid, Arc<LoanWords>)>,
     /// Adapters that have left a copy unfinished, and until when they are lent nothing.
     hung: HashMap<Gid, Instant>,
-    patience: Patience,
+    patience: WaitBudget,
     lenders: HashMap<Gid, Lender>,
     /// What others read here, oldest first.
     reads: VecDeque<Read>,

@@ -26,7 +26,7 @@ const FENCES: u64 = 9 * MIB;
 
 const MSI_X: u32 = 2;
 /// The longest wait of a test.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A command of 128 bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -112,7 +112,7 @@ impl Driver {
             vram_bytes: 32 * MIB,
             aperture_bytes: Some(4 * MIB),
             mode,
-            job_timeout: PATIENCE,
+            job_timeout: TIMEOUT,
         }
     }
 
@@ -330,9 +330,9 @@ impl Driver {
     pub(crate) fn wait_for_vector(&self, vector: usize) {
         let event = &self.events[vector];
         let mut fds = [PollFd::new(event, PollFlags::IN)];
-        let patience = PATIENCE.try_into().unwrap();
+        let timeout = TIMEOUT.try_into().unwrap();
         assert_eq!(
-            poll(&mut fds, Some(&patience)).unwrap(),
+            poll(&mut fds, Some(&timeout)).unwrap(),
             1,
             "vector {vector}"
         );
@@ -368,7 +368,7 @@ impl Driver {
                 return;
             }
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "status {now:#x}, not {status:#x}"
             );
             std::thread::yield_now();
@@ -380,7 +380,7 @@ impl Driver {
     pub(crate) fn wait_for_head(&mut self, channel: u8, head: u32) {
         let start = Instant::now();
         while self.head(channel) != head {
-            assert!(start.elapsed() < PATIENCE, "not {head} entries taken");
+            assert!(start.elapsed() < TIMEOUT, "not {head} entries taken");
             std::thread::yield_now();
         }
     }
@@ -390,7 +390,7 @@ impl Driver {
     pub(crate) fn wait_until_ready(&mut self) {
         let start = Instant::now();
         while self.register(0x24) != 1 {
-            assert!(start.elapsed() < PATIENCE, "not ready");
+            assert!(start.elapsed() < TIMEOUT, "not ready");
             std::thread::yield_now();
         }
     }
@@ -402,7 +402,7 @@ impl Driver {
             if let Some(answer) = ask() {
                 return answer;
             }
-            assert!(start.elapsed() < PATIENCE, "no {what}");
+            assert!(start.elapsed() < TIMEOUT, "no {what}");
             std::thread::yield_now();
         }
     }

@@ -47,7 +47,7 @@ impl FileBackend {
         Self::open_within(path, file_lock::LONGEST_AFTER_A_KILL)
     }
 
-    fn open_within(path: &Path, patience: Duration) -> Result<Self, ImageError> {
+    fn open_within(path: &Path, timeout: Duration) -> Result<Self, ImageError> {
         let open = |source| ImageError::Open {
             path: path.into(),
             source,
@@ -67,7 +67,7 @@ impl FileBackend {
         if !kind.is_file() && !kind.is_block_device() {
             return Err(ImageError::Kind(path.into()));
         }
-        file_lock::acquire(&file, patience).map_err(|error| match error {
+        file_lock::acquire(&file, timeout).map_err(|error| match error {
             Errno::TIMEDOUT => ImageError::InUse(path.into()),
             error => open(error.into()),
         })?;

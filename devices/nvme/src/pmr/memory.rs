@@ -117,7 +117,7 @@ impl PersistentMemory {
         Self::open_within(path, file_lock::LONGEST_AFTER_A_KILL)
     }
 
-    fn open_within(path: &Path, patience: Duration) -> Result<Self, PmrError> {
+    fn open_within(path: &Path, timeout: Duration) -> Result<Self, PmrError> {
         let os = |action, source| PmrError::Os {
             path: path.into(),
             action,
@@ -131,7 +131,7 @@ impl PersistentMemory {
             })
         };
         let lock = open()?;
-        file_lock::acquire(&lock, patience).map_err(|error| match error {
+        file_lock::acquire(&lock, timeout).map_err(|error| match error {
             Errno::TIMEDOUT => PmrError::InUse(path.into()),
             error => os("lock", error.into()),
         })?;

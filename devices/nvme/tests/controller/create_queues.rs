@@ -6,7 +6,7 @@ use peerbar_nvme_driver::{Controller, DmaMemory, DriverError, Registers};
 
 use crate::command::{Command, create_cq, create_sq, delete_cq, delete_sq, sc, set_feature};
 use crate::driver::{DATA, Driver, ENABLED, queues, usual};
-use crate::machine::{CC, CMB, Machine, PATIENCE, config};
+use crate::machine::{CC, CMB, Machine, TIMEOUT, config};
 
 /// A driver with queue pair 1 and memory for a second one.
 fn refused(command: Command) -> u16 {
@@ -164,7 +164,7 @@ fn queues_made_for_others_work_until_deleted() {
     let completion = || machine.load64(usual(3).completion + 8).unwrap();
     let begun = Instant::now();
     while completion() >> 48 & 1 == 0 {
-        assert!(begun.elapsed() < PATIENCE, "no completion");
+        assert!(begun.elapsed() < TIMEOUT, "no completion");
         std::thread::yield_now();
     }
     controller.delete_queues(3).unwrap();

@@ -9,7 +9,7 @@ use peerbar_nvme_driver::{Doorbell, QueueMemory, QueuePair, Shadow};
 use peerbar_nvme_spec::dma_log;
 
 use crate::command::{Command, Completion, READ, WRITE, blocks, create_cq, create_sq, get_log};
-use crate::machine::{ACQ, AQA, ASQ, CC, CMB, CMBMSC, CSTS, Machine, PAGE, PATIENCE, RAM, config};
+use crate::machine::{ACQ, AQA, ASQ, CC, CMB, CMBMSC, CSTS, Machine, PAGE, RAM, TIMEOUT, config};
 
 /// Where the driver's memory is: admin queues, I/O queues, a PRP list, data.
 const QUEUES: u64 = RAM;
@@ -252,7 +252,7 @@ impl Driver {
                 return entry;
             }
             let csts = self.register(CSTS);
-            let patient = start.elapsed() < PATIENCE;
+            let patient = start.elapsed() < TIMEOUT;
             assert!(patient, "no completion on queue {id}, CSTS {csts:#x}");
             std::thread::yield_now();
         }

@@ -7,7 +7,7 @@ use peerbar_nvme::Config;
 use crate::command::{READ, VERIFY, WRITE, blocks, get_feature, identify, sc};
 use crate::driver::{DATA, Driver};
 use crate::failures::{create_failing_pair, fail};
-use crate::machine::{PAGE, PATIENCE, config, pattern};
+use crate::machine::{PAGE, TIMEOUT, config, pattern};
 
 fn driver(rule: &str) -> Driver {
     let driver = Driver::new();
@@ -53,7 +53,7 @@ fn dropped_completion_does_not_come_and_others_do() {
     let read = blocks(READ, 3, 1).at(DATA + 0x1000, 0);
     while driver.read(DATA + 0x1000, 512) != data {
         driver.ok(1, read);
-        assert!(start.elapsed() < PATIENCE, "it is not carried out");
+        assert!(start.elapsed() < TIMEOUT, "it is not carried out");
     }
     driver.ok(0, crate::command::delete_sq(1));
 }
@@ -113,7 +113,7 @@ fn reordered_data_follow_when_the_completion_is_taken() {
     driver.acknowledge(1);
     let start = Instant::now();
     while driver.read(DATA, 4096) != data {
-        assert!(start.elapsed() < PATIENCE, "they do not come");
+        assert!(start.elapsed() < TIMEOUT, "they do not come");
     }
     // The rule is over.
     driver.write(DATA, &[0xa5; 4096]);

@@ -8,7 +8,7 @@ use peerbar_nvme::{Config, PollPolicy};
 
 use crate::command::{Command, FLUSH, READ, blocks, delete_cq, delete_sq};
 use crate::driver::{DATA, Driver, queues};
-use crate::machine::{PATIENCE, config};
+use crate::machine::{TIMEOUT, config};
 
 const IDS: [u16; 2] = [2, 3];
 const SIZES: [u16; 8] = [2, 3, 4, 5, 17, 33, 64, 128];
@@ -96,7 +96,7 @@ impl Guest {
             let pair = self.driver.pair(id);
             let at = (pair.memory(), pair.tail(), pair.head());
             let left = self.out[which];
-            assert!(start.elapsed() < PATIENCE, "{left} do not come: {at:?}");
+            assert!(start.elapsed() < TIMEOUT, "{left} do not come: {at:?}");
             std::thread::yield_now();
         }
     }

@@ -31,7 +31,7 @@ const MSI_X: u32 = 2;
 /// The admin queues' vector and one for each of 64 I/O queues.
 const VECTORS: u32 = 65;
 /// No test waits longer than this for what does not come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Registers (NVMe Base 2.0, 3.1.3).
 pub(crate) const CC: u64 = 0x14;
@@ -327,7 +327,7 @@ impl Machine {
             if now & mask == value {
                 return;
             }
-            let patient = start.elapsed() < PATIENCE;
+            let patient = start.elapsed() < TIMEOUT;
             assert!(patient, "CSTS is {now:#x}, not {value:#x} of {mask:#x}");
             std::thread::yield_now();
         }
@@ -441,8 +441,8 @@ pub(crate) fn wait_for_event(event: &OwnedFd, name: &str) {
 #[track_caller]
 fn wait_for_events(event: &OwnedFd, name: &str) -> u64 {
     let mut fds = [PollFd::new(event, PollFlags::IN)];
-    let patience = PATIENCE.try_into().unwrap();
-    let ready = poll(&mut fds, Some(&patience)).unwrap();
+    let timeout = TIMEOUT.try_into().unwrap();
+    let ready = poll(&mut fds, Some(&timeout)).unwrap();
     assert_eq!(ready, 1, "{name} is not raised");
     let mut count = [0; 8];
     rustix::io::read(event, &mut count).unwrap();

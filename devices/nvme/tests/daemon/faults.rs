@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::start;
 use crate::wire::Wire;
-use crate::{PATIENCE, wait_until};
+use crate::{TIMEOUT, wait_until};
 
 const FLUSH: u8 = 0x00;
 const WRITE: u8 = 0x01;
@@ -91,7 +91,7 @@ fn delayed_interrupt_comes_late() {
     driver.link().signal_by(MSI_X, event.as_fd());
     assert_eq!(driver.serial(), "test");
     let mut polled = [PollFd::new(&event, PollFlags::IN)];
-    let limit = Timespec::try_from(PATIENCE).unwrap();
+    let limit = Timespec::try_from(TIMEOUT).unwrap();
     assert_eq!(poll(&mut polled, Some(&limit)).unwrap(), 1, "it is lost");
     assert!(start.elapsed() >= Duration::from_millis(200));
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{OFlags, SealFlags, fcntl_setfl};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::driver::{Driver, RAM, RAM_BYTES, ram};
 use crate::process::start;
 use crate::silent_file::{FLUSH, SilentFile};
@@ -20,7 +20,7 @@ const INTERRUPTS: [u32; 2] = [0, 2];
 /// Keeps an eventfd full, and O_NONBLOCK off but for an instant, until `stop` is set or the test has failed.
 fn fill(event: &OwnedFd, stop: &AtomicBool) {
     let start = Instant::now();
-    while !stop.load(Ordering::Relaxed) && start.elapsed() < 2 * PATIENCE {
+    while !stop.load(Ordering::Relaxed) && start.elapsed() < 2 * TIMEOUT {
         fcntl_setfl(event, OFlags::NONBLOCK).unwrap();
         // Fails unless the daemon has taken its signals back.
         let _ = rustix::io::write(event, &(u64::MAX - 1).to_ne_bytes());

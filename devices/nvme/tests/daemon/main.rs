@@ -29,7 +29,7 @@ mod wire;
 use std::time::{Duration, Instant};
 
 /// No test waits longer than this for what does not come.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Asks again and again until there is an answer; `what` says what was waited for.
 #[track_caller]
@@ -39,10 +39,7 @@ fn wait_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
         if let Some(answer) = ask() {
             return answer;
         }
-        assert!(
-            start.elapsed() < PATIENCE,
-            "{what}: not within {PATIENCE:?}"
-        );
+        assert!(start.elapsed() < TIMEOUT, "{what}: not within {TIMEOUT:?}");
         std::thread::yield_now();
     }
 }

@@ -18,7 +18,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::driver::{DATA, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram};
 use crate::process::start;
 
@@ -57,7 +57,7 @@ impl Spdk {
     /// The whole attach; `None` if there are no doorbells to be mapped ("Error to get device BAR0").
     fn attach(daemon: &Daemon, memory: &File) -> Option<Self> {
         let stream = UnixStream::connect(daemon.socket()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let areas = Vec::new();
         let mut spdk = Self { stream, areas };
         spdk.ask(VERSION, &[0; 4], None);

@@ -4,7 +4,7 @@ use std::fmt::{self, Debug};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
 /// A DMA_READ or DMA_WRITE of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl Upstream {
         let mut seen = self.seen.lock();
         let waited = self
             .arrived
-            .wait_while_for(&mut seen, |seen| seen.len() < count, PATIENCE);
+            .wait_while_for(&mut seen, |seen| seen.len() < count, TIMEOUT);
         assert!(
             !waited.timed_out(),
             "only {} of {count} requests came",

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::cmsg_space;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::driver::Link;
 use crate::upstream::{Answer, Request, Upstream};
 
@@ -172,7 +172,7 @@ impl Wire {
     /// Whether the device has hung up, waiting for it.
     pub(crate) fn is_hung_up_on(&self) -> bool {
         matches!(
-            self.replies.recv_timeout(PATIENCE),
+            self.replies.recv_timeout(TIMEOUT),
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected)
         )
     }
@@ -189,7 +189,7 @@ impl Wire {
         let sent = self.outgoing.send(id, command, (0, 0), payload, fds);
         let reply = sent
             .ok()
-            .and_then(|()| self.replies.recv_timeout(PATIENCE).ok());
+            .and_then(|()| self.replies.recv_timeout(TIMEOUT).ok());
         let reply = reply.unwrap_or_else(|| panic!("no answer to command {command}"));
         assert_eq!((reply.id, reply.command), (id, command));
         if reply.flags == REPLY {

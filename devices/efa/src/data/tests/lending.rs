@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use peerbar_dma::{
-    BorrowedLoan, Direction, Leases, Loan, LoanWords, MemoryFile, Patience, PeerId, PeerMemory,
-    PeerWindow, Purpose, Requester,
+    BorrowedLoan, Direction, Leases, Loan, LoanWords, MemoryFile, PeerId, PeerMemory, PeerWindow,
+    Purpose, Requester, WaitBudget,
 };
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
@@ -277,7 +277,7 @@ struct HostileLender {
 
 impl HostileLender {
     fn new(it: &mut Two, fd: OwnedFd) -> Self {
-        let words = Arc::new(LoanWords::new(&Patience::default()).unwrap());
+        let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
         let place = Place {
             address: PAYLOAD,
             bytes: 1,

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 /// How long a lender waits for all of its readers in a row, and for one of them.
 const OF_ALL: Duration = Duration::from_secs(1);
 pub(crate) const OF_ONE: Duration = Duration::from_millis(250);
-/// Of so much time that passes, one part is given back.
+/// One part in this many of the time that passes is given back.
 const REFILL: u32 = 100;
 
 /// The time for which changes of one lender's memory may still wait for its readers.
@@ -17,7 +17,7 @@ const REFILL: u32 = 100;
 /// It has one second in all and 250 ms for each reader, and gets back a hundredth of the time that passes. So readers that begin copies and
 /// end them late delay the lender by a hundredth of its time, however many they are and whatever they do.
 #[derive(Clone, Debug)]
-pub struct Patience(Arc<Lender>);
+pub struct WaitBudget(Arc<Lender>);
 
 #[derive(Debug)]
 struct Lender {
@@ -25,13 +25,13 @@ struct Lender {
     is_reported: AtomicBool,
 }
 
-impl Default for Patience {
+impl Default for WaitBudget {
     fn default() -> Self {
         Self::of(OF_ALL)
     }
 }
 
-impl Patience {
+impl WaitBudget {
     pub(crate) fn of(whole: Duration) -> Self {
         Self(Arc::new(Lender {
             bucket: Bucket::new(whole),
@@ -120,10 +120,10 @@ mod tests {
     }
 
     #[test]
-    fn lender_without_patience_for_one_more_has_not_enough() {
-        assert!(Patience::default().is_enough());
-        let patience = Patience::default();
-        patience.bucket().spend(Instant::now(), 100 * OF_ALL);
-        assert!(!patience.is_enough() && !patience.clone().is_enough());
+    fn lender_without_time_for_one_reader_has_not_enough() {
+        assert!(WaitBudget::default().is_enough());
+        let budget = WaitBudget::default();
+        budget.bucket().spend(Instant::now(), 100 * OF_ALL);
+        assert!(!budget.is_enough() && !budget.clone().is_enough());
     }
 }
