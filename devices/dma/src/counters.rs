@@ -50,9 +50,9 @@ impl Default for Counters {
 
 /// A slot with one writer. It keeps its counts for the next session, so that sums never go back.
 #[derive(Debug)]
-pub(crate) struct Slot(usize);
+pub(crate) struct CounterSlot(usize);
 
-impl Slot {
+impl CounterSlot {
     /// A segment has succeeded.
     #[inline]
     pub(crate) fn succeeded(&self, counters: &Counters, kind: DmaKind, bytes: u64) {
@@ -92,12 +92,12 @@ impl Counters {
     }
 
     /// A slot for the caller alone; the shared one if there are too many callers.
-    pub(crate) fn open(&self) -> Slot {
-        Slot(self.free.lock().pop().unwrap_or(SHARED_SLOT))
+    pub(crate) fn open(&self) -> CounterSlot {
+        CounterSlot(self.free.lock().pop().unwrap_or(SHARED_SLOT))
     }
 
     /// A slot is free for the next session.
-    pub(crate) fn close(&self, slot: &Slot) {
+    pub(crate) fn close(&self, slot: &CounterSlot) {
         if slot.0 != SHARED_SLOT {
             self.free.lock().push(slot.0);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::lent_file::LentFile;
 use crate::lent_memory::MOST_FILES_OF_A_LENDER;
-use crate::loan_words::{BorrowedLoan, LentWords, LoanPlace};
+use crate::loan_words::{BorrowedLoan, LentWords, LoanId};
 use crate::memory::{Lease, MemoryFile, Span};
 use crate::memory_error::MemoryError;
 use crate::memory_pool::MemoryPool;
@@ -60,9 +60,9 @@ impl Lender {
     }
 
     /// A loan, by the words of this number. `None` if these are not there, or not any more.
-    pub fn loan(&self, words: u32, place: LoanPlace) -> Option<BorrowedLoan> {
+    pub fn loan(&self, words: u32, id: LoanId) -> Option<BorrowedLoan> {
         let known = self.words.as_ref().filter(|(known, _)| *known == words);
-        known.map(|(_, words)| words.loan(place))
+        known.map(|(_, words)| words.loan(id))
     }
 
     /// Takes a file, which has this number from now on, and the lease under which the lender uses it, if there is one.

@@ -68,13 +68,13 @@ const SLOTS: usize = MOST_MAPPINGS
     + CHANGE_COUNTS
     + OWN_FILES;
 
-static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
+static TABLE: [MappingSlot; SLOTS] = [const { MappingSlot::free() }; SLOTS];
 /// Locked by a thread that takes or frees a slot.
 static CHANGE: Mutex<()> = Mutex::new(());
 
 /// One lent mapping, as the handler sees it.
 #[derive(Debug)]
-struct Slot {
+struct MappingSlot {
     /// Odd while the extent changes.
     generation: AtomicUsize,
     start: AtomicPtr<c_void>,
@@ -83,7 +83,7 @@ struct Slot {
     lost: AtomicBool,
 }
 
-impl Slot {
+impl MappingSlot {
     const fn free() -> Self {
         Self {
             generation: AtomicUsize::new(0),
@@ -143,7 +143,7 @@ impl Slot {
 /// A part of a file of another process, mapped until this is dropped.
 #[derive(Debug)]
 pub(crate) struct LentMapping {
-    slot: &'static Slot,
+    slot: &'static MappingSlot,
     loss_reported: AtomicBool,
     /// [`LentMapping::detach`] has marked it as lost.
     is_given_up: AtomicBool,

@@ -106,7 +106,7 @@ pub use lent_region::{LentGuestMemory, LentRegion};
 pub use link::Link;
 pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLatency};
 pub use loan::Loan;
-pub use loan_words::{BorrowedLoan, Copying, LoanPlace, LoanWords};
+pub use loan_words::{BorrowedLoan, Copying, LoanId, LoanWords};
 pub use map::MapError;
 pub use memory::{Lease, MappedMemory, MemoryFile, Span};
 pub use memory_error::MemoryError;

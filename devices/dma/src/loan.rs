@@ -10,7 +10,7 @@ use peerbar_dma_log::Direction;
 
 use crate::address::AddressRange;
 use crate::error::DmaFault;
-use crate::loan_words::{Closed, LoanPlace, LoanWord};
+use crate::loan_words::{Closed, LoanId, LoanWord};
 use crate::memory::Span;
 use crate::pins::PinnedRange;
 use crate::requester::Requester;
@@ -78,8 +78,8 @@ impl Loan {
     }
 
     /// Where the word is by which the other process begins to read.
-    pub fn place(&self) -> LoanPlace {
-        self.word.place
+    pub fn id(&self) -> LoanId {
+        self.word.id
     }
 
     /// The other process says that it has read all of it: counts and records the request. One that reads still is not waited for.
@@ -219,7 +219,7 @@ mod tests {
         let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
         let loan = lend_by(&words, requester, places).unwrap();
         let lent = LentWords::of(&words);
-        assert!(lent.loan(loan.place()).begin().unwrap().finish());
+        assert!(lent.loan(loan.id()).begin().unwrap().finish());
         loan
     }
 
@@ -332,8 +332,8 @@ mod tests {
         let [first, second] = [0x1000, 0x2000]
             .map(|address| lend_by(&words, &requester, &[(address, 0x1000)]).unwrap());
         requester.unmap(0x1000, 0x1fff);
-        assert!(lent.loan(first.place()).begin().is_none());
-        assert!(lent.loan(second.place()).begin().is_some());
+        assert!(lent.loan(first.id()).begin().is_none());
+        assert!(lent.loan(second.id()).begin().is_some());
     }
 
     #[test]
@@ -343,7 +343,7 @@ mod tests {
             let words = Arc::new(LoanWords::of_long_waits());
             let lent = LentWords::of(&words);
             let loan = lend_by(&words, &requester, &[(address, 0x1000)]).unwrap();
-            let borrowed = lent.loan(loan.place());
+            let borrowed = lent.loan(loan.id());
             let copying = borrowed.begin().unwrap();
             let (done, changed) = std::sync::mpsc::channel();
             std::thread::scope(|scope| {
@@ -374,7 +374,7 @@ mod tests {
             .map(|words| lend_by(words, &requester, &[(0x1000, 0x100)]).unwrap());
         let borrowed = [0, 1, 2, 3, 4, 5].map(|index| {
             let lent = LentWords::of(&words[index]);
-            lent.loan(loans[index].place())
+            lent.loan(loans[index].id())
         });
         let _copies = borrowed.each_ref().map(|loan| loan.begin().unwrap());
         let range = AddressRange::new(0x1000, 1);
@@ -391,7 +391,7 @@ mod tests {
         let lent = LentWords::of(&words);
         let loans = [0x1000, 0x1800, 0x2000]
             .map(|address| lend_by(&words, &requester, &[(address, 0x800)]).unwrap());
-        let borrowed = loans.each_ref().map(|loan| lent.loan(loan.place()));
+        let borrowed = loans.each_ref().map(|loan| lent.loan(loan.id()));
         let _copies = borrowed.each_ref().map(|loan| loan.begin().unwrap());
         requester.unmap(0x1000, 0x1fff);
         assert!(words.has_hung());
@@ -408,7 +408,7 @@ mod tests {
         let words = Arc::new(LoanWords::of_long_waits());
         let lent = LentWords::of(&words);
         let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
-        let borrowed = lent.loan(loan.place());
+        let borrowed = lent.loan(loan.id());
         let copying = borrowed.begin().unwrap();
         assert_eq!(loan.end(), Err(DmaFault::NoMemory));
         assert!(words.has_hung() && !copying.finish());
@@ -426,10 +426,10 @@ mod tests {
         requester.set_link_up();
         let mut loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
         loan.request.link_downs = before;
-        assert!(lent.loan(loan.place()).begin().unwrap().finish());
+        assert!(lent.loan(loan.id()).begin().unwrap().finish());
         assert_eq!(loan.end(), Err(DmaFault::NoMemory));
         let loan = lend_by(&words, &requester, &[(0x1000, 0x800)]).unwrap();
-        assert!(lent.loan(loan.place()).begin().unwrap().finish());
+        assert!(lent.loan(loan.id()).begin().unwrap().finish());
         assert_eq!(loan.end(), Ok(()));
     }
 

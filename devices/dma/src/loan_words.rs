@@ -63,9 +63,9 @@ struct Slots {
     generations: Vec<u32>,
 }
 
-/// Where the word of a loan is, for its reader.
+/// Which loan it is: where its word is, for its reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoanPlace {
+pub struct LoanId {
     /// The word's number in the file.
     pub slot: u32,
     /// What tells the loan from others by the same word.
@@ -145,17 +145,17 @@ impl LoanWords {
         let slot = slots.free.pop().filter(|_| !self.has_hung())?;
         let generation = slots.generations.get_mut(slot as usize)?;
         *generation += 1;
-        let place = LoanPlace {
+        let id = LoanId {
             slot,
             generation: *generation,
         };
-        let open = loan_word::value(place.generation, State::Open)?;
+        let open = loan_word::value(id.generation, State::Open)?;
         let offset = u64::from(slot) * WORD;
         let store = |word: &AtomicU32| word.store(open, Ordering::Release);
         self.file.with_word(offset, store).ok()?;
         Some(LoanWord {
             words: self.clone(),
-            place,
+            id,
         })
     }
 }
@@ -164,23 +164,23 @@ impl LoanWords {
 #[derive(Debug)]
 pub(crate) struct LoanWord {
     words: Arc<LoanWords>,
-    pub(crate) place: LoanPlace,
+    pub(crate) id: LoanId,
 }
 
 impl LoanWord {
     fn with<T>(&self, access: impl FnOnce(&AtomicU32) -> T) -> Option<T> {
-        let offset = u64::from(self.place.slot) * WORD;
+        let offset = u64::from(self.id.slot) * WORD;
         self.words.file.with_word(offset, access).ok()
     }
 
     fn is(&self, state: State) -> bool {
-        let is = |word: &AtomicU32| is(word, self.place.generation, state);
+        let is = |word: &AtomicU32| is(word, self.id.generation, state);
         self.with(is).unwrap_or(false)
     }
 
     /// Has no copy begin any more. One may be in progress.
     pub(crate) fn cancel(&self) {
-        self.with(|word| loan_word::cancel(word, self.place.generation));
+        self.with(|word| loan_word::cancel(word, self.id.generation));
     }
 
     /// Whether a copy is in progress, for the end of which it is worth to wait.
@@ -217,7 +217,7 @@ impl LoanWord {
 
     /// Waits until no copy is in progress, for a change that began at this moment. False if one goes on: its words have hung.
     pub(crate) fn wait(&self, began: Instant) -> bool {
-        let generation = self.place.generation;
+        let generation = self.id.generation;
         let Some(copying) = loan_word::value(generation, State::Copying) else {
             return true;
         };
@@ -265,7 +265,7 @@ impl LoanWord {
 
     /// The copy does not end: whatever it does is void, and there is no other one.
     fn hang(&self) {
-        self.with(|word| loan_word::abandon(word, self.place.generation));
+        self.with(|word| loan_word::abandon(word, self.id.generation));
         let words = &self.words;
         if words.has_hung.swap(true, Ordering::Relaxed) {
             return;
@@ -286,8 +286,8 @@ impl LoanWord {
 impl Drop for LoanWord {
     fn drop(&mut self) {
         self.cancel();
-        if self.place.generation < LAST_GENERATION && !self.words.has_hung() {
-            self.words.slots.lock().free.push(self.place.slot);
+        if self.id.generation < LAST_GENERATION && !self.words.has_hung() {
+            self.words.slots.lock().free.push(self.id.slot);
         }
     }
 }
@@ -321,10 +321,10 @@ impl LentWords {
         Self::new(words.file().try_clone().unwrap().into(), liveness).unwrap()
     }
 
-    pub(crate) fn loan(&self, place: LoanPlace) -> BorrowedLoan {
+    pub(crate) fn loan(&self, id: LoanId) -> BorrowedLoan {
         BorrowedLoan {
             words: self.clone(),
-            place,
+            id,
         }
     }
 }
@@ -333,7 +333,7 @@ impl LentWords {
 #[derive(Clone, Debug)]
 pub struct BorrowedLoan {
     words: LentWords,
-    place: LoanPlace,
+    id: LoanId,
 }
 
 impl BorrowedLoan {
@@ -351,8 +351,8 @@ impl BorrowedLoan {
     }
 
     fn advance(&self, from: State, to: State) -> bool {
-        let generation = self.place.generation;
-        let offset = u64::from(self.place.slot) * WORD;
+        let generation = self.id.generation;
+        let offset = u64::from(self.id.slot) * WORD;
         let advance = |word: &AtomicU32| {
             let is_advanced = advance(word, generation, from, to);
             // The page may have gone meanwhile; then nobody waits there.
@@ -400,17 +400,17 @@ mod tests {
     fn loan_is_copied_once_and_not_after_its_end() {
         let (words, lent) = two();
         let word = words.open().unwrap();
-        let loan = lent.loan(word.place);
+        let loan = lent.loan(word.id);
         let copying = loan.begin().unwrap();
         assert!(word.is_copying() && loan.begin().is_none());
         assert!(copying.finish() && loan.begin().is_none());
         assert_eq!(word.close(Instant::now()), Closed::Copied);
         let word = words.open().unwrap();
         word.cancel();
-        assert!(lent.loan(word.place).begin().is_none());
+        assert!(lent.loan(word.id).begin().is_none());
         assert_eq!(word.close(Instant::now()), Closed::Unused);
         let word = words.open().unwrap();
-        drop(lent.loan(word.place).begin().unwrap());
+        drop(lent.loan(word.id).begin().unwrap());
         assert_eq!(word.close(Instant::now()), Closed::Unused);
     }
 
@@ -427,7 +427,7 @@ mod tests {
         let words = Arc::new(LoanWords::of_long_waits());
         let lent = LentWords::of(&words);
         let word = words.open().unwrap();
-        let loan = lent.loan(word.place);
+        let loan = lent.loan(word.id);
         let copying = loan.begin().unwrap();
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
@@ -450,7 +450,7 @@ mod tests {
     fn copy_that_hangs_delays_one_end_and_is_the_last() {
         let (words, lent) = two();
         let [first, second] = [(); 2].map(|()| words.open().unwrap());
-        let loans = [&first, &second].map(|word| lent.loan(word.place));
+        let loans = [&first, &second].map(|word| lent.loan(word.id));
         let copies = loans.each_ref().map(|loan| loan.begin().unwrap());
         let began = Instant::now();
         assert_eq!(first.close(Instant::now()), Closed::Hangs);
@@ -470,7 +470,7 @@ mod tests {
         let words = Arc::new(LoanWords::of_long_waits());
         let lent = LentWords::of(&words);
         let word = words.open().unwrap();
-        let loan = lent.loan(word.place);
+        let loan = lent.loan(word.id);
         let copying = loan.begin().unwrap();
         words.has_hung.store(true, Ordering::Relaxed);
         assert_eq!(word.close(Instant::now()), Closed::Hangs);
@@ -485,7 +485,7 @@ mod tests {
         // The reader has made changes wait, each for less than the time of one.
         words.reader_budget.spend(Instant::now(), 1000 * OF_ONE);
         let word = words.open().unwrap();
-        let loan = lent.loan(word.place);
+        let loan = lent.loan(word.id);
         let copying = loan.begin().unwrap();
         assert_eq!(word.close(Instant::now()), Closed::Hangs);
         assert!(words.has_hung() && !copying.finish());
@@ -494,7 +494,7 @@ mod tests {
         lender.bucket().spend(Instant::now(), 1000 * OF_ONE);
         let lent = LentWords::of(&other);
         let word = other.open().unwrap();
-        let loan = lent.loan(word.place);
+        let loan = lent.loan(word.id);
         let copying = loan.begin().unwrap();
         assert_eq!(word.close(Instant::now()), Closed::Hangs);
         assert!(other.has_hung() && !copying.finish());
@@ -505,7 +505,7 @@ mod tests {
         let (words, lent) = two();
         for value in [0, 1, 3, u32::MAX, 0x7fff_fffa] {
             let word = words.open().unwrap();
-            let offset = u64::from(word.place.slot) * WORD;
+            let offset = u64::from(word.id.slot) * WORD;
             lent.0.file.store(offset, value).unwrap();
             assert_eq!(word.close(Instant::now()), Closed::Unused, "{value:#x}");
         }
@@ -516,28 +516,25 @@ mod tests {
     fn whatever_a_lender_writes_fails_the_copy_alone() {
         let (words, lent) = two();
         let word = words.open().unwrap();
-        let loan = lent.loan(word.place);
+        let loan = lent.loan(word.id);
         let copying = loan.begin().unwrap();
-        words
-            .file
-            .store(u64::from(word.place.slot) * WORD, 0)
-            .unwrap();
+        words.file.store(u64::from(word.id.slot) * WORD, 0).unwrap();
         assert!(!copying.finish());
-        for place in [(MOST, 1), (u32::MAX, 1), (0, 0), (0, u32::MAX)] {
-            let (slot, generation) = place;
-            let loan = lent.loan(LoanPlace { slot, generation });
-            assert!(loan.begin().is_none(), "{place:?}");
+        for id in [(MOST, 1), (u32::MAX, 1), (0, 0), (0, u32::MAX)] {
+            let (slot, generation) = id;
+            let loan = lent.loan(LoanId { slot, generation });
+            assert!(loan.begin().is_none(), "{id:?}");
         }
         let fd = memfd_create("words", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, BYTES).unwrap();
         let liveness = words.liveness().try_clone_to_owned().unwrap();
         let lent = LentWords::new(fd.try_clone().unwrap(), liveness).unwrap();
         ftruncate(&fd, 0).unwrap();
-        let place = LoanPlace {
+        let id = LoanId {
             slot: 0,
             generation: 1,
         };
-        assert!(lent.loan(place).begin().is_none());
+        assert!(lent.loan(id).begin().is_none());
     }
 
     #[test]
@@ -548,13 +545,13 @@ mod tests {
         let file = words.file().try_clone().unwrap().into();
         let lent = LentWords::new(file, liveness).unwrap();
         let [first, second] = [(); 2].map(|()| words.open().unwrap());
-        let loan = lent.loan(first.place);
+        let loan = lent.loan(first.id);
         let copying = loan.begin().unwrap();
         drop(held);
         assert!(!copying.finish(), "it may have copied what is another's");
         assert!(first.is(State::Over));
         assert!(second.is(State::Open));
-        assert!(lent.loan(second.place).begin().is_none());
+        assert!(lent.loan(second.id).begin().is_none());
         assert!(second.is(State::Over), "nobody waits for it");
     }
 
@@ -562,12 +559,12 @@ mod tests {
     fn words_are_used_again_in_another_generation() {
         let (words, lent) = two();
         let first = words.open().unwrap();
-        let late = lent.loan(first.place);
+        let late = lent.loan(first.id);
         drop(first);
         let all: Vec<_> = (0..MOST).map(|_| words.open().unwrap()).collect();
         assert!(words.open().is_none() && late.begin().is_none());
-        let same = all.iter().find(|word| word.place.slot == late.place.slot);
-        assert_eq!(same.unwrap().place.generation, 2);
+        let same = all.iter().find(|word| word.id.slot == late.id.slot);
+        assert_eq!(same.unwrap().id.generation, 2);
         drop(all);
         assert!(words.open().is_some());
     }

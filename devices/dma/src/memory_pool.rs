@@ -13,7 +13,7 @@ use crate::peers::PeerId;
 
 /// Mappings start and end at multiples of this many bytes of a file, or at its end. A file of usual guest RAM is mapped as a
 /// whole: an IOMMU has the guest map it page by page, and unmap all but a few of them.
-const PIECE: u64 = 64 << 30;
+const PART_BYTES: u64 = 64 << 30;
 
 /// How many bytes those of the client have at most: an eighth of the address space of a process (x86-64, 2^47).
 const MOST_BYTES: u64 = 16 << 40;
@@ -24,14 +24,14 @@ const MOST_BYTES_OF_A_LENDER: u64 = 512 << 30;
 
 /// A mapped part of a file.
 #[derive(Debug)]
-struct Piece {
+struct MappedPart {
     /// None if it is under a lease, and so of one window only.
     id: Option<(u64, u64)>,
     first: u64,
     memory: Weak<MemoryFile>,
 }
 
-impl Piece {
+impl MappedPart {
     /// The span from `offset` to `end` of the file, if it is mapped here and not lost.
     fn span(&self, id: (u64, u64), offset: u64, end: u64) -> Option<Span> {
         let file = self.memory.upgrade().filter(|_| self.id == Some(id))?;
@@ -43,11 +43,11 @@ impl Piece {
 
 /// The memory files that one lender has mapped here: the client, a peer or another adapter.
 ///
-/// A file is known by its device and inode numbers. It is mapped in pieces, as far as it is asked for; a piece is unmapped when the
+/// A file is known by its device and inode numbers. It is mapped in parts, as far as it is asked for; a part is unmapped when the
 /// last [`Span`] of it goes.
 #[derive(Debug)]
 pub struct MemoryPool {
-    pieces: Vec<Piece>,
+    parts: Vec<MappedPart>,
     access: ProtFlags,
     /// How many mappings it has at most, and how many bytes.
     most: (usize, u64),
@@ -56,7 +56,7 @@ pub struct MemoryPool {
 impl Default for MemoryPool {
     fn default() -> Self {
         Self {
-            pieces: Vec::new(),
+            parts: Vec::new(),
             access: ProtFlags::READ | ProtFlags::WRITE,
             most: (MOST_MAPPINGS, MOST_BYTES),
         }
@@ -104,8 +104,8 @@ impl MemoryPool {
 
     /// All memory that is mapped.
     pub(crate) fn mapped(&self) -> Vec<Arc<MemoryFile>> {
-        let mapped = self.pieces.iter();
-        mapped.filter_map(|piece| piece.memory.upgrade()).collect()
+        let mapped = self.parts.iter();
+        mapped.filter_map(|part| part.memory.upgrade()).collect()
     }
 
     fn find(
@@ -128,22 +128,26 @@ impl MemoryPool {
             size: length,
         })?;
         let id = lease.is_none().then(|| lent.id());
-        let mut known = self.pieces.iter();
+        let mut known = self.parts.iter();
         if let Some(id) = id
-            && let Some(span) = known.find_map(|piece| piece.span(id, offset, end))
+            && let Some(span) = known.find_map(|part| part.span(id, offset, end))
         {
             return Ok(span);
         }
         let file = lent.local()?;
-        let first = offset / PIECE * PIECE;
-        let bytes = end.div_ceil(PIECE).saturating_mul(PIECE).min(length) - first;
+        let first = offset / PART_BYTES * PART_BYTES;
+        let bytes = end
+            .div_ceil(PART_BYTES)
+            .saturating_mul(PART_BYTES)
+            .min(length)
+            - first;
         self.reserve(bytes)?;
         let memory = MemoryFile::of_other(file, first, bytes, self.access)?;
         let file = Arc::new(match lease {
             Some(lease) => memory.under(lease),
             None => memory,
         });
-        self.pieces.push(Piece {
+        self.parts.push(MappedPart {
             id,
             first,
             memory: Arc::downgrade(&file),
@@ -154,15 +158,15 @@ impl MemoryPool {
         })
     }
 
-    /// Forgets pieces that are unmapped. Fails if there is no room for one of `size` bytes.
+    /// Forgets parts that are unmapped. Fails if there is no room for one of `size` bytes.
     fn reserve(&mut self, size: u64) -> Result<(), MemoryError> {
         let mut mapped = 0u64;
-        self.pieces.retain(|piece| {
-            let memory = piece.memory.upgrade();
+        self.parts.retain(|part| {
+            let memory = part.memory.upgrade();
             mapped = mapped.saturating_add(memory.as_ref().map_or(0, |memory| memory.size()));
             memory.is_some()
         });
-        let mappings = self.pieces.len();
+        let mappings = self.parts.len();
         let (most_mappings, most_bytes) = self.most;
         if mappings >= most_mappings || mapped.saturating_add(size) > most_bytes {
             return Err(MemoryError::TooMuch {
@@ -236,9 +240,9 @@ mod tests {
         assert_eq!((first.offset, second.offset), (0, 4096));
         drop((first, second));
         assert!(
-            pool.pieces
+            pool.parts
                 .iter()
-                .all(|piece| piece.memory.strong_count() == 0)
+                .all(|part| part.memory.strong_count() == 0)
         );
     }
 
@@ -246,16 +250,19 @@ mod tests {
     fn sparse_file_is_mapped_as_far_as_it_is_asked_for() {
         let mut pool = MemoryPool::default();
         let fd = memfd(1 << 62);
-        for offset in [0, PIECE - 4096, (1 << 62) - 4096] {
+        for offset in [0, PART_BYTES - 4096, (1 << 62) - 4096] {
             let one = span(&mut pool, &fd, offset, 4096).unwrap();
-            assert_eq!(one.file.size(), PIECE, "{offset:#x}");
+            assert_eq!(one.file.size(), PART_BYTES, "{offset:#x}");
             one.file.write(one.offset, &[7; 4096]).unwrap();
             let mut found = [0; 4096];
             rustix::io::pread(&fd, &mut found, offset).unwrap();
             assert_eq!(found, [7; 4096], "{offset:#x}");
         }
-        let both = span(&mut pool, &fd, PIECE - 4096, 8192).unwrap();
-        assert_eq!((both.file.size(), both.offset), (2 * PIECE, PIECE - 4096));
+        let both = span(&mut pool, &fd, PART_BYTES - 4096, 8192).unwrap();
+        assert_eq!(
+            (both.file.size(), both.offset),
+            (2 * PART_BYTES, PART_BYTES - 4096)
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use peerbar_dma_log::{Direction, Purpose};
 
-use crate::counters::Slot;
+use crate::counters::CounterSlot;
 use crate::direct::DirectRoute;
 use crate::error::{DmaError, DmaFault};
 use crate::loan::{Loan, LoanRequest};
@@ -50,7 +50,7 @@ pub struct Session {
     /// An empty list for the ranges of the next transfer: no command allocates one.
     ranges: Vec<PinnedRange>,
     /// Where its copies are counted.
-    slot: Slot,
+    slot: CounterSlot,
 }
 
 impl Session {

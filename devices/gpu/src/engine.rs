@@ -42,14 +42,14 @@ pub(crate) struct Engine {
     /// How long the engine may work on one command.
     job_timeout: Duration,
     /// The channels that are on and not in error.
-    channels: [Option<Channel>; CHANNELS as usize],
+    channels: [Option<EngineChannel>; CHANNELS as usize],
     /// The channel that has the next slice.
     next: u8,
 }
 
 /// A channel that is on and not in error.
 #[derive(Clone, Copy)]
-struct Channel {
+struct EngineChannel {
     ring: Ring,
     /// The command at the ring's head, once it is fetched.
     job: Option<Job>,
@@ -57,7 +57,7 @@ struct Channel {
     doorbell: u32,
 }
 
-impl Channel {
+impl EngineChannel {
     /// A channel whose driver has not rung its doorbell.
     fn new(ring: Ring) -> Self {
         Self {
@@ -185,7 +185,7 @@ impl Engine {
     /// Whether all commands that there are wait for other devices.
     fn waits_only(&self) -> bool {
         (0..).zip(&self.channels).all(|(number, channel)| {
-            channel.is_none_or(|Channel { ring, job, .. }| match job {
+            channel.is_none_or(|EngineChannel { ring, job, .. }| match job {
                 Some(job) => job.waiting.is_some(),
                 None => ring.next(self.doorbells.value(number)) == Ok(None),
             })
@@ -206,7 +206,7 @@ impl Engine {
     /// Whether any channel has a command in progress, or a doorbell ahead of its ring.
     fn has_work(&self) -> bool {
         (0..).zip(&self.channels).any(|(number, channel)| {
-            channel.is_some_and(|Channel { ring, job, .. }| {
+            channel.is_some_and(|EngineChannel { ring, job, .. }| {
                 job.is_some() || ring.next(self.doorbells.value(number)) != Ok(None)
             })
         })
@@ -228,7 +228,7 @@ impl Engine {
 
     /// Forgets a channel, and cancels its command in progress.
     fn forget(&mut self, number: u8) {
-        if let Some(Channel {
+        if let Some(EngineChannel {
             ring, job: Some(_), ..
         }) = self.take(number)
         {
@@ -240,7 +240,7 @@ impl Engine {
 
     fn start(&mut self, channel: u8, setup: &Setup) {
         match Ring::new(setup, self.executor.memory.vram_bytes()) {
-            Ok(ring) => self.put_back(channel, Channel::new(ring)),
+            Ok(ring) => self.put_back(channel, EngineChannel::new(ring)),
             Err(code) => {
                 let fault = Fault {
                     code,
@@ -252,11 +252,11 @@ impl Engine {
         }
     }
 
-    fn take(&mut self, number: u8) -> Option<Channel> {
+    fn take(&mut self, number: u8) -> Option<EngineChannel> {
         self.channels.get_mut(usize::from(number))?.take()
     }
 
-    fn put_back(&mut self, number: u8, channel: Channel) {
+    fn put_back(&mut self, number: u8, channel: EngineChannel) {
         if let Some(place) = self.channels.get_mut(usize::from(number)) {
             *place = Some(channel);
         }
@@ -278,7 +278,7 @@ impl Engine {
         self.has_work()
     }
 
-    fn serve(&mut self, number: u8, mut channel: Channel) {
+    fn serve(&mut self, number: u8, mut channel: EngineChannel) {
         match self.slice(number, &mut channel) {
             Ok(()) => self.put_back(number, channel),
             Err(fault) => self.fail(number, channel.ring.generation, fault),
@@ -286,7 +286,7 @@ impl Engine {
     }
 
     /// Carries out commands of a channel, step by step, until its slice is over.
-    fn slice(&mut self, number: u8, channel: &mut Channel) -> Result<(), Fault> {
+    fn slice(&mut self, number: u8, channel: &mut EngineChannel) -> Result<(), Fault> {
         let mut step_start = Instant::now();
         let end = step_start + SLICE;
         self.executor.begin_slice(end);
@@ -315,7 +315,7 @@ impl Engine {
     }
 
     /// Fetches the next command, if there is one.
-    fn fetch(&mut self, number: u8, channel: &mut Channel) -> Result<Option<Job>, Fault> {
+    fn fetch(&mut self, number: u8, channel: &mut EngineChannel) -> Result<Option<Job>, Fault> {
         let at = |place: GpuAddress| {
             move |code| Fault {
                 code,
@@ -361,7 +361,7 @@ impl Engine {
     }
 
     /// The value of a channel's doorbell, which is recorded if it is new.
-    fn read_doorbell(&self, number: u8, channel: &mut Channel) -> u32 {
+    fn read_doorbell(&self, number: u8, channel: &mut EngineChannel) -> u32 {
         let tail = self.doorbells.value(number);
         let before = std::mem::replace(&mut channel.doorbell, tail);
         if tail != before {
@@ -426,7 +426,7 @@ impl Engine {
     }
 
     /// The command in progress is complete.
-    fn complete(&self, number: u8, channel: &mut Channel) {
+    fn complete(&self, number: u8, channel: &mut EngineChannel) {
         let head = channel.ring.advance();
         let job = channel.job.take();
         let interrupt = job.is_some_and(|job| job.command.interrupt);

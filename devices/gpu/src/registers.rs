@@ -12,7 +12,7 @@ use peerbar_endpoint::EngineRequests;
 use crate::aperture;
 use crate::doorbells::{CHANNELS, Doorbells};
 use crate::faults::{Fault, FaultCode, FaultLog};
-use channel::{Channel, ChannelRequest};
+use channel::{ChannelRegisters, ChannelRequest};
 use halves::halves;
 pub(crate) use request::{EngineRequest, Setup};
 
@@ -67,7 +67,7 @@ pub(crate) struct Registers {
     window_index: u32,
     doorbells: Arc<Doorbells>,
     faults: FaultLog,
-    channels: [Channel; CHANNELS as usize],
+    channels: [ChannelRegisters; CHANNELS as usize],
     /// The engine still has channels from before the last reset.
     resetting: bool,
 }
@@ -218,7 +218,9 @@ impl Registers {
 
     /// The engine has forgotten every channel: a reset is complete.
     pub(crate) fn was_reset(&mut self) {
-        self.channels.iter_mut().for_each(Channel::released);
+        self.channels
+            .iter_mut()
+            .for_each(ChannelRegisters::released);
         self.resetting = false;
     }
 
@@ -256,7 +258,7 @@ impl Registers {
         self.faults.record(fault, None);
     }
 
-    fn channel(&mut self, number: u8) -> Option<&mut Channel> {
+    fn channel(&mut self, number: u8) -> Option<&mut ChannelRegisters> {
         self.channels.get_mut(usize::from(number))
     }
 }

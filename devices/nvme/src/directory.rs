@@ -4,7 +4,7 @@ use crate::doorbell_page::Owner;
 
 /// An I/O completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CompletionPlace {
+pub(crate) struct CompletionOwner {
     /// The worker that has it, and every submission queue that is bound to it.
     pub(crate) owner: Owner,
     /// Number of submission queues bound to it.
@@ -16,7 +16,7 @@ pub(crate) struct CompletionPlace {
 pub(crate) struct Directory {
     /// The completion queue that each submission queue is bound to.
     pub(crate) submission: Vec<Option<u16>>,
-    pub(crate) completion: Vec<Option<CompletionPlace>>,
+    pub(crate) completion: Vec<Option<CompletionOwner>>,
     workers: u8,
 }
 
@@ -54,12 +54,12 @@ impl Directory {
     }
 
     /// The place of completion queue `id`; `None` if there can be none of that number.
-    pub(crate) fn completion(&mut self, id: u16) -> Option<&mut Option<CompletionPlace>> {
+    pub(crate) fn completion(&mut self, id: u16) -> Option<&mut Option<CompletionOwner>> {
         self.completion.get_mut(usize::from(id))
     }
 
     /// The completion queue `id`, if it exists.
-    pub(crate) fn existing(&mut self, id: u16) -> Option<&mut CompletionPlace> {
+    pub(crate) fn existing(&mut self, id: u16) -> Option<&mut CompletionOwner> {
         self.completion(id).and_then(Option::as_mut)
     }
 }

@@ -1,6 +1,6 @@
 //! The Persistent Memory Region (NVMe Base 2.0, 8.14): its registers, and the window that it opens for DMA.
 
-mod memory;
+mod persistent_memory;
 mod unsynced;
 
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use peerbar_dma::{OwnWindow, OwnWindowMemory, Span};
 use peerbar_nvme_spec::pmr::{Pmrcap, Pmrctl, Pmrmsc, Pmrsts};
 
-pub(crate) use memory::PersistentMemory;
+pub(crate) use persistent_memory::PersistentMemory;
 #[cfg(test)]
-pub(crate) use memory::PmrFailure;
-pub use memory::{PMR_SIZES, PmrError};
+pub(crate) use persistent_memory::PmrFailure;
+pub use persistent_memory::{PMR_SIZES, PmrError};
 pub(crate) use unsynced::LARGEST_UNSYNCED;
 
 /// The BAR that is the region as a whole.

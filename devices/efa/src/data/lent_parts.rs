@@ -46,7 +46,7 @@ impl Turn<'_> {
             Shown::Refused => return Ok(None),
         }
         let lent = LentPart {
-            word: (words.number, loan.place()),
+            word: (words.number, loan.id()),
             ranges,
         };
         let number = self.parts.next_id();
@@ -212,7 +212,7 @@ impl Turn<'_> {
             return Err(Refusal::LoanOver);
         }
         let lent = LentPart {
-            word: (words.number, loan.place()),
+            word: (words.number, loan.id()),
             ranges,
         };
         let owner = (to, Need::RemoteRead);

@@ -7,7 +7,7 @@
 //! answered. A transfer by RDMA is several requests, one for each part. The first one has the length of all, and is answered before
 //! the others are sent: a transfer that does not fit moves nothing. The others may arrive in any order.
 
-use peerbar_dma::LoanPlace;
+use peerbar_dma::LoanId;
 use peerbar_efa_spec::completion::CompletionStatus;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -155,7 +155,7 @@ struct LentWord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LentPart {
     /// The number of the words that were shown, and the place of the loan's word.
-    pub(super) word: (u32, LoanPlace),
+    pub(super) word: (u32, LoanId),
     pub(super) ranges: Vec<LentRange>,
 }
 
@@ -175,7 +175,7 @@ impl LentPart {
     /// A loan of so many bytes. `None` if it makes no sense.
     pub(super) fn decode(data: &[u8], bytes: u32) -> Option<Self> {
         let (word, ranges) = LentWord::read_from_prefix(data).ok()?;
-        let place = LoanPlace {
+        let place = LoanId {
             slot: word.slot.get(),
             generation: word.generation.get(),
         };
@@ -459,7 +459,7 @@ mod tests {
             is_lent: true,
             ..packet(Verb::Write, LENT_BYTES)
         };
-        let place = LoanPlace {
+        let place = LoanId {
             slot: 5,
             generation: 6,
         };

@@ -24,7 +24,7 @@ pub(super) enum ChannelRequest {
 
 /// A channel as the driver sees it.
 #[derive(Debug, Default)]
-pub(super) struct Channel {
+pub(super) struct ChannelRegisters {
     address: u64,
     space: u32,
     entries: u32,
@@ -39,7 +39,7 @@ pub(super) struct Channel {
     held: Option<u64>,
 }
 
-impl Channel {
+impl ChannelRegisters {
     /// The two registers of 4 bytes, or the one of 8, at `offset`, a multiple of 8.
     pub(super) fn pair(&self, offset: u64) -> u64 {
         let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;

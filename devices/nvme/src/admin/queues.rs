@@ -10,7 +10,7 @@ use peerbar_nvme_spec::registers::Doorbell;
 
 use super::reply::Reply;
 use crate::cmb::Cmb;
-use crate::directory::CompletionPlace;
+use crate::directory::CompletionOwner;
 use crate::engine::Engine;
 use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue};
 use crate::io_queue::request::WorkerRequest;
@@ -46,7 +46,7 @@ impl Engine {
         let vector = command.flags.ien().then_some(command.iv.get());
         let owner = self.directory.owner(id);
         if let Some(place) = self.directory.completion(id) {
-            *place = Some(CompletionPlace { owner, users: 0 });
+            *place = Some(CompletionOwner { owner, users: 0 });
         }
         self.notifier.intx.open(id, entries, vector);
         let doorbells = &self.notifier.doorbells;

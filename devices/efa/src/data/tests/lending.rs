@@ -295,7 +295,7 @@ impl HostileLender {
 
     fn payload(&self, ranges: &[LentRange]) -> Vec<u8> {
         let part = LentPart {
-            word: (2, self.loan.place()),
+            word: (2, self.loan.id()),
             ranges: ranges.to_vec(),
         };
         part.encode()
