@@ -630,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_looked_at_however_else_dma_is_slowed_down() {
+    fn words_are_accessed_directly_with_ats_on() {
         let (requester, _) = requester();
         let mut session = Session::new(requester.clone());
         assert!(session.store(0x1004, 7));

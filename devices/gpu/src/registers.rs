@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_says_of_a_stopped_channel_is_not_heard() {
+    fn report_on_a_stopped_channel_is_ignored() {
         let mut registers = registers(false);
         enable(&mut registers);
         let old = start(&mut registers);

@@ -668,7 +668,7 @@ fn request_waits_until_all_changes_of_before_are_known() {
 }
 
 #[test]
-fn session_compares_before_each_request_and_keeps_what_it_reaches() {
+fn session_compares_changes_before_each_request() {
     let (requester, _, _, counts) = below_counting_switch();
     let mut session = Session::new(requester.clone());
     let reaches =

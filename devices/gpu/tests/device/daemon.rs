@@ -65,7 +65,7 @@ fn former_client_sees_nothing_of_the_next_ones_memory() {
 }
 
 #[test]
-fn next_client_does_not_see_the_dma_log_that_a_former_one_asked_for() {
+fn next_client_does_not_see_the_former_dma_log() {
     const ASK: u64 = 0x50;
     const DMA_LOG: u64 = 0xc000;
     let daemon = start(&["--vram", "16M"]);
@@ -88,7 +88,7 @@ fn requests_to_a_killed_server_are_refused() {
 }
 
 #[test]
-fn it_shows_its_regions() {
+fn daemon_shows_its_regions() {
     let daemon = start(&["--vram", "4G", "--aperture", "256M"]);
     let mut client = client(&daemon);
     let registers = client.region(0).unwrap();

@@ -55,7 +55,7 @@ fn no_ring_through_the_mapping_is_lost() {
 }
 
 #[test]
-fn a_device_with_nothing_to_do_says_that_it_does_not_look() {
+fn idle_device_says_that_it_sleeps() {
     let mut driver = Driver::new(Mode::Static);
     let page = driver.bar_file(0);
     driver.enable(0);

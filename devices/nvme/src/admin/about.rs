@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn the_controller_says_what_linux_looks_at() {
+    fn identify_controller_has_the_fields_that_linux_reads() {
         let data = about("disk0").controller(&[], false);
         let bytes = data.as_bytes();
         assert_eq!(&bytes[4..24], b"disk0               ", "nvme_id_ctrl.sn");

@@ -109,7 +109,7 @@ fn completions_of_the_admin_queue_are_never_held_back() {
 }
 
 #[test]
-fn a_queue_that_goes_leaves_no_message_owed() {
+fn deleted_queue_sends_its_held_back_interrupt() {
     let mut driver = coalesced();
     driver.submit(1, flush());
     driver.take_silently(1);
@@ -119,7 +119,7 @@ fn a_queue_that_goes_leaves_no_message_owed() {
 }
 
 #[test]
-fn a_shutdown_leaves_no_message_owed() {
+fn shutdown_sends_a_held_back_interrupt() {
     let mut driver = coalesced();
     driver.submit(1, flush());
     driver.take_silently(1);
@@ -129,7 +129,7 @@ fn a_shutdown_leaves_no_message_owed() {
 }
 
 #[test]
-fn a_controller_reset_ends_it() {
+fn controller_reset_ends_coalescing() {
     let mut driver = coalesced();
     driver.disable();
     driver.bring_up();

@@ -106,7 +106,7 @@ fn a_command_that_cannot_be_fetched_is_fatal_until_a_reset() {
 }
 
 #[test]
-fn queue_is_not_deleted_while_commands_of_a_failed_controller_may_go_on() {
+fn queue_with_commands_in_progress_is_not_deleted_on_failure() {
     let mut driver = Driver::new();
     create_failing_pair(&mut driver);
     driver.inject("delay command write lba=0..8 by=60s");

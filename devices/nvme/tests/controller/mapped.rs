@@ -11,7 +11,7 @@ const ADMIN_TAIL: u64 = 0x1000;
 const ADMIN_HEAD: u64 = 0x1004;
 
 #[test]
-fn admin_commands_are_heard_of_while_a_worker_has_work() {
+fn mapped_admin_doorbell_is_seen_while_a_worker_is_busy() {
     let image = tempfile::NamedTempFile::new().unwrap();
     image.as_file().set_len(1 << 24).unwrap();
     let mut driver = Driver::with(&Config {

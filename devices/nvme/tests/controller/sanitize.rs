@@ -160,7 +160,7 @@ fn commands_in_progress_end_before_the_media_is_erased() {
 }
 
 #[test]
-fn sanitize_of_a_controller_that_fails_amid_commands_has_not_begun() {
+fn sanitize_of_a_failing_controller_has_not_begun() {
     // A reset that follows at once may keep one from beginning, too.
     for round in 0..10 {
         let mut driver = Driver::new();

@@ -25,7 +25,7 @@ fn flush() -> Command {
 }
 
 #[test]
-fn every_command_is_heard_of_whether_the_worker_sleeps_or_not() {
+fn shadow_doorbell_reaches_a_worker_awake_or_asleep() {
     let mut driver = driver();
     for round in 0..3000u32 {
         driver.ok(1, flush());
@@ -73,7 +73,7 @@ fn a_reset_waits_for_no_others() {
 }
 
 #[test]
-fn they_are_offered_where_a_worker_may_be_awake_or_asleep() {
+fn shadow_doorbells_are_offered_with_adaptive_polling_only() {
     for (poll, offered) in [
         (PollPolicy::Never, false),
         (PollPolicy::Adaptive, true),

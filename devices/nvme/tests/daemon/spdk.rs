@@ -251,7 +251,7 @@ fn it_attaches_writes_and_reads_back_where_workers_always_poll() {
 }
 
 #[test]
-fn data_in_no_mapping_fail_the_command_at_once_and_the_client_is_not_asked() {
+fn data_in_no_mapping_fails_without_asking_the_client() {
     const DATA_TRANSFER_ERROR: u16 = 0x04;
     let daemon = start(&["--poll", "always", "--namespace", "ram=1M"]);
     let memory = ram(SealFlags::empty());
