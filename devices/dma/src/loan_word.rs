@@ -76,7 +76,7 @@ pub(crate) fn cancel(word: &impl Word, generation: u32) {
     advance(word, generation, State::Open, State::Over);
 }
 
-/// Has a copy that is in progress count for nothing, whenever it ends; whether there was one.
+/// Makes a copy that is in progress invalid, whenever it ends; whether there was one.
 pub(crate) fn abandon(word: &impl Word, generation: u32) -> bool {
     advance(word, generation, State::Copying, State::Over)
 }

@@ -18,8 +18,7 @@ pub struct Pmrcap {
     /// PMRTU: the unit of PMRTO: 0 for 500 ms, 1 for minutes.
     #[bits(2)]
     pub pmrtu: u8,
-    /// PMRWBM: what makes earlier writes persistent: a read of the region ([`Pmrcap::BARRIER_READ`]) or of PMRSTS
-    /// ([`Pmrcap::BARRIER_STATUS`]).
+    /// PMRWBM: what makes earlier writes persistent: a read of the region (bit 0) or of PMRSTS ([`Pmrcap::BARRIER_STATUS`]).
     #[bits(4)]
     pub pmrwbm: u8,
     #[bits(2)]
@@ -33,8 +32,6 @@ pub struct Pmrcap {
 }
 
 impl Pmrcap {
-    /// PMRWBM: a read from the region completes once earlier writes are persistent.
-    pub const BARRIER_READ: u8 = 1;
     /// PMRWBM: a read of PMRSTS completes once earlier writes are persistent.
     pub const BARRIER_STATUS: u8 = 2;
 }
@@ -69,8 +66,6 @@ pub struct Pmrsts {
 impl Pmrsts {
     /// HSTS: the region works.
     pub const NORMAL: u8 = 0;
-    /// HSTS: it works, but its contents were not restored at power-on.
-    pub const RESTORE_ERROR: u8 = 1;
     /// HSTS: writes do not change it.
     pub const READ_ONLY: u8 = 2;
     /// HSTS: reads may bring anything, and writes may be lost.

@@ -274,8 +274,6 @@ impl SanitizeControl {
     pub const BLOCK_ERASE: u8 = 2;
     /// SANACT: overwrite all media with a pattern.
     pub const OVERWRITE: u8 = 3;
-    /// SANACT: change the keys that media is encrypted with.
-    pub const CRYPTO_ERASE: u8 = 4;
 }
 
 #[cfg(test)]

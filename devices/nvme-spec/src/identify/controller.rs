@@ -402,7 +402,7 @@ pub struct Oncs {
 pub struct Vwc {
     /// There is one.
     pub present: bool,
-    /// How Flush takes NSID FFFFFFFFh: [`Vwc::FLUSH_ALL_REFUSED`] or [`Vwc::FLUSH_ALL`]; 0 is not reported.
+    /// How Flush takes NSID FFFFFFFFh: [`Vwc::FLUSH_ALL`], 2 if it is refused, 0 if that is not reported.
     #[bits(2)]
     pub flush_behavior: u8,
     #[bits(5)]

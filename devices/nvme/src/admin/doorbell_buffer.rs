@@ -13,8 +13,7 @@ use crate::registers::QUEUE_PAIRS;
 
 impl Engine {
     /// Whether the guest may keep doorbells in its own memory. Not if it is interrupted by the INTx pin, which falls with the
-    /// ring of a head: a head that is only written to memory leaves it up, and the guest is interrupted for nothing, over and
-    /// over.
+    /// ring of a head: a head that is only written to memory leaves the pin asserted, and spurious interrupts follow.
     pub(super) fn offers_doorbell_buffer(&self) -> bool {
         self.admin.about.offers_shadow_doorbells() && self.notifier.sends_messages()
     }

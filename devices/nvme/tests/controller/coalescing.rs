@@ -1,5 +1,5 @@
 //! Interrupt Coalescing and Interrupt Vector Configuration (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7). When exactly a message
-//! goes is tested without a machine around it (`src/messages.rs`).
+//! goes is tested without a machine around it (`src/io_queue/interrupt_tests.rs`).
 
 use std::time::{Duration, Instant};
 

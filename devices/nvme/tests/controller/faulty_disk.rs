@@ -35,7 +35,7 @@ enum Failure {
     Sealed,
     /// Its file system is full: any write may fail.
     Full,
-    /// It is a disk, with sectors of so many bytes, that loses what it has taken: any Flush may fail.
+    /// It is a disk, with sectors of this many bytes, that loses what it has taken: any Flush may fail.
     Lossy(u32),
 }
 
