@@ -149,7 +149,7 @@ impl Server {
     fn lose_bridges(&mut self, error: &io::Error) {
         let name = self.name();
         log::warn!(
-            "{name}: nobody says any more what the ports forward, so peers reach windows through the switch only where they did before: {error}"
+            "{name}: the bridge socket has ended, so what the bridges forward is no longer known, and peers reach windows through the switch only where they did before: {error}"
         );
         self.bridges = None;
         self.switch.end_bridge_windows();

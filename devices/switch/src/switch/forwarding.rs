@@ -13,8 +13,8 @@ use crate::window::BarWindow;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Forwarding {
     known: BridgeWindows,
-    /// Somebody has told that by the last answer.
-    is_told: bool,
+    /// The last answer had it, so `known` is up to date.
+    is_known: bool,
     /// The number of the last question.
     number: u64,
     /// When it was asked.
@@ -35,13 +35,13 @@ impl Forwarding {
 
     /// Why a window of the endpoint `name` is withheld.
     pub(super) fn reason(&self, name: &str) -> String {
-        match self.is_told && !self.is_ended {
+        match self.is_known && !self.is_ended {
             true => format!(
                 "is outside of what the bridge above it forwards, which is {}",
                 self.known.of(name)
             ),
             false => {
-                "may be outside of what the bridge above it forwards, which nobody tells".to_owned()
+                "may be outside of what the bridge above it forwards, which is unknown".to_owned()
             }
         }
     }
@@ -59,8 +59,8 @@ impl Forwarding {
     pub(super) fn question(&mut self, now: Instant) -> Option<u64> {
         self.deadline().filter(|at| *at <= now)?;
         if self.is_asked {
-            log::warn!("nobody has told for {BRIDGES_TIME_OUT:?} what the ports forward");
-            self.is_told = false;
+            log::warn!("no answer for {BRIDGES_TIME_OUT:?}: what the bridges forward is unknown");
+            self.is_known = false;
         }
         self.number += 1;
         self.last_asked = Some(now);
@@ -80,7 +80,7 @@ impl Forwarding {
         if number != self.number || !std::mem::take(&mut self.is_asked) {
             return false;
         }
-        self.is_told = answer.is_some();
+        self.is_known = answer.is_some();
         if let Some(windows) = answer {
             self.known = windows;
         }
@@ -100,7 +100,7 @@ impl Forwarding {
     pub(super) fn forget(&mut self) {
         if !self.is_ended {
             self.known = BridgeWindows::default();
-            (self.is_told, self.is_asked, self.next) = (false, false, None);
+            (self.is_known, self.is_asked, self.next) = (false, false, None);
         }
     }
 
