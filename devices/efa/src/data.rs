@@ -18,6 +18,7 @@
 //! - The payload of a datagram stands behind the 40 bytes of a routing header in its receive.
 //! - An RDMA request is refused unless the other side has an address handle of the requester's adapter.
 
+mod arrivals;
 mod completions;
 mod doorbells;
 mod event_counters;
@@ -61,7 +62,7 @@ use transfers::Transfers;
 use turn::Parts;
 use wire::{FabricWire, Mailbox, Wire};
 #[cfg(feature = "stepped")]
-pub(crate) use worker::Next;
+pub(crate) use worker::NextTurn;
 pub(crate) use worker::Worker;
 
 /// What a data path works with.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use peerbar_endpoint::Endpoint;
 
-use crate::data::{Next, Worker};
+use crate::data::{NextTurn, Worker};
 use crate::efa::Efa;
 use crate::engine::Engine;
 
@@ -34,7 +34,7 @@ impl SteppedEfa {
         self.engine.work();
         if let Some(worker) = &mut self.worker {
             let mut turns = (0..TURNS).map(|_| worker.turn(now));
-            turns.find(|next| matches!(next, Next::Wait(_)));
+            turns.find(|next| matches!(next, NextTurn::Wait(_)));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use peerbar_efa_spec::completion::CompletionStatus;
 
 use super::packet::Verb;
-use super::work_request::{BadRequest, Data, WorkRequest};
+use super::work_request::{BadRequest, Data, Part, WorkRequest};
 use crate::objects::Gid;
 
 /// How many work requests of a queue pair are in progress at most, besides those that wait for a receive of their destinations:
@@ -57,9 +57,9 @@ pub(super) struct Remote {
     /// How often files have been shown for its next part.
     pub(super) shows: u8,
     /// Parts that were to be lent and could not be, which go in packets.
-    pub(super) again: Vec<(u32, u32)>,
+    pub(super) again: Vec<Part>,
     /// Parts that have been copied, or none of whose bytes has been, by their loans, which are to be given back.
-    pub(super) returns: Vec<((u32, u32), u64)>,
+    pub(super) returns: Vec<(Part, u64)>,
     /// How many packets are not answered.
     pub(super) outstanding: u16,
     /// Its message has arrived.
@@ -114,7 +114,7 @@ impl Job {
 #[derive(Clone, Debug)]
 pub(super) struct Unsent {
     pub(super) verb: Verb,
-    pub(super) part: (u32, u32),
+    pub(super) part: Part,
     pub(super) data: Vec<u8>,
     pub(super) is_lent: bool,
     /// The loan of a write that is lent.

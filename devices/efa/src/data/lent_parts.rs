@@ -14,7 +14,7 @@ use super::requester::{Requester, tag};
 use super::responder::{self, Sender};
 use super::transfers::{LentError, TransferError, total};
 use super::turn::Turn;
-use super::work_request::Data;
+use super::work_request::{Data, Part};
 use crate::objects::{Gid, Need, Place, QueuePairKind};
 
 impl Turn<'_> {
@@ -24,7 +24,7 @@ impl Turn<'_> {
         requester: &Requester,
         gid: Gid,
         job: &Job,
-        part: (u32, u32),
+        part: Part,
     ) -> Result<Option<Unsent>, NoPacket> {
         let request = &job.request;
         let header = self.header(requester, job, (Verb::Write, part), true)?;
@@ -79,8 +79,8 @@ impl Turn<'_> {
         // It is not there if its memory region is gone, and then the packets find that out.
         let ended = loan.ok_or(Refusal::LoanOver)?.end();
         ended.map_err(|_| Refusal::LoanOver)?;
-        self.parts.statistics.lent_bytes += u64::from(sent.part.1);
-        job.moved = job.moved.saturating_add(sent.part.1);
+        self.parts.statistics.lent_bytes += u64::from(sent.part.len);
+        job.moved = job.moved.saturating_add(sent.part.len);
         Ok(())
     }
 
@@ -92,11 +92,12 @@ impl Turn<'_> {
         sent: &SentPacket,
         payload: &[u8],
     ) -> Result<(), Refusal> {
-        let lent = packet::decode_lent(payload, sent.part.1);
+        let lent = packet::decode_lent(payload, sent.part.len);
         let (loan, lent) = lent.ok_or(CompletionStatus::RemoteBadStatus)?;
         let copied = self.copy_read(requester, job, sent, &lent);
-        let bytes = if copied.is_ok() { sent.part.1 } else { 0 };
-        job.remote.returns.push(((sent.part.0, bytes), loan));
+        let bytes = if copied.is_ok() { sent.part.len } else { 0 };
+        let part = sent.part.at_most(bytes);
+        job.remote.returns.push((part, loan));
         // A lender that gets it back unread shows its memory again.
         copied.map_err(|refusal| match refusal {
             Refusal::NotLent => Refusal::LoanOver,

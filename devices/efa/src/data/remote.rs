@@ -1,4 +1,4 @@
-//! Work requests to queue pairs of other adapters, and theirs to the queue pairs here.
+//! Work requests to queue pairs of other adapters.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use super::job::{Job, Remote, Unsent, Wait};
 use super::lending::MOST_SHOWS;
 use super::packet::{self, LENT_BYTES, PART_BYTES, Packet, Refusal, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
-use super::responder::{self, Payload, Sender};
+use super::responder::Payload;
 use super::turn::Turn;
-use super::wire::{Answer, Arrival, Deferred, Mail, Token};
-use super::work_request::{Data, WorkRequest};
-use crate::objects::{Gid, Need, QueuePairEvent, QueuePairKind};
+use super::wire::{Answer, Token};
+use super::work_request::{Data, Part, WorkRequest};
+use crate::objects::{Gid, Need, QueuePairKind};
 
 /// How many parts of one transfer are under way at most.
 const PARTS: u16 = 8;
@@ -23,9 +23,6 @@ const PARTS: u16 = 8;
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// How long a peer may have as many requests in progress as it can: each of them ends in half of that.
 const BUSY_TIME_OUT: Duration = REQUEST_TIME_OUT.saturating_mul(2);
-/// How many packets, and how many answers, are taken in one turn, and how many bytes of lent memory are copied at least before it ends.
-const MAIL: usize = 32;
-const LENT_IN_A_TURN: u64 = 1 << 20;
 /// The longest read that goes in a packet where memory could be lent: that takes one request less.
 const SHORT_READ: u32 = 4096;
 /// How long a work request waits until its destination knows the files of its memory.
@@ -47,8 +44,8 @@ pub(super) struct SentPacket {
     job: u64,
     pub(super) gid: Gid,
     pub(super) verb: Verb,
-    /// The part of the transfer: where it starts, and its bytes.
-    pub(super) part: (u32, u32),
+    /// The part of the transfer.
+    pub(super) part: Part,
     is_lent: bool,
     /// The loan of a write that is lent.
     loan: Option<u64>,
@@ -56,18 +53,18 @@ pub(super) struct SentPacket {
 
 /// What the next packet of a work request is about.
 #[derive(Clone, Copy, Debug)]
-struct Next {
+struct NextPacket {
     verb: Verb,
-    part: (u32, u32),
+    part: Part,
     /// Memory may be lent for it.
     may_lend: bool,
     /// The loan that is given back.
     returned: Option<u64>,
 }
 
-impl Next {
+impl NextPacket {
     /// One that lends nothing and gives nothing back.
-    fn of(verb: Verb, part: (u32, u32)) -> Self {
+    fn of(verb: Verb, part: Part) -> Self {
         Self {
             verb,
             part,
@@ -134,7 +131,7 @@ impl Turn<'_> {
         gid: Gid,
         job: &mut Job,
     ) -> Result<(), CompletionStatus> {
-        let whole = (0, job.request.bytes);
+        let whole = Part::whole(job.request.bytes);
         let data = self.packet(requester, job, (Verb::Message, whole), false)?;
         self.parts.transfers.session.release();
         let wire = self.parts.wire.get();
@@ -177,7 +174,20 @@ impl Turn<'_> {
                 return self.give_up(job, status);
             }
         }
-        let Unsent { verb, part, .. } = packet;
+        self.note_sent(requester, gid, job, &packet, token);
+        Step::Again
+    }
+
+    /// A packet of a work request has been sent and is to be answered.
+    fn note_sent(
+        &mut self,
+        requester: &Requester,
+        gid: Gid,
+        job: &mut Job,
+        packet: &Unsent,
+        token: Token,
+    ) {
+        let (verb, part) = (packet.verb, packet.part);
         let sent = SentPacket {
             pair: requester.sender.pair,
             job: job.id,
@@ -198,16 +208,15 @@ impl Turn<'_> {
             Verb::Return => {}
             _ => {
                 job.remote.has_begun = true;
-                job.remote.sent = job.remote.sent.max(part.0 + part.1);
+                job.remote.sent = job.remote.sent.max(part.offset + part.len);
             }
         }
         if verb == Verb::Write || verb == Verb::Message && job.not_ready == 0 {
-            self.count_sent(part.1);
+            self.count_sent(part.len);
             if !packet.is_lent {
-                self.parts.statistics.packet_bytes += u64::from(part.1);
+                self.parts.statistics.packet_bytes += u64::from(part.len);
             }
         }
-        Step::Again
     }
 
     /// The next packet of a work request, with its payload, or with the memory that is lent for it.
@@ -216,14 +225,14 @@ impl Turn<'_> {
         requester: &Requester,
         gid: Gid,
         job: &Job,
-        next: Next,
+        next: NextPacket,
     ) -> Result<Unsent, NoPacket> {
-        let Next { verb, part, .. } = next;
+        let NextPacket { verb, part, .. } = next;
         if let Some(loan) = next.returned {
             return Ok(Unsent {
                 verb,
                 part,
-                data: Packet::of_adapter(verb, loan, part.1).encode(&[]),
+                data: Packet::of_adapter(verb, loan, part.len).encode(&[]),
                 is_lent: false,
                 loan: None,
             });
@@ -242,7 +251,7 @@ impl Turn<'_> {
         {
             return Ok(unsent);
         }
-        let part = (part.0, part.1.min(PART_BYTES));
+        let part = part.at_most(PART_BYTES);
         Ok(Unsent {
             verb,
             part,
@@ -257,7 +266,7 @@ impl Turn<'_> {
         &mut self,
         requester: &Requester,
         job: &Job,
-        (verb, part): (Verb, (u32, u32)),
+        (verb, part): (Verb, Part),
         is_lent: bool,
     ) -> Result<Packet, CompletionStatus> {
         let request = &job.request;
@@ -266,10 +275,10 @@ impl Turn<'_> {
         } else {
             Need::LocalRead
         };
-        let is_first = part.0 == 0;
+        let is_first = part.offset == 0;
         let moves = matches!(verb, Verb::Message | Verb::Read | Verb::Write);
-        if is_first && part.1 < request.bytes && moves {
-            self.local_places(requester, request, need, (0, request.bytes))?;
+        if is_first && part.len < request.bytes && moves {
+            self.local_places(requester, request, need, Part::whole(request.bytes))?;
         }
         Ok(Packet {
             verb,
@@ -279,7 +288,7 @@ impl Turn<'_> {
             immediate: request.immediate,
             is_lent,
             part: part_of(request.remote, part),
-            total: if is_first { request.bytes } else { part.1 },
+            total: if is_first { request.bytes } else { part.len },
         })
     }
 
@@ -288,7 +297,7 @@ impl Turn<'_> {
         &mut self,
         requester: &Requester,
         job: &Job,
-        (verb, part): (Verb, (u32, u32)),
+        (verb, part): (Verb, Part),
         is_lent: bool,
     ) -> Result<Vec<u8>, CompletionStatus> {
         let request = &job.request;
@@ -311,42 +320,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Takes packets and answers of other adapters.
-    pub(super) fn take_mail(&mut self) {
-        // Loans end in here, which may wait.
-        self.parts.transfers.session.release();
-        if let Some(wire) = self.parts.wire.get() {
-            wire.receive();
-        }
-        for _ in 0..MAIL {
-            let Some((token, answer)) = self.parts.mailbox.next_answer() else {
-                break;
-            };
-            match self.parts.sent.remove(&token) {
-                Some(Sent::Packet(sent)) => self.take_answer(&sent, answer),
-                Some(Sent::File { gid, file }) => {
-                    let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
-                    self.file_is_shown(gid, file, is_taken);
-                }
-                None => {}
-            }
-        }
-        self.end_old_reads();
-        self.parts.copied = 0;
-        for _ in 0..MAIL {
-            match self.parts.mailbox.next_mail() {
-                Some(Mail::Packet(arrival)) => self.take_arrival(arrival),
-                Some(Mail::Gone(gid)) => self.forget_adapter(gid),
-                None => break,
-            }
-            if self.parts.copied >= LENT_IN_A_TURN {
-                break;
-            }
-        }
-    }
-
     /// A request of a work request has its outcome.
-    fn take_answer(&mut self, sent: &SentPacket, answer: Answer) {
+    pub(super) fn take_answer(&mut self, sent: &SentPacket, answer: Answer) {
         let loan = sent.loan.and_then(|loan| self.objects.take_loan(loan));
         let Ok(pair) = self.objects.queue_pair_mut(sent.pair) else {
             return;
@@ -400,7 +375,7 @@ impl Turn<'_> {
                     self.parts.lending.refused(sent.gid, self.now);
                 }
                 // A loan that was given back unread has no bytes.
-                if sent.part.1 > 0 {
+                if sent.part.len > 0 {
                     job.remote.again.push(sent.part);
                 }
                 Step::Again
@@ -439,8 +414,8 @@ impl Turn<'_> {
             Verb::Message => job.remote.is_received = true,
             Verb::Announce => job.remote.is_announced = true,
             Verb::Write | Verb::Show | Verb::CountRead | Verb::CountWrite => {}
-            Verb::Return => self.count_received(sent.part.1 as usize),
-            Verb::Read if data.len() as u64 != u64::from(sent.part.1) => {
+            Verb::Return => self.count_received(sent.part.len as usize),
+            Verb::Read if data.len() as u64 != u64::from(sent.part.len) => {
                 return Err(CompletionStatus::RemoteBadStatus);
             }
             Verb::Read => {
@@ -452,118 +427,13 @@ impl Turn<'_> {
                 self.count_received(data.len());
             }
         }
-        job.moved = job.moved.saturating_add(sent.part.1);
+        job.moved = job.moved.saturating_add(sent.part.len);
         Ok(())
-    }
-
-    /// Carries out a packet of another adapter, and answers it if an answer is wanted.
-    pub(super) fn take_arrival(&mut self, arrival: Arrival) {
-        self.take_deferred(Deferred { arrival, shows: 0 });
-    }
-
-    /// Carries out a packet of another adapter that may have waited.
-    pub(super) fn take_deferred(&mut self, deferred: Deferred) {
-        let Deferred {
-            mut arrival,
-            mut shows,
-        } = deferred;
-        let from = arrival.from;
-        let Some((packet, payload)) = Packet::decode(&arrival.data) else {
-            return log::debug!("a packet of {from} makes no sense");
-        };
-        let kind = match arrival.reply {
-            Some(_) => QueuePairKind::ReliableDatagram,
-            None => QueuePairKind::Datagram,
-        };
-        if kind == QueuePairKind::Datagram && packet.verb != Verb::Message {
-            return log::debug!("a datagram of {from} is no message");
-        }
-        let descriptors = std::mem::take(&mut arrival.descriptors);
-        let outcome = match packet.verb {
-            Verb::Show => self.show_arrived(&packet, from, (payload, descriptors)),
-            Verb::Return => self.return_arrived(&packet, from),
-            Verb::Read if packet.is_lent => {
-                let Some(lent) = self.lend_read(&packet, from, &mut shows).transpose() else {
-                    return self.parts.deferred.push(Deferred { arrival, shows });
-                };
-                lent
-            }
-            _ => self.carry_out(&packet, from, kind, payload),
-        };
-        let outcome = outcome.map(|answer| self.with_count(&packet, answer));
-        self.parts.transfers.session.release();
-        if let Some(reply) = arrival.reply {
-            reply(outcome.unwrap_or_else(packet::refused));
-        }
-    }
-
-    /// Carries out a packet. The answer, or the status of a failure.
-    fn carry_out(
-        &mut self,
-        packet: &Packet,
-        from: Gid,
-        kind: QueuePairKind,
-        data: &[u8],
-    ) -> Result<Vec<u8>, Refusal> {
-        let sender = packet.sender(from, kind);
-        let (to, payload) = (packet.destination, Payload::Bytes(data));
-        let mut answer = packet::done(&[]);
-        match packet.verb {
-            Verb::Message => self.receive_message(&sender, to, packet.immediate, payload)?,
-            Verb::Announce => {
-                let immediate = packet.immediate.unwrap_or(0);
-                self.receive_immediate(&sender, to, immediate, packet.total)?;
-                self.count_event(to, QueuePairEvent::Remote(Operation::RdmaWrite));
-            }
-            Verb::CountRead => self.count_remote(&sender, to, Operation::RdmaRead)?,
-            Verb::CountWrite => self.count_remote(&sender, to, Operation::RdmaWrite)?,
-            Verb::Write if packet.is_lent => self.write_lent(packet, &sender, data)?,
-            Verb::Write => {
-                self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteWrite))?;
-                self.write_memory(&sender, to, packet.part, payload)?;
-            }
-            Verb::Read => {
-                self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
-                answer.extend(self.read_memory(packet, &sender, to)?);
-            }
-            Verb::Show | Verb::Return => return Err(CompletionStatus::RemoteBadStatus.into()),
-        }
-        Ok(answer)
-    }
-
-    /// The answer to a part of a transfer, which asks for a report of its end if that is counted here. A write with immediate data is announced
-    /// anyway.
-    fn with_count(&self, packet: &Packet, mut answer: Vec<u8>) -> Vec<u8> {
-        let operation = match (packet.verb, packet.immediate) {
-            (Verb::Read, _) => Operation::RdmaRead,
-            (Verb::Write, None) => Operation::RdmaWrite,
-            _ => return answer,
-        };
-        if self.objects.counts_remote(packet.destination, operation) {
-            packet::ask_to_count(&mut answer);
-        }
-        answer
-    }
-
-    /// Reads a part of memory for another adapter.
-    fn read_memory(
-        &mut self,
-        packet: &Packet,
-        sender: &Sender,
-        to: u16,
-    ) -> Result<Vec<u8>, CompletionStatus> {
-        let places = self.remote_buffer(sender, to, (packet.part, Need::RemoteRead))?;
-        let data = self.parts.transfers.read(responder::tag(to), &places);
-        let data = data.map_err(|_| CompletionStatus::RemoteBadAddress)?;
-        self.parts.statistics.read_response_bytes += data.len() as u64;
-        self.parts.statistics.packet_bytes += data.len() as u64;
-        self.count_sent(packet.part.bytes);
-        Ok(data)
     }
 }
 
 /// What the next packet of a work request is about. `None` if it waits for answers, or is over.
-fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
+fn next_packet(job: &mut Job, lends: bool) -> Option<NextPacket> {
     let (request, remote) = (&job.request, &mut job.remote);
     // The first part has the length of all: only once it has been carried out is it certain that the others may be.
     let limit = if job.moved == 0 { 1 } else { PARTS };
@@ -571,9 +441,9 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
         return None;
     }
     if let Some((part, loan)) = remote.returns.pop() {
-        return Some(Next {
+        return Some(NextPacket {
             returned: Some(loan),
-            ..Next::of(Verb::Return, part)
+            ..NextPacket::of(Verb::Return, part)
         });
     }
     if remote.failure.is_some() {
@@ -588,19 +458,25 @@ fn next_packet(job: &mut Job, lends: bool) -> Option<Next> {
     };
     if verb == Verb::Message {
         let is_due = !remote.has_begun && !remote.is_received;
-        return is_due.then_some(Next::of(verb, (0, request.bytes)));
+        return is_due.then_some(NextPacket::of(verb, Part::whole(request.bytes)));
     }
     next_part(request, remote, verb, lends).or_else(|| next_report(request, remote, verb))
 }
 
 /// The next packet about data of an RDMA write or read. `None` if there was one about each part.
-fn next_part(request: &WorkRequest, remote: &mut Remote, verb: Verb, lends: bool) -> Option<Next> {
-    if let Some((start, bytes)) = remote.again.pop() {
-        let part = (start, bytes.min(PART_BYTES));
-        if part.1 < bytes {
-            remote.again.push((start + part.1, bytes - part.1));
+fn next_part(
+    request: &WorkRequest,
+    remote: &mut Remote,
+    verb: Verb,
+    lends: bool,
+) -> Option<NextPacket> {
+    if let Some(whole) = remote.again.pop() {
+        let part = whole.at_most(PART_BYTES);
+        if part.len < whole.len {
+            let rest = Part::new(whole.offset + part.len, whole.len - part.len);
+            remote.again.push(rest);
         }
-        return Some(Next::of(verb, part));
+        return Some(NextPacket::of(verb, part));
     }
     // An empty transfer is one part, so that the other side checks it.
     if remote.sent >= request.bytes && remote.has_begun {
@@ -610,24 +486,24 @@ fn next_part(request: &WorkRequest, remote: &mut Remote, verb: Verb, lends: bool
     let is_long = left > 0 && (verb == Verb::Write || request.bytes > SHORT_READ);
     let may_lend = lends && is_long && matches!(request.data, Data::Buffers(_));
     let most = if may_lend { LENT_BYTES } else { PART_BYTES };
-    Some(Next {
+    Some(NextPacket {
         may_lend,
-        ..Next::of(verb, (remote.sent, left.min(most)))
+        ..NextPacket::of(verb, Part::new(remote.sent, left.min(most)))
     })
 }
 
 /// What the other side learns of an RDMA write or read whose data has moved.
-fn next_report(request: &WorkRequest, remote: &Remote, verb: Verb) -> Option<Next> {
+fn next_report(request: &WorkRequest, remote: &Remote, verb: Verb) -> Option<NextPacket> {
     if remote.outstanding == 0 && remote.is_counted && !remote.is_reported {
         let report = match verb {
             Verb::Read => Verb::CountRead,
             _ => Verb::CountWrite,
         };
-        return Some(Next::of(report, (0, 0)));
+        return Some(NextPacket::of(report, Part::whole(0)));
     }
     let is_announced = request.immediate.is_none() || remote.is_announcing || remote.is_announced;
     let is_written = remote.outstanding == 0 && verb == Verb::Write;
-    (is_written && !is_announced).then_some(Next::of(Verb::Announce, (0, 0)))
+    (is_written && !is_announced).then_some(NextPacket::of(Verb::Announce, Part::whole(0)))
 }
 
 /// What becomes of a work request that has nothing to send.

@@ -10,7 +10,7 @@ use super::job::{Job, Wait};
 use super::responder::{Payload, Sender};
 use super::transfers::TransferError;
 use super::turn::Turn;
-use super::work_request::{BadRequest, Buffer, Data, WorkRequest};
+use super::work_request::{BadRequest, Buffer, Data, Part, WorkRequest};
 use crate::objects::{
     DroppedRequest, ENDLESS_RNR_RETRY, Need, Place, QueuePairEvent, QueuePairKind, QueuePairState,
 };
@@ -244,7 +244,7 @@ impl Turn<'_> {
         job: &mut Job,
     ) -> Result<bool, CompletionStatus> {
         let request = &job.request;
-        let whole = (0, request.bytes);
+        let whole = Part::whole(request.bytes);
         let places = self.local_places(requester, request, Need::LocalRead, whole)?;
         let payload = payload(request, &places, whole);
         let (destination, immediate) = (request.destination, request.immediate);
@@ -263,10 +263,10 @@ impl Turn<'_> {
         let Some(left @ 1..) = request.bytes.checked_sub(job.moved) else {
             return self.announce_write(requester, request);
         };
-        let part = (job.moved, left.min(SLICE_BYTES));
-        if part.1 < left && job.moved == 0 {
+        let part = Part::new(job.moved, left.min(SLICE_BYTES));
+        if part.len < left && job.moved == 0 {
             // A write that does not fit writes nothing.
-            let whole = (0, request.bytes);
+            let whole = Part::whole(request.bytes);
             self.local_places(requester, request, Need::LocalRead, whole)?;
             let whole = (request.remote, Need::RemoteWrite);
             self.check_remote_buffer(sender, destination, whole)?;
@@ -274,8 +274,8 @@ impl Turn<'_> {
         let places = self.local_places(requester, request, Need::LocalRead, part)?;
         let payload = payload(request, &places, part);
         self.write_memory(sender, destination, part_of(request.remote, part), payload)?;
-        self.count_sent(part.1);
-        job.moved += part.1;
+        self.count_sent(part.len);
+        job.moved += part.len;
         if job.moved < request.bytes {
             return Ok(false);
         }
@@ -303,10 +303,10 @@ impl Turn<'_> {
         let request = &job.request;
         let (sender, destination) = (&requester.sender, request.destination);
         let left = request.bytes.saturating_sub(job.moved);
-        let part = (job.moved, left.min(SLICE_BYTES));
-        if part.1 < left && job.moved == 0 {
+        let part = Part::new(job.moved, left.min(SLICE_BYTES));
+        if part.len < left && job.moved == 0 {
             // A read that does not fit reads nothing.
-            let whole = (0, request.bytes);
+            let whole = Part::whole(request.bytes);
             self.local_places(requester, request, Need::LocalWrite, whole)?;
             let whole = (request.remote, Need::RemoteRead);
             self.check_remote_buffer(sender, destination, whole)?;
@@ -320,21 +320,25 @@ impl Turn<'_> {
             TransferError::Source => CompletionStatus::RemoteBadAddress,
             TransferError::Destination => CompletionStatus::LocalInvalidKey,
         })?;
-        self.parts.statistics.read_response_bytes += u64::from(part.1);
-        self.count_sent(part.1);
-        self.count_received(part.1 as usize);
-        job.moved += part.1;
+        self.parts.statistics.read_response_bytes += u64::from(part.len);
+        self.count_sent(part.len);
+        self.count_received(part.len as usize);
+        job.moved += part.len;
         Ok(job.moved >= request.bytes)
     }
 
-    /// The memory of a part of a work request's own buffers: where it starts, and its bytes.
+    /// The memory of a part of a work request's own buffers.
     pub(super) fn local_places(
         &self,
         requester: &Requester,
         request: &WorkRequest,
         need: Need,
-        (mut skip, mut left): (u32, u32),
+        part: Part,
     ) -> Result<Vec<Place>, CompletionStatus> {
+        let Part {
+            offset: mut skip,
+            len: mut left,
+        } = part;
         let mut places = Vec::new();
         let Data::Buffers(buffers) = &request.data else {
             return Ok(places);
@@ -344,7 +348,7 @@ impl Turn<'_> {
             let bytes = left.min(buffer.bytes - skipped);
             skip -= skipped;
             left -= bytes;
-            let part = part_of(*buffer, (skipped, bytes));
+            let part = part_of(*buffer, Part::new(skipped, bytes));
             let range = (part.address, u64::from(bytes));
             let domain = requester.protection_domain;
             self.objects
@@ -455,28 +459,28 @@ pub(super) fn unreliable(status: CompletionStatus) -> CompletionStatus {
     }
 }
 
-/// A part of the data of a work request: what is at its places, or the inline data from `skip` on.
+/// A part of the data of a work request: what is at its places, or the inline data from its offset on.
 pub(super) fn payload<'a>(
     request: &'a WorkRequest,
     places: &'a [Place],
-    (skip, bytes): (u32, u32),
+    part: Part,
 ) -> Payload<'a> {
     match &request.data {
         Data::Buffers(_) => Payload::Places(places),
         Data::Register(_) | Data::Invalidate(_) => Payload::Bytes(&[]),
         Data::Inline(data) => {
-            let (skip, bytes) = (skip as usize, bytes as usize);
-            let part = data.get(skip..).unwrap_or_default();
-            Payload::Bytes(part.get(..bytes).unwrap_or(part))
+            let (offset, len) = (part.offset as usize, part.len as usize);
+            let data = data.get(offset..).unwrap_or_default();
+            Payload::Bytes(data.get(..len).unwrap_or(data))
         }
     }
 }
 
-/// A part of a buffer: where it starts, and its bytes.
-pub(super) fn part_of(buffer: Buffer, (skip, bytes): (u32, u32)) -> Buffer {
+/// A part of a buffer.
+pub(super) fn part_of(buffer: Buffer, part: Part) -> Buffer {
     Buffer {
-        address: buffer.address.wrapping_add(u64::from(skip)),
-        bytes,
+        address: buffer.address.wrapping_add(u64::from(part.offset)),
+        bytes: part.len,
         ..buffer
     }
 }

@@ -24,6 +24,32 @@ pub(super) struct Buffer {
     pub(super) bytes: u32,
 }
 
+/// A part of the data of a work request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    /// Where in the data it starts.
+    pub(super) offset: u32,
+    /// Its bytes.
+    pub(super) len: u32,
+}
+
+impl Part {
+    pub(super) fn new(offset: u32, len: u32) -> Self {
+        Self { offset, len }
+    }
+
+    /// All of data of this length.
+    pub(super) fn whole(len: u32) -> Self {
+        Self { offset: 0, len }
+    }
+
+    /// Its start, of this length at most.
+    pub(super) fn at_most(self, len: u32) -> Self {
+        let len = self.len.min(len);
+        Self { len, ..self }
+    }
+}
+
 /// The data of a work request.
 #[derive(Clone, Debug)]
 pub(super) enum Data {

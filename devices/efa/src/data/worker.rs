@@ -21,9 +21,9 @@ pub(crate) struct Worker {
 
 /// What the worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextTurn {
     /// Another turn at once.
-    Turn,
+    AtOnce,
     /// It waits for a doorbell, or until then.
     Wait(Option<Instant>),
 }
@@ -32,7 +32,7 @@ impl Worker {
     /// Works until it is stopped.
     pub(crate) fn run(mut self) {
         while !self.doorbells.is_stopped() {
-            if let Next::Wait(until) = self.turn(Instant::now()) {
+            if let NextTurn::Wait(until) = self.turn(Instant::now()) {
                 let wire = self.parts.wire.get();
                 self.doorbells
                     .wait(wire.and_then(|wire| wire.readable()), until);
@@ -42,7 +42,7 @@ impl Worker {
 
     /// Takes the doorbells, and gives the next queue pair a slice. The lock of the objects is released then, so another
     /// thread waits for it one slice at most.
-    pub(crate) fn turn(&mut self, now: Instant) -> Next {
+    pub(crate) fn turn(&mut self, now: Instant) -> NextTurn {
         let mut objects = self.objects.lock();
         let mut turn = Turn {
             objects: &mut objects,
@@ -97,7 +97,7 @@ impl Turn<'_> {
     }
 
     /// What the worker does after this turn. A queue pair whose work requests wait is ready again when the first is due.
-    fn next(&mut self) -> Next {
+    fn next(&mut self) -> NextTurn {
         let pairs = self.objects.queue_pairs.iter();
         let due = pairs.filter_map(|(_, pair)| {
             let is_sending = pair.state.continues();
@@ -113,9 +113,9 @@ impl Turn<'_> {
             }
         }
         if self.parts.ready.is_empty() && self.parts.mailbox.is_empty() {
-            Next::Wait(first)
+            NextTurn::Wait(first)
         } else {
-            Next::Turn
+            NextTurn::AtOnce
         }
     }
 }

@@ -17,7 +17,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::turn::Turn;
-use super::super::worker::{Next, Worker};
+use super::super::worker::{NextTurn, Worker};
 use super::super::{DataPath, Setup};
 use crate::memory_bar::{self, Doorbell};
 use crate::objects::{
@@ -436,7 +436,7 @@ impl Adapter {
     /// Turns the worker until it has nothing to do now. When it goes on by itself.
     pub(super) fn work(&mut self) -> Option<Duration> {
         for _ in 0..10_000 {
-            if let Next::Wait(until) = self.worker.turn(self.now) {
+            if let NextTurn::Wait(until) = self.worker.turn(self.now) {
                 return until.map(|until| until - self.now);
             }
         }

@@ -1,0 +1,156 @@
+//! Packets of other adapters to the queue pairs here, and their answers to packets of this one.
+
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_efa_spec::work::Operation;
+
+use super::packet::{self, Packet, Refusal, Verb};
+use super::remote::Sent;
+use super::responder::{self, Payload, Sender};
+use super::turn::Turn;
+use super::wire::{Arrival, Deferred, Mail};
+use crate::objects::{Gid, Need, QueuePairEvent, QueuePairKind};
+
+/// How many packets, and how many answers, are taken in one turn, and how many bytes of lent memory are copied at least before it ends.
+const MAIL: usize = 32;
+const LENT_IN_A_TURN: u64 = 1 << 20;
+
+impl Turn<'_> {
+    /// Takes packets and answers of other adapters.
+    pub(super) fn take_mail(&mut self) {
+        // Loans end in here, which may wait.
+        self.parts.transfers.session.release();
+        if let Some(wire) = self.parts.wire.get() {
+            wire.receive();
+        }
+        for _ in 0..MAIL {
+            let Some((token, answer)) = self.parts.mailbox.next_answer() else {
+                break;
+            };
+            match self.parts.sent.remove(&token) {
+                Some(Sent::Packet(sent)) => self.take_answer(&sent, answer),
+                Some(Sent::File { gid, file }) => {
+                    let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
+                    self.file_is_shown(gid, file, is_taken);
+                }
+                None => {}
+            }
+        }
+        self.end_old_reads();
+        self.parts.copied = 0;
+        for _ in 0..MAIL {
+            match self.parts.mailbox.next_mail() {
+                Some(Mail::Packet(arrival)) => self.take_arrival(arrival),
+                Some(Mail::Gone(gid)) => self.forget_adapter(gid),
+                None => break,
+            }
+            if self.parts.copied >= LENT_IN_A_TURN {
+                break;
+            }
+        }
+    }
+
+    /// Carries out a packet of another adapter, and answers it if an answer is wanted.
+    pub(super) fn take_arrival(&mut self, arrival: Arrival) {
+        self.take_deferred(Deferred { arrival, shows: 0 });
+    }
+
+    /// Carries out a packet of another adapter that may have waited.
+    pub(super) fn take_deferred(&mut self, deferred: Deferred) {
+        let Deferred {
+            mut arrival,
+            mut shows,
+        } = deferred;
+        let from = arrival.from;
+        let Some((packet, payload)) = Packet::decode(&arrival.data) else {
+            return log::debug!("a packet of {from} makes no sense");
+        };
+        let kind = match arrival.reply {
+            Some(_) => QueuePairKind::ReliableDatagram,
+            None => QueuePairKind::Datagram,
+        };
+        if kind == QueuePairKind::Datagram && packet.verb != Verb::Message {
+            return log::debug!("a datagram of {from} is no message");
+        }
+        let descriptors = std::mem::take(&mut arrival.descriptors);
+        let outcome = match packet.verb {
+            Verb::Show => self.show_arrived(&packet, from, (payload, descriptors)),
+            Verb::Return => self.return_arrived(&packet, from),
+            Verb::Read if packet.is_lent => {
+                let Some(lent) = self.lend_read(&packet, from, &mut shows).transpose() else {
+                    return self.parts.deferred.push(Deferred { arrival, shows });
+                };
+                lent
+            }
+            _ => self.carry_out(&packet, from, kind, payload),
+        };
+        let outcome = outcome.map(|answer| self.with_count(&packet, answer));
+        self.parts.transfers.session.release();
+        if let Some(reply) = arrival.reply {
+            reply(outcome.unwrap_or_else(packet::refused));
+        }
+    }
+
+    /// Carries out a packet. The answer, or the status of a failure.
+    fn carry_out(
+        &mut self,
+        packet: &Packet,
+        from: Gid,
+        kind: QueuePairKind,
+        data: &[u8],
+    ) -> Result<Vec<u8>, Refusal> {
+        let sender = packet.sender(from, kind);
+        let (to, payload) = (packet.destination, Payload::Bytes(data));
+        let mut answer = packet::done(&[]);
+        match packet.verb {
+            Verb::Message => self.receive_message(&sender, to, packet.immediate, payload)?,
+            Verb::Announce => {
+                let immediate = packet.immediate.unwrap_or(0);
+                self.receive_immediate(&sender, to, immediate, packet.total)?;
+                self.count_event(to, QueuePairEvent::Remote(Operation::RdmaWrite));
+            }
+            Verb::CountRead => self.count_remote(&sender, to, Operation::RdmaRead)?,
+            Verb::CountWrite => self.count_remote(&sender, to, Operation::RdmaWrite)?,
+            Verb::Write if packet.is_lent => self.write_lent(packet, &sender, data)?,
+            Verb::Write => {
+                self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteWrite))?;
+                self.write_memory(&sender, to, packet.part, payload)?;
+            }
+            Verb::Read => {
+                self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
+                answer.extend(self.read_memory(packet, &sender, to)?);
+            }
+            Verb::Show | Verb::Return => return Err(CompletionStatus::RemoteBadStatus.into()),
+        }
+        Ok(answer)
+    }
+
+    /// The answer to a part of a transfer, which asks for a report of its end if that is counted here. A write with immediate data is announced
+    /// anyway.
+    fn with_count(&self, packet: &Packet, mut answer: Vec<u8>) -> Vec<u8> {
+        let operation = match (packet.verb, packet.immediate) {
+            (Verb::Read, _) => Operation::RdmaRead,
+            (Verb::Write, None) => Operation::RdmaWrite,
+            _ => return answer,
+        };
+        if self.objects.counts_remote(packet.destination, operation) {
+            packet::ask_to_count(&mut answer);
+        }
+        answer
+    }
+
+    /// Reads a part of memory for another adapter.
+    fn read_memory(
+        &mut self,
+        packet: &Packet,
+        sender: &Sender,
+        to: u16,
+    ) -> Result<Vec<u8>, CompletionStatus> {
+        let places = self.remote_buffer(sender, to, (packet.part, Need::RemoteRead))?;
+        let data = self.parts.transfers.read(responder::tag(to), &places);
+        let data = data.map_err(|_| CompletionStatus::RemoteBadAddress)?;
+        self.parts.statistics.read_response_bytes += data.len() as u64;
+        self.parts.statistics.packet_bytes += data.len() as u64;
+        self.count_sent(packet.part.bytes);
+        Ok(data)
+    }
+}
