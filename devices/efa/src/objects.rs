@@ -14,6 +14,7 @@ mod loans;
 mod memory_region;
 mod queue_pair;
 mod region_keys;
+mod rings;
 mod slots;
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,10 +28,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::certificates::{CertificateError, Identity, SERVER_NAME};
 use crate::limits::{MAX_TUNNELS, MAX_TUNNELS_OF_ONE};
 use crate::tunnel::frame::{FrameError, MAX_FRAME};
+use crate::tunnel::handshakes::{Handshakes, MAX_HANDSHAKES};
+use crate::tunnel::packets_to_send::{PacketsToSend, send_packets};
 
 pub(crate) use self::frame::Frame;
 
 mod frame;
+mod handshakes;
+mod packets_to_send;
 
 /// Without a packet for so long, a tunnel has ended; and how often one is sent at least.
 const IDLE: Duration = Duration::from_secs(4);
@@ -45,9 +49,7 @@ const MAX_QUEUED: usize = 16;
 const MAX_EVENTS: usize = 256;
 /// The most notices that wait to be written. One that does not read them loses its tunnel.
 const MAX_NOTICES: usize = 1024;
-/// How many others may be in a handshake at once, how many of one address, and how long it may take.
-const MAX_HANDSHAKES: usize = 64;
-const MAX_HANDSHAKES_OF_ONE: usize = 8;
+/// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// Where other fabrics are.
@@ -228,38 +230,6 @@ impl Tunnels {
 impl AsFd for Tunnels {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
-    }
-}
-
-/// The handshakes that are going on, by the addresses of the other sides.
-#[derive(Debug, Default)]
-struct Handshakes(Mutex<BTreeMap<IpAddr, usize>>);
-
-/// One of them, until it is dropped.
-struct Handshake(Arc<Handshakes>, IpAddr);
-
-impl Handshakes {
-    /// Begins one, if there are not too many: one address leaves room for others.
-    fn begin(self: &Arc<Self>, of: IpAddr) -> Option<Handshake> {
-        let mut handshakes = self.0.lock();
-        let has_room = handshakes.values().sum::<usize>() < MAX_HANDSHAKES;
-        let count = handshakes.get(&of).copied().unwrap_or(0);
-        (has_room && count < MAX_HANDSHAKES_OF_ONE).then(|| {
-            handshakes.insert(of, count + 1);
-            Handshake(self.clone(), of)
-        })
-    }
-}
-
-impl Drop for Handshake {
-    fn drop(&mut self) {
-        let mut handshakes = self.0.0.lock();
-        if let Some(count) = handshakes.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                handshakes.remove(&self.1);
-            }
-        }
     }
 }
 
@@ -535,56 +505,11 @@ async fn send(
     connection.close(VarInt::from_u32(1), b"cut off");
 }
 
-/// The packets for a tunnel.
-struct PacketsToSend {
-    packets: mpsc::Receiver<Vec<u8>>,
-    is_full: Arc<AtomicBool>,
-    shared: Arc<Shared>,
-}
-
-impl PacketsToSend {
-    /// The next one. The fabric is woken if it may send more.
-    async fn next(&mut self) -> Option<Vec<u8>> {
-        let packet = self.packets.recv().await;
-        if self.is_full.swap(false, Ordering::SeqCst) {
-            self.shared.wake.signal();
-        }
-        packet
-    }
-}
-
-async fn send_packets(connection: Connection, mut packets: PacketsToSend) {
-    while let Some(packet) = packets.next().await {
-        let Ok(mut stream) = connection.open_uni().await else {
-            return;
-        };
-        if stream.write_all(&packet).await.is_err() {
-            return;
-        }
-        // It fails if the stream has ended.
-        let _ = stream.finish();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use quinn::TransportErrorCode;
 
     use super::*;
-
-    #[test]
-    fn handshakes_of_one_address_leave_room_for_others() {
-        let handshakes = Arc::new(Handshakes::default());
-        let begin = |number: u8| handshakes.begin(IpAddr::from([127, 0, 0, number]));
-        let held: Vec<_> = (0..MAX_HANDSHAKES_OF_ONE).map(|_| begin(1)).collect();
-        assert!(held.iter().all(Option::is_some));
-        assert!(begin(1).is_none());
-        assert!(begin(2).is_some());
-        drop(held);
-        assert!(begin(1).is_some());
-        let all: Vec<_> = (0..=u8::MAX).map_while(begin).collect();
-        assert_eq!(all.len(), MAX_HANDSHAKES);
-    }
 
     #[test]
     fn advice_is_for_what_the_peer_refuses() {
