@@ -15,7 +15,7 @@ use crate::limits::{
     HELLO_TIME_OUT, MAX_ADAPTERS, MAX_HELD, MAX_HELD_DESCRIPTORS, MAX_WAITING, NAME_TIME_OUT,
     PROTOCOL,
 };
-use crate::message::{Body, Incarnation, Message, Refusal};
+use crate::message::{AdapterId, Body, Incarnation, Message, Refusal};
 use crate::record::{Happened, Record};
 use crate::tunnel::Frame;
 
@@ -124,7 +124,8 @@ impl PacketFabric {
                 incarnation,
                 body,
             } => {
-                self.packet(from, (peer, incarnation), body, now);
+                let gid = peer;
+                self.packet(from, AdapterId { gid, incarnation }, body, now);
                 Ok(())
             }
             Message::Connect { gid } => {
@@ -202,7 +203,7 @@ impl PacketFabric {
         for port in self.ports.values_mut() {
             let arrived = std::mem::take(&mut port.arrived).into_iter();
             let (of_it, others): (Vec<_>, Vec<_>) =
-                arrived.partition(|parcel| parcel.sender.0 == gid);
+                arrived.partition(|parcel| parcel.sender.gid == gid);
             port.arrived = others.into();
             port.direct.remove(&gid);
             port.far_peers.remove(&gid);
@@ -353,35 +354,35 @@ impl PacketFabric {
         }
     }
 
-    fn packet(
-        &mut self,
-        from: PortId,
-        (to, incarnation): (Gid, Incarnation),
-        body: Body,
-        now: Instant,
-    ) {
+    fn packet(&mut self, from: PortId, to: AdapterId, body: Body, now: Instant) {
         let gid = self.ports.get(&from).and_then(|port| port.adapter.as_ref());
         let sender = gid.and_then(|adapter| self.holders.get_key_value(&adapter.gid));
-        let receiver = self.holders.get(&to);
-        let receiver = receiver.filter(|holder| holder.is_meant_by(incarnation));
+        let receiver = self.holders.get(&to.gid);
+        let receiver = receiver.filter(|holder| holder.is_meant_by(to.incarnation));
         let (Some((gid, sender)), Some(receiver)) = (sender, receiver) else {
-            return self.answer_who_has(from, to);
+            return self.answer_who_has(from, to.gid);
         };
         if body.descriptors() > 0 && !receiver.is_here() {
             return;
         }
         let names = (sender.name.clone(), receiver.name.clone());
         let parcel = Parcel {
-            sender: (*gid, sender.incarnation),
+            sender: AdapterId {
+                gid: *gid,
+                incarnation: sender.incarnation,
+            },
             destination: receiver.port,
-            receiver: (to, receiver.there),
+            receiver: AdapterId {
+                gid: to.gid,
+                incarnation: receiver.there,
+            },
             body,
         };
         let size = parcel.body.size();
         let fate = self
             .impairments
             .lock()
-            .fate((*gid, to), (&names.0, &names.1), size, now);
+            .fate((*gid, to.gid), (&names.0, &names.1), size, now);
         if !fate.is_plain() {
             self.record.note(|| Happened::Impaired {
                 names,
@@ -406,7 +407,7 @@ impl PacketFabric {
 
     /// Takes a packet in, if the fabric may hold one more of its sender. One that waits for an adapter that does not read makes room.
     fn admit(&mut self, parcel: &Parcel) -> bool {
-        let (gid, descriptors) = (parcel.sender.0, parcel.body.descriptors());
+        let (gid, descriptors) = (parcel.sender.gid, parcel.body.descriptors());
         let Some(held) = self.holders.get(&gid).map(|holder| holder.held) else {
             return false;
         };
@@ -441,7 +442,7 @@ impl PacketFabric {
 
     /// A packet has arrived at its destination, if that is still there. If too many of its sender wait there, the oldest is dropped.
     fn arrive(&mut self, parcel: Parcel) {
-        let gid = parcel.sender.0;
+        let gid = parcel.sender.gid;
         let dropped = match self.ports.get_mut(&parcel.destination) {
             Some(port) => {
                 let is_full = port.waiting_of(gid) >= MAX_WAITING;
@@ -461,8 +462,8 @@ impl PacketFabric {
         let name = |gid: &Gid| self.holders.get(gid).map(|holder| holder.name.clone());
         self.record.note(|| Happened::Overflowed {
             names: (
-                name(&parcel.sender.0).unwrap_or_default(),
-                name(&parcel.receiver.0).unwrap_or_default(),
+                name(&parcel.sender.gid).unwrap_or_default(),
+                name(&parcel.receiver.gid).unwrap_or_default(),
             ),
             what: parcel.body.summary(),
         });
@@ -472,7 +473,7 @@ impl PacketFabric {
     fn release(&mut self, parcel: &Parcel) {
         let descriptors = parcel.body.descriptors();
         self.descriptors = self.descriptors.saturating_sub(descriptors);
-        let (gid, incarnation) = parcel.sender;
+        let AdapterId { gid, incarnation } = parcel.sender;
         let holder = self.holders.get_mut(&gid);
         if let Some(holder) = holder.filter(|holder| holder.incarnation == incarnation) {
             holder.held.packets = holder.held.packets.saturating_sub(1);

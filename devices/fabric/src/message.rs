@@ -23,6 +23,13 @@ impl Incarnation {
     pub const NONE: Self = Self(0);
 }
 
+/// One attachment of the adapter that has a GID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AdapterId {
+    pub(crate) gid: Gid,
+    pub(crate) incarnation: Incarnation,
+}
+
 impl fmt::Display for Incarnation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)

@@ -349,10 +349,9 @@ impl Turn<'_> {
             skip -= skipped;
             left -= bytes;
             let part = part_of(*buffer, Part::new(skipped, bytes));
-            let range = (part.address, u64::from(bytes));
             let domain = requester.protection_domain;
             self.objects
-                .buffer(domain, (buffer.key, need), range, &mut places)
+                .buffer(domain, part.access(need), &mut places)
                 .map_err(|error| {
                     log::debug!("queue pair {}: {error}", requester.sender.pair);
                     CompletionStatus::LocalInvalidKey

@@ -141,9 +141,8 @@ impl Turn<'_> {
     ) -> Result<Vec<Place>, CompletionStatus> {
         let domain = self.rdma_receiver(sender, destination)?.protection_domain;
         let mut places = Vec::new();
-        let range = (buffer.address, u64::from(buffer.bytes));
         self.objects
-            .buffer(domain, (buffer.key, need), range, &mut places)
+            .buffer(domain, buffer.access(need), &mut places)
             .map_err(|error| {
                 log::debug!("queue pair {destination}: {error}");
                 CompletionStatus::RemoteBadAddress
@@ -159,8 +158,7 @@ impl Turn<'_> {
         (buffer, need): (Buffer, Need),
     ) -> Result<(), CompletionStatus> {
         let domain = self.rdma_receiver(sender, destination)?.protection_domain;
-        let range = (buffer.address, u64::from(buffer.bytes));
-        let checked = self.objects.check_buffer(domain, (buffer.key, need), range);
+        let checked = self.objects.check_buffer(domain, buffer.access(need));
         checked.map_err(|_| CompletionStatus::RemoteBadAddress)
     }
 
@@ -250,10 +248,9 @@ impl Turn<'_> {
     ) -> Result<(), CompletionStatus> {
         let mut places = Vec::new();
         for buffer in &receive.buffers {
-            let range = (buffer.address, u64::from(buffer.bytes));
-            let need = (buffer.key, Need::LocalWrite);
+            let access = buffer.access(Need::LocalWrite);
             self.objects
-                .buffer(receiver.protection_domain, need, range, &mut places)
+                .buffer(receiver.protection_domain, access, &mut places)
                 .map_err(|error| {
                     log::debug!("receive of queue pair {}: {error}", receiver.number);
                     CompletionStatus::RemoteBadStatus

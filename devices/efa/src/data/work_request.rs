@@ -7,7 +7,7 @@ use peerbar_efa_spec::work::{
 };
 use zerocopy::FromBytes;
 
-use crate::objects::limits;
+use crate::objects::{BufferAccess, Need, limits};
 
 /// The identity of a work request, which its completion repeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,18 @@ pub(super) struct Buffer {
     pub(super) key: u32,
     pub(super) address: u64,
     pub(super) bytes: u32,
+}
+
+impl Buffer {
+    /// An access to all of it.
+    pub(super) fn access(self, need: Need) -> BufferAccess {
+        BufferAccess {
+            key: self.key,
+            need,
+            address: self.address,
+            length: self.bytes.into(),
+        }
+    }
 }
 
 /// A part of the data of a work request.

@@ -60,6 +60,19 @@ pub(crate) enum Need {
     RemoteWrite,
 }
 
+/// An access to a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BufferAccess {
+    /// The key of its memory region.
+    pub(crate) key: u32,
+    /// What it needs of that.
+    pub(crate) need: Need,
+    /// Where the buffer is, as its work request gives it.
+    pub(crate) address: u64,
+    /// The buffer's bytes.
+    pub(crate) length: u64,
+}
+
 /// Why an access to a memory region is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum AccessError {
@@ -319,13 +332,12 @@ impl Objects {
     pub(crate) fn buffer(
         &self,
         protection_domain: u16,
-        key: (u32, Need),
-        (address, length): (u64, u64),
+        access: BufferAccess,
         places: &mut Vec<Place>,
     ) -> Result<(), AccessError> {
-        if length > 0 {
-            let region = self.region_of(protection_domain, key, (address, length))?;
-            region.places(address, length, places);
+        if access.length > 0 {
+            let region = self.region_of(protection_domain, access)?;
+            region.places(access.address, access.length, places);
         }
         Ok(())
     }
@@ -334,22 +346,26 @@ impl Objects {
     pub(crate) fn check_buffer(
         &self,
         protection_domain: u16,
-        key: (u32, Need),
-        range: (u64, u64),
+        access: BufferAccess,
     ) -> Result<(), AccessError> {
-        if range.1 > 0 {
-            self.region_of(protection_domain, key, range)?;
+        if access.length > 0 {
+            self.region_of(protection_domain, access)?;
         }
         Ok(())
     }
 
-    /// The region of this key that permits the access to this range.
+    /// The region that permits this access.
     fn region_of(
         &self,
         protection_domain: u16,
-        (key, need): (u32, Need),
-        (address, length): (u64, u64),
+        access: BufferAccess,
     ) -> Result<&MemoryRegion, AccessError> {
+        let BufferAccess {
+            key,
+            need,
+            address,
+            length,
+        } = access;
         let local = match need {
             Need::LocalRead | Need::LocalWrite => Some(key & LOCAL_KEY_MASK),
             Need::RemoteRead | Need::RemoteWrite => self.remote_keys.get(&key).copied(),

@@ -587,16 +587,21 @@ proptest! {
         let skip = skip % region.length;
         let length = 1 + length % (region.length - skip).min(9000);
         let mut places = Vec::new();
-        let (key, range) = ((keys.local, Need::LocalRead), (region.address + skip, length));
-        prop_assert_eq!(objects.buffer(domain, key, range, &mut places), Ok(()));
-        let mut at = range.0;
+        let access = BufferAccess {
+            key: keys.local,
+            need: Need::LocalRead,
+            address: region.address + skip,
+            length,
+        };
+        prop_assert_eq!(objects.buffer(domain, access, &mut places), Ok(()));
+        let mut at = access.address;
         for place in &places {
             let last = place.bytes as u64 - 1;
             prop_assert_eq!(place.address, region.bus(at));
             prop_assert_eq!(place.address + last, region.bus(at + last));
             at += place.bytes as u64;
         }
-        prop_assert_eq!(at, range.0 + length);
+        prop_assert_eq!(at, access.address + length);
     }
 
     #[test]
@@ -609,7 +614,9 @@ proptest! {
         let domain = objects.create_protection_domain().unwrap();
         let keys = objects.register_region(region.parameters(domain)).unwrap();
         let mut places = Vec::new();
-        let found = objects.buffer(domain, (keys.local, Need::LocalRead), (address, length), &mut places);
+        let (key, need) = (keys.local, Need::LocalRead);
+        let access = BufferAccess { key, need, address, length };
+        let found = objects.buffer(domain, access, &mut places);
         let end = address.checked_add(length);
         let is_inside = address >= region.address
             && end.is_some_and(|end| end <= region.address + region.length);
@@ -679,7 +686,13 @@ fn key_counts_in_its_domain_and_for_what_it_permits() {
             Need::RemoteRead | Need::RemoteWrite => keys.remote,
         };
         let mut places = Vec::new();
-        let found = objects.buffer(domain, (key, need), (0x1000, 4), &mut places);
+        let access = BufferAccess {
+            key,
+            need,
+            address: 0x1000,
+            length: 4,
+        };
+        let found = objects.buffer(domain, access, &mut places);
         assert_eq!(found.is_ok(), !places.is_empty());
         found
     };
@@ -737,11 +750,17 @@ fn freed_region_is_found_by_none_of_its_keys() {
         assert_eq!(objects.region_count(), 1);
         objects.deregister_region(keys.local).unwrap();
         let mut places = Vec::new();
-        for key in [
+        for (key, need) in [
             (keys.local, Need::LocalRead),
             (keys.remote, Need::RemoteRead),
         ] {
-            assert!(objects.buffer(domain, key, (0, 1), &mut places).is_err());
+            let access = BufferAccess {
+                key,
+                need,
+                address: 0,
+                length: 1,
+            };
+            assert!(objects.buffer(domain, access, &mut places).is_err());
         }
         assert!(objects.deregister_region(keys.local).is_err());
     }

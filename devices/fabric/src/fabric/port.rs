@@ -149,13 +149,13 @@ impl Port {
     /// How many packets of an adapter wait for it.
     pub(super) fn waiting_of(&self, gid: Gid) -> usize {
         let waiting = self.arrived.iter();
-        waiting.filter(|parcel| parcel.sender.0 == gid).count()
+        waiting.filter(|parcel| parcel.sender.gid == gid).count()
     }
 
     /// Takes out the packet of an adapter that waits longest.
     pub(super) fn take_oldest_of(&mut self, gid: Gid) -> Option<Parcel> {
         let mut waiting = self.arrived.iter();
-        let oldest = waiting.position(|parcel| parcel.sender.0 == gid)?;
+        let oldest = waiting.position(|parcel| parcel.sender.gid == gid)?;
         self.arrived.remove(oldest)
     }
 }

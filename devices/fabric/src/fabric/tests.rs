@@ -34,6 +34,10 @@ fn attach(fabric: &mut PacketFabric, number: u8, now: Instant) -> (PortId, Incar
     }
 }
 
+fn id(gid: Gid, incarnation: Incarnation) -> AdapterId {
+    AdapterId { gid, incarnation }
+}
+
 fn datagram(to: u8, incarnation: Incarnation) -> Message {
     Message::Packet {
         peer: gid(to),
@@ -360,8 +364,8 @@ fn fabric_speaks_for_its_own_adapters_only() {
     let tunnel = pair.tunnels[0];
     let now = pair.now;
     let packet = |from: Incarnation, to: Incarnation| Frame::Packet {
-        from: (gid(2), from),
-        to: (gid(1), to),
+        from: id(gid(2), from),
+        to: id(gid(1), to),
         body: Body::Settled { oldest: 1 },
     };
     let present = Frame::Present {
@@ -412,7 +416,7 @@ fn adapters_of_other_fabrics_leave_room_for_those_of_this_one() {
     };
     let send = |fabric: &mut PacketFabric, tunnel, number| {
         let body = Body::Settled { oldest: 0 };
-        let (from, to) = ((gid_of(number), Incarnation(1)), (gid(0), meant));
+        let (from, to) = (id(gid_of(number), Incarnation(1)), id(gid(0), meant));
         fabric.receive_frame(tunnel, Frame::Packet { from, to, body }, now);
         packets(fabric, victim)
     };

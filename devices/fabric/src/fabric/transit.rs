@@ -5,26 +5,25 @@ use std::time::Instant;
 
 use super::port::PortId;
 use crate::gid::Gid;
-use crate::message::{Body, Incarnation, Message};
+use crate::message::{AdapterId, Body, Message};
 use crate::tunnel::Frame;
 
 /// A packet on its way.
 #[derive(Clone, Debug)]
 pub(super) struct Parcel {
-    pub(super) sender: (Gid, Incarnation),
+    pub(super) sender: AdapterId,
     pub(super) destination: PortId,
     /// As it is known where it is attached.
-    pub(super) receiver: (Gid, Incarnation),
+    pub(super) receiver: AdapterId,
     pub(super) body: Body,
 }
 
 impl Parcel {
     /// The packet as it arrives.
     pub(super) fn message(self) -> Message {
-        let (peer, incarnation) = self.sender;
         Message::Packet {
-            peer,
-            incarnation,
+            peer: self.sender.gid,
+            incarnation: self.sender.incarnation,
             body: self.body,
         }
     }
@@ -68,7 +67,7 @@ impl Transit {
     pub(super) fn take_out(&mut self, gid: Gid) -> Vec<Parcel> {
         let parcels = std::mem::take(&mut self.parcels).into_iter();
         let (of_it, others): (Vec<_>, Vec<_>) =
-            parcels.partition(|(_, parcel)| parcel.sender.0 == gid);
+            parcels.partition(|(_, parcel)| parcel.sender.gid == gid);
         self.parcels = others.into_iter().collect();
         of_it.into_iter().map(|(_, parcel)| parcel).collect()
     }

@@ -7,7 +7,7 @@ use super::port::{Held, Holder, Port, PortId, Reason};
 use super::transit::Parcel;
 use crate::gid::Gid;
 use crate::limits::MAX_ADAPTERS;
-use crate::message::{Body, Incarnation};
+use crate::message::{AdapterId, Body};
 use crate::tunnel::Frame;
 
 impl PacketFabric {
@@ -47,7 +47,7 @@ impl PacketFabric {
                 name,
                 gid,
                 incarnation,
-            } => self.present(from, name, (gid, incarnation), now),
+            } => self.present(from, name, AdapterId { gid, incarnation }, now),
             Frame::Absent { gid } => self.absent(from, gid),
             Frame::Packet {
                 from: sender,
@@ -63,13 +63,8 @@ impl PacketFabric {
         tunnels.for_each(|port| port.notices.push_back(notice.clone()));
     }
 
-    fn present(
-        &mut self,
-        tunnel: PortId,
-        name: String,
-        (gid, there): (Gid, Incarnation),
-        now: Instant,
-    ) {
+    fn present(&mut self, tunnel: PortId, name: String, adapter: AdapterId, now: Instant) {
+        let AdapterId { gid, incarnation } = adapter;
         self.absent(tunnel, gid);
         let Some(port) = self.ports.get_mut(&tunnel) else {
             return;
@@ -78,7 +73,7 @@ impl PacketFabric {
             let reason = Reason::Violation("it has more adapters than a fabric takes");
             return self.cut_off(tunnel, reason, now);
         }
-        port.announced.insert(gid, (name.clone(), there));
+        port.announced.insert(gid, (name.clone(), incarnation));
         match self.holders.get(&gid) {
             Some(holder) => {
                 log::warn!(
@@ -124,28 +119,27 @@ impl PacketFabric {
     }
 
     /// A packet has come, if both ends of it are still there.
-    fn packet_of_tunnel(
-        &mut self,
-        tunnel: PortId,
-        (from, of): (Gid, Incarnation),
-        (to, meant): (Gid, Incarnation),
-        body: Body,
-    ) {
-        let sender = self.holders.get(&from);
-        let sender = sender.filter(|holder| holder.port == tunnel && holder.there == of);
-        let receiver = self.holders.get(&to);
-        let receiver = receiver.filter(|holder| holder.is_here() && holder.incarnation == meant);
+    fn packet_of_tunnel(&mut self, tunnel: PortId, from: AdapterId, to: AdapterId, body: Body) {
+        let is_sender =
+            |holder: &&Holder| holder.port == tunnel && holder.there == from.incarnation;
+        let sender = self.holders.get(&from.gid).filter(is_sender);
+        let is_receiver =
+            |holder: &&Holder| holder.is_here() && holder.incarnation == to.incarnation;
+        let receiver = self.holders.get(&to.gid).filter(is_receiver);
         let (Some(sender), Some(receiver)) = (sender, receiver) else {
             return;
         };
         let parcel = Parcel {
-            sender: (from, sender.incarnation),
+            sender: AdapterId {
+                gid: from.gid,
+                incarnation: sender.incarnation,
+            },
             destination: receiver.port,
-            receiver: (to, meant),
+            receiver: to,
             body,
         };
         let port = self.ports.get_mut(&parcel.destination);
-        if port.is_some_and(|port| port.takes_far_peer(from)) && self.admit(&parcel) {
+        if port.is_some_and(|port| port.takes_far_peer(from.gid)) && self.admit(&parcel) {
             self.arrive(parcel);
         } else {
             self.note_overflow(&parcel);

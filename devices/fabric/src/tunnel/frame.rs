@@ -6,7 +6,7 @@ use thiserror::Error;
 use crate::codec::is_name;
 use crate::gid::Gid;
 use crate::limits::MAX_PACKET;
-use crate::message::{Body, Incarnation};
+use crate::message::{AdapterId, Body, Incarnation};
 
 /// The longest frame in bytes: a packet with one more GID and incarnation.
 pub(super) const MAX_FRAME: usize = MAX_PACKET + 32;
@@ -48,9 +48,9 @@ pub(crate) enum Frame {
     /// A packet of an adapter of the sender's for one of the receiver's.
     Packet {
         /// The source, as the sender knows it.
-        from: (Gid, Incarnation),
+        from: AdapterId,
         /// The destination, as the receiver knows it.
-        to: (Gid, Incarnation),
+        to: AdapterId,
         /// What they say to each other.
         body: Body,
     },
@@ -80,7 +80,9 @@ impl Frame {
                 incarnation: Incarnation::NONE,
                 ..
             } => Some("an incarnation"),
-            Self::Packet { from, to, .. } if [from.1, to.1].contains(&Incarnation::NONE) => {
+            Self::Packet { from, to, .. }
+                if [from.incarnation, to.incarnation].contains(&Incarnation::NONE) =>
+            {
                 Some("an incarnation")
             }
             Self::Packet { body, .. } => body.wrong_field(),
@@ -102,9 +104,13 @@ mod tests {
     const LAST: Incarnation = Incarnation(u64::MAX);
 
     fn packet(from: Incarnation, to: Incarnation, bytes: usize) -> Frame {
+        let id = |incarnation| AdapterId {
+            gid: GID,
+            incarnation,
+        };
         Frame::Packet {
-            from: (GID, from),
-            to: (GID, to),
+            from: id(from),
+            to: id(to),
             body: Body::Request {
                 tag: u64::MAX,
                 oldest: u64::MAX,
