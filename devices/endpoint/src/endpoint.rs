@@ -13,8 +13,8 @@ use peerbar_flight::Recorder;
 use peerbar_pci::{Bar, CONFIG_BYTES, ConfigSpace, Function};
 use peerbar_switch::AttachError;
 use peerbar_vfio_user::{
-    CONFIG_REGION, Client, Data, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region,
-    RegionMapping, Request, RequestError,
+    CONFIG_REGION, Client, Data, Device, DeviceInfo, DmaMap, DmaRequest, DmaSpan, Irq, IrqAction,
+    Region, RegionMapping, RequestError,
 };
 use rustix::io::Errno;
 
@@ -446,9 +446,9 @@ impl Upstream for ClientMemory {
                 Buffer::Read(data) => Data::Read(data),
                 Buffer::Write(data) => Data::Write(data),
             };
-            Request::new(ask.address, data)
+            DmaRequest::new(ask.address, data)
         });
-        let mut requests: Vec<Request<'_>> = requests.collect();
+        let mut requests: Vec<DmaRequest<'_>> = requests.collect();
         self.0.carry_out(&mut requests, may_go_on);
         let outcomes = requests.iter().map(|request| request.outcome);
         let outcomes: Vec<_> = outcomes.collect();

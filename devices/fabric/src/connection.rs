@@ -11,18 +11,18 @@ use crate::message::Message;
 
 /// A connection, and the packet that waits for free space in its socket buffer.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct AdapterConnection {
     socket: OwnedFd,
     waiting: Option<Packet>,
 }
 
-impl Drop for Connection {
+impl Drop for AdapterConnection {
     fn drop(&mut self) {
         discard(&self.socket);
     }
 }
 
-impl Connection {
+impl AdapterConnection {
     pub(crate) fn new(socket: OwnedFd) -> Self {
         Self {
             socket,
@@ -66,7 +66,7 @@ impl Connection {
     }
 }
 
-impl AsFd for Connection {
+impl AsFd for AdapterConnection {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

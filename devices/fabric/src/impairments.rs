@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::gid::Gid;
 use crate::impairment::{ALL, Effects, Impairment};
-use direct::DirectConnections;
+use direct::PairConnections;
 
 /// How long a packet may wait for bandwidth.
 const LONGEST_QUEUE: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ pub(crate) struct Impairments {
     /// The names of the adapters that are attached, here and at fabrics of other machines.
     names: BTreeMap<Gid, String>,
     pairs: BTreeMap<Pair, Passed>,
-    direct: DirectConnections,
+    direct: PairConnections,
 }
 
 #[derive(Clone, Debug)]
@@ -85,7 +85,7 @@ impl Impairments {
             rules,
             names: BTreeMap::new(),
             pairs: BTreeMap::new(),
-            direct: DirectConnections::default(),
+            direct: PairConnections::default(),
         }
     }
 

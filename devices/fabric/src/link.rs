@@ -25,7 +25,7 @@ use crate::limits::MAX_DATA;
 use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
 use crate::transport::{Output, RequestData, RequestError, RequestId, SendError, Transport};
-use direct::{DirectConnections, Received};
+use direct::{PeerConnections, Received};
 
 /// Between two attempts to attach again.
 const RETRY: Duration = Duration::from_millis(100);
@@ -85,7 +85,7 @@ struct State {
     /// What it attaches again by.
     attempt: Option<Arc<OwnedFd>>,
     transport: Transport<Done>,
-    direct: DirectConnections,
+    direct: PeerConnections,
     unsent: VecDeque<Packet>,
     /// What is to be done without the lock.
     events: Vec<Output<Done>>,
@@ -106,7 +106,7 @@ impl Link {
         socket: OwnedFd,
         handler: Arc<dyn PacketHandler>,
     ) -> io::Result<Self> {
-        let direct = DirectConnections::new()?;
+        let direct = PeerConnections::new()?;
         let shared = Arc::new(Shared {
             direct_events: direct.events(),
             state: Mutex::new(State {

@@ -13,7 +13,7 @@ use crate::fabric::{PacketFabric, PortId};
 use crate::gid::Gid;
 use crate::impairments::Impairments;
 use crate::limits::{PROTOCOL, REQUEST_TIME_OUT};
-use crate::link::direct::{DirectConnections, Received};
+use crate::link::direct::{PeerConnections, Received};
 use crate::message::{Incarnation, Message};
 use crate::record::Record;
 use crate::transport::{Output, RequestData, RequestError, RequestId, Transport};
@@ -32,7 +32,7 @@ struct Asked {
 struct Adapter {
     port: PortId,
     transport: Transport<usize>,
-    direct: DirectConnections,
+    direct: PeerConnections,
     /// It neither reads nor lets time pass.
     is_stopped: bool,
     /// Requests of peers that it has not answered.
@@ -133,7 +133,7 @@ impl World {
         let adapter = Adapter {
             port,
             transport: Transport::new(),
-            direct: DirectConnections::new().unwrap(),
+            direct: PeerConnections::new().unwrap(),
             is_stopped: false,
             working: Vec::new(),
         };

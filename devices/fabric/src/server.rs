@@ -17,7 +17,7 @@ use rustix::process::{Resource, getrlimit};
 use thiserror::Error;
 
 use crate::config::Config;
-use crate::connection::Connection;
+use crate::connection::AdapterConnection;
 use crate::control;
 use crate::fabric::{CutOff, PacketFabric, PortId, Reason};
 use crate::impairments::Impairments;
@@ -103,7 +103,7 @@ fn incarnation(number: u64) -> Incarnation {
 struct Server {
     listener: Listener,
     fabric: PacketFabric,
-    connections: BTreeMap<PortId, Connection>,
+    connections: BTreeMap<PortId, AdapterConnection>,
     tunnels: Option<Tunnels>,
     tunnel_ports: BTreeMap<TunnelId, PortId>,
     space: Vec<u8>,
@@ -155,7 +155,8 @@ impl Server {
         let is_full = self.connections.len() >= MAX_CONNECTIONS;
         if let Some(socket) = self.listener.accept(is_full)? {
             let port = self.fabric.connect(Instant::now());
-            self.connections.insert(port, Connection::new(socket));
+            self.connections
+                .insert(port, AdapterConnection::new(socket));
         }
         Ok(())
     }

@@ -33,14 +33,14 @@ impl Data<'_> {
 
 /// Something to be read or written by the client.
 #[derive(Debug)]
-pub struct Request<'a> {
+pub struct DmaRequest<'a> {
     address: u64,
     data: Data<'a>,
     /// `None` while it has not been sent.
     pub outcome: Option<Result<(), RequestError>>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> DmaRequest<'a> {
     /// To be carried out at `address` of the guest's memory, an IOVA or a bus address.
     pub fn new(address: u64, data: Data<'a>) -> Self {
         Self {
@@ -54,7 +54,7 @@ impl<'a> Request<'a> {
 /// The requests, and which chunks of them are under way.
 pub(crate) struct Call<'c, 'a> {
     channel: &'c Channel,
-    requests: &'c mut [Request<'a>],
+    requests: &'c mut [DmaRequest<'a>],
     sender: Sender<Arrival>,
     arrivals: Receiver<Arrival>,
     /// Each chunk that is not answered yet and the index of its request, by the number that its reply has.
@@ -63,7 +63,7 @@ pub(crate) struct Call<'c, 'a> {
 }
 
 impl<'c, 'a> Call<'c, 'a> {
-    pub(crate) fn new(channel: &'c Channel, requests: &'c mut [Request<'a>]) -> Self {
+    pub(crate) fn new(channel: &'c Channel, requests: &'c mut [DmaRequest<'a>]) -> Self {
         let (sender, arrivals) = mpsc::channel();
         Self {
             channel,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::call::{Call, Request};
+use crate::call::{Call, DmaRequest};
 use crate::channel::Channel;
 use crate::pending::Reply;
 
@@ -26,7 +26,7 @@ impl Client {
     /// but nothing is written after the return, unless it is [`TimedOut`](crate::RequestError::TimedOut). It calls `may_go_on` before each
     /// message; once that returns false, or a request has failed, it sends no more and waits for the replies to what it has
     /// sent.
-    pub fn carry_out(&self, requests: &mut [Request<'_>], may_go_on: &dyn Fn() -> bool) {
+    pub fn carry_out(&self, requests: &mut [DmaRequest<'_>], may_go_on: &dyn Fn() -> bool) {
         Call::new(&self.channel, requests).carry_out(may_go_on);
     }
 

@@ -10,7 +10,7 @@ use zerocopy::little_endian::U32;
 use crate::device::{Device, DmaMap, DmaSpan};
 use crate::framing::Descriptors;
 use crate::irqs::Unmasking;
-use crate::request::{Answer, Request, check_argsz, parse};
+use crate::request::{Answer, ClientCommand, check_argsz, parse};
 use crate::wire::{self, command};
 use crate::{access, irqs, region_info};
 
@@ -18,7 +18,7 @@ use crate::{access, irqs, region_info};
 pub(crate) fn dispatch<'d>(
     device: &'d mut dyn Device,
     unmasking: &mut Option<Unmasking>,
-    request: Request<'_>,
+    request: ClientCommand<'_>,
 ) -> Result<Answer<'d>, Errno> {
     let payload = request.payload;
     match request.command {
@@ -51,7 +51,7 @@ fn device_info<'d>(device: &dyn Device, payload: &[u8]) -> Result<Answer<'d>, Er
     Ok(reply.as_bytes().to_vec().into())
 }
 
-fn dma_map<'d>(device: &mut dyn Device, request: Request<'_>) -> Result<Answer<'d>, Errno> {
+fn dma_map<'d>(device: &mut dyn Device, request: ClientCommand<'_>) -> Result<Answer<'d>, Errno> {
     use wire::dma_map::{READ, WRITE};
     let (map, _) = parse::<wire::DmaMap>(request.payload)?;
     check_argsz::<wire::DmaMap>(map.argsz)?;

@@ -7,7 +7,7 @@ use zerocopy::little_endian::U32;
 use crate::Event;
 use crate::device::{Device, IrqAction};
 use crate::framing::Descriptors;
-use crate::request::{Answer, Request, check_argsz, parse};
+use crate::request::{Answer, ClientCommand, check_argsz, parse};
 use crate::wire::irq_info::{AUTOMASKED, EVENTFD, MASKABLE};
 use crate::wire::set_irqs::{
     ACTION, DATA, DATA_BOOL, DATA_EVENTFD, DATA_NONE, MASK, TRIGGER, UNMASK,
@@ -60,7 +60,7 @@ impl Unmasking {
 pub(crate) fn set<'d>(
     device: &mut dyn Device,
     unmasking: &mut Option<Unmasking>,
-    request: Request<'_>,
+    request: ClientCommand<'_>,
 ) -> Result<Answer<'d>, Errno> {
     let (asked, data) = parse::<SetIrqs>(request.payload)?;
     check_argsz::<SetIrqs>(asked.argsz)?;

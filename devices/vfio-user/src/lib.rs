@@ -52,7 +52,7 @@ mod version;
 mod wire;
 mod writer;
 
-pub use call::{Data, Request};
+pub use call::{Data, DmaRequest};
 pub use client::Client;
 pub use device::{
     CONFIG_REGION, Device, DeviceInfo, DmaMap, DmaSpan, Irq, IrqAction, Region, RegionMapping,

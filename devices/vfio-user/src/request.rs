@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use crate::framing::Descriptors;
 
 /// A command, its header aside.
-pub(crate) struct Request<'p> {
+pub(crate) struct ClientCommand<'p> {
     pub(crate) command: u16,
     pub(crate) payload: &'p [u8],
     /// Dropped, and so closed, by every command that does not take them.

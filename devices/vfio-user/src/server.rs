@@ -22,7 +22,7 @@ use crate::inbox::{Inbox, Reception};
 use crate::irqs::Unmasking;
 use crate::pending::Reply;
 use crate::readiness;
-use crate::request::{Answer, Request};
+use crate::request::{Answer, ClientCommand};
 use crate::stop::Stop;
 use crate::unanswered::Unanswered;
 use crate::version::{self, MAX_TRANSFER};
@@ -222,7 +222,7 @@ impl Session<'_> {
             _ if !header.is_command() => Err(Errno::INVAL),
             Payload::TooLong => Err(Errno::MSGSIZE),
             Payload::Whole(payload) if self.client.is_some() => {
-                let request = Request {
+                let request = ClientCommand {
                     command,
                     payload,
                     descriptors: message.descriptors,

@@ -44,12 +44,12 @@ const BUSY: Duration = Duration::from_millis(500);
 
 /// What an answer repeats of its request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Request {
+struct UnansweredRequest {
     id: U16,
     command: U16,
 }
 
-impl Request {
+impl UnansweredRequest {
     fn of(header: &Header) -> Self {
         Self {
             id: header.id,
@@ -99,7 +99,10 @@ impl Unanswered {
     /// A message was received that wants an answer.
     pub(crate) fn received(&self, header: &Header) {
         let number = self.get(RECEIVED);
-        self.set(REQUESTS + number % SLOTS, Request::of(header).word());
+        self.set(
+            REQUESTS + number % SLOTS,
+            UnansweredRequest::of(header).word(),
+        );
         self.set(RECEIVED, number.wrapping_add(1));
     }
 
@@ -157,7 +160,7 @@ impl Unanswered {
         let payload = usize::try_from(header.size.get()).unwrap_or(usize::MAX);
         let payload = payload.checked_sub(HEADER_SIZE).ok_or(Errno::BADMSG)?;
         skip(client, u64::try_from(payload).unwrap_or(u64::MAX), deadline)?;
-        let request = Request::of(&header);
+        let request = UnansweredRequest::of(&header);
         match wants_answer(&header) && !self.requests().any(|listed| listed == request) {
             true => refuse(client, request, deadline),
             false => Ok(()),
@@ -165,12 +168,12 @@ impl Unanswered {
     }
 
     /// Those that are listed.
-    fn requests(&self) -> impl Iterator<Item = Request> {
+    fn requests(&self) -> impl Iterator<Item = UnansweredRequest> {
         let (answered, received) = (self.get(ANSWERED), self.get(RECEIVED));
         let listed = received.wrapping_sub(answered).min(SLOTS);
         (0..listed).map(move |number| {
             let place = REQUESTS + answered.wrapping_add(number) % SLOTS;
-            Request::from_word(self.get(place))
+            UnansweredRequest::from_word(self.get(place))
         })
     }
 
@@ -202,7 +205,7 @@ pub(crate) fn wants_answer(header: &Header) -> bool {
     !header.is_reply() && !header.no_reply()
 }
 
-fn refuse(client: &OwnedFd, request: Request, deadline: Instant) -> Result<(), Errno> {
+fn refuse(client: &OwnedFd, request: UnansweredRequest, deadline: Instant) -> Result<(), Errno> {
     let size = u32::try_from(HEADER_SIZE).map_err(|_| Errno::MSGSIZE)?;
     let header = Header {
         id: request.id,

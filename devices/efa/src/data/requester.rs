@@ -12,7 +12,8 @@ use super::transfers::TransferError;
 use super::turn::Turn;
 use super::work_request::{BadRequest, Buffer, Data, Part, WorkRequest};
 use crate::objects::{
-    DroppedRequest, ENDLESS_RNR_RETRY, Need, Place, QueuePairEvent, QueuePairKind, QueuePairState,
+    BusRange, DroppedRequest, ENDLESS_RNR_RETRY, Need, QueuePairEvent, QueuePairKind,
+    QueuePairState,
 };
 
 /// How many bytes a queue pair moves before the next one has its turn.
@@ -334,7 +335,7 @@ impl Turn<'_> {
         request: &WorkRequest,
         need: Need,
         part: Part,
-    ) -> Result<Vec<Place>, CompletionStatus> {
+    ) -> Result<Vec<BusRange>, CompletionStatus> {
         let Part {
             offset: mut skip,
             len: mut left,
@@ -461,7 +462,7 @@ pub(super) fn unreliable(status: CompletionStatus) -> CompletionStatus {
 /// A part of the data of a work request: what is at its places, or the inline data from its offset on.
 pub(super) fn payload<'a>(
     request: &'a WorkRequest,
-    places: &'a [Place],
+    places: &'a [BusRange],
     part: Part,
 ) -> Payload<'a> {
     match &request.data {

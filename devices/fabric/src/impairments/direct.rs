@@ -16,17 +16,17 @@ const INTERVAL: Duration = Duration::from_millis(500);
 
 /// The connections, by their adapters.
 #[derive(Debug, Default)]
-pub(super) struct DirectConnections(BTreeMap<Pair, Connection>);
+pub(super) struct PairConnections(BTreeMap<Pair, PairConnection>);
 
 #[derive(Debug)]
-struct Connection {
+struct PairConnection {
     names: (String, String),
     /// The end that the first adapter has, too. It ends the connection for both.
     end: OwnedFd,
     since: Instant,
 }
 
-impl DirectConnections {
+impl PairConnections {
     /// How many there are, those included that an adapter has ended.
     pub(super) fn count(&self) -> usize {
         self.0.len()
@@ -44,7 +44,7 @@ impl DirectConnections {
         } else {
             (other, one)
         };
-        let is_new = |it: &Connection| now < it.since + INTERVAL;
+        let is_new = |it: &PairConnection| now < it.since + INTERVAL;
         if self.0.get(&pair).is_some_and(is_new) {
             return None;
         }
@@ -54,7 +54,7 @@ impl DirectConnections {
         });
         let ends = ends.inspect_err(|error| log::debug!("no direct connection: {error}"));
         let (near, far, end) = ends.ok()?;
-        let connection = Connection {
+        let connection = PairConnection {
             names: (names.0.to_owned(), names.1.to_owned()),
             end,
             since: now,
@@ -75,7 +75,7 @@ impl DirectConnections {
     }
 }
 
-impl Drop for Connection {
+impl Drop for PairConnection {
     /// Neither adapter can send by it any more. Packets that the first one has not received may be lost, as a fabric may lose them.
     fn drop(&mut self) {
         // An adapter may have ended it.

@@ -24,16 +24,16 @@ const PEERS: usize = 4;
 
 /// The connections of one adapter, which take part in an epoll(7) instance of their own.
 #[derive(Debug)]
-pub(crate) struct DirectConnections {
+pub(crate) struct PeerConnections {
     events: Arc<OwnedFd>,
     /// By numbers that are never given twice.
-    connections: BTreeMap<u64, Connection>,
+    connections: BTreeMap<u64, PeerConnection>,
     last_number: u64,
     space: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct Connection {
+struct PeerConnection {
     peer: Gid,
     incarnation: Incarnation,
     socket: Arc<OwnedFd>,
@@ -49,7 +49,7 @@ pub(crate) enum Received {
     Ended(Gid),
 }
 
-impl DirectConnections {
+impl PeerConnections {
     pub(crate) fn new() -> Result<Self, Errno> {
         Ok(Self {
             events: Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
@@ -73,7 +73,7 @@ impl DirectConnections {
     ) -> bool {
         self.remove(peer);
         self.last_number += 1;
-        let connection = Connection {
+        let connection = PeerConnection {
             peer,
             incarnation,
             socket,
@@ -110,7 +110,7 @@ impl DirectConnections {
         else {
             return false;
         };
-        let is_meant = |it: &&Connection| {
+        let is_meant = |it: &&PeerConnection| {
             it.peer == *peer && [Incarnation::NONE, it.incarnation].contains(incarnation)
         };
         let connection = self.connections.values().find(is_meant);
@@ -147,7 +147,7 @@ impl DirectConnections {
     }
 }
 
-impl Connection {
+impl PeerConnection {
     /// Takes a turn's packets. Fails if the connection has ended, or the peer does not send what it may.
     fn receive(&self, space: &mut [u8], received: &mut Vec<Received>) -> Result<(), String> {
         for _ in 0..TURN {
@@ -174,7 +174,7 @@ impl Connection {
     }
 }
 
-impl Drop for Connection {
+impl Drop for PeerConnection {
     /// The fabric has a copy of an end, so a close neither ends the connection nor takes the socket out of the epoll instance.
     fn drop(&mut self) {
         // It may never have come in, and it may have ended.
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn connection_that_has_ended_makes_nothing_readable() {
-        let mut direct = DirectConnections::new().unwrap();
+        let mut direct = PeerConnections::new().unwrap();
         let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::NONBLOCK);
         let (near, far) = socketpair(AddressFamily::UNIX, kind, flags, None).unwrap();
         let _of_fabric = near.try_clone().unwrap();
