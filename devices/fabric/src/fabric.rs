@@ -379,18 +379,18 @@ impl PacketFabric {
             body,
         };
         let size = parcel.body.size();
-        let fate = self
-            .impairments
-            .lock()
-            .fate((*gid, to.gid), (&names.0, &names.1), size, now);
-        if !fate.is_plain() {
+        let outcome =
+            self.impairments
+                .lock()
+                .next_outcome((*gid, to.gid), (&names.0, &names.1), size, now);
+        if !outcome.is_plain() {
             self.record.note(|| Happened::Impaired {
                 names,
-                fate: fate.clone(),
+                outcome: outcome.clone(),
                 what: parcel.body.summary(),
             });
         }
-        for delay in fate.copies.unwrap_or_default() {
+        for delay in outcome.copies.unwrap_or_default() {
             self.forward(parcel.clone(), delay, now);
         }
     }

@@ -1,4 +1,4 @@
-//! The fate of each packet. It follows from the seed, the pair of adapters, and the number of the packet between the two: what the fabric does to
+//! The outcome of each packet. It follows from the seed, the pair of adapters, and the number of the packet between the two: what the fabric does to
 //! one pair changes nothing for another.
 //!
 //! Adapters that no rule is about may have a direct connection, which carries their packets past the fabric. It has ended once a rule is in force
@@ -43,7 +43,7 @@ pub(crate) enum Lost {
 
 /// What happens to a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Fate {
+pub(crate) struct PacketOutcome {
     /// Its number among those of its pair, from 1 on.
     pub(crate) number: u64,
     /// When each copy of it arrives, from now on.
@@ -52,7 +52,7 @@ pub(crate) struct Fate {
     pub(crate) is_overtaken: bool,
 }
 
-impl Fate {
+impl PacketOutcome {
     /// Whether it arrives once, and at once.
     pub(crate) fn is_plain(&self) -> bool {
         matches!(self.copies.as_deref(), Ok([delay]) if delay.is_zero())
@@ -151,14 +151,14 @@ impl Impairments {
             .retain(|(from, to), _| ![from, to].contains(&&gid));
     }
 
-    /// The fate of the next packet of a pair, whose adapters have these names.
-    pub(crate) fn fate(
+    /// The outcome of the next packet of a pair, whose adapters have these names.
+    pub(crate) fn next_outcome(
         &mut self,
         pair: Pair,
         names: (&str, &str),
         bytes: usize,
         now: Instant,
-    ) -> Fate {
+    ) -> PacketOutcome {
         let effects = effects(&self.rules, names);
         let seed = self.seed;
         let passed = self.pairs.entry(pair).or_insert_with(|| Passed {
@@ -166,7 +166,7 @@ impl Impairments {
             number: 0,
             through: None,
         });
-        passed.fate(&effects, bytes, now)
+        passed.next_outcome(&effects, bytes, now)
     }
 }
 
@@ -184,8 +184,8 @@ fn effects(rules: &[Impairment], (from, to): (&str, &str)) -> Effects {
 }
 
 impl Passed {
-    /// It draws equally often for each packet, so a rule does not change the fate of those that come after it.
-    fn fate(&mut self, effects: &Effects, bytes: usize, now: Instant) -> Fate {
+    /// It draws equally often for each packet, so a rule does not change the outcome of those that come after it.
+    fn next_outcome(&mut self, effects: &Effects, bytes: usize, now: Instant) -> PacketOutcome {
         self.number += 1;
         let [loss, reorder, duplicate, jitter, late] = [(); 5].map(|()| self.draws.u32(..ALL));
         let is_overtaken = reorder < effects.reorder.0;
@@ -207,7 +207,7 @@ impl Passed {
                 std::iter::once(delay).chain(again).collect()
             })
         };
-        Fate {
+        PacketOutcome {
             number: self.number,
             copies,
             is_overtaken,
@@ -256,30 +256,30 @@ mod tests {
     const A: Gid = Gid([1; 16]);
     const B: Gid = Gid([2; 16]);
 
-    fn fates(seed: u64, rules: &[&str], pair: Pair, count: usize) -> Vec<Fate> {
+    fn outcomes(seed: u64, rules: &[&str], pair: Pair, count: usize) -> Vec<PacketOutcome> {
         let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
         let mut impairments = Impairments::new(seed, rules);
         let now = Instant::now();
-        let fate = |_| impairments.fate(pair, ("a", "b"), 1000, now);
-        (0..count).map(fate).collect()
+        let outcome = |_| impairments.next_outcome(pair, ("a", "b"), 1000, now);
+        (0..count).map(outcome).collect()
     }
 
-    fn lost(fates: &[Fate]) -> Vec<u64> {
-        let lost = fates.iter().filter(|fate| fate.copies.is_err());
-        lost.map(|fate| fate.number).collect()
+    fn lost(outcomes: &[PacketOutcome]) -> Vec<u64> {
+        let lost = outcomes.iter().filter(|outcome| outcome.copies.is_err());
+        lost.map(|outcome| outcome.number).collect()
     }
 
     #[test]
     fn without_a_rule_packets_arrive_at_once_and_once() {
-        for fate in fates(1, &["b->a partition", "c->* loss=100%"], (A, B), 50) {
-            assert_eq!(fate.copies, Ok(vec![Duration::ZERO]));
-            assert!(!fate.is_overtaken);
+        for outcome in outcomes(1, &["b->a partition", "c->* loss=100%"], (A, B), 50) {
+            assert_eq!(outcome.copies, Ok(vec![Duration::ZERO]));
+            assert!(!outcome.is_overtaken);
         }
     }
 
     #[test]
     fn same_seed_loses_the_same_packets() {
-        let of = |seed, pair| lost(&fates(seed, &["*->* loss=10%"], pair, 1000));
+        let of = |seed, pair| lost(&outcomes(seed, &["*->* loss=10%"], pair, 1000));
         let first = of(7, (A, B));
         assert!((60..150).contains(&first.len()), "{first:?}");
         assert_eq!(of(7, (A, B)), first);
@@ -289,12 +289,14 @@ mod tests {
 
     #[test]
     fn another_effect_leaves_the_lost_packets_as_they_are() {
-        let loss = lost(&fates(7, &["*->* loss=10%"], (A, B), 500));
+        let loss = lost(&outcomes(7, &["*->* loss=10%"], (A, B), 500));
         let all = "*->* loss=10% reorder=50% duplicate=50% jitter=1ms delay=1ms";
-        let fates = fates(7, &[all], (A, B), 500);
-        assert_eq!(lost(&fates), loss);
-        assert!(fates.iter().any(|fate| fate.is_overtaken));
-        let copies = fates.iter().filter_map(|fate| fate.copies.as_ref().ok());
+        let outcomes = outcomes(7, &[all], (A, B), 500);
+        assert_eq!(lost(&outcomes), loss);
+        assert!(outcomes.iter().any(|outcome| outcome.is_overtaken));
+        let copies = outcomes
+            .iter()
+            .filter_map(|outcome| outcome.copies.as_ref().ok());
         let (twice, once): (Vec<_>, Vec<_>) = copies.partition(|copies| copies.len() == 2);
         assert!(twice.len() > 100 && once.len() > 100);
     }
@@ -302,19 +304,19 @@ mod tests {
     #[test]
     fn last_rule_about_a_pair_holds_alone() {
         let rules = ["*->* loss=100%", "a<->b delay=2ms", "b->c partition"];
-        for fate in fates(1, &rules, (A, B), 20) {
-            assert_eq!(fate.copies, Ok(vec![Duration::from_millis(2)]));
+        for outcome in outcomes(1, &rules, (A, B), 20) {
+            assert_eq!(outcome.copies, Ok(vec![Duration::from_millis(2)]));
         }
     }
 
     #[test]
     fn bandwidth_delays_by_what_is_ahead_and_loses_the_rest() {
-        let fates = fates(1, &["*->* bandwidth=1MiB/s"], (A, B), 2000);
+        let outcomes = outcomes(1, &["*->* bandwidth=1MiB/s"], (A, B), 2000);
         let each = Duration::from_nanos(1_000_000_000_000 / (1 << 20));
-        for (number, fate) in (1..).zip(&fates).take(1000) {
-            assert_eq!(fate.copies, Ok(vec![each * number]), "{number}");
+        for (number, outcome) in (1..).zip(&outcomes).take(1000) {
+            assert_eq!(outcome.copies, Ok(vec![each * number]), "{number}");
         }
-        let beyond = &fates[1100].copies;
+        let beyond = &outcomes[1100].copies;
         assert_eq!(beyond, &Err(Lost::Bandwidth));
     }
 
@@ -324,8 +326,8 @@ mod tests {
         let mut impairments = Impairments::new(3, rules);
         let now = Instant::now();
         let draw = |impairments: &mut Impairments| {
-            let fate = |_| impairments.fate((A, B), ("a", "b"), 1, now);
-            (0..64).map(fate).collect::<Vec<_>>()
+            let outcome = |_| impairments.next_outcome((A, B), ("a", "b"), 1, now);
+            (0..64).map(outcome).collect::<Vec<_>>()
         };
         let first = draw(&mut impairments);
         assert_ne!(draw(&mut impairments), first);

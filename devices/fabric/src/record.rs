@@ -11,7 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::gid::Gid;
 use crate::impairment::Impairment;
-use crate::impairments::{Fate, Lost};
+use crate::impairments::{Lost, PacketOutcome};
 use crate::message::Summary;
 
 /// The longest record in bytes.
@@ -29,7 +29,7 @@ pub(crate) enum Happened {
     /// A packet was lost, or is not to arrive at once and once.
     Impaired {
         names: (String, String),
-        fate: Fate,
+        outcome: PacketOutcome,
         what: Summary,
     },
     /// A packet is dropped: too many wait.
@@ -52,24 +52,24 @@ impl fmt::Display for Happened {
             } => write!(f, "{from}->{to} ({what}) dropped: too many wait"),
             Self::Impaired {
                 names: (from, to),
-                fate,
+                outcome,
                 what,
             } => {
-                write!(f, "{from}->{to} #{} ({what}) ", fate.number)?;
-                impaired(f, fate)
+                write!(f, "{from}->{to} #{} ({what}) ", outcome.number)?;
+                impaired(f, outcome)
             }
         }
     }
 }
 
-fn impaired(f: &mut fmt::Formatter<'_>, fate: &Fate) -> fmt::Result {
-    let copies = match &fate.copies {
+fn impaired(f: &mut fmt::Formatter<'_>, outcome: &PacketOutcome) -> fmt::Result {
+    let copies = match &outcome.copies {
         Ok(copies) => copies,
         Err(Lost::Partition) => return f.write_str("lost: partition"),
         Err(Lost::Loss) => return f.write_str("lost: loss"),
         Err(Lost::Bandwidth) => return f.write_str("lost: bandwidth"),
     };
-    let later = if fate.is_overtaken {
+    let later = if outcome.is_overtaken {
         "overtaken"
     } else {
         "delayed"
@@ -152,7 +152,7 @@ mod tests {
         let what = Body::Working { tag: 5 }.summary();
         let impaired = |copies: Result<Vec<u64>, Lost>, is_overtaken| Happened::Impaired {
             names: ("a".to_owned(), "b".to_owned()),
-            fate: Fate {
+            outcome: PacketOutcome {
                 number: 7,
                 copies: copies.map(|all| all.into_iter().map(Duration::from_micros).collect()),
                 is_overtaken,
