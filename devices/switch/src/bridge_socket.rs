@@ -1,7 +1,7 @@
 //! The socket by which the switch asks what its ports forward.
 //!
-//! A question is a line, `bridge-windows NUMBER`, and so is its answer: the number and a [`BridgeWindows`] as text, or `unknown` if that
-//! cannot be told now.
+//! A question is a line, `bridge-windows NUMBER`, and so is its answer: the number and a [`BridgeWindows`] as text, or `unknown` if the
+//! other end does not know that now.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -25,7 +25,7 @@ pub fn number_of(question: &str) -> Option<u64> {
     number.parse().ok()
 }
 
-/// The answer to a question, with the end of its line. None is that it cannot be told now.
+/// The answer to a question, with the end of its line. None is that it is unknown now.
 pub fn answer_to(number: u64, windows: Option<&BridgeWindows>) -> String {
     let windows = windows.map_or_else(|| UNKNOWN.to_owned(), BridgeWindows::to_string);
     format!("{number} {windows}\n")
@@ -63,7 +63,7 @@ impl BridgeSocket {
         }
     }
 
-    /// The last whole answer that has come, if one has, and the number of its question. None in it is that it cannot be told.
+    /// The last whole answer that has come, if one has, and the number of its question. None in it is that it is unknown.
     ///
     /// # Errors
     /// The other end is gone, or sends what is no answer.

@@ -10,7 +10,8 @@ use crate::bus_range::{BusRange, NoBusRange};
 use crate::window::BarWindow;
 
 /// The bus addresses that the port above each endpoint forwards, by the endpoint's name: its base and limit registers (PCIe Base 6.0,
-/// 7.5.1.3). Those are in a bridge of the virtual machine, so that somebody else has to say them.
+/// 7.5.1.3). Those are in a bridge of the virtual machine, so the switch asks for them by a
+/// [`BridgeSocket`](crate::BridgeSocket).
 ///
 /// As text it is `NAME=FIRST-LAST,FIRST-LAST NAME=FIRST-LAST`, with hexadecimal addresses, on one line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

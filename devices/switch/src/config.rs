@@ -10,7 +10,7 @@ use crate::link_mode::LinkMode;
 pub struct Config {
     /// The modes of the links to the endpoints of these names; [`LinkMode::Route`] for any other.
     pub modes: BTreeMap<String, LinkMode>,
-    /// Where the machine has no RAM and windows may be (QEMU's term: PCI holes). One that is elsewhere is passed on to nobody.
+    /// Where the machine has no RAM and windows may be (QEMU's term: PCI holes). One that is elsewhere is passed on to no endpoint.
     pub holes: Vec<BusRange>,
 }
 

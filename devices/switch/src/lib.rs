@@ -10,27 +10,27 @@
 //! - **A window that has been given up is not used any more.** Its owner ends its lease, which each copy is checked against, and
 //!   [`Link::announce`] then waits until every other endpoint has acknowledged the change, which it does when no transfer by the
 //!   old windows is in progress. It waits for [`CLOSING_TIME_OUT`] at most, and not for endpoints that have not acknowledged
-//!   another change for so long already.
+//!   another change for that time already.
 //! - **A window that has been passed on is used by the next request of all that are attached.** The switch counts changes in memory that
 //!   endpoints can read only ([`peerbar_dma::ChangeCount`]), and says up to which count an endpoint knows them all. An endpoint that
 //!   begins a request compares the two, and waits until it knows of what has changed before. So an announcement that closes no window
-//!   waits for nobody, unless others have still to acknowledge the one before.
+//!   is answered at once, unless endpoints have still to acknowledge the one before.
 //! - **No hang.** The switch never waits for one endpoint. An announcement, and a request that has to know of a change, wait for threads
 //!   that wait for copies and transfers in progress only, for [`CLOSING_TIME_OUT`] at most, and a second for many changes in a row. So
-//!   two endpoints that announce to each other at once do not deadlock. A switch that does not answer for 4 s, or does not say for so
-//!   long what has changed, is left.
-//! - **No window covers RAM.** A window outside of the machine's PCI holes ([`BusRange`]) is passed on to nobody, so that no
-//!   endpoint intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
+//!   two endpoints that announce to each other at once do not deadlock. An endpoint leaves a switch that does not answer
+//!   for 4 s, or does not send for that time what has changed.
+//! - **No window covers RAM.** A window outside of the machine's PCI holes ([`BusRange`]) is passed on to no endpoint, so that none
+//!   intercepts DMA to RAM by an announcement. With an IOMMU that translates, a window in a hole still wins over a
 //!   mapping of the same address, as in a hardware switch.
-//! - **No window is where its port forwards nothing**, if somebody says what the ports forward ([`BridgeWindows`]): it is passed on once its
-//!   port forwards it. The bridges are the virtual machine's, so the switch asks by a socket ([`BridgeSocket`]): when a window lies
-//!   elsewhere, as far as it knows, and every second. Until it is answered it goes by what it knows.
+//! - **No window is where its port forwards nothing**, if the switch has a [`BridgeSocket`]: a window is passed on once its port forwards it.
+//!   The bridges are the virtual machine's, so the switch asks by that socket what they forward ([`BridgeWindows`]): when a window lies
+//!   elsewhere, as far as it knows, and every second. Until the answer comes it goes by the last one.
 //! - **First claim wins.** Of several windows over one address, the one that was announced first and has not moved since
 //!   answers. The switch numbers the claims, each endpoint applies them.
 //! - **A peer that vanishes fails its partners' transfers.** Its windows stay claimed, with no owner, until an
 //!   endpoint of the same name attaches, another endpoint claims the addresses, or all have left. An endpoint that loses its
-//!   switch, or is cut off, loses all its peers. It attaches again as soon as it can, and its transfers to peers fail until it
-//!   has learned of all of them again. Its name may still be taken for a moment: the newcomer is answered once the
+//!   switch, or is cut off, loses all its peers. It attaches again as soon as it can, and its transfers to peers fail until
+//!   the switch has sent it all of them again. Its name may still be taken for a moment: the newcomer is answered once the
 //!   former one's end is read, or refused after a second.
 //!
 //! # What does not hold
@@ -38,12 +38,11 @@
 //!   transfer of the kernel's that takes longer than [`CLOSING_TIME_OUT`], end later. They fail then, but what they wrote is in the
 //!   memory. No other copy begins: the owner ends the lease of a window when it closes it, and each copy is checked against the lease
 //!   before and after, without the switch.
-//! - Where nobody says what the ports forward, a guest that puts a BAR outside its bridge's window still has it routed, and an endpoint may
-//!   claim any address in a hole that nobody has claimed. Where somebody does, a bridge that the guest sets anew is known within a second and the
-//!   time of an answer. A request before that goes where the bridge forwarded before: to the root, if the window is new.
+//! - Without a bridge socket, a guest that puts a BAR outside its bridge's window still has it routed, and an endpoint may claim any address in
+//!   a hole that no other has claimed. With one, a bridge that the guest sets anew is known within a second and the time of an answer. A
+//!   request before that goes where the bridge forwarded before: to the root, if the window is new.
 //! - The switch passes on the timing of links; the endpoints keep to it. No AER, no multicast.
-//!
-//! - An endpoint that has lost its switch learns of no window that is opened meanwhile: its requests there go to the root, or to memory that
+//! - An endpoint that has lost its switch is sent no window that is opened meanwhile: its requests there go to the root, or to memory that
 //!   is mapped at the same address, until it is attached again and knows all.
 //!
 //! # The messages
@@ -58,7 +57,7 @@
 //! | switch | Link: the same of a peer, before its first windows | - |
 //! | switch | Peer: all windows of one peer, a ticket, and the count up to which all changes are known then | Ack: that ticket |
 //! | switch | Known: that count, where no Peer follows | - |
-//! | endpoint, attached again | Mark | a Peer of nobody, after all others |
+//! | endpoint, attached again | Mark | a Peer of port 0, which has no endpoint, after all others |
 //! | endpoint, passed on | Read, Write: of a peer, by bus address | Reply, passed back |
 //!
 //! An endpoint that violates the protocol is cut off; no other endpoint notices.
@@ -67,7 +66,7 @@
 //! An endpoint has one unacknowledged Peer at a time; those that wait are the newest of each peer, not a history. So what others do
 //! never fills its queue, and one that does not acknowledge stays attached. Of its own it has 64 requests to peers, which are dropped
 //! when they expire. It is cut off only for answers that it has asked for and does not read. Without descriptors or memory the switch
-//! accepts nobody and tries again a tenth of a second later.
+//! accepts no connection and tries again a tenth of a second later.
 
 #![forbid(unsafe_code)]
 

@@ -11,8 +11,8 @@ pub const PROTOCOL: u32 = 6;
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 
 /// How long an announcement that closes a window, or comes before an earlier one is acknowledged, waits for that, and the guest with it.
-/// Nobody begins an access to a closed window, by its lease, so this is for copies in progress. An endpoint that has not acknowledged a
-/// change for so long already is not waited for.
+/// The lease keeps endpoints from beginning an access to a closed window, so this is for copies in progress. An endpoint that has not
+/// acknowledged a change for that time already is not waited for.
 pub const CLOSING_TIME_OUT: Duration = switch_limits::CLOSING_TIME_OUT;
 
 /// How long a name that is taken may become free, as that of an endpoint whose end the switch has not read yet.
@@ -43,9 +43,9 @@ pub const MAX_PACKET: usize = MAX_DATA + 64;
 pub(crate) const MAX_NAME: usize = 32;
 
 /// The shortest time between two questions about what the ports forward.
-pub(crate) const BRIDGES_PACE: Duration = Duration::from_millis(50);
+pub(crate) const BRIDGES_MIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// From an answer to the next question, if no window has waited for less. A window that is withheld for so long is logged.
+/// From an answer to the next question, if no window has waited for less. A window that is withheld for this time is logged.
 pub(crate) const BRIDGES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// When it no longer waits for an answer.

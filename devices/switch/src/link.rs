@@ -41,8 +41,8 @@ pub trait PeerHandler: Send + Sync {
     fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor, known: u64);
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
-    /// The link to the switch is lost or ended, and with it every peer. Their windows belong to [`PortId::NOBODY`], which has none any more
-    /// once the endpoint is attached again and has learned of all peers again.
+    /// The link to the switch is lost or ended, and with it every peer. Their windows belong to [`PortId::NONE`], which has none any more
+    /// once the endpoint is attached again and the switch has sent it all peers again.
     fn lost(&self);
     /// `peer` reads at a bus address.
     fn read(&self, peer: PortId, address: u64, data: &mut [u8]) -> Result<(), Unsupported>;
@@ -87,7 +87,7 @@ struct State {
     /// Of the last Announce sent, and of the last Announced.
     sent: u64,
     announced: u64,
-    /// What a switch learns when this endpoint attaches again.
+    /// What a switch is sent when this endpoint attaches again.
     timing: Option<LinkTiming>,
     windows: Vec<BarWindow>,
     leases: Descriptor,
@@ -285,7 +285,7 @@ impl Shared {
         log::info!("the link to the switch has ended: {end}");
     }
 
-    /// Tries to attach until it succeeds, or this endpoint leaves: false. The switch then learns again what this endpoint has.
+    /// Tries to attach until it succeeds, or this endpoint leaves: false. The switch is then sent again what this endpoint has.
     fn attach_again(&self, address: &SwitchAddress, handler: &dyn PeerHandler) -> bool {
         loop {
             let mut state = self.state.lock();
@@ -335,7 +335,7 @@ impl Shared {
     }
 
     fn send_own_timing(&self, timing: LinkTiming) {
-        let peer = PortId::NOBODY;
+        let peer = PortId::NONE;
         self.send(&Message::Link { peer, timing });
     }
 

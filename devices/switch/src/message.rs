@@ -14,8 +14,8 @@ use crate::window::{BarWindow, Descriptor};
 pub struct PortId(pub u32);
 
 impl PortId {
-    /// No endpoint. What an endpoint knew of its peers when it lost its link belongs to nobody.
-    pub const NOBODY: Self = Self(0);
+    /// No endpoint. The windows of the peers that an endpoint knew when it lost its link are of this port.
+    pub const NONE: Self = Self(0);
 }
 
 impl fmt::Display for PortId {
@@ -168,6 +168,6 @@ pub enum Message {
         /// The outcome.
         outcome: Outcome,
     },
-    /// Asks for a Peer of [`PortId::NOBODY`] without windows, after those of all peers.
+    /// Asks for a Peer of [`PortId::NONE`] without windows, after those of all peers.
     Mark,
 }

@@ -27,7 +27,7 @@ mod updates;
 #[derive(Clone, Debug)]
 pub(crate) struct Switch {
     config: Config,
-    /// What the ports forward, if somebody says it.
+    /// What the ports forward, with a bridge socket.
     forwarding: Option<Forwarding>,
     /// The memory of the count of changes.
     changes: Descriptor,
@@ -48,8 +48,7 @@ pub(crate) struct Switch {
 
 impl Switch {
     /// A switch without endpoints, whose count of changes is 0 and is kept in the memory of `changes`. With `has_bridge_windows` it
-    /// asks what its ports forward. `ticket` makes tickets of
-    /// numbers; an endpoint must not be able to guess one.
+    /// asks what its ports forward. `ticket` makes tickets of numbers; an endpoint must not be able to guess one.
     pub(crate) fn new(
         config: Config,
         has_bridge_windows: bool,
@@ -85,7 +84,7 @@ impl Switch {
             self.last_port = self.last_port.wrapping_add(1);
             let port = PortId(self.last_port);
             let is_known = self.ports.contains_key(&port) || self.vanished.contains_key(&port);
-            if port != PortId::NOBODY && !is_known {
+            if port != PortId::NONE && !is_known {
                 return port;
             }
         }

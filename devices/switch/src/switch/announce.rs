@@ -22,12 +22,12 @@ impl Switch {
         let is_opening = !windows.iter().all(is_old);
         port.announced = windows;
         port.leases = leases;
-        // As fast as others learn of its changes, it makes more.
+        // It makes changes as fast as they are sent to the others.
         let is_ahead = self.is_waiting(from);
         let closes = self.pass_on(from);
         self.announced(from, is_opening);
         if !closes && !is_ahead {
-            // Whoever does not know of a window yet learns of it before its next request.
+            // An endpoint that does not know of a window yet is sent it before its next request.
             self.send(from, Message::Announced { sequence });
             return Ok(());
         }
@@ -148,7 +148,7 @@ impl Switch {
         }
     }
 
-    /// Whether an endpoint that is not late has still to acknowledge a change of this one. None owes itself one.
+    /// Whether an endpoint that is not late has still to acknowledge a change of this one. It never waits for itself.
     fn is_waiting(&self, announcer: PortId) -> bool {
         let mut ports = self.ports.values();
         ports.any(|port| port.is_waited_for(announcer, self.now))
@@ -157,7 +157,7 @@ impl Switch {
     /// Counts a change of the windows of `peer`, and sends it to all other endpoints.
     pub(super) fn publish(&mut self, peer: PortId, windows: &[BarWindow], leases: &Descriptor) {
         self.last_change += 1;
-        // Before anybody else can act on the change.
+        // Before any endpoint can act on the change.
         self.outputs.push(Output::Count(self.last_change));
         for other in self.ports_that(|port| port.name.is_some()) {
             if other == peer {

@@ -1,4 +1,4 @@
-//! Windows are passed on where the port above their endpoint forwards, if somebody says what that is.
+//! With a bridge socket, windows are passed on only where the port above their endpoint forwards.
 
 use std::time::Instant;
 
@@ -39,7 +39,7 @@ impl Switch {
         }
     }
 
-    /// The answer to question `number`: what the ports forward, none if it cannot be told now. That of an earlier question does nothing.
+    /// The answer to question `number`: what the ports forward, none if that is unknown now. The answer to an earlier question does nothing.
     pub(crate) fn take_bridge_windows(
         &mut self,
         number: u64,
@@ -74,7 +74,7 @@ impl Switch {
         self.ask();
     }
 
-    /// Nobody says any more what the ports forward.
+    /// The bridge socket has ended.
     pub(crate) fn end_bridge_windows(&mut self) {
         if let Some(forwarding) = &mut self.forwarding {
             forwarding.end();

@@ -22,7 +22,7 @@ enum Step {
     Announce(usize, u8),
     /// The ports of these indices forward the four windows.
     Answer([usize; 4]),
-    /// Nobody can tell.
+    /// The answer is unknown.
     Unknown,
     /// An endpoint acknowledges what it was sent.
     Acknowledge(usize),

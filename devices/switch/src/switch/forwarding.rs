@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use crate::bridge_windows::BridgeWindows;
-use crate::limits::{BRIDGES_INTERVAL, BRIDGES_PACE, BRIDGES_TIME_OUT};
+use crate::limits::{BRIDGES_INTERVAL, BRIDGES_MIN_INTERVAL, BRIDGES_TIME_OUT};
 use crate::window::BarWindow;
 
 /// What the ports forward, as far as it is known.
@@ -23,7 +23,7 @@ pub(super) struct Forwarding {
     is_asked: bool,
     /// When the next one is asked.
     next: Option<Instant>,
-    /// Nobody answers any more.
+    /// The bridge socket has ended: there are no more answers.
     is_ended: bool,
 }
 
@@ -75,7 +75,7 @@ impl Forwarding {
         self.next = Some(now + BRIDGES_INTERVAL);
     }
 
-    /// Takes the answer to question `number`, none if it cannot be told now. Whether that is the last question, and the first answer to it.
+    /// Takes the answer to question `number`, none if it is unknown now. Whether that is the last question, and the first answer to it.
     pub(super) fn answer(&mut self, number: u64, answer: Option<BridgeWindows>) -> bool {
         if number != self.number || !std::mem::take(&mut self.is_asked) {
             return false;
@@ -90,7 +90,7 @@ impl Forwarding {
     /// Plans the next question after an answer. `withheld` is how long the window waits that waits least.
     pub(super) fn plan(&mut self, withheld: Option<Duration>, now: Instant) {
         let after = withheld.map_or(BRIDGES_INTERVAL, |time| {
-            time.clamp(BRIDGES_PACE, BRIDGES_INTERVAL)
+            time.clamp(BRIDGES_MIN_INTERVAL, BRIDGES_INTERVAL)
         });
         let at = now + after;
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
@@ -104,12 +104,12 @@ impl Forwarding {
         }
     }
 
-    /// Nobody answers any more. What is known stays.
+    /// The bridge socket has ended. What is known stays.
     pub(super) fn end(&mut self) {
         self.is_ended = true;
     }
 
-    /// Whether nobody answers any more.
+    /// Whether the bridge socket has ended.
     pub(super) fn is_ended(&self) -> bool {
         self.is_ended
     }
@@ -121,7 +121,7 @@ impl Forwarding {
         }
         match self.last_asked {
             Some(asked) if self.is_asked => Some(asked + BRIDGES_TIME_OUT),
-            Some(asked) => Some(self.next?.max(asked + BRIDGES_PACE)),
+            Some(asked) => Some(self.next?.max(asked + BRIDGES_MIN_INTERVAL)),
             None => self.next,
         }
     }

@@ -85,7 +85,7 @@ fn window(address: u64) -> BarWindow {
 }
 
 impl Endpoint {
-    /// Ends the transfer in progress, or starts the next; its address, if it knows of nobody there.
+    /// Ends the transfer in progress, or starts the next; its address, if it knows of no window there.
     fn transfer(&mut self) -> Option<u64> {
         if self.transfer.take().is_some() {
             return None;
@@ -189,13 +189,13 @@ impl World {
     }
 
     fn transfer(&mut self, index: usize) {
-        let nobody = self.endpoints[index].transfer();
-        if nobody.is_none() || !self.endpoints[index].knows(self.count) {
+        let unowned = self.endpoints[index].transfer();
+        if unowned.is_none() || !self.endpoints[index].knows(self.count) {
             return;
         }
         let others = self.endpoints.iter().enumerate();
         let mut others = others.filter(|(other, endpoint)| *other != index && !endpoint.dead);
-        assert!(others.all(|(_, other)| other.open != nobody), "{self:#x?}");
+        assert!(others.all(|(_, other)| other.open != unowned), "{self:#x?}");
     }
 
     fn say(&mut self, port: Option<PortId>, sent: Sent) {

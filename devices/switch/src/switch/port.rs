@@ -44,11 +44,11 @@ pub(super) struct Awaited {
     pub(super) deadline: Instant,
 }
 
-/// An announcement that waits for the acknowledgements of others, as it closes a window, or they owe that of the one before.
+/// An announcement that waits for the acknowledgements of others, as it closes a window, or as they have not acknowledged the one before.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Announcing {
     pub(super) sequence: u64,
-    /// When it is answered, whoever has not acknowledged it.
+    /// When it is answered, also if endpoints have not acknowledged it.
     pub(super) deadline: Instant,
 }
 
@@ -86,7 +86,7 @@ impl Port {
     /// Whether an announcement of this peer waits for it: it has not acknowledged that, and is not late already.
     pub(super) fn is_waited_for(&self, peer: PortId, now: Instant) -> bool {
         let sent = self.updates.sent_at();
-        sent.is_some_and(|at| now < at + CLOSING_TIME_OUT) && self.updates.owes(peer)
+        sent.is_some_and(|at| now < at + CLOSING_TIME_OUT) && self.updates.has_unacknowledged(peer)
     }
 }
 

@@ -8,7 +8,7 @@ use super::output::Output;
 use super::*;
 use crate::bus_range::BusRange;
 use crate::limits::{
-    BRIDGES_INTERVAL, BRIDGES_PACE, BRIDGES_TIME_OUT, CLOSING_TIME_OUT, ENDPOINT_TIME_OUT,
+    BRIDGES_INTERVAL, BRIDGES_MIN_INTERVAL, BRIDGES_TIME_OUT, CLOSING_TIME_OUT, ENDPOINT_TIME_OUT,
     MAX_PORTS, NAME_TIME_OUT, PROTOCOL,
 };
 use crate::link_mode::LinkMode;
@@ -111,7 +111,7 @@ fn anywhere() -> Switch {
     with_bridge_windows(false)
 }
 
-/// A switch that lets windows be where their ports forward, if it is told that, or anywhere.
+/// A switch that lets windows be where their ports forward, if it has a bridge socket, or anywhere.
 fn with_bridge_windows(has_bridge_windows: bool) -> Switch {
     Switch::new(
         Config {
@@ -234,7 +234,7 @@ fn announcement_that_only_opens_waits_for_none_but_earlier_ones() {
     let words = outputs(&mut switch);
     assert_eq!(words.last().unwrap(), "1: announced 1");
     assert_eq!(switch.deadline(), None);
-    // As fast as the others learn of its windows.
+    // As fast as its windows are sent to the others.
     switch.receive(a, announce(2, &[0x1000, 0x2000]), now);
     assert!(outputs(&mut switch).is_empty());
     assert_eq!(switch.deadline(), Some(now + CLOSING_TIME_OUT));
@@ -454,7 +454,7 @@ fn window_with_other_memory_closes_the_former_one() {
 }
 
 #[test]
-fn announcement_waits_for_no_endpoint_that_acknowledges_others_meanwhile() {
+fn announcement_waits_for_no_endpoint_that_acknowledges_others() {
     let now = Instant::now();
     let (mut switch, [a, _, slow]) = with_windows(now, &[0x1000]);
     let others = (0..9).map(|number| {
@@ -541,7 +541,7 @@ fn unmoved_window_keeps_its_claim_and_moved_one_does_not() {
 }
 
 #[test]
-fn window_outside_of_the_pci_holes_is_passed_on_to_nobody() {
+fn window_outside_of_the_pci_holes_is_not_passed_on() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three(now);
     switch.config = Config::default();
@@ -809,7 +809,7 @@ fn name_that_stays_taken_is_refused_in_time() {
     let refused = ["4: NameTaken", "4 cut off: Refused(NameTaken)"];
     assert_eq!(outputs(&mut switch), refused);
     switch.leave(a, now);
-    assert!(outputs(&mut switch).is_empty(), "nobody waits any more");
+    assert!(outputs(&mut switch).is_empty(), "no announcement waits");
 }
 
 #[test]
@@ -946,7 +946,7 @@ fn storm_of_announcements_by_all_at_once_is_worked_off() {
 }
 
 #[test]
-fn numbers_that_wrap_leave_out_nobody_and_the_ports_that_are_there() {
+fn numbers_that_wrap_leave_out_port_0_and_ports_in_use() {
     let mut switch = anywhere();
     let now = Instant::now();
     let first = switch.connect(now);
@@ -1007,7 +1007,7 @@ fn window_is_passed_on_once_its_port_forwards_it() {
 }
 
 #[test]
-fn window_where_its_port_is_known_to_forward_is_passed_on_at_once() {
+fn window_that_its_port_is_known_to_forward_is_passed_on() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three_at(with_bridge_windows(true), now);
     switch.receive(a, announce(1, &[0x1000]), now);
@@ -1020,7 +1020,7 @@ fn window_where_its_port_is_known_to_forward_is_passed_on_at_once() {
     assert!(outputs_of.contains(&passed_on), "{outputs_of:?}");
     // What it knows may be of before: it asks every second, however many windows are opened.
     let deadline = now + BRIDGES_INTERVAL;
-    switch.receive(b, announce(1, &[0x3000]), now + BRIDGES_PACE);
+    switch.receive(b, announce(1, &[0x3000]), now + BRIDGES_MIN_INTERVAL);
     acknowledge(&mut switch, a);
     acknowledge(&mut switch, b);
     acknowledge(&mut switch, c);
@@ -1035,7 +1035,7 @@ fn window_where_its_port_is_known_to_forward_is_passed_on_at_once() {
     assert_eq!(outputs(&mut switch), ["question 3"]);
     forwarded(&mut switch, 2, "", late);
     assert!(outputs(&mut switch).is_empty());
-    // Nobody can tell: what is known stays, and it is asked again.
+    // The answer is unknown: what is known stays, and it is asked again.
     forwarded(&mut switch, 3, "unknown", late);
     assert!(outputs(&mut switch).is_empty());
     let next = late + BRIDGES_INTERVAL;
@@ -1056,9 +1056,9 @@ fn answer_from_before_a_window_is_followed_by_a_question_soon() {
     assert_eq!(outputs(&mut switch), asked);
     forwarded(&mut switch, 1, "a=0x1000-0x1fff", now);
     assert_eq!(outputs(&mut switch), ["2: 1 has 1000#1", "3: 1 has 1000#1"]);
-    assert_eq!(switch.deadline(), Some(now + BRIDGES_PACE));
-    // Once nobody has windows there is nothing to ask, and nothing is known: another guest may have the switch.
-    switch.expire(now + BRIDGES_PACE);
+    assert_eq!(switch.deadline(), Some(now + BRIDGES_MIN_INTERVAL));
+    // Once no endpoint has windows there is nothing to ask, and nothing is known: another guest may have the switch.
+    switch.expire(now + BRIDGES_MIN_INTERVAL);
     switch.receive(a, announce(2, &[]), now);
     switch.receive(b, announce(2, &[]), now);
     switch.take_outputs();
@@ -1068,7 +1068,7 @@ fn answer_from_before_a_window_is_followed_by_a_question_soon() {
     assert_eq!(switch.deadline(), None);
     switch.receive(a, announce(3, &[0x1000]), now + CLOSING_TIME_OUT);
     assert_eq!(outputs(&mut switch), ["question 3", "1: announced 3"]);
-    // When nobody answers any more, what is withheld stays so, and is logged.
+    // Once the bridge socket has ended, what is withheld stays so, and is logged.
     switch.end_bridge_windows();
     switch.receive(b, announce(3, &[0x2000]), now + CLOSING_TIME_OUT);
     assert!(is_logged(&switch, b) && outputs(&mut switch) == ["2: announced 3"]);
@@ -1084,7 +1084,7 @@ fn window_that_is_no_longer_forwarded_is_closed() {
     acknowledge(&mut switch, c);
     switch.take_outputs();
     // What one port gains another one has lost: that is closed first.
-    switch.expire(now + BRIDGES_PACE);
+    switch.expire(now + BRIDGES_MIN_INTERVAL);
     forwarded(&mut switch, 2, "b=0x1000-0x1fff", now);
     let closed_first = ["question 2", "3: 1 has", "1: 2 has 1000#2"];
     assert_eq!(outputs(&mut switch), closed_first);
@@ -1103,7 +1103,7 @@ fn window_that_is_no_longer_forwarded_is_closed() {
         outputs_of.contains(&"3: 2 has".to_owned()),
         "{outputs_of:?}"
     );
-    // And a newcomer learns of none of both.
+    // And a newcomer is sent none of both.
     let d = switch.connect(now);
     switch.receive(d, hello("d"), now);
     assert_eq!(outputs(&mut switch), ["4: welcome"]);
@@ -1135,7 +1135,7 @@ fn window_that_comes_and_goes_is_asked_for_at_a_pace() {
 }
 
 #[test]
-fn bridges_are_forgotten_once_no_window_is_left_of_the_vanished_either() {
+fn bridges_are_forgotten_without_windows_of_the_vanished() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three_at(with_bridge_windows(true), now);
     switch.receive(a, announce(1, &[0x1000]), now);
@@ -1160,6 +1160,6 @@ fn bridges_are_forgotten_once_no_window_is_left_of_the_vanished_either() {
     acknowledge(&mut switch, c);
     switch.take_outputs();
     assert_eq!(switch.deadline(), None);
-    switch.receive(again, announce(2, &[0x2000]), later + BRIDGES_PACE);
+    switch.receive(again, announce(2, &[0x2000]), later + BRIDGES_MIN_INTERVAL);
     assert_eq!(outputs(&mut switch), ["question 4", "4: announced 2"]);
 }

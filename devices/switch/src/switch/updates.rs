@@ -1,4 +1,4 @@
-//! What an endpoint is still to learn of its peers.
+//! The changes of its peers that an endpoint has not acknowledged.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Instant;
@@ -7,14 +7,14 @@ use crate::message::PortId;
 use crate::window::{BarWindow, Descriptor};
 
 /// The changes of its peers that an endpoint has not acknowledged: the newest of each peer, however often that changes, and
-/// one at a time on the wire. So nobody fills its queue, and few descriptors are on their way to it.
+/// one at a time on the wire. So no peer fills its queue, and few descriptors are on their way to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Updates {
     /// One for each peer, in the order in which they came first.
     pub(super) pending: VecDeque<Update>,
     /// The one that is sent.
     pub(super) sent: Option<Sent>,
-    /// The peers that it has learned of.
+    /// The peers whose windows it was sent.
     known: BTreeSet<PortId>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Update {
     pub(super) peer: PortId,
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
-    /// The count of the first change of the peer that the endpoint has not been sent. None if nobody has to know of it.
+    /// The count of the first change of the peer that the endpoint has not been sent. None if no request depends on it.
     pub(super) since: Option<u64>,
 }
 
@@ -48,7 +48,7 @@ impl Updates {
         *former = Update { since, ..update };
     }
 
-    /// A peer has gone for good, with all its windows. Nobody waits for that.
+    /// A peer has gone for good, with all its windows. No announcement waits for that.
     pub(super) fn forget(&mut self, peer: PortId) {
         if self.known.remove(&peer) {
             let windows = Vec::new();
@@ -63,10 +63,10 @@ impl Updates {
         }
     }
 
-    /// Adds a change of nobody: all that are pending now come before it.
+    /// Adds a change of [`PortId::NONE`]: all that are pending now come before it.
     pub(super) fn mark(&mut self) {
         self.push(Update {
-            peer: PortId::NOBODY,
+            peer: PortId::NONE,
             windows: Vec::new(),
             leases: Descriptor::default(),
             since: None,
@@ -97,7 +97,7 @@ impl Updates {
     }
 
     /// Whether the endpoint has not acknowledged all changes of this peer.
-    pub(super) fn owes(&self, peer: PortId) -> bool {
+    pub(super) fn has_unacknowledged(&self, peer: PortId) -> bool {
         let is_sent = self.sent.is_some_and(|sent| sent.peer == peer);
         is_sent || self.pending.iter().any(|update| update.peer == peer)
     }

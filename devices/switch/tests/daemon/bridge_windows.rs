@@ -1,4 +1,4 @@
-//! A switch that learns what its ports forward.
+//! A switch that asks by a bridge socket what its ports forward.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;

@@ -45,10 +45,10 @@ fn name_of_one_that_has_left_is_free_at_once() {
     let (former, _) = Endpoint::attach(daemon.socket(), "a");
     // So that it finds all of this at once.
     daemon.signal(Signal::STOP);
-    // It answers none of these, so only the end of the connection tells it.
+    // It answers none of these, so only the end of the connection shows it.
     for tag in 0..8 {
         former.send(&Message::Reply {
-            peer: PortId::NOBODY,
+            peer: PortId::NONE,
             tag,
             outcome: Err(RequestError::Gone),
         });
@@ -199,7 +199,7 @@ fn one_that_never_reads_keeps_few_descriptors_waiting() {
     let (mut idle, _) = Endpoint::attach(daemon.socket(), "idle");
     let most = daemon.open_descriptors() + 4 * MAX_DESCRIPTORS;
     let null = || Descriptor::new(File::open("/dev/null").unwrap());
-    // With copies of all that it was sent, as nobody has taken that from its queue. A few are kept: a user may have as many descriptors
+    // With copies of all that it was sent, as the endpoint has taken none of that from its queue. A few are kept: a user may have as many descriptors
     // on their way as a process may have open (unix(7), ETOOMANYREFS).
     let mut former = VecDeque::new();
     let mut disconnected = 0;
@@ -266,7 +266,7 @@ fn nine_flooders_do_not_cut_off_the_one_they_flood() {
 }
 
 #[test]
-fn without_descriptors_nobody_is_let_in_for_now() {
+fn without_descriptors_no_connection_is_accepted_for_now() {
     let mut daemon = start(&[]);
     let (attached, port) = Endpoint::attach(daemon.socket(), "attached");
     daemon.limit_descriptors(Some(3));

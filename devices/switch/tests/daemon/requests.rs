@@ -62,7 +62,7 @@ fn both_can_ask_at_once_and_each_gets_its_answer() {
 }
 
 #[test]
-fn an_answer_by_somebody_else_is_none() {
+fn answer_of_an_endpoint_that_was_not_asked_is_dropped() {
     let daemon = start(&[]);
     let (a, port_a) = Endpoint::attach(daemon.socket(), "a");
     let (b, port_b) = Endpoint::attach(daemon.socket(), "b");

@@ -191,7 +191,7 @@ impl Endpoint {
                 name: format!("hostile{}", name % 16),
             }),
             Action::Link => self.send(&Message::Link {
-                peer: PortId::NOBODY,
+                peer: PortId::NONE,
                 timing: LinkTiming {
                     latency: 1,
                     bandwidth: 1,
