@@ -5,13 +5,13 @@
 //! knows nothing of what they say to each other.
 //!
 //! # What holds
-//! - **A request is carried out once at most**, and its requester learns of the response, or that there is none. The fabric may lose,
+//! - **A request is carried out once at most**, and its requester gets the response, or an error that there is none. The fabric may lose,
 //!   delay, reorder and duplicate packets ([`Impairment`]); the links send requests again, and remember those of their peers.
 //! - **No wait is without an end.** A request to an adapter that is not there, or has left, ends at once or when it is next sent again, half
 //!   a second later at most. One to an adapter that gives no sign of life ends after [`PEER_TIME_OUT`], any other after
 //!   [`REQUEST_TIME_OUT`].
-//! - **Nobody is taken for another.** Each attachment has an incarnation that only the fabric can make, and a request reaches the
-//!   incarnation that its requester knows. What an adapter sent reaches no adapter that has learned that it left.
+//! - **No adapter is taken for another.** Each attachment has an incarnation that only the fabric can make, and a request reaches the
+//!   incarnation that its requester knows. What an adapter sent reaches no adapter that the fabric has told that it left.
 //! - **No adapter stalls or disconnects another.** The fabric waits for none of them. It holds a limited number of packets of each, and of
 //!   each pair; what is more is dropped and sent again.
 //! - **Which packets are impaired follows from the seed**, the pair and the number of the packet between the two. The record

@@ -9,7 +9,7 @@ pub struct LinkStatistics {
     pub bytes_sent_again: u64,
     /// How often the time-out of requests to a peer had some of them sent again.
     pub time_outs: u64,
-    /// How often a peer was so long silent that requests to it were sent as rarely as can be, until it answered.
+    /// How often a peer was silent until requests to it were sent as rarely as can be. One silence counts once.
     pub impaired_peers: u64,
 }
 

@@ -80,7 +80,7 @@ pub enum Message {
     Peer {
         /// The address.
         gid: Gid,
-        /// The adapter that has it; none if nobody has.
+        /// The adapter that has it; none if no adapter has.
         incarnation: Incarnation,
         /// Whether descriptors can be sent to it: it is at this fabric, which impairs nothing between the two.
         takes_descriptors: bool,

@@ -360,7 +360,7 @@ fn step_with_rules() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// So bad that packets are lost, and good enough that no request meets so much loss that it ends.
+/// Bad enough that packets are lost, and good enough that no request ends by that.
 const BAD: &[&str] =
     &["*->* loss=5% duplicate=20% reorder=20% delay=5ms jitter=100ms bandwidth=1MiB/s"];
 const WORSE: &[&str] = &["*->* loss=30% duplicate=20% reorder=20% delay=1ms jitter=100ms"];
@@ -379,7 +379,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_carried_out_twice_whoever_leaves(
+    fn nothing_is_carried_out_twice_as_adapters_come_and_go(
         seed in any::<u64>(),
         steps in prop::collection::vec(any_step(), 1..120),
     ) {

@@ -217,8 +217,8 @@ impl<D> Transport<D> {
         true
     }
 
-    /// Handles a packet that came by a direct connection. It introduces nobody: the fabric may have named the peer's successor, or have said
-    /// that the peer has left, before the connection ends.
+    /// Handles a packet that came by a direct connection. It makes no sender a peer: before the connection ends, the fabric may have named the
+    /// peer's successor, or have said that the peer has left.
     pub(crate) fn receive_directly(&mut self, packet: Message, now: Instant) {
         if let Message::Packet {
             peer, incarnation, ..
@@ -293,7 +293,7 @@ impl<D> Transport<D> {
         if self.peers.get(&gid).is_some_and(is_other) {
             self.forget(gid);
         }
-        // An answer that comes late introduces nobody.
+        // An answer that comes late makes no adapter a peer.
         if let Some(peer) = self.peers.get_mut(&gid) {
             peer.known = Some(Known {
                 incarnation,

@@ -37,8 +37,9 @@ mod frame;
 mod handshakes;
 mod packets_to_send;
 
-/// Without a packet for so long, a tunnel has ended; and how often one is sent at least.
+/// A tunnel has ended once no packet has come for this time.
 const IDLE: Duration = Duration::from_secs(4);
+/// How often a packet is sent at least.
 const KEEP_ALIVE: Duration = Duration::from_secs(1);
 /// Between two attempts to make a tunnel.
 const RETRY: Duration = Duration::from_secs(1);

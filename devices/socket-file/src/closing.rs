@@ -2,7 +2,7 @@
 //!
 //! close(2) of a file of FUSE waits until the server of that file system has answered (FUSE_FLUSH), and no signal ends that wait. That of
 //! a TCP socket waits for as long as its SO_LINGER says until the other side has received all, also where the kernel closes it, as
-//! with a message that nobody has received. So no thread that serves closes a file that a client has sent, unless the file is of the
+//! with a message that was never received. So no thread that serves closes a file that a client has sent, unless the file is of the
 //! host's memory or disks, nor a socket; none is left in a connection that is closed. While many of one connection wait to be closed no
 //! descriptors that come by it are handed on.
 
@@ -44,7 +44,7 @@ struct Closing(OwnedFd);
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        // All of it fails if it is no socket. One that is reset is closed at once, and a Unix socket with what nobody has received of it.
+        // All of it fails if it is no socket. One that is reset is closed at once, and a Unix socket with what was not received of it.
         let _ = set_socket_linger(&self.0, Some(Duration::ZERO));
         let _ = shutdown(&self.0, Shutdown::Read);
         for _ in 0..MOST_PACKETS {
@@ -57,14 +57,14 @@ impl Drop for Closing {
     }
 }
 
-/// Whether so many wait that the kernel has to drop descriptors that come.
+/// Whether [`EXHAUSTED`] descriptors wait to be closed, so the kernel has to drop those that come.
 pub(crate) fn is_exhausted() -> bool {
     CLOSER
         .get()
         .is_some_and(|closer| closer.waiting() >= EXHAUSTED)
 }
 
-/// Whether so many descriptors that have come by `socket` wait to be closed that no more may be handed on.
+/// Whether [`MOST`] descriptors that have come by `socket` wait to be closed, so no more of it may be handed on.
 pub(crate) fn is_full(socket: impl AsFd) -> bool {
     let closer = CLOSER.get().filter(|closer| closer.waiting() >= MOST);
     closer.is_some_and(|closer| closer.is_full(connection(socket)))
@@ -73,7 +73,7 @@ pub(crate) fn is_full(socket: impl AsFd) -> bool {
 /// What a descriptor is, as far as its close(2) goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Closed without asking anybody.
+    /// Closed without asking another process.
     Own,
     /// A regular file of a file system without a block device, as FUSE and NFS, that is not in memory: another process or host may have to
     /// answer.
@@ -82,7 +82,7 @@ pub(crate) enum Kind {
     Socket,
 }
 
-/// What a descriptor is. Only files in memory have seals (fcntl(2), F_GET_SEALS). This asks nobody.
+/// What a descriptor is. Only files in memory have seals (fcntl(2), F_GET_SEALS). This asks no other process.
 pub(crate) fn kind(descriptor: &OwnedFd, sockets: Sockets) -> Kind {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let Ok(status) = statx(descriptor, "", flags, StatxFlags::TYPE) else {
@@ -155,7 +155,7 @@ impl<T: Send + 'static> Closer<T> {
                 left.remove(connection);
             }
         };
-        // Without the thread nobody receives, and the caller drops what it sends.
+        // Without the thread there is no receiver, and the caller drops what it sends.
         if let Err(error) = thread::Builder::new().name("closer".to_owned()).spawn(run) {
             log::warn!("no thread closes clients' files: {error}");
         }
@@ -193,7 +193,7 @@ mod tests {
 
     impl Drop for Slow {
         fn drop(&mut self) {
-            // Fails once nobody can answer any more.
+            // Fails once the sender is gone.
             let _ = self.0.recv();
         }
     }

@@ -1,6 +1,7 @@
 //! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), packets of them ([`packets`]), and the socket file
 //! of a server. It replaces a stale file of a dead server, but neither that of a live one nor another file. A child process removes
-//! it when its server ends, and ends the connection of a server that was killed. Nobody but its owner may connect, which [`SocketFile::check_peer`] checks once more.
+//! it when its server ends, and ends the connection of a server that was killed. Only its owner may connect, which
+//! [`SocketFile::check_peer`] checks once more.
 #![deny(unsafe_code)]
 
 mod cleanup;

@@ -168,7 +168,7 @@ pub trait Message: Sized {
 pub struct Ready<K> {
     /// The server is to end.
     pub stop: bool,
-    /// Somebody wants to connect.
+    /// A client wants to connect.
     pub listener: bool,
     /// The other one that was waited for is readable, or closed.
     pub other: bool,
@@ -178,7 +178,7 @@ pub struct Ready<K> {
     pub writable: Vec<K>,
 }
 
-/// A socket that clients connect to, and its file. While the system lacks descriptors or memory, nobody is accepted and they wait.
+/// A socket that clients connect to, and its file. While the system lacks descriptors or memory, no client is accepted and they wait.
 #[derive(Debug)]
 pub struct Listener {
     file: SocketFile,

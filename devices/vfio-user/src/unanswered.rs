@@ -111,7 +111,7 @@ impl Unanswered {
         self.set(ANSWERED, self.get(ANSWERED).wrapping_add(1));
     }
 
-    /// All messages have been received but one, of which so many bytes are missing; 0 if there is none.
+    /// All messages have been received but one, of which `bytes` bytes are missing; 0 if there is none.
     pub(crate) fn set_missing(&self, bytes: usize) {
         self.set(MISSING, u64::try_from(bytes).unwrap_or(u64::MAX));
     }

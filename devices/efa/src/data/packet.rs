@@ -172,7 +172,7 @@ impl LentPart {
         [word.as_bytes(), self.ranges.as_bytes()].concat()
     }
 
-    /// A loan of so many bytes. `None` if it makes no sense.
+    /// A loan of `bytes` bytes. `None` if it makes no sense.
     pub(super) fn decode(data: &[u8], bytes: u32) -> Option<Self> {
         let (word, ranges) = LentWord::read_from_prefix(data).ok()?;
         let place = LoanId {

@@ -80,7 +80,7 @@ impl Holder {
         [Incarnation::NONE, self.incarnation].contains(&incarnation)
     }
 
-    /// What other fabrics learn of it.
+    /// The notice of it to other fabrics.
     pub(super) fn present(&self, gid: Gid) -> Frame {
         Frame::Present {
             name: self.name.clone(),

@@ -11,7 +11,7 @@ use crate::message::{AdapterId, Body};
 use crate::tunnel::Frame;
 
 impl PacketFabric {
-    /// A tunnel to another fabric, which learns of the adapters here.
+    /// A tunnel to another fabric, which is sent the adapters here.
     pub(crate) fn connect_tunnel(&mut self, now: Instant) -> PortId {
         let port = self.connect(now);
         let here = self.holders.iter().filter(|(_, holder)| holder.is_here());
@@ -57,7 +57,7 @@ impl PacketFabric {
         }
     }
 
-    /// Says something to all other fabrics.
+    /// Sends a notice to all other fabrics.
     pub(super) fn notify_tunnels(&mut self, notice: &Frame) {
         let tunnels = self.ports.values_mut().filter(|port| port.is_tunnel);
         tunnels.for_each(|port| port.notices.push_back(notice.clone()));
@@ -86,7 +86,7 @@ impl PacketFabric {
         }
     }
 
-    /// Gives a GID that nobody has to the first other fabric that has announced it.
+    /// Gives a GID that no adapter has to the first other fabric that has announced it.
     pub(super) fn hold_announced(&mut self, gid: Gid) {
         let mut ports = self.ports.iter();
         let announced = ports.find_map(|(port, of)| Some((*port, of.announced.get(&gid)?.clone())));

@@ -84,7 +84,7 @@ impl Incoming {
         }
     }
 
-    /// Notes the response to a request, which is to be sent; none if nobody waits for it.
+    /// Notes the response to a request, which is to be sent; none if the requester waits for it no longer.
     pub(super) fn respond(&mut self, tag: u64, data: Option<ByteBuf>) -> Option<Body> {
         let served = self.served.get_mut(&tag);
         let served = served.filter(|served| matches!(served, Served::Working))?;

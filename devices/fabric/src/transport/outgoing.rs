@@ -170,7 +170,7 @@ impl<D> Outgoing<D> {
         }
     }
 
-    /// A response has come; none if nobody waits for it.
+    /// A response has come; none if its request has ended already.
     pub(super) fn end(&mut self, tag: u64, now: Instant) -> Option<D> {
         let pending = self.pending.remove(&tag)?;
         self.is_impaired = false;

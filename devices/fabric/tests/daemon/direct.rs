@@ -13,7 +13,7 @@ use crate::nic::{Nic, carried_out};
 use crate::process::{order, start};
 use crate::raw::{Adapter, LONG, gid};
 
-/// This adapter's end of the connection that the fabric tells of next.
+/// This adapter's end of the direct connection that the fabric sends next.
 fn end(adapter: &Adapter, peer: Gid) -> Adapter {
     loop {
         if let Message::Direct {
@@ -117,7 +117,7 @@ fn adapters_have_one_connection_and_only_with_each_other() {
     let daemon = start(&["--impair", "nic1->nic3 delay=1ms"]);
     let [one, two, three] = [1, 2, 3].map(|number| Adapter::attach(daemon.socket(), number));
     let connect = |to| one.send(&Message::Connect { gid: gid(to) });
-    // Itself, one that a rule is about, nobody; then twice another one.
+    // Itself, one that a rule is about, a GID of no adapter; then twice another one.
     [1, 3, 9, 2, 2].into_iter().for_each(connect);
     let near = end(&one, gid(2));
     let far = end(&two, gid(1));

@@ -140,7 +140,7 @@ fn gid_of_one_that_has_left_is_free_at_once() {
 }
 
 #[test]
-fn adapter_that_reads_nothing_stalls_nobody() {
+fn adapter_that_reads_nothing_stalls_no_other() {
     let mut daemon = start(&[]);
     let deaf = Adapter::attach(daemon.socket(), 1);
     let flooder = Adapter::attach(daemon.socket(), 2);
@@ -163,7 +163,7 @@ fn adapter_that_reads_nothing_stalls_nobody() {
 }
 
 #[test]
-fn request_for_nobody_s_incarnation_is_answered() {
+fn request_for_an_unknown_incarnation_is_answered() {
     let daemon = start(&[]);
     let one = Adapter::attach(daemon.socket(), 1);
     let other = Adapter::attach(daemon.socket(), 2);

@@ -130,8 +130,8 @@ fn peer_that_leaves_ends_requests_and_is_gone() {
     assert_eq!(outcome(&answer), Err(RequestError::Gone));
     assert!(matches!(one.event(), Event::Gone(peer) if peer == gid(2)));
     drop(reply);
-    let nobody = one.ask(3, b"", Vec::new());
-    assert_eq!(outcome(&nobody), Err(RequestError::Gone));
+    let unknown = one.ask(3, b"", Vec::new());
+    assert_eq!(outcome(&unknown), Err(RequestError::Gone));
 }
 
 #[test]
