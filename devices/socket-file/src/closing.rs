@@ -10,10 +10,11 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, FileType, StatxFlags, fcntl_get_seals, fstat, statx};
 use rustix::net::sockopt::{set_socket_linger, socket_domain};
 use rustix::net::{AddressFamily, Shutdown, shutdown};
@@ -123,13 +124,13 @@ struct Waiting {
 impl Waiting {
     fn add(&self, connection: u64) {
         self.all.fetch_add(1, Ordering::Relaxed);
-        let mut each = self.each();
+        let mut each = self.each.lock();
         let count = each.entry(connection).or_default();
         *count = count.saturating_add(1);
     }
 
     fn remove(&self, connection: u64) {
-        let mut each = self.each();
+        let mut each = self.each.lock();
         if let Some(count) = each.get_mut(&connection) {
             *count = count.saturating_sub(1);
             if *count == 0 {
@@ -137,10 +138,6 @@ impl Waiting {
             }
         }
         self.all.fetch_sub(1, Ordering::Release);
-    }
-
-    fn each(&self) -> MutexGuard<'_, HashMap<u64, usize>> {
-        self.each.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -174,7 +171,7 @@ impl<T: Send + 'static> Closer<T> {
     }
 
     fn is_full(&self, connection: u64) -> bool {
-        let count = self.waiting.each().get(&connection).copied();
+        let count = self.waiting.each.lock().get(&connection).copied();
         count.is_some_and(|count| count >= MOST)
     }
 }
@@ -216,7 +213,7 @@ mod tests {
         while closer.waiting() > 0 {
             thread::yield_now();
         }
-        assert!(!closer.is_full(1) && closer.waiting.each().is_empty());
+        assert!(!closer.is_full(1) && closer.waiting.each.lock().is_empty());
     }
 
     #[test]

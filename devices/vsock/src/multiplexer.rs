@@ -270,5 +270,4 @@ impl AsFd for Multiplexer {
 }
 
 #[cfg(test)]
-#[path = "multiplexer_tests.rs"]
 mod tests;

@@ -144,8 +144,6 @@ pub mod state {
     pub const RTS: u32 = 3;
     /// The send queue is drained.
     pub const SQD: u32 = 4;
-    /// The send queue has failed.
-    pub const SQE: u32 = 5;
     /// It has failed.
     pub const ERR: u32 = 6;
 }
