@@ -449,7 +449,7 @@ fn successor_is_not_asked_what_its_predecessor_was() {
 }
 
 #[test]
-fn direct_packet_of_a_predecessor_does_not_displace_its_successor() {
+fn direct_packet_of_a_predecessor_displaces_no_successor() {
     let request = || Step::Request { from: 2, to: 0 };
     let leave_and_attach = [Step::Leave { at: 2 }, Step::Attach { at: 2 }];
     let mut steps = vec![request(), Step::Stop { at: 0 }, request()];

@@ -385,7 +385,7 @@ fn two_pages(address: u64, backing: Backing) -> History {
 }
 
 #[test]
-fn shared_with_more_pages_than_its_limit_says_how_many_it_left_out() {
+fn shared_pages_beyond_the_limit_are_counted() {
     let ram = Backing::Ram(FileSpan {
         device: 1,
         inode: 2,

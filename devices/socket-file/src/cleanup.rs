@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn process_has_closed_what_it_has_of_its_server_once_it_has_started() {
+    fn cleanup_process_has_closed_its_server_s_descriptors() {
         let folder = tempfile::tempdir().unwrap();
         for _ in 0..20 {
             let (server, _socket) = make(&folder.path().join("s")).unwrap();

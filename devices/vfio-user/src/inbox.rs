@@ -180,7 +180,7 @@ mod tests {
     proptest! {
         /// The client sends `messages` in parts of the sizes in `cuts`. After each part some are received, and some of those answered.
         #[test]
-        fn list_has_each_request_that_is_out_of_the_socket_and_not_answered(
+        fn list_has_each_request_received_and_not_answered(
             messages in prop::collection::vec(
                 (prop::sample::select(vec![0, 0, flags::NO_REPLY, flags::REPLY]), 0_usize..700),
                 1..40,

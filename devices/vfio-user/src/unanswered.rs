@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn client_that_goes_on_sending_is_left_and_one_that_asks_again_is_answered() {
+    fn client_that_goes_on_sending_is_answered_and_left() {
         let (mut client, server) = UnixStream::pair().unwrap();
         let server = OwnedFd::from(server);
         let unanswered = Unanswered::new().unwrap();

@@ -346,7 +346,7 @@ fn sender_without_a_receive() -> (Adapter, Pair, Post) {
 }
 
 #[test]
-fn requests_in_progress_are_no_more_than_their_queue_has_entries() {
+fn requests_in_progress_never_exceed_their_queue_s_entries() {
     let (mut adapter, mut a, post) = sender_without_a_receive();
     let entries = {
         let pair = adapter.path.objects();

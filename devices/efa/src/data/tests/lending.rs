@@ -586,7 +586,7 @@ fn adapter_whose_copy_hangs_gets_packets_for_a_while() {
 }
 
 #[test]
-fn adapter_that_leaves_and_hangs_is_lent_nothing_when_it_is_back() {
+fn adapter_that_hung_is_lent_nothing_when_it_is_back() {
     let (mut it, post) = two(Operation::RdmaWrite);
     it.send(&post);
     let loan = flying_loan(&mut it);

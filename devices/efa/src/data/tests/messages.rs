@@ -118,7 +118,7 @@ fn datagram_stands_behind_its_routing_header() {
 }
 
 #[test]
-fn datagram_without_receive_is_lost_and_its_sender_not_told() {
+fn datagram_without_receive_is_lost_and_completes() {
     let mut adapter = Adapter::new();
     let kind = QueuePairKind::Datagram;
     let (mut a, mut b) = (adapter.pair(kind), adapter.pair(kind));
