@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use peerbar_socket_file::packets::contents::{self, ContentsError};
 use peerbar_socket_file::packets::{self, Packet};
 use thiserror::Error;
 
@@ -13,11 +14,8 @@ use crate::message::{Body, Incarnation, Message};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
     /// Its bytes are no message.
-    #[error("no message: {0}")]
-    Format(#[from] postcard::Error),
-    /// Bytes follow the message.
-    #[error("message with {0} bytes behind it")]
-    Longer(usize),
+    #[error(transparent)]
+    Contents(#[from] ContentsError),
     /// There are more descriptors than the message may have.
     #[error("message with {came} descriptors instead of at most {most}")]
     Descriptors {
@@ -29,9 +27,6 @@ pub enum WireError {
     /// A direct connection has no socket.
     #[error("direct connection without its socket")]
     NoSocket,
-    /// A field has a value that makes no sense.
-    #[error("message with {0} that makes no sense")]
-    Value(&'static str),
 }
 
 impl Message {
@@ -46,8 +41,7 @@ impl Message {
             _ => Vec::new(),
         };
         Packet {
-            // Nothing in a message is refused by the format.
-            bytes: postcard::to_allocvec(self).unwrap_or_default(),
+            bytes: contents::encode(self),
             descriptors,
         }
     }
@@ -57,13 +51,7 @@ impl Message {
     /// # Errors
     /// [`WireError`].
     pub fn decode(bytes: &[u8], came: Vec<OwnedFd>) -> Result<Self, WireError> {
-        let (mut message, rest): (Self, _) = postcard::take_from_bytes(bytes)?;
-        if !rest.is_empty() {
-            return Err(WireError::Longer(rest.len()));
-        }
-        message
-            .wrong_field()
-            .map_or(Ok(()), |field| Err(WireError::Value(field)))?;
+        let mut message = contents::decode(bytes, Self::wrong_field)?;
         message.take_descriptors(came)?;
         Ok(message)
     }
@@ -224,10 +212,16 @@ mod tests {
             assert!(matches!(error, WireError::Descriptors { .. }), "{error}");
             bytes.push(0);
             let longer = Message::decode(&bytes, Vec::new());
-            assert_eq!(longer.unwrap_err(), WireError::Longer(1));
+            assert_eq!(
+                longer.unwrap_err(),
+                WireError::Contents(ContentsError::Longer(1))
+            );
             bytes.truncate(bytes.len() - 2);
             let shorter = Message::decode(&bytes, Vec::new());
-            assert!(matches!(shorter, Err(WireError::Format(_))), "{message:?}");
+            assert!(
+                matches!(shorter, Err(WireError::Contents(ContentsError::Format(_)))),
+                "{message:?}"
+            );
         }
         let settled = packet(Body::Settled { oldest: 1 }).encode().bytes;
         assert!(Message::decode(&settled, vec![descriptor()]).is_err());
@@ -274,7 +268,10 @@ mod tests {
         ];
         for message in wrong {
             let error = Message::decode(&message.encode().bytes, Vec::new()).unwrap_err();
-            assert!(matches!(error, WireError::Value(_)), "{message:?}");
+            assert!(
+                matches!(error, WireError::Contents(ContentsError::Value(_))),
+                "{message:?}"
+            );
         }
     }
 

@@ -1,6 +1,8 @@
 //! Packets with descriptors over a `SOCK_SEQPACKET` socket (unix(7)), each one message of a protocol, and the listening socket of a
 //! server that has one thread.
 
+pub mod contents;
+
 use std::hash::{BuildHasher, RandomState};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

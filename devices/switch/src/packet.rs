@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
+use peerbar_socket_file::packets::contents::{self, ContentsError};
 use peerbar_socket_file::packets::{self, Packet};
 use thiserror::Error;
 
@@ -13,11 +14,8 @@ use crate::window::{BarBacking, BarWindow, Descriptor};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
     /// Its bytes are no message.
-    #[error("no message: {0}")]
-    Format(#[from] postcard::Error),
-    /// Bytes follow the message.
-    #[error("message with {0} bytes behind it")]
-    Longer(usize),
+    #[error(transparent)]
+    Contents(#[from] ContentsError),
     /// There are more or fewer descriptors than the message has memory.
     #[error("message with {came} descriptors instead of {wanted}")]
     Descriptors {
@@ -26,9 +24,6 @@ pub enum WireError {
         /// How many should have.
         wanted: usize,
     },
-    /// A field has a value that makes no sense.
-    #[error("message with {0} that makes no sense")]
-    Value(&'static str),
 }
 
 impl Message {
@@ -36,8 +31,7 @@ impl Message {
     pub fn encode(&self) -> Packet {
         let descriptors = self.descriptors().into_iter();
         Packet {
-            // Nothing in a message is refused by the format.
-            bytes: postcard::to_allocvec(self).unwrap_or_default(),
+            bytes: contents::encode(self),
             descriptors: descriptors.filter_map(Descriptor::get).cloned().collect(),
         }
     }
@@ -47,13 +41,7 @@ impl Message {
     /// # Errors
     /// [`WireError`].
     pub fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self, WireError> {
-        let (message, rest): (Self, _) = postcard::take_from_bytes(bytes)?;
-        if !rest.is_empty() {
-            return Err(WireError::Longer(rest.len()));
-        }
-        message
-            .wrong_field()
-            .map_or(Ok(()), |field| Err(WireError::Value(field)))?;
+        let message = contents::decode(bytes, Self::wrong_field)?;
         let places = message.descriptors();
         let (came, wanted) = (descriptors.len(), places.len());
         if came != wanted {
@@ -257,10 +245,16 @@ mod tests {
             assert!(matches!(error, WireError::Descriptors { .. }), "{error}");
             bytes.push(0);
             let longer = Message::decode(&bytes, received(&message).1);
-            assert_eq!(longer.unwrap_err(), WireError::Longer(1));
+            assert_eq!(
+                longer.unwrap_err(),
+                WireError::Contents(ContentsError::Longer(1))
+            );
             bytes.truncate(bytes.len() - 2);
             let shorter = Message::decode(&bytes, received(&message).1);
-            assert!(matches!(shorter, Err(WireError::Format(_))), "{message:?}");
+            assert!(
+                matches!(shorter, Err(WireError::Contents(ContentsError::Format(_)))),
+                "{message:?}"
+            );
         }
     }
 

@@ -1,0 +1,42 @@
+//! The bytes of a message in postcard's format.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+
+/// Why bytes are no message.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ContentsError {
+    /// They are of no form.
+    #[error("no message: {0}")]
+    Format(#[from] postcard::Error),
+    /// Bytes follow the message.
+    #[error("message with {0} bytes behind it")]
+    Longer(usize),
+    /// A field has a value that makes no sense.
+    #[error("message with {0} that makes no sense")]
+    Value(&'static str),
+}
+
+/// The bytes of a message, of which postcard must refuse nothing.
+pub fn encode(message: &impl Serialize) -> Vec<u8> {
+    postcard::to_allocvec(message).unwrap_or_default()
+}
+
+/// The message in these bytes, unless `wrong_field` names a field of it.
+///
+/// # Errors
+/// [`ContentsError`].
+pub fn decode<M: DeserializeOwned>(
+    bytes: &[u8],
+    wrong_field: impl FnOnce(&M) -> Option<&'static str>,
+) -> Result<M, ContentsError> {
+    let (message, rest) = postcard::take_from_bytes(bytes)?;
+    if !rest.is_empty() {
+        return Err(ContentsError::Longer(rest.len()));
+    }
+    match wrong_field(&message) {
+        Some(field) => Err(ContentsError::Value(field)),
+        None => Ok(message),
+    }
+}
