@@ -1,22 +1,14 @@
 //! An adapter's link to its fabric.
 
 pub(crate) mod direct;
+mod shared;
 
-use std::collections::VecDeque;
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use parking_lot::{Mutex, MutexGuard};
-use peerbar_eventfd::EventFd;
-use peerbar_socket_file::descriptors::Sockets;
-use peerbar_socket_file::packets::{self, Message as _, Packet, ReceiveError};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::net::{Shutdown, shutdown};
 use serde_bytes::ByteBuf;
 
 use crate::attachment::FabricAddress;
@@ -24,17 +16,8 @@ use crate::gid::Gid;
 use crate::limits::MAX_DATA;
 use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
-use crate::transport::{Output, RequestData, RequestError, RequestId, SendError, Transport};
-use direct::{PeerConnections, Received};
-
-/// Between two attempts to attach again.
-const RETRY: Duration = Duration::from_millis(100);
-
-/// The most packets that wait for the fabric to read. It causes all of them itself, and what is more may be lost.
-const MAX_UNSENT: usize = 512;
-
-/// What the end of a request leads to.
-type Done = Box<dyn FnOnce(Result<Vec<u8>, RequestError>) + Send>;
+use crate::transport::{RequestData, RequestError, RequestId, SendError};
+use shared::Shared;
 
 /// Receives what peers send. All methods are called one at a time, from the link's own thread and from [`LinkSender::receive`]. While one
 /// runs, the link sends nothing again, so none may wait.
@@ -69,59 +52,13 @@ pub struct Reply {
     id: Option<RequestId>,
 }
 
-struct Shared {
-    state: Mutex<State>,
-    /// Held while events are handled, so that they are handled in order.
-    handling: Mutex<()>,
-    /// Wakes the link's thread.
-    wake: EventFd,
-    /// Readable when something has come by a direct connection.
-    direct_events: Arc<OwnedFd>,
-}
-
-struct State {
-    /// None while there is no fabric.
-    socket: Option<Arc<OwnedFd>>,
-    /// What it attaches again by.
-    attempt: Option<Arc<OwnedFd>>,
-    transport: Transport<Done>,
-    direct: PeerConnections,
-    unsent: VecDeque<Packet>,
-    /// What is to be done without the lock.
-    events: Vec<Output<Done>>,
-    /// When the link's thread wakes up by itself, unless that is never.
-    wakes_at: Option<Instant>,
-    is_leaving: bool,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
-    }
-}
-
 impl Link {
     pub(crate) fn start(
         address: FabricAddress,
         socket: OwnedFd,
         handler: Arc<dyn PacketHandler>,
     ) -> io::Result<Self> {
-        let direct = PeerConnections::new()?;
-        let shared = Arc::new(Shared {
-            direct_events: direct.events(),
-            state: Mutex::new(State {
-                socket: Some(Arc::new(socket)),
-                attempt: None,
-                transport: Transport::new(),
-                direct,
-                unsent: VecDeque::new(),
-                events: Vec::new(),
-                wakes_at: None,
-                is_leaving: false,
-            }),
-            handling: Mutex::new(()),
-            wake: EventFd::new()?,
-        });
+        let shared = Arc::new(Shared::new(socket)?);
         let thread = std::thread::Builder::new()
             .name("fabric".to_owned())
             .spawn({
@@ -144,14 +81,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        let mut state = self.shared.state.lock();
-        state.is_leaving = true;
-        if let Some(attempt) = state.attempt.take() {
-            // It may have ended.
-            let _ = shutdown(attempt, Shutdown::Both);
-        }
-        drop(state);
-        self.shared.wake.signal();
+        self.shared.leave();
         if self
             .thread
             .take()
@@ -243,24 +173,6 @@ impl AsFd for LinkSender {
     }
 }
 
-impl State {
-    /// Has the transport handle some of what has come by direct connections.
-    fn take_direct(&mut self, now: Instant) {
-        for received in self.direct.receive() {
-            match received {
-                Received::Packet(packet) => self.transport.receive_directly(packet, now),
-                Received::Ended(peer) => self.transport.disconnected(peer),
-            }
-        }
-    }
-
-    /// Whether the link's thread has something to send before it would wake up.
-    fn needs_thread(&self) -> bool {
-        let is_late = |deadline| self.wakes_at.is_none_or(|wakes_at| deadline < wakes_at);
-        !self.unsent.is_empty() || self.transport.deadline().is_some_and(is_late)
-    }
-}
-
 impl Reply {
     /// Sends the response: at most [`MAX_DATA`] bytes. A longer one refuses the request.
     pub fn send(mut self, data: Vec<u8>) {
@@ -281,277 +193,5 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         self.answer(None);
-    }
-}
-
-impl Shared {
-    /// The link's thread: attaches again whenever the fabric is lost.
-    fn run(self: &Arc<Self>, address: &FabricAddress, handler: &dyn PacketHandler) {
-        loop {
-            self.listen(handler);
-            self.lose();
-            self.handle_events(handler);
-            if self.state.lock().is_leaving {
-                return;
-            }
-            handler.lost();
-            if !self.attach_again(address) {
-                return;
-            }
-            log::warn!("attached to the fabric again");
-        }
-    }
-
-    /// Handles the fabric's messages and the passing of time, until the fabric is gone or this adapter leaves.
-    fn listen(self: &Arc<Self>, handler: &dyn PacketHandler) {
-        let mut space = Message::space();
-        loop {
-            let mut state = self.state.lock();
-            let Some(socket) = state.socket.clone().filter(|_| !state.is_leaving) else {
-                return;
-            };
-            let now = Instant::now();
-            if state.transport.deadline().is_some_and(|at| at <= now) {
-                // What is waited for may have come.
-                state.take_direct(now);
-            }
-            state.transport.expire(now);
-            self.carry_out(&mut state);
-            let deadline = state.transport.deadline();
-            let out = if state.unsent.is_empty() {
-                PollFlags::empty()
-            } else {
-                PollFlags::OUT
-            };
-            let is_idle = state.events.is_empty();
-            state.wakes_at = deadline;
-            drop(state);
-            if !is_idle {
-                self.handle_events(handler);
-                continue;
-            }
-            let left = deadline.map(|at| at.saturating_duration_since(now));
-            if let Err(error) = self.wait(&socket, out, left) {
-                log::warn!("the link to the fabric ends: {error}");
-                return;
-            }
-            if !self.receive(&socket, &mut space) {
-                return;
-            }
-        }
-    }
-
-    /// Waits until something is to be done.
-    fn wait(&self, socket: &OwnedFd, out: PollFlags, left: Option<Duration>) -> Result<(), Errno> {
-        let left = left.map(Timespec::try_from).transpose();
-        let left = left.map_err(|_| Errno::INVAL)?;
-        let mut polled = [
-            PollFd::new(&self.wake, PollFlags::IN),
-            PollFd::new(socket, PollFlags::IN | out),
-        ];
-        match poll(&mut polled, left.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-        self.wake.take();
-        Ok(())
-    }
-
-    /// Handles one message, if there is one. False if the link has ended.
-    fn receive(&self, socket: &OwnedFd, space: &mut [u8]) -> bool {
-        // A direct connection comes as a socket.
-        let end = match Message::receive_with(socket, space, Sockets::Unix) {
-            Ok(message) => {
-                let mut state = self.state.lock();
-                let is_known = state.transport.receive(message, Instant::now());
-                self.carry_out(&mut state);
-                if is_known {
-                    return true;
-                }
-                "it breaks the protocol".to_owned()
-            }
-            Err(error) if is_end(&error) => error.to_string(),
-            Err(ReceiveError::Nothing) => return true,
-            Err(error) => {
-                log::debug!("a packet of the fabric is lost: {error}");
-                return true;
-            }
-        };
-        log::info!("the link to the fabric has ended: {end}");
-        false
-    }
-
-    fn receive_directly(self: &Arc<Self>, handler: &dyn PacketHandler) {
-        let mut state = self.state.lock();
-        state.take_direct(Instant::now());
-        self.carry_out(&mut state);
-        let is_idle = state.events.is_empty();
-        if state.needs_thread() {
-            self.wake.signal();
-        }
-        drop(state);
-        if !is_idle {
-            self.handle_events(handler);
-        }
-    }
-
-    /// Calls the handlers of what has happened, without the lock.
-    fn handle_events(self: &Arc<Self>, handler: &dyn PacketHandler) {
-        let _handling = self.handling.lock();
-        let events = std::mem::take(&mut self.state.lock().events);
-        for event in events {
-            match event {
-                Output::Send(_) | Output::SendByFabric(_) | Output::Direct(..) => {}
-                Output::Complete(done, outcome) => done(outcome),
-                Output::Datagram(from, data) => handler.datagram(from, &data),
-                Output::Request(id, request) => {
-                    let reply = Reply {
-                        shared: self.clone(),
-                        id: Some(id),
-                    };
-                    let data = request.data.into_vec();
-                    match owned(request.descriptors) {
-                        Some(descriptors) => handler.request(id.from, data, descriptors, reply),
-                        None => drop(reply),
-                    }
-                }
-                Output::Gone(peer) => handler.gone(peer),
-            }
-        }
-    }
-
-    /// The fabric is gone.
-    fn lose(&self) {
-        let mut state = self.state.lock();
-        state.socket = None;
-        state.direct.clear();
-        state.unsent.clear();
-        state.transport.lose();
-        self.carry_out(&mut state);
-    }
-
-    /// Tries to attach until it succeeds, or this adapter leaves: false.
-    fn attach_again(&self, address: &FabricAddress) -> bool {
-        loop {
-            let retry = Timespec::try_from(RETRY).ok();
-            // Woken early, it tries early.
-            let _ = poll(
-                &mut [PollFd::new(&self.wake, PollFlags::IN)],
-                retry.as_ref(),
-            );
-            self.wake.take();
-            let socket = match address.connect() {
-                Ok(socket) => Arc::new(socket),
-                Err(error) => {
-                    log::debug!("{error}");
-                    if self.state.lock().is_leaving {
-                        return false;
-                    }
-                    continue;
-                }
-            };
-            let mut state = self.state.lock();
-            if state.is_leaving {
-                return false;
-            }
-            state.attempt = Some(socket.clone());
-            drop(state);
-            let attached = address.attach(&socket);
-            let mut state = self.state.lock();
-            state.attempt = None;
-            match attached {
-                Ok(()) => {
-                    state.socket = Some(socket);
-                    return true;
-                }
-                Err(error) => log::debug!("{error}"),
-            }
-        }
-    }
-
-    /// Sends what the transport has to send; the rest is for the link's thread.
-    fn carry_out(&self, state: &mut MutexGuard<'_, State>) {
-        for output in state.transport.take_outputs() {
-            match output {
-                Output::Send(message) => self.send(state, &message),
-                Output::SendByFabric(message) => self.send_by_fabric(state, message.encode()),
-                Output::Direct(peer, incarnation, socket) => {
-                    if !state.direct.add(peer, incarnation, socket) {
-                        state.transport.disconnected(peer);
-                    }
-                }
-                event => {
-                    if let Output::Gone(peer) = event {
-                        state.direct.remove(peer);
-                    }
-                    state.events.push(event);
-                }
-            }
-        }
-        self.flush(state);
-    }
-
-    fn send(&self, state: &mut MutexGuard<'_, State>, message: &Message) {
-        let packet = message.encode();
-        if !state.direct.send(message, &packet) {
-            self.send_by_fabric(state, packet);
-        }
-    }
-
-    fn send_by_fabric(&self, state: &mut MutexGuard<'_, State>, packet: Packet) {
-        if state.unsent.len() < MAX_UNSENT {
-            state.unsent.push_back(packet);
-        }
-        self.flush(state);
-    }
-
-    /// Sends until the socket buffer is full. The link's thread goes on, once it is woken.
-    fn flush(&self, state: &mut MutexGuard<'_, State>) {
-        let Some(socket) = state.socket.clone() else {
-            state.unsent.clear();
-            return;
-        };
-        while let Some(packet) = state.unsent.front() {
-            match packets::send(socket.as_fd(), packet) {
-                Err(Errno::AGAIN) => return,
-                Ok(()) => {}
-                // The link's thread notices the end of the link. What the system has no memory for is lost.
-                Err(error) => log::debug!("cannot send to the fabric: {error}"),
-            }
-            state.unsent.pop_front();
-        }
-    }
-
-    /// Has the link's thread send what the socket buffer has no space for.
-    fn wake_if_full(&self, state: &State) {
-        if !state.unsent.is_empty() {
-            self.wake.signal();
-        }
-    }
-}
-
-/// The descriptors for one owner alone.
-fn owned(descriptors: Vec<Arc<OwnedFd>>) -> Option<Vec<OwnedFd>> {
-    descriptors.into_iter().map(Arc::into_inner).collect()
-}
-
-/// Whether nothing more comes after this. A packet that this process has no descriptors for is lost alone, and sent again.
-fn is_end<E: std::error::Error>(error: &ReceiveError<E>) -> bool {
-    !matches!(error, ReceiveError::Nothing | ReceiveError::Starved)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lack_of_descriptors_does_not_end_the_link() {
-        type Error = ReceiveError<io::Error>;
-        for goes_on in [Error::Nothing, Error::Starved] {
-            assert!(!is_end(&goes_on), "{goes_on}");
-        }
-        for end in [Error::Closed, Error::TooLong, Error::System(Errno::PIPE)] {
-            assert!(is_end(&end), "{end}");
-        }
     }
 }

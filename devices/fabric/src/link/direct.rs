@@ -13,7 +13,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-use super::is_end;
+use super::shared::is_end;
 use crate::gid::Gid;
 use crate::message::{Body, Incarnation, Message};
 
