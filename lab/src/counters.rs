@@ -23,7 +23,7 @@ pub fn counter_file(folder: &Path, device: &str) -> PathBuf {
 pub struct CounterFiles {
     /// Each device's name and file, or why it has none.
     devices: Vec<(String, Result<Reader, String>)>,
-    behind_virtio: bool,
+    hides_owners: bool,
 }
 
 impl CounterFiles {
@@ -42,7 +42,7 @@ impl CounterFiles {
         });
         Self {
             devices: devices.collect(),
-            behind_virtio: scenario.machine.iommu == Iommu::Virtio,
+            hides_owners: scenario.machine.iommu.hides_owners(),
         }
     }
 
@@ -51,7 +51,7 @@ impl CounterFiles {
     pub(crate) fn read_inferred(&self) -> impl Iterator<Item = (String, DeviceCounters, u64)> {
         let counters = self.read().into_iter();
         counters.map(|(name, mut counters)| {
-            let inferred = match self.behind_virtio {
+            let inferred = match self.hides_owners {
                 true => infer(&mut counters),
                 false => 0,
             };

@@ -74,8 +74,35 @@ impl Iommu {
         }
     }
 
+    /// Its name in a column's head: at most eight characters.
+    pub fn short_name(self) -> &'static str {
+        match self {
+            Self::IntelPassthrough => "intel-pt",
+            Self::None | Self::Intel | Self::Amd | Self::Virtio => self.word(),
+        }
+    }
+
+    /// Whether the machine has one, translating or not: the kernel enables ACS then, and vfio-pci takes devices.
+    pub fn is_present(self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Intel | Self::IntelPassthrough | Self::Amd | Self::Virtio => true,
+        }
+    }
+
+    /// Whether QEMU's model keeps the owners of memory from the devices, so that their counters have to infer them.
+    pub fn hides_owners(self) -> bool {
+        match self {
+            Self::None | Self::Intel | Self::IntelPassthrough | Self::Amd => false,
+            Self::Virtio => true,
+        }
+    }
+
     /// The module that must be there before any device's driver.
     pub fn module(self) -> Option<&'static str> {
-        (self == Self::Virtio).then_some("virtio_iommu")
+        match self {
+            Self::None | Self::Intel | Self::IntelPassthrough | Self::Amd => None,
+            Self::Virtio => Some("virtio_iommu"),
+        }
     }
 }

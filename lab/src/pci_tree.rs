@@ -66,9 +66,9 @@ fn function(id: &str, kind: &FunctionKind<'_>, iommu: Iommu) -> peerbar_rule::Fu
         return function;
     }
     // The kernel enables ACS where it can as soon as there is an IOMMU, also one that lets everything pass.
-    function.with_acs(match iommu {
-        Iommu::None => AcsControl::default(),
-        _ => AcsControl::with_an_iommu(ROOT_PORT_ACS),
+    function.with_acs(match iommu.is_present() {
+        true => AcsControl::with_an_iommu(ROOT_PORT_ACS),
+        false => AcsControl::default(),
     })
 }
 

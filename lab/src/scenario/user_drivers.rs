@@ -19,8 +19,7 @@ pub(super) fn fit(
 ) -> Result<(), Problem> {
     // A probe also reports that VFIO refuses a device.
     let is_probe = matches!(check, Check::Probe(probe) if probe.by == ProbeDriver::Vfio);
-    if machine.iommu == Iommu::None && !is_probe && check.modules_on_demand().contains(&"vfio_pci")
-    {
+    if !machine.iommu.is_present() && !is_probe && check.modules_on_demand().contains(&"vfio_pci") {
         let message =
             "vfio-pci takes no device without an IOMMU: write `iommu = \"intel\"` in [machine]";
         return Err(Problem::new(at, message));

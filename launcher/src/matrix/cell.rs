@@ -126,16 +126,16 @@ impl Rule {
     /// VFIO's rule: no peer-to-peer rule of the kernel is asked. A device without an IOMMU is refused, and an I/O address that is
     /// no bus address goes up to the IOMMU from wherever the devices are.
     fn of_vfio(iommu: Iommu, pair: Pair) -> Self {
-        let (way, mapping, why) = match iommu {
-            Iommu::None => (
-                TransferOutcome::Refused,
-                Verdict::NotSupported,
-                "vfio-pci takes no device without an IOMMU",
-            ),
-            _ => (
+        let (way, mapping, why) = match iommu.is_present() {
+            true => (
                 TransferOutcome::HostBridge,
                 Verdict::ThroughHostBridgeIova,
                 "the IOMMU translates an I/O address of the driver's choice",
+            ),
+            false => (
+                TransferOutcome::Refused,
+                Verdict::NotSupported,
+                "vfio-pci takes no device without an IOMMU",
             ),
         };
         Self {

@@ -27,7 +27,7 @@ fn table(cpu: &str, cells: &[&Cell], colour: bool) -> String {
     table.load_style(NOTHING);
     let heads = [cpu, ""]
         .into_iter()
-        .chain(iommus.iter().map(|iommu| short(*iommu)));
+        .chain(iommus.iter().map(|iommu| iommu.short_name()));
     table.set_header(heads.map(|head| {
         let head = TableCell::new(head);
         if colour {
@@ -83,13 +83,6 @@ fn word(cell: &Cell) -> String {
         None => seen.to_owned(),
         Some(_) if seen == ruled => format!("{seen} (!)"),
         Some(_) => format!("{seen} ({ruled})"),
-    }
-}
-
-fn short(iommu: Iommu) -> &'static str {
-    match iommu {
-        Iommu::IntelPassthrough => "intel-pt",
-        other => other.word(),
     }
 }
 
