@@ -13,8 +13,9 @@ use peerbar_report::Plan;
 use crate::accel::{Accel, AccelChoice};
 use crate::exit::Failure;
 use crate::firmware::Firmware;
+use crate::guest_needs::GuestNeeds;
 use crate::kernel_needs;
-use crate::module_sources::{BuiltModules, ModuleSources};
+use crate::module_sources::BuiltModules;
 use crate::programs::program;
 use crate::qemu::{Boot, SharedFolder};
 use crate::scenario::{Machine, Scenario};
@@ -83,23 +84,6 @@ impl Own {
         let kernel = self.kernel.as_deref();
         kernel.filter(|kernel| *kernel != Path::new(DEFAULT_KERNEL))
     }
-}
-
-/// What a guest is made from.
-#[derive(Clone, Debug, Default)]
-pub struct GuestNeeds {
-    /// Modules of its initramfs; those that they need come by themselves.
-    pub modules: Vec<String>,
-    /// Whether it has the tools root.
-    pub tools: bool,
-    /// Whether anything lies over the tools root.
-    pub layers: bool,
-    /// Debian packages that lie over it.
-    pub packages: Vec<String>,
-    /// Folders that modules are built from.
-    pub module_sources: Vec<ModuleSources>,
-    /// Whether the guest is only shown, so that packages that the cache lacks are not fetched.
-    pub is_dry_run: bool,
 }
 
 /// Everything that is there before a guest starts.

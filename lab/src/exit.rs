@@ -8,7 +8,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::scenario::ScenarioError;
 use crate::terminal::say;
 
 /// How a run ended.
@@ -93,12 +92,6 @@ impl Failure {
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::Environment(error)
-    }
-}
-
-impl From<ScenarioError> for Failure {
-    fn from(error: ScenarioError) -> Self {
-        Self::Usage(error.into())
     }
 }
 

@@ -151,7 +151,7 @@ impl LabOptions {
             add_module(&mut scenario, "peerbar_gpu_pin_test");
             add_module(&mut scenario, "peerbar_gpu_import_test");
         }
-        let mut needs = scenario.needs();
+        let mut needs = GuestNeeds::of(&scenario);
         if self.own.kernel().is_none() {
             // Those of Debian's kernel that some check may load: the checks are not known yet.
             for name in KINDS.iter().flat_map(|kind| kind.on_demand) {

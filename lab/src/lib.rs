@@ -75,6 +75,7 @@ mod group_verdict;
 pub mod guest;
 pub mod guest_access;
 pub mod guest_files;
+pub mod guest_needs;
 pub mod guest_program;
 pub mod injecting;
 pub mod iommu;

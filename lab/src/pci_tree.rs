@@ -72,11 +72,9 @@ fn function(id: &str, kind: &FunctionKind<'_>, iommu: Iommu) -> peerbar_rule::Fu
     })
 }
 
-impl Scenario {
-    /// [`Topology::pci_tree`] of this scenario.
-    pub fn pci_tree(&self) -> PciTree {
-        Topology::of(self).pci_tree(self.machine.iommu)
-    }
+/// [`Topology::pci_tree`] of `scenario`.
+pub fn pci_tree(scenario: &Scenario) -> PciTree {
+    Topology::of(scenario).pci_tree(scenario.machine.iommu)
 }
 
 /// The platform of `machine` under a kernel of `kernel`; nothing if the CPU model's name does not tell its family. The
@@ -97,7 +95,7 @@ mod tests {
     use crate::scenario::AttachPoint;
 
     fn verdict(scenario: &Scenario, provider: &str, client: &str) -> Verdict {
-        let tree = scenario.pci_tree();
+        let tree = pci_tree(scenario);
         let platform = platform(&scenario.machine, Release::NEWEST).unwrap();
         let find = |name| tree.find(name).unwrap();
         decide(&tree, &platform, find(provider), find(client))
@@ -142,7 +140,7 @@ mod tests {
         assert_eq!(verdict(&demo, "gpu0", "disk1"), Verdict::BusAddress);
         let physical = Verdict::ThroughHostBridgePhysical;
         assert_eq!(verdict(&demo, "gpu0", "disk0"), physical);
-        let tree = demo.pci_tree();
+        let tree = pci_tree(&demo);
         let platform = platform(&demo.machine, Release::NEWEST).unwrap();
         let find = |name| tree.find(name).unwrap();
         let decision = decide(&tree, &platform, find("gpu0"), find("disk0")).unwrap();
@@ -164,7 +162,7 @@ mod tests {
     fn an_iommu_switches_acs_on_at_root_ports() {
         let mut demo = Scenario::demo().unwrap();
         let redirecting = |demo: &Scenario, name: &str| {
-            let tree = demo.pci_tree();
+            let tree = pci_tree(&demo);
             let port = tree.find(name).unwrap();
             tree.function(port).unwrap().redirecting()
         };

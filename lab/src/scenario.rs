@@ -63,13 +63,11 @@ pub use tunnels::{TunnelSide, Tunnels};
 
 use check::Endpoints;
 
-use crate::artifacts::GuestNeeds;
 use crate::firmware::Firmware;
 use crate::guest_access::GuestAccess;
 use crate::guest_files::GuestFile;
 use crate::iommu::Iommu;
 use crate::module_sources::ModuleSources;
-use crate::topology::Topology;
 
 const DEMO: &str = include_str!("../../scenarios/demo.toml");
 
@@ -402,7 +400,7 @@ impl Scenario {
             devices: nvmes,
             gpus,
             nics,
-            one_switch: Topology::of(self).is_one_switch(),
+            one_switch: self.is_one_switch(),
             tools: self.tools,
             layers: Vec::new(),
             udev: self.udev,
@@ -444,18 +442,6 @@ impl Scenario {
         let of_ends = if self.rdma_ends { Rdma::PROGRAMS } else { &[] };
         let own = self.checks.iter().flat_map(Check::programs).chain(of_ends);
         files.chain(program::of_project(own.copied())).collect()
-    }
-
-    /// What its guest is made from.
-    pub fn needs(&self) -> GuestNeeds {
-        GuestNeeds {
-            modules: self.initramfs_modules(),
-            tools: self.tools,
-            layers: !self.guest_files().is_empty() || !self.packages.is_empty(),
-            packages: self.packages.clone(),
-            module_sources: self.module_sources.clone(),
-            is_dry_run: false,
-        }
     }
 
     /// Names of the modules that the initramfs must hold: besides those of the plan the ones that the agent loads when
@@ -501,6 +487,7 @@ fn file_text(path: &Path) -> Result<String, ScenarioError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::guest_needs::GuestNeeds;
 
     const HEAD: &str = "name = \"x\"\n\n[[switch]]\nname = \"s0\"\n\n[[nvme]]\nname = \"d0\"\n";
     const DISK: &str = "namespaces = [{ ram = \"1M\" }]\n";
@@ -903,13 +890,13 @@ mod tests {
         let check = "[[check]]\nkind = \"command\"\nrun = \"true\"\n";
         let read = |top: &str| parse(format!("{top}\n{HEAD}{DISK}{check}"));
         let files = read("files = { \"bin/x\" = \"Cargo.toml\" }").unwrap();
-        assert!(files.plan().tools && files.needs().layers);
+        assert!(files.plan().tools && GuestNeeds::of(&files).layers);
         assert_eq!(files.files[0].guest(), Path::new("usr/bin/x"));
         let packages = read("packages = [\"rdma-core\"]").unwrap();
-        assert_eq!(packages.needs().packages, ["rdma-core"]);
-        assert!(packages.plan().tools && packages.needs().layers);
+        assert_eq!(GuestNeeds::of(&packages).packages, ["rdma-core"]);
+        assert!(packages.plan().tools && GuestNeeds::of(&packages).layers);
         let udev = read("udev = true").unwrap();
-        assert!(udev.plan().tools && udev.plan().udev && !udev.needs().layers);
+        assert!(udev.plan().tools && udev.plan().udev && !GuestNeeds::of(&udev).layers);
     }
 
     #[test]

@@ -3,8 +3,6 @@
 //! QEMU's arguments ([`crate::qemu`]), the servers' arguments ([`crate::server_arguments`]) and the tree that the kernel's rule
 //! is asked about ([`Topology::pci_tree`]) are renderings of it.
 
-use peerbar_switch::LinkMode;
-
 use crate::guest_access::GuestAccess;
 use crate::scenario::{AttachPoint, DeviceSpec, Fabric, Scenario, first_buses};
 
@@ -148,18 +146,6 @@ impl<'a> Topology<'a> {
     pub fn below(&self, switch: &str) -> impl Iterator<Item = DeviceSpec<'a>> {
         self.devices()
             .filter(move |device| device.attach().switch() == Some(switch))
-    }
-
-    /// Whether all devices are below one switch, which routes between them.
-    pub fn is_one_switch(&self) -> bool {
-        let first = self.devices().next();
-        first
-            .and_then(|device| device.attach().switch())
-            .is_some_and(|switch| {
-                self.devices().all(|device| {
-                    device.attach().switch() == Some(switch) && device.link() == LinkMode::Route
-                })
-            })
     }
 
     /// Size of the prefetchable BARs of all devices in bytes.

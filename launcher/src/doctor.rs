@@ -83,7 +83,7 @@ fn findings(own: &Own, scenario: &Scenario) -> Vec<Finding> {
     findings.push(software::cpu(
         &machine.cpu,
         &cpuinfo,
-        topology.is_one_switch(),
+        scenario.is_one_switch(),
     ));
     findings.push(of_idle_processors(&cpuinfo));
     findings.push(host::memory(

@@ -37,6 +37,7 @@ use crate::series::write_plan;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::folder::Folder;
+use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
@@ -117,7 +118,7 @@ fn artifacts(
     let scenario = parsed(orders.first().context("there is no boot")?)?;
     let agent = program("peerbar-agent")?;
     let own = options.own.or_kernel_tree_here()?;
-    Artifacts::prepare(&own, &scenario.needs(), &agent, signals)
+    Artifacts::prepare(&own, &GuestNeeds::of(&scenario), &agent, signals)
 }
 
 fn kernel(release: &str) -> Result<Release, Failure> {

@@ -13,13 +13,14 @@ use crate::keep::{self, Keeping};
 use crate::results::conclude;
 use crate::runnable::Runnable;
 use crate::table::word;
-use peerbar_lab::artifacts::{Artifacts, GuestNeeds};
+use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
 use peerbar_lab::debugger;
 use peerbar_lab::exit::{Failure, Outcome};
 use peerbar_lab::finished_run::{FinishedRun, SCENARIO, VERDICT};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{Guest, GuestEvent, QEMU_LOG};
+use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::{Boot, Sockets};
@@ -46,7 +47,7 @@ pub(crate) fn run(
     scenario: &Scenario,
     signals: &Signals,
 ) -> Result<RunOutcome, Failure> {
-    let artifacts = artifacts(options, scenario.needs(), signals)?;
+    let artifacts = artifacts(options, GuestNeeds::of(&scenario), signals)?;
     let boot = boot(options, scenario, &artifacts);
     let folder = begin(options, scenario, &artifacts)?;
     let (verdict, text) =
@@ -98,7 +99,7 @@ fn dry_text(
 ) -> Result<String, Failure> {
     let needs = GuestNeeds {
         is_dry_run: true,
-        ..scenario.needs()
+        ..GuestNeeds::of(scenario)
     };
     let artifacts = artifacts(options, needs, signals)?;
     let boot = boot(options, scenario, &artifacts);

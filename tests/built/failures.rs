@@ -7,7 +7,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, ensure};
-use peerbar_lab::artifacts::{Artifacts, GuestNeeds, Own};
+use peerbar_lab::artifacts::{Artifacts, Own};
+use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::signals;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, anyhow};
 use peerbar_lab::LabError;
-use peerbar_lab::artifacts::{Artifacts, GuestNeeds};
+use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{self, Guest, GuestEvent};
+use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::qemu::{self, Sockets};
 use peerbar_lab::scenario::Scenario;
@@ -35,7 +36,7 @@ pub(crate) fn measure(context: &mut SuiteContext<'_, BootOptions>) -> Result<(),
         |needs: &GuestNeeds, init| Artifacts::prepare(own, needs, &program(init)?, context.signals);
     let needs = GuestNeeds {
         tools: false,
-        ..scenario.needs()
+        ..GuestNeeds::of(&scenario)
     };
     let ours = prepare(&needs, "peerbar-agent")?;
     let plain = prepare(&GuestNeeds::default(), "empty-init")?;

@@ -12,6 +12,7 @@ use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{Guest, GuestEvent};
+use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::Sockets;
@@ -197,7 +198,12 @@ impl GuestContext<'_> {
     /// What a guest of `scenario` boots from.
     fn prepare(&self, scenario: &Scenario) -> Result<Artifacts, Failure> {
         let agent = program("peerbar-agent")?;
-        Artifacts::prepare(self.options, &scenario.needs(), &agent, self.signals)
+        Artifacts::prepare(
+            self.options,
+            &GuestNeeds::of(scenario),
+            &agent,
+            self.signals,
+        )
     }
 
     fn boot(

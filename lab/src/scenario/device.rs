@@ -106,4 +106,16 @@ impl Scenario {
         let nvmes = self.nvmes.iter().map(DeviceSpec::Nvme);
         nvmes.chain(gpus).chain(nics)
     }
+
+    /// Whether all devices are below one switch, which routes between them.
+    pub fn is_one_switch(&self) -> bool {
+        let first = self.devices().next();
+        first
+            .and_then(|device| device.attach().switch())
+            .is_some_and(|switch| {
+                self.devices().all(|device| {
+                    device.attach().switch() == Some(switch) && device.link() == LinkMode::Route
+                })
+            })
+    }
 }

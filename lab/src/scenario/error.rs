@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use peerbar_report::TableError;
 use thiserror::Error;
 
+use crate::exit::Failure;
+
 /// A scenario that cannot be run.
 #[derive(Debug, Error)]
 pub enum ScenarioError {
@@ -31,6 +33,13 @@ pub enum ScenarioError {
         /// What is wrong, and what is allowed.
         message: String,
     },
+}
+
+/// A mistake in a scenario is the user's.
+impl From<ScenarioError> for Failure {
+    fn from(error: ScenarioError) -> Self {
+        Self::Usage(error.into())
+    }
 }
 
 /// What is wrong at a byte range of the file.

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::case::{Case, decide_in};
 use super::pairs::Pair;
 use peerbar_lab::cpu;
+use peerbar_lab::pci_tree::pci_tree;
 use peerbar_lab::scenario::{AttachPoint, DeviceSpec, Scenario, Switch};
 
 /// A model whose root complexes Linux trusts.
@@ -25,7 +26,7 @@ pub(crate) struct Advice {
 /// The changes of `case` that give `pair` more than `now`, the smallest first.
 pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> {
     let here = case.platform(&pair.client);
-    let elsewhere = |(scenario, change): (Scenario, String)| (scenario.pci_tree(), here, change);
+    let elsewhere = |(scenario, change): (Scenario, String)| (pci_tree(&scenario), here, change);
     let trials = [
         without_redirection(case, now).map(|(tree, change)| (tree, here, change)),
         other_cpu(case, here),

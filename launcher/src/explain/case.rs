@@ -7,7 +7,7 @@ use super::observed_guest::ObservedGuest;
 use super::pairs::Pair;
 use super::recorded::Recorded;
 use peerbar_lab::exit::Failure;
-use peerbar_lab::pci_tree::platform;
+use peerbar_lab::pci_tree::{pci_tree, platform};
 use peerbar_lab::results::CheckResult;
 use peerbar_lab::scenario::{Machine, Scenario};
 
@@ -31,7 +31,7 @@ impl Case {
     /// What `scenario` will be under the newest kernel that the rule knows.
     pub(crate) fn of_scenario(scenario: Scenario) -> Result<Self, Failure> {
         Ok(Self {
-            tree: scenario.pci_tree(),
+            tree: pci_tree(&scenario),
             platform: expected(&scenario.machine, Release::NEWEST)?,
             scenario,
             guest: None,
@@ -57,14 +57,14 @@ impl Case {
         })?;
         let mut guest = ObservedGuest::of(evidence);
         if let Some(guest) = &mut guest {
-            guest.name_ports(&scenario.pci_tree());
+            guest.name_ports(&pci_tree(&scenario));
         }
         let (tree, platform) = match guest
             .as_ref()
             .and_then(|guest| Some((guest.tree(), guest.platform(false)?)))
         {
             Some(found) => found,
-            None => (scenario.pci_tree(), expected(&scenario.machine, kernel)?),
+            None => (pci_tree(&scenario), expected(&scenario.machine, kernel)?),
         };
         Ok(Self {
             scenario,

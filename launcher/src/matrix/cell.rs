@@ -13,7 +13,7 @@ use super::kernel::Kernel;
 use super::placement::{Flow, Pair, Placement};
 use super::transfer_outcome::{ruled, seen};
 use peerbar_lab::iommu::Iommu;
-use peerbar_lab::pci_tree::platform;
+use peerbar_lab::pci_tree::{pci_tree, platform};
 use peerbar_lab::results::CheckResult;
 use peerbar_lab::scenario::Scenario;
 
@@ -99,7 +99,7 @@ impl Rule {
         if pair.by == ProbeDriver::Vfio {
             return Ok(Self::of_vfio(scenario.machine.iommu, pair));
         }
-        let tree = scenario.pci_tree();
+        let tree = pci_tree(scenario);
         let cpu = &scenario.machine.cpu;
         let platform = platform(&scenario.machine, kernel)
             .with_context(|| format!("what the kernel takes the CPU `{cpu}` for is not known here: name a model of QEMU's"))?;

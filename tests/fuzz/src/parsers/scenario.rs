@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::scenario::{GuestGroup, Scenario, ScenarioError};
 
 /// Reads `data`.
@@ -28,7 +29,11 @@ fn read(path: &Path, text: &str) -> Result<Vec<Scenario>, ScenarioError> {
 }
 
 fn use_all(scenario: &Scenario) {
-    drop((scenario.plan(), scenario.needs(), scenario.guest_files()));
+    drop((
+        scenario.plan(),
+        GuestNeeds::of(scenario),
+        scenario.guest_files(),
+    ));
 }
 
 #[cfg(test)]

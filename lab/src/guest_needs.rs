@@ -1,0 +1,35 @@
+//! What a scenario has its guest made from.
+
+use crate::module_sources::ModuleSources;
+use crate::scenario::Scenario;
+
+/// What a guest is made from.
+#[derive(Clone, Debug, Default)]
+pub struct GuestNeeds {
+    /// Modules of its initramfs; those that they need come by themselves.
+    pub modules: Vec<String>,
+    /// Whether it has the tools root.
+    pub tools: bool,
+    /// Whether anything lies over the tools root.
+    pub layers: bool,
+    /// Debian packages that lie over it.
+    pub packages: Vec<String>,
+    /// Folders that modules are built from.
+    pub module_sources: Vec<ModuleSources>,
+    /// Whether the guest is only shown, so that packages that the cache lacks are not fetched.
+    pub is_dry_run: bool,
+}
+
+impl GuestNeeds {
+    /// Those of `scenario`'s guest.
+    pub fn of(scenario: &Scenario) -> Self {
+        Self {
+            modules: scenario.initramfs_modules(),
+            tools: scenario.tools,
+            layers: !scenario.guest_files().is_empty() || !scenario.packages.is_empty(),
+            packages: scenario.packages.clone(),
+            module_sources: scenario.module_sources.clone(),
+            is_dry_run: false,
+        }
+    }
+}
