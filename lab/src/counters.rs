@@ -8,7 +8,6 @@ use peerbar_dma_log::Entry;
 use peerbar_dma_log::counter_file::{CounterFileError, Reader};
 use peerbar_report::DeviceCounters;
 
-use crate::iommu::Iommu;
 use crate::scenario::Scenario;
 
 /// Where in a run's `folder` the device of that name shares its counters.

@@ -74,7 +74,7 @@ pub(crate) struct Guests<'a> {
     /// When it is given up in any case.
     pub(crate) deadline: Instant,
     /// Kills what the check loses.
-    pub(crate) doomed: Option<Killer>,
+    pub(crate) killer: Option<Killer>,
 }
 
 /// Has both ends of `check` do their parts.

@@ -59,16 +59,16 @@ impl GroupFabric {
     }
 
     /// What kills it, because a check asks for its death.
-    pub(crate) fn doom(&mut self) -> anyhow::Result<Killer> {
+    pub(crate) fn take_killer(&mut self) -> anyhow::Result<Killer> {
         let server = self.servers.first_mut();
-        server.context("the fabric has no server")?.doom()
+        server.context("the fabric has no server")?.take_killer()
     }
 
     /// Watches it while `work` is done, which shall end once its stream closes.
     ///
     /// # Errors
     /// [`LabError::ServerDied`] if it ends before the work does, unless a check asked for its death. The work is waited for then.
-    pub(crate) fn attend<T: Send>(
+    pub(crate) fn run_beside<T: Send>(
         &mut self,
         work: impl FnOnce(UnixStream) -> T + Send,
     ) -> Result<T, LabError> {

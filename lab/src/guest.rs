@@ -133,13 +133,7 @@ impl<'a> Guest<'a> {
         let mut events = Events::new(signals);
         sockets.check(&topology)?;
         let report = listen(&sockets.report())?;
-        let servers = servers::start(&topology, scenario.recording, sockets, folder, &mut events)?;
-        let switches = servers.iter().filter_map(|server| server.bridges.clone());
-        let switches = switches.chain(sockets.survivors().switches());
-        let switches = switches.map(|socket| socket.within(&topology));
-        let switches: Vec<SwitchSocket> = switches.collect();
-        let bridges = BridgeWatch::start(sockets.launcher_monitor(), switches.clone());
-        let bridges = bridges.context("cannot tell switches what their ports forward")?;
+        let started = StartedServers::of(&topology, scenario, sockets, folder, &mut events)?;
         let shared = artifacts.shared(scenario, files.as_deref());
         let access = scenario.access.is_some();
         let link = access.then(|| folder.link(VSOCK, &sockets.vsock_programs()));
@@ -154,22 +148,20 @@ impl<'a> Guest<'a> {
             true => Some(listen_for_trace(&mut events, sockets, folder)?),
             false => None,
         };
-        let started = Instant::now();
-        let mut qemu = spawn(&command, Stdio::piped())?;
-        let qemu_said = add_qemu(&mut events, &mut qemu)?;
-        for (index, server) in servers.iter().enumerate() {
+        let qemu = StartedQemu::of(&command, &mut events)?;
+        for (index, server) in started.servers.iter().enumerate() {
             events.add_child(EventSource::Server(index), server.child.pidfd())?;
         }
         Ok(Self {
-            qemu,
-            servers,
-            bridges: Some(bridges),
-            switches,
+            qemu: qemu.process,
+            servers: started.servers,
+            bridges: Some(started.bridges),
+            switches: started.switches,
             events,
             plan,
             counters: Arc::new(CounterFiles::of(scenario, folder.path())),
             port: None,
-            started,
+            started: qemu.started,
             _link: link,
             _monitor: monitor,
             ended: None,
@@ -179,7 +171,7 @@ impl<'a> Guest<'a> {
             qemu_log: BoundedFile::new(folder.file(QEMU_LOG)?, LARGEST_LOG),
             search: GivenUp::default(),
             given_up: None,
-            qemu_said,
+            qemu_said: qemu.said,
             console: console(scenario, folder)?,
             report: Report::new(folder.file("report.ktap")?, scenario.interactive),
         })
@@ -311,7 +303,7 @@ impl<'a> Guest<'a> {
         self.counters.read()
     }
 
-    /// The same counters, to be read while the guest is attended to.
+    /// The same counters, to be read while the guest goes on.
     pub(crate) fn counter_files(&self) -> Arc<CounterFiles> {
         Arc::clone(&self.counters)
     }
@@ -342,17 +334,17 @@ impl<'a> Guest<'a> {
 
     /// Kills the server of `name`, because a check has asked for it: the guest sees the device pulled out.
     pub fn lose(&mut self, name: &str) -> anyhow::Result<()> {
-        let server = self.doomed(name)?;
+        let server = self.server_to_lose(name)?;
         server.lost = true;
         server.child.kill()
     }
 
     /// What kills the server of `name`, because a check asks for its death.
-    pub(crate) fn doom(&mut self, name: &str) -> anyhow::Result<Killer> {
-        self.doomed(name)?.doom()
+    pub(crate) fn take_killer(&mut self, name: &str) -> anyhow::Result<Killer> {
+        self.server_to_lose(name)?.take_killer()
     }
 
-    fn doomed(&mut self, name: &str) -> anyhow::Result<&mut Server> {
+    fn server_to_lose(&mut self, name: &str) -> anyhow::Result<&mut Server> {
         let server = self.servers.iter_mut().find(|server| server.name == name);
         server.with_context(|| format!("a check asks for the death of {name}, which has no server"))
     }
@@ -405,6 +397,60 @@ impl<'a> Guest<'a> {
             .ended()?
             .context("a server that ended and did not")?;
         Ok((!server.lost).then(|| servers::exit_message(server, status)))
+    }
+}
+
+/// The servers of a guest's devices, and what tells the switches among them where their ports forward.
+struct StartedServers {
+    servers: Vec<Server>,
+    switches: Vec<SwitchSocket>,
+    bridges: BridgeWatch,
+}
+
+impl StartedServers {
+    /// Starts those of `scenario` that `sockets` has no survivors for.
+    fn of(
+        topology: &Topology<'_>,
+        scenario: &Scenario,
+        sockets: &Sockets,
+        folder: &Folder,
+        events: &mut Events<'_>,
+    ) -> Result<Self, Failure> {
+        let servers = servers::start(topology, scenario.recording, sockets, folder, events)?;
+        let switches = servers.iter().filter_map(|server| server.bridges.clone());
+        let switches = switches.chain(sockets.survivors().switches());
+        let switches = switches.map(|socket| socket.within(topology));
+        let switches: Vec<SwitchSocket> = switches.collect();
+        let bridges = BridgeWatch::start(sockets.launcher_monitor(), switches.clone());
+        let bridges = bridges.context("cannot tell switches what their ports forward")?;
+        Ok(Self {
+            servers,
+            switches,
+            bridges,
+        })
+    }
+}
+
+/// QEMU, whose end and streams are among the events.
+struct StartedQemu {
+    process: Child,
+    /// Its own output.
+    said: ChildStderr,
+    /// When it was started.
+    started: Instant,
+}
+
+impl StartedQemu {
+    /// Starts it by `command`.
+    fn of(command: &Command, events: &mut Events<'_>) -> Result<Self, Failure> {
+        let started = Instant::now();
+        let mut process = spawn(command, Stdio::piped())?;
+        let said = add_qemu(events, &mut process)?;
+        Ok(Self {
+            process,
+            said,
+            started,
+        })
     }
 }
 

@@ -13,30 +13,26 @@ use anyhow::{Context, anyhow};
 use peerbar_exec::ProgramRequest;
 use peerbar_flight::{Flight, FlightFile};
 use peerbar_report::{
-    Check, DeviceCounters, Expectation, KINDS, Line, Module, Program, Request,
-    Verdict as CheckVerdict,
+    Check, DeviceCounters, Expectation, Line, Program, Request, Verdict as CheckVerdict,
 };
 
-use crate::artifacts::{Artifacts, Own};
 use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, Outcome};
-use crate::finished_run::{Concluded, FinishedRun, SCENARIO, VERDICT};
+use crate::finished_run::{Concluded, FinishedRun, VERDICT};
 use crate::folder::{Folder, flight_record};
 use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, QEMU_LOG};
-use crate::guest_access::GuestAccess;
 use crate::guest_files;
 use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
+use crate::lab_options::LabOptions;
 use crate::limited::Limited;
 use crate::program_builds;
-use crate::programs::program;
 use crate::qemu::Sockets;
 use crate::report::Row;
 use crate::run_file;
-use crate::runs::Runs;
 use crate::scenario::{Scenario, program as host_program};
-use crate::signals::{self, Signals};
+use crate::signals;
 use crate::size::Size;
 use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
@@ -45,179 +41,13 @@ use crate::verdict::{Ending, Verdict};
 /// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
 /// How often work is looked after in any case.
-const ATTENDED: Duration = Duration::from_secs(3600);
+const FOLLOWED: Duration = Duration::from_secs(3600);
 /// Most bytes of a stream of [`Lab::program`]: the guest is not trusted with the host's memory.
 const MOST_OUTPUT: Size = Size(256 << 20);
 /// How long a guest may take to power off.
 const POWER_OFF: Duration = Duration::from_secs(30);
 /// How long a guest may take to end by what has ended the run, before it is stopped.
 const DYING: Duration = Duration::from_secs(1);
-
-/// How a [`Lab`] is started: by default with peerbar's own QEMU and kernel, in the folder `runs`, where the last 20 runs stay.
-#[derive(Clone, Debug, Default)]
-pub struct LabOptions {
-    own: Own,
-    runs: Runs,
-    access: Option<GuestAccess>,
-    signals: Option<&'static Signals>,
-    survivors: Survivors,
-}
-
-impl LabOptions {
-    /// Folder that gets a folder for each run, and from which none is removed.
-    pub fn runs(self, runs: impl AsRef<Path>) -> Self {
-        Self {
-            runs: Runs::below(runs.as_ref()),
-            ..self
-        }
-    }
-
-    /// QEMU to use.
-    pub fn qemu(mut self, qemu: impl Into<PathBuf>) -> Self {
-        self.own.qemu = Some(qemu.into());
-        self
-    }
-
-    /// Kernel to boot: a bzImage, a vmlinux or a build tree.
-    pub fn kernel(mut self, kernel: impl Into<PathBuf>) -> Self {
-        self.own.kernel = Some(kernel.into());
-        self
-    }
-
-    /// Modules of that kernel: `lib/modules/RELEASE`, or a folder that contains it.
-    pub fn modules(mut self, modules: impl Into<PathBuf>) -> Self {
-        self.own.modules = Some(modules.into());
-        self
-    }
-
-    /// Where the run's folder is, with all its settings.
-    pub fn runs_as(self, runs: Runs) -> Self {
-        Self { runs, ..self }
-    }
-
-    /// The user's own pieces, all at once.
-    pub fn own(self, own: Own) -> Self {
-        Self { own, ..self }
-    }
-
-    /// Lets the host start programs in the guest: see [`Lab::program`].
-    pub fn access(self, access: GuestAccess) -> Self {
-        Self {
-            access: Some(access),
-            ..self
-        }
-    }
-
-    /// Signals that end the lab in place of the whole process, or that [`Lab::attend`] passes on.
-    pub fn signals(self, signals: &'static Signals) -> Self {
-        Self {
-            signals: Some(signals),
-            ..self
-        }
-    }
-
-    /// Uses servers of another lab, whose guest has ended, for the switches and devices of the same names, and starts the
-    /// others. The other lab must live as long as this one.
-    pub fn survivors(self, survivors: Survivors) -> Self {
-        Self { survivors, ..self }
-    }
-
-    /// Starts the devices and the guest of `scenario`, runs its checks if it has any, and waits until the guest is ready for
-    /// requests.
-    ///
-    /// The calling thread must live as long as the lab: the processes die with it.
-    ///
-    /// # Errors
-    /// What keeps the guest from being ready. The run's folder has the logs.
-    pub fn start(self, scenario: Scenario) -> Result<Lab, LabError> {
-        let mut lab = self.boot(scenario, None)?;
-        lab.become_ready()?;
-        Ok(lab)
-    }
-
-    /// Starts the devices and the guest of `scenario`, and does not wait until it is ready.
-    pub(crate) fn boot(
-        self,
-        mut scenario: Scenario,
-        share: Option<Share>,
-    ) -> Result<Lab, LabError> {
-        let signals = self.own_signals();
-        scenario.interactive = true;
-        if let Some(access) = self.access {
-            scenario.give_access(access);
-        }
-        let agent = program("peerbar-agent")?;
-        if !scenario.gpus.is_empty() {
-            add_module(&mut scenario, "peerbar_gpu_pin_test");
-            add_module(&mut scenario, "peerbar_gpu_import_test");
-        }
-        let mut needs = GuestNeeds::of(&scenario);
-        if self.own.kernel().is_none() {
-            // Those of Debian's kernel that some check may load: the checks are not known yet.
-            for name in KINDS.iter().flat_map(|kind| kind.on_demand) {
-                if !needs.modules.iter().any(|known| known == name) {
-                    needs.modules.push((*name).to_owned());
-                }
-            }
-        }
-        let artifacts = Artifacts::prepare(&self.own, &needs, &agent, signals)?;
-        let (folder, fabric) = match share {
-            Some(Share { folder, fabric }) => (folder, fabric),
-            None => (self.runs.begin(&scenario.name)?, None),
-        };
-        let path = std::path::absolute(&scenario.path);
-        let path = path.context("cannot tell where the scenario is")?;
-        folder.begin(Some(&path), artifacts.versions())?;
-        folder.write(SCENARIO, &scenario.text)?;
-        let temporary = SocketFolder::create()?;
-        let sockets = Sockets::in_folder(temporary.path());
-        let sockets = sockets.with_survivors(self.survivors);
-        let sockets = sockets.with_shared_fabric(fabric);
-        let boot = artifacts.boot(&scenario.machine);
-        let guest = Guest::start(&artifacts, &boot, &scenario, &sockets, &folder, signals)?;
-        Ok(Lab {
-            guest,
-            scenario,
-            folder,
-            programs: 0,
-            loses: None,
-            temporary,
-        })
-    }
-
-    /// The folders of its runs.
-    pub(crate) fn own_runs(&self) -> &Runs {
-        &self.runs
-    }
-
-    /// Its signals.
-    pub(crate) fn own_signals(&self) -> &'static Signals {
-        self.signals.unwrap_or(&signals::NONE)
-    }
-
-    /// Whether the host may start programs.
-    pub(crate) fn has_access(&self) -> bool {
-        self.access.is_some()
-    }
-}
-
-/// What a guest of several shares with the others.
-pub(crate) struct Share {
-    /// Its folder in theirs.
-    pub(crate) folder: Folder,
-    /// The socket of the fabric.
-    pub(crate) fabric: Option<PathBuf>,
-}
-
-/// Has the module loaded before the first check, as some kinds of checks want it.
-fn add_module(scenario: &mut Scenario, name: &str) {
-    if !scenario.modules.iter().any(|module| module.name == name) {
-        scenario.modules.push(Module {
-            name: name.to_owned(),
-            parameters: String::new(),
-        });
-    }
-}
 
 /// A running lab. Dropped without [`Lab::shut_down`], it is ended at once and leaves no verdict.
 pub struct Lab {
@@ -272,6 +102,23 @@ impl FinishedLab {
 }
 
 impl Lab {
+    /// A lab whose guest has been started, with its sockets in `temporary`.
+    pub(crate) fn new(
+        guest: Guest<'static>,
+        scenario: Scenario,
+        folder: Folder,
+        temporary: SocketFolder,
+    ) -> Self {
+        Self {
+            guest,
+            scenario,
+            folder,
+            programs: 0,
+            loses: None,
+            temporary,
+        }
+    }
+
     /// Starts `scenario` with the default options.
     ///
     /// # Errors
@@ -386,7 +233,7 @@ impl Lab {
         request: &ProgramRequest,
         input: &[u8],
     ) -> Result<ProgramOutput, LabError> {
-        let output = self.attend(|socket, signals| {
+        let output = self.run_beside(|socket, signals| {
             let stream = || Limited::new(Vec::new(), MOST_OUTPUT, "write it to a file");
             let (mut output, mut errors) = (stream(), stream());
             let program = GuestProgram::start(socket, request)?.ends_with(signals);
@@ -400,16 +247,16 @@ impl Lab {
         Ok(output??)
     }
 
-    /// The socket for [`GuestProgram::start`]. The guest's console must be taken meanwhile: see [`Lab::attend`].
+    /// The socket for [`GuestProgram::start`]. The guest's console must be taken meanwhile: see [`Lab::run_beside`].
     pub fn socket(&self) -> PathBuf {
         Sockets::in_folder(self.temporary.path()).vsock_programs()
     }
 
-    /// Keeps the guest going while `work` uses its socket. Signals come to `work` as bytes with their numbers.
+    /// Runs `work` on a thread of its own, and keeps the guest going meanwhile. Signals come to `work` as bytes with their numbers.
     ///
     /// # Errors
-    /// A guest or a server that ends before the work does. The work is waited for then, and the lab may be attended to again.
-    pub fn attend<T: Send>(
+    /// A guest or a server that ends before the work does. The work is waited for then, and other work may be run then.
+    pub fn run_beside<T: Send>(
         &mut self,
         work: impl FnOnce(&Path, UnixStream) -> T + Send,
     ) -> Result<T, LabError> {
@@ -423,21 +270,21 @@ impl Lab {
                 let _tells_done = tells_done;
                 work(&socket, received_signals)
             });
-            let attended = self.attend_until_done(&signals);
-            if attended.is_err() {
+            let followed = self.follow_until_done(&signals);
+            if followed.is_err() {
                 // The next work must not see that this one has ended.
                 self.guest.remove_work();
             }
             // Work that waits for a signal, or for a guest that is gone, ends by that.
             drop(signals);
             let done = worker.join().map_err(|_| anyhow!("the work panicked"))?;
-            attended.map(|()| done)
+            followed.map(|()| done)
         })
     }
 
-    fn attend_until_done(&mut self, signals: &UnixStream) -> Result<(), LabError> {
+    fn follow_until_done(&mut self, signals: &UnixStream) -> Result<(), LabError> {
         loop {
-            match self.guest.next_event(Instant::now() + ATTENDED)? {
+            match self.guest.next_event(Instant::now() + FOLLOWED)? {
                 GuestEvent::WorkDone => return Ok(()),
                 GuestEvent::Signal(number) => {
                     let number = u8::try_from(number).unwrap_or_default();
@@ -492,8 +339,8 @@ impl Lab {
     }
 
     /// What kills the server of `name`, because a check across guests asks for its death.
-    pub(crate) fn doom(&mut self, name: &str) -> anyhow::Result<Killer> {
-        self.guest.doom(name)
+    pub(crate) fn take_killer(&mut self, name: &str) -> anyhow::Result<Killer> {
+        self.guest.take_killer(name)
     }
 
     /// Warnings of these functions of the guest's kernel are no trouble from now on.

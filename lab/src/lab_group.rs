@@ -22,8 +22,9 @@ use crate::group_check::{self, Transfers};
 use crate::group_fabric::GroupFabric;
 use crate::group_verdict::Judged;
 use crate::guest_access::GuestAccess;
-use crate::lab::{Lab, LabOptions, Share};
+use crate::lab::Lab;
 use crate::lab_error::LabError;
+use crate::lab_options::{LabOptions, Share};
 use crate::report::Row;
 use crate::run_file;
 use crate::scenario::{AcrossCheck, GroupCheck, GroupGuest, GuestGroup, Scenario};
@@ -160,7 +161,7 @@ impl LabGroup {
     /// # Errors
     /// [`LabError::NoDevice`]. A guest that ends is none: see [`LabGroup::failure`].
     pub fn check(&mut self, name: &str, check: &AcrossCheck) -> Result<Row, LabError> {
-        let doomed = self.doom(&check.check())?;
+        let killer = self.take_killer(&check.check())?;
         let [near_nic, far_nic] = check.ends().map(|end| end.nic);
         let (near, far) = (self.guest_with(near_nic)?, self.guest_with(far_nic)?);
         let sockets = [(near_nic, near.socket()), (far_nic, far.socket())];
@@ -174,12 +175,12 @@ impl LabGroup {
                 counters: &counters,
                 stops: &stops,
                 deadline,
-                doomed,
+                killer,
             };
             (group_check::transfers(check, &guests), signal(&stops))
         };
         let mut labs = named(&self.group, &mut self.labs);
-        let done = match attend_group(self.fabric.as_mut(), &mut labs, Box::new(work)) {
+        let done = match run_beside_group(self.fabric.as_mut(), &mut labs, Box::new(work)) {
             Ok((done, None)) => done,
             Ok((done, Some(signal))) => {
                 self.failure = Some(Failure::Interrupted(signal).into());
@@ -234,7 +235,7 @@ impl LabGroup {
     pub fn stay(&mut self) {
         let mut labs = named(&self.group, &mut self.labs);
         let work = Box::new(|stops: Vec<UnixStream>| wait_for(&stops));
-        let waited = attend_group(self.fabric.as_mut(), &mut labs, work);
+        let waited = run_beside_group(self.fabric.as_mut(), &mut labs, work);
         let ended = match waited {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(anyhow!(error).into()),
@@ -244,7 +245,7 @@ impl LabGroup {
     }
 
     /// What kills the server that `check` loses, if it loses one. The kernel of its guest may warn of that.
-    fn doom(&mut self, check: &Check) -> Result<Option<Killer>, LabError> {
+    fn take_killer(&mut self, check: &Check) -> Result<Option<Killer>, LabError> {
         let Some(name) = check.kills() else {
             return Ok(None);
         };
@@ -255,9 +256,9 @@ impl LabGroup {
         let killer = match (lab, &mut self.fabric) {
             (Some(lab), _) => {
                 lab.expect_warnings(check.warnings());
-                lab.doom(name)?
+                lab.take_killer(name)?
             }
-            (None, Some(fabric)) => fabric.doom()?,
+            (None, Some(fabric)) => fabric.take_killer()?,
             (None, None) => return Err(LabError::NoDevice(name.to_owned())),
         };
         Ok(Some(killer))
@@ -410,7 +411,7 @@ impl LabGroup {
         let mut labs = named(&self.group, &mut self.labs);
         let (_, lab) = labs.remove(self.ready);
         let work = |stops: Vec<UnixStream>| lab.become_ready_until(&stops);
-        let ready = attend_group(self.fabric.as_mut(), &mut labs, Box::new(work))
+        let ready = run_beside_group(self.fabric.as_mut(), &mut labs, Box::new(work))
             .and_then(|ready| ready.map_err(|error| error.of_guest(&guest.name)));
         match ready {
             Ok(()) => {}
@@ -446,19 +447,19 @@ fn named<'a>(group: &'a GuestGroup, labs: &'a mut [Lab]) -> Vec<(&'a str, &'a mu
 }
 
 /// Keeps the fabric and all guests going while `work` is done.
-fn attend_group<T: Send>(
+fn run_beside_group<T: Send>(
     fabric: Option<&mut GroupFabric>,
     labs: &mut [(&str, &mut Lab)],
     work: Work<'_, T>,
 ) -> Result<T, LabError> {
     match fabric {
-        Some(fabric) => fabric.attend(|stop| attend_all(labs, vec![stop], work))?,
-        None => attend_all(labs, Vec::new(), work),
+        Some(fabric) => fabric.run_beside(|stop| run_beside_all(labs, vec![stop], work))?,
+        None => run_beside_all(labs, Vec::new(), work),
     }
 }
 
 /// Keeps all guests going while `work` is done.
-fn attend_all<T: Send>(
+fn run_beside_all<T: Send>(
     labs: &mut [(&str, &mut Lab)],
     mut stops: Vec<UnixStream>,
     work: Work<'_, T>,
@@ -466,9 +467,9 @@ fn attend_all<T: Send>(
     let Some(((name, lab), others)) = labs.split_first_mut() else {
         return Ok(work(stops));
     };
-    let done = lab.attend(|_, stop| {
+    let done = lab.run_beside(|_, stop| {
         stops.push(stop);
-        attend_all(others, stops, work)
+        run_beside_all(others, stops, work)
     });
     done.map_err(|error| error.of_guest(name))?
 }

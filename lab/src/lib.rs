@@ -84,6 +84,7 @@ pub mod kvm;
 mod lab;
 mod lab_error;
 mod lab_group;
+mod lab_options;
 pub mod limited;
 pub mod module_sources;
 mod monitor;
@@ -117,6 +118,7 @@ pub mod topology;
 mod tsc;
 pub mod verdict;
 
-pub use lab::{CommandOutput, FinishedLab, Lab, LabOptions};
+pub use lab::{CommandOutput, FinishedLab, Lab};
 pub use lab_error::LabError;
 pub use lab_group::{ConcludedGroup, GUESTS, LabGroup, guests_of};
+pub use lab_options::LabOptions;

@@ -53,7 +53,7 @@ impl Server {
     }
 
     /// What kills it, because a check asks for its death.
-    pub(crate) fn doom(&mut self) -> anyhow::Result<Killer> {
+    pub(crate) fn take_killer(&mut self) -> anyhow::Result<Killer> {
         self.lost = true;
         self.child.killer()
     }

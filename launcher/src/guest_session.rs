@@ -101,7 +101,7 @@ fn in_new_guest(
         lab.folder().display()
     ));
     drop(progress);
-    let done = lab.attend(|socket, signals| work(socket, HOST_FOLDER, signals));
+    let done = lab.run_beside(|socket, signals| work(socket, HOST_FOLDER, signals));
     let done = done.map_err(of_lab).and_then(|done| done);
     let finished = lab.shut_down().map_err(of_lab);
     // Work that failed has often lost the guest, and how that ended is the reason.

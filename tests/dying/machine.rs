@@ -152,7 +152,7 @@ impl Machine {
         loop {
             let attended = self
                 .lab
-                .attend(|_, stop| load.listen(&stop, deadline, &is_enough));
+                .run_beside(|_, stop| load.listen(&stop, deadline, &is_enough));
             match attended {
                 Ok(done) => return done.map(|()| true),
                 Err(LabError::ServerDied(_)) => {}

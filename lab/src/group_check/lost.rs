@@ -19,7 +19,7 @@ impl Transfers {
     ) -> Result<(), String> {
         let loss = loss(check)?;
         let nics = ends.clone().map(|end| end.nic);
-        let mut kill = || match &guests.doomed {
+        let mut kill = || match &guests.killer {
             Some(killer) => killer.kill(),
             None => Err(io::Error::other("nothing is to die")),
         };

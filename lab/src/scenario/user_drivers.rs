@@ -7,7 +7,6 @@ use peerbar_switch::LinkMode;
 
 use super::error::Problem;
 use super::{Gpu, Machine, Nvme};
-use crate::iommu::Iommu;
 
 /// Checks that VFIO takes the devices of `check`, whose kind stands at `at`, and that the check knows the way of their data.
 pub(super) fn fit(

@@ -1,0 +1,181 @@
+//! How a [`Lab`] is started.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use peerbar_report::{KINDS, Module};
+
+use crate::artifacts::{Artifacts, Own};
+use crate::finished_run::SCENARIO;
+use crate::folder::Folder;
+use crate::guest::Guest;
+use crate::guest_access::GuestAccess;
+use crate::guest_needs::GuestNeeds;
+use crate::lab::Lab;
+use crate::lab_error::LabError;
+use crate::programs::program;
+use crate::qemu::Sockets;
+use crate::runs::Runs;
+use crate::scenario::Scenario;
+use crate::signals::{self, Signals};
+use crate::socket_folder::SocketFolder;
+use crate::survivors::Survivors;
+
+/// How a [`Lab`] is started: by default with peerbar's own QEMU and kernel, in the folder `runs`, where the last 20 runs stay.
+#[derive(Clone, Debug, Default)]
+pub struct LabOptions {
+    own: Own,
+    runs: Runs,
+    access: Option<GuestAccess>,
+    signals: Option<&'static Signals>,
+    survivors: Survivors,
+}
+
+impl LabOptions {
+    /// Folder that gets a folder for each run, and from which none is removed.
+    pub fn runs(self, runs: impl AsRef<Path>) -> Self {
+        Self {
+            runs: Runs::below(runs.as_ref()),
+            ..self
+        }
+    }
+
+    /// QEMU to use.
+    pub fn qemu(mut self, qemu: impl Into<PathBuf>) -> Self {
+        self.own.qemu = Some(qemu.into());
+        self
+    }
+
+    /// Kernel to boot: a bzImage, a vmlinux or a build tree.
+    pub fn kernel(mut self, kernel: impl Into<PathBuf>) -> Self {
+        self.own.kernel = Some(kernel.into());
+        self
+    }
+
+    /// Modules of that kernel: `lib/modules/RELEASE`, or a folder that contains it.
+    pub fn modules(mut self, modules: impl Into<PathBuf>) -> Self {
+        self.own.modules = Some(modules.into());
+        self
+    }
+
+    /// Where the run's folder is, with all its settings.
+    pub fn runs_as(self, runs: Runs) -> Self {
+        Self { runs, ..self }
+    }
+
+    /// The user's own pieces, all at once.
+    pub fn own(self, own: Own) -> Self {
+        Self { own, ..self }
+    }
+
+    /// Lets the host start programs in the guest: see [`Lab::program`].
+    pub fn access(self, access: GuestAccess) -> Self {
+        Self {
+            access: Some(access),
+            ..self
+        }
+    }
+
+    /// Signals that end the lab in place of the whole process, or that [`Lab::run_beside`] passes on.
+    pub fn signals(self, signals: &'static Signals) -> Self {
+        Self {
+            signals: Some(signals),
+            ..self
+        }
+    }
+
+    /// Uses servers of another lab, whose guest has ended, for the switches and devices of the same names, and starts the
+    /// others. The other lab must live as long as this one.
+    pub fn survivors(self, survivors: Survivors) -> Self {
+        Self { survivors, ..self }
+    }
+
+    /// Starts the devices and the guest of `scenario`, runs its checks if it has any, and waits until the guest is ready for
+    /// requests.
+    ///
+    /// The calling thread must live as long as the lab: the processes die with it.
+    ///
+    /// # Errors
+    /// What keeps the guest from being ready. The run's folder has the logs.
+    pub fn start(self, scenario: Scenario) -> Result<Lab, LabError> {
+        let mut lab = self.boot(scenario, None)?;
+        lab.become_ready()?;
+        Ok(lab)
+    }
+
+    /// Starts the devices and the guest of `scenario`, and does not wait until it is ready.
+    pub(crate) fn boot(
+        self,
+        mut scenario: Scenario,
+        share: Option<Share>,
+    ) -> Result<Lab, LabError> {
+        let signals = self.own_signals();
+        scenario.interactive = true;
+        if let Some(access) = self.access {
+            scenario.give_access(access);
+        }
+        let agent = program("peerbar-agent")?;
+        if !scenario.gpus.is_empty() {
+            add_module(&mut scenario, "peerbar_gpu_pin_test");
+            add_module(&mut scenario, "peerbar_gpu_import_test");
+        }
+        let mut needs = GuestNeeds::of(&scenario);
+        if self.own.kernel().is_none() {
+            // Those of Debian's kernel that some check may load: the checks are not known yet.
+            for name in KINDS.iter().flat_map(|kind| kind.on_demand) {
+                if !needs.modules.iter().any(|known| known == name) {
+                    needs.modules.push((*name).to_owned());
+                }
+            }
+        }
+        let artifacts = Artifacts::prepare(&self.own, &needs, &agent, signals)?;
+        let (folder, fabric) = match share {
+            Some(Share { folder, fabric }) => (folder, fabric),
+            None => (self.runs.begin(&scenario.name)?, None),
+        };
+        let path = std::path::absolute(&scenario.path);
+        let path = path.context("cannot tell where the scenario is")?;
+        folder.begin(Some(&path), artifacts.versions())?;
+        folder.write(SCENARIO, &scenario.text)?;
+        let temporary = SocketFolder::create()?;
+        let sockets = Sockets::in_folder(temporary.path());
+        let sockets = sockets.with_survivors(self.survivors);
+        let sockets = sockets.with_shared_fabric(fabric);
+        let boot = artifacts.boot(&scenario.machine);
+        let guest = Guest::start(&artifacts, &boot, &scenario, &sockets, &folder, signals)?;
+        Ok(Lab::new(guest, scenario, folder, temporary))
+    }
+
+    /// The folders of its runs.
+    pub(crate) fn own_runs(&self) -> &Runs {
+        &self.runs
+    }
+
+    /// Its signals.
+    pub(crate) fn own_signals(&self) -> &'static Signals {
+        self.signals.unwrap_or(&signals::NONE)
+    }
+
+    /// Whether the host may start programs.
+    pub(crate) fn has_access(&self) -> bool {
+        self.access.is_some()
+    }
+}
+
+/// What a guest of several shares with the others.
+pub(crate) struct Share {
+    /// Its folder in theirs.
+    pub(crate) folder: Folder,
+    /// The socket of the fabric.
+    pub(crate) fabric: Option<PathBuf>,
+}
+
+/// Has the module loaded before the first check, as some kinds of checks want it.
+fn add_module(scenario: &mut Scenario, name: &str) {
+    if !scenario.modules.iter().any(|module| module.name == name) {
+        scenario.modules.push(Module {
+            name: name.to_owned(),
+            parameters: String::new(),
+        });
+    }
+}
