@@ -1,7 +1,7 @@
 //! `/dev/peerbar-gpu-import-test`: a kernel driver that imports dma-bufs for any PCI function and does what it is asked
 //! (guest/gpu-driver/include/peerbar_gpu_import_test.h).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};

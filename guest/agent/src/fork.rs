@@ -1,6 +1,6 @@
 //! Work in a child process, where it may die.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

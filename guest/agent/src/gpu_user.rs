@@ -1,6 +1,6 @@
 //! What a process of its own does with a GPU, so that it can be killed, or be given a descriptor.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;

@@ -1,6 +1,6 @@
 //! The guest's name, and the loopback interface.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::io;
 use std::os::fd::AsRawFd;

@@ -1,6 +1,6 @@
 //! NVMe admin commands past the driver (Linux, include/uapi/linux/nvme_ioctl.h).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::File;
 use std::io;

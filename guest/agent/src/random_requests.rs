@@ -1,6 +1,6 @@
 //! Programs that make random requests to a driver.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -1,6 +1,6 @@
 //! Registers of a GPU, past its driver (devices/gpu/INTERFACE.md).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::OpenOptions;
 use std::path::Path;

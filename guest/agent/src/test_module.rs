@@ -1,6 +1,6 @@
 //! Requests to the test modules of the GPU's driver (guest/gpu-driver/src/test_device.h).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
 use std::io;

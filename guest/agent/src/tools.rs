@@ -1,6 +1,6 @@
 //! The tools root, and commands that run inside it.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::ffi::{CStr, CString};
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,6 +1,6 @@
 //! Memory of a program as a dma-buf (Linux, include/uapi/linux/udmabuf.h).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,7 +1,7 @@
 //! Fences of the kernel's module vgem: a program makes one, and signals it when it likes, or it expires after 10 s
 //! (Linux, include/uapi/drm/vgem_drm.h and include/uapi/linux/dma-buf.h).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 

@@ -193,7 +193,7 @@ fn map(memory: &BufferHandle, mmap_offset: u64) -> Result<Mapping> {
     })
 }
 
-#[allow(unsafe_code)]
+#[expect(unsafe_code)]
 fn take_descriptor(fd: i32) -> OwnedFd {
     // SAFETY: the driver has made this descriptor for the request that has just succeeded, so nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
@@ -231,7 +231,7 @@ impl HostBuffer {
         HostBuffer::register(driver, mapping)
     }
 
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code)]
     fn register(driver: &Arc<dyn Driver>, mapping: Mapping) -> Result<Self> {
         let mut register = uapi::Register {
             address: mapping.address(),

@@ -1,6 +1,6 @@
 //! Queues of a disk that Linux' own driver keeps.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 pub mod uapi;
 

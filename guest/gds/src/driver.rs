@@ -1,6 +1,6 @@
 //! The door to the GPU's driver: one method for each request of its device file.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fmt;
 use std::fs::{File, OpenOptions};

@@ -163,7 +163,7 @@ impl Driver for Fake {
         Ok(())
     }
 
-    #[allow(unsafe_code)]
+    #[expect(unsafe_code)]
     unsafe fn register(&self, register: &mut uapi::Register) -> io::Result<()> {
         register.handle = self.add(register.address);
         Ok(())

@@ -1,6 +1,6 @@
 //! Many transfers at once, over io_uring.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;

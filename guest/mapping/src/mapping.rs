@@ -1,6 +1,6 @@
 //! The mapping, and the accesses to it.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::ffi::c_void;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! Completions of work requests, and the queue that they come by.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::ptr::{self, NonNull};
 use std::thread;

@@ -1,7 +1,5 @@
 //! Completion counters: words that an adapter counts completed work requests in (Linux 7.3; ibv_create_comp_cntr(3) of rdma-core 63).
 
-#![allow(unsafe_code)]
-
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 

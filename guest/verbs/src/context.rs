@@ -1,6 +1,6 @@
 //! An open adapter.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::ffi::{CStr, c_int};
 use std::fmt;

@@ -1,6 +1,6 @@
 //! The libraries of rdma-core, loaded when they are first needed.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::sync::OnceLock;
 

@@ -1,6 +1,6 @@
 //! Protection domains.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::ptr::NonNull;
 use std::rc::Rc;

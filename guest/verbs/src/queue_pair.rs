@@ -1,6 +1,6 @@
 //! Queue pairs of Scalable Reliable Datagrams.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::mem::{self, size_of};
 use std::ptr::{self, NonNull};

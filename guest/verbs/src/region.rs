@@ -1,6 +1,6 @@
 //! Memory regions.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;

@@ -1,7 +1,7 @@
 //! Requests to the kernel by the device file of an adapter, for what Debian's libibverbs has no function for
 //! (Linux, `include/uapi/rdma/rdma_user_ioctl_cmds.h`).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::cell::Cell;
 use std::ffi::c_int;

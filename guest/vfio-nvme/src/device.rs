@@ -1,6 +1,6 @@
 //! A device of vfio-pci that is open.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::File;
 use std::io;

@@ -1,6 +1,6 @@
 //! I/O address spaces of iommufd.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -1,6 +1,6 @@
 //! Requests to VFIO and iommufd (Linux, include/uapi/linux/vfio.h and iommufd.h).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,6 +1,6 @@
 //! Containers of VFIO's type 1, and groups.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::fs::File;

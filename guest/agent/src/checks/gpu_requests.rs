@@ -1,6 +1,6 @@
 //! Random requests to the GPU's driver.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,6 +1,6 @@
 //! Random requests for queues of a disk beside those of Linux' nvme.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::{self, File};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

@@ -1,6 +1,6 @@
 //! One program of the host's, from its start to its end.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::File;
 use std::io;

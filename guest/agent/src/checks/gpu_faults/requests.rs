@@ -1,7 +1,7 @@
 //! Requests to the GPU's driver as a hostile program makes them: the library cannot express them
 //! (guest/gpu-driver/include/peerbar_gpu.h).
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::File;
 

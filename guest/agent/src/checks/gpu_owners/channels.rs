@@ -1,6 +1,6 @@
 //! A user without rights has some of the GPU's channels at most, and leaves the others to other users.
 
-#![allow(unsafe_code)]
+#![expect(unsafe_code)]
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
