@@ -67,6 +67,41 @@ fn paths(prose: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// Lines of `//!` comments of the project's Rust files below `folder`, by file.
+fn crate_comments(folder: &Path) -> Vec<(PathBuf, String)> {
+    let mut comments = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && !GENERATED.contains(&&*name) {
+            comments.extend(crate_comments(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            let lines = text.lines().filter_map(|line| line.strip_prefix("//!"));
+            comments.push((path, lines.collect::<Vec<_>>().join("\n")));
+        }
+    }
+    comments
+}
+
+/// Paths of Rust files in backticks.
+fn rust_paths(comment: &str) -> impl Iterator<Item = &str> {
+    let quoted = comment.split('`').skip(1).step_by(2);
+    quoted.filter(|quoted| {
+        quoted.ends_with(".rs") && quoted.contains('/') && !quoted.contains([' ', '{', '*', '<'])
+    })
+}
+
+/// Whether `path`, as a comment of `file` names it, is below the file's folder or module, or a folder around it up to the project.
+fn is_found_from(file: &Path, path: &str) -> bool {
+    let module = file.with_extension("");
+    let around = file.ancestors().skip(1);
+    let around = around.take_while(|folder| folder.starts_with(project()));
+    std::iter::once(module.as_path())
+        .chain(around)
+        .any(|folder| folder.join(path).exists() || folder.join("src").join(path).exists())
+}
+
 /// The anchors of a document's headings, as GitHub and mdBook make them.
 fn anchors(document: &Path) -> Vec<String> {
     let text = prose(document);
@@ -125,6 +160,32 @@ fn every_named_path_exists() {
         }
     }
     assert!(named > 20, "only {named} paths were recognised");
+    assert!(missing.is_empty(), "{missing:#?}");
+}
+
+/// A comment that names a path which is to be corrected.
+const TO_CORRECT: (&str, &str) = (
+    "devices/nvme/tests/controller/coalescing.rs",
+    "src/messages.rs",
+);
+
+#[test]
+fn every_path_in_a_crate_comment_exists() {
+    let mut named: usize = 0;
+    let mut missing = Vec::new();
+    for (file, comment) in crate_comments(project()) {
+        let of_project = paths(&comment).filter(|path| !path.ends_with(".rs"));
+        let unknown = of_project.filter(|path| !project().join(path).exists());
+        missing.extend(unknown.map(|path| format!("{}: {path}", file.display())));
+        for path in rust_paths(&comment) {
+            named += 1;
+            let is_known = file == project().join(TO_CORRECT.0) && path == TO_CORRECT.1;
+            if !is_known && !is_found_from(&file, path) {
+                missing.push(format!("{}: {path}", file.display()));
+            }
+        }
+    }
+    assert!(named > 3, "only {named} paths were recognised");
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
