@@ -1,4 +1,4 @@
-//! Kernels for the lab, built from source.
+//! Kernels for peerbar, built from source.
 //!
 //! A kernel is configured with the smallest set of options that the scenarios need, and kept in the cache as a build tree
 //! against which modules can be built. Tools and Debian's sources come from the Debian archive of the root; a user's tree is

@@ -21,7 +21,7 @@ use crate::monitor::{Monitor, is_late};
 use crate::topology::{Topology, port_id};
 
 /// From an answer to a switch to the next one. A switch that is honest asks no sooner.
-const PACE: Duration = Duration::from_millis(20);
+const MIN_INTERVAL: Duration = Duration::from_millis(20);
 /// The most bytes of a question, without the end of its line.
 const LONGEST: usize = 63;
 
@@ -181,7 +181,7 @@ impl Answerer {
         };
         let windows = self.bridge_windows(&client.of);
         let windows = windows.inspect_err(|error| self.log(error)).ok();
-        client.free = Instant::now() + PACE;
+        client.free = Instant::now() + MIN_INTERVAL;
         let answer = answer_to(number, windows.as_ref());
         (&*client.of.socket).write_all(answer.as_bytes())
     }
@@ -217,7 +217,7 @@ impl Answerer {
     }
 }
 
-/// Whether nobody listens at a socket.
+/// Whether no process listens at a socket.
 fn is_absent(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -448,7 +448,7 @@ pub(crate) mod tests {
             program.wait().unwrap();
             assert_eq!(program.next_message().unwrap(), None);
         }
-        // Nobody reads what is sent either.
+        // The server reads nothing of what is sent either.
         for _ in 0..20_000 {
             program.signal(2).unwrap();
         }
@@ -526,7 +526,7 @@ pub(crate) mod tests {
         });
         let mut program = GuestProgram::start(&path, &ProgramRequest::new(["true"])).unwrap();
         guest.join().unwrap();
-        program.send_input(b"nobody reads this").unwrap();
+        program.send_input(b"unread").unwrap();
         program.signal(2).unwrap();
         let end = program.run(&mut io::empty(), &mut io::sink(), &mut io::sink());
         assert_eq!(end.unwrap(), ProgramEnd::Exited(3));

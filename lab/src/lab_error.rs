@@ -80,7 +80,7 @@ impl LabError {
     /// The error, of the guest of this name.
     pub(crate) fn of_guest(self, guest: &str) -> Self {
         match self {
-            // A signal is nobody's.
+            // A signal is for the run, not for a guest.
             Self::Host(Failure::Interrupted(_)) | Self::OfGuest { .. } => self,
             source => Self::OfGuest {
                 guest: guest.to_owned(),

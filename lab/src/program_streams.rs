@@ -60,7 +60,7 @@ impl<'a> ProgramStreams<'a> {
         Ok((inner.status.unwrap_or_default(), errors))
     }
 
-    /// Checks that there is time left, and nobody who wants the work given up. A guest that never pauses must not pass by it, so
+    /// Checks that there is time left, and that the caller does not want the work given up. A guest that never pauses must not pass by it, so
     /// every message is preceded by it.
     fn may_go_on(&self) -> io::Result<()> {
         if self.deadline <= Instant::now() {

@@ -116,7 +116,7 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar trace\n  peerbar trace runs/latest --output my.pftrace"
     )]
     Trace(Trace),
-    /// Builds a kernel for the lab.
+    /// Builds a kernel for peerbar.
     #[command(before_help = "Example: peerbar kernel build --tree linux")]
     Kernel(KernelCommand),
     /// Finds the commit of a kernel tree with which a scenario began to fail.

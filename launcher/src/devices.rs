@@ -1,4 +1,4 @@
-//! `peerbar devices`: the devices of a scenario for a virtual machine that somebody else starts.
+//! `peerbar devices`: the devices of a scenario for a virtual machine that another program starts.
 
 mod description;
 mod watch;

@@ -1,4 +1,4 @@
-//! `peerbar kernel build`: a kernel for the lab.
+//! `peerbar kernel build`: a kernel for peerbar.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

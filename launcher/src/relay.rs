@@ -16,7 +16,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGWINCH};
 use signal_hook::low_level::{pipe, unregister};
 
 /// The Ctrl-C, or SIGTERM, at which a program is left that does not end by it.
-const PATIENCE: u32 = 3;
+const MOST_INTERRUPTS: u32 = 3;
 /// Bytes that a pipe takes without blocking if poll(2) calls it writable (pipe(7), PIPE_BUF).
 const UNBLOCKED: usize = 4096;
 /// Exit status of a program that is left: that of one that SIGINT ends.
@@ -236,7 +236,7 @@ impl Relay<'_> {
             self.interrupts = self.interrupts.saturating_add(1);
         }
         // A guest that has not answered has no program to signal.
-        if self.interrupts >= PATIENCE || !self.program.is_accepted() {
+        if self.interrupts >= MOST_INTERRUPTS || !self.program.is_accepted() {
             return Ok(Some(LEFT));
         }
         self.program.signal(number)?;

@@ -43,12 +43,12 @@ struct Case {
 /// A figure, and what is wanted of it.
 struct Wanted {
     name: String,
-    looked_at: LookedAt,
+    metric: Metric,
     goal: Option<Goal>,
 }
 
 #[derive(Clone, Copy)]
-enum LookedAt {
+enum Metric {
     /// Bytes moved a second, by the agent's own clock.
     Throughput,
     /// Bytes that all devices together moved by DMA.
@@ -89,7 +89,7 @@ pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
 impl Case {
     /// Whether the devices must record everything for it.
     fn looks_at_records(&self) -> bool {
-        let of_records = |figure: &Wanted| matches!(figure.looked_at, LookedAt::DeviceTime(_));
+        let of_records = |figure: &Wanted| matches!(figure.metric, Metric::DeviceTime(_));
         self.figures.iter().any(of_records)
     }
 
@@ -110,9 +110,9 @@ impl Case {
 
 impl Wanted {
     fn figure(&self, beside: &str, rounds: &[[Done; 2]]) -> anyhow::Result<Figure> {
-        let values = rounds.iter().map(|round| self.looked_at.values(round));
+        let values = rounds.iter().map(|round| self.metric.values(round));
         let values = values.collect::<anyhow::Result<Vec<_>>>()?;
-        let (unit, more_is_better) = self.looked_at.unit();
+        let (unit, more_is_better) = self.metric.unit();
         Ok(Figure {
             goal: self.goal,
             ..Figure::of_rounds(&self.name, unit, more_is_better, beside, &values)
@@ -120,7 +120,7 @@ impl Wanted {
     }
 }
 
-impl LookedAt {
+impl Metric {
     /// Straight and around.
     fn values(self, [straight, around]: &[Done; 2]) -> anyhow::Result<(f64, f64)> {
         let both = |of: &dyn Fn(&Done) -> anyhow::Result<f64>| Ok((of(straight)?, of(around)?));
@@ -185,8 +185,8 @@ fn to_vram(size: u64) -> [Case; 2] {
     };
     let name = format!("p2p/vram/{}", Size(size));
     let over_bounce = [
-        ("over-bounce", LookedAt::Throughput, None),
-        ("traffic", LookedAt::Traffic, Some(Goal::RatioAtMost(0.5))),
+        ("over-bounce", Metric::Throughput, None),
+        ("traffic", Metric::Traffic, Some(Goal::RatioAtMost(0.5))),
     ];
     let bounced = [check("disk1", false), check("disk1", true)];
     let by_messages = [check("disk1", false), check("far", false)];
@@ -222,12 +222,12 @@ fn through_cmb(size: u64) -> Case {
 }
 
 /// What is added to the name of a case for a figure, and what that is.
-type Aspect = (&'static str, LookedAt, Option<Goal>);
+type Aspect = (&'static str, Metric, Option<Goal>);
 
 fn case(name: &str, (beside, checks): (&'static str, [Check; 2]), aspects: &[Aspect]) -> Case {
-    let figures = aspects.iter().map(|(what, looked_at, goal)| Wanted {
+    let figures = aspects.iter().map(|(what, metric, goal)| Wanted {
         name: format!("{name}/{what}"),
-        looked_at: *looked_at,
+        metric: *metric,
         goal: *goal,
     });
     Case {
@@ -240,12 +240,12 @@ fn case(name: &str, (beside, checks): (&'static str, [Check; 2]), aspects: &[Asp
     }
 }
 
-/// A transfer of that size beside one by messages; `ways` as in [`LookedAt::DeviceTime`].
+/// A transfer of that size beside one by messages; `ways` as in [`Metric::DeviceTime`].
 fn over_messages(size: u64, ways: [&'static [DeviceRoute]; 2]) -> [Aspect; 2] {
     let goal = (size == u64::from(MIB)).then_some(Goal::RatioAtLeast(20.0));
     [
-        ("over-messages", LookedAt::Throughput, None),
-        (DEVICE_TIME, LookedAt::DeviceTime(ways), goal),
+        ("over-messages", Metric::Throughput, None),
+        (DEVICE_TIME, Metric::DeviceTime(ways), goal),
     ]
 }
 
@@ -315,8 +315,8 @@ mod tests {
             let of_devices = case
                 .figures
                 .into_iter()
-                .find_map(|figure| match figure.looked_at {
-                    LookedAt::DeviceTime(ways) => Some(ways),
+                .find_map(|figure| match figure.metric {
+                    Metric::DeviceTime(ways) => Some(ways),
                     _ => None,
                 });
             of_devices.unwrap()

@@ -55,7 +55,7 @@ struct MapRequest {
 /// What has become of an import.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes)]
-pub(crate) struct State {
+pub(crate) struct ImporterState {
     id: u32,
     /// How often the exporter has notified it.
     pub(crate) notified: u32,
@@ -155,10 +155,10 @@ impl Import<'_> {
     }
 
     /// What has become of it.
-    pub(crate) fn state(&self) -> io::Result<State> {
-        let mut state = State {
+    pub(crate) fn state(&self) -> io::Result<ImporterState> {
+        let mut state = ImporterState {
             id: self.id,
-            ..State::default()
+            ..ImporterState::default()
         };
         self.module.ask(0x76, &mut state)?;
         Ok(state)
@@ -197,7 +197,7 @@ mod tests {
     fn requests_are_those_of_the_header() {
         assert_eq!(code::<AttachRequest>(0x70), 0xc020_5070);
         assert_eq!(code::<MapRequest>(0x74), 0xc018_5074);
-        assert_eq!(code::<State>(0x76), 0xc010_5076);
+        assert_eq!(code::<ImporterState>(0x76), 0xc010_5076);
         assert_eq!(code::<ReopenRequest>(0x77), 0xc008_5077);
     }
 

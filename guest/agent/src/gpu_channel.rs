@@ -46,7 +46,7 @@ pub(crate) struct Ring {
 
 /// The properties of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum ChannelState {
     Off,
     On,
     /// With a fault code.
@@ -98,13 +98,13 @@ impl Channel {
         }
     }
 
-    pub(crate) fn state(&self) -> anyhow::Result<State> {
+    pub(crate) fn state(&self) -> anyhow::Result<ChannelState> {
         let [_, status] = halves(self.registers.read(CONTROL)?);
         Ok(match status.to_le_bytes() {
-            [0, 0, 0, 0] => State::Off,
-            [1, 0, 0, 0] => State::On,
-            [2, code, 0, 0] => State::Error(code),
-            _ => State::Other(status),
+            [0, 0, 0, 0] => ChannelState::Off,
+            [1, 0, 0, 0] => ChannelState::On,
+            [2, code, 0, 0] => ChannelState::Error(code),
+            _ => ChannelState::Other(status),
         })
     }
 

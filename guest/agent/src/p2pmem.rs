@@ -16,7 +16,7 @@ pub(crate) struct Pool {
 
 /// The state of the pool in sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct State {
+pub(crate) struct P2pmemState {
     /// Size in bytes of all of it.
     pub(crate) size: u64,
     /// Bytes that are not allocated.
@@ -38,7 +38,7 @@ impl Pool {
         self.directory.join("allocate")
     }
 
-    pub(crate) fn state(&self) -> anyhow::Result<State> {
+    pub(crate) fn state(&self) -> anyhow::Result<P2pmemState> {
         if !self.directory.exists() {
             bail!(
                 "{} is missing: the kernel took no CMB as p2pmem. It needs CONFIG_PCI_P2PDMA=y, CAP.CMBS set, CMBSZ with \
@@ -47,7 +47,7 @@ impl Pool {
                 self.directory.display()
             );
         }
-        Ok(State {
+        Ok(P2pmemState {
             size: read_number(&self.directory.join("size"))?,
             available: read_number(&self.directory.join("available"))?,
             published: read_number(&self.directory.join("published"))? == 1,

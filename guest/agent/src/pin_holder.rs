@@ -60,7 +60,7 @@ struct IoRequest {
 /// What the holder has seen of a pin.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes)]
-pub(crate) struct State {
+pub(crate) struct HolderState {
     id: u32,
     /// How often the callback was called.
     pub(crate) callbacks: u32,
@@ -181,10 +181,10 @@ impl Pin<'_> {
     }
 
     /// What has happened to it.
-    pub(crate) fn state(&self) -> io::Result<State> {
-        let mut state = State {
+    pub(crate) fn state(&self) -> io::Result<HolderState> {
+        let mut state = HolderState {
             id: self.id,
-            ..State::default()
+            ..HolderState::default()
         };
         self.module.ask(0x66, &mut state)?;
         Ok(state)
@@ -212,6 +212,6 @@ mod tests {
         assert_eq!(code::<PinRequest>(0x60), 0xc030_5060);
         assert_eq!(code::<MapRequest>(0x63), 0xc020_5063);
         assert_eq!(code::<IoRequest>(0x65), 0xc028_5065);
-        assert_eq!(code::<State>(0x66), 0xc020_5066);
+        assert_eq!(code::<HolderState>(0x66), 0xc020_5066);
     }
 }

@@ -83,7 +83,7 @@ pub use rdma_lost::{RdmaLoad, RdmaPart};
 pub use reference::check_reference;
 pub use table::{COMMON_KEYS, CheckTable, Key, Keys, TableError};
 pub use vfio::VfioBackend;
-pub use vfio_nvme::QueuePlace;
+pub use vfio_nvme::QueueLocation;
 
 use declare::check;
 

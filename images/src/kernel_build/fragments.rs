@@ -1,4 +1,4 @@
-//! The configuration of a kernel for the lab: fragments on top of nothing at all.
+//! The configuration of a kernel for peerbar: fragments on top of nothing at all.
 
 use std::fs;
 use std::path::{Path, PathBuf};

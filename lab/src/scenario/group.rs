@@ -101,7 +101,7 @@ impl GuestGroup {
         Self::read(path, file_text(path)?, false)
     }
 
-    /// As [`GuestGroup::load`]. It needs no checks, as somebody works in a guest.
+    /// As [`GuestGroup::load`]. It needs no checks, as the user works in a guest.
     ///
     /// # Errors
     /// As [`GuestGroup::load`].

@@ -23,7 +23,7 @@ pub(crate) struct Explanation {
     /// What the kernel's rule says.
     pub rule: Ruling,
     /// What the kernel did; nothing without a run.
-    pub kernel: Option<Kernel>,
+    pub kernel: Option<KernelDecision>,
     /// What the devices saw in the run's checks of this pair.
     pub checks: Vec<Seen>,
     /// What else matters for this pair.
@@ -66,7 +66,7 @@ pub(crate) struct AttachPoint {
 
 /// What the guest's kernel did about the pair.
 #[derive(Debug, Serialize)]
-pub(crate) struct Kernel {
+pub(crate) struct KernelDecision {
     /// The map type that it chose; nothing if it was never asked, or could not be watched.
     pub map_type: Option<u32>,
     /// Whether that is what the rule says.
@@ -104,7 +104,7 @@ impl Explanation {
         Some(Self {
             provider: pair.provider.clone(),
             client: pair.client.clone(),
-            kernel: Kernel::of(case, pair, decision.verdict),
+            kernel: KernelDecision::of(case, pair, decision.verdict),
             checks: seen(case, pair),
             notes: notes(case, pair).into_iter().chain(caveat).collect(),
             changes: advice::for_pair(case, pair, &decision),
@@ -186,7 +186,7 @@ fn notes(case: &Case, pair: &Pair) -> Vec<String> {
     notes
 }
 
-impl Kernel {
+impl KernelDecision {
     fn of(case: &Case, pair: &Pair, rule: Verdict) -> Option<Self> {
         let guest = case.guest.as_ref()?;
         let map_type = guest.map_type(&pair.provider, &pair.client);

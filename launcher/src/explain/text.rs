@@ -1,6 +1,6 @@
 //! An explanation for people.
 
-use super::explanation::{AttachPoint, Explanation, Kernel, Seen};
+use super::explanation::{AttachPoint, Explanation, KernelDecision, Seen};
 use peerbar_lab::size::human;
 
 /// Width of the words before a block of lines.
@@ -61,7 +61,7 @@ fn path(path: &[AttachPoint]) -> Vec<String> {
     path.iter().map(line).collect()
 }
 
-fn chosen(kernel: &Kernel) -> Vec<String> {
+fn chosen(kernel: &KernelDecision) -> Vec<String> {
     let choice = match (kernel.map_type, kernel.agrees, &kernel.unwatched) {
         (Some(map_type), Some(true), _) => format!("chose map type {map_type}, as the rule says"),
         (Some(map_type), ..) => {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 
 use super::cell::Tried;
-use super::kernel::Kernel;
+use super::kernel::KernelChoice;
 use super::placement::Pair;
 use crate::explain::observed_guest::ObservedGuest;
 use crate::explain::recorded::Recorded;
@@ -48,7 +48,7 @@ impl Left {
     pub(super) fn of(&self, index: usize, pair: Pair) -> Option<Tried> {
         Some(Tried {
             check: self.results.get(index)?.clone(),
-            kernel: Kernel::of(&self.guest, pair),
+            kernel: KernelChoice::of(&self.guest, pair),
         })
     }
 }

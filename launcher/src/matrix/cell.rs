@@ -9,7 +9,7 @@ use peerbar_rule::{Release, Verdict, decide};
 use serde::Serialize;
 
 use super::TestedDevices;
-use super::kernel::Kernel;
+use super::kernel::KernelChoice;
 use super::placement::{Flow, Pair, Placement};
 use super::transfer_outcome::{ruled, seen};
 use peerbar_lab::iommu::Iommu;
@@ -52,7 +52,7 @@ pub(crate) struct Seen {
     #[serde(flatten)]
     probed: Option<Probed>,
     /// What the kernel tells; none likewise.
-    kernel: Option<Kernel>,
+    kernel: Option<KernelChoice>,
     /// Folder of the run.
     run: PathBuf,
 }
@@ -80,7 +80,7 @@ pub(super) struct Tried {
     /// Its check's result.
     pub(super) check: CheckResult,
     /// What the kernel says.
-    pub(super) kernel: Kernel,
+    pub(super) kernel: KernelChoice,
 }
 
 impl Tried {

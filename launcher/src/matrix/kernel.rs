@@ -9,7 +9,7 @@ use peerbar_lab::iommu::Iommu;
 
 /// What the guest's kernel did with one pair.
 #[derive(Clone, Debug, Default, Serialize)]
-pub(crate) struct Kernel {
+pub(crate) struct KernelChoice {
     /// How it has an IOMMU treat the client's DMA (`iommu_group/type`: `DMA`, `DMA-FQ`, `identity`); none without an IOMMU.
     domain: Option<String>,
     /// The map type that it chose; none if it was not seen.
@@ -18,7 +18,7 @@ pub(crate) struct Kernel {
     unwatched: Option<String>,
 }
 
-impl Kernel {
+impl KernelChoice {
     /// What `guest` says of `pair`.
     pub(super) fn of(guest: &ObservedGuest, pair: Pair) -> Self {
         let client = guest.function(pair.client);
@@ -70,16 +70,16 @@ pub(super) mod tests {
     use super::*;
 
     /// A kernel that has chosen `mapping`, without an IOMMU.
-    pub(in super::super) fn chosen(mapping: Verdict) -> Kernel {
-        Kernel {
+    pub(in super::super) fn chosen(mapping: Verdict) -> KernelChoice {
+        KernelChoice {
             map_type: Some(mapping.map_type()),
-            ..Kernel::default()
+            ..KernelChoice::default()
         }
     }
 
     #[test]
     fn boot_without_its_iommu_is_a_flaw() {
-        let kernel = |domain: Option<&str>| Kernel {
+        let kernel = |domain: Option<&str>| KernelChoice {
             domain: domain.map(str::to_owned),
             ..chosen(Verdict::BusAddress)
         };
@@ -97,14 +97,15 @@ pub(super) mod tests {
 
     #[test]
     fn kernel_choice_unlike_the_rule_disagrees_if_seen() {
-        let objection = |kernel: &Kernel| kernel.objection(Iommu::None, Some(Verdict::BusAddress));
+        let objection =
+            |kernel: &KernelChoice| kernel.objection(Iommu::None, Some(Verdict::BusAddress));
         assert_eq!(objection(&chosen(Verdict::BusAddress)), None);
         let message = objection(&chosen(Verdict::NotSupported)).unwrap();
         assert_eq!(
             message,
             "the kernel itself has chosen map type 2, where the rule says 3, bus address"
         );
-        let mut unseen = Kernel::default();
+        let mut unseen = KernelChoice::default();
         assert!(objection(&unseen).is_some());
         unseen.unwatched = Some("no kprobes".to_owned());
         assert_eq!(objection(&unseen), None);

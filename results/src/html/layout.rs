@@ -38,7 +38,7 @@ pub(super) struct Branch<'a> {
     /// The switch below it, if there is one.
     pub(super) switch: Option<&'a PciFunction>,
     /// The devices below that.
-    pub(super) devices: Vec<DevicePlace<'a>>,
+    pub(super) devices: Vec<DevicePosition<'a>>,
     /// Left end.
     pub(super) left: i32,
     /// Right end.
@@ -47,7 +47,7 @@ pub(super) struct Branch<'a> {
 
 /// A device and its place.
 #[derive(Debug)]
-pub(super) struct DevicePlace<'a> {
+pub(super) struct DevicePosition<'a> {
     /// Its name.
     pub(super) name: &'a str,
     /// What the guest found.
@@ -68,7 +68,7 @@ impl<'a> MachineLayout<'a> {
             let Some(name) = function.name.as_deref().filter(|_| is_device(function)) else {
                 continue;
             };
-            let place = DevicePlace {
+            let place = DevicePosition {
                 name,
                 function,
                 left: 0,
@@ -100,7 +100,7 @@ impl<'a> MachineLayout<'a> {
     }
 
     /// The branch and the device called `name`.
-    pub(super) fn find(&self, name: &str) -> Option<(usize, &DevicePlace<'a>)> {
+    pub(super) fn find(&self, name: &str) -> Option<(usize, &DevicePosition<'a>)> {
         self.branches
             .iter()
             .enumerate()

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use peerbar_lab::size::human;
 use peerbar_report::{PciFunction, Route};
 
-use super::layout::{Branch, DEVICE_HEIGHT, DEVICE_WIDTH, DevicePlace, GAP, MachineLayout};
+use super::layout::{Branch, DEVICE_HEIGHT, DEVICE_WIDTH, DevicePosition, GAP, MachineLayout};
 use super::routed::{MemoryOwner, RoutedBytes};
 
 /// Left end of everything but guest RAM.
@@ -152,7 +152,7 @@ fn drawn_branch(branch: &Branch<'_>, rows: &Rows) -> Markup {
     }
 }
 
-fn drawn_device(device: &DevicePlace<'_>, y: i32) -> Markup {
+fn drawn_device(device: &DevicePosition<'_>, y: i32) -> Markup {
     let function = device.function;
     let kind = match (function.class, function.class >> 16) {
         (NVME, _) => "NVMe controller",
@@ -270,7 +270,7 @@ fn cross_root(
     slots: &mut Slots,
     layout: &MachineLayout<'_>,
     rows: &Rows,
-    end: Option<(usize, &DevicePlace<'_>)>,
+    end: Option<(usize, &DevicePosition<'_>)>,
 ) -> (i32, i32) {
     let up = points.last().map_or(LEFT, |(x, _)| *x);
     let y = rows.root + TITLE + LANE / 2 + LANE * slots.next("root".to_owned());
@@ -288,7 +288,7 @@ fn cross_root(
 }
 
 /// The next free place at the upper edge of a device.
-fn slot_x(slots: &mut Slots, device: &DevicePlace<'_>) -> i32 {
+fn slot_x(slots: &mut Slots, device: &DevicePosition<'_>) -> i32 {
     let slot = slots.next(format!("device {}", device.name));
     // From the middle outwards, in turn to the right and to the left.
     let offset = (slot + 1) / 2 * SLOT * if slot % 2 == 1 { 1 } else { -1 };
@@ -330,7 +330,7 @@ fn climb(
 }
 
 /// A loop below the device: its own memory.
-fn own<'a>(transfer: &'a RoutedBytes, device: &DevicePlace<'_>, rows: &Rows) -> Line<'a> {
+fn own<'a>(transfer: &'a RoutedBytes, device: &DevicePosition<'_>, rows: &Rows) -> Line<'a> {
     let (bottom, middle) = (rows.device + DEVICE_HEIGHT, device.left + DEVICE_WIDTH / 2);
     Line {
         transfer,

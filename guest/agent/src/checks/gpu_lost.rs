@@ -18,7 +18,7 @@ use super::route::judge;
 use crate::counters::TrafficWatch;
 use crate::devices::Controller;
 use crate::disk;
-use crate::gpu_channel::{Channel, State};
+use crate::gpu_channel::{Channel, ChannelState};
 use crate::guest_context::GuestContext;
 
 const SIZE: u64 = 1 << 20;
@@ -45,7 +45,7 @@ impl Run for GpuLost {
         }
         let state = registers.state()?;
         ensure!(
-            state == State::Other(u32::MAX),
+            state == ChannelState::Other(u32::MAX),
             "registers of a GPU that is gone read as {state:?}, not all-ones"
         );
         programs_get_errors(&opened, &buffer).context("programs that use it")?;

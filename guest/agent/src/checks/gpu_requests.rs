@@ -24,13 +24,15 @@ const PAGE: u64 = 4096;
 /// The longest operand, and the most threads of a launch in a block.
 const LONGEST: u64 = 64 << 10;
 /// The longest wait for a command in nanoseconds.
-const PATIENCE: u64 = 2_000_000;
+const LONGEST_TIMEOUT: u64 = 2_000_000;
 
 impl Run for GpuRequests {
     fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let free = free_bytes(gpu)?;
-        random_requests::run(self.requests, self.seed, |random| Program::new(gpu, random))?;
+        random_requests::run(self.requests, self.seed, |random| {
+            GpuProgram::new(gpu, random)
+        })?;
         let left = free_bytes(gpu)?;
         ensure!(
             left == free,
@@ -63,7 +65,7 @@ fn computes(gpu: &gpus::Gpu) -> anyhow::Result<()> {
 }
 
 /// A program that uses the driver without sense.
-struct Program<'a> {
+struct GpuProgram<'a> {
     gpu: &'a gpus::Gpu,
     random: Random,
     files: Vec<File>,
@@ -75,7 +77,7 @@ struct Program<'a> {
     host: MappedBuffer,
 }
 
-impl random_requests::Program for Program<'_> {
+impl random_requests::Program for GpuProgram<'_> {
     fn request(&mut self) -> anyhow::Result<bool> {
         if self.files.is_empty() || self.random.once_in(200) {
             let path = self.gpu.node_path();
@@ -104,7 +106,7 @@ impl random_requests::Program for Program<'_> {
     }
 }
 
-impl<'a> Program<'a> {
+impl<'a> GpuProgram<'a> {
     fn new(gpu: &'a gpus::Gpu, random: Random) -> anyhow::Result<Self> {
         Ok(Self {
             gpu,
@@ -255,7 +257,7 @@ impl<'a> Program<'a> {
         let known = self.random.of(&self.fences);
         let wait = Wait {
             fence: known.unwrap_or_else(|| self.random.next() >> 32),
-            timeout_ns: self.random.below(PATIENCE),
+            timeout_ns: self.random.below(LONGEST_TIMEOUT),
             ..Wait::default()
         };
         Ok(self.make(uapi::WAIT, wait).is_some())

@@ -23,8 +23,8 @@ const NODE: &str = "/dev/peerbar-nvme-queues";
 const PAGE: u64 = 4096;
 /// The largest buffer in pages.
 const MOST_PAGES: u64 = 16;
-/// One request in so many creates queues, at least.
-const FEWEST_CREATED: u32 = 200;
+/// At least one in this number of requests creates queues.
+const REQUESTS_PER_CREATION: u32 = 200;
 /// Entries of the queues at the end.
 const ENTRIES: u16 = 8;
 
@@ -35,11 +35,11 @@ impl Run for NvmeQueueRequests {
         let free = gpu.free_vram()?;
         let created = AtomicU32::new(0);
         random_requests::run(self.requests, self.seed, |random| {
-            Program::new(disk, gpu, &created, random)
+            QueueProgram::new(disk, gpu, &created, random)
         })?;
         let created = created.into_inner();
         ensure!(
-            created >= self.requests / FEWEST_CREATED,
+            created >= self.requests / REQUESTS_PER_CREATION,
             "{created} of {} requests have created queues: they test little",
             self.requests
         );
@@ -80,7 +80,7 @@ fn all_queues_can_be_had(disk: &Controller, gpu: &gpus::Gpu) -> anyhow::Result<(
 }
 
 /// A program that uses the module without sense.
-struct Program<'a> {
+struct QueueProgram<'a> {
     disk: &'a Controller,
     gpu: Gpu,
     created: &'a AtomicU32,
@@ -95,7 +95,7 @@ struct Program<'a> {
     queues: Vec<u32>,
 }
 
-impl random_requests::Program for Program<'_> {
+impl random_requests::Program for QueueProgram<'_> {
     fn request(&mut self) -> anyhow::Result<bool> {
         if self.files.is_empty() || self.random.once_in(30) {
             let opened = File::options().read(true).write(true).open(NODE);
@@ -123,7 +123,7 @@ impl random_requests::Program for Program<'_> {
     }
 }
 
-impl<'a> Program<'a> {
+impl<'a> QueueProgram<'a> {
     fn new(
         disk: &'a Controller,
         gpu: &gpus::Gpu,

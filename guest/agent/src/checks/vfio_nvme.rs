@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow, ensure};
 use peerbar_nvme_driver::QueueMemory;
-use peerbar_report::{Measure, QueuePlace, VfioBackend, VfioNvme};
+use peerbar_report::{Measure, QueueLocation, VfioBackend, VfioNvme};
 use peerbar_vfio_nvme::{
     Binding, Direction, Disk, DmaSpace, LIST_BYTES, RegisterAccess, VfioDevice,
 };
@@ -55,15 +55,15 @@ impl Run for VfioNvme {
 
 /// All commands must have been fetched from where the queues lie, and none from elsewhere.
 pub(super) fn judge_queues(
-    queues: QueuePlace,
+    queues: QueueLocation,
     device: u32,
     traffic: &Traffic,
 ) -> anyhow::Result<()> {
     let ram = traffic.commands_from_guest_ram(device);
     let peers = traffic.commands_from_peers(device);
     let is_right = match queues {
-        QueuePlace::GuestRam => ram > 0 && peers == 0,
-        QueuePlace::Vram => ram == 0 && peers > 0,
+        QueueLocation::GuestRam => ram > 0 && peers == 0,
+        QueueLocation::Vram => ram == 0 && peers > 0,
     };
     ensure!(
         is_right,
@@ -73,11 +73,11 @@ pub(super) fn judge_queues(
 }
 
 /// All PRP lists must have been read from where they lie, and none from elsewhere.
-fn judge_lists(lists: QueuePlace, device: u32, traffic: &Traffic) -> anyhow::Result<()> {
+fn judge_lists(lists: QueueLocation, device: u32, traffic: &Traffic) -> anyhow::Result<()> {
     let [ram, peers] = traffic.list_bytes(device);
     let is_right = match lists {
-        QueuePlace::GuestRam => ram > 0 && peers == 0,
-        QueuePlace::Vram => ram == 0 && peers > 0,
+        QueueLocation::GuestRam => ram > 0 && peers == 0,
+        QueueLocation::Vram => ram == 0 && peers > 0,
     };
     ensure!(
         is_right,
@@ -179,10 +179,10 @@ fn there_and_back(
         Some(vram) => vram.address,
     };
     let behind = address.saturating_add(2 * HALF);
-    if check.queues == QueuePlace::Vram {
+    if check.queues == QueueLocation::Vram {
         disk.use_queue(2, queues_at(behind))?;
     }
-    if check.lists == QueuePlace::Vram {
+    if check.lists == QueueLocation::Vram {
         disk.use_lists(behind.saturating_add(QUEUE_BYTES))?;
     }
     let memory = space.memory(address).context("memory that is not there")?;
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn command_or_list_from_elsewhere_fails() {
-        type Judge = fn(QueuePlace, u32, &Traffic) -> anyhow::Result<()>;
+        type Judge = fn(QueueLocation, u32, &Traffic) -> anyhow::Result<()>;
         let judges: [(Purpose, Judge); 2] = [
             (Purpose::Command, judge_queues),
             (Purpose::List, judge_lists),
@@ -310,7 +310,7 @@ mod tests {
             };
             let judged =
                 |place, completers: &[Completer]| judge(place, 0, &read(completers)).is_ok();
-            let (in_vram, in_ram) = (QueuePlace::Vram, QueuePlace::GuestRam);
+            let (in_vram, in_ram) = (QueueLocation::Vram, QueueLocation::GuestRam);
             assert!(judged(in_vram, &[peer]) && judged(in_ram, &[ram]));
             assert!(!judged(in_vram, &[peer, ram]) && !judged(in_vram, &[]));
             assert!(!judged(in_ram, &[peer]) && !judged(in_ram, &[ram, peer]));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use peerbar_mapping::Mapping;
 use peerbar_nvme_driver::Completion;
-use peerbar_report::{Measure, QueuePlace, VfioBackend, VfioOrder};
+use peerbar_report::{Measure, QueueLocation, VfioBackend, VfioOrder};
 use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess};
 
 use super::vfio_nvme::{QUEUE_BYTES, TakenDevices, Vram, fill, judge_queues, queues_at, start};
@@ -38,7 +38,7 @@ impl Run for VfioOrder {
         measure.bytes = LENGTH;
         watch.write_to(measure);
         let traffic = watch.traffic()?;
-        judge_queues(QueuePlace::Vram, disk.number, traffic)?;
+        judge_queues(QueueLocation::Vram, disk.number, traffic)?;
         let in_ram = traffic.payload_to_guest_ram(disk.number);
         ensure!(in_ram == 0, "{in_ram} bytes went to guest RAM");
         judge(&late, self.late)?;

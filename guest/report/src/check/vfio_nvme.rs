@@ -24,18 +24,18 @@ check! {
         /// Where the disk's I/O queues lie: `"guest-ram"`, or `"vram"`, which is the GPU's memory beside the data.
         #[default = "`\"guest-ram\"`"]
         #[serde(default)]
-        pub queues: QueuePlace,
+        pub queues: QueueLocation,
         /// Where the PRP lists of its commands lie: `"guest-ram"`, or `"vram"`, the same.
         #[default = "`\"guest-ram\"`"]
         #[serde(default)]
-        pub lists: QueuePlace,
+        pub lists: QueueLocation,
     }
 }
 
 /// Where queues, or PRP lists, lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum QueuePlace {
+pub enum QueueLocation {
     /// The guest's memory.
     #[default]
     GuestRam,
@@ -43,7 +43,7 @@ pub enum QueuePlace {
     Vram,
 }
 
-impl QueuePlace {
+impl QueueLocation {
     /// Names `what` lies there, in a check's name, if it is not where it usually does.
     fn naming(self, what: &str) -> String {
         match self {
@@ -71,7 +71,7 @@ impl CheckKind for VfioNvme {
         let queues = keys.or_default("queues")?;
         let lists = keys.or_default("lists")?;
         for (key, place) in [("queues", queues), ("lists", lists)] {
-            if place == QueuePlace::Vram && with == Buffer::GuestRam {
+            if place == QueueLocation::Vram && with == Buffer::GuestRam {
                 let message =
                     format!("`{key} = \"vram\"` takes the memory of a GPU: name it by `with`");
                 return Err(TableError::new(at, message));

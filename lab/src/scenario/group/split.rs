@@ -26,11 +26,11 @@ pub(super) struct Parts<'i> {
     /// The checks across guests.
     pub(super) across: DeTable<'i>,
     /// The guests, in the order of the file.
-    pub(super) guests: Vec<Guest<'i>>,
+    pub(super) guests: Vec<GuestTables<'i>>,
 }
 
 /// A guest's part of a file.
-pub(super) struct Guest<'i> {
+pub(super) struct GuestTables<'i> {
     /// Its name.
     pub(super) name: String,
     /// The keys of `[machine]` that are its own.
@@ -83,7 +83,7 @@ impl<'i> Parts<'i> {
     }
 
     /// The file of one guest alone.
-    pub(super) fn of_guest(&self, guest: &Guest<'i>) -> Result<DeTable<'i>, Problem> {
+    pub(super) fn of_guest(&self, guest: &GuestTables<'i>) -> Result<DeTable<'i>, Problem> {
         let mut own = self.whole.clone();
         own.remove("fabric");
         for kind in OWNED.into_iter().chain([MODULE, CHECK]) {
@@ -104,7 +104,7 @@ impl<'i> Parts<'i> {
     }
 }
 
-impl<'i> Guest<'i> {
+impl<'i> GuestTables<'i> {
     fn add(&mut self, kind: &'static str, table: Spanned<DeValue<'i>>) {
         match self.tables.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, tables)) => tables.push(table),
@@ -126,7 +126,7 @@ pub(super) fn one_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 /// Takes the `[[guest]]` tables out of `file`.
-fn take_guests<'i>(file: &mut DeTable<'i>) -> Result<Vec<Guest<'i>>, Problem> {
+fn take_guests<'i>(file: &mut DeTable<'i>) -> Result<Vec<GuestTables<'i>>, Problem> {
     let taken = file.remove("guest");
     let taken = taken.unwrap_or_else(|| Spanned::new(0..0, DeValue::Array(DeArray::new())));
     let at = taken.span();
@@ -150,7 +150,7 @@ fn take_guests<'i>(file: &mut DeTable<'i>) -> Result<Vec<Guest<'i>>, Problem> {
     }
     let names = guests.iter().map(|(name, _)| name.clone());
     validate::unique(names, &TAKEN.map(str::to_owned), validate::LONGEST_SERIAL)?;
-    let guests = guests.into_iter().map(|(name, machine)| Guest {
+    let guests = guests.into_iter().map(|(name, machine)| GuestTables {
         name: name.into_inner(),
         machine,
         tables: Vec::new(),
@@ -163,7 +163,7 @@ type Owned<'i> = Vec<(usize, Spanned<DeValue<'i>>)>;
 /// Takes the key `guest` out of each of `tables`: those that have one, with the number of the guest, and those without.
 fn divide<'i>(
     tables: &mut DeArray<'i>,
-    guests: &[Guest<'i>],
+    guests: &[GuestTables<'i>],
 ) -> Result<(Owned<'i>, DeArray<'i>), Problem> {
     let (mut owned, mut ownerless) = (Vec::new(), DeArray::new());
     for table in tables.iter_mut() {

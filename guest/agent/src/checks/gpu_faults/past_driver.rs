@@ -7,8 +7,8 @@ use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu};
 
 use crate::gpu_channel::{
-    self, Channel, DEVICE_VECTOR, ENTRY_BYTES, Entry, FENCE_IN_VRAM, IN_VRAM, INTERRUPT, ON_BUS,
-    Ring, State, VECTOR,
+    self, Channel, ChannelState, DEVICE_VECTOR, ENTRY_BYTES, Entry, FENCE_IN_VRAM, IN_VRAM,
+    INTERRUPT, ON_BUS, Ring, VECTOR,
 };
 use crate::gpus;
 use crate::guest_context::GuestContext;
@@ -82,7 +82,7 @@ impl<'a> Bench<'a> {
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let found = self.channel.state()?;
         ensure!(
-            found == State::Off,
+            found == ChannelState::Off,
             "channel {} is {found:?}: it is in use",
             gpu_channel::NUMBER
         );
@@ -92,7 +92,7 @@ impl<'a> Bench<'a> {
             let outcome = self.make(&mistake);
             self.channel.disable()?;
             outcome.context(mistake.name)?;
-            self.wait_for_state(State::Off)
+            self.wait_for_state(ChannelState::Off)
                 .with_context(|| format!("disabled after {}", mistake.name))?;
         }
         self.a_good_command_is_done().context("after all mistakes")
@@ -188,7 +188,7 @@ impl<'a> Bench<'a> {
         self.put(&mistake.entry)?;
         self.channel.enable(mistake.ring)?;
         self.channel.ring(mistake.doorbell)?;
-        self.wait_for_state(State::Error(mistake.code))?;
+        self.wait_for_state(ChannelState::Error(mistake.code))?;
         self.the_other_channel_goes_on()?;
         // Still in error: the doorbell has no effect.
         self.channel.ring(2)?;
@@ -196,7 +196,7 @@ impl<'a> Bench<'a> {
         let seen = (self.channel.state()?, self.channel.head()?);
         let growth = self.channel.faults()?.wrapping_sub(faults);
         ensure!(
-            seen == (State::Error(mistake.code), 0) && growth == 1,
+            seen == (ChannelState::Error(mistake.code), 0) && growth == 1,
             "the channel is {seen:?} with {growth} faults more"
         );
         self.wait_for_interrupts(interrupts)?;
@@ -207,7 +207,7 @@ impl<'a> Bench<'a> {
         Ok(self.buffer.mapping().write(0, &entry.bytes()?)?)
     }
 
-    fn wait_for_state(&self, wanted: State) -> anyhow::Result<()> {
+    fn wait_for_state(&self, wanted: ChannelState) -> anyhow::Result<()> {
         self.guest.uevents.wait_for(PATIENCE, || {
             let state = self.channel.state()?;
             ensure!(state == wanted, "the channel is {state:?}, not {wanted:?}");
@@ -304,6 +304,6 @@ impl<'a> Bench<'a> {
             Ok(())
         })?;
         self.channel.disable()?;
-        self.wait_for_state(State::Off)
+        self.wait_for_state(ChannelState::Off)
     }
 }
