@@ -13,7 +13,8 @@ use std::time::SystemTime;
 use anyhow::Context;
 use chrono::{DateTime, Utc};
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, flock, mkdirat, open, openat, symlinkat, unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, open, openat, stat, symlinkat,
+    unlinkat,
 };
 use rustix::io::Errno;
 use serde::Serialize;
@@ -154,6 +155,25 @@ impl Folder {
         clear().with_context(|| format!("cannot clear {}", self.path.display()))
     }
 
+    /// Whether it is `other` or lies below it, wherever that has been moved to.
+    pub(crate) fn is_below(&self, other: &Path) -> io::Result<bool> {
+        let other = stat(other)?;
+        let mut folder = self.directory.try_clone()?;
+        loop {
+            let here = fstat(&folder)?;
+            if (here.st_dev, here.st_ino) == (other.st_dev, other.st_ino) {
+                return Ok(true);
+            }
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let parent = File::from(openat(&folder, "..", flags, Mode::empty())?);
+            let above = fstat(&parent)?;
+            if (above.st_dev, above.st_ino) == (here.st_dev, here.st_ino) {
+                return Ok(false);
+            }
+            folder = parent;
+        }
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -277,6 +297,20 @@ mod tests {
         );
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
         assert!(!other.path().join("verdict").exists());
+    }
+
+    #[test]
+    fn folder_is_below_those_that_it_is_moved_in() {
+        let runs = tempfile::tempdir().unwrap();
+        let other = tempfile::tempdir().unwrap();
+        let folder = Folder::create(runs.path(), "demo", SystemTime::UNIX_EPOCH).unwrap();
+        let is_below = |path: &Path| folder.is_below(path).unwrap();
+        assert!(is_below(folder.path()) && is_below(runs.path()) && is_below(Path::new("/")));
+        assert!(!is_below(other.path()));
+        fs::create_dir(runs.path().join("sub")).unwrap();
+        fs::rename(folder.path(), runs.path().join("sub/moved")).unwrap();
+        symlink(other.path(), folder.path()).unwrap();
+        assert!(is_below(runs.path()) && !is_below(other.path()));
     }
 
     #[test]

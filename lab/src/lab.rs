@@ -13,7 +13,7 @@ use anyhow::{Context, anyhow};
 use peerbar_exec::ProgramRequest;
 use peerbar_flight::{Flight, FlightFile};
 use peerbar_report::{
-    Check, DeviceCounters, Expectation, Line, Program, Request, Verdict as CheckVerdict,
+    Check, DeviceCounters, Expectation, HostFolder, Line, Program, Request, Verdict as CheckVerdict,
 };
 
 use crate::child::Killer;
@@ -171,7 +171,8 @@ impl Lab {
     /// Runs `check` in the guest. A check that fails is no error: see [`Row::verdict`]. A program is built first.
     ///
     /// # Errors
-    /// What keeps the guest from running it.
+    /// What keeps the guest from running it. A guest that may write in a folder with the run in it gets no program: it could lead the copy
+    /// elsewhere.
     pub fn check(&mut self, check: &Check) -> Result<Row, LabError> {
         match check {
             Check::Program(program) => self.check_program(program.clone(), &check.name()),
@@ -504,10 +505,30 @@ impl Lab {
         let folder = self.scenario.path.parent().unwrap_or(Path::new(""));
         let placed = host_program::place(&mut program, number, name, folder);
         let host = placed.map_err(|error| Failure::Usage(error.into()))?;
+        self.may_bring_files(name)?;
         let hosts = std::slice::from_ref(&host);
         program_builds::build(hosts, false, &self.folder, &signals::NONE)?;
         guest_files::stage(std::slice::from_ref(&host.brought), self.folder.path())?;
         Ok(self.request(&Check::Program(program))?.0)
+    }
+
+    /// Whether what is copied into the run's folder gets there while the guest runs: not if the guest may make links there.
+    fn may_bring_files(&self, check: &str) -> Result<(), LabError> {
+        let access = self.scenario.access.as_ref();
+        let Some(access) = access.filter(|access| access.permission == HostFolder::ReadWrite)
+        else {
+            return Ok(());
+        };
+        let shared = access.folder.display();
+        let is_below = self.folder.is_below(&access.folder);
+        if is_below.with_context(|| format!("cannot tell whether the run is below {shared}"))? {
+            let refused = anyhow!(
+                "check `{check}`: the guest may write in {shared}, where the run's folder is, so that a copy of the program could be led \
+                 elsewhere: share the folder read-only, or have runs elsewhere"
+            );
+            return Err(Failure::Usage(refused).into());
+        }
+        Ok(())
     }
 
     /// The result of `check`, and all its diagnostics.

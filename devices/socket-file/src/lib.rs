@@ -7,6 +7,7 @@
 mod cleanup;
 mod closing;
 pub mod descriptors;
+pub mod exhaustion;
 pub mod file_lock;
 pub mod line_server;
 pub mod packets;

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use thiserror::Error;
 
-use crate::packets::{BACK_OFF, LACKS};
+use crate::exhaustion::{BACK_OFF, is_exhaustion};
 use crate::{BindError, SocketFile};
 
 /// The longest line in bytes.
@@ -120,7 +120,7 @@ fn serve(
             {
                 continue;
             }
-            Err(error) if is_lack(&error) => {
+            Err(error) if is_exhaustion(&error) => {
                 let stopped = PollFd::new(stop, PollFlags::IN);
                 let back_off = Timespec::try_from(BACK_OFF).ok();
                 poll(&mut [stopped], back_off.as_ref())?;
@@ -134,11 +134,6 @@ fn serve(
             log::debug!("a client of the control socket: {error}");
         }
     }
-}
-
-/// Whether the system lacks descriptors or memory for now.
-fn is_lack(error: &io::Error) -> bool {
-    Errno::from_io_error(error).is_some_and(|error| LACKS.contains(&error))
 }
 
 fn answer(

@@ -8,7 +8,7 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, retry_on_intr};
@@ -19,12 +19,7 @@ use rustix::net::{
 use thiserror::Error;
 
 use crate::descriptors::{self, Sockets, wait_until};
-use crate::{BindError, SocketFile};
-
-/// How long a server waits when the system lacks descriptors or memory, before it accepts again.
-pub(crate) const BACK_OFF: Duration = Duration::from_millis(100);
-/// What accept(2) says then.
-pub(crate) const LACKS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+use crate::{BindError, SocketFile, exhaustion};
 
 /// A packet on the wire.
 #[derive(Clone, Debug, Default)]
@@ -279,12 +274,12 @@ impl Listener {
         let socket = match accept_with(&self.socket, flags) {
             Ok(socket) => socket,
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return Ok(None),
-            Err(error) if LACKS.contains(&error) => {
+            Err(error) if exhaustion::ERRORS.contains(&error) => {
                 if !std::mem::replace(&mut self.is_reported, true) {
                     let path = self.path().display();
                     log::warn!("{path}: nobody else may connect for now: {error}");
                 }
-                self.starved_until = Some(Instant::now() + BACK_OFF);
+                self.starved_until = Some(Instant::now() + exhaustion::BACK_OFF);
                 return Ok(None);
             }
             Err(error) => return Err(error),

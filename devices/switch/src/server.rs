@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use peerbar_dma::{ChangeCount, MemoryError};
 use peerbar_socket_file::BindError;
+use peerbar_socket_file::exhaustion::BACK_OFF;
 use peerbar_socket_file::packets::{Listener, Message as _, Ready, ReceiveError, unguessable};
 use rustix::io::Errno;
 use thiserror::Error;
@@ -22,9 +23,6 @@ use crate::window::Descriptor;
 
 /// The most connections at once: all endpoints, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_PORTS;
-
-/// How long the switch waits when the system refuses to carry more descriptors, before it tries again.
-const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// Why a switch is not, or no longer, there.
 #[derive(Debug, Error)]

@@ -5,10 +5,9 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
+use peerbar_socket_file::exhaustion::{BACK_OFF, is_exhaustion};
 use peerbar_socket_file::{BindError, SocketFile};
-use rustix::io::Errno;
 use rustix::net::SocketType;
 use thiserror::Error;
 
@@ -21,9 +20,6 @@ use crate::unanswered::Unanswered;
 
 /// How many clients may wait to be accepted; all but one are disconnected.
 const BACKLOG: i32 = 128;
-
-/// How long a server waits before it tries again to accept a client when the system has no descriptor or memory for one.
-const BACK_OFF: Duration = Duration::from_millis(500);
 
 /// No client can connect any more.
 #[derive(Debug, Error)]
@@ -117,12 +113,4 @@ impl Listener {
         }
         Ok(None)
     }
-}
-
-/// Whether the system lacks descriptors or memory, which passes.
-fn is_exhaustion(error: &io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    errno.is_some_and(|errno| {
-        [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].contains(&errno)
-    })
 }

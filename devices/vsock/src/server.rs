@@ -5,10 +5,12 @@ use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use peerbar_dma::MemoryError;
 use peerbar_eventfd::{Event, Signaller};
 use peerbar_socket_file::SocketFile;
+use peerbar_socket_file::exhaustion::{BACK_OFF, is_exhaustion};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use thiserror::Error;
@@ -58,7 +60,7 @@ pub fn serve(qemu: &Listening, programs: &Listening, cid: u64) -> Result<Infalli
         let stream = match qemu.socket.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == ErrorKind::ConnectionAborted => continue,
-            Err(error) if is_lack(&error) => {
+            Err(error) if is_exhaustion(&error) => {
                 log::warn!("no QEMU can connect: {error}");
                 thread::sleep(BACK_OFF);
                 continue;

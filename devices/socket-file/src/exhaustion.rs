@@ -1,0 +1,16 @@
+//! What accept(2) says when the system has no descriptor or memory for a connection, which passes.
+
+use std::io;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+/// How long a server waits before it accepts again.
+pub const BACK_OFF: Duration = Duration::from_millis(100);
+
+pub(crate) const ERRORS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+
+/// Whether the system lacks descriptors or memory.
+pub fn is_exhaustion(error: &io::Error) -> bool {
+    Errno::from_io_error(error).is_some_and(|error| ERRORS.contains(&error))
+}
