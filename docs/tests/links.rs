@@ -163,12 +163,6 @@ fn every_named_path_exists() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// A comment that names a path which is to be corrected.
-const TO_CORRECT: (&str, &str) = (
-    "devices/nvme/tests/controller/coalescing.rs",
-    "src/messages.rs",
-);
-
 #[test]
 fn every_path_in_a_crate_comment_exists() {
     let mut named: usize = 0;
@@ -179,8 +173,7 @@ fn every_path_in_a_crate_comment_exists() {
         missing.extend(unknown.map(|path| format!("{}: {path}", file.display())));
         for path in rust_paths(&comment) {
             named += 1;
-            let is_known = file == project().join(TO_CORRECT.0) && path == TO_CORRECT.1;
-            if !is_known && !is_found_from(&file, path) {
+            if !is_found_from(&file, path) {
                 missing.push(format!("{}: {path}", file.display()));
             }
         }

@@ -162,7 +162,7 @@ mod tests {
     fn an_iommu_switches_acs_on_at_root_ports() {
         let mut demo = Scenario::demo().unwrap();
         let redirecting = |demo: &Scenario, name: &str| {
-            let tree = pci_tree(&demo);
+            let tree = pci_tree(demo);
             let port = tree.find(name).unwrap();
             tree.function(port).unwrap().redirecting()
         };

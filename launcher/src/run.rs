@@ -47,7 +47,7 @@ pub(crate) fn run(
     scenario: &Scenario,
     signals: &Signals,
 ) -> Result<RunOutcome, Failure> {
-    let artifacts = artifacts(options, GuestNeeds::of(&scenario), signals)?;
+    let artifacts = artifacts(options, GuestNeeds::of(scenario), signals)?;
     let boot = boot(options, scenario, &artifacts);
     let folder = begin(options, scenario, &artifacts)?;
     let (verdict, text) =

@@ -1142,13 +1142,8 @@ fn write_to_peer_by_link(bandwidth: u64, lies: bool) -> (Result<(), DmaFault>, u
         latency: Latency::of_nanoseconds(0),
         bandwidth: Bandwidth::of_bytes_per_second(bandwidth),
     };
-    let meters = File::from(
-        MemoryFile::create("meters", 16)
-            .unwrap()
-            .file()
-            .try_clone()
-            .unwrap(),
-    );
+    let meters = MemoryFile::create("meters", 16).unwrap();
+    let meters = meters.file().try_clone().unwrap();
     let lent = meters.try_clone().unwrap().into();
     requester.set_peer_link(PeerId(1), speed, lent).unwrap();
     if lies {
