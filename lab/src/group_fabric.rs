@@ -59,9 +59,9 @@ impl GroupFabric {
     }
 
     /// What kills it, because a check asks for its death.
-    pub(crate) fn take_killer(&mut self) -> anyhow::Result<Killer> {
+    pub(crate) fn expect_death(&mut self) -> anyhow::Result<Killer> {
         let server = self.servers.first_mut();
-        server.context("the fabric has no server")?.take_killer()
+        server.context("the fabric has no server")?.expect_death()
     }
 
     /// Watches it while `work` is done, which shall end once its stream closes.

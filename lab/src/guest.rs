@@ -340,8 +340,8 @@ impl<'a> Guest<'a> {
     }
 
     /// What kills the server of `name`, because a check asks for its death.
-    pub(crate) fn take_killer(&mut self, name: &str) -> anyhow::Result<Killer> {
-        self.server_to_lose(name)?.take_killer()
+    pub(crate) fn expect_death(&mut self, name: &str) -> anyhow::Result<Killer> {
+        self.server_to_lose(name)?.expect_death()
     }
 
     fn server_to_lose(&mut self, name: &str) -> anyhow::Result<&mut Server> {

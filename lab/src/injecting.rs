@@ -173,7 +173,8 @@ fn exchange(socket: &Path, line: &str) -> io::Result<String> {
     let mut stream = UnixStream::connect(socket)?;
     let deadline = Instant::now() + TIMEOUT;
     stream.set_write_timeout(Some(TIMEOUT))?;
-    writeln!(stream, "{line}")?;
+    // A line fits into the socket's buffer, so this waits once at most.
+    stream.write_all(format!("{line}\n").as_bytes())?;
     let mut answer = Vec::new();
     while !answer.contains(&b'\n') && answer.len() < LONGEST {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -182,9 +183,11 @@ fn exchange(socket: &Path, line: &str) -> io::Result<String> {
         }
         stream.set_read_timeout(Some(left))?;
         let mut bytes = [0; 4096];
-        match stream.read(&mut bytes)? {
-            0 => break,
-            count => answer.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+        match stream.read(&mut bytes) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(bytes.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
         }
     }
     let line = answer.split(|byte| *byte == b'\n').next();

@@ -41,7 +41,7 @@ use crate::verdict::{Ending, Verdict};
 /// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
 /// How often work is looked after in any case.
-const FOLLOWED: Duration = Duration::from_secs(3600);
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 /// Most bytes of a stream of [`Lab::program`]: the guest is not trusted with the host's memory.
 const MOST_OUTPUT: Size = Size(256 << 20);
 /// How long a guest may take to power off.
@@ -285,7 +285,7 @@ impl Lab {
 
     fn follow_until_done(&mut self, signals: &UnixStream) -> Result<(), LabError> {
         loop {
-            match self.guest.next_event(Instant::now() + FOLLOWED)? {
+            match self.guest.next_event(Instant::now() + LONGEST_WAIT)? {
                 GuestEvent::WorkDone => return Ok(()),
                 GuestEvent::Signal(number) => {
                     let number = u8::try_from(number).unwrap_or_default();
@@ -340,8 +340,8 @@ impl Lab {
     }
 
     /// What kills the server of `name`, because a check across guests asks for its death.
-    pub(crate) fn take_killer(&mut self, name: &str) -> anyhow::Result<Killer> {
-        self.guest.take_killer(name)
+    pub(crate) fn expect_death(&mut self, name: &str) -> anyhow::Result<Killer> {
+        self.guest.expect_death(name)
     }
 
     /// Warnings of these functions of the guest's kernel are no trouble from now on.

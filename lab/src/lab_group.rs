@@ -161,7 +161,7 @@ impl LabGroup {
     /// # Errors
     /// [`LabError::NoDevice`]. A guest that ends is none: see [`LabGroup::failure`].
     pub fn check(&mut self, name: &str, check: &AcrossCheck) -> Result<Row, LabError> {
-        let killer = self.take_killer(&check.check())?;
+        let killer = self.expect_death(&check.check())?;
         let [near_nic, far_nic] = check.ends().map(|end| end.nic);
         let (near, far) = (self.guest_with(near_nic)?, self.guest_with(far_nic)?);
         let sockets = [(near_nic, near.socket()), (far_nic, far.socket())];
@@ -245,7 +245,7 @@ impl LabGroup {
     }
 
     /// What kills the server that `check` loses, if it loses one. The kernel of its guest may warn of that.
-    fn take_killer(&mut self, check: &Check) -> Result<Option<Killer>, LabError> {
+    fn expect_death(&mut self, check: &Check) -> Result<Option<Killer>, LabError> {
         let Some(name) = check.kills() else {
             return Ok(None);
         };
@@ -256,9 +256,9 @@ impl LabGroup {
         let killer = match (lab, &mut self.fabric) {
             (Some(lab), _) => {
                 lab.expect_warnings(check.warnings());
-                lab.take_killer(name)?
+                lab.expect_death(name)?
             }
-            (None, Some(fabric)) => fabric.take_killer()?,
+            (None, Some(fabric)) => fabric.expect_death()?,
             (None, None) => return Err(LabError::NoDevice(name.to_owned())),
         };
         Ok(Some(killer))

@@ -52,8 +52,8 @@ impl Server {
         Ok(())
     }
 
-    /// What kills it, because a check asks for its death.
-    pub(crate) fn take_killer(&mut self) -> anyhow::Result<Killer> {
+    /// What kills it, because a check asks for its death: from now on its end is no failure.
+    pub(crate) fn expect_death(&mut self) -> anyhow::Result<Killer> {
         self.lost = true;
         self.child.killer()
     }

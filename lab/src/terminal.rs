@@ -18,19 +18,28 @@ fn without_control(lines: &str) -> String {
     lines.chars().filter(is_harmless).collect()
 }
 
-/// Lines without control characters but tabs and those of colours (ECMA-48, 8.3.117: `ESC [`, parameters, `m`).
+/// Lines without control characters but tabs, and what tables have colours and bold text by (SGR, ECMA-48, 8.3.117).
 fn coloured(lines: &str) -> String {
     const START: &str = "\x1b[";
     let mut parts = lines.split(START);
     let mut harmless = without_control(parts.next().unwrap_or_default());
     for part in parts {
-        let is_parameter = |character: char| character.is_ascii_digit() || character == ';';
-        if part.trim_start_matches(is_parameter).starts_with('m') {
+        if part
+            .split_once('m')
+            .is_some_and(|(style, _)| is_of_tables(style))
+        {
             harmless.push_str(START);
         }
         harmless.push_str(&without_control(part));
     }
     harmless
+}
+
+/// Whether these parameters are a colour's, bold text's, or their end.
+fn is_of_tables(style: &str) -> bool {
+    let colour = style.strip_prefix("38;5;");
+    ["", "0", "1", "22", "39"].contains(&style)
+        || colour.is_some_and(|number| number.parse::<u8>().is_ok())
 }
 
 /// A guest's line without control characters, by which it could steer the terminal.
@@ -73,9 +82,9 @@ mod tests {
 
     #[test]
     fn results_keep_colours_and_what_steers_no_terminal() {
-        let red = "\x1b[1;31mfail\x1b[m, \x1b[0mpass\n";
+        let red = "\x1b[1m\x1b[38;5;9mfail\x1b[m, \x1b[0mpass\x1b[39m\n";
         assert_eq!(coloured(red), red);
-        let title = "\x1b]0;title\x07\x1b[2J\x1b[3\x1b[31m\x1bm\u{9b}31m\r\n";
-        assert_eq!(coloured(title), "]0;title2J3\x1b[31mm31m\n");
+        let title = "\x1b]0;title\x07\x1b[2J\x1b[3\x1b[1m\x1bm\u{9b}1m\x1b[8m\r\n";
+        assert_eq!(coloured(title), "]0;title2J3\x1b[1mm1m8m\n");
     }
 }

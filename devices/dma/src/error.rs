@@ -45,6 +45,9 @@ pub enum DmaFault {
     /// The address lies in a peer's window, and the request did not get there.
     #[error("request to a peer failed: {0}")]
     Peer(PeerError),
+    /// The links on the way took too long: many transfers share them, or a peer keeps its own busy.
+    #[error("the links on the way took too long")]
+    LinkBusy,
     /// The mapping does not permit it: a write where only reads may go. What the client makes of it is not believed, since
     /// it may drop such a write silently.
     #[error("the mapping does not permit it")]

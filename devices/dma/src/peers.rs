@@ -14,7 +14,7 @@ pub struct PeerId(pub u32);
 
 impl PeerId {
     /// No peer: windows of its own are those that are lost.
-    pub const NOBODY: Self = Self(0);
+    pub const NONE: Self = Self(0);
 }
 
 /// A range of bus addresses that a peer answers.
@@ -190,7 +190,7 @@ impl PeerTable {
         lost.sort_by_key(|window| (window.address, window.size));
         lost.dedup_by_key(|window| (window.address, window.size));
         // All of it is taken away.
-        let _ = self.set(PeerId::NOBODY, lost);
+        let _ = self.set(PeerId::NONE, lost);
     }
 
     /// Whether a peer has a window that it answers.
@@ -358,7 +358,7 @@ mod tests {
         assert!(matches!(claimed.memory, PeerMemory::Gone));
         table.set(PeerId(2), vec![window(0x2000, 0x1000, 7)]);
         assert_eq!(owner(&table, 0x2000), Some(2), "it is back");
-        table.set(PeerId::NOBODY, Vec::new());
+        table.set(PeerId::NONE, Vec::new());
         assert_eq!((owner(&table, 0x1000), table.windows.len()), (None, 1));
     }
 

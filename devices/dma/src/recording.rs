@@ -47,7 +47,8 @@ fn outcome(fault: DmaFault) -> Outcome {
         DmaFault::Upstream(UpstreamError::Stopped) => Outcome::NotMaster,
         DmaFault::Peer(PeerError::Unsupported) => Outcome::PeerUnsupported,
         DmaFault::Peer(PeerError::Gone) => Outcome::PeerGone,
-        DmaFault::Peer(PeerError::TimedOut) => Outcome::PeerTimedOut,
+        // Only the whole request fails so, once its segments have been recorded.
+        DmaFault::LinkBusy | DmaFault::Peer(PeerError::TimedOut) => Outcome::PeerTimedOut,
         DmaFault::Forbidden => Outcome::Forbidden,
         DmaFault::NoMemory => Outcome::NoMemory,
         DmaFault::Injected => Outcome::Injected,

@@ -38,7 +38,7 @@ pub(crate) use event_counter::{QueuePairEvent, WORD_BYTES};
 pub(crate) use event_queue::EventQueue;
 #[cfg(test)]
 pub(crate) use memory_region::AccessError;
-pub(crate) use memory_region::{BufferAccess, BusRange, Need, page_count};
+pub(crate) use memory_region::{BufferAccess, BusSegment, Need, page_count};
 pub(crate) use queue_pair::{DroppedRequest, ENDLESS_RNR_RETRY, QueuePair, slot};
 
 use peerbar_dma::{MemoryError, MemoryFile};

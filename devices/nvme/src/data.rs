@@ -35,7 +35,7 @@ pub(crate) struct DataPath {
 
 /// A range of the memory where a namespace keeps its blocks.
 #[derive(Clone, Copy)]
-pub(crate) struct MemoryRange<'a> {
+pub(crate) struct BlockMemory<'a> {
     pub(crate) memory: &'a MappedMemory,
     pub(crate) offset: u64,
     pub(crate) len: usize,
@@ -158,10 +158,10 @@ impl DataPath {
     pub(crate) fn receive_into(
         &mut self,
         command: &SubmissionEntry,
-        range: MemoryRange<'_>,
+        range: BlockMemory<'_>,
         block_bytes: u32,
     ) -> Result<(), Status> {
-        let MemoryRange {
+        let BlockMemory {
             memory,
             offset,
             len,
@@ -185,9 +185,9 @@ impl DataPath {
     pub(crate) fn send_from(
         &mut self,
         command: &SubmissionEntry,
-        range: MemoryRange<'_>,
+        range: BlockMemory<'_>,
     ) -> Result<(), Status> {
-        let MemoryRange {
+        let BlockMemory {
             memory,
             offset,
             len,
@@ -209,7 +209,7 @@ impl DataPath {
     fn copy(
         &mut self,
         direction: Direction,
-        range: MemoryRange<'_>,
+        range: BlockMemory<'_>,
     ) -> Result<(usize, usize), Status> {
         let tag = Tag::new(Purpose::Payload, self.origin);
         let mut done = 0;
@@ -508,7 +508,7 @@ mod tests {
         let mut write = read_to(0x1d00);
         write.opcode = NvmOpcode::Write as u8;
         write.prp2.set(0x3000);
-        let range = MemoryRange {
+        let range = BlockMemory {
             memory: &disk,
             offset: 0,
             len: 0x400,

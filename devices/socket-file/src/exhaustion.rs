@@ -1,11 +1,11 @@
-//! What accept(2) says when the system has no descriptor or memory for a connection, which passes.
+//! What the system says when it has no descriptor or memory for a connection or a message, which passes.
 
 use std::io;
 use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// How long a server waits before it accepts again.
+/// How long a server waits before it tries again.
 pub const BACK_OFF: Duration = Duration::from_millis(100);
 
 pub(crate) const ERRORS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];

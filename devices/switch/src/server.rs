@@ -124,6 +124,7 @@ impl Server {
     }
 
     fn wait(&mut self, stop: BorrowedFd<'_>) -> Result<Ready<PortId>, Errno> {
+        // The system carries no more descriptors for some for now.
         let is_starved = self.connections.values().any(Connection::is_starved);
         let again = is_starved.then(|| Instant::now() + BACK_OFF);
         let clients = self.connections.iter();

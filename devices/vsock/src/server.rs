@@ -76,10 +76,12 @@ pub fn serve(qemu: &Listening, programs: &Listening, cid: u64) -> Result<Infalli
         });
         let device = match device {
             Ok(device) => device,
-            Err(error) => {
+            Err(error) if is_exhaustion(&error) => {
                 log::warn!("no device can be made for QEMU, which is left: {error}");
+                thread::sleep(BACK_OFF);
                 continue;
             }
+            Err(error) => return Err(ServeError::Device(error)),
         };
         let Err(error) = serve_one(stream, device);
         match error {

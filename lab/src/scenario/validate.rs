@@ -59,7 +59,7 @@ pub(super) fn scenario(
     bus_numbers::fit(&file)?;
     together::images(&file, folder)?;
     let p2pmem = together::P2pmem::of(&file);
-    let attached = Attached::read(&mut file, &attach_points, folder)?;
+    let attached = AttachedDevices::read(&mut file, &attach_points, folder)?;
     let devices = attached.endpoints();
     let mut machine = machine(file.machine, &attach_points, devices)?;
     p2pmem.fits(&machine, devices.nvmes, devices.gpus)?;
@@ -80,7 +80,7 @@ pub(super) fn scenario(
     let needed = needed_modules(&machine, devices, &checks);
     let (mut modules, module_sources) = modules::modules(file.module, needed, folder)?;
     machine.add_modules(&mut modules);
-    let Attached {
+    let AttachedDevices {
         switches,
         nvmes,
         gpus,
@@ -118,7 +118,7 @@ pub(super) fn scenario(
 }
 
 /// All that is attached to the machine, and what connects it.
-struct Attached {
+struct AttachedDevices {
     switches: Vec<Switch>,
     nvmes: Vec<Nvme>,
     gpus: Vec<Gpu>,
@@ -126,7 +126,7 @@ struct Attached {
     fabric: Option<Fabric>,
 }
 
-impl Attached {
+impl AttachedDevices {
     /// Takes its tables out of the file.
     fn read(file: &mut File, points: &AttachPoints, folder: &Path) -> Result<Self, Problem> {
         let (nvmes, gpus) = (take(&mut file.nvme), take(&mut file.gpu));

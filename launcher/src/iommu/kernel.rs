@@ -15,13 +15,13 @@ const MOST: usize = 2;
 
 /// The guest's console, and which function is which device.
 #[derive(Default)]
-pub(super) struct KernelLog {
+pub(super) struct IommuLog {
     console: Vec<String>,
     /// PCI address and name of each device, once the guest has reported them.
     functions: Vec<(String, String)>,
 }
 
-impl KernelLog {
+impl IommuLog {
     /// Of a run, as far as it is.
     pub(super) fn of(run: &Path) -> Self {
         let console = run_file::read(&run.join("console.log")).unwrap_or_default();
@@ -79,7 +79,7 @@ mod tests {
         ]
         .map(str::to_owned);
         let functions = [("0000:01:00.0", "disk0"), ("0000:02:00.0", "disk1")];
-        let kernel = KernelLog {
+        let kernel = IommuLog {
             console: console.to_vec(),
             functions: functions
                 .map(|(at, name)| (at.to_owned(), name.to_owned()))
@@ -91,7 +91,7 @@ mod tests {
         assert!(kernel.lines("disk0", 0x4000_0000_1000, 8).is_empty());
         let over = kernel.lines("disk0", 0x3fff_ffff_f000, 0x2000);
         assert_eq!(over.len(), 1);
-        let early = KernelLog {
+        let early = IommuLog {
             functions: Vec::new(),
             ..kernel
         };

@@ -11,7 +11,7 @@ use peerbar_flight::{
 
 use super::behind::Ram;
 use super::device_kind::DeviceKind;
-use super::kernel::KernelLog;
+use super::kernel::IommuLog;
 use peerbar_lab::finished_run::SCENARIO;
 use peerbar_lab::run_file;
 use peerbar_lab::scenario::Scenario;
@@ -28,7 +28,7 @@ pub(crate) struct Recorded {
     /// Where its guest's RAM is.
     pub(super) ram: Option<Ram>,
     /// What its guest's kernel has said.
-    pub(super) kernel: KernelLog,
+    pub(super) kernel: IommuLog,
 }
 
 /// A device with a flight record.
@@ -120,7 +120,7 @@ impl Recorded {
             devices,
             only: None,
             ram: scenario.map(|scenario| Ram::of_q35(scenario.machine.memory)),
-            kernel: KernelLog::of(run),
+            kernel: IommuLog::of(run),
         })
     }
 

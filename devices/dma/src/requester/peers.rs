@@ -102,7 +102,7 @@ impl Requester {
         self.drain_peers(ranges)
     }
 
-    /// The link to the switch is lost: no peer can be reached, and requests to one fail. Their windows are [`PeerId::NOBODY`]'s, until
+    /// The link to the switch is lost: no peer can be reached, and requests to one fail. Their windows are [`PeerId::NONE`]'s, until
     /// that has none any more. The switch says again how long their links take. No copy uses them once the returned [`Drain`] is
     /// dropped, as with [`Requester::set_peer`].
     pub fn lose_peers(&self) -> Drain<'_> {

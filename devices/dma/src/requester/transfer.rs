@@ -31,9 +31,9 @@ const WORD: usize = 8;
 /// on a loaded machine.
 const LONGEST_PEER_REQUEST: u64 = 4_000_000_000;
 
-/// A request may wait for links [`LONGEST_PEER_REQUEST`] and as long as it takes on links that it shares with this number of others, in
-/// equal parts.
-const LINK_SHARES: u64 = 8;
+/// A request may wait for links [`LONGEST_PEER_REQUEST`] and as long as it takes if this number of transfers has equal parts of them, itself
+/// among them.
+const LINK_SHARES: u64 = 16;
 
 /// Longest wait for a link between two checks of bus mastering, in nanoseconds.
 pub(super) const LINK_WAIT: u64 = 10_000_000;
@@ -45,9 +45,10 @@ const LEARNING_STEP: Duration = Duration::from_millis(10);
 /// A request that is being carried out.
 struct Transfer<'a> {
     tag: Tag,
-    /// The bytes on links that take time.
+    /// The bytes on links that take time, and the address and length of the last segment among them.
     transit: Option<Transit>,
-    /// How long it may wait for links, and how long it has.
+    departed: (u64, usize),
+    /// How long it may wait for links, and how long it has, in nanoseconds.
     link_limit: u64,
     link_waited: u64,
     /// How long peers have taken to answer messages.
@@ -115,6 +116,7 @@ impl Requester {
         let mut transfer = Transfer {
             tag,
             transit: None,
+            departed: (0, 0),
             link_limit: LONGEST_PEER_REQUEST,
             link_waited: 0,
             waited: 0,
@@ -211,7 +213,7 @@ impl Requester {
             started,
         };
         self.account(transfer.tag, ended, &done)?;
-        self.depart(transfer, path, len)?;
+        self.depart(transfer, path, (address, len))?;
         Ok(len)
     }
 
@@ -342,7 +344,10 @@ impl Requester {
             };
             let segment = segment_of(&ask.data, ask.address, note.started);
             let one = self.account(transfer.tag, segment, &done);
-            all = all.and(one.and_then(|()| self.depart(transfer, note.path, segment.len)));
+            all =
+                all.and(one.and_then(|()| {
+                    self.depart(transfer, note.path, (segment.address, segment.len))
+                }));
         }
         all
     }
@@ -352,48 +357,48 @@ impl Requester {
         &self,
         transfer: &mut Transfer<'_>,
         path: Option<LinkPath>,
-        bytes: usize,
+        segment: (u64, usize),
     ) -> Result<(), DmaError> {
         let Some(path) = path else {
             return Ok(());
         };
-        let (bytes, transit) = (bytes as u64, &mut transfer.transit);
-        if transit.as_mut().is_some_and(|t| t.join(&path, bytes)) {
-            return Ok(());
+        let (bytes, transit) = (segment.1 as u64, &mut transfer.transit);
+        if !transit.as_mut().is_some_and(|t| t.join(&path, bytes)) {
+            if let Some(before) = transit.take() {
+                self.arrive(transfer, before)?;
+            }
+            transfer.transit = Some(Transit::new(path, bytes, self.clock.now()));
         }
-        if let Some(before) = transit.take() {
-            self.arrive(transfer, before)?;
-        }
-        transfer.transit = Some(Transit::new(path, bytes, self.clock.now()));
+        transfer.departed = segment;
         Ok(())
     }
 
     /// Waits until the transit has arrived, the function may no longer issue requests, or the links have taken too long: a peer says
-    /// itself what its link can do, and when that is free.
+    /// itself what its link can do, and when that is free. Its segments count as done all the same: their bytes have been copied.
     fn arrive(&self, transfer: &mut Transfer<'_>, mut transit: Transit) -> Result<(), DmaError> {
         let fair = transit.time_alone().saturating_mul(LINK_SHARES);
         transfer.link_limit = transfer.link_limit.saturating_add(fair);
-        let mut now = self.clock.now();
-        while let Some(left) = transit.next(now) {
+        while let Some(left) = transit.next(self.clock.now()) {
             let cause = if !self.route_table().may_request() {
                 Some(DmaFault::NotMaster)
             } else if transfer.link_waited > transfer.link_limit {
-                Some(DmaFault::Peer(PeerError::TimedOut))
+                Some(DmaFault::LinkBusy)
             } else {
                 None
             };
             if let Some(cause) = cause {
+                let (address, len) = transfer.departed;
                 return Err(DmaError {
                     origin: transfer.tag.origin,
-                    address: 0,
-                    len: 0,
+                    address,
+                    len,
                     cause,
                 });
             }
-            self.clock.sleep(left.min(LINK_WAIT));
-            let before = std::mem::replace(&mut now, self.clock.now());
-            let waited = now.saturating_sub(before);
-            transfer.link_waited = transfer.link_waited.saturating_add(waited);
+            let wait = left.min(LINK_WAIT);
+            self.clock.sleep(wait);
+            // What a process that is stopped meanwhile misses does not count.
+            transfer.link_waited = transfer.link_waited.saturating_add(wait);
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ pub(super) struct Lending {
     former: Vec<(Gid, Arc<LoanWords>)>,
     /// Adapters that have left a copy unfinished, and until when they are lent nothing.
     hung: HashMap<Gid, Instant>,
-    patience: WaitBudget,
+    wait_budget: WaitBudget,
     lenders: HashMap<Gid, Lender>,
     /// What others read here, oldest first.
     reads: VecDeque<Read>,
@@ -155,7 +155,7 @@ impl Lending {
     pub(super) fn words(&mut self, gid: Gid, now: Instant) -> Option<Words> {
         self.note_hung(now);
         let is_hung = self.hung.contains_key(&gid) || self.hung.len() >= MOST_VIEWERS;
-        if is_hung || !self.patience.is_enough() {
+        if is_hung || !self.wait_budget.is_enough() {
             return None;
         }
         if let Some(words) = self.words.get(&gid) {
@@ -166,7 +166,7 @@ impl Lending {
         }
         // It knows files by the former words.
         self.show_again(gid);
-        let words = LoanWords::new(&self.patience);
+        let words = LoanWords::new(&self.wait_budget);
         let words = words.inspect_err(|error| log::warn!("nothing is lent to {gid}: {error}"));
         let words = Words {
             number: self.next_number()?,

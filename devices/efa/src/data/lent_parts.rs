@@ -15,7 +15,7 @@ use super::responder::{self, Sender};
 use super::transfers::{LentError, TransferError, total};
 use super::turn::Turn;
 use super::work_request::{Data, Part};
-use crate::objects::{BusRange, Gid, Need, QueuePairKind};
+use crate::objects::{BusSegment, Gid, Need, QueuePairKind};
 
 impl Turn<'_> {
     /// A part of a write whose memory is lent. `None` if it cannot be lent.
@@ -123,7 +123,7 @@ impl Turn<'_> {
         &mut self,
         tag: Tag,
         (from, lent): (Gid, &LentPart),
-        to: &[BusRange],
+        to: &[BusSegment],
         status: CompletionStatus,
     ) -> Result<(), Refusal> {
         let borrowed = self.parts.lending.borrowed(from, lent);

@@ -12,7 +12,7 @@ use super::transfers::TransferError;
 use super::turn::Turn;
 use super::work_request::{BadRequest, Buffer, Data, Part, WorkRequest};
 use crate::objects::{
-    BusRange, DroppedRequest, ENDLESS_RNR_RETRY, Need, QueuePairEvent, QueuePairKind,
+    BusSegment, DroppedRequest, ENDLESS_RNR_RETRY, Need, QueuePairEvent, QueuePairKind,
     QueuePairState,
 };
 
@@ -335,7 +335,7 @@ impl Turn<'_> {
         request: &WorkRequest,
         need: Need,
         part: Part,
-    ) -> Result<Vec<BusRange>, CompletionStatus> {
+    ) -> Result<Vec<BusSegment>, CompletionStatus> {
         let Part {
             offset: mut skip,
             len: mut left,
@@ -462,7 +462,7 @@ pub(super) fn unreliable(status: CompletionStatus) -> CompletionStatus {
 /// A part of the data of a work request: what is at its places, or the inline data from its offset on.
 pub(super) fn payload<'a>(
     request: &'a WorkRequest,
-    places: &'a [BusRange],
+    places: &'a [BusSegment],
     part: Part,
 ) -> Payload<'a> {
     match &request.data {

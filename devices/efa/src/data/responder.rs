@@ -11,7 +11,7 @@ use super::transfers::{TransferError, cut, total};
 use super::turn::Turn;
 use super::work_request::Buffer;
 use crate::memory_bar::Doorbell;
-use crate::objects::{BusRange, Gid, Need, QueuePairEvent, QueuePairKind, limits, slot};
+use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind, limits, slot};
 
 /// Bytes before a datagram in its receive: the Global Routing Header (InfiniBand Architecture 1.4, 8.3).
 pub(super) const ROUTING_HEADER_BYTES: usize = 40;
@@ -29,7 +29,7 @@ pub(super) struct Sender {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Payload<'a> {
     /// They are in memory that this adapter reaches.
-    Places(&'a [BusRange]),
+    Places(&'a [BusSegment]),
     /// They are here.
     Bytes(&'a [u8]),
 }
@@ -138,7 +138,7 @@ impl Turn<'_> {
         sender: &Sender,
         destination: u16,
         (buffer, need): (Buffer, Need),
-    ) -> Result<Vec<BusRange>, CompletionStatus> {
+    ) -> Result<Vec<BusSegment>, CompletionStatus> {
         let domain = self.rdma_receiver(sender, destination)?.protection_domain;
         let mut places = Vec::new();
         self.objects

@@ -7,7 +7,7 @@ use peerbar_dma::{
 };
 use thiserror::Error;
 
-use crate::objects::BusRange;
+use crate::objects::BusSegment;
 
 /// Length of the buffer by which bytes go that are not mapped here.
 const BOUNCE: usize = 64 << 10;
@@ -59,8 +59,8 @@ impl Transfers {
     pub(super) fn copy(
         &mut self,
         tag: Tag,
-        from: &[BusRange],
-        to: &[BusRange],
+        from: &[BusSegment],
+        to: &[BusSegment],
     ) -> Result<(), TransferError> {
         let from_pinned = self.session.pin(tag, Direction::Read, ranges(from));
         if let Some(from) = from_pinned
@@ -77,7 +77,7 @@ impl Transfers {
         &mut self,
         tag: Tag,
         (loan, from): (&BorrowedLoan, &[(Span, usize)]),
-        to: &[BusRange],
+        to: &[BusSegment],
     ) -> Result<(), LentError> {
         if let Some(pinned) = self.session.pin(tag, Direction::Write, ranges(to)) {
             let copying = loan.begin().ok_or(LentError::LoanOver)?;
@@ -95,7 +95,7 @@ impl Transfers {
     pub(super) fn lend(
         &mut self,
         tag: Tag,
-        places: &[BusRange],
+        places: &[BusSegment],
         words: &Arc<LoanWords>,
     ) -> Option<Loan> {
         let loan = self.session.lend(tag, words, ranges(places));
@@ -107,8 +107,8 @@ impl Transfers {
     fn bounce(
         &mut self,
         tag: Tag,
-        from: &[BusRange],
-        to: &[BusRange],
+        from: &[BusSegment],
+        to: &[BusSegment],
     ) -> Result<(), TransferError> {
         self.session.release();
         let requester = self.session.requester();
@@ -139,7 +139,7 @@ impl Transfers {
         &mut self,
         tag: Tag,
         data: &[u8],
-        to: &[BusRange],
+        to: &[BusSegment],
     ) -> Result<(), TransferError> {
         self.session.release();
         let requester = self.session.requester();
@@ -149,7 +149,7 @@ impl Transfers {
     }
 
     /// Reads as many bytes as the places have.
-    pub(super) fn read(&mut self, tag: Tag, from: &[BusRange]) -> Result<Vec<u8>, TransferError> {
+    pub(super) fn read(&mut self, tag: Tag, from: &[BusSegment]) -> Result<Vec<u8>, TransferError> {
         self.session.release();
         let requester = self.session.requester();
         let mut data = vec![0; total(from)];
@@ -175,25 +175,25 @@ fn read_lent(loan: &BorrowedLoan, from: &[(Span, usize)]) -> Result<Vec<u8>, Len
     is_in_time.then_some(data).ok_or(LentError::LoanOver)
 }
 
-fn ranges(places: &[BusRange]) -> impl Iterator<Item = (u64, usize)> {
+fn ranges(places: &[BusSegment]) -> impl Iterator<Item = (u64, usize)> {
     places.iter().map(|place| (place.address, place.bytes))
 }
 
 /// How long all of the places are.
-pub(super) fn total(places: &[BusRange]) -> usize {
+pub(super) fn total(places: &[BusSegment]) -> usize {
     places
         .iter()
         .fold(0usize, |sum, it| sum.saturating_add(it.bytes))
 }
 
 /// The part of the places that begins after `skip` bytes and has `len` bytes, or as many as there are.
-pub(super) fn cut(places: &[BusRange], mut skip: usize, mut len: usize) -> Vec<BusRange> {
+pub(super) fn cut(places: &[BusSegment], mut skip: usize, mut len: usize) -> Vec<BusSegment> {
     let mut part = Vec::new();
     for place in places {
         let skipped = skip.min(place.bytes);
         let bytes = len.min(place.bytes - skipped);
         if bytes > 0 {
-            part.push(BusRange {
+            part.push(BusSegment {
                 address: place.address.wrapping_add(skipped as u64),
                 bytes,
             });
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn part_of_places_starts_and_ends_anywhere() {
         let places = [(0x1000, 4), (0x2000, 0), (0x3000, 4)];
-        let places = places.map(|(address, bytes)| BusRange { address, bytes });
+        let places = places.map(|(address, bytes)| BusSegment { address, bytes });
         let all: Vec<u64> = places
             .iter()
             .flat_map(|it| it.address..it.address + it.bytes as u64)

@@ -89,7 +89,7 @@ pub(crate) enum AccessError {
 
 /// Memory at an address of the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BusRange {
+pub(crate) struct BusSegment {
     pub(crate) address: u64,
     pub(crate) bytes: usize,
 }
@@ -121,7 +121,7 @@ struct Range {
 
 impl MemoryRegion {
     /// Appends the memory of `length` bytes at `address`, which lie in the region.
-    fn places(&self, address: u64, length: u64, places: &mut Vec<BusRange>) {
+    fn places(&self, address: u64, length: u64, places: &mut Vec<BusSegment>) {
         let mut offset = address.saturating_sub(self.address);
         let mut left = length;
         let first = self.ranges.partition_point(|it| it.offset <= offset);
@@ -132,7 +132,7 @@ impl MemoryRegion {
             let into = offset.saturating_sub(range.offset);
             let bytes = left.min(range.bytes.saturating_sub(into));
             if let Ok(part @ 1..) = usize::try_from(bytes) {
-                places.push(BusRange {
+                places.push(BusSegment {
                     address: range.address.wrapping_add(into),
                     bytes: part,
                 });
@@ -333,7 +333,7 @@ impl Objects {
         &self,
         protection_domain: u16,
         access: BufferAccess,
-        places: &mut Vec<BusRange>,
+        places: &mut Vec<BusSegment>,
     ) -> Result<(), AccessError> {
         if access.length > 0 {
             let region = self.region_of(protection_domain, access)?;

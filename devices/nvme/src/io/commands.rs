@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 
 use super::Io;
 use super::status::{check_error, data_error, out_of_range, read_error, write_error};
-use crate::data::MemoryRange;
+use crate::data::BlockMemory;
 use crate::job::{InProgress, Work};
 use crate::namespace::{Access, DirectAccess, Extent, Namespace, Ticket};
 
@@ -93,7 +93,7 @@ impl Io {
         match namespace.backend().direct() {
             DirectAccess::Nothing => self.data.check(entry, len)?,
             DirectAccess::Memory(memory) => {
-                let range = MemoryRange {
+                let range = BlockMemory {
                     memory,
                     offset: extent.offset,
                     len,
@@ -125,7 +125,7 @@ impl Io {
         match namespace.backend().direct() {
             DirectAccess::Nothing => self.data.check(entry, len)?,
             DirectAccess::Memory(memory) => {
-                let range = MemoryRange {
+                let range = BlockMemory {
                     memory,
                     offset: extent.offset,
                     len,

@@ -183,7 +183,7 @@ impl QueueInterrupts {
 
     fn raise_if(&mut self, mut is_due: impl FnMut(&mut Vector) -> bool) {
         self.any_pending = false;
-        let states = (0..).zip(&mut self.vectors);
+        let states = (0_u16..).zip(&mut self.vectors);
         for (vector, state) in states.filter(|(_, state)| state.pending > 0) {
             if is_due(state) {
                 state.raised();

@@ -117,7 +117,7 @@ impl QueueSet {
     /// Adds a completion queue.
     pub(super) fn add_completion(&mut self, mut queue: CompletionQueue) {
         queue.join(&self.cx.io.generation);
-        self.move_doorbells([&mut queue.doorbell]);
+        self.move_doorbell(&mut queue.doorbell);
         self.groups.push(QueueGroup {
             completions: queue,
             submissions: Vec::new(),
@@ -126,7 +126,7 @@ impl QueueSet {
 
     /// Adds a submission queue to the completion queue of this number.
     pub(super) fn add_submission(&mut self, completion: u16, mut queue: SubmissionQueue) {
-        self.move_doorbells([&mut queue.doorbell]);
+        self.move_doorbell(&mut queue.doorbell);
         let mut groups = self.groups.iter_mut();
         if let Some(group) = groups.find(|group| group.completions.id == completion) {
             group.submissions.push(queue);
@@ -136,18 +136,20 @@ impl QueueSet {
     /// Moves all doorbells to a shadow buffer, and those of later queues.
     pub(super) fn set_shadow(&mut self, buffer: ShadowBuffer) {
         self.shadow = Some(buffer);
-        let mut groups = std::mem::take(&mut self.groups);
-        self.move_doorbells(groups.iter_mut().flat_map(QueueGroup::doorbells));
-        self.groups = groups;
-    }
-
-    /// Moves doorbells to the shadow buffer, if there is one.
-    fn move_doorbells<'a>(&mut self, doorbells: impl IntoIterator<Item = &'a mut QueueDoorbell>) {
-        let (shadow, session) = (self.shadow, &mut self.cx.io.data.session);
-        for (doorbell, buffer) in doorbells.into_iter().zip(shadow.into_iter().cycle()) {
+        let session = &mut self.cx.io.data.session;
+        for doorbell in self.groups.iter_mut().flat_map(QueueGroup::doorbells) {
             doorbell.move_to(buffer, session);
         }
         session.release();
+    }
+
+    /// Moves the doorbell of a new queue to the shadow buffer, if there is one.
+    fn move_doorbell(&mut self, doorbell: &mut QueueDoorbell) {
+        if let Some(buffer) = self.shadow {
+            let session = &mut self.cx.io.data.session;
+            doorbell.move_to(buffer, session);
+            session.release();
+        }
     }
 
     /// Fetches no more commands of a submission queue; whether it is here.

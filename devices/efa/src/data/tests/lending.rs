@@ -19,7 +19,7 @@ use super::super::wire::Arrival;
 use super::super::work_request::Buffer;
 use super::fixture::{Adapter, PAYLOAD, Post, QKEY};
 use super::remote::{A, B, TO, Two};
-use crate::objects::{BusRange, Gid, QueuePairState, RegionKeys};
+use crate::objects::{BusSegment, Gid, QueuePairState, RegionKeys};
 
 /// Three loans, the last of them of one byte.
 const LENGTH: u32 = (2 << 20) + 1;
@@ -278,7 +278,7 @@ struct HostileLender {
 impl HostileLender {
     fn new(it: &mut Two, fd: OwnedFd) -> Self {
         let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
-        let place = BusRange {
+        let place = BusSegment {
             address: PAYLOAD,
             bytes: 1,
         };

@@ -21,6 +21,7 @@ impl Worker {
                 WorkerRequest::RemoveCompletion(id) => self.queues.remove_completion(id),
                 WorkerRequest::Shadow(buffer) => self.queues.set_shadow(buffer),
                 WorkerRequest::Forget => {
+                    // They are 0 after a reset.
                     self.admin_values = self.admin_values.map(|_| [0; 2]);
                     self.queues.forget();
                 }
