@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -174,6 +175,12 @@ impl Folder {
         }
     }
 
+    /// A path that leads to it, also for children of this process, whatever is by now where it was made (proc(5), `/proc/PID/fd`).
+    pub(crate) fn anchored(&self) -> PathBuf {
+        let (process, descriptor) = (std::process::id(), self.directory.as_raw_fd());
+        format!("/proc/{process}/fd/{descriptor}").into()
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -288,6 +295,7 @@ mod tests {
         symlink(other.path(), folder.path()).unwrap();
         folder.write("verdict", "passed").unwrap();
         folder.append("file").unwrap_err();
+        fs::write(folder.anchored().join("brought"), "").unwrap();
         drop(link);
         folder.append("file").unwrap().write_all(b"1").unwrap();
         folder.append("file").unwrap().write_all(b"2").unwrap();
@@ -296,7 +304,8 @@ mod tests {
             "12"
         );
         assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
-        assert!(!other.path().join("verdict").exists());
+        assert!(!other.path().join("verdict").exists() && !other.path().join("brought").exists());
+        assert!(runs.path().join("moved/brought").exists());
     }
 
     #[test]

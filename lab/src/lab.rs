@@ -508,11 +508,11 @@ impl Lab {
         self.may_bring_files(name)?;
         let hosts = std::slice::from_ref(&host);
         program_builds::build(hosts, false, &self.folder, &signals::NONE)?;
-        guest_files::stage(std::slice::from_ref(&host.brought), self.folder.path())?;
+        guest_files::stage(std::slice::from_ref(&host.brought), &self.folder.anchored())?;
         Ok(self.request(&Check::Program(program))?.0)
     }
 
-    /// Whether what is copied into the run's folder gets there while the guest runs: not if the guest may make links there.
+    /// Whether what is copied into the run's folder stays there while the guest runs: not if the guest may make links in it.
     fn may_bring_files(&self, check: &str) -> Result<(), LabError> {
         let access = self.scenario.access.as_ref();
         let Some(access) = access.filter(|access| access.permission == HostFolder::ReadWrite)
