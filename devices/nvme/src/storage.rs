@@ -74,6 +74,7 @@ impl Storage {
     }
 
     /// Locks blocks for a command; whether none of them was locked. If one was, a later unlock wakes all threads.
+    #[inline(always)]
     pub(crate) fn lock(
         &self,
         command: &mut InProgress<'_>,

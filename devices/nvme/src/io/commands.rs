@@ -20,7 +20,8 @@ use crate::namespace::{Access, DirectAccess, Extent, Namespace, Ticket};
 const STEP: usize = 1 << 14;
 
 impl Io {
-    /// Starts a command. It is deferred if other commands have its blocks locked.
+    /// Starts a command.
+    #[inline(always)]
     pub(super) fn start(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
         let entry = command.entry;
         if entry.flags.fuse() != 0 {
@@ -29,32 +30,42 @@ impl Io {
         self.storage.check_media()?;
         let opcode =
             NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
-        let access = match opcode {
-            NvmOpcode::Read | NvmOpcode::Compare | NvmOpcode::Verify => Some(Access::Shared),
-            NvmOpcode::Write => Some(Access::Exclusive),
-            _ => None,
-        };
         if !matches!(opcode, NvmOpcode::Read | NvmOpcode::Write) {
             // It may take its time with the disk.
             self.data.session.release();
         }
-        if let Some(access) = access {
-            let namespace = self.storage.find(entry.nsid.get())?;
-            let extent = blocks(namespace, entry)?;
-            if !self.storage.lock(command, namespace, extent, access) {
-                self.deferred.push_back(command.job(Work::Start));
-                return Ok(());
-            }
-        }
         match opcode {
-            NvmOpcode::Read => self.read(command),
-            NvmOpcode::Write => self.write(command),
             NvmOpcode::Flush => self.flush(command),
             NvmOpcode::WriteZeroes => self.write_zeroes(command),
-            NvmOpcode::Compare => self.compare(command),
-            NvmOpcode::Verify => self.verify(command),
             NvmOpcode::DatasetManagement => self.dataset_management(command),
-            _ => Err(Status::INVALID_OPCODE.with_dnr(true)),
+            _ => self.start_on_blocks(command, opcode),
+        }
+    }
+
+    /// Starts a command with its blocks locked until it ends. It is deferred if other commands have them locked.
+    #[inline(always)]
+    fn start_on_blocks(
+        &mut self,
+        command: &mut InProgress<'_>,
+        opcode: NvmOpcode,
+    ) -> Result<(), Status> {
+        let entry = command.entry;
+        let access = match opcode {
+            NvmOpcode::Read | NvmOpcode::Compare | NvmOpcode::Verify => Access::Shared,
+            NvmOpcode::Write => Access::Exclusive,
+            _ => return Err(Status::INVALID_OPCODE.with_dnr(true)),
+        };
+        let namespace = self.storage.find(entry.nsid.get())?;
+        let extent = blocks(namespace, entry)?;
+        if !self.storage.lock(command, namespace, extent, access) {
+            self.deferred.push_back(command.job(Work::Start));
+            return Ok(());
+        }
+        match opcode {
+            NvmOpcode::Write => self.write(command, extent),
+            NvmOpcode::Compare => self.compare(command, extent),
+            NvmOpcode::Verify => self.verify(command, extent),
+            _ => self.read(command, extent),
         }
     }
 
@@ -82,23 +93,28 @@ impl Io {
         }
     }
 
-    fn read(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+    #[inline(always)]
+    fn read(&mut self, command: &mut InProgress<'_>, extent: Extent) -> Result<(), Status> {
         let entry = command.entry;
+        let len = data_bytes(extent)?;
         let is_armed = self.data.requester().faults().is_armed(Kind::Data);
-        if is_armed && self.read_reordered(command)? {
+        if is_armed && self.read_reordered(command, extent, len)? {
             return Ok(());
         }
         let namespace = self.storage.find(entry.nsid.get())?;
-        let (extent, len) = transfer(namespace, entry)?;
-        match namespace.backend().direct() {
-            DirectAccess::Nothing => self.data.check(entry, len)?,
+        self.copied += match namespace.backend().direct() {
+            DirectAccess::Nothing => {
+                self.data.check(entry, len)?;
+                0
+            }
             DirectAccess::Memory(memory) => {
                 let range = BlockMemory {
                     memory,
                     offset: extent.offset,
                     len,
                 };
-                self.data.send_from(entry, range)?
+                self.data.send_from(entry, range)?;
+                extent.len
             }
             DirectAccess::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
@@ -110,20 +126,24 @@ impl Io {
                     let read = namespace.backend().read(extent.offset, data);
                     read.map_err(read_error(namespace))
                 })?;
+                extent.len
             }
-        }
+        };
         self.tally.read(extent.len);
         Ok(())
     }
 
-    fn write(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+    fn write(&mut self, command: &mut InProgress<'_>, extent: Extent) -> Result<(), Status> {
         let entry = command.entry;
+        let len = data_bytes(extent)?;
         let namespace = self.storage.find(entry.nsid.get())?;
-        let (extent, len) = transfer(namespace, entry)?;
         namespace.check_kept().map_err(write_error(namespace))?;
         self.keep_former(namespace, extent)?;
-        match namespace.backend().direct() {
-            DirectAccess::Nothing => self.data.check(entry, len)?,
+        self.copied += match namespace.backend().direct() {
+            DirectAccess::Nothing => {
+                self.data.check(entry, len)?;
+                0
+            }
             DirectAccess::Memory(memory) => {
                 let range = BlockMemory {
                     memory,
@@ -132,6 +152,7 @@ impl Io {
                 };
                 self.data
                     .receive_into(entry, range, namespace.block_bytes())?;
+                extent.len
             }
             DirectAccess::File(file) => {
                 self.data.locate(Purpose::Payload, entry, len)?;
@@ -142,8 +163,9 @@ impl Io {
                 let data = self.data.gather(Purpose::Payload, len)?;
                 let written = namespace.backend().write(extent.offset, data);
                 written.map_err(write_error(namespace))?;
+                extent.len
             }
-        }
+        };
         self.tally.wrote(extent.len);
         self.sync_written(command, Some(extent))
     }
@@ -167,10 +189,10 @@ impl Io {
         self.sync_written(command, Some(extent))
     }
 
-    fn compare(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
+    fn compare(&mut self, command: &mut InProgress<'_>, extent: Extent) -> Result<(), Status> {
         let entry = command.entry;
+        let len = data_bytes(extent)?;
         let namespace = self.storage.find(entry.nsid.get())?;
-        let (extent, len) = transfer(namespace, entry)?;
         self.data.locate(Purpose::Payload, entry, len)?;
         if let DirectAccess::File(file) = namespace.backend().direct()
             && let Some((files, memory)) = self.data.pin(Direction::Read)
@@ -196,10 +218,8 @@ impl Io {
     }
 
     /// Only what is in an image can have become unreadable.
-    fn verify(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
-        let entry = command.entry;
-        let namespace = self.storage.find(entry.nsid.get())?;
-        let extent = blocks(namespace, entry)?;
+    fn verify(&mut self, command: &mut InProgress<'_>, extent: Extent) -> Result<(), Status> {
+        let namespace = self.storage.find(command.entry.nsid.get())?;
         let DirectAccess::File(file) = namespace.backend().direct() else {
             return Ok(());
         };
@@ -396,15 +416,9 @@ fn blocks(namespace: &Namespace, entry: &SubmissionEntry) -> Result<Extent, Stat
         .map_err(out_of_range)
 }
 
-/// The blocks of a command that transfers data to or from the host, and its length. The buffer's length is the
-/// limit (Identify Controller, MDTS).
-pub(super) fn transfer(
-    namespace: &Namespace,
-    entry: &SubmissionEntry,
-) -> Result<(Extent, usize), Status> {
-    let extent = blocks(namespace, entry)?;
-    let len = usize::try_from(extent.len).map_err(|_| Status::INVALID_FIELD.with_dnr(true))?;
-    Ok((extent, len))
+/// How much data a command transfers to or from the host. The buffer's length is the limit (Identify Controller, MDTS).
+fn data_bytes(extent: Extent) -> Result<usize, Status> {
+    usize::try_from(extent.len).map_err(|_| Status::INVALID_FIELD.with_dnr(true))
 }
 
 /// Reads an extent step by step.

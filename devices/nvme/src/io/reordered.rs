@@ -5,18 +5,22 @@ use peerbar_fault::{Action, Kind};
 use peerbar_nvme_spec::completion::Status;
 
 use super::Io;
-use super::commands::transfer;
 use super::status::read_error;
 use crate::job::InProgress;
 use crate::late_data::LateData;
+use crate::namespace::Extent;
 
 impl Io {
     /// Carries out a Read but for its data, which follow its completion, if a rule demands that; whether it does.
-    pub(super) fn read_reordered(&mut self, command: &InProgress<'_>) -> Result<bool, Status> {
+    pub(super) fn read_reordered(
+        &mut self,
+        command: &InProgress<'_>,
+        extent: Extent,
+        len: usize,
+    ) -> Result<bool, Status> {
         let InProgress { queue, entry, .. } = *command;
         let storage = self.storage.clone();
         let namespace = storage.find(entry.nsid.get())?;
-        let (extent, len) = transfer(namespace, entry)?;
         // Without a slot the rule does not count a match.
         let Some(slot) = self.late_slots.take() else {
             return Ok(false);

@@ -8,7 +8,7 @@ use super::doorbell::QueueDoorbell;
 use super::submission::{Batch, Command, SubmissionQueue};
 use crate::ended::{Ended, Posting};
 
-/// A completion waits for at most as many bytes of the commands behind it before it is flushed, and for at most half of its
+/// A completion waits while at most as many bytes are copied for the commands behind it before it is flushed, and for at most half of its
 /// batch.
 pub(super) const WAIT_BYTES: u64 = 32 << 10;
 
@@ -99,7 +99,7 @@ impl SubmissionQueue {
                 self.complete(completions, cx, ended);
             }
             // With half of few commands the guest continues while the other half is carried out.
-            if number == half || cx.io.moved() >= WAIT_BYTES {
+            if number == half || cx.io.copied >= WAIT_BYTES {
                 cx.flush(completions);
             }
         }
@@ -107,6 +107,7 @@ impl SubmissionQueue {
     }
 
     /// Stages the completion of a command.
+    #[inline(always)]
     pub(super) fn complete(
         &mut self,
         completions: &mut CompletionQueue,
@@ -114,17 +115,19 @@ impl SubmissionQueue {
         ended: Ended,
     ) {
         let (entry, status) = (self.end(ended.cid), ended.status);
-        let again = match ended.posting {
-            Posting::Once => None,
-            Posting::Never => return completions.release(ended.permit),
-            Posting::Twice => completions.reserve(),
-        };
+        if ended.posting == Posting::Never {
+            return completions.release(ended.permit);
+        }
         let origin = Origin::command(self.id, ended.cid.get());
         cx.io.data.requester().end(origin, status.into_bits());
-        for permit in [ended.permit].into_iter().chain(again) {
-            if completions.stage(permit, entry, status) {
-                cx.flush(completions);
-            }
+        if completions.stage(ended.permit, entry, status) {
+            cx.flush(completions);
+        }
+        if ended.posting == Posting::Twice
+            && let Some(again) = completions.reserve()
+            && completions.stage(again, entry, status)
+        {
+            cx.flush(completions);
         }
         if let Some(late) = ended.late {
             completions.keep_late(late);

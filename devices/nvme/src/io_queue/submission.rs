@@ -50,10 +50,13 @@ impl Batch {
     /// Takes the commands out, in order.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = Command<'_>> {
         let count = self.permits.len();
-        let entries = self.entries.get(..count).unwrap_or_default();
-        let behind = entries.iter().skip(1).map(Some).chain([None]);
-        let pairs = entries.iter().zip(behind).zip(self.permits.drain(..));
-        pairs.map(|((entry, next), permit)| Command {
+        let mut entries = self.entries.get(..count).unwrap_or_default().iter();
+        let entries = std::iter::from_fn(move || {
+            let entry = entries.next()?;
+            Some((entry, entries.as_slice().first()))
+        });
+        let commands = entries.zip(self.permits.drain(..));
+        commands.map(|((entry, next), permit)| Command {
             entry,
             next,
             permit,
