@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use divan::Bencher;
-use peerbar_dma::{CounterFile, Direction, MemoryFile, Purpose, Requester, Session};
+use peerbar_dma::{CounterFile, Direction, MapAccess, MemoryFile, Purpose, Requester, Session};
 
 const PAGE: u64 = 4096;
 const MAPPINGS: [u64; 3] = [16, 4096, 65535];
@@ -29,7 +29,7 @@ fn requester(mappings: u64) -> Arc<Requester> {
         let lent = memory.file().try_clone().unwrap().into();
         let backing = Some((lent, page * PAGE));
         requester
-            .map(page * 2 * PAGE, PAGE, (true, true), backing)
+            .map(page * 2 * PAGE, PAGE, MapAccess::READ_WRITE, backing)
             .unwrap();
     }
     Arc::new(requester)
@@ -90,7 +90,9 @@ fn large_copy_in_a_session(bencher: Bencher<'_, '_>) {
     let requester = Requester::new();
     requester.set_bus_master(true);
     let lent = Some((ram.file().try_clone().unwrap().into(), 0));
-    requester.map(0, LARGE as u64, (true, true), lent).unwrap();
+    requester
+        .map(0, LARGE as u64, MapAccess::READ_WRITE, lent)
+        .unwrap();
     let mut session = Session::new(Arc::new(requester));
     bencher.bench_local(|| {
         let moved = session.transfer(Purpose::Payload, Direction::Write, 0, (&disk, 0), LARGE);

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, VecDeque};
 use peerbar_dma_log::{AtsCounts, Direction};
 
 use crate::map::{Backing, Found, MemoryMap};
+use crate::map_access::MapAccess;
 use crate::memory::Span;
 use crate::peers::{FoundPeer, PeerTable};
 
@@ -45,18 +46,8 @@ impl Translated {
 #[derive(Clone, Debug)]
 struct Translation {
     last: u64,
-    readable: bool,
-    writable: bool,
+    access: MapAccess,
     to: Translated,
-}
-
-impl Translation {
-    fn allows(&self, direction: Direction) -> bool {
-        match direction {
-            Direction::Read => self.readable,
-            Direction::Write => self.writable,
-        }
-    }
 }
 
 /// The cache.
@@ -119,7 +110,7 @@ impl Atc {
 
     fn cached(&self, address: u64, direction: Direction) -> Option<(u64, &Translation)> {
         let (first, translation) = self.translations.range(..=address).next_back()?;
-        let holds = translation.last >= address && translation.allows(direction);
+        let holds = translation.last >= address && translation.access.allows(direction);
         holds.then_some((*first, translation))
     }
 
@@ -189,11 +180,11 @@ fn asked(
     };
     let translation = Translation {
         last,
-        readable: mapping.readable,
-        writable: mapping.writable,
+        access: mapping.access,
         to,
     };
     translation
+        .access
         .allows(direction)
         .then_some((first, translation))
 }
@@ -215,7 +206,7 @@ mod tests {
     use crate::peers::{PeerId, PeerMemory, PeerWindow};
 
     const PAGE: u64 = 0x1000;
-    const BOTH: (bool, bool) = (true, true);
+    const BOTH: MapAccess = MapAccess::READ_WRITE;
 
     fn ram(size: u64) -> Backing {
         Backing::Ram(Span {
@@ -230,7 +221,8 @@ mod tests {
         let mut map = MemoryMap::default();
         map.map(2 << 20, (2 << 20) + PAGE, BOTH, ram(4 << 20))
             .unwrap();
-        map.map(16 << 20, PAGE, (true, false), ram(PAGE)).unwrap();
+        map.map(16 << 20, PAGE, MapAccess::READ_ONLY, ram(PAGE))
+            .unwrap();
         map.map(32 << 20, 2 * PAGE, BOTH, Backing::Device).unwrap();
         map.map(48 << 20, 2 * PAGE, BOTH, Backing::Device).unwrap();
         let mut peers = PeerTable::default();

@@ -73,6 +73,7 @@ mod loan_word;
 mod loan_words;
 mod loans;
 mod map;
+mod map_access;
 mod memory;
 mod memory_error;
 mod memory_pool;
@@ -108,6 +109,7 @@ pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLat
 pub use loan::Loan;
 pub use loan_words::{BorrowedLoan, Copying, LoanId, LoanWords};
 pub use map::MapError;
+pub use map_access::MapAccess;
 pub use memory::{Lease, MappedMemory, MemoryFile, Span};
 pub use memory_error::MemoryError;
 pub use memory_pool::MemoryPool;

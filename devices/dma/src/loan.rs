@@ -162,6 +162,7 @@ mod tests {
 
     use super::*;
     use crate::loan_words::{LONG, LentWords};
+    use crate::map_access::MapAccess;
     use crate::{
         Buffer, LoanWords, MemoryFile, PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow,
         Peers, Session, WaitBudget, WindowId,
@@ -180,7 +181,7 @@ mod tests {
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", 0x2000).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
-        let mapped = requester.map(0x1000, 0x2000, (true, true), Some((fd, 0)));
+        let mapped = requester.map(0x1000, 0x2000, MapAccess::READ_WRITE, Some((fd, 0)));
         mapped.unwrap();
         let memory = Arc::new(MemoryFile::create("vram", 0x1000).unwrap());
         let peer = PeerWindow {
@@ -314,7 +315,7 @@ mod tests {
         let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, 0x1000).unwrap();
         let lent = (fd.try_clone().unwrap(), 0);
-        let mapped = requester.map(0, 0x1000, (true, true), Some(lent));
+        let mapped = requester.map(0, 0x1000, MapAccess::READ_WRITE, Some(lent));
         mapped.unwrap();
         requester.set_bus_master(true);
         let loan = copied(&requester, &[(0, 0x100)]);

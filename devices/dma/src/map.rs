@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use crate::map_access::MapAccess;
 use crate::memory::Span;
 
 /// vfio-user, VERSION: how many mappings a client may have at once (`max_dma_maps`).
@@ -62,8 +63,7 @@ pub(crate) enum Backing {
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
     last: u64,
-    pub(crate) readable: bool,
-    pub(crate) writable: bool,
+    pub(crate) access: MapAccess,
     pub(crate) backing: Backing,
 }
 
@@ -110,7 +110,7 @@ impl MemoryMap {
         &mut self,
         iova: u64,
         size: u64,
-        (readable, writable): (bool, bool),
+        access: MapAccess,
         backing: Backing,
     ) -> Result<(), MapError> {
         let last = size
@@ -130,8 +130,7 @@ impl MemoryMap {
             iova,
             Mapping {
                 last,
-                readable,
-                writable,
+                access,
                 backing,
             },
         );
@@ -199,7 +198,7 @@ mod tests {
     use super::*;
 
     fn map(table: &mut MemoryMap, iova: u64, size: u64) -> Result<(), MapError> {
-        table.map(iova, size, (true, true), Backing::Device)
+        table.map(iova, size, MapAccess::READ_WRITE, Backing::Device)
     }
 
     fn mapped(table: &MemoryMap, address: u64) -> bool {
@@ -295,7 +294,7 @@ mod tests {
             .unwrap();
         let mut table = MemoryMap::default();
         table
-            .map(0x10000, 0x3000, (true, true), Backing::Ram(span))
+            .map(0x10000, 0x3000, MapAccess::READ_WRITE, Backing::Ram(span))
             .unwrap();
         table.unmap(0x11000, 0x11fff);
         let offset = |address| match table.find(address) {

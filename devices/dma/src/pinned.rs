@@ -228,6 +228,7 @@ mod tests {
     use super::*;
     use crate::address::AddressRange;
     use crate::counters::Count;
+    use crate::map_access::MapAccess;
     use crate::{
         MemoryFile, OwnWindow, OwnWindowMemory, PeerId, PeerMemory, PeerWindow, Session, WindowId,
     };
@@ -239,7 +240,12 @@ mod tests {
         for offset in [0, 0x1000] {
             let fd = ram.file().try_clone().unwrap().into();
             requester
-                .map(0x1000 + offset, 0x1000, (true, true), Some((fd, offset)))
+                .map(
+                    0x1000 + offset,
+                    0x1000,
+                    MapAccess::READ_WRITE,
+                    Some((fd, offset)),
+                )
                 .unwrap();
         }
         requester.set_window(WindowId::Cmb, Some(window(0x9000)));
@@ -438,7 +444,7 @@ mod tests {
             rustix::fs::ftruncate(&lent, 0x1000).unwrap();
             let fd = lent.try_clone().unwrap();
             requester
-                .map(0x5000, 0x1000, (true, true), Some((fd, 0)))
+                .map(0x5000, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
                 .unwrap();
             let mut session = Session::new(requester.clone());
             let mut pin = |address, direction| {

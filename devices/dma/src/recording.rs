@@ -6,6 +6,7 @@ use peerbar_flight::{
 };
 
 use crate::error::DmaFault;
+use crate::map_access::MapAccess;
 use crate::peers::{PeerError, PeerId, PeerMemory, PeerWindow};
 use crate::route::{OwnWindow, OwnWindowMemory};
 use crate::segment_result::{DmaSegment, SegmentResult};
@@ -56,16 +57,12 @@ fn outcome(fault: DmaFault) -> Outcome {
 }
 
 /// A mapping that has been made.
-pub(crate) fn map(
-    (iova, size): (u64, u64),
-    (readable, writable): (bool, bool),
-    backing: Backing,
-) -> Event {
+pub(crate) fn map((iova, size): (u64, u64), access: MapAccess, backing: Backing) -> Event {
     Event::Map(Mapping {
         iova,
         last: iova.saturating_add(size.saturating_sub(1)),
-        readable,
-        writable,
+        readable: access.readable,
+        writable: access.writable,
         backing,
     })
 }

@@ -314,12 +314,8 @@ impl RouteTable {
                 skip,
                 left,
             } => {
-                let allowed = match direction {
-                    Direction::Read => mapping.readable,
-                    Direction::Write => mapping.writable,
-                };
                 let target = match &mapping.backing {
-                    _ if !allowed => Target::Forbidden,
+                    _ if !mapping.access.allows(direction) => Target::Forbidden,
                     Backing::Ram(span) => Target::Ram(span_after(span, skip)),
                     Backing::RemoteRam => Target::RemoteRam,
                     Backing::Device => Target::Device,
@@ -396,6 +392,7 @@ fn at_most(len: usize, limit: u64) -> usize {
 mod tests {
     use super::*;
     use crate::MemoryFile;
+    use crate::map_access::MapAccess;
 
     fn memory(size: u64) -> Span {
         Span {
@@ -411,7 +408,7 @@ mod tests {
             bus_master: true,
             ..RouteTable::default()
         };
-        let both = (true, true);
+        let both = MapAccess::READ_WRITE;
         routes
             .map
             .map(0x1000, 0x1000, both, Backing::Ram(memory(0x1000)))
@@ -422,7 +419,12 @@ mod tests {
             .unwrap();
         routes
             .map
-            .map(0x3000, 0x1000, (true, false), Backing::Ram(memory(0x1000)))
+            .map(
+                0x3000,
+                0x1000,
+                MapAccess::READ_ONLY,
+                Backing::Ram(memory(0x1000)),
+            )
             .unwrap();
         routes
             .map
@@ -493,7 +495,7 @@ mod tests {
         let mut routes = routes();
         routes
             .map
-            .map(0x10000, 0x1000, (true, true), Backing::Device)
+            .map(0x10000, 0x1000, MapAccess::READ_WRITE, Backing::Device)
             .unwrap();
         assert_eq!(segment(&routes, 0x10000, 0x10), ("own", 0x10));
     }
@@ -549,7 +551,7 @@ mod tests {
         let mut routes = routes();
         routes
             .map
-            .map(1 << 63, 1 << 63, (true, true), Backing::Device)
+            .map(1 << 63, 1 << 63, MapAccess::READ_WRITE, Backing::Device)
             .unwrap();
         assert_eq!(segment(&routes, u64::MAX, 1), ("device", 1));
         routes.windows.insert(

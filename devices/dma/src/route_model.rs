@@ -6,6 +6,7 @@ use peerbar_dma_log::{Direction, Route};
 use proptest::prelude::*;
 
 use crate::map::Backing;
+use crate::map_access::MapAccess;
 use crate::memory::{MemoryFile, Span};
 use crate::peers::{PeerId, PeerMemory, PeerRouting, PeerWindow};
 use crate::route::{OwnWindow, OwnWindowMemory, RouteTable, Target};
@@ -110,8 +111,12 @@ impl Setting {
                 1 => Backing::RemoteRam,
                 _ => Backing::Ram(span(0x300 + index)),
             };
+            let access = match kind {
+                2 => MapAccess::READ_ONLY,
+                _ => MapAccess::READ_WRITE,
+            };
             // One that overlaps an earlier one is refused.
-            let _ = routes.map.map(*address, *size, (true, *kind != 2), backing);
+            let _ = routes.map.map(*address, *size, access, backing);
         }
         routes
     }

@@ -434,16 +434,20 @@ impl Drop for Session {
 mod tests {
     use super::*;
     use crate::counters::Count;
-    use crate::{DmaKind, OwnWindow, OwnWindowMemory, Route, WindowId};
+    use crate::{DmaKind, MapAccess, OwnWindow, OwnWindowMemory, Route, WindowId};
 
     /// RAM at 0x1000..0x3000 in two mappings of one file, read-only RAM at 0x3000, own memory at 0x9000..0xa000.
     fn requester() -> (Arc<Requester>, MemoryFile) {
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", 0x4000).unwrap();
-        for (iova, writable) in [(0x1000, true), (0x2000, true), (0x3000, false)] {
+        for (iova, access) in [
+            (0x1000, MapAccess::READ_WRITE),
+            (0x2000, MapAccess::READ_WRITE),
+            (0x3000, MapAccess::READ_ONLY),
+        ] {
             let fd = ram.file().try_clone().unwrap().into();
             requester
-                .map(iova, 0x1000, (true, writable), Some((fd, iova)))
+                .map(iova, 0x1000, access, Some((fd, iova)))
                 .unwrap();
         }
         let own = Span {

@@ -118,7 +118,7 @@ impl AsyncEvents {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_dma::MemoryFile;
+    use peerbar_dma::{MapAccess, MemoryFile};
     use peerbar_efa_spec::registers::EventQueueCaps;
     use zerocopy::FromBytes;
 
@@ -167,7 +167,7 @@ mod tests {
         let ram = MemoryFile::create("ram", 0x2000).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(0, 0x2000, (true, true), Some((fd, 0)))
+            .map(0, 0x2000, MapAccess::READ_WRITE, Some((fd, 0)))
             .unwrap();
         requester.set_bus_master(true);
         let start = Instant::now();

@@ -210,7 +210,7 @@ mod tests {
     use std::time::Duration;
 
     use parking_lot::Mutex;
-    use peerbar_dma::{Ask, MemoryFile, Upstream};
+    use peerbar_dma::{Ask, MapAccess, MemoryFile, Upstream};
     use peerbar_efa_spec::admin::ANSWER_BYTES;
     use peerbar_efa_spec::registers::{AdminQueueCaps, EventQueueCaps, offset};
     use peerbar_pci::InterruptMode;
@@ -254,7 +254,9 @@ mod tests {
     /// An engine whose memory is asked for, its interrupts and its registers.
     fn engine() -> (Engine, Arc<Raised>, Arc<SharedRegisters<Registers>>) {
         let requester = Arc::new(Requester::new());
-        requester.map(ASKED, 1 << 16, (true, true), None).unwrap();
+        requester
+            .map(ASKED, 1 << 16, MapAccess::READ_WRITE, None)
+            .unwrap();
         requester.set_bus_master(true);
         let raised = Arc::new(Raised::default());
         let interrupts = Arc::new(MaskedInterrupts::new(raised.clone()));

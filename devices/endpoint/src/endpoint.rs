@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    Ask, Buffer, CounterFile, Link, MapError, MemoryFile, OwnWindow, OwnWindowMemory, PageTable,
-    Requester, Span, Upstream, UpstreamError, WindowId,
+    Ask, Buffer, CounterFile, Link, MapAccess, MapError, MemoryFile, OwnWindow, OwnWindowMemory,
+    PageTable, Requester, Span, Upstream, UpstreamError, WindowId,
 };
 use peerbar_fault::{AddError, Rule};
 use peerbar_flight::Recorder;
@@ -405,7 +405,10 @@ impl<F: Function> Device for Endpoint<F> {
     }
 
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno> {
-        let access = (map.readable, map.writable);
+        let access = MapAccess {
+            readable: map.readable,
+            writable: map.writable,
+        };
         self.requester
             .map(map.iova, map.size, access, map.memory)
             .map_err(map_errno)

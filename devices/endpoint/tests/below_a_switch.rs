@@ -13,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use peerbar_dma::{
-    Completer, Direction, DmaError, DmaFault, MemoryFile, Origin, PageTable, PeerError, Purpose,
-    RegisterValue, RegisterWrite, Requester, Route, Session, Span,
+    Completer, Direction, DmaError, DmaFault, MapAccess, MemoryFile, Origin, PageTable, PeerError,
+    Purpose, RegisterValue, RegisterWrite, Requester, Route, Session, Span,
 };
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Vectors};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
@@ -455,7 +455,7 @@ fn guest_ram_is_not_intercepted_by_a_window_of_a_peer() {
     let ram = MemoryFile::create("ram", 0x1000).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     a.requester
-        .map(RAM + MEMORY, 0x1000, (true, true), Some((fd, 0)))
+        .map(RAM + MEMORY, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
         .unwrap();
     a.program(A);
     hostile.program(RAM);
@@ -468,7 +468,7 @@ fn guest_ram_is_not_intercepted_by_a_window_of_a_peer() {
     // With an IOMMU a mapping may have the address of a window in a hole. The switch routes first, as in hardware.
     let fd = ram.file().try_clone().unwrap().into();
     a.requester
-        .map(B + MEMORY, 0x1000, (true, true), Some((fd, 0)))
+        .map(B + MEMORY, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
         .unwrap();
     hostile.program(B);
     a.write(B + MEMORY, &[2; 8]).unwrap();

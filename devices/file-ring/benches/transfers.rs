@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
-use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
+use peerbar_dma::{Direction, MapAccess, MemoryFile, Purpose, Requester, Session};
 use peerbar_file_ring::{FileRing, RingFile};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -30,7 +30,7 @@ fn scene() -> (RingFile, Session) {
     let ram = MemoryFile::create("ram", BYTES as u64).unwrap();
     ram.write(0, &vec![1; BYTES]).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
-    let access = (true, true);
+    let access = MapAccess::READ_WRITE;
     requester
         .map(0, BYTES as u64, access, Some((fd, 0)))
         .unwrap();

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use io_uring::types;
-use peerbar_dma::{Direction, MemoryFile, Purpose, Requester, Session};
+use peerbar_dma::{Direction, MapAccess, MemoryFile, Purpose, Requester, Session};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::process::{Resource, Rlimit};
@@ -45,7 +45,7 @@ impl Scene {
         let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
         for (start, size) in [(0, 0x2000), (0x2000, RAM_BYTES - 0x2000)] {
             let fd = ram.file().try_clone().unwrap().into();
-            let access = (true, true);
+            let access = MapAccess::READ_WRITE;
             requester
                 .map(start, size, access, Some((fd, start)))
                 .unwrap();
@@ -196,7 +196,7 @@ fn transfer_to_lost_memory_fails_however_the_kernel_ends_it() {
             lent.set_len(0x2000).unwrap();
             let fd = lent.try_clone().unwrap().into();
             let requester = scene.requester.clone();
-            let mapped = requester.map(RAM_BYTES, 0x2000, (true, true), Some((fd, 0)));
+            let mapped = requester.map(RAM_BYTES, 0x2000, MapAccess::READ_WRITE, Some((fd, 0)));
             mapped.unwrap();
             lent.set_len(0).unwrap();
             // Before anything has touched the memory, and afterwards, when it is replaced.
@@ -579,7 +579,7 @@ fn requests_after_a_hung_one_fail_until_memory_is_mapped_again() {
     let fd = scene.ram.file().try_clone().unwrap().into();
     let mapped = scene
         .requester
-        .map(0, RAM_BYTES, (true, true), Some((fd, 0)));
+        .map(0, RAM_BYTES, MapAccess::READ_WRITE, Some((fd, 0)));
     mapped.unwrap();
     write().unwrap();
     assert_eq!(scene.ram(0x4000, 8), [7; 8]);

@@ -154,7 +154,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Instant;
 
-    use peerbar_dma::{Completer, Direction, MemoryFile, Requester, Route};
+    use peerbar_dma::{Completer, Direction, MapAccess, MemoryFile, Requester, Route};
 
     use super::*;
     use crate::executor::STEP;
@@ -170,7 +170,7 @@ mod tests {
         let ram = MemoryFile::create("ram", SIZE).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(RAM_AT, SIZE, (true, true), Some((fd, 0)))
+            .map(RAM_AT, SIZE, MapAccess::READ_WRITE, Some((fd, 0)))
             .unwrap();
         let vram = Arc::new(MemoryFile::create("vram", SIZE).unwrap());
         Executor::new(GpuMemory::new(vram, Arc::new(requester)))

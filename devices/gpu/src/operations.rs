@@ -125,7 +125,7 @@ impl Executor {
 mod tests {
     use std::sync::Arc;
 
-    use peerbar_dma::{MemoryFile, Purpose, Requester};
+    use peerbar_dma::{MapAccess, MemoryFile, Purpose, Requester};
 
     use super::*;
     use crate::executor::STEP;
@@ -143,7 +143,7 @@ mod tests {
         let ram = MemoryFile::create("ram", VRAM).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(RAM_AT, VRAM, (true, true), Some((fd, 0)))
+            .map(RAM_AT, VRAM, MapAccess::READ_WRITE, Some((fd, 0)))
             .unwrap();
         let vram = Arc::new(MemoryFile::create("vram", VRAM).unwrap());
         Executor::new(GpuMemory::new(vram, Arc::new(requester)))

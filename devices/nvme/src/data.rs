@@ -399,7 +399,7 @@ mod tests {
     use std::sync::mpsc::channel;
     use std::time::Duration;
 
-    use peerbar_dma::{Ask, MemoryFile, Upstream, UpstreamError};
+    use peerbar_dma::{Ask, MapAccess, MemoryFile, Upstream, UpstreamError};
     use peerbar_file_ring::RingFile;
     use zerocopy::FromZeros;
 
@@ -454,7 +454,7 @@ mod tests {
         let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(0, RAM_BYTES, (true, true), Some((fd, 0)))
+            .map(0, RAM_BYTES, MapAccess::READ_WRITE, Some((fd, 0)))
             .unwrap();
         requester.set_bus_master(true);
         let client = Arc::new(Unmapping {
@@ -496,7 +496,7 @@ mod tests {
             rustix::io::pwrite(&fd, &[7; 0x1000], 0).unwrap();
             let lent = fd.try_clone().unwrap();
             requester
-                .map(address, 0x1000, (true, true), Some((lent, 0)))
+                .map(address, 0x1000, MapAccess::READ_WRITE, Some((lent, 0)))
                 .unwrap();
             fd
         });

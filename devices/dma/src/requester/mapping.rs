@@ -9,6 +9,7 @@ use peerbar_flight::{self as flight, Event, FileSpan};
 use crate::address::AddressRange;
 use crate::lent_file::LentFile;
 use crate::map::{Backing, MapError};
+use crate::map_access::MapAccess;
 use crate::memory_error::MemoryError;
 use crate::recording;
 
@@ -22,7 +23,7 @@ impl Requester {
         &self,
         iova: u64,
         size: u64,
-        access: (bool, bool),
+        access: MapAccess,
         memory: Option<(OwnedFd, u64)>,
     ) -> Result<(), MapError> {
         self.injects_into_mapping(iova, size)?;

@@ -16,6 +16,7 @@ use crate::error::{DmaError, DmaFault};
 use crate::lease::Leases;
 use crate::link_speed::{Bandwidth, Latency, LinkSpeed};
 use crate::map::MapError;
+use crate::map_access::MapAccess;
 use crate::memory::Span;
 use crate::pages::PageTable;
 use crate::peer_changes::ChangeCount;
@@ -83,9 +84,11 @@ fn requester() -> (Requester, Arc<Client>) {
     let ram = MemoryFile::create("ram", 0x2000).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     requester
-        .map(0x1000, 0x2000, (true, true), Some((fd, 0)))
+        .map(0x1000, 0x2000, MapAccess::READ_WRITE, Some((fd, 0)))
         .unwrap();
-    requester.map(0x8000, 0x1000, (true, true), None).unwrap();
+    requester
+        .map(0x8000, 0x1000, MapAccess::READ_WRITE, None)
+        .unwrap();
     let own = Span {
         file: Arc::new(MemoryFile::create("own", 0x1000).unwrap()),
         offset: 0,
@@ -291,7 +294,9 @@ fn only_an_aligned_word_that_is_read_is_asked_whole() {
 fn forbidden_write_fails_even_if_the_client_swallows_it() {
     let (requester, client) = requester();
     requester.unmap(0x8000, 0x8fff);
-    requester.map(0x8000, 0x1000, (true, false), None).unwrap();
+    requester
+        .map(0x8000, 0x1000, MapAccess::READ_ONLY, None)
+        .unwrap();
     let error = requester
         .write(Purpose::Payload, 0x8000, &[1; 64])
         .unwrap_err();
@@ -330,7 +335,9 @@ fn reset_during_a_transfer_stops_requests_to_the_client() {
     ] {
         let requester = Arc::new(Requester::new());
         requester.set_bus_master(true);
-        requester.map(mapped, 1 << 20, (true, true), None).unwrap();
+        requester
+            .map(mapped, 1 << 20, MapAccess::READ_WRITE, None)
+            .unwrap();
         let client = Arc::new(Resetting {
             requester: Arc::downgrade(&requester),
             asked: Mutex::default(),
@@ -366,7 +373,9 @@ fn all_pieces_of_a_request_are_asked_of_the_client_together() {
 #[test]
 fn request_reports_its_first_failure_and_counts_the_rest() {
     let (requester, _) = requester();
-    requester.map(0xb000, 0x1000, (true, true), None).unwrap();
+    requester
+        .map(0xb000, 0x1000, MapAccess::READ_WRITE, None)
+        .unwrap();
     let places = [(0x8000, 8), (0xb000, 8), (0x8100, 8)];
     let refused = DmaFault::Upstream(UpstreamError::Refused(19));
     let error = requester.scatter(Purpose::Payload, places, &[0; 24]);
@@ -507,7 +516,7 @@ fn memory_that_cannot_be_mapped_is_reached_through_the_client() {
     rustix::fs::ftruncate(&fd, 0x1000).unwrap();
     rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
     requester
-        .map(0x8000, 0x1000, (true, true), Some((fd, 0)))
+        .map(0x8000, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
         .unwrap();
     requester.write(Purpose::Payload, 0x8000, &[1; 64]).unwrap();
     assert_eq!(*client.asked.lock(), [(0x8000, 64)]);
@@ -1073,7 +1082,7 @@ fn with_links() -> (Arc<Requester>, Arc<Time>) {
         let memory = MemoryFile::create("ram", 0x1000).unwrap();
         let fd = memory.file().try_clone().unwrap().into();
         requester
-            .map(iova, 0x1000, (true, true), Some((fd, 0)))
+            .map(iova, 0x1000, MapAccess::READ_WRITE, Some((fd, 0)))
             .unwrap();
     }
     let span = || Span {
@@ -1224,7 +1233,7 @@ fn injected_mapping_fails_or_is_late_and_others_are_made() {
     ] {
         requester.add_fault(rule.parse().unwrap()).unwrap();
     }
-    let map = |iova| requester.map(iova, 0x1000, (true, true), None);
+    let map = |iova| requester.map(iova, 0x1000, MapAccess::READ_WRITE, None);
     let start = std::time::Instant::now();
     assert_eq!(map(0x1000), Err(MapError::Injected));
     requester.unmap(0x1000, 0x1fff);

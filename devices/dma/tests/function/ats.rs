@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use peerbar_dma::{
-    CounterFile, MemoryFile, PeerId, PeerMemory, PeerRouting, PeerWindow, Purpose, Requester,
+    CounterFile, MapAccess, MemoryFile, PeerId, PeerMemory, PeerRouting, PeerWindow, Purpose,
+    Requester,
 };
 use peerbar_dma_log::counter_file::Reader;
 use proptest::prelude::*;
+use proptest::sample::select;
 
 use crate::no_upstream::NoUpstream;
 
@@ -51,7 +53,7 @@ fn world(routing: PeerRouting, ats: bool) -> World {
 }
 
 impl World {
-    fn map(&self, page: u64, pages: u64, access: (bool, bool), place: u64) -> bool {
+    fn map(&self, page: u64, pages: u64, access: MapAccess, place: u64) -> bool {
         let memory: OwnedFd = self.ram.try_clone().unwrap().into();
         let memory = Some((memory, place * PAGE));
         let mapped = self
@@ -62,7 +64,9 @@ impl World {
 
     fn map_peer(&self) -> bool {
         let size = PEER_PAGES * PAGE;
-        self.requester.map(PEER, size, (true, true), None).is_ok()
+        self.requester
+            .map(PEER, size, MapAccess::READ_WRITE, None)
+            .is_ok()
     }
 
     fn unmap(&self, page: u64, pages: u64) {
@@ -104,7 +108,7 @@ impl World {
 /// What may happen to a function.
 #[derive(Clone, Debug)]
 enum Event {
-    Map(u64, u64, bool, u64),
+    Map(u64, u64, MapAccess, u64),
     Unmap(u64, u64),
     UnmapAll,
     OpenPeer(bool),
@@ -114,9 +118,10 @@ enum Event {
 
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let address = || prop_oneof![4 => 0..24 * PAGE, 1 => PEER - PAGE..PEER + 5 * PAGE];
-    let map = (0u64..24, 1u64..4, any::<bool>(), 0..RAM_PAGES - 3);
+    let access = select(vec![MapAccess::READ_ONLY, MapAccess::READ_WRITE]);
+    let map = (0u64..24, 1u64..4, access, 0..RAM_PAGES - 3);
     let event = prop_oneof![
-        4 => map.prop_map(|(page, pages, writable, place)| Event::Map(page, pages, writable, place)),
+        4 => map.prop_map(|(page, pages, access, place)| Event::Map(page, pages, access, place)),
         3 => (0u64..24, 1u64..8).prop_map(|(page, pages)| Event::Unmap(page, pages)),
         1 => Just(Event::UnmapAll),
         1 => any::<bool>().prop_map(Event::OpenPeer),
@@ -129,8 +134,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 /// What an event leads to, as far as the function can tell.
 fn happen(world: &World, event: &Event) -> (bool, Vec<u8>) {
     match *event {
-        Event::Map(page, pages, writable, place) => {
-            (world.map(page, pages, (true, writable), place), Vec::new())
+        Event::Map(page, pages, access, place) => {
+            (world.map(page, pages, access, place), Vec::new())
         }
         Event::Unmap(page, pages) => {
             world.unmap(page, pages);
@@ -216,7 +221,7 @@ fn once_an_unmap_has_returned_no_kept_translation_is_used() {
             counts.asked + counts.hits
         };
         for round in 0..200 {
-            assert!(world.map(0, 4, (true, true), 0));
+            assert!(world.map(0, 4, MapAccess::READ_WRITE, 0));
             wait_until("a translation", || world.requester.ats_counts().cached > 0);
             world.unmap(round % 4, 1);
             world.unmap(0, 4);
@@ -256,7 +261,7 @@ fn redirecting_port_passes_translated_requests_to_peers() {
 #[test]
 fn turned_off_a_function_keeps_no_translation() {
     let world = world(PeerRouting::Route, true);
-    assert!(world.map(0, 2, (true, true), 0));
+    assert!(world.map(0, 2, MapAccess::READ_WRITE, 0));
     assert!(world.write(0, &[1; 8]) && world.write(8, &[1; 8]));
     let counts = world.requester.ats_counts();
     assert_eq!((counts.asked, counts.hits, counts.cached), (1, 1, 1));

@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use peerbar_dma::{
-    DmaError, DmaFault, MemoryFile, OwnWindow, OwnWindowMemory, PeerId, PeerMemory, PeerWindow,
-    Purpose, Requester, Span, WindowId,
+    DmaError, DmaFault, MapAccess, MemoryFile, OwnWindow, OwnWindowMemory, PeerId, PeerMemory,
+    PeerWindow, Purpose, Requester, Span, WindowId,
 };
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -65,12 +65,12 @@ fn requester(own: u64, peer: u64, ram: u64, rom: u64) -> (Requester, Vec<Exposed
     };
     requester.set_peer(PeerId(1), vec![window]);
     exposed.push((file, peer, true));
-    for (address, writable) in [(ram, true), (rom, false)] {
+    for (address, access) in [(ram, MapAccess::READ_WRITE), (rom, MapAccess::READ_ONLY)] {
         let (file, span) = lent();
         let memory = Some((file.try_clone().unwrap().into(), span.offset));
         // One that wraps around or overlaps the other is refused, and so exposes nothing.
-        let mapped = requester.map(address, 2 * PAGE, (true, writable), memory);
-        exposed.push((file, address, writable && mapped.is_ok()));
+        let mapped = requester.map(address, 2 * PAGE, access, memory);
+        exposed.push((file, address, access.writable && mapped.is_ok()));
     }
     let exposed = exposed.into_iter();
     let exposed = exposed.map(|(file, address, writable)| Exposed {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use peerbar_dma::{DmaFault, MapError, Purpose, Requester, Session};
+use peerbar_dma::{DmaFault, MapAccess, MapError, Purpose, Requester, Session};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::fs::{fallocate, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -23,7 +23,7 @@ fn memory(flags: MemfdFlags, bytes: u64) -> OwnedFd {
 
 fn map(requester: &Requester, address: u64, bytes: u64, fd: &OwnedFd) -> Result<(), MapError> {
     let fd = fd.try_clone().unwrap();
-    requester.map(address, bytes, (true, true), Some((fd, 0)))
+    requester.map(address, bytes, MapAccess::READ_WRITE, Some((fd, 0)))
 }
 
 fn requester() -> Arc<Requester> {

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use peerbar_dma::{MemoryFile, Requester};
+use peerbar_dma::{MapAccess, MemoryFile, Requester};
 use peerbar_nvme_spec::command::NSID_ALL;
 use zerocopy::FromZeros;
 use zerocopy::little_endian::U32;
@@ -36,7 +36,7 @@ fn io_on(storage: Arc<Storage>, event: &EventFd) -> Option<(Io, MemoryFile)> {
     let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     requester.set_bus_master(true);
-    let access = (true, true);
+    let access = MapAccess::READ_WRITE;
     requester.map(0, RAM_BYTES, access, Some((fd, 0))).unwrap();
     let mut data = DataPath::new(requester, 1 << 16, Vec::new());
     let ring = FileRing::new(event.as_fd());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{MemoryFile, Requester, Session};
+use peerbar_dma::{MapAccess, MemoryFile, Requester, Session};
 use peerbar_nvme_spec::feature::InterruptCoalescing;
 use peerbar_nvme_spec::registers::Doorbell;
 
@@ -20,7 +20,7 @@ fn guest(bytes: u64) -> (Arc<Requester>, MemoryFile) {
     let ram = MemoryFile::create("ram", bytes).unwrap();
     let fd = ram.file().try_clone().unwrap().into();
     requester
-        .map(0x1_0000, bytes, (true, true), Some((fd, 0)))
+        .map(0x1_0000, bytes, MapAccess::READ_WRITE, Some((fd, 0)))
         .unwrap();
     (requester, ram)
 }

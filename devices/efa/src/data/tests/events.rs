@@ -312,7 +312,12 @@ fn event_that_cannot_be_written_is_not_forgotten() {
     let fd = memory.file().try_clone().unwrap().into();
     let requester = &it.adapter.requester;
     requester
-        .map(ADDRESS, 4096, (true, true), Some((fd, 0)))
+        .map(
+            ADDRESS,
+            4096,
+            peerbar_dma::MapAccess::READ_WRITE,
+            Some((fd, 0)),
+        )
         .unwrap();
     // Whatever comes now: another completion, both queues armed once more.
     it.post(&it.rdma(Operation::RdmaWrite, 1));

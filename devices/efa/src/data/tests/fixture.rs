@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use peerbar_dma::{Ask, Buffer, MemoryFile, Requester, Upstream};
+use peerbar_dma::{Ask, Buffer, MapAccess, MemoryFile, Requester, Upstream};
 use peerbar_efa_spec::completion::{
     CompletionCommon, CompletionStatus, EventEntry, ExtendedCompletion, QueueType,
 };
@@ -157,7 +157,9 @@ impl Adapter {
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", RAM).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
-        requester.map(0, RAM, (true, true), Some((fd, 0))).unwrap();
+        requester
+            .map(0, RAM, MapAccess::READ_WRITE, Some((fd, 0)))
+            .unwrap();
         requester.set_bus_master(true);
         let bar = Arc::new(MemoryFile::create("bar", memory_bar::BAR_BYTES).unwrap());
         let raised = Arc::new(Raised::default());
@@ -217,7 +219,9 @@ impl Adapter {
     /// The bus address of 1 MiB of memory that is not mapped here.
     pub(super) fn asked_memory(&self) -> u64 {
         let (bytes, requester) = (1 << 20, &self.requester);
-        requester.map(ASKED, bytes, (true, true), None).unwrap();
+        requester
+            .map(ASKED, bytes, MapAccess::READ_WRITE, None)
+            .unwrap();
         let memory = vec![0; usize::try_from(bytes).unwrap()];
         let memory = Arc::new(AskedMemory(Mutex::new(memory)));
         requester.set_upstream(Some(memory));

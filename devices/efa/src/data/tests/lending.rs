@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use peerbar_dma::{
-    BorrowedLoan, Direction, Leases, Loan, LoanWords, MemoryFile, PeerId, PeerMemory, PeerWindow,
-    Purpose, Requester, WaitBudget,
+    BorrowedLoan, Direction, Leases, Loan, LoanWords, MapAccess, MemoryFile, PeerId, PeerMemory,
+    PeerWindow, Purpose, Requester, WaitBudget,
 };
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
@@ -189,7 +189,10 @@ fn file_that_shrinks_meanwhile_fails_the_write_alone() {
     let fd = memfd_create("lent", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&fd, 1 << 20).unwrap();
     let lent = Some((fd.try_clone().unwrap(), 0));
-    let mapped = it.near.requester.map(LENT, 1 << 20, (true, true), lent);
+    let mapped = it
+        .near
+        .requester
+        .map(LENT, 1 << 20, MapAccess::READ_WRITE, lent);
     mapped.unwrap();
     let (near, far) = (it.near.region(LENT, 1 << 20), it.far.region(TO, 1 << 20));
     let (local, remote) = ((near.local, LENT, 1 << 20), (far.remote, TO, 1 << 20));
@@ -630,9 +633,12 @@ fn region_of_files(it: &Adapter, address: u64, files: u64) -> RegionKeys {
     for index in 0..files {
         let fd = memfd_create("lent", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, 4096).unwrap();
-        let mapped = it
-            .requester
-            .map(address + index * 4096, 4096, (true, true), Some((fd, 0)));
+        let mapped = it.requester.map(
+            address + index * 4096,
+            4096,
+            MapAccess::READ_WRITE,
+            Some((fd, 0)),
+        );
         mapped.unwrap();
     }
     it.region(address, files * 4096)
@@ -691,7 +697,7 @@ fn lender_of_more_files_than_are_kept_sends_no_packets() {
             let mapped = it
                 .near
                 .requester
-                .map(address, 4096, (true, true), Some((fd, 0)));
+                .map(address, 4096, MapAccess::READ_WRITE, Some((fd, 0)));
             mapped.unwrap();
             (it.near.region(address, 4096).local, address, 4096)
         })

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use peerbar_dma::{DoorbellEvent, MemoryFile, Requester};
+use peerbar_dma::{DoorbellEvent, MapAccess, MemoryFile, Requester};
 use peerbar_file_ring::{FileRing, RingFile};
 use peerbar_flight::{Event, FlightFile, Level, Recorder};
 use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
@@ -110,7 +110,7 @@ impl Scene {
         let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
         let fd = ram.file().try_clone().unwrap().into();
         requester
-            .map(0, RAM_BYTES, (true, true), Some((fd, 0)))
+            .map(0, RAM_BYTES, MapAccess::READ_WRITE, Some((fd, 0)))
             .unwrap();
         requester.set_bus_master(true);
         let (slow, data) = rustix::pipe::pipe().unwrap();
