@@ -491,7 +491,7 @@ fn add(measure: &mut Measure, requester: &str, kind: DmaKind, bytes: u64) {
             measure.peer_bytes = measure.peer_bytes.saturating_add(bytes);
         }
         Completer::GuestRam => measure.ram_bytes = measure.ram_bytes.saturating_add(bytes),
-        Completer::Unknown | Completer::Nobody => {}
+        Completer::Unknown | Completer::None => {}
     }
     measure.flows.push(PayloadFlow {
         requester: requester.to_owned(),

@@ -309,7 +309,7 @@ mod tests {
     const REFUSED: Entry = Entry {
         purpose: Purpose::Payload,
         route: Route::Refused,
-        completer: Completer::Nobody,
+        completer: Completer::None,
         direction: Direction::Write,
         requests: 0,
         bytes: 0,

@@ -65,8 +65,8 @@ words! {
         GuestRam,
         /// A BAR of another device.
         PeerBar,
-        /// Nobody: the DMA failed.
-        Nobody,
+        /// None: the DMA failed.
+        None,
         /// Unknown: the client found memory at an address that it has not mapped for the device.
         Unknown,
     }

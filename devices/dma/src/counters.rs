@@ -84,7 +84,7 @@ impl Counters {
         self.counts_doorbells.store(true, Ordering::Relaxed);
     }
 
-    /// Counts an event in the file, if there is one: nobody else reads these counts.
+    /// Counts an event in the file, if there is one: nothing else has these counts.
     pub(crate) fn happened(&self, event: DeviceEvent) {
         if let Some(number) = self.file.get().and_then(|file| file.event(event)) {
             number.fetch_add(1, Ordering::Relaxed);
@@ -263,7 +263,7 @@ mod tests {
         let entry = DmaKind {
             purpose: Purpose::Payload,
             route: Route::Upstream,
-            completer: Completer::Nobody,
+            completer: Completer::None,
             direction: Direction::Write,
         };
         counters.failed(entry);

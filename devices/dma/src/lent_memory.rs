@@ -262,7 +262,7 @@ impl Drop for LentMapping {
         let change = CHANGE.lock();
         let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));
         self.slot.set(null_mut(), 0);
-        // SAFETY: `LentMapping::new` has mapped this, and nobody uses it any more.
+        // SAFETY: `LentMapping::new` has mapped this, and no access uses it any more.
         if let Err(error) = unsafe { munmap(start, len) } {
             log::error!("lent memory of {len:#x} bytes stays mapped: {error}");
             self.slot.set(start, len);

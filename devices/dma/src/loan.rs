@@ -86,7 +86,7 @@ impl Loan {
     ///
     /// # Errors
     /// [`DmaFault::NoMemory`] if a change has taken some of it away meanwhile, or its owner has: what was read means nothing. The same if
-    /// nobody has read it, which is not recorded, or if a fault is to be injected into the function's DMA.
+    /// it was never read, which is not recorded, or if a fault is to be injected into the function's DMA.
     pub fn end(mut self) -> Result<(), DmaFault> {
         self.is_recorded = true;
         let closed = self.word.close_at_once();

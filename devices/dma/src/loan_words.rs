@@ -355,7 +355,7 @@ impl BorrowedLoan {
         let offset = u64::from(self.id.slot) * WORD;
         let advance = |word: &AtomicU32| {
             let is_advanced = advance(word, generation, from, to);
-            // The page may have gone meanwhile; then nobody waits there.
+            // The page may have gone meanwhile; then no thread waits there.
             let _ = (from == State::Copying).then(|| futex::wake(word, SHARED, u32::MAX >> 1));
             is_advanced
         };
@@ -552,7 +552,7 @@ mod tests {
         assert!(first.is(State::Over));
         assert!(second.is(State::Open));
         assert!(lent.loan(second.id).begin().is_none());
-        assert!(second.is(State::Over), "nobody waits for it");
+        assert!(second.is(State::Over), "no thread waits for it");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use slab::Slab;
 use crate::address::AddressRange;
 use crate::loan_words::LoanWord;
 
-/// The loans of a function that nobody has given back.
+/// The loans of a function that have not been given back.
 #[derive(Default)]
 pub(crate) struct Loans {
     open: Mutex<Slab<OpenLoan>>,

@@ -2,7 +2,7 @@
 //!
 //! A switch counts the changes of all windows in memory that the functions below it can read only, and counts one before it sends it.
 //! With what it sends it says up to which count a function knows all. So a request that begins after a window was opened goes to
-//! that window, or waits until the function knows of it. The one that opens it waits for nobody.
+//! that window, or waits until the function knows of it. Opening a window waits for no function.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -105,7 +105,7 @@ impl PeerChanges {
         self.change(|| self.unknown.store(unknown, Ordering::Release));
     }
 
-    /// The switch is gone. Nobody waits for it any more.
+    /// The switch is gone. Ends all waits for it.
     pub(crate) fn end(&self) {
         self.change(|| self.is_over.store(true, Ordering::Relaxed));
     }
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_switch_that_is_gone() {
+    fn no_thread_waits_for_a_switch_that_is_gone() {
         let (_counts, changes) = counted(3);
         let waiting = changes.clone();
         let waiter = std::thread::spawn(move || waiting.wait(3, LATE));

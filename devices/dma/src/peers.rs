@@ -178,7 +178,7 @@ impl PeerTable {
             .collect()
     }
 
-    /// Every peer is gone; their windows stay claimed, by nobody. Any other claim comes first.
+    /// Every peer is gone; their windows stay claimed, without an owner. Any other claim comes first.
     pub(crate) fn lose_all(&mut self) {
         let windows = std::mem::take(&mut self.windows).into_values().flatten();
         let lost = windows.map(|window| PeerWindow {
@@ -324,7 +324,7 @@ mod tests {
             [2, 1, 1, 2].map(Some)
         );
         let FoundPeer::Claimed { skip, left, .. } = table.find(0x3800) else {
-            panic!("nobody")
+            panic!("unclaimed")
         };
         assert_eq!(
             (skip, left),
@@ -353,7 +353,7 @@ mod tests {
         table.lose_all();
         table.lose_all();
         let FoundPeer::Claimed { claimed, .. } = table.find(0x2000) else {
-            panic!("nobody")
+            panic!("unclaimed")
         };
         assert!(matches!(claimed.memory, PeerMemory::Gone));
         table.set(PeerId(2), vec![window(0x2000, 0x1000, 7)]);

@@ -110,7 +110,7 @@ impl Target {
     pub(crate) fn place(&self) -> (Route, Completer) {
         match self {
             Self::NotMaster | Self::OwnRegisters | Self::PeerRefused | Self::PeerDropped => {
-                (Route::Refused, Completer::Nobody)
+                (Route::Refused, Completer::None)
             }
             Self::Own(_) | Self::OwnPage(..) => (Route::OwnBar, Completer::OwnMemory),
             Self::Peer(..) | Self::PeerByMessage(_) | Self::PeerGone => {
@@ -119,7 +119,7 @@ impl Target {
             Self::Ram(_) => (Route::GuestRam, Completer::GuestRam),
             Self::RemoteRam => (Route::Upstream, Completer::GuestRam),
             Self::Device => (Route::Upstream, Completer::PeerBar),
-            Self::Forbidden => (Route::Upstream, Completer::Nobody),
+            Self::Forbidden => (Route::Upstream, Completer::None),
             Self::Unmapped => (Route::Upstream, Completer::Unknown),
         }
     }

@@ -28,7 +28,7 @@ impl SegmentResult {
     pub(crate) fn refused(cause: DmaFault) -> Self {
         Self {
             route: Route::Refused,
-            completer: Completer::Nobody,
+            completer: Completer::None,
             outcome: Err(cause),
         }
     }
@@ -47,7 +47,7 @@ impl SegmentResult {
     pub(crate) fn completer(&self) -> Completer {
         match self.outcome {
             Ok(()) => self.completer,
-            Err(_) => Completer::Nobody,
+            Err(_) => Completer::None,
         }
     }
 }

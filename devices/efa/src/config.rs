@@ -35,7 +35,7 @@ pub struct Config {
 /// Why an adapter cannot be set up.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// Nobody can be reached there.
+    /// No single adapter has such an address.
     #[error("GID {0}: it must be the address of one adapter; try fe80::1")]
     Gid(Ipv6Addr),
     /// It cannot join its fabric.
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn gid_of_nobody_is_refused_with_the_way_out() {
+    fn gid_of_no_adapter_is_refused_with_the_way_out() {
         for wrong in ["::", "ff02::1"] {
             let gid = Some(wrong.parse().unwrap());
             let message = config(gid).gid().unwrap_err().to_string();

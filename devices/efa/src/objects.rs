@@ -169,7 +169,7 @@ impl Objects {
         remove_unused(&mut self.protection_domains, domain)
     }
 
-    /// Clears the send queue of this place, so that nobody reads or sends what the process before has written there.
+    /// Clears this slot's send queue, so that its next process neither reads nor sends what the former one has written there.
     fn clear_send_queue(&self, slot: u16) -> Result<(), MemoryError> {
         let start = memory_bar::send_queue(slot);
         self.bar_memory.zero(start, memory_bar::SEND_QUEUE_BYTES)

@@ -34,7 +34,7 @@ pub enum Task<R> {
 /// The registers, and the notification of the engine.
 ///
 /// The engine checks for tasks with the lock held before it sleeps, and a new task takes the lock before it notifies the
-/// engine, so no wake-up is lost. A doorbell that is written through a mapping wakes nobody: the engine reads it before it sleeps.
+/// engine, so no wake-up is lost. A doorbell that is written through a mapping does not notify it: the engine reads it before it sleeps.
 #[derive(Debug)]
 pub struct SharedRegisters<R> {
     state: Mutex<State<R>>,

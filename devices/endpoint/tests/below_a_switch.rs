@@ -501,7 +501,7 @@ fn a_window_that_is_closed_or_moved_is_left_at_once() {
 }
 
 #[test]
-fn a_requester_without_bus_mastering_reaches_nobody() {
+fn a_requester_without_bus_mastering_reaches_no_peer() {
     let switch = Switch::start(&[]);
     let mut a = Card::new(&switch.path, "a");
     let mut b = Card::new(&switch.path, "b");
@@ -546,7 +546,7 @@ fn each_mode_of_a_link_is_the_requester_s() {
     let mut data = [0; 8];
     b.memory.read(0, &mut data).unwrap();
     assert_eq!(data, [0; 8]);
-    assert_eq!(c.bytes(Route::Refused, Completer::Nobody), 8);
+    assert_eq!(c.bytes(Route::Refused, Completer::None), 8);
 }
 
 #[test]
@@ -612,8 +612,8 @@ fn without_its_switch_an_endpoint_has_no_peers_until_it_is_back() {
     until("the registers", || b.write(there, &[3; 4]).is_ok());
     assert_eq!(*a.notes.0.lock().unwrap(), [(0, vec![3; 4])]);
     let forgotten = |error: DmaError| matches!(error.cause, DmaFault::Upstream(_));
-    for nobody in [B + MEMORY, moved] {
-        let forgets = || a.write(nobody, &[1; 8]).is_err_and(forgotten);
+    for unclaimed in [B + MEMORY, moved] {
+        let forgets = || a.write(unclaimed, &[1; 8]).is_err_and(forgotten);
         until("forgetting", forgets);
     }
 }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::event;
 
-/// An eventfd(2) of the process, by which its threads and the kernel end a wait, now or later. Nobody else may have it: what a client
+/// An eventfd(2) of the process, by which its threads and the kernel end a wait, now or later. No other process may have it: what a client
 /// hands over is an [`Event`](crate::Event).
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);

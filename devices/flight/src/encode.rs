@@ -410,7 +410,7 @@ mod tests {
         let purposes = select(vec![Purpose::Command, Purpose::List, Purpose::Payload]);
         let directions = select(vec![Direction::Read, Direction::Write]);
         let routes = select(vec![Route::OwnBar, Route::GuestRam, Route::Refused]);
-        let completers = select(vec![Completer::Nobody, Completer::Unknown]);
+        let completers = select(vec![Completer::None, Completer::Unknown]);
         let words = (purposes, directions, routes, completers);
         (origins(), words, outcomes, any::<[u64; 3]>()).prop_map(
             |(origin, (purpose, direction, route, completer), outcome, [address, len, took])| {

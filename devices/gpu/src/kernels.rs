@@ -370,7 +370,7 @@ mod tests {
             address: SIZE - 1023,
         };
         assert_eq!(launch(&mut work, beyond), Err(fault));
-        let nobody = Launch::Reduction {
+        let refused = Launch::Reduction {
             x: GpuAddress::Bus(0x1000),
             count: 4,
         };
@@ -379,6 +379,6 @@ mod tests {
             write: false,
             address: 0x1000,
         };
-        assert_eq!(launch(&mut work, nobody), Err(fault));
+        assert_eq!(launch(&mut work, refused), Err(fault));
     }
 }

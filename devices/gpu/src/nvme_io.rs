@@ -1,5 +1,5 @@
 //! The kernel `nvme io`: the GPU itself is the driver of a pair of NVMe I/O queues. It writes submission entries and doorbells,
-//! and polls the completion queue; nobody else touches the queues.
+//! and polls the completion queue; no other driver touches the queues.
 //!
 //! The order is that of NVMe's drivers: an entry is visible before the doorbell that announces it, the phase tag of a
 //! completion is read before the rest of it, and an entry of the completion queue is read before the doorbell that gives it back

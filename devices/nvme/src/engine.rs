@@ -72,7 +72,7 @@ impl Engine {
         self.persist();
     }
 
-    /// Works with the workers, on this thread, until nobody has anything left to do.
+    /// Works with the workers, on this thread, until no task and no command is left.
     #[cfg(feature = "stepped")]
     pub(crate) fn work(&mut self) {
         loop {

@@ -47,7 +47,7 @@ impl Pmr {
         &self.memory
     }
 
-    /// PMRCAP. A read of the region is no barrier: the guest has it mapped, so nobody notices.
+    /// PMRCAP. A read of the region is no barrier: the guest has it mapped, so the controller sees no read.
     pub(crate) fn capabilities() -> Pmrcap {
         Pmrcap::new()
             .with_rds(true)

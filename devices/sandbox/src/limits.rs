@@ -20,7 +20,7 @@ const DUMPED: &str = "0x11";
 
 /// What a server is, as its limits go.
 ///
-/// Linux compares the number of descriptors that all processes of a user have sent and nobody has received with the limit of the *sender*
+/// Linux compares the number of descriptors that all processes of a user have sent and none has received with the limit of the *sender*
 /// (unix(7), `ETOOMANYREFS`). So devices have the lowest: one that was taken over cannot keep a switch, a fabric or QEMU from sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerKind {

@@ -16,7 +16,7 @@ pub struct Stop {
 #[derive(Debug)]
 struct Inner {
     stopped: AtomicBool,
-    /// Readable from the stop on: nobody takes the signal.
+    /// Readable from the stop on: no thread reads it.
     event: EventFd,
 }
 

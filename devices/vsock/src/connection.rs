@@ -43,7 +43,7 @@ pub(crate) struct VsockConnection {
     readable: bool,
     /// The host's program sends no more.
     host_ended: bool,
-    /// Nobody holds the other end of the socket.
+    /// No process holds the other end of the socket.
     gone: bool,
     /// The guest has been sent the end.
     end_sent: bool,
@@ -90,7 +90,7 @@ impl VsockConnection {
         }
     }
 
-    /// The socket may have become readable or writable; `gone` if nobody holds its other end.
+    /// The socket may have become readable or writable; `gone` if no process holds its other end.
     pub(crate) fn socket_changed(&mut self, gone: bool) -> Result<(), Over> {
         self.readable = true;
         self.gone |= gone;
@@ -194,7 +194,7 @@ impl VsockConnection {
         self.host_ended || (self.gone && self.guest_flags & NO_MORE_RECEIVED != 0)
     }
 
-    /// Whether neither side has anything to tell the other: nobody is left on the host, and the guest knows.
+    /// Whether neither side has anything to tell the other: the host's program has left, and the guest knows.
     pub(crate) fn is_over(&self) -> bool {
         self.gone && self.end_sent
     }

@@ -12,8 +12,8 @@
 //! - `connection`: one connection, with the credit of both directions
 //!
 //! Neither side can make the other wait, or the device grow: what the guest sends beyond its credit ends its connection, and
-//! connections, greetings and refusals have limits. Nor can QEMU, or another front-end: nobody waits for the eventfds that it hands
-//! over, and one that takes its memory away is left. Not served: connections that the guest asks for, which are refused,
+//! connections, greetings and refusals have limits. Nor can QEMU, or another front-end: the device never waits for an eventfd of a
+//! front-end, and leaves one that takes its memory away. Not served: connections that the guest asks for, which are refused,
 //! seqpacket sockets, and transport events.
 
 #![forbid(unsafe_code)]

@@ -104,7 +104,7 @@ impl Traffic {
             let is_there = match kind.completer {
                 Completer::OwnMemory | Completer::PeerBar => to_devices,
                 Completer::GuestRam => !to_devices,
-                Completer::Unknown | Completer::Nobody => false,
+                Completer::Unknown | Completer::None => false,
             };
             of == device && kind.purpose == Purpose::Completion && is_there
         })

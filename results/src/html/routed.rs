@@ -118,7 +118,7 @@ fn one(flow: &PayloadFlow, check: &CheckResult) -> RoutedBytes {
         Completer::OwnMemory => MemoryOwner::Own,
         Completer::GuestRam => MemoryOwner::GuestRam,
         Completer::PeerBar => provider(&flow.requester, check),
-        Completer::Nobody | Completer::Unknown => MemoryOwner::Unknown,
+        Completer::None | Completer::Unknown => MemoryOwner::Unknown,
     };
     let (read, written) = match flow.direction {
         Direction::Read => (flow.bytes, 0),

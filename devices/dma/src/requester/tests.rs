@@ -234,7 +234,7 @@ fn unmapped_address_is_probed_at_the_client_and_fails() {
         count(
             &requester,
             Route::Upstream,
-            Completer::Nobody,
+            Completer::None,
             Direction::Write
         ),
         failed
@@ -303,7 +303,7 @@ fn forbidden_write_fails_even_if_the_client_swallows_it() {
     assert_eq!(error, failed(0x8000, 64, DmaFault::Forbidden));
     assert_eq!(*client.asked.lock(), [(0x8000, PROBE)]);
     let of = |completer| count(&requester, Route::Upstream, completer, Direction::Write);
-    assert_eq!(of(Completer::Nobody).failures, 1);
+    assert_eq!(of(Completer::None).failures, 1);
     requester
         .read(Purpose::Payload, 0x8000, &mut [0; 8])
         .unwrap();
@@ -397,7 +397,7 @@ fn request_reports_its_first_failure_and_counts_the_rest() {
         (count.requests, count.bytes, count.failures)
     };
     assert_eq!(upstream(Completer::PeerBar), (2, 16, 0));
-    assert_eq!(upstream(Completer::Nobody).2, 1);
+    assert_eq!(upstream(Completer::None).2, 1);
 }
 
 #[test]
@@ -432,7 +432,7 @@ fn window_of_pages_refuses_a_missing_page() {
     assert_eq!(back, [9; 0x100]);
     let of = |route, completer| count(&requester, route, completer, Direction::Write);
     assert_eq!(of(Route::OwnBar, Completer::OwnMemory).bytes, 0x100);
-    assert_eq!(of(Route::Refused, Completer::Nobody).failures, 1);
+    assert_eq!(of(Route::Refused, Completer::None).failures, 1);
     table.set(1, Some(0)).unwrap();
     requester
         .write(Purpose::Payload, 0x1_1000, &[9; 8])
@@ -456,13 +456,7 @@ fn bus_mastering_off_refuses_and_is_recorded() {
         assert_eq!(error, failed(address, 8, DmaFault::NotMaster));
     }
     assert_eq!(
-        count(
-            &requester,
-            Route::Refused,
-            Completer::Nobody,
-            Direction::Read
-        )
-        .failures,
+        count(&requester, Route::Refused, Completer::None, Direction::Read).failures,
         3
     );
     assert!(client.asked.lock().is_empty());
@@ -495,7 +489,7 @@ fn a_wrapping_range_is_shown_to_the_client_and_refused() {
     let refused = count(
         &requester,
         Route::Refused,
-        Completer::Nobody,
+        Completer::None,
         Direction::Write,
     );
     assert_eq!(refused.failures, 2);
@@ -614,7 +608,7 @@ fn a_peer_s_registers_are_met_by_message() {
         .unwrap_err();
     let (address, len, source) = (0x2_0800, 4, PeerError::TimedOut);
     assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
-    let failed = count(&requester, Route::Peer, Completer::Nobody, Direction::Read);
+    let failed = count(&requester, Route::Peer, Completer::None, Direction::Read);
     assert_eq!(failed.failures, 1);
     assert!(client.asked.lock().is_empty());
 }
@@ -879,7 +873,7 @@ fn unaligned_register_is_refused_and_not_written() {
         let error = requester.write_register(Origin::Device, address, value);
         assert_eq!(error.unwrap_err().cause, DmaFault::Unaligned);
     }
-    let refused = (Route::Refused, Completer::Nobody);
+    let refused = (Route::Refused, Completer::None);
     assert_eq!(register_writes(&requester, refused), (0, 3));
     assert!(registers.0.lock().is_empty() && client.asked.lock().is_empty());
 }
@@ -903,7 +897,7 @@ fn register_write_of_each_link_mode_is_counted_by_its_fate() {
         let (requester, _, registers, _) = below_switch(routing);
         let written = requester.write_register(Origin::Device, 0x2_0004, value);
         assert_eq!(written.map_err(|error| error.cause), fate, "{routing:?}");
-        let counts = register_writes(&requester, (Route::Refused, Completer::Nobody));
+        let counts = register_writes(&requester, (Route::Refused, Completer::None));
         assert_eq!(counts, (u64::from(is_lost), u64::from(!is_lost)));
         assert!(registers.0.lock().is_empty());
     }
@@ -960,7 +954,7 @@ fn unsupported_requests_are_refused_and_reported() {
     let refused = count(
         &requester,
         Route::Refused,
-        Completer::Nobody,
+        Completer::None,
         Direction::Write,
     );
     assert_eq!(refused.failures, 2);
@@ -982,7 +976,7 @@ fn dropped_write_succeeds_and_dropped_read_times_out() {
         .unwrap_err();
     let (address, len, source) = (0x1_0000, 8, PeerError::TimedOut);
     assert_eq!(error, failed(address, len, DmaFault::Peer(source)));
-    let of = |direction| count(&requester, Route::Refused, Completer::Nobody, direction);
+    let of = |direction| count(&requester, Route::Refused, Completer::None, direction);
     assert_eq!(
         (of(Direction::Write).bytes, of(Direction::Read).failures),
         (8, 1)

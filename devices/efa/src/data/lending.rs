@@ -319,12 +319,12 @@ impl Lending {
         has_room
     }
 
-    /// When the oldest loan of a read ends, if nobody gives it back.
+    /// When the oldest loan of a read ends, if the borrower does not give it back.
     pub(super) fn next_end(&self) -> Option<Instant> {
         self.reads.front().map(|read| read.until)
     }
 
-    /// A loan that nobody has given back in time.
+    /// A loan that its borrower has not given back in time.
     fn next_old(&mut self, now: Instant) -> Option<u64> {
         let old = self.reads.front().filter(|read| read.until <= now)?.loan;
         self.reads.pop_front();
@@ -474,7 +474,7 @@ impl Turn<'_> {
         lending.take(from, (file, file_fd, lease), words)
     }
 
-    /// Ends the loans for reads that nobody has given back in time.
+    /// Ends the loans for reads that their borrowers have not given back in time.
     pub(super) fn end_old_reads(&mut self) {
         let old = std::iter::from_fn(|| self.parts.lending.next_old(self.now));
         Loan::drop_all(old.filter_map(|loan| self.objects.take_loan(loan)));

@@ -1,4 +1,4 @@
-//! Keys of memory regions, which nobody can guess from keys that he has.
+//! Keys of memory regions. Keys that a program has tell it nothing of others.
 
 use std::hash::{BuildHasher, RandomState};
 

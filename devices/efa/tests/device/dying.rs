@@ -290,7 +290,7 @@ impl Parts {
             }
         }
         match (part, moment.action) {
-            // Nobody learns how its requests have ended.
+            // How its requests have ended stays unknown.
             (Part::Requester, Action::Kill) => self.check(&batch, |_| false),
             _ => {
                 let ended = self.end(&batch, moment.may_fail());

@@ -361,7 +361,7 @@ fn outcomes_of_an_earlier_launch_do_not_count() {
     let mut fixture = fixture([4, 4], 9);
     assert_eq!(fixture.launch(), Ok(Some(9)));
     fixture.disk.with(|disk| disk.refuses_head = true);
-    // The same requests, whose outcomes nobody has cleared.
+    // The same requests, whose outcomes have not been cleared.
     let mut progress = Progress::default();
     let fault = fixture.steps(&mut progress).unwrap_err();
     assert_eq!((fault.code, fault.address), (FaultCode::Dma, HEAD));

@@ -49,7 +49,7 @@ fn every_byte_of_dma_is_counted_by_purpose_and_route() {
     let failed = log.iter().find(|entry| entry.failures > 0).unwrap();
     assert_eq!(
         (failed.route, failed.completer, failed.failures),
-        (Route::Upstream, Completer::Nobody, 1)
+        (Route::Upstream, Completer::None, 1)
     );
 }
 

@@ -1,6 +1,6 @@
 //! What a power loss may take of persistent memory: what was written since the last barrier.
 //!
-//! The guest and the peers write the memory without a message, so nobody sees a single write. While a power loss may come, a
+//! The guest and the peers write the memory without a message, so the controller sees no single write. While a power loss may come, a
 //! barrier therefore copies the whole region. A power loss compares the two, and gives each line that differs its former
 //! contents, or leaves it. So what is lost of a write that no barrier followed is torn at lines.
 

@@ -81,7 +81,7 @@ fn a_transfer_that_fails_is_a_failure_and_no_byte() {
     assert_eq!(failed.len(), 1, "{failed:?}");
     assert_eq!(
         (failed[0].purpose, failed[0].completer),
-        (Purpose::Payload, Completer::Nobody)
+        (Purpose::Payload, Completer::None)
     );
     assert_eq!((failed[0].failures, failed[0].bytes), (1, 0));
 }

@@ -51,7 +51,7 @@ fn eventfd_unmasks_the_pin() {
     let taken = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| take_signals(&pin, &end, &taken));
-        // The device takes back what nobody has taken when a command is done.
+        // The device takes back what was not taken when a command is done.
         let mut interrupts = |wanted| {
             driver.serial();
             (taken.load(Ordering::SeqCst) == wanted).then_some(())

@@ -62,7 +62,7 @@ impl SilentFile {
         let file = open(&point, access, Mode::empty());
         // The file stays as long as somebody has it.
         unmount(&point, UnmountFlags::DETACH).unwrap();
-        // If this process is killed, the lower number is closed first, and nobody waits any more.
+        // If this process is killed, the lower number is closed first, and no process waits any more.
         let file = fcntl_dupfd_cloexec(file.unwrap(), number + 1).unwrap();
         *server.waiting.lock() = Some(Vec::new());
         Self { file, server }
@@ -92,7 +92,7 @@ impl Drop for SilentFile {
 }
 
 impl Server {
-    /// Until nobody has the file any more.
+    /// Until no process has the file any more.
     fn run(&self) {
         let mut space = [0; REQUEST_BYTES];
         loop {
@@ -130,7 +130,7 @@ impl Server {
         bytes.extend_from_slice(&error.to_ne_bytes());
         bytes.extend_from_slice(&request.unique.to_ne_bytes());
         bytes.extend(data.iter().flat_map(|word| word.to_ne_bytes()));
-        // It fails if nobody waits any more.
+        // It fails if no process waits any more.
         let _ = write(&self.device, &bytes);
     }
 }

@@ -330,7 +330,7 @@ fn set_irqs_takes_an_eventfd_that_unmasks() {
         for _ in 0..3 {
             rig.raw.ask(13, &[]).ok();
         }
-        assert_eq!(count_of(&second), 1, "nobody has taken it");
+        assert_eq!(count_of(&second), 1, "it was not taken");
     }
     let calls: Vec<Call> = rig.hang_up().1;
     assert!(!calls.contains(&unmasked()), "{calls:?}");

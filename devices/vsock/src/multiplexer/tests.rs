@@ -224,7 +224,7 @@ fn program_that_leaves_tells_the_guest_to_close() {
 fn guest_that_receives_no_more_learns_that_a_program_left() {
     let mut bench = Bench::new();
     let (mut program, ports) = bench.connected(0);
-    program.write_all(b"nobody takes this").unwrap();
+    program.write_all(b"this is not received").unwrap();
     bench.say(ports, PacketKind::Shutdown, NO_MORE_RECEIVED, 0, 0);
     assert_eq!(bench.packet(), None);
     drop(program);
