@@ -8,7 +8,7 @@ use peerbar_nvme_driver::{Completion, DriverError, Registers};
 use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
 
 /// How long nothing may complete.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 /// Polls of all queues without a completion before the thread yields.
 const SPINS: u32 = 20_000;
 
@@ -22,21 +22,21 @@ pub(crate) trait Job {
     fn done(&mut self, now: Instant, slot: &Slot) -> anyhow::Result<()>;
 }
 
-/// How a driver waits for completions.
-pub(crate) struct Patience {
+/// How a driver polls for completions.
+pub(crate) struct Polling {
     /// Polls without a completion since the last one or the last sleep, and the limit of them.
-    vain: u32,
+    idle_polls: u32,
     spins: u32,
     /// None: the processor is offered to others, no more.
     sleep: Option<Duration>,
     last: Instant,
 }
 
-impl Patience {
-    /// Waiting begins at `now`. After `spins` polls in vain the thread sleeps for `sleep`, or yields.
+impl Polling {
+    /// Waiting begins at `now`. After `spins` polls without a completion the thread sleeps for `sleep`, or yields.
     pub(crate) fn new(now: Instant, spins: u32, sleep: Option<Duration>) -> Self {
         Self {
-            vain: 0,
+            idle_polls: 0,
             spins,
             sleep,
             last: now,
@@ -45,23 +45,23 @@ impl Patience {
 
     /// Something has completed.
     pub(crate) fn progress(&mut self, now: Instant) {
-        (self.vain, self.last) = (0, now);
+        (self.idle_polls, self.last) = (0, now);
     }
 
     /// Nothing has. Sleeps or yields now and then, and fails in the end.
     pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
-        self.vain += 1;
-        if self.vain < self.spins {
+        self.idle_polls += 1;
+        if self.idle_polls < self.spins {
             std::hint::spin_loop();
             return Ok(());
         }
-        self.vain = 0;
+        self.idle_polls = 0;
         match self.sleep {
             Some(time) => std::thread::sleep(time),
             None => std::thread::yield_now(),
         }
-        if self.last.elapsed() > PATIENCE {
-            let (what, seconds) = ("a completion", PATIENCE.as_secs());
+        if self.last.elapsed() > TIME_OUT {
+            let (what, seconds) = ("a completion", TIME_OUT.as_secs());
             return Err(DriverError::Late { what, seconds }.into());
         }
         Ok(())
@@ -78,19 +78,19 @@ pub(crate) fn drive<R: Registers>(
     for queue in queues.iter_mut() {
         outstanding += fill(queue, job, now)?;
     }
-    let mut patience = Patience::new(now, SPINS, None);
+    let mut polling = Polling::new(now, SPINS, None);
     while outstanding > 0 {
         let mut progress = false;
         for queue in queues.iter_mut() {
             if let Some(completion) = queue.pair.pop()? {
                 let now = Instant::now();
                 outstanding -= turn(queue, job, completion, now)?;
-                patience.progress(now);
+                polling.progress(now);
                 progress = true;
             }
         }
         if !progress {
-            patience.wait()?;
+            polling.wait()?;
         }
     }
     Ok(())

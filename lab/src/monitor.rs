@@ -9,14 +9,14 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde_json::{Value, json};
 
 /// How long QEMU may take to answer a command, with all events that come before.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_OUT: Duration = Duration::from_secs(10);
 /// The longest line that is read.
 const LONGEST: u64 = 1 << 20;
 
 /// A connection to a monitor. QEMU serves one at a time.
 pub(crate) struct Monitor {
     stream: BufReader<LimitedStream>,
-    patience: Duration,
+    time_out: Duration,
     /// The number of the last command. An answer has it, too: one that came too late is not taken for the next one's.
     last: u64,
     /// What has been read of the next line.
@@ -43,16 +43,16 @@ impl Read for LimitedStream {
 impl Monitor {
     /// Connects to the monitor at `socket`.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
-        Self::connect_with(socket, PATIENCE)
+        Self::connect_with(socket, TIME_OUT)
     }
 
-    fn connect_with(socket: &Path, patience: Duration) -> io::Result<Self> {
+    fn connect_with(socket: &Path, time_out: Duration) -> io::Result<Self> {
         let stream = connect_at_once(socket)?;
-        stream.set_write_timeout(Some(patience))?;
-        let deadline = Instant::now() + patience;
+        stream.set_write_timeout(Some(time_out))?;
+        let deadline = Instant::now() + time_out;
         let mut monitor = Self {
             stream: BufReader::new(LimitedStream { stream, deadline }),
-            patience,
+            time_out,
             last: 0,
             line: Vec::new(),
         };
@@ -69,7 +69,7 @@ impl Monitor {
             members.insert("id".to_owned(), self.last.into());
         }
         let limited = self.stream.get_mut();
-        limited.deadline = Instant::now() + self.patience;
+        limited.deadline = Instant::now() + self.time_out;
         writeln!(limited.stream, "{command}")?;
         loop {
             let mut line = self.line()?;
@@ -206,7 +206,7 @@ mod tests {
         let error = monitor.human("info pci").unwrap_err();
         assert!(is_late(&error), "{error}");
         late.send(()).unwrap();
-        monitor.patience = PATIENCE;
+        monitor.time_out = TIME_OUT;
         assert_eq!(monitor.human("info pci").unwrap(), "right");
         qemu.join().unwrap();
     }

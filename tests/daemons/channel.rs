@@ -22,7 +22,7 @@ const STATUS: u64 = 0x14;
 const ERROR: u32 = 2;
 const STOPPING: u32 = 1 << 16;
 /// How long a channel may take to stop.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 /// An address that is an operand.
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +124,7 @@ impl Channel {
         self.set(CONTROL, 0)?;
         let begun = Instant::now();
         while self.status()? & STOPPING != 0 {
-            ensure!(begun.elapsed() < PATIENCE, "a channel does not stop");
+            ensure!(begun.elapsed() < TIME_OUT, "a channel does not stop");
             thread::yield_now();
         }
         let ring = self.register(RING_ADDRESS);

@@ -39,7 +39,7 @@ const AREA: u64 = 2 << 20;
 /// Where the data of its commands lie in them: those that it writes, and those that it reads.
 const DATA: [u64; 2] = [1 << 20, (1 << 20) + (512 << 10)];
 /// How long a command may take: the longest stop, and what the host takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 /// How often a thread polls for completions before it lets others run for a time.
 const SPINS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(100);
@@ -306,7 +306,7 @@ impl<'a> Session<'a> {
                 continue;
             }
             let status = || self.controller.status();
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIME_OUT {
                 return Err(anyhow!("no completion; CSTS {:?}", status()?).into());
             }
             spins += 1;

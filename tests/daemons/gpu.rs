@@ -25,7 +25,7 @@ const RESULT: u64 = RAM + AREA + (2 << 20);
 const BLOCKS: u64 = 16;
 const BYTES: u64 = BLOCKS * 4096;
 /// The longest stop, and what the host takes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 const SPINS: u32 = 200;
 const PAUSE: Duration = Duration::from_micros(100);
 
@@ -151,7 +151,7 @@ impl<'a> Session<'a> {
                 self.channel.start()?;
                 return Ok(false);
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIME_OUT {
                 return Err(anyhow!("a command of the GPU does not end").into());
             }
             thread::park_timeout(PAUSE);

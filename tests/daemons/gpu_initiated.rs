@@ -40,7 +40,7 @@ const REQUESTS: u64 = 0x1_0000;
 const DATA: u64 = 0x10_0000;
 const READ: u8 = 2;
 const WRITE: u8 = 1;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_OUT: Duration = Duration::from_secs(60);
 
 /// How the devices are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -308,7 +308,7 @@ impl DiskAndGpu {
             if let Some(fault) = queue.channel.fault()? {
                 return Ok(Err(fault));
             }
-            ensure!(begun.elapsed() < PATIENCE, "a launch does not end");
+            ensure!(begun.elapsed() < TIME_OUT, "a launch does not end");
             thread::yield_now();
         }
     }

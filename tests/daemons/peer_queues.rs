@@ -36,7 +36,7 @@ const ADAPTIVE: &str = "adaptive";
 const ALWAYS: &str = "always";
 /// Transfers in each direction.
 const ROUNDS: u16 = 40;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 type Host = Controller<DeviceClient, BusMemory>;
 
@@ -167,7 +167,7 @@ fn run<R: Registers>(
 /// The status of the next completion, if one comes in time.
 fn completion<R: Registers>(queue: &mut QueuePair<R, BusMemory>) -> anyhow::Result<Option<u16>> {
     let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+    while begun.elapsed() < TIME_OUT {
         if let Some(completion) = queue.pop()? {
             return Ok(Some(completion.status & 0x7ff));
         }
@@ -262,7 +262,7 @@ fn peer_wakes_a_gpu_that_sleeps() {
         ram.write(from, &block(stamp)).unwrap();
         let begun = Instant::now();
         while !channel.sleeps().unwrap() {
-            assert!(begun.elapsed() < PATIENCE, "the engine does not sleep");
+            assert!(begun.elapsed() < TIME_OUT, "the engine does not sleep");
             thread::yield_now();
         }
         let copy = Command::copy(
@@ -275,7 +275,7 @@ fn peer_wakes_a_gpu_that_sleeps() {
             .write_register(doorbell, &value.to_le_bytes())
             .unwrap();
         while channel.result().unwrap().is_none() {
-            assert!(begun.elapsed() < PATIENCE, "nobody fetches the command");
+            assert!(begun.elapsed() < TIME_OUT, "nobody fetches the command");
             thread::yield_now();
         }
         assert!(ram.bytes(to, BLOCK).unwrap() == block(stamp));
@@ -347,7 +347,7 @@ fn hostile_peer_neither_stops_nor_fools_the_disk() {
         over.store(true, Ordering::Relaxed);
         let counts = floods.into_iter().map(|flood| flood.join().unwrap());
         assert!(counts.sum::<u32>() > 0);
-        assert!(took < PATIENCE, "{took:?}");
+        assert!(took < TIME_OUT, "{took:?}");
     });
     // Its own queue has had values that it cannot have, and goes on.
     let memory = scene.peer.memory.clone();

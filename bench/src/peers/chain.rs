@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 
-use crate::drive::{Patience, failed, stray};
+use crate::drive::{Polling, failed, stray};
 use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
 
-/// How many times in vain all stages are polled before the processor is left to others: servers need more of them than
+/// How many times all stages are polled without a completion before the processor is left to others: servers need more of them than
 /// small machines have.
 const SPINS: u32 = 50;
 
@@ -87,7 +87,7 @@ pub(crate) fn run(
     next: &mut dyn FnMut() -> Option<DiskRange>,
 ) -> anyhow::Result<Run> {
     let begun = Instant::now();
-    let mut patience = Patience::new(begun, SPINS, sleep);
+    let mut polling = Polling::new(begun, SPINS, sleep);
     let mut chain = Chain {
         stages,
         places: vec![None; buffers.into()],
@@ -99,9 +99,9 @@ pub(crate) fn run(
     chain.ring(0)?;
     while chain.places.iter().any(Option::is_some) {
         if chain.turn(next)? {
-            patience.progress(Instant::now());
+            polling.progress(Instant::now());
         } else {
-            patience.wait()?;
+            polling.wait()?;
         }
     }
     Ok(Run {

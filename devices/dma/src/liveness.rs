@@ -1,4 +1,4 @@
-//! Whether the process that lends memory lives, without asking anybody: a pipe whose end for writing it alone has.
+//! Whether the process that lends memory lives, without asking another process: a pipe whose end for writing it alone has.
 //!
 //! The kernel closes that end when the process ends, however it ends, and the other end then reads as hung up (poll(2), POLLHUP). Every
 //! process that has an end for writing would keep the pipe alive, so the lender shows the one for reading.
@@ -43,7 +43,7 @@ pub(crate) struct LenderLiveness(OwnedFd);
 
 impl LenderLiveness {
     /// # Errors
-    /// [`MemoryError::NotAPipe`]: to ask or to close another file may wait for somebody.
+    /// [`MemoryError::NotAPipe`]: to ask or to close another file may wait for another process.
     pub(crate) fn new(fd: OwnedFd) -> Result<Self, MemoryError> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let status = statx(&fd, c"", flags, StatxFlags::TYPE);

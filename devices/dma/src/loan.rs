@@ -198,27 +198,27 @@ mod tests {
         requester
     }
 
-    fn lend(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Option<Loan> {
+    fn lend(requester: &Arc<Requester>, list: &[(u64, usize)]) -> Option<Loan> {
         lend_by(
             &Arc::new(LoanWords::new(&WaitBudget::default()).unwrap()),
             requester,
-            places,
+            list,
         )
     }
 
     fn lend_by(
         words: &Arc<LoanWords>,
         requester: &Arc<Requester>,
-        places: &[(u64, usize)],
+        list: &[(u64, usize)],
     ) -> Option<Loan> {
         let mut session = Session::new(requester.clone());
-        session.lend(Purpose::Payload, words, places.iter().copied())
+        session.lend(Purpose::Payload, words, list.iter().copied())
     }
 
     /// A loan that the other side has copied.
-    fn copied(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Loan {
+    fn copied(requester: &Arc<Requester>, list: &[(u64, usize)]) -> Loan {
         let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
-        let loan = lend_by(&words, requester, places).unwrap();
+        let loan = lend_by(&words, requester, list).unwrap();
         let lent = LentWords::of(&words);
         assert!(lent.loan(loan.id()).begin().unwrap().finish());
         loan
@@ -452,8 +452,8 @@ mod tests {
     #[test]
     fn memory_that_is_not_mapped_here_is_not_lent() {
         let requester = requester();
-        for places in [&[(0x2f00, 0x200)][..], &[(0x1000, 1), (0x8000, 1)]] {
-            assert!(lend(&requester, places).is_none(), "{places:?}");
+        for list in [&[(0x2f00, 0x200)][..], &[(0x1000, 1), (0x8000, 1)]] {
+            assert!(lend(&requester, list).is_none(), "{list:?}");
         }
         requester.set_bus_master(false);
         assert!(lend(&requester, &[(0x1000, 1)]).is_none());

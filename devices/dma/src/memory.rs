@@ -133,7 +133,7 @@ impl MemoryFile {
         renew().map_err(|failure| os_error(self.size, failure))
     }
 
-    /// Maps the first `size` bytes of a file on a disk, which outlives this process and whose size is not sealed. If somebody
+    /// Maps the first `size` bytes of a file on a disk, which outlives this process and whose size is not sealed. If a process
     /// shortens it, accesses fail. A process has one such file.
     pub fn of_own_file(file: File, size: u64) -> Result<Self, MemoryError> {
         Self::of_other(file, 0, size, ProtFlags::READ | ProtFlags::WRITE)

@@ -101,12 +101,17 @@ impl PageTable {
     /// Copies between `data`, which does not reach beyond the page, and the page at `offset` of the window.
     pub fn access(&self, offset: u64, data: Buffer<'_>) -> Result<(), PageError> {
         let entries = self.entries();
-        let place = self.place(&entries, offset, data.len() as u64)?;
-        Ok(self.file.access(place, data)?)
+        let offset = self.file_offset(&entries, offset, data.len() as u64)?;
+        Ok(self.file.access(offset, data)?)
     }
 
     /// Where in the file `len` bytes at `offset` of the window are, for as long as `entries` is held.
-    fn place(&self, entries: &[Option<u64>], offset: u64, len: u64) -> Result<u64, PageError> {
+    fn file_offset(
+        &self,
+        entries: &[Option<u64>],
+        offset: u64,
+        len: u64,
+    ) -> Result<u64, PageError> {
         let missing = PageError::Missing { offset };
         let index = usize::try_from(offset / self.page_bytes).unwrap_or(usize::MAX);
         match entries.get(index) {

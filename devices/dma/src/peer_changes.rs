@@ -63,7 +63,7 @@ pub(crate) struct PeerChanges {
     /// `unknown` or `is_over` is changed under this lock.
     lock: Mutex<()>,
     changed: Condvar,
-    /// How often somebody has begun to wait.
+    /// How many waits have begun.
     #[cfg(test)]
     pub(crate) waits: AtomicU64,
 }

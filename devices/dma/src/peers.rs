@@ -204,12 +204,15 @@ impl PeerTable {
         self.windows.iter()
     }
 
-    /// The addresses of each window of the peers that are meant.
+    /// The addresses of each window of the peers that `is_chosen` picks.
     pub(crate) fn addresses(
         &self,
-        meant: impl Fn(PeerId) -> bool,
+        is_chosen: impl Fn(PeerId) -> bool,
     ) -> impl Iterator<Item = AddressRange> {
-        let windows = self.windows.iter().filter(move |(peer, _)| meant(**peer));
+        let windows = self
+            .windows
+            .iter()
+            .filter(move |(peer, _)| is_chosen(**peer));
         windows
             .flat_map(|(_, windows)| windows)
             .map(PeerWindow::addresses)

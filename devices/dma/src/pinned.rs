@@ -195,10 +195,10 @@ fn copy_spans<'a>(
                 return Ok(());
             };
             let part = (len - done).min(from_len - at);
-            let places = (from.offset + at as u64, span.offset + done as u64);
-            let copied = from.file.copy_to(places.0, &span.file, places.1, part);
+            let offsets = (from.offset + at as u64, span.offset + done as u64);
+            let copied = from.file.copy_to(offsets.0, &span.file, offsets.1, part);
             if copied.is_err() {
-                return Err(match from.file.check_access(places.0, part) {
+                return Err(match from.file.check_access(offsets.0, part) {
                     Err(_) => CopyError::Source(DmaFault::NoMemory),
                     Ok(()) => CopyError::Destination(DmaFault::NoMemory),
                 });
@@ -275,9 +275,9 @@ mod tests {
         }
     }
 
-    fn pin(requester: &Arc<Requester>, places: &[(u64, usize)]) -> Option<Pinned> {
+    fn pin(requester: &Arc<Requester>, list: &[(u64, usize)]) -> Option<Pinned> {
         let mut session = Session::new(requester.clone());
-        session.pin(Purpose::Payload, Direction::Write, places.iter().copied())
+        session.pin(Purpose::Payload, Direction::Write, list.iter().copied())
     }
 
     fn counts(requester: &Requester) -> Vec<(Route, Count)> {
@@ -291,8 +291,8 @@ mod tests {
     #[test]
     fn ended_transfer_records_moved_bytes_by_route() {
         let requester = requester();
-        let places = [(0x1800, 0x1000), (0x9000, 0x100), (0xc000, 0x100)];
-        let pinned = pin(&requester, &places).unwrap();
+        let list = [(0x1800, 0x1000), (0x9000, 0x100), (0xc000, 0x100)];
+        let pinned = pin(&requester, &list).unwrap();
         let lens: Vec<_> = pinned.memory().map(|(_, len)| len).collect();
         assert_eq!(lens, [0x800, 0x800, 0x100, 0x100]);
         pinned.end(0x1080, None);
@@ -323,8 +323,8 @@ mod tests {
             let write = requester.write(Purpose::Payload, address, &data[part]);
             write.unwrap();
         }
-        let places = [(0x1f80, 0xc0), (0x9000, 0x40)];
-        let pinned = session.pin(Purpose::Payload, Direction::Read, places);
+        let list = [(0x1f80, 0xc0), (0x9000, 0x40)];
+        let pinned = session.pin(Purpose::Payload, Direction::Read, list);
         let pinned = pinned.unwrap();
         for (offset, len) in [
             (0, 0x100),
@@ -366,11 +366,11 @@ mod tests {
             offset,
         };
         let from = [(span(0x10), 0x80), (span(0x90), 0x100)];
-        let places = [(0x1f80, 0x100), (0x9000, 0x80)];
-        let pinned = pin(&requester, &places).unwrap();
+        let list = [(0x1f80, 0x100), (0x9000, 0x80)];
+        let pinned = pin(&requester, &list).unwrap();
         assert_eq!(pinned.copy_from(&from), Ok(()));
         let mut found = vec![0; data.len()];
-        let read = requester.gather(Purpose::Payload, places, &mut found);
+        let read = requester.gather(Purpose::Payload, list, &mut found);
         read.unwrap();
         assert_eq!(found, data);
         let longer = pin(&requester, &[(0x1000, 0x181)]).unwrap();
@@ -409,10 +409,8 @@ mod tests {
         let routes = [Route::GuestRam, Route::OwnBar, Route::Peer];
         assert_eq!(routes.map(moved), [0x180, 0xc0, 0xc0]);
         let mut back = vec![0; 0x180];
-        let places = [(0x9000, 0x80), (0xc010, 0xc0), (0x9100, 0x40)];
-        requester
-            .gather(Purpose::Payload, places, &mut back)
-            .unwrap();
+        let list = [(0x9000, 0x80), (0xc010, 0xc0), (0x9100, 0x40)];
+        requester.gather(Purpose::Payload, list, &mut back).unwrap();
         assert_eq!(back, data);
     }
 
@@ -464,12 +462,12 @@ mod tests {
     #[test]
     fn what_is_not_memory_here_as_a_whole_is_not_pinned() {
         let requester = requester();
-        for places in [
+        for list in [
             [(0x1000, 8), (0x5000, 8)],
             [(0x2ff8, 16), (0x1000, 8)],
             [(u64::MAX, 2), (0x1000, 8)],
         ] {
-            assert!(pin(&requester, &places).is_none(), "{places:x?}");
+            assert!(pin(&requester, &list).is_none(), "{list:x?}");
         }
         requester.set_bus_master(false);
         assert!(pin(&requester, &[(0x1000, 8)]).is_none());

@@ -107,7 +107,7 @@ pub(crate) enum Target {
 
 impl Target {
     /// The route to it, and the owner of the memory there.
-    pub(crate) fn place(&self) -> (Route, Completer) {
+    pub(crate) fn route_and_completer(&self) -> (Route, Completer) {
         match self {
             Self::NotMaster | Self::OwnRegisters | Self::PeerRefused | Self::PeerDropped => {
                 (Route::Refused, Completer::None)
@@ -218,7 +218,7 @@ impl RouteTable {
 
     /// What is around `address`, at which this segment starts, as far as it is memory that is reached by one route.
     fn around(&self, address: u64, Segment { target, len, skip }: Segment) -> Option<DirectRoute> {
-        let (route, completer) = target.place();
+        let (route, completer) = target.route_and_completer();
         let (Target::Own(mut span) | Target::Peer(_, mut span) | Target::Ram(mut span)) = target
         else {
             return None;

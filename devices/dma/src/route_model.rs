@@ -32,7 +32,7 @@ struct Setting {
 enum Meaning {
     NotMaster,
     OwnRegisters,
-    /// A place in a memory file, known by its size; the way to it.
+    /// An offset in a memory file, known by its size; the way to it.
     Memory(&'static str, u64, u64),
     ByMessage(u32),
     PeerGone,

@@ -124,9 +124,9 @@ impl Session {
         done.unwrap_or_else(|| {
             let lengths = data.chunks(entry_bytes).map(<[u8]>::len);
             // Lengths first: no address is computed beyond the last entry, which may end at 2^64.
-            let places = lengths.zip((address..).step_by(entry_bytes));
-            let places = places.map(|(len, address)| (address, len));
-            self.requester.scatter(tag, places, data)
+            let list = lengths.zip((address..).step_by(entry_bytes));
+            let list = list.map(|(len, address)| (address, len));
+            self.requester.scatter(tag, list, data)
         })
     }
 
@@ -184,33 +184,33 @@ impl Session {
         is_reached
     }
 
-    /// Pins the memory at several places, each an address and a length, for a request that the kernel carries out. `None`
+    /// Pins the memory of a scatter-gather list, addresses and lengths, for a request that the kernel carries out. `None`
     /// if not all of it is memory that is mapped here, or not all windows of the peers are known.
     pub fn pin(
         &mut self,
         tag: impl Into<Tag>,
         direction: Direction,
-        places: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (u64, usize)>,
     ) -> Option<Pinned> {
         let tag = tag.into();
-        let started = self.collect(tag.purpose, direction, places)?;
+        let started = self.collect(tag.purpose, direction, list)?;
         let requester = self.requester.clone();
         let ranges = &mut self.ranges;
         Some(Pinned::new(requester, tag, direction, started, ranges))
     }
 
-    /// Lends the memory at several places, each an address and a length, to another process, which reads it. `None` if not all of it is
+    /// Lends the memory of a scatter-gather list, addresses and lengths, to another process, which reads it. `None` if not all of it is
     /// memory that is mapped here, not all windows of the peers are known, or the words are all in use.
     pub fn lend(
         &mut self,
         tag: impl Into<Tag>,
         words: &Arc<LoanWords>,
-        places: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (u64, usize)>,
     ) -> Option<Loan> {
         let tag = tag.into();
         // Before it is asked whether the link is up.
         let link_downs = self.requester.link_downs();
-        let started = self.collect(tag.purpose, Direction::Read, places)?;
+        let started = self.collect(tag.purpose, Direction::Read, list)?;
         let ranges = std::mem::take(&mut self.ranges);
         let word = words.open()?;
         let request = LoanRequest {
@@ -228,7 +228,7 @@ impl Session {
         &mut self,
         purpose: Purpose,
         direction: Direction,
-        places: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (u64, usize)>,
     ) -> Option<u64> {
         if self.requester.injects() {
             return None;
@@ -239,9 +239,9 @@ impl Session {
         }
         let started = self.requester.started();
         let mut ranges = std::mem::take(&mut self.ranges);
-        let all = places
+        let all = list
             .into_iter()
-            .try_for_each(|place| self.cut(purpose, direction, place, &mut ranges));
+            .try_for_each(|entry| self.cut(purpose, direction, entry, &mut ranges));
         if all.is_none() {
             ranges.clear();
         }
@@ -249,7 +249,7 @@ impl Session {
         all.map(|()| started)
     }
 
-    /// Splits a place into ranges where the memory changes; `None` if some of it is not mapped here.
+    /// Splits an entry of the list into ranges where the memory changes; `None` if some of it is not mapped here.
     fn cut(
         &mut self,
         purpose: Purpose,
@@ -521,8 +521,8 @@ mod tests {
         let (requester, _) = requester();
         let mut session = Session::new(requester.clone());
         let disk = disk();
-        let places = [(0x1f00, 0x200), (0x3000, 8), (0x5000, 8), (0x8ff8, 16)];
-        for (address, len) in places {
+        let list = [(0x1f00, 0x200), (0x3000, 8), (0x5000, 8), (0x8ff8, 16)];
+        for (address, len) in list {
             let moved = session.transfer(
                 Purpose::Payload,
                 Direction::Write,
@@ -550,8 +550,8 @@ mod tests {
         let (requester, _) = requester();
         let mut session = Session::new(requester);
         for _ in 0..2 {
-            let places = [(0x1000, 8), (0x5000, 8)];
-            let pinned = session.pin(Purpose::Payload, Direction::Write, places);
+            let list = [(0x1000, 8), (0x5000, 8)];
+            let pinned = session.pin(Purpose::Payload, Direction::Write, list);
             assert!(pinned.is_none());
             assert!(session.ranges.is_empty() && session.ranges.capacity() > 0);
         }

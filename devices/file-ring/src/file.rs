@@ -33,8 +33,8 @@ impl RingFile {
     }
 
     /// Makes `len` bytes from `offset` on read as zero, as [`crate::FileRing::zero`] does, and waits for it.
-    pub fn zero(&self, place: (u64, u64), deallocate: bool) -> io::Result<()> {
-        Zeroing::new(place, deallocate).finish(&self.file)
+    pub fn zero(&self, range: (u64, u64), deallocate: bool) -> io::Result<()> {
+        Zeroing::new(range, deallocate).finish(&self.file)
     }
 
     /// Whether the kernel moves its data between the page cache and addresses of memory. A file system in user space or of a network

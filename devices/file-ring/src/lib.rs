@@ -57,7 +57,7 @@ const OPERATIONS: [u8; 6] = [
 ];
 
 /// How long a wait lasts before it is logged.
-const PATIENCE: Timespec = Timespec::new().sec(10);
+const LOGGED_AFTER: Timespec = Timespec::new().sec(10);
 
 /// Operations on files that the kernel carries out.
 pub struct FileRing<T> {
@@ -269,8 +269,8 @@ impl<T> FileRing<T> {
     /// Waits until a step of some operation is over, however long that takes: the kernel may touch the memory until then. If it
     /// does not let this thread wait, the process ends, and the kernel ends the operations before the memory goes.
     fn wait(&mut self) {
-        let patience = SubmitArgs::new().timespec(&PATIENCE);
-        let waited = self.ring.submitter().submit_with_args(1, &patience);
+        let limit = SubmitArgs::new().timespec(&LOGGED_AFTER);
+        let waited = self.ring.submitter().submit_with_args(1, &limit);
         self.reap();
         match waited.map_err(|error| error.raw_os_error()) {
             Ok(_) | Err(Some(libc::EINTR | libc::EAGAIN | libc::EBUSY)) => {}

@@ -61,16 +61,16 @@ impl Scene {
     fn start(
         &mut self,
         direction: Direction,
-        place: (&RingFile, u64),
+        file: (&RingFile, u64),
         memory: &[(u64, usize)],
         owner: u32,
     ) {
         let mut session = Session::new(self.requester.clone());
         let memory = session.pin(Purpose::Payload, direction, memory.iter().copied());
-        self.ring.transfer(place, memory.unwrap(), owner);
+        self.ring.transfer(file, memory.unwrap(), owner);
     }
 
-    /// Starts to compare a file from a place on with memory.
+    /// Starts to compare a file from an offset on with memory.
     fn check(&mut self, (file, offset): (&RingFile, u64), memory: &[(u64, usize)], owner: u32) {
         let mut session = Session::new(self.requester.clone());
         let len = memory.iter().map(|(_, len)| *len as u64).sum();
@@ -80,8 +80,8 @@ impl Scene {
     }
 
     /// Starts to bring the first page of RAM to a file.
-    fn store(&mut self, place: (&RingFile, u64), owner: u32) {
-        self.start(Direction::Read, place, &[(0, 0x1000)], owner);
+    fn store(&mut self, file: (&RingFile, u64), owner: u32) {
+        self.start(Direction::Read, file, &[(0, 0x1000)], owner);
     }
 
     /// The next operation that ends, waited for by the eventfd.
@@ -146,18 +146,18 @@ fn data_goes_both_ways_between_a_file_and_memory_in_pieces() {
     };
     let data = pattern(0x3000);
     let image = file(&data);
-    let places = [(0x1800, 0x1000), (0x10, 0x200), (0x7000, 0x1c00)];
-    scene.start(Direction::Write, (&image, 0x100), &places, 1);
+    let list = [(0x1800, 0x1000), (0x10, 0x200), (0x7000, 0x1c00)];
+    scene.start(Direction::Write, (&image, 0x100), &list, 1);
     assert!(matches!(scene.next(), (1, Ok(()))));
     let mut found = Vec::new();
-    for (address, len) in places {
+    for (address, len) in list {
         found.extend(scene.ram(address, len));
     }
     assert!(found == data[0x100..0x100 + 0x2e00]);
-    // The first place lies in two mappings.
+    // The first range lies in two mappings.
     assert_eq!(scene.counts(), (4, 0x2e00, 0));
     let copy = file(&[]);
-    scene.start(Direction::Read, (&copy, 0x40), &places, 2);
+    scene.start(Direction::Read, (&copy, 0x40), &list, 2);
     assert!(matches!(scene.next(), (2, Ok(()))));
     scene.ring.sync(&copy, None, 3);
     assert!(matches!(scene.next(), (3, Ok(()))));
@@ -174,10 +174,10 @@ fn more_stretches_of_memory_than_one_step_takes_are_filled() {
     let data = pattern(1500 * 4096);
     let image = file(&data);
     // From the last page to the first, so that none joins another.
-    let places: Vec<_> = (0..1500).rev().map(|page| (page * 4096, 4096)).collect();
-    scene.start(Direction::Write, (&image, 0), &places, 1);
+    let list: Vec<_> = (0..1500).rev().map(|page| (page * 4096, 4096)).collect();
+    scene.start(Direction::Write, (&image, 0), &list, 1);
     assert!(matches!(scene.next(), (1, Ok(()))));
-    for (index, (address, len)) in places.into_iter().enumerate() {
+    for (index, (address, len)) in list.into_iter().enumerate() {
         assert!(scene.ram(address, len) == data[index * 4096..][..4096]);
     }
 }
@@ -284,10 +284,10 @@ fn what_is_in_memory_is_moved_at_once() {
     let memory = MemoryFile::create("image", 0x5000).unwrap();
     memory.write(0, &pattern(0x5000)).unwrap();
     let image = RingFile::new(memory.file().try_clone().unwrap());
-    let places = [(0x1800, 0x1000), (0x6000, 0x2000)];
-    scene.start(Direction::Write, (&image, 0x1000), &places, 1);
+    let list = [(0x1800, 0x1000), (0x6000, 0x2000)];
+    scene.start(Direction::Write, (&image, 0x1000), &list, 1);
     scene.store((&image, 0x4000), 2);
-    scene.start(Direction::Write, (&image, 0x4000), &places, 3);
+    scene.start(Direction::Write, (&image, 0x4000), &list, 3);
     assert!(!scene.ring.has_pinned() && scene.ring.is_empty());
     let mut ended = [(); 3].map(|()| scene.ring.take_ended().unwrap());
     assert_eq!([0, 1, 2].map(|at: usize| ended[at].0), [1, 2, 3]);
@@ -384,12 +384,12 @@ fn a_file_is_compared_with_memory_to_the_byte() {
     let len = 2 * check::STEP + 0x10;
     let data = pattern(len);
     let image = file(&[&[1; 0x100], &data[..]].concat());
-    // The first place lies in two mappings.
-    let places = [(0x1000, 0x1800), (0x8000, len - 0x1800)];
+    // The first range lies in two mappings.
+    let list = [(0x1000, 0x1800), (0x8000, len - 0x1800)];
     let (first, rest) = data.split_at(0x1800);
     scene.ram.write(0x1000, first).unwrap();
     scene.ram.write(0x8000, rest).unwrap();
-    scene.check((&image, 0x100), &places, 1);
+    scene.check((&image, 0x100), &list, 1);
     assert!(matches!(scene.next(), (1, Ok(()))));
     assert_eq!(scene.counts(), (3, len as u64, 0));
     for (owner, address) in [(2, 0x1000), (3, 0x2000), (4, 0x8000 + len as u64 - 0x1801)] {
@@ -397,7 +397,7 @@ fn a_file_is_compared_with_memory_to_the_byte() {
             panic!("more than a byte");
         };
         scene.ram.write(address, &[!byte]).unwrap();
-        scene.check((&image, 0x100), &places, owner);
+        scene.check((&image, 0x100), &list, owner);
         let (ended, Err(error)) = scene.next() else {
             panic!("{address:#x}: success");
         };
@@ -425,7 +425,7 @@ fn a_file_is_read_to_its_end_and_what_is_beyond_is_an_error() {
 }
 
 #[test]
-fn checks_that_go_on_at_once_read_to_places_of_their_own() {
+fn checks_that_go_on_at_once_read_to_buffers_of_their_own() {
     let Some(mut scene) = Scene::new() else {
         return;
     };

@@ -19,7 +19,7 @@ use crate::prp::PAGE;
 use crate::queue::{QueueMemory, QueuePair};
 
 /// How long a controller may take for anything.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// A controller that is enabled, with its admin queue.
 #[derive(Debug)]
@@ -255,8 +255,8 @@ fn wait<T>(
         if let Some(answer) = ask()? {
             return Ok(answer);
         }
-        if begun.elapsed() > PATIENCE {
-            let seconds = PATIENCE.as_secs();
+        if begun.elapsed() > TIME_OUT {
+            let seconds = TIME_OUT.as_secs();
             return Err(DriverError::Late { what, seconds });
         }
         std::thread::yield_now();

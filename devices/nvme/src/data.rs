@@ -122,7 +122,7 @@ impl DataPath {
         let files = self.files.as_mut()?;
         let tag = Tag::new(Purpose::Payload, self.origin);
         self.session.learn();
-        let memory = self.session.pin(tag, direction, places(&self.segments))?;
+        let memory = self.session.pin(tag, direction, sg_list(&self.segments))?;
         // An unmap of this memory waits for the pin from here on, and for the transfer, however long it takes. Others do not.
         self.session.release();
         Some((files, memory))
@@ -214,8 +214,8 @@ impl DataPath {
         let tag = Tag::new(Purpose::Payload, self.origin);
         let mut done = 0;
         for (index, Segment { address, len }) in self.segments.iter().copied().enumerate() {
-            let place = (range.memory, range.offset + done as u64);
-            let copied = self.session.transfer(tag, direction, address, place, len);
+            let memory = (range.memory, range.offset + done as u64);
+            let copied = self.session.transfer(tag, direction, address, memory, len);
             let Some(outcome) = copied else {
                 return Ok((index, done));
             };
@@ -282,15 +282,15 @@ impl DataPath {
 
     /// For what data was located, and where.
     pub(crate) fn located(&self) -> (Origin, Vec<(u64, usize)>) {
-        (self.origin, places(&self.segments).collect())
+        (self.origin, sg_list(&self.segments).collect())
     }
 
     /// Writes data whose command has completed.
     pub(crate) fn write_late(&mut self, late: &LateData) -> Result<(), DmaError> {
         self.reach().let_go();
         let tag = Tag::new(Purpose::Payload, late.origin);
-        let places = late.places.iter().copied();
-        self.requester().scatter(tag, places, &late.bytes)
+        let list = late.sg_list.iter().copied();
+        self.requester().scatter(tag, list, &late.bytes)
     }
 
     /// Fetches `len` bytes from the segments into the buffer.
@@ -327,14 +327,14 @@ impl DataPath {
         let tag = Tag::new(purpose, self.origin);
         let data = self.buffer.get_mut(..len).unwrap_or_default();
         let requester = self.session.requester();
-        requester.gather(tag, places(&self.segments), data)
+        requester.gather(tag, sg_list(&self.segments), data)
     }
 
     /// Whether all segments are memory that is mapped here and may be read. It stays so until the session is released.
     fn is_straight(&mut self, purpose: Purpose) -> bool {
         let session = &mut self.session;
         session.learn();
-        places(&self.segments).all(|place| session.reaches(purpose, Direction::Read, place))
+        sg_list(&self.segments).all(|range| session.reaches(purpose, Direction::Read, range))
     }
 
     /// Brings the buffer's first `len` bytes to the segments from the one at `index` on, as one request.
@@ -345,7 +345,7 @@ impl DataPath {
         let segments = self.segments.get(index..).unwrap_or_default();
         self.session
             .requester()
-            .scatter(tag, places(segments), data)
+            .scatter(tag, sg_list(segments), data)
             .map_err(transfer_error)
     }
 }
@@ -364,10 +364,10 @@ impl Reach<'_> {
     }
 
     /// To be called before a request by the session that may need a message.
-    fn prepare(&mut self, purpose: Purpose, direction: Direction, place: (u64, usize)) {
+    fn prepare(&mut self, purpose: Purpose, direction: Direction, range: (u64, usize)) {
         self.session.learn();
         let moves = self.files.as_ref().is_some_and(FileRing::has_pinned);
-        if moves && !self.session.reaches(purpose, direction, place) {
+        if moves && !self.session.reaches(purpose, direction, range) {
             self.let_go();
         }
     }
@@ -381,7 +381,8 @@ impl Reach<'_> {
     }
 }
 
-fn places(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
+/// The segments as `dma` takes them: addresses and lengths.
+fn sg_list(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
     segments
         .iter()
         .map(|segment| (segment.address, segment.len))
@@ -479,9 +480,9 @@ mod tests {
             locked: None,
             work: Work::Data,
         };
-        let place = (&RingFile::new(image), 0);
+        let file = (&RingFile::new(image), 0);
         let (files, memory) = path.pin(Direction::Write).unwrap();
-        files.transfer(place, memory, job);
+        files.transfer(file, memory, job);
         assert!(path.files.as_mut().unwrap().submit());
         Some((path, client))
     }

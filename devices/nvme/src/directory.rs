@@ -48,12 +48,12 @@ impl Directory {
         Owner(u8::try_from(index + 1).unwrap_or(1))
     }
 
-    /// The place of submission queue `id`; `None` if there can be none of that number.
+    /// The slot of submission queue `id`; `None` if there can be none of that number.
     pub(crate) fn submission(&mut self, id: u16) -> Option<&mut Option<u16>> {
         self.submission.get_mut(usize::from(id))
     }
 
-    /// The place of completion queue `id`; `None` if there can be none of that number.
+    /// The slot of completion queue `id`; `None` if there can be none of that number.
     pub(crate) fn completion(&mut self, id: u16) -> Option<&mut Option<CompletionOwner>> {
         self.completion.get_mut(usize::from(id))
     }

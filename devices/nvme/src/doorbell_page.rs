@@ -50,8 +50,8 @@ impl DoorbellPage {
 
     /// The value of a doorbell: the last one written since its queue was created.
     pub(crate) fn value(&self, doorbell: Doorbell) -> u32 {
-        let place = doorbell.offset(0);
-        place.map_or(0, |place| self.file.load(place).unwrap_or(0) & VALUE)
+        let offset = doorbell.offset(0);
+        offset.map_or(0, |offset| self.file.load(offset).unwrap_or(0) & VALUE)
     }
 
     /// The guest rings a doorbell. Returns the owner of its queue, if the queue exists.
@@ -66,15 +66,15 @@ impl DoorbellPage {
     /// A queue is created, or with `None` deleted: its doorbell starts from 0.
     pub(crate) fn set_owner(&self, doorbell: Doorbell, owner: Option<Owner>) {
         self.store(doorbell, 0);
-        if let Some(place) = self.owner(doorbell) {
-            place.store(owner.map_or(NO_OWNER, |owner| owner.0), Ordering::Release);
+        if let Some(slot) = self.owner(doorbell) {
+            slot.store(owner.map_or(NO_OWNER, |owner| owner.0), Ordering::Release);
         }
     }
 
     fn store(&self, doorbell: Doorbell, value: u32) {
         let stored = doorbell
             .offset(0)
-            .map(|place| self.file.store(place, value));
+            .map(|offset| self.file.store(offset, value));
         if let Some(Err(error)) = stored {
             log::debug!("{doorbell:?}: {error}");
         }

@@ -82,7 +82,7 @@ impl QueueState {
         let both = self.head_and_tail.load(Ordering::Acquire);
         let (head, tail) = (both >> 16, both & 0xffff);
         // The two words may belong to two queues, if this one has been replaced meanwhile.
-        let are_of_one_queue = [rung, head, tail].iter().all(|place| *place < entries);
+        let are_of_one_queue = [rung, head, tail].iter().all(|index| *index < entries);
         are_of_one_queue && distance(head, rung, entries) < distance(head, tail, entries)
     }
 }

@@ -30,7 +30,7 @@ pub(crate) enum Work {
     Data,
     /// It reads blocks, which may be compared with the command's data.
     Check,
-    /// It brings a namespace to stable storage. These, by their places, come after it.
+    /// It brings a namespace to stable storage. These, by their indices, come after it.
     Sync { ticket: Ticket, rest: Range<usize> },
     /// It has done so, and other syncs, those before a ticket, may have failed for it.
     Synced { before: Ticket, rest: Range<usize> },

@@ -63,14 +63,14 @@ impl Storage {
 
     /// The namespace of an NSID (NVMe Base 2.0, 3.2.1).
     pub(crate) fn find(&self, nsid: u32) -> Result<&Namespace, Status> {
-        let place = place_of(nsid).and_then(|place| self.namespaces.get(place));
-        place.ok_or(Status::INVALID_NAMESPACE.with_dnr(true))
+        let namespace = index_of(nsid).and_then(|index| self.namespaces.get(index));
+        namespace.ok_or(Status::INVALID_NAMESPACE.with_dnr(true))
     }
 
-    /// The place of that namespace, as a range.
-    pub(crate) fn places(&self, nsid: u32) -> Result<Range<usize>, Status> {
+    /// The index of that namespace, as a range.
+    pub(crate) fn index_range(&self, nsid: u32) -> Result<Range<usize>, Status> {
         self.find(nsid)?;
-        Ok(place_of(nsid).map_or(0..0, |place| place..place + 1))
+        Ok(index_of(nsid).map_or(0..0, |index| index..index + 1))
     }
 
     /// Locks blocks for a command; whether none of them was locked. If one was, a later unlock wakes all threads.
@@ -218,7 +218,7 @@ impl Storage {
         failure.is_some()
     }
 
-    /// The namespace before these places, which has been synced.
+    /// The namespace before these, which has been synced.
     pub(crate) fn synced(&self, rest: &Range<usize>) -> Option<&Namespace> {
         self.namespaces.get(rest.start.checked_sub(1)?)
     }
@@ -269,6 +269,7 @@ impl Storage {
     }
 }
 
-fn place_of(nsid: u32) -> Option<usize> {
+/// The index of a namespace: NSIDs begin at 1.
+fn index_of(nsid: u32) -> Option<usize> {
     usize::try_from(nsid.checked_sub(1)?).ok()
 }

@@ -24,7 +24,7 @@ use crate::{descriptors, file_lock};
 
 /// How long the process waits for the lock of the folder, and the server's end with it. After that the file stays: it is stale,
 /// and the next server replaces it.
-const PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_TIME_OUT: Duration = Duration::from_millis(500);
 
 /// The child process. Dropped, it has removed the file and ended.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ impl SocketPath {
     fn remove(&self) -> Result<(), Errno> {
         let directory = open(&*self.directory, OFlags::RDONLY, Mode::empty())?;
         // Another server that replaces the file does so under this lock.
-        file_lock::acquire(&directory, PATIENCE)?;
+        file_lock::acquire(&directory, LOCK_TIME_OUT)?;
         let (there, ours) = (lstat(&*self.path)?, fstat(&self.file)?);
         if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) {
             unlink(&*self.path)?;

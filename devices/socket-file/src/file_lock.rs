@@ -20,12 +20,12 @@ const INTERVAL: Duration = Duration::from_millis(5);
 /// It allocates nothing.
 ///
 /// # Errors
-/// [`Errno::TIMEDOUT`] if another process holds the lock for as long as `patience`; otherwise what flock(2) says.
-pub fn acquire(file: impl AsFd, patience: Duration) -> Result<(), Errno> {
+/// [`Errno::TIMEDOUT`] if another process holds the lock for as long as `time_out`; otherwise what flock(2) says.
+pub fn acquire(file: impl AsFd, time_out: Duration) -> Result<(), Errno> {
     let start = Instant::now();
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK | Errno::INTR) if start.elapsed() < patience => {
+            Err(Errno::WOULDBLOCK | Errno::INTR) if start.elapsed() < time_out => {
                 thread::sleep(INTERVAL);
             }
             Err(Errno::WOULDBLOCK) => return Err(Errno::TIMEDOUT),

@@ -36,7 +36,7 @@ use crate::cleanup::Cleanup;
 const LONGEST_PATH: usize = 107;
 
 /// How long the start of a server waits for others that start in the same folder.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LOCK_TIME_OUT: Duration = Duration::from_secs(10);
 
 /// Why a server has no socket.
 #[derive(Debug, Error)]
@@ -212,7 +212,7 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
 /// Two servers that start at once must not take each other's fresh socket for a stale one.
 fn lock_directory(path: &Path) -> io::Result<File> {
     let directory = File::open(directory(path))?;
-    file_lock::acquire(&directory, PATIENCE).map_err(|errno| match errno {
+    file_lock::acquire(&directory, LOCK_TIME_OUT).map_err(|errno| match errno {
         Errno::TIMEDOUT => {
             io::Error::other("another process holds the lock (flock) of its folder: end that one")
         }

@@ -22,7 +22,7 @@ use crate::{BindError, SocketFile};
 /// The longest line in bytes.
 pub const LONGEST_LINE: usize = 512;
 /// How long a client may take to send its line, and to take its answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIME_OUT: Duration = Duration::from_secs(1);
 /// How many clients may wait.
 const BACKLOG: i32 = 8;
 
@@ -141,7 +141,7 @@ fn answer(
     obey: &impl Fn(&str) -> Result<String, String>,
 ) -> io::Result<()> {
     client.set_nonblocking(false)?;
-    client.set_write_timeout(Some(PATIENCE))?;
+    client.set_write_timeout(Some(TIME_OUT))?;
     let answer = match read_line(&mut client)?.and_then(|line| obey(&line)) {
         Ok(done) => format!("ok {done}\n"),
         Err(cause) => format!("error {cause}\n"),
@@ -151,7 +151,7 @@ fn answer(
 
 /// A line without its end, all of which comes in time, or why it is none.
 fn read_line(client: &mut UnixStream) -> io::Result<Result<String, String>> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_OUT;
     let mut line = Vec::new();
     let mut buffer = [0; LONGEST_LINE];
     loop {

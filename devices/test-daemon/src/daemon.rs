@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use crate::DaemonCommand;
 
 /// Far longer than a daemon takes to end, far shorter than a test may hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// How a daemon has ended.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Daemon {
         loop {
             match connect(self.socket()) {
                 Ok(client) => return client,
-                Err(error) => assert!(start.elapsed() < PATIENCE, "no connection: {error:?}"),
+                Err(error) => assert!(start.elapsed() < TIME_OUT, "no connection: {error:?}"),
             }
             std::thread::yield_now();
         }
@@ -156,9 +156,9 @@ impl Daemon {
         self.is_ended = true;
         let process = pidfd_open(self.pid(), PidfdFlags::empty()).unwrap();
         let mut polled = [PollFd::new(&process, PollFlags::IN)];
-        let limit = Timespec::try_from(PATIENCE).unwrap();
+        let limit = Timespec::try_from(TIME_OUT).unwrap();
         let ended = poll(&mut polled, Some(&limit)).unwrap();
-        assert_eq!(ended, 1, "the daemon does not end in {PATIENCE:?}");
+        assert_eq!(ended, 1, "the daemon does not end in {TIME_OUT:?}");
         Exit {
             code: self.child.wait().unwrap().code(),
             stderr: self.stderr(),

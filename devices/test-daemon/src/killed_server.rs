@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use rustix::process::Signal;
 
 use crate::Daemon;
-use crate::daemon::PATIENCE;
+use crate::daemon::TIME_OUT;
 
 const VERSION: u16 = 1;
 const REGION_READ: u16 = 9;
@@ -30,7 +30,7 @@ pub fn check_killed_server(daemon: &mut Daemon) {
     let mut refused = 0;
     for round in 0..ROUNDS {
         let mut stream = daemon.connect(|path| UnixStream::connect(path));
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIME_OUT)).unwrap();
         let capabilities = br#"{"capabilities":{"max_msg_fds":16}}"#;
         let version = [&[0; 4], capabilities.as_slice(), &[0]].concat();
         stream.write_all(&message(0, VERSION, &version)).unwrap();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::Daemon;
-use crate::daemon::PATIENCE;
+use crate::daemon::TIME_OUT;
 
 impl Daemon {
     /// How many descriptors it has open.
@@ -21,7 +21,7 @@ impl Daemon {
     #[track_caller]
     pub fn wait_for_open_descriptors(&self, count: usize) {
         let start = Instant::now();
-        while self.open_descriptors() > count && start.elapsed() < PATIENCE {
+        while self.open_descriptors() > count && start.elapsed() < TIME_OUT {
             std::thread::yield_now();
         }
         assert_eq!(self.open_descriptors(), count);

@@ -191,7 +191,7 @@ mod tests {
             let unanswered = Unanswered::new().unwrap();
             let mut inbox = Inbox::new(500, Some(&unanswered));
             let mut stream = Vec::new();
-            // The id and the last byte of each header's place in the stream, of those that want an answer.
+            // The id of each message that wants an answer, and where in the stream its header ends.
             let mut wanted = Vec::new();
             for (id, (flags, payload)) in (0..).zip(&messages) {
                 let header_end = stream.len() + HEADER_SIZE;

@@ -28,7 +28,7 @@ use crate::wire::{HEADER_SIZE, Header, flags};
 
 /// More requests than one reception brings.
 const SLOTS: u64 = 1024;
-/// The numbers by their place, in units of 8 bytes: requests that were received and answered, bytes that are missing of the message that
+/// The numbers by their index in words of 8 bytes: requests that were received and answered, bytes that are missing of the message that
 /// is being received. The requests follow, the n-th at n modulo [`SLOTS`]: the id and the command.
 const RECEIVED: u64 = 0;
 const ANSWERED: u64 = 1;
@@ -37,7 +37,7 @@ const REQUESTS: u64 = 3;
 const BYTES: u64 = (REQUESTS + SLOTS) * 8;
 
 /// How long the client of a killed server may take to read the answers.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_OUT: Duration = Duration::from_secs(10);
 /// It is disconnected once it has sent nothing for `QUIET`, or has gone on sending for `BUSY`.
 const QUIET: Duration = Duration::from_millis(100);
 const BUSY: Duration = Duration::from_millis(500);
@@ -120,7 +120,7 @@ impl Unanswered {
     /// side. Allocates nothing and takes no lock.
     pub(crate) fn refuse(&self, client: &OwnedFd) {
         let start = Instant::now();
-        let (busy, deadline) = (start + BUSY, start + PATIENCE);
+        let (busy, deadline) = (start + BUSY, start + TIME_OUT);
         let listed = self
             .requests()
             .try_for_each(|request| refuse(client, request, deadline));
@@ -172,8 +172,8 @@ impl Unanswered {
         let (answered, received) = (self.get(ANSWERED), self.get(RECEIVED));
         let listed = received.wrapping_sub(answered).min(SLOTS);
         (0..listed).map(move |number| {
-            let place = REQUESTS + answered.wrapping_add(number) % SLOTS;
-            UnansweredRequest::from_word(self.get(place))
+            let index = REQUESTS + answered.wrapping_add(number) % SLOTS;
+            UnansweredRequest::from_word(self.get(index))
         })
     }
 
@@ -182,20 +182,20 @@ impl Unanswered {
         self.requests().map(|request| request.id.get()).collect()
     }
 
-    fn get(&self, place: u64) -> u64 {
-        self.word(place)
+    fn get(&self, index: u64) -> u64 {
+        self.word(index)
             .map_or(0, |word| word.load(Ordering::Acquire))
     }
 
-    fn set(&self, place: u64, value: u64) {
-        if let Some(word) = self.word(place) {
+    fn set(&self, index: u64, value: u64) {
+        if let Some(word) = self.word(index) {
             word.store(value, Ordering::Release);
         }
     }
 
-    /// `None` beyond the end, which no place above is.
-    fn word(&self, place: u64) -> Option<&AtomicU64> {
-        let at = usize::try_from(place).ok()?.checked_mul(8)?;
+    /// `None` beyond the end, which no index above is.
+    fn word(&self, index: u64) -> Option<&AtomicU64> {
+        let at = usize::try_from(index).ok()?.checked_mul(8)?;
         self.memory.get_atomic_ref(at).ok()
     }
 }
@@ -366,7 +366,7 @@ mod tests {
         });
         let start = Instant::now();
         unanswered.refuse(&server);
-        assert!(start.elapsed() < PATIENCE);
+        assert!(start.elapsed() < TIME_OUT);
         drop(server);
         assert_eq!(refused(sender.join().unwrap()), [2]);
     }

@@ -22,7 +22,7 @@ use crate::tools::Tools;
 use crate::uevents::Uevents;
 
 /// How long the devices may take to come up.
-const DEVICE_PATIENCE: Duration = Duration::from_secs(30);
+const DEVICE_TIME_OUT: Duration = Duration::from_secs(30);
 
 /// The guest, ready for checks.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ impl GuestContext {
         port: File,
     ) -> anyhow::Result<Self> {
         let roots = Roots::of_the_guest();
-        let found = uevents.wait_for(DEVICE_PATIENCE, || {
+        let found = uevents.wait_for(DEVICE_TIME_OUT, || {
             anyhow::Ok((
                 roots.find_all(&plan.devices)?,
                 gpus::find_all(&roots, plan)?,
@@ -69,7 +69,7 @@ impl GuestContext {
             format!(
                 "not all devices came up within {} s (modules taken as built into the kernel: {}; the console log has \
                  the drivers' own words)",
-                DEVICE_PATIENCE.as_secs(),
+                DEVICE_TIME_OUT.as_secs(),
                 modules.taken_as_built_in().join(", ")
             )
         })?;

@@ -50,8 +50,8 @@ impl HeldBackReader {
     }
 
     /// How the reads have ended.
-    pub(crate) fn statuses(&mut self, patience: Duration) -> peerbar_gds::Result<Vec<u16>> {
-        self.queue.wait(patience)
+    pub(crate) fn statuses(&mut self, time_out: Duration) -> peerbar_gds::Result<Vec<u16>> {
+        self.queue.wait(time_out)
     }
 
     /// Has the disk delete the queues; what remains.
@@ -77,8 +77,8 @@ impl DeletedReader {
     }
 
     /// How the reads have ended.
-    pub(crate) fn statuses(&mut self, patience: Duration) -> peerbar_gds::Result<Vec<u16>> {
-        self.queue.wait(patience)
+    pub(crate) fn statuses(&mut self, time_out: Duration) -> peerbar_gds::Result<Vec<u16>> {
+        self.queue.wait(time_out)
     }
 
     /// Frees the memory, which no disk uses.

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{ClockId, clock_gettime};
 
 /// How long an answer may take. Less than the time of a check, so that a check ends by itself without one.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIME_OUT: Duration = Duration::from_secs(15);
 
 /// Longest answer in bytes that is accepted.
 const ANSWER_LIMIT: usize = 4 << 20;
@@ -79,7 +79,7 @@ impl Launcher {
     /// # Errors
     /// No answer in time, or one that is none.
     pub(crate) fn counters(&self) -> anyhow::Result<BTreeMap<String, DeviceCounters>> {
-        Ok(self.0.lock().counters(PATIENCE)?.devices)
+        Ok(self.0.lock().counters(TIME_OUT)?.devices)
     }
 
     /// For how long the host's processors have worked as those of this guest, if the host knows.
@@ -87,7 +87,7 @@ impl Launcher {
     /// # Errors
     /// As [`Launcher::counters`].
     pub(crate) fn processor_time(&self) -> anyhow::Result<Option<Duration>> {
-        let time = self.0.lock().counters(PATIENCE)?.processors_ns;
+        let time = self.0.lock().counters(TIME_OUT)?.processors_ns;
         Ok(time.map(Duration::from_nanos))
     }
 
@@ -98,7 +98,7 @@ impl Launcher {
     pub(crate) fn clock(&self) -> anyhow::Result<ClockSample> {
         let mut connection = self.0.lock();
         let before = now_ns()?;
-        let host = connection.counters(PATIENCE)?.host_ns;
+        let host = connection.counters(TIME_OUT)?.host_ns;
         let after = now_ns()?;
         Ok(ClockSample {
             before,
@@ -121,12 +121,12 @@ impl Connection {
             .context("cannot write to the launcher")
     }
 
-    fn counters(&mut self, patience: Duration) -> anyhow::Result<Counters> {
+    fn counters(&mut self, time_out: Duration) -> anyhow::Result<Counters> {
         self.requests = self.requests.saturating_add(1);
         self.send(&Line::Counters(self.requests))?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + time_out;
         loop {
-            let answer: Counters = serde_json::from_slice(&self.line(Some((deadline, patience)))?)
+            let answer: Counters = serde_json::from_slice(&self.line(Some((deadline, time_out)))?)
                 .context("the launcher's answer is none: are launcher and agent of one build?")?;
             // An earlier one came too late for its request.
             if answer.request == self.requests {
@@ -135,7 +135,7 @@ impl Connection {
         }
     }
 
-    /// The next line, without its newline, by a deadline that a patience has led to, if there is one.
+    /// The next line, without its newline, by a deadline and the time-out that it stands for, if there is one.
     fn line(&mut self, limit: Option<(Instant, Duration)>) -> anyhow::Result<Vec<u8>> {
         loop {
             if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
@@ -162,12 +162,12 @@ impl Connection {
             )
         });
         if ready.context("cannot wait for the launcher")? == 0
-            && let Some((_, patience)) = limit
+            && let Some((_, time_out)) = limit
         {
             bail!(
                 "the launcher has not sent the DMA counters within {} s: see whether it still runs, and whether it and \
                  this agent are of one build",
-                patience.as_secs()
+                time_out.as_secs()
             );
         }
         let mut chunk = [0; 4096];

@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags, fcntl_setfl};
 use crate::uevents::Uevents;
 
 /// How long the port may take to appear, and the plan to come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 /// Longest plan in bytes that is accepted.
 const PLAN_LIMIT: usize = 1 << 20;
@@ -52,7 +52,7 @@ impl Port {
         let interest = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&edges, &self.file, epoll::EventData::new_u64(0), interest)
             .context("cannot watch the port")?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_OUT;
         let mut line = Vec::new();
         loop {
             if self.drain(&mut line)? {
@@ -62,7 +62,7 @@ impl Port {
             if left.is_zero() {
                 bail!(
                     "no plan came through the port {PORT} within {} s ({} bytes did)",
-                    PATIENCE.as_secs(),
+                    TIME_OUT.as_secs(),
                     line.len()
                 );
             }
@@ -108,7 +108,7 @@ pub(crate) fn open_trace(uevents: &Uevents) -> anyhow::Result<File> {
 }
 
 fn wait_for(name: &str, uevents: &Uevents) -> anyhow::Result<PathBuf> {
-    uevents.wait_for(PATIENCE, || {
+    uevents.wait_for(TIME_OUT, || {
         find(
             name,
             Path::new("/sys/class/virtio-ports"),

@@ -12,7 +12,7 @@ use rustix::system::{RebootCommand, reboot};
 use crate::counters::has_virtio_iommu;
 
 /// How long the kernel may take to write back and to shut its devices down.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_OUT: Duration = Duration::from_secs(10);
 /// Drivers whose functions stay: of ports, of virtio devices, and of user space, which may still hold a function.
 const STAYING: [&str; 3] = ["pcieport", "virtio-pci", "vfio-pci"];
 
@@ -31,15 +31,15 @@ pub(crate) fn off() -> ! {
         eprintln!("peerbar-agent: powering off failed: {refused:?}");
     });
     // Nothing is ever sent: this is the time that the thread above has.
-    let _ = held.recv_timeout(PATIENCE);
+    let _ = held.recv_timeout(TIME_OUT);
     drop(hold);
     eprintln!(
         "peerbar-agent: the kernel did not power off within {} s; restarting at once",
-        PATIENCE.as_secs()
+        TIME_OUT.as_secs()
     );
     loop {
         let _ = std::fs::write("/proc/sysrq-trigger", "b");
-        thread::park_timeout(PATIENCE);
+        thread::park_timeout(TIME_OUT);
     }
 }
 

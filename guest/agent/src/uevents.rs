@@ -38,13 +38,13 @@ impl Uevents {
     /// Checks `condition` until it holds, at each uevent and at least every [`RECHECK`].
     ///
     /// # Errors
-    /// What `condition` said last, once `patience` is over.
+    /// What `condition` said last, once `time_out` is over.
     pub(crate) fn wait_for<T, E>(
         &self,
-        patience: Duration,
+        time_out: Duration,
         mut condition: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + time_out;
         loop {
             self.forget_announced();
             let outcome = condition();

@@ -18,7 +18,7 @@ use crate::guest_context::GuestContext;
 pub(crate) const APERTURE: u32 = 2;
 
 /// How long the return of a driver may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 /// Takes the device with this directory in sysfs away from its driver.
 pub(crate) fn take(
@@ -88,7 +88,7 @@ pub(crate) fn give_back_disk(
 
 /// Waits until a disk's own driver has its namespace.
 pub(crate) fn disk_is_back(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
-    let back = guest.uevents.wait_for(PATIENCE, || {
+    let back = guest.uevents.wait_for(TIME_OUT, || {
         let serial = attribute(&disk.directory, "serial");
         ensure!(
             serial == disk.name,
@@ -109,7 +109,7 @@ pub(crate) fn give_back_gpu(
 ) -> anyhow::Result<()> {
     const BYTES: u64 = 512 << 10;
     binding.release()?;
-    let opened = guest.uevents.wait_for(PATIENCE, || gpu.open());
+    let opened = guest.uevents.wait_for(TIME_OUT, || gpu.open());
     let opened = opened.with_context(|| format!("{} is not back with its own driver", gpu.name))?;
     let buffer = opened.allocate(BYTES)?;
     let different = opened.compare(buffer.span(..BYTES)?, buffer.span(..BYTES)?)?;

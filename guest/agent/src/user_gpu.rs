@@ -29,7 +29,7 @@ const ENTRIES: u32 = 32;
 /// Bytes of the ring, and of the page behind it with the fence.
 const RING_BYTES: u64 = 4096;
 /// How long a command may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIME_OUT: Duration = Duration::from_secs(60);
 /// How long this thread sleeps between two polls of a fence: this part of the time that it has waited, within these bounds.
 const PAUSE_PART: u32 = 32;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
@@ -124,7 +124,7 @@ impl UserGpu {
                 bail!(GpuFault(code));
             }
             ensure!(
-                begun.elapsed() < PATIENCE,
+                begun.elapsed() < TIME_OUT,
                 "the GPU does not end its command"
             );
             let pause = begun.elapsed() / PAUSE_PART;

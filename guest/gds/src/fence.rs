@@ -21,10 +21,10 @@ impl Fence {
     /// # Errors
     /// [`Error::Fault`] if the GPU could not do it; [`Error::TimedOut`], after which it can be waited for again;
     /// [`Error::Driver`].
-    pub fn wait(&self, patience: Duration) -> Result<u64> {
-        let deadline = Instant::now().checked_add(patience);
+    pub fn wait(&self, time_out: Duration) -> Result<u64> {
+        let deadline = Instant::now().checked_add(time_out);
         loop {
-            let left = deadline.map_or(patience, |end| {
+            let left = deadline.map_or(time_out, |end| {
                 end.saturating_duration_since(Instant::now())
             });
             let mut wait = uapi::Wait {
@@ -36,7 +36,7 @@ impl Fence {
                 Ok(()) if wait.error == 0 => return Ok(wait.result),
                 Ok(()) => return Err(Error::Fault(Fault::from(wait.error))),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if is_timeout(&error) => return Err(Error::TimedOut(patience)),
+                Err(error) if is_timeout(&error) => return Err(Error::TimedOut(time_out)),
                 Err(source) => {
                     return Err(Error::driver("wait for a command", source));
                 }

@@ -16,7 +16,7 @@ use crate::span::Span;
 use crate::{Error, Result, uapi};
 
 /// How long [`Gpu::run`] waits: longer than any command takes, even on an emulated machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_OUT: Duration = Duration::from_secs(60);
 
 /// A GPU, opened. Clones share the one opening, and with it the channel on which commands run in order.
 ///
@@ -148,7 +148,7 @@ impl Gpu {
     /// # Errors
     /// As [`Gpu::submit`] and [`Fence::wait`].
     pub fn run(&self, command: &Command<'_>) -> Result<u64> {
-        self.submit(command)?.wait(PATIENCE)
+        self.submit(command)?.wait(TIME_OUT)
     }
 
     /// Copies, and waits.

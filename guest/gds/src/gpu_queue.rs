@@ -258,13 +258,13 @@ impl GpuQueue {
     /// # Errors
     /// [`Error::TimedOut`], after which it can be called again; [`Error::Fault`], with [`Fault::TimeOut`](crate::Fault::TimeOut)
     /// if no completion came in time, and [`Fault::Dma`](crate::Fault::Dma) if a doorbell cannot be written; [`Error::Driver`].
-    pub fn wait(&mut self, patience: Duration) -> Result<Vec<u16>> {
+    pub fn wait(&mut self, time_out: Duration) -> Result<Vec<u16>> {
         let Some((fence, count)) = &self.launch else {
             return Ok(Vec::new());
         };
         let count = *count;
-        match fence.wait(patience) {
-            Err(Error::TimedOut(patience)) => return Err(Error::TimedOut(patience)),
+        match fence.wait(time_out) {
+            Err(Error::TimedOut(time_out)) => return Err(Error::TimedOut(time_out)),
             done => {
                 self.launch = None;
                 done?;

@@ -361,11 +361,11 @@ mod tests {
                 queue,
                 rustix::event::PollFlags::IN,
             )];
-            let patience = rustix::event::Timespec {
+            let time_out = rustix::event::Timespec {
                 tv_sec: 20,
                 tv_nsec: 0,
             };
-            rustix::event::poll(&mut polled, Some(&patience)).unwrap()
+            rustix::event::poll(&mut polled, Some(&time_out)).unwrap()
         };
         queue.push(read(&file, &buffer, 5, 0..100)).unwrap();
         queue.push(read(&file, &buffer, 0, 4096..8192)).unwrap();

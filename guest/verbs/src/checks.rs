@@ -21,7 +21,7 @@ pub(crate) mod vram;
 use std::time::Duration;
 
 /// How long a work request may take: much longer than an adapter takes on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// Requests of each direction that a queue pair has room for.
 const DEPTH: u32 = peerbar_rdma_end::DEPTH;

@@ -30,7 +30,7 @@ const NSID: u32 = 1;
 /// Longest data of one command in bytes, for which a PRP list of one page suffices.
 const LONGEST: u64 = 512 * PAGE;
 /// How long a command may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// Which way data goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,10 +265,10 @@ impl Disk {
             if let Some(completion) = self.reap()? {
                 return Ok(completion);
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIME_OUT {
                 return Err(Error::Late {
                     opcode: self.outstanding.any_opcode().unwrap_or_default(),
-                    seconds: PATIENCE.as_secs(),
+                    seconds: TIME_OUT.as_secs(),
                 });
             }
             std::thread::yield_now();

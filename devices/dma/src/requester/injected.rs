@@ -83,7 +83,7 @@ impl Requester {
     fn find_injected(&self, tag: Tag, address: u64, buffer: &Buffer<'_>) -> Option<Action> {
         let direction = buffer.direction();
         let segment = self.route_table().route(address, buffer.len(), direction);
-        let (route, _) = segment.target.place();
+        let (route, _) = segment.target.route_and_completer();
         if route == Route::Refused {
             return None;
         }

@@ -50,10 +50,10 @@ impl Client {
 impl Client {
     fn one(&self, ask: &mut Ask<'_>) -> Result<(), UpstreamError> {
         let range = self.span(ask.address, ask.data.len())?;
-        let place = &mut self.memory.lock()[range];
+        let memory = &mut self.memory.lock()[range];
         match &mut ask.data {
-            Buffer::Read(data) => data.copy_from_slice(place),
-            Buffer::Write(data) => place.copy_from_slice(data),
+            Buffer::Read(data) => data.copy_from_slice(memory),
+            Buffer::Write(data) => memory.copy_from_slice(data),
         }
         Ok(())
     }
@@ -329,7 +329,7 @@ impl Upstream for Resetting {
 #[test]
 fn reset_during_a_transfer_stops_requests_to_the_client() {
     let (mapped, unmapped) = (0x8000_0000, 0xf000_0000);
-    for (places, first) in [
+    for (list, first) in [
         ([(mapped, 0x1000), (mapped + 0x2000, 0x1000)], 0x1000),
         ([(unmapped, 0x1000), (unmapped + 0x2000, 0x1000)], PROBE),
     ] {
@@ -343,25 +343,23 @@ fn reset_during_a_transfer_stops_requests_to_the_client() {
             asked: Mutex::default(),
         });
         requester.set_upstream(Some(client.clone()));
-        let outcome = requester.scatter(Purpose::Payload, places, &[0; 0x2000]);
+        let outcome = requester.scatter(Purpose::Payload, list, &[0; 0x2000]);
         assert_eq!(
             outcome.map_err(|error| error.cause),
             Err(DmaFault::NotMaster)
         );
-        assert_eq!(*client.asked.lock(), [(places[0].0, first)]);
+        assert_eq!(*client.asked.lock(), [(list[0].0, first)]);
     }
 }
 
 #[test]
 fn all_pieces_of_a_request_are_asked_of_the_client_together() {
     let (requester, client) = requester();
-    let places = [(0x8000, 8), (0x1000, 8), (0x8800, 8), (0x8100, 8)];
+    let list = [(0x8000, 8), (0x1000, 8), (0x8800, 8), (0x8100, 8)];
     let data: Vec<u8> = (0..32).collect();
-    requester.scatter(Purpose::Payload, places, &data).unwrap();
+    requester.scatter(Purpose::Payload, list, &data).unwrap();
     let mut back = [0; 32];
-    requester
-        .gather(Purpose::Payload, places, &mut back)
-        .unwrap();
+    requester.gather(Purpose::Payload, list, &mut back).unwrap();
     assert_eq!(back[..], data[..]);
     assert_eq!(client.calls.load(Relaxed), 2);
     for direction in [Direction::Read, Direction::Write] {
@@ -376,9 +374,9 @@ fn request_reports_its_first_failure_and_counts_the_rest() {
     requester
         .map(0xb000, 0x1000, MapAccess::READ_WRITE, None)
         .unwrap();
-    let places = [(0x8000, 8), (0xb000, 8), (0x8100, 8)];
+    let list = [(0x8000, 8), (0xb000, 8), (0x8100, 8)];
     let refused = DmaFault::Upstream(UpstreamError::Refused(19));
-    let error = requester.scatter(Purpose::Payload, places, &[0; 24]);
+    let error = requester.scatter(Purpose::Payload, list, &[0; 24]);
     assert_eq!(error, Err(failed(0xb000, 8, refused)));
     // What comes behind a segment that fails here is not asked for, what comes before it is.
     requester.set_window(
@@ -389,8 +387,8 @@ fn request_reports_its_first_failure_and_counts_the_rest() {
             memory: OwnWindowMemory::Registers,
         }),
     );
-    let places = [(0x8000, 8), (0xd000, 8), (0xb000, 8)];
-    let error = requester.scatter(Purpose::Payload, places, &[0; 24]);
+    let list = [(0x8000, 8), (0xd000, 8), (0xb000, 8)];
+    let error = requester.scatter(Purpose::Payload, list, &[0; 24]);
     assert_eq!(error, Err(failed(0xd000, 8, DmaFault::OwnRegisters)));
     let upstream = |completer| {
         let count = count(&requester, Route::Upstream, completer, Direction::Write);
@@ -777,8 +775,8 @@ fn transfer_to_a_window_that_stays_delays_no_change_of_others() {
     };
     drop(requester.set_peer(PeerId(3), vec![window()]));
     let mut session = Session::new(requester.clone());
-    let place = [(0x5_0000, 8)];
-    let pinned = session.pin(Purpose::Payload, Direction::Write, place);
+    let list = [(0x5_0000, 8)];
+    let pinned = session.pin(Purpose::Payload, Direction::Write, list);
     let pinned = pinned.unwrap();
     session.release();
     let drain = requester.set_peer(PeerId(3), vec![window(), memory_at(0x6_0000)]);
@@ -864,12 +862,12 @@ fn register_is_written_by_one_access_on_each_route() {
 #[test]
 fn unaligned_register_is_refused_and_not_written() {
     let (requester, client, registers, _) = below_switch(PeerRouting::Route);
-    let places = [
+    let unaligned = [
         (0x2_0002, RegisterValue::Word(1)),
         (0x2_0004, RegisterValue::Quad(1)),
         (u64::MAX, RegisterValue::Word(1)),
     ];
-    for (address, value) in places {
+    for (address, value) in unaligned {
         let error = requester.write_register(Origin::Device, address, value);
         assert_eq!(error.unwrap_err().cause, DmaFault::Unaligned);
     }
@@ -1131,10 +1129,8 @@ fn what_is_read_from_several_places_has_the_latency_once() {
     let (requester, time) = with_links();
     requester.set_link(link(100));
     let mut data = [0; 0x300];
-    let places = [(0x1000, 0x100), (0x2f00, 0x100), (0x1800, 0x100)];
-    requester
-        .gather(Purpose::Payload, places, &mut data)
-        .unwrap();
+    let list = [(0x1000, 0x100), (0x2f00, 0x100), (0x1800, 0x100)];
+    requester.gather(Purpose::Payload, list, &mut data).unwrap();
     assert_eq!(time.now(), 0x300 + 100);
 }
 
@@ -1153,8 +1149,8 @@ fn write_to_peer_by_link(bandwidth: u64, lies: bool) -> (Result<(), DmaFault>, u
         meters.write_all_at(&[0xff; 16], 0).unwrap();
         *time.meters.lock() = Some(meters);
     }
-    let places = [(0x1_0000, 0x1000); 16];
-    let written = requester.scatter(Purpose::Payload, places, &[1; 0x1_0000]);
+    let list = [(0x1_0000, 0x1000); 16];
+    let written = requester.scatter(Purpose::Payload, list, &[1; 0x1_0000]);
     if let Err(error) = &written {
         assert_eq!((error.address, error.len), (0x1_0000, 0x1000));
     }
@@ -1195,9 +1191,9 @@ fn reset_between_segments_on_two_links_ends_the_request() {
         .unwrap();
     *time.resets.lock() = Some(Arc::downgrade(&requester));
     let mut data = [0; 0x200];
-    let places = [(0x1000, 0x100), (0x1_0000, 0x100)];
+    let list = [(0x1000, 0x100), (0x1_0000, 0x100)];
     let error = requester
-        .gather(Purpose::Payload, places, &mut data)
+        .gather(Purpose::Payload, list, &mut data)
         .unwrap_err();
     assert_eq!(error.cause, DmaFault::NotMaster);
     assert_eq!(time.now(), LINK_WAIT);
@@ -1263,11 +1259,11 @@ fn session_transfers_meet_injected_faults() {
     let mut session = Session::new(requester.clone());
     session.read(Purpose::Payload, 0x1000, &mut [0; 8]).unwrap();
     requester.add_fault("fail dma".parse().unwrap()).unwrap();
-    let place = (0x1000, 8);
-    assert!(!session.reaches(Purpose::Payload, Direction::Read, place));
+    let range = (0x1000, 8);
+    assert!(!session.reaches(Purpose::Payload, Direction::Read, range));
     assert!(
         session
-            .pin(Purpose::Payload, Direction::Read, [place])
+            .pin(Purpose::Payload, Direction::Read, [range])
             .is_none()
     );
     let error = session

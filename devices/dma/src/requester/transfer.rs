@@ -71,14 +71,14 @@ impl Requester {
         self.access(tag, address, Buffer::Read(data))
     }
 
-    /// Reads from several places, each an address and a length, which together are as long as `data`: one request.
+    /// Reads the ranges of a scatter-gather list, addresses and lengths, which together are as long as `data`: one request.
     pub fn gather(
         &self,
         tag: impl Into<Tag>,
-        places: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (u64, usize)>,
         data: &mut [u8],
     ) -> Result<(), DmaError> {
-        self.transfer(tag.into(), places, Buffer::Read(data))
+        self.transfer(tag.into(), list, Buffer::Read(data))
     }
 
     /// Writes `data` at `address`.
@@ -86,14 +86,14 @@ impl Requester {
         self.access(tag, address, Buffer::Write(data))
     }
 
-    /// Writes to several places, each an address and a length, which together are as long as `data`: one request.
+    /// Writes the ranges of a scatter-gather list, addresses and lengths, which together are as long as `data`: one request.
     pub fn scatter(
         &self,
         tag: impl Into<Tag>,
-        places: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (u64, usize)>,
         data: &[u8],
     ) -> Result<(), DmaError> {
-        self.transfer(tag.into(), places, Buffer::Write(data))
+        self.transfer(tag.into(), list, Buffer::Write(data))
     }
 
     /// Reads or writes at `address`.
@@ -110,7 +110,7 @@ impl Requester {
     fn transfer<'a>(
         &self,
         tag: Tag,
-        places: impl IntoIterator<Item = (u64, usize)>,
+        list: impl IntoIterator<Item = (u64, usize)>,
         mut buffer: Buffer<'a>,
     ) -> Result<(), DmaError> {
         let mut transfer = Transfer {
@@ -123,8 +123,8 @@ impl Requester {
             asks: Vec::new(),
             notes: Vec::new(),
         };
-        let mut places = places.into_iter();
-        let moved = places
+        let mut list = list.into_iter();
+        let moved = list
             .try_for_each(|(address, len)| self.range(&mut transfer, address, buffer.take(len)));
         // Segments for the client come before one that has failed.
         self.ask_together(&mut transfer)?;
@@ -179,7 +179,7 @@ impl Requester {
         let mut part = buffer.take(segment.len);
         let (direction, len) = part.extent();
         let path = routes.link_path(&segment.target, direction);
-        let (route, completer) = segment.target.place();
+        let (route, completer) = segment.target.route_and_completer();
         let is_asked = match segment.target {
             Target::RemoteRam | Target::Device => true,
             // A register is not explored: it is written by one access.

@@ -53,9 +53,9 @@ fn world(routing: PeerRouting, ats: bool) -> World {
 }
 
 impl World {
-    fn map(&self, page: u64, pages: u64, access: MapAccess, place: u64) -> bool {
+    fn map(&self, page: u64, pages: u64, access: MapAccess, ram_page: u64) -> bool {
         let memory: OwnedFd = self.ram.try_clone().unwrap().into();
-        let memory = Some((memory, place * PAGE));
+        let memory = Some((memory, ram_page * PAGE));
         let mapped = self
             .requester
             .map(page * PAGE, pages * PAGE, access, memory);
@@ -121,7 +121,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let access = select(vec![MapAccess::READ_ONLY, MapAccess::READ_WRITE]);
     let map = (0u64..24, 1u64..4, access, 0..RAM_PAGES - 3);
     let event = prop_oneof![
-        4 => map.prop_map(|(page, pages, access, place)| Event::Map(page, pages, access, place)),
+        4 => map.prop_map(|(page, pages, access, ram_page)| Event::Map(page, pages, access, ram_page)),
         3 => (0u64..24, 1u64..8).prop_map(|(page, pages)| Event::Unmap(page, pages)),
         1 => Just(Event::UnmapAll),
         1 => any::<bool>().prop_map(Event::OpenPeer),
@@ -134,8 +134,8 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
 /// What an event leads to, as far as the function can tell.
 fn happen(world: &World, event: &Event) -> (bool, Vec<u8>) {
     match *event {
-        Event::Map(page, pages, access, place) => {
-            (world.map(page, pages, access, place), Vec::new())
+        Event::Map(page, pages, access, ram_page) => {
+            (world.map(page, pages, access, ram_page), Vec::new())
         }
         Event::Unmap(page, pages) => {
             world.unmap(page, pages);

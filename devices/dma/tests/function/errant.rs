@@ -92,8 +92,8 @@ fn addresses() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Addresses at which memory may be.
-fn places() -> impl Strategy<Value = u64> {
+/// Addresses at which memory may be: those of pages.
+fn page_addresses() -> impl Strategy<Value = u64> {
     addresses().prop_map(|address| address & !(PAGE - 1))
 }
 
@@ -108,7 +108,7 @@ proptest! {
 
     #[test]
     fn no_byte_changes_but_those_that_were_addressed(
-        (own, peer, ram, rom) in (places(), places(), places(), places()),
+        (own, peer, ram, rom) in (page_addresses(), page_addresses(), page_addresses(), page_addresses()),
         address in addresses(),
         len in prop_oneof![1usize..64, 1usize..0x4000],
     ) {
@@ -134,7 +134,7 @@ proptest! {
 
     #[test]
     fn a_read_changes_nothing_and_brings_all_or_fails(
-        (own, peer, ram, rom) in (places(), places(), places(), places()),
+        (own, peer, ram, rom) in (page_addresses(), page_addresses(), page_addresses(), page_addresses()),
         address in addresses(),
         len in prop_oneof![1usize..64, 1usize..0x4000],
     ) {

@@ -30,7 +30,7 @@ pub(crate) const EVENTS: u64 = RAM + 0x3000;
 pub(crate) const DEPTH: u16 = 32;
 pub(crate) const EVENT_DEPTH: u16 = 16;
 /// The longest wait of a test.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIME_OUT: Duration = Duration::from_secs(20);
 
 pub(crate) const REGISTERS: u32 = 0;
 pub(crate) const MEMORY: u32 = 2;
@@ -86,8 +86,8 @@ impl Local {
     pub(crate) fn wait_for_vector(&self, vector: usize) {
         let event = &self.events[vector];
         let mut descriptors = [PollFd::new(event, PollFlags::IN)];
-        let patience = PATIENCE.try_into().unwrap();
-        let ready = poll(&mut descriptors, Some(&patience)).unwrap();
+        let time_out = TIME_OUT.try_into().unwrap();
+        let ready = poll(&mut descriptors, Some(&time_out)).unwrap();
         assert_eq!(ready, 1, "vector {vector} is not raised");
         rustix::io::read(event, &mut [0; 8]).unwrap();
     }
@@ -244,7 +244,7 @@ impl<L: Link> Driver<L> {
             if u32::from_le_bytes([a, b, c, d]) == request {
                 return u32::from_le_bytes(value);
             }
-            assert!(start.elapsed() < PATIENCE, "no answer: {offset:#x}");
+            assert!(start.elapsed() < TIME_OUT, "no answer: {offset:#x}");
             std::thread::yield_now();
         }
     }
@@ -253,7 +253,7 @@ impl<L: Link> Driver<L> {
     pub(crate) fn wait_for_register(&mut self, offset: u64, is_done: impl Fn(u32) -> bool) {
         let start = Instant::now();
         while !is_done(self.read_register(offset)) {
-            assert!(start.elapsed() < PATIENCE, "register {offset:#x}");
+            assert!(start.elapsed() < TIME_OUT, "register {offset:#x}");
         }
     }
 
@@ -320,7 +320,7 @@ impl<L: Link> Driver<L> {
             if entry[3] & 1 == phase {
                 break;
             }
-            assert!(start.elapsed() < PATIENCE, "no completion");
+            assert!(start.elapsed() < TIME_OUT, "no completion");
             std::thread::yield_now();
         }
         self.ram.read_exact_at(&mut entry, place).unwrap();

@@ -17,7 +17,7 @@ use peerbar_efa_spec::work::{
 };
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use crate::driver::{DATA, Driver, Link, Local, MEMORY, PATIENCE};
+use crate::driver::{DATA, Driver, Link, Local, MEMORY, TIME_OUT};
 use crate::objects::{allocate, completion_queue, modify_state};
 
 pub(crate) const PAGE: u64 = 4096;
@@ -212,7 +212,7 @@ impl<L: Link> Fabric<L> {
             if let Some(entry) = self.completion_ahead(side, 0) {
                 break entry;
             }
-            assert!(start.elapsed() < PATIENCE, "no completion");
+            assert!(start.elapsed() < TIME_OUT, "no completion");
             std::thread::yield_now();
         };
         let side = &mut self.sides[side];

@@ -30,7 +30,7 @@ pub(crate) const GONE: [u8; 2] = [
 ];
 
 /// How long an adapter may take on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_OUT: Duration = Duration::from_secs(60);
 
 /// A fabric, until it is dropped.
 struct Fabric {
@@ -223,7 +223,7 @@ fn reader_copies_nothing_of_a_lender_that_was_killed() {
     stop(&ends[1].daemon);
     begin(&mut ends, Operation::RdmaWrite);
     // Once a packet is sent again, it was sent.
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_OUT;
     while network(&mut ends[0]).timeouts.get() == 0 {
         assert!(Instant::now() < deadline, "no packet is sent to the reader");
     }

@@ -38,7 +38,7 @@ struct Pending<D> {
     next: Instant,
     interval: Duration,
     /// When the peer is given up, and when the request is.
-    patience: Instant,
+    peer_deadline: Instant,
     last: Instant,
 }
 
@@ -86,7 +86,7 @@ impl<D> Outgoing<D> {
             is_sent_again: false,
             next: now,
             interval: self.interval(),
-            patience: now + PEER_TIME_OUT,
+            peer_deadline: now + PEER_TIME_OUT,
             last: now + REQUEST_TIME_OUT,
         };
         self.pending.insert(self.next_tag, pending);
@@ -165,7 +165,7 @@ impl<D> Outgoing<D> {
     pub(super) fn is_alive(&mut self, tag: u64, now: Instant) {
         if let Some(pending) = self.pending.get_mut(&tag) {
             self.is_impaired = false;
-            pending.patience = now + PEER_TIME_OUT;
+            pending.peer_deadline = now + PEER_TIME_OUT;
             pending.interval = LONGEST;
         }
     }
@@ -184,7 +184,7 @@ impl<D> Outgoing<D> {
 
     /// Takes out the requests that have waited too long.
     pub(super) fn expire(&mut self, now: Instant) -> Vec<D> {
-        let late = |pending: &Pending<D>| pending.patience.min(pending.last) <= now;
+        let late = |pending: &Pending<D>| pending.peer_deadline.min(pending.last) <= now;
         let tags = self.pending.iter().filter(|(_, pending)| late(pending));
         let tags: Vec<u64> = tags.map(|(tag, _)| *tag).collect();
         let late = tags.iter().filter_map(|tag| self.pending.remove(tag));
@@ -195,7 +195,7 @@ impl<D> Outgoing<D> {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let pending = self.pending.values();
         pending
-            .map(|pending| pending.next.min(pending.patience).min(pending.last))
+            .map(|pending| pending.next.min(pending.peer_deadline).min(pending.last))
             .min()
     }
 

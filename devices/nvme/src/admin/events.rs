@@ -52,8 +52,8 @@ impl Events {
 
     /// Gives a waiting request up, if there is one: how it completes.
     pub(crate) fn abort(&mut self, cid: u16) -> Option<Late> {
-        let place = self.requests.iter().position(|waiting| *waiting == cid)?;
-        self.requests.remove(place)?;
+        let index = self.requests.iter().position(|waiting| *waiting == cid)?;
+        self.requests.remove(index)?;
         Some(Late {
             cid,
             dw0: 0,
@@ -64,12 +64,12 @@ impl Events {
     /// The next request that completes.
     pub(crate) fn next(&mut self) -> Option<Late> {
         let masked = self.masked_kinds;
-        let place = self
+        let index = self
             .events
             .iter()
             .position(|event| masked & (1 << event.kind()) == 0)?;
         let cid = self.requests.pop_front()?;
-        let event = self.events.remove(place)?;
+        let event = self.events.remove(index)?;
         self.masked_kinds |= 1 << event.kind();
         Some(Late {
             cid,

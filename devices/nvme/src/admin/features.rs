@@ -229,8 +229,8 @@ impl Features {
             }
             fid::TEMPERATURE_THRESHOLD => {
                 let asked = TemperatureThreshold::from_bits(dword);
-                let place = self.thresholds.get_mut(usize::from(asked.thsel()));
-                *place
+                let threshold = self.thresholds.get_mut(usize::from(asked.thsel()));
+                *threshold
                     .filter(|_| matches!(asked.tmpsel(), 0 | 15))
                     .ok_or(invalid)? = asked.tmpth();
             }

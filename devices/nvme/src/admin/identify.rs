@@ -84,8 +84,8 @@ impl Engine {
         }
         let count = u32::try_from(self.storage.namespaces.len()).unwrap_or(u32::MAX);
         let mut list = NamespaceList::new_zeroed();
-        for (place, found) in list.nsids.iter_mut().zip(nsid.saturating_add(1)..=count) {
-            *place = U32::new(found);
+        for (entry, found) in list.nsids.iter_mut().zip(nsid.saturating_add(1)..=count) {
+            *entry = U32::new(found);
         }
         Ok(bytes(&list))
     }

@@ -102,8 +102,8 @@ impl Engine {
             lid::COMMAND_EFFECTS => {
                 let mut log = command_effects(command.csi)?;
                 let config = AdminOpcode::DoorbellBufferConfig as usize;
-                if let Some(place) = log.admin.get_mut(config) {
-                    *place = CommandEffects::new().with_csupp(self.offers_doorbell_buffer());
+                if let Some(entry) = log.admin.get_mut(config) {
+                    *entry = CommandEffects::new().with_csupp(self.offers_doorbell_buffer());
                 }
                 log.as_bytes().to_vec()
             }
@@ -132,8 +132,8 @@ impl Engine {
 fn supported_pages() -> SupportedLogPages {
     let mut log = SupportedLogPages::new_zeroed();
     for page in PAGES {
-        if let Some(place) = log.pages.get_mut(usize::from(page)) {
-            *place = LogPageSupport::new().with_lsupp(true);
+        if let Some(entry) = log.pages.get_mut(usize::from(page)) {
+            *entry = LogPageSupport::new().with_lsupp(true);
         }
     }
     log
@@ -156,17 +156,17 @@ fn command_effects(command_set: u8) -> Result<CommandEffectsLog, Status> {
     let mut log = CommandEffectsLog::new_zeroed();
     let supported = CommandEffects::new().with_csupp(true);
     for opcode in ADMIN {
-        if let Some(place) = log.admin.get_mut(opcode as usize) {
-            *place = supported;
+        if let Some(entry) = log.admin.get_mut(opcode as usize) {
+            *entry = supported;
         }
     }
-    if let Some(place) = log.admin.get_mut(AdminOpcode::Sanitize as usize) {
+    if let Some(entry) = log.admin.get_mut(AdminOpcode::Sanitize as usize) {
         // No other command may be in flight for any namespace.
-        *place = supported.with_lbcc(true).with_cse(2);
+        *entry = supported.with_lbcc(true).with_cse(2);
     }
     for (opcode, changes) in IO {
-        if let Some(place) = log.io.get_mut(opcode as usize) {
-            *place = supported.with_lbcc(changes);
+        if let Some(entry) = log.io.get_mut(opcode as usize) {
+            *entry = supported.with_lbcc(changes);
         }
     }
     Ok(log)
@@ -175,9 +175,9 @@ fn command_effects(command_set: u8) -> Result<CommandEffectsLog, Status> {
 fn feature_effects() -> FeatureEffectsLog {
     let mut log = FeatureEffectsLog::new_zeroed();
     for feature in FEATURES {
-        if let Some(place) = log.features.get_mut(usize::from(feature)) {
+        if let Some(entry) = log.features.get_mut(usize::from(feature)) {
             let of_namespace = feature == fid::ERROR_RECOVERY;
-            *place = FeatureEffects::new()
+            *entry = FeatureEffects::new()
                 .with_fsupp(true)
                 .with_namespace_scope(of_namespace)
                 .with_controller_scope(!of_namespace);

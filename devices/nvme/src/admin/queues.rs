@@ -42,11 +42,11 @@ impl Engine {
             base: entry.prp1.get(),
             entries,
         };
-        self.check_place(ring, COMPLETION_BYTES, command.flags.pc())?;
+        self.check_memory(ring, COMPLETION_BYTES, command.flags.pc())?;
         let vector = command.flags.ien().then_some(command.iv.get());
         let owner = self.directory.owner(id);
-        if let Some(place) = self.directory.completion(id) {
-            *place = Some(CompletionOwner { owner, users: 0 });
+        if let Some(slot) = self.directory.completion(id) {
+            *slot = Some(CompletionOwner { owner, users: 0 });
         }
         self.notifier.intx.open(id, entries, vector);
         let doorbells = &self.notifier.doorbells;
@@ -72,7 +72,7 @@ impl Engine {
             base: entry.prp1.get(),
             entries,
         };
-        self.check_place(ring, SUBMISSION_BYTES, command.flags.pc())?;
+        self.check_memory(ring, SUBMISSION_BYTES, command.flags.pc())?;
         if cqid == 0 || cqid > granted_completion {
             return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
         }
@@ -80,8 +80,8 @@ impl Engine {
         let completion = completion.ok_or(Status::INVALID_COMPLETION_QUEUE.with_dnr(true))?;
         completion.users += 1;
         let owner = completion.owner;
-        if let Some(place) = self.directory.submission(id) {
-            *place = Some(cqid);
+        if let Some(slot) = self.directory.submission(id) {
+            *slot = Some(cqid);
         }
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), Some(owner));
@@ -119,13 +119,13 @@ impl Engine {
         entry: &SubmissionEntry,
     ) -> Result<Reply, Status> {
         let id = DeleteQueue::from(entry).qid.get();
-        let place = self.directory.completion(id);
-        let place = place.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
-        let completion = place.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
+        let slot = self.directory.completion(id);
+        let slot = slot.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
+        let completion = slot.ok_or(Status::INVALID_QUEUE_ID.with_dnr(true))?;
         if completion.users > 0 {
             return Err(Status::INVALID_QUEUE_DELETION.with_dnr(true));
         }
-        *place = None;
+        *slot = None;
         self.workers
             .request(completion.owner, WorkerRequest::RemoveCompletion(id));
         self.notifier.intx.close(id);
@@ -136,7 +136,7 @@ impl Engine {
 
     /// Queues are contiguous (CAP.CQR), start at a page, lie in the Controller Memory Buffer only if it takes them, and in the
     /// Persistent Memory Region never, by neither of its addresses: that takes data only (PMRCAP).
-    fn check_place(&self, ring: Ring, entry_bytes: u64, contiguous: bool) -> Result<(), Status> {
+    fn check_memory(&self, ring: Ring, entry_bytes: u64, contiguous: bool) -> Result<(), Status> {
         if !contiguous {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
@@ -164,9 +164,9 @@ impl Engine {
     }
 }
 
-/// A queue number that can be used: not 0, within what was granted, and its place free.
-fn check_id<Q>(id: u16, granted: u16, place: Option<&mut Option<Q>>) -> Result<(), Status> {
-    if id == 0 || id > granted || !place.is_some_and(|queue| queue.is_none()) {
+/// A queue number that can be used: not 0, within what was granted, and its slot free.
+fn check_id<Q>(id: u16, granted: u16, slot: Option<&mut Option<Q>>) -> Result<(), Status> {
+    if id == 0 || id > granted || !slot.is_some_and(|queue| queue.is_none()) {
         return Err(Status::INVALID_QUEUE_ID.with_dnr(true));
     }
     Ok(())

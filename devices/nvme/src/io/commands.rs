@@ -247,11 +247,11 @@ impl Io {
 
     /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
     fn flush(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
-        let meant = match command.entry.nsid.get() {
+        let namespaces = match command.entry.nsid.get() {
             NSID_ALL => 0..self.storage.namespaces.len(),
-            nsid => self.storage.places(nsid)?,
+            nsid => self.storage.index_range(nsid)?,
         };
-        self.sync_rest(command, meant, None)
+        self.sync_rest(command, namespaces, None)
     }
 
     /// Blocks have been written, all in `written` if it is there. Without a write cache, or with Force Unit Access, the command
@@ -265,11 +265,11 @@ impl Io {
         if self.storage.write_cache() && !control.fua() {
             return Ok(());
         }
-        let place = self.storage.places(command.entry.nsid.get())?;
-        self.sync_rest(command, place, written)
+        let namespace = self.storage.index_range(command.entry.nsid.get())?;
+        self.sync_rest(command, namespace, written)
     }
 
-    /// Brings these namespaces, by their places, to stable storage for a command, one after the other; of the first one only
+    /// Brings these namespaces, by their indices, to stable storage for a command, one after the other; of the first one only
     /// `part`, if that is there.
     fn sync_rest(
         &mut self,
@@ -387,14 +387,14 @@ impl Io {
                 });
             }
             self.keep_former(namespace, start)?;
-            let place = (start.offset, start.len);
+            let range = (start.offset, start.len);
             match (&mut self.data.files, namespace.backend().direct()) {
                 (Some(files), DirectAccess::File(file)) => {
-                    files.zero(file, place, deallocate, command.job(Work::Zero(rest)));
+                    files.zero(file, range, deallocate, command.job(Work::Zero(rest)));
                     return Ok(());
                 }
                 _ => {
-                    let zeroed = namespace.backend().zero(place, deallocate);
+                    let zeroed = namespace.backend().zero(range, deallocate);
                     zeroed.map_err(write_error(namespace))?;
                 }
             }

@@ -56,7 +56,7 @@ mod tests {
         Box::new(LateData {
             queue: submission,
             origin: Origin::command(submission, 0_u16),
-            places: Vec::new(),
+            sg_list: Vec::new(),
             bytes: Vec::new(),
             slot: Slots::default().take().unwrap(),
         })

@@ -20,7 +20,7 @@ pub(super) const SOON: Duration = Duration::from_micros(5);
 /// How long it sleeps for a batch.
 pub(super) const BATCH_SLEEP: Duration = Duration::from_micros(200);
 /// How long it polls for the next command of a guest that waits.
-pub(super) const PATIENCE: Duration = Duration::from_micros(100);
+pub(super) const POLL_TIME: Duration = Duration::from_micros(100);
 /// How long it sleeps after that, again and again, if the last pause was short.
 const SHORT_SLEEP: Duration = Duration::from_micros(25);
 /// A pause is short up to this time. After it the worker blocks.
@@ -128,7 +128,7 @@ impl Poller {
             }
             self.has_slept = true;
             Wait::Sleep(now + BATCH_SLEEP)
-        } else if idle < PATIENCE {
+        } else if idle < POLL_TIME {
             Wait::Poll
         } else if idle.max(self.last_pause) < SHORT_PAUSE {
             self.has_slept = true;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::poll::{BATCH_SLEEP, PATIENCE, PollPolicy, Poller, SHORT_PAUSE, SOON, Wait};
+use super::poll::{BATCH_SLEEP, POLL_TIME, PollPolicy, Poller, SHORT_PAUSE, SOON, Wait};
 
 /// A poller, and a clock that only this moves on.
 struct Scene {
@@ -68,8 +68,8 @@ fn adaptive_with_one_outstanding_polls() {
 #[test]
 fn adaptive_sleeps_before_it_blocks_if_the_last_pause_was_short() {
     let mut scene = Scene::new(PollPolicy::Adaptive);
-    assert_eq!(scene.work_after(PATIENCE * 2, 1), (0, true));
-    let (sleeps, blocked) = scene.work_after(PATIENCE * 2, 1);
+    assert_eq!(scene.work_after(POLL_TIME * 2, 1), (0, true));
+    let (sleeps, blocked) = scene.work_after(POLL_TIME * 2, 1);
     assert!(sleeps > 2 && !blocked, "{sleeps}");
     let (sleeps, blocked) = scene.work_after(SHORT_PAUSE * 2, 1);
     assert!(sleeps > 20 && blocked, "{sleeps}");

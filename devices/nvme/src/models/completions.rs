@@ -107,7 +107,7 @@ const TWO: Batch = Batch { commands: 2, ..ONE };
 struct Scene {
     notifier: Arc<Notifier>,
     line: Arc<Line>,
-    /// Whether there is a new entry in each place of the queue.
+    /// Whether there is a new entry at each index of the queue.
     entries: [AtomicU32; ENTRIES as usize],
 }
 

@@ -78,8 +78,8 @@ impl BlockLocks {
     fn of(&self, Extent { offset, len }: Extent) -> impl Iterator<Item = &AtomicU32> {
         let first = offset / GRANULE;
         let end = offset.saturating_add(len).div_ceil(GRANULE);
-        let places = (first..end.min(first.saturating_add(LOCKS))).map(|granule| granule % LOCKS);
-        places.filter_map(|place| self.0.get(usize::try_from(place).ok()?))
+        let indices = (first..end.min(first.saturating_add(LOCKS))).map(|granule| granule % LOCKS);
+        indices.filter_map(|index| self.0.get(usize::try_from(index).ok()?))
     }
 }
 

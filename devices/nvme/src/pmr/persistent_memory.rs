@@ -102,7 +102,7 @@ pub(crate) struct PersistentMemory {
     /// Has the lock. A lock is the open file description's (flock(2)): a process that has a descriptor of `memory`, or a mapping
     /// made of one, could neither keep this lock nor remove it.
     _lock: File,
-    /// Whether the file loses blocks only if somebody takes contents away.
+    /// Whether the file loses blocks only if a process punches holes or shortens it.
     keeps_blocks: bool,
     /// A [`PmrFailure`], or 0.
     failure: AtomicU8,

@@ -252,8 +252,8 @@ impl Driver {
                 return entry;
             }
             let csts = self.register(CSTS);
-            let patient = start.elapsed() < TIMEOUT;
-            assert!(patient, "no completion on queue {id}, CSTS {csts:#x}");
+            let in_time = start.elapsed() < TIMEOUT;
+            assert!(in_time, "no completion on queue {id}, CSTS {csts:#x}");
             std::thread::yield_now();
         }
     }

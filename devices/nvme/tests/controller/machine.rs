@@ -327,8 +327,8 @@ impl Machine {
             if now & mask == value {
                 return;
             }
-            let patient = start.elapsed() < TIMEOUT;
-            assert!(patient, "CSTS is {now:#x}, not {value:#x} of {mask:#x}");
+            let in_time = start.elapsed() < TIMEOUT;
+            assert!(in_time, "CSTS is {now:#x}, not {value:#x} of {mask:#x}");
             std::thread::yield_now();
         }
     }

@@ -69,11 +69,11 @@ impl Drop for RawClient {
 
 impl RawClient {
     /// No test waits longer than this for what does not come.
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const TIME_OUT: Duration = Duration::from_secs(20);
 
     pub(crate) fn new(stream: UnixStream) -> Self {
-        stream.set_read_timeout(Some(Self::PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(Self::PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(Self::TIME_OUT)).unwrap();
+        stream.set_write_timeout(Some(Self::TIME_OUT)).unwrap();
         Self {
             stream,
             next_id: 0x100,

@@ -11,7 +11,7 @@ use crate::disk;
 use crate::guest_context::GuestContext;
 
 /// How long the controller may take to come back.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 const LENGTH: usize = 4096;
 
@@ -21,8 +21,8 @@ impl Run for ControllerReset {
         reset(&controller.directory.join("reset_controller"))?;
         guest
             .uevents
-            .wait_for(PATIENCE, || controller.ensure_live())
-            .with_context(|| format!("not back within {} s after a reset", PATIENCE.as_secs()))?;
+            .wait_for(TIME_OUT, || controller.ensure_live())
+            .with_context(|| format!("not back within {} s after a reset", TIME_OUT.as_secs()))?;
         round_trip(guest, controller).context("I/O after the reset")?;
         if controller.cmb_bytes > 0 {
             cmb_survived(guest, controller).context("the CMB after the reset")?;

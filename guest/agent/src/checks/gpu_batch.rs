@@ -32,7 +32,7 @@ const UNALIGNED: u64 = 8;
 const DEPTH: u32 = 8;
 
 /// How long a request may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 /// What became of a request.
 type Ended = peerbar_gds::Result<u64>;
@@ -87,7 +87,7 @@ fn take(
     queue: &mut Queue,
     places: &mut BTreeMap<Ticket, usize>,
 ) -> anyhow::Result<Option<(usize, Ended)>> {
-    let timeout = Timespec::try_from(PATIENCE)?;
+    let timeout = Timespec::try_from(TIME_OUT)?;
     let ready = poll(&mut [PollFd::new(queue, PollFlags::IN)], Some(&timeout))?;
     ensure!(ready > 0, "no request of {} ends", queue.pending());
     let Some(done) = queue.wait()? else {

@@ -24,7 +24,7 @@ use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 use crate::user_drivers::disk_is_back;
-use crate::user_gpu::PATIENCE;
+use crate::user_gpu::TIME_OUT;
 
 /// Reads of a launch, and bytes of each.
 const READS: u16 = 500;
@@ -131,7 +131,7 @@ impl Reader {
     fn read(&mut self) -> anyhow::Result<()> {
         self.queue
             .submit(&self.doorbells, 1, &self.requests, LIMIT)?;
-        let statuses = self.queue.wait(PATIENCE)?;
+        let statuses = self.queue.wait(TIME_OUT)?;
         let failed = (0..).zip(&statuses).find(|(_, status)| **status != 0);
         ensure!(
             failed.is_none() && statuses.len() == self.requests.len(),
@@ -158,7 +158,7 @@ impl Reader {
         let submitted = self
             .queue
             .submit(&self.doorbells, 1, &self.requests, SHORT_LIMIT);
-        match submitted.and_then(|()| self.queue.wait(PATIENCE)) {
+        match submitted.and_then(|()| self.queue.wait(TIME_OUT)) {
             Ok(statuses) => bail!("{} reads have ended by deleted queues", statuses.len()),
             Err(error) => Ok(error),
         }

@@ -12,7 +12,7 @@ use crate::gpu_channel::{Channel, ENTRY_BYTES, Entry, IN_VRAM, Ring};
 use crate::gpus;
 use crate::guest_context::GuestContext;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// Pages of the GPU, in bytes.
 const GPU_PAGE: u64 = 64 << 10;
@@ -102,7 +102,7 @@ fn commands_reach_it(guest: &GuestContext, gpu: &gpus::Gpu, opened: &Gpu) -> any
         entries: 2,
     })?;
     channel.ring(2)?;
-    let done = guest.uevents.wait_for(PATIENCE, || {
+    let done = guest.uevents.wait_for(TIME_OUT, || {
         let (head, state) = (channel.head()?, channel.state()?);
         ensure!(
             head == 2,

@@ -12,7 +12,7 @@ use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 
 /// How long copies may take.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+const TIME_OUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 impl Run for GpuCopy {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -81,12 +81,12 @@ impl Path<'_> {
             .map(|(from, to)| self.gpu.submit(&Command::Copy { from, to }));
         let mut done = 0;
         while done < fences.len() as u64 {
-            let timeout = Timespec::try_from(PATIENCE)?;
+            let timeout = Timespec::try_from(TIME_OUT)?;
             let ready = poll(&mut [PollFd::new(&events, PollFlags::IN)], Some(&timeout))?;
             ensure!(
                 ready > 0,
                 "{done} of 2 copies of {size} bytes are done after {} s",
-                PATIENCE.as_secs()
+                TIME_OUT.as_secs()
             );
             let mut count = [0; 8];
             rustix::io::read(&events, &mut count)?;

@@ -35,7 +35,7 @@ const WAIT_LIMIT: Duration = Duration::from_secs(30);
 const RESET_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long these copies, or the return of a driver, may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const TIME_OUT: Duration = Duration::from_secs(30);
 
 impl Run for GpuDmaBuf {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -120,7 +120,7 @@ impl<'a> Bench<'a> {
             let fences = fences.collect::<peerbar_gds::Result<Vec<_>>>()?;
             work()?;
             fences.iter().try_for_each(|fence| {
-                fence.wait(PATIENCE)?;
+                fence.wait(TIME_OUT)?;
                 anyhow::Ok(())
             })
         })?;
@@ -151,12 +151,12 @@ impl<'a> Bench<'a> {
         let taken = begun.elapsed();
         ensure!(taken < RESET_LIMIT, "it was held up for {taken:?}");
         for fence in fences {
-            match fence.wait(PATIENCE) {
+            match fence.wait(TIME_OUT) {
                 Err(Error::Fault(Fault::Revoked)) => {}
                 other => bail!("a wait for revoked memory ends with {other:?}"),
             }
         }
-        let crc = behind.wait(PATIENCE).context("the command behind them")?;
+        let crc = behind.wait(TIME_OUT).context("the command behind them")?;
         let again = self.gpu.crc32c(self.vram.span(..)?)?;
         ensure!(crc == u64::from(again), "CRC-32C {crc:#x}, not {again:#x}");
         Ok(())

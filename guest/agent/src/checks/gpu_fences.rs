@@ -12,7 +12,7 @@ use crate::vgem;
 const BYTES: u64 = 64 << 10;
 
 /// How long the return of the memory may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 /// What the driver would need to return it. vgem's fences expire 10 s after they are made, and a revoke takes half of that.
 const MOMENT: Duration = Duration::from_millis(300);
@@ -22,7 +22,7 @@ impl Run for GpuFences {
         let gpu = guest.gpu(&self.gpu)?;
         let opened = gpu.open()?;
         guest.load_module("vgem")?;
-        let card = guest.uevents.wait_for(PATIENCE, vgem::open)?;
+        let card = guest.uevents.wait_for(TIME_OUT, vgem::open)?;
         let before = gpu.free_vram()?;
         let buffer = opened.allocate(BYTES)?;
         let dma_buf = buffer.export()?;
@@ -46,7 +46,7 @@ impl Run for GpuFences {
                 "{BYTES} bytes of VRAM were free again while a fence was still on them"
             );
         }
-        uevents.wait_for(PATIENCE, || gpu.check_free_vram(before))?;
+        uevents.wait_for(TIME_OUT, || gpu.check_free_vram(before))?;
         Ok(Outcome::Passed)
     }
 }

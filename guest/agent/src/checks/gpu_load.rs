@@ -15,7 +15,7 @@ use crate::guest_context::GuestContext;
 pub(super) const GPU_PAGE: u64 = 64 << 10;
 
 /// How long memory may take to be free once its last handle is closed: its last user may be a worker of the kernel.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const TIME_OUT: Duration = Duration::from_secs(10);
 
 /// Size of the buffers that a load copies between, in bytes.
 const LOAD_BYTES: u64 = 2 << 20;
@@ -24,7 +24,7 @@ const LOAD_BYTES: u64 = 2 << 20;
 pub(super) fn memory_is_back(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
     guest
         .uevents
-        .wait_for(PATIENCE, || all_is_free(gpu))
+        .wait_for(TIME_OUT, || all_is_free(gpu))
         .context("memory of the GPU is lost")
 }
 

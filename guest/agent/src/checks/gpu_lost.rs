@@ -27,7 +27,7 @@ const SIZE: u64 = 1 << 20;
 const READERS: usize = 2;
 
 /// How long a program may have to wait for its error.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 impl Run for GpuLost {
     fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -53,7 +53,7 @@ impl Run for GpuLost {
 
         fs::write(gpu.pci.join("remove"), "1").context("cannot remove it")?;
         drop((registers, buffer, opened));
-        guest.uevents.wait_for(PATIENCE, || {
+        guest.uevents.wait_for(TIME_OUT, || {
             ensure!(!gpu.node_path().exists(), "its device file is still there");
             Ok(())
         })?;
@@ -99,7 +99,7 @@ fn read_until_it_fails(file: &GpuFile, buffer: &Buffer) -> anyhow::Result<Error>
 
 impl Reader {
     fn ends_with_an_error(self) -> anyhow::Result<()> {
-        let ended = self.ended.recv_timeout(PATIENCE);
+        let ended = self.ended.recv_timeout(TIME_OUT);
         ended.context("reads into the memory of a GPU that is gone go on, or hang")?;
         let outcome = self.thread.join();
         match outcome.map_err(|_| anyhow!("a reading thread panicked"))?? {
@@ -115,11 +115,11 @@ fn programs_get_errors(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
         to: buffer.span(..)?,
         pattern: 2,
     });
-    let outcome = fence.and_then(|fence| fence.wait(PATIENCE));
+    let outcome = fence.and_then(|fence| fence.wait(TIME_OUT));
     is_no_device("a command", outcome)?;
     is_no_device("an allocation", gpu.allocate(SIZE).map(|_| 0))?;
     let mut polled = [PollFd::new(gpu, PollFlags::IN)];
-    let ready = poll(&mut polled, Some(&Timespec::try_from(PATIENCE)?))?;
+    let ready = poll(&mut polled, Some(&Timespec::try_from(TIME_OUT)?))?;
     let events = polled.first().map(PollFd::revents);
     ensure!(
         ready == 1 && events.is_some_and(|events| events.contains(PollFlags::HUP)),

@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, Gpu};
 
-use super::gpu_load::{GPU_PAGE, PATIENCE, memory_is_back};
+use super::gpu_load::{GPU_PAGE, TIME_OUT, memory_is_back};
 use crate::gpus;
 use crate::guest_context::GuestContext;
 use crate::pci_function::PciFunction;
@@ -161,7 +161,7 @@ impl Bench<'_> {
         let (buffer, pin) = self.pinned(HOLD)?;
         thread::scope(|scope| {
             let free = scope.spawn(|| buffer.free());
-            let notified = self.guest.uevents.wait_for(PATIENCE, || {
+            let notified = self.guest.uevents.wait_for(TIME_OUT, || {
                 let state = pin.state()?;
                 ensure!(
                     state.in_callback == 1,
@@ -254,7 +254,7 @@ impl Bench<'_> {
 
     /// A buffer where the pinned one was. At once, since transfers end soon; so this polls without a pause.
     fn next_owner(&self, pin: &Pin<'_>) -> anyhow::Result<Buffer> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_OUT;
         while Instant::now() < deadline {
             let owner = self.opened.allocate(SIZE)?;
             if owner.placement(0)?.bus_address == pin.bus_address {
@@ -264,7 +264,7 @@ impl Bench<'_> {
         bail!(
             "the memory at {:x} is not allocated again within {} s",
             pin.bus_address,
-            PATIENCE.as_secs()
+            TIME_OUT.as_secs()
         )
     }
 

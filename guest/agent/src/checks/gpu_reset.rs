@@ -22,7 +22,7 @@ const MARK: u64 = 0x0102_0304_0506_0708;
 const QUEUED: usize = 64;
 const QUEUED_BYTES: u64 = 8 << 20;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 
 impl Run for GpuReset {
     fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -39,7 +39,7 @@ impl Run for GpuReset {
             reset(&file)?;
             for (place, fence) in fences.iter().enumerate() {
                 fence
-                    .wait(PATIENCE)
+                    .wait(TIME_OUT)
                     .with_context(|| format!("command {place} in line at reset {number}"))?;
             }
             load.end()

@@ -14,7 +14,7 @@ const THREADS: u32 = 1024;
 const ALL_ADDS: u64 = BLOCKS as u64 * THREADS as u64;
 
 /// How long the launch may take to fail: longer than a sensible `job-timeout`.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_OUT: Duration = Duration::from_secs(60);
 
 const BYTES: u64 = 64 << 10;
 const MARK: u64 = 0x4d4d_4d4d_4d4d_4d4d;
@@ -34,7 +34,7 @@ impl Run for GpuTimeOut {
             block: THREADS,
         })?;
         small_work(&other).context("another channel during the launch")?;
-        match launch.wait(PATIENCE) {
+        match launch.wait(TIME_OUT) {
             Err(Error::Fault(Fault::TimeOut)) => {}
             other => bail!("the launch was to end with fault 7, but: {other:?}"),
         }

@@ -12,7 +12,7 @@ use peerbar_gds::{Buffer, Error, FileOptions, Gpu};
 use rustix::io::Errno;
 use rustix::system::{delete_module, finit_module};
 
-use super::gpu_load::{GPU_PAGE, Load, PATIENCE, memory_is_back};
+use super::gpu_load::{GPU_PAGE, Load, TIME_OUT, memory_is_back};
 use crate::fork::in_child;
 use crate::gpus;
 use crate::guest_context::GuestContext;
@@ -117,7 +117,7 @@ fn leaves_under_load(
         "a read into memory that is gone ends with {read:?}"
     );
     drop((imported, dma_buf, holder, buffer, file, opened));
-    guest.uevents.wait_for(PATIENCE, || {
+    guest.uevents.wait_for(TIME_OUT, || {
         ensure!(!gpu.node_path().exists(), "its device file is still there");
         Ok(())
     })
@@ -135,7 +135,7 @@ fn is_out_of_reach(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
 }
 
 fn works_again(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
-    let opened = guest.uevents.wait_for(PATIENCE, || gpu.open())?;
+    let opened = guest.uevents.wait_for(TIME_OUT, || gpu.open())?;
     let (first, second) = (opened.allocate(SIZE)?, opened.allocate(SIZE)?);
     opened.fill(first.span(..)?, MARK)?;
     opened.copy(first.span(..)?, second.span(..)?)?;

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::ExportPolicy;
 
-use super::gpu_dma_buf::{Bench, HALF, PATIENCE};
+use super::gpu_dma_buf::{Bench, HALF, TIME_OUT};
 use crate::checks::route::judge;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
@@ -24,7 +24,7 @@ impl Run for GpuVirtio {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let mut bench = Bench::new(guest, gpu)?;
-        let open = || guest.uevents.wait_for(PATIENCE, || Card::open(DRIVER));
+        let open = || guest.uevents.wait_for(TIME_OUT, || Card::open(DRIVER));
         of_virtio_gpu(&mut bench, open()?).context("memory of virtio-gpu")?;
         for_virtio_gpu(&mut bench, (guest, gpu), &open()?).context("memory of the GPU")?;
         measure.bytes = bench.bytes;
@@ -83,7 +83,7 @@ fn for_virtio_gpu(
     drop((imported, dma_buf, buffer));
     // The last user may be a worker of the kernel.
     let uevents = &guest.uevents;
-    uevents.wait_for(PATIENCE, || gpu.check_free_vram(before))
+    uevents.wait_for(TIME_OUT, || gpu.check_free_vram(before))
 }
 
 /// Without blob resources virtio-gpu attaches and maps, and then says that it has no import (ENODEV of

@@ -26,7 +26,7 @@ const QUEUE: u16 = 2;
 /// What the memory holds before a read.
 const BEFORE: [u8; READ_BYTES] = [0x5a; READ_BYTES];
 /// How long a completion may take, or data that come after it.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 
 impl Run for VfioOrder {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -113,7 +113,7 @@ fn is_in_order(
     disk.give_back()?;
     let begun = Instant::now();
     while let Err(wrong) = is_complete(&seen) {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIME_OUT {
             return Err(wrong).context("its data have not come after its completion either");
         }
         std::thread::yield_now();
@@ -130,9 +130,9 @@ fn completion(disk: &mut Disk) -> anyhow::Result<Completion> {
             return Ok(completion);
         }
         ensure!(
-            begun.elapsed() < PATIENCE,
+            begun.elapsed() < TIME_OUT,
             "it has no completion {} s later",
-            PATIENCE.as_secs()
+            TIME_OUT.as_secs()
         );
         std::thread::yield_now();
     }

@@ -43,7 +43,7 @@ const BEFORE: u64 = 64;
 /// Reads that must fail afterwards.
 const AFTERWARDS: u64 = 4 * DEPTH;
 /// How long a command, or the load as a whole, may take to end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 
 impl Run for VfioRevocation {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
@@ -289,11 +289,11 @@ fn wait_for_d3hot(pci: &Path) -> anyhow::Result<()> {
             return Ok(());
         }
         ensure!(
-            begun.elapsed() < PATIENCE,
+            begun.elapsed() < TIME_OUT,
             "{} is in {}, not in D3hot, {} s after its close",
             pci.display(),
             state.trim_end(),
-            PATIENCE.as_secs()
+            TIME_OUT.as_secs()
         );
         thread::yield_now();
     }

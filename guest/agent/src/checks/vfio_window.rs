@@ -17,7 +17,7 @@ use crate::disk::fill;
 use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 use crate::user_drivers::address_space;
-use crate::user_gpu::PATIENCE;
+use crate::user_gpu::TIME_OUT;
 
 /// Reads of the launch, and bytes of each. The window is trapped: each 8 bytes are a message.
 const READS: u16 = 32;
@@ -116,7 +116,7 @@ fn read_by_gpu(
     let requests = requests.collect::<anyhow::Result<Vec<_>>>()?;
     let statuses = watch.watch(|| {
         queue.submit(&doorbells, 1, &requests, LIMIT)?;
-        queue.wait(PATIENCE)
+        queue.wait(TIME_OUT)
     })?;
     ensure!(
         statuses == vec![0; usize::from(READS)],

@@ -9,7 +9,7 @@ use peerbar_verbs::{
     QueuePair, Region, Status,
 };
 
-use super::PATIENCE;
+use super::TIME_OUT;
 use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::{Report, refused};
 
@@ -97,7 +97,7 @@ impl Bench {
         let all = first..first + u64::from(count);
         let mut missing: Vec<u64> = all.collect();
         for _ in 0..count {
-            let entry = self.sent.wait(PATIENCE)?;
+            let entry = self.sent.wait(TIME_OUT)?;
             let done = entry.completion;
             ensure!(!entry.is_receive, "{entry:?} is of a receive");
             ensure!(
@@ -169,7 +169,7 @@ impl Bench {
 
     /// Takes the completion of the receive that was posted after that many others.
     fn receive(&self, number: u32) -> anyhow::Result<Entry> {
-        let entry = self.received.wait(PATIENCE)?;
+        let entry = self.received.wait(TIME_OUT)?;
         let done = entry.completion;
         let wanted = (true, self.asked.number(), u64::from(number));
         ensure!(

@@ -13,7 +13,7 @@ use peerbar_verbs::{
     Region, Status,
 };
 
-use super::PATIENCE;
+use super::TIME_OUT;
 use super::completions::{ENTRIES, queue, ready};
 use super::lost::works;
 use super::memory::{Memory, MemoryKind, PAGE};
@@ -92,7 +92,7 @@ impl Load {
             if self.posted == BEFORE {
                 println!("# under load");
                 std::io::stdout().flush()?;
-                deadline = Some(Instant::now() + PATIENCE);
+                deadline = Some(Instant::now() + TIME_OUT);
             }
             ensure!(
                 deadline.is_none_or(|it| Instant::now() < it),
@@ -130,7 +130,7 @@ impl Load {
 
     /// Waits until the last write completes, which must be in its target then, or its queue pair fails; whether it completes.
     fn completes(&self) -> anyhow::Result<bool> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_OUT;
         loop {
             if let Some(entry) = self.queue.poll()? {
                 let done = entry.completion.succeeded();

@@ -9,7 +9,7 @@ use peerbar_verbs::{
 
 use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::Report;
-use super::{DEPTH, PATIENCE};
+use super::{DEPTH, TIME_OUT};
 
 /// Bytes of a transfer, more than a packet has.
 const LENGTH: u32 = 100_000;
@@ -102,7 +102,7 @@ impl Bench {
             };
             let local = self.source.local(0, length);
             self.asking.post(id, operation, local, &self.peer)?;
-            let done = self.asking.wait(PATIENCE)?;
+            let done = self.asking.wait(TIME_OUT)?;
             ensure!(
                 done.status == status,
                 "{operation:?} ended with {}",
@@ -131,7 +131,7 @@ impl Bench {
         }
         self.ask(Operation::Send, Status::SUCCESS)?;
         for _ in 0..TIMES {
-            self.asked.wait(PATIENCE)?.succeeded()?;
+            self.asked.wait(TIME_OUT)?.succeeded()?;
         }
         self.expect("after sends", [[TIMES, 0], [TIMES, 0], [0, 0]])
     }

@@ -16,7 +16,7 @@ use peerbar_verbs::{
 
 use super::memory::{Memory, MemoryKind};
 use super::spare::{self, SpareMemory};
-use super::{DEPTH, PATIENCE};
+use super::{DEPTH, TIME_OUT};
 
 /// Files that stay open, for transfers one after the other.
 const OPEN_FILES: usize = 4;
@@ -175,11 +175,11 @@ impl LocalEnd {
         let local = self.region.local(span.offset, span.length);
         self.posted = Instant::now();
         pair.post(id, Operation::Send, local, &other.peer)?;
-        self.completed(pair.wait(PATIENCE)?)
+        self.completed(pair.wait(TIME_OUT)?)
     }
 
     fn wait(&self) -> anyhow::Result<Completed> {
-        self.completed(self.pair.wait(PATIENCE)?)
+        self.completed(self.pair.wait(TIME_OUT)?)
     }
 
     fn completed(&self, completion: Completion) -> anyhow::Result<Completed> {

@@ -8,7 +8,7 @@ use peerbar_verbs::{
 
 use super::memory::{Memory, MemoryKind, PAGE};
 use super::report::Report;
-use super::{DEPTH, PATIENCE};
+use super::{DEPTH, TIME_OUT};
 
 /// What the target's memory has before each request, and after it.
 const UNTOUCHED: u8 = 0x5a;
@@ -87,7 +87,7 @@ impl Bench {
     /// How a request with the local memory `local` ends.
     pub(crate) fn status(&self, operation: Operation, local: Local) -> anyhow::Result<Status> {
         self.asking.post(9, operation, local, &self.peer)?;
-        let done = self.asking.wait(PATIENCE)?;
+        let done = self.asking.wait(TIME_OUT)?;
         ensure!(done.id == 9, "request 9 completed as {}", done.id);
         Ok(done.status)
     }
@@ -125,7 +125,7 @@ impl Bench {
         self.asked.post_receive(3, region.local(0, LENGTH))?;
         let sent = self.asked(Operation::Send)?;
         ensure!(sent != Status::SUCCESS, "the send succeeded");
-        let received = self.asked.wait(PATIENCE)?;
+        let received = self.asked.wait(TIME_OUT)?;
         ensure!(
             received.id == 3 && received.status != Status::SUCCESS,
             "the receive completed as {received:?}"
@@ -197,7 +197,7 @@ impl Bench {
         }
         stopped.stop()?;
         for id in 0..3 {
-            let done = stopped.wait(PATIENCE)?;
+            let done = stopped.wait(TIME_OUT)?;
             ensure!(done.id == id, "receive {id} completed as {}", done.id);
             expect(done.status, &[Status::FLUSHED])?;
         }

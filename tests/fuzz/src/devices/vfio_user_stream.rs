@@ -25,7 +25,7 @@ use rustix::time::{TimerfdClockId, TimerfdFlags, timerfd_create};
 use super::ram_disk;
 
 /// How long a descriptor that a session has had may be open after its end.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 const REGISTERS: u32 = 0;
 
 /// What the client does.
@@ -360,7 +360,7 @@ pub fn run(data: &[u8]) {
     sessions.ended.recv().expect("a session that ends");
     drop(client);
     // A thread of its own closes what may wait for others, soon.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIME_OUT;
     while descriptors() > before {
         assert!(Instant::now() < end, "a descriptor has leaked");
         thread::yield_now();

@@ -19,7 +19,7 @@ pub(super) const A: Gid = Gid([0xa; 16]);
 pub(super) const B: Gid = Gid([0xb; 16]);
 const TO: u64 = PAYLOAD + (4 << 20);
 /// Longer than anything here takes on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_OUT: Duration = Duration::from_secs(60);
 
 /// A fabric, until it is dropped.
 pub(super) struct Fabric {
@@ -83,7 +83,7 @@ fn completions(adapters: &mut [&mut Adapter], pair: &mut Pair, count: usize) -> 
     let start = Instant::now();
     let mut all = Vec::new();
     while all.len() < count {
-        assert!(start.elapsed() < PATIENCE, "{all:?}");
+        assert!(start.elapsed() < TIME_OUT, "{all:?}");
         for adapter in &mut *adapters {
             adapter.now = Instant::now();
             adapter.work();

@@ -25,7 +25,7 @@ const ROUNDS: u32 = 5;
 const WRITES: u32 = 128;
 const MESSAGES: u32 = 1024;
 const MESSAGE: u32 = 64;
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_OUT: Duration = Duration::from_secs(60);
 
 /// An adapter whose worker has a thread, below a switch with two GPUs.
 struct Running {
@@ -100,7 +100,7 @@ fn carry_out(adapter: &Adapter, pair: &mut Pair, post: impl Fn(u32) -> Post, cou
             assert_eq!(completion.status, CompletionStatus::Ok);
             done += 1;
         }
-        assert!(start.elapsed() < PATIENCE, "{done} of {count}");
+        assert!(start.elapsed() < TIME_OUT, "{done} of {count}");
         std::thread::yield_now();
     }
     Taken {

@@ -33,7 +33,7 @@ use crate::notifier::Notifier;
 use crate::registers::Registers;
 use crate::storage::Storage;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 const BLOCK: usize = 512;
 const RAM_BYTES: u64 = 0x4_0000;
 /// Where data goes, away from the queues.
@@ -180,7 +180,7 @@ impl Scene {
     }
 
     fn confirm(&self, request: WorkerRequest) {
-        self.request(request).recv_timeout(PATIENCE).unwrap();
+        self.request(request).recv_timeout(TIME_OUT).unwrap();
     }
 
     /// Has queue `id` read a block of a namespace to `DATA` and the page of that number.
@@ -234,7 +234,7 @@ impl Scene {
             if let Some(entry) = self.completion(id) {
                 return entry;
             }
-            assert!(start.elapsed() < PATIENCE, "queue {id} completes nothing");
+            assert!(start.elapsed() < TIME_OUT, "queue {id} completes nothing");
             std::thread::yield_now();
         }
     }
@@ -412,8 +412,8 @@ fn a_small_a_large_and_a_slow_read(ram: &MemoryFile) -> [SubmissionEntry; 3] {
         .flat_map(|page| (DATA + page * 0x1000).to_le_bytes())
         .collect();
     ram.write(DATA + pages * 0x1000, &list).unwrap();
-    let places = [(0, FAST, DATA), (1, FAST, DATA), (2, SLOW, RAM_BYTES)];
-    let mut commands = places.map(|(cid, nsid, address)| {
+    let reads = [(0, FAST, DATA), (1, FAST, DATA), (2, SLOW, RAM_BYTES)];
+    let mut commands = reads.map(|(cid, nsid, address)| {
         let mut command = SubmissionEntry::new_zeroed();
         command.opcode = NvmOpcode::Read as u8;
         command.cid.set(cid);
@@ -472,7 +472,7 @@ fn submission_queue_is_removed_after_its_commands_complete() {
     scene.wait(2);
     assert!(removed.try_recv().is_err(), "a command is outstanding");
     scene.deliver(1);
-    removed.recv_timeout(PATIENCE).unwrap();
+    removed.recv_timeout(TIME_OUT).unwrap();
     assert_eq!(scene.completion(1), Some((1, 0)));
 }
 
@@ -487,7 +487,7 @@ fn finish_waits_for_commands_of_the_kernel() {
     scene.wait(2);
     assert!(finished.try_recv().is_err());
     scene.deliver(1);
-    finished.recv_timeout(PATIENCE).unwrap();
+    finished.recv_timeout(TIME_OUT).unwrap();
     assert_eq!(scene.completion(1), Some((1, 0)));
 }
 
@@ -513,7 +513,7 @@ fn reset_waits_for_data_and_drops_its_command() {
         let forgotten = scene.request(WorkerRequest::Forget);
         scene.deliver(1);
         reset.join().unwrap();
-        forgotten.recv_timeout(PATIENCE).unwrap();
+        forgotten.recv_timeout(TIME_OUT).unwrap();
     });
     assert_eq!(scene.page(1), [7; BLOCK]);
     assert_eq!(scene.completion(1), None);

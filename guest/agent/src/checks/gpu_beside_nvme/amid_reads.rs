@@ -20,7 +20,7 @@ use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 use crate::held_back_reader::HeldBackReader;
 use crate::pattern::Pattern;
-use crate::user_gpu::PATIENCE;
+use crate::user_gpu::TIME_OUT;
 
 /// Sizes of the buffers that take all memory of a GPU, in bytes.
 const TAKEN: [u64; 3] = [16 << 20, 1 << 20, GPU_PAGE];
@@ -74,7 +74,7 @@ impl AmidReads<'_> {
             state == QueueState::Revoked,
             "the queues are {state:?}, and were to be revoked"
         );
-        ends_by_its_limit(reader.statuses(PATIENCE))?;
+        ends_by_its_limit(reader.statuses(TIME_OUT))?;
         reader.delete().release();
         self.next_owner_keeps_its_mark(free)?;
         self.others_work()?;
@@ -101,7 +101,7 @@ impl AmidReads<'_> {
         let lost = in_progress(&watch.since(&begun)?, self.disk.number)?;
         let ended = match lost {
             0 => Ok(()),
-            _ => ends_by_its_limit(deleted.statuses(PATIENCE)),
+            _ => ends_by_its_limit(deleted.statuses(TIME_OUT)),
         };
         let memory = [&deleted.data, deleted.queue_memory()];
         let kept = ended.and_then(|()| self.keep_their_mark(&memory));
@@ -141,7 +141,7 @@ impl AmidReads<'_> {
                 return in_progress(&traffic, self.disk.number);
             }
             ensure!(
-                since.elapsed() < PATIENCE,
+                since.elapsed() < TIME_OUT,
                 "the disk holds back {} of {} commands, and no more come",
                 traffic.injected_faults(self.disk.number),
                 self.depth()

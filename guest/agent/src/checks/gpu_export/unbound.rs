@@ -9,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 use peerbar_gds::ExportPolicy;
 
 use super::{Bench, MARK, fails_with, is_notified};
-use crate::checks::gpu_load::{GPU_PAGE, PATIENCE, memory_is_back};
+use crate::checks::gpu_load::{GPU_PAGE, TIME_OUT, memory_is_back};
 use crate::dma_buf_importer::{Import, Kind};
 use crate::kmsg::KernelLog;
 
@@ -79,7 +79,7 @@ fn is_waiting(
     log: &mut KernelLog,
     bystanders: &[Import<'_>],
 ) -> anyhow::Result<()> {
-    bench.guest.uevents.wait_for(PATIENCE, || {
+    bench.guest.uevents.wait_for(TIME_OUT, || {
         ensure!(
             log.new_messages().any(|line| line.contains(WAITS)),
             "the driver does not wait for the holder of a dma-buf"
@@ -99,7 +99,7 @@ fn write(file: &str, bench: &Bench<'_>) -> anyhow::Result<()> {
 
 fn works_again(bench: &Bench<'_>) -> anyhow::Result<()> {
     let uevents = &bench.guest.uevents;
-    let gpu = uevents.wait_for(PATIENCE, || bench.gpu.open())?;
+    let gpu = uevents.wait_for(TIME_OUT, || bench.gpu.open())?;
     let (first, second) = (gpu.allocate(GPU_PAGE)?, gpu.allocate(GPU_PAGE)?);
     gpu.fill(first.span(..)?, MARK)?;
     gpu.copy(first.span(..)?, second.span(..)?)?;

@@ -16,7 +16,7 @@ use crate::interrupts;
 use crate::kmsg::KernelLog;
 
 /// How long the device may take to notice.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// A bus address without a completer.
 const NOWHERE: u64 = 0x000f_0000_0000_0000;
@@ -208,7 +208,7 @@ impl<'a> Bench<'a> {
     }
 
     fn wait_for_state(&self, wanted: ChannelState) -> anyhow::Result<()> {
-        self.guest.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(TIME_OUT, || {
             let state = self.channel.state()?;
             ensure!(state == wanted, "the channel is {state:?}, not {wanted:?}");
             Ok(())
@@ -225,7 +225,7 @@ impl<'a> Bench<'a> {
 
     /// Both the device's vector and the channel's.
     fn wait_for_interrupts(&self, before: [u64; 2]) -> anyhow::Result<()> {
-        self.guest.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(TIME_OUT, || {
             let now = self.interrupts()?;
             let came = now.iter().zip(&before).all(|(now, before)| now > before);
             ensure!(
@@ -246,7 +246,7 @@ impl<'a> Bench<'a> {
             gpu_channel::NUMBER
         );
         let mut said = Vec::new();
-        self.guest.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(TIME_OUT, || {
             said.extend(log.new_messages());
             let logged = said.iter().any(|line| line.ends_with(&wanted));
             ensure!(
@@ -291,14 +291,14 @@ impl<'a> Bench<'a> {
             self.buffer.mapping().read(at, &mut bytes)?;
             anyhow::Ok(u64::from_le_bytes(bytes))
         };
-        self.guest.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(TIME_OUT, || {
             let (fence, head) = (word(FENCE)?, self.channel.head()?);
             ensure!((fence, head) == (1, 1), "the fence is {fence}, HEAD {head}");
             Ok(())
         })?;
         let seen = (word(TARGET)?, word(TARGET + 8)?);
         ensure!(seen == (MARK, 0), "a fill of 8 bytes has left {seen:x?}");
-        self.guest.uevents.wait_for(PATIENCE, || {
+        self.guest.uevents.wait_for(TIME_OUT, || {
             let ([_, now], [_, before]) = (self.interrupts()?, interrupts);
             ensure!(now > before, "no interrupt comes through vector {VECTOR}");
             Ok(())

@@ -13,7 +13,7 @@ use rustix::ioctl::{Updater, ioctl};
 use crate::gpus;
 
 /// How long a command may take, in nanoseconds.
-const PATIENCE: u64 = 30_000_000_000;
+const TIME_OUT_NS: u64 = 30_000_000_000;
 
 /// The GPU's device file.
 #[derive(Debug)]
@@ -56,7 +56,7 @@ impl Node {
     pub(super) fn wait(&self, fence: u64) -> Result<u32, Errno> {
         let mut wait = Wait {
             fence,
-            timeout_ns: PATIENCE,
+            timeout_ns: TIME_OUT_NS,
             ..Wait::default()
         };
         // SAFETY: as in `allocate`.

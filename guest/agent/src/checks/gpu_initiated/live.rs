@@ -20,7 +20,7 @@ use crate::counters::{Begun, Traffic, TrafficWatch};
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
-use crate::user_gpu::PATIENCE;
+use crate::user_gpu::TIME_OUT;
 
 /// How the disk is taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ impl Scene<'_> {
         }
         let device = loss.inflict(disk)?;
         let in_progress = in_progress(&watch.since(&begun)?, self.disk())?;
-        let ended = gpu.statuses(PATIENCE);
+        let ended = gpu.statuses(TIME_OUT);
         if in_progress == 0 {
             return Ok(End::Early);
         }

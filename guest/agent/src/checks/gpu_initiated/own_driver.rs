@@ -9,7 +9,7 @@ use peerbar_vfio_nvme::{Disk, QueueDoorbells};
 
 use super::{BYTES, Initiator, LIMIT, READ_BYTES, READS};
 use crate::gpus::Gpu;
-use crate::user_gpu::PATIENCE;
+use crate::user_gpu::TIME_OUT;
 
 /// An opening of the GPU, which is a channel of it, with queues and data, which the disk finds by bus addresses.
 pub(super) struct OwnDriverGpu {
@@ -98,8 +98,8 @@ impl OwnDriverGpu {
     }
 
     /// How the reads of the last launch have ended.
-    pub(super) fn statuses(&mut self, patience: Duration) -> peerbar_gds::Result<Vec<u16>> {
-        self.queue.wait(patience)
+    pub(super) fn statuses(&mut self, time_out: Duration) -> peerbar_gds::Result<Vec<u16>> {
+        self.queue.wait(time_out)
     }
 }
 
@@ -135,7 +135,7 @@ impl Initiator for OwnDriverGpu {
     }
 
     fn wait(&mut self) -> anyhow::Result<()> {
-        let statuses = self.statuses(PATIENCE)?;
+        let statuses = self.statuses(TIME_OUT)?;
         let failed = (0..).zip(&statuses).find(|(_, status)| **status != 0);
         ensure!(
             failed.is_none() && statuses.len() == usize::from(READS),

@@ -17,7 +17,7 @@ use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
 use crate::user_drivers::address_space;
-use crate::user_gpu::PATIENCE;
+use crate::user_gpu::TIME_OUT;
 
 /// Longest time to the next completion: longer than the driver waits before it gives the launch up.
 const NO_LIMIT: Duration = Duration::from_secs(50);
@@ -95,7 +95,7 @@ fn lose(gpu: &mut OwnDriverGpu, disk: &mut Disk) -> anyhow::Result<()> {
         ended => bail!("the launch is to have no end, and is over: {ended:?}"),
     }
     disk.device().reset()?;
-    match gpu.statuses(PATIENCE) {
+    match gpu.statuses(TIME_OUT) {
         Err(Error::Fault(Fault::Revoked)) => Ok(()),
         ended => bail!("the launch is to end with fault 257, and ends so: {ended:?}"),
     }

@@ -20,7 +20,7 @@ const LAUNCHES: [(u32, u32); 3] = [(1 << 14, 1024), (512, 1000), (1, 1)];
 const COUNTER: u64 = 8;
 
 /// How long the commands may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_OUT: Duration = Duration::from_secs(30);
 
 pub(super) fn run(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
     let mut cut = 0;
@@ -40,7 +40,7 @@ fn reset_amid_additions(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result
     let opened = gpu.open()?;
     let counters = opened.allocate_host(crate::checks::PAGE)?;
     let fences = launch_all(&opened, &counters)?;
-    guest.uevents.wait_for(PATIENCE, || {
+    guest.uevents.wait_for(TIME_OUT, || {
         let count = counter(&counters, 0)?;
         ensure!(count > 0, "the first command does not begin");
         Ok(())
@@ -48,11 +48,11 @@ fn reset_amid_additions(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result
     reset(&gpu.pci.join("reset"))?;
 
     let (first, behind) = fences.split_first().context("no commands")?;
-    let outcome = first.wait(PATIENCE);
+    let outcome = first.wait(TIME_OUT);
     let count = counter(&counters, 0)?;
     let was_cut = judge(&outcome, count, adds(LAUNCHES.first()))?;
     for (index, (fence, launch)) in (1..).zip(behind.iter().zip(LAUNCHES.iter().skip(1))) {
-        let outcome = fence.wait(PATIENCE);
+        let outcome = fence.wait(TIME_OUT);
         let cut = judge(&outcome, counter(&counters, index)?, adds(Some(launch)))?;
         ensure!(
             !cut,

@@ -9,7 +9,7 @@ use anyhow::{Context, bail, ensure};
 use peerbar_vfio_nvme::{Direction, Disk};
 
 use super::slot::Slot;
-use super::{DEPTH, PATIENCE, READ};
+use super::{DEPTH, READ, TIME_OUT};
 
 /// Reads without a pause.
 #[derive(Debug, Default)]
@@ -74,10 +74,10 @@ impl Load {
             }
             match stopped {
                 Some(_) if disk.outstanding() == 0 || !disk.is_ready()? => return Ok(slots),
-                Some(since) if since.elapsed() > PATIENCE => bail!(
+                Some(since) if since.elapsed() > TIME_OUT => bail!(
                     "{} reads have not ended {} s later",
                     disk.outstanding(),
-                    PATIENCE.as_secs()
+                    TIME_OUT.as_secs()
                 ),
                 _ => thread::yield_now(),
             }
@@ -90,7 +90,7 @@ impl Load {
         while count.load(Ordering::Acquire) < reads {
             let (done, failed) = (&self.done, &self.failed);
             ensure!(
-                begun.elapsed() < PATIENCE,
+                begun.elapsed() < TIME_OUT,
                 "{} reads have ended well and {} with an error, and no more do",
                 done.load(Ordering::Acquire),
                 failed.load(Ordering::Acquire)
