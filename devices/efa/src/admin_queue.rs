@@ -128,7 +128,7 @@ impl AdminQueue {
             }
             _ => {}
         }
-        let (index, phase) = place(self.taken, self.depth_log);
+        let (index, phase) = ring_index(self.taken, self.depth_log);
         let address = entry_address(self.submission, index, self.entry_bytes);
         let mut entry = [0; WIDE_ENTRY_BYTES];
         let fetched = entry.get_mut(..self.entry_bytes).unwrap_or_default();
@@ -145,7 +145,7 @@ impl AdminQueue {
         command: &Command,
         outcome: Result<Answer, Status>,
     ) -> Result<(), QueueError> {
-        let (index, phase) = place(self.posted, self.completion_depth_log);
+        let (index, phase) = ring_index(self.posted, self.completion_depth_log);
         let (status, answer) = match outcome {
             Ok(answer) => (Status::Success, answer),
             Err(status) => (status, [0; ANSWER_BYTES]),
@@ -175,7 +175,7 @@ impl AdminQueue {
 }
 
 /// The index of the entry after `count` others in a ring, and the phase that it has then.
-fn place(count: u16, depth_log: u32) -> (u16, bool) {
+fn ring_index(count: u16, depth_log: u32) -> (u16, bool) {
     let index = count & ((1 << depth_log) - 1);
     (index, count >> depth_log & 1 == 0)
 }
@@ -251,11 +251,11 @@ mod tests {
 
     #[test]
     fn phase_changes_with_each_round() {
-        assert_eq!(place(0, 5), (0, true));
-        assert_eq!(place(31, 5), (31, true));
-        assert_eq!(place(32, 5), (0, false));
-        assert_eq!(place(u16::MAX, 5), (31, false));
-        assert_eq!(place(0, 12), (0, true), "as after the counter wrapped");
+        assert_eq!(ring_index(0, 5), (0, true));
+        assert_eq!(ring_index(31, 5), (31, true));
+        assert_eq!(ring_index(32, 5), (0, false));
+        assert_eq!(ring_index(u16::MAX, 5), (31, false));
+        assert_eq!(ring_index(0, 12), (0, true), "as after the counter wrapped");
     }
 
     #[test]

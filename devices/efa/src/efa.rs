@@ -164,7 +164,7 @@ impl Efa {
         }
     }
 
-    /// Answers a request to read a register: at once if its place is memory that is mapped here, since the driver waits for 50
+    /// Answers a request to read a register: at once if its address is memory that is mapped here, since the driver waits for 50
     /// ms only; if not, the engine answers, which may wait.
     fn answer(&self, request: ReadRequest) {
         let (answer, is_answering) = self
@@ -183,11 +183,11 @@ impl Efa {
         }
     }
 
-    /// Writes an answer, if its place is memory that is mapped here; whether it is.
+    /// Writes an answer, if its address is memory that is mapped here; whether it is.
     fn write_answer(&self, address: u64, answer: &[u8]) -> bool {
         let mut session = self.answers.lock();
-        let (purpose, place) = (Purpose::Control, (address, answer.len()));
-        let is_written = session.reaches(purpose, Direction::Write, place)
+        let (purpose, range) = (Purpose::Control, (address, answer.len()));
+        let is_written = session.reaches(purpose, Direction::Write, range)
             && session
                 .write_entries(purpose, address, answer, answer.len())
                 .is_ok();

@@ -100,8 +100,8 @@ impl Engine {
         let answer = self.shared.with(|registers| registers.answer(request));
         if let Some((address, answer)) = answer {
             let written = write_word_last(answer.as_bytes(), 0, |offset, part| {
-                let place = address.wrapping_add(offset);
-                self.requester.write(Purpose::Control, place, part)
+                let address = address.wrapping_add(offset);
+                self.requester.write(Purpose::Control, address, part)
             });
             if let Err(error) = written {
                 log::debug!("register {:#x} is not read: {error}", request.offset());

@@ -41,7 +41,7 @@ const _: () = assert!(
         && SEND_QUEUE_BYTES.is_multiple_of(PAGE)
 );
 
-/// A queue that has a doorbell, by the number of its place in the BAR.
+/// A queue that has a doorbell; one of a queue pair by the slot of that pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbell {
     /// Send queue of a queue pair.
@@ -70,9 +70,9 @@ impl Doorbell {
         }
         let uar = u16::try_from(offset / PAGE).ok()?;
         let in_page = offset % PAGE;
-        let number = |place| u16::try_from(place).ok();
+        let number = |index| u16::try_from(index).ok();
         let doorbell = match in_page.checked_sub(COMPLETION_DOORBELLS) {
-            Some(place) => Self::Completion(number(place / WORD)?),
+            Some(offset) => Self::Completion(number(offset / WORD)?),
             None if in_page.is_multiple_of(PAIR_STRIDE) => {
                 Self::Send(number(in_page / PAIR_STRIDE)?)
             }

@@ -64,9 +64,9 @@ pub struct Objects {
     pub(crate) completion_queues: Slots<CompletionQueue>,
     pub(crate) event_counters: Slots<EventCounter>,
     pub(crate) queue_pairs: Slots<QueuePair>,
-    /// The generation of the next queue pair of each place, which is part of its number.
+    /// The generation of the next queue pair of each slot, which is part of its number.
     generations: Vec<u8>,
-    /// The UAR that had each place of a send queue last: its process may have the memory mapped until the UAR is given back.
+    /// The UAR that had each slot of a send queue last: its process may have the memory mapped until the UAR is given back.
     send_queue_uars: Vec<Option<u16>>,
     /// Work requests in progress that were dropped with their queue pairs or by a reset.
     dropped: Vec<DroppedRequest>,

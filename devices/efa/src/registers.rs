@@ -406,8 +406,8 @@ mod tests {
         }
         registers.write(offset::MMIO_RESP_HI, 2);
         registers.write(offset::MMIO_RESP_LO, 0x3000);
-        let (place, _) = registers.answer(ReadRequest::new()).unwrap();
-        assert_eq!(place, 0x2_0000_3000);
+        let (address, _) = registers.answer(ReadRequest::new()).unwrap();
+        assert_eq!(address, 0x2_0000_3000);
         registers.request_read(ReadRequest::new());
         registers.fail();
         registers.write(offset::DEV_CTL, RESET);

@@ -145,8 +145,8 @@ impl Turn<'_> {
         sender: &Sender,
         to: u16,
     ) -> Result<Vec<u8>, CompletionStatus> {
-        let places = self.remote_buffer(sender, to, (packet.part, Need::RemoteRead))?;
-        let data = self.parts.transfers.read(responder::tag(to), &places);
+        let segments = self.remote_buffer(sender, to, (packet.part, Need::RemoteRead))?;
+        let data = self.parts.transfers.read(responder::tag(to), &segments);
         let data = data.map_err(|_| CompletionStatus::RemoteBadAddress)?;
         self.parts.statistics.read_response_bytes += data.len() as u64;
         self.parts.statistics.packet_bytes += data.len() as u64;

@@ -129,8 +129,8 @@ impl Turn<'_> {
             return false;
         }
         if queue.outstanding() >= queue.entries
-            && let Some(place) = queue.polled_doorbell
-            && let Ok(value) = self.parts.bar_memory.load(place)
+            && let Some(offset) = queue.polled_doorbell
+            && let Ok(value) = self.parts.bar_memory.load(offset)
         {
             queue.is_followed |= value != NEVER_WRITTEN;
             queue.consumed = CompletionDoorbell::from_bits(value).consumer_index();

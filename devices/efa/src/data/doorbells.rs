@@ -49,7 +49,7 @@ const _: () = assert!(limits::EVENT_QUEUES as u32 <= u32::BITS);
 pub(crate) enum Rung {
     /// A doorbell has this value.
     Doorbell(Doorbell, u32),
-    /// The queue pair of this place has another state.
+    /// The queue pair of this slot has another state.
     Changed(u16),
     /// An event queue was armed.
     EventQueue(u16),
@@ -123,7 +123,7 @@ impl Doorbells {
         }
     }
 
-    /// The queue pair of this place has another state.
+    /// The queue pair of this slot has another state.
     pub(crate) fn wake(&self, slot: u16) {
         set(&self.changed, slot.into());
         self.wake_worker();

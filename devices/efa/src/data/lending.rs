@@ -34,7 +34,7 @@ const MOST_READS: usize = 512;
 const READ_TIME: Duration = Duration::from_secs(30);
 /// How long an adapter is lent nothing that has left a copy unfinished: it has delayed a change of this adapter's memory.
 const HUNG: Duration = Duration::from_secs(60);
-/// How often files are shown for one part of a transfer before it goes in packets: others may need the place of each file meanwhile.
+/// How often files are shown for one part of a transfer before it goes in packets: others may need the slot of each file meanwhile.
 pub(super) const MOST_SHOWS: u8 = 8;
 
 /// What this adapter lends, and what others lend to it.
@@ -122,13 +122,13 @@ impl Lending {
         let mut files: Vec<u32> = Vec::new();
         let mut known: Option<(*const MemoryFile, u32)> = None;
         for (span, len) in loan.memory() {
-            let place = Arc::as_ptr(&span.file);
-            let same = known.filter(|(last, _)| *last == place);
+            let memory = Arc::as_ptr(&span.file);
+            let same = known.filter(|(last, _)| *last == memory);
             let file = match same {
                 Some((_, number)) => number,
                 None => self.number(&span.file)?,
             };
-            known = Some((place, file));
+            known = Some((memory, file));
             if !files.contains(&file) {
                 files.push(file);
             }
@@ -296,8 +296,8 @@ impl Lending {
         lent: &LentPart,
     ) -> Option<(BorrowedLoan, Vec<(Span, usize)>)> {
         let lender = self.lenders.get_mut(&from)?;
-        let (words, place) = lent.word;
-        let loan = lender.loan(words, place)?;
+        let (words, id) = lent.word;
+        let loan = lender.loan(words, id)?;
         let span = |range: &LentRange| {
             let (file, offset, bytes) = range.parts();
             let span = lender.span(file, offset, bytes.into());
@@ -334,8 +334,8 @@ impl Lending {
     /// Whether an adapter has this loan, which it gives back.
     pub(super) fn end_read(&mut self, gid: Gid, loan: u64) -> bool {
         let is_it = |read: &Read| (read.gid, read.loan) == (gid, loan);
-        let place = self.reads.iter().position(is_it);
-        place.and_then(|place| self.reads.remove(place)).is_some()
+        let index = self.reads.iter().position(is_it);
+        index.and_then(|index| self.reads.remove(index)).is_some()
     }
 
     /// An adapter is gone, or all are: the loans that end with it.

@@ -28,12 +28,12 @@ impl Turn<'_> {
     ) -> Result<Option<Unsent>, NoPacket> {
         let request = &job.request;
         let header = self.header(requester, job, (Verb::Write, part), true)?;
-        let places = self.local_places(requester, request, Need::LocalRead, part)?;
+        let segments = self.local_segments(requester, request, Need::LocalRead, part)?;
         let tag = tag(requester.sender.pair, job.number);
         let Some(words) = self.parts.lending.words(gid, self.now) else {
             return Ok(None);
         };
-        let Some(loan) = self.parts.transfers.lend(tag, &places, &words.words) else {
+        let Some(loan) = self.parts.transfers.lend(tag, &segments, &words.words) else {
             return Ok(None);
         };
         let Some(ranges) = self.parts.lending.ranges(&loan) else {
@@ -112,10 +112,10 @@ impl Turn<'_> {
         sent: &SentPacket,
         lent: &LentPart,
     ) -> Result<(), Refusal> {
-        let places = self.local_places(requester, &job.request, Need::LocalWrite, sent.part)?;
+        let segments = self.local_segments(requester, &job.request, Need::LocalWrite, sent.part)?;
         let tag = tag(requester.sender.pair, job.number);
         let status = CompletionStatus::LocalInvalidKey;
-        self.copy_lent(tag, (sent.gid, lent), &places, status)
+        self.copy_lent(tag, (sent.gid, lent), &segments, status)
     }
 
     /// Copies memory that another adapter lends. The status is that of a destination that cannot be written.
@@ -185,14 +185,14 @@ impl Turn<'_> {
         let sender = packet.sender(from, QueuePairKind::ReliableDatagram);
         let to = packet.destination;
         self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
-        let places = self.remote_buffer(&sender, to, (packet.part, Need::RemoteRead))?;
+        let segments = self.remote_buffer(&sender, to, (packet.part, Need::RemoteRead))?;
         if !self.lends_to(from) {
             return Err(Refusal::NotLent);
         }
         let words = self.parts.lending.words(from, self.now);
         let words = words.ok_or(Refusal::NotLent)?;
         let tag = responder::tag(to);
-        let loan = self.parts.transfers.lend(tag, &places, &words.words);
+        let loan = self.parts.transfers.lend(tag, &segments, &words.words);
         let loan = loan.ok_or(Refusal::LoanOver)?;
         let ranges = self.parts.lending.ranges(&loan).ok_or(Refusal::LoanOver)?;
         match self.show(from, &loan, &words) {
@@ -202,7 +202,7 @@ impl Turn<'_> {
                 *shows += 1;
                 return Ok(None);
             }
-            // Others need the places of its files.
+            // Other loans need the slots of its files.
             Shown::Asked => return Err(Refusal::LoanOver),
             Shown::Refused => return Err(Refusal::NotLent),
             // Nothing was asked, so no answer would have it taken again.
@@ -231,10 +231,10 @@ impl Turn<'_> {
     ) -> Result<(), Refusal> {
         let (to, part) = (packet.destination, packet.part);
         self.check_remote_buffer(sender, to, (packet.whole(), Need::RemoteWrite))?;
-        let places = self.remote_buffer(sender, to, (part, Need::RemoteWrite))?;
+        let segments = self.remote_buffer(sender, to, (part, Need::RemoteWrite))?;
         let lent = LentPart::decode(lent, part.bytes).ok_or(Refusal::NotLent)?;
         let status = CompletionStatus::RemoteBadAddress;
-        self.copy_lent(responder::tag(to), (sender.gid, &lent), &places, status)?;
+        self.copy_lent(responder::tag(to), (sender.gid, &lent), &segments, status)?;
         self.count_received(part.bytes as usize);
         self.parts.statistics.write_received_bytes += u64::from(part.bytes);
         Ok(())

@@ -1,6 +1,6 @@
 //! What adapters say to each other: a header, then payload. All of it is checked by its receiver.
 //!
-//! In place of payload there may be a loan: the place of its word, and its ranges. Its receiver copies from there, if the word permits it. What
+//! In place of payload there may be a loan: the slot of its word, and its ranges. Its receiver copies from there, if the word permits it. What
 //! reads that way gives the memory back, and learns only then whether it was intact.
 //!
 //! A request of a reliable queue pair is answered by a status, then the payload of a read. A datagram is a message, and not
@@ -154,7 +154,7 @@ struct LentWord {
 /// Memory that is lent for a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LentPart {
-    /// The number of the words that were shown, and the place of the loan's word.
+    /// The number of the words that were shown, and the slot of the loan's word.
     pub(super) word: (u32, LoanId),
     pub(super) ranges: Vec<LentRange>,
 }
@@ -162,11 +162,11 @@ pub(super) struct LentPart {
 impl LentPart {
     /// As payload.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let (words, place) = self.word;
+        let (words, id) = self.word;
         let word = LentWord {
             words: U32::new(words),
-            slot: U32::new(place.slot),
-            generation: U32::new(place.generation),
+            slot: U32::new(id.slot),
+            generation: U32::new(id.generation),
             reserved: U32::ZERO,
         };
         [word.as_bytes(), self.ranges.as_bytes()].concat()
@@ -175,12 +175,12 @@ impl LentPart {
     /// A loan of `bytes` bytes. `None` if it makes no sense.
     pub(super) fn decode(data: &[u8], bytes: u32) -> Option<Self> {
         let (word, ranges) = LentWord::read_from_prefix(data).ok()?;
-        let place = LoanId {
+        let id = LoanId {
             slot: word.slot.get(),
             generation: word.generation.get(),
         };
         Some(Self {
-            word: (word.words.get(), place),
+            word: (word.words.get(), id),
             ranges: LentRange::decode_all(ranges, bytes)?,
         })
     }
@@ -459,12 +459,12 @@ mod tests {
             is_lent: true,
             ..packet(Verb::Write, LENT_BYTES)
         };
-        let place = LoanId {
+        let id = LoanId {
             slot: 5,
             generation: 6,
         };
         let mut part = LentPart {
-            word: (7, place),
+            word: (7, id),
             ranges: vec![
                 LentRange::new(1, 2, LENT_BYTES - 1),
                 LentRange::new(3, 4, 1),

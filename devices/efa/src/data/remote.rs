@@ -278,7 +278,7 @@ impl Turn<'_> {
         let is_first = part.offset == 0;
         let moves = matches!(verb, Verb::Message | Verb::Read | Verb::Write);
         if is_first && part.len < request.bytes && moves {
-            self.local_places(requester, request, need, Part::whole(request.bytes))?;
+            self.local_segments(requester, request, need, Part::whole(request.bytes))?;
         }
         Ok(Packet {
             verb,
@@ -306,14 +306,14 @@ impl Turn<'_> {
             Verb::Read => Need::LocalWrite,
             _ => Need::LocalRead,
         };
-        let places = self.local_places(requester, request, need, part)?;
+        let segments = self.local_segments(requester, request, need, part)?;
         let tag = tag(requester.sender.pair, job.number);
         let is_without = !matches!(verb, Verb::Message | Verb::Write);
-        match payload(request, &places, part) {
+        match payload(request, &segments, part) {
             _ if is_without => Ok(header.encode(&[])),
             Payload::Bytes(data) => Ok(header.encode(data)),
-            Payload::Places(places) => {
-                let data = self.parts.transfers.read(tag, places);
+            Payload::Segments(segments) => {
+                let data = self.parts.transfers.read(tag, segments);
                 let data = data.map_err(|_| CompletionStatus::LocalInvalidKey)?;
                 Ok(header.encode(&data))
             }
@@ -420,9 +420,10 @@ impl Turn<'_> {
             }
             Verb::Read => {
                 let request = &job.request;
-                let places = self.local_places(requester, request, Need::LocalWrite, sent.part)?;
+                let segments =
+                    self.local_segments(requester, request, Need::LocalWrite, sent.part)?;
                 let tag = tag(requester.sender.pair, job.number);
-                let written = self.parts.transfers.write(tag, data, &places);
+                let written = self.parts.transfers.write(tag, data, &segments);
                 written.map_err(|_| CompletionStatus::LocalInvalidKey)?;
                 self.count_received(data.len());
             }

@@ -246,8 +246,8 @@ impl Turn<'_> {
     ) -> Result<bool, CompletionStatus> {
         let request = &job.request;
         let whole = Part::whole(request.bytes);
-        let places = self.local_places(requester, request, Need::LocalRead, whole)?;
-        let payload = payload(request, &places, whole);
+        let segments = self.local_segments(requester, request, Need::LocalRead, whole)?;
+        let payload = payload(request, &segments, whole);
         let (destination, immediate) = (request.destination, request.immediate);
         if job.not_ready == 0 {
             self.count_sent(request.bytes);
@@ -268,12 +268,12 @@ impl Turn<'_> {
         if part.len < left && job.moved == 0 {
             // A write that does not fit writes nothing.
             let whole = Part::whole(request.bytes);
-            self.local_places(requester, request, Need::LocalRead, whole)?;
+            self.local_segments(requester, request, Need::LocalRead, whole)?;
             let whole = (request.remote, Need::RemoteWrite);
             self.check_remote_buffer(sender, destination, whole)?;
         }
-        let places = self.local_places(requester, request, Need::LocalRead, part)?;
-        let payload = payload(request, &places, part);
+        let segments = self.local_segments(requester, request, Need::LocalRead, part)?;
+        let payload = payload(request, &segments, part);
         self.write_memory(sender, destination, part_of(request.remote, part), payload)?;
         self.count_sent(part.len);
         job.moved += part.len;
@@ -308,11 +308,11 @@ impl Turn<'_> {
         if part.len < left && job.moved == 0 {
             // A read that does not fit reads nothing.
             let whole = Part::whole(request.bytes);
-            self.local_places(requester, request, Need::LocalWrite, whole)?;
+            self.local_segments(requester, request, Need::LocalWrite, whole)?;
             let whole = (request.remote, Need::RemoteRead);
             self.check_remote_buffer(sender, destination, whole)?;
         }
-        let to = self.local_places(requester, request, Need::LocalWrite, part)?;
+        let to = self.local_segments(requester, request, Need::LocalWrite, part)?;
         let from = (part_of(request.remote, part), Need::RemoteRead);
         let from = self.remote_buffer(sender, destination, from)?;
         let tag = tag(requester.sender.pair, job.number);
@@ -329,7 +329,7 @@ impl Turn<'_> {
     }
 
     /// The memory of a part of a work request's own buffers.
-    pub(super) fn local_places(
+    pub(super) fn local_segments(
         &self,
         requester: &Requester,
         request: &WorkRequest,
@@ -340,9 +340,9 @@ impl Turn<'_> {
             offset: mut skip,
             len: mut left,
         } = part;
-        let mut places = Vec::new();
+        let mut segments = Vec::new();
         let Data::Buffers(buffers) = &request.data else {
-            return Ok(places);
+            return Ok(segments);
         };
         for buffer in buffers {
             let skipped = skip.min(buffer.bytes);
@@ -352,13 +352,13 @@ impl Turn<'_> {
             let part = part_of(*buffer, Part::new(skipped, bytes));
             let domain = requester.protection_domain;
             self.objects
-                .buffer(domain, part.access(need), &mut places)
+                .buffer(domain, part.access(need), &mut segments)
                 .map_err(|error| {
                     log::debug!("queue pair {}: {error}", requester.sender.pair);
                     CompletionStatus::LocalInvalidKey
                 })?;
         }
-        Ok(places)
+        Ok(segments)
     }
 
     /// A work request is continued after that.
@@ -459,14 +459,14 @@ pub(super) fn unreliable(status: CompletionStatus) -> CompletionStatus {
     }
 }
 
-/// A part of the data of a work request: what is at its places, or the inline data from its offset on.
+/// A part of the data of a work request: what is at its segments, or the inline data from its offset on.
 pub(super) fn payload<'a>(
     request: &'a WorkRequest,
-    places: &'a [BusSegment],
+    segments: &'a [BusSegment],
     part: Part,
 ) -> Payload<'a> {
     match &request.data {
-        Data::Buffers(_) => Payload::Places(places),
+        Data::Buffers(_) => Payload::Segments(segments),
         Data::Register(_) | Data::Invalidate(_) => Payload::Bytes(&[]),
         Data::Inline(data) => {
             let (offset, len) = (part.offset as usize, part.len as usize);

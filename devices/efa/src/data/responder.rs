@@ -29,7 +29,7 @@ pub(super) struct Sender {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Payload<'a> {
     /// They are in memory that this adapter reaches.
-    Places(&'a [BusSegment]),
+    Segments(&'a [BusSegment]),
     /// They are here.
     Bytes(&'a [u8]),
 }
@@ -37,7 +37,7 @@ pub(super) enum Payload<'a> {
 impl Payload<'_> {
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Places(places) => total(places),
+            Self::Segments(segments) => total(segments),
             Self::Bytes(data) => data.len(),
         }
     }
@@ -120,7 +120,7 @@ impl Turn<'_> {
         let tag = tag(destination);
         let transfers = &mut self.parts.transfers;
         let written = match payload {
-            Payload::Places(from) => transfers.copy(tag, from, &to),
+            Payload::Segments(from) => transfers.copy(tag, from, &to),
             Payload::Bytes(data) => transfers.write(tag, data, &to),
         };
         written.map_err(|error| match error {
@@ -140,14 +140,14 @@ impl Turn<'_> {
         (buffer, need): (Buffer, Need),
     ) -> Result<Vec<BusSegment>, CompletionStatus> {
         let domain = self.rdma_receiver(sender, destination)?.protection_domain;
-        let mut places = Vec::new();
+        let mut segments = Vec::new();
         self.objects
-            .buffer(domain, buffer.access(need), &mut places)
+            .buffer(domain, buffer.access(need), &mut segments)
             .map_err(|error| {
                 log::debug!("queue pair {destination}: {error}");
                 CompletionStatus::RemoteBadAddress
             })?;
-        Ok(places)
+        Ok(segments)
     }
 
     /// Fails as [`Self::remote_buffer`] does.
@@ -246,11 +246,11 @@ impl Turn<'_> {
         receive: &Receive,
         payload: Payload<'_>,
     ) -> Result<(), CompletionStatus> {
-        let mut places = Vec::new();
+        let mut segments = Vec::new();
         for buffer in &receive.buffers {
             let access = buffer.access(Need::LocalWrite);
             self.objects
-                .buffer(receiver.protection_domain, access, &mut places)
+                .buffer(receiver.protection_domain, access, &mut segments)
                 .map_err(|error| {
                     log::debug!("receive of queue pair {}: {error}", receiver.number);
                     CompletionStatus::RemoteBadStatus
@@ -258,12 +258,12 @@ impl Turn<'_> {
         }
         let header = header_bytes(sender.kind);
         let bytes = payload.bytes();
-        if total(&places) < header.saturating_add(bytes) {
+        if total(&segments) < header.saturating_add(bytes) {
             return Err(CompletionStatus::RemoteBadLength);
         }
         let tag = tag(receiver.number);
-        let head = cut(&places, 0, header);
-        let body = cut(&places, header, bytes);
+        let head = cut(&segments, 0, header);
+        let body = cut(&segments, header, bytes);
         let gid = self.parts.gid;
         let transfers = &mut self.parts.transfers;
         let stored = match sender.kind {
@@ -273,7 +273,7 @@ impl Turn<'_> {
             QueuePairKind::ReliableDatagram => Ok(()),
         };
         let stored = stored.and_then(|()| match payload {
-            Payload::Places(from) => transfers.copy(tag, from, &body),
+            Payload::Segments(from) => transfers.copy(tag, from, &body),
             Payload::Bytes(data) => transfers.write(tag, data, &body),
         });
         stored.map_err(|error| match error {

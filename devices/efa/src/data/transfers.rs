@@ -55,7 +55,7 @@ impl Transfers {
         }
     }
 
-    /// Copies from places to places that are as long.
+    /// Copies from segments to segments that are as long.
     pub(super) fn copy(
         &mut self,
         tag: Tag,
@@ -71,8 +71,8 @@ impl Transfers {
         self.bounce(tag, from, to)
     }
 
-    /// Copies memory that is lent to places that are as long. Its lender may wait meanwhile, so no other thread or
-    /// process is waited for; a page of the places that the client keeps on a disk still delays it.
+    /// Copies memory that is lent to segments that are as long. Its lender may wait meanwhile, so no other thread or
+    /// process is waited for; a page of the segments that the client keeps on a disk still delays it.
     pub(super) fn copy_lent(
         &mut self,
         tag: Tag,
@@ -91,14 +91,14 @@ impl Transfers {
         Ok(())
     }
 
-    /// Lends places to another adapter, by these words. `None` if not all of it is memory that is mapped here, or too much is lent.
+    /// Lends segments to another adapter, by these words. `None` if not all of it is memory that is mapped here, or too much is lent.
     pub(super) fn lend(
         &mut self,
         tag: Tag,
-        places: &[BusSegment],
+        segments: &[BusSegment],
         words: &Arc<LoanWords>,
     ) -> Option<Loan> {
-        let loan = self.session.lend(tag, words, ranges(places));
+        let loan = self.session.lend(tag, words, ranges(segments));
         self.session.release();
         loan
     }
@@ -134,7 +134,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Writes these bytes to places that are as long.
+    /// Writes these bytes to segments that are as long.
     pub(super) fn write(
         &mut self,
         tag: Tag,
@@ -148,7 +148,7 @@ impl Transfers {
             .map_err(|_| TransferError::Destination)
     }
 
-    /// Reads as many bytes as the places have.
+    /// Reads as many bytes as the segments have.
     pub(super) fn read(&mut self, tag: Tag, from: &[BusSegment]) -> Result<Vec<u8>, TransferError> {
         self.session.release();
         let requester = self.session.requester();
@@ -175,26 +175,28 @@ fn read_lent(loan: &BorrowedLoan, from: &[(Span, usize)]) -> Result<Vec<u8>, Len
     is_in_time.then_some(data).ok_or(LentError::LoanOver)
 }
 
-fn ranges(places: &[BusSegment]) -> impl Iterator<Item = (u64, usize)> {
-    places.iter().map(|place| (place.address, place.bytes))
+fn ranges(segments: &[BusSegment]) -> impl Iterator<Item = (u64, usize)> {
+    segments
+        .iter()
+        .map(|segment| (segment.address, segment.bytes))
 }
 
-/// How long all of the places are.
-pub(super) fn total(places: &[BusSegment]) -> usize {
-    places
+/// How long all of the segments are.
+pub(super) fn total(segments: &[BusSegment]) -> usize {
+    segments
         .iter()
         .fold(0usize, |sum, it| sum.saturating_add(it.bytes))
 }
 
-/// The part of the places that begins after `skip` bytes and has `len` bytes, or as many as there are.
-pub(super) fn cut(places: &[BusSegment], mut skip: usize, mut len: usize) -> Vec<BusSegment> {
+/// The part of the segments that begins after `skip` bytes and has `len` bytes, or as many as there are.
+pub(super) fn cut(segments: &[BusSegment], mut skip: usize, mut len: usize) -> Vec<BusSegment> {
     let mut part = Vec::new();
-    for place in places {
-        let skipped = skip.min(place.bytes);
-        let bytes = len.min(place.bytes - skipped);
+    for segment in segments {
+        let skipped = skip.min(segment.bytes);
+        let bytes = len.min(segment.bytes - skipped);
         if bytes > 0 {
             part.push(BusSegment {
-                address: place.address.wrapping_add(skipped as u64),
+                address: segment.address.wrapping_add(skipped as u64),
                 bytes,
             });
         }
@@ -210,15 +212,15 @@ mod tests {
 
     #[test]
     fn part_of_places_starts_and_ends_anywhere() {
-        let places = [(0x1000, 4), (0x2000, 0), (0x3000, 4)];
-        let places = places.map(|(address, bytes)| BusSegment { address, bytes });
-        let all: Vec<u64> = places
+        let segments = [(0x1000, 4), (0x2000, 0), (0x3000, 4)];
+        let segments = segments.map(|(address, bytes)| BusSegment { address, bytes });
+        let all: Vec<u64> = segments
             .iter()
             .flat_map(|it| it.address..it.address + it.bytes as u64)
             .collect();
         for skip in 0..10 {
             for len in 0..10 {
-                let part = cut(&places, skip, len);
+                let part = cut(&segments, skip, len);
                 let bytes: Vec<u64> = part
                     .iter()
                     .flat_map(|it| it.address..it.address + it.bytes as u64)

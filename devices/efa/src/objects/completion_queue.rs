@@ -116,9 +116,9 @@ impl Objects {
         })?;
         add_user(&mut self.uars, uar)?;
         if event_queue.is_none() {
-            let place = memory_bar::polled_doorbell(uar, number);
-            self.completion_queues.get_mut(number)?.polled_doorbell = Some(place);
-            if let Err(error) = self.bar_memory.store(place, NEVER_WRITTEN) {
+            let offset = memory_bar::polled_doorbell(uar, number);
+            self.completion_queues.get_mut(number)?.polled_doorbell = Some(offset);
+            if let Err(error) = self.bar_memory.store(offset, NEVER_WRITTEN) {
                 log::error!("doorbell of completion queue {number}: {error}");
             }
         }

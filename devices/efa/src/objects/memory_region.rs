@@ -121,7 +121,7 @@ struct Range {
 
 impl MemoryRegion {
     /// Appends the memory of `length` bytes at `address`, which lie in the region.
-    fn places(&self, address: u64, length: u64, places: &mut Vec<BusSegment>) {
+    fn segments(&self, address: u64, length: u64, segments: &mut Vec<BusSegment>) {
         let mut offset = address.saturating_sub(self.address);
         let mut left = length;
         let first = self.ranges.partition_point(|it| it.offset <= offset);
@@ -132,7 +132,7 @@ impl MemoryRegion {
             let into = offset.saturating_sub(range.offset);
             let bytes = left.min(range.bytes.saturating_sub(into));
             if let Ok(part @ 1..) = usize::try_from(bytes) {
-                places.push(BusSegment {
+                segments.push(BusSegment {
                     address: range.address.wrapping_add(into),
                     bytes: part,
                 });
@@ -327,17 +327,17 @@ impl Objects {
         Ok(())
     }
 
-    /// Appends the memory of a buffer to `places`, if the protection domain has a region of this key that permits the access
+    /// Appends the memory of a buffer to `segments`, if the protection domain has a region of this key that permits the access
     /// to all of it. An empty buffer needs no region.
     pub(crate) fn buffer(
         &self,
         protection_domain: u16,
         access: BufferAccess,
-        places: &mut Vec<BusSegment>,
+        segments: &mut Vec<BusSegment>,
     ) -> Result<(), AccessError> {
         if access.length > 0 {
             let region = self.region_of(protection_domain, access)?;
-            region.places(access.address, access.length, places);
+            region.segments(access.address, access.length, segments);
         }
         Ok(())
     }

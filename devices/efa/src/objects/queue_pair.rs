@@ -133,8 +133,8 @@ pub struct QueuePairAttributes {
     pub rnr_retry: u8,
 }
 
-/// How many places a UAR has had before it gets one of them again.
-const PLACES_BEFORE_REUSE: usize = 4;
+/// How many slots a UAR has had before it gets one of them again.
+const SLOTS_BEFORE_REUSE: usize = 4;
 
 /// How often a message is sent again if there is no receive, unless the driver says.
 const DEFAULT_RNR_RETRY: u8 = 3;
@@ -181,14 +181,14 @@ impl QueuePair {
     }
 }
 
-/// The place of the queue pair of this number.
+/// The slot of the queue pair of this number.
 pub(crate) fn slot(number: u16) -> u16 {
     number % limits::QUEUE_PAIRS
 }
 
 impl Objects {
     /// Creates a queue pair in state RESET. Its number, of which [`memory_bar::send_queue`](crate::memory_bar::send_queue) and its doorbells take the
-    /// remainder by [`limits::QUEUE_PAIRS`], as the driver does; the rest tells it from those that had its place before.
+    /// remainder by [`limits::QUEUE_PAIRS`], as the driver does; the rest tells it from those that had its slot before.
     pub fn create_queue_pair(&mut self, parameters: CreateQueuePair) -> Result<u16, ObjectError> {
         let CreateQueuePair {
             kind,
@@ -201,7 +201,7 @@ impl Objects {
         self.uars.get(uar)?;
         let send_completions = self.existing_queue(parameters.send_completions)?;
         let receive_completions = self.existing_queue(parameters.receive_completions)?;
-        let slot = self.free_place(uar)?;
+        let slot = self.free_slot(uar)?;
         let send = SendRing::new(slot, parameters.send_entries, parameters.send_bytes)?;
         let receive = ReceiveRing::new(parameters.receive_address, parameters.receive_bytes)?;
         let number = self.next_number(slot);
@@ -320,9 +320,9 @@ impl Objects {
         std::mem::take(&mut self.dropped)
     }
 
-    /// A free place for a queue pair of this UAR: one that it had before, or one that is no UAR's. It gets a few before it gets
+    /// A free slot for a queue pair of this UAR: one that it had before, or one that is no UAR's. It gets a few before it gets
     /// one again, so that numbers come back late, and no process keeps more than it needs.
-    fn free_place(&self, uar: u16) -> Result<u16, ObjectError> {
+    fn free_slot(&self, uar: u16) -> Result<u16, ObjectError> {
         let owner = |slot: u16| {
             let owner = self.send_queue_uars.get(usize::from(slot));
             owner.copied().flatten()
@@ -333,7 +333,7 @@ impl Objects {
         };
         let fresh = || self.queue_pairs.free_number(|slot| owner(slot).is_none());
         let owners = self.send_queue_uars.iter();
-        if owners.filter(|owner| **owner == Some(uar)).count() >= PLACES_BEFORE_REUSE {
+        if owners.filter(|owner| **owner == Some(uar)).count() >= SLOTS_BEFORE_REUSE {
             own().or_else(|_| fresh())
         } else {
             fresh().or_else(|_| own())
@@ -354,7 +354,7 @@ impl Objects {
             .ok_or(unknown(number))
     }
 
-    /// The number of the next queue pair of this place. It is not that of an earlier one for as long as possible.
+    /// The number of the next queue pair of this slot. It is not that of an earlier one for as long as possible.
     fn next_number(&mut self, slot: u16) -> u16 {
         let Some(generation) = self.generations.get_mut(usize::from(slot)) else {
             return slot;

@@ -49,8 +49,8 @@ impl<T> Slots<T> {
 
     /// Adds an object by a number that is free.
     pub(super) fn put(&mut self, number: u16, object: T) {
-        if let Some(place) = self.objects.get_mut(usize::from(number)) {
-            *place = Some(object);
+        if let Some(slot) = self.objects.get_mut(usize::from(number)) {
+            *slot = Some(object);
         }
         let next = usize::from(number).saturating_add(1);
         self.next = u16::try_from(next % self.objects.len().max(1)).unwrap_or(0);
@@ -58,8 +58,8 @@ impl<T> Slots<T> {
 
     pub(super) fn remove(&mut self, number: u16) -> Result<T, ObjectError> {
         let unknown = self.unknown(number);
-        let place = self.objects.get_mut(usize::from(number));
-        place.and_then(Option::take).ok_or(unknown)
+        let slot = self.objects.get_mut(usize::from(number));
+        slot.and_then(Option::take).ok_or(unknown)
     }
 
     pub(crate) fn get(&self, number: u16) -> Result<&T, ObjectError> {

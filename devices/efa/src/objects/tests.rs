@@ -586,20 +586,20 @@ proptest! {
         let keys = objects.register_region(region.parameters(domain)).unwrap();
         let skip = skip % region.length;
         let length = 1 + length % (region.length - skip).min(9000);
-        let mut places = Vec::new();
+        let mut segments = Vec::new();
         let access = BufferAccess {
             key: keys.local,
             need: Need::LocalRead,
             address: region.address + skip,
             length,
         };
-        prop_assert_eq!(objects.buffer(domain, access, &mut places), Ok(()));
+        prop_assert_eq!(objects.buffer(domain, access, &mut segments), Ok(()));
         let mut at = access.address;
-        for place in &places {
-            let last = place.bytes as u64 - 1;
-            prop_assert_eq!(place.address, region.bus(at));
-            prop_assert_eq!(place.address + last, region.bus(at + last));
-            at += place.bytes as u64;
+        for segment in &segments {
+            let last = segment.bytes as u64 - 1;
+            prop_assert_eq!(segment.address, region.bus(at));
+            prop_assert_eq!(segment.address + last, region.bus(at + last));
+            at += segment.bytes as u64;
         }
         prop_assert_eq!(at, access.address + length);
     }
@@ -613,15 +613,15 @@ proptest! {
         let mut objects = objects();
         let domain = objects.create_protection_domain().unwrap();
         let keys = objects.register_region(region.parameters(domain)).unwrap();
-        let mut places = Vec::new();
+        let mut segments = Vec::new();
         let (key, need) = (keys.local, Need::LocalRead);
         let access = BufferAccess { key, need, address, length };
-        let found = objects.buffer(domain, access, &mut places);
+        let found = objects.buffer(domain, access, &mut segments);
         let end = address.checked_add(length);
         let is_inside = address >= region.address
             && end.is_some_and(|end| end <= region.address + region.length);
         prop_assert_eq!(found.is_ok(), is_inside || length == 0);
-        prop_assert!(found.is_ok() || places.is_empty());
+        prop_assert!(found.is_ok() || segments.is_empty());
     }
 }
 
@@ -685,15 +685,15 @@ fn key_counts_in_its_domain_and_for_what_it_permits() {
             Need::LocalRead | Need::LocalWrite => keys.local,
             Need::RemoteRead | Need::RemoteWrite => keys.remote,
         };
-        let mut places = Vec::new();
+        let mut segments = Vec::new();
         let access = BufferAccess {
             key,
             need,
             address: 0x1000,
             length: 4,
         };
-        let found = objects.buffer(domain, access, &mut places);
-        assert_eq!(found.is_ok(), !places.is_empty());
+        let found = objects.buffer(domain, access, &mut segments);
+        assert_eq!(found.is_ok(), !segments.is_empty());
         found
     };
     let needs = [
@@ -749,7 +749,7 @@ fn freed_region_is_found_by_none_of_its_keys() {
         assert!(seen.insert(keys.remote), "a key is not used again soon");
         assert_eq!(objects.region_count(), 1);
         objects.deregister_region(keys.local).unwrap();
-        let mut places = Vec::new();
+        let mut segments = Vec::new();
         for (key, need) in [
             (keys.local, Need::LocalRead),
             (keys.remote, Need::RemoteRead),
@@ -760,7 +760,7 @@ fn freed_region_is_found_by_none_of_its_keys() {
                 address: 0,
                 length: 1,
             };
-            assert!(objects.buffer(domain, access, &mut places).is_err());
+            assert!(objects.buffer(domain, access, &mut segments).is_err());
         }
         assert!(objects.deregister_region(keys.local).is_err());
     }
