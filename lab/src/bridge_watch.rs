@@ -363,7 +363,7 @@ mod tests {
         (ours, theirs)
     }
 
-    /// A switch's end of a socket, which has asked so many questions.
+    /// A switch's end of a socket, and how many questions it has asked.
     struct Switch(BufReader<UnixStream>, u64);
 
     impl Switch {

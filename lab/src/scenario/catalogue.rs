@@ -47,7 +47,7 @@ pub fn in_folder(folder: &Path) -> Vec<ScenarioFile> {
     files
 }
 
-/// The file that is meant: a bare name that no file has stands for a shipped scenario, also where a folder has that name.
+/// The file that `path` names. A bare name that no file has stands for a shipped scenario, also where a folder has that name.
 pub(super) fn resolve(path: &Path) -> PathBuf {
     let is_bare = path.components().count() == 1 && path.extension().is_none();
     let shipped = || {

@@ -152,15 +152,15 @@ impl GuestGroup {
             return Err(Problem::new(file.name.span(), message));
         }
         let mut guests = Vec::new();
-        let mut own_places = Vec::new();
+        let mut own_spans = Vec::new();
         for guest in &parts.guests {
             let own = parts.of_guest(guest)?;
             let scenario =
                 Scenario::of_document(Spanned::new(at.clone(), own.clone()), path, true)?;
             let tables = CheckTable::all(&own)?;
-            let places: Vec<Range<usize>> = tables.iter().map(CheckTable::place).collect();
-            lost::refuse_shared(&scenario.checks, &places)?;
-            own_places.extend(places);
+            let spans: Vec<Range<usize>> = tables.iter().map(CheckTable::span).collect();
+            lost::refuse_shared(&scenario.checks, &spans)?;
+            own_spans.extend(spans);
             let text = split::text(own)?;
             guests.push(GroupGuest {
                 name: guest.name.clone(),
@@ -176,7 +176,7 @@ impl GuestGroup {
         let of_fabric = fabric.as_ref().and_then(|fabric| fabric.tunnels.as_ref());
         tunnels::number(nics, of_fabric);
         let tables = CheckTable::all(&parts.across)?;
-        let checks = read_across(tables, &guests, own_places)?;
+        let checks = read_across(tables, &guests, own_spans)?;
         if let Some(fabric) = &fabric {
             guests
                 .iter_mut()
@@ -272,16 +272,16 @@ impl GroupGuest {
     }
 }
 
-/// Reads the tables of the checks that name no guest. Those of the guests are at `places`.
+/// Reads the tables of the checks that name no guest. Those of the guests are at `spans`.
 fn read_across(
     tables: Vec<CheckTable<'_>>,
     guests: &[GroupGuest],
-    mut places: Vec<Range<usize>>,
+    mut spans: Vec<Range<usize>>,
 ) -> Result<Vec<GroupCheck>, Problem> {
     let inventory = inventory(guests);
     let checks = tables.into_iter().map(|table| {
-        places.push(table.place());
-        let (at, kind) = (table.place(), table.kind());
+        spans.push(table.span());
+        let (at, kind) = (table.span(), table.kind());
         let of_one_guest = || {
             let way_out = one_of(guests);
             let message = format!("a check of the kind `{kind}` is of one guest: add {way_out}");
@@ -301,7 +301,7 @@ fn read_across(
     let own = guests.iter().flat_map(|guest| &guest.scenario.checks);
     let mut all: Vec<Check> = own.cloned().collect();
     all.extend(checks.iter().map(|check| check.check.check()));
-    lost::refuse(&all, &places)?;
+    lost::refuse(&all, &spans)?;
     Ok(checks)
 }
 

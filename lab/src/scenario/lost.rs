@@ -12,9 +12,9 @@ const FABRIC: &str = "fabric";
 /// Keys of commands whose texts name no devices.
 const TEXTS: [&str; 2] = ["expect", "matches"];
 
-/// Refuses a check that uses a device, or the fabric, whose server a check before it kills. Each is given with its place in the file.
-pub(super) fn refuse(checks: &[Check], places: &[Range<usize>]) -> Result<(), Problem> {
-    for (number, (check, at)) in checks.iter().zip(places).enumerate() {
+/// Refuses a check that uses a device, or the fabric, whose server a check before it kills. `spans` says where each is in the file.
+pub(super) fn refuse(checks: &[Check], spans: &[Range<usize>]) -> Result<(), Problem> {
+    for (number, (check, at)) in checks.iter().zip(spans).enumerate() {
         let earlier = checks.iter().take(number).filter_map(Check::kills);
         for lost in earlier {
             if uses(check, lost)? {
@@ -28,9 +28,9 @@ pub(super) fn refuse(checks: &[Check], places: &[Range<usize>]) -> Result<(), Pr
     Ok(())
 }
 
-/// Refuses the check of one guest of several that loses the fabric, which is that of all of them. Each is given with its place in the file.
-pub(super) fn refuse_shared(checks: &[Check], places: &[Range<usize>]) -> Result<(), Problem> {
-    let mut checks = checks.iter().zip(places);
+/// Refuses the check of one guest of several that loses the fabric, which is that of all of them. `spans` says where each is in the file.
+pub(super) fn refuse_shared(checks: &[Check], spans: &[Range<usize>]) -> Result<(), Problem> {
+    let mut checks = checks.iter().zip(spans);
     match checks.find(|(check, _)| check.kills() == Some(FABRIC)) {
         Some((_, at)) => Err(Problem::new(
             at.clone(),

@@ -169,11 +169,11 @@ fn read_checks(
     machine: &Machine,
     Endpoints { nvmes, gpus, .. }: Endpoints<'_>,
 ) -> Result<Vec<Check>, Problem> {
-    let places: Vec<Range<usize>> = tables.iter().map(CheckTable::place).collect();
+    let spans: Vec<Range<usize>> = tables.iter().map(CheckTable::span).collect();
     let checks = tables.into_iter().map(|table| table.read(inventory));
     let checks: Vec<Check> = checks.collect::<Result<_, _>>()?;
-    lost::refuse(&checks, &places)?;
-    for (check, at) in checks.iter().zip(places) {
+    lost::refuse(&checks, &spans)?;
+    for (check, at) in checks.iter().zip(spans) {
         user_drivers::fit(check, at, machine, nvmes, gpus)?;
     }
     Ok(checks)

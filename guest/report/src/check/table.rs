@@ -135,7 +135,7 @@ impl<'i> CheckTable<'i> {
     }
 
     /// Where its kind stands: the bytes of the file.
-    pub fn place(&self) -> Range<usize> {
+    pub fn span(&self) -> Range<usize> {
         self.kind_at.clone()
     }
 
