@@ -6,73 +6,74 @@
 //! middle of a copy goes on with it later.
 
 use std::fs::File;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use rustix::fs::SealFlags;
+use rustix::fs::fstat;
 use rustix::mm::ProtFlags;
+use vm_memory::{Bytes, MmapRegion, VolatileMemory};
 
 use crate::lent_file::LentFile;
-use crate::memory::{Lease, MemoryFile};
+use crate::lent_memory::LentMapping;
 use crate::memory_error::MemoryError;
 
 /// Bytes of the words' memory, and of a word.
-const BYTES: u64 = 4096;
-const WORD: u64 = 4;
+pub(crate) const BYTES: u64 = 4096;
+pub(crate) const WORD: u64 = 4;
 
-/// The leases that a function gives to its peers.
-#[derive(Debug)]
-pub struct Leases {
-    words: MemoryFile,
+/// The right to use a peer's window, until its owner ends it ([`crate::Leases`]).
+#[derive(Clone, Debug)]
+pub struct Lease {
+    words: Arc<Words>,
+    offset: u64,
+    generation: u32,
 }
 
-impl Leases {
-    /// Leases of all BARs, none of which has ended.
+impl Lease {
+    /// A lease of another function, that an adapter passes on with the memory: its word is at `offset` of this file.
     ///
     /// # Errors
-    /// [`MemoryError::Os`] if there is no memory for them.
-    pub fn new() -> Result<Self, MemoryError> {
-        let words = MemoryFile::create_sealed("leases", BYTES, SealFlags::FUTURE_WRITE)?;
-        Ok(Self { words })
+    /// [`MemoryError::NotInMemory`], [`MemoryError::OutOfRange`], and those of mapping the file.
+    pub fn passed_on(fd: OwnedFd, offset: u64, generation: u32) -> Result<Self, MemoryError> {
+        let words = PeerLeases::of_file(LentFile::new(fd).in_memory()?)?;
+        words.lease_at(offset, generation)
     }
 
-    /// The words, for peers.
-    pub fn file(&self) -> &File {
-        self.words.file()
+    /// The file of its word, where the word is, and what it is until the lease ends.
+    pub fn word(&self) -> (&File, u64, u32) {
+        (&self.words.file, self.offset, self.generation)
     }
 
-    /// The value that the word of a BAR has until the lease of its window ends.
-    pub fn generation(&self, bar: u8) -> u32 {
-        self.words.load(u64::from(bar) * WORD).unwrap_or_default()
+    /// Whether it is the same one: another descriptor of the same word, and the same value.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let is_one = |one: &File, other: &File| {
+            let id = |file: &File| fstat(file).map(|status| (status.st_dev, status.st_ino));
+            matches!((id(one), id(other)), (Ok(one), Ok(other)) if one == other)
+        };
+        (self.offset, self.generation) == (other.offset, other.generation)
+            && is_one(&self.words.file, &other.words.file)
     }
 
-    /// Ends the lease of the BAR's window. No access begins by it any more.
-    pub fn end(&self, bar: u8) {
-        let next = self.generation(bar).wrapping_add(1);
-        if let Err(error) = self.words.store(u64::from(bar) * WORD, next) {
-            log::error!("the lease of BAR{bar} does not end: {error}");
-        }
+    /// Whether it has ended, as of all accesses before this.
+    pub(crate) fn is_over(&self) -> bool {
         fence(Ordering::SeqCst);
+        self.words.load(self.offset) != Some(self.generation)
     }
 }
 
 /// The words of a peer.
 #[derive(Clone, Debug)]
-pub struct PeerLeases(Arc<MemoryFile>);
+pub struct PeerLeases(Arc<Words>);
 
 impl PeerLeases {
     pub(crate) fn new(lent: LentFile) -> Result<Self, MemoryError> {
         Self::of_file(lent.local()?)
     }
 
-    pub(crate) fn of_file(file: File) -> Result<Self, MemoryError> {
-        Ok(Self(Arc::new(MemoryFile::of_other(
-            file,
-            0,
-            BYTES,
-            ProtFlags::READ,
-        )?)))
+    fn of_file(file: File) -> Result<Self, MemoryError> {
+        Ok(Self(Arc::new(Words::map(file)?)))
     }
 
     /// The lease of a window of this BAR.
@@ -85,7 +86,7 @@ impl PeerLeases {
     }
 
     /// The lease whose word is at `offset`, a multiple of 4.
-    pub(crate) fn lease_at(&self, offset: u64, generation: u32) -> Result<Lease, MemoryError> {
+    fn lease_at(&self, offset: u64, generation: u32) -> Result<Lease, MemoryError> {
         let is_word = offset.is_multiple_of(WORD) && offset < BYTES;
         let lease = Lease {
             words: Arc::clone(&self.0),
@@ -100,14 +101,40 @@ impl PeerLeases {
     }
 }
 
-impl Lease {
-    /// A lease of another function, that an adapter passes on with the memory: its word is at `offset` of this file.
-    ///
-    /// # Errors
-    /// [`MemoryError::NotInMemory`], [`MemoryError::OutOfRange`], and those of mapping the file.
-    pub fn passed_on(fd: OwnedFd, offset: u64, generation: u32) -> Result<Self, MemoryError> {
-        let words = PeerLeases::of_file(LentFile::new(fd).in_memory()?)?;
-        words.lease_at(offset, generation)
+/// The file of a peer's words, mapped.
+#[derive(Debug)]
+struct Words {
+    file: File,
+    region: MmapRegion,
+    mapping: LentMapping,
+}
+
+impl Words {
+    fn map(file: File) -> Result<Self, MemoryError> {
+        let os = |source| MemoryError::Os {
+            action: "map it",
+            size: BYTES,
+            source,
+        };
+        let len = usize::try_from(BYTES).map_err(|_| os(io::ErrorKind::FileTooLarge.into()))?;
+        let (mapping, region) = LentMapping::new(&file, 0, len, ProtFlags::READ).map_err(os)?;
+        Ok(Self {
+            file,
+            region,
+            mapping,
+        })
+    }
+
+    /// The word at `offset`, a multiple of 4. `None` if there is none, or the peer has taken it away.
+    fn load(&self, offset: u64) -> Option<u32> {
+        let offset = usize::try_from(offset).ok()?;
+        let word = self.region.get_slice(offset, size_of::<u32>()).ok()?;
+        let word: u32 = word.load(0, Ordering::Acquire).ok()?;
+        if self.mapping.is_lost() {
+            self.mapping.discard();
+            return None;
+        }
+        Some(u32::from_le(word))
     }
 }
 
@@ -116,6 +143,7 @@ mod tests {
     use rustix::fs::ftruncate;
 
     use super::*;
+    use crate::leases::Leases;
 
     fn borrowed(leases: &Leases) -> PeerLeases {
         PeerLeases::new(LentFile::new(leases.file().try_clone().unwrap().into())).unwrap()
@@ -130,16 +158,6 @@ mod tests {
         leases.end(0);
         assert!(first.is_over() && !other.is_over());
         assert!(!peer.lease(0, leases.generation(0)).is_over());
-    }
-
-    #[test]
-    fn peers_cannot_change_the_words() {
-        let leases = Leases::new().unwrap();
-        let file = leases.file().try_clone().unwrap();
-        let writable = ProtFlags::READ | ProtFlags::WRITE;
-        assert!(MemoryFile::of_other(file, 0, BYTES, writable).is_err());
-        assert!(rustix::io::pwrite(leases.file(), &[7; 4], 0).is_err());
-        assert!(ftruncate(leases.file(), 0).is_err());
     }
 
     #[test]

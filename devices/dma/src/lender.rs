@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use crate::lease::Lease;
 use crate::lent_file::LentFile;
 use crate::lent_memory::MOST_FILES_OF_A_LENDER;
 use crate::loan_words::{BorrowedLoan, LentWords, LoanId};
-use crate::memory::{Lease, MemoryFile, Span};
+use crate::memory::{MemoryFile, Span};
 use crate::memory_error::MemoryError;
 use crate::memory_pool::MemoryPool;
 

@@ -1,19 +1,17 @@
 //! Memory files: guest RAM that the client lends, and the memory of a device's own BARs.
 
-mod access;
-
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 
-use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals, fstat};
+use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals};
 use rustix::io::Errno;
 use rustix::mm::ProtFlags;
-use vm_memory::{MmapRegion, VolatileMemory, VolatileSlice};
 
+use crate::lease::Lease;
 use crate::lent_memory::LentMapping;
+use crate::mapped_memory::MappedMemory;
 use crate::memory_error::MemoryError;
 use crate::own_memory;
 
@@ -21,46 +19,6 @@ use crate::own_memory;
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
-
-/// Memory that is mapped in this process as a whole. Each access fails if another process lent the memory and took it away.
-#[derive(Debug)]
-pub struct MappedMemory {
-    region: MmapRegion,
-    size: u64,
-    lent: Option<LentMapping>,
-    lease: Option<Lease>,
-}
-
-/// The right to use a peer's window, until its owner ends it ([`crate::Leases`]).
-#[derive(Clone, Debug)]
-pub struct Lease {
-    pub(crate) words: Arc<MemoryFile>,
-    pub(crate) offset: u64,
-    pub(crate) generation: u32,
-}
-
-impl Lease {
-    /// The file of its word, where the word is, and what it is until the lease ends.
-    pub fn word(&self) -> (&File, u64, u32) {
-        (self.words.file(), self.offset, self.generation)
-    }
-
-    /// Whether it is the same one: another descriptor of the same word, and the same value.
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
-        let is_one = |one: &File, other: &File| {
-            let id = |file: &File| fstat(file).map(|status| (status.st_dev, status.st_ino));
-            matches!((id(one), id(other)), (Ok(one), Ok(other)) if one == other)
-        };
-        (self.offset, self.generation) == (other.offset, other.generation)
-            && is_one(self.words.file(), other.words.file())
-    }
-
-    /// Whether it has ended, as of all accesses before this.
-    pub(crate) fn is_over(&self) -> bool {
-        fence(Ordering::SeqCst);
-        !matches!(self.words.load(self.offset), Ok(now) if now == self.generation)
-    }
-}
 
 /// A memory file of this process as a whole, or a part of one that another process lends.
 #[derive(Debug)]
@@ -125,12 +83,12 @@ impl MemoryFile {
         let renew = || {
             let name = self.name.as_ref();
             let name = name.ok_or(("replace it", Errno::NOTSUP))?;
-            let file = own_memory::create(name, self.size)?;
+            let file = own_memory::create(name, self.size())?;
             fcntl_add_seals(&file, SIZE_SEALS).map_err(|error| ("seal it", error))?;
-            own_memory::map_over(&self.mapped.region, &file)?;
+            own_memory::map_over(self.mapped.region(), &file)?;
             own_memory::replace(&self.file, &file)
         };
-        renew().map_err(|failure| os_error(self.size, failure))
+        renew().map_err(|failure| os_error(self.size(), failure))
     }
 
     /// Maps the first `size` bytes of a file on a disk, which outlives this process and whose size is not sealed. If a process
@@ -152,24 +110,18 @@ impl MemoryFile {
             source,
         };
         let length = usize::try_from(size).map_err(|_| os(io::ErrorKind::FileTooLarge.into()))?;
-        let (lent, region) = LentMapping::new(&file, first, length, access).map_err(os)?;
-        let mapped = MappedMemory {
-            region,
-            size,
-            lent: Some(lent),
-            lease: None,
-        };
+        let lent = LentMapping::new(&file, first, length, access).map_err(os)?;
         Ok(Self {
             file,
             name: None,
             first,
-            mapped,
+            mapped: MappedMemory::of_lent(lent, size),
         })
     }
 
     /// Whether both are under the same lease, or are one mapping.
     pub(crate) fn is_leased_as(&self, other: &Self) -> bool {
-        match (&self.mapped.lease, &other.mapped.lease) {
+        match (self.lease(), other.lease()) {
             (Some(one), Some(other)) => one.is_same(other),
             (None, None) => std::ptr::eq(self, other),
             _ => false,
@@ -178,7 +130,7 @@ impl MemoryFile {
 
     /// The same, for as long as this lease lasts.
     pub(crate) fn under(mut self, lease: Lease) -> Self {
-        self.mapped.lease = Some(lease);
+        self.mapped.set_lease(lease);
         self
     }
 
@@ -195,7 +147,7 @@ impl MemoryFile {
     /// Makes lent memory private to this process: what is written since, also by transfers of the kernel that have begun before, changes
     /// nothing of the file, and every access fails as if it was lost. These bytes, an offset and a length, stay as they are now.
     pub(crate) fn detach(&self, kept: Option<(u64, usize)>) -> io::Result<()> {
-        let lent = self.mapped.lent.as_ref();
+        let lent = self.mapped.lent();
         let lent = lent.ok_or(io::ErrorKind::Unsupported)?;
         lent.detach(&self.file, self.first)?;
         kept.map_or(Ok(()), |(offset, len)| lent.keep(offset, len))
@@ -211,86 +163,6 @@ impl MemoryFile {
     }
 }
 
-impl MappedMemory {
-    /// What `region` maps, which has `size` bytes.
-    pub(crate) fn new(region: MmapRegion, size: u64) -> Self {
-        Self {
-            region,
-            size,
-            lent: None,
-            lease: None,
-        }
-    }
-
-    /// The lease under which it is used, if there is one.
-    pub fn lease(&self) -> Option<&Lease> {
-        self.lease.as_ref()
-    }
-
-    /// Whether an access has met pages that were taken away: all accesses fail since.
-    pub fn is_lost(&self) -> bool {
-        self.lent.as_ref().is_some_and(LentMapping::is_lost)
-    }
-
-    /// Fails if the memory was lent and taken away, or its lease is over. To be called after an access, which failed then.
-    #[inline]
-    pub(crate) fn intact(&self) -> Result<(), MemoryError> {
-        match &self.lent {
-            Some(lent) if lent.is_lost() => {
-                lent.discard();
-                Err(MemoryError::Lost { size: self.size })
-            }
-            _ => self.leased(),
-        }
-    }
-
-    /// Fails if it may not be used any more.
-    #[inline]
-    fn leased(&self) -> Result<(), MemoryError> {
-        match &self.lease {
-            Some(lease) if lease.is_over() => Err(MemoryError::Closed { size: self.size }),
-            _ => Ok(()),
-        }
-    }
-
-    /// Length in bytes.
-    pub fn size(&self) -> u64 {
-        self.size
-    }
-
-    /// Whether `len` bytes at `offset` lie in the memory.
-    pub fn check(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
-        let end = offset.checked_add(len).filter(|end| *end <= self.size);
-        end.map(|_| ()).ok_or(MemoryError::OutOfRange {
-            offset,
-            len,
-            size: self.size,
-        })
-    }
-
-    /// Where in this process the `len` bytes at `offset` are, for as long as the file is kept. They may change at any moment,
-    /// so they are for the kernel, not to be looked at.
-    pub fn pointer(&self, offset: u64, len: usize) -> Result<*mut u8, MemoryError> {
-        Ok(self.slice(offset, len)?.ptr_guard_mut().as_ptr())
-    }
-
-    pub(crate) fn slice(&self, offset: u64, len: usize) -> Result<VolatileSlice<'_>, MemoryError> {
-        self.leased()?;
-        usize::try_from(offset)
-            .ok()
-            .and_then(|start| self.region.get_slice(start, len).ok())
-            .ok_or_else(|| self.out_of_range(offset, len))
-    }
-
-    fn out_of_range(&self, offset: u64, len: usize) -> MemoryError {
-        MemoryError::OutOfRange {
-            offset,
-            len: len as u64,
-            size: self.size,
-        }
-    }
-}
-
 fn os_error(size: u64, (action, error): own_memory::Failure) -> MemoryError {
     MemoryError::Os {
         action,
@@ -299,7 +171,7 @@ fn os_error(size: u64, (action, error): own_memory::Failure) -> MemoryError {
     }
 }
 
-/// A span of a memory file, from `offset` on; how far it may be used is its owner's to know.
+/// A span of a memory file, from `offset` on. What refers to it has the length.
 #[derive(Clone, Debug)]
 pub struct Span {
     /// The memory.
@@ -310,7 +182,7 @@ pub struct Span {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
 

@@ -5,9 +5,10 @@ use std::sync::{Arc, Weak};
 
 use rustix::mm::ProtFlags;
 
+use crate::lease::Lease;
 use crate::lent_file::LentFile;
 use crate::lent_memory::{MOST_FILES_OF_A_LENDER, MOST_MAPPINGS, MOST_MAPPINGS_OF_A_PEER};
-use crate::memory::{Lease, MemoryFile, Span};
+use crate::memory::{MemoryFile, Span};
 use crate::memory_error::MemoryError;
 use crate::peers::PeerId;
 

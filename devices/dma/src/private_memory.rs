@@ -6,7 +6,7 @@ use std::ops::Deref;
 use vm_memory::MmapRegion;
 
 use crate::hints;
-use crate::memory::MappedMemory;
+use crate::mapped_memory::MappedMemory;
 use crate::memory_error::MemoryError;
 
 /// Zeroed memory that no other process sees, sparse until written.

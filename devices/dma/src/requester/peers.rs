@@ -4,11 +4,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::address::AddressRange;
-use crate::lease::PeerLeases;
+use crate::lease::{Lease, PeerLeases};
 use crate::lent_file::LentFile;
 use crate::link::{LONGEST_METERS, Link, METERS};
 use crate::link_speed::LinkSpeed;
-use crate::memory::{Lease, Span};
+use crate::memory::Span;
 use crate::memory_error::MemoryError;
 use crate::peer_changes::PeerChanges;
 use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};

@@ -13,7 +13,7 @@ use crate::MemoryFile;
 use crate::buffer::Buffer;
 use crate::counters::Count;
 use crate::error::{DmaError, DmaFault};
-use crate::lease::Leases;
+use crate::leases::Leases;
 use crate::link_speed::{Bandwidth, Latency, LinkSpeed};
 use crate::map::MapError;
 use crate::map_access::MapAccess;
