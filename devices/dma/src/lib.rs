@@ -88,6 +88,7 @@ mod pins;
 mod private_memory;
 mod reader_lock;
 mod recording;
+mod register_value;
 mod requester;
 mod route;
 #[cfg(test)]
@@ -124,7 +125,9 @@ pub use peerbar_flight::{DoorbellEvent, RegisterWrite, WindowId};
 pub use peers::{PeerError, PeerId, PeerMemory, PeerRouting, PeerWindow, Peers};
 pub use pinned::{CopyError, Pinned};
 pub use private_memory::PrivateMemory;
-pub use requester::{Drain, RegisterValue, Requester};
+pub use register_value::RegisterValue;
+pub use requester::Requester;
+pub use requester::drain::Drain;
 pub use route::{OwnWindow, OwnWindowMemory};
 pub use session::Session;
 pub use tag::Tag;

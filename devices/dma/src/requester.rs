@@ -1,6 +1,7 @@
 //! The requester: a function's way to memory.
 
-mod drain;
+mod changes;
+pub(crate) mod drain;
 mod injected;
 mod mapping;
 mod peers;
@@ -9,12 +10,11 @@ mod register;
 mod transfer;
 mod translations;
 
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use peerbar_fault::Faults;
 use peerbar_flight::{Event, Recorder, WindowId};
 
@@ -27,15 +27,11 @@ use crate::loans::Loans;
 use crate::memory_pool::{MemoryPool, PeerPools};
 use crate::peers::Peers;
 use crate::pins::Pins;
-use crate::reader_lock::{BigReaderLock, ReaderSlot, WriteGuard};
-use crate::recording;
-use crate::route::{OwnWindow, RouteTable};
+use crate::reader_lock::{BigReaderLock, ReaderSlot};
+use crate::route::RouteTable;
 use crate::switch_limits::CLOSING_TIME_OUT;
 use crate::upstream::Upstream;
 use crate::wait_budget::Bucket;
-
-pub use drain::Drain;
-pub use register::RegisterValue;
 
 /// One function's way to memory; shared by all its threads.
 ///
@@ -135,67 +131,11 @@ impl Requester {
         *self.upstream.write() = upstream;
     }
 
-    /// Command register, Bus Master Enable. Once off, every request is refused, and none is in progress.
-    pub fn set_bus_master(&self, on: bool) {
-        let mut routes = self.change();
-        if routes.bus_master != on {
-            routes.bus_master = on;
-            // Nothing is lent while it is off.
-            self.loans.end(AddressRange::ALL);
-            self.note(|| Event::BusMaster(on));
-        }
-        drop(routes);
-        if !on {
-            self.wait_for_transfers(&[AddressRange::ALL]);
-        }
-    }
-
-    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset. None is in progress once the
-    /// returned [`Drain`] is dropped.
-    pub fn halt(&self) -> Drain<'_> {
-        let mut routes = self.change();
-        routes.halted = true;
-        self.loans.end(AddressRange::ALL);
-        self.note(|| Event::Reset(true));
-        self.drain(vec![AddressRange::ALL])
-    }
-
-    /// Ends a [`Requester::halt`], once nothing of the time before is left.
-    pub fn resume(&self) {
-        let mut routes = self.change();
-        routes.halted = false;
-        self.note(|| Event::Reset(false));
-    }
-
-    /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is empty or wraps around
-    /// is closed. No request uses the previous window once the returned [`Drain`] is dropped.
-    pub fn set_window(&self, id: WindowId, window: Option<OwnWindow>) -> Drain<'_> {
-        let window = window.filter(|w| w.size > 0 && w.address.checked_add(w.size - 1).is_some());
-        let new = window.as_ref().map(OwnWindow::addresses);
-        let mut routes = self.change();
-        let old = routes.windows.get(&id).map(OwnWindow::addresses);
-        let met: Vec<_> = [old, new].into_iter().flatten().collect();
-        if old != new {
-            met.iter().for_each(|range| self.loans.end(*range));
-            self.note(|| recording::window(id, window.as_ref()));
-        }
-        match window {
-            Some(window) => routes.windows.insert(id, window),
-            None => routes.windows.remove(&id),
-        };
-        self.drain(if old == new { Vec::new() } else { met })
-    }
-
     /// Whether any of `len` bytes at `address` lies in one of these windows of the function's own.
     pub fn meets_window(&self, ids: &[WindowId], address: u64, len: u64) -> bool {
         let routes = self.route_table();
         let mut windows = ids.iter().filter_map(|id| routes.windows.get(id));
         windows.any(|window| window.meets(address, len))
-    }
-
-    /// Transfers on the function's own link take time from now on.
-    pub fn set_link(&self, link: Link) {
-        self.change().links.set_own(link);
     }
 
     /// The function's own link, if transfers on it take time.
@@ -219,35 +159,6 @@ impl Requester {
     /// A slot for a session: while it is locked the routes do not change, and its thread must not change them.
     pub(crate) fn reader_slot(&self) -> ReaderSlot {
         self.reader_lock.reader()
-    }
-
-    fn change(&self) -> Change<'_> {
-        // In this order, as a thread with a locked slot takes the other lock.
-        let guard = self.reader_lock.write();
-        Change {
-            routes: self.routes.write(),
-            _guard: guard,
-        }
-    }
-}
-
-/// The routes while no other thread uses them.
-struct Change<'a> {
-    routes: RwLockWriteGuard<'a, RouteTable>,
-    _guard: WriteGuard<'a>,
-}
-
-impl Deref for Change<'_> {
-    type Target = RouteTable;
-
-    fn deref(&self) -> &RouteTable {
-        &self.routes
-    }
-}
-
-impl DerefMut for Change<'_> {
-    fn deref_mut(&mut self) -> &mut RouteTable {
-        &mut self.routes
     }
 }
 

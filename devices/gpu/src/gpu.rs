@@ -66,26 +66,26 @@ pub struct Gpu {
 impl Gpu {
     /// Starts a GPU with VRAM that is all zero.
     pub fn start(config: &Config) -> Result<Running<Self>, StartError<ConfigError>> {
+        let Assembled {
+            endpoint,
+            engine,
+            shared,
+        } = Self::assemble(config)?;
+        Running::start(endpoint, || engine.run(), move || shared.stop()).map_err(StartError::Thread)
+    }
+
+    /// A GPU whose engine does not work yet.
+    pub(crate) fn assemble(config: &Config) -> Result<Assembled, StartError<ConfigError>> {
         let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
         let parts = Parts::new(config, vectors.clone())?;
         let config = ConfigSpace::new(&IDENTITY, &parts.bars, &MSI_X);
         let (shared, requester) = (parts.gpu.shared.clone(), parts.gpu.requester.clone());
         let gpu = Arc::new(parts.gpu);
-        let endpoint = Endpoint::new(gpu, config, parts.behind, requester, vectors);
-        let engine = parts.engine;
-        Running::start(endpoint, || engine.run(), move || shared.stop()).map_err(StartError::Thread)
-    }
-
-    /// A GPU whose engine works when its caller has it work.
-    #[cfg(feature = "stepped")]
-    pub fn stepped(config: &Config) -> Result<crate::SteppedGpu, StartError<ConfigError>> {
-        let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
-        let parts = Parts::new(config, vectors.clone())?;
-        let config = ConfigSpace::new(&IDENTITY, &parts.bars, &MSI_X);
-        let requester = parts.gpu.requester.clone();
-        let gpu = Arc::new(parts.gpu);
-        let endpoint = Endpoint::new(gpu, config, parts.behind, requester, vectors);
-        Ok(crate::SteppedGpu::new(endpoint, parts.engine))
+        Ok(Assembled {
+            endpoint: Endpoint::new(gpu, config, parts.behind, requester, vectors),
+            engine: parts.engine,
+            shared,
+        })
     }
 
     /// The engine behind this GPU.
@@ -212,6 +212,13 @@ impl Function for Gpu {
         let renewed = self.vram.renew().and_then(|()| self.doorbells.renew());
         renewed.map_err(io::Error::other)
     }
+}
+
+/// A GPU as an endpoint, and its engine, which does not work yet.
+pub(crate) struct Assembled {
+    pub(crate) endpoint: Endpoint<Gpu>,
+    pub(crate) engine: Engine,
+    shared: Arc<SharedRegisters<Registers>>,
 }
 
 /// A GPU that does not run yet.

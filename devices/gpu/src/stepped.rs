@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use peerbar_dma::MemoryFile;
-use peerbar_endpoint::Endpoint;
+use peerbar_endpoint::{Endpoint, StartError};
 
+use crate::config::{Config, ConfigError};
 use crate::engine::Engine;
 use crate::gpu::Gpu;
 
@@ -16,8 +17,16 @@ pub struct SteppedGpu {
 }
 
 impl SteppedGpu {
-    pub(crate) fn new(endpoint: Endpoint<Gpu>, engine: Engine) -> Self {
-        Self { endpoint, engine }
+    /// A GPU with VRAM that is all zero.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::start`].
+    pub fn start(config: &Config) -> Result<Self, StartError<ConfigError>> {
+        let assembled = Gpu::assemble(config)?;
+        Ok(Self {
+            endpoint: assembled.endpoint,
+            engine: assembled.engine,
+        })
     }
 
     /// Its memory.

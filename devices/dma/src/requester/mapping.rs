@@ -13,7 +13,8 @@ use crate::map_access::MapAccess;
 use crate::memory_error::MemoryError;
 use crate::recording;
 
-use super::{Change, Requester};
+use super::Requester;
+use super::changes::Change;
 
 impl Requester {
     /// Adds a mapping of `size` bytes at `iova`, over memory that the client lent (a descriptor and an offset in it) or,

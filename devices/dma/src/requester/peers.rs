@@ -15,7 +15,8 @@ use crate::peers::{PeerId, PeerRouting, PeerWindow, Peers};
 use crate::recording;
 use crate::route::RouteTable;
 
-use super::{Drain, Requester};
+use super::Requester;
+use super::drain::Drain;
 
 impl Requester {
     /// Sets what the switch does with requests to peers, and the way to those of their windows that are not memory.

@@ -5,37 +5,11 @@ use std::sync::atomic::{Ordering, fence};
 use peerbar_dma_log::{Direction, Origin, Purpose};
 
 use crate::error::{DmaError, DmaFault};
+use crate::register_value::RegisterValue;
 use crate::segment_result::{DmaSegment, SegmentResult};
 use crate::tag::Tag;
 
 use super::Requester;
-
-/// What is written to a register.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RegisterValue {
-    /// A register of 4 bytes.
-    Word(u32),
-    /// A register of 8 bytes.
-    Quad(u64),
-}
-
-impl RegisterValue {
-    /// Length in bytes.
-    fn len(self) -> usize {
-        match self {
-            Self::Word(_) => size_of::<u32>(),
-            Self::Quad(_) => size_of::<u64>(),
-        }
-    }
-
-    /// The value in the low bytes of 8, little-endian.
-    fn bytes(self) -> [u8; 8] {
-        match self {
-            Self::Word(value) => u64::from(value).to_le_bytes(),
-            Self::Quad(value) => value.to_le_bytes(),
-        }
-    }
-}
 
 impl Requester {
     /// Writes a register of another device by one access, at a multiple of its size. The device sees it after all that this

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use peerbar_dma::MemoryFile;
-use peerbar_gpu::{Config, Gpu, Mode, SteppedGpu};
+use peerbar_gpu::{Config, Mode, SteppedGpu};
 use peerbar_vfio_user::{CONFIG_REGION, Device, DmaSpan};
 
 use super::guest_ram;
@@ -31,7 +31,7 @@ impl GpuBench {
             mode: Mode::Static,
             job_timeout: Duration::from_secs(3600),
         };
-        let mut bench = Self(Gpu::stepped(&config).expect("a GPU"));
+        let mut bench = Self(SteppedGpu::start(&config).expect("a GPU"));
         bench.write_region(CONFIG_REGION, 4, &[6, 0]);
         bench
     }

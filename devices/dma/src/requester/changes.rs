@@ -1,0 +1,102 @@
+//! Changes of what routes depend on, but for the guest memory map and peers.
+
+use std::ops::{Deref, DerefMut};
+
+use parking_lot::RwLockWriteGuard;
+use peerbar_flight::{Event, WindowId};
+
+use crate::address::AddressRange;
+use crate::link::Link;
+use crate::reader_lock::WriteGuard;
+use crate::recording;
+use crate::route::{OwnWindow, RouteTable};
+
+use super::Requester;
+use super::drain::Drain;
+
+impl Requester {
+    /// Command register, Bus Master Enable. Once off, every request is refused, and none is in progress.
+    pub fn set_bus_master(&self, on: bool) {
+        let mut routes = self.change();
+        if routes.bus_master != on {
+            routes.bus_master = on;
+            // Nothing is lent while it is off.
+            self.loans.end(AddressRange::ALL);
+            self.note(|| Event::BusMaster(on));
+        }
+        drop(routes);
+        if !on {
+            self.wait_for_transfers(&[AddressRange::ALL]);
+        }
+    }
+
+    /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset. None is in progress once the
+    /// returned [`Drain`] is dropped.
+    pub fn halt(&self) -> Drain<'_> {
+        let mut routes = self.change();
+        routes.halted = true;
+        self.loans.end(AddressRange::ALL);
+        self.note(|| Event::Reset(true));
+        self.drain(vec![AddressRange::ALL])
+    }
+
+    /// Ends a [`Requester::halt`], once nothing of the time before is left.
+    pub fn resume(&self) {
+        let mut routes = self.change();
+        routes.halted = false;
+        self.note(|| Event::Reset(false));
+    }
+
+    /// Opens, moves or (with `None`) closes one of the function's own windows. A window that is empty or wraps around
+    /// is closed. No request uses the previous window once the returned [`Drain`] is dropped.
+    pub fn set_window(&self, id: WindowId, window: Option<OwnWindow>) -> Drain<'_> {
+        let window = window.filter(|w| w.size > 0 && w.address.checked_add(w.size - 1).is_some());
+        let new = window.as_ref().map(OwnWindow::addresses);
+        let mut routes = self.change();
+        let old = routes.windows.get(&id).map(OwnWindow::addresses);
+        let met: Vec<_> = [old, new].into_iter().flatten().collect();
+        if old != new {
+            met.iter().for_each(|range| self.loans.end(*range));
+            self.note(|| recording::window(id, window.as_ref()));
+        }
+        match window {
+            Some(window) => routes.windows.insert(id, window),
+            None => routes.windows.remove(&id),
+        };
+        self.drain(if old == new { Vec::new() } else { met })
+    }
+
+    /// Transfers on the function's own link take time from now on.
+    pub fn set_link(&self, link: Link) {
+        self.change().links.set_own(link);
+    }
+
+    pub(super) fn change(&self) -> Change<'_> {
+        // In this order, as a thread with a locked slot takes the other lock.
+        let guard = self.reader_lock.write();
+        Change {
+            routes: self.routes.write(),
+            _guard: guard,
+        }
+    }
+}
+
+/// The routes while no other thread uses them.
+pub(super) struct Change<'a> {
+    routes: RwLockWriteGuard<'a, RouteTable>,
+    _guard: WriteGuard<'a>,
+}
+
+impl Deref for Change<'_> {
+    type Target = RouteTable;
+
+    fn deref(&self) -> &RouteTable {
+        &self.routes
+    }
+}
+
+impl DerefMut for Change<'_> {
+    fn deref_mut(&mut self) -> &mut RouteTable {
+        &mut self.routes
+    }
+}
