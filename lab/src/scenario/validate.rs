@@ -25,13 +25,15 @@ use super::modules;
 use super::nic::nic;
 use super::nvme::nvme;
 use super::packages;
-use super::program;
+use super::program::{self, HostProgram};
 use super::sanitize;
 use super::together;
 use super::tunnels;
 use super::user_drivers;
 use super::{Fabric, Gpu, Machine, Model, Module, Nic, Nvme, Scenario, Switch, Tunnels};
 use crate::firmware::Firmware;
+use crate::guest_files::GuestFile;
+use crate::module_sources::ModuleSources;
 use crate::size::Size;
 
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
@@ -54,39 +56,12 @@ pub(super) fn scenario(
 ) -> Result<Scenario, Problem> {
     let name = fitting(file.name.clone(), LONGEST_SCENARIO)?;
     complete(&file, interactive)?;
-    let attach_points = attach_points(&file.host_bridge, &file.switch)?;
-    together::ports(&file)?;
-    bus_numbers::fit(&file)?;
-    together::images(&file, folder)?;
-    let p2pmem = together::P2pmem::of(&file);
-    let attached = AttachedDevices::read(&mut file, &attach_points, folder)?;
-    let devices = attached.endpoints();
-    let mut machine = machine(file.machine, &attach_points, devices)?;
-    p2pmem.fits(&machine, devices.nvmes, devices.gpus)?;
-    let files = files::files(file.files, folder)?;
-    let mut packages = packages::packages(file.packages)?;
-    let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
-    let rdma_ends = tools && attached.tunnels().is_some();
+    let hardware = Hardware::read(&mut file, folder)?;
     let timeout = file.timeout.map_or(DEFAULT_TIMEOUT, |timeout| timeout.0);
-    let inventory = inventory(devices, &machine, tools, timeout);
-    let labels = labels(&checks)?;
-    let mut checks = read_checks(checks, &inventory, &machine, devices)?;
-    packages::add_needed(&mut packages, &checks);
-    if rdma_ends {
-        packages::add(&mut packages, Rdma::PACKAGES.iter().copied());
-    }
-    let programs = program::place_all(&mut checks, &labels, folder)
-        .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
-    let needed = needed_modules(&machine, devices, &checks);
-    let (mut modules, module_sources) = modules::modules(file.module, needed, folder)?;
-    machine.add_modules(&mut modules);
-    let AttachedDevices {
-        switches,
-        nvmes,
-        gpus,
-        nics,
-        fabric,
-    } = attached;
+    let udev = file.udev;
+    let mut software = Software::read(file, checks, &hardware, timeout, folder)?;
+    let (mut machine, devices) = (hardware.machine, hardware.devices);
+    machine.add_modules(&mut software.modules);
     Ok(Scenario {
         name,
         path: PathBuf::new(),
@@ -95,26 +70,104 @@ pub(super) fn scenario(
         slowness: 1,
         recording: machine.recording(),
         machine,
-        host_bridges: attach_points.host_bridges,
-        switches,
-        nvmes,
-        gpus,
-        nics,
-        fabric,
-        modules,
-        module_sources,
-        tools,
-        packages,
-        udev: file.udev,
-        files,
-        rdma_ends,
+        host_bridges: hardware.host_bridges,
+        switches: devices.switches,
+        nvmes: devices.nvmes,
+        gpus: devices.gpus,
+        nics: devices.nics,
+        fabric: devices.fabric,
+        modules: software.modules,
+        module_sources: software.module_sources,
+        tools: software.tools,
+        packages: software.packages,
+        udev,
+        files: software.files,
+        rdma_ends: software.rdma_ends,
         interactive,
         live: false,
         access: None,
-        checks,
-        programs,
-        labels,
+        checks: software.checks,
+        programs: software.programs,
+        labels: software.labels,
     })
+}
+
+/// The machine and its devices.
+struct Hardware {
+    host_bridges: Vec<String>,
+    devices: AttachedDevices,
+    machine: Machine,
+}
+
+impl Hardware {
+    /// Takes its tables out of the file.
+    fn read(file: &mut File, folder: &Path) -> Result<Self, Problem> {
+        let points = attach_points(&file.host_bridge, &file.switch)?;
+        together::ports(file)?;
+        bus_numbers::fit(file)?;
+        together::images(file, folder)?;
+        let p2pmem = together::P2pmem::of(file);
+        let devices = AttachedDevices::read(file, &points, folder)?;
+        let Endpoints { nvmes, gpus, .. } = devices.endpoints();
+        let machine = machine(take(&mut file.machine), &points, devices.endpoints())?;
+        p2pmem.fits(&machine, nvmes, gpus)?;
+        Ok(Self {
+            host_bridges: points.host_bridges,
+            devices,
+            machine,
+        })
+    }
+}
+
+/// What runs in the guest.
+struct Software {
+    tools: bool,
+    packages: Vec<String>,
+    files: Vec<GuestFile>,
+    rdma_ends: bool,
+    checks: Vec<Check>,
+    programs: Vec<HostProgram>,
+    labels: Vec<Option<String>>,
+    modules: Vec<Module>,
+    module_sources: Vec<ModuleSources>,
+}
+
+impl Software {
+    fn read(
+        file: File,
+        checks: Vec<CheckTable<'_>>,
+        hardware: &Hardware,
+        timeout: Duration,
+        folder: &Path,
+    ) -> Result<Self, Problem> {
+        let (machine, devices) = (&hardware.machine, hardware.devices.endpoints());
+        let files = files::files(file.files, folder)?;
+        let mut packages = packages::packages(file.packages)?;
+        let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
+        let rdma_ends = tools && hardware.devices.tunnels().is_some();
+        let inventory = inventory(devices, machine, tools, timeout);
+        let labels = labels(&checks)?;
+        let mut checks = read_checks(checks, &inventory, machine, devices)?;
+        packages::add_needed(&mut packages, &checks);
+        if rdma_ends {
+            packages::add(&mut packages, Rdma::PACKAGES.iter().copied());
+        }
+        let programs = program::place_all(&mut checks, &labels, folder)
+            .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
+        let needed = needed_modules(machine, devices, &checks);
+        let (modules, module_sources) = modules::modules(file.module, needed, folder)?;
+        Ok(Self {
+            tools,
+            packages,
+            files,
+            rdma_ends,
+            checks,
+            programs,
+            labels,
+            modules,
+            module_sources,
+        })
+    }
 }
 
 /// All that is attached to the machine, and what connects it.
