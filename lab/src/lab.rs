@@ -1,16 +1,16 @@
 //! The devices and the guest of a scenario, for Rust tests: start them, run checks and commands, read counters and records.
 
+mod ending;
+mod programs;
+
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use peerbar_exec::ProgramRequest;
 use peerbar_flight::{Flight, FlightFile};
 use peerbar_report::{
     Check, DeviceCounters, Expectation, HostFolder, Line, Program, Request, Verdict as CheckVerdict,
@@ -19,35 +19,22 @@ use peerbar_report::{
 use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::exit::{Failure, Outcome};
-use crate::finished_run::{Concluded, FinishedRun, VERDICT};
+use crate::finished_run::VERDICT;
 use crate::folder::{Folder, flight_record};
 use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, QEMU_LOG};
 use crate::guest_files;
-use crate::guest_program::{GuestProgram, ProgramError};
 use crate::lab_error::LabError;
 use crate::lab_options::LabOptions;
-use crate::limited::Limited;
 use crate::program_builds;
-use crate::qemu::Sockets;
 use crate::report::Row;
-use crate::run_file;
 use crate::scenario::{Scenario, program as host_program};
 use crate::signals;
-use crate::size::Size;
 use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
-use crate::verdict::{Ending, Verdict};
+use crate::verdict::Verdict;
 
 /// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
-/// How often work is looked after in any case.
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-/// Most bytes of a stream of [`Lab::program`]: the guest is not trusted with the host's memory.
-const MOST_OUTPUT: Size = Size(256 << 20);
-/// How long a guest may take to power off.
-const POWER_OFF: Duration = Duration::from_secs(30);
-/// How long a guest may take to end by what has ended the run, before it is stopped.
-const DYING: Duration = Duration::from_secs(1);
 
 /// A running lab. Dropped without [`Lab::shut_down`], it is ended at once and leaves no verdict.
 pub struct Lab {
@@ -224,83 +211,6 @@ impl Lab {
         })
     }
 
-    /// Runs a program in the guest, with `input` as its standard input. A status other than 0 is no error. Another thread may
-    /// run more at the same time: see [`Lab::socket`].
-    ///
-    /// # Errors
-    /// What keeps the guest from starting it or from going on; a signal; more than 256 MiB of a stream; a lab without [`LabOptions::access`] starts none.
-    pub fn program(
-        &mut self,
-        request: &ProgramRequest,
-        input: &[u8],
-    ) -> Result<ProgramOutput, LabError> {
-        let output = self.run_beside(|socket, signals| {
-            let stream = || Limited::new(Vec::new(), MOST_OUTPUT, "write it to a file");
-            let (mut output, mut errors) = (stream(), stream());
-            let program = GuestProgram::start(socket, request)?.ends_with(signals);
-            let end = program.run(&mut &*input, &mut output, &mut errors)?;
-            Ok::<_, ProgramError>(ProgramOutput {
-                status: end.status(),
-                output: output.into_inner(),
-                errors: errors.into_inner(),
-            })
-        });
-        Ok(output??)
-    }
-
-    /// The socket for [`GuestProgram::start`]. The guest's console must be taken meanwhile: see [`Lab::run_beside`].
-    pub fn socket(&self) -> PathBuf {
-        Sockets::in_folder(self.temporary.path()).vsock_programs()
-    }
-
-    /// Runs `work` on a thread of its own, and keeps the guest going meanwhile. Signals come to `work` as bytes with their numbers.
-    ///
-    /// # Errors
-    /// A guest or a server that ends before the work does. The work is waited for then, and other work may be run then.
-    pub fn run_beside<T: Send>(
-        &mut self,
-        work: impl FnOnce(&Path, UnixStream) -> T + Send,
-    ) -> Result<T, LabError> {
-        let socket = self.socket();
-        let pair = || UnixStream::pair().context("cannot make a socket pair");
-        let (done, tells_done) = pair()?;
-        let (signals, received_signals) = pair()?;
-        self.guest.add_work(done);
-        thread::scope(|scope| {
-            let worker = scope.spawn(move || {
-                let _tells_done = tells_done;
-                work(&socket, received_signals)
-            });
-            let followed = self.follow_until_done(&signals);
-            if followed.is_err() {
-                // The next work must not see that this one has ended.
-                self.guest.remove_work();
-            }
-            // Work that waits for a signal, or for a guest that is gone, ends by that.
-            drop(signals);
-            let done = worker.join().map_err(|_| anyhow!("the work panicked"))?;
-            followed.map(|()| done)
-        })
-    }
-
-    fn follow_until_done(&mut self, signals: &UnixStream) -> Result<(), LabError> {
-        loop {
-            match self.guest.next_event(Instant::now() + LONGEST_WAIT)? {
-                GuestEvent::WorkDone => return Ok(()),
-                GuestEvent::Signal(number) => {
-                    let number = u8::try_from(number).unwrap_or_default();
-                    // Work that is done takes none.
-                    let _ = (&mut &*signals).write_all(&[number]);
-                }
-                GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
-                GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
-                GuestEvent::GivenUp(line) => return Err(LabError::GivenUp(line)),
-                GuestEvent::Report(lines) => self.kill_for(&lines)?,
-                GuestEvent::Console(_) | GuestEvent::Late => {}
-            }
-        }
-    }
-
     fn guest_ended(&self, status: ExitStatus) -> LabError {
         let console = &self.guest.console;
         let message = match console.trouble() {
@@ -359,54 +269,6 @@ impl Lab {
         self.guest.console.tail()
     }
 
-    /// Powers the guest off, ends the servers, and judges the run. What `sanitize = true` has recorded is not part of that: see
-    /// [`peerbar_flight::Sanitizer`] and `peerbar iommu --sanitize`.
-    ///
-    /// # Errors
-    /// What keeps the run from being judged or kept.
-    pub fn shut_down(mut self) -> Result<FinishedLab, LabError> {
-        self.ask_to_power_off();
-        let ending = self.wait_for_power_off()?;
-        let folder = self.folder.path().to_owned();
-        let Concluded { verdict, rows, .. } = self.conclude(ending, |_, _| Ok(None))?;
-        let console = folder.join(CONSOLE_LOG);
-        let console = run_file::read(&console)
-            .with_context(|| format!("cannot read {}", console.display()))?;
-        Ok(FinishedLab {
-            verdict,
-            checks: rows,
-            console: String::from_utf8_lossy(&console).into_owned(),
-            folder,
-        })
-    }
-
-    /// Has the guest power off. One that has ended already is no error here.
-    pub(crate) fn ask_to_power_off(&mut self) {
-        if let Err(error) = self.guest.request(&Request::End) {
-            log::debug!("{} takes no request: {error:#}", self.scenario.name);
-        }
-    }
-
-    /// Waits until the guest has powered off.
-    pub(crate) fn wait_for_power_off(&mut self) -> Result<Ending, LabError> {
-        let ending = self.ending_before(Instant::now() + POWER_OFF)?;
-        Ok(ending.unwrap_or(Ending::StayedOn(POWER_OFF.as_secs())))
-    }
-
-    /// How it ends before `deadline`, if it does.
-    fn ending_before(&mut self, deadline: Instant) -> Result<Option<Ending>, LabError> {
-        loop {
-            return Ok(Some(match self.guest.next_event(deadline)? {
-                GuestEvent::Ended(status) => Ending::Ended(status),
-                GuestEvent::GivenUp(line) => Ending::GivenUp(line),
-                GuestEvent::ServerDied(message) => Ending::ServerDied(message),
-                GuestEvent::Signal(signal) => Ending::Signal(signal),
-                GuestEvent::Late => return Ok(None),
-                GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::WorkDone => continue,
-            }));
-        }
-    }
-
     /// Whether its agent is ready for checks.
     pub(crate) fn is_ready(&self) -> bool {
         self.guest.report.is_ready()
@@ -415,32 +277,6 @@ impl Lab {
     /// Whether checks that the scenario has itself have no result yet.
     pub(crate) fn is_busy(&self) -> bool {
         self.guest.report.rows().len() < self.scenario.checks.len()
-    }
-
-    /// How it ends where something else has ended the run: by itself for the same reason, or stopped for `why`.
-    pub(crate) fn stop_for(&mut self, why: &str) -> Result<Ending, LabError> {
-        let ending = self.ending_before(Instant::now() + DYING)?;
-        Ok(ending.unwrap_or_else(|| Ending::Stopped(why.to_owned())))
-    }
-
-    /// Ends the servers after `ending`, and judges the run, also by what `complaint` says of its records.
-    pub(crate) fn conclude(
-        self,
-        ending: Ending,
-        complaint: impl FnOnce(&Scenario, &Path) -> anyhow::Result<Option<String>>,
-    ) -> Result<Concluded, LabError> {
-        let mut run = FinishedRun::stop(self.guest, ending)?;
-        if run.complaint.is_none() {
-            run.complaint = complaint(&self.scenario, self.folder.path())?;
-        }
-        let concluded = run.conclude(&self.scenario, &self.folder)?;
-        concluded.seal(&self.folder)?;
-        Ok(concluded)
-    }
-
-    /// Ends the guest at once, and leaves the verdict that it has not run, and why.
-    pub(crate) fn leave(self, why: &str) -> anyhow::Result<()> {
-        self.folder.write(VERDICT, &format!("not run: {why}\n"))
     }
 
     /// [`Lab::become_ready`], until a signal's number comes by one of `stops`.

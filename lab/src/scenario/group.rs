@@ -22,8 +22,9 @@ use super::error::Problem;
 use super::fabric::fabric;
 use super::file::File;
 use super::lost;
+use super::names;
 use super::tunnels;
-use super::validate::{self, LONGEST_SCENARIO};
+use super::validate;
 use super::{
     Fabric, Nic, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
     together,
@@ -144,7 +145,7 @@ impl GuestGroup {
         let parts = split::Parts::of(document.into_inner())?;
         let whole = Spanned::new(at.clone(), parts.whole.clone());
         let file = File::deserialize(Deserializer::from(whole))?;
-        let name = validate::fitting(file.name.clone(), LONGEST_SCENARIO)?;
+        let name = names::fitting(file.name.clone(), names::LONGEST_SCENARIO)?;
         validate::unique_devices(&file)?;
         together::images(&file, path.parent().unwrap_or(Path::new("")))?;
         if file.check.is_empty() && !interactive {
@@ -290,7 +291,7 @@ fn read_across(
         if !AcrossCheck::KINDS.contains(&kind) {
             return Err(of_one_guest());
         }
-        let label = table.label().cloned().map(validate::label).transpose()?;
+        let label = table.label().cloned().map(names::label).transpose()?;
         let check = AcrossCheck::of(table.read(&inventory)?).ok_or_else(of_one_guest)?;
         fits(&check, guests).map_err(|message| Problem::new(at, message))?;
         let name = label.unwrap_or_else(|| check.check().name());

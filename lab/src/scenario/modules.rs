@@ -8,7 +8,7 @@ use toml::Spanned;
 
 use super::error::Problem;
 use super::file::ModuleTable;
-use super::validate::distinct;
+use super::names::distinct;
 use crate::module_sources::ModuleSources;
 
 const LONGEST: usize = 55;

@@ -9,7 +9,7 @@ use toml::Spanned;
 
 use super::error::Problem;
 use super::file::File;
-use super::validate::{LEAST_MEMORY, MEMORY_UNIT};
+use super::machine::{LEAST_MEMORY, MEMORY_UNIT};
 use super::{Gpu, Machine, Nvme};
 use crate::size::Size;
 

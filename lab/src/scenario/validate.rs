@@ -8,44 +8,31 @@ use std::time::Duration;
 use peerbar_fabric::MAX_ADAPTERS;
 use peerbar_flight::Level;
 use peerbar_report::{Check, CheckTable, Inventory, Rdma};
-use toml::Spanned;
 
 use super::attach::AttachPoints;
 use super::bus_numbers;
 use super::check::{Endpoints, inventory};
 use super::error::Problem;
 use super::fabric::fabric;
-use super::file::{
-    File, GpuTable, HostBridgeTable, MachineTable, NicTable, NvmeTable, SwitchTable,
-};
+use super::file::{File, GpuTable, HostBridgeTable, NicTable, NvmeTable, SwitchTable};
 use super::files;
 use super::gpu::gpu;
 use super::lost;
+use super::machine::machine;
 use super::modules;
+use super::names::{LONGEST_SCENARIO, LONGEST_SERIAL, fitting, label, unique};
 use super::nic::nic;
 use super::nvme::nvme;
 use super::packages;
 use super::program::{self, HostProgram};
-use super::sanitize;
 use super::together;
 use super::tunnels;
 use super::user_drivers;
-use super::{Fabric, Gpu, Machine, Model, Module, Nic, Nvme, Scenario, Switch, Tunnels};
-use crate::firmware::Firmware;
+use super::{Fabric, Gpu, Machine, Module, Nic, Nvme, Scenario, Switch, Tunnels};
 use crate::guest_files::GuestFile;
 use crate::module_sources::ModuleSources;
-use crate::size::Size;
 
-/// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
-pub(super) const LONGEST_SERIAL: usize = 20;
-pub(super) const LONGEST_SCENARIO: usize = 40;
-/// Names of the servers that are no device's and no switch's: a server is known by its name.
-const SERVERS: [&str; 2] = ["fabric", "vsock"];
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
-const DEFAULT_MEMORY: u64 = 512 << 20;
-/// Less does not hold a distribution's kernel while it starts.
-pub(super) const LEAST_MEMORY: u64 = 96 << 20;
-pub(super) const MEMORY_UNIT: u64 = 2 << 20;
 
 /// Checks the file as a whole; images are relative to `folder`.
 pub(super) fn scenario(
@@ -366,94 +353,6 @@ fn nics(
     nics.collect()
 }
 
-/// What the table of results calls a check must not steer the terminal.
-pub(super) fn label(name: Spanned<String>) -> Result<String, Problem> {
-    if name.get_ref().chars().any(char::is_control) {
-        let message = format!(
-            "the name {:?} has control characters, line breaks perhaps: leave them out",
-            name.get_ref()
-        );
-        return Err(Problem::new(name.span(), message));
-    }
-    Ok(name.into_inner())
-}
-
-fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
-    let bytes = size.get_ref().0;
-    if bytes < LEAST_MEMORY || !bytes.is_multiple_of(MEMORY_UNIT) {
-        let message = format!(
-            "`memory = \"{}\"`: a guest takes {} or more, in multiples of {}",
-            size.get_ref(),
-            Size(LEAST_MEMORY),
-            Size(MEMORY_UNIT)
-        );
-        return Err(Problem::new(size.span(), message));
-    }
-    Ok(bytes)
-}
-
-fn machine(
-    table: MachineTable,
-    attach_points: &AttachPoints,
-    Endpoints { nvmes, gpus, nics }: Endpoints<'_>,
-) -> Result<Machine, Problem> {
-    let own_disk = nvmes.iter().any(|nvme| nvme.model == Model::Peerbar);
-    let recorded = own_disk || !gpus.is_empty() || !nics.is_empty();
-    let has_ats = nvmes.iter().map(|nvme| nvme.ats);
-    let has_ats = has_ats.chain(gpus.iter().map(|gpu| gpu.ats));
-    let mut has_ats = has_ats.chain(nics.iter().map(|nic| nic.ats));
-    let cpus = match table.cpus {
-        Some(cpus) if !(1..=64).contains(cpus.get_ref()) => {
-            return Err(Problem::new(
-                cpus.span(),
-                format!("`cpus = {}`: a machine has 1 to 64", cpus.get_ref()),
-            ));
-        }
-        cpus => cpus.map_or(2, Spanned::into_inner),
-    };
-    Ok(Machine {
-        cpu: table.cpu.unwrap_or_else(|| "EPYC".to_owned()),
-        memory: table.memory.map_or(Ok(DEFAULT_MEMORY), memory)?,
-        cpus,
-        firmware: firmware(table.firmware, &attach_points.host_bridges)?,
-        iommu: table.iommu,
-        kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
-        sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
-        ats: has_ats.any(|has_ats| has_ats),
-        virtio_gpu: table.virtio_gpu,
-        trace: false,
-    })
-}
-
-/// The faster one, but below a host bridge beside the machine's own QEMU tells the guest only of windows that the firmware
-/// has assigned (QEMU hw/i386/acpi-build.c).
-fn firmware(
-    wanted: Option<Spanned<Firmware>>,
-    host_bridges: &[String],
-) -> Result<Firmware, Problem> {
-    match (wanted, host_bridges.first()) {
-        (Some(wanted), Some(bridge)) if *wanted.get_ref() == Firmware::Qboot => Err(Problem::new(
-            wanted.span(),
-            format!(
-                "`firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below {bridge}: \
-                 leave it out"
-            ),
-        )),
-        (Some(wanted), _) => Ok(wanted.into_inner()),
-        (None, Some(_)) => Ok(Firmware::Seabios),
-        (None, None) => Ok(Firmware::Qboot),
-    }
-}
-
-/// The agent reads a GPU's counters out of its registers, which the kernel keeps from programs otherwise.
-fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
-    const REGISTERS: &str = "iomem=relaxed";
-    if gpus.is_empty() || own.split_whitespace().any(|word| word == REGISTERS) {
-        return own;
-    }
-    format!("{REGISTERS} {own}").trim_end().to_owned()
-}
-
 /// The IOMMU's driver, the drivers under test, and what checks need beside them.
 fn needed_modules(
     machine: &Machine,
@@ -481,59 +380,4 @@ fn needed_modules(
         .chain(of_checks)
         .chain(on_demand)
         .collect()
-}
-
-/// Names of devices, bridges, switches and guests, each of which is its own and no server's of peerbar's own.
-pub(super) fn unique(
-    names: impl Iterator<Item = Spanned<String>>,
-    taken: &[String],
-    longest: usize,
-) -> Result<Vec<String>, Problem> {
-    let names: Vec<_> = names.collect();
-    let is_server = |name: &&Spanned<String>| SERVERS.contains(&name.get_ref().as_str());
-    if let Some(name) = names.iter().find(is_server) {
-        let message = format!(
-            "the name `{}` is that of a server of peerbar's own: name it otherwise",
-            name.get_ref()
-        );
-        return Err(Problem::new(name.span(), message));
-    }
-    distinct(names, taken, longest)
-}
-
-/// Names of which each is its own.
-pub(super) fn distinct(
-    names: impl IntoIterator<Item = Spanned<String>>,
-    taken: &[String],
-    longest: usize,
-) -> Result<Vec<String>, Problem> {
-    let mut seen: Vec<String> = Vec::new();
-    for name in names {
-        if seen.contains(name.get_ref()) || taken.contains(name.get_ref()) {
-            let message = format!(
-                "the name `{}` is taken: every bridge, switch, device and module needs its own",
-                name.get_ref()
-            );
-            return Err(Problem::new(name.span(), message));
-        }
-        seen.push(fitting(name, longest)?);
-    }
-    Ok(seen)
-}
-
-/// Names become file names, QEMU identifiers and serial numbers.
-pub(super) fn fitting(name: Spanned<String>, longest: usize) -> Result<String, Problem> {
-    let at: Range<usize> = name.span();
-    let name = name.into_inner();
-    let starts = name.starts_with(|first: char| first.is_ascii_alphabetic());
-    let fits = name
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
-    if !starts || !fits || name.len() > longest {
-        let message = format!(
-            "`{name}` is no name: a letter first, then letters, digits, `-` and `_`, {longest} at most"
-        );
-        return Err(Problem::new(at, message));
-    }
-    Ok(name)
 }

@@ -8,7 +8,7 @@ use toml::de::{DeArray, DeString, DeTable, DeValue, Deserializer, ValueDeseriali
 
 use crate::scenario::error::Problem;
 use crate::scenario::file::GuestTable;
-use crate::scenario::validate;
+use crate::scenario::names;
 
 /// Tables that belong to one guest each.
 const OWNED: [&str; 5] = ["host-bridge", "switch", "nvme", "gpu", "nic"];
@@ -149,7 +149,7 @@ fn take_guests<'i>(file: &mut DeTable<'i>) -> Result<Vec<GuestTables<'i>>, Probl
         guests.push((read.name, machine));
     }
     let names = guests.iter().map(|(name, _)| name.clone());
-    validate::unique(names, &TAKEN.map(str::to_owned), validate::LONGEST_SERIAL)?;
+    names::unique(names, &TAKEN.map(str::to_owned), names::LONGEST_SERIAL)?;
     let guests = guests.into_iter().map(|(name, machine)| GuestTables {
         name: name.into_inner(),
         machine,

@@ -1,0 +1,96 @@
+//! The end of a lab: the guest powers off or is stopped, and the run is judged.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use peerbar_report::Request;
+
+use super::{FinishedLab, Lab};
+use crate::finished_run::{Concluded, FinishedRun, VERDICT};
+use crate::guest::{CONSOLE_LOG, GuestEvent};
+use crate::lab_error::LabError;
+use crate::run_file;
+use crate::scenario::Scenario;
+use crate::verdict::Ending;
+
+/// How long a guest may take to power off.
+const POWER_OFF: Duration = Duration::from_secs(30);
+/// How long a guest may take to end by what has ended the run, before it is stopped.
+const DYING: Duration = Duration::from_secs(1);
+
+impl Lab {
+    /// Powers the guest off, ends the servers, and judges the run. What `sanitize = true` has recorded is not part of that: see
+    /// [`peerbar_flight::Sanitizer`] and `peerbar iommu --sanitize`.
+    ///
+    /// # Errors
+    /// What keeps the run from being judged or kept.
+    pub fn shut_down(mut self) -> Result<FinishedLab, LabError> {
+        self.ask_to_power_off();
+        let ending = self.wait_for_power_off()?;
+        let folder = self.folder.path().to_owned();
+        let Concluded { verdict, rows, .. } = self.conclude(ending, |_, _| Ok(None))?;
+        let console = folder.join(CONSOLE_LOG);
+        let console = run_file::read(&console)
+            .with_context(|| format!("cannot read {}", console.display()))?;
+        Ok(FinishedLab {
+            verdict,
+            checks: rows,
+            console: String::from_utf8_lossy(&console).into_owned(),
+            folder,
+        })
+    }
+
+    /// Has the guest power off. One that has ended already is no error here.
+    pub(crate) fn ask_to_power_off(&mut self) {
+        if let Err(error) = self.guest.request(&Request::End) {
+            log::debug!("{} takes no request: {error:#}", self.scenario.name);
+        }
+    }
+
+    /// Waits until the guest has powered off.
+    pub(crate) fn wait_for_power_off(&mut self) -> Result<Ending, LabError> {
+        let ending = self.ending_before(Instant::now() + POWER_OFF)?;
+        Ok(ending.unwrap_or(Ending::StayedOn(POWER_OFF.as_secs())))
+    }
+
+    /// How it ends before `deadline`, if it does.
+    fn ending_before(&mut self, deadline: Instant) -> Result<Option<Ending>, LabError> {
+        loop {
+            return Ok(Some(match self.guest.next_event(deadline)? {
+                GuestEvent::Ended(status) => Ending::Ended(status),
+                GuestEvent::GivenUp(line) => Ending::GivenUp(line),
+                GuestEvent::ServerDied(message) => Ending::ServerDied(message),
+                GuestEvent::Signal(signal) => Ending::Signal(signal),
+                GuestEvent::Late => return Ok(None),
+                GuestEvent::Console(_) | GuestEvent::Report(_) | GuestEvent::WorkDone => continue,
+            }));
+        }
+    }
+
+    /// How it ends where something else has ended the run: by itself for the same reason, or stopped for `why`.
+    pub(crate) fn stop_for(&mut self, why: &str) -> Result<Ending, LabError> {
+        let ending = self.ending_before(Instant::now() + DYING)?;
+        Ok(ending.unwrap_or_else(|| Ending::Stopped(why.to_owned())))
+    }
+
+    /// Ends the servers after `ending`, and judges the run, also by what `complaint` says of its records.
+    pub(crate) fn conclude(
+        self,
+        ending: Ending,
+        complaint: impl FnOnce(&Scenario, &Path) -> anyhow::Result<Option<String>>,
+    ) -> Result<Concluded, LabError> {
+        let mut run = FinishedRun::stop(self.guest, ending)?;
+        if run.complaint.is_none() {
+            run.complaint = complaint(&self.scenario, self.folder.path())?;
+        }
+        let concluded = run.conclude(&self.scenario, &self.folder)?;
+        concluded.seal(&self.folder)?;
+        Ok(concluded)
+    }
+
+    /// Ends the guest at once, and leaves the verdict that it has not run, and why.
+    pub(crate) fn leave(self, why: &str) -> anyhow::Result<()> {
+        self.folder.write(VERDICT, &format!("not run: {why}\n"))
+    }
+}

@@ -1,0 +1,103 @@
+//! Programs of the host's in the guest, and work of the host's beside it.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use peerbar_exec::ProgramRequest;
+
+use super::{Lab, ProgramOutput};
+use crate::guest::GuestEvent;
+use crate::guest_program::{GuestProgram, ProgramError};
+use crate::lab_error::LabError;
+use crate::limited::Limited;
+use crate::qemu::Sockets;
+use crate::size::Size;
+
+/// How often work is looked after in any case.
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+/// Most bytes of a stream of [`Lab::program`]: the guest is not trusted with the host's memory.
+const MOST_OUTPUT: Size = Size(256 << 20);
+
+impl Lab {
+    /// Runs a program in the guest, with `input` as its standard input. A status other than 0 is no error. Another thread may
+    /// run more at the same time: see [`Lab::socket`].
+    ///
+    /// # Errors
+    /// What keeps the guest from starting it or from going on; a signal; more than 256 MiB of a stream; a lab without
+    /// [`LabOptions::access`](crate::lab_options::LabOptions::access) starts none.
+    pub fn program(
+        &mut self,
+        request: &ProgramRequest,
+        input: &[u8],
+    ) -> Result<ProgramOutput, LabError> {
+        let output = self.run_beside(|socket, signals| {
+            let stream = || Limited::new(Vec::new(), MOST_OUTPUT, "write it to a file");
+            let (mut output, mut errors) = (stream(), stream());
+            let program = GuestProgram::start(socket, request)?.ends_with(signals);
+            let end = program.run(&mut &*input, &mut output, &mut errors)?;
+            Ok::<_, ProgramError>(ProgramOutput {
+                status: end.status(),
+                output: output.into_inner(),
+                errors: errors.into_inner(),
+            })
+        });
+        Ok(output??)
+    }
+
+    /// The socket for [`GuestProgram::start`]. The guest's console must be taken meanwhile: see [`Lab::run_beside`].
+    pub fn socket(&self) -> PathBuf {
+        Sockets::in_folder(self.temporary.path()).vsock_programs()
+    }
+
+    /// Runs `work` on a thread of its own, and keeps the guest going meanwhile. Signals come to `work` as bytes with their numbers.
+    ///
+    /// # Errors
+    /// A guest or a server that ends before the work does. The work is waited for then, and other work may be run then.
+    pub fn run_beside<T: Send>(
+        &mut self,
+        work: impl FnOnce(&Path, UnixStream) -> T + Send,
+    ) -> Result<T, LabError> {
+        let socket = self.socket();
+        let pair = || UnixStream::pair().context("cannot make a socket pair");
+        let (done, tells_done) = pair()?;
+        let (signals, received_signals) = pair()?;
+        self.guest.add_work(done);
+        thread::scope(|scope| {
+            let worker = scope.spawn(move || {
+                let _tells_done = tells_done;
+                work(&socket, received_signals)
+            });
+            let followed = self.follow_until_done(&signals);
+            if followed.is_err() {
+                // The next work must not see that this one has ended.
+                self.guest.remove_work();
+            }
+            // Work that waits for a signal, or for a guest that is gone, ends by that.
+            drop(signals);
+            let done = worker.join().map_err(|_| anyhow!("the work panicked"))?;
+            followed.map(|()| done)
+        })
+    }
+
+    fn follow_until_done(&mut self, signals: &UnixStream) -> Result<(), LabError> {
+        loop {
+            match self.guest.next_event(Instant::now() + LONGEST_WAIT)? {
+                GuestEvent::WorkDone => return Ok(()),
+                GuestEvent::Signal(number) => {
+                    let number = u8::try_from(number).unwrap_or_default();
+                    // Work that is done takes none.
+                    let _ = (&mut &*signals).write_all(&[number]);
+                }
+                GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),
+                GuestEvent::Ended(status) => return Err(self.guest_ended(status)),
+                GuestEvent::GivenUp(line) => return Err(LabError::GivenUp(line)),
+                GuestEvent::Report(lines) => self.kill_for(&lines)?,
+                GuestEvent::Console(_) | GuestEvent::Late => {}
+            }
+        }
+    }
+}

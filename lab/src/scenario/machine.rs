@@ -1,0 +1,94 @@
+//! The machine of a scenario.
+
+use toml::Spanned;
+
+use super::attach::AttachPoints;
+use super::check::Endpoints;
+use super::error::Problem;
+use super::file::MachineTable;
+use super::sanitize;
+use super::{Gpu, Machine, Model};
+use crate::firmware::Firmware;
+use crate::size::Size;
+
+const DEFAULT_MEMORY: u64 = 512 << 20;
+/// Less does not hold a distribution's kernel while it starts.
+pub(super) const LEAST_MEMORY: u64 = 96 << 20;
+pub(super) const MEMORY_UNIT: u64 = 2 << 20;
+
+/// The machine around these devices.
+pub(super) fn machine(
+    table: MachineTable,
+    attach_points: &AttachPoints,
+    Endpoints { nvmes, gpus, nics }: Endpoints<'_>,
+) -> Result<Machine, Problem> {
+    let own_disk = nvmes.iter().any(|nvme| nvme.model == Model::Peerbar);
+    let recorded = own_disk || !gpus.is_empty() || !nics.is_empty();
+    let has_ats = nvmes.iter().map(|nvme| nvme.ats);
+    let has_ats = has_ats.chain(gpus.iter().map(|gpu| gpu.ats));
+    let mut has_ats = has_ats.chain(nics.iter().map(|nic| nic.ats));
+    let cpus = match table.cpus {
+        Some(cpus) if !(1..=64).contains(cpus.get_ref()) => {
+            return Err(Problem::new(
+                cpus.span(),
+                format!("`cpus = {}`: a machine has 1 to 64", cpus.get_ref()),
+            ));
+        }
+        cpus => cpus.map_or(2, Spanned::into_inner),
+    };
+    Ok(Machine {
+        cpu: table.cpu.unwrap_or_else(|| "EPYC".to_owned()),
+        memory: table.memory.map_or(Ok(DEFAULT_MEMORY), memory)?,
+        cpus,
+        firmware: firmware(table.firmware, &attach_points.host_bridges)?,
+        iommu: table.iommu,
+        kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
+        sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
+        ats: has_ats.any(|has_ats| has_ats),
+        virtio_gpu: table.virtio_gpu,
+        trace: false,
+    })
+}
+
+fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
+    let bytes = size.get_ref().0;
+    if bytes < LEAST_MEMORY || !bytes.is_multiple_of(MEMORY_UNIT) {
+        let message = format!(
+            "`memory = \"{}\"`: a guest takes {} or more, in multiples of {}",
+            size.get_ref(),
+            Size(LEAST_MEMORY),
+            Size(MEMORY_UNIT)
+        );
+        return Err(Problem::new(size.span(), message));
+    }
+    Ok(bytes)
+}
+
+/// The faster one, but below a host bridge beside the machine's own QEMU tells the guest only of windows that the firmware
+/// has assigned (QEMU hw/i386/acpi-build.c).
+fn firmware(
+    wanted: Option<Spanned<Firmware>>,
+    host_bridges: &[String],
+) -> Result<Firmware, Problem> {
+    match (wanted, host_bridges.first()) {
+        (Some(wanted), Some(bridge)) if *wanted.get_ref() == Firmware::Qboot => Err(Problem::new(
+            wanted.span(),
+            format!(
+                "`firmware = \"qboot\"`: it assigns no addresses, so there would be none for devices below {bridge}: \
+                 leave it out"
+            ),
+        )),
+        (Some(wanted), _) => Ok(wanted.into_inner()),
+        (None, Some(_)) => Ok(Firmware::Seabios),
+        (None, None) => Ok(Firmware::Qboot),
+    }
+}
+
+/// The agent reads a GPU's counters out of its registers, which the kernel keeps from programs otherwise.
+fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
+    const REGISTERS: &str = "iomem=relaxed";
+    if gpus.is_empty() || own.split_whitespace().any(|word| word == REGISTERS) {
+        return own;
+    }
+    format!("{REGISTERS} {own}").trim_end().to_owned()
+}

@@ -1,0 +1,80 @@
+//! Names in a scenario file.
+
+use std::ops::Range;
+
+use toml::Spanned;
+
+use super::error::Problem;
+
+/// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
+pub(super) const LONGEST_SERIAL: usize = 20;
+pub(super) const LONGEST_SCENARIO: usize = 40;
+/// Names of the servers that are no device's and no switch's: a server is known by its name.
+const SERVERS: [&str; 2] = ["fabric", "vsock"];
+
+/// Names of devices, bridges, switches and guests, each of which is its own and no server's of peerbar's own.
+pub(super) fn unique(
+    names: impl Iterator<Item = Spanned<String>>,
+    taken: &[String],
+    longest: usize,
+) -> Result<Vec<String>, Problem> {
+    let names: Vec<_> = names.collect();
+    let is_server = |name: &&Spanned<String>| SERVERS.contains(&name.get_ref().as_str());
+    if let Some(name) = names.iter().find(is_server) {
+        let message = format!(
+            "the name `{}` is that of a server of peerbar's own: name it otherwise",
+            name.get_ref()
+        );
+        return Err(Problem::new(name.span(), message));
+    }
+    distinct(names, taken, longest)
+}
+
+/// Names of which each is its own.
+pub(super) fn distinct(
+    names: impl IntoIterator<Item = Spanned<String>>,
+    taken: &[String],
+    longest: usize,
+) -> Result<Vec<String>, Problem> {
+    let mut seen: Vec<String> = Vec::new();
+    for name in names {
+        if seen.contains(name.get_ref()) || taken.contains(name.get_ref()) {
+            let message = format!(
+                "the name `{}` is taken: every bridge, switch, device and module needs its own",
+                name.get_ref()
+            );
+            return Err(Problem::new(name.span(), message));
+        }
+        seen.push(fitting(name, longest)?);
+    }
+    Ok(seen)
+}
+
+/// Names become file names, QEMU identifiers and serial numbers.
+pub(super) fn fitting(name: Spanned<String>, longest: usize) -> Result<String, Problem> {
+    let at: Range<usize> = name.span();
+    let name = name.into_inner();
+    let starts = name.starts_with(|first: char| first.is_ascii_alphabetic());
+    let fits = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
+    if !starts || !fits || name.len() > longest {
+        let message = format!(
+            "`{name}` is no name: a letter first, then letters, digits, `-` and `_`, {longest} at most"
+        );
+        return Err(Problem::new(at, message));
+    }
+    Ok(name)
+}
+
+/// What the table of results calls a check must not steer the terminal.
+pub(super) fn label(name: Spanned<String>) -> Result<String, Problem> {
+    if name.get_ref().chars().any(char::is_control) {
+        let message = format!(
+            "the name {:?} has control characters, line breaks perhaps: leave them out",
+            name.get_ref()
+        );
+        return Err(Problem::new(name.span(), message));
+    }
+    Ok(name.into_inner())
+}
