@@ -1,25 +1,24 @@
 //! A check whose two ends are in different guests. This process conducts; each end is a program in its guest.
 
+mod counting;
 mod lost;
 
-use std::collections::BTreeMap;
 use std::io::{self, BufReader, Read};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use peerbar_dma_log::{Completer, DmaKind, Purpose};
 use peerbar_exec::ProgramRequest;
 use peerbar_rdma_end::{
     Chain, End, Ends, Error, FileRange, LineEnd, MARGIN, Permitted, REFUSE_BYTES, Way, in_one_line,
     refuse,
 };
 use peerbar_report::{
-    DeviceCounters, Measure, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaMemory, Subtest,
-    Verdict, inference, size_range,
+    Measure, Rdma, RdmaChain, RdmaChainSide, RdmaMemory, Subtest, Verdict, inference, size_range,
 };
 
+use self::counting::{Sample, count};
 use crate::child::Killer;
 use crate::counters::CounterFiles;
 use crate::guest_program::{GuestProgram, ProgramError};
@@ -33,17 +32,6 @@ use crate::terminal::printable;
 const LONGEST_PATH: u64 = 4096;
 /// Where a guest has the program of an end.
 const PROGRAM: &str = "/opt/peerbar/peerbar-verbs";
-
-/// The counters of devices by their names.
-type CountersByName = BTreeMap<String, DeviceCounters>;
-
-/// The counters of all devices at a moment.
-#[derive(Debug, Default)]
-struct Sample {
-    counters: CountersByName,
-    /// Bytes of each device's DMA whose memory's owner is inferred.
-    inferred: BTreeMap<String, u64>,
-}
 
 /// What the ends have done.
 #[derive(Debug, Default)]
@@ -445,85 +433,12 @@ fn length(size: u64) -> Result<u32, String> {
     u32::try_from(size).map_err(|_| format!("{size} bytes are too many"))
 }
 
-/// Sums of what all devices but the `uncounted` ones did between two readings of their counters.
-fn count(
-    measure: &mut Measure,
-    uncounted: &[&str],
-    before: &CountersByName,
-    after: &CountersByName,
-) -> Result<(), String> {
-    let judged = |name: &&String| !uncounted.contains(&name.as_str());
-    if let Some(gone) = before
-        .keys()
-        .filter(judged)
-        .find(|name| !after.contains_key(*name))
-    {
-        return Err(format!("{gone} has no counters any more"));
-    }
-    for (name, after) in after.iter().filter(|(name, _)| judged(name)) {
-        let after = counted(name, after)?;
-        let before = before
-            .get(name)
-            .ok_or_else(|| format!("{name} had no counters before"))?;
-        let before = counted(name, before)?;
-        for (kind, (bytes, failures)) in after {
-            let (earlier, earlier_failures) = before.get(&kind).copied().unwrap_or_default();
-            let growth = bytes
-                .checked_sub(earlier)
-                .zip(failures.checked_sub(earlier_failures));
-            let (bytes, failures) =
-                growth.ok_or_else(|| format!("a DMA counter of {name} went back"))?;
-            measure.failures = measure.failures.saturating_add(failures);
-            if kind.purpose == Purpose::Payload && bytes > 0 {
-                add(measure, name, kind, bytes);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Adds payload of the device `requester`.
-fn add(measure: &mut Measure, requester: &str, kind: DmaKind, bytes: u64) {
-    let of_route = measure.routes.entry(kind.route).or_default();
-    *of_route = of_route.saturating_add(bytes);
-    match kind.completer {
-        Completer::OwnMemory | Completer::PeerBar => {
-            measure.peer_bytes = measure.peer_bytes.saturating_add(bytes);
-        }
-        Completer::GuestRam => measure.ram_bytes = measure.ram_bytes.saturating_add(bytes),
-        Completer::Unknown | Completer::None => {}
-    }
-    measure.flows.push(PayloadFlow {
-        requester: requester.to_owned(),
-        completer: kind.completer,
-        route: kind.route,
-        direction: kind.direction,
-        bytes,
-    });
-}
-
-/// Bytes and failures of a device by kind. A device that counts nothing cannot be judged.
-fn counted(name: &str, counters: &DeviceCounters) -> Result<BTreeMap<DmaKind, (u64, u64)>, String> {
-    let entries = match counters {
-        DeviceCounters::Counted { dma, .. } => dma,
-        DeviceCounters::None(reason) => {
-            return Err(format!("{name} has no DMA counters: {reason}"));
-        }
-    };
-    let mut kinds: BTreeMap<DmaKind, (u64, u64)> = BTreeMap::new();
-    for entry in entries {
-        let (bytes, failures) = kinds.entry(entry.kind()).or_default();
-        *bytes = bytes.saturating_add(entry.bytes);
-        *failures = failures.saturating_add(entry.failures);
-    }
-    Ok(kinds)
-}
-
 #[cfg(test)]
 mod tests {
-    use peerbar_dma_log::{DeviceEvents, Direction, Entry, Route};
-    use peerbar_report::{RdmaLoad, RdmaLost, RdmaRefused};
+    use peerbar_dma_log::{Completer, DeviceEvents, Direction, Entry, Purpose, Route};
+    use peerbar_report::{DeviceCounters, RdmaLoad, RdmaLost, RdmaRefused};
 
+    use super::counting::CountersByName;
     use super::*;
 
     fn check() -> AcrossCheck {
