@@ -26,6 +26,7 @@ mod fast_regions;
 mod job;
 mod lending;
 mod lent_parts;
+mod next_packet;
 mod packet;
 mod remote;
 mod requester;
