@@ -62,6 +62,7 @@ mod message;
 #[cfg(test)]
 mod model;
 mod record;
+mod request;
 mod server;
 mod transport;
 mod tunnel;
@@ -82,6 +83,6 @@ pub use message::{Body, Incarnation, Message, Refusal};
 pub use peerbar_socket_file::BindError;
 pub use peerbar_socket_file::packets::Packet;
 pub use record::Record;
+pub use request::{RequestError, SendError};
 pub use server::{ServeError, serve};
-pub use transport::{RequestError, SendError};
 pub use tunnel::{TunnelConfig, TunnelError};

@@ -16,7 +16,7 @@ use crate::gid::Gid;
 use crate::limits::MAX_DATA;
 use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
-use crate::transport::{RequestData, RequestError, RequestId, SendError};
+use crate::request::{RequestData, RequestError, RequestId, SendError};
 use shared::Shared;
 
 /// Receives what peers send. All methods are called one at a time, from the link's own thread and from [`LinkSender::receive`]. While one

@@ -16,7 +16,8 @@ use crate::limits::{PROTOCOL, REQUEST_TIME_OUT};
 use crate::link::direct::{PeerConnections, Received};
 use crate::message::{Incarnation, Message};
 use crate::record::Record;
-use crate::transport::{Output, RequestData, RequestError, RequestId, Transport};
+use crate::request::{RequestData, RequestError, RequestId};
+use crate::transport::{Output, Transport};
 
 const ADAPTERS: u8 = 3;
 

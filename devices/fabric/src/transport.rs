@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_bytes::ByteBuf;
-use thiserror::Error;
 
 use self::incoming::{Incoming, Taken};
 use self::outgoing::{Due, Outgoing};
@@ -19,6 +18,7 @@ use crate::gid::Gid;
 use crate::limits::{KEPT_SHARE, MAX_KEPT, MAX_PEERS, MAX_REQUESTS};
 use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
+use crate::request::{RequestData, RequestError, RequestId, SendError};
 
 mod incoming;
 mod outgoing;
@@ -30,52 +30,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The same for one that no request goes to, while there is no room for other peers: adapters that come and go take places until
 /// the fabric says that they have left.
 const INTERVAL_WHEN_FULL: Duration = Duration::from_millis(50);
-
-/// Why a request failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Error)]
-pub enum RequestError {
-    /// No adapter has that GID, or the one that had it has left, or the fabric is gone. The request may have been carried out.
-    #[error("no adapter has that GID, or it is gone")]
-    Gone,
-    /// The peer gave no sign of life. The request may have been carried out.
-    #[error("the peer did not answer in time")]
-    TimedOut,
-    /// The peer does not carry it out.
-    #[error("the peer refuses the request")]
-    Refused,
-    /// The peer is on another machine, or a rule is about the two: no descriptor can be sent.
-    #[error("no descriptor can be sent to that peer: send the data instead")]
-    NoDescriptors,
-}
-
-/// Why nothing was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum SendError {
-    /// As many requests to that peer are under way as may be. There is room again once the oldest of them is done.
-    #[error("too many requests to that adapter are under way")]
-    Busy,
-    /// More data or descriptors than a packet takes.
-    #[error("more data or descriptors than a packet takes")]
-    TooLong,
-    /// The fabric is gone. The link attaches again by itself.
-    #[error("the fabric is gone")]
-    Lost,
-}
-
-/// What a request carries.
-#[derive(Clone, Debug)]
-pub(crate) struct RequestData {
-    pub(crate) data: ByteBuf,
-    pub(crate) descriptors: Vec<Arc<OwnedFd>>,
-}
-
-/// A request of a peer, as the adapter answers it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RequestId {
-    pub(crate) from: Gid,
-    pub(crate) incarnation: Incarnation,
-    pub(crate) tag: u64,
-}
 
 /// A step for the link, to be carried out in order. `D` is what the adapter knows its own request by.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //! other; what the fabrics say to each other goes over one ordered stream in each direction. Before the handshake of TLS is complete on both
 //! sides, no byte is read of a stream. A tunnel that ends is made again by the side that made it.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,26 +16,30 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use peerbar_eventfd::EventFd;
 use quinn::{
-    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, RecvStream,
-    ServerConfig, TokioRuntime, TransportConfig, VarInt,
+    ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, IdleTimeout, ServerConfig,
+    TokioRuntime, TransportConfig, VarInt,
 };
-use rustls::pki_types::CertificateDer;
 use thiserror::Error;
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::certificates::{CertificateError, Identity, SERVER_NAME};
 use crate::limits::{MAX_TUNNELS, MAX_TUNNELS_OF_ONE};
-use crate::tunnel::frame::{FrameError, MAX_FRAME};
+use crate::tunnel::frame::MAX_FRAME;
 use crate::tunnel::handshakes::{Handshakes, MAX_HANDSHAKES};
 use crate::tunnel::packets_to_send::{PacketsToSend, send_packets};
+use crate::tunnel::receive::receive;
+use crate::tunnel::shared::{Sending, Shared, certificate};
 
 pub(crate) use self::frame::Frame;
+pub(crate) use self::shared::{TunnelEvent, TunnelId};
 
 mod frame;
 mod handshakes;
 mod packets_to_send;
+mod receive;
+mod shared;
 
 /// A tunnel has ended once no packet has come for this time.
 const IDLE: Duration = Duration::from_secs(4);
@@ -46,8 +50,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The most packets that are read or written at once, and that wait to be written.
 const MAX_STREAMS: u32 = 256;
 const MAX_QUEUED: usize = 16;
-/// The most packets of one other fabric that wait for this one, and as many notices. Packets beyond are dropped, notices are not read.
-const MAX_EVENTS: usize = 256;
 /// The most notices that wait to be written. One that does not read them loses its tunnel.
 const MAX_NOTICES: usize = 1024;
 /// How long a handshake may take.
@@ -83,19 +85,6 @@ pub enum TunnelError {
     Thread(#[from] io::Error),
 }
 
-/// Number of a tunnel. Never given twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct TunnelId(u64);
-
-/// What happened to a tunnel.
-#[derive(Debug)]
-pub(crate) enum TunnelEvent {
-    Up(TunnelId, SocketAddr),
-    /// A frame, and its place among those that wait: it is free once this is dropped.
-    Received(TunnelId, Frame, OwnedSemaphorePermit),
-    Down(TunnelId, String),
-}
-
 /// All tunnels. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Tunnels {
@@ -104,33 +93,6 @@ pub(crate) struct Tunnels {
     listen: Option<SocketAddr>,
     /// Dropped, it ends the thread.
     _stop: tokio::sync::oneshot::Sender<()>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
-    /// Readable while there are events.
-    wake: EventFd,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    last: u64,
-    open: BTreeMap<TunnelId, Sending>,
-    events: VecDeque<TunnelEvent>,
-}
-
-/// The way to the tasks that send by one tunnel.
-#[derive(Clone, Debug)]
-struct Sending {
-    connection: Connection,
-    /// The certificate of the other side.
-    certificate: Option<Vec<u8>>,
-    packets: mpsc::Sender<Vec<u8>>,
-    /// What the fabrics say to each other, which is not lost.
-    notices: mpsc::Sender<Vec<u8>>,
-    /// Whether the fabric has packets that did not fit into `packets`.
-    is_full: Arc<AtomicBool>,
 }
 
 impl Tunnels {
@@ -231,31 +193,6 @@ impl Tunnels {
 impl AsFd for Tunnels {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
-    }
-}
-
-/// The certificate of the other side.
-fn certificate(connection: &Connection) -> Option<Vec<u8>> {
-    let identity = connection.peer_identity()?;
-    let chain = identity.downcast::<Vec<CertificateDer<'static>>>().ok()?;
-    chain.first().map(|certificate| certificate.to_vec())
-}
-
-impl Shared {
-    /// Whether the other side has not too many tunnels: fabrics of other certificates find room.
-    fn takes_one_more_of(&self, connection: &Connection) -> bool {
-        let certificate = certificate(connection);
-        let state = self.state.lock();
-        let same = state
-            .open
-            .values()
-            .filter(|it| it.certificate == certificate);
-        same.count() < MAX_TUNNELS_OF_ONE
-    }
-
-    fn note(&self, event: TunnelEvent) {
-        self.state.lock().events.push_back(event);
-        self.wake.signal();
     }
 }
 
@@ -377,20 +314,13 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) {
     let (packets, packets_to_send) = mpsc::channel(MAX_QUEUED);
     let (notices, notices_to_send) = mpsc::channel(MAX_NOTICES);
     let is_full = Arc::new(AtomicBool::new(false));
-    let id = {
-        let mut state = shared.state.lock();
-        state.last += 1;
-        let id = TunnelId(state.last);
-        let sending = Sending {
-            connection: connection.clone(),
-            certificate: certificate(&connection),
-            packets,
-            notices,
-            is_full: is_full.clone(),
-        };
-        state.open.insert(id, sending);
-        id
-    };
+    let id = shared.open(Sending {
+        connection: connection.clone(),
+        certificate: certificate(&connection),
+        packets,
+        notices,
+        is_full: is_full.clone(),
+    });
     shared.note(TunnelEvent::Up(id, connection.remote_address()));
     let packets = PacketsToSend {
         packets: packets_to_send,
@@ -403,86 +333,6 @@ async fn serve(connection: Connection, shared: &Arc<Shared>) {
     sender.abort();
     shared.state.lock().open.remove(&id);
     shared.note(TunnelEvent::Down(id, end.to_string()));
-}
-
-/// Why a tunnel ended.
-#[derive(Debug, Error)]
-enum TunnelEnd {
-    #[error(transparent)]
-    Connection(#[from] quinn::ConnectionError),
-    #[error(transparent)]
-    Read(#[from] quinn::ReadExactError),
-    #[error("its other side breaks the protocol: {0}")]
-    Frame(#[from] FrameError),
-    #[error("this side has ended")]
-    Ended,
-}
-
-/// Hands over what comes, until the tunnel ends. The first stream of the other side has its notices.
-async fn receive(connection: &Connection, id: TunnelId, shared: &Arc<Shared>) -> TunnelEnd {
-    let first = match connection.accept_uni().await {
-        Ok(first) => first,
-        Err(error) => return error.into(),
-    };
-    let mut notices = tokio::spawn(receive_notices(first, id, shared.clone()));
-    let places = Arc::new(Semaphore::new(MAX_EVENTS));
-    loop {
-        tokio::select! {
-            ended = &mut notices => return ended.unwrap_or(TunnelEnd::Ended),
-            stream = connection.accept_uni() => match stream {
-                Ok(stream) => drop(tokio::spawn(receive_packet(stream, id, shared.clone(), places.clone()))),
-                Err(error) => {
-                    notices.abort();
-                    return error.into();
-                }
-            },
-        }
-    }
-}
-
-/// One packet. One that is no packet, or for which there is no place, is dropped, as a lost one.
-async fn receive_packet(
-    mut stream: RecvStream,
-    id: TunnelId,
-    shared: Arc<Shared>,
-    places: Arc<Semaphore>,
-) {
-    let Ok(bytes) = stream.read_to_end(MAX_FRAME).await else {
-        return;
-    };
-    match (Frame::decode(&bytes), places.try_acquire_owned()) {
-        (Ok(frame), Ok(place)) if !frame.is_notice() => {
-            shared.note(TunnelEvent::Received(id, frame, place));
-        }
-        (Ok(_), _) => log::debug!("a packet from a tunnel is dropped"),
-        (Err(error), _) => log::debug!("a packet from a tunnel is dropped: {error}"),
-    }
-}
-
-/// The notices of the other side, each with its length before it (2 bytes, little-endian).
-async fn receive_notices(mut stream: RecvStream, id: TunnelId, shared: Arc<Shared>) -> TunnelEnd {
-    let places = Arc::new(Semaphore::new(MAX_EVENTS));
-    loop {
-        // QUIC stops the other side while the fabric does not keep up.
-        let Ok(place) = places.clone().acquire_owned().await else {
-            return TunnelEnd::Ended;
-        };
-        let mut length = [0; 2];
-        if let Err(error) = stream.read_exact(&mut length).await {
-            return error.into();
-        }
-        let mut bytes = vec![0; usize::from(u16::from_le_bytes(length))];
-        if let Err(error) = stream.read_exact(&mut bytes).await {
-            return error.into();
-        }
-        match Frame::decode(&bytes) {
-            Ok(frame) if frame.is_notice() => {
-                shared.note(TunnelEvent::Received(id, frame, place));
-            }
-            Ok(_) => return FrameError::Kind.into(),
-            Err(error) => return error.into(),
-        }
-    }
 }
 
 /// Sends notices and packets until the fabric cuts the tunnel off. The stream of notices is opened first, and so the first that the other

@@ -19,7 +19,8 @@ use super::direct::{PeerConnections, Received};
 use super::{PacketHandler, Reply};
 use crate::attachment::FabricAddress;
 use crate::message::Message;
-use crate::transport::{Output, RequestError, Transport};
+use crate::request::RequestError;
+use crate::transport::{Output, Transport};
 
 /// Between two attempts to attach again.
 const RETRY: Duration = Duration::from_millis(100);

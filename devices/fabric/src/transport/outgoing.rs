@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::{RequestData, SendError};
 use crate::limits::{MAX_DATA, MAX_DESCRIPTORS, MAX_REQUESTS, PEER_TIME_OUT, REQUEST_TIME_OUT};
 use crate::link_statistics::LinkStatistics;
 use crate::message::Body;
+use crate::request::{RequestData, SendError};
 
 /// Until a request is sent again: while no round-trip time is known, at least, and at most.
 const FIRST: Duration = Duration::from_millis(50);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use quinn::Connection;
 use tokio::sync::mpsc;
 
-use super::Shared;
+use super::shared::Shared;
 
 /// The packets for a tunnel.
 pub(super) struct PacketsToSend {
