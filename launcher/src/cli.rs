@@ -1,6 +1,7 @@
 //! The command line.
 
 mod kernel;
+mod report;
 
 use std::ffi::OsString;
 use std::num::NonZero;
@@ -9,14 +10,15 @@ use std::path::{Path, PathBuf};
 pub(crate) use self::kernel::{
     Bisect, BisectStep, KernelAction, KernelBuildOptions, KernelCommand, KernelConfiguration,
 };
+pub(crate) use self::report::{Report, ReportFormat};
 use clap::builder::RangedI64ValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use peerbar_lab::artifacts::Own;
 use peerbar_nvme::{PollPolicy, WORKERS};
 use peerbar_report::Timeout;
-use peerbar_results::{CommitHash, KcidbOrigin, Shard};
+use peerbar_results::Shard;
 
 use crate::cp::Cp;
 use crate::exec::Exec;
@@ -222,55 +224,6 @@ pub(crate) struct Run {
     /// The user's own pieces.
     #[command(flatten)]
     pub own: Own,
-}
-
-/// Writes the results of runs, or joins those of shards. Ends with exit code 1 if one did not pass or is missing.
-#[derive(Args)]
-pub(crate) struct Report {
-    /// Folders of runs or matrices; with --merge folders that have any below them [default: runs/latest].
-    #[arg(value_name = "RUN")]
-    pub runs: Vec<PathBuf>,
-    /// Join all runs and matrices below the folders, and name what shards have not run.
-    #[arg(long, requires = "output")]
-    pub merge: bool,
-    /// Folder that gets junit.xml, report.json and report.html.
-    #[arg(long, value_name = "DIR")]
-    pub output: Option<PathBuf>,
-    /// Print this instead of a summary.
-    #[arg(long = "as", value_name = "FORMAT", value_enum)]
-    pub format: Option<ReportFormat>,
-    /// What the reports are for in a common database (KCIDB).
-    #[command(flatten)]
-    pub kcidb: KcidbOptions,
-}
-
-/// A form of results.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ReportFormat {
-    /// JUnit XML.
-    Junit,
-    /// JSON of the schema docs/schema/report-1.json.
-    Json,
-    /// A page to read: one file, without network.
-    Html,
-    /// Lines as Linux' kselftest runner prints them.
-    Kselftest,
-    /// A submission to KCIDB, of version 5.
-    Kcidb,
-}
-
-/// What a submission to KCIDB says beside the results.
-#[derive(Args)]
-pub(crate) struct KcidbOptions {
-    /// Name of the submitting system, for --as kcidb: lower-case letters, digits and underscores.
-    #[arg(long, value_name = "NAME", default_value = "peerbar")]
-    pub origin: KcidbOrigin,
-    /// Commit of the kernel, 40 hexadecimal digits, for --as kcidb.
-    #[arg(long, value_name = "HASH")]
-    pub commit: Option<CommitHash>,
-    /// Repository of the kernel, an https address, for --as kcidb.
-    #[arg(long, value_name = "URL")]
-    pub repository: Option<String>,
 }
 
 /// Serves the devices of a scenario to a QEMU of your own: prints what that must be given, stays until Ctrl-C, and prints who
