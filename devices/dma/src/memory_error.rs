@@ -23,7 +23,7 @@ pub enum MemoryError {
     /// A page fault in such a file may wait for a disk.
     #[error("lent file is not in memory (memfd, tmpfs, hugetlbfs)")]
     NotInMemory,
-    /// What a lender shows to be alive by is something else.
+    /// The descriptor by which a lender shows that it lives is no pipe.
     #[error("the lender's sign of life is no pipe: show the reading end of one")]
     NotAPipe,
     /// The lender has too much of its memory mapped here.
