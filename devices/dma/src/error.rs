@@ -48,7 +48,7 @@ pub enum DmaFault {
     /// The links on the way took too long: many transfers share them, or a peer keeps its own busy.
     #[error("the links on the way took too long")]
     LinkBusy,
-    /// The mapping does not permit it: a write where only reads may go. What the client makes of it is not believed, since
+    /// The mapping does not permit it: a write where only reads may go. The client's answer does not count, since
     /// it may drop such a write silently.
     #[error("the mapping does not permit it")]
     Forbidden,

@@ -31,8 +31,8 @@
 //! the loans that it meets, by a word that both sides see ([`LoanWords`]), and waits for the copies of them that are in progress: a
 //! quarter of a second at most, and a hundredth of the time if there are many such changes ([`WaitBudget`]).
 //!
-//! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: the
-//! requester believes it, the record does not.
+//! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: it
+//! succeeds for the requester, and the record shows that it has met no memory.
 //!
 //! Transfers take no time beyond the copy unless a link says so ([`LinkSpeed`]): then a request is over when its bytes have
 //! had their time on the requester's link, and on that of the peer whose memory they met, shared with all other transfers.
@@ -48,7 +48,7 @@
 //! it, the request reaches guest RAM, or a peer past a port that redirects untranslated requests. An unmap takes the translations
 //! away before it returns. Where there is no translation the request goes up untranslated, so that the guest's IOMMU
 //! driver logs it. Not modelled: page requests (PRI), process address spaces (PASID), a cache that is shared with other
-//! functions, invalidations that time out; and a translated address is believed, as on hardware whose root complex does not check it.
+//! functions, invalidations that time out; and a translated address is trusted, as on hardware whose root complex does not check it.
 #![deny(unsafe_code)]
 
 mod address;

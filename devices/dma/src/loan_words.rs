@@ -3,8 +3,8 @@
 //! With it the reader gets the means to see that the lender lives ([`liveness`](crate::liveness)): the words of one that was killed stay as
 //! they are.
 //!
-//! Neither side believes the other. A lender that finds a copy in progress waits for it, as long as the change that waits has time and there is
-//! [`WaitBudget`] left. By the words of a reader whose copy is not over then nothing is lent any more. A reader that finds anything but an open
+//! Neither side trusts the other. A lender that finds a copy in progress waits for it, as long as the change that waits has time and there is
+//! [`WaitBudget`] left. By the words of a reader whose copy lasts longer nothing is lent any more. A reader that finds anything but an open
 //! loan copies nothing.
 
 use std::fs::File;

@@ -70,7 +70,7 @@ pub enum PeerRouting {
     Redirect,
     /// They are refused, and this function is notified (PCIe Base 6.0, 2.3.1, Unsupported Request).
     UnsupportedRequest,
-    /// They vanish. A write is posted, so this function believes it done; a read ends with a completion time-out (PCIe
+    /// They vanish. A write is posted, so it succeeds for this function; a read ends with a completion time-out (PCIe
     /// Base 6.0, 2.8), which is not waited for here.
     Drop,
 }

@@ -64,7 +64,7 @@ impl Recorder {
     }
 
     /// Records a segment of a DMA that began at `started` ([`Recorder::clock`]), if it is wanted. One that went nowhere is always wanted,
-    /// also if the device believes it done.
+    /// also if it succeeds for the device.
     pub fn dma(&self, dma: Dma, started: u64) {
         let went_nowhere = dma.outcome != Outcome::Done || dma.route == Route::Refused;
         if self.wants_all() || went_nowhere {

@@ -1020,7 +1020,7 @@ impl Clock for Arc<Time> {
     }
 }
 
-/// A peer that answers each message late by so much.
+/// A peer that answers each message late, by this time.
 struct Late(Arc<Time>, u64, Mutex<usize>);
 
 impl Peers for Late {

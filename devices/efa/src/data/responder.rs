@@ -1,4 +1,4 @@
-//! What a queue pair does with messages and requests of others. Nothing of a sender is believed: its queue pair's
+//! What a queue pair does with messages and requests of others. No sender is trusted: its queue pair's
 //! number, queue key, addresses and keys are checked here, whether it is on this adapter or not.
 
 use peerbar_dma::{Origin, Purpose, Tag};
