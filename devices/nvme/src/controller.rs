@@ -163,8 +163,7 @@ impl Controller {
                 .then(|| file_ring(notifier, owner))
                 .flatten();
             let io = Io::new(data, storage.clone());
-            let interrupts =
-                QueueInterrupts::new(notifier.clone(), QUEUE_PAIRS, coalescing.clone());
+            let interrupts = QueueInterrupts::new(notifier.clone(), coalescing.clone());
             Worker::new(owner, requests, config.poll, io, interrupts)
         };
         let workers = workers(notifier.clone(), config.workers, make)?;

@@ -164,7 +164,7 @@ impl Engine {
         self.pair = Some(AdminPair {
             submission: SubmissionQueue::new(0, submission, doorbells.clone()),
             completion: CompletionQueue::new(0, Some(0), completion, doorbells.clone()),
-            interrupts: QueueInterrupts::new(self.notifier.clone(), 1, uncoalesced),
+            interrupts: QueueInterrupts::new(self.notifier.clone(), uncoalesced),
         });
         self.notifier.intx.open(0, completion.entries, Some(0));
         doorbells.set_owner(Doorbell::SubmissionTail(0), Some(ENGINE));
@@ -223,7 +223,7 @@ impl Engine {
             // They are registers, which are never out of reach.
             let (session, vector) = (&mut self.data.session, pair.completion.vector());
             let _ = pair.submission.take_tail(session, &self.notifier, vector);
-            pair.completion.take_head(&mut pair.interrupts, session);
+            pair.completion.take_head(&pair.interrupts, session);
         }
         let (stray, bad) = self.notifier.take_doorbell_errors();
         self.admin.doorbell_errors(stray, bad);
@@ -313,7 +313,7 @@ impl Engine {
         let Some(pair) = &mut self.pair else {
             return permit.expire();
         };
-        let (completion, interrupts) = (&mut pair.completion, &mut pair.interrupts);
+        let (completion, interrupts) = (&mut pair.completion, &pair.interrupts);
         let mut entry = pair.submission.end(U16::new(cid));
         entry.dw0 = U32::new(dw0);
         completion.stage(permit, entry, status);
@@ -324,7 +324,8 @@ impl Engine {
             log::debug!("queue 0: a completion cannot be posted");
             return self.fatal();
         }
-        completion.signal(interrupts, &mut self.data.session, false);
+        self.data.session.release();
+        completion.signal_all(interrupts);
     }
 
     /// Completes the commands that waited for an event, as long as there are free entries.

@@ -8,7 +8,7 @@ use peerbar_nvme_spec::registers::Doorbell;
 use zerocopy::IntoBytes;
 
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
-use super::interrupt::{Posted, QueueInterrupts};
+use super::interrupt::{PendingInterrupt, QueueInterrupts};
 use super::late_writes::LateWrites;
 use super::permit::{Generation, Permit};
 use super::ring::{Ring, distance};
@@ -36,10 +36,9 @@ pub(crate) struct CompletionQueue {
     reserved: u32,
     /// The entries just before the tail that are not flushed. They lie one after the other.
     staged: Vec<CompletionEntry>,
-    /// What was flushed since the last signal.
-    unsignalled: Posted,
     /// The interrupt vector, if interrupts are enabled.
     vector: Option<u16>,
+    pub(crate) interrupt: PendingInterrupt,
     pub(super) late_writes: LateWrites,
     pub(crate) doorbell: QueueDoorbell,
     generation: Generation,
@@ -57,8 +56,8 @@ impl CompletionQueue {
             phase: true,
             reserved: 0,
             staged: Vec::with_capacity(MOST_STAGED),
-            unsignalled: Posted::default(),
             vector,
+            interrupt: PendingInterrupt::default(),
             late_writes: LateWrites::default(),
             doorbell: QueueDoorbell::new(page, Doorbell::CompletionHead(id)),
             generation: Generation::default(),
@@ -82,11 +81,6 @@ impl CompletionQueue {
             self.reserved += 1;
             Permit::new(&self.generation)
         })
-    }
-
-    /// Whether commands own entries.
-    pub(crate) fn has_reserved(&self) -> bool {
-        self.reserved > 0
     }
 
     /// Gives an entry back that no completion comes for.
@@ -140,7 +134,7 @@ impl CompletionQueue {
     /// Writes the staged entries to the queue. [`CompletionQueue::signal`] is to follow before the owner waits for anything.
     pub(crate) fn flush(
         &mut self,
-        interrupts: &mut QueueInterrupts,
+        interrupts: &QueueInterrupts,
         write: impl FnOnce(Tag, u64, &[u8]) -> Result<(), DmaError>,
     ) -> Result<(), DmaError> {
         let origin = match self.staged.as_slice() {
@@ -153,41 +147,30 @@ impl CompletionQueue {
         write(tag, address, self.staged.as_bytes())?;
         let count = u32::try_from(self.staged.len()).unwrap_or(u32::MAX);
         let has_failed = |entry: &CompletionEntry| entry.status.status() != Status::SUCCESS;
-        self.unsignalled.entries = self.unsignalled.entries.saturating_add(count);
-        self.unsignalled.failed |= self.staged.iter().any(has_failed);
+        let has_failure = self.staged.iter().any(has_failed);
+        self.interrupt.add(count, has_failure);
         self.staged.clear();
-        interrupts.flushed(self.vector, count);
         self.publish(interrupts);
         Ok(())
     }
 
-    /// Interrupts for the entries that were flushed since the last time, at once or later. `more`: further ones are flushed in the
-    /// next round.
-    pub(crate) fn signal(
-        &mut self,
-        interrupts: &mut QueueInterrupts,
-        memory: &mut impl GuestWords,
-        more: bool,
-    ) {
-        let posted = std::mem::take(&mut self.unsignalled);
-        let vector = self.vector.filter(|_| posted.entries > 0);
-        // A guest that has taken entries since its last interrupt needs the next one at once.
-        if more && vector.is_some_and(|vector| interrupts.is_unanswered(vector)) {
-            self.take_head(interrupts, memory);
+    /// Interrupts for the entries that were flushed, if that is due.
+    pub(crate) fn signal(&mut self, interrupts: &QueueInterrupts) {
+        if let Some(vector) = self.vector {
+            interrupts.raise_due(vector, &mut self.interrupt);
         }
-        memory.release();
-        if let Some(vector) = vector {
-            interrupts.signal(vector, posted, more);
+    }
+
+    /// Interrupts for the entries that were flushed, due or not.
+    pub(crate) fn signal_all(&mut self, interrupts: &QueueInterrupts) {
+        if let Some(vector) = self.vector {
+            interrupts.raise(vector, &mut self.interrupt);
         }
     }
 
     /// Reads the head doorbell and frees the entries that the guest has taken. A doorbell that is not mapped is found out when the
     /// queue, or one that is bound to it, is armed.
-    pub(crate) fn take_head(
-        &mut self,
-        interrupts: &mut QueueInterrupts,
-        memory: &mut impl GuestWords,
-    ) {
+    pub(crate) fn take_head(&mut self, interrupts: &QueueInterrupts, memory: &mut impl GuestWords) {
         let Ok(value) = self.doorbell.read(memory) else {
             return;
         };
@@ -199,7 +182,7 @@ impl CompletionQueue {
                 self.head = value;
                 self.taken += u64::from(taken);
                 self.publish(interrupts);
-                interrupts.taken(self.vector, taken);
+                self.interrupt.answer(self.unread());
             }
         }
         // At each move: a full queue is read only after the guest has gone almost once around it.
@@ -210,7 +193,7 @@ impl CompletionQueue {
     /// cannot take more than there are.
     pub(crate) fn arm(
         &mut self,
-        interrupts: &mut QueueInterrupts,
+        interrupts: &QueueInterrupts,
         memory: &mut impl GuestWords,
     ) -> Result<(), Unreachable> {
         while !self.doorbell.arm(memory)? {

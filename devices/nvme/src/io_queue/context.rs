@@ -1,7 +1,5 @@
 //! What a worker serves its queues with.
 
-use std::time::Instant;
-
 use peerbar_nvme_spec::completion::CompletionEntry;
 
 use super::completion::CompletionQueue;
@@ -34,12 +32,6 @@ impl Context {
         &self.interrupts.notifier
     }
 
-    /// When the worker must continue, whatever it is notified of.
-    pub(super) fn deadline(&self) -> Option<Instant> {
-        let deadlines = [self.interrupts.deadline(), self.io.due()];
-        deadlines.into_iter().flatten().min()
-    }
-
     /// Whether no command is to be fetched, and those in progress are to be dropped.
     pub(super) fn is_quiet(&self) -> bool {
         self.notifier().quiet()
@@ -49,7 +41,7 @@ impl Context {
     pub(super) fn flush(&mut self, completions: &mut CompletionQueue) {
         self.io.settle();
         let data = &mut self.io.data;
-        let flushed = completions.flush(&mut self.interrupts, |tag, address, bytes| {
+        let flushed = completions.flush(&self.interrupts, |tag, address, bytes| {
             data.write_entries(tag, address, bytes, size_of::<CompletionEntry>())
         });
         if flushed.is_err() {
@@ -62,7 +54,7 @@ impl Context {
         if completions.late_writes.is_empty() {
             return false;
         }
-        completions.take_head(&mut self.interrupts, &mut self.io.data.session);
+        completions.take_head(&self.interrupts, &mut self.io.data.session);
         let mut any = false;
         while let Some(late) = completions.take_late() {
             any = true;
@@ -77,20 +69,23 @@ impl Context {
     pub(super) fn arm_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
         if !completions.late_writes.is_empty() {
             // A doorbell that is not mapped is found out when the submission queue is armed.
-            let _ = completions.arm(&mut self.interrupts, &mut self.io.data.session);
+            let _ = completions.arm(&self.interrupts, &mut self.io.data.session);
         }
         !completions.has_late_due()
     }
 
-    /// Interrupts for the completions that were flushed since the last time.
-    pub(super) fn signal(&mut self, completions: &mut CompletionQueue, more: bool) {
-        let session = &mut self.io.data.session;
-        completions.signal(&mut self.interrupts, session, more);
+    /// Interrupts for the completions that were flushed, if that is due.
+    pub(super) fn signal(&mut self, completions: &mut CompletionQueue) {
+        if completions.interrupt.awaits_answer() {
+            completions.take_head(&self.interrupts, &mut self.io.data.session);
+        }
+        self.io.data.session.release();
+        completions.signal(&self.interrupts);
     }
 
     /// Frees the entries that the guest has taken, if few are free. If none is, the guest rings when it takes one.
     pub(super) fn free_entries(&mut self, completions: &mut CompletionQueue) {
-        let (interrupts, session) = (&mut self.interrupts, &mut self.io.data.session);
+        let (interrupts, session) = (&self.interrupts, &mut self.io.data.session);
         let has_few = |free| usize::try_from(free).is_ok_and(|free| free < BATCH);
         if has_few(completions.free_entries()) {
             completions.take_head(interrupts, session);

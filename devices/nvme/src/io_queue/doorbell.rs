@@ -28,8 +28,6 @@ pub(crate) trait GuestWords {
     fn load(&mut self, address: u64) -> Option<u32>;
     /// Writes a word; whether it is mapped.
     fn store(&mut self, address: u64, value: u32) -> bool;
-    /// Lets mappings change again.
-    fn release(&mut self);
 }
 
 impl GuestWords for Session {
@@ -39,10 +37,6 @@ impl GuestWords for Session {
 
     fn store(&mut self, address: u64, value: u32) -> bool {
         Self::store(self, address, value)
-    }
-
-    fn release(&mut self) {
-        Self::release(self);
     }
 }
 

@@ -144,8 +144,6 @@ impl GuestWords for RungDuringRead {
     fn store(&mut self, address: u64, value: u32) -> bool {
         self.words.store(address, value)
     }
-
-    fn release(&mut self) {}
 }
 
 #[test]
@@ -205,7 +203,7 @@ fn polled_tail_doorbell_is_not_rung_again() {
 #[test]
 fn polled_head_doorbell_is_not_rung_again() {
     for (entries, step) in [(5, 2), (64, 8), (64, 32), (512, 256)] {
-        let (mut interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
+        let (interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
         let mut queue = completion_queue(&interrupts, 1, (0, entries));
         let mut memory = TwoWords::default();
         queue.doorbell.move_to(BUFFER, &mut memory);
@@ -213,11 +211,11 @@ fn polled_head_doorbell_is_not_rung_again() {
         let mut rung = Vec::new();
         for round in 0..8 * entries / step {
             if queue.free_entries() < step {
-                queue.take_head(&mut interrupts, &mut memory);
+                queue.take_head(&interrupts, &mut memory);
             }
             for _ in 0..step {
                 stage(&mut queue);
-                flush(&mut queue, &mut interrupts).unwrap();
+                flush(&mut queue, &interrupts).unwrap();
             }
             let next = (head + step) % entries;
             if rings(memory.event, head, next) {

@@ -70,8 +70,6 @@ impl GuestWords for TwoWords {
         *self.word(address) = value;
         true
     }
-
-    fn release(&mut self) {}
 }
 
 /// The interrupts of a worker, and the messages that are sent.
@@ -88,7 +86,7 @@ pub(crate) fn interrupts(settings: InterruptCoalescing) -> (QueueInterrupts, Arc
     let coalescing = Coalescing::new(2);
     coalescing.set(settings, &[false; 2]);
     let notifier = Arc::new(notifier.unwrap());
-    let interrupts = QueueInterrupts::new(notifier, 2, Arc::new(coalescing));
+    let interrupts = QueueInterrupts::new(notifier, Arc::new(coalescing));
     (interrupts, sent)
 }
 
@@ -124,7 +122,7 @@ pub(crate) fn stage(queue: &mut CompletionQueue) -> bool {
 /// Flushes what is staged: where, and its bytes.
 pub(crate) fn flush(
     queue: &mut CompletionQueue,
-    interrupts: &mut QueueInterrupts,
+    interrupts: &QueueInterrupts,
 ) -> Option<(u64, Vec<u8>)> {
     let mut written = None;
     let write = |_: Tag, address, bytes: &[u8]| -> Result<(), DmaError> {

@@ -74,9 +74,7 @@ impl SubmissionQueue {
         let count = cx.batch.len();
         self.carry_out(completions, cx);
         cx.flush(completions);
-        // Only now, as the doorbell may take a while to come from the guest's processor.
-        let more = self.has_more(&mut cx.io.data.session).unwrap_or(false);
-        cx.signal(completions, more);
+        cx.signal(completions);
         count > 0
     }
 

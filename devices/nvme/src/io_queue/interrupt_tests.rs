@@ -11,7 +11,7 @@ use zerocopy::FromZeros;
 
 use super::completion::CompletionQueue;
 use super::fixture::{Sent, TwoWords, completion_queue, flush, interrupts};
-use super::interrupt::{Aggregation, Coalescing, QueueInterrupts, ROUNDS};
+use super::interrupt::{Aggregation, Coalescing, QueueInterrupts};
 use crate::doorbell_page::Owner;
 
 const NONE: InterruptCoalescing = InterruptCoalescing::new();
@@ -58,26 +58,23 @@ impl Scene {
         let queue = &mut self.queues[index];
         let permit = queue.reserve().unwrap();
         queue.stage(permit, CompletionEntry::new_zeroed(), status);
-        flush(queue, &mut self.interrupts).unwrap();
+        flush(queue, &self.interrupts).unwrap();
     }
 
     /// How many interrupts have been raised after the completions of a queue are signalled.
-    fn signal(&mut self, index: usize, more: bool) -> usize {
-        let memory = &mut TwoWords::default();
-        self.queues[index].signal(&mut self.interrupts, memory, more);
+    fn signal(&mut self, index: usize) -> usize {
+        let queue = &mut self.queues[index];
+        if queue.interrupt.awaits_answer() {
+            queue.take_head(&self.interrupts, &mut TwoWords::default());
+        }
+        queue.signal(&self.interrupts);
         self.sent.count()
     }
 
-    /// How many interrupts have been raised after a completion that no other follows.
-    fn post(&mut self) -> usize {
-        self.write(0, Status::SUCCESS);
-        self.signal(0, false)
-    }
-
-    /// How many interrupts have been raised after a completion of a queue that further ones follow.
-    fn post_more(&mut self, index: usize) -> usize {
+    /// How many interrupts have been raised after a completion of a queue.
+    fn post(&mut self, index: usize) -> usize {
         self.write(index, Status::SUCCESS);
-        self.signal(index, true)
+        self.signal(index)
     }
 
     /// The guest rings the head doorbell of a queue.
@@ -91,13 +88,17 @@ impl Scene {
         self.ring(index, head);
         let memory = &mut TwoWords::default();
         let queue = &mut self.queues[usize::from(index)];
-        queue.take_head(&mut self.interrupts, memory);
+        queue.take_head(&self.interrupts, memory);
     }
 
-    /// How many interrupts have been raised after a round.
-    fn settle(&mut self, idle: bool) -> usize {
-        self.interrupts.settle(idle);
-        self.sent.count()
+    /// How many interrupts have been raised after a round without work.
+    fn settle(&mut self) -> usize {
+        self.signal(0);
+        self.signal(1)
+    }
+
+    fn deadline(&self, index: usize) -> Option<Instant> {
+        self.queues[index].interrupt.deadline
     }
 }
 
@@ -129,119 +130,113 @@ fn coalescing_applies_with_threshold_and_time_unless_disabled() {
 }
 
 #[test]
-fn without_coalescing_each_post_raises_an_interrupt() {
+fn guest_that_answers_is_interrupted_for_each_post() {
     let mut scene = plain();
-    assert_eq!([(); 2].map(|()| scene.post()), [1, 2]);
-    assert_eq!(scene.settle(true), 2);
-    assert_eq!(scene.interrupts.deadline(), None);
+    for head in 1..4 {
+        assert_eq!(scene.post(0), usize::try_from(head).unwrap());
+        scene.ring(0, head);
+    }
+    assert_eq!(scene.settle(), 3);
+    assert_eq!(scene.deadline(0), None);
+}
+
+#[test]
+fn interrupt_waits_until_the_last_one_is_answered() {
+    let mut scene = plain();
+    assert_eq!([(); 3].map(|()| scene.post(0)), [1, 1, 1]);
+    pass(99);
+    assert_eq!(scene.settle(), 1);
+    scene.ring(0, 1);
+    assert_eq!(scene.settle(), 2, "two entries are left");
+}
+
+#[test]
+fn interrupt_after_an_unanswered_one_is_raised_in_time() {
+    let mut scene = plain();
+    scene.post(0);
+    scene.post(0);
+    let due = clock() + Duration::from_micros(100);
+    assert_eq!(scene.deadline(0), Some(due));
+    pass(100);
+    assert_eq!((scene.settle(), scene.settle()), (2, 2));
+}
+
+#[test]
+fn guest_that_has_taken_all_is_not_interrupted_again() {
+    let mut scene = plain();
+    scene.post(0);
+    scene.post(0);
+    scene.ring(0, 2);
+    pass(100);
+    assert_eq!(scene.settle(), 1);
+    assert_eq!(scene.post(0), 2, "for the next entry at once");
+}
+
+#[test]
+fn failure_is_not_held_back_for_an_answer() {
+    let mut scene = plain();
+    scene.post(0);
+    scene.write(0, Status::INVALID_FIELD);
+    assert_eq!(scene.signal(0), 2);
 }
 
 #[test]
 fn interrupt_waits_for_the_threshold() {
     let mut scene = coalesced();
-    assert_eq!([(); 4].map(|()| scene.post()), [0, 0, 0, 1]);
+    assert_eq!([(); 4].map(|()| scene.post(0)), [0, 0, 0, 1]);
     pass(1000);
-    assert_eq!(scene.settle(true), 1, "nothing is left of it");
+    assert_eq!(scene.settle(), 1, "nothing is left of it");
     (0..9).for_each(|_| scene.write(0, Status::SUCCESS));
-    assert_eq!(scene.signal(0, false), 2);
+    assert_eq!(scene.signal(0), 2);
 }
 
 #[test]
-fn interrupt_is_raised_after_the_aggregation_time_however_idle() {
+fn interrupt_is_raised_once_the_aggregation_time_is_over() {
     let mut scene = coalesced();
-    scene.post();
-    let deadline = scene.interrupts.deadline();
+    scene.post(0);
+    let deadline = scene.deadline(0);
+    assert_eq!(deadline, Some(clock() + Duration::from_micros(200)));
     pass(199);
-    scene.post();
-    assert_eq!(scene.settle(true), 0);
-    assert_eq!(scene.interrupts.deadline(), deadline);
+    scene.post(0);
+    assert_eq!(scene.settle(), 0);
+    assert_eq!(scene.deadline(0), deadline);
     pass(1);
-    assert_eq!(scene.settle(false), 1);
-    assert_eq!(scene.interrupts.deadline(), None);
+    assert_eq!(scene.settle(), 1);
+    assert_eq!(scene.deadline(0), None);
     pass(1000);
-    assert_eq!(scene.settle(true), 1, "once");
+    assert_eq!(scene.settle(), 1, "once");
 }
 
 #[test]
 fn failure_raises_an_interrupt_at_once_for_all_before() {
     let mut scene = coalesced();
-    scene.post();
+    scene.post(0);
     scene.write(0, Status::INVALID_FIELD);
-    assert_eq!(scene.signal(0, false), 1);
-    assert_eq!(scene.interrupts.deadline(), None);
+    assert_eq!(scene.signal(0), 1);
+    assert_eq!(scene.deadline(0), None);
 }
 
 #[test]
 fn entries_taken_without_an_interrupt_need_none() {
     let mut scene = coalesced();
-    scene.post();
-    scene.post();
+    scene.post(0);
+    scene.post(0);
     scene.take(0, 1);
-    assert!(scene.interrupts.deadline().is_some(), "one is left");
+    assert!(scene.deadline(0).is_some(), "one is left");
     scene.take(0, 2);
     pass(1000);
-    assert_eq!(scene.settle(true), 0);
+    assert_eq!(scene.settle(), 0);
 }
 
 #[test]
-fn unanswered_interrupt_holds_the_next_back_for_more() {
-    let mut scene = plain();
-    assert_eq!((scene.post_more(0), scene.post_more(0)), (1, 1));
-    assert_eq!(scene.post(), 2, "no more follow");
-    scene.take(0, 1);
-    assert_eq!(scene.post_more(0), 3, "the guest has answered");
-}
-
-#[test]
-fn interrupt_held_back_for_more_is_raised_when_idle() {
-    let mut scene = plain();
-    scene.post_more(0);
-    scene.post_more(0);
-    assert_eq!(scene.settle(false), 1);
-    assert_eq!(scene.settle(true), 2, "there is no work");
-}
-
-#[test]
-fn interrupt_held_back_for_more_is_raised_after_some_rounds() {
-    let mut scene = plain();
-    scene.post_more(0);
-    let sent: Vec<_> = (0..ROUNDS)
-        .map(|_| {
-            scene.post_more(0);
-            scene.settle(false)
-        })
-        .collect();
-    assert_eq!(sent, [1, 1, 1, 2]);
-}
-
-#[test]
-fn interrupt_held_back_is_raised_only_if_entries_are_left() {
-    for (head, sent) in [(1, 2), (2, 1)] {
-        let mut scene = plain();
-        scene.post_more(0);
-        scene.post_more(0);
-        scene.take(0, head);
-        assert_eq!(scene.settle(false), sent, "{head}");
+fn entries_taken_before_do_not_cancel_an_interrupt() {
+    let mut scene = coalesced();
+    for _ in 0..5 {
+        scene.post(0);
     }
-}
-
-#[test]
-fn guest_that_has_answered_is_interrupted_at_once() {
-    let mut scene = plain();
-    assert_eq!((scene.post_more(0), scene.post_more(0)), (1, 1), "at work");
-    let mut scene = plain();
-    scene.post_more(0);
-    scene.take(0, 1);
-    assert_eq!(scene.post_more(0), 2);
-}
-
-#[test]
-fn head_is_read_before_an_interrupt_is_held_back() {
-    let mut scene = plain();
-    scene.post_more(0);
-    scene.write(0, Status::SUCCESS);
-    scene.ring(0, 1);
-    assert_eq!(scene.signal(0, true), 2, "the guest has answered meanwhile");
+    scene.take(0, 4);
+    pass(200);
+    assert_eq!((scene.sent.count(), scene.settle()), (1, 2));
 }
 
 #[test]
@@ -249,33 +244,37 @@ fn one_interrupt_covers_all_that_was_flushed_before() {
     let mut scene = Scene::new(NONE.with_thr(2).with_time(255));
     scene.write(0, Status::SUCCESS);
     scene.write(0, Status::SUCCESS);
-    assert_eq!((scene.sent.count(), scene.post_more(0)), (0, 1));
-    assert_eq!(scene.signal(0, true), 1, "nothing was flushed since");
-    assert_eq!(scene.settle(true), 1);
+    assert_eq!((scene.sent.count(), scene.post(0)), (0, 1));
+    assert_eq!(scene.signal(0), 1, "nothing was flushed since");
+    assert_eq!(scene.settle(), 1);
 }
 
 #[test]
-fn guest_that_has_emptied_one_of_two_queues_is_interrupted() {
-    let mut scene = plain();
-    scene.post_more(0);
-    scene.post_more(1);
+fn queues_of_one_vector_are_coalesced_each_for_itself() {
+    let mut scene = coalesced();
+    scene.post(0);
+    pass(100);
+    scene.post(1);
     scene.take(0, 1);
-    assert_eq!(scene.settle(false), 2);
+    pass(199);
+    assert_eq!(scene.settle(), 0);
+    pass(1);
+    assert_eq!(scene.settle(), 1);
 }
 
 #[test]
 fn entries_taken_do_not_count_for_the_threshold() {
     let mut scene = Scene::new(NONE.with_thr(1).with_time(255));
-    assert_eq!(scene.post(), 0);
+    assert_eq!(scene.post(0), 0);
     scene.take(0, 1);
-    assert_eq!((scene.post(), scene.post()), (0, 1));
+    assert_eq!((scene.post(0), scene.post(0)), (0, 1));
 }
 
 #[test]
 fn head_rung_again_after_all_was_taken_lowers_the_pin() {
     let mut scene = plain();
-    scene.post_more(0);
-    scene.post_more(0);
+    scene.post(0);
+    scene.post(0);
     let intx = |scene: &Scene, rung| scene.interrupts.notifier.intx.level(0, |_| rung);
     assert!(intx(&scene, 1));
     scene.take(0, 2);
@@ -284,14 +283,12 @@ fn head_rung_again_after_all_was_taken_lowers_the_pin() {
 }
 
 #[test]
-fn pending_interrupts_can_be_raised_or_forgotten() {
+fn coalesced_interrupt_can_be_raised_at_once() {
     let mut scene = coalesced();
-    scene.post();
-    scene.interrupts.raise_all();
-    scene.interrupts.raise_all();
-    assert_eq!(scene.sent.count(), 1);
-    scene.post();
-    scene.interrupts.forget();
+    scene.post(0);
+    for _ in 0..2 {
+        scene.queues[0].signal_all(&scene.interrupts);
+    }
     pass(1000);
-    assert_eq!(scene.settle(true), 1);
+    assert_eq!((scene.sent.count(), scene.settle()), (1, 1));
 }

@@ -62,13 +62,13 @@ mod tests {
         })
     }
 
-    fn post(queue: &mut CompletionQueue, interrupts: &mut QueueInterrupts) {
+    fn post(queue: &mut CompletionQueue, interrupts: &QueueInterrupts) {
         stage(queue);
         flush(queue, interrupts).unwrap();
     }
 
     /// The guest takes all entries before this slot.
-    fn take(queue: &mut CompletionQueue, interrupts: &mut QueueInterrupts, head: u32) {
+    fn take(queue: &mut CompletionQueue, interrupts: &QueueInterrupts, head: u32) {
         let register = Doorbell::CompletionHead(queue.id);
         let notifier = interrupts.notifier.clone();
         notifier.doorbells.set_owner(register, Some(Owner(1)));
@@ -78,20 +78,20 @@ mod tests {
 
     #[test]
     fn data_are_due_once_their_completion_is_taken_and_stay_so() {
-        let (mut interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
+        let (interrupts, _) = fixture::interrupts(InterruptCoalescing::new());
         let mut queue = completion_queue(&interrupts, 1, (0x2000, ENTRIES));
-        post(&mut queue, &mut interrupts);
-        post(&mut queue, &mut interrupts);
+        post(&mut queue, &interrupts);
+        post(&mut queue, &interrupts);
         assert!(queue.late_writes.is_empty() && !queue.has_late_due());
         queue.keep_late(data(7));
-        take(&mut queue, &mut interrupts, 1);
+        take(&mut queue, &interrupts, 1);
         assert!(!queue.late_writes.is_empty() && !queue.has_late_due());
         assert!(queue.take_late().is_none());
         // The queue goes around: the slot of the completion is in use again.
         for head in [2, 0, 1, 2] {
-            take(&mut queue, &mut interrupts, head);
+            take(&mut queue, &interrupts, head);
             assert!(queue.has_late_due(), "head {head}");
-            post(&mut queue, &mut interrupts);
+            post(&mut queue, &interrupts);
         }
         assert_eq!(queue.take_late().map(|data| data.queue), Some(7));
         assert!(queue.late_writes.is_empty());

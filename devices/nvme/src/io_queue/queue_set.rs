@@ -1,5 +1,7 @@
 //! The queues of one worker: their turns, their doorbells, and those that come and go.
 
+use std::time::Instant;
+
 use super::completion::CompletionQueue;
 use super::context::Context;
 use super::doorbell::{QueueDoorbell, ShadowBuffer};
@@ -54,9 +56,8 @@ impl QueueSet {
             }
         }
         for group in self.groups.iter_mut().filter(|_| any) {
-            let more = group.completions.has_reserved();
             cx.flush(&mut group.completions);
-            cx.signal(&mut group.completions, more);
+            cx.signal(&mut group.completions);
         }
         any
     }
@@ -74,7 +75,7 @@ impl QueueSet {
 
     /// Reads all head doorbells.
     pub(super) fn take_heads(&mut self) {
-        let (interrupts, session) = (&mut self.cx.interrupts, &mut self.cx.io.data.session);
+        let (interrupts, session) = (&self.cx.interrupts, &mut self.cx.io.data.session);
         for group in &mut self.groups {
             group.completions.take_head(interrupts, session);
         }
@@ -82,6 +83,27 @@ impl QueueSet {
         if interrupts.notifier.uses_pin() {
             interrupts.notifier.update_pin();
         }
+    }
+
+    /// Raises the pending interrupts that are due.
+    pub(super) fn signal(&mut self) {
+        for group in &mut self.groups {
+            self.cx.signal(&mut group.completions);
+        }
+    }
+
+    /// Interrupts for all completions, however they are to be coalesced.
+    pub(super) fn signal_all(&mut self) {
+        for group in &mut self.groups {
+            group.completions.signal_all(&self.cx.interrupts);
+        }
+    }
+
+    /// When the worker must continue, whatever it is notified of: with an interrupt, or with what is held back.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let pending = self.groups.iter().map(|group| &group.completions.interrupt);
+        let deadlines = pending.filter_map(|interrupt| interrupt.deadline);
+        deadlines.chain(self.cx.io.due()).min()
     }
 
     /// How many commands an interrupt-driven guest has outstanding. Without a shadow buffer that is not seen in time.
@@ -177,20 +199,13 @@ impl QueueSet {
 
     /// Removes a completion queue.
     pub(super) fn remove_completion(&mut self, id: u16) {
-        let interrupts = &mut self.cx.interrupts;
-        interrupts.raise_all();
-        let removed = self
-            .groups
-            .extract_if(.., |group| group.completions.id == id);
-        for QueueGroup { completions, .. } in removed {
-            interrupts.taken(completions.vector(), completions.unread());
-        }
+        self.signal_all();
+        self.groups.retain(|group| group.completions.id != id);
     }
 
     /// Removes all queues, their commands, and the shadow buffer.
     pub(super) fn forget(&mut self) {
         self.cx.io.forget();
-        self.cx.interrupts.forget();
         self.groups.clear();
         self.shadow = None;
     }

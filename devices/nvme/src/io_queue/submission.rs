@@ -140,11 +140,6 @@ impl SubmissionQueue {
         self.head != self.tail
     }
 
-    /// Whether the guest has submitted more commands by now.
-    pub(crate) fn has_more(&mut self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
-        Ok(self.has_entries() || !self.doorbell.is_unchanged(memory)?)
-    }
-
     /// Reserves a completion entry for each of up to `most` commands, and fetches these into an empty batch.
     pub(crate) fn fetch(
         &mut self,

@@ -78,13 +78,12 @@ impl Worker {
         if notifier.events(self.owner).take_notification() {
             self.take_requests()?;
             self.queues.take_heads();
-            self.queues.cx.interrupts.settle(false);
         }
         self.poll_admin_doorbells();
         let queues = &mut self.queues;
         let busy = queues.complete_ended() | queues.serve() | !queues.cx.io.submit();
         let busy = busy | queues.write_late_data();
-        queues.cx.interrupts.settle(!busy);
+        queues.signal();
         self.confirm_end(busy);
         ControlFlow::Continue(busy)
     }
@@ -116,7 +115,7 @@ impl Worker {
             // The guest may have written them without a notification.
             queues.take_heads();
         }
-        let deadline = queues.cx.deadline();
+        let deadline = queues.deadline();
         let is_busy = || queues.cx.io.is_busy();
         match self.poller.wait(is_busy, Instant::now) {
             Wait::Poll => std::hint::spin_loop(),

@@ -4,7 +4,10 @@
 //! What is tried is the controller's own code; the guest, its memory and its interrupt controller are made here, and so is
 //! the order in which a worker calls that code.
 
-use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
 use loom::thread;
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
@@ -44,8 +47,6 @@ impl GuestWords for NoMemory {
     fn store(&mut self, _address: u64, _value: u32) -> bool {
         false
     }
-
-    fn release(&mut self) {}
 }
 
 /// The guest's interrupt controller. It interrupts for each message, and whenever the pin goes up.
@@ -87,21 +88,6 @@ enum Rings {
     EachTime,
     AtTheEnd,
 }
-
-/// Commands that a worker carries out in one go.
-#[derive(Clone, Copy)]
-struct Batch {
-    commands: u32,
-    /// More of them follow in the next round.
-    more: bool,
-}
-
-const ONE: Batch = Batch {
-    commands: 1,
-    more: false,
-};
-const ONE_OF_MORE: Batch = Batch { more: true, ..ONE };
-const TWO: Batch = Batch { commands: 2, ..ONE };
 
 /// A controller with one queue, and its guest.
 struct Scene {
@@ -159,6 +145,13 @@ impl Scene {
     }
 }
 
+/// A clock that is a second later each time: an aggregation time is over in the next round.
+fn clock() -> Instant {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    static READ: AtomicU64 = AtomicU64::new(0);
+    *START + Duration::from_secs(READ.fetch_add(1, Relaxed))
+}
+
 /// The worker that owns the queue.
 struct Worker {
     scene: Arc<Scene>,
@@ -177,49 +170,64 @@ impl Worker {
             base: 0,
             entries: ENTRIES,
         };
+        let mut interrupts = QueueInterrupts::new(notifier, Arc::new(coalescing));
+        interrupts.clock = clock;
         Self {
             scene,
             queue: CompletionQueue::new(QUEUE, Some(QUEUE), ring, page),
-            interrupts: QueueInterrupts::new(notifier, 2, Arc::new(coalescing)),
+            interrupts,
             tail: 0,
         }
     }
 
     /// Carries out a batch of commands. The guest can see the completion of each before it is interrupted for all.
-    fn post(&mut self, Batch { commands, more }: Batch) {
+    fn post(&mut self, commands: u32) {
         for _ in 0..commands {
             let permit = self.queue.reserve().unwrap();
             let entry = CompletionEntry::new_zeroed();
             self.queue.stage(permit, entry, Status::SUCCESS);
             let visible = &self.scene.entries[self.tail];
-            let flushed = self.queue.flush(&mut self.interrupts, |_, _, _| {
+            let flushed = self.queue.flush(&self.interrupts, |_, _, _| {
                 visible.store(1, Ordering::Release);
                 Ok(())
             });
             flushed.unwrap();
             self.tail += 1;
         }
-        self.queue.signal(&mut self.interrupts, &mut NoMemory, more);
+        self.signal();
+    }
+
+    fn signal(&mut self) {
+        if self.queue.interrupt.awaits_answer() {
+            self.take_head();
+        }
+        self.queue.signal(&self.interrupts);
     }
 
     fn take_head(&mut self) {
-        self.queue.take_head(&mut self.interrupts, &mut NoMemory);
+        self.queue.take_head(&self.interrupts, &mut NoMemory);
+    }
+
+    /// Waits until the guest rings or the aggregation time is over.
+    fn wait(&self) {
+        if self.queue.interrupt.deadline.is_none() {
+            self.scene.notifier.events(WORKER).wait(None, || true);
+        }
     }
 
     /// A round of work, with commands to carry out or without; whether the guest has completions left to take.
-    fn round(&mut self, batch: Option<Batch>) -> bool {
+    fn round(&mut self, batch: Option<u32>) -> bool {
         let notifier = self.scene.notifier.clone();
         if notifier.events(WORKER).take_notification() {
             self.take_head();
             if notifier.uses_pin() {
                 notifier.update_pin();
             }
-            self.interrupts.settle(false);
         }
         if let Some(batch) = batch {
             self.post(batch);
         }
-        self.interrupts.settle(batch.is_none());
+        self.signal();
         self.queue.unread() > 0
     }
 }
@@ -229,13 +237,13 @@ fn every_completion_is_taken(
     mode: InterruptMode,
     rings: Rings,
     settings: InterruptCoalescing,
-    batches: &'static [Batch],
+    batches: &'static [u32],
 ) {
     every_order(PREEMPTIONS, move || {
         let scene = Scene::new(mode);
         let guest = scene.clone();
         let guest = thread::spawn(move || {
-            guest.take(batches.iter().map(|batch| batch.commands).sum(), rings);
+            guest.take(batches.iter().sum(), rings);
             if guest.line.mode == InterruptMode::Pin {
                 guest.line.over.store(true, Ordering::SeqCst);
             }
@@ -245,7 +253,7 @@ fn every_completion_is_taken(
             worker.round(Some(*batch));
         }
         while worker.round(None) {
-            scene.notifier.events(WORKER).wait(None, || true);
+            worker.wait();
         }
         guest.join().unwrap();
         assert!(!scene.line.pin.load(Ordering::SeqCst));
@@ -255,23 +263,18 @@ fn every_completion_is_taken(
 const NO_COALESCING: InterruptCoalescing = InterruptCoalescing::new();
 
 #[test]
-fn interrupt_held_back_for_a_busy_guest_is_not_missed() {
+fn interrupt_pending_for_a_busy_guest_is_not_missed() {
     for rings in [Rings::EachTime, Rings::AtTheEnd] {
-        every_completion_is_taken(
-            InterruptMode::MsiX,
-            rings,
-            NO_COALESCING,
-            &[ONE_OF_MORE, ONE_OF_MORE],
-        );
+        every_completion_is_taken(InterruptMode::MsiX, rings, NO_COALESCING, &[1, 1]);
     }
 }
 
 #[test]
 fn interrupt_of_a_batch_taken_in_part_is_not_missed() {
     for (mode, batches) in [
-        (InterruptMode::MsiX, &[TWO][..]),
-        (InterruptMode::MsiX, &[ONE_OF_MORE, TWO]),
-        (InterruptMode::Pin, &[TWO]),
+        (InterruptMode::MsiX, &[2][..]),
+        (InterruptMode::MsiX, &[1, 2]),
+        (InterruptMode::Pin, &[2]),
     ] {
         every_completion_is_taken(mode, Rings::EachTime, NO_COALESCING, batches);
     }
@@ -280,17 +283,12 @@ fn interrupt_of_a_batch_taken_in_part_is_not_missed() {
 #[test]
 fn coalesced_interrupt_is_not_missed() {
     let settings = NO_COALESCING.with_thr(1).with_time(255);
-    every_completion_is_taken(InterruptMode::MsiX, Rings::EachTime, settings, &[ONE, ONE]);
+    every_completion_is_taken(InterruptMode::MsiX, Rings::EachTime, settings, &[1, 1]);
 }
 
 #[test]
 fn pin_is_up_until_every_entry_is_taken() {
-    every_completion_is_taken(
-        InterruptMode::Pin,
-        Rings::EachTime,
-        NO_COALESCING,
-        &[ONE_OF_MORE, ONE],
-    );
+    every_completion_is_taken(InterruptMode::Pin, Rings::EachTime, NO_COALESCING, &[1, 1]);
 }
 
 #[test]
@@ -302,10 +300,10 @@ fn pin_raised_by_another_thread_is_up_for_an_entry() {
         let engine = scene.clone();
         let engine = thread::spawn(move || engine.notifier.update_pin());
         let mut worker = Worker::new(scene.clone(), NO_COALESCING);
-        worker.round(Some(ONE));
+        worker.round(Some(1));
         engine.join().unwrap();
         while worker.round(None) {
-            scene.notifier.events(WORKER).wait(None, || true);
+            worker.wait();
         }
         guest.join().unwrap();
         assert!(!scene.line.pin.load(Ordering::SeqCst));
@@ -347,16 +345,14 @@ fn no_interrupt_is_raised_after_a_reset_is_answered() {
                 guest.line.over.store(true, Ordering::SeqCst);
             });
             let mut worker = Worker::new(scene.clone(), NO_COALESCING);
-            worker.post(ONE_OF_MORE);
-            worker.post(ONE_OF_MORE);
+            worker.post(1);
+            worker.post(1);
             while !scene.notifier.quiet() {
                 thread::yield_now();
             }
-            // The engine's turn.
-            worker.interrupts.forget();
+            // The engine's turn: the worker forgets the queue, and its interrupt with it.
             scene.notifier.intx.close(QUEUE);
             scene.notifier.report(Registers::disabled);
-            worker.interrupts.settle(true);
             scene.notifier.update_pin();
             guest.join().unwrap();
             assert!(!scene.line.pin.load(Ordering::SeqCst));

@@ -41,8 +41,6 @@ impl GuestWords for Words {
         self.word(address).store(value, Ordering::Release);
         true
     }
-
-    fn release(&mut self) {}
 }
 
 /// The event count of a thread, and what brings it work.

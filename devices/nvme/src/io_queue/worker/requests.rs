@@ -30,7 +30,7 @@ impl Worker {
                     continue;
                 }
                 WorkerRequest::Stop => {
-                    self.queues.cx.interrupts.raise_all();
+                    self.queues.signal_all();
                     let _ = done.send(());
                     return ControlFlow::Break(());
                 }
@@ -47,10 +47,10 @@ impl Worker {
             return;
         };
         let have_ended = self.queues.have_ended(id);
-        let cx = &mut self.queues.cx;
+        let is_urgent = self.queues.cx.notifier().urgent();
         match id {
             Some(id) if have_ended => self.queues.remove_submission(id),
-            None if have_ended && !busy || cx.notifier().urgent() => cx.interrupts.raise_all(),
+            None if have_ended && !busy || is_urgent => self.queues.signal_all(),
             _ => {
                 self.unconfirmed = Some((id, done));
                 return;

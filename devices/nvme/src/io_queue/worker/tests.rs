@@ -134,7 +134,7 @@ impl Scene {
         );
         let (sender, requests) = channel();
         let settings = Arc::new(Coalescing::new(3));
-        let interrupts = QueueInterrupts::new(notifier.clone(), 3, settings);
+        let interrupts = QueueInterrupts::new(notifier.clone(), settings);
         let io = Io::new(path, Arc::new(storage));
         let worker = Worker::new(Owner(1), requests, poll, io, interrupts);
         let mut scene = Self {
