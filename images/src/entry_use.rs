@@ -11,10 +11,10 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 
-/// Whether nobody can be about to remove the entry.
+/// Whether no process can be about to remove the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// Somebody may.
+    /// One may.
     Possible,
     /// The caller holds the build lock, under which entries are removed. A lock that is taken for a moment is waited for.
     Excluded,
@@ -41,7 +41,7 @@ pub(crate) fn mark(path: &Path, removal: Removal) -> io::Result<Option<File>> {
     Ok(is_same.then_some(entry))
 }
 
-/// Keeps others from marking the entry at `path`, until the result is dropped. `None` if somebody uses it, or it has vanished.
+/// Keeps others from marking the entry at `path`, until the result is dropped. `None` if a process uses it, or it has vanished.
 pub(crate) fn exclude(path: &Path) -> io::Result<Option<File>> {
     let entry = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

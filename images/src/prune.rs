@@ -85,7 +85,7 @@ impl Cache {
             if left.0.starts_with(WORK_PREFIX)
                 && let Err(error) = remove_all(&self.path().join(&left.0), &left.1)
             {
-                // Nobody uses it. Where the cache is the overlay of another one, it may be a build in progress there.
+                // No process has it locked. Where the cache is the overlay of another one, it may be a build in progress there.
                 log::warn!("a build's leftover stays: {error}");
             }
         }

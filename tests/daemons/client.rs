@@ -52,10 +52,10 @@ const NO_MEMORY: u32 = 19;
 
 /// What a device finds at addresses that it asks for.
 pub(crate) trait Bus {
-    /// Reads at `address`; none if nobody answers there.
+    /// Reads at `address`; none if no device answers there.
     fn read(&self, address: u64, data: &mut [u8]) -> anyhow::Result<Option<()>>;
 
-    /// Writes at `address`; none if nobody answers there.
+    /// Writes at `address`; none if no device answers there.
     fn write(&self, address: u64, data: &[u8]) -> anyhow::Result<Option<()>>;
 }
 

@@ -275,7 +275,7 @@ fn peer_wakes_a_gpu_that_sleeps() {
             .write_register(doorbell, &value.to_le_bytes())
             .unwrap();
         while channel.result().unwrap().is_none() {
-            assert!(begun.elapsed() < TIME_OUT, "nobody fetches the command");
+            assert!(begun.elapsed() < TIME_OUT, "the command is not fetched");
             thread::yield_now();
         }
         assert!(ram.bytes(to, BLOCK).unwrap() == block(stamp));

@@ -68,7 +68,7 @@ fn server_cannot_take_the_place_of_another_device() {
     let copy = "kind = \"copy\"\nfrom = \"disk1\"\nto = \"disk0\"\nthrough = { p2pmem = \"disk0\" }\n\
                 sizes = [\"4K\", \"1M\"]\noffsets = [0]";
 
-    // The disk stops answering at its addresses, which belong to nobody then.
+    // The disk stops answering at its addresses, which no device claims then.
     let find = "d=$(basename {disk0}) && readlink -f /sys/class/nvme/$d/device";
     let function = run(&mut lab, find);
     let cmb = run(&mut lab, &format!("sed -n 3p {function}/resource"));

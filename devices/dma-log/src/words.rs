@@ -65,7 +65,8 @@ words! {
         GuestRam,
         /// A BAR of another device.
         PeerBar,
-        /// None: the DMA failed.
+        /// No memory: the DMA failed.
+        #[serde(alias = "nobody")]
         None,
         /// Unknown: the client found memory at an address that it has not mapped for the device.
         Unknown,

@@ -186,7 +186,7 @@ impl DataPath {
         self.objects().reset();
     }
 
-    /// What the adapter has done since its start, all completions that anybody has seen included. Waits as
+    /// What the adapter has done since its start, all completions that have been seen included. Waits as
     /// [`DataPath::objects`] does.
     pub fn statistics(&self) -> Statistics {
         // The turn whose completions the caller has seen has ended by then.

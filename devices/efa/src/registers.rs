@@ -298,7 +298,7 @@ impl Registers {
         self.is_answering = false;
     }
 
-    /// Whether the engine answers a request, or is to: an answer of somebody else would be overwritten by its own.
+    /// Whether the engine answers a request, or is to: another answer would be overwritten by its own.
     pub(crate) fn is_answering(&self) -> bool {
         self.is_answering || self.read.is_some()
     }

@@ -183,7 +183,7 @@ impl PacketFabric {
         self.welcome_next(now);
     }
 
-    /// An adapter has left. An adapter that is told so receives no packet of it any more. Its GID goes to one that another fabric has announced.
+    /// An adapter has left. An adapter that has learned of it receives no packet of it any more. Its GID goes to one that another fabric has announced.
     fn forget_holder(&mut self, gid: Gid) {
         self.remove_holder(gid);
         self.hold_announced(gid);

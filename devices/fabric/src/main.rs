@@ -69,7 +69,7 @@ struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Make a folder of certificates for each machine, by which their fabrics know each other. The key that signs them is thrown
-    /// away, so name all machines at once. Copy each folder to its machine by a way that nobody else reads
+    /// away, so name all machines at once. Copy each folder to its machine by a way that no other person reads
     Certificates {
         /// Where the folders are made
         folder: PathBuf,

@@ -327,7 +327,7 @@ fn slow_operation_blocks_no_other_and_is_continued() {
     assert_eq!(scene.ram(0x1800, 0x800), [8; 0x800]);
 }
 
-/// A pipe that takes nothing until somebody reads from the other.
+/// A pipe that takes nothing until its other end is read.
 fn full_pipe() -> (RingFile, File) {
     let (reads, writes) = rustix::pipe::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writes, true).unwrap();

@@ -72,7 +72,7 @@ pub fn create_mapped(
     })
 }
 
-/// Another description of `file`, which is at `path` unless somebody else has put something there.
+/// Another description of `file`, which is at `path` unless another process has put something there.
 fn lock_of(file: &File, path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let lock = File::from(open(path, flags, Mode::empty())?);

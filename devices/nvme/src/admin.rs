@@ -1,12 +1,12 @@
 //! The admin commands (NVMe Base 2.0, 5), and the state behind them.
 
-mod about;
 mod commands;
 mod doorbell_buffer;
 mod events;
 mod feature_commands;
 mod features;
 mod identify;
+mod identify_controller;
 mod last_sanitize;
 mod logs;
 mod queues;
@@ -19,15 +19,15 @@ use peerbar_nvme_spec::log::CriticalWarning;
 use peerbar_pci::Identity;
 
 use crate::config::Config;
-use about::About;
 use events::Events;
 use features::Features;
+use identify_controller::ControllerIdentity;
 use last_sanitize::LastSanitize;
 use reply::Late;
 
 /// What the admin commands deal with.
 pub(crate) struct Admin {
-    about: About,
+    identity: ControllerIdentity,
     events: Events,
     /// Warnings of which the event has been raised.
     reported: CriticalWarning,
@@ -38,7 +38,7 @@ pub(crate) struct Admin {
 impl Admin {
     pub(crate) fn new(config: &Config, identity: &Identity) -> Self {
         Self {
-            about: About::new(config, identity),
+            identity: ControllerIdentity::new(config, identity),
             events: Events::default(),
             reported: CriticalWarning::new(),
             sanitize: LastSanitize::default(),

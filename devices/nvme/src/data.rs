@@ -122,7 +122,7 @@ impl DataPath {
         let files = self.files.as_mut()?;
         let tag = Tag::new(Purpose::Payload, self.origin);
         self.session.learn();
-        let memory = self.session.pin(tag, direction, sg_list(&self.segments))?;
+        let memory = self.session.pin(tag, direction, ranges(&self.segments))?;
         // An unmap of this memory waits for the pin from here on, and for the transfer, however long it takes. Others do not.
         self.session.release();
         Some((files, memory))
@@ -130,7 +130,7 @@ impl DataPath {
 
     /// Reads `data.len()` bytes at `address`.
     pub(crate) fn read(&mut self, tag: Tag, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
-        self.reach().read(tag, address, data)
+        self.upstream().read(tag, address, data)
     }
 
     /// Writes entries of a queue, as [`Session::write_entries`].
@@ -141,13 +141,15 @@ impl DataPath {
         data: &[u8],
         entry_bytes: usize,
     ) -> Result<(), DmaError> {
-        let mut reach = self.reach();
-        reach.prepare(tag.purpose, Direction::Write, (address, data.len()));
-        reach.session.write_entries(tag, address, data, entry_bytes)
+        let mut upstream = self.upstream();
+        upstream.prepare(tag.purpose, Direction::Write, (address, data.len()));
+        upstream
+            .session
+            .write_entries(tag, address, data, entry_bytes)
     }
 
-    fn reach(&mut self) -> Reach<'_> {
-        Reach {
+    fn upstream(&mut self) -> UpstreamAccess<'_> {
+        UpstreamAccess {
             session: &mut self.session,
             files: &mut self.files,
         }
@@ -235,7 +237,7 @@ impl DataPath {
         if len > self.buffer.len() || command.flags.psdt() != 0 {
             return Err(Status::INVALID_FIELD.with_dnr(true));
         }
-        let mut reach = Reach {
+        let mut upstream = UpstreamAccess {
             session: &mut self.session,
             files: &mut self.files,
         };
@@ -245,7 +247,7 @@ impl DataPath {
             len,
             &mut self.segments,
             &mut self.list,
-            |address, entries| reach.read(tag, address, entries).map_err(transfer_error),
+            |address, entries| upstream.read(tag, address, entries).map_err(transfer_error),
         )?;
         match self.seed_fault(purpose, command) {
             Some(FaultKind::WriteBack) => self.write_back(purpose, command, len),
@@ -282,14 +284,14 @@ impl DataPath {
 
     /// For what data was located, and where.
     pub(crate) fn located(&self) -> (Origin, Vec<(u64, usize)>) {
-        (self.origin, sg_list(&self.segments).collect())
+        (self.origin, ranges(&self.segments).collect())
     }
 
     /// Writes data whose command has completed.
     pub(crate) fn write_late(&mut self, late: &LateData) -> Result<(), DmaError> {
-        self.reach().let_go();
+        self.upstream().wait_for_pinned();
         let tag = Tag::new(Purpose::Payload, late.origin);
-        let list = late.sg_list.iter().copied();
+        let list = late.ranges.iter().copied();
         self.requester().scatter(tag, list, &late.bytes)
     }
 
@@ -308,14 +310,14 @@ impl DataPath {
     /// Fetches them one after the other, without waiting.
     fn gather_straight(&mut self, purpose: Purpose, len: usize) -> Result<(), DmaError> {
         let tag = Tag::new(purpose, self.origin);
-        let mut reach = Reach {
+        let mut upstream = UpstreamAccess {
             session: &mut self.session,
             files: &mut self.files,
         };
         let mut data = self.buffer.get_mut(..len).unwrap_or_default();
         for segment in &self.segments {
             let (part, rest) = data.split_at_mut(segment.len.min(data.len()));
-            reach.read(tag, segment.address, part)?;
+            upstream.read(tag, segment.address, part)?;
             data = rest;
         }
         Ok(())
@@ -323,41 +325,41 @@ impl DataPath {
 
     /// Fetches them as one request, of which others may have to be asked.
     fn gather_at_once(&mut self, purpose: Purpose, len: usize) -> Result<(), DmaError> {
-        self.reach().let_go();
+        self.upstream().wait_for_pinned();
         let tag = Tag::new(purpose, self.origin);
         let data = self.buffer.get_mut(..len).unwrap_or_default();
         let requester = self.session.requester();
-        requester.gather(tag, sg_list(&self.segments), data)
+        requester.gather(tag, ranges(&self.segments), data)
     }
 
     /// Whether all segments are memory that is mapped here and may be read. It stays so until the session is released.
     fn is_straight(&mut self, purpose: Purpose) -> bool {
         let session = &mut self.session;
         session.learn();
-        sg_list(&self.segments).all(|range| session.reaches(purpose, Direction::Read, range))
+        ranges(&self.segments).all(|range| session.reaches(purpose, Direction::Read, range))
     }
 
     /// Brings the buffer's first `len` bytes to the segments from the one at `index` on, as one request.
     fn scatter(&mut self, purpose: Purpose, index: usize, len: usize) -> Result<(), Status> {
-        self.reach().let_go();
+        self.upstream().wait_for_pinned();
         let data = self.buffer.get(..len).unwrap_or_default();
         let tag = Tag::new(purpose, self.origin);
         let segments = self.segments.get(index..).unwrap_or_default();
         self.session
             .requester()
-            .scatter(tag, sg_list(segments), data)
+            .scatter(tag, ranges(segments), data)
             .map_err(transfer_error)
     }
 }
 
-/// A thread's way to memory, and what the kernel does there meanwhile.
-struct Reach<'a> {
+/// A thread's access to memory that may take a message to the client or a peer, and what the kernel moves meanwhile.
+struct UpstreamAccess<'a> {
     session: &'a mut Session,
     files: &'a mut Option<FileRing<Job>>,
 }
 
-impl Reach<'_> {
-    /// Reads what may be no memory that is mapped here.
+impl UpstreamAccess<'_> {
+    /// Reads from memory that may not be mapped here.
     fn read(&mut self, tag: Tag, address: u64, data: &mut [u8]) -> Result<(), DmaError> {
         self.prepare(tag.purpose, Direction::Read, (address, data.len()));
         self.session.read(tag, address, data)
@@ -368,12 +370,12 @@ impl Reach<'_> {
         self.session.learn();
         let moves = self.files.as_ref().is_some_and(FileRing::has_pinned);
         if moves && !self.session.reaches(purpose, direction, range) {
-            self.let_go();
+            self.wait_for_pinned();
         }
     }
 
-    /// Waits until the kernel moves no data any more.
-    fn let_go(&mut self) {
+    /// Waits until no kernel transfer uses pinned memory: the completer of a message may wait for that.
+    fn wait_for_pinned(&mut self) {
         self.session.release();
         if let Some(files) = self.files {
             files.unpin();
@@ -382,7 +384,7 @@ impl Reach<'_> {
 }
 
 /// The segments as `dma` takes them: addresses and lengths.
-fn sg_list(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
+fn ranges(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
     segments
         .iter()
         .map(|segment| (segment.address, segment.len))

@@ -16,7 +16,7 @@ pub(crate) struct LateData {
     pub(crate) queue: u16,
     pub(crate) origin: Origin,
     /// Addresses and lengths, which cover `bytes`.
-    pub(crate) sg_list: Vec<(u64, usize)>,
+    pub(crate) ranges: Vec<(u64, usize)>,
     pub(crate) bytes: Vec<u8>,
     /// In use until they have been written, or are dropped.
     #[expect(dead_code, reason = "it counts")]

@@ -277,7 +277,7 @@ impl Listener {
             Err(error) if exhaustion::ERRORS.contains(&error) => {
                 if !std::mem::replace(&mut self.is_reported, true) {
                     let path = self.path().display();
-                    log::warn!("{path}: nobody else may connect for now: {error}");
+                    log::warn!("{path}: further connections are refused for now: {error}");
                 }
                 self.starved_until = Some(Instant::now() + exhaustion::BACK_OFF);
                 return Ok(None);

@@ -299,7 +299,7 @@ fn arrived(asked: &Asked, arrivals: &Arrivals, fails: bool) -> Result<()> {
     let fault = match arrivals.first_lost(asked.posted, &asked.failed) {
         Some(id) => Some(format!("message {id} was acknowledged, and did not arrive")),
         None if arrivals.has_unsent(asked.posted) => {
-            Some("a message arrived that nobody had sent".to_owned())
+            Some("a message arrived that was never sent".to_owned())
         }
         None if fails && arrivals.failed() == 0 => Some("no receive has failed".to_owned()),
         None => None,

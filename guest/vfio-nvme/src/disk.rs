@@ -335,7 +335,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Creates the queue pair `id` for somebody else, such as a GPU: at any addresses that the controller reaches, also where
+    /// Creates the queue pair `id` for another user, such as a GPU: at any addresses that the controller reaches, also where
     /// this process has no memory. The completion queue must be zeroed before. Completions raise no interrupts.
     ///
     /// # Errors
@@ -506,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn own_queue_pair_is_nobody_else_s() {
+    fn own_queue_pair_has_no_other_user() {
         assert!(matches!(check_foreign(1), Err(Error::OwnQueue { id: 1 })));
         assert!(check_foreign(2).is_ok());
     }

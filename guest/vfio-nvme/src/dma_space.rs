@@ -184,7 +184,7 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         for (iova, memory) in std::mem::take(self.regions.get_mut()) {
             if self.space.unmap(iova, memory.size()).is_err() {
-                // The kernel may still have it: better kept than given to somebody else.
+                // The kernel may still have it: better kept than given to another owner.
                 std::mem::forget(memory);
             }
         }

@@ -118,7 +118,7 @@ impl Rig {
         Ok(Loaded { rate, servers })
     }
 
-    /// Ends the guest, of which nobody may have complained.
+    /// Ends the guest, of which no complaint may have come.
     pub(super) fn end(self) -> Result<(), Failure> {
         let ended = self.lab.shut_down().map_err(of_lab)?;
         Ok(ensure_passed(ended.is_passed(), &ended.verdict)?)

@@ -1,4 +1,4 @@
-//! Changes of what routes depend on, but for the guest memory map and peers.
+//! Changes of the route table: bus mastering, reset, own windows, links.
 
 use std::ops::{Deref, DerefMut};
 

@@ -15,7 +15,7 @@ impl Engine {
     /// Whether the guest may keep doorbells in its own memory. Not if it is interrupted by the INTx pin, which falls with the
     /// ring of a head: a head that is only written to memory leaves the pin asserted, and spurious interrupts follow.
     pub(super) fn offers_doorbell_buffer(&self) -> bool {
-        self.admin.about.offers_shadow_doorbells() && self.notifier.sends_messages()
+        self.admin.identity.offers_shadow_doorbells() && self.notifier.sends_messages()
     }
 
     /// From now on workers poll the I/O queues' doorbells in a page of the guest's. Pages that take messages to the client

@@ -32,8 +32,8 @@ impl Engine {
                 return Ok(Reply::Now(capabilities.into_bits()));
             }
         };
-        let namespace = self.storage.index_range(entry.nsid.get()).ok();
-        let value = features.value(fid, dword, namespace.map(|namespace| namespace.start))?;
+        let indices = self.storage.index_range(entry.nsid.get()).ok();
+        let value = features.value(fid, dword, indices.map(|indices| indices.start))?;
         if let Some(bytes) = features.data(fid, dword) {
             self.data
                 .send(Purpose::Control, entry, bytes.len(), |buffer| {
@@ -97,10 +97,10 @@ impl Engine {
         if nsid == NSID_ALL || nsid == 0 && !of_namespace {
             return Ok(0..self.storage.namespaces.len());
         }
-        let namespace = self.storage.index_range(nsid)?;
+        let indices = self.storage.index_range(nsid)?;
         if !of_namespace {
             return Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC.with_dnr(true));
         }
-        Ok(namespace)
+        Ok(indices)
     }
 }

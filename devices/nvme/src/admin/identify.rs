@@ -14,7 +14,7 @@ use peerbar_nvme_spec::identify::{
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-use super::about::{CONTROLLER_ID, capacity, zero_padded};
+use super::identify_controller::{CONTROLLER_ID, capacity, zero_padded};
 use super::reply::Reply;
 use crate::engine::Engine;
 use crate::namespace::Namespace;
@@ -42,13 +42,13 @@ impl Engine {
             cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => bytes(&namespace_data(namespace()?)),
             cns::CONTROLLER => {
                 let doorbell_buffer = self.offers_doorbell_buffer();
-                let about = &self.admin.about;
-                bytes(&about.controller(&self.storage.namespaces, doorbell_buffer))
+                let identity = &self.admin.identity;
+                bytes(&identity.controller(&self.storage.namespaces, doorbell_buffer))
             }
             cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => self.namespaces_above(nsid)?,
             cns::NAMESPACE_DESCRIPTORS => {
                 namespace()?;
-                self.admin.about.descriptors(nsid)
+                self.admin.identity.descriptors(nsid)
             }
             cns::COMMAND_SET_NAMESPACE | cns::COMMAND_SET_ALLOCATED_NAMESPACE => {
                 nvm_only()?;

@@ -13,8 +13,8 @@ use peerbar_nvme_spec::log::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::about::firmware;
 use super::features::SUPPORTED as FEATURES;
+use super::identify_controller::firmware;
 use super::reply::Reply;
 use crate::engine::Engine;
 use crate::health::ERROR_ENTRIES;

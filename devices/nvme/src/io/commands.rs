@@ -265,8 +265,8 @@ impl Io {
         if self.storage.write_cache() && !control.fua() {
             return Ok(());
         }
-        let namespace = self.storage.index_range(command.entry.nsid.get())?;
-        self.sync_rest(command, namespace, written)
+        let index = self.storage.index_range(command.entry.nsid.get())?;
+        self.sync_rest(command, index, written)
     }
 
     /// Brings these namespaces, by their indices, to stable storage for a command, one after the other; of the first one only

@@ -29,7 +29,7 @@ impl Io {
             return Ok(false);
         }
         self.data.locate(Purpose::Payload, entry, len)?;
-        let (origin, sg_list) = self.data.located();
+        let (origin, ranges) = self.data.located();
         self.data.session.release();
         let mut bytes = vec![0; len];
         let read = namespace.backend().read(extent.offset, &mut bytes);
@@ -38,7 +38,7 @@ impl Io {
         self.late = Some(Box::new(LateData {
             queue,
             origin,
-            sg_list,
+            ranges,
             bytes,
             slot,
         }));

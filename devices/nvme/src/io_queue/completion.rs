@@ -8,7 +8,7 @@ use peerbar_nvme_spec::registers::Doorbell;
 use zerocopy::IntoBytes;
 
 use super::doorbell::{GuestWords, QueueDoorbell, Unreachable};
-use super::interrupt::{PendingInterrupt, QueueInterrupts};
+use super::interrupt::{Next, PendingInterrupt, QueueInterrupts};
 use super::late_writes::LateWrites;
 use super::permit::{Generation, Permit};
 use super::ring::{Ring, distance};
@@ -131,7 +131,8 @@ impl CompletionQueue {
         self.late_writes.take_due(self.taken)
     }
 
-    /// Writes the staged entries to the queue. [`CompletionQueue::signal`] is to follow before the owner waits for anything.
+    /// Writes the staged entries to the queue. [`CompletionQueue::signal`] is to follow before the owner waits
+    /// for anything, which it does at most until the deadline of the interrupt that may be pending then.
     pub(crate) fn flush(
         &mut self,
         interrupts: &QueueInterrupts,
@@ -155,9 +156,9 @@ impl CompletionQueue {
     }
 
     /// Interrupts for the entries that were flushed, if that is due.
-    pub(crate) fn signal(&mut self, interrupts: &QueueInterrupts) {
+    pub(crate) fn signal(&mut self, interrupts: &QueueInterrupts, next: Next) {
         if let Some(vector) = self.vector {
-            interrupts.raise_due(vector, &mut self.interrupt);
+            interrupts.raise_due(vector, &mut self.interrupt, next);
         }
     }
 

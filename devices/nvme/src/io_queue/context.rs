@@ -3,7 +3,7 @@
 use peerbar_nvme_spec::completion::CompletionEntry;
 
 use super::completion::CompletionQueue;
-use super::interrupt::QueueInterrupts;
+use super::interrupt::{Next, QueueInterrupts};
 use super::submission::Batch;
 use crate::io::Io;
 use crate::notifier::Notifier;
@@ -75,12 +75,12 @@ impl Context {
     }
 
     /// Interrupts for the completions that were flushed, if that is due.
-    pub(super) fn signal(&mut self, completions: &mut CompletionQueue) {
+    pub(super) fn signal(&mut self, completions: &mut CompletionQueue, next: Next) {
         if completions.interrupt.awaits_answer() {
             completions.take_head(&self.interrupts, &mut self.io.data.session);
         }
         self.io.data.session.release();
-        completions.signal(&self.interrupts);
+        completions.signal(&self.interrupts, next);
     }
 
     /// Frees the entries that the guest has taken, if few are free. If none is, the guest rings when it takes one.

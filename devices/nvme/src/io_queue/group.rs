@@ -5,11 +5,11 @@ use peerbar_dma::Origin;
 use super::completion::CompletionQueue;
 use super::context::Context;
 use super::doorbell::QueueDoorbell;
+use super::interrupt::Next;
 use super::submission::{Batch, Command, SubmissionQueue};
 use crate::ended::{Ended, Posting};
 
-/// A completion waits while at most as many bytes are copied for the commands behind it before it is flushed, and for at most half of its
-/// batch.
+/// Staged completions are flushed once this many bytes have been copied since the last flush, and after half of the batch.
 pub(super) const WAIT_BYTES: u64 = 32 << 10;
 
 /// A completion queue, and the submission queues that are bound to it.
@@ -74,7 +74,7 @@ impl SubmissionQueue {
         let count = cx.batch.len();
         self.carry_out(completions, cx);
         cx.flush(completions);
-        cx.signal(completions);
+        cx.signal(completions, Next::Work);
         count > 0
     }
 

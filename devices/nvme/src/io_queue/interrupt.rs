@@ -1,8 +1,9 @@
-//! Interrupts for completions: Interrupt Coalescing as the host configures it (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7). Where it
-//! configures none, an interrupt is pending for a short time while the guest is still at work on the last one.
+//! Interrupts for completions: Interrupt Coalescing as the host configures it (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7). Where it sets
+//! nothing, an interrupt is pending while the worker is busy and the guest has not answered the one before.
 //!
 //! **No completion is left without a later interrupt, unless the guest has taken it.** A pending interrupt is raised at the latest
-//! when its aggregation time is over, whatever the guest does. `models/completions.rs` tries every order of events.
+//! when its aggregation time is over, whatever the guest does. `models/completions.rs` tries every order of posts, reads of the head
+//! and interrupts.
 //!
 //! Entries are aggregated for each queue. Queues that share a vector may bring more interrupts than the threshold recommends.
 //!
@@ -20,7 +21,7 @@ use crate::notifier::Notifier;
 /// The unit of the aggregation time.
 const TICK: Duration = Duration::from_micros(100);
 
-/// How interrupts are coalesced that follow one which the guest has not answered: it has taken no entry since.
+/// How a busy worker's interrupts are coalesced that follow one which the guest has not answered: it has taken no entry since.
 const UNANSWERED: Aggregation = Aggregation {
     threshold: u32::MAX,
     time: TICK,
@@ -29,7 +30,7 @@ const UNANSWERED: Aggregation = Aggregation {
 /// The coalescing settings of one vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Aggregation {
-    /// An interrupt is raised for this many completions.
+    /// An interrupt is raised for this many completions of a queue.
     pub(crate) threshold: u32,
     /// No completion waits longer for others.
     pub(crate) time: Duration,
@@ -37,9 +38,12 @@ pub(crate) struct Aggregation {
 
 /// The coalescing settings of all vectors: the engine sets them, the workers read them.
 pub(crate) struct Coalescing {
-    /// THR and TIME, or 0 where coalescing is disabled, by vector.
+    /// THR and TIME, or [`DISABLED`], by vector.
     vectors: Vec<AtomicU32>,
 }
+
+/// Coalescing Disable: no interrupt of the vector is coalesced. THR and TIME have fewer bits.
+const DISABLED: u32 = u32::MAX;
 
 impl Coalescing {
     /// No coalescing for any of `vectors` vectors.
@@ -52,20 +56,41 @@ impl Coalescing {
     /// Sets THR and TIME, and by vector whether coalescing is disabled (CD).
     pub(crate) fn set(&self, settings: InterruptCoalescing, disabled: &[bool]) {
         for (vector, disabled) in self.vectors.iter().zip(disabled) {
-            let bits = if *disabled { 0 } else { settings.into_bits() };
+            let bits = if *disabled {
+                DISABLED
+            } else {
+                settings.into_bits()
+            };
             vector.store(bits, Ordering::Relaxed);
         }
     }
 
-    /// The settings of a vector, if both threshold and time are set.
-    pub(crate) fn of(&self, vector: u16) -> Option<Aggregation> {
+    /// The settings of a vector, if both threshold and time are set; those for unanswered interrupts if not, and if these are to be
+    /// coalesced.
+    pub(crate) fn of(&self, vector: u16, unanswered: bool) -> Option<Aggregation> {
         let bits = self.vectors.get(usize::from(vector))?;
-        let set = InterruptCoalescing::from_bits(bits.load(Ordering::Relaxed));
-        (set.thr() > 0 && set.time() > 0).then(|| Aggregation {
-            threshold: u32::from(set.thr()) + 1,
-            time: TICK * u32::from(set.time()),
-        })
+        let bits = bits.load(Ordering::Relaxed);
+        let set = InterruptCoalescing::from_bits(bits);
+        if bits == DISABLED {
+            None
+        } else if set.thr() > 0 && set.time() > 0 {
+            Some(Aggregation {
+                threshold: u32::from(set.thr()) + 1,
+                time: TICK * u32::from(set.time()),
+            })
+        } else {
+            unanswered.then_some(UNANSWERED)
+        }
     }
+}
+
+/// What a worker is about to do when it signals completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// It looks for further commands.
+    Work,
+    /// It waits, as it has found no work.
+    Wait,
 }
 
 /// The interrupt that is pending for entries of a completion queue.
@@ -88,7 +113,8 @@ impl PendingInterrupt {
         self.has_failure |= has_failure;
     }
 
-    /// The guest has taken entries and has `unread` left. What it has taken needs no interrupt.
+    /// The guest has taken entries and has `unread` left. What it has taken needs no interrupt. For what is left one may come too early,
+    /// by what was known of the others, and none too late.
     pub(crate) fn answer(&mut self, unread: u32) {
         self.is_unanswered = false;
         self.entries = self.entries.min(unread);
@@ -131,13 +157,13 @@ impl QueueInterrupts {
     }
 
     /// Raises a pending interrupt by a vector, if it is due.
-    pub(crate) fn raise_due(&self, vector: u16, pending: &mut PendingInterrupt) {
+    pub(crate) fn raise_due(&self, vector: u16, pending: &mut PendingInterrupt, next: Next) {
         if pending.entries == 0 {
             return;
         }
-        let unanswered = pending.is_unanswered.then_some(UNANSWERED);
         let is_message = self.notifier.sends_messages();
-        let settings = self.settings.of(vector).or(unanswered);
+        let unanswered = pending.is_unanswered && next == Next::Work;
+        let settings = self.settings.of(vector, unanswered);
         if pending.is_due(settings.filter(|_| is_message), self.clock) {
             self.raise(vector, pending);
         }

@@ -11,7 +11,7 @@ use zerocopy::FromZeros;
 
 use super::completion::CompletionQueue;
 use super::fixture::{Sent, TwoWords, completion_queue, flush, interrupts};
-use super::interrupt::{Aggregation, Coalescing, QueueInterrupts};
+use super::interrupt::{Aggregation, Coalescing, Next, QueueInterrupts};
 use crate::doorbell_page::Owner;
 
 const NONE: InterruptCoalescing = InterruptCoalescing::new();
@@ -62,13 +62,18 @@ impl Scene {
     }
 
     /// How many interrupts have been raised after the completions of a queue are signalled.
-    fn signal(&mut self, index: usize) -> usize {
+    fn signal_before(&mut self, index: usize, next: Next) -> usize {
         let queue = &mut self.queues[index];
         if queue.interrupt.awaits_answer() {
             queue.take_head(&self.interrupts, &mut TwoWords::default());
         }
-        queue.signal(&self.interrupts);
+        queue.signal(&self.interrupts, next);
         self.sent.count()
+    }
+
+    /// The same while the worker is busy.
+    fn signal(&mut self, index: usize) -> usize {
+        self.signal_before(index, Next::Work)
     }
 
     /// How many interrupts have been raised after a completion of a queue.
@@ -91,7 +96,7 @@ impl Scene {
         queue.take_head(&self.interrupts, memory);
     }
 
-    /// How many interrupts have been raised after a round without work.
+    /// How many interrupts have been raised after a round of work with other queues.
     fn settle(&mut self) -> usize {
         self.signal(0);
         self.signal(1)
@@ -114,18 +119,18 @@ fn plain() -> Scene {
 #[test]
 fn coalescing_applies_with_threshold_and_time_unless_disabled() {
     let coalescing = Coalescing::new(3);
-    assert_eq!(coalescing.of(1), None, "the default");
+    assert_eq!(coalescing.of(1, false), None, "the default");
     let settings = NONE.with_thr(7).with_time(3);
     coalescing.set(settings, &[false, false, true]);
     let expected = Aggregation {
         threshold: 8,
         time: Duration::from_micros(300),
     };
-    let found = [0, 1, 2, 3].map(|vector| coalescing.of(vector));
+    let found = [0, 1, 2, 3].map(|vector| coalescing.of(vector, false));
     assert_eq!(found, [Some(expected), Some(expected), None, None]);
     for half in [settings.with_thr(0), settings.with_time(0)] {
         coalescing.set(half, &[false; 3]);
-        assert_eq!(coalescing.of(1), None, "{half:?}");
+        assert_eq!(coalescing.of(1, false), None, "{half:?}");
     }
 }
 
@@ -148,6 +153,31 @@ fn interrupt_waits_until_the_last_one_is_answered() {
     assert_eq!(scene.settle(), 1);
     scene.ring(0, 1);
     assert_eq!(scene.settle(), 2, "two entries are left");
+}
+
+#[test]
+fn interrupt_after_an_unanswered_one_is_raised_before_a_wait() {
+    let mut scene = plain();
+    scene.post(0);
+    scene.post(0);
+    assert_eq!(scene.signal_before(0, Next::Wait), 2);
+    assert_eq!(scene.deadline(0), None);
+    let mut scene = coalesced();
+    scene.post(0);
+    assert_eq!(scene.signal_before(0, Next::Wait), 0, "set by the host");
+}
+
+#[test]
+fn unanswered_interrupt_holds_none_back_where_coalescing_is_disabled() {
+    let coalescing = Coalescing::new(2);
+    assert!(
+        [0, 1]
+            .iter()
+            .all(|vector| coalescing.of(*vector, true).is_some())
+    );
+    coalescing.set(NONE, &[true, false]);
+    let found = [0, 1].map(|vector| coalescing.of(vector, true).is_some());
+    assert_eq!(found, [false, true]);
 }
 
 #[test]

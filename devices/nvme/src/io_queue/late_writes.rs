@@ -56,7 +56,7 @@ mod tests {
         Box::new(LateData {
             queue: submission,
             origin: Origin::command(submission, 0_u16),
-            sg_list: Vec::new(),
+            ranges: Vec::new(),
             bytes: Vec::new(),
             slot: Slots::default().take().unwrap(),
         })

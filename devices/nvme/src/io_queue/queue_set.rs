@@ -6,6 +6,7 @@ use super::completion::CompletionQueue;
 use super::context::Context;
 use super::doorbell::{QueueDoorbell, ShadowBuffer};
 use super::group::QueueGroup;
+use super::interrupt::Next;
 use super::submission::SubmissionQueue;
 
 /// The queues of a worker, and what it serves them with.
@@ -57,7 +58,7 @@ impl QueueSet {
         }
         for group in self.groups.iter_mut().filter(|_| any) {
             cx.flush(&mut group.completions);
-            cx.signal(&mut group.completions);
+            cx.signal(&mut group.completions, Next::Work);
         }
         any
     }
@@ -86,9 +87,9 @@ impl QueueSet {
     }
 
     /// Raises the pending interrupts that are due.
-    pub(super) fn signal(&mut self) {
+    pub(super) fn signal(&mut self, next: Next) {
         for group in &mut self.groups {
-            self.cx.signal(&mut group.completions);
+            self.cx.signal(&mut group.completions, next);
         }
     }
 

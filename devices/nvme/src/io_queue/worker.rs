@@ -7,7 +7,7 @@ use std::time::Instant;
 use peerbar_nvme_spec::registers::Doorbell;
 
 use super::context::Context;
-use super::interrupt::QueueInterrupts;
+use super::interrupt::{Next, QueueInterrupts};
 use super::poll::{PollPolicy, Poller, Wait};
 use super::queue_set::QueueSet;
 use super::request::{Done, Requests};
@@ -83,7 +83,7 @@ impl Worker {
         let queues = &mut self.queues;
         let busy = queues.complete_ended() | queues.serve() | !queues.cx.io.submit();
         let busy = busy | queues.write_late_data();
-        queues.signal();
+        queues.signal(if busy { Next::Work } else { Next::Wait });
         self.confirm_end(busy);
         ControlFlow::Continue(busy)
     }

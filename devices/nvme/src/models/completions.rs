@@ -21,7 +21,7 @@ use crate::doorbell_page::{DoorbellPage, Owner};
 use crate::intx::Intx;
 use crate::io_queue::completion::CompletionQueue;
 use crate::io_queue::doorbell::GuestWords;
-use crate::io_queue::interrupt::{Coalescing, QueueInterrupts};
+use crate::io_queue::interrupt::{Coalescing, Next, QueueInterrupts};
 use crate::io_queue::ring::Ring;
 use crate::notifier::Notifier;
 use crate::registers::Registers;
@@ -194,14 +194,14 @@ impl Worker {
             flushed.unwrap();
             self.tail += 1;
         }
-        self.signal();
+        self.signal(Next::Work);
     }
 
-    fn signal(&mut self) {
+    fn signal(&mut self, next: Next) {
         if self.queue.interrupt.awaits_answer() {
             self.take_head();
         }
-        self.queue.signal(&self.interrupts);
+        self.queue.signal(&self.interrupts, next);
     }
 
     fn take_head(&mut self) {
@@ -227,7 +227,8 @@ impl Worker {
         if let Some(batch) = batch {
             self.post(batch);
         }
-        self.signal();
+        let next = batch.map_or(Next::Wait, |_| Next::Work);
+        self.signal(next);
         self.queue.unread() > 0
     }
 }

@@ -60,7 +60,7 @@ impl SilentFile {
         let thread = server.clone();
         std::thread::spawn(move || thread.run());
         let file = open(&point, access, Mode::empty());
-        // The file stays as long as somebody has it.
+        // The file stays as long as a process has it.
         unmount(&point, UnmountFlags::DETACH).unwrap();
         // If this process is killed, the lower number is closed first, and no process waits any more.
         let file = fcntl_dupfd_cloexec(file.unwrap(), number + 1).unwrap();
@@ -68,7 +68,7 @@ impl SilentFile {
         Self { file, server }
     }
 
-    /// Waits until somebody waits for the file, and says by which request.
+    /// Waits until a process waits for the file, and says by which request.
     #[track_caller]
     pub(crate) fn awaited(&self) -> u32 {
         let first = || Some(self.server.waiting.lock().as_ref()?.first()?.opcode);

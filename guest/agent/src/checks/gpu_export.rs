@@ -148,7 +148,7 @@ fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A revoke is refused while a pin or a mapping is left, and then has no effect on anybody.
+/// A revoke is refused while a pin or a mapping is left, and then has no effect.
 fn kept_while_pinned(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(GPU_PAGE)?;
     let (dma_buf, revocable) = (buffer.export_as(ExportPolicy::Pinned)?, buffer.export()?);

@@ -40,7 +40,7 @@ impl Run for GpuMapping {
         two_mappings_are_one_memory(&opened).context("two mappings of a buffer")?;
         placement_is_in_the_bar(gpu, &opened).context("where a buffer lies")?;
         a_child_leaves_the_parent_s_mapping_alone(&opened).context("fork")?;
-        what_is_freed_is_nobody_else_s(&opened).context("a mapping after its buffer was freed")?;
+        freed_memory_has_no_other_owner(&opened).context("a mapping after its buffer was freed")?;
         a_dma_buf_is_the_buffer(gpu, &opened).context("a descriptor that is passed on")?;
         Ok(Outcome::Passed)
     }
@@ -189,7 +189,7 @@ fn lived(ended: ExitStatus) -> anyhow::Result<bool> {
 }
 
 /// An old mapping reads its old memory or its access is fatal: no new buffer is behind it.
-fn what_is_freed_is_nobody_else_s(gpu: &Gpu) -> anyhow::Result<()> {
+fn freed_memory_has_no_other_owner(gpu: &Gpu) -> anyhow::Result<()> {
     let old = gpu.allocate(SIZE)?;
     old.mapping().write(0, &numbers(4))?;
     old.free()?;

@@ -120,7 +120,7 @@ impl<'a> GpuProgram<'a> {
     }
 
     /// Makes a request with this structure; what the driver has made of it, if it has accepted it. What it writes elsewhere, it writes where
-    /// it was given memory: in `host`, which nobody reads.
+    /// it was given memory: in `host`, which is not read.
     fn make<T: Copy>(&mut self, number: u32, structure: T) -> Option<T> {
         let file = self.random.below(self.files.len() as u64);
         let file = self.files.get(usize::try_from(file).ok()?)?;
@@ -293,7 +293,7 @@ impl<'a> GpuProgram<'a> {
         };
         let answer = self.make(uapi::EXPORT, export);
         if let Some(Export { fd, .. }) = answer {
-            // SAFETY: the driver has just given it to this process, and nobody else knows it.
+            // SAFETY: the driver has just given it to this process, and no other part of it knows it.
             keep(&mut self.descriptors, unsafe { OwnedFd::from_raw_fd(fd) });
         }
         Ok(answer.is_some())
@@ -320,7 +320,7 @@ impl<'a> GpuProgram<'a> {
             1 => uapi::SUBMIT ^ 1 << (16 + self.random.below(14)),
             _ => u32::from(b'P') << 8 | self.random.word(),
         };
-        // EXPORT of handle 0 would give a descriptor that is nobody's.
+        // EXPORT of handle 0 would give a descriptor that no part of this process knows.
         number != uapi::EXPORT && self.make(number, NOTHING).is_some()
     }
 

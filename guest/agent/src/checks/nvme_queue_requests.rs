@@ -258,11 +258,11 @@ impl<'a> QueueProgram<'a> {
         self.make(uapi::QUERY, Query { queue, state }).is_some()
     }
 
-    /// Nobody writes to them.
+    /// No program writes to them.
     fn doorbells(&mut self) -> bool {
         let answer = self.make(uapi::DOORBELLS, Descriptor::default());
         if let Some(Descriptor { fd, .. }) = answer {
-            // SAFETY: the module has just given it to this process, and nobody else knows it.
+            // SAFETY: the module has just given it to this process, and no other part of it knows it.
             keep(&mut self.descriptors, unsafe { OwnedFd::from_raw_fd(fd) });
         }
         answer.is_some()
@@ -284,7 +284,7 @@ impl<'a> QueueProgram<'a> {
             1 => uapi::CREATE ^ 1 << (16 + self.random.below(14)),
             _ => u32::from(b'P') << 8 | self.random.word(),
         };
-        // That would give a descriptor that is nobody's.
+        // That would give a descriptor that no part of this process knows.
         number != uapi::DOORBELLS && self.make(number, NOTHING).is_some()
     }
 }

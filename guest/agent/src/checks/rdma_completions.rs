@@ -22,7 +22,7 @@ impl Run for RdmaCompletions {
         let ran = if self.loses {
             words.arguments.push("--loses".to_owned());
             let gpu = self.memory.gpu().context("the check loses no GPU")?;
-            // How many completions there were before the GPU died, nobody knows.
+            // How many completions there were before the GPU died is not known.
             rdma::run_and_kill(guest, &words, (gpu, self.seconds), measure)?
         } else {
             let tools = guest.tools()?.context("the plan has no tools root")?;

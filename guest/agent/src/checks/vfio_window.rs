@@ -49,7 +49,7 @@ impl Run for VfioWindow {
         watch.write_to(measure);
         judge(watch.traffic()?, (disk.number, gpu.number), doorbells)?;
         Ok(Outcome::Said(
-            "a buffer that is freed stays the disk's; after a revoke the disk reaches nobody's memory".to_owned(),
+            "a buffer that is freed stays the disk's; after a revoke the disk reaches no other owner's memory".to_owned(),
         ))
     }
 
@@ -159,7 +159,7 @@ fn keeps_freed_memory(
     Ok(pattern.verify(0, &seen)?)
 }
 
-/// Type 1 has no means to notice: its translation stays. So the window refuses what comes by it, and gives the place to nobody else.
+/// Type 1 has no means to notice: its translation stays. So the window refuses what comes by it, and gives the place to no other buffer.
 fn loses_revoked_memory(
     disk: &mut Disk,
     space: &DmaSpace,
@@ -176,13 +176,13 @@ fn loses_revoked_memory(
         "another owner has {place:#x} of the window, which the disk still has addresses for"
     );
     let next = others.last().context("a window without pages")?;
-    writes_nobodys_memory(disk, address, &others)?;
-    reads_nobodys_memory(disk, space, address, next, pattern)?;
+    writes_no_other_memory(disk, address, &others)?;
+    reads_no_other_memory(disk, space, address, next, pattern)?;
     drop(space.unmap(address)?);
     drop(buffer);
     ensure!(
         is_given_out(&fill_window(gpu)?, place)?,
-        "nobody gets {place:#x} of the window, though its last mapping has gone"
+        "no other buffer gets {place:#x} of the window, though its last mapping has gone"
     );
     Ok(())
 }
@@ -221,7 +221,7 @@ fn transfer_refused(disk: &mut Disk, direction: Direction, address: u64) -> anyh
     }
 }
 
-fn writes_nobodys_memory(disk: &mut Disk, address: u64, others: &[Buffer]) -> anyhow::Result<()> {
+fn writes_no_other_memory(disk: &mut Disk, address: u64, others: &[Buffer]) -> anyhow::Result<()> {
     transfer_refused(disk, Direction::Read, address)?;
     for other in others {
         for page in (0..BYTES).step_by(STEP) {
@@ -237,7 +237,7 @@ fn writes_nobodys_memory(disk: &mut Disk, address: u64, others: &[Buffer]) -> an
 }
 
 /// The disk writes its block 0 from there, then shows it. Memory of another owner would be zeros.
-fn reads_nobodys_memory(
+fn reads_no_other_memory(
     disk: &mut Disk,
     space: &DmaSpace,
     address: u64,

@@ -229,7 +229,7 @@ impl RunningProgram {
         }
     }
 
-    /// The status of a program that has ended or been killed; nobody signals it any more.
+    /// The status of a program that has ended or been killed; it gets no more signals.
     fn reap(&mut self) -> anyhow::Result<ExitStatus> {
         *self.shared.group.lock() = None;
         self.child.wait().context("cannot wait for a program")

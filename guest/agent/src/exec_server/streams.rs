@@ -24,7 +24,7 @@ pub(super) struct Streams {
     pub(super) errors: Option<File>,
     /// Whether they are a terminal.
     pub(super) is_terminal: bool,
-    /// Its terminal, if it has one and nobody has taken it.
+    /// Its terminal, if it has one that has not been taken.
     pub(super) terminal: Option<File>,
 }
 

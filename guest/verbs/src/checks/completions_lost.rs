@@ -29,7 +29,10 @@ const LENGTH: u32 = 8;
 /// Has the adapter `nic` complete writes in a queue in memory of this kind until that dies, which the line "# under load" asks for.
 pub(crate) fn run(nic: &str, kind: MemoryKind, report: &mut Report) -> anyhow::Result<()> {
     let mut load = Load::start(nic, kind)?;
-    report.add("queue pairs fail, and no success is told after", load.run());
+    report.add(
+        "queue pairs fail, and no success is reported after",
+        load.run(),
+    );
     drop(load);
     report.add(format!("{nic} goes on"), works(nic, nic));
     Ok(())
@@ -134,11 +137,11 @@ impl Load {
         loop {
             if let Some(entry) = self.queue.poll()? {
                 let done = entry.completion.succeeded();
-                done.with_context(|| format!("write {} is told to have failed", self.posted))?;
+                done.with_context(|| format!("write {} has completed with an error", self.posted))?;
                 let there = self.target.0.load64(0)?;
                 ensure!(
                     there == self.posted,
-                    "write {} is told to be done, and its target has {there}",
+                    "write {} has completed, and its target has {there}",
                     self.posted
                 );
                 return Ok(true);

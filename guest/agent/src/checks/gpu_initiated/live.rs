@@ -81,7 +81,7 @@ pub(super) struct Scene<'a> {
 enum End {
     /// The disk had completed all commands before it was taken away.
     Early,
-    /// So many commands were in progress on a disk that may still be open.
+    /// The commands that were in progress, on a disk that may still be open.
     Lost(u64, Option<Arc<VfioDevice>>),
 }
 
@@ -159,7 +159,7 @@ impl Scene<'_> {
         }
     }
 
-    /// Marks queues and data, which nobody uses any more. No byte may change while the disk serves others and until all that it has held back
+    /// Marks queues and data, which are not in use any more. No byte may change while the disk serves others and until all that it has held back
     /// would have been due.
     fn stays_marked(
         &self,

@@ -30,14 +30,14 @@ const ABORT_LIMIT: u8 = 4;
 
 /// The controller's identity.
 #[derive(Debug)]
-pub(super) struct About {
+pub(super) struct ControllerIdentity {
     serial: String,
     identity: Identity,
     mdts: u8,
     shadow_doorbells: bool,
 }
 
-impl About {
+impl ControllerIdentity {
     pub(super) fn new(config: &Config, identity: &Identity) -> Self {
         Self {
             serial: config.serial.clone(),
@@ -173,7 +173,7 @@ mod tests {
     use super::*;
     use crate::config::Source;
 
-    fn about(serial: &str) -> About {
+    fn identity(serial: &str) -> ControllerIdentity {
         let config = Config {
             serial: serial.to_owned(),
             cmb_bytes: None,
@@ -196,7 +196,7 @@ mod tests {
             revision: 0,
             class: 0,
         };
-        About::new(&config, &identity)
+        ControllerIdentity::new(&config, &identity)
     }
 
     #[test]
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn identify_controller_has_the_fields_that_linux_reads() {
-        let data = about("disk0").controller(&[], false);
+        let data = identity("disk0").controller(&[], false);
         let bytes = data.as_bytes();
         assert_eq!(&bytes[4..24], b"disk0               ", "nvme_id_ctrl.sn");
         assert_eq!(bytes[77], 8, "nvme_id_ctrl.mdts");
@@ -230,7 +230,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_a_uuid_and_the_command_set() {
-        let bytes = about("disk0").descriptors(1);
+        let bytes = identity("disk0").descriptors(1);
         assert_eq!(bytes[..4], [3, 16, 0, 0], "NVME_NIDT_UUID");
         assert_eq!(bytes[20..25], [4, 1, 0, 0, 0], "NVME_NIDT_CSI");
         assert_eq!(bytes[25..29], [0; 4], "the end of the list");
