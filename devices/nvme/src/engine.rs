@@ -160,11 +160,10 @@ impl Engine {
             return self.fatal();
         }
         let doorbells = &self.notifier.doorbells;
-        let uncoalesced = Arc::new(Coalescing::new(0));
         self.pair = Some(AdminPair {
             submission: SubmissionQueue::new(0, submission, doorbells.clone()),
             completion: CompletionQueue::new(0, Some(0), completion, doorbells.clone()),
-            interrupts: QueueInterrupts::new(self.notifier.clone(), uncoalesced),
+            interrupts: QueueInterrupts::new(self.notifier.clone(), self.coalescing.clone()),
         });
         self.notifier.intx.open(0, completion.entries, Some(0));
         doorbells.set_owner(Doorbell::SubmissionTail(0), Some(ENGINE));

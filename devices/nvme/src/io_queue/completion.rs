@@ -38,7 +38,7 @@ pub(crate) struct CompletionQueue {
     staged: Vec<CompletionEntry>,
     /// The interrupt vector, if interrupts are enabled.
     vector: Option<u16>,
-    pub(crate) interrupt: PendingInterrupt,
+    pub(super) interrupt: PendingInterrupt,
     pub(super) late_writes: LateWrites,
     pub(crate) doorbell: QueueDoorbell,
     generation: Generation,
@@ -153,6 +153,17 @@ impl CompletionQueue {
         self.staged.clear();
         self.publish(interrupts);
         Ok(())
+    }
+
+    /// Reads the head doorbell, if an interrupt waits until the guest has answered the last one.
+    pub(crate) fn take_answer(
+        &mut self,
+        interrupts: &QueueInterrupts,
+        memory: &mut impl GuestWords,
+    ) {
+        if self.interrupt.awaits_answer() {
+            self.take_head(interrupts, memory);
+        }
     }
 
     /// Interrupts for the entries that were flushed, if that is due.

@@ -76,10 +76,9 @@ impl Context {
 
     /// Interrupts for the completions that were flushed, if that is due.
     pub(super) fn signal(&mut self, completions: &mut CompletionQueue, next: Next) {
-        if completions.interrupt.awaits_answer() {
-            completions.take_head(&self.interrupts, &mut self.io.data.session);
-        }
-        self.io.data.session.release();
+        let session = &mut self.io.data.session;
+        completions.take_answer(&self.interrupts, session);
+        session.release();
         completions.signal(&self.interrupts, next);
     }
 

@@ -2,8 +2,8 @@
 //! nothing, an interrupt is pending while the worker is busy and the guest has not answered the one before.
 //!
 //! **No completion is left without a later interrupt, unless the guest has taken it.** A pending interrupt is raised at the latest
-//! when its aggregation time is over, whatever the guest does. `models/completions.rs` tries every order of posts, reads of the head
-//! and interrupts.
+//! when its aggregation time is over, whatever the guest does. `models/completions.rs` tries every order of events while
+//! time stands still.
 //!
 //! Entries are aggregated for each queue. Queues that share a vector may bring more interrupts than the threshold recommends.
 //!
@@ -101,7 +101,7 @@ pub(crate) struct PendingInterrupt {
     /// One of them reports a failure, which is not coalesced (NVMe Base 2.0, 5.27.1.6).
     has_failure: bool,
     /// When the aggregation time is over.
-    pub(crate) deadline: Option<Instant>,
+    pub(super) deadline: Option<Instant>,
     /// The guest has taken no entry since the last interrupt.
     is_unanswered: bool,
 }
@@ -124,7 +124,7 @@ impl PendingInterrupt {
     }
 
     /// Whether it waits for the guest to answer the last one.
-    pub(crate) fn awaits_answer(&self) -> bool {
+    pub(super) fn awaits_answer(&self) -> bool {
         self.entries > 0 && self.is_unanswered
     }
 

@@ -64,9 +64,7 @@ impl Scene {
     /// How many interrupts have been raised after the completions of a queue are signalled.
     fn signal_before(&mut self, index: usize, next: Next) -> usize {
         let queue = &mut self.queues[index];
-        if queue.interrupt.awaits_answer() {
-            queue.take_head(&self.interrupts, &mut TwoWords::default());
-        }
+        queue.take_answer(&self.interrupts, &mut TwoWords::default());
         queue.signal(&self.interrupts, next);
         self.sent.count()
     }

@@ -4,10 +4,8 @@
 //! What is tried is the controller's own code; the guest, its memory and its interrupt controller are made here, and so is
 //! the order in which a worker calls that code.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use loom::thread;
 use peerbar_nvme_spec::completion::{CompletionEntry, Status};
@@ -145,11 +143,10 @@ impl Scene {
     }
 }
 
-/// A clock that is a second later each time: an aggregation time is over in the next round.
+/// Time stands still: no completion needs an aggregation time to be over.
 fn clock() -> Instant {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    static READ: AtomicU64 = AtomicU64::new(0);
-    *START + Duration::from_secs(READ.fetch_add(1, Relaxed))
+    *START
 }
 
 /// The worker that owns the queue.
@@ -198,21 +195,12 @@ impl Worker {
     }
 
     fn signal(&mut self, next: Next) {
-        if self.queue.interrupt.awaits_answer() {
-            self.take_head();
-        }
+        self.queue.take_answer(&self.interrupts, &mut NoMemory);
         self.queue.signal(&self.interrupts, next);
     }
 
     fn take_head(&mut self) {
         self.queue.take_head(&self.interrupts, &mut NoMemory);
-    }
-
-    /// Waits until the guest rings or the aggregation time is over.
-    fn wait(&self) {
-        if self.queue.interrupt.deadline.is_none() {
-            self.scene.notifier.events(WORKER).wait(None, || true);
-        }
     }
 
     /// A round of work, with commands to carry out or without; whether the guest has completions left to take.
@@ -254,7 +242,7 @@ fn every_completion_is_taken(
             worker.round(Some(*batch));
         }
         while worker.round(None) {
-            worker.wait();
+            scene.notifier.events(WORKER).wait(None, || true);
         }
         guest.join().unwrap();
         assert!(!scene.line.pin.load(Ordering::SeqCst));
@@ -304,7 +292,7 @@ fn pin_raised_by_another_thread_is_up_for_an_entry() {
         worker.round(Some(1));
         engine.join().unwrap();
         while worker.round(None) {
-            worker.wait();
+            scene.notifier.events(WORKER).wait(None, || true);
         }
         guest.join().unwrap();
         assert!(!scene.line.pin.load(Ordering::SeqCst));
