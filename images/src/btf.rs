@@ -68,12 +68,12 @@ impl<'a> Btf<'a> {
         {
             return None;
         }
-        let place = |field: usize| {
+        let subsection = |field: usize| {
             let start = word(section, 1)?.checked_add(word(section, field)?)?;
             let end = start.checked_add(word(section, field.checked_add(1)?)?)?;
             section.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
         };
-        let (mut rest, names) = (place(2)?, place(4)?);
+        let (mut rest, names) = (subsection(2)?, subsection(4)?);
         let mut types = Vec::new();
         while !rest.is_empty() {
             let (one, next) = Type::parse(rest)?;
@@ -102,8 +102,8 @@ impl<'a> Btf<'a> {
             return None;
         }
         let mut parameters = prototype.parts.chunks_exact(PARAMETER_SIZE);
-        let place = parameters.position(|parameter| self.is_named(word(parameter, 0), name))?;
-        u32::try_from(place.checked_add(1)?).ok()
+        let index = parameters.position(|parameter| self.is_named(word(parameter, 0), name))?;
+        u32::try_from(index.checked_add(1)?).ok()
     }
 
     /// Bits from the start of the structure `of` to its member `name`, and the number of the member's type.
@@ -195,8 +195,8 @@ mod tests {
         "\0pci_dev\0dev\0device\0kobj\0kobject\0name\0provider\0client\0calc_map_type_and_dist\0";
 
     fn at(name: &str) -> u32 {
-        let place = NAMES.find(&format!("\0{name}\0")).unwrap() + 1;
-        u32::try_from(place).unwrap()
+        let offset = NAMES.find(&format!("\0{name}\0")).unwrap() + 1;
+        u32::try_from(offset).unwrap()
     }
 
     fn one(name: u32, kind: u32, flag: bool, of: u32, parts: &[[u32; 3]]) -> Vec<u32> {

@@ -15,7 +15,7 @@ const PROTOCOL: usize = 0x206;
 const KERNEL_VERSION: usize = 0x20e;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
-/// The boot protocol that added the payload's place.
+/// The boot protocol that added the payload's range.
 const PAYLOAD_PROTOCOL: u16 = 0x0208;
 const SECTOR: usize = 512;
 /// Type of the ELF note, of the owner "Xen", with the entry point of a PVH boot (Xen, `public/elfnote.h`).
@@ -37,8 +37,8 @@ pub(crate) fn release(image: &[u8]) -> Option<String> {
 
 /// The least size in bytes that holds the whole payload of a bzImage, if `image` is smaller.
 pub(crate) fn cut(image: &[u8]) -> Option<usize> {
-    payload_place(image)
-        .map(|place| place.end)
+    payload_range(image)
+        .map(|range| range.end)
         .filter(|&end| end > image.len())
 }
 
@@ -77,11 +77,11 @@ pub(crate) fn find(bytes: &[u8], words: &[u8]) -> Option<usize> {
 }
 
 fn payload(image: &[u8]) -> Option<&[u8]> {
-    image.get(payload_place(image)?)
+    image.get(payload_range(image)?)
 }
 
 /// The payload's range according to the header; `None` without such a header.
-fn payload_place(image: &[u8]) -> Option<Range<usize>> {
+fn payload_range(image: &[u8]) -> Option<Range<usize>> {
     if image.get(MAGIC..PROTOCOL)? != b"HdrS" || u16_at(image, PROTOCOL)? < PAYLOAD_PROTOCOL {
         return None;
     }

@@ -178,17 +178,17 @@ impl Cache {
 
     /// Whether there is an entry of this kind and key.
     pub(crate) fn has(&self, kind: Kind, key: &str) -> bool {
-        self.place(kind, key).exists()
+        self.path_of(kind, key).exists()
     }
 
     /// Where the entry of this kind and key is, if it is there.
-    pub(crate) fn place(&self, kind: Kind, key: &str) -> PathBuf {
+    pub(crate) fn path_of(&self, kind: Kind, key: &str) -> PathBuf {
         self.dir.join(format!("{}{key}", kind.prefix()))
     }
 
     /// The entry of this kind and key; `None` if it is missing.
     pub(crate) fn known(&self, kind: Kind, key: &str) -> Result<Option<PathBuf>, ImageError> {
-        let path = self.place(kind, key);
+        let path = self.path_of(kind, key);
         Ok(self.is_there(&path, Removal::Possible)?.then_some(path))
     }
 
@@ -200,7 +200,7 @@ impl Cache {
         key: &str,
         build: impl FnOnce(&Path, &BuildLock) -> Result<(), ImageError>,
     ) -> Result<PathBuf, ImageError> {
-        let path = self.place(kind, key);
+        let path = self.path_of(kind, key);
         if self.is_there(&path, Removal::Possible)? {
             return Ok(path);
         }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 pub enum ImageError {
     /// No environment variable names a folder for the cache.
     #[error(
-        "no place for the cache: PEERBAR_CACHE, XDG_CACHE_HOME and HOME are unset; set PEERBAR_CACHE to a folder"
+        "no folder for the cache: PEERBAR_CACHE, XDG_CACHE_HOME and HOME are unset; set PEERBAR_CACHE to a folder"
     )]
     NoCacheDir,
     /// The caller has stopped the work ([`crate::Cache::stopped_by`]).
@@ -239,7 +239,7 @@ pub enum ImageError {
         release: String,
         /// The build tree.
         tree: PathBuf,
-        /// The header, by its place in a kernel's tree.
+        /// The header, by its path in a kernel's tree.
         header: String,
     },
     /// The user's argument names a folder that no module can be built from.

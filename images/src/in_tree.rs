@@ -215,13 +215,10 @@ impl ModuleSet {
     }
 
     fn add_to(&self, mut files: Vec<(PathBuf, Vec<u8>)>) -> Vec<(PathBuf, Vec<u8>)> {
-        for (place, text) in self.additions {
-            match files
-                .iter_mut()
-                .find(|(known, _)| known == Path::new(place))
-            {
+        for (path, text) in self.additions {
+            match files.iter_mut().find(|(known, _)| known == Path::new(path)) {
                 Some((_, content)) => content.extend_from_slice(text.as_bytes()),
-                None => files.push((PathBuf::from(place), text.as_bytes().to_vec())),
+                None => files.push((PathBuf::from(path), text.as_bytes().to_vec())),
             }
         }
         files
@@ -243,13 +240,13 @@ fn read_tar(stream: impl Read, wanted: &[&str]) -> std::io::Result<Vec<(PathBuf,
         let mut entry = entry?;
         let path = entry.path()?.into_owned();
         // All of it is in one folder, `linux-source-7.3`.
-        let place: PathBuf = path.iter().skip(1).collect();
-        let is_wanted = wanted.iter().any(|source| place.starts_with(source));
+        let relative: PathBuf = path.iter().skip(1).collect();
+        let is_wanted = wanted.iter().any(|source| relative.starts_with(source));
         if !is_wanted || !entry.header().entry_type().is_file() {
             continue;
         }
         let is_inside = |part| matches!(part, Component::Normal(_));
-        if !place.components().all(is_inside) {
+        if !relative.components().all(is_inside) {
             let message = format!("{} leaves the kernel's tree", path.display());
             return Err(std::io::Error::other(message));
         }
@@ -258,7 +255,7 @@ fn read_tar(stream: impl Read, wanted: &[&str]) -> std::io::Result<Vec<(PathBuf,
         })?;
         let mut content = Vec::new();
         entry.read_to_end(&mut content)?;
-        files.push((place, content));
+        files.push((relative, content));
     }
     Ok(files)
 }
@@ -298,9 +295,9 @@ mod tests {
         let names: Vec<&str> = SETS.iter().map(|set| set.name).collect();
         assert_eq!(names, ["iommufd", "efa"]);
         for set in SETS {
-            let rules = set.additions.iter().find(|(place, _)| *place == "Kbuild");
+            let rules = set.additions.iter().find(|(path, _)| *path == "Kbuild");
             let (_, text) = rules.unwrap();
-            for source in set.sources.iter().filter(|place| !place.ends_with(".c")) {
+            for source in set.sources.iter().filter(|path| !path.ends_with(".c")) {
                 assert!(text.contains(source), "{}: {source}", set.name);
             }
         }
@@ -326,12 +323,12 @@ mod tests {
         }
         let archive = archive.into_inner().unwrap();
         let files = IOMMUFD.add_to(read_tar(&archive[..], IOMMUFD.sources).unwrap());
-        let places: Vec<&str> = files
+        let paths: Vec<&str> = files
             .iter()
-            .map(|(place, _)| place.to_str().unwrap())
+            .map(|(path, _)| path.to_str().unwrap())
             .collect();
         assert_eq!(
-            places,
+            paths,
             [
                 "drivers/iommu/iommufd/Makefile",
                 "drivers/vfio/pci/vfio_pci.c",

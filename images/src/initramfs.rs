@@ -151,8 +151,8 @@ mod tests {
         let mut entries = Vec::new();
         let mut rest = archive;
         while !rest.is_empty() {
-            let field = |place: usize| {
-                let digits = std::str::from_utf8(&rest[6 + 8 * place..14 + 8 * place]).unwrap();
+            let field = |index: usize| {
+                let digits = std::str::from_utf8(&rest[6 + 8 * index..14 + 8 * index]).unwrap();
                 usize::from_str_radix(digits, 16).unwrap()
             };
             let (size, name_size) = (field(6), field(11));

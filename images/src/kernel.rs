@@ -287,20 +287,20 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_found_in_each_of_their_usual_places() {
+    fn modules_are_found_at_each_of_their_usual_paths() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("bzImage");
         write(&image, &bzimage(b"x", 1));
-        for place in [
+        for modules in [
             "a/lib/modules/7.2.12-x",
             "b/usr/lib/modules/7.2.12-x",
             "c/7.2.12-x",
             "d",
         ] {
-            write(&dir.path().join(place).join("modules.builtin"), b"");
-            let given = dir.path().join(&place[..1]);
+            write(&dir.path().join(modules).join("modules.builtin"), b"");
+            let given = dir.path().join(&modules[..1]);
             let found = Kernel::user(&image, Some(&given)).unwrap().modules.unwrap();
-            assert_eq!(found, dir.path().join(place).canonicalize().unwrap());
+            assert_eq!(found, dir.path().join(modules).canonicalize().unwrap());
         }
         for missing in ["e", "."] {
             let error = Kernel::user(&image, Some(&dir.path().join(missing))).unwrap_err();

@@ -60,11 +60,11 @@ impl KernelBuild {
     pub fn run(&self, cache: &Cache) -> Result<PathBuf, ImageError> {
         let fragments = Fragments::read(self.debug, &self.fragments)?;
         let text = fragments.text();
-        let place = self.source.place()?;
+        let identity = self.source.identity()?;
         let tools = PackageTree::get(cache, &build_tools::PACKAGES.map(String::from))?;
         let tree = tools.path();
         let of_tools = tree.display().to_string();
-        let work = WorkFolder::of(cache, &cache::key([&place, &text, &of_tools]))?;
+        let work = WorkFolder::of(cache, &cache::key([&identity, &text, &of_tools]))?;
         let prepared = self.source.prepare(cache, &work.path)?;
         let headers = export::PRIVATE_HEADERS.join(" ");
         let key = cache::key([&prepared.state, &text, &of_tools, &headers]);
@@ -120,7 +120,7 @@ impl KernelBuild {
 
 impl WorkFolder {
     fn of(cache: &Cache, key: &str) -> Result<Self, ImageError> {
-        let path = cache.place(Kind::KernelWork, key);
+        let path = cache.path_of(Kind::KernelWork, key);
         fs::create_dir_all(&path).map_err(io_error("create", &path))?;
         let lock = File::open(&path).map_err(io_error("open", &path))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -128,7 +128,7 @@ impl WorkFolder {
             flock(&lock, FlockOperation::LockExclusive)
                 .map_err(|errno| io_error("lock", &path)(errno.into()))?;
         }
-        // It counts as used today. A cache that another user owns is no place to build in, so a failure shows below.
+        // It counts as used today. Nothing can be built in a cache of another user's, so a failure shows below.
         let _ = lock.set_modified(SystemTime::now());
         Ok(Self { path, _lock: lock })
     }

@@ -42,7 +42,7 @@ impl KernelConfig {
         let named = format!("config-{release}");
         let of_modules = modules
             .into_iter()
-            .flat_map(|dir| [".config", "config", "build/.config"].map(|place| dir.join(place)));
+            .flat_map(|dir| [".config", "config", "build/.config"].map(|file| dir.join(file)));
         // bzImage is four folders below its build tree, vmlinux in it.
         let of_image = image.ancestors().skip(1).take(4);
         let of_image = of_image.map(|dir| dir.join(".config"));
@@ -50,8 +50,8 @@ impl KernelConfig {
             image.with_file_name(&named),
             Path::new("/boot").join(&named),
         ];
-        let mut places = of_modules.chain(of_image).chain(beside);
-        match places.find(|place| place.is_file()) {
+        let mut candidates = of_modules.chain(of_image).chain(beside);
+        match candidates.find(|path| path.is_file()) {
             Some(path) => Self::read(&path).map(Some),
             None => Self::in_image(image),
         }

@@ -41,12 +41,12 @@ pub fn module_tree(
         symlink("usr/lib", &link).map_err(io_error("create", &link))?;
         for from in tree.paths() {
             let name = from.strip_prefix(modules).unwrap_or(from);
-            place(from, &folder.join(name))?;
+            link_or_copy(from, &folder.join(name))?;
         }
         for list in LISTS {
             let from = modules.join(list);
             if from.is_file() {
-                place(&from, &folder.join(list))?;
+                link_or_copy(&from, &folder.join(list))?;
             }
         }
         depmod::run(root.path(), path, &kernel.release)
@@ -55,7 +55,7 @@ pub fn module_tree(
 }
 
 /// The file `from` as `to` too: as another name of it, or as a copy where that is on another file system.
-fn place(from: &Path, to: &Path) -> Result<(), ImageError> {
+fn link_or_copy(from: &Path, to: &Path) -> Result<(), ImageError> {
     let folder = to.parent().unwrap_or(to);
     fs::create_dir_all(folder).map_err(io_error("create", folder))?;
     fs::hard_link(from, to)

@@ -212,17 +212,17 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Source files: their places in the folder, and their contents. What is hidden or was built is none.
+/// Source files: their paths relative to the folder, and their contents. What is hidden or was built is none.
 #[derive(Clone)]
 pub(crate) struct Sources(Vec<(PathBuf, Vec<u8>)>);
 
 impl Sources {
-    /// Files by their places in a folder.
+    /// Files by their paths relative to a folder.
     pub(crate) fn of_files(files: Vec<(PathBuf, Vec<u8>)>) -> Self {
         Self(files)
     }
 
-    /// Adds files by their places in the folder.
+    /// Adds files by their paths relative to the folder.
     pub(crate) fn extend(&mut self, files: Vec<(PathBuf, Vec<u8>)>) {
         self.0.extend(files);
     }
@@ -236,13 +236,13 @@ impl Sources {
             let path = dir.join(&folder);
             for found in fs::read_dir(&path).map_err(io_error("list", &path))? {
                 let found = found.map_err(io_error("list", &path))?;
-                let place = folder.join(found.file_name());
+                let relative = folder.join(found.file_name());
                 let path = found.path();
                 if !is_source(&found.file_name().to_string_lossy()) {
                     continue;
                 }
                 if path.is_dir() {
-                    folders.push(place);
+                    folders.push(relative);
                 } else if path.is_file() {
                     let size = path.metadata().map_err(io_error("read", &path))?.len();
                     bytes = bytes.saturating_add(size);
@@ -252,7 +252,7 @@ impl Sources {
                             megabytes: LARGEST >> 20,
                         });
                     }
-                    files.push((place, fs::read(&path).map_err(io_error("read", &path))?));
+                    files.push((relative, fs::read(&path).map_err(io_error("read", &path))?));
                 }
             }
         }
@@ -262,14 +262,14 @@ impl Sources {
 
     /// Changes when any of them does.
     pub(crate) fn key(&self) -> String {
-        let place = |place: &Path| place.as_os_str().as_encoded_bytes().to_vec();
+        let bytes = |path: &Path| path.as_os_str().as_encoded_bytes().to_vec();
         let files = self.0.iter();
-        cache::key(files.flat_map(|(name, content)| [place(name), content.clone()]))
+        cache::key(files.flat_map(|(path, content)| [bytes(path), content.clone()]))
     }
 
     fn write(&self, dir: &Path) -> Result<(), ImageError> {
-        for (place, content) in &self.0 {
-            let path = dir.join(place);
+        for (relative, content) in &self.0 {
+            let path = dir.join(relative);
             let folder = path.parent().unwrap_or(dir);
             fs::create_dir_all(folder).map_err(io_error("create", folder))?;
             fs::write(&path, content).map_err(io_error("write", &path))?;
@@ -580,12 +580,12 @@ mod tests {
         assert!(matches!(error, ImageError::NoPrivateHeader { .. }));
         assert!(error.to_string().contains(header), "{error}");
         let tree = kernel.modules.clone().unwrap();
-        for place in [tree.join("source"), tree] {
-            let place = place.join(header);
-            fs::create_dir_all(place.parent().unwrap()).unwrap();
-            fs::write(&place, "").unwrap();
+        for dir in [tree.join("source"), tree] {
+            let path = dir.join(header);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
             check_headers(&kernel, &[header]).unwrap();
-            fs::remove_file(&place).unwrap();
+            fs::remove_file(&path).unwrap();
         }
         assert!(check_headers(&kernel, &[header]).is_err());
     }

@@ -59,7 +59,7 @@ impl PackageTree {
         match cache.known(Kind::Packages, &key)? {
             Some(entry) => Self::read(&entry),
             None => Ok(Self {
-                path: cache.place(Kind::Packages, &key).join(TREE),
+                path: cache.path_of(Kind::Packages, &key).join(TREE),
                 versions: BTreeMap::new(),
             }),
         }
@@ -121,8 +121,8 @@ fn build(entry: &Path, names: &[&str], cache: &Cache, lock: &BuildLock) -> Resul
 
 /// Leaves packages' files alone, so that nothing else hides what the root has.
 fn strip(tree: &Path) -> Result<(), ImageError> {
-    for place in FOREIGN {
-        let path = tree.join(place);
+    for foreign in FOREIGN {
+        let path = tree.join(foreign);
         let removed = match fs::symlink_metadata(&path) {
             Ok(found) if found.is_dir() => fs::remove_dir_all(&path),
             Ok(_) => fs::remove_file(&path),
@@ -158,14 +158,14 @@ mod tests {
     #[test]
     fn tree_is_stripped_to_the_files_of_packages() {
         let tree = tempfile::tempdir().unwrap();
-        for place in ["usr/bin/hello", "etc/apt/sources.list", "etc/hello.conf"] {
-            let path = tree.path().join(place);
+        for file in ["usr/bin/hello", "etc/apt/sources.list", "etc/hello.conf"] {
+            let path = tree.path().join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         }
         fs::write(tree.path().join("etc/resolv.conf"), "").unwrap();
         strip(tree.path()).unwrap();
-        let is_there = |place: &str| tree.path().join(place).exists();
+        let is_there = |path: &str| tree.path().join(path).exists();
         assert!(is_there("usr/bin/hello") && is_there("etc/hello.conf"));
         assert!(!is_there("etc/apt") && !is_there("etc/resolv.conf"));
     }

@@ -103,7 +103,7 @@ pub(crate) fn key() -> String {
         LINKS
             .iter()
             .chain(FILES)
-            .flat_map(|(place, content)| [place, content]),
+            .flat_map(|(path, content)| [path, content]),
     );
     parts.extend_from_slice(MOUNT_POINTS);
     cache::key(parts)

@@ -97,17 +97,17 @@ fn build(entry: &Path, cache: &Cache, lock: &BuildLock) -> Result<(), ImageError
 
 /// Does what Debian leaves to maintainer scripts, and drops what was only needed to get here.
 fn finish(tree: &Path) -> Result<(), ImageError> {
-    for (place, target) in recipe::LINKS {
-        let place = tree.join(place);
-        symlink(target, &place).map_err(io_error("create", &place))?;
+    for (path, target) in recipe::LINKS {
+        let path = tree.join(path);
+        symlink(target, &path).map_err(io_error("create", &path))?;
     }
-    for (place, text) in recipe::FILES {
-        let place = tree.join(place);
-        fs::write(&place, text).map_err(io_error("write", &place))?;
+    for (path, text) in recipe::FILES {
+        let path = tree.join(path);
+        fs::write(&path, text).map_err(io_error("write", &path))?;
     }
-    for place in recipe::MOUNT_POINTS {
-        let place = tree.join(place);
-        fs::create_dir_all(&place).map_err(io_error("create", &place))?;
+    for path in recipe::MOUNT_POINTS {
+        let path = tree.join(path);
+        fs::create_dir_all(&path).map_err(io_error("create", &path))?;
     }
     Ok(())
 }
@@ -154,14 +154,14 @@ mod tests {
     fn tree() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("root");
-        for place in [
+        for path in [
             "usr/bin",
             "etc",
             "tmp",
             "usr/lib/modules/6.1.0-x",
             "usr/lib/modules/7.2.12-y",
         ] {
-            fs::create_dir_all(tree.join(place)).unwrap();
+            fs::create_dir_all(tree.join(path)).unwrap();
         }
         (dir, tree)
     }

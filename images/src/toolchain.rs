@@ -86,7 +86,7 @@ impl Toolchain {
         Ok(())
     }
 
-    /// Debian's Makefile names the two folders by their places in an installed system.
+    /// Debian's Makefile names the two folders by their paths in an installed system.
     fn make_makefile(&self, from: &Path, to: &Path, tree: &Path) -> Result<(), ImageError> {
         let text = fs::read_to_string(from).map_err(io_error("read", from))?;
         let lines = text.lines().map(|line| {

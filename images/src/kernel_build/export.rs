@@ -44,8 +44,8 @@ pub(super) fn export(make: &Make<'_>, tools: &Path, entry: &Path) -> Result<(), 
             copy_followed(&from, &entry.join(name))?;
         }
     }
-    let place = entry.join(TOOLS);
-    fs::write(&place, tools.as_os_str().as_encoded_bytes()).map_err(io_error("write", &place))
+    let path = entry.join(TOOLS);
+    fs::write(&path, tools.as_os_str().as_encoded_bytes()).map_err(io_error("write", &path))
 }
 
 /// Runs the kernel's own script, which is meant for packages of distributions. With compilers of one name it builds nothing.

@@ -37,8 +37,8 @@ enum PreparedKind<'a> {
 }
 
 impl KernelSource {
-    /// What identifies the place of the source, whatever its state is.
-    pub(super) fn place(&self) -> Result<String, ImageError> {
+    /// What identifies the source, whatever its state is.
+    pub(super) fn identity(&self) -> Result<String, ImageError> {
         match self {
             Self::Debian(version) => Ok(format!("Debian {version}")),
             Self::Tree { path, .. } => {
@@ -179,7 +179,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_path_buf();
         let error = KernelSource::Tree { path, commit: None }
-            .place()
+            .identity()
             .unwrap_err();
         assert!(matches!(error, ImageError::NoKernelTree { .. }), "{error}");
     }
