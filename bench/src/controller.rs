@@ -17,7 +17,7 @@ use zerocopy::FromZeros;
 
 use crate::loaded_queue::Queue;
 use crate::memory::{BusMemory, PAGE, Pages, SharedMemory};
-use crate::vfio_user::{REGISTERS, VfioUser, bar_memory, place_bar, take_messages, turn_on};
+use crate::vfio_user::{REGISTERS, VfioUser, bar_memory, set_bar, take_messages, turn_on};
 
 /// Where the device sees the start of our memory.
 const BASE: u64 = 0x1000_0000;
@@ -105,7 +105,7 @@ impl Controller {
     /// Opens the Controller Memory Buffer, which is in that BAR, at `address`, as Linux does (NVMe Base 2.0, 3.1.3.16).
     pub(crate) fn open_cmb(&self, bar: u8, address: u64) -> anyhow::Result<SharedMemory> {
         let mut client = self.driver.registers().client.borrow_mut();
-        place_bar(&mut client, bar, address)?;
+        set_bar(&mut client, bar, address)?;
         let control = Cmbmsc::new()
             .with_cre(true)
             .with_cmse(true)

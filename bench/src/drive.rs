@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use peerbar_nvme_driver::{Completion, DriverError, Registers};
 
-use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
+use crate::loaded_queue::{Direction, DiskAddress, LoadedQueue, Slot};
 
 /// How long nothing may complete.
 const TIME_OUT: Duration = Duration::from_secs(20);
@@ -17,7 +17,7 @@ pub(crate) trait Job {
     /// Which way data goes.
     fn direction(&self) -> Direction;
     /// Where the next command goes, none if there is no more to do. The buffer is its own, to be filled for a write.
-    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskRange>>;
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>>;
     /// A command has ended well.
     fn done(&mut self, now: Instant, slot: &Slot) -> anyhow::Result<()>;
 }
@@ -104,10 +104,10 @@ fn fill<R: Registers>(
 ) -> anyhow::Result<usize> {
     let mut count = 0;
     for slot in &mut queue.slots {
-        let Some(place) = job.next(now, slot)? else {
+        let Some(address) = job.next(now, slot)? else {
             break;
         };
-        slot.set_target(job.direction(), place);
+        slot.set_target(job.direction(), address);
         slot.since = Some(now);
         queue.pair.push(slot.entry())?;
         count += 1;
@@ -137,8 +137,8 @@ fn turn<R: Registers>(
         }
         job.done(now, slot)?;
         match job.next(now, slot)? {
-            Some(place) => {
-                slot.set_target(job.direction(), place);
+            Some(address) => {
+                slot.set_target(job.direction(), address);
                 slot.since = Some(now);
                 queue.pair.push(slot.entry())?;
             }

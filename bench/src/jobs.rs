@@ -6,7 +6,7 @@ use fastrand::Rng;
 use hdrhistogram::Histogram;
 
 use crate::drive::Job;
-use crate::loaded_queue::{Direction, DiskRange, Slot};
+use crate::loaded_queue::{Direction, DiskAddress, Slot};
 use crate::spread::latencies;
 
 /// The disks: namespaces 1 to `namespaces`, of `transfers` transfers each.
@@ -21,9 +21,9 @@ pub(crate) struct Extent {
 
 impl Extent {
     /// Transfer `number` of all, counted through the namespaces.
-    pub(crate) fn place(&self, number: u64) -> Option<DiskRange> {
+    pub(crate) fn transfer(&self, number: u64) -> Option<DiskAddress> {
         let namespace = u32::try_from(number / self.transfers).ok()?;
-        (namespace < self.namespaces).then(|| DiskRange {
+        (namespace < self.namespaces).then(|| DiskAddress {
             nsid: namespace + 1,
             offset: number % self.transfers * self.bytes,
         })
@@ -34,21 +34,21 @@ impl Extent {
     }
 
     /// A transfer chosen at random.
-    pub(crate) fn random(&self, rng: &mut Rng) -> Option<DiskRange> {
-        self.place(rng.u64(..self.all()))
+    pub(crate) fn random(&self, rng: &mut Rng) -> Option<DiskAddress> {
+        self.transfer(rng.u64(..self.all()))
     }
 }
 
-/// The data that [`Fill`] writes at `place`: no two words of all disks are the same.
-pub(crate) fn data(place: DiskRange, bytes: usize) -> impl Iterator<Item = u64> {
+/// The data that [`Fill`] writes at `address`: no two words of all disks are the same.
+pub(crate) fn data(address: DiskAddress, bytes: usize) -> impl Iterator<Item = u64> {
     let words = (0..).step_by(8).take(bytes / 8);
-    words.map(move |inside: u64| u64::from(place.nsid) << 48 ^ (place.offset + inside))
+    words.map(move |inside: u64| u64::from(address.nsid) << 48 ^ (address.offset + inside))
 }
 
-/// Writes to every place data that are found nowhere else.
+/// Writes to every address data that are found nowhere else.
 pub(crate) struct Fill {
     pub(crate) extent: Extent,
-    /// How many places have had their turn.
+    /// How many transfers were submitted.
     pub(crate) begun: u64,
 }
 
@@ -57,14 +57,14 @@ impl Job for Fill {
         Direction::Write
     }
 
-    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskRange>> {
-        let Some(place) = self.extent.place(self.begun) else {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>> {
+        let Some(address) = self.extent.transfer(self.begun) else {
             return Ok(None);
         };
         self.begun += 1;
-        let data: Vec<u64> = data(place, slot.buffer.bytes).collect();
+        let data: Vec<u64> = data(address, slot.buffer.bytes).collect();
         slot.buffer.data()?.copy_from(&data);
-        Ok(Some(place))
+        Ok(Some(address))
     }
 
     fn done(&mut self, _now: Instant, _slot: &Slot) -> anyhow::Result<()> {
@@ -72,7 +72,7 @@ impl Job for Fill {
     }
 }
 
-/// Reads places at random and compares what comes with what [`Fill`] has written.
+/// Reads at random addresses and compares what comes with what [`Fill`] has written.
 pub(crate) struct Check {
     pub(crate) extent: Extent,
     pub(crate) rng: Rng,
@@ -85,7 +85,7 @@ impl Job for Check {
         Direction::Read
     }
 
-    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskRange>> {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -96,7 +96,7 @@ impl Job for Check {
     }
 
     fn done(&mut self, _now: Instant, slot: &Slot) -> anyhow::Result<()> {
-        slot.buffer.compare(slot.place)
+        slot.buffer.compare(slot.address)
     }
 }
 
@@ -121,7 +121,7 @@ impl Period {
     }
 }
 
-/// Transfers at random places for a time, and notes how long each took.
+/// Transfers at random addresses for a time, and notes how long each took.
 pub(crate) struct Timed {
     pub(crate) direction: Direction,
     pub(crate) extent: Extent,
@@ -177,7 +177,7 @@ impl<J: Job> Job for Scattered<'_, J> {
         self.job.direction()
     }
 
-    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskRange>> {
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>> {
         if let Some(rounds) = self
             .spots
             .len()
@@ -210,7 +210,7 @@ impl Job for Timed {
         self.direction
     }
 
-    fn next(&mut self, now: Instant, _slot: &mut Slot) -> anyhow::Result<Option<DiskRange>> {
+    fn next(&mut self, now: Instant, _slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>> {
         if !self.period.goes_on(now) {
             return Ok(None);
         }
@@ -238,17 +238,17 @@ mod tests {
     };
 
     #[test]
-    fn places_go_through_all_namespaces() {
-        let place = |nsid, offset| Some(DiskRange { nsid, offset });
-        let places = [
-            place(1, 0),
-            place(1, 8192),
-            place(2, 0),
-            place(2, 8192),
+    fn transfers_go_through_all_namespaces() {
+        let address = |nsid, offset| Some(DiskAddress { nsid, offset });
+        let addresses = [
+            address(1, 0),
+            address(1, 8192),
+            address(2, 0),
+            address(2, 8192),
             None,
         ];
-        for (number, expected) in [0, 2, 3, 5, 6].into_iter().zip(places) {
-            assert_eq!(EXTENT.place(number), expected, "{number}");
+        for (number, expected) in [0, 2, 3, 5, 6].into_iter().zip(addresses) {
+            assert_eq!(EXTENT.transfer(number), expected, "{number}");
         }
         let mut rng = Rng::with_seed(1);
         assert!((0..100).all(|_| EXTENT.random(&mut rng).is_some()));
@@ -269,8 +269,8 @@ mod tests {
     #[test]
     fn no_two_words_are_the_same() {
         let words = (0..6).flat_map(|number| {
-            let place = EXTENT.place(number).unwrap();
-            data(place, 4096)
+            let address = EXTENT.transfer(number).unwrap();
+            data(address, 4096)
         });
         let words: Vec<u64> = words.collect();
         let different: std::collections::HashSet<&u64> = words.iter().collect();

@@ -42,7 +42,7 @@ impl Copies {
         })
     }
 
-    /// Copies a second of `bytes` bytes from random places of the disk or, as writes do, to them, for `time`; `buffers` buffers
+    /// Copies a second of `bytes` bytes from random offsets of the disk or, as writes do, to them, for `time`; `buffers` buffers
     /// are used in turn.
     pub(crate) fn rate(
         &mut self,
@@ -57,12 +57,12 @@ impl Copies {
         let mut buffer = 0;
         while begun.elapsed() < time {
             for _ in 0..BATCH {
-                let place = rng.usize(..self.disk.bytes() / bytes) * bytes;
-                let place = self.disk.slice(place, bytes)?;
+                let offset = rng.usize(..self.disk.bytes() / bytes) * bytes;
+                let range = self.disk.slice(offset, bytes)?;
                 let buffered = self.buffers.slice(buffer * bytes, bytes)?;
                 match direction {
-                    Direction::Read => place.copy_to_volatile_slice(buffered),
-                    Direction::Write => buffered.copy_to_volatile_slice(place),
+                    Direction::Read => range.copy_to_volatile_slice(buffered),
+                    Direction::Write => buffered.copy_to_volatile_slice(range),
                 }
                 buffer = if buffer + 1 == buffers { 0 } else { buffer + 1 };
             }
@@ -71,16 +71,16 @@ impl Copies {
         Ok(f64::from(copies) / begun.elapsed().as_secs_f64())
     }
 
-    /// How long single copies of `bytes` bytes from random places of the disk take, in nanoseconds, each begun when the one
+    /// How long single copies of `bytes` bytes from random offsets of the disk take, in nanoseconds, each begun when the one
     /// before is over.
     pub(crate) fn times(&mut self, bytes: usize, time: Duration) -> anyhow::Result<Histogram<u64>> {
         let mut times = latencies();
         let mut now = Instant::now();
         let until = now + time;
         while now < until {
-            let place = self.rng.usize(..self.disk.bytes() / bytes) * bytes;
-            let place = self.disk.slice(place, bytes)?;
-            place.copy_to_volatile_slice(self.buffers.slice(0, bytes)?);
+            let offset = self.rng.usize(..self.disk.bytes() / bytes) * bytes;
+            let range = self.disk.slice(offset, bytes)?;
+            range.copy_to_volatile_slice(self.buffers.slice(0, bytes)?);
             // Where the data has not come yet, the processor may go on to the clock.
             fence(Ordering::SeqCst);
             record(&mut times, &mut now);
@@ -115,7 +115,7 @@ impl Calls {
         })
     }
 
-    /// How many transfers of `bytes` bytes at random places one thread makes a second, in `time`.
+    /// How many transfers of `bytes` bytes at random addresses one thread makes a second, in `time`.
     pub(crate) fn rate(
         &mut self,
         direction: Direction,
@@ -212,7 +212,7 @@ pub(crate) fn empty_ring(depth: u16, time: Duration) -> anyhow::Result<f64> {
     let pages = Pages::new(bytes);
     let at = queue_offsets(&pages, entries)?;
     let [submission, completion] = at.map(wide);
-    let place = QueueMemory {
+    let layout = QueueMemory {
         submission,
         completion,
         submission_entries: entries,
@@ -233,7 +233,7 @@ pub(crate) fn empty_ring(depth: u16, time: Duration) -> anyhow::Result<f64> {
         bytes: PAGE,
     };
     let mut queues = [LoadedQueue {
-        pair: QueuePair::new(shared, place, doorbells)?,
+        pair: QueuePair::new(shared, layout, doorbells)?,
         slots: (0..depth)
             .map(|cid| Slot::new(cid, 4096, buffer.clone(), [0, 0]))
             .collect(),

@@ -21,9 +21,9 @@ pub(crate) enum Direction {
     Write,
 }
 
-/// The place of a transfer on the disks.
+/// The address of a transfer on the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DiskRange {
+pub(crate) struct DiskAddress {
     pub(crate) nsid: u32,
     /// In bytes.
     pub(crate) offset: u64,
@@ -50,14 +50,14 @@ impl Buffer {
         Ok(())
     }
 
-    /// Whether what has come is what [`Fill`](crate::jobs::Fill) has written at `place`.
-    pub(crate) fn compare(&self, place: DiskRange) -> anyhow::Result<()> {
+    /// Whether what has come is what [`Fill`](crate::jobs::Fill) has written at `address`.
+    pub(crate) fn compare(&self, address: DiskAddress) -> anyhow::Result<()> {
         let mut found = vec![0_u64; self.bytes / 8];
         self.data()?.copy_to(&mut found);
-        if found.into_iter().eq(data(place, self.bytes)) {
+        if found.into_iter().eq(data(address, self.bytes)) {
             Ok(())
         } else {
-            let DiskRange { nsid, offset } = place;
+            let DiskAddress { nsid, offset } = address;
             bail!("data at byte {offset} of namespace {nsid} are not what was written there")
         }
     }
@@ -68,7 +68,7 @@ pub(crate) struct Slot {
     entry: SubmissionEntry,
     block_bytes: u64,
     pub(crate) buffer: Buffer,
-    pub(crate) place: DiskRange,
+    pub(crate) address: DiskAddress,
     /// When it was submitted; none if it is not outstanding.
     pub(crate) since: Option<Instant>,
 }
@@ -90,7 +90,7 @@ impl Slot {
             entry,
             block_bytes,
             buffer,
-            place: DiskRange { nsid: 1, offset: 0 },
+            address: DiskAddress { nsid: 1, offset: 0 },
             since: None,
         }
     }
@@ -109,15 +109,15 @@ impl Slot {
     }
 
     /// Sets what the command transfers, and in which direction.
-    pub(crate) fn set_target(&mut self, direction: Direction, place: DiskRange) {
+    pub(crate) fn set_target(&mut self, direction: Direction, address: DiskAddress) {
         let opcode = match direction {
             Direction::Read => NvmOpcode::Read,
             Direction::Write => NvmOpcode::Write,
         };
-        self.place = place;
+        self.address = address;
         self.entry.opcode = opcode as u8;
-        self.entry.nsid = place.nsid.into();
-        let block = place.offset / self.block_bytes;
+        self.entry.nsid = address.nsid.into();
+        let block = address.offset / self.block_bytes;
         let [b0, b1, b2, b3, b4, b5, b6, b7] = block.to_le_bytes();
         self.entry.cdw10 = u32::from_le_bytes([b0, b1, b2, b3]).into();
         self.entry.cdw11 = u32::from_le_bytes([b4, b5, b6, b7]).into();

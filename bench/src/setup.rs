@@ -171,7 +171,7 @@ impl Session {
         self.controllers.first().map_or("", Controller::doorbells)
     }
 
-    /// Transfers at random places for `time`, on all controllers at once.
+    /// Transfers at random addresses for `time`, on all controllers at once.
     pub(crate) fn round(&mut self, direction: Direction, time: Duration) -> anyhow::Result<Round> {
         let before = self.cpu_time()?;
         let mut job = Scattered {

@@ -76,7 +76,7 @@ pub(crate) fn turn_on(client: &mut Client) -> anyhow::Result<()> {
 }
 
 /// Has a 64-bit BAR of memory answer at `address` (PCI Local Bus 3.0, 6.2.5).
-pub(crate) fn place_bar(client: &mut Client, bar: u8, address: u64) -> anyhow::Result<()> {
+pub(crate) fn set_bar(client: &mut Client, bar: u8, address: u64) -> anyhow::Result<()> {
     let register = 0x10 + 4 * u64::from(bar);
     client.region_write(CONFIG, register, &address.to_le_bytes())?;
     turn_on(client)

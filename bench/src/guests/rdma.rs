@@ -21,7 +21,7 @@ const SMALL: u32 = 64;
 const GOAL: Goal = Goal::RatioAtLeast(0.8);
 
 const MEMCPY: &str = "memcpy of the same pieces";
-const GUEST_RAM: &str = "the same between places in guest RAM";
+const GUEST_RAM: &str = "the same between buffers in guest RAM";
 const RXE: &str = "software RoCE (rxe) in the same guest";
 
 /// A large transfer beside memcpy.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::anyhow;
 
 use crate::drive::{Polling, failed, stray};
-use crate::loaded_queue::{Direction, DiskRange, LoadedQueue, Slot};
+use crate::loaded_queue::{Direction, DiskAddress, LoadedQueue, Slot};
 
 /// How many times all stages are polled without a completion before the processor is left to others: servers need more of them than
 /// small machines have.
@@ -14,7 +14,7 @@ const SPINS: u32 = 50;
 /// A device that does its part of transfers, by the number of their buffers.
 pub(crate) trait Stage {
     /// Has it do its part, after the next [`Stage::ring`].
-    fn submit(&mut self, buffer: usize, place: DiskRange) -> anyhow::Result<()>;
+    fn submit(&mut self, buffer: usize, address: DiskAddress) -> anyhow::Result<()>;
     /// Notifies it of what was submitted.
     fn ring(&mut self) -> anyhow::Result<()>;
     /// The next buffer that it has done, if there is one.
@@ -41,11 +41,11 @@ impl DiskStage {
 }
 
 impl Stage for DiskStage {
-    fn submit(&mut self, buffer: usize, place: DiskRange) -> anyhow::Result<()> {
+    fn submit(&mut self, buffer: usize, address: DiskAddress) -> anyhow::Result<()> {
         let Some(slot) = self.queue.slots.get_mut(buffer) else {
             return Ok(());
         };
-        slot.set_target(self.direction, place);
+        slot.set_target(self.direction, address);
         Ok(self.queue.pair.push(slot.entry())?)
     }
 
@@ -78,26 +78,26 @@ pub(crate) struct Run {
     pub(crate) time: Duration,
 }
 
-/// Sends transfers through `stages` as long as `next` has places for them, each with one of `buffers` buffers, and sleeps
+/// Sends transfers through `stages` as long as `next` has addresses for them, each with one of `buffers` buffers, and sleeps
 /// for `sleep`, if given, while no stage has a completion.
 pub(crate) fn run(
     stages: &mut [impl Stage],
     buffers: u16,
     sleep: Option<Duration>,
-    next: &mut dyn FnMut() -> Option<DiskRange>,
+    next: &mut dyn FnMut() -> Option<DiskAddress>,
 ) -> anyhow::Result<Run> {
     let begun = Instant::now();
     let mut polling = Polling::new(begun, SPINS, sleep);
     let mut chain = Chain {
         stages,
-        places: vec![None; buffers.into()],
+        addresses: vec![None; buffers.into()],
         transfers: 0,
     };
     for buffer in 0..buffers {
         chain.begin(buffer.into(), next())?;
     }
     chain.ring(0)?;
-    while chain.places.iter().any(Option::is_some) {
+    while chain.addresses.iter().any(Option::is_some) {
         if chain.turn(next)? {
             polling.progress(Instant::now());
         } else {
@@ -113,22 +113,22 @@ pub(crate) fn run(
 struct Chain<'s, S> {
     stages: &'s mut [S],
     /// By buffer: of the transfer that it is used for.
-    places: Vec<Option<DiskRange>>,
+    addresses: Vec<Option<DiskAddress>>,
     transfers: u64,
 }
 
 impl<S: Stage> Chain<'_, S> {
-    fn begin(&mut self, buffer: usize, place: Option<DiskRange>) -> anyhow::Result<()> {
-        if let Some(slot) = self.places.get_mut(buffer) {
-            *slot = place;
+    fn begin(&mut self, buffer: usize, address: Option<DiskAddress>) -> anyhow::Result<()> {
+        if let Some(slot) = self.addresses.get_mut(buffer) {
+            *slot = address;
         }
         self.submit(0, buffer)
     }
 
     fn submit(&mut self, stage: usize, buffer: usize) -> anyhow::Result<()> {
-        let place = self.places.get(buffer).copied().flatten();
-        match (self.stages.get_mut(stage), place) {
-            (Some(stage), Some(place)) => stage.submit(buffer, place),
+        let address = self.addresses.get(buffer).copied().flatten();
+        match (self.stages.get_mut(stage), address) {
+            (Some(stage), Some(address)) => stage.submit(buffer, address),
             _ => Ok(()),
         }
     }
@@ -138,7 +138,7 @@ impl<S: Stage> Chain<'_, S> {
     }
 
     /// Polls every stage once; whether any has done something.
-    fn turn(&mut self, next: &mut dyn FnMut() -> Option<DiskRange>) -> anyhow::Result<bool> {
+    fn turn(&mut self, next: &mut dyn FnMut() -> Option<DiskAddress>) -> anyhow::Result<bool> {
         let mut progress = false;
         for index in 0..self.stages.len() {
             let following = (index + 1) % self.stages.len();
@@ -178,13 +178,13 @@ mod tests {
     struct Notes {
         submitted: VecDeque<usize>,
         rung: usize,
-        done: Rc<RefCell<Vec<(usize, DiskRange)>>>,
+        done: Rc<RefCell<Vec<(usize, DiskAddress)>>>,
     }
 
     impl Stage for Notes {
-        fn submit(&mut self, buffer: usize, place: DiskRange) -> anyhow::Result<()> {
+        fn submit(&mut self, buffer: usize, address: DiskAddress) -> anyhow::Result<()> {
             self.submitted.push_back(buffer);
-            self.done.borrow_mut().push((buffer, place));
+            self.done.borrow_mut().push((buffer, address));
             Ok(())
         }
 
@@ -203,15 +203,15 @@ mod tests {
     }
 
     #[test]
-    fn every_transfer_goes_through_all_stages_with_its_place() {
+    fn every_transfer_goes_through_all_stages_with_its_address() {
         let mut stages = [Notes::default(), Notes::default()];
         let [first, second] = stages.each_ref().map(|stage| stage.done.clone());
-        let mut places = (0..10).map(|offset| DiskRange { nsid: 1, offset });
-        let run = run(&mut stages, 3, None, &mut || places.next()).unwrap();
+        let mut addresses = (0..10).map(|offset| DiskAddress { nsid: 1, offset });
+        let run = run(&mut stages, 3, None, &mut || addresses.next()).unwrap();
         assert_eq!(run.transfers, 10);
-        let sorted = |done: &RefCell<Vec<(usize, DiskRange)>>| {
+        let sorted = |done: &RefCell<Vec<(usize, DiskAddress)>>| {
             let done = done.borrow();
-            let mut offsets: Vec<u64> = done.iter().map(|(_, place)| place.offset).collect();
+            let mut offsets: Vec<u64> = done.iter().map(|(_, address)| address.offset).collect();
             offsets.sort_unstable();
             offsets
         };

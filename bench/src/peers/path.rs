@@ -10,7 +10,7 @@ use super::setup::{Disk, SwitchSetup, Traffic};
 use crate::controller::Controller;
 use crate::drive::drive;
 use crate::jobs::{Extent, Fill, exact};
-use crate::loaded_queue::{Buffer, Direction, DiskRange, LoadedQueue, Slot};
+use crate::loaded_queue::{Buffer, Direction, DiskAddress, LoadedQueue, Slot};
 use crate::memory::{BusMemory, PAGE};
 use crate::server::BLOCK_BYTES;
 use crate::setup::{DISK_BYTES, entries};
@@ -96,8 +96,8 @@ pub(crate) fn fill(setup: &mut SwitchSetup, buffers: Buffers) -> anyhow::Result<
     drive(&mut queues, &mut Fill { extent, begun: 0 })?;
     buffers.overwrite(&setup.ram)?;
     let mut write = [buffers.stage(&mut setup.target, Direction::Write, &setup.ram)?];
-    let mut places = (0..).map_while(|number| extent.place(number));
-    chain::run(&mut write, buffers.count, None, &mut || places.next())?;
+    let mut addresses = (0..).map_while(|number| extent.transfer(number));
+    chain::run(&mut write, buffers.count, None, &mut || addresses.next())?;
     Ok(())
 }
 
@@ -184,23 +184,23 @@ impl TransferPath {
     pub(crate) fn check(&mut self, setup: &mut SwitchSetup) -> anyhow::Result<()> {
         let extent = self.buffers.extent();
         let count = self.buffers.count;
-        let places = || (0..u64::from(count)).map_while(|number| extent.place(number));
+        let addresses = || (0..u64::from(count)).map_while(|number| extent.transfer(number));
         self.buffers.overwrite(&self.seen)?;
-        let mut next = places();
+        let mut next = addresses();
         self.run(setup, &mut || next.next())?;
         if let Some(back) = &mut self.back {
-            let mut next = places();
+            let mut next = addresses();
             chain::run(std::slice::from_mut(back), count, None, &mut || next.next())?;
         }
-        let mut compared = self.buffers.of(&self.seen).zip(places());
-        compared.try_for_each(|(buffer, place)| buffer.compare(place))
+        let mut compared = self.buffers.of(&self.seen).zip(addresses());
+        compared.try_for_each(|(buffer, address)| buffer.compare(address))
     }
 
-    /// Transfers as long as `next` has places. An error if the data did not take this path.
+    /// Transfers as long as `next` has addresses. An error if the data did not take this path.
     pub(crate) fn run(
         &mut self,
         setup: &mut SwitchSetup,
-        next: &mut dyn FnMut() -> Option<DiskRange>,
+        next: &mut dyn FnMut() -> Option<DiskAddress>,
     ) -> anyhow::Result<Done> {
         let (traffic, cpu) = (setup.traffic()?, setup.cpu_time()?);
         let Buffers { count, .. } = self.buffers;

@@ -16,7 +16,7 @@ use crate::cpu_time::cpu_time;
 use crate::memory::{BusMemory, SharedMemory};
 use crate::server::{Server, ServerCommand};
 use crate::setup::DISK_BYTES;
-use crate::vfio_user::{bar_memory, place_bar};
+use crate::vfio_user::{bar_memory, set_bar};
 
 /// The BAR with memory of either kind of device.
 const MEMORY_BAR: u8 = 2;
@@ -55,14 +55,14 @@ pub(crate) struct SwitchSetup {
 }
 
 impl SwitchSetup {
-    /// Starts the servers, and places their memory as a guest would, which has `ram_bytes` bytes of RAM.
+    /// Starts the servers, and maps their memory as a guest would, which has `ram_bytes` bytes of RAM.
     pub(crate) fn start(command: &ServerCommand, ram_bytes: usize) -> Result<Self, Failure> {
         let switch = command.beside("peerbar-switch", &[])?;
         let switch_at = switch.socket().to_string_lossy().into_owned();
         let below = |name| ["--switch", &switch_at, "--port-name", name];
         let bar_bytes = BAR_BYTES.to_string();
         let namespace = || OsString::from(format!("ram={DISK_BYTES}"));
-        let disk = |place: &[&str]| command.controller([namespace()], place);
+        let disk = |extra: &[&str]| command.controller([namespace()], extra);
         let servers = [
             disk(&[&below("source")[..], &["--cmb", &bar_bytes]].concat())?,
             disk(&below("target"))?,
@@ -82,7 +82,7 @@ impl SwitchSetup {
         let source = controller(&source)?;
         let cmb = bus_memory(CMB, source.open_cmb(MEMORY_BAR, CMB)?);
         let mut gpu = Client::new(&gpu).context("cannot connect to the GPU")?;
-        place_bar(&mut gpu, MEMORY_BAR, VRAM)?;
+        set_bar(&mut gpu, MEMORY_BAR, VRAM)?;
         let vram = bus_memory(VRAM, bar_memory(&gpu, MEMORY_BAR)?);
         Ok(Self {
             source,

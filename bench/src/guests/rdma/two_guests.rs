@@ -90,15 +90,15 @@ pub(super) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
 }
 
 fn check(memory: Memory) -> AcrossCheck {
-    let place = |gpu: &str| match memory {
+    let memory_of = |gpu: &str| match memory {
         Memory::Vram => RdmaMemory::Vram(gpu.to_owned()),
         Memory::GuestRam => RdmaMemory::GuestRam,
     };
     AcrossCheck::from(Rdma {
         nic: "nic0".to_owned(),
         peer: "nic1".to_owned(),
-        from: place("gpu0"),
-        to: place("gpu1"),
+        from: memory_of("gpu0"),
+        to: memory_of("gpu1"),
         sizes: vec![u64::from(LARGE); TRANSFERS],
         seconds: None,
     })
