@@ -4,7 +4,7 @@ pub(crate) mod boot;
 pub(crate) mod context;
 mod device_time;
 mod fio;
-pub(crate) mod guest;
+pub(crate) mod fio_loads;
 pub(crate) mod idle;
 pub(crate) mod iommu;
 pub(crate) mod p2p;

@@ -8,7 +8,7 @@ use peerbar_lab::terminal::print;
 
 use crate::cli::{GuestOptions, HostOptions, Suite};
 use crate::compare::compare;
-use crate::guests::{boot, guest, idle, iommu, p2p, rdma};
+use crate::guests::{boot, fio_loads, idle, iommu, p2p, rdma};
 use crate::report::Report;
 use crate::server::ServerCommand;
 use crate::suite::{GuestContext, HostContext, RESULTS};
@@ -20,7 +20,7 @@ pub(crate) fn run(what: &Suite) -> Result<ExitCode, Failure> {
         Suite::Host(options) => on_host("host", options, host::measure)?,
         Suite::Growth(options) => on_host("growth", options, growth::measure)?,
         Suite::Peers(options) => on_host("peers", options, peers::measure)?,
-        Suite::Guest(options) => in_guest("guest", options, guest::measure)?,
+        Suite::Guest(options) => in_guest("guest", options, fio_loads::measure)?,
         Suite::Idle(options) => in_guest("idle", options, idle::measure)?,
         Suite::P2p(options) => in_guest("p2p", options, p2p::measure)?,
         Suite::Iommu(options) => in_guest("iommu", options, iommu::measure)?,

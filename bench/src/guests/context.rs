@@ -22,7 +22,7 @@ use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_report::{Check, Command, Expectation, Line, Verdict};
 
 use super::device_time::Recorded;
-use super::fio::{self, Outcome};
+use super::fio::{self, FioResult};
 use crate::cpu_time::cpu_time;
 use crate::report::Report;
 use crate::suite::GuestContext;
@@ -56,7 +56,7 @@ pub(crate) struct Done {
 /// What a load of fio's came to, and what it cost the host, fio's start left out.
 #[derive(Clone)]
 pub(crate) struct Loaded {
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: FioResult,
     pub(crate) cost: Cost,
 }
 
@@ -105,7 +105,7 @@ impl Done {
     /// What fio measured, and what that cost.
     pub(crate) fn load(&self) -> anyhow::Result<Loaded> {
         Ok(Loaded {
-            outcome: Outcome::parse(&self.output())?,
+            outcome: FioResult::parse(&self.output())?,
             cost: self.cost.without(&self.start),
         })
     }

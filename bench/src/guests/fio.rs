@@ -68,7 +68,7 @@ impl Load {
 
 /// What fio has measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct FioResult {
     /// Transfers a second.
     pub(crate) iops: f64,
     /// Transfers in all.
@@ -77,7 +77,7 @@ pub(crate) struct Outcome {
     pub(crate) latency: Latency,
 }
 
-impl Outcome {
+impl FioResult {
     /// Reads what [`Load::line`] prints.
     pub(crate) fn parse(text: &str) -> anyhow::Result<Self> {
         let start = text.find('{').context("fio printed no JSON")?;
@@ -163,13 +163,13 @@ mod tests {
         let idle = r#"{"iops":0,"total_ios":0,"clat_ns":{"min":0}}"#;
         let busy = r#"{"iops":1234.5,"total_ios":3700,"clat_ns":{"percentile":{"50.000000":25000,"99.000000":90000,"99.900000":200000}}}"#;
         let text = format!("fio: a note\n{{\"jobs\":[{{\"read\":{idle},\"write\":{busy}}}]}}");
-        let outcome = Outcome::parse(&text).unwrap();
+        let outcome = FioResult::parse(&text).unwrap();
         assert_eq!((outcome.iops, outcome.transfers), (1234.5, 3700.0));
         assert_eq!(outcome.latency.p99, 90.0);
         assert_eq!(outcome.share_ns(Duration::from_millis(37)), 10_000.0);
         let none = format!("{{\"jobs\":[{{\"read\":{idle},\"write\":{idle}}}]}}");
-        assert!(Outcome::parse(&none).is_err());
-        assert!(Outcome::parse(&text.replace("99.900000", "99.95")).is_err());
-        assert!(Outcome::parse("error").is_err());
+        assert!(FioResult::parse(&none).is_err());
+        assert!(FioResult::parse(&text.replace("99.900000", "99.95")).is_err());
+        assert!(FioResult::parse("error").is_err());
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use peerbar_lab::exit::Failure;
 
-use self::load::{Adapters, Kind, Memory, Perftest, Request};
+use self::load::{Adapters, Kind, PayloadMemory, Perftest, Request};
 use self::rig::{CopyLimit, Rig};
 use crate::figure::{Figure, Goal};
 use crate::spread::median;
@@ -27,7 +27,7 @@ const RXE: &str = "software RoCE (rxe) in the same guest";
 /// A large transfer beside memcpy.
 struct Large {
     kind: Kind,
-    memory: Memory,
+    memory: PayloadMemory,
     adapters: Adapters,
 }
 
@@ -36,7 +36,7 @@ impl Large {
         let kinds = [Kind::Write, Kind::Read].into_iter();
         let of_kind = |kind| {
             Adapters::ALL.into_iter().flat_map(move |adapters| {
-                Memory::ALL.into_iter().map(move |memory| Self {
+                PayloadMemory::ALL.into_iter().map(move |memory| Self {
                     kind,
                     memory,
                     adapters,
@@ -69,7 +69,7 @@ impl Large {
                 &beside(|round| (round.rate, round.copied)),
             )
         };
-        let is_wanted = self.kind == Kind::Write && self.memory == Memory::Vram;
+        let is_wanted = self.kind == Kind::Write && self.memory == PayloadMemory::Vram;
         let processor = Figure {
             goal: is_wanted.then_some(GOAL),
             ..Figure::of_rounds(
@@ -140,7 +140,7 @@ impl Small {
                     };
                     Ok::<_, anyhow::Error>(rig.load(&request, time)?.requests_a_second())
                 };
-                Ok((rate(Memory::Vram)?, rate(Memory::GuestRam)?))
+                Ok((rate(PayloadMemory::Vram)?, rate(PayloadMemory::GuestRam)?))
             }
             Self::OverRxe(kind) => {
                 let mut rate = |device| {

@@ -5,12 +5,12 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 
 /// The adapter of perftest, and the software RoCE beside it, as `-d` takes them.
-pub(super) const EFA: Device = Device {
+pub(super) const EFA: PerftestDevice = PerftestDevice {
     name: "{nic0}",
     // SRD queue pairs name their peers by a GID.
     connection: "-c SRD -x 0",
 };
-pub(super) const RXE: Device = Device {
+pub(super) const RXE: PerftestDevice = PerftestDevice {
     name: "rxe0",
     connection: "-c RC",
 };
@@ -48,13 +48,13 @@ impl Kind {
 
 /// Where the bytes come from and go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Memory {
+pub(super) enum PayloadMemory {
     /// From one GPU's memory to another's.
     Vram,
     GuestRam,
 }
 
-impl Memory {
+impl PayloadMemory {
     pub(super) const ALL: [Self; 2] = [Self::Vram, Self::GuestRam];
 
     /// A part of a figure's name.
@@ -106,7 +106,7 @@ impl Adapters {
 pub(super) struct Request {
     pub(super) kind: Kind,
     pub(super) bytes: u32,
-    pub(super) memory: Memory,
+    pub(super) memory: PayloadMemory,
     pub(super) adapters: Adapters,
 }
 
@@ -124,7 +124,7 @@ impl Request {
 }
 
 /// An RDMA device as perftest is told of it.
-pub(super) struct Device {
+pub(super) struct PerftestDevice {
     name: &'static str,
     connection: &'static str,
 }
@@ -145,8 +145,8 @@ pub(super) struct Perftest {
 impl Perftest {
     /// A shell line that runs both sides. The receives of all messages are posted before the first one: the side that posts them may not get a
     /// processor for longer than a sender waits.
-    pub(super) fn line(&self, device: Device) -> String {
-        let Device { name, connection } = device;
+    pub(super) fn line(&self, device: PerftestDevice) -> String {
+        let PerftestDevice { name, connection } = device;
         let (kind, bytes, messages) = (self.kind.word(), self.bytes, self.messages);
         let receives = match self.kind {
             Kind::Send => format!(" -r {messages}"),
@@ -186,7 +186,7 @@ mod tests {
         let request = Request {
             kind: Kind::Read,
             bytes: 64,
-            memory: Memory::Vram,
+            memory: PayloadMemory::Vram,
             adapters: Adapters::Two,
         };
         let line = request.line(Duration::from_secs(2));

@@ -7,7 +7,7 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::{AcrossCheck, GuestGroup};
 use peerbar_report::{Rdma, RdmaMemory, Verdict};
 
-use super::load::Memory;
+use super::load::PayloadMemory;
 use super::rig::{CopyLimit, ensure_passed, of_lab, options};
 use super::{LARGE, MEMCPY};
 use crate::figure::Figure;
@@ -34,20 +34,20 @@ nic = [
 /// Transfers of each round: of each, two writes and a read.
 const TRANSFERS: usize = 8;
 
-fn name(memory: Memory) -> String {
+fn name(memory: PayloadMemory) -> String {
     format!("rdma/1M/two-guests/{}/over-memcpy", memory.word())
 }
 
 /// The names of its figures.
 #[cfg(test)]
 pub(super) fn names() -> impl Iterator<Item = String> {
-    Memory::ALL.into_iter().map(name)
+    PayloadMemory::ALL.into_iter().map(name)
 }
 
 /// Measures, and adds figures to the report.
 pub(super) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
-    let wanted = Memory::ALL.into_iter();
-    let wanted: Vec<Memory> = wanted
+    let wanted = PayloadMemory::ALL.into_iter();
+    let wanted: Vec<PayloadMemory> = wanted
         .filter(|memory| context.wants(&name(*memory)))
         .collect();
     if wanted.is_empty() {
@@ -89,10 +89,10 @@ pub(super) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn check(memory: Memory) -> AcrossCheck {
+fn check(memory: PayloadMemory) -> AcrossCheck {
     let memory_of = |gpu: &str| match memory {
-        Memory::Vram => RdmaMemory::Vram(gpu.to_owned()),
-        Memory::GuestRam => RdmaMemory::GuestRam,
+        PayloadMemory::Vram => RdmaMemory::Vram(gpu.to_owned()),
+        PayloadMemory::GuestRam => RdmaMemory::GuestRam,
     };
     AcrossCheck::from(Rdma {
         nic: "nic0".to_owned(),

@@ -113,7 +113,7 @@ mod tests {
 
     use super::*;
     use crate::guests::context::Cost;
-    use crate::guests::fio::Outcome;
+    use crate::guests::fio::FioResult;
 
     /// A load of `iops` transfers a second that took `seconds` of processor time.
     fn side(iops: f64, seconds: u64) -> Loaded {
@@ -123,7 +123,7 @@ mod tests {
             p999: 3.0,
         };
         Loaded {
-            outcome: Outcome {
+            outcome: FioResult {
                 iops,
                 transfers: 10.0,
                 latency,
