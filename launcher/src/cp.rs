@@ -39,7 +39,7 @@ const NOT_THERE: i32 = 44;
 /// Exit status of a script that would replace a folder that is not empty.
 const NOT_EMPTY: i32 = 45;
 
-/// Unpacks an archive beside `$1`, or in it if it is a folder, under the name `$2`, and moves it into its place in one step.
+/// Unpacks an archive beside `$1`, or in it if it is a folder, under the name `$2`, and renames it to that name in one step.
 const UNPACK: &str = r#"to=$1
 [ -d "$to" ] && to=${to%/}/$2
 in=$(dirname "$to")
@@ -122,7 +122,7 @@ fn into_guest(socket: &Path, from: &Path, to: &str) -> Result<(), Failure> {
             anyhow!("{GUEST}{} is not there: make it first", folder.display())
         }
         NOT_EMPTY => anyhow!(
-            "{GUEST}{to} has a folder {name} that is not empty: remove it first, or name another place"
+            "{GUEST}{to} has a folder {name} that is not empty: remove it first, or name another path"
         ),
         _ => anyhow!("cannot write {GUEST}{to}: {words}"),
     }))
@@ -174,7 +174,7 @@ fn not_copied(path: &str, error: ProgramError) -> Failure {
     }
 }
 
-/// Unpacks an archive of the guest beside `to` and moves it into its place in one step.
+/// Unpacks an archive of the guest beside `to` and renames it to `to` in one step.
 fn unpack(mut archive: File, to: &Path, limit: Size) -> anyhow::Result<()> {
     check(&mut archive, limit)?;
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -183,15 +183,15 @@ fn unpack(mut archive: File, to: &Path, limit: Size) -> anyhow::Result<()> {
         .prefix(".peerbar.")
         .tempdir_in(parent)
         .with_context(|| format!("cannot make a folder in {}", parent.display()))?;
-    let placed = place(archive, beside.path(), to);
-    if placed.is_err() {
+    let moved = unpack_and_rename(archive, beside.path(), to);
+    if moved.is_err() {
         make_removable(beside.path());
     }
-    placed
+    moved
 }
 
 /// Unpacks an archive in the folder `beside` and moves it to `to`.
-fn place(archive: File, beside: &Path, to: &Path) -> anyhow::Result<()> {
+fn unpack_and_rename(archive: File, beside: &Path, to: &Path) -> anyhow::Result<()> {
     // The crate refuses entries that would leave the folder, and drops setuid, setgid and sticky bits.
     Archive::new(archive).unpack(beside)?;
     let top = beside.join(TOP);
@@ -199,7 +199,7 @@ fn place(archive: File, beside: &Path, to: &Path) -> anyhow::Result<()> {
     // What is written to such a name later would go elsewhere.
     ensure!(
         !metadata.is_symlink(),
-        "the guest sends a link in its place"
+        "the guest sends a link in place of the copy"
     );
     if !metadata.is_dir() {
         return Ok(fs::rename(top, to)?);
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn link_in_the_place_of_a_copy_is_refused() {
+    fn link_in_place_of_a_copy_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let mut archive = Builder::new(spool().unwrap());
         let mut header = tar::Header::new_gnu();
@@ -551,7 +551,7 @@ mod tests {
         archive.rewind().unwrap();
         let to = folder.path().join("to");
         let error = unpack(archive, &to, LIMIT).unwrap_err().to_string();
-        assert!(error.contains("a link in its place"), "{error}");
+        assert!(error.contains("a link in place of the copy"), "{error}");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 

@@ -205,7 +205,7 @@ fn package_in(found: &str) -> Option<&str> {
 /// looked for.
 fn libraries_not_found(list: &str) -> Vec<&str> {
     let lines = list.lines().filter_map(|line| line.split_once(" => "));
-    let missing = lines.filter(|(_, place)| place.trim() == "not found");
+    let missing = lines.filter(|(_, path)| path.trim() == "not found");
     let mut libraries = Vec::new();
     for (library, _) in missing {
         let library = library.trim();

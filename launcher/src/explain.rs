@@ -220,7 +220,7 @@ device = "disk0"
     }
 
     #[test]
-    fn folder_in_a_device_s_place_is_a_run_to_name() {
+    fn folder_named_as_a_device_is_a_run_to_name() {
         let scenario = Scenario::parse("x.toml".as_ref(), NO_MEMORY.to_owned()).unwrap();
         let case = Case::of_scenario(scenario).unwrap();
         let message = |name| named(&case, name).err().unwrap().to_string();

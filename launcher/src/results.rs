@@ -36,9 +36,9 @@ pub(crate) fn conclude(
     if !is_by_checks {
         show_console(&run.console.tail(), folder.path());
     }
-    let (name, place) = (&scenario.name, folder.path().display());
+    let (name, path) = (&scenario.name, folder.path().display());
     let text = format!(
-        "{}{}{} ({name}, {:.1} s; all of it is in {place})\n",
+        "{}{}{} ({name}, {:.1} s; all of it is in {path})\n",
         table(&run.rows, colours(), columns()),
         comparison(&scenario.checks, &run.rows),
         run.verdict,

@@ -32,7 +32,7 @@ pub(crate) struct Explanation {
     pub changes: Vec<Advice>,
 }
 
-/// A decision with the names of its places.
+/// A decision with the names of its hops.
 #[derive(Debug, Serialize)]
 pub(crate) struct Ruling {
     /// The verdict.
@@ -44,12 +44,12 @@ pub(crate) struct Ruling {
     /// The kernel's measure of how far they are from each other.
     pub distance: usize,
     /// The way of a request, from the client to the provider.
-    pub path: Vec<AttachPoint>,
+    pub path: Vec<PathHop>,
 }
 
-/// A place on the way.
+/// A hop of the path.
 #[derive(Debug, Serialize)]
-pub(crate) struct AttachPoint {
+pub(crate) struct PathHop {
     /// Its name.
     pub name: String,
     /// Its address in the guest, where that is not the name.
@@ -202,18 +202,18 @@ impl KernelDecision {
 impl Ruling {
     fn of(case: &Case, pair: &Pair, decision: &Decision) -> Self {
         let decisive = decision.decisive();
-        let place = |hop: &Hop| AttachPoint::of(case, *hop, Some(*hop) == decisive);
+        let named = |hop: &Hop| PathHop::of(case, *hop, Some(*hop) == decisive);
         Self {
             verdict: decision.verdict,
             why: decision.why(&case.tree),
             release: case.platform(&pair.client).kernel.to_string(),
             distance: decision.distance,
-            path: decision.path.iter().map(place).collect(),
+            path: decision.path.iter().map(named).collect(),
         }
     }
 }
 
-impl AttachPoint {
+impl PathHop {
     fn of(case: &Case, hop: Hop, decides: bool) -> Self {
         let name = case.tree.name(hop);
         let found = case.guest.as_ref().and_then(|guest| guest.function(name));

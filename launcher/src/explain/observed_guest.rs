@@ -94,10 +94,10 @@ impl ObservedGuest {
     /// Its tree: devices under test by their names, all else by their addresses.
     pub(crate) fn tree(&self) -> PciTree {
         let mut tree = PciTree::default();
-        let mut places: BTreeMap<&str, Parent> = BTreeMap::new();
+        let mut parents: BTreeMap<&str, Parent> = BTreeMap::new();
         for function in &self.functions {
             let (parent, id) = (function.parent.as_str(), id(function));
-            let parent = *places.entry(parent).or_insert_with(|| {
+            let parent = *parents.entry(parent).or_insert_with(|| {
                 // Functions come in the order of their addresses, so this one is the first on its root bus.
                 let known_by = HostBridge::known_by(devfn(&function.address), kind(function), id);
                 tree.add_host_bridge(parent, known_by).into()
@@ -105,7 +105,7 @@ impl ObservedGuest {
             let acs = function.acs.map(|acs| AcsControl(acs.control));
             let plain = Function::new(called(function), kind(function), id);
             let bridge = tree.add(parent, Function { acs, ..plain });
-            places.insert(&function.address, bridge.into());
+            parents.insert(&function.address, bridge.into());
         }
         tree
     }
@@ -177,11 +177,11 @@ fn kind(function: &PciFunction) -> PortType {
 /// The device number times 8 plus the function number of an address such as `0000:00:1f.2`; 255, which is the first of no
 /// root bus, for anything else.
 fn devfn(address: &str) -> u8 {
-    let place = address
+    let device_function = address
         .rsplit(':')
         .next()
-        .and_then(|place| place.split_once('.'));
-    let number = place.and_then(|(device, function)| {
+        .and_then(|part| part.split_once('.'));
+    let number = device_function.and_then(|(device, function)| {
         let device = u8::from_str_radix(device, 16).ok()?;
         let function: u8 = function.parse().ok()?;
         device.checked_mul(8)?.checked_add(function)

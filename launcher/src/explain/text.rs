@@ -1,6 +1,6 @@
 //! An explanation for people.
 
-use super::explanation::{AttachPoint, Explanation, KernelDecision, Seen};
+use super::explanation::{Explanation, KernelDecision, PathHop, Seen};
 use peerbar_lab::size::human;
 
 /// Width of the words before a block of lines.
@@ -39,21 +39,21 @@ fn block(word: &str, lines: &[String]) -> String {
         .collect()
 }
 
-fn path(path: &[AttachPoint]) -> Vec<String> {
-    let name = |place: &AttachPoint| match &place.address {
-        Some(address) => format!("{} {address}", place.name),
-        None => place.name.clone(),
+fn path(path: &[PathHop]) -> Vec<String> {
+    let name = |hop: &PathHop| match &hop.address {
+        Some(address) => format!("{} {address}", hop.name),
+        None => hop.name.clone(),
     };
-    let longest = path.iter().map(|place| name(place).chars().count()).max();
+    let longest = path.iter().map(|hop| name(hop).chars().count()).max();
     let width = longest.unwrap_or_default();
-    let line = |place: &AttachPoint| {
-        let id = place.id.as_ref().map(|id| format!(", {id}"));
-        let acs = place.acs.as_ref().map(|acs| format!(", ACS: {acs}"));
-        let mark = if place.decides { "  <- decides" } else { "" };
+    let line = |hop: &PathHop| {
+        let id = hop.id.as_ref().map(|id| format!(", {id}"));
+        let acs = hop.acs.as_ref().map(|acs| format!(", ACS: {acs}"));
+        let mark = if hop.decides { "  <- decides" } else { "" };
         format!(
             "{:width$}  {}{}{}{mark}",
-            name(place),
-            place.kind,
+            name(hop),
+            hop.kind,
             id.unwrap_or_default(),
             acs.unwrap_or_default()
         )

@@ -24,7 +24,7 @@ impl Ram {
         Self { low, size }
     }
 
-    /// The guest-physical address of a place in the file.
+    /// The guest-physical address of an offset in the file.
     pub(super) fn address(&self, offset: u64) -> Option<u64> {
         let inside = Some(offset).filter(|offset| *offset < self.size)?;
         match inside.checked_sub(self.low) {
@@ -39,7 +39,7 @@ impl Ram {
 pub(super) enum Behind {
     /// Guest RAM at this guest-physical address.
     Ram(u64),
-    /// A place in a file of which nothing else is known.
+    /// An offset in a file of which nothing else is known.
     File(u64),
     /// The BAR of a device.
     Bar(String, WindowId),

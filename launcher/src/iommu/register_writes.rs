@@ -162,7 +162,7 @@ fn target(recorded: &Recorded, dma: &Dma) -> String {
     format!("{what} of {} ({})", device.name, window_name(window.id))
 }
 
-/// The device that wrote, by the place of its windows.
+/// The device that wrote, by the addresses of its windows.
 fn writer(recorded: &Recorded, device: &RecordedDevice, write: &RegisterWrite) -> String {
     let windows = peer_windows(device).filter(|window| window.peer == write.peer);
     let owner = |window: PeerWindowEvent| {

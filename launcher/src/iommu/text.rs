@@ -192,7 +192,7 @@ fn what_it_was(device: &RecordedDevice, number: usize, life: &MappingLife, addre
     let whole = device.history.contiguous_range(number);
     let (first, last) = whole.map_or((address, address), RangeInclusive::into_inner);
     let left = last.saturating_sub(address).saturating_add(1);
-    let place = match address.saturating_sub(first) {
+    let position = match address.saturating_sub(first) {
         0 => "the start".to_owned(),
         _ => format!("{} before the end", human(left)),
     };
@@ -200,7 +200,7 @@ fn what_it_was(device: &RecordedDevice, number: usize, life: &MappingLife, addre
         format!(", made for {}", requester(device, Some(user), user.origin))
     });
     format!(
-        "{place} of a mapping of {}{made_for}",
+        "{position} of a mapping of {}{made_for}",
         human((last - first).saturating_add(1))
     )
 }
@@ -268,7 +268,7 @@ pub(super) fn uncompared_pages(count: u64) -> String {
 pub(super) fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Finding) -> String {
     let at = device.seconds(finding.at.nanos);
     let requester = self::requester(device, finding.command, finding.origin);
-    let place = span(finding.address, finding.len);
+    let addresses = span(finding.address, finding.len);
     let about = finding.mapping.map(|(mapping, then)| {
         let behind = Behind::of(&mapping, recorded).text();
         (
@@ -279,23 +279,25 @@ pub(super) fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Fi
     let (mapping, then) = about.unwrap_or_default();
     let what = match finding.kind {
         FindingKind::AfterUnmap => {
-            format!("DMA after unmap: {place} was unmapped at {then:.6} s with {mapping}")
+            format!("DMA after unmap: {addresses} was unmapped at {then:.6} s with {mapping}")
         }
         FindingKind::Remapped => format!(
-            "DMA by an address of before: {place} is in {mapping}, mapped at {then:.6} s, after the command had begun"
+            "DMA by an address of before: {addresses} is in {mapping}, mapped at {then:.6} s, after the command had begun"
         ),
         FindingKind::PastEnd => {
-            format!("DMA past the end: {place} is behind {mapping}, mapped at {then:.6} s")
+            format!("DMA past the end: {addresses} is behind {mapping}, mapped at {then:.6} s")
         }
-        FindingKind::NeverMapped => format!("DMA by an address that was never mapped: {place}"),
+        FindingKind::NeverMapped => format!("DMA by an address that was never mapped: {addresses}"),
         FindingKind::WriteReadOnly => {
-            format!("write where only reads may go: {place} in {mapping}, mapped at {then:.6} s")
+            format!(
+                "write where only reads may go: {addresses} in {mapping}, mapped at {then:.6} s"
+            )
         }
         FindingKind::LeftBehind => format!(
             "mapping left behind: {mapping} was only used by a command that was complete at {then:.6} s"
         ),
         FindingKind::Shared => format!(
-            "page of two devices at once: {place}, and {mapping} of {}, mapped at {then:.6} s",
+            "page of two devices at once: {addresses}, and {mapping} of {}, mapped at {then:.6} s",
             other(recorded, finding)
         ),
     };

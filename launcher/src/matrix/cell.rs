@@ -150,7 +150,7 @@ impl Rule {
 }
 
 impl Cell {
-    /// Its place in the matrix, provider and client, in a line.
+    /// Its coordinates in the matrix, provider and client, in a line.
     pub(super) fn title(&self) -> String {
         format!(
             "{} ({} to {})",

@@ -11,7 +11,7 @@
 //! bridge0 ── root port ─ bridge-cmb
 //! ```
 //!
-//! Where an adapter is tried there is one more device, a NIC, in each of these four places.
+//! Where an adapter is tried there is one more device, a NIC, below switch0, switch1, a root port and bridge0.
 
 use peerbar_lab::iommu::Iommu;
 use peerbar_report::ProbeDriver;

@@ -69,7 +69,7 @@ struct Queue<'a> {
 }
 
 impl Activity {
-    /// Sorts what a device recorded. `number` is its place among the devices.
+    /// Sorts what a device recorded. `number` is its index among the devices.
     pub(super) fn of(recorded: &Recorded, device: &RecordedDevice, number: usize) -> Self {
         let mut activity = Self {
             last: device

@@ -96,8 +96,8 @@ impl GuestActivity {
         for (number, (name, commands)) in devices.iter().enumerate() {
             for (index, command) in commands.iter().enumerate() {
                 let key = (*name, command.queue, command.number);
-                let place = (command.begun, (number, index));
-                begun.entry(key).or_default().push(place);
+                let start = (command.begun, (number, index));
+                begun.entry(key).or_default().push(start);
             }
         }
         for command in &mut self.commands {
@@ -120,7 +120,7 @@ impl GuestActivity {
             // In the order of their begins.
             let later = candidates.partition_point(|(begun, _)| *begun < at);
             let around = [later.checked_sub(1), Some(later)].into_iter().flatten();
-            let candidates = around.filter_map(|place| candidates.get(place));
+            let candidates = around.filter_map(|index| candidates.get(index));
             let candidates = candidates.filter(|(begun, _)| (from..=until).contains(begun));
             let nearest = candidates.min_by_key(|(begun, _)| begun.abs_diff(at));
             command.found = nearest.map(|(_, index)| *index);

@@ -372,8 +372,8 @@ proptest! {
         let ring = bytes.len() - (65_536 * 64);
         for (at, byte) in changes {
             // Into the header, or the first records.
-            let place = if at < 256 { at } else { ring + at - 256 };
-            bytes[place] = byte;
+            let offset = if at < 256 { at } else { ring + at - 256 };
+            bytes[offset] = byte;
         }
         fs::write(&path, &bytes).unwrap();
         if let Ok((contents, packets)) = written(&folder) {
