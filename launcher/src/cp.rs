@@ -23,7 +23,7 @@ const GUEST: &str = "guest:";
 const TOP: &str = "x";
 
 /// How many bytes of a program's errors are shown.
-const MOST_WORDS: usize = 4 << 10;
+const MOST_OUTPUT: usize = 4 << 10;
 /// What an entry counts beside its size, and each folder that unpacking it makes, so that a limit of bytes is one of files and
 /// folders, too.
 const ENTRY: u64 = 4096;
@@ -286,7 +286,7 @@ fn transfer(
     input: &mut dyn Read,
     output: &mut dyn Write,
 ) -> Result<(i32, String), ProgramError> {
-    let mut errors = Words::default();
+    let mut errors = BoundedOutput::default();
     let program = GuestProgram::start(socket, request)?;
     let end = program.run(input, output, &mut errors)?;
     let lines = errors.0.split(|byte| *byte == b'\n').map(printable);
@@ -294,13 +294,13 @@ fn transfer(
     Ok((end.status(), lines.join("; ")))
 }
 
-/// The first words of a program: a hostile guest may say more than there is memory.
+/// The first bytes that a program prints: a hostile guest may print more than there is memory.
 #[derive(Default)]
-struct Words(Vec<u8>);
+struct BoundedOutput(Vec<u8>);
 
-impl Write for Words {
+impl Write for BoundedOutput {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let free = MOST_WORDS.saturating_sub(self.0.len());
+        let free = MOST_OUTPUT.saturating_sub(self.0.len());
         let kept = bytes.get(..free).unwrap_or(bytes);
         self.0.extend_from_slice(kept);
         Ok(bytes.len())
@@ -585,10 +585,10 @@ mod tests {
 
     #[test]
     fn endless_errors_take_little_memory() {
-        let mut words = Words::default();
+        let mut output = BoundedOutput::default();
         for _ in 0..3 {
-            words.write_all(&[b'x'; 3000]).unwrap();
+            output.write_all(&[b'x'; 3000]).unwrap();
         }
-        assert_eq!(words.0.len(), MOST_WORDS);
+        assert_eq!(output.0.len(), MOST_OUTPUT);
     }
 }

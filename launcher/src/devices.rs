@@ -145,10 +145,10 @@ fn follow(
 struct HeldFolder {
     folder: PathBuf,
     /// A folder of this process, gone with it; or the lock of the user's.
-    _held: Held,
+    _guard: FolderGuard,
 }
 
-enum Held {
+enum FolderGuard {
     Temporary(#[expect(dead_code, reason = "held")] SocketFolder),
     Users(#[expect(dead_code, reason = "held")] File),
 }
@@ -159,7 +159,7 @@ impl HeldFolder {
             let temporary = SocketFolder::create()?;
             return Ok(Self {
                 folder: temporary.path().to_owned(),
-                _held: Held::Temporary(temporary),
+                _guard: FolderGuard::Temporary(temporary),
             });
         };
         let held = hold(folder)?;
@@ -168,7 +168,7 @@ impl HeldFolder {
             .context("cannot find the folder of the sockets")?;
         Ok(Self {
             folder,
-            _held: Held::Users(held),
+            _guard: FolderGuard::Users(held),
         })
     }
 }

@@ -4,7 +4,7 @@
 mod clock;
 mod device;
 mod file;
-mod guest;
+mod guest_activity;
 mod kernel_events;
 mod lanes;
 mod proto;
@@ -32,7 +32,7 @@ use crate::cli;
 use crate::iommu::recorded::Recorded;
 use device::Activity;
 use file::{Argument, TimedEvent, TraceFile};
-use guest::GuestActivity;
+use guest_activity::GuestActivity;
 use kernel_events::KernelTrace;
 
 /// What the file is called unless the user says otherwise.
