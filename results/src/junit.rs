@@ -130,7 +130,7 @@ fn matrix_suite(matrix: &MatrixResults) -> TestSuite {
     suite.set_time(duration(matrix.seconds));
     suite.add_property(("kernel", matrix.versions.kernel.as_str()));
     suite.add_test_cases(matrix.cells.iter().map(|cell| {
-        let [cpu, iommu, topology, flow] = cell.place();
+        let [cpu, iommu, topology, flow] = cell.coordinates();
         let status = match &cell.disagreement {
             None => TestCaseStatus::success(),
             Some(reason) => non_success(NonSuccessKind::Failure, "disagreement", reason),

@@ -146,7 +146,8 @@ impl MatrixResults {
         self.flaws.extend(other.flaws);
         self.caveat = self.caveat.take().or(other.caveat);
         for cell in other.cells {
-            self.cells.retain(|known| known.place() != cell.place());
+            self.cells
+                .retain(|known| known.coordinates() != cell.coordinates());
             self.cells.push(cell);
         }
     }
@@ -154,7 +155,7 @@ impl MatrixResults {
 
 impl MatrixCell {
     /// Its CPU, IOMMU, topology and flow, which no other cell of a matrix shares.
-    pub(crate) fn place(&self) -> [&str; 4] {
+    pub(crate) fn coordinates(&self) -> [&str; 4] {
         [&self.cpu, &self.iommu, &self.topology, &self.flow]
     }
 }

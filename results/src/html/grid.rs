@@ -25,7 +25,7 @@ pub(super) fn matrix(matrix: &MatrixResults, id: &str) -> Markup {
                 h3 { "What does not agree" }
                 ul.disagreements {
                     @for cell in matrix.cells.iter().filter(|cell| cell.disagreement.is_some()) {
-                        li { b { (place(cell)) } ": " (cell.disagreement.as_deref().unwrap_or_default()) }
+                        li { b { (coordinates(cell)) } ": " (cell.disagreement.as_deref().unwrap_or_default()) }
                     }
                     @for flaw in &matrix.flaws { li { (flaw) } }
                 }
@@ -39,8 +39,8 @@ fn badge(verdict: &str) -> Markup {
     html! { span.badge.(verdict) { (if verdict == "pass" { "passed" } else { "failed" }) } " " }
 }
 
-fn place(cell: &MatrixCell) -> String {
-    let [cpu, iommu, topology, flow] = cell.place();
+fn coordinates(cell: &MatrixCell) -> String {
+    let [cpu, iommu, topology, flow] = cell.coordinates();
     format!(
         "{cpu}, {iommu}, {topology}, {flow} ({} to {})",
         cell.client, cell.provider
@@ -88,7 +88,7 @@ fn cell_of(cell: Option<&&MatrixCell>) -> Markup {
     let why = cell.rule.more.get("why").and_then(|why| why.as_str());
     let title = format!(
         "{}: {}. Rule: {}",
-        place(cell),
+        coordinates(cell),
         seen,
         why.unwrap_or_default()
     );

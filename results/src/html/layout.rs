@@ -45,7 +45,7 @@ pub(super) struct Branch<'a> {
     pub(super) right: i32,
 }
 
-/// A device and its place.
+/// A device and its position.
 #[derive(Debug)]
 pub(super) struct DevicePosition<'a> {
     /// Its name.
@@ -68,7 +68,7 @@ impl<'a> MachineLayout<'a> {
             let Some(name) = function.name.as_deref().filter(|_| is_device(function)) else {
                 continue;
             };
-            let place = DevicePosition {
+            let device = DevicePosition {
                 name,
                 function,
                 left: 0,
@@ -80,12 +80,12 @@ impl<'a> MachineLayout<'a> {
                 branch.root_bus == root_bus && same(branch.port, port) && port.is_some()
             });
             match known {
-                Some(branch) => branch.devices.push(place),
+                Some(branch) => branch.devices.push(device),
                 None => branches.push(Branch {
                     root_bus,
                     port,
                     switch,
-                    devices: vec![place],
+                    devices: vec![device],
                     left: 0,
                     right: 0,
                 }),
@@ -111,7 +111,7 @@ impl<'a> MachineLayout<'a> {
     }
 }
 
-/// Gives all branches their places, and returns where the last one ends; none without any.
+/// Gives all branches their positions, and returns where the last one ends; none without any.
 fn spread(branches: &mut [Branch<'_>], left: i32) -> Option<i32> {
     let mut x = left;
     for branch in &mut *branches {

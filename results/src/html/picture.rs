@@ -204,13 +204,13 @@ struct Line<'a> {
     label: (i32, i32),
 }
 
-/// How many lines already touch each place, so that the next one gets a slot of its own.
+/// How many lines already touch each edge, so that the next one gets a slot of its own.
 #[derive(Default)]
 struct Slots(std::collections::BTreeMap<String, i32>);
 
 impl Slots {
-    fn next(&mut self, place: String) -> i32 {
-        let slot = self.0.entry(place).or_default();
+    fn next(&mut self, edge: String) -> i32 {
+        let slot = self.0.entry(edge).or_default();
         *slot += 1;
         *slot - 1
     }
@@ -287,7 +287,7 @@ fn cross_root(
     ((up + x) / 2, y)
 }
 
-/// The next free place at the upper edge of a device.
+/// The next free slot at the upper edge of a device.
 fn slot_x(slots: &mut Slots, device: &DevicePosition<'_>) -> i32 {
     let slot = slots.next(format!("device {}", device.name));
     // From the middle outwards, in turn to the right and to the left.
@@ -308,21 +308,21 @@ fn climb(
     rows: &Rows,
     branch: usize,
 ) {
-    let Some(place) = layout.branches.get(branch) else {
+    let Some(target) = layout.branches.get(branch) else {
         return;
     };
-    if place.switch.is_some() {
-        let from = points.last().map_or(place.left, |(x, _)| *x);
+    if target.switch.is_some() {
+        let from = points.last().map_or(target.left, |(x, _)| *x);
         let y = switch_lane(slots, rows, branch);
         // Between the last two devices, where no line of theirs is.
-        let between = match place.devices.as_slice() {
+        let between = match target.devices.as_slice() {
             [.., _, last] => last.left - GAP + SLOT / 2,
-            _ => place.left + 10,
+            _ => target.left + 10,
         };
         let slot = slots.next(format!("port {branch}"));
         let x = between + slot * SLOT;
         points.push((from, y));
-        points.push((x.min(place.right - 10), y));
+        points.push((x.min(target.right - 10), y));
     }
     if let Some((x, _)) = points.last().copied() {
         points.push((x, rows.port));
