@@ -122,7 +122,7 @@ impl Transfers {
         Ok(())
     }
 
-    /// Moves each size from disk to disk, by writes and then by reads, each to places of its own.
+    /// Moves each size from disk to disk, by writes and then by reads, each at offsets of its own.
     fn between_disks<N: End, F: End>(
         &mut self,
         check: &RdmaChain,
@@ -153,11 +153,11 @@ impl Transfers {
         moved?;
         for (&seed, step) in seeds.iter().zip(&steps) {
             let seen = ends.compare(&step.target, step.length, seed);
-            let place = format!(
+            let range = format!(
                 "{} bytes at {}, content of seed {seed},",
                 step.length, step.target.at
             );
-            seen.map_err(|error| format!("{place} of {}: {}", check.to.disk, in_one_line(&error)))?;
+            seen.map_err(|error| format!("{range} of {}: {}", check.to.disk, in_one_line(&error)))?;
         }
         Ok(())
     }
@@ -606,9 +606,9 @@ mod tests {
     }
 
     #[test]
-    fn chain_has_each_size_in_each_way_at_a_place_of_its_own() {
+    fn chain_has_each_size_in_each_way_at_an_offset_of_its_own() {
         let steps = steps(&[4096, 8192], Path::new("a"), Path::new("b")).unwrap();
-        let places = steps
+        let ranges = steps
             .iter()
             .map(|step| (step.way, step.source.at, step.length));
         let expected = [
@@ -617,7 +617,7 @@ mod tests {
             (Way::Read, 12288, 4096),
             (Way::Read, 16384, 8192),
         ];
-        assert_eq!(places.collect::<Vec<_>>(), expected);
+        assert_eq!(ranges.collect::<Vec<_>>(), expected);
         assert!(steps.iter().all(|step| step.source.at == step.target.at));
         assert!(super::steps(&[1 << 32], Path::new("a"), Path::new("b")).is_err());
     }

@@ -12,7 +12,7 @@ use crate::exit::Failure;
 /// The folder of a run that has them, each at its path in the guest.
 pub const FILES: &str = "files";
 
-/// What Debian keeps below `usr`, with links in the old places. The guest's root is an overlay, in which a folder hides a
+/// What Debian keeps below `usr`, with links at the old paths. The guest's root is an overlay, in which a folder hides a
 /// link of its name.
 const BELOW_USR: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 /// Where the guest mounts something else, so that no file would be seen.
@@ -33,7 +33,7 @@ pub enum GuestPathError {
     #[error("`{0}` is no path of a file in the guest: write it as `usr/local/bin/x`, without `..`")]
     NotPlain(String),
     /// Nothing there would be seen.
-    #[error("`{path}`: the guest mounts /{mounted} itself: choose another place, such as `opt/x`")]
+    #[error("`{path}`: the guest mounts /{mounted} itself: choose another path, such as `opt/x`")]
     Mounted {
         /// The path.
         path: String,
@@ -78,7 +78,7 @@ impl GuestFile {
         })
     }
 
-    /// Copies it to its place below `folder`. Modes and links stay as they are, and so do holes.
+    /// Copies it to its path below `folder`. Modes and links stay as they are, and so do holes.
     fn copy_below(&self, folder: &Path) -> anyhow::Result<()> {
         self.exists()?;
         self.stays_below(folder)?;
@@ -105,7 +105,7 @@ impl GuestFile {
         ))
     }
 
-    /// Refuses a place that a link of an earlier file leads out of `folder`.
+    /// Refuses a path that a link of an earlier file leads out of `folder`.
     fn stays_below(&self, folder: &Path) -> anyhow::Result<()> {
         let parent = self.guest.parent().unwrap_or(Path::new(""));
         let link = parent
@@ -114,7 +114,7 @@ impl GuestFile {
         match link {
             None => Ok(()),
             Some(link) => Err(anyhow!(
-                "{}: {} in the guest is below {}, which is a link of another file: choose another place",
+                "{}: {} in the guest is below {}, which is a link of another file: choose another path",
                 self.asked_by,
                 self.guest.display(),
                 link.display()

@@ -334,13 +334,13 @@ impl Lab {
         self.folder.path().join(CONSOLE_LOG)
     }
 
-    /// Runs a program of the host's, at a place of its own in the guest.
+    /// Runs a program of the host's, at a path of its own in the guest.
     fn check_program(&mut self, mut program: Program, name: &str) -> Result<Row, LabError> {
         self.programs = self.programs.saturating_add(1);
         let number = self.scenario.checks.len().saturating_add(self.programs);
         let folder = self.scenario.path.parent().unwrap_or(Path::new(""));
-        let placed = host_program::place(&mut program, number, name, folder);
-        let host = placed.map_err(|error| Failure::Usage(error.into()))?;
+        let assigned = host_program::assign_path(&mut program, number, name, folder);
+        let host = assigned.map_err(|error| Failure::Usage(error.into()))?;
         self.may_bring_files(name)?;
         let hosts = std::slice::from_ref(&host);
         program_builds::build(hosts, false, &self.folder, &signals::NONE)?;

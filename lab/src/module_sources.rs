@@ -87,13 +87,13 @@ impl BuiltModules {
         let updates = Path::new("usr/lib/modules").join(release).join("updates");
         let mut rules = String::new();
         for file in &self.files {
-            let place = updates.join(file.file_name().unwrap_or_default());
-            copy(file, &root.join(&place))?;
-            let (name, place) = (name_of(file), place.display());
+            let path = updates.join(file.file_name().unwrap_or_default());
+            copy(file, &root.join(&path))?;
+            let (name, path) = (name_of(file), path.display());
             // The kernel's index of modules is another's, and modprobe runs a rule for whatever is not in it.
             rules += &format!(
-                "install {name} for need in $(modinfo -F depends /{place} | tr , ' '); do modprobe $need; done; \
-                 insmod /{place} $CMDLINE_OPTS\n"
+                "install {name} for need in $(modinfo -F depends /{path} | tr , ' '); do modprobe $need; done; \
+                 insmod /{path} $CMDLINE_OPTS\n"
             );
         }
         if rules.is_empty() {
@@ -106,7 +106,7 @@ impl BuiltModules {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Adds what is loaded to the modules of a plan. One that a plan has already keeps its place.
+    /// Adds what is loaded to the modules of a plan. One that a plan has already keeps its position.
     pub(crate) fn add_to(&self, modules: &mut Vec<Module>) {
         for module in &self.loaded {
             add(module, modules);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn own_version_of_a_driver_keeps_its_place() {
+    fn own_version_of_a_driver_keeps_its_position() {
         let module = |name: &str, parameters: &str| Module {
             name: name.to_owned(),
             parameters: parameters.to_owned(),
@@ -222,11 +222,11 @@ mod tests {
         };
         let root = folder.path().join("root");
         built.stage(&root, "7.3-x").unwrap();
-        let place = "usr/lib/modules/7.3-x/updates/my-mod.ko";
-        assert_eq!(fs::read(root.join(place)).unwrap(), b"module");
+        let path = "usr/lib/modules/7.3-x/updates/my-mod.ko";
+        assert_eq!(fs::read(root.join(path)).unwrap(), b"module");
         let rules = fs::read_to_string(root.join("etc/modprobe.d/peerbar.conf")).unwrap();
         assert!(rules.starts_with("install my_mod for "), "{rules}");
-        let end = format!("; insmod /{place} $CMDLINE_OPTS\n");
+        let end = format!("; insmod /{path} $CMDLINE_OPTS\n");
         assert!(rules.ends_with(&end), "{rules}");
     }
 }

@@ -56,9 +56,9 @@ pub(crate) fn build(
                     .lines()
                     .for_each(|line| say(format_args!("  {line}")));
             }
-            let (name, place) = (&program.name, program.folder.display());
+            let (name, source) = (&program.name, program.folder.display());
             return Err(Failure::Usage(anyhow!(
-                "check `{name}`: `{line}` in {place} ended with {status}; the end of what it printed is above, all of it in {}",
+                "check `{name}`: `{line}` in {source} ended with {status}; the end of what it printed is above, all of it in {}",
                 folder.path().join(LOG).display()
             )));
         }

@@ -57,8 +57,8 @@ mod tests {
             target.join(BUILT),
             target.join("debug/deps"),
         );
-        for place in [&named, &built, &debug] {
-            fs::create_dir_all(place).unwrap();
+        for dir in [&named, &built, &debug] {
+            fs::create_dir_all(dir).unwrap();
         }
         let test = debug.join("test-1");
         let find = |named| find("p", named, &test).map_err(|error| error.to_string());
@@ -67,9 +67,9 @@ mod tests {
             debug.join("p").display()
         );
         assert_eq!(find(None), Err(missing));
-        for place in [&built, &debug] {
-            fs::write(place.join("p"), "").unwrap();
-            assert_eq!(find(None), Ok(place.join("p")));
+        for dir in [&built, &debug] {
+            fs::write(dir.join("p"), "").unwrap();
+            assert_eq!(find(None), Ok(dir.join("p")));
         }
         assert!(find(Some(&named)).unwrap_err().starts_with("p is missing"));
         fs::write(named.join("p"), "").unwrap();

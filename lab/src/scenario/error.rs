@@ -1,4 +1,4 @@
-//! Why a scenario is refused, with the place in its file.
+//! Why a scenario is refused, with the line of its file.
 
 use std::io;
 use std::ops::Range;

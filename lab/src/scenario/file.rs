@@ -43,7 +43,7 @@ pub(super) struct File {
     pub(super) fabric: Option<Spanned<FabricTable>>,
     #[serde(default)]
     pub(super) module: Vec<Spanned<ModuleTable>>,
-    /// Read by [`peerbar_report::CheckTable`], which keeps the place of each value.
+    /// Read by [`peerbar_report::CheckTable`], which keeps the span of each value.
     #[serde(default)]
     pub(super) check: Vec<IgnoredAny>,
 }

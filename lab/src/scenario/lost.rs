@@ -60,7 +60,10 @@ fn names(value: &Value, device: &str) -> bool {
     match value {
         Value::String(text) => {
             let placeholders = [format!("{{{device}}}"), format!("{{{device}:")];
-            text == device || placeholders.iter().any(|place| text.contains(place))
+            text == device
+                || placeholders
+                    .iter()
+                    .any(|placeholder| text.contains(placeholder))
         }
         Value::Array(values) => values.iter().any(|value| names(value, device)),
         Value::Object(keys) => keys

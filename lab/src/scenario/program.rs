@@ -65,7 +65,7 @@ impl HostProgram {
 ///
 /// # Errors
 /// A path at which the guest can have no file.
-pub(crate) fn place(
+pub(crate) fn assign_path(
     program: &mut Program,
     number: usize,
     name: &str,
@@ -91,21 +91,21 @@ pub(crate) fn place(
     })
 }
 
-/// [`place`] for all of `checks` that are programs.
-pub(super) fn place_all(
+/// [`assign_path`] for all of `checks` that are programs.
+pub(super) fn assign_paths(
     checks: &mut [Check],
     labels: &[Option<String>],
     folder: &Path,
 ) -> Result<Vec<HostProgram>, GuestPathError> {
     let labels = labels.iter().map(Option::as_deref);
-    let mut placed = Vec::new();
+    let mut programs = Vec::new();
     for ((number, check), label) in (1..).zip(checks).zip(labels) {
         let name = label.map_or_else(|| check.name(), str::to_owned);
         if let Check::Program(program) = check {
-            placed.push(place(program, number, &name, folder)?);
+            programs.push(assign_path(program, number, &name, folder)?);
         }
     }
-    Ok(placed)
+    Ok(programs)
 }
 
 /// The programs `names` of this project, each once.

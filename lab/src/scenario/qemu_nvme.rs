@@ -24,8 +24,8 @@ pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
         ("seed-fault", table.seed_fault.first().map(Spanned::span)),
         ("faults", table.faults.first().map(Spanned::span)),
     ];
-    for (key, place) in keys {
-        if let Some(at) = place {
+    for (key, span) in keys {
+        if let Some(at) = span {
             let message = format!(
                 "QEMU's own controller has no `{key}`: leave it out, or leave `model = \"qemu\"` out"
             );

@@ -81,7 +81,7 @@ pub(super) struct P2pmem {
 }
 
 impl P2pmem {
-    /// The places in `file`.
+    /// The spans in `file`.
     pub(super) fn of(file: &File) -> Self {
         let nvmes = file.nvme.iter().map(|nvme| nvme.name.clone());
         let gpus = file.gpu.iter().map(|gpu| gpu.name.clone());
@@ -91,7 +91,7 @@ impl P2pmem {
         }
     }
 
-    /// Checks that the guest has RAM for the page structures of all p2pmem: its kernel panics without. The place is that
+    /// Checks that the guest has RAM for the page structures of all p2pmem: its kernel panics without. The span is that
     /// of `memory`, or of the device with most p2pmem if it is left out. A GPU's window is no p2pmem.
     pub(super) fn fits(
         self,
@@ -116,7 +116,7 @@ impl P2pmem {
             return Ok(());
         }
         let largest = self.names.iter().zip(&sizes).max_by_key(|&(_, size)| size);
-        let place = self.memory.or(largest.map(|(name, _)| name.span()));
+        let span = self.memory.or(largest.map(|(name, _)| name.span()));
         let message = format!(
             "{} of CMBs and apertures take {} of the guest's {} for the kernel's page structures: write \
              `memory = \"{}\"` in [machine], or make them smaller",
@@ -125,7 +125,7 @@ impl P2pmem {
             Size(machine.memory),
             Size(needed)
         );
-        Err(Problem::new(place.unwrap_or(0..0), message))
+        Err(Problem::new(span.unwrap_or(0..0), message))
     }
 }
 

@@ -139,7 +139,7 @@ impl Software {
         if rdma_ends {
             packages::add(&mut packages, Rdma::PACKAGES.iter().copied());
         }
-        let programs = program::place_all(&mut checks, &labels, folder)
+        let programs = program::assign_paths(&mut checks, &labels, folder)
             .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
         let needed = needed_modules(machine, devices, &checks);
         let (modules, module_sources) = modules::modules(file.module, needed, folder)?;

@@ -1,4 +1,4 @@
-//! The document of a file with several guests, divided among them. Values keep their places in the file.
+//! The document of a file with several guests, divided among them. Values keep their spans in the file.
 
 use std::borrow::Cow;
 
