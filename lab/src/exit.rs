@@ -13,7 +13,8 @@ use crate::terminal::say;
 /// How a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+#[schemars(rename = "Outcome")]
+pub enum RunOutcome {
     /// Every check passed.
     Passed,
     /// A check failed, or the run as a whole is not clean.
@@ -26,7 +27,7 @@ pub enum Outcome {
     Interrupted(i32),
 }
 
-impl Outcome {
+impl RunOutcome {
     /// Exit code; signals as a shell counts them.
     pub fn code(self) -> u8 {
         match self {
@@ -41,7 +42,7 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for RunOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Passed => f.write_str("passed"),
@@ -77,7 +78,7 @@ impl Failure {
             Self::Failed(_) => 1,
             Self::Usage(_) => 2,
             Self::Environment(_) => 69,
-            Self::Interrupted(signal) => Outcome::Interrupted(*signal).code(),
+            Self::Interrupted(signal) => RunOutcome::Interrupted(*signal).code(),
         }
     }
 
@@ -110,14 +111,14 @@ mod tests {
     #[test]
     fn outcomes_have_the_documented_codes() {
         let outcomes = [
-            Outcome::Passed,
-            Outcome::Failed,
-            Outcome::TimedOut,
-            Outcome::GuestDied,
-            Outcome::Interrupted(2),
-            Outcome::Interrupted(15),
+            RunOutcome::Passed,
+            RunOutcome::Failed,
+            RunOutcome::TimedOut,
+            RunOutcome::GuestDied,
+            RunOutcome::Interrupted(2),
+            RunOutcome::Interrupted(15),
         ];
-        assert_eq!(outcomes.map(Outcome::code), [0, 1, 124, 255, 130, 143]);
+        assert_eq!(outcomes.map(RunOutcome::code), [0, 1, 124, 255, 130, 143]);
     }
 
     #[test]

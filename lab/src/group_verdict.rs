@@ -7,7 +7,7 @@ use anyhow::Context;
 use chrono::Utc;
 use peerbar_report::{Check, KtapWriter, Measure, Verdict as CheckVerdict};
 
-use crate::exit::Outcome;
+use crate::exit::RunOutcome;
 use crate::finished_run::Concluded;
 use crate::folder::Folder;
 use crate::lab_error::LabError;
@@ -39,7 +39,7 @@ impl Judged<'_> {
         }
         for (guest, concluded) in &self.guests {
             let Verdict { outcome, reason } = &concluded.verdict;
-            if *outcome != Outcome::Passed {
+            if *outcome != RunOutcome::Passed {
                 return Verdict {
                     outcome: *outcome,
                     reason: guest.name_of(reason),
@@ -51,12 +51,12 @@ impl Judged<'_> {
             .filter(|(_, row)| row.verdict != CheckVerdict::Pass)
             .count();
         let (outcome, reason) = match (&self.of_fabric, failed) {
-            (Some(complaint), _) => (Outcome::Failed, complaint.clone()),
-            (None, 0) => (Outcome::Passed, self.all_passed()),
+            (Some(complaint), _) => (RunOutcome::Failed, complaint.clone()),
+            (None, 0) => (RunOutcome::Passed, self.all_passed()),
             (None, failed) => {
                 let all = self.across.len();
                 let reason = format!("{failed} of {all} checks across guests did not pass");
-                (Outcome::Failed, reason)
+                (RunOutcome::Failed, reason)
             }
         };
         Verdict { outcome, reason }

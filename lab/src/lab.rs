@@ -18,7 +18,7 @@ use peerbar_report::{
 
 use crate::child::Killer;
 use crate::counters::CounterFiles;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, RunOutcome};
 use crate::finished_run::VERDICT;
 use crate::folder::{Folder, flight_record};
 use crate::guest::{CONSOLE_LOG, Guest, GuestEvent, QEMU_LOG};
@@ -84,7 +84,7 @@ pub struct FinishedLab {
 impl FinishedLab {
     /// Whether everything was well.
     pub fn is_passed(&self) -> bool {
-        self.verdict.outcome == Outcome::Passed
+        self.verdict.outcome == RunOutcome::Passed
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 use peerbar_flight::FlightError;
 use thiserror::Error;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, RunOutcome};
 use crate::guest_program::ProgramError;
 use crate::scenario::ScenarioError;
 use crate::verdict::given_up;
@@ -104,15 +104,15 @@ impl LabError {
     }
 
     /// How a run ends that this has ended.
-    pub(crate) fn outcome(&self) -> Outcome {
+    pub(crate) fn outcome(&self) -> RunOutcome {
         match self {
             Self::NotReady { .. } | Self::GuestEnded { .. } | Self::GivenUp(_) => {
-                Outcome::GuestDied
+                RunOutcome::GuestDied
             }
-            Self::TimedOut(_) => Outcome::TimedOut,
-            Self::Host(Failure::Interrupted(signal)) => Outcome::Interrupted(*signal),
+            Self::TimedOut(_) => RunOutcome::TimedOut,
+            Self::Host(Failure::Interrupted(signal)) => RunOutcome::Interrupted(*signal),
             Self::OfGuest { source, .. } => source.outcome(),
-            _ => Outcome::Failed,
+            _ => RunOutcome::Failed,
         }
     }
 }

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::child::Killer;
 use crate::counters::CounterFiles;
-use crate::exit::{Failure, Outcome};
+use crate::exit::{Failure, RunOutcome};
 use crate::finished_run::{SCENARIO, VERDICT};
 use crate::folder::Folder;
 use crate::group_check::{self, Transfers};
@@ -80,7 +80,7 @@ pub struct ConcludedGroup {
 impl ConcludedGroup {
     /// Whether everything was well.
     pub fn is_passed(&self) -> bool {
-        self.verdict.outcome == Outcome::Passed
+        self.verdict.outcome == RunOutcome::Passed
     }
 
     /// The run's folder, which has a folder for each guest.

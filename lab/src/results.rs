@@ -198,7 +198,7 @@ impl RunResults {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::Outcome;
+    use crate::exit::RunOutcome;
 
     #[test]
     fn check_without_result_is_listed_as_not_run() {
@@ -216,7 +216,7 @@ mod tests {
             }],
         };
         let verdict = Verdict {
-            outcome: Outcome::TimedOut,
+            outcome: RunOutcome::TimedOut,
             reason: "late".to_owned(),
         };
         let rows = [

@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-use crate::exit::Outcome;
+use crate::exit::RunOutcome;
 use crate::guest::QEMU_LOG;
 use crate::report::Row;
 
@@ -15,7 +15,7 @@ use crate::report::Row;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Verdict {
     /// How.
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// Why, in one line.
     pub reason: String,
 }
@@ -73,33 +73,33 @@ pub struct Evidence<'a> {
 pub fn judge(evidence: &Evidence<'_>) -> Verdict {
     let (outcome, reason) = match evidence.ending {
         Ending::Signal(signal) => (
-            Outcome::Interrupted(*signal),
+            RunOutcome::Interrupted(*signal),
             format!("ended by signal {signal}"),
         ),
-        Ending::GivenUp(line) => (Outcome::GuestDied, given_up(line)),
+        Ending::GivenUp(line) => (RunOutcome::GuestDied, given_up(line)),
         Ending::ServerDied(message) | Ending::Stopped(message) => {
-            (Outcome::Failed, message.clone())
+            (RunOutcome::Failed, message.clone())
         }
         Ending::TimedOut(seconds) => (
-            Outcome::TimedOut,
+            RunOutcome::TimedOut,
             format!("the guest was not done after {seconds} s"),
         ),
         Ending::StayedOn(seconds) => (
-            Outcome::TimedOut,
+            RunOutcome::TimedOut,
             format!("the guest did not power off within {seconds} s after its last check"),
         ),
         Ending::Ended(status) => match (evidence.report, evidence.trouble) {
             (Err(error), Some(trouble)) => (
-                Outcome::GuestDied,
+                RunOutcome::GuestDied,
                 format!("{error}; the console says: {trouble}"),
             ),
             (Err(error), None) => (
-                Outcome::GuestDied,
+                RunOutcome::GuestDied,
                 format!("{error}; QEMU ended ({status}): {}", evidence.qemu),
             ),
             (Ok(()), _) => match flaw(evidence, *status) {
-                Some(flaw) => (Outcome::Failed, flaw),
-                None => (Outcome::Passed, all_passed(evidence.rows.len())),
+                Some(flaw) => (RunOutcome::Failed, flaw),
+                None => (RunOutcome::Passed, all_passed(evidence.rows.len())),
             },
         },
     };
@@ -203,13 +203,13 @@ mod tests {
             })
             .outcome
         };
-        assert_eq!(judged(2, &[PASS, PASS]), Outcome::Passed);
-        assert_eq!(judged(0, &[]), Outcome::Failed);
-        assert_eq!(judged(3, &[PASS, PASS]), Outcome::Failed);
-        assert_eq!(judged(2, &[PASS, CheckVerdict::Fail]), Outcome::Failed);
+        assert_eq!(judged(2, &[PASS, PASS]), RunOutcome::Passed);
+        assert_eq!(judged(0, &[]), RunOutcome::Failed);
+        assert_eq!(judged(3, &[PASS, PASS]), RunOutcome::Failed);
+        assert_eq!(judged(2, &[PASS, CheckVerdict::Fail]), RunOutcome::Failed);
         assert_eq!(
             judged(2, &[PASS, CheckVerdict::Skip("no fio".to_owned())]),
-            Outcome::Failed
+            RunOutcome::Failed
         );
     }
 
@@ -275,7 +275,7 @@ mod tests {
             "the report ends after 3 of 10 results; the console says: Kernel panic - not syncing";
         assert_eq!(
             (verdict.outcome, verdict.reason.as_str()),
-            (Outcome::GuestDied, reason)
+            (RunOutcome::GuestDied, reason)
         );
     }
 
@@ -289,7 +289,7 @@ mod tests {
                       --accel tcg does without KVM";
         assert_eq!(
             (verdict.outcome, verdict.reason.as_str()),
-            (Outcome::GuestDied, reason)
+            (RunOutcome::GuestDied, reason)
         );
     }
 
@@ -312,14 +312,14 @@ mod tests {
         let failed = "server disk0 ended (signal: 9 (SIGKILL)): without a message";
         assert_eq!(
             judged(ABORT, Some(failed)),
-            (Outcome::Failed, failed.to_owned())
+            (RunOutcome::Failed, failed.to_owned())
         );
         let crashed = "the report ends after 0 of 1 results; QEMU ended (signal: 6 (SIGABRT)): error.c:62: Assertion";
         assert_eq!(
             judged(ABORT, None),
-            (Outcome::GuestDied, crashed.to_owned())
+            (RunOutcome::GuestDied, crashed.to_owned())
         );
-        assert_eq!(judged(0, Some(failed)).0, Outcome::GuestDied);
+        assert_eq!(judged(0, Some(failed)).0, RunOutcome::GuestDied);
     }
 
     #[test]
@@ -333,12 +333,12 @@ mod tests {
             })
             .outcome
         };
-        assert_eq!(judged(Ending::Signal(2)), Outcome::Interrupted(2));
-        assert_eq!(judged(Ending::TimedOut(60)), Outcome::TimedOut);
-        assert_eq!(judged(Ending::StayedOn(10)), Outcome::TimedOut);
+        assert_eq!(judged(Ending::Signal(2)), RunOutcome::Interrupted(2));
+        assert_eq!(judged(Ending::TimedOut(60)), RunOutcome::TimedOut);
+        assert_eq!(judged(Ending::StayedOn(10)), RunOutcome::TimedOut);
         assert_eq!(
             judged(Ending::ServerDied("server disk0 ended".to_owned())),
-            Outcome::Failed
+            RunOutcome::Failed
         );
     }
 }

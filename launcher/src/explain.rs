@@ -25,7 +25,7 @@ use recorded::Recorded;
 
 use crate::cli;
 use crate::iommu::{injected, register_writes};
-use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::print;
@@ -51,7 +51,7 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
         }
     }
     Ok(match disagrees {
-        true => ExitCode::from(Outcome::Failed.code()),
+        true => ExitCode::from(RunOutcome::Failed.code()),
         false => ExitCode::SUCCESS,
     })
 }
@@ -197,7 +197,7 @@ mod tests {
 
     use super::observed_guest::tests::root_ports;
     use super::*;
-    use peerbar_lab::exit::Outcome;
+    use peerbar_lab::exit::RunOutcome;
     use peerbar_lab::verdict::Verdict;
 
     const NO_MEMORY: &str = r#"
@@ -235,7 +235,7 @@ device = "disk0"
     fn device_that_the_guest_did_not_find_is_named() {
         let run = Recorded {
             verdict: Verdict {
-                outcome: Outcome::Failed,
+                outcome: RunOutcome::Failed,
                 reason: String::new(),
             },
             scenario: Scenario::demo().unwrap(),

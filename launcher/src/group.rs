@@ -11,7 +11,7 @@ use peerbar_lab::{LabError, LabGroup, LabOptions};
 
 use crate::keep;
 use crate::results::failure;
-use crate::run::RunOutcome;
+use crate::run::EndedRun;
 use crate::table::table;
 use crate::{cli, iommu, report};
 
@@ -20,7 +20,7 @@ pub(crate) fn run(
     options: &cli::Run,
     group: &GuestGroup,
     signals: &'static Signals,
-) -> Result<RunOutcome, Failure> {
+) -> Result<EndedRun, Failure> {
     let mut progress = Progress::default();
     let mut tell = |line: &str| progress.stage(&format!("{}: {line}", group.name));
     let labs = LabOptions::default()
@@ -54,7 +54,7 @@ pub(crate) fn run(
         concluded.seconds,
         concluded.folder().display(),
     ))?;
-    Ok(RunOutcome {
+    Ok(EndedRun {
         outcome: concluded.verdict.outcome,
         folder: concluded.folder().to_owned(),
     })

@@ -35,7 +35,7 @@ use crate::cli;
 use crate::report;
 use crate::series::write_plan;
 use peerbar_lab::artifacts::Artifacts;
-use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
@@ -210,15 +210,15 @@ impl Filled {
     }
 
     /// Of our devices every cell must agree with the rule. Of QEMU's every cell must have been tried, whatever it shows.
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> RunOutcome {
         let is_bad = |cell: &Cell| match self.device {
             TestedDevices::Peerbar => cell.disagreement.is_some(),
             TestedDevices::QemuNvme => cell.seen.way == TransferOutcome::NotRun,
         };
         if self.cells.iter().any(is_bad) || !self.flaws.is_empty() {
-            Outcome::Failed
+            RunOutcome::Failed
         } else {
-            Outcome::Passed
+            RunOutcome::Passed
         }
     }
 
@@ -305,21 +305,21 @@ mod tests {
         let outcome = |device, cells| filled(device, cells).outcome();
         assert_eq!(
             outcome(TestedDevices::Peerbar, vec![cell("EPYC")]),
-            Outcome::Passed
+            RunOutcome::Passed
         );
         let mixed = vec![cell("EPYC"), cell("Haswell")];
         assert_eq!(
             outcome(TestedDevices::Peerbar, mixed.clone()),
-            Outcome::Failed
+            RunOutcome::Failed
         );
-        assert_eq!(outcome(TestedDevices::QemuNvme, mixed), Outcome::Passed);
+        assert_eq!(outcome(TestedDevices::QemuNvme, mixed), RunOutcome::Passed);
         assert_eq!(
             outcome(TestedDevices::QemuNvme, vec![late]),
-            Outcome::Failed
+            RunOutcome::Failed
         );
         let mut flawed = filled(TestedDevices::Peerbar, vec![cell("EPYC")]);
         flawed.flaws.push("b0: the console says: BUG".to_owned());
-        assert_eq!(flawed.outcome(), Outcome::Failed);
+        assert_eq!(flawed.outcome(), RunOutcome::Failed);
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
             summary.starts_with("\nLinux 99.0 is newer than"),
             "{summary}"
         );
-        assert_eq!(filled.outcome(), Outcome::Passed);
+        assert_eq!(filled.outcome(), RunOutcome::Passed);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::results::RunResults;
 use peerbar_lab::run_file;
 use peerbar_lab::terminal::print;
@@ -51,7 +51,7 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
     print(&text)?;
     Ok(match collection.is_passed() {
         true => ExitCode::SUCCESS,
-        false => ExitCode::from(Outcome::Failed.code()),
+        false => ExitCode::from(RunOutcome::Failed.code()),
     })
 }
 

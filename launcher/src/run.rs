@@ -16,7 +16,7 @@ use crate::table::word;
 use peerbar_lab::artifacts::Artifacts;
 use peerbar_lab::child::last_line;
 use peerbar_lab::debugger;
-use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::finished_run::{FinishedRun, SCENARIO, VERDICT};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::guest::{Guest, GuestEvent, QEMU_LOG};
@@ -33,10 +33,10 @@ use peerbar_lab::verdict::{Ending, Verdict};
 /// How long a guest may take to power off after its last check.
 const POWER_OFF: Duration = Duration::from_secs(10);
 
-/// What became of a run.
-pub(crate) struct RunOutcome {
+/// A run that has ended.
+pub(crate) struct EndedRun {
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: RunOutcome,
     /// Its folder.
     pub folder: PathBuf,
 }
@@ -46,7 +46,7 @@ pub(crate) fn run(
     options: &cli::Run,
     scenario: &Scenario,
     signals: &Signals,
-) -> Result<RunOutcome, Failure> {
+) -> Result<EndedRun, Failure> {
     let artifacts = artifacts(options, GuestNeeds::of(scenario), signals)?;
     let boot = boot(options, scenario, &artifacts);
     let folder = begin(options, scenario, &artifacts)?;
@@ -59,7 +59,7 @@ pub(crate) fn run(
             }
         };
     print(&text)?;
-    Ok(RunOutcome {
+    Ok(EndedRun {
         outcome: verdict.outcome,
         folder: folder.path().to_owned(),
     })

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use peerbar_lab::debugger;
-use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::runs::{RunName, Runs};
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::signals::Signals;
@@ -14,7 +14,7 @@ use peerbar_results::{Shard, ShardItem, ShardPlan, ShardedList};
 
 use crate::cli;
 use crate::group;
-use crate::run::{self, RunOutcome};
+use crate::run::{self, EndedRun};
 use crate::runnable::Runnable;
 
 /// Runs what `options` ask for. All scenarios are read before the first starts.
@@ -179,12 +179,12 @@ struct Series {
 
 impl Series {
     /// Takes a run of the scenario `name`. What kept it from being run is said at once if others may follow.
-    fn take(&mut self, name: &str, run: Result<RunOutcome, Failure>) -> Result<(), Failure> {
+    fn take(&mut self, name: &str, run: Result<EndedRun, Failure>) -> Result<(), Failure> {
         self.runs += 1;
         match run {
-            Ok(RunOutcome { outcome, folder }) => {
-                self.interrupted |= matches!(outcome, Outcome::Interrupted(_));
-                if outcome != Outcome::Passed {
+            Ok(EndedRun { outcome, folder }) => {
+                self.interrupted |= matches!(outcome, RunOutcome::Interrupted(_));
+                if outcome != RunOutcome::Passed {
                     let line = format!("{name}: {outcome}, see {}", folder.display());
                     self.failed.push((outcome.code(), line));
                 }
@@ -207,7 +207,7 @@ impl Series {
     /// The code of the first run that did not pass.
     fn code(&self) -> u8 {
         let first = self.failed.first().map(|(code, _)| *code);
-        first.unwrap_or(Outcome::Passed.code())
+        first.unwrap_or(RunOutcome::Passed.code())
     }
 
     /// How many runs passed, and which did not; nothing of a single run, which has said it itself.
@@ -283,12 +283,12 @@ mod tests {
         );
     }
 
-    fn series(outcomes: &[Outcome]) -> Series {
+    fn series(outcomes: &[RunOutcome]) -> Series {
         let mut series = Series::default();
         for &outcome in outcomes {
             let folder = PathBuf::from("runs/x");
             series
-                .take("demo", Ok(RunOutcome { outcome, folder }))
+                .take("demo", Ok(EndedRun { outcome, folder }))
                 .unwrap();
         }
         series
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn series_fails_with_the_first_failure() {
-        let mut mixed = series(&[Outcome::Passed, Outcome::TimedOut, Outcome::Failed]);
+        let mut mixed = series(&[RunOutcome::Passed, RunOutcome::TimedOut, RunOutcome::Failed]);
         let broken = Err(Failure::Environment(anyhow!("no memory")));
         mixed.take("demo", broken).unwrap();
         let expected = "1 of 4 runs passed\n  demo: timed out, see runs/x\n  demo: failed, see runs/x\n  demo: not run: no \
@@ -315,15 +315,15 @@ mod tests {
 
     #[test]
     fn single_run_has_no_summary_and_its_own_code() {
-        let single = series(&[Outcome::GuestDied]);
+        let single = series(&[RunOutcome::GuestDied]);
         assert_eq!((single.code(), single.summary()), (255, String::new()));
         assert_eq!(series(&[]).code(), 0);
     }
 
     #[test]
     fn signal_ends_a_series() {
-        assert!(series(&[Outcome::Interrupted(2)]).ends(false));
-        assert!(!series(&[Outcome::Passed]).ends(true));
+        assert!(series(&[RunOutcome::Interrupted(2)]).ends(false));
+        assert!(!series(&[RunOutcome::Passed]).ends(true));
     }
 
     #[test]

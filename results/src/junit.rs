@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use peerbar_lab::exit::Outcome;
+use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckResult, CheckStatus, RunResults, SubtestResult};
 use peerbar_report::Nested;
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
@@ -74,22 +74,22 @@ fn run_suite(name: &str, reported: &ReportedRun) -> TestSuite {
 
 /// What is wrong with a run that no failed check shows.
 fn beyond_its_checks(run: &RunResults) -> Option<String> {
-    let is_shown = run.verdict.outcome == Outcome::Failed
+    let is_shown = run.verdict.outcome == RunOutcome::Failed
         && run
             .checks
             .iter()
             .any(|check| check.verdict == CheckStatus::Fail);
-    let is_well = run.verdict.outcome == Outcome::Passed;
+    let is_well = run.verdict.outcome == RunOutcome::Passed;
     (!is_shown && !is_well).then(|| run.verdict.reason.clone())
 }
 
 fn outcome_word(run: &RunResults) -> &'static str {
     match run.verdict.outcome {
-        Outcome::Passed => "passed",
-        Outcome::Failed => "failed",
-        Outcome::TimedOut => "timed-out",
-        Outcome::GuestDied => "guest-died",
-        Outcome::Interrupted(_) => "interrupted",
+        RunOutcome::Passed => "passed",
+        RunOutcome::Failed => "failed",
+        RunOutcome::TimedOut => "timed-out",
+        RunOutcome::GuestDied => "guest-died",
+        RunOutcome::Interrupted(_) => "interrupted",
     }
 }
 
@@ -253,11 +253,11 @@ mod tests {
     #[test]
     fn failure_that_a_check_shows_is_no_second_one() {
         let mut run = samples::run();
-        run.verdict.outcome = Outcome::Failed;
+        run.verdict.outcome = RunOutcome::Failed;
         assert!(!written(run.clone()).contains("the run as a whole"));
         run.checks.truncate(1);
         assert!(written(run.clone()).contains("the run as a whole"));
-        run.verdict.outcome = Outcome::Passed;
+        run.verdict.outcome = RunOutcome::Passed;
         assert!(!written(run).contains("the run as a whole"));
     }
 }

@@ -1,7 +1,7 @@
 //! Results for the tests of the writers.
 
 use chrono::DateTime;
-use peerbar_lab::exit::Outcome;
+use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RunResults, SubtestResult};
 use peerbar_lab::started::Versions;
 use peerbar_lab::verdict::Verdict;
@@ -67,7 +67,7 @@ pub(crate) fn run() -> RunResults {
         format: FORMAT,
         scenario: "demo".to_owned(),
         verdict: Verdict {
-            outcome: Outcome::TimedOut,
+            outcome: RunOutcome::TimedOut,
             reason: "the guest was not done after 90 s".to_owned(),
         },
         exit_code: 124,

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use peerbar_lab::Lab;
-use peerbar_lab::exit::Outcome;
+use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::injecting::{clear_impairments, impair};
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::Scenario;
@@ -141,7 +141,7 @@ fn each_impairment_is_in_the_record_and_data_is_right() {
     // It was kept to the end.
     let record = fs::read_to_string(finished.folder.join("fabric.txt")).unwrap();
     assert_eq!(record.matches(" left fe80").count(), 2, "{record}");
-    assert_eq!(finished.verdict.outcome, Outcome::Failed);
+    assert_eq!(finished.verdict.outcome, RunOutcome::Failed);
     assert!(
         finished.verdict.reason.starts_with("1 of "),
         "{}",

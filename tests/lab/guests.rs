@@ -1,7 +1,7 @@
 //! Two guests of one run: GPU memory of one to GPU memory of the other, and a guest that dies.
 
 use peerbar_lab::LabError;
-use peerbar_lab::exit::Outcome;
+use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::scenario::{AcrossCheck, GpuBuilder, GuestGroup, NicBuilder, ScenarioBuilder};
 use peerbar_report::{Completer, Rdma, RdmaMemory, Verdict};
@@ -76,7 +76,7 @@ fn vram_goes_to_the_other_guest_until_that_dies() {
     ended.seal().unwrap();
     assert_eq!(
         ended.verdict.outcome,
-        Outcome::GuestDied,
+        RunOutcome::GuestDied,
         "{}",
         ended.verdict
     );

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use peerbar_exec::ProgramRequest;
 use peerbar_lab::LabError;
-use peerbar_lab::exit::Outcome;
+use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::injecting::{Rule, clear_faults, inject, rules_in_force};
 use peerbar_lab::scenario::Scenario;
@@ -80,7 +80,7 @@ fn failed_check_fails_the_lab_but_not_the_requests_after_it() {
     assert!(!row.diagnostics.is_empty());
     assert_eq!(lab.command("true").unwrap().status, 0);
     let finished = lab.shut_down().unwrap();
-    assert_eq!(finished.verdict.outcome, Outcome::Failed);
+    assert_eq!(finished.verdict.outcome, RunOutcome::Failed);
     assert_eq!(finished.verdict.reason, "1 of 2 checks did not pass");
 }
 

@@ -128,7 +128,7 @@ mod tests {
     use super::super::observed_guest::tests::root_ports;
     use super::super::recorded::Recorded;
     use super::*;
-    use peerbar_lab::exit::Outcome;
+    use peerbar_lab::exit::RunOutcome;
     use peerbar_lab::verdict;
 
     fn advice(scenario: &Scenario, now: Verdict) -> Vec<(String, Verdict)> {
@@ -196,7 +196,7 @@ mod tests {
         scenario.nvmes[1].name = "b".to_owned();
         let run = Recorded {
             verdict: verdict::Verdict {
-                outcome: Outcome::Failed,
+                outcome: RunOutcome::Failed,
                 reason: String::new(),
             },
             scenario,

@@ -107,7 +107,7 @@ fn json<T: DeserializeOwned>(folder: &Path, name: &str) -> Result<T, Failure> {
 mod tests {
     use std::fs;
 
-    use peerbar_lab::exit::Outcome;
+    use peerbar_lab::exit::RunOutcome;
 
     use super::*;
 
@@ -148,7 +148,7 @@ sizes = ["4K"]
             format: 1,
             scenario: "x".to_owned(),
             verdict: Verdict {
-                outcome: Outcome::Passed,
+                outcome: RunOutcome::Passed,
                 reason: String::new(),
             },
             exit_code: 0,

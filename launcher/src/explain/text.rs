@@ -118,7 +118,7 @@ mod tests {
     use super::super::pairs::Pair;
     use super::super::recorded::Recorded;
     use super::*;
-    use peerbar_lab::exit::Outcome;
+    use peerbar_lab::exit::RunOutcome;
     use peerbar_lab::results::{CheckResult, CheckStatus};
     use peerbar_lab::scenario::Scenario;
     use peerbar_lab::verdict::Verdict;
@@ -161,7 +161,7 @@ offsets = [0]
         };
         let run = Recorded {
             verdict: Verdict {
-                outcome: Outcome::Failed,
+                outcome: RunOutcome::Failed,
                 reason: String::new(),
             },
             scenario: Scenario::parse("x.toml".as_ref(), SCENARIO.to_owned()).unwrap(),

@@ -15,7 +15,7 @@ use crate::explain::observed_guest::ObservedGuest;
 use crate::explain::recorded::Recorded;
 use peerbar_lab::child::{Child, last_line};
 use peerbar_lab::events::{Event, EventSource, Events};
-use peerbar_lab::exit::{Failure, Outcome};
+use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::folder::Folder;
 use peerbar_lab::parent_death;
 use peerbar_lab::progress::Progress;
@@ -138,7 +138,7 @@ pub(super) fn left(name: &str, folder: &Path) -> anyhow::Result<Left> {
         anyhow!("the boot has no results: {words}")
     };
     let run = Recorded::read(&folder_of(name, folder)).map_err(|_| error())?;
-    let failed = run.verdict.outcome != Outcome::Passed;
+    let failed = run.verdict.outcome != RunOutcome::Passed;
     let beyond = failed && run.results.iter().all(CheckResult::passed);
     Ok(Left {
         results: run.results,

@@ -1,7 +1,7 @@
 //! The page: one file without network and without script, light and dark, for a phone and for paper.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
-use peerbar_lab::exit::Outcome;
+use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckStatus, RunResults};
 
 use super::bars::bars;
@@ -175,7 +175,7 @@ fn tally(run: &RunResults) -> String {
 /// A run with all that is known of it, under `name` if it is one of several.
 fn run(run: &ReportedRun, id: &str, name: Option<&String>) -> Markup {
     let results = &run.results;
-    let class = if results.verdict.outcome == Outcome::Passed {
+    let class = if results.verdict.outcome == RunOutcome::Passed {
         "pass"
     } else {
         "fail"
