@@ -14,7 +14,7 @@ use crate::exit::Failure;
 use crate::folder::Folder;
 use crate::lab_error::LabError;
 use crate::qemu::Sockets;
-use crate::scenario::Fabric;
+use crate::scenario::RdmaNetwork;
 use crate::server_arguments::fabric_command;
 use crate::servers::{self, Server};
 use crate::signals::Signals;
@@ -30,7 +30,7 @@ pub(crate) struct GroupFabric {
 impl GroupFabric {
     /// Starts it, with its log and its record in `folder`, and returns once adapters can attach.
     pub(crate) fn start(
-        fabric: &Fabric,
+        fabric: &RdmaNetwork,
         folder: &Folder,
         signals: &Signals,
     ) -> Result<Self, Failure> {

@@ -5,7 +5,7 @@ use anyhow::Context;
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
 
-use crate::qemu::{Sockets, Words, functions};
+use crate::qemu::{QemuArguments, Sockets, functions};
 use crate::scenario::Machine;
 use crate::topology::Topology;
 
@@ -28,7 +28,7 @@ impl OwnQemu<'_> {
     /// The arguments of a machine with the devices. It lacks what it boots, disks, and a display.
     pub fn arguments(&self) -> Vec<String> {
         let machine = self.machine;
-        let mut words = Words::default();
+        let mut words = QemuArguments::default();
         words.option(
             "-M",
             format!("q35,memory-backend=ram{}", machine.iommu.machine()),
@@ -48,7 +48,7 @@ impl OwnQemu<'_> {
 
     /// The arguments for the devices alone: the IOMMU, ports, and the devices below them.
     fn devices(&self) -> Vec<String> {
-        let mut words = Words::default();
+        let mut words = QemuArguments::default();
         if let Some(iommu) = self.machine.iommu.device(self.machine.ats) {
             words.option("-device", iommu);
         }

@@ -88,7 +88,7 @@ pub fn bare(boot: &Boot<'_>) -> Vec<String> {
     ];
     let parameters = parameters.iter().filter(|words| !words.is_empty());
     let parameters: Vec<&str> = parameters.copied().collect();
-    let mut words = Words::default();
+    let mut words = QemuArguments::default();
     words
         .flag("-nodefaults")
         .flag("-no-user-config")
@@ -128,7 +128,7 @@ pub fn arguments(
     sockets: &Sockets,
     shared: &[SharedFolder<'_>],
 ) -> Vec<String> {
-    let mut words = Words(bare(boot));
+    let mut words = QemuArguments(bare(boot));
     words.option(
         "-chardev",
         format!("socket,id=report,path={}", escaped(&sockets.report())),
@@ -176,7 +176,7 @@ pub fn arguments(
 }
 
 /// The vsock device, and the folder that the guest sees as `/host`.
-fn guest_access(words: &mut Words, access: &GuestAccess, sockets: &Sockets) {
+fn guest_access(words: &mut QemuArguments, access: &GuestAccess, sockets: &Sockets) {
     let socket = escaped(&sockets.vsock_device());
     words.option("-chardev", format!("socket,id=vsock,path={socket}"));
     words.option("-device", "vhost-user-vsock-pci,chardev=vsock");
@@ -196,7 +196,7 @@ fn guest_access(words: &mut Words, access: &GuestAccess, sockets: &Sockets) {
 
 /// Host bridges, switches, ports, and the devices below them. The numbers of chassis and slots begin after `chassis`.
 pub(crate) fn functions(topology: &Topology<'_>, sockets: &Sockets, chassis: u32) -> Vec<String> {
-    let mut words = Words::default();
+    let mut words = QemuArguments::default();
     for bridge in topology.host_bridges.iter().skip(1) {
         let (id, bus) = (bridge.id, bridge.bus_number);
         words.option(
@@ -394,11 +394,11 @@ impl Sockets {
     }
 }
 
-/// QEMU's options, word by word.
+/// The arguments of QEMU's command line.
 #[derive(Default)]
-pub(crate) struct Words(pub(crate) Vec<String>);
+pub(crate) struct QemuArguments(pub(crate) Vec<String>);
 
-impl Words {
+impl QemuArguments {
     fn flag(&mut self, flag: &str) -> &mut Self {
         self.0.push(flag.to_owned());
         self

@@ -10,7 +10,6 @@ mod catalogue;
 mod check;
 mod device;
 mod error;
-mod fabric;
 mod fault;
 mod file;
 mod files;
@@ -26,6 +25,7 @@ mod nvme;
 mod packages;
 pub(crate) mod program;
 mod qemu_nvme;
+mod rdma_network;
 #[cfg(test)]
 mod reference;
 mod sanitize;
@@ -55,11 +55,11 @@ pub use bus_numbers::first_buses;
 pub use catalogue::{ScenarioFile, in_folder, shipped};
 pub use device::DeviceSpec;
 pub use error::ScenarioError;
-pub use fabric::Fabric;
 pub use gpu::Gpu;
 pub use group::{AcrossCheck, AcrossEnd, GroupCheck, GroupGuest, GuestGroup};
 pub use nic::Nic;
 pub use program::HostProgram;
+pub use rdma_network::RdmaNetwork;
 pub use sanitize::Sanitize;
 pub use tunnels::{TunnelSide, Tunnels};
 
@@ -101,7 +101,7 @@ pub struct Scenario {
     /// The RDMA network adapters.
     pub nics: Vec<Nic>,
     /// What joins them, if anything does.
-    pub fabric: Option<Fabric>,
+    pub fabric: Option<RdmaNetwork>,
     /// Kernel modules that are loaded before the first check.
     pub modules: Vec<Module>,
     /// Folders that modules are built from, which are loaded after those.

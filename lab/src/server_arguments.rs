@@ -8,7 +8,7 @@ use peerbar_switch::LinkMode;
 
 use crate::pci_holes::pci_holes;
 use crate::qemu::Sockets;
-use crate::scenario::{DeviceSpec, Fabric, Gpu, Namespace, Nic, Nvme, TunnelSide, Tunnels};
+use crate::scenario::{DeviceSpec, Gpu, Namespace, Nic, Nvme, RdmaNetwork, TunnelSide, Tunnels};
 use crate::size::Size;
 use crate::topology::Topology;
 
@@ -73,7 +73,7 @@ fn tunnel_options(tunnels: &Tunnels) -> Vec<(&'static str, String)> {
 }
 
 /// The server of a fabric.
-pub fn fabric_command(fabric: &Fabric, sockets: &Sockets) -> ServerCommand {
+pub fn fabric_command(fabric: &RdmaNetwork, sockets: &Sockets) -> ServerCommand {
     let rules = fabric.impairments.iter();
     let rules = rules.map(|rule| ("--impair", rule.clone()));
     let seed = fabric.seed.map(|seed| ("--seed", seed.to_string()));
@@ -181,7 +181,7 @@ fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
 
 /// The GID is a link-local address, as a real adapter's is. Adapters of one guest lend each other memory; those of several do only if the
 /// scenario says so, as each server could then use the RAM of the other guests.
-fn nic_arguments(nic: &Nic, fabric: Option<(&Fabric, &Sockets)>) -> Vec<String> {
+fn nic_arguments(nic: &Nic, fabric: Option<(&RdmaNetwork, &Sockets)>) -> Vec<String> {
     let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
     let gid = Ipv6Addr::from(link_local.to_bits() | u128::from(nic.gid));
     let mut words = vec!["--gid".to_owned(), gid.to_string()];

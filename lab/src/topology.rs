@@ -4,7 +4,7 @@
 //! is asked about ([`Topology::pci_tree`]) are renderings of it.
 
 use crate::guest_access::GuestAccess;
-use crate::scenario::{AttachPoint, DeviceSpec, Fabric, Scenario, first_buses};
+use crate::scenario::{AttachPoint, DeviceSpec, RdmaNetwork, Scenario, first_buses};
 
 /// The machine's own host bridge, as QEMU calls its bus.
 pub const ROOT_BUS: &str = "pcie.0";
@@ -22,7 +22,7 @@ pub struct Topology<'a> {
     /// RAM of the machine in bytes.
     pub memory: u64,
     /// What joins the adapters.
-    pub fabric: Option<&'a Fabric>,
+    pub fabric: Option<&'a RdmaNetwork>,
     /// What the host may do in the guest; takes a vsock device and a 9p export.
     pub access: Option<&'a GuestAccess>,
 }

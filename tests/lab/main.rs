@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
-mod fabric;
 mod faults;
 mod guests;
+mod impairments;
 mod intruder;
 mod peer_to_peer;
 mod requests;

@@ -19,14 +19,14 @@ use toml::de::{DeTable, DeValue, Deserializer};
 pub use across::{AcrossCheck, AcrossEnd};
 
 use super::error::Problem;
-use super::fabric::fabric;
 use super::file::File;
 use super::lost;
 use super::names;
+use super::rdma_network::fabric;
 use super::tunnels;
 use super::validate;
 use super::{
-    Fabric, Nic, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
+    Nic, RdmaNetwork, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
     together,
 };
 
@@ -42,7 +42,7 @@ pub struct GuestGroup {
     /// How long each guest may run.
     pub timeout: Duration,
     /// What joins the adapters of all guests, if anything does.
-    pub fabric: Option<Fabric>,
+    pub fabric: Option<RdmaNetwork>,
     /// The guests, in the order of the file.
     pub guests: Vec<GroupGuest>,
     /// The checks across guests, in the order of the file. They follow those of the single guests.
@@ -142,7 +142,7 @@ impl GuestGroup {
         interactive: bool,
     ) -> Result<Self, Problem> {
         let at = document.span();
-        let parts = split::Parts::of(document.into_inner())?;
+        let parts = split::GroupDocument::of(document.into_inner())?;
         let whole = Spanned::new(at.clone(), parts.whole.clone());
         let file = File::deserialize(Deserializer::from(whole))?;
         let name = names::fitting(file.name.clone(), names::LONGEST_SCENARIO)?;
@@ -260,7 +260,7 @@ impl GroupGuest {
     }
 
     /// Takes its part in the group's fabric, whose rules hold for it also where it is started alone, and brings what checks across guests need.
-    fn join_fabric(&mut self, fabric: &Fabric) {
+    fn join_fabric(&mut self, fabric: &RdmaNetwork) {
         let scenario = &mut self.scenario;
         if scenario.nics.is_empty() {
             return;
@@ -428,7 +428,7 @@ mod tests {
                 "RDMA from VRAM of g0 by n0 to guest RAM by n1"
             ]
         );
-        assert_eq!(group.fabric, Some(Fabric::default()));
+        assert_eq!(group.fabric, Some(RdmaNetwork::default()));
     }
 
     #[test]

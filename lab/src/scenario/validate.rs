@@ -13,7 +13,6 @@ use super::attach::AttachPoints;
 use super::bus_numbers;
 use super::check::{Endpoints, inventory};
 use super::error::Problem;
-use super::fabric::fabric;
 use super::file::{File, GpuTable, HostBridgeTable, NicTable, NvmeTable, SwitchTable};
 use super::files;
 use super::gpu::gpu;
@@ -25,10 +24,11 @@ use super::nic::nic;
 use super::nvme::nvme;
 use super::packages;
 use super::program::{self, HostProgram};
+use super::rdma_network::fabric;
 use super::together;
 use super::tunnels;
 use super::user_drivers;
-use super::{Fabric, Gpu, Machine, Module, Nic, Nvme, Scenario, Switch, Tunnels};
+use super::{Gpu, Machine, Module, Nic, Nvme, RdmaNetwork, Scenario, Switch, Tunnels};
 use crate::guest_files::GuestFile;
 use crate::module_sources::ModuleSources;
 
@@ -163,7 +163,7 @@ struct AttachedDevices {
     nvmes: Vec<Nvme>,
     gpus: Vec<Gpu>,
     nics: Vec<Nic>,
-    fabric: Option<Fabric>,
+    fabric: Option<RdmaNetwork>,
 }
 
 impl AttachedDevices {

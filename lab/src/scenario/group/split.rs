@@ -19,8 +19,8 @@ const CHECK: &str = "check";
 /// Names in the folder of a run that no guest's folder can have.
 const TAKEN: [&str; 2] = ["verdict", "latest"];
 
-/// The parts of a file.
-pub(super) struct Parts<'i> {
+/// The document of a file with several guests, divided.
+pub(super) struct GroupDocument<'i> {
     /// The file without anything about guests.
     pub(super) whole: DeTable<'i>,
     /// The checks across guests.
@@ -39,7 +39,7 @@ pub(super) struct GuestTables<'i> {
     tables: Vec<(&'static str, DeArray<'i>)>,
 }
 
-impl<'i> Parts<'i> {
+impl<'i> GroupDocument<'i> {
     /// Divides a file.
     pub(super) fn of(mut file: DeTable<'i>) -> Result<Self, Problem> {
         let mut guests = take_guests(&mut file)?;

@@ -1,4 +1,4 @@
-//! What joins the RDMA network adapters of a scenario.
+//! The RDMA network between the adapters of a scenario.
 
 use std::path::Path;
 
@@ -10,9 +10,9 @@ use super::error::Problem;
 use super::file::FabricTable;
 use super::tunnels::{Tunnels, tunnels};
 
-/// The fabric between the adapters.
+/// The RDMA network between the adapters: `[fabric]` of a scenario.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Fabric {
+pub struct RdmaNetwork {
     /// What happens to packets between them, as rules of `peerbar-fabric`.
     pub impairments: Vec<String>,
     /// From this number follows which packets are impaired; the server's own choice if none.
@@ -28,9 +28,9 @@ pub(super) fn fabric(
     table: Option<Spanned<FabricTable>>,
     nics: &[Nic],
     folder: &Path,
-) -> Result<Option<Fabric>, Problem> {
+) -> Result<Option<RdmaNetwork>, Problem> {
     let Some(table) = table else {
-        return Ok((nics.len() > 1).then(Fabric::default));
+        return Ok((nics.len() > 1).then(RdmaNetwork::default));
     };
     if nics.is_empty() {
         let message = "a fabric joins adapters: add a [[nic]], or leave [fabric] out";
@@ -42,7 +42,7 @@ pub(super) fn fabric(
     // Another machine's adapters are not known here.
     let known = tunnels.is_none().then_some(nics);
     let rules = table.impair.into_iter().map(|text| rule(text, known));
-    Ok(Some(Fabric {
+    Ok(Some(RdmaNetwork {
         impairments: rules.collect::<Result<_, _>>()?,
         seed: table.seed,
         tunnels,
@@ -78,9 +78,9 @@ fn rule(text: Spanned<String>, nics: Option<&[Nic]>) -> Result<String, Problem> 
 mod tests {
     use std::path::Path;
 
-    use crate::scenario::{Fabric, Scenario};
+    use crate::scenario::{RdmaNetwork, Scenario};
 
-    fn parse(nics: &[&str], fabric: &str) -> Result<Option<Fabric>, String> {
+    fn parse(nics: &[&str], fabric: &str) -> Result<Option<RdmaNetwork>, String> {
         let nics: String = nics
             .iter()
             .map(|name| format!("[[nic]]\nname = \"{name}\"\n"))
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn two_adapters_have_a_fabric_and_one_has_none() {
         assert_eq!(parse(&["a"], ""), Ok(None));
-        assert_eq!(parse(&["a", "b"], ""), Ok(Some(Fabric::default())));
+        assert_eq!(parse(&["a", "b"], ""), Ok(Some(RdmaNetwork::default())));
         let rules = "fabric = { impair = [\"a->b loss=1%\", \"*<->b delay=2ms\"], seed = 7 }";
         let fabric = parse(&["a", "b"], rules).unwrap().unwrap();
         assert_eq!(fabric.impairments, ["a->b loss=1%", "*<->b delay=2ms"]);
