@@ -47,12 +47,12 @@ fn git(tree: &Path, words: &[&str]) -> anyhow::Result<String> {
 /// A folder with a scenario, a builder, and a repository with a commit for each of `states`.
 fn folder(states: &[&str]) -> anyhow::Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
-    let place = |name: &str| folder.path().join(name);
-    fs::write(place("bisect.toml"), SCENARIO)?;
-    fs::write(place("disk.img"), vec![0; 1 << 20])?;
-    fs::write(place("builder"), BUILDER)?;
-    fs::set_permissions(place("builder"), fs::Permissions::from_mode(0o755))?;
-    let tree = place("tree");
+    let path = |name: &str| folder.path().join(name);
+    fs::write(path("bisect.toml"), SCENARIO)?;
+    fs::write(path("disk.img"), vec![0; 1 << 20])?;
+    fs::write(path("builder"), BUILDER)?;
+    fs::set_permissions(path("builder"), fs::Permissions::from_mode(0o755))?;
+    let tree = path("tree");
     fs::create_dir(&tree)?;
     git(&tree, &["init", "--quiet"])?;
     for (number, state) in states.iter().enumerate() {

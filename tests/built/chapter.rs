@@ -120,7 +120,7 @@ fn looks_as_shown(shown: &[String], printed: &str) -> anyhow::Result<()> {
     for wanted in shown.iter().filter(|line| *line != "...") {
         ensure!(
             lines.any(|line| looks_as(wanted.trim_end(), line.trim_end())),
-            "there is no line, or not in this place: {wanted}"
+            "there is no line, or not in this order: {wanted}"
         );
     }
     Ok(())

@@ -71,10 +71,7 @@ fn refusal_is_explained_by_host_bridge_and_kernel_log() {
         "{why}"
     );
     let path = pair["rule"]["path"].as_array().unwrap();
-    let deciding: Vec<&Value> = path
-        .iter()
-        .filter(|place| place["decides"] == true)
-        .collect();
+    let deciding: Vec<&Value> = path.iter().filter(|hop| hop["decides"] == true).collect();
     assert_eq!(deciding.len(), 1, "{pair}");
     assert_eq!(deciding[0]["kind"], "host bridge");
     let said = pair["kernel"]["messages"][0].as_str().unwrap();

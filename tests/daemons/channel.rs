@@ -58,7 +58,7 @@ impl Command {
             opcode: 1,
             ..Self::default()
         };
-        copy.place(0, from).place(1, to).number(2, bytes)
+        copy.address(0, from).address(1, to).number(2, bytes)
     }
 
     /// A launch of a kernel with that number of threads.
@@ -72,8 +72,8 @@ impl Command {
     }
 
     /// The same with an address as an operand.
-    pub(crate) fn place(mut self, operand: usize, place: CommandAddress) -> Self {
-        match place {
+    pub(crate) fn address(mut self, operand: usize, address: CommandAddress) -> Self {
+        match address {
             CommandAddress::Bus(address) => self.number(operand, address),
             CommandAddress::Vram(offset) => {
                 self.spaces |= 1 << operand;

@@ -119,13 +119,13 @@ impl DeviceClient {
     }
 
     /// Has the registers answer at `address`.
-    pub(crate) fn place_registers(&self, address: u64) -> anyhow::Result<()> {
-        self.place(REGISTERS, address)
+    pub(crate) fn set_register_bar(&self, address: u64) -> anyhow::Result<()> {
+        self.set_bar(REGISTERS, address)
     }
 
     /// Has the memory BAR answer at `address`.
-    pub(crate) fn place_memory(&self, address: u64) -> anyhow::Result<BusMemory> {
-        self.place(MEMORY, address)?;
+    pub(crate) fn set_memory_bar(&self, address: u64) -> anyhow::Result<BusMemory> {
+        self.set_bar(MEMORY, address)?;
         let request = [words(&[32, 0, MEMORY, 0]), quads(&[0, 0])].concat();
         let info = self.0.borrow_mut().ask(REGION_INFO, &request, None)?;
         let offset = info.payload.get(24..32).context("a short region info")?;
@@ -145,7 +145,7 @@ impl DeviceClient {
     }
 
     /// Has a BAR answer at `address` (PCI Local Bus 3.0, 6.2.5).
-    pub(crate) fn place(&self, bar: u32, address: u64) -> anyhow::Result<()> {
+    pub(crate) fn set_bar(&self, bar: u32, address: u64) -> anyhow::Result<()> {
         let register = 0x10 + 4 * u64::from(bar);
         self.write(CONFIG_REGION, COMMAND.0, &[0, 0])?;
         self.write(CONFIG_REGION, register, &address.to_le_bytes())?;
@@ -153,15 +153,15 @@ impl DeviceClient {
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8]) -> anyhow::Result<()> {
-        let place = [quads(&[offset]), words(&[region, length(data)?])].concat();
-        let message = [&place, data].concat();
+        let header = [quads(&[offset]), words(&[region, length(data)?])].concat();
+        let message = [&header, data].concat();
         self.0.borrow_mut().ask(REGION_WRITE, &message, None)?;
         Ok(())
     }
 
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) -> anyhow::Result<()> {
-        let place = [quads(&[offset]), words(&[region, length(data)?])].concat();
-        let answer = self.0.borrow_mut().ask(REGION_READ, &place, None)?;
+        let header = [quads(&[offset]), words(&[region, length(data)?])].concat();
+        let answer = self.0.borrow_mut().ask(REGION_READ, &header, None)?;
         let read = answer.payload.get(16..16 + data.len());
         data.copy_from_slice(read.context("a short read")?);
         Ok(())

@@ -143,11 +143,11 @@ impl<'a> Session<'a> {
                 slot: 0,
             };
             let ram = self.disk.shared.ram.clone();
-            let place = self.data(&ram, READ, 0);
-            ram.write(place, &[Target::Ram.untouched(); BLOCK])?;
+            let address = self.data(&ram, READ, 0);
+            ram.write(address, &[Target::Ram.untouched(); BLOCK])?;
             let statuses = self.transfer(READ, &ram, &[extent])?;
             ensure_success(&statuses)?;
-            let content = ram.bytes(place, BLOCK)?;
+            let content = ram.bytes(address, BLOCK)?;
             self.disk.blocks().check(first, &content)?;
         }
         Ok(())
@@ -172,14 +172,14 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         for extent in &extents {
-            let place = self.data(&memory, READ, extent.slot);
-            memory.write(place, &vec![target.untouched(); extent.bytes()])?;
+            let address = self.data(&memory, READ, extent.slot);
+            memory.write(address, &vec![target.untouched(); extent.bytes()])?;
         }
         let read = self.transfer(READ, &memory, &extents)?;
         let mut is_right = true;
         for (extent, status) in extents.iter().zip(read) {
-            let place = self.data(&memory, READ, extent.slot);
-            let found = memory.bytes(place, extent.bytes())?;
+            let address = self.data(&memory, READ, extent.slot);
+            let found = memory.bytes(address, extent.bytes())?;
             let permitted = begun.or(self.permitted(target));
             let judged = permitted.is_success(status).and_then(|is_success| {
                 Ok(is_success && permitted.is_right(&found, &extent.content())?)
@@ -359,7 +359,7 @@ fn ensure_due(is_due: bool, command: u16) -> anyhow::Result<()> {
 
 /// Opens the Controller Memory Buffer as Linux does (NVMe Base 2.0, 3.1.3.16).
 fn open_cmb(client: &DeviceClient) -> anyhow::Result<BusMemory> {
-    let memory = client.place_memory(CMB)?;
+    let memory = client.set_memory_bar(CMB)?;
     let control = Cmbmsc::new()
         .with_cre(true)
         .with_cmse(true)

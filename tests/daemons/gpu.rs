@@ -65,7 +65,7 @@ impl<'a> Session<'a> {
         let shared = &gpu.shared;
         let ends = shared.ends(PART);
         let client = DeviceClient::connect(&gpu.socket, &shared.ram, RAM_BYTES)?;
-        shared.publish(PART, client.place_memory(VRAM)?);
+        shared.publish(PART, client.set_memory_bar(VRAM)?);
         let channel = Channel::enable(client.clone(), shared.ram.clone(), 0, RING)?;
         Ok(Self {
             shared,

@@ -70,8 +70,8 @@ struct Root {
 
 impl Memories {
     fn find(&self, address: u64) -> Option<&BusMemory> {
-        let places = [(&self.ram, RAM_BYTES), (&self.vram, VRAM_BYTES)];
-        let mut found = places.into_iter().filter(|(memory, bytes)| {
+        let memories = [(&self.ram, RAM_BYTES), (&self.vram, VRAM_BYTES)];
+        let mut found = memories.into_iter().filter(|(memory, bytes)| {
             let inside = address.checked_sub(memory.address);
             inside.is_some_and(|inside| inside < *bytes)
         });
@@ -204,8 +204,8 @@ impl DiskAndGpu {
         let ram = BusMemory::create(RAM, RAM_BYTES)?;
         let disk = DeviceClient::connect(&disk, &ram, RAM_BYTES)?;
         let gpu = DeviceClient::connect(&gpu, &ram, RAM_BYTES)?;
-        let vram = gpu.place_memory(VRAM)?;
-        disk.place_registers(REGISTERS)?;
+        let vram = gpu.set_memory_bar(VRAM)?;
+        disk.set_register_bar(REGISTERS)?;
         let memories = Memories {
             ram: ram.clone(),
             vram: vram.clone(),
@@ -283,12 +283,12 @@ impl DiskAndGpu {
         let doorbell = REGISTERS + DOORBELLS + 8 * u64::from(queue.id);
         let [submissions, completions] = queue.entries.map(u64::from);
         let command = Command::launch(NVME_IO, count)
-            .place(0, CommandAddress::Vram(area))
-            .place(1, CommandAddress::Vram(area + COMPLETIONS))
-            .place(2, CommandAddress::Bus(doorbell))
-            .place(3, CommandAddress::Bus(doorbell + 4))
-            .place(4, CommandAddress::Vram(area + STATE))
-            .place(5, CommandAddress::Vram(area + REQUESTS))
+            .address(0, CommandAddress::Vram(area))
+            .address(1, CommandAddress::Vram(area + COMPLETIONS))
+            .address(2, CommandAddress::Bus(doorbell))
+            .address(3, CommandAddress::Bus(doorbell + 4))
+            .address(4, CommandAddress::Vram(area + STATE))
+            .address(5, CommandAddress::Vram(area + REQUESTS))
             .number(6, count)
             .number(7, completions << 32 | submissions)
             .number(9, 1)

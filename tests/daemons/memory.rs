@@ -41,7 +41,7 @@ impl BusMemory {
         }
     }
 
-    fn place(&self, address: u64) -> io::Result<u64> {
+    fn file_offset(&self, address: u64) -> io::Result<u64> {
         let inside = address.checked_sub(self.address);
         let inside = inside.ok_or(io::ErrorKind::InvalidInput)?;
         Ok(inside + self.offset)
@@ -57,11 +57,11 @@ impl BusMemory {
 
 impl DmaMemory for BusMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(data, self.place(address)?)
+        self.file.read_exact_at(data, self.file_offset(address)?)
     }
 
     fn write(&self, address: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, self.place(address)?)
+        self.file.write_all_at(data, self.file_offset(address)?)
     }
 }
 

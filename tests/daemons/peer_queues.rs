@@ -67,7 +67,7 @@ impl Scene {
         let disk = Server::start(folder.path(), "disk0", "peerbar-nvme", &words)?;
         let ram = BusMemory::create(RAM, RAM_BYTES)?;
         let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
-        client.place_registers(DOORS)?;
+        client.set_register_bar(DOORS)?;
         let mut host = Controller::enable(client.clone(), ram, queues(RAM))?;
         let host_queue = host.create_queues(1, queues(RAM + 2 * PAGE))?;
         let peer = Peer::attach(&switch.socket, "peer0", PEER, PEER_BYTES)?;
@@ -88,9 +88,9 @@ impl Scene {
         let at = queues(PEER + 2 * PAGE * u64::from(id));
         let (memory, registers) = (self.peer.memory.clone(), self.peer.registers(DOORS));
         memory.write(at.completion, &[0; 4096])?;
-        let places = self.host.create_queues_at(id, at)?;
+        let offsets = self.host.create_queues_at(id, at)?;
         let doorbells =
-            places.map(|place| Doorbell::new(registers.clone(), memory.clone(), place, None));
+            offsets.map(|offset| Doorbell::new(registers.clone(), memory.clone(), offset, None));
         Ok(QueuePair::new(memory, at, doorbells)?)
     }
 
@@ -201,10 +201,10 @@ fn peer_drives_its_queues_beside_those_of_the_host() {
     let mut scene = Scene::start(None, ADAPTIVE).unwrap();
     transfer_in_turn(&mut scene).unwrap();
     let written = scene.recorded().unwrap();
-    let places: Vec<u64> = written.iter().map(|write| write.offset).collect();
+    let offsets: Vec<u64> = written.iter().map(|write| write.offset).collect();
     // The tail and the head of queue 2, for a Read and a Write.
     let expected = [0x1010, 0x1014].repeat(2 * usize::from(ROUNDS));
-    assert_eq!(places, expected);
+    assert_eq!(offsets, expected);
     let peers: Vec<u32> = written.iter().map(|write| write.peer).collect();
     assert!(peers.iter().all(|peer| *peer == peers[0] && *peer > 0));
     scene.end().unwrap();
@@ -235,7 +235,7 @@ fn peer_rings_a_polling_disk_without_a_message() {
     }
     let rung = |registers: &PeerRegisters| registers.write_register(0x1010, &[0; 4]);
     rung(&registers).unwrap();
-    scene.client.place_registers(DOORS + (1 << 32)).unwrap();
+    scene.client.set_register_bar(DOORS + (1 << 32)).unwrap();
     assert!(rung(&registers).is_err(), "the window has moved");
     scene.peer.set_mastering(false).unwrap();
     assert!(rung(&scene.peer.registers(DOORS + (1 << 32))).is_err());
@@ -253,7 +253,7 @@ fn peer_wakes_a_gpu_that_sleeps() {
     let gpu = Server::start(folder.path(), "gpu0", "peerbar-gpu", &words).unwrap();
     let ram = BusMemory::create(RAM, RAM_BYTES).unwrap();
     let client = DeviceClient::connect(&gpu.socket, &ram, RAM_BYTES).unwrap();
-    client.place_registers(DOORS).unwrap();
+    client.set_register_bar(DOORS).unwrap();
     let (from, to) = (RAM + (2 << 20), RAM + (3 << 20));
     let mut channel = Channel::enable(client, ram.clone(), 1, RAM).unwrap();
     let peer = Peer::attach(&switch.socket, "peer0", PEER, PEER_BYTES).unwrap();
@@ -367,7 +367,7 @@ fn closed_window_or_lost_mastering_stops_the_doorbell() {
     assert!(queue.ring_tail().is_err());
     scene.peer.set_mastering(true).unwrap();
     run(&mut queue, &memory, READ, data).unwrap();
-    scene.client.place_registers(DOORS + (1 << 32)).unwrap();
+    scene.client.set_register_bar(DOORS + (1 << 32)).unwrap();
     assert!(queue.ring_tail().is_err(), "the window has moved");
     let moved = scene.peer.registers(DOORS + (1 << 32));
     moved.write_register(0x1010, &0u32.to_le_bytes()).unwrap();

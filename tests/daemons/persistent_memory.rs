@@ -87,12 +87,12 @@ impl Scene {
     }
 }
 
-/// A guest that has the disk's BARs placed and its region enabled.
+/// A guest that has the disk's BARs set and its region enabled.
 fn connect(disk: &Server) -> anyhow::Result<DeviceClient> {
     let ram = BusMemory::create(RAM, RAM_BYTES)?;
     let client = DeviceClient::connect(&disk.socket, &ram, RAM_BYTES)?;
-    client.place_registers(DOORS)?;
-    client.place(BAR, REGION)?;
+    client.set_register_bar(DOORS)?;
+    client.set_bar(BAR, REGION)?;
     client.write_register(PMRCTL, &1_u32.to_le_bytes())?;
     Ok(client)
 }
@@ -138,15 +138,15 @@ fn hostile_guest_does_not_mix_up_what_a_peer_writes() {
                 assert_eq!(status(&scene.client), NOT_READY);
                 register(1);
             }
-            1 => scene.client.place(BAR, moved).unwrap(),
-            _ => scene.client.place(BAR, REGION).unwrap(),
+            1 => scene.client.set_bar(BAR, moved).unwrap(),
+            _ => scene.client.set_bar(BAR, REGION).unwrap(),
         }
         let here = if round % 3 == 1 { moved } else { REGION };
         assert!(scene.writes(here, 0x5000, round).unwrap(), "round {round}");
         let elsewhere = REGION + (2 << 30);
         assert!(!scene.writes(elsewhere, 0x5000, 0xff).unwrap());
         assert_eq!(scene.file(0x5000).unwrap(), [round; 8192]);
-        scene.client.place(BAR, REGION).unwrap();
+        scene.client.set_bar(BAR, REGION).unwrap();
     }
     scene.end().unwrap();
 }

@@ -122,13 +122,13 @@ impl Machine {
         let memories = memories.as_flattened().iter();
         let memories = memories.map(|name| format!("{name}={{{name}:p2pmem}}"));
         let memories: Vec<String> = memories.collect();
-        let program = format!("write {seed} {} {}", places(), memories.join(" "));
+        let program = format!("write {seed} {} {}", named_paths(), memories.join(" "));
         self.start_load(&[make.join(" && "), mounting(), program])
     }
 
     /// Has the load compare what is on the disks with `/host/said`.
     pub(crate) fn verify(&mut self, seed: u64) -> anyhow::Result<Load> {
-        let program = format!("verify {seed} {} < /host/said", places());
+        let program = format!("verify {seed} {} < /host/said", named_paths());
         self.start_load(&["true".to_owned(), mounting(), program])
     }
 
@@ -180,11 +180,11 @@ impl Machine {
 }
 
 /// Where the guest has the disks and the file systems, in the words of the load.
-fn places() -> String {
+fn named_paths() -> String {
     let disks = disks().map(|disk| format!("{disk}={{{disk}:ns1}}"));
     let folders = WITH_FILES.map(|disk| format!("{disk}=/tmp/{disk}"));
-    let places: Vec<String> = disks.chain(folders).collect();
-    places.join(" ")
+    let paths: Vec<String> = disks.chain(folders).collect();
+    paths.join(" ")
 }
 
 fn mounting() -> String {

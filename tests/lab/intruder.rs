@@ -54,7 +54,7 @@ fn run(lab: &mut Lab, line: &str) -> String {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn server_cannot_take_the_place_of_another_device() {
+fn server_cannot_attach_as_another_device() {
     let disk = |name: &str| NvmeBuilder::new(name).below("switch0").ram("32M");
     let scenario = ScenarioBuilder::new("lab-intruder")
         .key("timeout", "2m")

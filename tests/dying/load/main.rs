@@ -37,7 +37,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// What the command line names.
 #[derive(Default)]
-struct Places {
+struct LoadPaths {
     /// Block devices, folders and p2pmem files, each with the name of its device.
     disks: Vec<(String, PathBuf)>,
     folders: Vec<(String, PathBuf)>,
@@ -64,19 +64,19 @@ struct Extent {
     content: Vec<u8>,
 }
 
-impl Places {
+impl LoadPaths {
     fn of(words: impl Iterator<Item = String>) -> anyhow::Result<Self> {
-        let mut places = Self::default();
+        let mut paths = Self::default();
         for word in words {
             let (name, path) = word.split_once('=').context("no NAME=PATH")?;
-            let place = (name.to_owned(), PathBuf::from(path));
+            let named = (name.to_owned(), PathBuf::from(path));
             match path {
-                path if path.starts_with("/dev/") => places.disks.push(place),
-                path if path.starts_with("/sys/") => places.memories.push(place),
-                _ => places.folders.push(place),
+                path if path.starts_with("/dev/") => paths.disks.push(named),
+                path if path.starts_with("/sys/") => paths.memories.push(named),
+                _ => paths.folders.push(named),
             }
         }
-        Ok(places)
+        Ok(paths)
     }
 }
 
@@ -177,7 +177,7 @@ impl Disk {
         }
     }
 
-    /// The device at the place of an extent, past the page cache.
+    /// The device at the offset of an extent, past the page cache.
     fn at(&mut self, extent: &Extent) -> io::Result<&mut File> {
         self.direct.seek(SeekFrom::Start(extent.offset()))?;
         Ok(&mut self.direct)
@@ -237,11 +237,11 @@ fn say(line: &str) -> io::Result<()> {
         .write_all(format!("{line}\n").as_bytes())
 }
 
-fn write(seed: u64, places: &Places) -> anyhow::Result<()> {
+fn write(seed: u64, paths: &LoadPaths) -> anyhow::Result<()> {
     thread::scope(|scope| {
-        for (name, path) in &places.disks {
+        for (name, path) in &paths.disks {
             let disk = Disk::open(seed, name, path)?;
-            let of_devices = places.memories.iter();
+            let of_devices = paths.memories.iter();
             let of_devices = of_devices.map(|(name, path)| Buffer::in_device(name, path));
             let buffers: Vec<Buffer> = [Buffer::in_ram()]
                 .into_iter()
@@ -249,16 +249,16 @@ fn write(seed: u64, places: &Places) -> anyhow::Result<()> {
                 .collect::<Result<_, _>>()?;
             scope.spawn(move || disk.write_without_end(&buffers));
         }
-        for (disk, folder) in &places.folders {
+        for (disk, folder) in &paths.folders {
             scope.spawn(move || write_files(seed, disk, folder));
         }
         Ok(())
     })
 }
 
-fn verify(seed: u64, places: &Places) -> anyhow::Result<()> {
+fn verify(seed: u64, paths: &LoadPaths) -> anyhow::Result<()> {
     let buffer = Buffer::in_ram()?;
-    let disks = places.disks.iter();
+    let disks = paths.disks.iter();
     let disks = disks.map(|(name, path)| Disk::open(seed, name, path));
     let mut disks: Vec<Disk> = disks.collect::<Result<_, _>>()?;
     let mut compared = 0_u64;
@@ -273,7 +273,7 @@ fn verify(seed: u64, places: &Places) -> anyhow::Result<()> {
                 known.has(&extent, &buffer)?
             }
             ["synced", disk, number] => {
-                let mut folders = places.folders.iter();
+                let mut folders = paths.folders.iter();
                 let folder = folders.find(|(known, _)| known == disk);
                 let (_, folder) = folder.with_context(|| format!("no folder of {disk}"))?;
                 let found = std::fs::read(folder.join(number));
@@ -297,10 +297,10 @@ fn main() -> anyhow::Result<()> {
     let mut words = env::args().skip(1);
     let mode = words.next().context("no mode")?;
     let seed = words.next().context("no seed")?.parse()?;
-    let places = Places::of(words)?;
+    let paths = LoadPaths::of(words)?;
     match mode.as_str() {
-        "write" => write(seed, &places),
-        "verify" => verify(seed, &places),
+        "write" => write(seed, &paths),
+        "verify" => verify(seed, &paths),
         mode => bail!("no such mode: {mode}"),
     }
 }

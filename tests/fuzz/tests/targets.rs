@@ -95,7 +95,7 @@ fn corpus(target: &Target) -> Vec<Vec<u8>> {
     paths.iter().map(read).collect()
 }
 
-/// Changes an input at one place.
+/// Changes an input at one offset.
 fn change(random: &mut fastrand::Rng, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
     let at = random.usize(0..=input.len());
     match random.u8(0..6) {

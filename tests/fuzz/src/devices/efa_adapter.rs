@@ -47,7 +47,7 @@ struct Bench {
 /// Numbers that the adapter has chosen, for later words of an input.
 #[derive(Clone, Copy, Default)]
 struct Known {
-    /// Numbers of the last queue pairs of even and of odd places.
+    /// Numbers of the last queue pairs of even and of odd indices.
     pairs: [u32; 2],
     /// Local and remote key of the last memory region.
     keys: [u32; 2],
@@ -161,8 +161,8 @@ impl Bench {
             128..=175 => {
                 let (pair, index) = (input.u16()? % OBJECTS, u64::from(input.u8()? % 4));
                 let entry: [u8; 64] = self.words(input)?;
-                let place = memory_bar::send_queue(pair) + index * 64;
-                self.write_region(memory_bar::BAR.into(), place, &entry);
+                let offset = memory_bar::send_queue(pair) + index * 64;
+                self.write_region(memory_bar::BAR.into(), offset, &entry);
             }
             176..=215 => {
                 let (uar, queue) = (input.u8()?, u16::from(input.u8()?) % OBJECTS);
@@ -171,9 +171,9 @@ impl Bench {
                     1 => Doorbell::Receive(queue),
                     _ => Doorbell::Completion(queue),
                 };
-                let place = doorbell.offset(u16::from(uar % 4));
+                let at = doorbell.offset(u16::from(uar % 4));
                 let value = input.u32()?.to_le_bytes();
-                self.write_region(memory_bar::BAR.into(), place, &value);
+                self.write_region(memory_bar::BAR.into(), at, &value);
             }
             216..=231 => {
                 let (page, bytes) = (u64::from(input.u8()?), input.array::<16>()?);
@@ -209,8 +209,8 @@ impl Bench {
         self.write_register(offset::AQ_PROD_DB, self.submitted.into());
         self.work();
         let mut completion = [0; ENTRY_BYTES];
-        let place = COMPLETIONS + index * bytes;
-        self.queues.read(place, &mut completion).expect("a queue");
+        let at = COMPLETIONS + index * bytes;
+        self.queues.read(at, &mut completion).expect("a queue");
         let (sum, status) = (
             u16::from_le_bytes([completion[4], completion[5]]),
             completion[2],
@@ -285,7 +285,7 @@ mod tests {
     const KEYS: u8 = 226;
     const PAIR_AND_ONE: u8 = 232;
 
-    /// Words with their values, but for those at some places, which are of a kind.
+    /// Words with their values, but for those at some indices, which are of a kind.
     fn words(mut seed: Seed, bytes: &[u8], kinds: &[(usize, u8)]) -> Seed {
         for (index, word) in bytes.chunks_exact(4).enumerate() {
             let kind = kinds.iter().find(|(at, _)| *at == index);

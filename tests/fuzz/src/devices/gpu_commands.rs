@@ -296,7 +296,7 @@ mod tests {
     struct Fields {
         flags: u8,
         spaces: u8,
-        places: [u16; 3],
+        addresses: [u16; 3],
         length: u16,
         fence: u16,
         grid: u8,
@@ -306,7 +306,7 @@ mod tests {
 
     fn entry(seed: Seed, [opcode, kernel]: [u8; 2], fields: Fields) -> Seed {
         let seed = seed.bytes(&[opcode, kernel, fields.flags, fields.spaces]);
-        let seed = fields.places.into_iter().fold(seed, Seed::u16);
+        let seed = fields.addresses.into_iter().fold(seed, Seed::u16);
         let seed = seed.u16(fields.length).u16(fields.fence);
         seed.bytes(&[fields.grid, fields.block]).u64(fields.value)
     }
@@ -335,7 +335,7 @@ mod tests {
         let fields = Fields {
             flags: 1,
             spaces: 1,
-            places: [0, 0x100, 0x1100],
+            addresses: [0, 0x100, 0x1100],
             length: 64,
             fence: 0x2100,
             grid: 4,
@@ -358,7 +358,7 @@ mod tests {
     fn seed_of_waits_is_carried_out_without_a_fault() {
         let fields = Fields {
             flags: 1 | 2 << 5,
-            places: [0x100, 0, 0],
+            addresses: [0x100, 0, 0],
             length: 8,
             fence: 0x2100,
             ..Fields::default()

@@ -121,8 +121,8 @@ impl Bench {
         let [count, depth, missing] = input.array()?;
         let mut launch = Launch::new(input, usize::from(count % 25), u64::from(depth % 20))?;
         for (at, request) in (0..).zip(&launch.requests) {
-            let place = REQUESTS + at * REQUEST_BYTES;
-            self.gpu.vram().write(place, request).expect("VRAM");
+            let offset = REQUESTS + at * REQUEST_BYTES;
+            self.gpu.vram().write(offset, request).expect("VRAM");
         }
         // Seldom a page is not there that the launch needs.
         let missing = Some(u64::from(missing)).filter(|page| (1..PAGES).contains(page));
@@ -179,12 +179,12 @@ impl Bench {
             spaces |= u16::from(in_vram) << operand;
             if in_vram { at } else { RAM_AT + at }
         };
-        let places = [queue(0, SUBMISSION), queue(1, COMPLETION)];
+        let rings = [queue(0, SUBMISSION), queue(1, COMPLETION)];
         let [submissions, completions] = self.queues.entries.map(u64::from);
         let count = launch.requests.len() as u64;
         let operands = [
-            places[0],
-            places[1],
+            rings[0],
+            rings[1],
             RAM_AT + TAIL,
             RAM_AT + HEAD,
             STATE,
@@ -201,8 +201,8 @@ impl Bench {
         entry[4..8].copy_from_slice(&5_u32.to_le_bytes());
         entry[8..16].copy_from_slice(&FENCE.to_le_bytes());
         entry[16..24].copy_from_slice(&u64::from(self.put + 1).to_le_bytes());
-        for (place, operand) in entry[24..].chunks_exact_mut(8).zip(operands) {
-            place.copy_from_slice(&operand.to_le_bytes());
+        for (field, operand) in entry[24..].chunks_exact_mut(8).zip(operands) {
+            field.copy_from_slice(&operand.to_le_bytes());
         }
         let slot = u64::from(self.put % RING_ENTRIES) * ENTRY_BYTES;
         self.ram.write(RING + slot, &entry).expect("RAM");
@@ -368,10 +368,10 @@ impl Bench {
 
 impl Queues {
     fn new(input: &mut Input<'_>) -> Self {
-        let [submissions, completions, places] = input.array().unwrap_or_default();
+        let [submissions, completions, in_vram] = input.array().unwrap_or_default();
         Self {
             entries: [submissions, completions].map(|entries| 2 + u32::from(entries % 15)),
-            in_vram: [places & 1 != 0, places & 2 != 0],
+            in_vram: [in_vram & 1 != 0, in_vram & 2 != 0],
             fetched: 0,
             posted: 0,
             freed: 0,
@@ -435,9 +435,9 @@ mod tests {
     use super::*;
     use crate::seed::Seed;
 
-    /// A pair of queues with 8 and 6 entries; bits of `places` say which lies in VRAM.
-    fn queues(places: u8) -> Seed {
-        Seed::default().bytes(&[6, 4, places])
+    /// A pair of queues with 8 and 6 entries; bits of `in_vram` say which lies in VRAM.
+    fn queues(in_vram: u8) -> Seed {
+        Seed::default().bytes(&[6, 4, in_vram])
     }
 
     fn launch(seed: Seed, count: u8, depth: u8, missing: u8) -> Seed {
@@ -460,8 +460,8 @@ mod tests {
 
     #[test]
     fn seed_of_launches_completes_all_requests() {
-        for (places, name) in [(0, "in-guest-memory"), (3, "in-vram")] {
-            let seed = launch(queues(places), 20, 0, 0).bytes(&[0; 20]);
+        for (in_vram, name) in [(0, "in-guest-memory"), (3, "in-vram")] {
+            let seed = launch(queues(in_vram), 20, 0, 0).bytes(&[0; 20]);
             // Several at a time, the last one first, and some with a status.
             let seed = launch(seed, 9, 3, 0);
             let seed = seed.bytes(&[0x41, 1, 0x21, 0x80, 2, 2, 1, 0, 0, 0, 0]);

@@ -76,8 +76,8 @@ impl Command {
         bytes[4] = self.nsid;
         bytes[24..32].copy_from_slice(&address(self.prp1).to_le_bytes());
         bytes[32..40].copy_from_slice(&address(self.prp2).to_le_bytes());
-        for (place, dword) in bytes[40..].chunks_exact_mut(4).zip(self.dwords) {
-            place.copy_from_slice(&dword.to_le_bytes());
+        for (field, dword) in bytes[40..].chunks_exact_mut(4).zip(self.dwords) {
+            field.copy_from_slice(&dword.to_le_bytes());
         }
         bytes
     }

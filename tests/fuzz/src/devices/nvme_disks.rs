@@ -432,7 +432,7 @@ impl Bench {
         for (address, len) in layout.runs {
             let (new_run, rest) = new.split_at(len as usize);
             new = rest;
-            let Some(at) = self.place(address, len) else {
+            let Some(at) = self.model_range(address, len) else {
                 continue;
             };
             let mut found = vec![0; len as usize];
@@ -601,8 +601,8 @@ impl Bench {
         address < RAM || address >= REGION && self.region.is_open()
     }
 
-    /// Where the bytes at an address are in the model, if the region is open or they are not of it.
-    fn place(&self, address: u64, len: u64) -> Option<std::ops::Range<usize>> {
+    /// The range of the model that has the bytes at an address, if the region is open or they are not of it.
+    fn model_range(&self, address: u64, len: u64) -> Option<std::ops::Range<usize>> {
         let at = match address.checked_sub(REGION) {
             Some(at) => PAGES * PAGE + at,
             None => address
@@ -631,7 +631,7 @@ impl Bench {
         for (address, len) in &layout.runs {
             let (run, rest) = bytes.split_at(*len as usize);
             bytes = rest;
-            if let Some(at) = self.place(*address, *len) {
+            if let Some(at) = self.model_range(*address, *len) {
                 self.data[at].copy_from_slice(run);
                 self.store(*address, run);
             }
@@ -681,7 +681,7 @@ struct Work {
 impl Work {
     fn made_of(input: &mut Input<'_>, block: u64) -> Option<Self> {
         let blocks = DISK as u64 / block;
-        let [choice, start, count, place, hole] = input.array()?.map(u64::from);
+        let [choice, start, count, page, hole] = input.array()?.map(u64::from);
         let offset = u64::from(input.u16()?);
         let longest = (16 << 10) / block;
         Some(Self {
@@ -691,7 +691,7 @@ impl Work {
             count: 1 + count % longest,
             block,
             offset: offset & 0xffc,
-            first_page: place % (PAGES + REGION_PAGES),
+            first_page: page % (PAGES + REGION_PAGES),
             stride: [1, 5, 7, 11][(choice >> 1 & 3) as usize],
             hole: (hole < 32).then_some(hole % 5),
             fua: choice & 0x80 != 0,
@@ -755,8 +755,8 @@ impl Command {
         bytes[4..8].copy_from_slice(&self.nsid.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.prps[0].to_le_bytes());
         bytes[32..40].copy_from_slice(&self.prps[1].to_le_bytes());
-        for (place, dword) in bytes[40..].chunks_exact_mut(4).zip(self.dwords) {
-            place.copy_from_slice(&dword.to_le_bytes());
+        for (field, dword) in bytes[40..].chunks_exact_mut(4).zip(self.dwords) {
+            field.copy_from_slice(&dword.to_le_bytes());
         }
         bytes
     }

@@ -80,9 +80,9 @@ impl Entry {
         let opcode = [0, 1, 2, 3, 4, 5, WRITE_WORD, WAIT, 8][usize::from(input.u8()? % 9)];
         let kernel = [0, 1, 2, 3, 4, 6][usize::from(input.u8()? % 6)];
         let (flags, spaces) = (input.u8()?, u16::from(input.u8()?));
-        let mut places = [0; 3];
-        for (bit, place) in places.iter_mut().enumerate() {
-            *place = near(input.u16()?, spaces & 1 << bit != 0);
+        let mut addresses = [0; 3];
+        for (bit, address) in addresses.iter_mut().enumerate() {
+            *address = near(input.u16()?, spaces & 1 << bit != 0);
         }
         // Short ones reach every edge, too, and are faster.
         let length = match input.u16()? {
@@ -99,7 +99,7 @@ impl Entry {
         let [grid, block] = input.array::<2>()?.map(u64::from);
         let value = input.u64()?;
         let mut operands = [0; 13];
-        operands[..3].copy_from_slice(&places);
+        operands[..3].copy_from_slice(&addresses);
         match (opcode, kernel) {
             (1 | 3, _) => operands[2] = length,
             (2, _) => operands[1..3].copy_from_slice(&[length, value]),
@@ -145,9 +145,9 @@ impl Entry {
         for operand in &mut entry.operands {
             *operand = input.u64()?;
         }
-        let places = entry.operands.iter().chain([&entry.fence]);
-        let are_far = places
-            .map(|place| place.abs_diff(RINGS_AT))
+        let addresses = entry.operands.iter().chain([&entry.fence]);
+        let are_far = addresses
+            .map(|address| address.abs_diff(RINGS_AT))
             .all(|distance| distance > 2 * LENGTH_LIMIT);
         let threads = entry.operands[11].checked_mul(entry.operands[12]);
         let waits = entry.opcode == WAIT || (entry.opcode, entry.kernel) == (5, 5);
@@ -186,8 +186,8 @@ impl Entry {
         bytes[4..8].copy_from_slice(&self.kernel.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.fence.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.value.to_le_bytes());
-        for (place, operand) in bytes[24..].chunks_exact_mut(8).zip(self.operands) {
-            place.copy_from_slice(&operand.to_le_bytes());
+        for (field, operand) in bytes[24..].chunks_exact_mut(8).zip(self.operands) {
+            field.copy_from_slice(&operand.to_le_bytes());
         }
         bytes
     }
@@ -197,7 +197,7 @@ impl Entry {
         self.opcode == 5 && self.kernel < 2
     }
 
-    fn place(&self, operand: usize) -> Address {
+    fn address(&self, operand: usize) -> Address {
         if self.spaces & 1 << operand != 0 {
             Address::Vram(self.operands[operand])
         } else {
@@ -262,7 +262,7 @@ enum Operation {
     Histogram(Address, u64, Address),
     Add(Address, u64, u64),
     Write(Address, u64, u64),
-    /// Place, bytes, mask and value: waits until the word under the mask is the value.
+    /// Address, bytes, mask and value: waits until the word under the mask is the value.
     Wait(Address, u64, u64, u64),
 }
 
@@ -270,7 +270,7 @@ fn decode(entry: &Entry) -> Result<Operation, u8> {
     Ok(match entry.opcode {
         0 => Operation::Nop,
         1 => {
-            let (from, to, length) = (entry.place(0), entry.place(1), entry.count(2, 1)?);
+            let (from, to, length) = (entry.address(0), entry.address(1), entry.count(2, 1)?);
             let distance = match (from, to) {
                 (Address::Vram(a), Address::Vram(b)) | (Address::Bus(a), Address::Bus(b)) => {
                     a.abs_diff(b)
@@ -283,12 +283,12 @@ fn decode(entry: &Entry) -> Result<Operation, u8> {
             Operation::Copy(from, to, length)
         }
         2 => Operation::Fill(
-            entry.place(0),
+            entry.address(0),
             entry.count(1, 1)?,
             entry.operands[2].to_le_bytes(),
         ),
-        3 => Operation::Compare(entry.place(0), entry.place(1), entry.count(2, 1)?),
-        4 => Operation::Crc(entry.place(0), entry.count(1, 1)?),
+        3 => Operation::Compare(entry.address(0), entry.address(1), entry.count(2, 1)?),
+        4 => Operation::Crc(entry.address(0), entry.count(1, 1)?),
         5 => launch(entry)?,
         WRITE_WORD | WAIT => {
             let [at, value, size, mask, ..] = entry.operands;
@@ -296,8 +296,8 @@ fn decode(entry: &Entry) -> Result<Operation, u8> {
                 return Err(BAD_COMMAND);
             }
             match entry.opcode {
-                WAIT => Operation::Wait(entry.place(0), size, mask, value),
-                _ => Operation::Write(entry.place(0), value, size),
+                WAIT => Operation::Wait(entry.address(0), size, mask, value),
+                _ => Operation::Write(entry.address(0), value, size),
             }
         }
         _ => return Err(BAD_COMMAND),
@@ -309,20 +309,20 @@ fn launch(entry: &Entry) -> Result<Operation, u8> {
     let elements = |operand, bytes| Ok::<_, u8>(entry.count(operand, bytes)?.min(threads));
     Ok(match entry.kernel {
         0 => Operation::Elements(
-            entry.place(0),
-            entry.place(1),
-            entry.place(2),
+            entry.address(0),
+            entry.address(1),
+            entry.address(2),
             elements(3, 4)?,
             None,
         ),
         1 => {
             let factor = f32::from_bits((entry.operands[3] & 0xffff_ffff) as u32);
-            let (x, y) = (entry.place(0), entry.place(1));
+            let (x, y) = (entry.address(0), entry.address(1));
             Operation::Elements(x, y, y, elements(2, 4)?, Some(factor))
         }
-        2 => Operation::Sum(entry.place(0), elements(1, 4)?),
-        3 => Operation::Histogram(entry.place(0), elements(1, 1)?, entry.place(2)),
-        4 => Operation::Add(entry.place(0), entry.operands[1], threads),
+        2 => Operation::Sum(entry.address(0), elements(1, 4)?),
+        3 => Operation::Histogram(entry.address(0), elements(1, 1)?, entry.address(2)),
+        4 => Operation::Add(entry.address(0), entry.operands[1], threads),
         _ => return Err(BAD_COMMAND),
     })
 }
@@ -353,8 +353,8 @@ impl Memories {
 
     /// Gives or takes a page of guest memory; whether that changes anything.
     pub(super) fn set_page(&mut self, page: u64, present: bool) -> bool {
-        let place = &mut self.present[page as usize];
-        std::mem::replace(place, present) != present
+        let known = &mut self.present[page as usize];
+        std::mem::replace(known, present) != present
     }
 
     /// Makes all memory zero; what is to be written for that.
@@ -589,16 +589,16 @@ fn half_written(address: u64, data: &[u8]) -> BadCommand {
 }
 
 /// Whether a range is inside VRAM, or inside the address space.
-fn check(place: Address, len: u64) -> Result<(), u8> {
-    match place {
+fn check(address: Address, len: u64) -> Result<(), u8> {
+    match address {
         Address::Vram(at) if at.checked_add(len).is_none_or(|end| end > VRAM) => Err(VRAM_RANGE),
         Address::Bus(at) if len > 0 && at.checked_add(len - 1).is_none() => Err(DMA),
         _ => Ok(()),
     }
 }
 
-fn after(place: Address, bytes: u64) -> Address {
-    match place {
+fn after(address: Address, bytes: u64) -> Address {
+    match address {
         Address::Vram(at) => Address::Vram(at + bytes),
         Address::Bus(at) => Address::Bus(at.wrapping_add(bytes)),
     }

@@ -73,7 +73,7 @@ impl Bench {
                 let at = REGION + u64::from(page) % REGION_PAGES * PAGE;
                 let bytes = vec![seed; PAGE as usize];
                 self.store(at, &bytes);
-                let known = self.place(at, PAGE).expect("it is of the region");
+                let known = self.model_range(at, PAGE).expect("it is of the region");
                 self.data[known].copy_from_slice(&bytes);
             }
             _ => {}
@@ -189,12 +189,12 @@ mod tests {
     use super::*;
     use crate::seed::Seed;
 
-    /// The first page of the region as the place of a command's data.
+    /// The first page of the region as the page of a command's data.
     const IN_REGION: u8 = PAGES as u8;
 
     /// Adds a command of 8 blocks from block 0 on.
-    fn command(seed: Seed, kind: u8, place: u8) -> Seed {
-        seed.bytes(&[kind, 0, 0, 7, place, 0xff]).u16(0)
+    fn command(seed: Seed, kind: u8, page: u8) -> Seed {
+        seed.bytes(&[kind, 0, 0, 7, page, 0xff]).u16(0)
     }
 
     fn carry_out(seed: &[u8]) -> Bench {
