@@ -43,7 +43,7 @@ enum Action {
     Mark,
     Announce {
         sequence: u8,
-        windows: Vec<Window>,
+        windows: Vec<AnnouncedWindow>,
     },
     Read {
         peer: u8,
@@ -72,7 +72,7 @@ enum Action {
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
-struct Window {
+struct AnnouncedWindow {
     bar: u8,
     address: u8,
     pages: u8,
@@ -106,7 +106,7 @@ impl File {
     }
 }
 
-impl Window {
+impl AnnouncedWindow {
     fn announced(self) -> BarWindow {
         BarWindow {
             bar: self.bar % 7,
@@ -201,7 +201,11 @@ impl Endpoint {
             Action::Mark => self.send(&Message::Mark),
             Action::Announce { sequence, windows } => self.send(&Message::Announce {
                 sequence: sequence.into(),
-                windows: windows.into_iter().take(7).map(Window::announced).collect(),
+                windows: windows
+                    .into_iter()
+                    .take(7)
+                    .map(AnnouncedWindow::announced)
+                    .collect(),
                 leases: Descriptor::new(File::Memory.open()),
             }),
             Action::Read { peer, tag, length } => self.send(&Message::Read {
@@ -349,7 +353,7 @@ mod tests {
         };
         assert!(matches!(
             windows[..],
-            [Window {
+            [AnnouncedWindow {
                 bar: 2,
                 address: 16,
                 pages: 4,
