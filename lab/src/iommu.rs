@@ -98,11 +98,65 @@ impl Iommu {
         }
     }
 
+    /// The name that its driver's messages have in the kernel's log.
+    pub fn log_name(self) -> Option<&'static str> {
+        match self {
+            Self::None => None,
+            Self::Intel | Self::IntelPassthrough => Some("DMAR"),
+            Self::Amd => Some("AMD-Vi"),
+            Self::Virtio => Some("virtio_iommu"),
+        }
+    }
+
+    /// A text that its driver logs for each DMA that it refuses, and for nothing else.
+    fn fault_text(self) -> Option<&'static str> {
+        match self {
+            // All of Intel's are found by the same text.
+            Self::None | Self::IntelPassthrough => None,
+            Self::Intel => Some("DMAR: [DMA "),
+            Self::Amd => Some("AMD-Vi: Event logged [IO_PAGE_FAULT"),
+            Self::Virtio => Some(" fault from EP "),
+        }
+    }
+
+    /// The texts of all drivers, since the user may give the machine another IOMMU by options of QEMU and of the kernel.
+    pub(crate) fn fault_texts() -> impl Iterator<Item = &'static str> {
+        Self::value_variants()
+            .iter()
+            .filter_map(|iommu| iommu.fault_text())
+    }
+
+    /// All but [`Iommu::None`].
+    pub fn present() -> impl Iterator<Item = Self> {
+        let all = Self::value_variants().iter().copied();
+        all.filter(|iommu| iommu.is_present())
+    }
+
     /// The module that must be there before any device's driver.
     pub fn module(self) -> Option<&'static str> {
         match self {
             Self::None | Self::Intel | Self::IntelPassthrough | Self::Amd => None,
             Self::Virtio => Some("virtio_iommu"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_of_each_driver_is_told_from_its_other_messages() {
+        let is_fault = |line: &str| Iommu::fault_texts().any(|text| line.contains(text));
+        for line in [
+            "DMAR: [DMA Read NO_PASID] Request device [02:00.0] fault addr 0xfe000000",
+            "nvme 0000:02:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0001 address=0x0 flags=0x0]",
+            "virtio_iommu virtio0: page fault from EP 16 at 0xfe000000 [R]",
+        ] {
+            assert!(is_fault(line), "{line}");
+            let mut models = Iommu::present();
+            assert!(models.any(|iommu| iommu.log_name().is_some_and(|name| line.contains(name))));
+        }
+        assert!(!is_fault("DMAR: Host address width 39"));
     }
 }

@@ -411,6 +411,7 @@ impl Scenario {
             interactive: self.interactive,
             trace: self.machine.trace,
             exec: self.access.as_ref().map(|access| access.permission),
+            iommu_faults: Iommu::fault_texts().map(str::to_owned).collect(),
             checks: self.checks.clone(),
         }
     }

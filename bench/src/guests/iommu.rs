@@ -1,6 +1,7 @@
 //! `peerbar-bench iommu`: what it costs that an IOMMU translates.
 
 use peerbar_lab::exit::Failure;
+use peerbar_lab::iommu::Iommu;
 
 use super::context::Loaded;
 use super::fio::{Load, Pattern};
@@ -11,7 +12,6 @@ use crate::suite::GuestContext;
 
 /// What the others are measured by.
 const NONE: &str = "none";
-const MODES: [&str; 4] = ["intel-passthrough", "intel", "amd", "virtio"];
 /// What the names of the figures of a load have at their end.
 const PARTS: [&str; 2] = ["", "/of-qemu-s-own"];
 
@@ -27,7 +27,7 @@ pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
         let mut names = loads.iter().flat_map(|load| names(mode, load));
         names.any(|name| context.wants(&name))
     };
-    let modes: Vec<&str> = MODES.into_iter().filter(wanted).collect();
+    let modes: Vec<&str> = Iommu::present().map(Iommu::word).filter(wanted).collect();
     if modes.is_empty() {
         return Ok(());
     }

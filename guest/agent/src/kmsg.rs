@@ -20,12 +20,14 @@ pub(crate) struct KernelLog {
     taint: String,
     /// Messages were overwritten before they were read, since the last call of [`KernelLog::complaints`].
     has_lost: bool,
+    /// Texts of which a line that reports a fault of an IOMMU has one.
+    iommu_faults: Vec<String>,
 }
 
 impl KernelLog {
     /// The log from the kernel's start on. The taint counts from now on: loading a module that is not the kernel's
-    /// own sets it.
-    pub(crate) fn open() -> anyhow::Result<Self> {
+    /// own sets it. A line with one of `iommu_faults` reports a fault of an IOMMU.
+    pub(crate) fn open(iommu_faults: &[String]) -> anyhow::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
             rustix::fs::open("/dev/kmsg", flags, Mode::empty()).context("cannot open /dev/kmsg")?;
@@ -33,12 +35,13 @@ impl KernelLog {
             file: file.into(),
             taint: taint(),
             has_lost: false,
+            iommu_faults: iommu_faults.to_vec(),
         })
     }
 
-    /// The log from now on.
+    /// The log from now on, in which no line counts as a fault of an IOMMU.
     pub(crate) fn from_now_on() -> anyhow::Result<Self> {
-        let mut log = KernelLog::open()?;
+        let mut log = KernelLog::open(&[])?;
         log.file
             .seek(SeekFrom::End(0))
             .context("cannot go to the end of /dev/kmsg")?;
@@ -48,7 +51,8 @@ impl KernelLog {
     /// What has gone wrong in the kernel since the last call, where what is `expected` is no wrong.
     pub(crate) fn complaints(&mut self, expected: &Expected<'_>) -> Complaints {
         let mut known = KnownWarnings::of(expected.warnings);
-        let mut complaints = sift(self.new_messages(), expected, &mut known);
+        let messages = messages(&mut self.file, &mut self.has_lost);
+        let mut complaints = sift(messages, &self.iommu_faults, expected, &mut known);
         let taint = taint();
         let is_known = known.were_seen() && only_warned(&self.taint, &taint);
         if taint != self.taint && !is_known {
@@ -125,6 +129,7 @@ pub(crate) struct Complaints {
 
 fn sift(
     messages: impl Iterator<Item = String>,
+    iommu_faults: &[String],
     expected: &Expected<'_>,
     known: &mut KnownWarnings,
 ) -> Complaints {
@@ -136,7 +141,8 @@ fn sift(
         complaints.missing.retain(|text| !line.contains(text));
         let mut is_expected = expected.texts.iter().any(|text| line.contains(text));
         is_expected |= known.has(&line);
-        if is_fault(&line) {
+        let is_fault = iommu_faults.iter().any(|text| line.contains(text));
+        if is_fault {
             complaints.faults = complaints.faults.saturating_add(1);
             complaints.fault.get_or_insert_with(|| line.clone());
             is_expected |= expected.faults;
@@ -145,7 +151,8 @@ fn sift(
             complaints.peer_to_peer.push(line.clone());
         }
         let begun = !complaints.lines.is_empty();
-        if (begun || is_bad(&line) && !is_expected) && complaints.lines.len() < SHOWN {
+        if (begun || (is_fault || is_bad(&line)) && !is_expected) && complaints.lines.len() < SHOWN
+        {
             complaints.lines.push(line);
         }
     }
@@ -187,7 +194,7 @@ fn message(record: &[u8]) -> String {
         .to_owned()
 }
 
-/// Whether the kernel complains: about itself, about a hang, about memory, or about a DMA that an IOMMU refused.
+/// Whether the kernel complains: about itself, about a hang, or about memory.
 fn is_bad(message: &str) -> bool {
     const STARTS: [&str; 5] = [
         "WARNING: ",
@@ -213,19 +220,8 @@ fn is_bad(message: &str) -> bool {
     ];
     let lost_command = message.starts_with("nvme ") && message.contains(" timeout, ");
     lost_command
-        || is_fault(message)
         || STARTS.iter().any(|start| message.starts_with(start))
         || PARTS.iter().any(|part| message.contains(part))
-}
-
-/// Whether an IOMMU has refused a DMA: Intel's, AMD's, virtio's.
-fn is_fault(message: &str) -> bool {
-    const PARTS: [&str; 3] = [
-        "DMAR: [DMA ",
-        "AMD-Vi: Event logged [IO_PAGE_FAULT",
-        " fault from EP ",
-    ];
-    PARTS.iter().any(|part| message.contains(part))
 }
 
 #[cfg(test)]
@@ -234,7 +230,7 @@ mod tests {
 
     fn sifted_of(log: impl Iterator<Item = String>, expected: &Expected<'_>) -> Complaints {
         let mut known = KnownWarnings::of(expected.warnings);
-        sift(log, expected, &mut known)
+        sift(log, &["DMAR: [DMA ".to_owned()], expected, &mut known)
     }
 
     /// What the reads of a log give, the last one first.
@@ -360,9 +356,6 @@ mod tests {
             "INFO: task peerbar-agent:1 blocked for more than 120 seconds.",
             "watchdog: BUG: soft lockup - CPU#0 stuck for 26s!",
             "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
-            "DMAR: [DMA Read NO_PASID] Request device [02:00.0] fault addr 0xfe000000",
-            "nvme 0000:02:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0001 address=0x0 flags=0x0]",
-            "virtio_iommu virtio0: page fault from EP 16 at 0xfe000000 [R]",
             "BUG: KASAN: slab-use-after-free in pb_job_free+0x1b/0x40 [peerbar_gpu]",
             "WARNING: possible circular locking dependency detected",
             "DMA-API: debugging out of memory - disabling",

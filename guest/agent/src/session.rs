@@ -50,7 +50,14 @@ pub(crate) fn run() -> anyhow::Result<()> {
             let trace = for_trace
                 .map(|port| KernelTracing::start(port, &guest))
                 .transpose()?;
-            CheckRunner::new(Arc::new(guest), decisions, trace, &mut report)?.run_all(&plan)?;
+            CheckRunner::new(
+                Arc::new(guest),
+                &plan.iommu_faults,
+                decisions,
+                trace,
+                &mut report,
+            )?
+            .run_all(&plan)?;
         }
         Err(error) => {
             eprintln!("peerbar-agent: {error:#}");
@@ -107,6 +114,7 @@ struct CheckRunner<'a> {
 impl<'a> CheckRunner<'a> {
     fn new(
         guest: Arc<GuestContext>,
+        iommu_faults: &[String],
         decisions: Decisions,
         trace: Option<KernelTracing>,
         report: &'a mut KtapWriter<File>,
@@ -114,7 +122,7 @@ impl<'a> CheckRunner<'a> {
         for evidence in pci_tree::found(&guest).iter().chain(decisions.is_blind()) {
             report.evidence(evidence)?;
         }
-        let mut log = KernelLog::open()?;
+        let mut log = KernelLog::open(iommu_faults)?;
         let mut earlier = log.complaints(&Expected::default()).lines;
         if !earlier.is_empty() {
             earlier.insert(0, "before the first check:".to_owned());

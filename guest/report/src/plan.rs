@@ -45,6 +45,9 @@ pub struct Plan {
     /// Whether the agent starts programs for the host, and what they may do with the host's folder. Implies a tools root.
     #[serde(default)]
     pub exec: Option<HostFolder>,
+    /// Texts of which a line of the kernel's log that reports a fault of an IOMMU has one.
+    #[serde(default)]
+    pub iommu_faults: Vec<String>,
     /// The checks, in order.
     pub checks: Vec<Check>,
 }

@@ -53,8 +53,9 @@ pub(super) fn beside(
         Some(wanted) if !iommu.translates() => Err(Problem::new(
             wanted.span(),
             format!(
-                "`sanitize` needs an IOMMU that translates, which `iommu = \"{}\"` does not: write `intel`, `amd` or `virtio`",
-                iommu.word()
+                "`sanitize` needs an IOMMU that translates, which `iommu = \"{}\"` does not: write {}",
+                iommu.word(),
+                translating()
             ),
         )),
         wanted => Ok(wanted.map(Spanned::into_inner)),
@@ -67,6 +68,13 @@ fn kind(word: &str) -> Result<FindingKind, String> {
         let words = FindingKind::WORDS.map(|(_, word)| word).join(", ");
         format!("`sanitize`: `{word}` is no kind of finding; there are {words}")
     })
+}
+
+/// The words of the IOMMUs that translate.
+fn translating() -> String {
+    let words = Iommu::present().filter(|iommu| iommu.translates());
+    let words: Vec<String> = words.map(|iommu| format!("`{}`", iommu.word())).collect();
+    words.join(" or ")
 }
 
 #[cfg(test)]

@@ -5,11 +5,12 @@ use std::path::Path;
 use peerbar_report::Evidence;
 
 use peerbar_lab::finished_run::EVIDENCE;
+use peerbar_lab::iommu::Iommu;
 use peerbar_lab::run_file;
 use peerbar_lab::terminal::printable;
 
-/// What IOMMU drivers of Linux start their messages with.
-const DRIVERS: [&str; 4] = ["DMAR", "AMD-Vi", "virtio_iommu", "iommu"];
+/// What the kernel's IOMMU core starts its messages with.
+const CORE: &str = "iommu";
 /// How many lines of the log are shown for a DMA.
 const MOST: usize = 2;
 
@@ -49,8 +50,12 @@ impl IommuLog {
             let mut functions = self.functions.iter();
             functions.any(|(at, name)| name != device && line.contains(at))
         };
+        let drivers: Vec<&str> = Iommu::present()
+            .filter_map(Iommu::log_name)
+            .chain([CORE])
+            .collect();
         let names = |line: &&String| {
-            DRIVERS.iter().any(|driver| line.contains(driver))
+            drivers.iter().any(|driver| line.contains(driver))
                 && addresses(line).any(|found| (first..=last).contains(&found))
                 && !of_another(line)
         };

@@ -54,13 +54,10 @@ impl KernelChoice {
 
     /// Whether the client's DMA is treated as with `iommu`.
     fn has(&self, iommu: Iommu) -> bool {
-        let domain = self.domain.as_deref();
-        match iommu {
-            Iommu::None => domain.is_none(),
-            Iommu::IntelPassthrough => domain == Some("identity"),
-            Iommu::Intel | Iommu::Amd | Iommu::Virtio => {
-                domain.is_some_and(|domain| domain.starts_with("DMA"))
-            }
+        match self.domain.as_deref() {
+            None => !iommu.is_present(),
+            Some(domain) if iommu.translates() => domain.starts_with("DMA"),
+            Some(domain) => iommu.is_present() && domain == "identity",
         }
     }
 }
