@@ -666,9 +666,16 @@ mod tests {
         assert_eq!(scenario.nvmes[1].workers, Some(3));
     }
 
+    /// Checks that a controller with these keys, from line 8 on, is refused with that message.
+    fn assert_refused<const N: usize>(cases: [(String, &str); N]) {
+        for (lines, message) in cases {
+            assert_eq!(nvme(&lines), format!("x.toml:{message}"));
+        }
+    }
+
     #[test]
-    fn controller_mistake_names_its_line() {
-        let cases = [
+    fn controller_attach_or_link_mistake_names_its_line() {
+        assert_refused([
             (
                 format!("below = \"s1\"\n{DISK}"),
                 "8: no [[switch]] or [[host-bridge]] is named `s1`: declare it, or leave `below` out",
@@ -689,6 +696,12 @@ mod tests {
                 format!("{DISK}link-bandwidth = \"4G\""),
                 "9: `link-bandwidth`: `4G` is no bandwidth: write one from 1MiB/s on, such as 4GiB/s",
             ),
+        ]);
+    }
+
+    #[test]
+    fn controller_memory_mistake_names_its_line() {
+        assert_refused([
             (
                 format!("cmb = \"3M\"\n{DISK}"),
                 "8: `cmb = \"3M\"`: Linux takes multiples of 2M only, and 64G is the most",
@@ -713,6 +726,12 @@ mod tests {
                 format!("{DISK}cmb-queues = true"),
                 "9: `d0` has no CMB for queues: give it a `cmb`",
             ),
+        ]);
+    }
+
+    #[test]
+    fn controller_limit_mistake_names_its_line() {
+        assert_refused([
             (
                 format!("{DISK}block-size = 1024"),
                 "9: `block-size = 1024`: blocks have 512 or 4096 bytes",
@@ -734,6 +753,12 @@ mod tests {
                 format!("{DISK}poll = \"often\""),
                 "9: `poll`: `often` is none of never, adaptive, always",
             ),
+        ]);
+    }
+
+    #[test]
+    fn controller_fault_mistake_names_its_line() {
+        assert_refused([
             (
                 format!("{DISK}seed-fault = [\"lost:1\"]"),
                 "9: `seed-fault`: `lost:1` is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, \
@@ -760,6 +785,12 @@ mod tests {
                 "9: `faults`: `link-down device for=2s` fires at once, and no guest has the device yet: give it to `peerbar inject`, \
                  or to the socket of --control, while a guest runs",
             ),
+        ]);
+    }
+
+    #[test]
+    fn namespace_mistake_names_its_line() {
+        assert_refused([
             (
                 "namespaces = []".to_owned(),
                 "8: `d0` has no namespace: write `namespaces = [{ ram = \"64M\" }]`",
@@ -777,6 +808,12 @@ mod tests {
                 "8: image no/such.img cannot be used (No such file or directory (os error 2)): give a `size` to have \
                  it created",
             ),
+        ]);
+    }
+
+    #[test]
+    fn taken_or_malformed_name_names_its_line() {
+        assert_refused([
             (
                 format!("{DISK}[[nvme]]\nname = \"s0\"\n{DISK}"),
                 "10: the name `s0` is taken: every bridge, switch, device and module needs its own",
@@ -785,10 +822,7 @@ mod tests {
                 format!("{DISK}[[nvme]]\nname = \"a disk\"\n{DISK}"),
                 "10: `a disk` is no name: a letter first, then letters, digits, `-` and `_`, 20 at most",
             ),
-        ];
-        for (lines, message) in cases {
-            assert_eq!(nvme(&lines), format!("x.toml:{message}"));
-        }
+        ]);
     }
 
     #[test]
