@@ -225,7 +225,7 @@ fn decode(copy: &[u8]) -> DeviceCounters {
     }
 }
 
-/// The events, by the number at each place of a file.
+/// The events, by the number at each offset of a file.
 fn events(number: impl Fn(usize) -> u64) -> DeviceEvents {
     let count = |event| number(event_at(event));
     let queues = 0..=DeviceEvents::LAST_QUEUE;

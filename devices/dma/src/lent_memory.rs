@@ -2,7 +2,7 @@
 //!
 //! The owner of a file may cut it short, or punch a hole into one of huge pages while their pool is empty. An access to a page
 //! that is gone raises SIGBUS in the thread that makes it (mmap(2)). The handler here looks the address up in the table of
-//! lent mappings. It marks the mapping as lost and puts private zeroed memory in its place, so that the access goes on. Every use
+//! lent mappings. It marks the mapping as lost and puts private zeroed memory at its address, so that the access goes on. Every use
 //! checks the mark after its access ([`LentMapping::is_lost`]) and fails. A SIGBUS anywhere else ends the process, as it does
 //! without a handler.
 //!
@@ -192,7 +192,7 @@ impl LentMapping {
         self.slot.lost.load(Relaxed)
     }
 
-    /// Puts a private copy of the file in the mapping's place, which begins at `first` there, and marks the mapping as lost. It costs
+    /// Maps a private copy of the file over the mapping, which begins at offset `first` of the file, and marks the mapping as lost. It costs
     /// memory for pages that are written only. Refused for huge pages, of which there may be none for a copy.
     pub(crate) fn detach(&self, file: &File, first: u64) -> io::Result<()> {
         let (start, len) = (self.slot.start.load(Relaxed), self.slot.len.load(Relaxed));

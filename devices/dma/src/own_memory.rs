@@ -34,7 +34,7 @@ pub(crate) fn create(name: &str, size: u64) -> Result<OwnedFd, Failure> {
     Ok(file)
 }
 
-/// Maps a file in the place of what `region` has mapped so far. An access at the same time meets one of the two.
+/// Maps a file over what `region` has mapped so far. An access at the same time meets one of the two.
 pub(crate) fn map_over(region: &MmapRegion, file: &OwnedFd) -> Result<(), Failure> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;

@@ -197,7 +197,7 @@ pub struct ReceiveDescriptor {
     pub req_id: U16,
     /// Length of the buffer in bytes.
     pub length: U16,
-    /// Key and place in the request.
+    /// Key, and whether it is the first or the last of its request.
     pub key: ReceiveKey,
 }
 

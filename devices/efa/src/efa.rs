@@ -172,7 +172,7 @@ impl Efa {
             .with(|registers| (registers.answer(request), registers.is_answering()));
         let Some((address, answer)) = answer else {
             return log::debug!(
-                "register {:#x} is not read: there is no place",
+                "register {:#x} is not read: the driver has set no address for the answer",
                 request.offset()
             );
         };

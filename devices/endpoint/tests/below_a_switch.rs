@@ -634,8 +634,8 @@ fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
     // It learns of the window.
     a.write(B + MEMORY + 0x100, &[1; 8]).unwrap();
     assert_eq!(write(&mut stalled, B + MEMORY + 0x100), Some(Ok(())));
-    let place = [(B + MEMORY, 8)];
-    let pinned = stalled.pin(Purpose::Payload, Direction::Write, place);
+    let range = [(B + MEMORY, 8)];
+    let pinned = stalled.pin(Purpose::Payload, Direction::Write, range);
     let pinned = pinned.unwrap();
     assert_eq!(pinned.intact(), Ok(()));
     // From here to its release its thread relies on the routes of before.

@@ -27,7 +27,7 @@ mod tests;
 
 /// How often the fabric is asked whether a peer is still there.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The same for one that no request goes to, while there is no room for other peers: adapters that come and go take places until
+/// The same for one that no request goes to, while there is no room for other peers: adapters that come and go occupy entries until
 /// the fabric says that they have left.
 const INTERVAL_WHEN_FULL: Duration = Duration::from_millis(50);
 
@@ -310,7 +310,7 @@ impl<D> Transport<D> {
         Some(peer)
     }
 
-    /// Whether the sender of a packet is known. Only a request makes it so, as that takes a place; with no room, it is sent again.
+    /// Whether the sender of a packet is known. Only a request makes it so, as that takes an entry; with no room, it is sent again.
     fn knows_sender(
         &mut self,
         from: Gid,

@@ -37,8 +37,8 @@ fn scene() -> (RingFile, Session) {
     (RingFile::new(image), Session::new(requester))
 }
 
-/// Places in random order, each of this many bytes.
-fn places(bytes: usize) -> impl Iterator<Item = u64> {
+/// Addresses in random order, each of this many bytes.
+fn addresses(bytes: usize) -> impl Iterator<Item = u64> {
     let mut at = 1_usize;
     std::iter::repeat_with(move || {
         at = at * 1237 % (BYTES / bytes);
@@ -50,9 +50,9 @@ fn by_the_kernel(bencher: Bencher, bytes: usize, direction: Direction) {
     let (image, mut session) = scene();
     let event_fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let mut ring = FileRing::new(event_fd.as_fd()).unwrap();
-    let mut places = places(bytes);
+    let mut addresses = addresses(bytes);
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
-        for address in places.by_ref().take(BATCH) {
+        for address in addresses.by_ref().take(BATCH) {
             let memory = session.pin(Purpose::Payload, direction, [(address, bytes)]);
             ring.transfer((&image, address), memory.unwrap(), ());
         }
@@ -77,9 +77,9 @@ fn writes_by_the_kernel(bencher: Bencher, bytes: usize) {
 fn reads_through_a_buffer(bencher: Bencher, bytes: usize) {
     let (image, session) = scene();
     let mut buffer = vec![0; bytes];
-    let mut places = places(bytes);
+    let mut addresses = addresses(bytes);
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
-        for address in places.by_ref().take(BATCH) {
+        for address in addresses.by_ref().take(BATCH) {
             image.file().read_exact_at(&mut buffer, address).unwrap();
             let requester = session.requester();
             requester.write(Purpose::Payload, address, &buffer).unwrap();
@@ -91,9 +91,9 @@ fn reads_through_a_buffer(bencher: Bencher, bytes: usize) {
 fn writes_through_a_buffer(bencher: Bencher, bytes: usize) {
     let (image, session) = scene();
     let mut buffer = vec![0; bytes];
-    let mut places = places(bytes);
+    let mut addresses = addresses(bytes);
     bencher.counter(ItemsCount::new(BATCH)).bench_local(|| {
-        for address in places.by_ref().take(BATCH) {
+        for address in addresses.by_ref().take(BATCH) {
             let requester = session.requester();
             let read = requester.read(Purpose::Payload, address, &mut buffer);
             read.unwrap();

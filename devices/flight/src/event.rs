@@ -171,7 +171,7 @@ impl Backing {
     }
 }
 
-/// A place in a file.
+/// An offset in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileSpan {
     /// The file's device number (stat(2), st_dev).

@@ -66,12 +66,13 @@ impl Flight {
         let mut slot = 0;
         for_each(header.ring_at(), written, &read, |raw| {
             let record = raw.decode();
-            let in_place = |record: &Record| (record.sequence - 1) % header.ring_slots == slot;
-            records.extend(record.filter(in_place));
+            let is_in_its_slot =
+                |record: &Record| (record.sequence - 1) % header.ring_slots == slot;
+            records.extend(record.filter(is_in_its_slot));
             slot += 1;
         })?;
         let overwritten = header.begun - written;
-        // Records that were begun after the header was read may be among them, in the place of older ones.
+        // Records that were begun after the header was read may be among them, in the slots of older ones.
         records.retain(|record| record.sequence > overwritten);
         records.sort_unstable_by_key(|record| record.sequence);
         torn += written.saturating_sub(records.len() as u64);

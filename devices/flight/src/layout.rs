@@ -162,8 +162,8 @@ impl Header {
     pub(crate) fn to_raw(&self) -> RawHeader {
         let mut name = [0; 64];
         for (at, letter) in self.name.char_indices() {
-            if let Some(place) = name.get_mut(at..at + letter.len_utf8()) {
-                letter.encode_utf8(place);
+            if let Some(bytes) = name.get_mut(at..at + letter.len_utf8()) {
+                letter.encode_utf8(bytes);
             }
         }
         RawHeader {

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_mapping_keeps_its_place_in_the_file() {
+    fn what_is_left_of_a_mapping_keeps_its_offset_in_the_file() {
         let mut live = LiveTable::new(8);
         let events = [
             Event::Map(ram(0x1000, 0x4fff, 0x10_0000)),

@@ -83,7 +83,7 @@ pub struct Finding {
     /// [`FindingKind::PastEnd`], [`FindingKind::WriteReadOnly`] and [`FindingKind::Shared`]) mapped, or for what is left
     /// behind when its command was complete.
     pub mapping: Option<(Mapping, Moment)>,
-    /// For [`FindingKind::Shared`] the device that came first, by its place in what [`shared`] was given, and the command
+    /// For [`FindingKind::Shared`] the device that came first, by its index in what [`shared`] was given, and the command
     /// that its mapping was made for.
     pub other: Option<(usize, Option<Command>)>,
 }
@@ -258,7 +258,7 @@ fn is_for_payload(life: &MappingLife) -> bool {
 struct PageUse<'a> {
     device: usize,
     life: &'a MappingLife,
-    place: FileSpan,
+    span: FileSpan,
 }
 
 impl PageUse<'_> {
@@ -268,7 +268,7 @@ impl PageUse<'_> {
             device,
             inode,
             offset,
-        } = self.place;
+        } = self.span;
         (device, inode, offset / PAGE)
     }
 
@@ -338,11 +338,7 @@ fn page_uses<'a>(histories: &[&'a History], most: u64) -> (Vec<PageUse<'a>>, u64
                 }
             }
             let pages = pages_of(&life.mapping);
-            uses.extend(pages.map(|place| PageUse {
-                device,
-                life,
-                place,
-            }));
+            uses.extend(pages.map(|span| PageUse { device, life, span }));
         }
     }
     (uses, beyond)
@@ -368,7 +364,7 @@ fn collisions<'a>(uses: &'a [PageUse<'a>]) -> impl Iterator<Item = (usize, Findi
     })
 }
 
-/// The places of a mapping's pages in their file.
+/// Where a mapping's pages lie in their file.
 fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
     let file = mapping.backing.file();
     let size = mapping.size();
@@ -388,7 +384,7 @@ fn collide(first: &PageUse<'_>, second: &PageUse<'_>) -> bool {
 
 fn sharing(first: &PageUse<'_>, second: &PageUse<'_>) -> Finding {
     let start = second.life.mapping.backing.file();
-    let skip = start.map_or(0, |start| second.place.offset.saturating_sub(start.offset));
+    let skip = start.map_or(0, |start| second.span.offset.saturating_sub(start.offset));
     let command = second.life.first_user;
     Finding {
         kind: FindingKind::Shared,

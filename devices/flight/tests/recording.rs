@@ -25,7 +25,7 @@ const DOORBELL: DoorbellEvent = DoorbellEvent {
     vector: Some(1),
 };
 
-fn place() -> (TempDir, PathBuf) {
+fn recording_path() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk0.flight");
     (folder, path)
@@ -68,7 +68,7 @@ fn dma(outcome: Outcome) -> Dma {
 
 #[test]
 fn what_happens_is_numbered_and_what_is_true_is_in_the_table() {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     let events = [mapping(0x1000), mapping(0x2000), unmapping(0x1000)];
     events.into_iter().for_each(|event| recorder.record(event));
@@ -93,7 +93,7 @@ fn what_happens_is_numbered_and_what_is_true_is_in_the_table() {
 #[test]
 fn only_failures_are_recorded_unless_all_is_wanted() {
     for (level, expected) in [(Level::Maps, 1), (Level::All, 6)] {
-        let (_folder, path) = place();
+        let (_folder, path) = recording_path();
         let recorder = Recorder::create(&path, "disk0", level).unwrap();
         let origin = Origin::command(1, 17u16);
         recorder.record(Event::Doorbell(DOORBELL));
@@ -125,7 +125,7 @@ fn only_failures_are_recorded_unless_all_is_wanted() {
 
 #[test]
 fn injected_fault_is_recorded_with_the_text_of_its_rule() {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     let injection = Event::Injected(Injection {
         rule: 2,
@@ -143,7 +143,7 @@ fn injected_fault_is_recorded_with_the_text_of_its_rule() {
 
 #[test]
 fn fault_rule_without_room_is_left_out_with_all_later_ones() {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     let long = "x".repeat(3000);
     for rule in [&long, &long, "short"] {
@@ -155,7 +155,7 @@ fn fault_rule_without_room_is_left_out_with_all_later_ones() {
 
 #[test]
 fn overwritten_records_are_counted_and_the_table_stays() {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     recorder.record(mapping(0x1000));
     let file = FlightFile::open(&path).unwrap();
@@ -176,7 +176,7 @@ fn overwritten_records_are_counted_and_the_table_stays() {
 
 #[test]
 fn as_many_mappings_as_a_client_may_have_are_in_the_table() {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     for page in 0..65535 {
         recorder.record(mapping(page * 0x2000));
@@ -187,7 +187,7 @@ fn as_many_mappings_as_a_client_may_have_are_in_the_table() {
 
 #[test]
 fn threads_record_at_once() {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -200,7 +200,7 @@ fn threads_record_at_once() {
 
 #[test]
 fn a_record_that_is_not_whole_is_left_out_and_counted() {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     (1..4).for_each(|page| recorder.record(mapping(page << 12)));
     drop(recorder);
@@ -221,7 +221,7 @@ fn a_record_that_is_not_whole_is_left_out_and_counted() {
 
 #[test]
 fn second_device_at_the_same_path_gets_a_new_file() {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let first = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     let file = FlightFile::open(&path).unwrap();
     let _second = Recorder::create(&path, "disk1", Level::Maps).unwrap();
@@ -236,7 +236,7 @@ fn second_device_at_the_same_path_gets_a_new_file() {
 
 /// A small file with a few records.
 fn sample() -> Vec<u8> {
-    let (_folder, path) = place();
+    let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     (1..4).for_each(|page| recorder.record(mapping(page << 12)));
     recorder.dma(dma(Outcome::Forbidden), 0);
@@ -279,7 +279,7 @@ fn file_that_cannot_be_read_is_refused_by_name() {
 
 #[test]
 fn record_that_a_guest_replaces_is_refused_at_once() {
-    let (folder, path) = place();
+    let (folder, path) = recording_path();
     let fifo = folder.path().join("fifo");
     mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
     drop(Recorder::create(&path, "disk0", Level::Maps).unwrap());

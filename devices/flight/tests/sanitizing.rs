@@ -498,7 +498,7 @@ proptest! {
     fn no_record_is_too_strange(
         steps in prop::collection::vec((0u8..8, any::<u64>(), 1u64..), 0..40),
     ) {
-        // Places in a file are made from addresses by adding to them.
+        // Offsets in a file are made from addresses by adding to them.
         let low = |(kind, address, size): Step| (kind, address >> 1, size);
         let story = steps.into_iter().map(low).fold(Story::default(), strange);
         let history = story.history();

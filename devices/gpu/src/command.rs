@@ -135,17 +135,17 @@ impl Entry {
             0 => Operation::Nop,
             1 => self.copy()?,
             2 => Operation::Fill {
-                destination: self.place(0),
+                destination: self.address(0),
                 length: limited(self.number(1), 1)?,
                 pattern: self.number(2).to_le_bytes(),
             },
             3 => Operation::Compare {
-                first: self.place(0),
-                second: self.place(1),
+                first: self.address(0),
+                second: self.address(1),
                 length: limited(self.number(2), 1)?,
             },
             4 => Operation::Crc32c {
-                source: self.place(0),
+                source: self.address(0),
                 length: limited(self.number(1), 1)?,
             },
             5 => Operation::Launch(self.launch()?),
@@ -169,7 +169,7 @@ impl Entry {
     }
 
     fn copy(&self) -> Result<Operation, FaultCode> {
-        let (source, destination) = (self.place(0), self.place(1));
+        let (source, destination) = (self.address(0), self.address(1));
         let length = limited(self.number(2), 1)?;
         if overlap(source, destination, length) {
             return Err(FaultCode::BadCommand);
@@ -187,28 +187,28 @@ impl Entry {
         let elements = |operand, bytes| Ok(limited(self.number(operand), bytes)?.min(threads));
         Ok(match self.kernel.get() {
             0 => Launch::VectorAdd {
-                a: self.place(0),
-                b: self.place(1),
-                c: self.place(2),
+                a: self.address(0),
+                b: self.address(1),
+                c: self.address(2),
                 count: elements(3, 4)?,
             },
             1 => Launch::Saxpy {
-                x: self.place(0),
-                y: self.place(1),
+                x: self.address(0),
+                y: self.address(1),
                 count: elements(2, 4)?,
                 factor: f32::from_bits(low_half(self.number(3))),
             },
             2 => Launch::Reduction {
-                x: self.place(0),
+                x: self.address(0),
                 count: elements(1, 4)?,
             },
             3 => Launch::Histogram {
-                bytes: self.place(0),
+                bytes: self.address(0),
                 count: elements(1, 1)?,
-                bins: self.place(2),
+                bins: self.address(2),
             },
             4 => Launch::AtomicAdd {
-                counter: self.place(0),
+                counter: self.address(0),
                 value: self.number(1),
                 threads,
             },
@@ -225,15 +225,15 @@ impl Entry {
             .filter(|requests| *requests < u16::MAX)
             .ok_or(FaultCode::TooLong)?;
         let doorbell = |operand| {
-            let word = Word::new(self.place(operand), WordSize::Four);
+            let word = Word::new(self.address(operand), WordSize::Four);
             word.ok_or(FaultCode::BadCommand)
         };
         let io = NvmeIo {
-            submission: self.place(0),
-            completion: self.place(1),
+            submission: self.address(0),
+            completion: self.address(1),
             doorbells: [doorbell(2)?, doorbell(3)?],
-            state: self.place(4),
-            requests: self.place(5),
+            state: self.address(4),
+            requests: self.address(5),
             count: u16::try_from(threads).map_or(requests, |threads| threads.min(requests)),
             submission_entries: low_half(entries),
             completion_entries: low_half(entries >> 32),
@@ -251,7 +251,7 @@ impl Entry {
             8 => WordSize::Eight,
             _ => return Err(FaultCode::BadCommand),
         };
-        Word::new(self.place(0), size).ok_or(FaultCode::BadCommand)
+        Word::new(self.address(0), size).ok_or(FaultCode::BadCommand)
     }
 
     fn threads(&self) -> Result<u64, FaultCode> {
@@ -272,19 +272,19 @@ impl Entry {
         if !address.is_multiple_of(FENCE_ALIGNMENT) {
             return Err(FaultCode::BadCommand);
         }
-        let place = if self.flags & FLAG_FENCE_IN_VRAM != 0 {
+        let fence_address = if self.flags & FLAG_FENCE_IN_VRAM != 0 {
             GpuAddress::Vram(address)
         } else {
             GpuAddress::Bus(address)
         };
-        Ok(Some((place, self.fence_value.get())))
+        Ok(Some((fence_address, self.fence_value.get())))
     }
 
     fn number(&self, operand: usize) -> u64 {
         self.operands.get(operand).map_or(0, |number| number.get())
     }
 
-    fn place(&self, operand: usize) -> GpuAddress {
+    fn address(&self, operand: usize) -> GpuAddress {
         if self.spaces.get() & 1 << operand != 0 {
             GpuAddress::Vram(self.number(operand))
         } else {

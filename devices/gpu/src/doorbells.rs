@@ -43,12 +43,12 @@ impl Doorbells {
 
     /// The doorbell of a channel.
     pub(crate) fn value(&self, channel: u8) -> u32 {
-        self.file.load(place(channel)).unwrap_or(0)
+        self.file.load(doorbell_offset(channel)).unwrap_or(0)
     }
 
     /// A channel starts: its doorbell is 0.
     pub(crate) fn clear(&self, channel: u8) {
-        self.store(place(channel), 0);
+        self.store(doorbell_offset(channel), 0);
     }
 
     /// As after power-on. The device's words say that it does not poll, which costs at most a needless KICK.
@@ -99,7 +99,7 @@ impl Doorbells {
 
     fn set_words(&self, value: u32) {
         for channel in 0..CHANNELS {
-            self.store(place(channel) + WORD, value);
+            self.store(doorbell_offset(channel) + WORD, value);
         }
     }
 
@@ -110,7 +110,7 @@ impl Doorbells {
     }
 }
 
-fn place(channel: u8) -> u64 {
+fn doorbell_offset(channel: u8) -> u64 {
     PAGE_OFFSET + STRIDE * u64::from(channel)
 }
 

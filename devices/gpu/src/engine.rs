@@ -101,7 +101,7 @@ impl Job {
     /// A fault of its, at the address that the interface says.
     fn fault(&self, fault: Fault) -> Fault {
         let address = match fault.code {
-            FaultCode::BadCommand | FaultCode::TimeOut => self.entry.address(),
+            FaultCode::BadCommand | FaultCode::TimeOut => self.entry.raw(),
             _ => fault.address,
         };
         Fault { address, ..fault }
@@ -257,8 +257,8 @@ impl Engine {
     }
 
     fn put_back(&mut self, number: u8, channel: EngineChannel) {
-        if let Some(place) = self.channels.get_mut(usize::from(number)) {
-            *place = Some(channel);
+        if let Some(slot) = self.channels.get_mut(usize::from(number)) {
+            *slot = Some(channel);
         }
     }
 
@@ -316,11 +316,11 @@ impl Engine {
 
     /// Fetches the next command, if there is one.
     fn fetch(&mut self, number: u8, channel: &mut EngineChannel) -> Result<Option<Job>, Fault> {
-        let at = |place: GpuAddress| {
+        let at = |entry_address: GpuAddress| {
             move |code| Fault {
                 code,
                 write: false,
-                address: place.address(),
+                address: entry_address.raw(),
             }
         };
         let doorbell = self.read_doorbell(number, channel);
@@ -329,19 +329,19 @@ impl Engine {
             return Ok(None);
         }
         let ring = &channel.ring;
-        let Some(place) = ring.next(doorbell).map_err(at(ring.start()))? else {
+        let Some(entry_address) = ring.next(doorbell).map_err(at(ring.start()))? else {
             return Ok(None);
         };
         let mut entry = Entry::empty();
         let memory = &self.executor.memory;
-        memory.read(Purpose::Command, place, entry.as_mut_bytes())?;
+        memory.read(Purpose::Command, entry_address, entry.as_mut_bytes())?;
         let injected = memory.injected(entry.opcode, number);
         let command = match injected {
             Some(Action::Fail) => Err(FaultCode::Injected),
             Some(Action::Drop) => Ok(Command::NOTHING),
             _ => entry.decode(),
         };
-        let command = command.map_err(at(place))?;
+        let command = command.map_err(at(entry_address))?;
         memory.note_begin(entry.opcode);
         let delay = match injected {
             Some(Action::Delay(by)) => Some(by),
@@ -350,7 +350,7 @@ impl Engine {
         let now = Instant::now();
         Ok(Some(Job {
             command,
-            entry: place,
+            entry: entry_address,
             progress: Progress::default(),
             waiting: delay.map(|_| Waiting {
                 since: now,
@@ -407,20 +407,20 @@ impl Engine {
 
     /// Carries out a step of a command, and writes its fence after the last one.
     fn next_step(&mut self, job: &mut Job) -> Result<bool, Fault> {
-        if let Some((place, _)) = job.command.fence {
-            self.executor.memory.check(place, 16, true)?;
+        if let Some((fence_address, _)) = job.command.fence {
+            self.executor.memory.check(fence_address, 16, true)?;
         }
         let operation = &job.command.operation;
         let Some(result) = self.executor.step(operation, &mut job.progress)? else {
             return Ok(false);
         };
-        if let Some((place, value)) = job.command.fence {
+        if let Some((fence_address, value)) = job.command.fence {
             let memory = &self.executor.memory;
-            let write = |place, number: u64| {
-                memory.write(Purpose::Completion, place, &number.to_le_bytes())
+            let write = |address, number: u64| {
+                memory.write(Purpose::Completion, address, &number.to_le_bytes())
             };
-            write(place.after(8), result)?;
-            write(place, value)?;
+            write(fence_address.after(8), result)?;
+            write(fence_address, value)?;
         }
         Ok(true)
     }

@@ -20,7 +20,7 @@ pub(crate) enum GpuAddress {
 
 impl GpuAddress {
     /// The number itself.
-    pub(crate) fn address(self) -> u64 {
+    pub(crate) fn raw(self) -> u64 {
         match self {
             Self::Vram(address) | Self::Bus(address) => address,
         }
@@ -111,18 +111,18 @@ impl GpuMemory {
         &self.requester
     }
 
-    /// Whether a command may use `len` bytes at `place`.
-    pub(crate) fn check(&self, place: GpuAddress, len: u64, write: bool) -> Result<(), Fault> {
-        if place.holds(len, self.vram.size()) {
+    /// Whether a command may use `len` bytes at `address`.
+    pub(crate) fn check(&self, address: GpuAddress, len: u64, write: bool) -> Result<(), Fault> {
+        if address.holds(len, self.vram.size()) {
             return Ok(());
         }
         Err(Fault {
-            code: match place {
+            code: match address {
                 GpuAddress::Vram(_) => FaultCode::VramRange,
                 GpuAddress::Bus(_) => FaultCode::Dma,
             },
             write,
-            address: place.address(),
+            address: address.raw(),
         })
     }
 
@@ -130,20 +130,20 @@ impl GpuMemory {
     pub(crate) fn read(
         &self,
         purpose: Purpose,
-        place: GpuAddress,
+        address: GpuAddress,
         data: &mut [u8],
     ) -> Result<(), Fault> {
-        self.access(purpose, place, Buffer::Read(data))
+        self.access(purpose, address, Buffer::Read(data))
     }
 
     /// Writes all of `data`.
     pub(crate) fn write(
         &self,
         purpose: Purpose,
-        place: GpuAddress,
+        address: GpuAddress,
         data: &[u8],
     ) -> Result<(), Fault> {
-        self.access(purpose, place, Buffer::Write(data))
+        self.access(purpose, address, Buffer::Write(data))
     }
 
     /// Writes a register of another device, or a word of memory, at a bus address.
@@ -156,21 +156,21 @@ impl GpuMemory {
         })
     }
 
-    fn access(&self, purpose: Purpose, place: GpuAddress, data: Buffer<'_>) -> Result<(), Fault> {
+    fn access(&self, purpose: Purpose, address: GpuAddress, data: Buffer<'_>) -> Result<(), Fault> {
         let write = matches!(data, Buffer::Write(_));
-        let fault = |code, address| Fault {
+        let fault = |code, failed_at| Fault {
             code,
             write,
-            address,
+            address: failed_at,
         };
-        match place {
+        match address {
             GpuAddress::Vram(offset) => {
                 let done = self.vram.access(offset, data);
                 done.map_err(|_| fault(FaultCode::VramRange, offset))
             }
-            GpuAddress::Bus(address) => {
+            GpuAddress::Bus(bus_address) => {
                 let tag = Tag::new(purpose, self.origin);
-                let done = self.requester.access(tag, address, data);
+                let done = self.requester.access(tag, bus_address, data);
                 done.map_err(|error| fault(FaultCode::Dma, error.address))
             }
         }
@@ -198,22 +198,26 @@ mod tests {
     #[test]
     fn a_range_that_leaves_vram_or_wraps_around_is_a_fault() {
         let memory = memory();
-        for (place, len) in [
+        for (address, len) in [
             (GpuAddress::Vram(0), 4096),
             (GpuAddress::Vram(4096), 0),
             (GpuAddress::Bus(u64::MAX), 1),
             (GpuAddress::Bus(u64::MAX), 0),
         ] {
-            assert_eq!(memory.check(place, len, false), Ok(()), "{place:x?}+{len}");
+            assert_eq!(
+                memory.check(address, len, false),
+                Ok(()),
+                "{address:x?}+{len}"
+            );
         }
-        for (place, len, code) in [
+        for (address, len, code) in [
             (GpuAddress::Vram(1), 4096, FaultCode::VramRange),
             (GpuAddress::Vram(u64::MAX), 2, FaultCode::VramRange),
             (GpuAddress::Vram(4097), 0, FaultCode::VramRange),
             (GpuAddress::Bus(u64::MAX), 2, FaultCode::Dma),
         ] {
-            let fault = memory.check(place, len, true).unwrap_err();
-            assert_eq!((fault.code, fault.address), (code, place.address()));
+            let fault = memory.check(address, len, true).unwrap_err();
+            assert_eq!((fault.code, fault.address), (code, address.raw()));
             assert!(fault.write);
         }
     }

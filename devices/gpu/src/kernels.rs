@@ -187,18 +187,18 @@ mod tests {
 
     fn put<const N: usize, T>(
         work: &Executor,
-        place: GpuAddress,
+        address: GpuAddress,
         values: &[T],
         bytes: fn(&T) -> [u8; N],
     ) {
         let data: Vec<u8> = values.iter().flat_map(bytes).collect();
-        work.memory.write(Purpose::Payload, place, &data).unwrap();
+        work.memory.write(Purpose::Payload, address, &data).unwrap();
     }
 
-    fn floats(work: &Executor, place: GpuAddress, count: usize) -> Vec<f32> {
+    fn floats(work: &Executor, address: GpuAddress, count: usize) -> Vec<f32> {
         let mut data = vec![0; count * 4];
         work.memory
-            .read(Purpose::Payload, place, &mut data)
+            .read(Purpose::Payload, address, &mut data)
             .unwrap();
         let words = data.as_chunks().0.iter();
         words.map(|word| f32::from_le_bytes(*word)).collect()

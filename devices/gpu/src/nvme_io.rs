@@ -136,12 +136,12 @@ impl Executor {
             self.memory
                 .read(Purpose::Payload, io.request(index), read)?;
             self.set_outcome(io, index, SUBMITTED)?;
-            let place = io.submission_entry(queue.submitted);
+            let address = io.submission_entry(queue.submitted);
             let entry = request.command(index, io.nsid);
             match self.fault_of_entry() {
-                Some(Action::Delay(by)) => late.push((place, entry, by)),
+                Some(Action::Delay(by)) => late.push((address, entry, by)),
                 Some(Action::Drop) => {}
-                _ => self.write_entry(place, &entry)?,
+                _ => self.write_entry(address, &entry)?,
             }
             queue.submitted = queue.submitted.wrapping_add(1);
             queue.sent = index.saturating_add(1);
@@ -154,14 +154,15 @@ impl Executor {
         if let Some(by) = late.iter().map(|(.., by)| *by).max() {
             self.memory.requester().hold_back(by);
         }
-        for (place, entry, _) in late {
-            self.write_entry(place, &entry)?;
+        for (address, entry, _) in late {
+            self.write_entry(address, &entry)?;
         }
         Ok(true)
     }
 
-    fn write_entry(&self, place: GpuAddress, entry: &SubmissionEntry) -> Result<(), Fault> {
-        self.memory.write(Purpose::Command, place, entry.as_bytes())
+    fn write_entry(&self, address: GpuAddress, entry: &SubmissionEntry) -> Result<(), Fault> {
+        self.memory
+            .write(Purpose::Command, address, entry.as_bytes())
     }
 
     /// What a rule has happen to an entry: it is late, so that its doorbell comes first, or never written.
@@ -202,10 +203,10 @@ impl Executor {
 
     /// The completion with this number, if it is there.
     fn completion(&self, io: &NvmeIo, number: u64) -> Result<Option<Completion>, Fault> {
-        let (place, phase) = io.completion_entry(number);
+        let (address, phase) = io.completion_entry(number);
         let mut tail = [0; 8];
-        let place = place.after(COMPLETION_TAIL);
-        self.memory.read(Purpose::Completion, place, &mut tail)?;
+        let address = address.after(COMPLETION_TAIL);
+        self.memory.read(Purpose::Completion, address, &mut tail)?;
         // The data of the command came before its phase tag, and is not read before it.
         fence(Ordering::SeqCst);
         let [.., c0, c1, s0, s1] = tail;
@@ -239,15 +240,15 @@ impl Executor {
 
     fn outcome(&self, io: &NvmeIo, index: u16) -> Result<u32, Fault> {
         let mut outcome = [0; 4];
-        let place = io.outcome(index);
-        self.memory.read(Purpose::Payload, place, &mut outcome)?;
+        let address = io.outcome(index);
+        self.memory.read(Purpose::Payload, address, &mut outcome)?;
         Ok(u32::from_le_bytes(outcome))
     }
 
     fn set_outcome(&self, io: &NvmeIo, index: u16, outcome: u32) -> Result<(), Fault> {
-        let place = io.outcome(index);
+        let address = io.outcome(index);
         self.memory
-            .write(Purpose::Payload, place, &outcome.to_le_bytes())
+            .write(Purpose::Payload, address, &outcome.to_le_bytes())
     }
 
     /// Writes a doorbell: the index behind `number` entries.

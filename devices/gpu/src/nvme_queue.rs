@@ -97,9 +97,9 @@ const _: () = assert!(size_of::<Request>() as u64 == REQUEST_BYTES);
 impl NvmeIo {
     /// Whether such queues can be, apart from what memory there is.
     pub(crate) fn is_possible(&self) -> bool {
-        let is_aligned = |place: GpuAddress, to| place.address().is_multiple_of(to);
-        let in_vram = |place| matches!(place, GpuAddress::Vram(_));
-        let is_register = |word: &Word| !in_vram(word.place());
+        let is_aligned = |address: GpuAddress, to| address.raw().is_multiple_of(to);
+        let in_vram = |address| matches!(address, GpuAddress::Vram(_));
+        let is_register = |word: &Word| !in_vram(word.address());
         is_aligned(self.submission, SUBMISSION_BYTES)
             && is_aligned(self.completion, COMPLETION_BYTES)
             && self.doorbells.iter().all(is_register)
@@ -152,8 +152,8 @@ impl NvmeIo {
     /// Where the entry of the completion with this number is, and the phase tag that it will have.
     pub(crate) fn completion_entry(&self, number: u64) -> (GpuAddress, bool) {
         let entries = u64::from(self.completion_entries);
-        let place = self.completion.after(number % entries * COMPLETION_BYTES);
-        (place, (number / entries).is_multiple_of(2))
+        let address = self.completion.after(number % entries * COMPLETION_BYTES);
+        (address, (number / entries).is_multiple_of(2))
     }
 }
 

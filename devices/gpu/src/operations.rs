@@ -158,18 +158,18 @@ mod tests {
         }
     }
 
-    fn put(executor: &Executor, place: GpuAddress, data: &[u8]) {
+    fn put(executor: &Executor, address: GpuAddress, data: &[u8]) {
         executor
             .memory
-            .write(Purpose::Payload, place, data)
+            .write(Purpose::Payload, address, data)
             .unwrap();
     }
 
-    fn get(executor: &Executor, place: GpuAddress, len: usize) -> Vec<u8> {
+    fn get(executor: &Executor, address: GpuAddress, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         executor
             .memory
-            .read(Purpose::Payload, place, &mut data)
+            .read(Purpose::Payload, address, &mut data)
             .unwrap();
         data
     }
@@ -182,21 +182,21 @@ mod tests {
     fn a_copy_goes_between_any_two_spaces_at_any_alignment() {
         let mut executor = executor();
         let data = pattern(STEP + 4097);
-        let places = [
+        let addresses = [
             GpuAddress::Vram(3),
             GpuAddress::Vram(2 * MIB + 1),
             GpuAddress::Bus(RAM_AT + 7),
             GpuAddress::Bus(RAM_AT + 2 * MIB + 5),
         ];
-        put(&executor, places[0], &data);
+        put(&executor, addresses[0], &data);
         for (source, destination) in [(0, 1), (1, 2), (2, 3), (3, 0)] {
             let operation = Operation::Copy {
-                source: places[source],
-                destination: places[destination],
+                source: addresses[source],
+                destination: addresses[destination],
                 length: data.len() as u64,
             };
             assert_eq!(run(&mut executor, operation), Ok(0));
-            let copied = get(&executor, places[destination], data.len());
+            let copied = get(&executor, addresses[destination], data.len());
             assert!(copied == data, "{source} to {destination}");
         }
     }
@@ -269,10 +269,7 @@ mod tests {
     fn the_checksum_is_that_of_iscsi() {
         let mut executor = executor();
         put(&executor, GpuAddress::Vram(0), b"123456789");
-        let crc = |place, length| Operation::Crc32c {
-            source: place,
-            length,
-        };
+        let crc = |source, length| Operation::Crc32c { source, length };
         // The check value of CRC-32/ISCSI, and RFC 3720, B.4: 32 bytes of zeroes.
         assert_eq!(
             run(&mut executor, crc(GpuAddress::Vram(0), 9)),

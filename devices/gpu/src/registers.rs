@@ -176,21 +176,21 @@ impl Registers {
         let table = self.window.as_ref();
         table
             .and_then(|table| table.get(self.window_index.into()))
-            .map_or(0, |place| place | PRESENT)
+            .map_or(0, |vram_offset| vram_offset | PRESENT)
     }
 
     /// Puts a page over VRAM or takes it away. Once this returns, no access uses the previous entry.
     fn write_window_entry(&mut self, value: u64) -> Option<Effect> {
         let table = self.window.as_ref()?;
         let index = u64::from(self.window_index);
-        let place = value & !(aperture::PAGE - 1);
-        let entry = (value & PRESENT != 0).then_some(place);
+        let vram_offset = value & !(aperture::PAGE - 1);
+        let entry = (value & PRESENT != 0).then_some(vram_offset);
         if table.set(index, entry).is_ok() {
             return None;
         }
         let in_window = index < self.aperture_bytes / aperture::PAGE;
         let (code, address) = if in_window {
-            (FaultCode::VramRange, place)
+            (FaultCode::VramRange, vram_offset)
         } else {
             (FaultCode::NoPage, index * aperture::PAGE)
         };

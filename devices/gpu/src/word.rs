@@ -18,7 +18,7 @@ pub(crate) enum WordSize {
 /// A word of memory, or a register, at its natural alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Word {
-    place: GpuAddress,
+    address: GpuAddress,
     size: WordSize,
 }
 
@@ -51,36 +51,36 @@ impl WordSize {
 }
 
 impl Word {
-    /// The word at `place`, if that is aligned.
-    pub(crate) fn new(place: GpuAddress, size: WordSize) -> Option<Self> {
-        let is_aligned = place.address().is_multiple_of(size.bytes() as u64);
-        is_aligned.then_some(Self { place, size })
+    /// The word at `address`, if that is aligned.
+    pub(crate) fn new(address: GpuAddress, size: WordSize) -> Option<Self> {
+        let is_aligned = address.raw().is_multiple_of(size.bytes() as u64);
+        is_aligned.then_some(Self { address, size })
     }
 
     /// Where it is.
-    pub(crate) fn place(self) -> GpuAddress {
-        self.place
+    pub(crate) fn address(self) -> GpuAddress {
+        self.address
     }
 
     /// Writes it in one access, after all that was written before. At a bus address it is a register write.
     pub(crate) fn write(self, memory: &GpuMemory, value: u64) -> Result<(), Fault> {
-        memory.check(self.place, self.size.bytes() as u64, true)?;
-        if let GpuAddress::Bus(address) = self.place {
-            return memory.write_register(address, self.size.register_value(value));
+        memory.check(self.address, self.size.bytes() as u64, true)?;
+        if let GpuAddress::Bus(bus_address) = self.address {
+            return memory.write_register(bus_address, self.size.register_value(value));
         }
         // A reader that sees this word also sees what was written before it.
         fence(Ordering::SeqCst);
         let bytes = value.to_le_bytes();
         let (bytes, _) = bytes.split_at(self.size.bytes());
-        memory.write(Purpose::Payload, self.place, bytes)
+        memory.write(Purpose::Payload, self.address, bytes)
     }
 
     /// Reads it in one access, before all that is read later.
     pub(crate) fn read(self, memory: &GpuMemory) -> Result<u64, Fault> {
-        memory.check(self.place, self.size.bytes() as u64, false)?;
+        memory.check(self.address, self.size.bytes() as u64, false)?;
         let mut value = [0; 8];
         let (bytes, _) = value.split_at_mut(self.size.bytes());
-        memory.read(Purpose::Payload, self.place, bytes)?;
+        memory.read(Purpose::Payload, self.address, bytes)?;
         fence(Ordering::SeqCst);
         Ok(u64::from_le_bytes(value))
     }

@@ -228,14 +228,14 @@ fn doorbells<R: Registers + Clone, M: DmaMemory + Clone>(
     shadows: Option<[u64; 2]>,
     id: u16,
 ) -> [Doorbell<R, M>; 2] {
-    doorbell_offsets(stride, id).map(|place| {
-        let at = place - offset::DOORBELLS;
+    doorbell_offsets(stride, id).map(|register| {
+        let at = register - offset::DOORBELLS;
         let shadow = shadows.map(|[values, events]| Shadow {
             value: values + at,
             event: events + at,
         });
         let (registers, memory) = (registers.clone(), memory.clone());
-        Doorbell::new(registers, memory, place, shadow)
+        Doorbell::new(registers, memory, register, shadow)
     })
 }
 

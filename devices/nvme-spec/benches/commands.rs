@@ -17,8 +17,8 @@ fn main() {
 /// A Read of 8 blocks from block 0x1234 on.
 fn read() -> [u8; 64] {
     let mut bytes = [0; 64];
-    for (place, byte) in [(0, 0x02), (4, 1), (40, 0x34), (41, 0x12), (48, 7)] {
-        *bytes.get_mut(place).unwrap() = byte;
+    for (offset, byte) in [(0, 0x02), (4, 1), (40, 0x34), (41, 0x12), (48, 7)] {
+        *bytes.get_mut(offset).unwrap() = byte;
     }
     bytes
 }

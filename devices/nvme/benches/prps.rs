@@ -21,16 +21,16 @@ fn main() {
 
 /// Data in pages, each `stride` pages behind the one before.
 fn pages(bencher: Bencher<'_, '_>, len: usize, stride: u64) {
-    let place = |page: u64| (1 << 32) + page * stride * PAGE;
+    let address_of = |page: u64| (1 << 32) + page * stride * PAGE;
     let pages = u64::try_from(len).unwrap() / PAGE;
     let list: Vec<u8> = (1..pages)
-        .flat_map(|page| place(page).to_le_bytes())
+        .flat_map(|page| address_of(page).to_le_bytes())
         .collect();
-    let second = if pages == 2 { place(1) } else { PAGE };
+    let second = if pages == 2 { address_of(1) } else { PAGE };
     let mut segments = Vec::new();
     let mut buffer = [0; PAGE_BYTES];
     bencher.bench_local(|| {
-        let prps = black_box((place(0), second));
+        let prps = black_box((address_of(0), second));
         walk(prps, len, &mut segments, &mut buffer, |_, entries| {
             entries.copy_from_slice(list.get(..entries.len()).unwrap());
             Ok(())

@@ -1,6 +1,6 @@
 //! The log of a server, on standard error.
 //!
-//! A guest or a client can provoke warnings at will, and the log is a file of the host. So each place in the code logs at most
+//! A guest or a client can provoke warnings at will, and the log is a file of the host. So each line of the code logs at most
 //! [`BURST`] warnings and errors in an [`INTERVAL`], as with Linux' `printk_ratelimited` (lib/ratelimit.c). The first one of the
 //! next interval, or the end of the server, reports how many were suppressed. Messages below a warning are not limited: only
 //! `RUST_LOG` enables them.
@@ -14,7 +14,7 @@ use env_logger::{Builder, Env};
 
 use crate::rate_limit::RateLimit;
 
-/// How many warnings and errors a place in the code logs in an interval.
+/// How many warnings and errors a line of the code logs in an interval.
 pub const BURST: u32 = 10;
 
 /// The interval, which begins with the first message.

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn place_over_its_limit_reports_the_count_in_the_next_interval() {
+    fn line_over_its_limit_reports_the_count_in_the_next_interval() {
         let limit = limit();
         warn(&limit, BURST + 5);
         assert_eq!(taken(&limit), vec!["text"; BURST as usize]);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn other_places_have_limits_of_their_own() {
+    fn other_lines_have_limits_of_their_own() {
         let limit = limit();
         warn(&limit, BURST + 1);
         taken(&limit);

@@ -42,13 +42,13 @@ impl Message {
     /// [`WireError`].
     pub fn decode(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self, WireError> {
         let message = contents::decode(bytes, Self::wrong_field)?;
-        let places = message.descriptors();
-        let (came, wanted) = (descriptors.len(), places.len());
+        let fields = message.descriptors();
+        let (came, wanted) = (descriptors.len(), fields.len());
         if came != wanted {
             return Err(WireError::Descriptors { came, wanted });
         }
-        for (place, descriptor) in places.into_iter().zip(descriptors) {
-            place.set(descriptor);
+        for (field, descriptor) in fields.into_iter().zip(descriptors) {
+            field.set(descriptor);
         }
         Ok(message)
     }

@@ -24,7 +24,7 @@ impl Descriptor {
         self.0.get()
     }
 
-    /// Takes the place of one that was not part of the message's bytes.
+    /// Sets one that was not part of the message's bytes.
     pub(crate) fn set(&self, descriptor: OwnedFd) {
         // It has none yet.
         let _ = self.0.set(Arc::new(descriptor));
@@ -69,7 +69,7 @@ impl BarWindow {
         self.address.checked_add(self.size.checked_sub(1)?)
     }
 
-    /// Whether it is the same BAR at the same place.
+    /// Whether it is the same BAR at the same address.
     pub(crate) fn has_range_of(&self, other: &Self) -> bool {
         (self.bar, self.address, self.size) == (other.bar, other.address, other.size)
     }

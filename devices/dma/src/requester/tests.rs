@@ -1126,7 +1126,7 @@ fn a_transfer_takes_its_time_on_the_links_that_it_takes() {
 }
 
 #[test]
-fn what_is_read_from_several_places_has_the_latency_once() {
+fn what_is_read_from_several_addresses_has_the_latency_once() {
     let (requester, time) = with_links();
     requester.set_link(link(100));
     let mut data = [0; 0x300];

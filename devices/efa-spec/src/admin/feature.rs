@@ -117,7 +117,7 @@ pub struct AsyncEvents {
     pub enabled: U32,
 }
 
-/// The device's place in the network (`efa_admin_feature_network_attr_desc`).
+/// The device's address in the network (`efa_admin_feature_network_attr_desc`).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NetworkAttributes {

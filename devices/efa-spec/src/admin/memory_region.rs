@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn list_of_pages_takes_the_place_of_inline_pages() {
+    fn list_of_pages_replaces_inline_pages() {
         let mut bytes = [0; 60];
         bytes[4..16].copy_from_slice(&[0x28, 0, 0, 0, 0, 0x10, 0, 0, 1, 0, 0, 0]);
         let command = RegMr::read_from_bytes(&bytes).unwrap();

@@ -114,7 +114,7 @@ impl Transfers {
         let requester = self.session.requester();
         let bytes = total(from);
         if bytes != total(to) {
-            log::error!("{bytes} bytes have no place in {} bytes", total(to));
+            log::error!("{bytes} bytes do not fit {} bytes", total(to));
             return Err(TransferError::Destination);
         }
         let mut moved = 0;
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn part_of_places_starts_and_ends_anywhere() {
+    fn part_of_segments_starts_and_ends_anywhere() {
         let segments = [(0x1000, 4), (0x2000, 0), (0x3000, 4)];
         let segments = segments.map(|(address, bytes)| BusSegment { address, bytes });
         let all: Vec<u64> = segments

@@ -331,7 +331,7 @@ fn send_queue_of_a_live_process_is_no_other_processs() {
 }
 
 #[test]
-fn process_that_makes_pairs_again_and_again_leaves_places() {
+fn process_that_makes_pairs_again_and_again_leaves_slots() {
     let mut objects = objects();
     let (one, other) = (parents(&mut objects), parents(&mut objects));
     for _ in 0..2 * limits::QUEUE_PAIRS {
@@ -576,7 +576,7 @@ impl Region {
 
 proptest! {
     #[test]
-    fn places_of_a_buffer_are_its_bytes_page_by_page(
+    fn segments_of_a_buffer_are_its_bytes_page_by_page(
         region in region(),
         skip in any::<u64>(),
         length in any::<u64>(),

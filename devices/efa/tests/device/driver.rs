@@ -302,8 +302,8 @@ impl<L: Link> Driver<L> {
     /// Puts an entry into the queue and rings its doorbell.
     pub(crate) fn submit(&mut self, entry: &[u8]) {
         let index = u64::from(self.submitted % DEPTH);
-        let place = SUBMISSION - RAM + index * self.entry_bytes as u64;
-        self.ram.write_all_at(entry, place).unwrap();
+        let offset = SUBMISSION - RAM + index * self.entry_bytes as u64;
+        self.ram.write_all_at(entry, offset).unwrap();
         self.submitted = self.submitted.wrapping_add(1);
         self.write_register(offset::AQ_PROD_DB, self.submitted.into());
     }
@@ -311,19 +311,19 @@ impl<L: Link> Driver<L> {
     /// Waits for the next completion, which is that of the last command.
     #[track_caller]
     pub(crate) fn completion(&mut self) -> Completion {
-        let place = COMPLETION - RAM + u64::from(self.taken % DEPTH) * ENTRY_BYTES as u64;
+        let offset = COMPLETION - RAM + u64::from(self.taken % DEPTH) * ENTRY_BYTES as u64;
         let phase = u8::from((self.taken / DEPTH).is_multiple_of(2));
         let start = Instant::now();
         let mut entry = [0; ENTRY_BYTES];
         loop {
-            self.ram.read_exact_at(&mut entry[..8], place).unwrap();
+            self.ram.read_exact_at(&mut entry[..8], offset).unwrap();
             if entry[3] & 1 == phase {
                 break;
             }
             assert!(start.elapsed() < TIME_OUT, "no completion");
             std::thread::yield_now();
         }
-        self.ram.read_exact_at(&mut entry, place).unwrap();
+        self.ram.read_exact_at(&mut entry, offset).unwrap();
         let (header, answer) = CompletionHeader::read_from_prefix(&entry).unwrap();
         assert_eq!(header.command_id.get(), self.taken & 0xfff);
         let answer = answer.try_into().unwrap();

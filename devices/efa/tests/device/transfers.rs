@@ -140,10 +140,10 @@ impl<L: Link> Fabric<L> {
                 .with_first(true)
                 .with_last(true),
         };
-        let place = side.receives + u64::from(side.received % ENTRIES) * 16;
+        let address = side.receives + u64::from(side.received % ENTRIES) * 16;
         side.received += 1;
         let (doorbell, value) = (side.pair.rq_doorbell, side.received);
-        self.driver.write_ram(place, descriptor.as_bytes());
+        self.driver.write_ram(address, descriptor.as_bytes());
         self.ring(doorbell.get(), value);
     }
 
@@ -167,7 +167,7 @@ impl<L: Link> Fabric<L> {
             .with_last(true)
             .with_completion(true);
         let index = u64::from(side.sent % ENTRIES);
-        let place = u64::from(side.pair.sq_offset.get()) + index * SEND_ENTRY_BYTES as u64;
+        let offset = u64::from(side.pair.sq_offset.get()) + index * SEND_ENTRY_BYTES as u64;
         side.sent += 1;
         let (doorbell, value) = (side.pair.sq_doorbell, side.sent);
         let own = self.sides[1 - self.sender].pair.number;
@@ -178,7 +178,7 @@ impl<L: Link> Fabric<L> {
         let mut entry = meta.as_bytes().to_vec();
         entry.extend_from_slice(rest);
         entry.resize(SEND_ENTRY_BYTES, 0);
-        self.driver.link.write_send_queue(place, &entry);
+        self.driver.link.write_send_queue(offset, &entry);
         self.ring(doorbell.get(), value);
     }
 
@@ -229,13 +229,13 @@ impl<L: Link> Fabric<L> {
         let number = side.completed + ahead;
         let index = u64::from(number % ENTRIES);
         let phase = u8::from((number / ENTRIES).is_multiple_of(2));
-        let place = side.completions + index * COMPLETION_BYTES;
+        let address = side.completions + index * COMPLETION_BYTES;
         let mut entry = [0; 16];
-        self.driver.read_ram(place, &mut entry);
+        self.driver.read_ram(address, &mut entry);
         if entry[3] & 1 != phase {
             return None;
         }
-        self.driver.read_ram(place, &mut entry);
+        self.driver.read_ram(address, &mut entry);
         Some(entry)
     }
 

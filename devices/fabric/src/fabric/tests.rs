@@ -435,10 +435,10 @@ fn adapters_of_other_fabrics_leave_room_for_those_of_this_one() {
         arrived += send(&mut fabric, tunnel, number);
     }
     assert_eq!(arrived, MAX_FAR_PEERS);
-    assert_eq!(send(&mut fabric, tunnels[0], 0), 1, "it has a place");
+    assert_eq!(send(&mut fabric, tunnels[0], 0), 1, "it is known");
     fabric.receive_frame(tunnels[0], Frame::Absent { gid: gid_of(0) }, now);
     let last = 4 * MAX_ADAPTERS - 1;
-    assert_eq!(send(&mut fabric, tunnels[3], last), 1, "there is a place");
+    assert_eq!(send(&mut fabric, tunnels[3], last), 1, "one has left");
 }
 
 #[test]

@@ -224,7 +224,7 @@ fn peers_beyond_the_limit_wait_until_others_leave() {
 }
 
 #[test]
-fn places_of_peers_that_left_are_free_soon_when_all_are_taken() {
+fn entries_of_peers_that_left_are_free_soon_when_all_are_taken() {
     let (mut transport, now) = (Transport::<u32>::new(), Instant::now());
     let gid = |number: usize| Gid((number as u128).to_le_bytes());
     let asks = |number: usize| Message::Packet {
@@ -252,7 +252,7 @@ fn places_of_peers_that_left_are_free_soon_when_all_are_taken() {
     transport.receive(asks(MAX_PEERS), now);
     transport.receive(asks(MAX_PEERS + 1), now);
     let begun = transport.take_outputs();
-    assert_eq!(begun.len(), 1, "the last one has no place");
+    assert_eq!(begun.len(), 1, "no entry is left for the last one");
     assert!(
         transport
             .deadline()

@@ -36,12 +36,12 @@ pub(super) async fn receive(
         Err(error) => return error.into(),
     };
     let mut notices = tokio::spawn(receive_notices(first, id, shared.clone()));
-    let places = Arc::new(Semaphore::new(MAX_EVENTS));
+    let permits = Arc::new(Semaphore::new(MAX_EVENTS));
     loop {
         tokio::select! {
             ended = &mut notices => return ended.unwrap_or(TunnelEnd::Ended),
             stream = connection.accept_uni() => match stream {
-                Ok(stream) => drop(tokio::spawn(receive_packet(stream, id, shared.clone(), places.clone()))),
+                Ok(stream) => drop(tokio::spawn(receive_packet(stream, id, shared.clone(), permits.clone()))),
                 Err(error) => {
                     notices.abort();
                     return error.into();
@@ -51,19 +51,19 @@ pub(super) async fn receive(
     }
 }
 
-/// One packet. One that is no packet, or for which there is no place, is dropped, as a lost one.
+/// One packet. One that is no packet, or for which there is no permit, is dropped, as a lost one.
 async fn receive_packet(
     mut stream: RecvStream,
     id: TunnelId,
     shared: Arc<Shared>,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 ) {
     let Ok(bytes) = stream.read_to_end(MAX_FRAME).await else {
         return;
     };
-    match (Frame::decode(&bytes), places.try_acquire_owned()) {
-        (Ok(frame), Ok(place)) if !frame.is_notice() => {
-            shared.note(TunnelEvent::Received(id, frame, place));
+    match (Frame::decode(&bytes), permits.try_acquire_owned()) {
+        (Ok(frame), Ok(permit)) if !frame.is_notice() => {
+            shared.note(TunnelEvent::Received(id, frame, permit));
         }
         (Ok(_), _) => log::debug!("a packet from a tunnel is dropped"),
         (Err(error), _) => log::debug!("a packet from a tunnel is dropped: {error}"),
@@ -72,10 +72,10 @@ async fn receive_packet(
 
 /// The notices of the other side, each with its length before it (2 bytes, little-endian).
 async fn receive_notices(mut stream: RecvStream, id: TunnelId, shared: Arc<Shared>) -> TunnelEnd {
-    let places = Arc::new(Semaphore::new(MAX_EVENTS));
+    let permits = Arc::new(Semaphore::new(MAX_EVENTS));
     loop {
         // QUIC stops the other side while the fabric does not keep up.
-        let Ok(place) = places.clone().acquire_owned().await else {
+        let Ok(permit) = permits.clone().acquire_owned().await else {
             return TunnelEnd::Ended;
         };
         let mut length = [0; 2];
@@ -88,7 +88,7 @@ async fn receive_notices(mut stream: RecvStream, id: TunnelId, shared: Arc<Share
         }
         match Frame::decode(&bytes) {
             Ok(frame) if frame.is_notice() => {
-                shared.note(TunnelEvent::Received(id, frame, place));
+                shared.note(TunnelEvent::Received(id, frame, permit));
             }
             Ok(_) => return FrameError::Kind.into(),
             Err(error) => return error.into(),

@@ -23,7 +23,7 @@ pub(crate) struct TunnelId(u64);
 #[derive(Debug)]
 pub(crate) enum TunnelEvent {
     Up(TunnelId, SocketAddr),
-    /// A frame, and its place among those that wait: it is free once this is dropped.
+    /// A frame, and its permit to wait, which is returned once this is dropped.
     Received(TunnelId, Frame, OwnedSemaphorePermit),
     Down(TunnelId, String),
 }

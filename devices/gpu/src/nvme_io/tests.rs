@@ -162,10 +162,10 @@ impl NvmeIoFixture {
                 reserved: 0,
                 outcome: 0xffff_ffff.into(),
             };
-            let place = self.io.request(index);
+            let address = self.io.request(index);
             let memory = &self.executor.memory;
             memory
-                .write(Purpose::Payload, place, request.as_bytes())
+                .write(Purpose::Payload, address, request.as_bytes())
                 .unwrap();
         }
     }

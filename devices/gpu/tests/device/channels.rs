@@ -24,19 +24,19 @@ fn sixteen_channels_take_turns() {
     for channel in 0..16 {
         driver.enable(channel);
         for round in 0..40 {
-            let place = u64::from(channel) * 0x1000 + round * 8;
-            let fill = Command::new(2, 0b1, &[place, 8, place]);
-            fences.push((driver.put_entry(channel, &fill), place));
+            let offset = u64::from(channel) * 0x1000 + round * 8;
+            let fill = Command::new(2, 0b1, &[offset, 8, offset]);
+            fences.push((driver.put_entry(channel, &fill), offset));
         }
     }
     for channel in 0..16 {
         driver.ring_trapped(channel, 40);
     }
-    for (fence, place) in fences {
+    for (fence, offset) in fences {
         driver.wait(fence);
         let mut seen = [0; 8];
-        driver.read_bar2(place, &mut seen);
-        assert_eq!(u64::from_le_bytes(seen), place);
+        driver.read_bar2(offset, &mut seen);
+        assert_eq!(u64::from_le_bytes(seen), offset);
     }
     for channel in 0..16 {
         driver.wait_for_head(channel, 40);

@@ -154,7 +154,7 @@ impl Driver {
         self.gpu.endpoint.dma_map(map).unwrap();
     }
 
-    /// Places BAR2 and turns memory space and bus mastering on.
+    /// Assigns BAR2 and turns memory space and bus mastering on.
     pub(crate) fn set_up_function(&mut self) {
         self.configure(0x18, &BAR2.to_le_bytes());
         self.set_command(0b110);

@@ -47,7 +47,7 @@ fn pages_can_be_put_anywhere_in_vram_moved_and_revoked() {
     driver.set_window(5, Some(30 * MIB));
     let data = pattern(PAGE as usize, 9);
     driver.write_bar2(5 * PAGE, &data);
-    let crc = |place| Command::new(4, 0b1, &[place, PAGE]);
+    let crc = |offset| Command::new(4, 0b1, &[offset, PAGE]);
     let expected = u64::from(crc32c::crc32c(&data));
     assert_eq!(driver.run(0, &crc(30 * MIB)), expected);
     driver.set_window(63, Some(30 * MIB));
@@ -80,8 +80,8 @@ fn the_device_s_own_dma_follows_the_page_table() {
     driver.set_window(1, Some(2 * MIB));
     let fill = Command::new(2, 0, &[BAR2, 2 * PAGE, 0x0101_0101_0101_0101]);
     driver.run(0, &fill);
-    for place in [8 * MIB, 2 * MIB] {
-        let crc = Command::new(4, 0b1, &[place, PAGE]);
+    for offset in [8 * MIB, 2 * MIB] {
+        let crc = Command::new(4, 0b1, &[offset, PAGE]);
         let expected = crc32c::crc32c(&vec![1; PAGE as usize]);
         assert_eq!(driver.run(0, &crc), u64::from(expected));
     }

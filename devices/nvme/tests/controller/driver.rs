@@ -38,7 +38,7 @@ pub(crate) fn queues(
     }
 }
 
-/// The usual place of a pair in guest RAM: two pages of its own.
+/// The usual addresses of a pair in guest RAM: two pages of its own.
 pub(crate) fn usual(id: u16) -> QueueMemory {
     let submission = QUEUES + 2 * PAGE * u64::from(id);
     queues(submission, submission + PAGE, ENTRIES, ENTRIES)
@@ -138,11 +138,11 @@ impl Driver {
 
     fn doorbells_in(&self, id: u16, shadowed: bool) -> [Doorbell<Machine, Machine>; 2] {
         let first = 8 * u64::from(id);
-        [first, first + 4].map(|place| {
-            let [value, event] = SHADOWS.map(|page| page + place);
+        [first, first + 4].map(|offset| {
+            let [value, event] = SHADOWS.map(|page| page + offset);
             let shadow = shadowed.then_some(Shadow { value, event });
             let [registers, memory] = [(); 2].map(|()| self.machine.clone());
-            Doorbell::new(registers, memory, 0x1000 + place, shadow)
+            Doorbell::new(registers, memory, 0x1000 + offset, shadow)
         })
     }
 

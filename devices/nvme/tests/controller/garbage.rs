@@ -11,7 +11,7 @@ const REGISTERS: u32 = 0;
 const REGISTER_BYTES: u64 = 0x4000;
 const CONFIG_BYTES: u64 = 0x1000;
 
-/// An access with these bytes to a place where they fit.
+/// An access with these bytes at an offset where they fit.
 fn access(region: u32, region_bytes: u64) -> impl Strategy<Value = (u32, u64, Vec<u8>)> {
     (0..region_bytes, prop::collection::vec(any::<u8>(), 1..9)).prop_map(move |(offset, data)| {
         let last = region_bytes - data.len() as u64;
@@ -21,9 +21,9 @@ fn access(region: u32, region_bytes: u64) -> impl Strategy<Value = (u32, u64, Ve
 
 /// Registers and doorbells that exist are hit more often than not.
 fn likely() -> impl Strategy<Value = (u32, u64, Vec<u8>)> {
-    let places = (0u64..0x1c).prop_map(|index| index * 4);
+    let registers = (0u64..0x1c).prop_map(|index| index * 4);
     let doorbells = (0u64..8).prop_map(|index| 0x1000 + index * 4);
-    (prop_oneof![places, doorbells], any::<[u8; 4]>())
+    (prop_oneof![registers, doorbells], any::<[u8; 4]>())
         .prop_map(|(offset, data)| (REGISTERS, offset, data.to_vec()))
 }
 
@@ -105,7 +105,7 @@ fn a_part_of_a_register_is_not_written() {
 }
 
 #[test]
-fn a_doorbell_at_every_place_changes_no_other_queue() {
+fn a_doorbell_at_every_offset_changes_no_other_queue() {
     let mut driver = Driver::new();
     let own = 0x1000..0x1010;
     for offset in (0x1000..REGISTER_BYTES).step_by(4) {

@@ -117,7 +117,7 @@ fn way_of_polling() -> PollPolicy {
 }
 
 impl Machine {
-    /// Guest RAM mapped, BARs placed, vectors taken: as the kernel leaves a function to its driver.
+    /// Guest RAM mapped, BARs assigned, vectors taken: as the kernel leaves a function to its driver.
     pub(crate) fn new(config: &Config) -> Self {
         let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
@@ -212,14 +212,14 @@ impl Machine {
         self.configure(0x106, &0x8000_u16.to_le_bytes());
     }
 
-    /// Places BAR2 and turns memory space and bus mastering on.
+    /// Assigns BAR2 and turns memory space and bus mastering on.
     pub(crate) fn set_up_function(&self) {
-        self.place_bar(2, BAR2);
+        self.assign_bar(2, BAR2);
         self.set_command(0b110);
     }
 
     /// Gives a 64-bit BAR its bus address.
-    pub(crate) fn place_bar(&self, bar: u8, address: u64) {
+    pub(crate) fn assign_bar(&self, bar: u8, address: u64) {
         self.configure(0x10 + 4 * u64::from(bar), &address.to_le_bytes());
     }
 
@@ -352,7 +352,7 @@ impl Machine {
 
     /// Writes memory where a driver's CPU would: in guest RAM or in the CMB, by the addresses that commands use.
     pub(crate) fn write(&self, address: u64, data: &[u8]) {
-        match self.place(address) {
+        match self.cmb_offset(address) {
             (Some(cmb), at) => cmb.write_all_at(data, at).unwrap(),
             (None, _) => self.each_page(address, data.len(), |at, range| {
                 self.0.ram.write_all_at(&data[range], at).unwrap();
@@ -362,7 +362,7 @@ impl Machine {
 
     pub(crate) fn read(&self, address: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
-        match self.place(address) {
+        match self.cmb_offset(address) {
             (Some(cmb), at) => cmb.read_exact_at(&mut data, at).unwrap(),
             (None, _) => self.each_page(address, len, |at, range| {
                 self.0.ram.read_exact_at(&mut data[range], at).unwrap();
@@ -378,7 +378,7 @@ impl Machine {
         image
     }
 
-    fn place(&self, address: u64) -> (Option<File>, u64) {
+    fn cmb_offset(&self, address: u64) -> (Option<File>, u64) {
         if !(CMB..CMB + CMB_BYTES).contains(&address) {
             return (None, 0);
         }
@@ -391,7 +391,7 @@ impl Machine {
         (Some(file), address - CMB)
     }
 
-    /// Calls `each` with a place in the RAM's file and the part of the data that is there.
+    /// Calls `each` with an offset in the RAM's file and the part of the data that is there.
     fn each_page(
         &self,
         address: u64,

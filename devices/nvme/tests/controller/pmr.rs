@@ -50,7 +50,7 @@ impl Kept {
     /// An enabled controller whose region is ready, for commands too.
     fn driver(&self) -> Driver {
         let driver = Driver::with(&self.config());
-        driver.place_bar(4, BAR4);
+        driver.assign_bar(4, BAR4);
         enable(&driver, PMR);
         driver
     }
@@ -241,12 +241,12 @@ fn hostile_guest_moves_disables_and_resets_amid_commands() {
         match round % 5 {
             0 => driver.set_register(PMRCTL, 0),
             1 => driver.set_register(PMRMSCL, 0),
-            2 => driver.place_bar(4, BAR4 + (round << 32)),
+            2 => driver.assign_bar(4, BAR4 + (round << 32)),
             3 => driver.set_register(PMRMSCU, (base >> 32) as u32 + 1),
             _ => {
                 driver.reset_function();
-                driver.place_bar(2, crate::machine::BAR2);
-                driver.place_bar(4, BAR4);
+                driver.assign_bar(2, crate::machine::BAR2);
+                driver.assign_bar(4, BAR4);
                 driver.set_command(0b110);
                 driver.open_cmb();
                 driver.bring_up();
@@ -276,7 +276,7 @@ fn queues_are_not_taken_at_its_bus_address() {
 fn admin_queues_are_not_taken_in_it() {
     let kept = Kept::new();
     let driver = Driver::bare(&kept.config());
-    driver.place_bar(4, BAR4);
+    driver.assign_bar(4, BAR4);
     enable(&driver, PMR);
     driver.set_register(0x24, 0x000f_000f);
     driver.set_wide_register(0x28, PMR);

@@ -36,7 +36,7 @@ pub(super) struct Sent {
 }
 
 impl Updates {
-    /// Adds it, or puts it in the place of a pending one of the same peer: however often peers change, the endpoint is sent each
+    /// Adds it, or replaces a pending one of the same peer by it: however often peers change, the endpoint is sent each
     /// change in time.
     pub(super) fn push(&mut self, update: Update) {
         let mut pending = self.pending.iter_mut();

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::board::board;
 use crate::raw::*;
 
-fn place() -> (TempDir, PathBuf) {
+fn socket_path() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("socket");
     (directory, path)
@@ -47,7 +47,7 @@ fn connect(path: &Path) -> RawClient {
 
 #[test]
 fn clients_are_served_one_after_the_other() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     let running = Running::start(&path);
     for _ in 0..20 {
         let mut client = connect(&path);
@@ -60,7 +60,7 @@ fn clients_are_served_one_after_the_other() {
 
 #[test]
 fn a_second_client_is_turned_away() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     let running = Running::start(&path);
     let mut first = connect(&path);
     first.agree();
@@ -77,7 +77,7 @@ fn a_second_client_is_turned_away() {
 
 #[test]
 fn a_session_that_ends_badly_is_followed_by_the_next() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     let running = Running::start(&path);
     let mut bad = connect(&path);
     bad.send(&[0; 16]);
@@ -88,7 +88,7 @@ fn a_session_that_ends_badly_is_followed_by_the_next() {
 
 #[test]
 fn a_listener_without_client_can_be_stopped() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     Running::start(&path).end();
     assert!(!path.exists());
 }
@@ -107,7 +107,7 @@ fn a_path_beyond_107_bytes_is_refused() {
 
 #[test]
 fn a_file_that_is_no_socket_is_left_alone() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     fs::write(&path, "precious").unwrap();
     let error = Listener::bind(&path).unwrap_err();
     assert!(matches!(error, BindError::NotASocket(_)));
@@ -116,7 +116,7 @@ fn a_file_that_is_no_socket_is_left_alone() {
 
 #[test]
 fn the_socket_of_a_live_server_is_left_alone() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     let running = Running::start(&path);
     let error = Listener::bind(&path).unwrap_err();
     assert!(matches!(error, BindError::InUse(_)));
@@ -126,7 +126,7 @@ fn the_socket_of_a_live_server_is_left_alone() {
 
 #[test]
 fn the_socket_of_a_server_that_never_accepts_is_left_alone() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     let live = UnixListener::bind(&path).unwrap();
     rustix::net::listen(&live, 0).unwrap();
     let _backlog = UnixStream::connect(&path).unwrap();
@@ -138,7 +138,7 @@ fn the_socket_of_a_server_that_never_accepts_is_left_alone() {
 
 #[test]
 fn the_socket_of_a_dead_server_is_replaced() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     // A process that another test starts keeps a copy of the socket for a moment.
@@ -152,7 +152,7 @@ fn the_socket_of_a_dead_server_is_replaced() {
 
 #[test]
 fn the_socket_of_another_is_not_removed() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     let listener = Listener::bind(&path).unwrap();
     fs::remove_file(&path).unwrap();
     let _other = UnixListener::bind(&path).unwrap();
@@ -162,7 +162,7 @@ fn the_socket_of_another_is_not_removed() {
 
 #[test]
 fn a_directory_that_does_not_exist_is_named() {
-    let (_directory, path) = place();
+    let (_directory, path) = socket_path();
     let error = Listener::bind(&path.join("deeper")).unwrap_err();
     assert!(matches!(error, BindError::System { .. }));
     assert!(error.to_string().contains("deeper"));

@@ -141,7 +141,7 @@ fn bad_fabric_loses_no_transfer_and_doubles_no_message() {
     assert_eq!(far.poll(&mut b.queue).len(), 10, "each message once");
 }
 
-/// A write and a read of many parts, each in a place of its own: how many bytes of payload each adapter sent in packets, and how many
+/// A write and a read of many parts, each to a range of its own: how many bytes of payload each adapter sent in packets, and how many
 /// it lent.
 fn packets_and_loans(rule: &str) -> [(u64, u64); 2] {
     const LENGTH: u32 = (2 << 20) + 1;

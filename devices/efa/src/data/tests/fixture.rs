@@ -67,10 +67,10 @@ impl Upstream for AskedMemory {
         let mut memory = self.0.lock();
         for ask in asks {
             let start = usize::try_from(ask.address - ASKED).unwrap();
-            let place = &mut memory[start..start + ask.data.len()];
+            let bytes = &mut memory[start..start + ask.data.len()];
             match &mut ask.data {
-                Buffer::Read(data) => data.copy_from_slice(place),
-                Buffer::Write(data) => place.copy_from_slice(data),
+                Buffer::Read(data) => data.copy_from_slice(bytes),
+                Buffer::Write(data) => bytes.copy_from_slice(data),
             }
             ask.outcome = Some(Ok(()));
         }
@@ -453,16 +453,16 @@ impl Adapter {
         loop {
             let at = u64::from(queue.consumed % u32::from(ENTRIES));
             let mut entry = [0; 32];
-            let place = queue.address + at * queue.entry_bytes as u64;
+            let address = queue.address + at * queue.entry_bytes as u64;
             self.ram
-                .read(place, &mut entry[..queue.entry_bytes])
+                .read(address, &mut entry[..queue.entry_bytes])
                 .unwrap();
             let phase = (queue.consumed / u32::from(ENTRIES)).is_multiple_of(2);
             let completion = ExtendedCompletion::read_from_bytes(&entry).unwrap();
             if completion.base.common.flags.phase() != phase {
                 if queue.is_polled && !all.is_empty() {
-                    let place = memory_bar::polled_doorbell(self.uar, queue.number);
-                    self.bar.store(place, queue.consumed & 0xffff).unwrap();
+                    let doorbell = memory_bar::polled_doorbell(self.uar, queue.number);
+                    self.bar.store(doorbell, queue.consumed & 0xffff).unwrap();
                 }
                 return all;
             }

@@ -281,13 +281,13 @@ struct HostileLender {
 impl HostileLender {
     fn new(it: &mut Two, fd: OwnedFd) -> Self {
         let words = Arc::new(LoanWords::new(&WaitBudget::default()).unwrap());
-        let place = BusSegment {
+        let segment = BusSegment {
             address: PAYLOAD,
             bytes: 1,
         };
         let tag = super::super::responder::tag(0);
         let transfers = &mut it.near.worker.parts.transfers;
-        let loan = transfers.lend(tag, &[place], &words).unwrap();
+        let loan = transfers.lend(tag, &[segment], &words).unwrap();
         let mut show = Packet::of_adapter(Verb::Show, 1, 0);
         show.part.key = 2;
         let of_words = words.file().try_clone().unwrap().into();

@@ -22,7 +22,7 @@ fn send_queue_of_a_destroyed_pair_is_not_shown_to_the_next() {
     adapter.send(&mut a, &post);
     let slot = a.number % limits::QUEUE_PAIRS;
     adapter.path.objects().destroy_queue_pair(a.number).unwrap();
-    // Another process takes the place.
+    // Another process takes the slot.
     loop {
         let next = adapter.reliable_bare();
         if next % limits::QUEUE_PAIRS == slot {

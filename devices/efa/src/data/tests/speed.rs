@@ -124,7 +124,7 @@ fn speed(seconds: f64) -> f64 {
     f64::from(WRITES) * f64::from(WRITE) / f64::from(1 << 20) / seconds
 }
 
-fn places(index: u32) -> (u64, u64) {
+fn addresses(index: u32) -> (u64, u64) {
     let slots = u32::try_from(VRAM_BYTES).unwrap() / WRITE;
     let offset = u64::from(index % slots * WRITE);
     (VRAM[0] + offset, VRAM[1] + offset)
@@ -157,7 +157,7 @@ fn writes(near: &Adapter, far: &Adapter, (a, b): (&mut Pair, &Pair), handle: u16
         far.region(VRAM[1], VRAM_BYTES),
     );
     let post = |index| {
-        let (here, there) = places(index);
+        let (here, there) = addresses(index);
         let (local, remote) = ((from.local, here, WRITE), (to.remote, there, WRITE));
         Post::rdma(Operation::RdmaWrite, b, handle, local, remote)
     };
