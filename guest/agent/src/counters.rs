@@ -18,7 +18,7 @@ const COMMAND_BYTES: u64 = 64;
 /// Size of a completion queue entry in bytes (NVMe Base 2.0, 3.3.3.2).
 const COMPLETION_BYTES: u64 = 16;
 
-/// DMA and other events of the devices under test, each known by its place in the plan.
+/// DMA and other events of the devices under test, each known by its index in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     bytes: BTreeMap<(u32, DmaKind), u64>,

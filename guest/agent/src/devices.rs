@@ -18,7 +18,7 @@ use crate::p2pmem::Pool;
 pub(crate) struct Controller {
     /// Its name in the plan, and its serial number.
     pub(crate) name: String,
-    /// Its place in the plan.
+    /// Its index in the plan.
     pub(crate) number: u32,
     /// Size of its CMB in bytes, as the plan says.
     pub(crate) cmb_bytes: u64,

@@ -23,7 +23,7 @@ const WRITEBACK: &str = "/proc/sys/vm/dirty_writeback_centisecs";
 /// How often XFS writes to its log that it has nothing to log, and the longest that it takes: two hours.
 const XFS_LOGGING: (&str, &str) = ("/proc/sys/fs/xfs/xfssyncd_centisecs", "720000");
 
-/// Data on a disk of which every byte has its place already, so that writing to it changes nothing else.
+/// Data on a disk of which every byte is allocated already, so that writing to it changes nothing else.
 #[derive(Debug)]
 pub(crate) struct Volume {
     /// The file, or the block device.
@@ -63,19 +63,26 @@ impl Volume {
             set(logging, most)?;
         }
         run(guest, &format!("{make} {}", node.display()))?;
-        let place = Path::new("/mnt").join(&controller.name);
-        fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
+        let mount_point = Path::new("/mnt").join(&controller.name);
+        fs::create_dir_all(&mount_point)
+            .with_context(|| format!("cannot create {}", mount_point.display()))?;
         mount(
             node,
-            &place,
+            &mount_point,
             kind,
             MountFlags::NOATIME | MountFlags::LAZYTIME,
             options,
         )
-        .with_context(|| format!("cannot mount {} on {}", node.display(), place.display()))?;
+        .with_context(|| {
+            format!(
+                "cannot mount {} on {}",
+                node.display(),
+                mount_point.display()
+            )
+        })?;
         let volume = Volume {
-            path: place.join("data"),
-            mounted: Some(place),
+            path: mount_point.join("data"),
+            mounted: Some(mount_point),
         };
         volume.allocate(bytes).context("cannot make a file")?;
         Ok(volume)
@@ -99,11 +106,11 @@ impl Volume {
 
     /// Unmounts it, if it is mounted.
     pub(crate) fn close(&self) -> anyhow::Result<()> {
-        let Some(place) = &self.mounted else {
+        let Some(mount_point) = &self.mounted else {
             return Ok(());
         };
-        unmount(place, UnmountFlags::empty())
-            .with_context(|| format!("cannot unmount {}", place.display()))
+        unmount(mount_point, UnmountFlags::empty())
+            .with_context(|| format!("cannot unmount {}", mount_point.display()))
     }
 
     /// Writes zeros everywhere, so that no extent is without blocks or marked as unwritten.

@@ -120,9 +120,9 @@ impl GpuUser {
         Ok(())
     }
 
-    /// The byte that a mapper has at `place`.
-    pub(crate) fn byte_at(&mut self, place: u64) -> anyhow::Result<u8> {
-        self.line.write_all(&place.to_le_bytes())?;
+    /// The byte that a mapper has at `index`.
+    pub(crate) fn byte_at(&mut self, index: u64) -> anyhow::Result<u8> {
+        self.line.write_all(&index.to_le_bytes())?;
         let mut byte = [0];
         self.line
             .read_exact(&mut byte)
@@ -197,11 +197,11 @@ fn map(mut line: UnixStream, offset: u64, length: usize) -> anyhow::Result<()> {
     let memory = MappedBuffer::shared(&gpu, offset, length)?;
     drop(gpu);
     line.write_all(&[READY])?;
-    let mut place = [0; 8];
-    while line.read_exact(&mut place).is_ok() {
+    let mut index = [0; 8];
+    while line.read_exact(&mut index).is_ok() {
         let bytes = memory.to_vec(length)?;
-        let byte = bytes.get(usize::try_from(u64::from_le_bytes(place))?);
-        line.write_all(&[*byte.context("no such place")?])?;
+        let byte = bytes.get(usize::try_from(u64::from_le_bytes(index))?);
+        line.write_all(&[*byte.context("an index beyond the mapping")?])?;
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ const NODE: &str = "peerbar-gpu";
 pub(crate) struct Gpu {
     /// Its name in the plan.
     pub(crate) name: String,
-    /// Its place in the plan, after all controllers.
+    /// Its index in the plan, after all controllers.
     pub(crate) number: u32,
     /// Size of its aperture in bytes, as the plan says.
     pub(crate) aperture_bytes: u64,
@@ -120,7 +120,7 @@ pub(crate) fn find_all(roots: &Roots, plan: &Plan) -> anyhow::Result<Vec<Gpu>> {
     Ok(found)
 }
 
-/// The directory in sysfs of the GPU with this place in the plan, and the number of its device file.
+/// The directory in sysfs of the GPU with this index in the plan, and the number of its device file.
 fn find(roots: &Roots, index: u32) -> anyhow::Result<(PathBuf, u32)> {
     let wanted = u64::from(index).saturating_add(1);
     let pci = with_subsystem(roots, wanted)?;

@@ -158,7 +158,7 @@ impl GuestContext {
         self.modules.load(name, "")
     }
 
-    /// Each device's name and its place in the plan.
+    /// Each device's name and its index in the plan.
     pub(crate) fn devices(&self) -> impl Iterator<Item = (&str, u32)> {
         let controllers = self.controllers.iter();
         let gpus = self.gpus.iter().map(|gpu| (gpu.name.as_str(), gpu.number));
@@ -214,7 +214,7 @@ impl GuestContext {
         self.fresh_pattern_of(controller.number)
     }
 
-    /// A pattern for the device in this place of the plan that was never used before.
+    /// A pattern for the device with this index in the plan that was never used before.
     pub(crate) fn fresh_pattern_of(&self, number: u32) -> Pattern {
         Pattern {
             disk: number,

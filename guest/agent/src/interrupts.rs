@@ -11,10 +11,10 @@ pub(crate) fn count(address: &str, vector: u32) -> anyhow::Result<u64> {
 }
 
 fn find(text: &str, address: &str, vector: u32) -> anyhow::Result<u64> {
-    let (chip, place) = (format!("PCI-MSIX-{address}"), format!("{vector}-edge"));
+    let (chip, hwirq) = (format!("PCI-MSIX-{address}"), format!("{vector}-edge"));
     let line = text.lines().find(|line| {
         let mut words = line.split_whitespace();
-        words.any(|word| word.ends_with(&chip)) && words.next() == Some(&place)
+        words.any(|word| word.ends_with(&chip)) && words.next() == Some(&hwirq)
     });
     let line = line.with_context(|| format!("no line for vector {vector} of {address}"))?;
     let counts = line.split_whitespace().skip(1);

@@ -26,7 +26,7 @@ impl MappedBuffer {
     /// Where its bytes from `offset` on are.
     pub(crate) fn address(&self, offset: usize, length: usize) -> io::Result<NonNull<u8>> {
         let end = offset.saturating_add(length) as u64;
-        Ok(self.0.place(offset as u64..end)?.0)
+        Ok(self.0.pointer(offset as u64..end)?.0)
     }
 
     /// Reads `length` bytes of a file into its start by one call.

@@ -36,8 +36,8 @@ pub(crate) fn essential() -> anyhow::Result<()> {
     scratch("/dev/shm")?;
     scratch("/tmp")?;
     attach("tmpfs", "/run", "tmpfs", Some(c"mode=755"))?;
-    for (place, target) in LINKS {
-        symlink(target, place).with_context(|| format!("cannot create {place}"))?;
+    for (link, target) in LINKS {
+        symlink(target, link).with_context(|| format!("cannot create {link}"))?;
     }
     Ok(())
 }

@@ -18,9 +18,9 @@ const DEVICE: &str = "0xefa";
 pub(crate) struct Nic {
     /// Its name in the plan.
     pub(crate) name: String,
-    /// Its place in the plan, after all controllers and GPUs.
+    /// Its index in the plan, after all controllers and GPUs.
     pub(crate) number: u32,
-    /// Its place among the adapters of the plan.
+    /// Its index among the adapters of the plan.
     pub(crate) index: u32,
     /// `/sys/bus/pci/devices/0000:03:00.0`.
     pub(crate) pci: PathBuf,
@@ -60,7 +60,7 @@ impl Nic {
     }
 }
 
-/// The adapter with this place among the adapters of the plan.
+/// The adapter with this index among the adapters of the plan.
 fn find(roots: &Roots, name: &str, number: u32, index: u32) -> anyhow::Result<Nic> {
     let pci = with_subsystem(roots, u64::from(index).saturating_add(1))?;
     let device = only_entry(&pci.join("infiniband"))?;

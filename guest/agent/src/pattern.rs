@@ -95,8 +95,8 @@ fn fill(tag: Tag, chunk: &mut [u8]) {
         Some(word.wrapping_add(0x9e37_79b9_7f4a_7c15))
     });
     let words = [head, tag.block, tag.pattern.round].into_iter().chain(body);
-    for (word, place) in words.zip(chunk.chunks_exact_mut(8)) {
-        place.copy_from_slice(&word.to_le_bytes());
+    for (word, bytes) in words.zip(chunk.chunks_exact_mut(8)) {
+        bytes.copy_from_slice(&word.to_le_bytes());
     }
 }
 

@@ -61,31 +61,31 @@ fn functions(sys: &Path, name: &dyn Fn(&Path) -> Option<String>) -> Vec<PciFunct
         .into_iter()
         .flatten()
         .flatten();
-    let mut places: Vec<PathBuf> = entries
+    let mut directories: Vec<PathBuf> = entries
         .filter_map(|entry| fs::canonicalize(entry.path()).ok())
         .collect();
-    places.sort();
-    let read = |place: &PathBuf| function(sys, place, name(place)).ok();
-    places.iter().filter_map(read).collect()
+    directories.sort();
+    let read = |directory: &PathBuf| function(sys, directory, name(directory)).ok();
+    directories.iter().filter_map(read).collect()
 }
 
-fn function(sys: &Path, place: &Path, name: Option<String>) -> anyhow::Result<PciFunction> {
+fn function(sys: &Path, directory: &Path, name: Option<String>) -> anyhow::Result<PciFunction> {
     let last = |path: &Path| {
         path.file_name()
             .map(|name| name.to_string_lossy().into_owned())
     };
-    let target = |link: &str| last(&fs::read_link(place.join(link)).ok()?);
+    let target = |link: &str| last(&fs::read_link(directory.join(link)).ok()?);
     let number = |attribute_name: &str| {
-        let text = attribute(place, attribute_name);
+        let text = attribute(directory, attribute_name);
         let digits = text.strip_prefix("0x").unwrap_or(&text);
         u32::from_str_radix(digits, 16).with_context(|| format!("{attribute_name} is {text:?}"))
     };
-    let config = ConfigSpace::open(place)?;
+    let config = ConfigSpace::open(directory)?;
     let group = target("iommu_group").and_then(|group| group.parse().ok());
     Ok(PciFunction {
-        address: last(place).context("a function without an address")?,
+        address: last(directory).context("a function without an address")?,
         name,
-        parent: place
+        parent: directory
             .parent()
             .and_then(last)
             .context("a function without a bus")?,
@@ -99,7 +99,7 @@ fn function(sys: &Path, place: &Path, name: Option<String>) -> anyhow::Result<Pc
             kind: attribute(&sys.join(format!("kernel/iommu_groups/{number}")), "type"),
         }),
         driver: target("driver"),
-        p2pmem: Pool::of(place).state().ok().map(|state| state.size),
+        p2pmem: Pool::of(directory).state().ok().map(|state| state.size),
     })
 }
 
@@ -112,8 +112,8 @@ impl ConfigSpace {
     const PCI_EXPRESS: u8 = 0x10;
     const ACS: u16 = 0x0d;
 
-    fn open(place: &Path) -> anyhow::Result<Self> {
-        let path = place.join("config");
+    fn open(directory: &Path) -> anyhow::Result<Self> {
+        let path = directory.join("config");
         let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         Ok(Self(file))
     }
@@ -172,11 +172,11 @@ mod tests {
         fs::create_dir_all(&disk).unwrap();
         let devices = root.path().join("bus/pci/devices");
         fs::create_dir_all(&devices).unwrap();
-        for (place, device) in [(&port, "0x000c"), (&disk, "0x0010")] {
-            symlink(place, devices.join(place.file_name().unwrap())).unwrap();
-            fs::write(place.join("vendor"), "0x1b36\n").unwrap();
-            fs::write(place.join("device"), device).unwrap();
-            fs::write(place.join("class"), "0x010802\n").unwrap();
+        for (directory, device) in [(&port, "0x000c"), (&disk, "0x0010")] {
+            symlink(directory, devices.join(directory.file_name().unwrap())).unwrap();
+            fs::write(directory.join("vendor"), "0x1b36\n").unwrap();
+            fs::write(directory.join("device"), device).unwrap();
+            fs::write(directory.join("class"), "0x010802\n").unwrap();
         }
         let mut config = vec![0; 4096];
         config[0x34] = 0x54;

@@ -46,7 +46,7 @@ impl Placeholders {
         all
     }
 
-    /// `text` with the values in the places of the placeholders.
+    /// `text` with the values in place of the placeholders.
     pub(crate) fn fill_in(&self, text: &str) -> anyhow::Result<String> {
         fill_in(text, |key| {
             let value = self.0.get(key).cloned();

@@ -63,13 +63,13 @@ pub(crate) fn run<P: Program>(
 pub(crate) fn make<T: Copy>(file: &File, number: u32, structure: T) -> Option<T> {
     const { assert!(size_of::<T>() <= size_of_val(&NOTHING) && align_of::<T>() <= align_of::<u64>()) };
     let mut space = Box::new(NOTHING);
-    let place = space.as_mut_ptr().cast::<T>();
+    let pointer = space.as_mut_ptr().cast::<T>();
     // SAFETY: the structures of requests are shorter than the space, and aligned as it is.
-    unsafe { place.write(structure) };
+    unsafe { pointer.write(structure) };
     // SAFETY: the space is longer than any number of a request can say that its structure is.
-    let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), place) };
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), number.into(), pointer) };
     // SAFETY: it was written above, and whatever the driver has made of it are numbers.
-    (result >= 0).then(|| unsafe { place.read() })
+    (result >= 0).then(|| unsafe { pointer.read() })
 }
 
 /// Numbers that look random, the same ones for a seed (SplitMix64).

@@ -93,9 +93,9 @@ impl Registers {
             offset.is_multiple_of(size_of::<T>()),
             "no register at {offset:#x}"
         );
-        let place = self.memory.address(offset, size_of::<T>());
-        let place = place.with_context(|| format!("no register at {offset:#x}"))?;
-        Ok(place.cast())
+        let address = self.memory.address(offset, size_of::<T>());
+        let address = address.with_context(|| format!("no register at {offset:#x}"))?;
+        Ok(address.cast())
     }
 }
 

@@ -92,7 +92,8 @@ pub(crate) fn disk_is_back(guest: &GuestContext, disk: &Controller) -> anyhow::R
         let serial = attribute(&disk.directory, "serial");
         ensure!(
             serial == disk.name,
-            "its place has the serial number {serial:?}"
+            "{} has the serial number {serial:?}",
+            disk.directory.display()
         );
         disk.ensure_live()?;
         disk.disk.open_direct()

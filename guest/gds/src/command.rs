@@ -350,8 +350,8 @@ impl<'a> Builder<'a> {
 
     fn operand(mut self, index: usize, operand: Operand) -> Self {
         debug_assert!(index < OPERANDS, "no operand {index}");
-        if let Some(place) = self.submit.operand.get_mut(index) {
-            *place = operand;
+        if let Some(slot) = self.submit.operand.get_mut(index) {
+            *slot = operand;
         }
         self
     }

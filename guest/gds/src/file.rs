@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_grows_in_two_places_at_once_keeps_both() {
+    fn a_file_that_grows_at_two_offsets_at_once_keeps_both() {
         let (_fake, _gpu, buffer, file, named) = lab(Policy::AllowBounce);
         buffer.mapping().write(0, &pattern(9, 100_000)).unwrap();
         for round in 0..300 {

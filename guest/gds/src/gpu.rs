@@ -203,7 +203,7 @@ impl Gpu {
     }
 
     /// An eventfd that counts the commands of this opening that complete from now on. There is one at a time: a new one
-    /// takes the place of the last.
+    /// replaces the last.
     ///
     /// # Errors
     /// [`Error::Driver`].

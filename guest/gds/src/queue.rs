@@ -221,7 +221,7 @@ fn entry(request: &Request, file_range: &FileRange) -> Result<squeue::Entry> {
     let (address, length) = request
         .buffer
         .mapping()
-        .place(file_range.range.start..end)
+        .pointer(file_range.range.start..end)
         .map_err(refused)?;
     let length = u32::try_from(length).map_err(|error| refused(io::Error::other(error)))?;
     Ok(match file_range.direction {
@@ -242,26 +242,26 @@ fn entry(request: &Request, file_range: &FileRange) -> Result<squeue::Entry> {
 pub fn batch(requests: impl IntoIterator<Item = Request>) -> Result<Vec<Result<u64>>> {
     let mut queue = Queue::new(BATCH_DEPTH)?;
     let mut results: Vec<Option<Result<u64>>> = Vec::new();
-    let mut places = BTreeMap::new();
+    let mut indexes = BTreeMap::new();
     for request in requests {
         while queue.in_progress.len() >= usize::try_from(BATCH_DEPTH).unwrap_or(usize::MAX) {
-            settle(&mut queue, &mut places, &mut results)?;
+            settle(&mut queue, &mut indexes, &mut results)?;
         }
-        let place = results.len();
+        let index = results.len();
         results.push(None);
         match queue.push(request) {
             Ok(ticket) => {
-                places.insert(ticket, place);
+                indexes.insert(ticket, index);
             }
             Err(error) => {
-                if let Some(result) = results.get_mut(place) {
+                if let Some(result) = results.get_mut(index) {
                     *result = Some(Err(error));
                 }
             }
         }
     }
     while queue.pending() > 0 {
-        settle(&mut queue, &mut places, &mut results)?;
+        settle(&mut queue, &mut indexes, &mut results)?;
     }
     Ok(results.into_iter().flatten().collect())
 }
@@ -269,14 +269,14 @@ pub fn batch(requests: impl IntoIterator<Item = Request>) -> Result<Vec<Result<u
 /// Waits for one request of a batch and keeps its result.
 fn settle(
     queue: &mut Queue,
-    places: &mut BTreeMap<Ticket, usize>,
+    indexes: &mut BTreeMap<Ticket, usize>,
     results: &mut [Option<Result<u64>>],
 ) -> Result<()> {
     let Some(completion) = queue.wait()? else {
         return Ok(());
     };
-    let place = places.remove(&completion.ticket);
-    if let Some(result) = place.and_then(|place| results.get_mut(place)) {
+    let index = indexes.remove(&completion.ticket);
+    if let Some(result) = index.and_then(|index| results.get_mut(index)) {
         *result = Some(completion.result);
     }
     Ok(())

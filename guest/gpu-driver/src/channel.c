@@ -94,18 +94,18 @@ static void ring_doorbell(struct pb_channel *channel)
 
 static void put_entry(struct pb_channel *channel, struct pb_job *job)
 {
-	u32 place = channel->tail % PB_RING_ENTRIES;
-	struct pb_command *command = &channel->ring[place];
-	struct pb_slot *slot = &channel->slots[place];
+	u32 index = channel->tail % PB_RING_ENTRIES;
+	struct pb_command *command = &channel->ring[index];
+	struct pb_slot *slot = &channel->slots[index];
 
 	slot->job = job;
 	slot->units = pb_job_send(job, command);
 	slot->value = channel->next_value++;
 	slot->last = pb_job_is_sent(job);
-	command->fence = cpu_to_le64(channel->fences_address + place * sizeof(struct pb_fence));
+	command->fence = cpu_to_le64(channel->fences_address + index * sizeof(struct pb_fence));
 	command->fence_value = cpu_to_le64(slot->value);
 	command->flags = PB_FLAG_FENCE;
-	if (slot->last || place % INTERRUPT_EVERY == INTERRUPT_EVERY - 1)
+	if (slot->last || index % INTERRUPT_EVERY == INTERRUPT_EVERY - 1)
 		command->flags |= PB_FLAG_INTERRUPT;
 	channel->tail++;
 }
@@ -141,9 +141,9 @@ static bool take_fences(struct pb_channel *channel)
 	u32 before = channel->head;
 
 	while (channel->head != channel->tail) {
-		u32 place = channel->head % PB_RING_ENTRIES;
-		struct pb_slot *slot = &channel->slots[place];
-		struct pb_fence *fence = &channel->fences[place];
+		u32 index = channel->head % PB_RING_ENTRIES;
+		struct pb_slot *slot = &channel->slots[index];
+		struct pb_fence *fence = &channel->fences[index];
 
 		if (le64_to_cpu(READ_ONCE(fence->value)) != slot->value)
 			break;

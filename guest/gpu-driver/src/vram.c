@@ -176,9 +176,9 @@ u64 pb_vram_bus_address(const struct pb_buffer *buffer)
 }
 
 /*
- * From here on the window refuses accesses to the buffer's place. The place stays the buffer's as
- * long as there is a mapping of it: type 1 of VFIO keeps the addresses of a mapping that has been
- * revoked, and must not reach the next owner's memory by them.
+ * From here on the window refuses accesses to the buffer's bus addresses. They stay the buffer's
+ * as long as there is a mapping of it: type 1 of VFIO keeps the addresses of a mapping that has
+ * been revoked, and must not reach the next owner's memory by them.
  */
 static void hide(struct pb_buffer *buffer)
 {

@@ -184,9 +184,9 @@ impl Mapping {
     /// # Errors
     /// [`OutOfBounds`], and those of the system call.
     pub fn read_file(&self, range: Range<u64>, file: &File, offset: u64) -> io::Result<u64> {
-        let (address, length) = self.place(range)?;
+        let (address, length) = self.pointer(range)?;
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
-        // SAFETY: `place` has found the span inside the mapping, and there are no references to it.
+        // SAFETY: `pointer` has found the span inside the mapping, and there are no references to it.
         let count =
             unsafe { libc::pread(file.as_raw_fd(), address.as_ptr().cast(), length, offset) };
         u64::try_from(count).map_err(|_| io::Error::last_os_error())
@@ -197,7 +197,7 @@ impl Mapping {
     /// # Errors
     /// [`OutOfBounds`], and those of the system call.
     pub fn write_file(&self, range: Range<u64>, file: &File, offset: u64) -> io::Result<u64> {
-        let (address, length) = self.place(range)?;
+        let (address, length) = self.pointer(range)?;
         let offset = i64::try_from(offset).map_err(io::Error::other)?;
         // SAFETY: as for `read_file`.
         let count =
@@ -209,7 +209,7 @@ impl Mapping {
     ///
     /// # Errors
     /// [`OutOfBounds`].
-    pub fn place(&self, range: Range<u64>) -> io::Result<(NonNull<u8>, usize)> {
+    pub fn pointer(&self, range: Range<u64>) -> io::Result<(NonNull<u8>, usize)> {
         let length = range.end.saturating_sub(range.start);
         let length = usize::try_from(length).map_err(io::Error::other)?;
         let at = self.check(range.start, length)?;
@@ -276,7 +276,7 @@ mod tests {
         let mapping = Mapping::anonymous(4096).unwrap();
         assert!(mapping.write(4095, &[0; 2]).is_err());
         assert!(mapping.read(u64::MAX, &mut [0]).is_err());
-        assert!(mapping.place(4096..4097).is_err());
+        assert!(mapping.pointer(4096..4097).is_err());
         assert!(mapping.load32(4096).is_err() && mapping.store32(u64::MAX, 1).is_err());
         let error = mapping.read(4000, &mut [0; 100]).unwrap_err();
         assert_eq!(

@@ -205,7 +205,7 @@ impl<N: End, F: End> Ends<N, F> {
         Ok(())
     }
 
-    /// Has `asking` move the bytes of `span` by `way`, from the memory of one end to the same place of the other.
+    /// Has `asking` move the bytes of `span` by `way`, from the memory of one end to the same offset of the other.
     pub(crate) fn carry(
         &mut self,
         way: Way,

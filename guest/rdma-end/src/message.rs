@@ -119,7 +119,7 @@ pub enum SpareCommand {
     Make(Rights),
     /// Deregister it.
     Deregister,
-    /// Free it, which must be a GPU's, and allocate other memory, which gets its place if that is free.
+    /// Free it, which must be a GPU's, and allocate other memory, which gets its addresses if they are free.
     Free,
     /// Revoke it, which must be a GPU's.
     Revoke,

@@ -1,4 +1,4 @@
-//! Places of two memories between which requests move data, and what they must have in the end.
+//! Slots of two memories between which requests move data, and what they must have in the end.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -114,7 +114,7 @@ pub trait CheckKind: Described + Sized {
     /// Takes the check out of its table, and holds it against the devices of [`Keys::inventory`].
     ///
     /// # Errors
-    /// The first mistake, with its place.
+    /// The first mistake, with its span.
     fn read(keys: &mut Keys<'_, '_>) -> Result<Self, TableError>;
 
     /// The pairs between which it moves data from peer to peer, or tries to.
@@ -229,7 +229,7 @@ macro_rules! kinds {
                 match self { $(Check::$kind(check) => check.control().map(Check::$kind),)* }
             }
 
-            /// The place of its [control](Self::control) among `checks`, whatever the time limits of both.
+            /// The index of its [control](Self::control) among `checks`, whatever the time limits of both.
             pub fn control_among(&self, checks: &[Self]) -> Option<usize> {
                 let control = self.control()?.without_limit();
                 checks.iter().position(|check| check.without_limit() == control)

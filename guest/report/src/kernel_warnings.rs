@@ -9,7 +9,7 @@ pub struct KnownWarnings {
 }
 
 impl KnownWarnings {
-    /// Warnings with one of these functions as their place are known.
+    /// Warnings that one of these functions gives are known.
     pub fn of(functions: &[&'static str]) -> Self {
         Self {
             functions: functions.to_vec(),
@@ -29,8 +29,8 @@ impl KnownWarnings {
             return false;
         }
         if line.contains("WARNING: ") {
-            let place = |function: &&str| line.contains(&format!(" {function}+0x"));
-            self.inside = self.functions.iter().any(place);
+            let is_of_line = |function: &&str| line.contains(&format!(" {function}+0x"));
+            self.inside = self.functions.iter().any(is_of_line);
             self.seen |= self.inside;
             return self.inside;
         }

@@ -56,7 +56,7 @@ impl CompletionMemory for Mapping {
 /// A completion, and which queue of its queue pair it is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What is completed. Its number is the request's place among all of its queue that the program has posted, beginning with 0.
+    /// What is completed. Its number is the request's index, from 0, among all that the program has posted to its queue.
     pub completion: Completion,
     /// It is of a receive.
     pub is_receive: bool,
@@ -84,8 +84,9 @@ impl CompletionBuffer {
         part: Range<u64>,
         entries: u32,
     ) -> Result<Self> {
-        let place = memory.place(part.clone());
-        let (start, _) = place.map_err(Error::refused("find the memory of a completion queue"))?;
+        let pointer = memory.pointer(part.clone());
+        let (start, _) =
+            pointer.map_err(Error::refused("find the memory of a completion queue"))?;
         let address = start.as_ptr().expose_provenance() as u64;
         let buffer = [
             (attribute::ADDRESS, Value::Number(address)),
@@ -165,7 +166,7 @@ impl CompletionBuffer {
     /// # Errors
     /// [`Error::Refused`] if the mapping is shorter than the queue.
     pub fn poll(&self) -> Result<Option<Entry>> {
-        let (offset, phase) = place(self.offset, self.entries, self.consumed.get());
+        let (offset, phase) = offset_and_phase(self.offset, self.entries, self.consumed.get());
         let mapping = self.memory.mapping();
         let what = "read a completion queue in a buffer";
         let head = mapping.load64(offset);
@@ -215,14 +216,14 @@ fn driver_data() -> [u8; 16] {
         (PARTS, 1_usize.to_le_bytes()),
     ];
     for (at, [low, high, ..]) in fields {
-        let places = data.iter_mut().skip(at).zip([low, high]);
-        places.for_each(|(to, from)| *to = from);
+        let bytes = data.iter_mut().skip(at).zip([low, high]);
+        bytes.for_each(|(to, from)| *to = from);
     }
     data
 }
 
 /// Where the completion of this number is, and its phase.
-fn place(start: u64, entries: u32, number: u64) -> (u64, bool) {
+fn offset_and_phase(start: u64, entries: u32, number: u64) -> (u64, bool) {
     let entries = u64::from(entries.max(1));
     let offset = start.saturating_add(number % entries * ENTRY);
     (offset, (number / entries).is_multiple_of(2))
@@ -303,7 +304,7 @@ mod tests {
 
     #[test]
     fn phase_of_an_entry_changes_each_time_round() {
-        let places = [0, 1, 15, 16, 31, 32].map(|number| place(4096, 16, number));
+        let seen = [0, 1, 15, 16, 31, 32].map(|number| offset_and_phase(4096, 16, number));
         let wanted = [
             (4096, true),
             (4128, true),
@@ -312,7 +313,7 @@ mod tests {
             (4576, false),
             (4096, true),
         ];
-        assert_eq!(places, wanted);
+        assert_eq!(seen, wanted);
     }
 
     #[test]

@@ -73,8 +73,8 @@ impl CompletionCounter {
     /// # Errors
     /// [`Error::Refused`]: with EOPNOTSUPP if kernel or adapter have no such counters.
     pub fn in_memory(context: &Context, memory: Rc<Mapping>, offset: u64) -> Result<Self> {
-        let place = memory.place(offset..offset.saturating_add(2 * WORD_BYTES));
-        let (start, _) = place.map_err(|source| Error::Refused {
+        let pointer = memory.pointer(offset..offset.saturating_add(2 * WORD_BYTES));
+        let (start, _) = pointer.map_err(|source| Error::Refused {
             what: "find the words of a completion counter".to_owned(),
             source,
         })?;

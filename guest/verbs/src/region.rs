@@ -35,8 +35,8 @@ impl Region {
         access: Access,
     ) -> Result<Self> {
         let what = || format!("register {} bytes of memory", memory.size());
-        let place = memory.place(0..memory.size());
-        let (start, length) = place.map_err(|source| Error::Refused {
+        let pointer = memory.pointer(0..memory.size());
+        let (start, length) = pointer.map_err(|source| Error::Refused {
             what: what(),
             source,
         })?;

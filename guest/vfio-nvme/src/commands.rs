@@ -13,7 +13,7 @@ const SLOT_BITS: u32 = 6;
 #[derive(Debug)]
 pub(crate) struct Outstanding([Slot; DEPTH]);
 
-/// A place for one command.
+/// A slot for one command.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     /// Identifier of its latest command, or of none yet.

@@ -65,7 +65,7 @@ impl DmaSpace {
             Mapping::anonymous(length).map_err(|source| Error::Memory { length, source })?,
         );
         let mut regions = self.0.regions.write();
-        let iova = free_place(&regions, &self.0.windows, length)?;
+        let iova = free_iova(&regions, &self.0.windows, length)?;
         self.0.space.map(iova, &memory)?;
         regions.insert(iova, memory);
         Ok(iova)
@@ -76,7 +76,7 @@ impl DmaSpace {
     /// # Errors
     /// [`Error::NoAddresses`].
     pub fn free_addresses(&self, length: u64) -> Result<u64> {
-        free_place(&self.0.regions.read(), &self.0.windows, length)
+        free_iova(&self.0.regions.read(), &self.0.windows, length)
     }
 
     /// Maps `memory` at `iova`.
@@ -137,7 +137,7 @@ impl DmaSpace {
 }
 
 /// The first address with `length` bytes after it that are neither mapped nor in a window.
-fn free_place(
+fn free_iova(
     regions: &BTreeMap<u64, Arc<Mapping>>,
     windows: &[Range<u64>],
     length: u64,
@@ -147,16 +147,16 @@ fn free_place(
     let taken = mapped.chain(windows.iter().cloned()).chain([RESERVED]);
     let mut taken: Vec<Range<u64>> = taken.collect();
     taken.sort_by_key(|range| range.start);
-    let mut place = FIRST;
+    let mut iova = FIRST;
     for range in taken {
-        if range.start.saturating_sub(place) >= length {
+        if range.start.saturating_sub(iova) >= length {
             break;
         }
         let end = range.end.checked_next_multiple_of(ALIGNMENT);
-        place = place.max(end.unwrap_or(END));
+        iova = iova.max(end.unwrap_or(END));
     }
-    match place.checked_add(length) {
-        Some(end) if end <= END => Ok(place),
+    match iova.checked_add(length) {
+        Some(end) if end <= END => Ok(iova),
         _ => Err(Error::NoAddresses { length, end: END }),
     }
 }
@@ -222,20 +222,20 @@ impl DmaMemory for DmaSpace {
 mod tests {
     use super::*;
 
-    fn regions(places: &[(u64, u64)]) -> BTreeMap<u64, Arc<Mapping>> {
+    fn regions(ranges: &[(u64, u64)]) -> BTreeMap<u64, Arc<Mapping>> {
         let region =
             |(iova, length): &(u64, u64)| (*iova, Arc::new(Mapping::anonymous(*length).unwrap()));
-        places.iter().map(region).collect()
+        ranges.iter().map(region).collect()
     }
 
     #[test]
     fn first_gap_that_is_long_enough_is_free() {
         let used = regions(&[(FIRST, 4096), (FIRST + 2 * ALIGNMENT, 4096)]);
-        let free = |length| free_place(&used, &[], length).unwrap();
+        let free = |length| free_iova(&used, &[], length).unwrap();
         assert_eq!(free(4096), FIRST + ALIGNMENT);
         assert_eq!(free(2 * ALIGNMENT), FIRST + 3 * ALIGNMENT);
-        assert_eq!(free_place(&regions(&[]), &[], 4096).unwrap(), FIRST);
-        let error = free_place(&used, &[], END).unwrap_err().to_string();
+        assert_eq!(free_iova(&regions(&[]), &[], 4096).unwrap(), FIRST);
+        let error = free_iova(&used, &[], END).unwrap_err().to_string();
         assert!(
             error.ends_with("of I/O addresses are free below 0x4000000000"),
             "{error}"
@@ -245,9 +245,9 @@ mod tests {
     #[test]
     fn without_room_below_2_gib_addresses_start_at_4_gib() {
         let windows = windows("06000000-febfffff : PCI Bus 0000:00\n");
-        let place = |length| free_place(&regions(&[]), &windows, length).unwrap();
-        assert_eq!(place(4096), 0x1_0000_0000);
-        let long = free_place(&regions(&[]), &[], 0x7000_1000).unwrap();
+        let free = |length| free_iova(&regions(&[]), &windows, length).unwrap();
+        assert_eq!(free(4096), 0x1_0000_0000);
+        let long = free_iova(&regions(&[]), &[], 0x7000_1000).unwrap();
         assert_eq!(long, 0x1_0000_0000);
     }
 
@@ -260,8 +260,8 @@ mod tests {
             windows,
             [0x1000_0000..0x1010_0000, 0x1100_0000..0x1110_0000]
         );
-        let place = |length| free_place(&regions(&[]), &windows, length).unwrap();
-        assert_eq!(place(4096), 0x1020_0000);
-        assert_eq!(place(0x100_0000), 0x1120_0000);
+        let free = |length| free_iova(&regions(&[]), &windows, length).unwrap();
+        assert_eq!(free(4096), 0x1020_0000);
+        assert_eq!(free(0x100_0000), 0x1120_0000);
     }
 }

@@ -60,8 +60,8 @@ impl Registers for RegisterBar {
         let Some(mapping) = &self.mapping else {
             return self.device.read_bar(BAR, offset, data);
         };
-        for (place, part) in (offset..).step_by(4).zip(data.chunks_mut(4)) {
-            for (byte, read) in part.iter_mut().zip(mapping.load32(place)?.to_le_bytes()) {
+        for (register, part) in (offset..).step_by(4).zip(data.chunks_mut(4)) {
+            for (byte, read) in part.iter_mut().zip(mapping.load32(register)?.to_le_bytes()) {
                 *byte = read;
             }
         }
@@ -72,9 +72,9 @@ impl Registers for RegisterBar {
         let Some(mapping) = &self.mapping else {
             return self.device.write_bar(BAR, offset, data);
         };
-        for (place, part) in (offset..).step_by(4).zip(data.chunks(4)) {
+        for (register, part) in (offset..).step_by(4).zip(data.chunks(4)) {
             let word: [u8; 4] = part.try_into().map_err(io::Error::other)?;
-            mapping.store32(place, u32::from_le_bytes(word))?;
+            mapping.store32(register, u32::from_le_bytes(word))?;
         }
         Ok(())
     }

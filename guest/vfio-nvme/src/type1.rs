@@ -99,8 +99,8 @@ impl Container {
             .get(&number)
             .ok_or(Error::NotViable { group: number })?;
         let mut name = [0; 16];
-        for (place, byte) in name.iter_mut().zip(binding.address().bytes().take(15)) {
-            *place = byte;
+        for (to, byte) in name.iter_mut().zip(binding.address().bytes().take(15)) {
+            *to = byte;
         }
         GROUP_GET_DEVICE
             .descriptor(group, &mut name)

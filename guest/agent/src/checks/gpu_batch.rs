@@ -61,23 +61,23 @@ fn all_at_once(requests: &[Request]) -> anyhow::Result<Vec<Ended>> {
 /// As an event loop would: push until the queue is full, take what has ended when its descriptor says so.
 fn through_a_queue(requests: &[Request]) -> anyhow::Result<Vec<Ended>> {
     let mut queue = Queue::new(DEPTH)?;
-    let mut places: BTreeMap<Ticket, usize> = BTreeMap::new();
+    let mut indexes: BTreeMap<Ticket, usize> = BTreeMap::new();
     let mut outcomes: BTreeMap<usize, Ended> = BTreeMap::new();
     let mut full = 0;
-    for (place, request) in requests.iter().enumerate() {
+    for (index, request) in requests.iter().enumerate() {
         let mut pushed = queue.push(request.clone());
         while matches!(pushed, Err(Error::QueueFull(DEPTH))) {
             full += 1;
-            outcomes.extend(take(&mut queue, &mut places)?);
+            outcomes.extend(take(&mut queue, &mut indexes)?);
             pushed = queue.push(request.clone());
         }
         match pushed {
-            Ok(ticket) => drop(places.insert(ticket, place)),
-            Err(error) => drop(outcomes.insert(place, Err(error))),
+            Ok(ticket) => drop(indexes.insert(ticket, index)),
+            Err(error) => drop(outcomes.insert(index, Err(error))),
         }
     }
     while queue.pending() > 0 {
-        outcomes.extend(take(&mut queue, &mut places)?);
+        outcomes.extend(take(&mut queue, &mut indexes)?);
     }
     ensure!(full > 0, "{} requests never filled it", requests.len());
     Ok(outcomes.into_values().collect())
@@ -85,7 +85,7 @@ fn through_a_queue(requests: &[Request]) -> anyhow::Result<Vec<Ended>> {
 
 fn take(
     queue: &mut Queue,
-    places: &mut BTreeMap<Ticket, usize>,
+    indexes: &mut BTreeMap<Ticket, usize>,
 ) -> anyhow::Result<Option<(usize, Ended)>> {
     let timeout = Timespec::try_from(TIME_OUT)?;
     let ready = poll(&mut [PollFd::new(queue, PollFlags::IN)], Some(&timeout))?;
@@ -93,9 +93,9 @@ fn take(
     let Some(done) = queue.wait()? else {
         bail!("the queue polls readable and has nothing");
     };
-    let place = places.remove(&done.ticket);
+    let index = indexes.remove(&done.ticket);
     Ok(Some((
-        place.context("a ticket that was given to no request")?,
+        index.context("a ticket that was given to no request")?,
         done.result,
     )))
 }
@@ -162,13 +162,13 @@ impl<'a> Bench<'a> {
         let other = self.gpu.open()?;
         let odd = self.odd(&other)?;
         let mut requests: Vec<Request> = Vec::new();
-        for (place, part) in moves.iter().enumerate() {
-            requests.extend(odd.get(place).map(|odd| odd.request.clone()));
+        for (index, part) in moves.iter().enumerate() {
+            requests.extend(odd.get(index).map(|odd| odd.request.clone()));
             requests.push(self.request(&self.file, part));
         }
         let mut outcomes = watch.watch(|| carry(&requests))?.into_iter();
-        for (place, part) in moves.iter().enumerate() {
-            if let Some(odd) = odd.get(place) {
+        for (index, part) in moves.iter().enumerate() {
+            if let Some(odd) = odd.get(index) {
                 let outcome = outcomes.next().context("an outcome is missing")?;
                 ensure!(
                     (odd.is_right)(&outcome),

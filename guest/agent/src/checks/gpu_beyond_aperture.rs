@@ -90,10 +90,10 @@ fn commands_reach_it(guest: &GuestContext, gpu: &gpus::Gpu, opened: &Gpu) -> any
         operands: [last, base + TARGET, BYTES],
         ..Entry::default()
     };
-    for (place, entry) in (0..).zip([fill, copy]) {
+    for (index, entry) in (0..).zip([fill, copy]) {
         buffer
             .mapping()
-            .write(place * ENTRY_BYTES, &entry.bytes()?)?;
+            .write(index * ENTRY_BYTES, &entry.bytes()?)?;
     }
     let channel = Channel::of(&gpu.pci)?;
     channel.enable(Ring {
@@ -117,18 +117,18 @@ fn commands_reach_it(guest: &GuestContext, gpu: &gpus::Gpu, opened: &Gpu) -> any
 
 /// This many marks, and zeros before and after them.
 fn expect_mark(buffer: &Buffer, marks: u64) -> anyhow::Result<()> {
-    for (place, right) in [
+    for (offset, right) in [
         (TARGET - 8, 0),
         (TARGET, MARK),
         (TARGET + 8 * (marks - 1), MARK),
         (TARGET + 8 * marks, 0),
     ] {
         let mut seen = [0; 8];
-        buffer.mapping().read(place, &mut seen)?;
+        buffer.mapping().read(offset, &mut seen)?;
         let seen = u64::from_le_bytes(seen);
         ensure!(
             seen == right,
-            "{seen:x} is at {place:x} of it, not {right:x}"
+            "{seen:x} is at {offset:x} of it, not {right:x}"
         );
     }
     Ok(())

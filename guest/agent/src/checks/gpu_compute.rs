@@ -227,13 +227,13 @@ impl Vectors {
         let product = model::saxpy(shape, FACTOR, x, y.clone());
         let bins = model::histogram(shape, &bytes(x), vec![COUNTED; BINS]);
         let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
-        for (name, place, right) in [
+        for (name, offset, right) in [
             ("the sum", 0, bytes(&sum)),
             ("saxpy", BYTES, bytes(&product)),
             ("the histogram", 2 * BYTES, bins),
         ] {
             let length = length.min(right.len()).next_multiple_of(512);
-            let seen = disk::read(disk, RESULTS + place, length)?;
+            let seen = disk::read(disk, RESULTS + offset, length)?;
             same(name, &right, &seen)?;
         }
         let right = model::reduction(shape, x);

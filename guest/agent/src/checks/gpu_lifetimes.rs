@@ -51,11 +51,11 @@ fn a_mapping_outlives_the_files(guest: &GuestContext, gpu: &Gpu) -> anyhow::Resu
     let other = gpu.open()?;
     let new = other.allocate(GPU_PAGE)?;
     other.fill(new.span(..)?, 0)?;
-    for place in [0, GPU_PAGE - 1] {
-        let (seen, [right, ..]) = (mapper.byte_at(place)?, MARK.to_le_bytes());
+    for index in [0, GPU_PAGE - 1] {
+        let (seen, [right, ..]) = (mapper.byte_at(index)?, MARK.to_le_bytes());
         ensure!(
             seen == right,
-            "the mapping shows {seen:x} at {place}, not {right:x}: its memory is another buffer's"
+            "the mapping shows {seen:x} at {index}, not {right:x}: its memory is another buffer's"
         );
     }
     drop((new, other));

@@ -87,18 +87,18 @@ fn processor_and_gpu_see_the_same(gpu: &Gpu) -> anyhow::Result<()> {
 
 /// What other checks rely on when the GPU says that all is equal.
 fn the_gpu_finds_a_difference(gpu: &Gpu) -> anyhow::Result<()> {
-    const PLACE: u64 = 77_777;
+    const OFFSET: u64 = 77_777;
     let (left, right) = (gpu.allocate(SIZE)?, gpu.allocate(SIZE)?);
     for buffer in [&left, &right] {
         buffer.mapping().write(0, &numbers(6))?;
     }
     let compare = || gpu.compare(left.span(..SIZE)?, right.span(..SIZE)?);
     let equal = compare()?;
-    right.mapping().write(PLACE, &[MARK])?;
+    right.mapping().write(OFFSET, &[MARK])?;
     let different = compare()?;
     ensure!(
-        equal.is_none() && different == Some(PLACE),
-        "the GPU finds {equal:?} in equal buffers, and {different:?} where byte {PLACE} differs"
+        equal.is_none() && different == Some(OFFSET),
+        "the GPU finds {equal:?} in equal buffers, and {different:?} where byte {OFFSET} differs"
     );
     Ok(())
 }
@@ -155,10 +155,10 @@ fn a_child_leaves_the_parent_s_mapping_alone(gpu: &Gpu) -> anyhow::Result<()> {
     let mut bytes = numbers(3);
     buffer.mapping().write(0, &bytes)?;
     let ended = in_child(|| store_in_child(buffer.mapping()))?;
-    if let Some(place) = bytes.first_mut()
+    if let Some(first) = bytes.first_mut()
         && lived(ended)?
     {
-        *place = MARK;
+        *first = MARK;
     }
     ensure!(
         loaded(buffer.mapping())? == bytes,

@@ -80,8 +80,8 @@ impl Bench<'_> {
             .holder
             .pin(&self.opened, buffer.handle()?, (0, SIZE), flags)
             .context("the driver refuses to pin")?;
-        let place = buffer.placement(0)?.bus_address;
-        let wanted = (place, SIZE / GPU_PAGE, GPU_PAGE);
+        let bus_address = buffer.placement(0)?.bus_address;
+        let wanted = (bus_address, SIZE / GPU_PAGE, GPU_PAGE);
         let found = (pin.bus_address, pin.entries.into(), pin.page_size.into());
         ensure!(
             found == wanted,

@@ -37,10 +37,10 @@ impl Run for GpuReset {
             let load = Load::start(&opened, THREADS);
             let fences = queue(&opened, vram.span(..)?, host.span(..)?)?;
             reset(&file)?;
-            for (place, fence) in fences.iter().enumerate() {
+            for (index, fence) in fences.iter().enumerate() {
                 fence
                     .wait(TIME_OUT)
-                    .with_context(|| format!("command {place} in line at reset {number}"))?;
+                    .with_context(|| format!("command {index} in line at reset {number}"))?;
             }
             load.end()
                 .with_context(|| format!("commands across reset {number}"))?;

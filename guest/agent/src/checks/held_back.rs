@@ -11,7 +11,7 @@ use crate::counters::Traffic;
 /// Bytes of a read.
 pub(crate) const READ_BYTES: u64 = 4096;
 /// Where on the disk the reads are that it holds back before they begin, and those whose completions it holds back, in bytes.
-pub(super) const PLACES: [u64; 2] = [8 << 20, 12 << 20];
+pub(super) const OFFSETS: [u64; 2] = [8 << 20, 12 << 20];
 /// How many reads follow each other there.
 const READS: u64 = 256;
 /// Longest time to the next completion, by which a launch ends: shorter than the disk holds its reads back.
@@ -31,9 +31,9 @@ pub(crate) fn requests(depth: u16) -> u16 {
 /// The first logical blocks, of `block` bytes, of the reads of a launch: one of each kind in turn.
 pub(crate) fn firsts(depth: u16, block: u64) -> Vec<u64> {
     let reads = 0..u64::from(depth);
-    let places = reads
-        .flat_map(|number| PLACES.map(|place| place.saturating_add(number % READS * READ_BYTES)));
-    places.map(|byte| byte / block).collect()
+    let offsets = reads
+        .flat_map(|number| OFFSETS.map(|start| start.saturating_add(number % READS * READ_BYTES)));
+    offsets.map(|byte| byte / block).collect()
 }
 
 /// Commands of peers' queues that a disk has fetched and not completed.

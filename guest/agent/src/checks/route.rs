@@ -10,7 +10,7 @@ use crate::counters::Traffic;
 /// Payload that a device must have moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// The device's place in the plan.
+    /// The device's index in the plan.
     pub(crate) number: u32,
     /// Its name.
     pub(crate) name: String,

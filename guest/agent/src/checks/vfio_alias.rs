@@ -110,13 +110,13 @@ fn read_at(
     Ok(Arrived::OwnMemory)
 }
 
-/// A device's place in the PCI tree, as sysfs has it.
+/// A device's path below `/sys/devices`, which names the bridges above it.
 pub(super) fn real_path(pci: &Path) -> anyhow::Result<PathBuf> {
     pci.canonicalize()
         .with_context(|| format!("cannot find {}", pci.display()))
 }
 
-/// Whether two devices are below one switch, by their places in sysfs: below a common root port, and a port more.
+/// Whether two devices are below one switch, by their paths in sysfs: below a common root port, and a port more.
 pub(super) fn have_common_switch(one: &Path, other: &Path) -> bool {
     let bridges = |path: &Path| -> Vec<String> {
         let parts = path.iter().map(|part| part.to_string_lossy().into_owned());

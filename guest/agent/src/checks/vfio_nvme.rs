@@ -309,7 +309,7 @@ mod tests {
                 traffic
             };
             let judged =
-                |place, completers: &[Completer]| judge(place, 0, &read(completers)).is_ok();
+                |location, completers: &[Completer]| judge(location, 0, &read(completers)).is_ok();
             let (in_vram, in_ram) = (QueueLocation::Vram, QueueLocation::GuestRam);
             assert!(judged(in_vram, &[peer]) && judged(in_ram, &[ram]));
             assert!(!judged(in_vram, &[peer, ram]) && !judged(in_vram, &[]));

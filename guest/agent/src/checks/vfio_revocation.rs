@@ -35,9 +35,9 @@ const READ: u64 = 32 << 10;
 const DEPTH: u64 = 16;
 /// Bytes of the GPU's memory that are read into.
 const LENGTH: u64 = READ * DEPTH;
-/// Places on the disk that each part of the memory is read from in turn. With three, a read that ended with success but moved nothing
+/// Ranges of the disk that each part of the memory is read from in turn. With three, a read that ended with success but moved nothing
 /// leaves contents that neither it nor the next one has.
-const PLACES: u64 = 3;
+const RANGES: u64 = 3;
 /// Reads that have ended well before the memory is taken away.
 const BEFORE: u64 = 64;
 /// Reads that must fail afterwards.
@@ -133,7 +133,7 @@ fn lose(
     let space = DmaSpace::new(address_space(backend)?);
     let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
     let pattern = guest.fresh_pattern(taken.disk.0);
-    fill(&mut disk, pattern, PLACES.saturating_mul(LENGTH))?;
+    fill(&mut disk, pattern, RANGES.saturating_mul(LENGTH))?;
     let own = space.allocate(READ)?;
     let (_, binding) = taken.gpu.as_ref().context("a check without its GPU")?;
     let (gpu, address) = map(&space, backend, binding)?;

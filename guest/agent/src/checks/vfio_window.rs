@@ -28,7 +28,7 @@ const ENTRIES: u16 = 16;
 const QUEUE: u16 = 2;
 /// How long it may take from one completion to the next.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Bytes from one place to the next that is looked at.
+/// Bytes from one offset to the next that is looked at.
 const STEP: usize = 4096;
 /// Bytes of a doorbell.
 const DOORBELL_BYTES: u64 = 4;
@@ -159,7 +159,7 @@ fn keeps_freed_memory(
     Ok(pattern.verify(0, &seen)?)
 }
 
-/// Type 1 has no means to notice: its translation stays. So the window refuses what comes by it, and gives the place to no other buffer.
+/// Type 1 has no means to notice: its translation stays. So the window refuses what comes by it, and gives the addresses to no other buffer.
 fn loses_revoked_memory(
     disk: &mut Disk,
     space: &DmaSpace,
@@ -168,12 +168,12 @@ fn loses_revoked_memory(
 ) -> anyhow::Result<()> {
     let buffer = gpu.allocate(BYTES)?;
     let address = map(space, &buffer)?;
-    let place = buffer.placement(0)?.bus_address;
+    let bus_address = buffer.placement(0)?.bus_address;
     buffer.revoke()?;
     let others = fill_window(gpu)?;
     ensure!(
-        !is_given_out(&others, place)?,
-        "another owner has {place:#x} of the window, which the disk still has addresses for"
+        !is_given_out(&others, bus_address)?,
+        "another owner has {bus_address:#x} of the window, which the disk still has addresses for"
     );
     let next = others.last().context("a window without pages")?;
     writes_no_other_memory(disk, address, &others)?;
@@ -181,8 +181,8 @@ fn loses_revoked_memory(
     drop(space.unmap(address)?);
     drop(buffer);
     ensure!(
-        is_given_out(&fill_window(gpu)?, place)?,
-        "no other buffer gets {place:#x} of the window, though its last mapping has gone"
+        is_given_out(&fill_window(gpu)?, bus_address)?,
+        "no other buffer gets {bus_address:#x} of the window, though its last mapping has gone"
     );
     Ok(())
 }
@@ -203,10 +203,10 @@ fn fill_window(gpu: &peerbar_gds::Gpu) -> anyhow::Result<Vec<Buffer>> {
     }
 }
 
-fn is_given_out(owners: &[Buffer], place: u64) -> anyhow::Result<bool> {
+fn is_given_out(owners: &[Buffer], bus_address: u64) -> anyhow::Result<bool> {
     for owner in owners {
         let at = owner.placement(0)?;
-        if (at.bus_address..at.bus_address.saturating_add(at.length)).contains(&place) {
+        if (at.bus_address..at.bus_address.saturating_add(at.length)).contains(&bus_address) {
             return Ok(true);
         }
     }

@@ -1,6 +1,6 @@
-//! A `[[check]]` table of a scenario file: values by key, each with its place, and what is left over refused.
+//! A `[[check]]` table of a scenario file: values by key, each with its span, and what is left over refused.
 //!
-//! serde's tagged enums lose the place of a mistake, so kinds of checks take their values out of the table one by one.
+//! serde's tagged enums lose the span of a mistake, so kinds of checks take their values out of the table one by one.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -273,7 +273,7 @@ impl<'i, 's> Keys<'i, 's> {
         Ok(self.required(key)?.into_inner())
     }
 
-    /// The check as a whole is refused, at the place of its kind.
+    /// The check as a whole is refused, at the span of its kind.
     pub fn refused(&self, message: impl Into<String>) -> TableError {
         TableError::new(self.kind_at.clone(), message)
     }

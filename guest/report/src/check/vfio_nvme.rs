@@ -70,8 +70,8 @@ impl CheckKind for VfioNvme {
         let backend = keys.or_default("backend")?;
         let queues = keys.or_default("queues")?;
         let lists = keys.or_default("lists")?;
-        for (key, place) in [("queues", queues), ("lists", lists)] {
-            if place == QueueLocation::Vram && with == Buffer::GuestRam {
+        for (key, location) in [("queues", queues), ("lists", lists)] {
+            if location == QueueLocation::Vram && with == Buffer::GuestRam {
                 let message =
                     format!("`{key} = \"vram\"` takes the memory of a GPU: name it by `with`");
                 return Err(TableError::new(at, message));

@@ -6,8 +6,8 @@ check! {
     /// A program has the disk by vfio-pci and maps VRAM for it by type 1, through its own mapping of a GPU's window; the GPU has its own
     /// driver, and drives a pair of the disk's queues there. Type 1 takes such a mapping since it is one without pages; p2pmem it refuses.
     /// The contents must be right, and nothing of it may be in guest RAM. Then the program frees the memory, which must stay the disk's,
-    /// and revokes some, which type 1 does not notice: the disk must then reach no owner's memory, and the place in the window must be
-    /// given out again once it is no longer mapped. The GPU needs `mode = "window"`, the machine an IOMMU.
+    /// and revokes some, which type 1 does not notice: the disk must then reach no owner's memory, and its addresses in the window must be
+    /// given out again once they are no longer mapped. The GPU needs `mode = "window"`, the machine an IOMMU.
     "vfio-window": "{gpu} reads {disk}, which a program has, into its window"
     pub struct VfioWindow {
         /// Name of a `[[gpu]]` with `mode = "window"`.

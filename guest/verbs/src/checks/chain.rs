@@ -20,7 +20,7 @@ pub(crate) struct Side {
     pub(crate) disk: PathBuf,
 }
 
-/// Moves each of `sizes` from the disk of `near` to that of `far`, each size at the places that follow the ones before; by RDMA
+/// Moves each of `sizes` from the disk of `near` to that of `far`, each size at the offsets that follow the ones before; by RDMA
 /// writes, then by RDMA reads.
 pub(crate) fn run(
     near: &Side,

@@ -105,9 +105,9 @@ impl Bench {
                 "{entry:?} is of another queue pair"
             );
             ensure!(done.status == status, "{entry:?}, not {status}");
-            let place = missing.iter().position(|id| *id == done.id);
-            let place = place.with_context(|| format!("{entry:?} is of no request"))?;
-            missing.swap_remove(place);
+            let position = missing.iter().position(|id| *id == done.id);
+            let position = position.with_context(|| format!("{entry:?} is of no request"))?;
+            missing.swap_remove(position);
         }
         ensure!(self.sent.poll()?.is_none(), "there is one completion more");
         Ok(())

@@ -236,7 +236,7 @@ impl LocalEnd {
 
 impl Other {
     fn operation(&self, operation: rdma_end::Operation) -> Operation {
-        let place = |offset| Remote {
+        let remote_at = |offset| Remote {
             key: self.key,
             address: self.address.wrapping_add(offset),
         };
@@ -248,12 +248,12 @@ impl Other {
             rdma_end::Operation::Write {
                 remote,
                 immediate: None,
-            } => Operation::Write(place(remote)),
+            } => Operation::Write(remote_at(remote)),
             rdma_end::Operation::Write {
                 remote,
                 immediate: Some(data),
-            } => Operation::WriteImmediate(place(remote), data),
-            rdma_end::Operation::Read { remote } => Operation::Read(place(remote)),
+            } => Operation::WriteImmediate(remote_at(remote), data),
+            rdma_end::Operation::Read { remote } => Operation::Read(remote_at(remote)),
         }
     }
 }

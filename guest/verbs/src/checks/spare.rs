@@ -8,7 +8,7 @@ use peerbar_verbs::{Access, ProtectionDomain, QueuePair, Region};
 use super::DEPTH;
 use super::memory::{Memory, MemoryKind, SPARE_ADDRESS};
 
-/// Buffers that are allocated once memory is freed: enough to get its place.
+/// Buffers that are allocated once memory is freed: enough to get its addresses.
 const OTHERS: usize = 8;
 
 /// Memory beside an end's own.

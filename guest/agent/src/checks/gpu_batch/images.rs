@@ -104,7 +104,7 @@ impl Images {
         let seen = disk::read(&disk.open_direct()?, 0, self.disk.len())?;
         let wrong = (0..).zip(self.disk.iter().zip(&seen));
         let wrong = wrong.filter(|(_, (right, seen))| right != seen);
-        let wrong = wrong.map(|(place, _): (u64, _)| place).next();
+        let wrong = wrong.map(|(index, _): (u64, _)| index).next();
         ensure!(
             wrong.is_none(),
             "byte {wrong:?} of the disk is wrong, each slot has {SLOT}"

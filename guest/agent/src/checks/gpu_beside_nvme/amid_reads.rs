@@ -10,7 +10,8 @@ use peerbar_report::GpuBesideNvme;
 use super::Reader;
 use crate::checks::gpu_load::{GPU_PAGE, memory_is_back};
 use crate::checks::held_back::{
-    self, MARK, PLACES, READ_BYTES, holds_most_back, in_progress, is_marked, until_commands_are_met,
+    self, MARK, OFFSETS, READ_BYTES, holds_most_back, in_progress, is_marked,
+    until_commands_are_met,
 };
 use crate::counters::{Begun, TrafficWatch};
 use crate::devices::Controller;
@@ -183,9 +184,9 @@ impl AmidReads<'_> {
             let marks = vec![MARK; usize::try_from(buffer.size())?];
             buffer.mapping().write(0, &marks)?;
         }
-        let [place, _] = PLACES;
+        let [offset, _] = OFFSETS;
         let file = self.disk.disk.open_direct()?;
-        disk::read(&file, place, usize::try_from(READ_BYTES)?).context("Linux' own read")?;
+        disk::read(&file, offset, usize::try_from(READ_BYTES)?).context("Linux' own read")?;
         for buffer in memory {
             let mut seen = vec![0; usize::try_from(buffer.size())?];
             buffer.mapping().read(0, &mut seen)?;

@@ -9,11 +9,11 @@ use anyhow::{Context, anyhow};
 use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
 
-/// Bytes of a transfer, and how many places it is done at. One transfer is one command.
+/// Bytes of a block, and how many there are. One transfer is of one block, by one command.
 pub(super) const IO_BYTES: u64 = 4096;
-const PLACES: u64 = 64;
+const BLOCKS: u64 = 64;
 /// Bytes of the disk that are used.
-pub(super) const BYTES: u64 = IO_BYTES * PLACES;
+pub(super) const BYTES: u64 = IO_BYTES * BLOCKS;
 
 /// How far the transfers are.
 #[derive(Debug, Default)]
@@ -24,9 +24,9 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Whether all places have been written and read once, or a transfer has failed.
+    /// Whether all blocks have been written and read once, or a transfer has failed.
     pub(super) fn is_enough(&self) -> bool {
-        self.transfers() >= 2 * PLACES || self.is_over.load(Ordering::Acquire)
+        self.transfers() >= 2 * BLOCKS || self.is_over.load(Ordering::Acquire)
     }
 
     fn transfers(&self) -> u64 {
@@ -65,11 +65,11 @@ fn transfer_until_stopped(
     progress: &Progress,
 ) -> anyhow::Result<()> {
     let mut memory = MappedBuffer::guest_ram(usize::try_from(IO_BYTES)?)?;
-    for place in (0..PLACES).cycle() {
+    for block in (0..BLOCKS).cycle() {
         if progress.stop.load(Ordering::Acquire) {
             break;
         }
-        let at = start.saturating_add(place * IO_BYTES);
+        let at = start.saturating_add(block * IO_BYTES);
         there_and_back(disk, pattern, at, &mut memory)?;
         progress.transfers.fetch_add(2, Ordering::AcqRel);
     }
@@ -108,7 +108,7 @@ mod tests {
         };
         let (value, transfers) = beside(&disk, PATTERN, IO_BYTES, work).unwrap();
         assert_eq!(value, 7);
-        assert!(transfers >= 2 * PLACES, "{transfers}");
+        assert!(transfers >= 2 * BLOCKS, "{transfers}");
     }
 
     #[test]

@@ -82,8 +82,8 @@ fn command<const N: usize>(opcode: u32, operands: [Operand; N], mask: u32) -> Su
         address_mask: mask,
         ..Submit::default()
     };
-    for (place, operand) in submit.operand.iter_mut().zip(operands) {
-        *place = operand;
+    for (slot, operand) in submit.operand.iter_mut().zip(operands) {
+        *slot = operand;
     }
     submit
 }
@@ -97,8 +97,8 @@ fn launch(handle: u32, kernel: u32, elements: u64, shape: (u64, u64)) -> Submit 
     let mut submit = command(LAUNCH, [address(handle, 0), number(elements)], 1);
     submit.kernel = kernel;
     for (at, value) in [(GRID, shape.0), (BLOCK, shape.1)] {
-        if let Some(place) = submit.operand.get_mut(at) {
-            place.offset = value;
+        if let Some(slot) = submit.operand.get_mut(at) {
+            slot.offset = value;
         }
     }
     submit

@@ -59,13 +59,13 @@ fn measure(
 }
 
 /// Where each read starts.
-fn places() -> impl Iterator<Item = u64> {
+fn offsets() -> impl Iterator<Item = u64> {
     (0..BYTES).step_by(4096)
 }
 
 fn by_pread(file: &GpuFile, buffer: &Buffer) -> anyhow::Result<u64> {
     let mut reads = 0;
-    for at in places() {
+    for at in offsets() {
         let read = file.read_at(buffer, at..at.saturating_add(READ_BYTES), at)?;
         ensure!(read == READ_BYTES, "a read of {read} bytes");
         reads += 1;
@@ -76,7 +76,7 @@ fn by_pread(file: &GpuFile, buffer: &Buffer) -> anyhow::Result<u64> {
 fn by_io_uring(file: &GpuFile, buffer: &Buffer, depth: u32) -> anyhow::Result<u64> {
     let mut queue = Queue::new(depth)?;
     let most = usize::try_from(depth)?;
-    let mut left = places().peekable();
+    let mut left = offsets().peekable();
     let mut reads = 0;
     while left.peek().is_some() || queue.pending() > 0 {
         while queue.pending() < most {

@@ -13,7 +13,7 @@ use super::own_driver::OwnDriverGpu;
 use super::revoked::read_by_new_queues;
 use super::{BYTES, Initiator as _, READ_BYTES, READS, blocks_of_a_read, give_queues};
 use crate::checks::held_back::{
-    self, LIMIT, MARK, PAUSE, PLACES, firsts, in_progress, is_marked, until_commands_are_met,
+    self, LIMIT, MARK, OFFSETS, PAUSE, firsts, in_progress, is_marked, until_commands_are_met,
 };
 use crate::checks::vfio_nvme::{TakenDevices, start, start_opened};
 use crate::counters::{Begun, Traffic, TrafficWatch};
@@ -187,11 +187,11 @@ impl Scene<'_> {
     /// Reads to memory of this process what the disk holds back as long as the reads before.
     fn outlast_held_back(&self, disk: &mut Disk) -> anyhow::Result<()> {
         let own = self.space.allocate(READ_BYTES)?;
-        for place in PLACES {
-            let first = place / disk.identity().block_bytes;
+        for offset in OFFSETS {
+            let first = offset / disk.identity().block_bytes;
             disk.submit(Direction::Read, first, own, READ_BYTES)?;
         }
-        for _ in PLACES {
+        for _ in OFFSETS {
             let (_, completion) = disk.wait()?;
             let status = completion.status;
             ensure!(

@@ -33,8 +33,9 @@ impl OwnDriverGpu {
         let entries = depth.saturating_add(1);
         let queue = GpuQueue::allocate(&gpu, entries, most)?;
         let buffer = gpu.allocate(BYTES)?;
-        let places = (0..u64::from(READS)).map(|index| buffer.placement(index * READ_BYTES));
-        let addresses = places.map(|place| place.map(|place| place.bus_address));
+        let placements = (0..u64::from(READS)).map(|index| buffer.placement(index * READ_BYTES));
+        let addresses =
+            placements.map(|placement| placement.map(|placement| placement.bus_address));
         let destinations = addresses.collect::<peerbar_gds::Result<_>>()?;
         Ok(Self {
             gpu,

@@ -2,11 +2,11 @@
 
 use anyhow::ensure;
 
-use super::{LENGTH, PLACES, READ};
+use super::{LENGTH, RANGES, READ};
 use crate::pattern::Pattern;
 
 /// A part of the memory, of [`READ`] bytes: what reads have put there, one after the other. A read that has failed is repeated from the
-/// same place on the disk.
+/// same offset on the disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Slot {
     /// Reads that ended with success.
@@ -19,7 +19,7 @@ impl Slot {
     /// Begins a read into the slot with this number; returns its byte offset on the disk.
     pub(super) fn begin(&mut self, number: u64) -> u64 {
         self.is_open = true;
-        Self::place(number, self.done)
+        Self::disk_offset(number, self.done)
     }
 
     pub(super) fn end_with_success(&mut self) {
@@ -28,8 +28,8 @@ impl Slot {
     }
 
     /// Where on the disk the read of a slot begins that comes after `earlier` successful ones.
-    pub(super) fn place(number: u64, earlier: u64) -> u64 {
-        let set = (earlier % PLACES).saturating_mul(LENGTH);
+    pub(super) fn disk_offset(number: u64, earlier: u64) -> u64 {
+        let set = (earlier % RANGES).saturating_mul(LENGTH);
         set.saturating_add(number.saturating_mul(READ))
     }
 
@@ -39,7 +39,7 @@ impl Slot {
         let Some(last) = self.done.checked_sub(1) else {
             return Ok(false);
         };
-        let of_read = |earlier| pattern.bytes(Self::place(number, earlier), seen.len());
+        let of_read = |earlier| pattern.bytes(Self::disk_offset(number, earlier), seen.len());
         let mut expected = of_read(last);
         if self.is_open {
             for ((expected, begun), seen) in expected.iter_mut().zip(of_read(self.done)).zip(seen) {
@@ -75,7 +75,10 @@ mod tests {
 
     /// Part 3 of the memory as successful read `earlier` leaves it.
     fn left_by(earlier: u64) -> Vec<u8> {
-        PATTERN.bytes(Slot::place(3, earlier), usize::try_from(READ).unwrap())
+        PATTERN.bytes(
+            Slot::disk_offset(3, earlier),
+            usize::try_from(READ).unwrap(),
+        )
     }
 
     #[test]
@@ -83,7 +86,7 @@ mod tests {
         let mut slot = Slot::default();
         assert!(!slot.judge(3, &left_by(0), PATTERN).unwrap());
         for earlier in 0..5 {
-            assert_eq!(slot.begin(3), Slot::place(3, earlier));
+            assert_eq!(slot.begin(3), Slot::disk_offset(3, earlier));
             slot.end_with_success();
         }
         assert!(slot.judge(3, &left_by(4), PATTERN).unwrap());
@@ -92,7 +95,7 @@ mod tests {
             error.ends_with("read 4, which ended with success"),
             "{error}"
         );
-        // The next one fails, and is repeated from the same place.
+        // The next one fails, and is repeated from the same offset.
         assert_eq!(slot.begin(3), slot.begin(3));
         let error = slot.judge(3, &left_by(3), PATTERN).unwrap_err().to_string();
         assert!(error.ends_with("nor of the next one"), "{error}");
