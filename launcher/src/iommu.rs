@@ -164,7 +164,7 @@ pub(crate) fn complaint(folder: &Path, wanted: &Sanitize) -> anyhow::Result<Opti
 #[cfg(test)]
 mod tests {
     use peerbar_flight::{
-        Completer, Direction, Dma, Event, Level, Origin, Outcome, Purpose, Recorder, Route,
+        Completer, Direction, Dma, DmaOutcome, Event, Level, Origin, Purpose, Recorder, Route,
     };
 
     use super::*;
@@ -184,7 +184,7 @@ mod tests {
                 len: 8,
                 route: Route::Upstream,
                 completer: Completer::Unknown,
-                outcome: Outcome::ClientRefused(19),
+                outcome: DmaOutcome::ClientRefused(19),
                 took: 0,
             };
             recorder.dma(dma, recorder.clock());

@@ -7,8 +7,8 @@ use std::io;
 use std::process::{Command, Output};
 
 use peerbar_flight::{
-    Backing, Completer, Direction, Dma, Event, FileSpan, Level, Mapping, Origin, Outcome, Purpose,
-    Recorder, Route,
+    Backing, Completer, Direction, Dma, DmaOutcome, Event, FileSpan, Level, Mapping, Origin,
+    Purpose, Recorder, Route,
 };
 use tempfile::TempDir;
 
@@ -29,16 +29,16 @@ fn run() -> TempDir {
     };
     let (disk0, disk1) = (device("disk0"), device("disk1"));
     disk0.record(map(0x4000_0000));
-    command(&disk0, 17, 0x4000_0000, Outcome::Done);
+    command(&disk0, 17, 0x4000_0000, DmaOutcome::Done);
     disk1.record(map(0x5000_0000));
-    command(&disk1, 3, 0x5000_0000, Outcome::Done);
+    command(&disk1, 3, 0x5000_0000, DmaOutcome::Done);
     for (device, iova) in [(&disk0, 0x4000_0000), (&disk1, 0x5000_0000)] {
         device.record(Event::Unmap {
             iova,
             last: iova + 0xffff,
         });
     }
-    command(&disk0, 18, 0x4000_f000, Outcome::ClientRefused(19));
+    command(&disk0, 18, 0x4000_f000, DmaOutcome::ClientRefused(19));
     folder
 }
 
@@ -58,7 +58,7 @@ fn map(iova: u64) -> Event {
 }
 
 /// A Read of a page to `address`.
-fn command(device: &Recorder, number: u32, address: u64, outcome: Outcome) {
+fn command(device: &Recorder, number: u32, address: u64, outcome: DmaOutcome) {
     let origin = Origin::command(1, number);
     device.record(Event::Begin {
         origin,

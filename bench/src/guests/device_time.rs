@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use peerbar_flight::{Event, FlightFile, Level, Origin, Outcome, Purpose, Record, Route};
+use peerbar_flight::{DmaOutcome, Event, FlightFile, Level, Origin, Purpose, Record, Route};
 use peerbar_lab::folder;
 use peerbar_lab::scenario::Scenario;
 
@@ -107,7 +107,7 @@ fn rates(records: &[Record], route: Route) -> Vec<f64> {
             Event::Dma(dma) if dma.purpose == Purpose::Payload => {
                 if let Some(command) = under_way.get_mut(&dma.origin) {
                     command.bytes = command.bytes.saturating_add(dma.len);
-                    command.as_wanted &= dma.route == route && dma.outcome == Outcome::Done;
+                    command.as_wanted &= dma.route == route && dma.outcome == DmaOutcome::Done;
                 }
             }
             Event::End { origin, status } => {
@@ -158,7 +158,7 @@ mod tests {
             len,
             route,
             completer: Completer::PeerBar,
-            outcome: Outcome::Done,
+            outcome: DmaOutcome::Done,
             took: 1,
         })
     }
@@ -205,7 +205,7 @@ mod tests {
     fn commands_of_other_routes_failed_or_cut_off_do_not_count() {
         let refused = match dma(5, Route::Peer, 8) {
             Event::Dma(dma) => Event::Dma(Dma {
-                outcome: Outcome::PeerGone,
+                outcome: DmaOutcome::PeerGone,
                 ..dma
             }),
             other => other,

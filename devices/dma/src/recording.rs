@@ -1,7 +1,7 @@
 //! Events of the flight recorder, in its words.
 
 use peerbar_flight::{
-    Backing, Dma, Event, Mapping, Outcome, PeerWindowEvent, Recorder, WindowEvent, WindowId,
+    Backing, Dma, DmaOutcome, Event, Mapping, PeerWindowEvent, Recorder, WindowEvent, WindowId,
     WindowKind,
 };
 
@@ -23,7 +23,7 @@ pub(crate) fn dma(tag: Tag, segment: DmaSegment, result: &SegmentResult) -> Dma 
         len: segment.len as u64,
         route: result.route,
         completer: result.completer(),
-        outcome: result.outcome.map_or_else(outcome, |()| Outcome::Done),
+        outcome: result.outcome.map_or_else(outcome, |()| DmaOutcome::Done),
         took: 0,
     }
 }
@@ -32,27 +32,27 @@ pub(crate) fn dma(tag: Tag, segment: DmaSegment, result: &SegmentResult) -> Dma 
 const EFAULT: u16 = 14;
 
 /// The outcome of a DMA that failed.
-fn outcome(fault: DmaFault) -> Outcome {
+fn outcome(fault: DmaFault) -> DmaOutcome {
     match fault {
-        DmaFault::NotMaster => Outcome::NotMaster,
-        DmaFault::OwnRegisters => Outcome::OwnRegisters,
-        DmaFault::NoPage => Outcome::NoPage,
-        DmaFault::Wraps => Outcome::Wraps,
-        DmaFault::Unaligned => Outcome::Unaligned,
+        DmaFault::NotMaster => DmaOutcome::NotMaster,
+        DmaFault::OwnRegisters => DmaOutcome::OwnRegisters,
+        DmaFault::NoPage => DmaOutcome::NoPage,
+        DmaFault::Wraps => DmaOutcome::Wraps,
+        DmaFault::Unaligned => DmaOutcome::Unaligned,
         DmaFault::Upstream(UpstreamError::Refused(errno)) => {
-            Outcome::ClientRefused(errno.try_into().unwrap_or(u16::MAX))
+            DmaOutcome::ClientRefused(errno.try_into().unwrap_or(u16::MAX))
         }
-        DmaFault::Upstream(UpstreamError::Gone) => Outcome::ClientGone,
-        DmaFault::Upstream(UpstreamError::Unserved) => Outcome::ClientRefused(EFAULT),
-        DmaFault::Upstream(UpstreamError::TimedOut) => Outcome::ClientTimedOut,
-        DmaFault::Upstream(UpstreamError::Stopped) => Outcome::NotMaster,
-        DmaFault::Peer(PeerError::Unsupported) => Outcome::PeerUnsupported,
-        DmaFault::Peer(PeerError::Gone) => Outcome::PeerGone,
+        DmaFault::Upstream(UpstreamError::Gone) => DmaOutcome::ClientGone,
+        DmaFault::Upstream(UpstreamError::Unserved) => DmaOutcome::ClientRefused(EFAULT),
+        DmaFault::Upstream(UpstreamError::TimedOut) => DmaOutcome::ClientTimedOut,
+        DmaFault::Upstream(UpstreamError::Stopped) => DmaOutcome::NotMaster,
+        DmaFault::Peer(PeerError::Unsupported) => DmaOutcome::PeerUnsupported,
+        DmaFault::Peer(PeerError::Gone) => DmaOutcome::PeerGone,
         // Only the whole request fails so, once its segments have been recorded.
-        DmaFault::LinkBusy | DmaFault::Peer(PeerError::TimedOut) => Outcome::PeerTimedOut,
-        DmaFault::Forbidden => Outcome::Forbidden,
-        DmaFault::NoMemory => Outcome::NoMemory,
-        DmaFault::Injected => Outcome::Injected,
+        DmaFault::LinkBusy | DmaFault::Peer(PeerError::TimedOut) => DmaOutcome::PeerTimedOut,
+        DmaFault::Forbidden => DmaOutcome::Forbidden,
+        DmaFault::NoMemory => DmaOutcome::NoMemory,
+        DmaFault::Injected => DmaOutcome::Injected,
     }
 }
 

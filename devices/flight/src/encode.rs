@@ -33,7 +33,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::event::{
-    Backing, Dma, DoorbellEvent, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent,
+    Backing, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, Injection, Mapping, PeerWindowEvent,
     Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
 };
 
@@ -329,26 +329,26 @@ fn to_origin(word: u64) -> Option<Origin> {
 }
 
 /// Outcomes in the order of their numbers, the one with an errno aside.
-const OUTCOMES: [Outcome; 14] = [
-    Outcome::Done,
-    Outcome::NotMaster,
-    Outcome::OwnRegisters,
-    Outcome::NoPage,
-    Outcome::Wraps,
-    Outcome::ClientGone,
-    Outcome::ClientTimedOut,
-    Outcome::PeerUnsupported,
-    Outcome::PeerGone,
-    Outcome::PeerTimedOut,
-    Outcome::Forbidden,
-    Outcome::NoMemory,
-    Outcome::Injected,
-    Outcome::Unaligned,
+const OUTCOMES: [DmaOutcome; 14] = [
+    DmaOutcome::Done,
+    DmaOutcome::NotMaster,
+    DmaOutcome::OwnRegisters,
+    DmaOutcome::NoPage,
+    DmaOutcome::Wraps,
+    DmaOutcome::ClientGone,
+    DmaOutcome::ClientTimedOut,
+    DmaOutcome::PeerUnsupported,
+    DmaOutcome::PeerGone,
+    DmaOutcome::PeerTimedOut,
+    DmaOutcome::Forbidden,
+    DmaOutcome::NoMemory,
+    DmaOutcome::Injected,
+    DmaOutcome::Unaligned,
 ];
 const CLIENT_REFUSED: u8 = 0xff;
 
-fn from_outcome(outcome: Outcome) -> (u8, u16) {
-    if let Outcome::ClientRefused(errno) = outcome {
+fn from_outcome(outcome: DmaOutcome) -> (u8, u16) {
+    if let DmaOutcome::ClientRefused(errno) = outcome {
         return (CLIENT_REFUSED, errno);
     }
     let mut numbered = (0..).zip(OUTCOMES);
@@ -356,9 +356,9 @@ fn from_outcome(outcome: Outcome) -> (u8, u16) {
     (number.map_or(u8::MAX - 1, |(number, _)| number), 0)
 }
 
-fn to_outcome(number: u8, errno: u16) -> Option<Outcome> {
+fn to_outcome(number: u8, errno: u16) -> Option<DmaOutcome> {
     match number {
-        CLIENT_REFUSED => Some(Outcome::ClientRefused(errno)),
+        CLIENT_REFUSED => Some(DmaOutcome::ClientRefused(errno)),
         _ => OUTCOMES.get(usize::from(number)).copied(),
     }
 }
@@ -405,7 +405,7 @@ mod tests {
     fn dmas() -> impl Strategy<Value = Event> {
         let outcomes = prop_oneof![
             select(&OUTCOMES[..]),
-            any::<u16>().prop_map(Outcome::ClientRefused)
+            any::<u16>().prop_map(DmaOutcome::ClientRefused)
         ];
         let purposes = select(vec![Purpose::Command, Purpose::List, Purpose::Payload]);
         let directions = select(vec![Direction::Read, Direction::Write]);

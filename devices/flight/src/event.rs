@@ -200,14 +200,14 @@ pub struct Dma {
     /// The owner of the memory that it met.
     pub completer: Completer,
     /// Its outcome.
-    pub outcome: Outcome,
+    pub outcome: DmaOutcome,
     /// How long it took in nanoseconds; 0 if only failures are recorded.
     pub took: u64,
 }
 
 /// The outcome of a DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
-pub enum Outcome {
+pub enum DmaOutcome {
     /// It was done.
     #[strum(to_string = "done")]
     Done,

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use peerbar_dma_log::{Origin, Purpose};
 use rangemap::RangeInclusiveMap;
 
-use crate::event::{Dma, Event, Mapping, Outcome, Record};
+use crate::event::{Dma, DmaOutcome, Event, Mapping, Record};
 use crate::file::Flight;
 
 /// A point in a device's record.
@@ -360,7 +360,7 @@ impl History {
         }
         if !matches!(
             dma.outcome,
-            Outcome::Done | Outcome::NotMaster | Outcome::Injected
+            DmaOutcome::Done | DmaOutcome::NotMaster | DmaOutcome::Injected
         ) {
             self.faults.push(Fault {
                 at,

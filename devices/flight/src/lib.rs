@@ -25,7 +25,7 @@ mod recorder;
 mod sanitizer;
 
 pub use event::{
-    Backing, Dma, DoorbellEvent, Event, FileSpan, Injection, Mapping, Outcome, PeerWindowEvent,
+    Backing, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, Injection, Mapping, PeerWindowEvent,
     Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
 };
 pub use file::{Flight, FlightFile, Tail};

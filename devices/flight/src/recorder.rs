@@ -10,7 +10,7 @@ use vm_memory::VolatileMemory;
 use zerocopy::IntoBytes;
 
 use crate::encode::Raw;
-use crate::event::{Dma, Event, Outcome, Record};
+use crate::event::{Dma, DmaOutcome, Event, Record};
 use crate::layout::{
     BEGUN_AT, ENDED_AT, HEADER_BYTES, Header, Level, RECORD_BYTES, RULES_AT, TABLE_SLOTS,
     UNTRACKED_AT,
@@ -66,7 +66,7 @@ impl Recorder {
     /// Records a segment of a DMA that began at `started` ([`Recorder::clock`]), if it is wanted. One that went nowhere is always wanted,
     /// also if it succeeds for the device.
     pub fn dma(&self, dma: Dma, started: u64) {
-        let went_nowhere = dma.outcome != Outcome::Done || dma.route == Route::Refused;
+        let went_nowhere = dma.outcome != DmaOutcome::Done || dma.route == Route::Refused;
         if self.wants_all() || went_nowhere {
             let nanos = monotonic_ns();
             let took = match started {

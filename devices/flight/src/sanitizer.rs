@@ -12,7 +12,7 @@ use std::fmt;
 
 use peerbar_dma_log::{Direction, Origin, Purpose, Route};
 
-use crate::event::{Dma, Event, FileSpan, Mapping, Outcome, Record};
+use crate::event::{Dma, DmaOutcome, Event, FileSpan, Mapping, Record};
 use crate::file::Flight;
 use crate::history::{Command, Followed, History, MappingLife, Moment, is_teardown};
 
@@ -136,21 +136,21 @@ impl Sanitizer {
     fn check(&mut self, followed: &Followed) {
         let Followed { dma, at, life, .. } = followed;
         let kind = match (dma.outcome, life) {
-            (Outcome::Done, Some(number)) => {
+            (DmaOutcome::Done, Some(number)) => {
                 let end = dma.address.wrapping_add(dma.len);
                 self.ends.insert(dma.origin, (end, *number));
                 self.wrongly_done(followed, *number)
             }
             // A mapping from before the oldest record that is left, unmapped since, may be unknown.
-            (Outcome::Done, None) if dma.route == Route::GuestRam => {
+            (DmaOutcome::Done, None) if dma.route == Route::GuestRam => {
                 Some(self.errant(dma)).filter(|kind| *kind != FindingKind::NeverMapped)
             }
-            (Outcome::Forbidden | Outcome::ClientRefused(_), Some(number))
+            (DmaOutcome::Forbidden | DmaOutcome::ClientRefused(_), Some(number))
                 if dma.direction == Direction::Write && !self.is_writable(*number) =>
             {
                 Some(FindingKind::WriteReadOnly)
             }
-            (Outcome::ClientRefused(_), None) | (Outcome::Wraps, _) => Some(self.errant(dma)),
+            (DmaOutcome::ClientRefused(_), None) | (DmaOutcome::Wraps, _) => Some(self.errant(dma)),
             _ => None,
         };
         if let Some(kind) = kind {

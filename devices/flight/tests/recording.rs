@@ -9,8 +9,8 @@
 use std::path::PathBuf;
 
 use peerbar_flight::{
-    Backing, Completer, Direction, Dma, DoorbellEvent, Event, FileSpan, Flight, FlightError,
-    FlightFile, Injection, Level, Mapping, Origin, Outcome, Purpose, Recorder, Route,
+    Backing, Completer, Direction, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, Flight,
+    FlightError, FlightFile, Injection, Level, Mapping, Origin, Purpose, Recorder, Route,
 };
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -52,7 +52,7 @@ fn unmapping(iova: u64) -> Event {
     }
 }
 
-fn dma(outcome: Outcome) -> Dma {
+fn dma(outcome: DmaOutcome) -> Dma {
     Dma {
         origin: Origin::command(1, 17u16),
         purpose: Purpose::Payload,
@@ -98,8 +98,8 @@ fn only_failures_are_recorded_unless_all_is_wanted() {
         let origin = Origin::command(1, 17u16);
         recorder.record(Event::Doorbell(DOORBELL));
         recorder.record(Event::Begin { origin, opcode: 2 });
-        recorder.dma(dma(Outcome::Done), recorder.clock());
-        recorder.dma(dma(Outcome::Forbidden), recorder.clock());
+        recorder.dma(dma(DmaOutcome::Done), recorder.clock());
+        recorder.dma(dma(DmaOutcome::Forbidden), recorder.clock());
         recorder.record(Event::End { origin, status: 4 });
         recorder.record(Event::Interrupt { vector: 1 });
         let flight = FlightFile::open(&path).unwrap().read().unwrap();
@@ -108,7 +108,7 @@ fn only_failures_are_recorded_unless_all_is_wanted() {
             .records
             .iter()
             .filter_map(|record| match record.event {
-                Event::Dma(dma) if dma.outcome != Outcome::Done => Some(dma),
+                Event::Dma(dma) if dma.outcome != DmaOutcome::Done => Some(dma),
                 _ => None,
             });
         let failed = failed.next().unwrap();
@@ -117,7 +117,7 @@ fn only_failures_are_recorded_unless_all_is_wanted() {
             failed,
             Dma {
                 took,
-                ..dma(Outcome::Forbidden)
+                ..dma(DmaOutcome::Forbidden)
             }
         );
     }
@@ -191,7 +191,7 @@ fn threads_record_at_once() {
     let recorder = Recorder::create(&path, "disk0", Level::All).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| (0..1000).for_each(|_| recorder.dma(dma(Outcome::Done), 1)));
+            scope.spawn(|| (0..1000).for_each(|_| recorder.dma(dma(DmaOutcome::Done), 1)));
         }
     });
     let flight = FlightFile::open(&path).unwrap().read().unwrap();
@@ -239,7 +239,7 @@ fn sample() -> Vec<u8> {
     let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
     (1..4).for_each(|page| recorder.record(mapping(page << 12)));
-    recorder.dma(dma(Outcome::Forbidden), 0);
+    recorder.dma(dma(DmaOutcome::Forbidden), 0);
     drop(recorder);
     let mut bytes = std::fs::read(&path).unwrap();
     // Table and ring of 8 slots each, so that there is little to read.

@@ -7,13 +7,13 @@
 )]
 
 use peerbar_flight::{
-    Backing, Completer, Direction, Dma, Event, FileSpan, Finding, FindingKind, History, Mapping,
-    Origin, Outcome, Purpose, Record, Route, Sanitizer, Shared, shared,
+    Backing, Completer, Direction, Dma, DmaOutcome, Event, FileSpan, Finding, FindingKind, History,
+    Mapping, Origin, Purpose, Record, Route, Sanitizer, Shared, shared,
 };
 use proptest::prelude::*;
 
 const MILLISECOND: u64 = 1_000_000;
-const REFUSED: Outcome = Outcome::ClientRefused(19);
+const REFUSED: DmaOutcome = DmaOutcome::ClientRefused(19);
 
 /// A device's records in the making: a millisecond between any two.
 #[derive(Default)]
@@ -77,7 +77,7 @@ impl Story {
         })
     }
 
-    fn write(self, command: u32, address: u64, len: u64, outcome: Outcome) -> Self {
+    fn write(self, command: u32, address: u64, len: u64, outcome: DmaOutcome) -> Self {
         self.dma(Purpose::Payload, command, (address, len), outcome)
     }
 
@@ -86,7 +86,7 @@ impl Story {
         purpose: Purpose,
         command: u32,
         (address, len): (u64, u64),
-        outcome: Outcome,
+        outcome: DmaOutcome,
     ) -> Self {
         self.then(Event::Dma(Dma {
             origin: origin(command),
@@ -105,7 +105,7 @@ impl Story {
     fn command(self, command: u32, iova: u64) -> Self {
         let story = self.map(iova, 0x2000, true).begin(command);
         let story = story
-            .write(command, iova, 0x2000, Outcome::Done)
+            .write(command, iova, 0x2000, DmaOutcome::Done)
             .end(command);
         story.unmap(iova, 0x2000)
     }
@@ -148,7 +148,7 @@ fn honest_commands_are_no_findings() {
             Purpose::Completion,
             command % 3,
             (0xf_0000, 16),
-            Outcome::Done,
+            DmaOutcome::Done,
         );
     }
     let story = story.later(5000).then(Event::Client(false));
@@ -216,7 +216,7 @@ fn a_dma_after_its_unmap_is_found_with_both_times() {
 fn a_dma_by_an_address_that_has_got_another_owner_is_found() {
     let story = Story::default().map(0x4000, 0x1000, true).begin(7);
     let story = story.unmap(0x4000, 0x1000).map(0x4000, 0x1000, true);
-    let finding = story.write(7, 0x4000, 0x1000, Outcome::Done).finding();
+    let finding = story.write(7, 0x4000, 0x1000, DmaOutcome::Done).finding();
     assert_eq!(finding.kind, FindingKind::Remapped);
     assert_eq!(milliseconds(&finding), (5, 4));
 }
@@ -225,7 +225,7 @@ fn a_dma_by_an_address_that_has_got_another_owner_is_found() {
 fn dma_past_the_end_is_found_for_its_own_command_only() {
     let story = Story::default().command(7, 0x5000);
     let over = story.map(0x4000, 0x1000, true).begin(7);
-    let over = over.write(7, 0x4000, 0x1000, Outcome::Done);
+    let over = over.write(7, 0x4000, 0x1000, DmaOutcome::Done);
     let finding = over.write(7, 0x5000, 0x1000, REFUSED).finding();
     assert_eq!(finding.kind, FindingKind::PastEnd);
     assert_eq!(finding.mapping.unwrap().0.last, 0x4fff);
@@ -248,7 +248,7 @@ fn unmapped_address_and_write_to_read_only_are_found() {
         (FindingKind::NeverMapped, None)
     );
     let story = Story::default().map(0x4000, 0x1000, false).begin(1);
-    let finding = story.write(1, 0x4000, 8, Outcome::Forbidden).finding();
+    let finding = story.write(1, 0x4000, 8, DmaOutcome::Forbidden).finding();
     assert_eq!(finding.kind, FindingKind::WriteReadOnly);
     let story = Story::default().map(0x4000, 0x1000, false).begin(1);
     let refused = story.write(1, 0x4000, 8, REFUSED).finding();
@@ -259,14 +259,14 @@ fn unmapped_address_and_write_to_read_only_are_found() {
 #[test]
 fn a_dma_that_should_have_failed_is_found_though_it_was_done() {
     let stale = Story::default().command(7, 0x4000).begin(8);
-    let finding = stale.write(8, 0x4000, 0x1000, Outcome::Done).finding();
+    let finding = stale.write(8, 0x4000, 0x1000, DmaOutcome::Done).finding();
     assert_eq!(finding.kind, FindingKind::AfterUnmap);
     assert_eq!(milliseconds(&finding), (7, 5));
     let read_only = Story::default().map(0x4000, 0x1000, false).begin(1);
-    let finding = read_only.write(1, 0x4000, 8, Outcome::Done).finding();
+    let finding = read_only.write(1, 0x4000, 8, DmaOutcome::Done).finding();
     assert_eq!(finding.kind, FindingKind::WriteReadOnly);
     let short = Story::default().map(0x4000, 0x1000, true).begin(1);
-    let finding = short.write(1, 0x4800, 0x1000, Outcome::Done).finding();
+    let finding = short.write(1, 0x4800, 0x1000, DmaOutcome::Done).finding();
     assert_eq!(finding.kind, FindingKind::PastEnd);
     assert_eq!(finding.mapping.unwrap().0.last, 0x4fff);
 }
@@ -285,7 +285,7 @@ fn what_lies_in_a_peer_s_window_is_no_business_of_mappings() {
             len: 0x2000,
             route: Route::Peer,
             completer: Completer::PeerBar,
-            outcome: Outcome::Done,
+            outcome: DmaOutcome::Done,
             took: 0,
         }))
     };
@@ -296,7 +296,10 @@ fn what_lies_in_a_peer_s_window_is_no_business_of_mappings() {
 #[test]
 fn dma_that_a_reset_forbids_is_no_finding() {
     let story = Story::default().command(1, 0x4000).then(Event::Reset(true));
-    assert_eq!(story.write(1, 0x4000, 8, Outcome::NotMaster).findings(), []);
+    assert_eq!(
+        story.write(1, 0x4000, 8, DmaOutcome::NotMaster).findings(),
+        []
+    );
 }
 
 #[test]
@@ -304,7 +307,7 @@ fn mapping_used_by_one_command_only_is_left_behind() {
     let used = |purpose| {
         let story = Story::default().map(0x4000, 0x1000, true).begin(1);
         story
-            .dma(purpose, 1, (0x4000, 0x1000), Outcome::Done)
+            .dma(purpose, 1, (0x4000, 0x1000), DmaOutcome::Done)
             .end(1)
     };
     let left = used(Purpose::Payload)
@@ -329,7 +332,7 @@ fn mapping_used_by_one_command_only_is_left_behind() {
     assert_eq!(list.then(Event::Client(false)).findings(), []);
     let again = used(Purpose::Payload)
         .begin(2)
-        .write(2, 0x4000, 8, Outcome::Done)
+        .write(2, 0x4000, 8, DmaOutcome::Done)
         .end(2);
     let again = again.then(Event::BusMaster(true)).later(2000);
     assert_eq!(again.then(Event::Client(false)).findings(), []);
@@ -343,7 +346,7 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
             .map_at(0x4000, 0x2000, writable, 0x8000)
             .begin(1);
         story
-            .write(1, 0x4000, 8, Outcome::Done)
+            .write(1, 0x4000, 8, DmaOutcome::Done)
             .end(1)
             .unmap(0x4000, 0x2000)
             .history()
@@ -351,7 +354,7 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
     let other = |wait, writable| {
         let story = Story::default().then(Event::Client(true)).later(wait);
         let story = story.map_at(0x7000, 0x1000, writable, 0x9000).begin(3);
-        story.write(3, 0x7000, 8, Outcome::Done).history()
+        story.write(3, 0x7000, 8, DmaOutcome::Done).history()
     };
     let shared = |histories: &[&History]| shared(histories, 3).findings;
     let found = shared(&[&one(true), &other(1, false)]);
@@ -380,7 +383,7 @@ fn two_pages(address: u64, backing: Backing) -> History {
         writable: true,
         backing,
     }));
-    let story = story.begin(1).write(1, address, 8, Outcome::Done);
+    let story = story.begin(1).write(1, address, 8, DmaOutcome::Done);
     story.history()
 }
 
@@ -411,8 +414,8 @@ fn page_that_a_device_has_twice_is_shared_until_the_later_unmap() {
         .map_at(0x5000, 0x1000, true, 0x8000)
         .begin(1);
     let twice = twice
-        .write(1, 0x4000, 8, Outcome::Done)
-        .write(1, 0x5000, 8, Outcome::Done)
+        .write(1, 0x4000, 8, DmaOutcome::Done)
+        .write(1, 0x5000, 8, DmaOutcome::Done)
         .end(1)
         .unmap(0x4000, 0x1000)
         .unmap(0x5000, 0x1000)
@@ -421,7 +424,10 @@ fn page_that_a_device_has_twice_is_shared_until_the_later_unmap() {
     let other = |wait| {
         let story = Story::default().map_at(0x7000, 0x1000, false, 0x8000);
         let story = story.later(wait);
-        story.begin(3).write(3, 0x7000, 8, Outcome::Done).history()
+        story
+            .begin(3)
+            .write(3, 0x7000, 8, DmaOutcome::Done)
+            .history()
     };
     let count = |wait| shared(&[&twice, &other(wait)], 8).findings.len();
     assert_eq!((count(10), count(30)), (1, 0));
@@ -436,11 +442,11 @@ fn pages_of_one_command_are_one_contiguous_range() {
     let story = story.map(0x7000, 0x1000, true).begin(1);
     let story = pages
         .iter()
-        .fold(story, |s, page| s.write(1, *page, 0x1000, Outcome::Done));
+        .fold(story, |s, page| s.write(1, *page, 0x1000, DmaOutcome::Done));
     let history = story
         .end(1)
         .begin(2)
-        .write(2, 0x7000, 8, Outcome::Done)
+        .write(2, 0x7000, 8, DmaOutcome::Done)
         .history();
     for number in 0..3 {
         assert_eq!(history.contiguous_range(number), Some(0x4000..=0x6fff));
@@ -458,7 +464,7 @@ fn strange(story: Story, (kind, address, size): Step) -> Story {
     match kind {
         0 | 1 => story.map(address, size, kind == 0),
         2 => story.unmap(address, size),
-        3 => story.write(1, address, size, Outcome::Done),
+        3 => story.write(1, address, size, DmaOutcome::Done),
         4 => story.write(1, address, u64::MAX, REFUSED),
         5 => story.begin(1),
         6 => story.end(1),

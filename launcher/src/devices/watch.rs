@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use peerbar_flight::{Event, FlightFile, Outcome, Purpose};
+use peerbar_flight::{DmaOutcome, Event, FlightFile, Purpose};
 use peerbar_lab::counters::CounterFiles;
 use peerbar_lab::folder::flight_record;
 use peerbar_lab::scenario::Scenario;
@@ -152,7 +152,7 @@ impl WatchedDevice {
             let (text, event) = match record.event {
                 Event::Client(true) => ("QEMU connects", "connected"),
                 Event::Client(false) => ("QEMU leaves, and the next may come", "left"),
-                Event::Dma(dma) if dma.outcome != Outcome::Done => {
+                Event::Dma(dma) if dma.outcome != DmaOutcome::Done => {
                     faults = true;
                     continue;
                 }
@@ -211,7 +211,7 @@ mod tests {
             len: 8,
             route: Route::Upstream,
             completer: Completer::Unknown,
-            outcome: Outcome::ClientRefused(19),
+            outcome: DmaOutcome::ClientRefused(19),
             took: 0,
         }
     }

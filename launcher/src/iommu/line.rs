@@ -1,7 +1,7 @@
 //! One line for each record, as `perf script` prints events.
 
 use peerbar_flight::{
-    Direction, Dma, DoorbellEvent, Event, Injection, Mapping, Outcome, Record, WindowKind,
+    Direction, Dma, DmaOutcome, DoorbellEvent, Event, Injection, Mapping, Record, WindowKind,
 };
 
 use super::behind::{Behind, window_name};
@@ -98,7 +98,7 @@ fn transfer(device: &RecordedDevice, dma: &Dma) -> String {
     if let Some(mishap) = register_writes::mishap(device, dma) {
         line += &format!(": {mishap}");
     }
-    if dma.outcome != Outcome::Done {
+    if dma.outcome != DmaOutcome::Done {
         line += &format!(": FAILED: {}", dma.outcome);
     }
     line

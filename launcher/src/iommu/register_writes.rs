@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use peerbar_flight::{
-    Dma, Event, Outcome, PeerWindowEvent, Purpose, RegisterWrite, Route, WindowKind,
+    Dma, DmaOutcome, Event, PeerWindowEvent, Purpose, RegisterWrite, Route, WindowKind,
 };
 
 use super::behind::{window_at, window_name};
@@ -30,14 +30,14 @@ enum Fate {
 impl Fate {
     fn of(device: &RecordedDevice, dma: &Dma) -> Self {
         match (dma.route, dma.outcome) {
-            (Route::Refused, Outcome::Done) => Self::Lost,
-            (_, Outcome::Done) if has_peer_at(device, dma.address) => match dma.route {
+            (Route::Refused, DmaOutcome::Done) => Self::Lost,
+            (_, DmaOutcome::Done) if has_peer_at(device, dma.address) => match dma.route {
                 Route::Peer => Self::Switched,
                 _ => Self::Redirected,
             },
-            (Route::Peer, Outcome::Done) => Self::Switched,
-            (Route::Upstream, Outcome::Done) => Self::ByRoot,
-            (_, Outcome::Done) => Self::Done,
+            (Route::Peer, DmaOutcome::Done) => Self::Switched,
+            (Route::Upstream, DmaOutcome::Done) => Self::ByRoot,
+            (_, DmaOutcome::Done) => Self::Done,
             _ => Self::Refused,
         }
     }
@@ -203,7 +203,7 @@ mod tests {
     const VRAM: u64 = 0x38_2000_0000;
     const FAR: u64 = 0x39_0000_0000;
 
-    fn write(address: u64, route: Route, outcome: Outcome) -> Dma {
+    fn write(address: u64, route: Route, outcome: DmaOutcome) -> Dma {
         Dma {
             origin: Origin::Queue(1),
             purpose: Purpose::Register,
@@ -237,7 +237,7 @@ mod tests {
     }
 
     /// A GPU that rings doorbells of disk0, below the same switch, and of disk1, which is elsewhere.
-    fn run(rung: &[(u64, Route, Outcome)]) -> tempfile::TempDir {
+    fn run(rung: &[(u64, Route, DmaOutcome)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let device = |name: &str, address| {
             let path = folder.path().join(name).with_extension("flight");
@@ -260,7 +260,7 @@ mod tests {
         }));
         for (address, route, outcome) in rung {
             gpu0.dma(write(*address, *route, *outcome), gpu0.clock());
-            if (*route, *outcome) == (Route::Peer, Outcome::Done) {
+            if (*route, *outcome) == (Route::Peer, DmaOutcome::Done) {
                 disk0.record(Event::RegisterWrite(RegisterWrite {
                     peer: 3,
                     bar: 0,
@@ -276,15 +276,15 @@ mod tests {
     #[test]
     fn writes_are_counted_by_target_and_fate() {
         let folder = run(&[
-            (DISK, Route::Peer, Outcome::Done),
-            (DISK, Route::Peer, Outcome::Done),
-            (DISK, Route::Upstream, Outcome::Done),
-            (DISK, Route::Refused, Outcome::Done),
-            (DISK, Route::Refused, Outcome::PeerUnsupported),
-            (FAR, Route::Upstream, Outcome::Done),
-            (0x1000, Route::Upstream, Outcome::ClientRefused(19)),
-            (VRAM, Route::OwnBar, Outcome::Done),
-            (0x5000, Route::GuestRam, Outcome::Done),
+            (DISK, Route::Peer, DmaOutcome::Done),
+            (DISK, Route::Peer, DmaOutcome::Done),
+            (DISK, Route::Upstream, DmaOutcome::Done),
+            (DISK, Route::Refused, DmaOutcome::Done),
+            (DISK, Route::Refused, DmaOutcome::PeerUnsupported),
+            (FAR, Route::Upstream, DmaOutcome::Done),
+            (0x1000, Route::Upstream, DmaOutcome::ClientRefused(19)),
+            (VRAM, Route::OwnBar, DmaOutcome::Done),
+            (0x5000, Route::GuestRam, DmaOutcome::Done),
         ]);
         let expected = "\
 disk0: gpu0 wrote to its registers 2 times, through the switch
@@ -309,8 +309,8 @@ gpu0: wrote to memory of gpu0 (BAR 2) once, done
     #[test]
     fn history_names_the_writer_and_each_mishap() {
         let folder = run(&[
-            (DISK, Route::Peer, Outcome::Done),
-            (DISK, Route::Refused, Outcome::Done),
+            (DISK, Route::Peer, DmaOutcome::Done),
+            (DISK, Route::Refused, DmaOutcome::Done),
         ]);
         let recorded = Recorded::open(folder.path()).unwrap();
         let history = crate::iommu::line::history(&recorded);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use peerbar_flight::{Dma, DoorbellEvent, Event, Origin, Outcome, Purpose, Record, Route};
+use peerbar_flight::{Dma, DmaOutcome, DoorbellEvent, Event, Origin, Purpose, Record, Route};
 
 use super::file::{Argument, TimedEvent, TraceFile, Track};
 use super::lanes;
@@ -205,7 +205,7 @@ impl Activity {
         let from = at.saturating_sub(dma.took);
         let name = format!("{} {}", direction(dma.direction), dma.route.word());
         self.dmas.push(about(TimedEvent::slice(from, at, name)));
-        if dma.outcome != Outcome::Done {
+        if dma.outcome != DmaOutcome::Done {
             let name = format!("fault: {}", dma.outcome);
             self.faults.push(about(TimedEvent::instant(at, name)));
         } else if dma.purpose == Purpose::Payload {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 
 use peerbar_flight::{
-    Backing, Completer, Direction, Dma, DoorbellEvent, Event, FlightFile, Level, Mapping, Origin,
-    Outcome, Purpose, Recorder, Route,
+    Backing, Completer, Direction, Dma, DmaOutcome, DoorbellEvent, Event, FlightFile, Level,
+    Mapping, Origin, Purpose, Recorder, Route,
 };
 use proptest::prelude::*;
 use prost::Message;
@@ -16,7 +16,7 @@ use super::{Contents, Inputs, Recorded};
 
 const FLIGHT: &str = "disk0.flight";
 
-fn dma(recorder: &Recorder, origin: Origin, route: Route, len: u64, outcome: Outcome) {
+fn dma(recorder: &Recorder, origin: Origin, route: Route, len: u64, outcome: DmaOutcome) {
     let dma = Dma {
         origin,
         purpose: Purpose::Payload,
@@ -60,14 +60,14 @@ fn run(level: Level) -> TempDir {
         origin: two,
         opcode: 2,
     });
-    dma(&recorder, one, Route::Peer, 4096, Outcome::Done);
-    dma(&recorder, one, Route::Peer, 512, Outcome::Done);
+    dma(&recorder, one, Route::Peer, 4096, DmaOutcome::Done);
+    dma(&recorder, one, Route::Peer, 512, DmaOutcome::Done);
     dma(
         &recorder,
         two,
         Route::Upstream,
         512,
-        Outcome::ClientRefused(19),
+        DmaOutcome::ClientRefused(19),
     );
     recorder.record(Event::End {
         origin: one,
