@@ -100,7 +100,7 @@ pub use limits::{
 };
 pub use link::{Link, LinkLost, PeerHandler, PeerRequests, Unsupported};
 pub use link_mode::{LinkMode, UnknownLinkMode};
-pub use message::{LinkTiming, Message, Outcome, PortId, Refusal, RequestError};
+pub use message::{LinkTiming, Message, PortId, Refusal, RequestError, RequestResult};
 pub use packet::WireError;
 pub use peerbar_socket_file::BindError;
 pub use peerbar_socket_file::packets::Packet;

@@ -16,7 +16,7 @@ use serde_bytes::ByteBuf;
 use thiserror::Error;
 
 use crate::limits::{ENDPOINT_TIME_OUT, MAX_DATA, MAX_REQUESTS, SWITCH_TIME_OUT};
-use crate::message::{LinkTiming, Message, Outcome, PortId, RequestError};
+use crate::message::{LinkTiming, Message, PortId, RequestError, RequestResult};
 use crate::switch_address::{AttachError, SwitchAddress};
 use crate::window::{BarWindow, Descriptor};
 
@@ -92,7 +92,7 @@ struct State {
     windows: Vec<BarWindow>,
     leases: Descriptor,
     last_tag: u64,
-    waiting: HashMap<u64, (PortId, Sender<Outcome>)>,
+    waiting: HashMap<u64, (PortId, Sender<RequestResult>)>,
 }
 
 impl State {
@@ -231,7 +231,7 @@ impl PeerRequests {
         self.shared.hang_up();
     }
 
-    fn ask(&self, peer: PortId, message: impl FnOnce(u64) -> Message) -> Outcome {
+    fn ask(&self, peer: PortId, message: impl FnOnce(u64) -> Message) -> RequestResult {
         let (tag, answer) = self.shared.register(peer)?;
         let answer = if self.shared.send(&message(tag)) {
             answer
@@ -402,7 +402,7 @@ impl Shared {
         self.send(&Message::Reply { peer, tag, outcome })
     }
 
-    fn register(&self, peer: PortId) -> Result<(u64, Receiver<Outcome>), RequestError> {
+    fn register(&self, peer: PortId) -> Result<(u64, Receiver<RequestResult>), RequestError> {
         let mut state = self.state.lock();
         if state.lost {
             return Err(RequestError::Gone);
@@ -417,7 +417,7 @@ impl Shared {
         Ok((tag, receiver))
     }
 
-    fn complete(&self, peer: PortId, tag: u64, outcome: Outcome) {
+    fn complete(&self, peer: PortId, tag: u64, outcome: RequestResult) {
         let waiting = self.state.lock().waiting.remove(&tag);
         match waiting.filter(|(asked, _)| *asked == peer) {
             // Fails if the request has timed out.

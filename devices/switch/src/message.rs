@@ -64,8 +64,8 @@ pub enum RequestError {
     TimedOut,
 }
 
-/// The outcome of a request to a peer: the data that was read, nothing for a write.
-pub type Outcome = Result<ByteBuf, RequestError>;
+/// The result of a request to a peer: the data that was read, nothing for a write.
+pub type RequestResult = Result<ByteBuf, RequestError>;
 
 /// A message, as the table in the crate's documentation has it.
 ///
@@ -166,7 +166,7 @@ pub enum Message {
         /// That of the request.
         tag: u64,
         /// The outcome.
-        outcome: Outcome,
+        outcome: RequestResult,
     },
     /// Asks for a Peer of [`PortId::NONE`] without windows, after those of all peers.
     Mark,

@@ -126,19 +126,19 @@ impl Nic {
         to: u8,
         data: &[u8],
         descriptors: Vec<Arc<OwnedFd>>,
-    ) -> Receiver<Outcome> {
+    ) -> Receiver<RequestResult> {
         ask(&self.link.sender(), to, data, descriptors).unwrap()
     }
 }
 
-pub(crate) type Outcome = Result<Vec<u8>, RequestError>;
+pub(crate) type RequestResult = Result<Vec<u8>, RequestError>;
 
 pub(crate) fn ask(
     sender: &LinkSender,
     to: u8,
     data: &[u8],
     descriptors: Vec<Arc<OwnedFd>>,
-) -> Result<Receiver<Outcome>, SendError> {
+) -> Result<Receiver<RequestResult>, SendError> {
     let (done, outcome) = channel();
     sender.request(gid(to), data, descriptors, move |outcome| {
         // The test may have ended.
@@ -147,12 +147,12 @@ pub(crate) fn ask(
     Ok(outcome)
 }
 
-pub(crate) fn outcome(of: &Receiver<Outcome>) -> Outcome {
+pub(crate) fn outcome(of: &Receiver<RequestResult>) -> RequestResult {
     of.recv_timeout(LONG).unwrap()
 }
 
 /// The outcome of a request, which the peer answers if it comes.
-pub(crate) fn carried_out(one: &Nic, (to, other): (u8, &Nic)) -> Outcome {
+pub(crate) fn carried_out(one: &Nic, (to, other): (u8, &Nic)) -> RequestResult {
     let Ok(answer) = ask(&one.link.sender(), to, b"again", Vec::new()) else {
         std::thread::yield_now();
         return Err(RequestError::Gone);

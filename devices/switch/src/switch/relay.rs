@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Switch;
 use super::output::Reason;
 use crate::link_mode::LinkMode;
-use crate::message::{Message, Outcome, PortId, RequestError};
+use crate::message::{Message, PortId, RequestError, RequestResult};
 use crate::requests::RequestId;
 
 impl Switch {
@@ -52,13 +52,13 @@ impl Switch {
     }
 
     /// Passes a reply back. One to no pending request, or of another completer, is dropped.
-    pub(super) fn reply(&mut self, from: PortId, id: RequestId, outcome: Outcome) {
+    pub(super) fn reply(&mut self, from: PortId, id: RequestId, outcome: RequestResult) {
         if self.requests.close(id, from) {
             self.answer(from, id, outcome);
         }
     }
 
-    pub(super) fn answer(&mut self, peer: PortId, (to, tag): RequestId, outcome: Outcome) {
+    pub(super) fn answer(&mut self, peer: PortId, (to, tag): RequestId, outcome: RequestResult) {
         self.send(to, Message::Reply { peer, tag, outcome });
     }
 }

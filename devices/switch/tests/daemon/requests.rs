@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use peerbar_switch::{ENDPOINT_TIME_OUT, MAX_DATA, Message, Outcome, PortId, RequestError};
+use peerbar_switch::{ENDPOINT_TIME_OUT, MAX_DATA, Message, PortId, RequestError, RequestResult};
 use serde_bytes::ByteBuf;
 
 use crate::raw::{Endpoint, check_alive, start};
@@ -24,11 +24,11 @@ fn reply(peer: PortId, tag: u64) -> Message {
     }
 }
 
-fn done() -> Outcome {
+fn done() -> RequestResult {
     Ok(ByteBuf::from([7; 8]))
 }
 
-fn outcome(endpoint: &Endpoint) -> (u64, Outcome) {
+fn outcome(endpoint: &Endpoint) -> (u64, RequestResult) {
     let Message::Reply { tag, outcome, .. } = endpoint.receive() else {
         panic!("no reply")
     };
