@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::{
-    Address, Answer, Command, Completed, End, Error, Operation, Outcome, Result, Span, Status,
-    WorkloadCommand,
+    Address, Answer, Command, Completed, End, Error, Operation, Result, Span, Status,
+    WorkloadCommand, WorkloadOutcome,
 };
 
 /// Bytes of memory before and after what is transferred, which must stay as they are: a page.
@@ -259,7 +259,7 @@ impl<N: End, F: End> Ends<N, F> {
     }
 
     /// Has `side` end its requests in progress, and flush its receives if that is wanted.
-    pub(crate) fn finish(&mut self, side: Side, flush: bool) -> Result<Outcome> {
+    pub(crate) fn finish(&mut self, side: Side, flush: bool) -> Result<WorkloadOutcome> {
         let command = Command::Workload(WorkloadCommand::Finish { flush });
         match self.end(side).ask(&command)? {
             Answer::Outcome(outcome) => Ok(outcome),

@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error as ThisError;
 
-use crate::{Answer, Command, Outcome, Status};
+use crate::{Answer, Command, Status, WorkloadOutcome};
 
 /// Result of this library.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -139,7 +139,7 @@ impl Error {
     }
 
     /// An outcome of requests where one of receives was to come, or the other way.
-    pub(crate) fn outcome(outcome: Outcome) -> Self {
+    pub(crate) fn outcome(outcome: WorkloadOutcome) -> Self {
         Self::Unexpected {
             answer: Box::new(Answer::Outcome(outcome)),
             command: "Finish".to_owned(),

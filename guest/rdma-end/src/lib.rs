@@ -46,7 +46,7 @@ pub use refused::{Permitted, REFUSE_BYTES, refuse};
 pub use server::{Server, serve};
 pub use slots::Written;
 pub use status::Status;
-pub use workload::{Asked, DEPTH, Outcome, Requests, Workload, WorkloadCommand};
+pub use workload::{Asked, DEPTH, Requests, Workload, WorkloadCommand, WorkloadOutcome};
 
 /// One end of a transfer.
 pub trait End {

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use crate::workload::{MESSAGE, Requests, Workload};
 use crate::{
-    Address, Arrivals, Asked, DEPTH, End, Ends, Error, MARGIN, Outcome, Result, Side, Status, Way,
-    WorkloadCommand, slots,
+    Address, Arrivals, Asked, DEPTH, End, Ends, Error, MARGIN, Result, Side, Status, Way,
+    WorkloadCommand, WorkloadOutcome, slots,
 };
 
 /// Requests that succeed before anything dies.
@@ -182,7 +182,7 @@ impl Loss {
         // An adapter that is gone flushes nothing. If receives went wrong, messages do not end, so that is the reason.
         let flush = asked.is_ok() && self.part != Part::Peer;
         match ends.finish(Side::Far, flush)? {
-            Outcome::Received(arrivals) => Ok((asked?, Some(arrivals))),
+            WorkloadOutcome::Received(arrivals) => Ok((asked?, Some(arrivals))),
             outcome => Err(Error::outcome(outcome)),
         }
     }
@@ -288,7 +288,7 @@ fn ask<N: End, F: End>(
     }
     kill().map_err(Error::Kill)?;
     match ends.finish(near, false)? {
-        Outcome::Asked(asked) => Ok(asked),
+        WorkloadOutcome::Asked(asked) => Ok(asked),
         outcome => Err(Error::outcome(outcome)),
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Outcome, Status, WorkloadCommand};
+use crate::{Status, WorkloadCommand, WorkloadOutcome};
 
 /// How an end is reached by the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -295,7 +295,7 @@ pub enum Answer {
     /// The number of a queue pair beside its own.
     Pair(u32),
     /// What has become of the requests that it kept in progress.
-    Outcome(Outcome),
+    Outcome(WorkloadOutcome),
     /// The memory has not what was expected.
     Differs {
         /// Where, in words.

@@ -66,7 +66,7 @@ pub enum WorkloadCommand {
 /// What has become of the requests that an end kept in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Outcome {
+pub enum WorkloadOutcome {
     /// Of requests.
     Asked(Asked),
     /// Of receives.
@@ -206,7 +206,7 @@ impl Running {
     }
 
     /// Ends them.
-    pub(crate) fn finish(mut self, flush: bool, end: &mut dyn End) -> Result<Outcome> {
+    pub(crate) fn finish(mut self, flush: bool, end: &mut dyn End) -> Result<WorkloadOutcome> {
         match &mut self {
             Self::Asking(_) => self.fail(end)?,
             Self::Receiving(receiving) if flush => {
@@ -220,12 +220,12 @@ impl Running {
             Self::Receiving(_) => while self.poll(end)? {},
         }
         Ok(match self {
-            Self::Asking(Asking { slots, failed, .. }) => Outcome::Asked(Asked {
+            Self::Asking(Asking { slots, failed, .. }) => WorkloadOutcome::Asked(Asked {
                 posted: slots.posted(),
                 failed,
                 written: slots.into_written(),
             }),
-            Self::Receiving(receiving) => Outcome::Received(receiving.arrivals),
+            Self::Receiving(receiving) => WorkloadOutcome::Received(receiving.arrivals),
         })
     }
 
