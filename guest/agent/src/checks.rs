@@ -71,7 +71,7 @@ pub(crate) trait Run {
     ///
     /// # Errors
     /// Why it failed: what was expected, what was seen, what to look at.
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome>;
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome>;
 
     /// What the kernel may log meanwhile without failing it, and what it must.
     fn expected_log(&self) -> Expected<'_> {
@@ -92,7 +92,7 @@ pub(crate) fn runner(check: &Check) -> &dyn Run {
 
 /// How a check ended that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum CheckOutcome {
     /// It passed.
     Passed,
     /// It passed, and what it said is wanted.
@@ -101,7 +101,7 @@ pub(crate) enum Outcome {
     Skipped(String),
 }
 
-impl Outcome {
+impl CheckOutcome {
     /// It passed by what is counted of `device`, and says what of that is inferred.
     fn by_counters(traffic: &Traffic, device: u32) -> Self {
         traffic.inference(device).map_or(Self::Passed, Self::Said)
@@ -116,7 +116,7 @@ pub(crate) fn run(
     guest: &GuestContext,
     check: &Check,
     measure: &mut Measure,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<CheckOutcome> {
     let runner = runner(check);
     let outcome = runner.run(guest, measure)?;
     if guest.one_switch && !runner.has_own_addresses() {

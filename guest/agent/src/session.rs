@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use peerbar_report::{Check, Evidence, KtapWriter, Measure, Plan, Request, Verdict};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::checks::{self, Outcome};
+use crate::checks::{self, CheckOutcome};
 use crate::decisions::Decisions;
 use crate::guest_context::GuestContext;
 use crate::kmsg::{Complaints, Expected, KernelLog};
@@ -207,7 +207,7 @@ fn leaks() -> Vec<String> {
 fn supervise(
     guest: &Arc<GuestContext>,
     check: &Check,
-) -> Ended<(anyhow::Result<Outcome>, Measure)> {
+) -> Ended<(anyhow::Result<CheckOutcome>, Measure)> {
     let (guest, check) = (Arc::clone(guest), check.clone());
     watchdog::run(guest.limit(check.seconds()), move || {
         let mut measure = Measure::default();
@@ -218,9 +218,9 @@ fn supervise(
 
 /// Turns a panic or a hang of a check, which has this `timeout` in seconds, into a failure.
 fn judge(
-    ended: Ended<(anyhow::Result<Outcome>, Measure)>,
+    ended: Ended<(anyhow::Result<CheckOutcome>, Measure)>,
     timeout: Option<u32>,
-) -> (anyhow::Result<Outcome>, Measure) {
+) -> (anyhow::Result<CheckOutcome>, Measure) {
     match ended {
         Ended::Done((outcome, measure)) => (outcome, measure),
         Ended::Panicked(message) => (
@@ -241,18 +241,18 @@ fn judge(
 /// outcome.
 fn report_check(
     check: &Check,
-    outcome: anyhow::Result<Outcome>,
+    outcome: anyhow::Result<CheckOutcome>,
     complaints: Complaints,
     measure: &Measure,
     report: &mut KtapWriter<File>,
 ) -> anyhow::Result<()> {
     let verdict = match outcome {
-        Ok(Outcome::Passed) => Verdict::Pass,
-        Ok(Outcome::Said(text)) => {
+        Ok(CheckOutcome::Passed) => Verdict::Pass,
+        Ok(CheckOutcome::Said(text)) => {
             report.diagnostic(&text)?;
             Verdict::Pass
         }
-        Ok(Outcome::Skipped(reason)) => Verdict::Skip(reason),
+        Ok(CheckOutcome::Skipped(reason)) => Verdict::Skip(reason),
         Err(error) => {
             report.diagnostic(&format!("{error:#}"))?;
             Verdict::Fail

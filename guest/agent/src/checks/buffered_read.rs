@@ -1,6 +1,6 @@
 //! The negative control: through the page cache the data is right, and no byte of it is transferred peer to peer.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_report::{BufferedRead, Measure};
 use rustix::fs::{Advice, fadvise};
@@ -12,7 +12,7 @@ use crate::guest_context::GuestContext;
 const LENGTH: usize = 1 << 20;
 
 impl Run for BufferedRead {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let source = guest.controller(&self.from)?;
         source.disk.check(0, LENGTH as u64)?;
         let pattern = guest.fresh_pattern(source);
@@ -33,7 +33,7 @@ impl Run for BufferedRead {
             .verify(0, &memory.to_vec(LENGTH)?)
             .context("the data in p2pmem is wrong")?;
         judge(watch.traffic()?)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -3,14 +3,16 @@
 use peerbar_report::{Command, Measure};
 
 use super::expectation::{self, Work};
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
 
 impl Run for Command {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let Some(tools) = guest.tools()? else {
-            return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+            return Ok(CheckOutcome::Skipped(
+                "the plan has no tools root".to_owned(),
+            ));
         };
         let line = guest.placeholders().fill_in(&self.run)?;
         let work = Work {

@@ -1,6 +1,6 @@
 //! A controller reset loses neither the disk nor the published CMB.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{ControllerReset, Measure};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const TIME_OUT: Duration = Duration::from_secs(30);
 const LENGTH: usize = 4096;
 
 impl Run for ControllerReset {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let controller = guest.controller(&self.device)?;
         reset(&controller.directory.join("reset_controller"))?;
         guest
@@ -27,7 +27,7 @@ impl Run for ControllerReset {
         if controller.cmb_bytes > 0 {
             cmb_survived(guest, controller).context("the CMB after the reset")?;
         }
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

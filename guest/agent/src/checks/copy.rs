@@ -1,6 +1,6 @@
 //! Copies from disk to disk, and which route the bytes took.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer, Copy, Measure, size_range};
 use std::fs::File;
 use std::thread;
@@ -17,7 +17,7 @@ use crate::mapped_buffer::MappedBuffer;
 use crate::pattern::Pattern;
 
 impl Run for Copy {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (from, to) = (guest.controller(&self.from)?, guest.controller(&self.to)?);
         let layout = Layout::of(&self.sizes, &self.offsets, self.threads)?;
         measure.sizes = size_range(&self.sizes);
@@ -44,7 +44,7 @@ impl Run for Copy {
             &expected(from, to, measure.bytes),
             watch.traffic()?,
         )?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

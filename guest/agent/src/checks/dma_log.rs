@@ -7,7 +7,7 @@ use peerbar_dma_log::{Entry, MAX_SIZE, parse};
 use peerbar_nvme_spec::dma_log::LID;
 use peerbar_report::{DeviceCounters, DmaLog, Measure};
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
@@ -18,7 +18,7 @@ use crate::registers::Registers;
 const LENGTH: usize = 4096;
 
 impl Run for DmaLog {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let name = &self.device;
         let show: Box<dyn Fn() -> anyhow::Result<Vec<u8>>> = match guest.gpu(name) {
             Ok(gpu) => {
@@ -38,7 +38,7 @@ impl Run for DmaLog {
         let shown = parse(&show().with_context(|| format!("{name} shows no DMA counters"))?)?;
         let after = on_the_host(guest, name)?;
         judge(&before, &shown, &after).with_context(|| format!("the DMA counters of {name}"))?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

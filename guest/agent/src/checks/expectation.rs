@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use peerbar_report::{Buffer, Expectation, Measure, ProgramReport, line_pattern};
 
-use super::Outcome;
+use super::CheckOutcome;
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
@@ -33,7 +33,7 @@ pub(super) fn run(
     work: &Work<'_>,
     measure: &mut Measure,
     start: impl FnOnce(Duration) -> anyhow::Result<Ran>,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<CheckOutcome> {
     let limit = guest.limit(work.seconds);
     let mut watch = TrafficWatch::new(guest);
     let ran = watch.watch(|| start(limit))?;
@@ -48,7 +48,7 @@ pub(super) fn run(
     let skipped = report.as_ref().and_then(ProgramReport::skipped);
     measure.subtests = report.map_or_else(Vec::new, |report| report.results);
     if let (Some(reason), None, false) = (skipped, &complaint, ran.timed_out) {
-        return Ok(Outcome::Skipped(reason));
+        return Ok(CheckOutcome::Skipped(reason));
     }
     let judged = judge(work, &ran, complaint.as_deref(), limit);
     if let Err(error) = judged.and_then(|()| judge_route(work, measure, failures)) {
@@ -59,9 +59,9 @@ pub(super) fn run(
         );
     }
     Ok(if work.expected.show {
-        Outcome::Said(ran.output)
+        CheckOutcome::Said(ran.output)
     } else {
-        Outcome::Passed
+        CheckOutcome::Passed
     })
 }
 

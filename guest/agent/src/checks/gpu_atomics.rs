@@ -1,6 +1,6 @@
 //! Many threads, one counter in guest RAM.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::ensure;
 use peerbar_gds::{Gpu, Kernel, Span};
 use peerbar_report::{GpuAtomics, Measure};
@@ -19,7 +19,7 @@ const BYTES_OF_AN_ADD: u64 = 2 * 8;
 const START: u64 = 1 << 40;
 
 impl Run for GpuAtomics {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let opened = gpu.open()?;
         let counter = opened.allocate_host(super::PAGE)?;
@@ -32,7 +32,7 @@ impl Run for GpuAtomics {
         watch.write_to(measure);
         judge(before, u64::from_le_bytes(after))?;
         judge_route(watch.traffic()?, gpu.number)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

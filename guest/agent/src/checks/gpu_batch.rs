@@ -3,7 +3,7 @@
 
 mod images;
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as Through, GpuBatch, Measure};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ const TIME_OUT: Duration = Duration::from_secs(30);
 type Ended = peerbar_gds::Result<u64>;
 
 impl Run for GpuBatch {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
         let bench = Bench::new(guest, gpu, disk)?;
         let mut watch = TrafficWatch::new(guest);
@@ -50,7 +50,7 @@ impl Run for GpuBatch {
         judge(&through, &[disk.share(measure.bytes)], watch.traffic()?)?;
         bench.unaligned().context("a batch that may bounce")?;
         bench.dropped_queue().context("a queue that is dropped")?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -16,7 +16,7 @@ use peerbar_report::{GpuBesideNvme, Measure, QueuesEnd};
 use self::amid_reads::AmidReads;
 use self::linux_io::Progress;
 use super::vfio_alias::{have_common_switch, real_path};
-use super::{Outcome, Run, linux_events};
+use super::{CheckOutcome, Run, linux_events};
 use crate::counters::{Traffic, TrafficWatch};
 use crate::devices::{Controller, reset};
 use crate::disk::{self, fill};
@@ -40,7 +40,7 @@ const MEASURED: Duration = Duration::from_secs(1);
 const DOORBELL_BYTES: u64 = 4;
 
 impl Run for GpuBesideNvme {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         guest.load_module(Self::MODULE)?;
         let (disk, gpu) = (guest.controller(&self.disk)?, guest.gpu(&self.gpu)?);
         disk.disk.check(0, BYTES + linux_io::BYTES)?;
@@ -57,8 +57,8 @@ impl Run for GpuBesideNvme {
         };
         match self.end {
             QueuesEnd::Idle => {}
-            QueuesEnd::AmidReads => return amid_reads.ends().map(Outcome::Said),
-            QueuesEnd::Refused => return amid_reads.is_reset().map(Outcome::Said),
+            QueuesEnd::AmidReads => return amid_reads.ends().map(CheckOutcome::Said),
+            QueuesEnd::Refused => return amid_reads.is_reset().map(CheckOutcome::Said),
         }
         let side_by_side = beside_linux(self, guest, (disk, gpu), pattern, measure)?;
         let reader = || Reader::make(self, disk, gpu, pattern);
@@ -69,7 +69,7 @@ impl Run for GpuBesideNvme {
         last.read_and_verify()
             .context("once nvme has the disk again")?;
         last.release();
-        Ok(Outcome::Said(side_by_side))
+        Ok(CheckOutcome::Said(side_by_side))
     }
 }
 

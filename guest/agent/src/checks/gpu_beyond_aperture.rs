@@ -1,6 +1,6 @@
 //! A GPU with more VRAM than its aperture shows: what the aperture does not show is memory all the same.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{GpuBeyondAperture, Measure};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ const TARGET: u64 = 0x8000;
 const MARK: u64 = 0xb10c_0000_0000_b10c;
 
 impl Run for GpuBeyondAperture {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let opened = gpu.open()?;
         let properties = opened.properties();
@@ -40,7 +40,7 @@ impl Run for GpuBeyondAperture {
             is_too_much(&opened, aperture + GPU_PAGE)?;
             commands_reach_it(guest, gpu, &opened).context("VRAM beyond a static aperture")
         }?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

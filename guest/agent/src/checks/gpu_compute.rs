@@ -3,7 +3,7 @@
 
 mod model;
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as Through, GpuCompute, Measure};
 use std::fs::File;
 
@@ -55,7 +55,7 @@ fn bytes_of(shape: Shape) -> u64 {
 }
 
 impl Run for GpuCompute {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (gpu, from, to) = (
             guest.gpu(&self.gpu)?,
             guest.controller(&self.from)?,
@@ -95,7 +95,7 @@ impl Run for GpuCompute {
         let through = Through::P2pmem(gpu.name.clone());
         judge(&through, &shares, watch.traffic()?)?;
         in_host_memory(guest, gpu, &vectors).context("operands in host memory")?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

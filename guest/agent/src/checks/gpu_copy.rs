@@ -1,6 +1,6 @@
 //! The GPU's copy engine: from GPU memory to somewhere else and back.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Command, Fence, Gpu, HostBuffer};
 use peerbar_report::{Buffer as With, GpuCopy, Measure, size_range};
@@ -15,7 +15,7 @@ use crate::pattern::Pattern;
 const TIME_OUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 impl Run for GpuCopy {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let opened = gpu.open()?;
         let largest = self.sizes.iter().copied().max();
@@ -41,7 +41,7 @@ impl Run for GpuCopy {
             watch.write_to(measure);
         }
         judge(&self.with, &[gpu.share(measure.bytes)], watch.traffic()?)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

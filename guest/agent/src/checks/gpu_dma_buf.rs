@@ -1,7 +1,7 @@
 //! The GPU's copy engine and memory that another exporter shares as a dma-buf: a program (udmabuf), or the
 //! driver of a device in user space (vfio-pci), which can revoke it at any time.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_mapping::Mapping;
 use peerbar_report::{Buffer as With, GpuDmaBuf, Measure, VfioBackend};
 use std::fs::File;
@@ -38,7 +38,7 @@ const RESET_LIMIT: Duration = Duration::from_secs(60);
 pub(super) const TIME_OUT: Duration = Duration::from_secs(30);
 
 impl Run for GpuDmaBuf {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let mut bench = Bench::new(guest, gpu)?;
         match &self.with {
@@ -58,7 +58,7 @@ impl Run for GpuDmaBuf {
             &[gpu.share(bench.bytes)],
             bench.watch.traffic()?,
         )?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -4,7 +4,7 @@
 mod killed;
 mod unbound;
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -30,7 +30,7 @@ const KINDS: [Kind; 4] = [Kind::Notified, Kind::Pinning, Kind::Static, Kind::Hos
 const MARK: u64 = 0x6578_706f_6578_706f;
 
 impl Run for GpuExport {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (gpu, other) = (guest.gpu(&self.gpu)?, guest.gpu(&self.importer)?);
         let bench = Bench {
             guest,
@@ -60,7 +60,7 @@ impl Run for GpuExport {
         watch.write_to(measure);
         let through = With::P2pmem(gpu.name.clone());
         judge(&through, &[other.share(measure.bytes)], watch.traffic()?)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -4,7 +4,7 @@ mod past_driver;
 mod requests;
 mod through_driver;
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_report::{GpuFaults, Measure};
 
@@ -17,7 +17,7 @@ use crate::gpu_channel::Channel;
 use crate::guest_context::GuestContext;
 
 impl Run for GpuFaults {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let channel = Channel::of(&gpu.pci)?;
         let bench = Bench::new(guest, gpu, &channel)?;
@@ -35,6 +35,6 @@ impl Run for GpuFaults {
             seen.payload(),
             seen.failures()
         );
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }

@@ -1,6 +1,6 @@
 //! Fences that a program has put on a dma-buf and does not signal.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{bail, ensure};
 use peerbar_gds::Error;
 use peerbar_report::{GpuFences, Measure};
@@ -18,7 +18,7 @@ const TIME_OUT: Duration = Duration::from_secs(30);
 const MOMENT: Duration = Duration::from_millis(300);
 
 impl Run for GpuFences {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let opened = gpu.open()?;
         guest.load_module("vgem")?;
@@ -47,6 +47,6 @@ impl Run for GpuFences {
             );
         }
         uevents.wait_for(TIME_OUT, || gpu.check_free_vram(before))?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }

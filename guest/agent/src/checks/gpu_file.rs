@@ -1,6 +1,6 @@
 //! Data is read from disks into GPU memory, compared there by the GPU and by the processor, and written back.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as Through, Calls, GpuFile, Measure, Medium, size_range};
 use std::fs::File;
 use std::thread;
@@ -29,9 +29,11 @@ const REQUESTS: u64 = 8;
 const STALE: u64 = 0x5741_4c45_5741_4c45;
 
 impl Run for GpuFile {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         if self.on != Medium::Raw && guest.tools()?.is_none() {
-            return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+            return Ok(CheckOutcome::Skipped(
+                "the plan has no tools root".to_owned(),
+            ));
         }
         let layout = Layout::of(&self.sizes, &self.offsets, self.threads)?;
         measure.sizes = size_range(&self.sizes);
@@ -40,7 +42,7 @@ impl Run for GpuFile {
             .and_then(|()| transfer_all(guest, self, &layout, &volumes, measure));
         let closed = volumes.iter().try_for_each(|(_, volume)| volume.close());
         outcome.and(closed)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -23,7 +23,7 @@ use self::own_driver::OwnDriverGpu;
 use self::vfio_gpu::{BusAddresses, VfioGpu};
 use super::linux_events;
 use super::vfio_nvme::{TakenDevices, start, start_opened};
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::counters::TrafficWatch;
 use crate::devices::bar_start;
 use crate::gpus::Gpu;
@@ -43,7 +43,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 const ROUND: Duration = Duration::from_millis(250);
 
 impl Run for GpuInitiated {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let disk = guest.controller(&self.disk)?;
         let gpu = guest.gpu(&self.gpu)?;
         let pattern = guest.fresh_pattern(disk);
@@ -72,7 +72,7 @@ impl Run for GpuInitiated {
             Some(code) => {
                 let injected = watch.traffic()?.injected_faults(gpu.number);
                 taken.give_back(guest, ends_with(code, read, injected))?;
-                return Ok(Outcome::Passed);
+                return Ok(CheckOutcome::Passed);
             }
         };
         measure.bytes = read.done.launches.saturating_mul(BYTES);
@@ -87,7 +87,7 @@ impl Run for GpuInitiated {
             reads_a_doorbell: read.done.reads() / read.done.doorbells().max(1),
             of_processors,
         };
-        Ok(Outcome::Said(figures.to_string()))
+        Ok(CheckOutcome::Said(figures.to_string()))
     }
 
     fn has_own_addresses(&self) -> bool {

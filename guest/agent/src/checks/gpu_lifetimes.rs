@@ -1,6 +1,6 @@
 //! Processes that die, pass descriptors on or release resources in any order leak nothing.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_report::{GpuLifetimes, Measure};
 
@@ -16,7 +16,7 @@ const KILLS: u32 = 4;
 const MARK: u64 = 0x6b6b_6b6b_6b6b_6b6b;
 
 impl Run for GpuLifetimes {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
         for number in 1..=KILLS {
             kill_under_load(gpu, disk).with_context(|| format!("kill {number}"))?;
@@ -27,7 +27,7 @@ impl Run for GpuLifetimes {
         channels_run_out_and_come_back(gpu).context("more files than channels")?;
         closed_with_commands_under_way(guest, gpu)
             .context("a file closed with commands under way")?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Commands that are longer than the device takes: the driver splits them, and their results add up.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::ensure;
 use peerbar_report::{GpuLong, Measure};
 
@@ -18,7 +18,7 @@ const WORD: u64 = 8;
 const MARK: u64 = 0x1717_1717_1717_1717;
 
 impl Run for GpuLong {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?.open()?;
         // Cleared, by a fill of all of it.
         let buffer = gpu.allocate(SIZE)?;
@@ -38,6 +38,6 @@ impl Run for GpuLong {
             "a checksum of {} bytes, which does not add up from parts, ends with {sum:?}",
             SIZE - WORD
         );
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }

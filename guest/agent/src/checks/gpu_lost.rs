@@ -3,7 +3,7 @@
 //! Disks write to its memory at that moment. Its own channels are idle: QEMU 11.1 does not survive the death of a server that it
 //! is just talking to, so commands are submitted afterwards.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as Through, GpuLost, Measure};
 use std::fs;
 use std::sync::mpsc::{Receiver, channel};
@@ -30,7 +30,7 @@ const READERS: usize = 2;
 const TIME_OUT: Duration = Duration::from_secs(30);
 
 impl Run for GpuLost {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
         disk.disk.check(0, SIZE)?;
         let opened = gpu.open()?;
@@ -58,7 +58,7 @@ impl Run for GpuLost {
             Ok(())
         })?;
         the_disk_goes_on(guest, disk).context("the disk, with the GPU removed")?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

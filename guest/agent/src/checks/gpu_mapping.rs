@@ -1,6 +1,6 @@
 //! GPU memory in the hands of the processor, as gdrcopy gives it: mappings, and what they outlive.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{GpuMapping, Measure};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -32,7 +32,7 @@ const RIGHT: u8 = 0;
 const WRONG: u8 = 1;
 
 impl Run for GpuMapping {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let opened = gpu.open()?;
         processor_and_gpu_see_the_same(&opened).context("a mapping")?;
@@ -42,7 +42,7 @@ impl Run for GpuMapping {
         a_child_leaves_the_parent_s_mapping_alone(&opened).context("fork")?;
         freed_memory_has_no_other_owner(&opened).context("a mapping after its buffer was freed")?;
         a_dma_buf_is_the_buffer(gpu, &opened).context("a descriptor that is passed on")?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

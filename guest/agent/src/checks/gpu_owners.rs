@@ -4,7 +4,7 @@
 mod channels;
 mod revoke;
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu, Kernel};
 use peerbar_report::{GpuOwners, Measure};
@@ -22,7 +22,7 @@ const LARGE: u64 = 16 << 20;
 const BLOCK: u32 = 1024;
 
 impl Run for GpuOwners {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         memory_is_back(guest, gpu)?;
         let left = leave_marks(&gpu.open()?).context("the first owner")?;
@@ -35,7 +35,7 @@ impl Run for GpuOwners {
         revoke::amid_commands(gpu).context("an owner revokes it amid commands of another")?;
         channels::of_a_user(gpu).context("the channels of a user without rights")?;
         memory_is_back(guest, gpu)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

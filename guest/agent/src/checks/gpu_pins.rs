@@ -1,7 +1,7 @@
 //! The pinning contract (guest/gpu-driver/include/peerbar_gpu_pin.h), each order of events forced through a holder in the
 //! kernel.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{GpuPins, Measure};
 use std::fs::File;
 use std::io;
@@ -29,7 +29,7 @@ const ATTEMPTS: u32 = 20;
 const INVALID: i32 = -libc::EINVAL;
 
 impl Run for GpuPins {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let bench = Bench {
             guest,
             gpu: guest.gpu(&self.gpu)?,
@@ -62,7 +62,7 @@ impl Run for GpuPins {
         let Bench { opened, .. } = bench;
         drop(opened);
         memory_is_back(guest, guest.gpu(&self.gpu)?)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

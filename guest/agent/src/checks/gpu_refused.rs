@@ -1,6 +1,6 @@
 //! Where the kernel has no route between devices, a transfer is refused with the reason, or bounces where that is allowed.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{
     Buffer, Direction, Error, ExportPolicy, Gpu, GpuFile, Policy, Queue, Request, Traffic,
@@ -19,7 +19,7 @@ use crate::pci_function::PciFunction;
 const LENGTH: u64 = 256 << 10;
 
 impl Run for GpuRefused {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
         disk.disk.check(0, 2 * LENGTH)?;
         let opened = gpu.open()?;
@@ -47,7 +47,7 @@ impl Run for GpuRefused {
         );
         let shares = [disk.share(measure.bytes), gpu.share(measure.bytes)];
         judge(&Through::GuestRam, &shares, watch.traffic()?)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -12,7 +12,7 @@ use peerbar_gds::uapi::{
 use peerbar_report::{GpuRequests, Measure};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::gpus;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
@@ -27,7 +27,7 @@ const LONGEST: u64 = 64 << 10;
 const LONGEST_TIMEOUT: u64 = 2_000_000;
 
 impl Run for GpuRequests {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let free = free_bytes(gpu)?;
         random_requests::run(self.requests, self.seed, |random| {
@@ -39,7 +39,7 @@ impl Run for GpuRequests {
             "{left} bytes of VRAM can be had after all files are closed, not {free} as before"
         );
         computes(gpu).context("the GPU after all requests")?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -3,7 +3,7 @@
 
 mod interrupted;
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{GpuReset, Measure};
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ const QUEUED_BYTES: u64 = 8 << 20;
 const TIME_OUT: Duration = Duration::from_secs(20);
 
 impl Run for GpuReset {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let opened = gpu.open()?;
         let kept = opened.allocate(GPU_PAGE)?;
@@ -55,7 +55,7 @@ impl Run for GpuReset {
         drop((kept, expected, host, vram, opened));
         interrupted::run(guest, gpu)?;
         memory_is_back(guest, gpu)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

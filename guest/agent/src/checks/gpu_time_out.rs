@@ -1,6 +1,6 @@
 //! A launch that is longer than the GPU permits, beside programs that want little.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Command, Error, Fault, Gpu, Kernel};
 use peerbar_report::{GpuTimeOut, Measure};
@@ -20,7 +20,7 @@ const BYTES: u64 = 64 << 10;
 const MARK: u64 = 0x4d4d_4d4d_4d4d_4d4d;
 
 impl Run for GpuTimeOut {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let (long, other) = (gpu.open()?, gpu.open()?);
         let counter = long.allocate_host(super::PAGE)?;
@@ -55,7 +55,7 @@ impl Run for GpuTimeOut {
             "the next launch has counted from {before} to {after}, where {left} were"
         );
         small_work(&other).context("another channel after the launch")?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A transfer that does not start and end with a block, or of a file that the kernel copies, is refused, or bounces where
 //! that is allowed and is counted to the byte.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{GpuUnaligned, Measure};
 use std::fs;
 
@@ -23,7 +23,7 @@ const OFFSET: u64 = 1000;
 const LENGTH: u64 = 100_001;
 
 impl Run for GpuUnaligned {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
         disk.disk.check(0, 2 * KNOWN as u64)?;
         let pattern = guest.fresh_pattern(disk);
@@ -50,7 +50,7 @@ impl Run for GpuUnaligned {
             watch.traffic()?,
             (disk.number, gpu.number),
         )?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

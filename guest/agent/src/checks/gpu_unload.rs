@@ -1,6 +1,6 @@
 //! The driver is unbound from a GPU in use, the GPU is removed while in use, and the driver is unloaded: nothing leaks.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{GpuUnload, Measure};
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ const THREADS: u64 = 2;
 const MARK: u64 = 0x7070_7070_7070_7070;
 
 impl Run for GpuUnload {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (gpu, disk) = (guest.gpu(&self.gpu)?, guest.controller(&self.disk)?);
         is_in_use(gpu).context("unloading with a file open")?;
         let unbind = || write(&gpu.pci.join("driver/unbind"), &address(gpu)?);
@@ -47,7 +47,7 @@ impl Run for GpuUnload {
             load(name)?;
         }
         works_again(guest, gpu).context("after the modules were loaded again")?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

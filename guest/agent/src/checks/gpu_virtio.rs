@@ -2,7 +2,7 @@
 //! reverse is refused, since virtio-gpu's import cannot be revoked; what is exported for static importers it maps, and then has no
 //! use for.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as With, GpuVirtio, Measure};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use crate::virtio_gpu::Card;
 const DRIVER: &str = "virtio_gpu";
 
 impl Run for GpuVirtio {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let mut bench = Bench::new(guest, gpu)?;
         let open = || guest.uevents.wait_for(TIME_OUT, || Card::open(DRIVER));
@@ -34,7 +34,7 @@ impl Run for GpuVirtio {
             &[gpu.share(bench.bytes)],
             bench.watch.traffic()?,
         )?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

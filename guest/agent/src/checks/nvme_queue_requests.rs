@@ -11,7 +11,7 @@ use peerbar_gds::disk_uapi::{self as uapi, Attach, Create, Delete, Descriptor, M
 use peerbar_gds::{Buffer, DiskQueues, ExportPolicy, Gpu, GpuQueue, QueueState};
 use peerbar_report::{GpuBesideNvme, Measure, NvmeQueueRequests};
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::devices::Controller;
 use crate::disk;
 use crate::gpus;
@@ -29,7 +29,7 @@ const REQUESTS_PER_CREATION: u32 = 200;
 const ENTRIES: u16 = 8;
 
 impl Run for NvmeQueueRequests {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         guest.load_module(GpuBesideNvme::MODULE)?;
         let (disk, gpu) = (guest.controller(&self.disk)?, guest.gpu(&self.gpu)?);
         let free = gpu.free_vram()?;
@@ -49,7 +49,7 @@ impl Run for NvmeQueueRequests {
         gpu.check_free_vram(free)?;
         let block = usize::try_from(disk.disk.block)?;
         disk::read(&disk.disk.open_direct()?, 0, block).context("Linux' own read")?;
-        Ok(Outcome::Said(format!(
+        Ok(CheckOutcome::Said(format!(
             "{created} pairs of queues were created"
         )))
     }

@@ -1,7 +1,7 @@
 //! A Persistent Memory Region (NVMe Base 2.0, 8.14) that a GPU reads and writes from peer to peer, over runs. Linux' driver has
 //! no part in it, so vfio-pci has the disk meanwhile.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as With, Measure, Pmr, VfioBackend};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,7 +31,7 @@ const MAGIC: [u8; 8] = *b"peer-PMR";
 const IN_PROGRESS: u64 = 0;
 
 impl Run for Pmr {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
         let mut bench = Bench::new(guest, gpu)?;
         let disk = guest.controller(&self.disk)?;
@@ -47,7 +47,7 @@ impl Run for Pmr {
             bench.watch.traffic()?,
         )?;
         guest.show(&format!("the region has seen {runs} runs of this check"));
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

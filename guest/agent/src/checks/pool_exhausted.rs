@@ -1,6 +1,6 @@
 //! The pool gives what it has, and no more.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Measure, PoolExhausted};
 use std::io;
 
@@ -10,7 +10,7 @@ use super::PAGE;
 use crate::guest_context::GuestContext;
 
 impl Run for PoolExhausted {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let pool = guest.provider(&self.provider)?.pool;
         let before = pool.state()?;
         let too_much = before.available.saturating_add(PAGE);
@@ -45,6 +45,6 @@ impl Run for PoolExhausted {
             during.available,
             after.available
         );
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }

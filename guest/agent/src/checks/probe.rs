@@ -6,7 +6,7 @@
 mod by_verbs;
 mod user_driven;
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use peerbar_report::{Measure, Probe, ProbeDriver, Probed, Transfer, VfioBackend, size_range};
 use std::fs::File;
 use std::io;
@@ -39,7 +39,7 @@ enum Direction {
 }
 
 impl Run for Probe {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         measure.sizes = size_range(&[LENGTH]);
         let number = client_number(guest, self)?;
         let mut watch = TrafficWatch::new(guest);
@@ -71,7 +71,7 @@ impl Run for Probe {
             "the transfer ended with success, but {}",
             wrong.unwrap_or_default()
         );
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 
     fn expected_log(&self) -> Expected<'_> {

@@ -5,7 +5,7 @@ use std::io;
 use peerbar_report::{Measure, Program};
 
 use super::expectation::{self, Work};
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
 use crate::tools::Words;
@@ -24,9 +24,11 @@ const LOADER: [(&str, &str); 2] = [
 ];
 
 impl Run for Program {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let Some(tools) = guest.tools()? else {
-            return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+            return Ok(CheckOutcome::Skipped(
+                "the plan has no tools root".to_owned(),
+            ));
         };
         let words = words(self, guest)?;
         let mut shown = vec![words.program.as_str()];

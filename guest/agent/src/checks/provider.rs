@@ -1,6 +1,6 @@
 //! The kernel has taken the whole CMB, or a GPU's whole aperture, as p2pmem and published it.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::ensure;
 use peerbar_report::{Measure, Provider};
 
@@ -8,7 +8,7 @@ use super::PAGE;
 use crate::guest_context::GuestContext;
 
 impl Run for Provider {
-    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, _measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let device = &self.device;
         let provider = guest.provider(device)?;
         let state = provider.pool.state()?;
@@ -33,6 +33,6 @@ impl Run for Provider {
             state.available,
             state.size
         );
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }

@@ -1,6 +1,6 @@
 //! The I/O submission queues lie in the CMB.
 
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use anyhow::{Context, ensure};
 use peerbar_report::{Measure, QueuesInCmb};
 
@@ -15,7 +15,7 @@ const COMMANDS: u64 = 64;
 const LENGTH: usize = 4096;
 
 impl Run for QueuesInCmb {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let device = &self.device;
         let controller = guest.with_cmb(device)?;
         let disk = controller.disk.open_direct()?;
@@ -31,7 +31,7 @@ impl Run for QueuesInCmb {
                 controller.cmb_registers()
             )
         })?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use peerbar_report::{Expectation, Measure, ProgramReport, Rdma, RdmaMemory, size_range};
 
 use super::expectation::{self, Work};
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::guest_context::GuestContext;
 use crate::tools::{Ran, Words};
 
@@ -17,7 +17,7 @@ const PAYLOAD: &str = "# payload ";
 const UNDER_LOAD: &str = "# under load";
 
 impl Run for Rdma {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (nic, peer) = (guest.nic(&self.nic)?, guest.nic(&self.peer)?);
         let sizes: Vec<String> = self.sizes.iter().map(u64::to_string).collect();
         let arguments = [
@@ -29,14 +29,14 @@ impl Run for Rdma {
         ];
         measure.sizes = size_range(&self.sizes);
         let output = match run(guest, "transfer", &arguments, self.seconds, measure)? {
-            Outcome::Said(output) => output,
+            CheckOutcome::Said(output) => output,
             other => return Ok(other),
         };
         let (payload, seconds) = payload(&output)?;
         (measure.bytes, measure.seconds) = (payload, seconds);
         let judged = self.judge(&measure.flows, payload);
         judged.map_err(|message| anyhow!(message))?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 
@@ -47,9 +47,11 @@ pub(super) fn run(
     arguments: &[(&str, String)],
     seconds: Option<u32>,
     measure: &mut Measure,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<CheckOutcome> {
     let Some(tools) = guest.tools()? else {
-        return Ok(Outcome::Skipped("the plan has no tools root".to_owned()));
+        return Ok(CheckOutcome::Skipped(
+            "the plan has no tools root".to_owned(),
+        ));
     };
     let words = words(command, arguments);
     let shown = format!("{} {}", words.program, words.arguments.join(" "));

@@ -3,12 +3,12 @@
 use anyhow::{Context, anyhow, ensure};
 use peerbar_report::{Measure, RdmaChain, RdmaChainSide, size_range};
 
-use super::{Outcome, Run, rdma};
+use super::{CheckOutcome, Run, rdma};
 use crate::disk;
 use crate::guest_context::GuestContext;
 
 impl Run for RdmaChain {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (source, target) = (
             guest.controller(&self.from.disk)?,
             guest.controller(&self.to.disk)?,
@@ -29,7 +29,7 @@ impl Run for RdmaChain {
             self.seconds,
             measure,
         )? {
-            Outcome::Said(output) => output,
+            CheckOutcome::Said(output) => output,
             other => return Ok(other),
         };
         let (payload, seconds) = rdma::payload(&output)?;
@@ -46,7 +46,7 @@ impl Run for RdmaChain {
         let uncounted: Vec<&str> = uncounted.map(|disk| disk.name.as_str()).collect();
         let judged = self.judge(&measure.flows, &uncounted, payload);
         judged.map_err(|message| anyhow!(message))?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }
 

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, anyhow, ensure};
 use peerbar_report::{Measure, RdmaCompletions};
 
-use super::{Outcome, Run, rdma};
+use super::{CheckOutcome, Run, rdma};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 
@@ -11,7 +11,7 @@ use crate::guest_context::GuestContext;
 const COMPLETIONS: &str = "# completions ";
 
 impl Run for RdmaCompletions {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let nic = guest.nic(&self.nic)?;
         let arguments = [
             ("--nic", nic.device.clone()),
@@ -43,6 +43,6 @@ impl Run for RdmaCompletions {
             let judged = self.judge(completed, written);
             judged.map_err(|message| anyhow!(message))?;
         }
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, anyhow, ensure};
 use peerbar_report::{CheckKind, Measure, RdmaLost, RdmaPart};
 
-use super::{Outcome, Run, rdma};
+use super::{CheckOutcome, Run, rdma};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
@@ -12,7 +12,7 @@ use crate::kmsg::Expected;
 const ACKNOWLEDGED: &str = "# acknowledged ";
 
 impl Run for RdmaLost {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let part = match self.part().context("the check loses nothing of its own")? {
             RdmaPart::Peer => "peer",
             RdmaPart::Source => "source",
@@ -40,7 +40,7 @@ impl Run for RdmaLost {
         // The program also tries what is left, with guest RAM.
         let judged = self.judge(&watch.flows()?, acknowledged, true);
         judged.map_err(|message| anyhow!(message))?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 
     fn expected_log(&self) -> Expected<'_> {

@@ -3,14 +3,14 @@
 use anyhow::{anyhow, ensure};
 use peerbar_report::{Measure, RdmaRefused};
 
-use super::{Outcome, Run, rdma};
+use super::{CheckOutcome, Run, rdma};
 use crate::guest_context::GuestContext;
 
 /// The line in which the program reports the bytes that the adapter was permitted to write and to read.
 const PERMITTED: &str = "# permitted ";
 
 impl Run for RdmaRefused {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let nic = guest.nic(&self.nic)?;
         let mut arguments = vec![("--nic", nic.device.clone())];
         let peer = guest.nic(self.asked())?;
@@ -24,12 +24,12 @@ impl Run for RdmaRefused {
             gpu.check_free_vram(before)?;
         }
         match outcome {
-            Outcome::Said(output) => {
+            CheckOutcome::Said(output) => {
                 ensure!(!measure.subtests.is_empty(), "the program reported nothing");
                 let [written, read] = rdma::figures(&output, PERMITTED)?;
                 let judged = self.judge(&measure.flows, written, read);
                 judged.map_err(|message| anyhow!(message))?;
-                Ok(Outcome::Passed)
+                Ok(CheckOutcome::Passed)
             }
             other => Ok(other),
         }

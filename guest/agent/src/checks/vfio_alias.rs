@@ -9,7 +9,7 @@ use peerbar_report::{Measure, VfioAlias, VfioBackend};
 use peerbar_vfio_nvme::{Direction, DmaSpace, RegisterAccess};
 
 use super::vfio_nvme::{TakenDevices, fill, start};
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::user_drivers::{address_space, open_gpu, vram};
@@ -22,7 +22,7 @@ const BYTES: usize = 64 << 10;
 const BEFORE: u8 = 0x5a;
 
 impl Run for VfioAlias {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let disk = guest.controller(&self.disk)?;
         let gpu = guest.gpu(&self.gpu)?;
         let have_switch = have_common_switch(&real_path(&disk.pci)?, &real_path(&gpu.pci)?);
@@ -55,7 +55,7 @@ impl Run for VfioAlias {
             "the counters of {} show {seen:?} bytes with devices and guest RAM, where {counted:?} were to be",
             self.disk
         );
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 
     fn has_own_addresses(&self) -> bool {

@@ -10,7 +10,7 @@ use peerbar_vfio_nvme::{
 };
 
 use super::route::judge;
-use super::{Outcome, PAGE, Run};
+use super::{CheckOutcome, PAGE, Run};
 use crate::counters::{Traffic, TrafficWatch};
 use crate::devices::Controller;
 use crate::gpus::Gpu;
@@ -32,7 +32,7 @@ const ENTRIES: u16 = 64;
 pub(super) const QUEUE_BYTES: u64 = 2 * PAGE;
 
 impl Run for VfioNvme {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let disk = guest.controller(&self.disk)?;
         let mut watch = TrafficWatch::new(guest);
         let taken = TakenDevices::take(guest, self.backend, disk, self.with.provider())?;
@@ -45,7 +45,7 @@ impl Run for VfioNvme {
         judge(&self.with, &[share], traffic)?;
         judge_queues(self.queues, disk.number, traffic)?;
         judge_lists(self.lists, disk.number, traffic)?;
-        Ok(Outcome::by_counters(traffic, disk.number))
+        Ok(CheckOutcome::by_counters(traffic, disk.number))
     }
 
     fn has_own_addresses(&self) -> bool {

@@ -9,7 +9,7 @@ use peerbar_report::{Measure, QueueLocation, VfioBackend, VfioOrder};
 use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess};
 
 use super::vfio_nvme::{QUEUE_BYTES, TakenDevices, Vram, fill, judge_queues, queues_at, start};
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::pattern::Pattern;
@@ -29,7 +29,7 @@ const BEFORE: [u8; READ_BYTES] = [0x5a; READ_BYTES];
 const TIME_OUT: Duration = Duration::from_secs(20);
 
 impl Run for VfioOrder {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let disk = guest.controller(&self.disk)?;
         let mut watch = TrafficWatch::new(guest);
         let taken = TakenDevices::take(guest, self.backend, disk, Some(&self.gpu))?;
@@ -42,7 +42,7 @@ impl Run for VfioOrder {
         let in_ram = traffic.payload_to_guest_ram(disk.number);
         ensure!(in_ram == 0, "{in_ram} bytes went to guest RAM");
         judge(&late, self.late)?;
-        Ok(Outcome::by_counters(traffic, disk.number))
+        Ok(CheckOutcome::by_counters(traffic, disk.number))
     }
 
     fn has_own_addresses(&self) -> bool {

@@ -22,7 +22,7 @@ use self::load::Load;
 use self::marked::{contents, is_marked, is_marked_or_cleared, judge_reads, mark};
 use self::slot::Slot;
 use super::vfio_nvme::{TakenDevices, fill, start};
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
@@ -46,7 +46,7 @@ const AFTERWARDS: u64 = 4 * DEPTH;
 const TIME_OUT: Duration = Duration::from_secs(20);
 
 impl Run for VfioRevocation {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let disk = guest.controller(&self.disk)?;
         let taken = TakenDevices::take(guest, self.backend, disk, Some(&self.gpu))?;
         let mut outcome = Ok(());
@@ -57,7 +57,7 @@ impl Run for VfioRevocation {
             });
         }
         taken.give_back(guest, outcome)?;
-        Ok(Outcome::Passed)
+        Ok(CheckOutcome::Passed)
     }
 
     fn expected_log(&self) -> Expected<'_> {

@@ -11,7 +11,7 @@ use peerbar_report::{Measure, VfioBackend, VfioWindow};
 use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, RegisterAccess};
 
 use super::vfio_nvme::{TakenDevices, start};
-use super::{Outcome, Run};
+use super::{CheckOutcome, Run};
 use crate::counters::{Traffic, TrafficWatch};
 use crate::disk::fill;
 use crate::guest_context::GuestContext;
@@ -34,7 +34,7 @@ const STEP: usize = 4096;
 const DOORBELL_BYTES: u64 = 4;
 
 impl Run for VfioWindow {
-    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<Outcome> {
+    fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let (disk, gpu) = (guest.controller(&self.disk)?, guest.gpu(&self.gpu)?);
         disk.disk.check(0, BYTES)?;
         let pattern = guest.fresh_pattern(disk);
@@ -48,7 +48,7 @@ impl Run for VfioWindow {
         measure.bytes = BYTES;
         watch.write_to(measure);
         judge(watch.traffic()?, (disk.number, gpu.number), doorbells)?;
-        Ok(Outcome::Said(
+        Ok(CheckOutcome::Said(
             "a buffer that is freed stays the disk's; after a revoke the disk reaches no other owner's memory".to_owned(),
         ))
     }

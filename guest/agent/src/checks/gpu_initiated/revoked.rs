@@ -10,7 +10,7 @@ use peerbar_vfio_nvme::{Disk, DmaSpace, RegisterAccess};
 use super::live::{self, Loss, Scene};
 use super::own_driver::OwnDriverGpu;
 use super::{Initiator as _, QUEUE, blocks_of_a_read, give_queues, launch, verify};
-use crate::checks::Outcome;
+use crate::checks::CheckOutcome;
 use crate::checks::vfio_nvme::{TakenDevices, start};
 use crate::devices::Controller;
 use crate::gpus::Gpu;
@@ -31,10 +31,10 @@ pub(super) fn run(
     disk: &Controller,
     gpu: &Gpu,
     pattern: Pattern,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<CheckOutcome> {
     let taken = TakenDevices::take(guest, check.backend, disk, None)?;
     let outcome = lose_and_read(check, guest, &taken, gpu, pattern);
-    Ok(Outcome::Said(taken.give_back(guest, outcome)?))
+    Ok(CheckOutcome::Said(taken.give_back(guest, outcome)?))
 }
 
 /// In words, what the disk was doing when it was lost.
