@@ -26,7 +26,7 @@ pub(crate) const WORD: u64 = 4;
 /// The right to use a peer's window, until its owner ends it ([`crate::Leases`]).
 #[derive(Clone, Debug)]
 pub struct Lease {
-    words: Arc<Words>,
+    words: Arc<LeaseFile>,
     offset: u64,
     generation: u32,
 }
@@ -65,7 +65,7 @@ impl Lease {
 
 /// The words of a peer.
 #[derive(Clone, Debug)]
-pub struct PeerLeases(Arc<Words>);
+pub struct PeerLeases(Arc<LeaseFile>);
 
 impl PeerLeases {
     pub(crate) fn new(lent: LentFile) -> Result<Self, MemoryError> {
@@ -73,7 +73,7 @@ impl PeerLeases {
     }
 
     fn of_file(file: File) -> Result<Self, MemoryError> {
-        Ok(Self(Arc::new(Words::map(file)?)))
+        Ok(Self(Arc::new(LeaseFile::map(file)?)))
     }
 
     /// The lease of a window of this BAR.
@@ -103,13 +103,13 @@ impl PeerLeases {
 
 /// The file of a peer's words, mapped.
 #[derive(Debug)]
-struct Words {
+struct LeaseFile {
     file: File,
     region: MmapRegion,
     mapping: LentMapping,
 }
 
-impl Words {
+impl LeaseFile {
     fn map(file: File) -> Result<Self, MemoryError> {
         let os = |source| MemoryError::Os {
             action: "map it",

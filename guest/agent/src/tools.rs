@@ -46,7 +46,7 @@ pub(crate) struct Ran {
 
 /// A program in the tools root, and how it is started.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(crate) struct ToolCommand {
     /// Its path.
     pub(crate) program: String,
     /// The folder in which it starts.
@@ -85,14 +85,14 @@ impl Tools {
     /// Runs a program there, for at most `limit`; `show` gets each line that it prints.
     pub(crate) fn run_program(
         self,
-        words: &Words,
+        tool: &ToolCommand,
         limit: Duration,
         show: impl Fn(&str) + Send,
     ) -> anyhow::Result<Ran> {
-        let folder = CString::new(words.folder.as_str()).context("a folder's path with a NUL")?;
-        let mut command = Command::new(&words.program);
-        command.args(&words.arguments).env_clear().envs(ENVIRONMENT);
-        let own = words.environment.iter();
+        let folder = CString::new(tool.folder.as_str()).context("a folder's path with a NUL")?;
+        let mut command = Command::new(&tool.program);
+        command.args(&tool.arguments).env_clear().envs(ENVIRONMENT);
+        let own = tool.environment.iter();
         command.envs(own.map(|(name, value)| (name, value)));
         // SAFETY: between fork and exec this makes two system calls and touches no memory but constants and `folder`, which
         // the closure owns.

@@ -46,8 +46,8 @@ pub(super) struct Lending {
     pub(super) last_number: u32,
     viewers: HashMap<Gid, Viewer>,
     /// The words of what each adapter is lent.
-    words: HashMap<Gid, Words>,
-    /// Words of adapters that have gone, by which there may be loans.
+    words: HashMap<Gid, NumberedWords>,
+    /// NumberedWords of adapters that have gone, by which there may be loans.
     former: Vec<(Gid, Arc<LoanWords>)>,
     /// Adapters that have left a copy unfinished, and until when they are lent nothing.
     hung: HashMap<Gid, Instant>,
@@ -61,7 +61,7 @@ pub(super) struct Lending {
 
 /// The words of loans, by the number that they are shown by.
 #[derive(Clone)]
-pub(super) struct Words {
+pub(super) struct NumberedWords {
     pub(super) number: u32,
     pub(super) words: Arc<LoanWords>,
 }
@@ -152,7 +152,7 @@ impl Lending {
     }
 
     /// The words of what an adapter is lent. `None` if it is lent nothing.
-    pub(super) fn words(&mut self, gid: Gid, now: Instant) -> Option<Words> {
+    pub(super) fn words(&mut self, gid: Gid, now: Instant) -> Option<NumberedWords> {
         self.note_hung(now);
         let is_hung = self.hung.contains_key(&gid) || self.hung.len() >= MOST_VIEWERS;
         if is_hung || !self.wait_budget.is_enough() {
@@ -168,7 +168,7 @@ impl Lending {
         self.show_again(gid);
         let words = LoanWords::new(&self.wait_budget);
         let words = words.inspect_err(|error| log::warn!("nothing is lent to {gid}: {error}"));
-        let words = Words {
+        let words = NumberedWords {
             number: self.next_number()?,
             words: Arc::new(words.ok()?),
         };
@@ -371,7 +371,7 @@ impl Turn<'_> {
     }
 
     /// Has another adapter know the files of a loan.
-    pub(super) fn show(&mut self, gid: Gid, loan: &Loan, words: &Words) -> Shown {
+    pub(super) fn show(&mut self, gid: Gid, loan: &Loan, words: &NumberedWords) -> Shown {
         let mut all = Shown::Known;
         let mut last: Option<&Arc<MemoryFile>> = None;
         for (span, _) in loan.memory() {
@@ -389,7 +389,7 @@ impl Turn<'_> {
         all
     }
 
-    fn show_file(&mut self, gid: Gid, file: &Arc<MemoryFile>, words: &Words) -> Shown {
+    fn show_file(&mut self, gid: Gid, file: &Arc<MemoryFile>, words: &NumberedWords) -> Shown {
         let Some(number) = self.parts.lending.number(file) else {
             return Shown::Refused;
         };

@@ -24,15 +24,15 @@ const SHADOW: ShadowBuffer = ShadowBuffer {
 };
 
 /// The words of that doorbell: its value and its event index.
-struct Words(Arc<[AtomicU32; 2]>);
+struct ShadowWords(Arc<[AtomicU32; 2]>);
 
-impl Words {
+impl ShadowWords {
     fn word(&self, address: u64) -> &AtomicU32 {
         &self.0[usize::from(address >= SHADOW.events)]
     }
 }
 
-impl GuestWords for Words {
+impl GuestWords for ShadowWords {
     fn load(&mut self, address: u64) -> Option<u32> {
         Some(self.word(address).load(Ordering::Acquire))
     }
@@ -116,7 +116,7 @@ fn shadow_doorbell_is_seen_or_rung() {
     every_order(PREEMPTIONS, || {
         let scene = scene();
         let words = Arc::new([0, 0].map(AtomicU32::new));
-        let mut memory = Words(words.clone());
+        let mut memory = ShadowWords(words.clone());
         let page = DoorbellPage::new(2, 0x4000).unwrap();
         let mut doorbell = QueueDoorbell::new(page.into(), TAIL);
         doorbell.move_to(SHADOW, &mut memory);

@@ -8,7 +8,7 @@ use super::expectation::{self, Work};
 use super::{CheckOutcome, Run};
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
-use crate::tools::Words;
+use crate::tools::ToolCommand;
 
 /// What the dynamic loader prints, and what to do then.
 const LOADER: [(&str, &str); 2] = [
@@ -30,9 +30,9 @@ impl Run for Program {
                 "the plan has no tools root".to_owned(),
             ));
         };
-        let words = words(self, guest)?;
-        let mut shown = vec![words.program.as_str()];
-        shown.extend(words.arguments.iter().map(String::as_str));
+        let tool = tool_command(self, guest)?;
+        let mut shown = vec![tool.program.as_str()];
+        shown.extend(tool.arguments.iter().map(String::as_str));
         let work = Work {
             what: "the program",
             shown: &shown.join(" "),
@@ -40,7 +40,7 @@ impl Run for Program {
             seconds: self.seconds,
         };
         let outcome = expectation::run(guest, &work, measure, |limit| {
-            let ran = tools.run_program(&words, limit, |line| guest.show(line));
+            let ran = tools.run_program(&tool, limit, |line| guest.show(line));
             ran.map_err(explain_start)
         });
         outcome.map_err(explain_loader)
@@ -51,15 +51,15 @@ impl Run for Program {
     }
 }
 
-/// The program's words, with the devices' names filled in.
-fn words(program: &Program, guest: &GuestContext) -> anyhow::Result<Words> {
+/// How the program is started, with the devices' names filled in.
+fn tool_command(program: &Program, guest: &GuestContext) -> anyhow::Result<ToolCommand> {
     let placeholders = guest.placeholders();
     let arguments = program.arguments.iter();
     let arguments = arguments.map(|argument| placeholders.fill_in(argument));
     let environment = program.environment.iter();
     let environment =
         environment.map(|(name, value)| Ok((name.clone(), placeholders.fill_in(value)?)));
-    Ok(Words {
+    Ok(ToolCommand {
         program: format!("{}/{}", program.folder, program.file()),
         folder: program.folder.clone(),
         arguments: arguments.collect::<anyhow::Result<_>>()?,

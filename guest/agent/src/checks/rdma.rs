@@ -7,7 +7,7 @@ use peerbar_report::{Expectation, Measure, ProgramReport, Rdma, RdmaMemory, size
 use super::expectation::{self, Work};
 use super::{CheckOutcome, Run};
 use crate::guest_context::GuestContext;
-use crate::tools::{Ran, Words};
+use crate::tools::{Ran, ToolCommand};
 
 /// Where the launcher puts the programs of this project.
 const FOLDER: &str = "/opt/peerbar";
@@ -53,8 +53,8 @@ pub(super) fn run(
             "the plan has no tools root".to_owned(),
         ));
     };
-    let words = words(command, arguments);
-    let shown = format!("{} {}", words.program, words.arguments.join(" "));
+    let tool = tool_command(command, arguments);
+    let shown = format!("{} {}", tool.program, tool.arguments.join(" "));
     let expected = Expectation {
         show: true,
         ..Expectation::default()
@@ -66,15 +66,15 @@ pub(super) fn run(
         seconds,
     };
     expectation::run(guest, &work, measure, |limit| {
-        tools.run_program(&words, limit, |line| guest.show(line))
+        tools.run_program(&tool, limit, |line| guest.show(line))
     })
 }
 
 /// A command of the program of the verbs with its options.
-pub(super) fn words(command: &str, arguments: &[(&str, String)]) -> Words {
+pub(super) fn tool_command(command: &str, arguments: &[(&str, String)]) -> ToolCommand {
     let options = arguments.iter();
     let options = options.flat_map(|(option, value)| [(*option).to_owned(), value.clone()]);
-    Words {
+    ToolCommand {
         program: format!("{FOLDER}/peerbar-verbs"),
         folder: "/".to_owned(),
         arguments: [command.to_owned()].into_iter().chain(options).collect(),
@@ -85,13 +85,13 @@ pub(super) fn words(command: &str, arguments: &[(&str, String)]) -> Words {
 /// Runs the program of the verbs, with the death of a server once it says that requests are in progress, and judges its report.
 pub(super) fn run_and_kill(
     guest: &GuestContext,
-    words: &Words,
+    tool: &ToolCommand,
     (server, seconds): (&str, Option<u32>),
     measure: &mut Measure,
 ) -> anyhow::Result<Ran> {
     let tools = guest.tools()?.context("the plan has no tools root")?;
     let killed = Mutex::new(None);
-    let ran = tools.run_program(words, guest.limit(seconds), |line| {
+    let ran = tools.run_program(tool, guest.limit(seconds), |line| {
         guest.show(line);
         if line == UNDER_LOAD {
             let kill = guest.launcher.kill_server(server);

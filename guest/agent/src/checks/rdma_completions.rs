@@ -17,17 +17,17 @@ impl Run for RdmaCompletions {
             ("--nic", nic.device.clone()),
             ("--memory", rdma::memory(guest, &self.memory)?),
         ];
-        let mut words = rdma::words("completions", &arguments);
+        let mut tool = rdma::tool_command("completions", &arguments);
         let mut watch = TrafficWatch::new(guest);
         let ran = if self.loses {
-            words.arguments.push("--loses".to_owned());
+            tool.arguments.push("--loses".to_owned());
             let gpu = self.memory.gpu().context("the check loses no GPU")?;
             // How many completions there were before the GPU died is not known.
-            rdma::run_and_kill(guest, &words, (gpu, self.seconds), measure)?
+            rdma::run_and_kill(guest, &tool, (gpu, self.seconds), measure)?
         } else {
             let tools = guest.tools()?.context("the plan has no tools root")?;
             let limit = guest.limit(self.seconds);
-            let ran = watch.watch(|| tools.run_program(&words, limit, |line| guest.show(line)))?;
+            let ran = watch.watch(|| tools.run_program(&tool, limit, |line| guest.show(line)))?;
             watch.write_completions_to(measure, nic.number, self.memory.gpu().is_some());
             rdma::judge_report(&ran, measure)?;
             ran

@@ -27,10 +27,10 @@ impl Run for RdmaLost {
             ("--loses", part.to_owned()),
             ("--by", self.by.to_string()),
         ];
-        let words = rdma::words("lost", &arguments);
+        let tool = rdma::tool_command("lost", &arguments);
         let mut watch = TrafficWatch::new(guest);
         let doomed = (&*self.loses, self.seconds);
-        let ran = watch.watch(|| rdma::run_and_kill(guest, &words, doomed, measure))?;
+        let ran = watch.watch(|| rdma::run_and_kill(guest, &tool, doomed, measure))?;
         ensure!(
             !measure.subtests.is_empty(),
             "the program reported nothing: {}",

@@ -16,7 +16,7 @@ pub(super) fn run(
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<(Transfer, Transfer)> {
     let tools = guest.tools()?.context("the plan has no tools root")?;
-    let words = rdma::words(
+    let tool = rdma::tool_command(
         "probe",
         &[
             ("--nic", guest.nic(&probe.client)?.device.clone()),
@@ -25,7 +25,7 @@ pub(super) fn run(
         ],
     );
     let limit = guest.limit(probe.seconds);
-    let ran = watch.watch(|| tools.run_program(&words, limit, |line| guest.show(line)))?;
+    let ran = watch.watch(|| tools.run_program(&tool, limit, |line| guest.show(line)))?;
     ensure!(
         !ran.timed_out,
         "the program did not end within {} s and printed: {}",
