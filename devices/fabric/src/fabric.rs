@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use self::port::{Adapter, Held, Holder, Port};
+use self::port::{Adapter, HeldPackets, Holder, Port};
 pub(crate) use self::port::{CutOff, PortId, Reason};
 use self::transit::{Parcel, Transit};
 use crate::gid::Gid;
@@ -250,7 +250,7 @@ impl PacketFabric {
             name: adapter.name.clone(),
             incarnation,
             there: incarnation,
-            held: Held::default(),
+            held: HeldPackets::default(),
         };
         self.remove_holder(adapter.gid);
         self.notify_tunnels(&holder.present(adapter.gid));

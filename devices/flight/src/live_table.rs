@@ -12,7 +12,7 @@ pub(crate) type Change = (u64, Option<Event>);
 
 /// A current mapping, all or part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Held {
+struct LiveMapping {
     whole: Mapping,
     slot: Option<u64>,
 }
@@ -20,7 +20,7 @@ struct Held {
 /// What is in the table, and its free slots.
 #[derive(Debug, Default)]
 pub(crate) struct LiveTable {
-    mappings: RangeInclusiveMap<u64, Held>,
+    mappings: RangeInclusiveMap<u64, LiveMapping>,
     windows: BTreeMap<WindowId, u64>,
     peers: BTreeMap<u32, Vec<u64>>,
     freed: Vec<u64>,
@@ -99,7 +99,7 @@ impl LiveTable {
     fn hold(&mut self, whole: Mapping) -> Option<Change> {
         let slot = self.take();
         let range = whole.iova..=whole.last;
-        self.mappings.insert(range, Held { whole, slot });
+        self.mappings.insert(range, LiveMapping { whole, slot });
         Some((slot?, Some(Event::Map(whole))))
     }
 

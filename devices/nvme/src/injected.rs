@@ -12,7 +12,7 @@ use crate::ended::Ended;
 use crate::job::Job;
 
 /// What a worker holds back.
-pub(crate) enum Held {
+pub(crate) enum HeldBackItem {
     /// A command that has not begun.
     Command(Job),
     /// A completion.

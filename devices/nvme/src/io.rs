@@ -16,7 +16,7 @@ use peerbar_nvme_spec::completion::Status;
 
 use crate::data::DataPath;
 use crate::ended::{Ended, Posting};
-use crate::injected::{Held, HeldBack};
+use crate::injected::{HeldBack, HeldBackItem};
 use crate::io_queue::permit::{Generation, Permit};
 use crate::job::{InProgress, Job, Work};
 use crate::late_data::{LateData, Slots};
@@ -42,7 +42,7 @@ pub(crate) struct Io {
     deferred: VecDeque<Job>,
     /// Lists that are not in use: no command need allocate one.
     lists: Vec<Vec<Extent>>,
-    held: HeldBack<Held>,
+    held: HeldBack<HeldBackItem>,
     late_slots: Slots,
     /// Those of the command in progress.
     late: Option<Box<LateData>>,
@@ -118,7 +118,7 @@ impl Io {
             Some(Action::FailCommand(status)) => Err(status),
             Some(Action::Delay(by)) => {
                 let job = command.job(Work::Start);
-                self.held.add(by, Held::Command(job));
+                self.held.add(by, HeldBackItem::Command(job));
                 return None;
             }
             Some(Action::LosePower { pattern, .. }) => {
@@ -164,7 +164,7 @@ impl Io {
             }
             Some(Action::Duplicate) => ended.posting = Posting::Twice,
             Some(Action::Delay(by)) => {
-                self.held.add(by, Held::Completion(ended));
+                self.held.add(by, HeldBackItem::Completion(ended));
                 return None;
             }
             _ => {}
@@ -181,8 +181,8 @@ impl Io {
     pub(crate) fn take_ended(&mut self) -> Option<Ended> {
         while let Some(held) = self.held.take_due() {
             let ended = match held {
-                Held::Completion(ended) => Some(ended),
-                Held::Command(job) => self.resume(job, Ok(())),
+                HeldBackItem::Completion(ended) => Some(ended),
+                HeldBackItem::Command(job) => self.resume(job, Ok(())),
             };
             if ended.is_some() {
                 return ended;

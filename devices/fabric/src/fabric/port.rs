@@ -59,12 +59,12 @@ pub(super) struct Holder {
     pub(super) incarnation: Incarnation,
     /// As the fabric knows it that it is attached to.
     pub(super) there: Incarnation,
-    pub(super) held: Held,
+    pub(super) held: HeldPackets,
 }
 
 /// What the fabric holds of an adapter: packets, and the descriptors that they have.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Held {
+pub(super) struct HeldPackets {
     pub(super) packets: usize,
     pub(super) descriptors: usize,
 }

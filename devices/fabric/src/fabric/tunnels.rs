@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::PacketFabric;
-use super::port::{Held, Holder, Port, PortId, Reason};
+use super::port::{HeldPackets, Holder, Port, PortId, Reason};
 use super::transit::Parcel;
 use crate::gid::Gid;
 use crate::limits::MAX_ADAPTERS;
@@ -102,7 +102,7 @@ impl PacketFabric {
             name,
             incarnation,
             there,
-            held: Held::default(),
+            held: HeldPackets::default(),
         };
         self.hold(gid, holder);
     }
