@@ -5,7 +5,7 @@ use std::ops::Range;
 use peerbar_nvme_spec::command::SubmissionEntry;
 
 use crate::io_queue::permit::Permit;
-use crate::namespace::{Access, Extent, Ticket};
+use crate::namespace::{Extent, LockMode, Ticket};
 
 /// A command, as the kernel works on it.
 pub(crate) struct Job<E = SubmissionEntry, W = Work> {
@@ -15,7 +15,7 @@ pub(crate) struct Job<E = SubmissionEntry, W = Work> {
     /// `None` once another job has it.
     pub(crate) permit: Option<Permit>,
     /// The blocks that it has locked.
-    pub(crate) locked: Option<(Extent, Access)>,
+    pub(crate) locked: Option<(Extent, LockMode)>,
     pub(crate) work: W,
 }
 

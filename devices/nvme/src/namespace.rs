@@ -19,7 +19,7 @@ use block_locks::BlockLocks;
 use syncs::Syncs;
 
 pub(crate) use backend::{Backend, DirectAccess, Extent};
-pub(crate) use block_locks::Access;
+pub(crate) use block_locks::LockMode;
 pub(crate) use file::FileBackend;
 pub use file::ImageError;
 pub(crate) use null::NullBackend;

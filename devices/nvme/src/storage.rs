@@ -14,7 +14,7 @@ use strum::FromRepr;
 use crate::health::Health;
 use crate::io::status::write_error;
 use crate::job::InProgress;
-use crate::namespace::{Access, Extent, Namespace, Ticket};
+use crate::namespace::{Extent, LockMode, Namespace, Ticket};
 use crate::pmr::PersistentMemory;
 
 /// What I/O commands may do with the media.
@@ -80,13 +80,13 @@ impl Storage {
         command: &mut InProgress<'_>,
         namespace: &Namespace,
         extent: Extent,
-        access: Access,
+        mode: LockMode,
     ) -> bool {
         let Some(locks) = namespace.locks() else {
             return true;
         };
-        match locks.lock(extent, access) {
-            Ok(()) => command.locked = Some((extent, access)),
+        match locks.lock(extent, mode) {
+            Ok(()) => command.locked = Some((extent, mode)),
             Err(busy) if busy.is_awaited => (self.wake)(),
             Err(_) => {}
         }
@@ -105,19 +105,19 @@ impl Storage {
             return Some(extent);
         };
         let start = locks.lock_start(extent)?;
-        command.locked = Some((start, Access::Exclusive));
+        command.locked = Some((start, LockMode::Exclusive));
         Some(start)
     }
 
     /// Unlocks the blocks that a command has locked.
-    pub(crate) fn unlock(&self, entry: &SubmissionEntry, locked: Option<(Extent, Access)>) {
-        let Some((extent, access)) = locked else {
+    pub(crate) fn unlock(&self, entry: &SubmissionEntry, locked: Option<(Extent, LockMode)>) {
+        let Some((extent, mode)) = locked else {
             return;
         };
         let namespace = self.find(entry.nsid.get()).ok();
         if namespace
             .and_then(Namespace::locks)
-            .is_some_and(|locks| locks.unlock(extent, access))
+            .is_some_and(|locks| locks.unlock(extent, mode))
         {
             (self.wake)();
         }

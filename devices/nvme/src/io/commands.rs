@@ -14,7 +14,7 @@ use super::Io;
 use super::status::{check_error, data_error, out_of_range, read_error, write_error};
 use crate::data::BlockMemory;
 use crate::job::{InProgress, Work};
-use crate::namespace::{Access, DirectAccess, Extent, Namespace, Ticket};
+use crate::namespace::{DirectAccess, Extent, LockMode, Namespace, Ticket};
 
 /// How much of a namespace is read in one step where no data is transferred to the host.
 const STEP: usize = 1 << 14;
@@ -50,14 +50,14 @@ impl Io {
         opcode: NvmOpcode,
     ) -> Result<(), Status> {
         let entry = command.entry;
-        let access = match opcode {
-            NvmOpcode::Read | NvmOpcode::Compare | NvmOpcode::Verify => Access::Shared,
-            NvmOpcode::Write => Access::Exclusive,
+        let mode = match opcode {
+            NvmOpcode::Read | NvmOpcode::Compare | NvmOpcode::Verify => LockMode::Shared,
+            NvmOpcode::Write => LockMode::Exclusive,
             _ => return Err(Status::INVALID_OPCODE.with_dnr(true)),
         };
         let namespace = self.storage.find(entry.nsid.get())?;
         let extent = blocks(namespace, entry)?;
-        if !self.storage.lock(command, namespace, extent, access) {
+        if !self.storage.lock(command, namespace, extent, mode) {
             self.deferred.push_back(command.job(Work::Start));
             return Ok(());
         }
@@ -254,7 +254,7 @@ impl Io {
         self.sync_rest(command, namespaces, None)
     }
 
-    /// Blocks have been written, all in `written` if it is there. Without a write cache, or with Force Unit Access, the command
+    /// Blocks have been written, all in `written` if it is there. Without a write cache, or with Force Unit LockMode, the command
     /// completes when they are on stable storage. The cache may have been turned off, and flushed, while they were written.
     fn sync_written(
         &mut self,

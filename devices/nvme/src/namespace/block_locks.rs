@@ -19,7 +19,7 @@ const AWAITED: u32 = 1 << 31;
 
 /// What a command does with its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
+pub(crate) enum LockMode {
     /// It reads them, as others may.
     Shared,
     /// It writes them.
@@ -43,14 +43,14 @@ impl BlockLocks {
     }
 
     /// Locks an extent, or nothing.
-    pub(crate) fn lock(&self, extent: Extent, access: Access) -> Result<(), Busy> {
-        let locked = self.of(extent).take_while(|lock| try_lock(lock, access));
+    pub(crate) fn lock(&self, extent: Extent, mode: LockMode) -> Result<(), Busy> {
+        let locked = self.of(extent).take_while(|lock| try_lock(lock, mode));
         let count = locked.count();
         if count == self.of(extent).count() {
             return Ok(());
         }
         Err(Busy {
-            is_awaited: unlock_all(self.of(extent).take(count), access),
+            is_awaited: unlock_all(self.of(extent).take(count), mode),
         })
     }
 
@@ -59,7 +59,7 @@ impl BlockLocks {
     pub(crate) fn lock_start(&self, extent: Extent) -> Option<Extent> {
         let locked = self
             .of(extent)
-            .take_while(|lock| try_lock(lock, Access::Exclusive));
+            .take_while(|lock| try_lock(lock, LockMode::Exclusive));
         let count = locked.count();
         if count == self.of(extent).count() {
             return Some(extent);
@@ -70,8 +70,8 @@ impl BlockLocks {
     }
 
     /// Unlocks an extent; whether a command was deferred for it.
-    pub(crate) fn unlock(&self, extent: Extent, access: Access) -> bool {
-        unlock_all(self.of(extent), access)
+    pub(crate) fn unlock(&self, extent: Extent, mode: LockMode) -> bool {
+        unlock_all(self.of(extent), mode)
     }
 
     /// The locks of an extent, each once.
@@ -84,21 +84,21 @@ impl BlockLocks {
 }
 
 /// How much a lock's value grows.
-fn share(access: Access) -> u32 {
-    match access {
-        Access::Shared => 1,
-        Access::Exclusive => WRITER,
+fn share(mode: LockMode) -> u32 {
+    match mode {
+        LockMode::Shared => 1,
+        LockMode::Exclusive => WRITER,
     }
 }
 
-fn try_lock(lock: &AtomicU32, access: Access) -> bool {
-    let is_free = |held: u32| match access {
-        Access::Shared => held < WRITER,
-        Access::Exclusive => held == 0,
+fn try_lock(lock: &AtomicU32, mode: LockMode) -> bool {
+    let is_free = |held: u32| match mode {
+        LockMode::Shared => held < WRITER,
+        LockMode::Exclusive => held == 0,
     };
     let change = |held| {
         Some(if is_free(held) {
-            held + share(access)
+            held + share(mode)
         } else {
             held | AWAITED
         })
@@ -107,14 +107,14 @@ fn try_lock(lock: &AtomicU32, access: Access) -> bool {
     before.is_ok_and(is_free)
 }
 
-fn unlock_all<'a>(locks: impl Iterator<Item = &'a AtomicU32>, access: Access) -> bool {
-    let change = |held: u32| match held.saturating_sub(share(access)) {
+fn unlock_all<'a>(locks: impl Iterator<Item = &'a AtomicU32>, mode: LockMode) -> bool {
+    let change = |held: u32| match held.saturating_sub(share(mode)) {
         AWAITED => Some(0),
         left => Some(left),
     };
     let unlock = |lock: &AtomicU32| {
         let before = lock.fetch_update(Ordering::Release, Ordering::Relaxed, change);
-        before == Ok(AWAITED + share(access))
+        before == Ok(AWAITED + share(mode))
     };
     locks.fold(false, |is_awaited, lock| unlock(lock) | is_awaited)
 }
@@ -132,27 +132,31 @@ mod tests {
         let locks = BlockLocks::new();
         let (page, inside) = (extent(0x1000, 0x1000), extent(0x1200, 0x200));
         let busy = Err(Busy { is_awaited: false });
-        assert_eq!(locks.lock(page, Access::Shared), Ok(()));
-        assert_eq!(locks.lock(inside, Access::Shared), Ok(()));
-        assert_eq!(locks.lock(inside, Access::Exclusive), busy);
-        assert_eq!(locks.lock(extent(0x2000, 1), Access::Exclusive), Ok(()));
-        assert_eq!(locks.lock(page, Access::Shared), busy, "the writer is next");
-        assert!(!locks.unlock(page, Access::Shared));
-        assert!(locks.unlock(inside, Access::Shared), "the writer may try");
-        assert_eq!(locks.lock(inside, Access::Exclusive), Ok(()));
-        assert_eq!(locks.lock(page, Access::Shared), busy);
-        assert!(locks.unlock(inside, Access::Exclusive));
-        assert_eq!(locks.lock(page, Access::Exclusive), Ok(()));
+        assert_eq!(locks.lock(page, LockMode::Shared), Ok(()));
+        assert_eq!(locks.lock(inside, LockMode::Shared), Ok(()));
+        assert_eq!(locks.lock(inside, LockMode::Exclusive), busy);
+        assert_eq!(locks.lock(extent(0x2000, 1), LockMode::Exclusive), Ok(()));
+        assert_eq!(
+            locks.lock(page, LockMode::Shared),
+            busy,
+            "the writer is next"
+        );
+        assert!(!locks.unlock(page, LockMode::Shared));
+        assert!(locks.unlock(inside, LockMode::Shared), "the writer may try");
+        assert_eq!(locks.lock(inside, LockMode::Exclusive), Ok(()));
+        assert_eq!(locks.lock(page, LockMode::Shared), busy);
+        assert!(locks.unlock(inside, LockMode::Exclusive));
+        assert_eq!(locks.lock(page, LockMode::Exclusive), Ok(()));
     }
 
     #[test]
     fn failed_attempt_leaves_no_block_locked() {
         let locks = BlockLocks::new();
-        assert_eq!(locks.lock(extent(0x3000, 1), Access::Exclusive), Ok(()));
-        for access in [Access::Shared, Access::Exclusive] {
-            assert!(locks.lock(extent(0, 0x8000), access).is_err());
-            assert_eq!(locks.lock(extent(0, 0x3000), Access::Exclusive), Ok(()));
-            assert!(!locks.unlock(extent(0, 0x3000), Access::Exclusive));
+        assert_eq!(locks.lock(extent(0x3000, 1), LockMode::Exclusive), Ok(()));
+        for mode in [LockMode::Shared, LockMode::Exclusive] {
+            assert!(locks.lock(extent(0, 0x8000), mode).is_err());
+            assert_eq!(locks.lock(extent(0, 0x3000), LockMode::Exclusive), Ok(()));
+            assert!(!locks.unlock(extent(0, 0x3000), LockMode::Exclusive));
         }
     }
 
@@ -160,15 +164,18 @@ mod tests {
     fn start_of_an_extent_ends_before_what_another_has_locked() {
         let locks = BlockLocks::new();
         let reader = extent(0x100_5000, 1);
-        assert_eq!(locks.lock(reader, Access::Shared), Ok(()));
+        assert_eq!(locks.lock(reader, LockMode::Shared), Ok(()));
         let start = locks.lock_start(extent(0x1200, 1 << 30));
         assert_eq!(start, Some(extent(0x1200, 0x3e00)));
         assert_eq!(locks.lock_start(extent(0x5200, 0x2000)), None);
-        assert!(locks.unlock(reader, Access::Shared), "a writer is deferred");
-        assert!(!locks.unlock(extent(0x1200, 0x3e00), Access::Exclusive));
+        assert!(
+            locks.unlock(reader, LockMode::Shared),
+            "a writer is deferred"
+        );
+        assert!(!locks.unlock(extent(0x1200, 0x3e00), LockMode::Exclusive));
         let whole = extent(0x5000, 1 << 30);
         assert_eq!(locks.lock_start(whole), Some(whole));
-        assert!(!locks.unlock(whole, Access::Exclusive));
+        assert!(!locks.unlock(whole, LockMode::Exclusive));
         assert_eq!(locks.lock_start(extent(5, 0)), Some(extent(5, 0)));
     }
 
@@ -176,10 +183,10 @@ mod tests {
     fn extent_of_any_size_takes_each_lock_once() {
         let locks = BlockLocks::new();
         for whole in [extent(0x123_4000, 1 << 40), extent(u64::MAX - 8, 8)] {
-            assert_eq!(locks.lock(whole, Access::Exclusive), Ok(()));
-            assert!(locks.lock(whole, Access::Shared).is_err());
-            assert!(locks.unlock(whole, Access::Exclusive));
+            assert_eq!(locks.lock(whole, LockMode::Exclusive), Ok(()));
+            assert!(locks.lock(whole, LockMode::Shared).is_err());
+            assert!(locks.unlock(whole, LockMode::Exclusive));
         }
-        assert_eq!(locks.lock(extent(5, 0), Access::Exclusive), Ok(()));
+        assert_eq!(locks.lock(extent(5, 0), LockMode::Exclusive), Ok(()));
     }
 }
