@@ -28,7 +28,7 @@ pub use completion_queue::CreateCompletionQueue;
 pub use error::{ObjectError, ObjectKind};
 pub use event_counter::{CreateEventCounter, ModifyEventCounter};
 pub use event_queue::CreateEventQueue;
-pub use memory_region::{Access, RegionKeys, RegisterRegion};
+pub use memory_region::{RegionKeys, RegisterRegion, VerbsAccess};
 pub use queue_pair::{
     CreateQueuePair, ModifyQueuePair, QueuePairAttributes, QueuePairKind, QueuePairState,
 };

@@ -9,7 +9,7 @@ use super::page_list::PageListReader;
 use super::{DONE, answer, possible, refused, reserved};
 use crate::admin_queue::{Answer, Command};
 use crate::engine::Engine;
-use crate::objects::{self, Access, RegisterRegion, limits};
+use crate::objects::{self, RegisterRegion, VerbsAccess, limits};
 
 impl Engine {
     pub(super) fn register_region(&mut self, command: &Command) -> Result<Answer, Status> {
@@ -62,7 +62,7 @@ impl Engine {
     }
 }
 
-impl From<Permissions> for Access {
+impl From<Permissions> for VerbsAccess {
     fn from(permissions: Permissions) -> Self {
         Self {
             local_write: permissions.local_write(),

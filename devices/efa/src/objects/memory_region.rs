@@ -12,7 +12,7 @@ const VARIANTS: u32 = (1 << VARIANT_BITS) - 1;
 
 /// What a memory region permits. Reading by its own queue pairs is always permitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct VerbsAccess {
     /// Queue pairs of its protection domain write to it.
     pub local_write: bool,
     /// Other queue pairs write to it.
@@ -35,7 +35,7 @@ pub struct RegisterRegion<'a> {
     /// The addresses of its pages. The first one has the region's first byte.
     pub pages: &'a [u64],
     /// What it permits.
-    pub access: Access,
+    pub access: VerbsAccess,
 }
 
 /// The keys of a memory region.
@@ -100,7 +100,7 @@ pub(super) struct MemoryRegion {
     remote_key: u32,
     address: u64,
     length: u64,
-    access: Access,
+    access: VerbsAccess,
     /// How many pages it has, or may have.
     pages: usize,
     /// It was allocated for fast registration.
@@ -234,7 +234,7 @@ impl Objects {
             remote_key: remote,
             address: 0,
             length: 0,
-            access: Access::default(),
+            access: VerbsAccess::default(),
             pages: max_pages,
             is_fast: true,
             is_valid: false,

@@ -518,7 +518,7 @@ fn reset_removes_all_objects() {
         length: 4096,
         page_shift: 12,
         pages: &[0],
-        access: Access::default(),
+        access: VerbsAccess::default(),
     });
     objects.reset();
     assert!(objects.query_queue_pair(pair).is_err());
@@ -562,7 +562,7 @@ impl Region {
             length: self.length,
             page_shift: self.page_shift,
             pages: &self.pages,
-            access: Access::default(),
+            access: VerbsAccess::default(),
         }
     }
 
@@ -636,7 +636,7 @@ fn impossible_regions_are_refused() {
             length,
             page_shift,
             pages,
-            access: Access::default(),
+            access: VerbsAccess::default(),
         };
         let registered = objects.register_region(parameters);
         matches!(registered, Err(ObjectError::Invalid { .. }))
@@ -670,15 +670,15 @@ fn key_counts_in_its_domain_and_for_what_it_permits() {
         };
         objects.register_region(parameters).unwrap()
     };
-    let none = register(Access::default());
-    let read = register(Access {
+    let none = register(VerbsAccess::default());
+    let read = register(VerbsAccess {
         remote_read: true,
-        ..Access::default()
+        ..VerbsAccess::default()
     });
-    let write = register(Access {
+    let write = register(VerbsAccess {
         remote_write: true,
         local_write: true,
-        ..Access::default()
+        ..VerbsAccess::default()
     });
     let permits = |domain, keys: RegionKeys, need| {
         let key = match need {
@@ -737,9 +737,9 @@ fn freed_region_is_found_by_none_of_its_keys() {
         length: 4096,
         page_shift: 12,
         pages: &[0],
-        access: Access {
+        access: VerbsAccess {
             remote_read: true,
-            ..Access::default()
+            ..VerbsAccess::default()
         },
     };
     let mut seen = std::collections::HashSet::new();
@@ -779,7 +779,7 @@ fn pages_of_all_regions_have_a_limit() {
         length,
         page_shift: 12,
         pages: &pages,
-        access: Access::default(),
+        access: VerbsAccess::default(),
     };
     // Without the ranges of a million pages: the limit is checked by their number.
     objects.pages = limits::PAGES - pages.len() + 1;
@@ -799,7 +799,7 @@ fn one_page(protection_domain: u16) -> RegisterRegion<'static> {
         length: 4096,
         page_shift: 12,
         pages: &[0x1000],
-        access: Access::default(),
+        access: VerbsAccess::default(),
     }
 }
 

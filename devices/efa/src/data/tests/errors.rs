@@ -128,7 +128,7 @@ fn receive_without_the_right_to_write_fails_on_both_sides() {
     let (mut a, mut b) = (adapter.reliable(), adapter.reliable());
     let handle = adapter.handle();
     let keys = adapter.region(PAYLOAD, 4096);
-    let read_only = adapter.region_with(TO, 4096, crate::objects::Access::default());
+    let read_only = adapter.region_with(TO, 4096, crate::objects::VerbsAccess::default());
     adapter.receive(&mut b, 1, &[(read_only.local, TO, 64)]);
     adapter.receive(&mut b, 2, &[(keys.local ^ 5, PAYLOAD, 64)]);
     let post = Post::send(&b, handle, &[(keys.local, PAYLOAD, 64)]);

@@ -21,8 +21,9 @@ use super::super::worker::{NextTurn, Worker};
 use super::super::{DataPath, Setup};
 use crate::memory_bar::{self, Doorbell};
 use crate::objects::{
-    Access, CreateAddressHandle, CreateCompletionQueue, CreateEventQueue, CreateQueuePair, Gid,
-    ModifyQueuePair, QueuePairKind, QueuePairState, RegionKeys, RegisterRegion, limits,
+    CreateAddressHandle, CreateCompletionQueue, CreateEventQueue, CreateQueuePair, Gid,
+    ModifyQueuePair, QueuePairKind, QueuePairState, RegionKeys, RegisterRegion, VerbsAccess,
+    limits,
 };
 
 pub(super) const GID: Gid = Gid([0xfe; 16]);
@@ -359,7 +360,7 @@ impl Adapter {
 
     /// Registers payload memory at this bus address with all rights; user space sees it at [`VIRTUAL`] more.
     pub(super) fn region(&self, bus: u64, length: u64) -> RegionKeys {
-        let access = Access {
+        let access = VerbsAccess {
             local_write: true,
             remote_write: true,
             remote_read: true,
@@ -367,7 +368,7 @@ impl Adapter {
         self.region_with(bus, length, access)
     }
 
-    pub(super) fn region_with(&self, bus: u64, length: u64, access: Access) -> RegionKeys {
+    pub(super) fn region_with(&self, bus: u64, length: u64, access: VerbsAccess) -> RegionKeys {
         let first = bus & !0xfff;
         let pages: Vec<u64> = (first..bus + length).step_by(4096).collect();
         let parameters = RegisterRegion {

@@ -5,7 +5,7 @@ use peerbar_efa_spec::completion::{CompletionStatus, QueueType};
 use peerbar_efa_spec::work::Operation;
 
 use super::fixture::{Adapter, PAYLOAD, Pair, Post};
-use crate::objects::{Access, Gid, QueuePairKind};
+use crate::objects::{Gid, QueuePairKind, VerbsAccess};
 
 const TO: u64 = PAYLOAD + (4 << 20);
 const LONG: usize = (3 << 20) + 17;
@@ -126,7 +126,7 @@ fn access_without_rights_moves_nothing() {
     let mut adapter = Adapter::new();
     let (mut a, b, handle) = two(&mut adapter);
     let all = adapter.region(PAYLOAD, 4096);
-    let none = adapter.region_with(TO, 4096, Access::default());
+    let none = adapter.region_with(TO, 4096, VerbsAccess::default());
     adapter.fill(PAYLOAD, 64, 1);
     adapter.fill(TO, 64, 2);
     let before = (adapter.bytes(PAYLOAD, 64), adapter.bytes(TO, 64));

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use super::super::wire::{Arrival, Mailbox, Token, Wire};
 use super::fixture::{Adapter, Completion, PAYLOAD, Pair, Post, RAM};
-use crate::objects::{Access, Gid, QueuePairKind, QueuePairState};
+use crate::objects::{Gid, QueuePairKind, QueuePairState, VerbsAccess};
 
 pub(super) const A: Gid = Gid([0xa; 16]);
 pub(super) const B: Gid = Gid([0xb; 16]);
@@ -302,7 +302,7 @@ fn failures_have_their_statuses(mut it: Two) {
     use CompletionStatus as S;
     let from = it.near.region(PAYLOAD, 4096);
     let to = it.far.region(TO, 4096);
-    let none = it.far.region_with(TO + 4096, 4096, Access::default());
+    let none = it.far.region_with(TO + 4096, 4096, VerbsAccess::default());
     let gone = it.far.region(RAM, 4096);
     let local = (from.local, PAYLOAD, 64);
     let good = it.rdma(Operation::RdmaWrite, local, (to.remote, TO, 64));
