@@ -5,14 +5,14 @@
 //! use std::time::Duration;
 //!
 //! use peerbar_mapping::Mapping;
-//! use peerbar_verbs::{Access, AddressHandle, Context, Operation, Peer, ProtectionDomain, QueuePair, Region};
+//! use peerbar_verbs::{AccessFlags, AddressHandle, Context, Operation, Peer, ProtectionDomain, QueuePair, Region};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let context = Context::open("efa_0")?;
 //! let domain = ProtectionDomain::new(&context)?;
 //! let memory = || Mapping::private(4096).map(Rc::new);
-//! let source = Region::of_memory(&domain, memory()?, Access::LOCAL_WRITE)?;
-//! let target = Region::of_memory(&domain, memory()?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//! let source = Region::of_memory(&domain, memory()?, AccessFlags::LOCAL_WRITE)?;
+//! let target = Region::of_memory(&domain, memory()?, AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE)?;
 //!
 //! let (left, right) = (QueuePair::ready(&domain, 16, 0)?, QueuePair::ready(&domain, 16, 0)?);
 //! let peer = Peer::of(AddressHandle::new(&domain, context.gid()?)?, &right);
@@ -32,7 +32,7 @@
 
 #![deny(unsafe_code)]
 
-mod access;
+mod access_flags;
 mod address_handle;
 mod completion;
 mod completion_buffer;
@@ -46,7 +46,7 @@ mod queue_pair;
 mod region;
 mod uverbs;
 
-pub use access::Access;
+pub use access_flags::AccessFlags;
 pub use address_handle::AddressHandle;
 pub use completion::Completion;
 pub use completion_buffer::{CompletionBuffer, CompletionMemory, Entry};

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use peerbar_mapping::Mapping;
 
 use crate::layout::Mr;
-use crate::{Access, Error, Local, ProtectionDomain, Remote, Result};
+use crate::{AccessFlags, Error, Local, ProtectionDomain, Remote, Result};
 
 /// Memory that is registered with an adapter, until the value is dropped.
 pub struct Region {
@@ -32,7 +32,7 @@ impl Region {
     pub fn of_memory(
         domain: &ProtectionDomain,
         memory: Rc<Mapping>,
-        access: Access,
+        access: AccessFlags,
     ) -> Result<Self> {
         let what = || format!("register {} bytes of memory", memory.size());
         let pointer = memory.pointer(0..memory.size());
@@ -61,7 +61,7 @@ impl Region {
         dma_buf: impl AsFd,
         size: u64,
         address: u64,
-        access: Access,
+        access: AccessFlags,
     ) -> Result<Self> {
         let what = || format!("register {size} bytes of a dma-buf");
         let length = usize::try_from(size).map_err(|_| Error::OutOfBounds {

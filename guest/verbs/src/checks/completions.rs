@@ -5,8 +5,8 @@ use std::rc::Rc;
 use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
 use peerbar_verbs::{
-    Access, AddressHandle, CompletionBuffer, Context, Entry, Operation, Peer, ProtectionDomain,
-    QueuePair, Region, Status,
+    AccessFlags, AddressHandle, CompletionBuffer, Context, Entry, Operation, Peer,
+    ProtectionDomain, QueuePair, Region, Status,
 };
 
 use super::TIME_OUT;
@@ -69,7 +69,7 @@ impl Bench {
         let (sent, received) = (queue(0)?, queue(PAGE)?);
         let pair = |queue| ready(&domain, DEPTH, queue);
         let (asking, asked) = (pair(&sent)?, pair(&received)?);
-        let region = || Memory::new(MemoryKind::Host, PAGE)?.register(&domain, Access::ALL);
+        let region = || Memory::new(MemoryKind::Host, PAGE)?.register(&domain, AccessFlags::ALL);
         let (source, target) = (region()?, region()?);
         let handle = AddressHandle::new(&domain, context.gid()?)?;
         Ok(Self {

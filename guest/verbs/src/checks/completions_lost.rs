@@ -9,8 +9,8 @@ use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
 use peerbar_mapping::Mapping;
 use peerbar_verbs::{
-    Access, AddressHandle, CompletionBuffer, Context, Operation, Peer, ProtectionDomain, QueuePair,
-    Region, Status,
+    AccessFlags, AddressHandle, CompletionBuffer, Context, Operation, Peer, ProtectionDomain,
+    QueuePair, Region, Status,
 };
 
 use super::TIME_OUT;
@@ -64,7 +64,7 @@ impl Load {
         let asked = QueuePair::ready(&domain, 1, 0)?;
         let region = || {
             let memory = Rc::new(Mapping::private(PAGE)?);
-            let region = Region::of_memory(&domain, memory.clone(), Access::ALL)?;
+            let region = Region::of_memory(&domain, memory.clone(), AccessFlags::ALL)?;
             anyhow::Ok((memory, region))
         };
         let (source, target) = (region()?, region()?);

@@ -3,8 +3,8 @@
 use anyhow::{Context as _, ensure};
 use peerbar_gds::ExportPolicy;
 use peerbar_verbs::{
-    Access, AddressHandle, Change, CompletionCounter, Context, Operation, Peer, ProtectionDomain,
-    QueuePair, Region, Status, Word, counted,
+    AccessFlags, AddressHandle, Change, CompletionCounter, Context, Operation, Peer,
+    ProtectionDomain, QueuePair, Region, Status, Word, counted,
 };
 
 use super::memory::{Memory, MemoryKind, PAGE};
@@ -78,7 +78,7 @@ impl Bench {
             pair.start(0)?;
         }
         let bytes = u64::from(LENGTH).next_multiple_of(PAGE);
-        let region = || Memory::new(MemoryKind::Host, bytes)?.register(&domain, Access::ALL);
+        let region = || Memory::new(MemoryKind::Host, bytes)?.register(&domain, AccessFlags::ALL);
         let (source, target) = (region()?, region()?);
         let handle = AddressHandle::new(&domain, context.gid()?)?;
         Ok(Self {

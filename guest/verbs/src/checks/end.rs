@@ -10,8 +10,8 @@ use anyhow::{Context as _, bail, ensure};
 use peerbar_gds::{FileOptions, GpuFile, Policy};
 use peerbar_rdma_end::{self as rdma_end, Address, Answer, Command, Completed, End, Span, content};
 use peerbar_verbs::{
-    Access, AddressHandle, Completion, Context, Gid, Operation, Peer, ProtectionDomain, QueuePair,
-    Region, Remote,
+    AccessFlags, AddressHandle, Completion, Context, Gid, Operation, Peer, ProtectionDomain,
+    QueuePair, Region, Remote,
 };
 
 use super::memory::{Memory, MemoryKind};
@@ -52,7 +52,7 @@ impl LocalEnd {
         let domain = ProtectionDomain::new(&context)?;
         let pair = QueuePair::ready(&domain, DEPTH, ENDLESSLY)?;
         let memory = Memory::new(kind, size)?;
-        let region = memory.register(&domain, Access::ALL)?;
+        let region = memory.register(&domain, AccessFlags::ALL)?;
         Ok(Self {
             domain,
             pair,

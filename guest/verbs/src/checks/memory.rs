@@ -7,7 +7,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, ExportPolicy, Gpu};
 use peerbar_mapping::Mapping;
-use peerbar_verbs::{Access, CompletionMemory, ProtectionDomain, Region};
+use peerbar_verbs::{AccessFlags, CompletionMemory, ProtectionDomain, Region};
 
 /// Page size of the guest.
 pub(crate) const PAGE: u64 = 4096;
@@ -83,7 +83,7 @@ impl Memory {
     pub(crate) fn register(
         &self,
         domain: &ProtectionDomain,
-        access: Access,
+        access: AccessFlags,
     ) -> anyhow::Result<Region> {
         self.register_at(VRAM_ADDRESS, domain, access)
     }
@@ -93,7 +93,7 @@ impl Memory {
         &self,
         first: u64,
         domain: &ProtectionDomain,
-        access: Access,
+        access: AccessFlags,
     ) -> anyhow::Result<Region> {
         Ok(match self {
             Self::Host(mapping) => Region::of_memory(domain, mapping.clone(), access)?,

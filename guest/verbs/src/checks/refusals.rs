@@ -2,8 +2,8 @@
 
 use anyhow::{Context as _, bail, ensure};
 use peerbar_verbs::{
-    Access, AddressHandle, Context, Error, Local, Operation, Peer, ProtectionDomain, QueuePair,
-    Region, Status,
+    AccessFlags, AddressHandle, Context, Error, Local, Operation, Peer, ProtectionDomain,
+    QueuePair, Region, Status,
 };
 
 use super::memory::{Memory, MemoryKind, PAGE};
@@ -66,7 +66,7 @@ impl Bench {
         let peer = Peer::of(AddressHandle::new(&domain, context.gid()?)?, &asked);
         let memory = Memory::new(MemoryKind::Host, PAGE)?;
         memory.write(0, &vec![OWN; usize::try_from(PAGE)?])?;
-        let source = memory.register(&domain, Access::ALL)?;
+        let source = memory.register(&domain, AccessFlags::ALL)?;
         Ok(Self {
             domain,
             asking,
@@ -77,7 +77,7 @@ impl Bench {
         })
     }
 
-    fn target(&self, access: Access) -> anyhow::Result<(Memory, Region)> {
+    fn target(&self, access: AccessFlags) -> anyhow::Result<(Memory, Region)> {
         let memory = Memory::new(MemoryKind::Host, PAGE)?;
         memory.write(0, &vec![UNTOUCHED; usize::try_from(PAGE)?])?;
         let region = memory.register(&self.domain, access)?;
@@ -107,21 +107,21 @@ impl Bench {
 
     /// Checks that the adapter carries out a write after all.
     pub(crate) fn still_works(&self) -> anyhow::Result<()> {
-        let (_memory, region) = self.target(Access::ALL)?;
+        let (_memory, region) = self.target(AccessFlags::ALL)?;
         let status = self.asked(Operation::Write(region.remote(0)))?;
         expect(status, &[Status::SUCCESS]).context("a write that is permitted, afterwards")
     }
 
     fn read_without_the_right(&self) -> anyhow::Result<()> {
-        let (memory, into) = self.target(Access::LOCAL_READ)?;
-        let (_from, from) = self.target(Access::ALL)?;
+        let (memory, into) = self.target(AccessFlags::LOCAL_READ)?;
+        let (_from, from) = self.target(AccessFlags::ALL)?;
         let status = self.status(Operation::Read(from.remote(0)), into.local(0, LENGTH))?;
         expect(status, &[Status::LOCAL_PROTECTION])?;
         untouched(&memory)
     }
 
     fn receive_without_the_right(&self) -> anyhow::Result<()> {
-        let (memory, region) = self.target(Access::LOCAL_READ)?;
+        let (memory, region) = self.target(AccessFlags::LOCAL_READ)?;
         self.asked.post_receive(3, region.local(0, LENGTH))?;
         let sent = self.asked(Operation::Send)?;
         ensure!(sent != Status::SUCCESS, "the send succeeded");
@@ -134,7 +134,7 @@ impl Bench {
     }
 
     fn guessed_local_keys(&self) -> anyhow::Result<()> {
-        let (memory, region) = self.target(Access::ALL)?;
+        let (memory, region) = self.target(AccessFlags::ALL)?;
         let local = self.source.local(0, LENGTH);
         for key in [0, u32::MAX, local.key.wrapping_add(1000)] {
             let status = self.status(Operation::Write(region.remote(0)), Local { key, ..local })?;
@@ -145,7 +145,7 @@ impl Bench {
     }
 
     fn beyond_the_end(&self) -> anyhow::Result<()> {
-        let (memory, region) = self.target(Access::ALL)?;
+        let (memory, region) = self.target(AccessFlags::ALL)?;
         let length = u64::from(LENGTH);
         for offset in [PAGE - length + 1, PAGE, 0_u64.wrapping_sub(1), u64::MAX / 2] {
             let local = self.source.local(offset, LENGTH);
@@ -157,10 +157,10 @@ impl Bench {
     }
 
     fn deregistered_region(&self) -> anyhow::Result<()> {
-        let (memory, region) = self.target(Access::ALL)?;
+        let (memory, region) = self.target(AccessFlags::ALL)?;
         let local = region.local(0, LENGTH);
         drop(region);
-        let (_other, other) = self.target(Access::ALL)?;
+        let (_other, other) = self.target(AccessFlags::ALL)?;
         let status = self.status(Operation::Write(other.remote(0)), local)?;
         expect(status, &[Status::LOCAL_PROTECTION])?;
         untouched(&memory)
@@ -168,7 +168,7 @@ impl Bench {
 
     /// A queue pair that may not send is refused by the library, one that may not receive by the adapter.
     fn wrong_states(&self) -> anyhow::Result<()> {
-        let (memory, region) = self.target(Access::ALL)?;
+        let (memory, region) = self.target(AccessFlags::ALL)?;
         let write = Operation::Write(region.remote(0));
         let local = self.source.local(0, LENGTH);
         let fresh = QueuePair::new(&self.domain, DEPTH)?;
@@ -191,7 +191,7 @@ impl Bench {
 
     fn flushed_receives(&self) -> anyhow::Result<()> {
         let stopped = QueuePair::ready(&self.domain, DEPTH, 0)?;
-        let (_memory, region) = self.target(Access::ALL)?;
+        let (_memory, region) = self.target(AccessFlags::ALL)?;
         for id in 0..3 {
             stopped.post_receive(id, region.local(0, LENGTH))?;
         }

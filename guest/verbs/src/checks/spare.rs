@@ -3,7 +3,7 @@
 use anyhow::{Context as _, bail};
 use peerbar_gds::Buffer;
 use peerbar_rdma_end::{Answer, PairState, Rights, Spare, SpareCommand};
-use peerbar_verbs::{Access, ProtectionDomain, QueuePair, Region};
+use peerbar_verbs::{AccessFlags, ProtectionDomain, QueuePair, Region};
 
 use super::DEPTH;
 use super::memory::{Memory, MemoryKind, SPARE_ADDRESS};
@@ -115,14 +115,14 @@ fn values() -> Vec<u8> {
     vec![SpareCommand::VALUE; usize::try_from(SpareCommand::BYTES).unwrap_or_default()]
 }
 
-fn access(rights: Rights) -> Access {
+fn access(rights: Rights) -> AccessFlags {
     let given = [
-        (rights.local_write, Access::LOCAL_WRITE),
-        (rights.remote_write, Access::REMOTE_WRITE),
-        (rights.remote_read, Access::REMOTE_READ),
+        (rights.local_write, AccessFlags::LOCAL_WRITE),
+        (rights.remote_write, AccessFlags::REMOTE_WRITE),
+        (rights.remote_read, AccessFlags::REMOTE_READ),
     ];
     let given = given.into_iter().filter(|(is_given, _)| *is_given);
-    given.fold(Access::LOCAL_READ, |all, (_, one)| all | one)
+    given.fold(AccessFlags::LOCAL_READ, |all, (_, one)| all | one)
 }
 
 #[cfg(test)]
@@ -131,11 +131,14 @@ mod tests {
 
     #[test]
     fn rights_of_the_protocol_are_those_of_the_library() {
-        assert_eq!(access(Rights::ALL), Access::ALL);
+        assert_eq!(access(Rights::ALL), AccessFlags::ALL);
         let writes = Rights {
             remote_read: false,
             ..Rights::ALL
         };
-        assert_eq!(access(writes), Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        assert_eq!(
+            access(writes),
+            AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! Which memory of a GPU an adapter's driver must not register.
 
 use peerbar_gds::{ExportPolicy, Gpu};
-use peerbar_verbs::{Access, Region};
+use peerbar_verbs::{AccessFlags, Region};
 
 use super::memory::{PAGE, VRAM_ADDRESS};
 use super::refusals::Bench;
@@ -24,7 +24,8 @@ fn longer(bench: &Bench, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(BYTES)?;
     let dma_buf = buffer.export_as(ExportPolicy::Pinned)?;
     let size = buffer.size().saturating_add(PAGE);
-    let registered = Region::of_dma_buf(&bench.domain, dma_buf, size, VRAM_ADDRESS, Access::ALL);
+    let registered =
+        Region::of_dma_buf(&bench.domain, dma_buf, size, VRAM_ADDRESS, AccessFlags::ALL);
     refused(registered, libc::EINVAL)
 }
 
@@ -33,6 +34,7 @@ fn revocable(bench: &Bench, gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(BYTES)?;
     let dma_buf = buffer.export_as(ExportPolicy::Revocable)?;
     let size = buffer.size();
-    let registered = Region::of_dma_buf(&bench.domain, dma_buf, size, VRAM_ADDRESS, Access::ALL);
+    let registered =
+        Region::of_dma_buf(&bench.domain, dma_buf, size, VRAM_ADDRESS, AccessFlags::ALL);
     refused(registered, libc::EOPNOTSUPP)
 }

@@ -4,14 +4,14 @@ use std::ops::BitOr;
 
 /// Rights to a memory region (libibverbs, `enum ibv_access_flags`). Reading by the region's own adapter is always permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Access(u32);
+pub struct AccessFlags(u32);
 
-impl Access {
+impl AccessFlags {
     /// None but to be read by its own adapter.
     pub const LOCAL_READ: Self = Self(0);
     /// Its own adapter may write it: receives, and what RDMA reads bring.
     pub const LOCAL_WRITE: Self = Self(1);
-    /// Others may write it by RDMA, which takes [`Access::LOCAL_WRITE`], too.
+    /// Others may write it by RDMA, which takes [`AccessFlags::LOCAL_WRITE`], too.
     pub const REMOTE_WRITE: Self = Self(1 << 1);
     /// Others may read it by RDMA.
     pub const REMOTE_READ: Self = Self(1 << 2);
@@ -24,7 +24,7 @@ impl Access {
     }
 }
 
-impl BitOr for Access {
+impl BitOr for AccessFlags {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
@@ -38,8 +38,8 @@ mod tests {
 
     #[test]
     fn all_rights_are_the_sum_of_each() {
-        let sum = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        assert_eq!(sum | Access::LOCAL_READ, Access::ALL);
-        assert_eq!(Access::ALL.bits(), 7);
+        let sum = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        assert_eq!(sum | AccessFlags::LOCAL_READ, AccessFlags::ALL);
+        assert_eq!(AccessFlags::ALL.bits(), 7);
     }
 }
