@@ -60,7 +60,7 @@ use crate::memory_bar::Doorbell;
 use crate::objects::{Gid, Objects};
 use lending::Lending;
 use transfers::Transfers;
-use turn::Parts;
+use turn::WorkerState;
 use wire::{FabricWire, Mailbox, Wire};
 #[cfg(feature = "stepped")]
 pub(crate) use worker::NextTurn;
@@ -119,7 +119,7 @@ impl DataPath {
             objects: path.objects.clone(),
             doorbells,
             statistics: path.statistics.clone(),
-            parts: Parts {
+            state: WorkerState {
                 gid: setup.gid,
                 transfers: Transfers::new(setup.requester),
                 interrupts: setup.interrupts,

@@ -77,13 +77,16 @@ impl Gpu {
     /// A GPU whose engine does not work yet.
     pub(crate) fn assemble(config: &Config) -> Result<Assembled, StartError<ConfigError>> {
         let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
-        let parts = Parts::new(config, vectors.clone())?;
-        let config = ConfigSpace::new(&IDENTITY, &parts.bars, &MSI_X);
-        let (shared, requester) = (parts.gpu.shared.clone(), parts.gpu.requester.clone());
-        let gpu = Arc::new(parts.gpu);
+        let unstarted = UnstartedGpu::new(config, vectors.clone())?;
+        let config = ConfigSpace::new(&IDENTITY, &unstarted.bars, &MSI_X);
+        let (shared, requester) = (
+            unstarted.gpu.shared.clone(),
+            unstarted.gpu.requester.clone(),
+        );
+        let gpu = Arc::new(unstarted.gpu);
         Ok(Assembled {
-            endpoint: Endpoint::new(gpu, config, parts.behind, requester, vectors),
-            engine: parts.engine,
+            endpoint: Endpoint::new(gpu, config, unstarted.behind, requester, vectors),
+            engine: unstarted.engine,
             shared,
         })
     }
@@ -222,7 +225,7 @@ pub(crate) struct Assembled {
 }
 
 /// A GPU that does not run yet.
-struct Parts {
+struct UnstartedGpu {
     gpu: Gpu,
     engine: Engine,
     bars: Vec<Bar>,
@@ -230,7 +233,7 @@ struct Parts {
     behind: Vec<BarMemory>,
 }
 
-impl Parts {
+impl UnstartedGpu {
     fn new(
         config: &Config,
         interrupts: Arc<dyn Interrupts>,
@@ -287,7 +290,7 @@ mod tests {
             job_timeout: Duration::from_secs(20),
         };
         let vectors = Arc::new(Vectors::new(VECTORS).unwrap());
-        let gpu = Parts::new(&config, vectors).unwrap().gpu;
+        let gpu = UnstartedGpu::new(&config, vectors).unwrap().gpu;
         // The ring of channel 0: where it is, and that it is on.
         for (offset, value) in [(0x1000, 4096u32), (0x1010, 1)] {
             let refused = gpu.peer_write(REGISTER_BAR, offset, &value.to_le_bytes());

@@ -18,11 +18,12 @@ use crate::{Error, Mapping, Result};
 /// meanwhile.
 #[derive(Clone, Debug)]
 pub struct Buffer {
-    parts: Arc<Parts>,
+    shared: Arc<SharedBuffer>,
 }
 
+/// What the clones share.
 #[derive(Debug)]
-struct Parts {
+struct SharedBuffer {
     /// Before the memory, so that it is unmapped when the memory is freed.
     mapping: Mapping,
     memory: BufferHandle,
@@ -51,19 +52,19 @@ impl Buffer {
             .map_err(|source| Error::driver(format!("allocate {size} bytes of VRAM"), source))?;
         let memory = BufferHandle::new(driver, Space::Vram, alloc.handle, alloc.size);
         let mapping = map(&memory, alloc.mmap_offset)?;
-        let parts = Parts {
+        let shared = SharedBuffer {
             mapping,
             memory,
             mmap_offset: alloc.mmap_offset,
         };
         Ok(Buffer {
-            parts: Arc::new(parts),
+            shared: Arc::new(shared),
         })
     }
 
     /// Size in bytes, as it was asked for, rounded up to whole pages of the GPU.
     pub fn size(&self) -> u64 {
-        self.parts.memory.size
+        self.shared.memory.size
     }
 
     /// `range` of it, for the GPU's commands.
@@ -71,12 +72,12 @@ impl Buffer {
     /// # Errors
     /// [`Error::OutOfBounds`]; [`Error::Freed`].
     pub fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
-        self.parts.memory.span(range)
+        self.shared.memory.span(range)
     }
 
     /// The mapping through which files are read and written, and through which the processor loads and stores.
     pub fn mapping(&self) -> &Mapping {
-        &self.parts.mapping
+        &self.shared.mapping
     }
 
     /// One more mapping of it, which lives on its own.
@@ -84,8 +85,8 @@ impl Buffer {
     /// # Errors
     /// [`Error::Map`]; [`Error::Freed`].
     pub fn map_again(&self) -> Result<Mapping> {
-        self.parts.memory.live()?;
-        map(&self.parts.memory, self.parts.mmap_offset)
+        self.shared.memory.live()?;
+        map(&self.shared.memory, self.shared.mmap_offset)
     }
 
     /// The driver's number of it. With the descriptor of the [`Gpu`](crate::Gpu) it shows other drivers which memory to
@@ -94,7 +95,7 @@ impl Buffer {
     /// # Errors
     /// [`Error::Freed`].
     pub fn handle(&self) -> Result<u32> {
-        Ok(self.parts.memory.live()?.handle)
+        Ok(self.shared.memory.live()?.handle)
     }
 
     /// Where the byte at `offset` lies.
@@ -102,7 +103,7 @@ impl Buffer {
     /// # Errors
     /// [`Error::Driver`]; [`Error::Freed`].
     pub fn placement(&self, offset: u64) -> Result<Placement> {
-        let memory = &self.parts.memory;
+        let memory = &self.shared.memory;
         let mut query = uapi::Query {
             handle: memory.live()?.handle,
             offset,
@@ -128,7 +129,7 @@ impl Buffer {
     /// # Errors
     /// [`Error::Driver`]; [`Error::Freed`].
     pub fn free(&self) -> Result<()> {
-        self.parts.memory.free()
+        self.shared.memory.free()
     }
 
     /// Revokes the memory from all its users: mappings, dma-bufs and pins of other drivers.
@@ -137,7 +138,7 @@ impl Buffer {
     /// [`Error::Driver`], with EBUSY and without any effect if an importer holds it by a dma-buf that is not
     /// [`ExportPolicy::Revocable`], with ETIMEDOUT if an importer's fence is late; [`Error::Freed`].
     pub fn revoke(&self) -> Result<()> {
-        let memory = &self.parts.memory;
+        let memory = &self.shared.memory;
         memory
             .driver
             .revoke(memory.live()?)
@@ -159,7 +160,7 @@ impl Buffer {
     /// a reset the driver has to restore it, and an importer that cannot be notified would reach nothing meanwhile;
     /// [`Error::Freed`].
     pub fn export_as(&self, policy: ExportPolicy) -> Result<OwnedFd> {
-        let memory = &self.parts.memory;
+        let memory = &self.shared.memory;
         let mut export = uapi::Export {
             handle: memory.live()?.handle,
             policy: policy.code(),
@@ -179,7 +180,7 @@ impl Buffer {
         driver: &Arc<dyn Driver>,
         range: impl RangeBounds<u64>,
     ) -> Result<Range<u64>> {
-        self.parts.memory.live_for(driver)?;
+        self.shared.memory.live_for(driver)?;
         resolve(range, self.size())
     }
 }
@@ -202,11 +203,12 @@ fn take_descriptor(fd: i32) -> OwnedFd {
 /// Memory outside of the GPU that its engines reach: the host's own, or p2pmem of another device.
 #[derive(Clone, Debug)]
 pub struct HostBuffer {
-    parts: Arc<HostParts>,
+    shared: Arc<SharedHostBuffer>,
 }
 
+/// What the clones share.
 #[derive(Debug)]
-struct HostParts {
+struct SharedHostBuffer {
     /// Before the mapping: the GPU must lose the memory before this process gives it back.
     memory: BufferHandle,
     mapping: Mapping,
@@ -248,13 +250,13 @@ impl HostBuffer {
         })?;
         let memory = BufferHandle::new(driver, Space::Host, register.handle, mapping.size());
         Ok(HostBuffer {
-            parts: Arc::new(HostParts { memory, mapping }),
+            shared: Arc::new(SharedHostBuffer { memory, mapping }),
         })
     }
 
     /// Size in bytes.
     pub fn size(&self) -> u64 {
-        self.parts.memory.size
+        self.shared.memory.size
     }
 
     /// `range` of it, for the GPU's commands.
@@ -262,12 +264,12 @@ impl HostBuffer {
     /// # Errors
     /// [`Error::OutOfBounds`].
     pub fn span(&self, range: impl RangeBounds<u64>) -> Result<Span<'_>> {
-        self.parts.memory.span(range)
+        self.shared.memory.span(range)
     }
 
     /// The mapping through which the processor loads and stores.
     pub fn mapping(&self) -> &Mapping {
-        &self.parts.mapping
+        &self.shared.mapping
     }
 }
 

@@ -41,11 +41,12 @@ impl fmt::Display for Direction {
 /// file and count together. Threads may use it at once; their bounces take turns.
 #[derive(Clone, Debug)]
 pub struct GpuFile {
-    parts: Arc<Parts>,
+    shared: Arc<SharedFile>,
 }
 
+/// What the clones share.
 #[derive(Debug)]
-struct Parts {
+struct SharedFile {
     gpu: Gpu,
     file: File,
     path: PathBuf,
@@ -119,7 +120,7 @@ impl GpuFile {
         policy: Policy,
         alignment: Alignment,
     ) -> Self {
-        let parts = Parts {
+        let shared = SharedFile {
             alignment,
             gpu: gpu.clone(),
             file,
@@ -129,7 +130,7 @@ impl GpuFile {
             bounce: Mutex::new(None),
         };
         GpuFile {
-            parts: Arc::new(parts),
+            shared: Arc::new(shared),
         }
     }
 
@@ -173,26 +174,26 @@ impl GpuFile {
     /// # Errors
     /// [`Error::File`].
     pub fn sync(&self) -> Result<()> {
-        self.parts.file.sync_data().map_err(|source| Error::File {
+        self.shared.file.sync_data().map_err(|source| Error::File {
             what: "flush",
-            path: self.parts.path.clone(),
+            path: self.shared.path.clone(),
             source,
         })
     }
 
     /// Bytes that went peer to peer, and bytes that bounced, since it was opened.
     pub fn traffic(&self) -> Traffic {
-        self.parts.counters.traffic()
+        self.shared.counters.traffic()
     }
 
     /// What it wants of transfers that are to go peer to peer as a whole.
     pub fn alignment(&self) -> Alignment {
-        self.parts.alignment
+        self.shared.alignment
     }
 
     /// The path that it was opened by.
     pub fn path(&self) -> &Path {
-        &self.parts.path
+        &self.shared.path
     }
 
     /// Finds the route of each part, and refuses what the policy forbids.
@@ -203,13 +204,13 @@ impl GpuFile {
         range: impl RangeBounds<u64>,
         offset: u64,
     ) -> Result<Transfer> {
-        let range = buffer.resolve(&self.parts.gpu.driver, range)?;
+        let range = buffer.resolve(&self.shared.gpu.driver, range)?;
         let length = range.end.saturating_sub(range.start);
-        let alignment = self.parts.alignment;
+        let alignment = self.shared.alignment;
         let transfer = Transfer {
             direction,
             offset,
-            split: match self.parts.policy {
+            split: match self.shared.policy {
                 Policy::BounceOnly => Split::bounced_whole(length),
                 Policy::PeerOnly | Policy::AllowBounce => {
                     alignment.split(offset, range.start, length)
@@ -228,14 +229,14 @@ impl GpuFile {
 
     fn permit(&self, transfer: &Transfer) -> Result<()> {
         let bounced = transfer.split.bounced();
-        if self.parts.policy == Policy::PeerOnly && bounced > 0 {
+        if self.shared.policy == Policy::PeerOnly && bounced > 0 {
             return Err(Error::Unaligned {
-                path: self.parts.path.clone(),
+                path: self.shared.path.clone(),
                 offset: transfer.offset,
                 length: transfer.length(),
                 bounced,
-                block: self.parts.alignment.block,
-                memory: self.parts.alignment.memory,
+                block: self.shared.alignment.block,
+                memory: self.shared.alignment.memory,
             });
         }
         Ok(())
@@ -285,10 +286,10 @@ impl GpuFile {
                 }
                 Err(error) => return Err(self.failed(&rest, error)),
             };
-            self.parts.counters.peer(count);
+            self.shared.counters.peer(count);
             done = done.saturating_add(count);
             // A broken block is the last of the file.
-            if count == 0 || self.parts.alignment.down(count) != count {
+            if count == 0 || self.shared.alignment.down(count) != count {
                 break;
             }
         }
@@ -297,7 +298,7 @@ impl GpuFile {
 
     /// One call of the kernel, which moves the bytes by the disk's own DMA.
     fn attempt(&self, file_range: &FileRange, buffer: &Buffer) -> io::Result<u64> {
-        let (mapping, file) = (buffer.mapping(), &self.parts.file);
+        let (mapping, file) = (buffer.mapping(), &self.shared.file);
         match file_range.direction {
             Direction::Read => mapping.read_file(file_range.range.clone(), file, file_range.offset),
             Direction::Write => {
@@ -307,11 +308,11 @@ impl GpuFile {
     }
 
     fn refused(&self, file_range: &FileRange, buffer: &Buffer, source: io::Error) -> Result<u64> {
-        if self.parts.policy == Policy::AllowBounce {
+        if self.shared.policy == Policy::AllowBounce {
             return self.bounce(file_range, buffer);
         }
         let at = self.at(file_range);
-        if source.raw_os_error() == Some(libc::EFAULT) && !self.parts.gpu.properties().window {
+        if source.raw_os_error() == Some(libc::EFAULT) && !self.shared.gpu.properties().window {
             return Err(Error::Withdrawn { at, source });
         }
         Err(Error::PeerToPeer { at, source })
@@ -322,19 +323,19 @@ impl GpuFile {
         if file_range.length() == 0 {
             return Ok(0);
         }
-        let parts = &self.parts;
-        let mut slot = parts.bounce.lock();
+        let shared = &self.shared;
+        let mut slot = shared.bounce.lock();
         let bounce = match &mut *slot {
             Some(bounce) => bounce,
-            empty => empty.insert(Bounce::new(&parts.gpu, parts.alignment)?),
+            empty => empty.insert(Bounce::new(&shared.gpu, shared.alignment)?),
         };
         let failed = |source| self.failed(file_range, source);
         match file_range.direction {
             Direction::Read => {
-                bounce.read(&parts.file, file_range, buffer, &parts.counters, failed)
+                bounce.read(&shared.file, file_range, buffer, &shared.counters, failed)
             }
             Direction::Write => {
-                bounce.write(&parts.file, file_range, buffer, &parts.counters, failed)
+                bounce.write(&shared.file, file_range, buffer, &shared.counters, failed)
             }
         }
     }
@@ -346,7 +347,7 @@ impl GpuFile {
 
     fn at(&self, file_range: &FileRange) -> FileTransfer {
         FileTransfer {
-            path: self.parts.path.clone(),
+            path: self.shared.path.clone(),
             direction: file_range.direction,
             offset: file_range.offset,
             length: file_range.length(),
@@ -356,7 +357,7 @@ impl GpuFile {
 
 impl AsFd for GpuFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.parts.file.as_fd()
+        self.shared.file.as_fd()
     }
 }
 

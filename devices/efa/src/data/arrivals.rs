@@ -18,15 +18,15 @@ impl Turn<'_> {
     /// Takes packets and answers of other adapters.
     pub(super) fn take_mail(&mut self) {
         // Loans end in here, which may wait.
-        self.parts.transfers.session.release();
-        if let Some(wire) = self.parts.wire.get() {
+        self.state.transfers.session.release();
+        if let Some(wire) = self.state.wire.get() {
             wire.receive();
         }
         for _ in 0..MAIL {
-            let Some((token, answer)) = self.parts.mailbox.next_answer() else {
+            let Some((token, answer)) = self.state.mailbox.next_answer() else {
                 break;
             };
-            match self.parts.sent.remove(&token) {
+            match self.state.sent.remove(&token) {
                 Some(Sent::Packet(sent)) => self.take_answer(&sent, answer),
                 Some(Sent::File { gid, file }) => {
                     let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
@@ -36,14 +36,14 @@ impl Turn<'_> {
             }
         }
         self.end_old_reads();
-        self.parts.copied = 0;
+        self.state.copied = 0;
         for _ in 0..MAIL {
-            match self.parts.mailbox.next_mail() {
+            match self.state.mailbox.next_mail() {
                 Some(Mail::Packet(arrival)) => self.take_arrival(arrival),
                 Some(Mail::Gone(gid)) => self.forget_adapter(gid),
                 None => break,
             }
-            if self.parts.copied >= LENT_IN_A_TURN {
+            if self.state.copied >= LENT_IN_A_TURN {
                 break;
             }
         }
@@ -77,14 +77,14 @@ impl Turn<'_> {
             Verb::Return => self.return_arrived(&packet, from),
             Verb::Read if packet.is_lent => {
                 let Some(lent) = self.lend_read(&packet, from, &mut shows).transpose() else {
-                    return self.parts.deferred.push(Deferred { arrival, shows });
+                    return self.state.deferred.push(Deferred { arrival, shows });
                 };
                 lent
             }
             _ => self.carry_out(&packet, from, kind, payload),
         };
         let outcome = outcome.map(|answer| self.with_count(&packet, answer));
-        self.parts.transfers.session.release();
+        self.state.transfers.session.release();
         if let Some(reply) = arrival.reply {
             reply(outcome.unwrap_or_else(packet::refused));
         }
@@ -146,10 +146,10 @@ impl Turn<'_> {
         to: u16,
     ) -> Result<Vec<u8>, CompletionStatus> {
         let segments = self.remote_buffer(sender, to, (packet.part, Need::RemoteRead))?;
-        let data = self.parts.transfers.read(responder::tag(to), &segments);
+        let data = self.state.transfers.read(responder::tag(to), &segments);
         let data = data.map_err(|_| CompletionStatus::RemoteBadAddress)?;
-        self.parts.statistics.read_response_bytes += data.len() as u64;
-        self.parts.statistics.packet_bytes += data.len() as u64;
+        self.state.statistics.read_response_bytes += data.len() as u64;
+        self.state.statistics.packet_bytes += data.len() as u64;
         self.count_sent(packet.part.bytes);
         Ok(data)
     }

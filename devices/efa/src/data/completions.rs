@@ -130,7 +130,7 @@ impl Turn<'_> {
         }
         if queue.outstanding() >= queue.entries
             && let Some(offset) = queue.polled_doorbell
-            && let Ok(value) = self.parts.bar_memory.load(offset)
+            && let Ok(value) = self.state.bar_memory.load(offset)
         {
             queue.is_followed |= value != NEVER_WRITTEN;
             queue.consumed = CompletionDoorbell::from_bits(value).consumer_index();
@@ -148,7 +148,7 @@ impl Turn<'_> {
         }
         let bytes = entry.get(..queue.entry_bytes).unwrap_or(&entry);
         let origin = Origin::Queue(pair);
-        if let Err(error) = self.parts.write_entry(origin, address, bytes) {
+        if let Err(error) = self.state.write_entry(origin, address, bytes) {
             log::debug!("completion queue {number}: {error}: {}", error.cause);
             self.fail_queue(number);
             return false;
@@ -178,7 +178,7 @@ impl Turn<'_> {
         if let Ok(pair) = self.objects.queue_pair_mut(number) {
             pair.state = QueuePairState::Error;
             self.objects.end_loans_of_pair(number);
-            self.parts.make_ready(number);
+            self.state.make_ready(number);
         }
     }
 
@@ -248,7 +248,7 @@ impl Turn<'_> {
                 reserved2: [0; 6],
             };
             let written = self
-                .parts
+                .state
                 .write_entry(Origin::Device, address, entry.as_bytes());
             if let Err(error) = written {
                 // It is written again when the queue is armed.
@@ -273,7 +273,7 @@ impl Turn<'_> {
         {
             queue.is_armed = false;
             queue.unannounced = 0;
-            self.parts.interrupts.raise(queue.vector);
+            self.state.interrupts.raise(queue.vector);
         }
     }
 }
@@ -292,7 +292,7 @@ fn common(
     }
 }
 
-impl super::turn::Parts {
+impl super::turn::WorkerState {
     /// Writes an entry whose phase is in its first word.
     fn write_entry(&mut self, origin: Origin, address: u64, entry: &[u8]) -> Result<(), DmaError> {
         let tag = Tag::new(Purpose::Completion, origin);

@@ -23,7 +23,7 @@ impl Turn<'_> {
         counter.value = counter.value.wrapping_add(1);
         let (address, word) = (counter.address, counter.value.to_le_bytes());
         let tag = Tag::new(Purpose::Completion, Origin::Queue(pair));
-        let session = &mut self.parts.transfers.session;
+        let session = &mut self.state.transfers.session;
         if let Err(error) = session.write_entries(tag, address, &word, WORD_BYTES) {
             log::debug!("event counter {number}: {error}: {}", error.cause);
             counter.has_failed = true;

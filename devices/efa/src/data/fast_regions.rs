@@ -77,7 +77,7 @@ impl Turn<'_> {
     fn read_pages(&mut self, origin: Origin, address: u64, count: usize) -> Option<Vec<u64>> {
         let mut list = vec![U64::ZERO; count];
         let tag = Tag::new(Purpose::List, origin);
-        let session = &mut self.parts.transfers.session;
+        let session = &mut self.state.transfers.session;
         let read = session.read(tag, address, list.as_mut_bytes());
         read.inspect_err(|error| log::debug!("list of pages: {error}: {}", error.cause))
             .ok()?;

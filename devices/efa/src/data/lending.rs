@@ -355,10 +355,10 @@ impl Lending {
 impl Turn<'_> {
     /// Whether memory is lent to that adapter at present. The wire is not asked each time: that waits for the link's thread.
     pub(super) fn lends_to(&mut self, gid: Gid) -> bool {
-        let Some(wire) = self.parts.wire.get() else {
+        let Some(wire) = self.state.wire.get() else {
             return false;
         };
-        let viewer = self.parts.lending.viewer(gid);
+        let viewer = self.state.lending.viewer(gid);
         let known = viewer
             .permitted
             .filter(|(at, _)| self.now.saturating_duration_since(*at) < PERMITTED);
@@ -366,7 +366,7 @@ impl Turn<'_> {
         if known.is_none() {
             viewer.permitted = Some((self.now, is_permitted));
         }
-        let lending = &mut self.parts.lending;
+        let lending = &mut self.state.lending;
         is_permitted && !lending.is_refused(gid, self.now) && !lending.has_hung(gid, self.now)
     }
 
@@ -390,10 +390,10 @@ impl Turn<'_> {
     }
 
     fn show_file(&mut self, gid: Gid, file: &Arc<MemoryFile>, words: &NumberedWords) -> Shown {
-        let Some(number) = self.parts.lending.number(file) else {
+        let Some(number) = self.state.lending.number(file) else {
             return Shown::Refused;
         };
-        match self.parts.lending.shown(gid, number) {
+        match self.state.lending.shown(gid, number) {
             Some(shown) => return shown,
             None if !self.lends_to(gid) => return Shown::Refused,
             None => {}
@@ -413,33 +413,33 @@ impl Turn<'_> {
         let Ok(descriptors) = descriptors else {
             return Shown::Refused;
         };
-        let token = Token(self.parts.next_id());
+        let token = Token(self.state.next_id());
         let mut packet = Packet::of_adapter(Verb::Show, number.into(), 0);
         packet.part.key = words.number;
         let lease = lease.map(|(_, offset, generation)| ShownLease::new(offset, generation));
         let packet = packet.encode(lease.as_ref().map_or(&[], IntoBytes::as_bytes));
-        let wire = self.parts.wire.get().ok_or(SendError::Lost);
+        let wire = self.state.wire.get().ok_or(SendError::Lost);
         match wire.and_then(|wire| wire.request(gid, &packet, descriptors, token)) {
             Ok(()) => {}
             Err(SendError::Busy) => return Shown::Busy,
             Err(SendError::Lost | SendError::TooLong) => return Shown::Refused,
         }
         let shown = Sent::File { gid, file: number };
-        self.parts.sent.insert(token, shown);
-        self.parts.lending.is_shown(gid, number);
+        self.state.sent.insert(token, shown);
+        self.state.lending.is_shown(gid, number);
         Shown::Asked
     }
 
     /// Another adapter has been shown a file: what has waited for that goes on.
     pub(super) fn file_is_shown(&mut self, gid: Gid, file: u32, is_taken: bool) {
         if is_taken {
-            self.parts.lending.is_known(gid, file);
+            self.state.lending.is_known(gid, file);
         } else {
-            self.parts.lending.refused(gid, self.now);
+            self.state.lending.refused(gid, self.now);
         }
-        let waiting = std::mem::take(&mut self.parts.deferred).into_iter();
+        let waiting = std::mem::take(&mut self.state.deferred).into_iter();
         let (again, others): (Vec<_>, Vec<_>) = waiting.partition(|it| it.arrival.from == gid);
-        self.parts.deferred = others;
+        self.state.deferred = others;
         for deferred in again {
             self.take_deferred(deferred);
         }
@@ -452,7 +452,7 @@ impl Turn<'_> {
         (file, words, lease): (u32, u32, Option<ShownLease>),
         descriptors: Vec<OwnedFd>,
     ) -> bool {
-        let is_lending = self.parts.wire.get().is_some_and(|wire| wire.lends(from));
+        let is_lending = self.state.wire.get().is_some_and(|wire| wire.lends(from));
         let mut fds = descriptors.into_iter().filter(|_| is_lending);
         let [Some(file_fd), Some(words_fd), Some(liveness)] = [(); 3].map(|()| fds.next()) else {
             return false;
@@ -469,22 +469,22 @@ impl Turn<'_> {
             Some(lease) => lease,
             None => None,
         };
-        let lending = &mut self.parts.lending;
+        let lending = &mut self.state.lending;
         let words = (words, (words_fd, liveness));
         lending.take(from, (file, file_fd, lease), words)
     }
 
     /// Ends the loans for reads that their borrowers have not given back in time.
     pub(super) fn end_old_reads(&mut self) {
-        let old = std::iter::from_fn(|| self.parts.lending.next_old(self.now));
+        let old = std::iter::from_fn(|| self.state.lending.next_old(self.now));
         Loan::drop_all(old.filter_map(|loan| self.objects.take_loan(loan)));
     }
 
     /// An adapter is gone, or all are.
     pub(super) fn forget_adapter(&mut self, gone: Option<Gid>) {
-        let ended = self.parts.lending.forget(gone).into_iter();
+        let ended = self.state.lending.forget(gone).into_iter();
         Loan::drop_all(ended.filter_map(|loan| self.objects.take_loan(loan)));
         let is_gone = |gid: Gid| gone.is_none_or(|gone| gone == gid);
-        self.parts.deferred.retain(|it| !is_gone(it.arrival.from));
+        self.state.deferred.retain(|it| !is_gone(it.arrival.from));
     }
 }

@@ -30,13 +30,13 @@ impl Turn<'_> {
         let header = self.header(requester, job, (Verb::Write, part), true)?;
         let segments = self.local_segments(requester, request, Need::LocalRead, part)?;
         let tag = tag(requester.sender.pair, job.number);
-        let Some(words) = self.parts.lending.words(gid, self.now) else {
+        let Some(words) = self.state.lending.words(gid, self.now) else {
             return Ok(None);
         };
-        let Some(loan) = self.parts.transfers.lend(tag, &segments, &words.words) else {
+        let Some(loan) = self.state.transfers.lend(tag, &segments, &words.words) else {
             return Ok(None);
         };
-        let Some(ranges) = self.parts.lending.ranges(&loan) else {
+        let Some(ranges) = self.state.lending.ranges(&loan) else {
             return Ok(None);
         };
         match self.show(gid, &loan, &words) {
@@ -49,7 +49,7 @@ impl Turn<'_> {
             word: (words.number, loan.id()),
             ranges,
         };
-        let number = self.parts.next_id();
+        let number = self.state.next_id();
         let keys = match &request.data {
             Data::Buffers(buffers) => buffers.iter().map(|buffer| buffer.key).collect(),
             Data::Inline(_) | Data::Register(_) | Data::Invalidate(_) => Vec::new(),
@@ -79,7 +79,7 @@ impl Turn<'_> {
         // It is not there if its memory region is gone, and then the packets find that out.
         let ended = loan.ok_or(Refusal::LoanOver)?.end();
         ended.map_err(|_| Refusal::LoanOver)?;
-        self.parts.statistics.lent_bytes += u64::from(sent.part.len);
+        self.state.statistics.lent_bytes += u64::from(sent.part.len);
         job.moved = job.moved.saturating_add(sent.part.len);
         Ok(())
     }
@@ -126,12 +126,12 @@ impl Turn<'_> {
         to: &[BusSegment],
         status: CompletionStatus,
     ) -> Result<(), Refusal> {
-        let borrowed = self.parts.lending.borrowed(from, lent);
+        let borrowed = self.state.lending.borrowed(from, lent);
         let (loan, spans) = borrowed.ok_or(Refusal::NotLent)?;
         let bytes = total(to) as u64;
-        let copied = self.parts.transfers.copy_lent(tag, (&loan, &spans), to);
-        self.parts.transfers.session.release();
-        self.parts.copied += bytes;
+        let copied = self.state.transfers.copy_lent(tag, (&loan, &spans), to);
+        self.state.transfers.session.release();
+        self.state.copied += bytes;
         copied.map_err(|error| match error {
             LentError::Transfer(TransferError::Source) => Refusal::NotLent,
             LentError::Transfer(TransferError::Destination) => status.into(),
@@ -160,16 +160,16 @@ impl Turn<'_> {
         from: Gid,
     ) -> Result<Vec<u8>, Refusal> {
         let number = packet.part.address;
-        let is_its = self.parts.lending.end_read(from, number);
+        let is_its = self.state.lending.end_read(from, number);
         let loan = is_its.then(|| self.objects.take_loan(number)).flatten();
         let loan = loan.ok_or(Refusal::LoanOver)?;
         let bytes: usize = loan.memory().map(|(_, len)| len).sum();
         if loan.end().is_err() {
-            self.parts.lending.show_again(from);
+            self.state.lending.show_again(from);
             return Err(Refusal::LoanOver);
         }
-        self.parts.statistics.read_response_bytes += bytes as u64;
-        self.parts.statistics.lent_bytes += bytes as u64;
+        self.state.statistics.read_response_bytes += bytes as u64;
+        self.state.statistics.lent_bytes += bytes as u64;
         self.count_sent(u32::try_from(bytes).unwrap_or(u32::MAX));
         Ok(packet::done(&[]))
     }
@@ -189,12 +189,12 @@ impl Turn<'_> {
         if !self.lends_to(from) {
             return Err(Refusal::NotLent);
         }
-        let words = self.parts.lending.words(from, self.now);
+        let words = self.state.lending.words(from, self.now);
         let words = words.ok_or(Refusal::NotLent)?;
         let tag = responder::tag(to);
-        let loan = self.parts.transfers.lend(tag, &segments, &words.words);
+        let loan = self.state.transfers.lend(tag, &segments, &words.words);
         let loan = loan.ok_or(Refusal::LoanOver)?;
-        let ranges = self.parts.lending.ranges(&loan).ok_or(Refusal::LoanOver)?;
+        let ranges = self.state.lending.ranges(&loan).ok_or(Refusal::LoanOver)?;
         match self.show(from, &loan, &words) {
             Shown::Known => {}
             Shown::Pending => return Ok(None),
@@ -208,8 +208,8 @@ impl Turn<'_> {
             // Nothing was asked, so no answer would have it taken again.
             Shown::Busy => return Err(Refusal::LoanOver),
         }
-        let number = self.parts.next_id();
-        if !self.parts.lending.begin_read(from, number, self.now) {
+        let number = self.state.next_id();
+        if !self.state.lending.begin_read(from, number, self.now) {
             return Err(Refusal::LoanOver);
         }
         let lent = LentPart {
@@ -236,7 +236,7 @@ impl Turn<'_> {
         let status = CompletionStatus::RemoteBadAddress;
         self.copy_lent(responder::tag(to), (sender.gid, &lent), &segments, status)?;
         self.count_received(part.bytes as usize);
-        self.parts.statistics.write_received_bytes += u64::from(part.bytes);
+        self.state.statistics.write_received_bytes += u64::from(part.bytes);
         Ok(())
     }
 }

@@ -106,13 +106,13 @@ impl Turn<'_> {
     ) -> Result<(), CompletionStatus> {
         let whole = Part::whole(job.request.bytes);
         let data = self.packet(requester, job, (Verb::Message, whole), false)?;
-        self.parts.transfers.session.release();
-        let wire = self.parts.wire.get();
+        self.state.transfers.session.release();
+        let wire = self.state.wire.get();
         let wire = wire.ok_or(CompletionStatus::LocalUnreachableRemote)?;
         let sent = wire.datagram(gid, &data);
         job.moved = job.request.bytes;
         self.count_sent(job.request.bytes);
-        self.parts.statistics.packet_bytes += u64::from(job.request.bytes);
+        self.state.statistics.packet_bytes += u64::from(job.request.bytes);
         sent.map_err(|_| CompletionStatus::LocalUnreachableRemote)
     }
 
@@ -124,9 +124,9 @@ impl Turn<'_> {
         job: &mut Job,
         packet: Unsent,
     ) -> Step {
-        let token = Token(self.parts.next_id());
-        self.parts.transfers.session.release();
-        let wire = self.parts.wire.get().ok_or(SendError::Lost);
+        let token = Token(self.state.next_id());
+        self.state.transfers.session.release();
+        let wire = self.state.wire.get().ok_or(SendError::Lost);
         let sent = wire.and_then(|wire| wire.request(gid, &packet.data, Vec::new(), token));
         match sent {
             Ok(()) => job.remote.busy_since = None,
@@ -173,7 +173,7 @@ impl Turn<'_> {
         if packet.is_lent {
             job.remote.shows = 0;
         }
-        self.parts.sent.insert(token, Sent::Packet(sent));
+        self.state.sent.insert(token, Sent::Packet(sent));
         job.remote.outstanding += 1;
         match verb {
             Verb::Announce => job.remote.is_announcing = true,
@@ -187,7 +187,7 @@ impl Turn<'_> {
         if verb == Verb::Write || verb == Verb::Message && job.not_ready == 0 {
             self.count_sent(part.len);
             if !packet.is_lent {
-                self.parts.statistics.packet_bytes += u64::from(part.len);
+                self.state.statistics.packet_bytes += u64::from(part.len);
             }
         }
     }
@@ -286,7 +286,7 @@ impl Turn<'_> {
             _ if is_without => Ok(header.encode(&[])),
             Payload::Bytes(data) => Ok(header.encode(data)),
             Payload::Segments(segments) => {
-                let data = self.parts.transfers.read(tag, segments);
+                let data = self.state.transfers.read(tag, segments);
                 let data = data.map_err(|_| CompletionStatus::LocalInvalidKey)?;
                 Ok(header.encode(&data))
             }
@@ -312,7 +312,7 @@ impl Turn<'_> {
             Step::After(wait) => self.put_back(sent.pair, index, job, wait),
             _ => self.put_back(sent.pair, index, job, Wait::Turn),
         }
-        self.parts.make_ready(sent.pair);
+        self.state.make_ready(sent.pair);
     }
 
     /// What an answer means for its work request.
@@ -324,7 +324,7 @@ impl Turn<'_> {
         (answer, loan): (Answer, Option<Loan>),
     ) -> Step {
         if matches!(answer, Err(RequestError::Gone | RequestError::TimedOut)) {
-            self.parts.statistics.unresponsive_remotes += 1;
+            self.state.statistics.unresponsive_remotes += 1;
         }
         let answer = answer.map_err(|error| match error {
             RequestError::Gone => CompletionStatus::LocalUnreachableRemote,
@@ -345,7 +345,7 @@ impl Turn<'_> {
                 if sent.is_lent || sent.verb == Verb::Return =>
             {
                 if refusal == Refusal::NotLent {
-                    self.parts.lending.refused(sent.gid, self.now);
+                    self.state.lending.refused(sent.gid, self.now);
                 }
                 // A loan that was given back unread has no bytes.
                 if sent.part.len > 0 {
@@ -396,7 +396,7 @@ impl Turn<'_> {
                 let segments =
                     self.local_segments(requester, request, Need::LocalWrite, sent.part)?;
                 let tag = tag(requester.sender.pair, job.number);
-                let written = self.parts.transfers.write(tag, data, &segments);
+                let written = self.state.transfers.write(tag, data, &segments);
                 written.map_err(|_| CompletionStatus::LocalInvalidKey)?;
                 self.count_received(data.len());
             }

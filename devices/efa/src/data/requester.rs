@@ -57,7 +57,7 @@ impl Turn<'_> {
 
     /// Ends the work requests in the record that were dropped with their queue pairs, or by a reset.
     pub(super) fn end_dropped(&mut self) {
-        let requester = self.parts.transfers.session.requester();
+        let requester = self.state.transfers.session.requester();
         for DroppedRequest { pair, request } in self.objects.take_dropped() {
             let status = u16::from(CompletionStatus::Flushed as u8);
             requester.end(Origin::command(pair, request), status);
@@ -91,7 +91,7 @@ impl Turn<'_> {
 
     /// The next work request to be continued.
     fn next_job(&mut self, number: u16) -> Option<(usize, Job)> {
-        let order = self.parts.order.as_mut();
+        let order = self.state.order.as_mut();
         let pair = self.objects.queue_pair_mut(number).ok()?;
         let order = order.filter(|_| pair.kind == QueuePairKind::ReliableDatagram);
         let choose =
@@ -115,13 +115,13 @@ impl Turn<'_> {
             match self.take_entry(number) {
                 Ok(None) => return,
                 Ok(Some((taken, request))) => {
-                    let id = self.parts.next_id();
+                    let id = self.state.next_id();
                     let job = match request {
                         Ok(request) => Job::new(request, id, taken),
                         Err(bad) => Job::refused(&bad, id, taken),
                     };
                     let origin = Origin::command(number, taken);
-                    let requester = self.parts.transfers.session.requester();
+                    let requester = self.state.transfers.session.requester();
                     requester.begin(origin, job.request.operation as u8);
                     if let Ok(pair) = self.objects.queue_pair_mut(number) {
                         pair.jobs.add(job);
@@ -148,7 +148,7 @@ impl Turn<'_> {
         };
         let mut entry = [0; LONG_SEND_ENTRY_BYTES];
         let entry = entry.get_mut(..pair.send.entry_bytes).ok_or(BadSendQueue)?;
-        let read = self.parts.bar_memory.read(offset, entry);
+        let read = self.state.bar_memory.read(offset, entry);
         read.map_err(|_| BadSendQueue)?;
         let taken = pair.send.taken();
         pair.send.advance();
@@ -185,7 +185,7 @@ impl Turn<'_> {
         let Some(gid) = gid else {
             return self.give_up(job, CompletionStatus::LocalInvalidAddressHandle);
         };
-        if gid != self.parts.gid {
+        if gid != self.state.gid {
             return self.step_remote(&requester, gid, job);
         }
         let done = match job.request.operation {
@@ -215,7 +215,7 @@ impl Turn<'_> {
         let pair = self.objects.queue_pair(number).ok()?;
         Some(Requester {
             sender: Sender {
-                gid: self.parts.gid,
+                gid: self.state.gid,
                 pair: number,
                 kind: pair.kind,
                 qkey: job.request.qkey,
@@ -316,12 +316,12 @@ impl Turn<'_> {
         let from = (part_of(request.remote, part), Need::RemoteRead);
         let from = self.remote_buffer(sender, destination, from)?;
         let tag = tag(requester.sender.pair, job.number);
-        let copied = self.parts.transfers.copy(tag, &from, &to);
+        let copied = self.state.transfers.copy(tag, &from, &to);
         copied.map_err(|error| match error {
             TransferError::Source => CompletionStatus::RemoteBadAddress,
             TransferError::Destination => CompletionStatus::LocalInvalidKey,
         })?;
-        self.parts.statistics.read_response_bytes += u64::from(part.len);
+        self.state.statistics.read_response_bytes += u64::from(part.len);
         self.count_sent(part.len);
         self.count_received(part.len as usize);
         job.moved += part.len;
@@ -373,7 +373,7 @@ impl Turn<'_> {
     pub(super) fn finish(&mut self, number: u16, job: &Job, status: CompletionStatus) {
         let request = &job.request;
         let origin = Origin::command(number, job.number);
-        let requester = self.parts.transfers.session.requester();
+        let requester = self.state.transfers.session.requester();
         requester.end(origin, u16::from(status as u8));
         let is_ok = status == CompletionStatus::Ok;
         if is_ok {
@@ -417,12 +417,12 @@ impl Turn<'_> {
     }
 
     pub(super) fn count_sent(&mut self, bytes: u32) {
-        self.parts.statistics.sent_packets += 1;
-        self.parts.statistics.sent_bytes += u64::from(bytes);
+        self.state.statistics.sent_packets += 1;
+        self.state.statistics.sent_bytes += u64::from(bytes);
     }
 
     fn count_done(&mut self, request: &WorkRequest) {
-        let statistics = &mut self.parts.statistics;
+        let statistics = &mut self.state.statistics;
         let (requests, bytes) = match request.operation {
             Operation::Send => (&mut statistics.sends, &mut statistics.send_bytes),
             Operation::RdmaRead => (&mut statistics.reads, &mut statistics.read_bytes),
@@ -434,7 +434,7 @@ impl Turn<'_> {
     }
 
     fn count_error(&mut self, operation: Operation) {
-        let statistics = &mut self.parts.statistics;
+        let statistics = &mut self.state.statistics;
         match operation {
             Operation::Send | Operation::FastRegister | Operation::FastInvalidate => {}
             Operation::RdmaRead => statistics.read_errors += 1,

@@ -103,8 +103,8 @@ impl Turn<'_> {
         }
         outcome?;
         self.count_received(payload.bytes());
-        self.parts.statistics.receives += 1;
-        self.parts.statistics.receive_bytes += payload.bytes() as u64;
+        self.state.statistics.receives += 1;
+        self.state.statistics.receive_bytes += payload.bytes() as u64;
         Ok(())
     }
 
@@ -118,7 +118,7 @@ impl Turn<'_> {
     ) -> Result<(), CompletionStatus> {
         let to = self.remote_buffer(sender, destination, (to, Need::RemoteWrite))?;
         let tag = tag(destination);
-        let transfers = &mut self.parts.transfers;
+        let transfers = &mut self.state.transfers;
         let written = match payload {
             Payload::Segments(from) => transfers.copy(tag, from, &to),
             Payload::Bytes(data) => transfers.write(tag, data, &to),
@@ -128,7 +128,7 @@ impl Turn<'_> {
             TransferError::Destination => CompletionStatus::RemoteBadAddress,
         })?;
         self.count_received(payload.bytes());
-        self.parts.statistics.write_received_bytes += payload.bytes() as u64;
+        self.state.statistics.write_received_bytes += payload.bytes() as u64;
         Ok(())
     }
 
@@ -228,7 +228,7 @@ impl Turn<'_> {
             return Err(CompletionStatus::RemoteBadQueuePair);
         };
         if pair.qkey != sender.qkey {
-            self.parts.statistics.qkey_violations += 1;
+            self.state.statistics.qkey_violations += 1;
             return Err(CompletionStatus::RemoteBadQueuePair);
         }
         Ok(Receiver {
@@ -264,8 +264,8 @@ impl Turn<'_> {
         let tag = tag(receiver.number);
         let head = cut(&segments, 0, header);
         let body = cut(&segments, header, bytes);
-        let gid = self.parts.gid;
-        let transfers = &mut self.parts.transfers;
+        let gid = self.state.gid;
+        let transfers = &mut self.state.transfers;
         let stored = match sender.kind {
             QueuePairKind::Datagram => {
                 transfers.write(tag, &routing_header(sender.gid, gid, bytes), &head)
@@ -298,7 +298,7 @@ impl Turn<'_> {
     /// posted, and that after this turn took the doorbells.
     fn sees_more_receives(&mut self, number: u16) -> bool {
         let doorbell = Doorbell::Receive(slot(number));
-        let value = self.parts.mailbox.doorbells().value(doorbell);
+        let value = self.state.mailbox.doorbells().value(doorbell);
         let Some((value, pair)) = value.zip(self.objects.queue_pair_mut(number).ok()) else {
             return false;
         };
@@ -349,7 +349,7 @@ impl Turn<'_> {
     ) -> Result<ReceiveDescriptor, BadReceiveQueue> {
         let mut descriptor = ReceiveDescriptor::new_zeroed();
         let tag = Tag::new(Purpose::Command, Origin::Queue(number));
-        let session = &mut self.parts.transfers.session;
+        let session = &mut self.state.transfers.session;
         let read = session.read(tag, address, descriptor.as_mut_bytes());
         read.map_err(|error| {
             log::debug!(
@@ -384,7 +384,7 @@ impl Turn<'_> {
                 operation: Operation::Send,
                 bytes: 0,
                 immediate: None,
-                source: self.parts.gid,
+                source: self.state.gid,
                 source_pair: 0,
             };
             self.complete_receive(number, &flushed);
@@ -395,13 +395,13 @@ impl Turn<'_> {
     /// A datagram is dropped. The sender of any other message learns of it.
     fn count_dropped(&mut self, sender: &Sender) {
         if sender.kind == QueuePairKind::Datagram {
-            self.parts.statistics.dropped += 1;
+            self.state.statistics.dropped += 1;
         }
     }
 
     pub(super) fn count_received(&mut self, bytes: usize) {
-        self.parts.statistics.received_packets += 1;
-        self.parts.statistics.received_bytes += bytes as u64;
+        self.state.statistics.received_packets += 1;
+        self.state.statistics.received_bytes += bytes as u64;
     }
 }
 

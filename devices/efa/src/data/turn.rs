@@ -15,7 +15,7 @@ use super::wire::{Deferred, Mailbox, Token, Wire};
 use crate::objects::{Gid, Objects};
 
 /// What the worker has besides the objects.
-pub(super) struct Parts {
+pub(super) struct WorkerState {
     pub(super) gid: Gid,
     pub(super) transfers: Transfers,
     pub(super) interrupts: Arc<dyn Interrupts>,
@@ -42,7 +42,7 @@ pub(super) struct Parts {
     pub(super) ready: VecDeque<u16>,
 }
 
-impl Parts {
+impl WorkerState {
     /// A number that was not there before.
     pub(super) fn next_id(&mut self) -> u64 {
         self.ids = self.ids.wrapping_add(1);
@@ -60,6 +60,6 @@ impl Parts {
 /// A turn.
 pub(super) struct Turn<'a> {
     pub(super) objects: &'a mut Objects,
-    pub(super) parts: &'a mut Parts,
+    pub(super) state: &'a mut WorkerState,
     pub(super) now: Instant,
 }

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::doorbells::{Doorbells, Rung};
 use super::statistics::Statistics;
-use super::turn::{Parts, Turn};
+use super::turn::{Turn, WorkerState};
 use crate::memory_bar::Doorbell;
 use crate::objects::Objects;
 
@@ -16,7 +16,7 @@ pub(crate) struct Worker {
     pub(super) objects: Arc<Mutex<Objects>>,
     pub(super) doorbells: Arc<Doorbells>,
     pub(super) statistics: Arc<Mutex<Statistics>>,
-    pub(super) parts: Parts,
+    pub(super) state: WorkerState,
 }
 
 /// What the worker does next.
@@ -33,7 +33,7 @@ impl Worker {
     pub(crate) fn run(mut self) {
         while !self.doorbells.is_stopped() {
             if let NextTurn::Wait(until) = self.turn(Instant::now()) {
-                let wire = self.parts.wire.get();
+                let wire = self.state.wire.get();
                 self.doorbells
                     .wait(wire.and_then(|wire| wire.readable()), until);
             }
@@ -46,23 +46,23 @@ impl Worker {
         let mut objects = self.objects.lock();
         let mut turn = Turn {
             objects: &mut objects,
-            parts: &mut self.parts,
+            state: &mut self.state,
             now,
         };
         turn.end_dropped();
         turn.take_doorbells(&self.doorbells);
         turn.take_mail();
-        if let Some(pair) = turn.parts.ready.pop_front()
+        if let Some(pair) = turn.state.ready.pop_front()
             && turn.serve(pair)
         {
-            turn.parts.make_ready(pair);
+            turn.state.make_ready(pair);
         }
         let next = turn.next();
-        self.parts.transfers.session.release();
+        self.state.transfers.session.release();
         *self.statistics.lock() = Statistics {
-            bounced_bytes: self.parts.transfers.bounced,
-            refused_loans: self.parts.lending.refusals,
-            ..self.parts.statistics
+            bounced_bytes: self.state.transfers.bounced,
+            refused_loans: self.state.lending.refusals,
+            ..self.state.statistics
         };
         MutexGuard::unlock_fair(objects);
         next
@@ -78,18 +78,18 @@ impl Turn<'_> {
             Rung::Doorbell(Doorbell::Send(slot), value) => {
                 if let Ok(pair) = self.objects.queue_pairs.get_mut(slot) {
                     pair.send.set_posted(value);
-                    self.parts.make_ready(pair.number);
+                    self.state.make_ready(pair.number);
                 }
             }
             Rung::Doorbell(Doorbell::Receive(slot), value) => {
                 if let Ok(pair) = self.objects.queue_pairs.get_mut(slot) {
                     pair.receive.set_posted(value);
-                    self.parts.make_ready(pair.number);
+                    self.state.make_ready(pair.number);
                 }
             }
             Rung::Changed(slot) => {
                 if let Ok(pair) = self.objects.queue_pairs.get(slot) {
-                    self.parts.make_ready(pair.number);
+                    self.state.make_ready(pair.number);
                 }
             }
             Rung::EventQueue(number) => self.arm_event_queue(number),
@@ -104,15 +104,15 @@ impl Turn<'_> {
             let due = pair.jobs.next_due(self.now).filter(|_| is_sending)?;
             Some((due, pair.number))
         });
-        let mut first: Option<Instant> = self.parts.lending.next_end();
+        let mut first: Option<Instant> = self.state.lending.next_end();
         for (due, number) in due {
             if due <= self.now {
-                self.parts.make_ready(number);
+                self.state.make_ready(number);
             } else {
                 first = Some(first.map_or(due, |first| first.min(due)));
             }
         }
-        if self.parts.ready.is_empty() && self.parts.mailbox.is_empty() {
+        if self.state.ready.is_empty() && self.state.mailbox.is_empty() {
             NextTurn::Wait(first)
         } else {
             NextTurn::AtOnce

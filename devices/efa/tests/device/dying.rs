@@ -168,25 +168,25 @@ struct Amid {
 }
 
 /// The two adapters and their fabric.
-struct Parts {
+struct AdapterPair {
     fabric: Daemon,
     ends: [End; 2],
     random: Rng,
     amid: Amid,
 }
 
-impl Parts {
+impl AdapterPair {
     fn start(mut random: Rng) -> Self {
         let fabric = DaemonCommand::new(programs().join("peerbar-fabric")).start();
         let ends = [0, 1].map(|index| End::start(fabric.socket(), index, random.bool()));
-        let mut parts = Self {
+        let mut pair = Self {
             fabric,
             ends,
             random,
             amid: Amid::default(),
         };
-        parts.introduce();
-        parts
+        pair.introduce();
+        pair
     }
 
     /// Tells each adapter's driver the queue pair of the other one.
@@ -351,28 +351,32 @@ fn parts_die_and_no_request_lies() {
     let seed = number("PEERBAR_DYING_SEED", fastrand::u64(..));
     println!("PEERBAR_DYING_SEED={seed}");
     let mut random = Rng::with_seed(seed);
-    let mut parts = Parts::start(random.fork());
+    let mut adapters = AdapterPair::start(random.fork());
     let mut done: BTreeMap<_, u64> = BTreeMap::new();
     let begun = Instant::now();
     for number in 1..=moments {
         let moment = Moment::draw(&mut random);
         println!("moment {number}: {moment}");
-        parts.inject(moment);
+        adapters.inject(moment);
         let is_kill = moment.action == Action::Kill;
         *done.entry((moment.part, is_kill)).or_default() += 1;
     }
-    for daemon in [&parts.fabric, &parts.ends[0].daemon, &parts.ends[1].daemon] {
+    for daemon in [
+        &adapters.fabric,
+        &adapters.ends[0].daemon,
+        &adapters.ends[1].daemon,
+    ] {
         let descriptors = daemon.open_descriptors();
         assert!(descriptors < MOST_DESCRIPTORS, "{descriptors} descriptors");
     }
     let took = begun.elapsed();
     println!(
         "{moments} moments in {took:.0?}, by part and whether it was killed: {done:?}; requests amid them: {:?}",
-        parts.amid
+        adapters.amid
     );
     // A few may all come after the last request.
     assert!(
-        parts.amid.in_progress > 0 || moments < 50,
+        adapters.amid.in_progress > 0 || moments < 50,
         "no request was in progress at any moment"
     );
 }

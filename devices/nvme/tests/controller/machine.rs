@@ -63,9 +63,9 @@ impl Layout {
 
 /// A handle of the machine.
 #[derive(Clone)]
-pub(crate) struct Machine(Rc<Parts>);
+pub(crate) struct Machine(Rc<MachineState>);
 
-struct Parts {
+struct MachineState {
     controller: RefCell<Running<Controller>>,
     ram: File,
     layout: Cell<Layout>,
@@ -122,7 +122,7 @@ impl Machine {
         let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
-        let machine = Self(Rc::new(Parts {
+        let machine = Self(Rc::new(MachineState {
             controller: RefCell::new(Controller::start(config).unwrap()),
             ram: File::from(fd),
             layout: Cell::new(Layout::Linear),

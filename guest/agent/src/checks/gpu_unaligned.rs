@@ -36,16 +36,16 @@ impl Run for GpuUnaligned {
         copied(&opened, &buffer).context("a file in the page cache")?;
 
         let file = disk.open_for(&opened, Policy::AllowBounce)?;
-        let parts = Parts::of(&file);
+        let split = BlockSplit::of(&file);
         let mut watch = TrafficWatch::new(guest);
-        watch.watch(|| read(&file, &buffer, &parts))?;
-        verify_read(&buffer, pattern, &parts).context("the unaligned read")?;
-        watch.watch(|| file.write_at(&buffer, parts.range(), OFFSET + KNOWN as u64))?;
+        watch.watch(|| read(&file, &buffer, &split))?;
+        verify_read(&buffer, pattern, &split).context("the unaligned read")?;
+        watch.watch(|| file.write_at(&buffer, split.range(), OFFSET + KNOWN as u64))?;
         verify_write(disk, pattern).context("the unaligned write")?;
         measure.bytes = LENGTH * 2;
         watch.write_to(measure);
         judge(
-            &parts,
+            &split,
             file.traffic(),
             watch.traffic()?,
             (disk.number, gpu.number),
@@ -101,18 +101,18 @@ fn copied(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
 
 /// What of the transfer is whole blocks.
 #[derive(Debug)]
-struct Parts {
+struct BlockSplit {
     block: u64,
     head: u64,
     middle: u64,
 }
 
-impl Parts {
+impl BlockSplit {
     fn of(file: &GpuFile) -> Self {
         let block = file.alignment().block;
         let head = OFFSET.next_multiple_of(block).saturating_sub(OFFSET);
         let rest = LENGTH.saturating_sub(head);
-        Parts {
+        BlockSplit {
             block,
             head,
             middle: rest.saturating_sub(rest.checked_rem(block).unwrap_or(0)),
@@ -126,17 +126,17 @@ impl Parts {
     }
 }
 
-fn read(file: &GpuFile, buffer: &Buffer, parts: &Parts) -> anyhow::Result<()> {
-    let read = file.read_at(buffer, parts.range(), OFFSET)?;
+fn read(file: &GpuFile, buffer: &Buffer, split: &BlockSplit) -> anyhow::Result<()> {
+    let read = file.read_at(buffer, split.range(), OFFSET)?;
     ensure!(read == LENGTH, "{read} bytes were read of {LENGTH}");
     Ok(())
 }
 
-fn verify_read(buffer: &Buffer, pattern: Pattern, parts: &Parts) -> anyhow::Result<()> {
+fn verify_read(buffer: &Buffer, pattern: Pattern, split: &BlockSplit) -> anyhow::Result<()> {
     let known = pattern.bytes(0, KNOWN);
     let wanted = known.get(wanted_range()?).context("too little is known")?;
     let mut seen = vec![0; usize::try_from(LENGTH)?];
-    buffer.mapping().read(parts.range().start, &mut seen)?;
+    buffer.mapping().read(split.range().start, &mut seen)?;
     let wrong = wanted
         .iter()
         .zip(&seen)
@@ -172,14 +172,14 @@ fn wanted_range() -> anyhow::Result<std::ops::Range<usize>> {
 /// Read and write together: the middle twice peer to peer, the rest twice through guest RAM, and there the GPU's copy
 /// engine moves just the bytes, but the disk the blocks that they are in: one for a read, one more to write it back.
 fn judge(
-    parts: &Parts,
+    split: &BlockSplit,
     counted_by_library: Traffic,
     seen: &counters::Traffic,
     (disk, gpu): (u32, u32),
 ) -> anyhow::Result<()> {
-    let straight = parts.middle.saturating_mul(2);
-    let bounced = LENGTH.saturating_sub(parts.middle).saturating_mul(2);
-    let blocks = parts.block.saturating_mul(6);
+    let straight = split.middle.saturating_mul(2);
+    let bounced = LENGTH.saturating_sub(split.middle).saturating_mul(2);
+    let blocks = split.block.saturating_mul(6);
     let wanted = (straight, bounced, straight, blocks, bounced);
     let counted = (
         counted_by_library.peer_bytes,

@@ -432,7 +432,7 @@ impl Adapter {
         let worker = &mut self.worker;
         let mut turn = Turn {
             objects: &mut worker.objects.lock(),
-            parts: &mut worker.parts,
+            state: &mut worker.state,
             now: self.now,
         };
         turn.take_mail();

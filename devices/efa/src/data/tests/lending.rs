@@ -286,7 +286,7 @@ impl HostileLender {
             bytes: 1,
         };
         let tag = super::super::responder::tag(0);
-        let transfers = &mut it.near.worker.parts.transfers;
+        let transfers = &mut it.near.worker.state.transfers;
         let loan = transfers.lend(tag, &[segment], &words).unwrap();
         let mut show = Packet::of_adapter(Verb::Show, 1, 0);
         show.part.key = 2;
@@ -430,7 +430,7 @@ fn addresses_of_any_number_are_kept_up_to_a_limit() {
         };
         assert_eq!(it.done(&post).status, CompletionStatus::RemoteAbort);
     }
-    let viewers = it.near.worker.parts.lending.viewer_count();
+    let viewers = it.near.worker.state.lending.viewer_count();
     assert!((1..=256).contains(&viewers), "{viewers}");
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
 }
@@ -548,7 +548,7 @@ fn flying_loan(it: &mut Two) -> BorrowedLoan {
     let (packet, payload) = Packet::decode(&arrival.data).unwrap();
     let lent = LentPart::decode(payload, packet.part.bytes).unwrap();
     drop(flying);
-    let lending = &mut it.far.worker.parts.lending;
+    let lending = &mut it.far.worker.state.lending;
     let (loan, _) = lending.borrowed(A, &lent).unwrap();
     loan
 }
@@ -714,7 +714,7 @@ fn lender_of_more_files_than_are_kept_sends_no_packets() {
 #[test]
 fn files_without_a_number_left_go_in_packets() {
     let (mut it, post) = two(Operation::RdmaWrite);
-    it.near.worker.parts.lending.last_number = u32::MAX;
+    it.near.worker.state.lending.last_number = u32::MAX;
     let data = it.near.fill(PAYLOAD, LENGTH as usize, 9);
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
     assert_eq!(it.far.bytes(TO, LENGTH as usize), data);
