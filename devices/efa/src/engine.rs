@@ -16,7 +16,7 @@ use crate::data::DataPath;
 use crate::entry::write_word_last;
 use crate::interrupts::MaskedInterrupts;
 use crate::objects::Gid;
-use crate::registers::{Registers, Request};
+use crate::registers::{EngineRequest, Registers};
 
 /// The admin commands' side of the adapter.
 pub(crate) struct Engine {
@@ -59,8 +59,8 @@ impl Engine {
             let due = self.events.as_ref().and_then(AsyncEvents::due);
             match self.shared.next(busy, due) {
                 Task::Stop => break,
-                Task::Registers(Request::Reset) => self.reset(),
-                Task::Registers(Request::Read(request)) => self.answer(request),
+                Task::Registers(EngineRequest::Reset) => self.reset(),
+                Task::Registers(EngineRequest::Read(request)) => self.answer(request),
                 Task::Doorbells => busy = self.serve(),
                 Task::Time => self.post_events(Instant::now()),
             }
@@ -73,8 +73,8 @@ impl Engine {
         loop {
             match self.shared.next(true, None) {
                 Task::Stop => return,
-                Task::Registers(Request::Reset) => self.reset(),
-                Task::Registers(Request::Read(request)) => self.answer(request),
+                Task::Registers(EngineRequest::Reset) => self.reset(),
+                Task::Registers(EngineRequest::Read(request)) => self.answer(request),
                 Task::Doorbells if !self.serve() => return,
                 Task::Doorbells | Task::Time => {}
             }

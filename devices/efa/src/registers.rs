@@ -64,7 +64,7 @@ pub(crate) enum Effect {
 
 /// A request of the registers to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum EngineRequest {
     /// Forget everything.
     Reset,
     /// Read a register.
@@ -323,16 +323,16 @@ impl Registers {
 }
 
 impl EngineRequests for Registers {
-    type Request = Request;
+    type Request = EngineRequest;
 
     /// A reset comes once. A read is being answered until the engine says that it [was answered](Registers::was_answered).
-    fn take_request(&mut self) -> Option<Request> {
+    fn take_request(&mut self) -> Option<EngineRequest> {
         if std::mem::take(&mut self.is_reset_new) {
-            return Some(Request::Reset);
+            return Some(EngineRequest::Reset);
         }
         let request = self.read.take()?;
         self.is_answering = true;
-        Some(Request::Read(request))
+        Some(EngineRequest::Read(request))
     }
 }
 
@@ -365,7 +365,7 @@ mod tests {
                 Some(Effect::Engine)
             );
             assert!(status(&registers).reset_in_progress());
-            assert_eq!(registers.take_request(), Some(Request::Reset));
+            assert_eq!(registers.take_request(), Some(EngineRequest::Reset));
             assert_eq!(registers.take_request(), None);
             if engine_first {
                 assert!(registers.was_reset());
@@ -385,14 +385,14 @@ mod tests {
     fn reset_within_a_reset_waits_for_the_engine_again() {
         let mut registers = Registers::new();
         registers.write(offset::DEV_CTL, RESET);
-        assert_eq!(registers.take_request(), Some(Request::Reset));
+        assert_eq!(registers.take_request(), Some(EngineRequest::Reset));
         registers.reset_function();
         assert!(
             !registers.was_reset(),
             "the engine has forgotten too little"
         );
         registers.write(offset::DEV_CTL, RESET);
-        assert_eq!(registers.take_request(), Some(Request::Reset));
+        assert_eq!(registers.take_request(), Some(EngineRequest::Reset));
         assert!(registers.was_reset());
         assert!(registers.take_halt() && !registers.take_halt());
         assert!(status(&registers).reset_in_progress(), "the driver's own");

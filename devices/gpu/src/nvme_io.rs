@@ -16,7 +16,7 @@ use crate::executor::{Executor, Progress};
 use crate::faults::{Fault, FaultCode};
 use crate::gpu_memory::GpuAddress;
 use crate::nvme_queue::{
-    BATCH, COMPLETION_BYTES, NvmeIo, QueueProgress, REQUEST_BYTES, Request, STATE_BYTES,
+    BATCH, COMPLETION_BYTES, NvmeIo, NvmeIoRequest, QueueProgress, REQUEST_BYTES, STATE_BYTES,
     SUBMISSION_BYTES, State,
 };
 use crate::word::{Word, check_time};
@@ -131,7 +131,7 @@ impl Executor {
         let mut late = Vec::new();
         for _ in 0..count {
             let index = queue.sent;
-            let mut request = Request::new_zeroed();
+            let mut request = NvmeIoRequest::new_zeroed();
             let read = request.as_mut_bytes();
             self.memory
                 .read(Purpose::Payload, io.request(index), read)?;

@@ -80,7 +80,7 @@ pub(crate) struct State {
 /// What a program asks for.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub(crate) struct Request {
+pub(crate) struct NvmeIoRequest {
     pub(crate) slba: U64,
     pub(crate) prp1: U64,
     pub(crate) prp2: U64,
@@ -92,7 +92,7 @@ pub(crate) struct Request {
 }
 
 const _: () = assert!(size_of::<State>() as u64 == STATE_BYTES);
-const _: () = assert!(size_of::<Request>() as u64 == REQUEST_BYTES);
+const _: () = assert!(size_of::<NvmeIoRequest>() as u64 == REQUEST_BYTES);
 
 impl NvmeIo {
     /// Whether such queues can be, apart from what memory there is.
@@ -190,7 +190,7 @@ impl QueueProgress {
     }
 }
 
-impl Request {
+impl NvmeIoRequest {
     /// The command that asks the controller for it.
     pub(crate) fn command(&self, cid: u16, nsid: u32) -> SubmissionEntry {
         let mut entry = SubmissionEntry::new_zeroed();

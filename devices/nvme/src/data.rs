@@ -540,8 +540,8 @@ mod tests {
 
     #[test]
     fn no_message_is_sent_while_the_kernel_moves_data() {
-        type Request = fn(&mut DataPath) -> bool;
-        let requests: [Request; 4] = [
+        type MemoryRequest = fn(&mut DataPath) -> bool;
+        let requests: [MemoryRequest; 4] = [
             |path| {
                 path.read(Purpose::Command.into(), BEYOND, &mut [0; 4])
                     .is_ok()

@@ -22,7 +22,7 @@ use crate::io_queue::request::WorkerRequest;
 use crate::io_queue::ring::Ring;
 use crate::io_queue::submission::{Batch, SUBMISSION_BYTES, SubmissionQueue};
 use crate::notifier::{ENGINE, Notifier, Task};
-use crate::registers::{QUEUE_PAIRS, Registers, Request, Setup};
+use crate::registers::{EngineRequest, QUEUE_PAIRS, Registers, Setup};
 use crate::storage::Storage;
 use crate::worker_pool::WorkerPool;
 
@@ -94,9 +94,9 @@ impl Engine {
     fn take_up(&mut self, task: Task) -> ControlFlow<(), bool> {
         match task {
             Task::Stop => return ControlFlow::Break(()),
-            Task::Registers(Request::Disable) => self.disable(),
-            Task::Registers(Request::Enable(setup)) => self.enable(setup),
-            Task::Registers(Request::Shutdown) => self.shut_down(),
+            Task::Registers(EngineRequest::Disable) => self.disable(),
+            Task::Registers(EngineRequest::Enable(setup)) => self.enable(setup),
+            Task::Registers(EngineRequest::Shutdown) => self.shut_down(),
             Task::Queues => {}
         }
         ControlFlow::Continue(self.enabled && self.turn())

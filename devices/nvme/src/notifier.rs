@@ -11,7 +11,7 @@ use peerbar_pci::{InterruptMode, Interrupts};
 use crate::doorbell_page::{DoorbellPage, Owner};
 use crate::event_count::EventCount;
 use crate::intx::Intx;
-use crate::registers::{Registers, Request};
+use crate::registers::{EngineRequest, Registers};
 use crate::sync::{AtomicBool, EventFd, Mutex, MutexGuard, Ordering};
 
 /// The engine as an owner of queues.
@@ -23,7 +23,7 @@ pub(crate) enum Task {
     /// The daemon ends.
     Stop,
     /// The registers request something.
-    Registers(Request),
+    Registers(EngineRequest),
     /// An admin doorbell has been rung since the last task, or an invalid doorbell, or the engine has work left.
     Queues,
 }

@@ -9,7 +9,7 @@ use peerbar_pci::{InterruptMode, Interrupts};
 use crate::doorbell_page::{DoorbellPage, Owner};
 use crate::intx::Intx;
 use crate::notifier::{ENGINE, Notifier, Task};
-use crate::registers::{Registers, Request};
+use crate::registers::{EngineRequest, Registers};
 
 /// Interrupts that only know the level of the pin and how many messages were sent.
 struct Seen {
@@ -124,7 +124,7 @@ fn registers_come_before_queues() {
     assert!(notifier.urgent());
     assert!(matches!(
         notifier.next(false, true, None),
-        Task::Registers(Request::Enable(_))
+        Task::Registers(EngineRequest::Enable(_))
     ));
     assert!(!notifier.urgent());
     assert_eq!(notifier.next(true, true, None), Task::Queues);

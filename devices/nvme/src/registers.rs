@@ -21,9 +21,9 @@ const READY_TIMEOUT: u8 = 120;
 /// Bits of CMBMSC that read as 0 whatever is written.
 const CMBMSC_RESERVED: u64 = 0xffc;
 
-/// What the registers request of the engine.
+/// A request of the registers to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Request {
+pub(crate) enum EngineRequest {
     /// Forget every queue and command; then the controller is not ready.
     Disable,
     /// Take commands, with this set-up of the admin queues.
@@ -240,16 +240,16 @@ impl Registers {
     }
 
     /// What the engine should do next, if anything. `enabled`: it has taken up an enable.
-    pub(crate) fn request(&self, enabled: bool) -> Option<Request> {
+    pub(crate) fn request(&self, enabled: bool) -> Option<EngineRequest> {
         if self.disabling {
-            return Some(Request::Disable);
+            return Some(EngineRequest::Disable);
         }
         if self.csts.shst() == Csts::SHST_OCCURRING {
-            return Some(Request::Shutdown);
+            return Some(EngineRequest::Shutdown);
         }
         let starts = self.cc.en() && !enabled && !self.csts.cfs();
         starts.then(|| {
-            Request::Enable(Setup {
+            EngineRequest::Enable(Setup {
                 cc: self.cc,
                 aqa: Aqa::from_bits(self.aqa),
                 asq: self.asq,
@@ -360,7 +360,7 @@ mod tests {
         registers.write(0x30, 0x2000_0000);
         assert_eq!(registers.request(false), None);
         registers.write(0x14, 0x0046_0000 | EN);
-        let Some(Request::Enable(setup)) = registers.request(false) else {
+        let Some(EngineRequest::Enable(setup)) = registers.request(false) else {
             panic!("no enable")
         };
         assert_eq!(
@@ -393,12 +393,15 @@ mod tests {
         registers.write(0x14, EN);
         assert_eq!(
             registers.request(true),
-            Some(Request::Disable),
+            Some(EngineRequest::Disable),
             "an early enable does not hide the disable"
         );
         registers.disabled();
         assert_eq!(registers.read(0x1c), 0);
-        assert!(matches!(registers.request(false), Some(Request::Enable(_))));
+        assert!(matches!(
+            registers.request(false),
+            Some(EngineRequest::Enable(_))
+        ));
         assert_eq!(wide(&registers, 0x50), 0x38_0000_0003);
         assert_eq!(wide(&registers, 0x28), 0x1000_0000);
         assert!(registers.cmb().unwrap().window().is_some());
@@ -415,7 +418,7 @@ mod tests {
         for offset in [0x0c, 0x14, 0x1c, 0x24, 0x28, 0x50, 0x54] {
             assert_eq!(registers.read(offset), 0, "{offset:#x}");
         }
-        assert_eq!(registers.request(true), Some(Request::Disable));
+        assert_eq!(registers.request(true), Some(EngineRequest::Disable));
     }
 
     #[test]
@@ -439,7 +442,7 @@ mod tests {
         registers.ready();
         registers.write(0x14, EN | SHN_NORMAL);
         assert_eq!(registers.read(0x1c), RDY | SHST_OCCUR);
-        assert_eq!(registers.request(true), Some(Request::Shutdown));
+        assert_eq!(registers.request(true), Some(EngineRequest::Shutdown));
         registers.shut_down();
         assert_eq!(registers.read(0x1c), RDY | SHST_CMPLT);
         registers.write(0x14, EN | SHN_NORMAL);
@@ -452,9 +455,9 @@ mod tests {
         registers.write(0x14, EN);
         registers.ready();
         registers.write(0x14, SHN_NORMAL);
-        assert_eq!(registers.request(true), Some(Request::Disable));
+        assert_eq!(registers.request(true), Some(EngineRequest::Disable));
         registers.disabled();
-        assert_eq!(registers.request(false), Some(Request::Shutdown));
+        assert_eq!(registers.request(false), Some(EngineRequest::Shutdown));
         registers.shut_down();
         assert_eq!(registers.read(0x1c), SHST_CMPLT);
         registers.write(0x14, EN);
@@ -476,7 +479,7 @@ mod tests {
         registers.fatal();
         assert_eq!(registers.request(false), None);
         registers.write(0x14, 0);
-        assert_eq!(registers.request(false), Some(Request::Disable));
+        assert_eq!(registers.request(false), Some(EngineRequest::Disable));
         registers.write(0x14, EN);
         assert_eq!(
             registers.read(0x1c),

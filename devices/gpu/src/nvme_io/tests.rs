@@ -153,7 +153,7 @@ fn fixture(entries: [u32; 2], count: u16) -> NvmeIoFixture {
 impl NvmeIoFixture {
     fn put_requests(&self) {
         for index in 0..self.io.count {
-            let request = Request {
+            let request = NvmeIoRequest {
                 slba: (100 + u64::from(index)).into(),
                 prp1: 0x10_0000.into(),
                 prp2: 0.into(),

@@ -11,7 +11,7 @@ use crate::driver::{
     DATA, DATA_TRANSFER_ERROR, Driver, Link, RAM, RAM_BYTES, REGISTERS, SUCCESS, ram,
 };
 use crate::process::start;
-use crate::upstream::{Answer, Request};
+use crate::upstream::{Answer, UpstreamRequest};
 use crate::wait_until;
 use crate::wire::Wire;
 
@@ -32,7 +32,7 @@ fn daemon() -> Daemon {
     start(&["--namespace", "ram=2M"])
 }
 
-fn is_read(request: &Request) -> bool {
+fn is_read(request: &UpstreamRequest) -> bool {
     request.data.is_none()
 }
 

@@ -30,11 +30,11 @@ pub(crate) struct SilentFile {
 struct Server {
     device: OwnedFd,
     /// Requests that wait; none while all are answered.
-    waiting: Mutex<Option<Vec<Request>>>,
+    waiting: Mutex<Option<Vec<FuseRequest>>>,
 }
 
 #[derive(Clone, Copy)]
-struct Request {
+struct FuseRequest {
     opcode: u32,
     unique: u64,
 }
@@ -102,7 +102,7 @@ impl Server {
                 Err(Errno::NOENT | Errno::INTR) => continue,
                 Err(_) => return,
             };
-            let request = Request {
+            let request = FuseRequest {
                 opcode: u32::from_ne_bytes(bytes[4..8].try_into().unwrap()),
                 unique: u64::from_ne_bytes(bytes[8..16].try_into().unwrap()),
             };
@@ -115,7 +115,7 @@ impl Server {
         }
     }
 
-    fn answer(&self, request: Request) {
+    fn answer(&self, request: FuseRequest) {
         let data: &[u32] = match request.opcode {
             // Version 7.31 without any feature.
             INIT => &[7, 31, 0, 0, 0, 4096, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0],

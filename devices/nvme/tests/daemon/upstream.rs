@@ -8,7 +8,7 @@ use crate::TIMEOUT;
 
 /// A DMA_READ or DMA_WRITE of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct UpstreamRequest {
     pub(crate) id: u16,
     pub(crate) address: u64,
     pub(crate) len: usize,
@@ -31,13 +31,13 @@ pub(crate) enum Answer {
     Nonsense,
 }
 
-type Rule = Box<dyn FnMut(&Request) -> Answer + Send>;
+type Rule = Box<dyn FnMut(&UpstreamRequest) -> Answer + Send>;
 
 /// The client's rule, and every request so far.
 pub(crate) struct Upstream {
     rule: Mutex<Rule>,
-    seen: Mutex<Vec<Request>>,
-    late: Mutex<Vec<Request>>,
+    seen: Mutex<Vec<UpstreamRequest>>,
+    late: Mutex<Vec<UpstreamRequest>>,
     arrived: Condvar,
 }
 
@@ -56,18 +56,21 @@ impl Upstream {
     }
 
     /// From now on requests are answered by this rule.
-    pub(crate) fn answer_with(&self, rule: impl FnMut(&Request) -> Answer + Send + 'static) {
+    pub(crate) fn answer_with(
+        &self,
+        rule: impl FnMut(&UpstreamRequest) -> Answer + Send + 'static,
+    ) {
         *self.rule.lock() = Box::new(rule);
     }
 
     /// Every request so far.
-    pub(crate) fn seen(&self) -> Vec<Request> {
+    pub(crate) fn seen(&self) -> Vec<UpstreamRequest> {
         self.seen.lock().clone()
     }
 
     /// Waits until there have been `count` requests.
     #[track_caller]
-    pub(crate) fn wait_for(&self, count: usize) -> Vec<Request> {
+    pub(crate) fn wait_for(&self, count: usize) -> Vec<UpstreamRequest> {
         let mut seen = self.seen.lock();
         let waited = self
             .arrived
@@ -81,11 +84,11 @@ impl Upstream {
     }
 
     /// The requests that wait for an answer.
-    pub(crate) fn take_late(&self) -> Vec<Request> {
+    pub(crate) fn take_late(&self) -> Vec<UpstreamRequest> {
         std::mem::take(&mut *self.late.lock())
     }
 
-    pub(crate) fn judge(&self, request: &Request) -> Answer {
+    pub(crate) fn judge(&self, request: &UpstreamRequest) -> Answer {
         let answer = self.rule.lock()(request);
         if answer == Answer::Late {
             self.late.lock().push(request.clone());

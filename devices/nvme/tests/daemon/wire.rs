@@ -16,7 +16,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 use crate::TIMEOUT;
 use crate::driver::Link;
-use crate::upstream::{Answer, Request, Upstream};
+use crate::upstream::{Answer, Upstream, UpstreamRequest};
 
 const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
@@ -230,7 +230,7 @@ impl Drop for Wire {
 
 impl Outgoing {
     /// Answers a request as QEMU does: a read with its data, a write with a header alone.
-    fn answer(&self, request: &Request, data: &[u8]) -> io::Result<()> {
+    fn answer(&self, request: &UpstreamRequest, data: &[u8]) -> io::Result<()> {
         let (command, payload) = match request.data {
             Some(_) => (DMA_WRITE, Vec::new()),
             None => {
@@ -307,7 +307,7 @@ impl Reader {
 
     fn serve(&self, message: &Message) -> io::Result<()> {
         let count = number(&message.payload[8..16]);
-        let request = Request {
+        let request = UpstreamRequest {
             id: message.id,
             address: number(&message.payload[0..8]),
             len: count as usize,
