@@ -253,12 +253,12 @@ mod tests {
     };
 
     /// A file of process 77 in a folder of its own.
-    struct Shared {
+    struct CounterFolder {
         folder: std::path::PathBuf,
         bytes: Vec<u8>,
     }
 
-    impl Shared {
+    impl CounterFolder {
         fn new(name: &str) -> Self {
             let name = format!("peerbar-{name}-{}", std::process::id());
             let folder = std::env::temp_dir().join(name);
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    impl Drop for Shared {
+    impl Drop for CounterFolder {
         fn drop(&mut self) {
             // A folder that is left over does no harm.
             let _ = fs::remove_dir_all(&self.folder);
@@ -302,14 +302,14 @@ mod tests {
 
     #[test]
     fn read_sums_all_slots() {
-        let mut shared = Shared::new("slots");
+        let mut folder = CounterFolder::new("slots");
         for (slot, number) in [(0, 1), (1, 10), (SLOTS - 1, 100)] {
             let at = numbers_at(slot, KIND);
-            shared.set(at, number);
-            shared.set(at + 8, number * 512);
-            shared.set(at + 16, number * 2);
+            folder.set(at, number);
+            folder.set(at + 8, number * 512);
+            folder.set(at + 16, number * 2);
         }
-        let counters = shared.reader().unwrap().read().unwrap();
+        let counters = folder.reader().unwrap().read().unwrap();
         let entry = Entry {
             requests: 111,
             bytes: 111 * 512,
@@ -322,11 +322,11 @@ mod tests {
 
     #[test]
     fn read_has_every_kind_in_order() {
-        let mut shared = Shared::new("kinds");
+        let mut folder = CounterFolder::new("kinds");
         for (number, kind) in (1..).zip(DmaKind::all()) {
-            shared.set(numbers_at(3, kind) + 16, number);
+            folder.set(numbers_at(3, kind) + 16, number);
         }
-        let counters = shared.reader().unwrap().read().unwrap();
+        let counters = folder.reader().unwrap().read().unwrap();
         let read: Vec<_> = counters
             .entries
             .iter()
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn read_has_what_translation_cache_did() {
-        let mut shared = Shared::new("ats");
+        let mut folder = CounterFolder::new("ats");
         let ats = AtsCounts {
             enabled: true,
             hits: 2,
@@ -348,45 +348,45 @@ mod tests {
             cached: 7,
         };
         for (at, number) in ats_numbers(&ats) {
-            shared.set(at, number);
+            folder.set(at, number);
         }
-        assert_eq!(shared.reader().unwrap().read().unwrap().ats, ats);
+        assert_eq!(folder.reader().unwrap().read().unwrap().ats, ats);
     }
 
     #[test]
     fn read_has_each_event_and_only_doorbells_that_are_counted() {
-        let mut shared = Shared::new("events");
+        let mut folder = CounterFolder::new("events");
         for (at, number) in [(128, 5), (136, 6), (256, 7), (272, 8), (2296, 9)] {
-            shared.set(at, number);
+            folder.set(at, number);
         }
         let uncounted = DeviceEvents {
             interrupts: 5,
             injected_faults: 6,
             doorbells: None,
         };
-        assert_eq!(shared.reader().unwrap().read().unwrap().events, uncounted);
-        shared.set(144, 1);
+        assert_eq!(folder.reader().unwrap().read().unwrap().events, uncounted);
+        folder.set(144, 1);
         let doorbells = Some([(0, 7), (2, 8), (255, 9)].into());
         let counted = DeviceEvents {
             doorbells,
             ..uncounted
         };
-        assert_eq!(shared.reader().unwrap().read().unwrap().events, counted);
+        assert_eq!(folder.reader().unwrap().read().unwrap().events, counted);
         let last = event_at(DeviceEvent::Doorbell(u16::MAX));
         assert_eq!((last, counts_doorbells_at()), (2296, 144));
     }
 
     #[test]
     fn foreign_and_short_files_are_refused() {
-        let mut shared = Shared::new("foreign");
-        shared.bytes[8] = 2;
-        assert!(matches!(shared.reader(), Err(CounterFileError::Version(2))));
-        shared.bytes[0] = b'p';
-        assert!(matches!(shared.reader(), Err(CounterFileError::Signature)));
-        shared.bytes.truncate(11);
-        assert!(matches!(shared.reader(), Err(CounterFileError::Io(_))));
-        shared.bytes = header(77).to_vec();
-        let cut = shared.reader().unwrap().read();
+        let mut folder = CounterFolder::new("foreign");
+        folder.bytes[8] = 2;
+        assert!(matches!(folder.reader(), Err(CounterFileError::Version(2))));
+        folder.bytes[0] = b'p';
+        assert!(matches!(folder.reader(), Err(CounterFileError::Signature)));
+        folder.bytes.truncate(11);
+        assert!(matches!(folder.reader(), Err(CounterFileError::Io(_))));
+        folder.bytes = header(77).to_vec();
+        let cut = folder.reader().unwrap().read();
         assert!(matches!(cut, Err(CounterFileError::Io(_))));
     }
 }

@@ -14,7 +14,7 @@ pub(crate) const LAST_GENERATION: u32 = u32::MAX >> STATE_BITS;
 /// What has become of a loan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum State {
+pub(crate) enum LoanState {
     /// No copy has begun, and one may.
     Open = 1,
     /// It is being copied.
@@ -54,18 +54,18 @@ impl_word!(AtomicU32);
 mod models;
 
 /// The value of a word in this state. `None` if there is no such generation.
-pub(crate) fn value(generation: u32, state: State) -> Option<u32> {
+pub(crate) fn value(generation: u32, state: LoanState) -> Option<u32> {
     let is_one = (1..=LAST_GENERATION).contains(&generation);
     is_one.then_some(generation << STATE_BITS | state as u32)
 }
 
 /// Whether the word has this state. Whatever else the other side writes is none.
-pub(crate) fn is(word: &impl Word, generation: u32, state: State) -> bool {
+pub(crate) fn is(word: &impl Word, generation: u32, state: LoanState) -> bool {
     value(generation, state) == Some(word.load())
 }
 
 /// Takes the word from one state to another; whether it was in the first.
-pub(crate) fn advance(word: &impl Word, generation: u32, from: State, to: State) -> bool {
+pub(crate) fn advance(word: &impl Word, generation: u32, from: LoanState, to: LoanState) -> bool {
     let (from, to) = (value(generation, from), value(generation, to));
     from.zip(to)
         .is_some_and(|(from, to)| word.exchange(from, to))
@@ -73,12 +73,12 @@ pub(crate) fn advance(word: &impl Word, generation: u32, from: State, to: State)
 
 /// Has no copy begin any more. One may be in progress.
 pub(crate) fn cancel(word: &impl Word, generation: u32) {
-    advance(word, generation, State::Open, State::Over);
+    advance(word, generation, LoanState::Open, LoanState::Over);
 }
 
 /// Makes a copy that is in progress invalid, whenever it ends; whether there was one.
 pub(crate) fn abandon(word: &impl Word, generation: u32) -> bool {
-    advance(word, generation, State::Copying, State::Over)
+    advance(word, generation, LoanState::Copying, LoanState::Over)
 }
 
 #[cfg(test)]
@@ -87,14 +87,19 @@ mod tests {
 
     #[test]
     fn word_of_another_generation_is_left_alone() {
-        let word = AtomicU32::new(value(7, State::Open).unwrap());
+        let word = AtomicU32::new(value(7, LoanState::Open).unwrap());
         for generation in [0, 6, 8, LAST_GENERATION, LAST_GENERATION + 8, u32::MAX] {
-            assert!(!advance(&word, generation, State::Open, State::Copying));
+            assert!(!advance(
+                &word,
+                generation,
+                LoanState::Open,
+                LoanState::Copying
+            ));
         }
-        assert!(is(&word, 7, State::Open));
-        assert!(advance(&word, 7, State::Open, State::Copying));
-        assert!(!advance(&word, 7, State::Open, State::Over));
-        assert!(advance(&word, 7, State::Copying, State::Done));
-        assert_eq!(value(0, State::Open), None);
+        assert!(is(&word, 7, LoanState::Open));
+        assert!(advance(&word, 7, LoanState::Open, LoanState::Copying));
+        assert!(!advance(&word, 7, LoanState::Open, LoanState::Over));
+        assert!(advance(&word, 7, LoanState::Copying, LoanState::Done));
+        assert_eq!(value(0, LoanState::Open), None);
     }
 }

@@ -20,7 +20,7 @@ use rustix::thread::futex;
 
 use crate::lent_file::LentFile;
 use crate::liveness::{LenderLiveness, OwnLiveness};
-use crate::loan_word::{self, LAST_GENERATION, State, advance, is};
+use crate::loan_word::{self, LAST_GENERATION, LoanState, advance, is};
 use crate::memory::MemoryFile;
 use crate::memory_error::MemoryError;
 use crate::wait_budget::{Bucket, OF_ONE, WaitBudget};
@@ -149,7 +149,7 @@ impl LoanWords {
             slot,
             generation: *generation,
         };
-        let open = loan_word::value(id.generation, State::Open)?;
+        let open = loan_word::value(id.generation, LoanState::Open)?;
         let offset = u64::from(slot) * WORD;
         let store = |word: &AtomicU32| word.store(open, Ordering::Release);
         self.file.with_word(offset, store).ok()?;
@@ -173,7 +173,7 @@ impl LoanWord {
         self.words.file.with_word(offset, access).ok()
     }
 
-    fn is(&self, state: State) -> bool {
+    fn is(&self, state: LoanState) -> bool {
         let is = |word: &AtomicU32| is(word, self.id.generation, state);
         self.with(is).unwrap_or(false)
     }
@@ -185,7 +185,7 @@ impl LoanWord {
 
     /// Whether a copy is in progress, for the end of which it is worth to wait.
     pub(crate) fn is_copying(&self) -> bool {
-        !self.words.has_hung() && self.is(State::Copying)
+        !self.words.has_hung() && self.is(LoanState::Copying)
     }
 
     /// Ends the loan, and waits for a copy in progress, for a change that began at this moment.
@@ -198,7 +198,7 @@ impl LoanWord {
     /// Ends the loan of a reader that says that it has copied. One that copies still breaks the rules, and is not waited for.
     pub(crate) fn close_at_once(&self) -> Closed {
         self.cancel();
-        let is_over = !self.is(State::Copying);
+        let is_over = !self.is(LoanState::Copying);
         if !is_over {
             self.hang();
         }
@@ -208,7 +208,7 @@ impl LoanWord {
     fn closed(&self, is_over: bool) -> Closed {
         if !is_over {
             Closed::Hangs
-        } else if self.is(State::Done) {
+        } else if self.is(LoanState::Done) {
             Closed::Copied
         } else {
             Closed::Unused
@@ -218,10 +218,10 @@ impl LoanWord {
     /// Waits until no copy is in progress, for a change that began at this moment. False if one goes on: its words have hung.
     pub(crate) fn wait(&self, began: Instant) -> bool {
         let generation = self.id.generation;
-        let Some(copying) = loan_word::value(generation, State::Copying) else {
+        let Some(copying) = loan_word::value(generation, LoanState::Copying) else {
             return true;
         };
-        if !self.is(State::Copying) {
+        if !self.is(LoanState::Copying) {
             return true;
         }
         let words = &self.words;
@@ -244,7 +244,7 @@ impl LoanWord {
     }
 
     fn wait_until(&self, until: Instant, copying: u32) -> bool {
-        while self.is(State::Copying) {
+        while self.is(LoanState::Copying) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() || self.words.has_hung() {
                 return false;
@@ -340,7 +340,7 @@ impl BorrowedLoan {
     /// Begins to copy, with all locks held and all memory pinned that the copy needs: the lender waits for its end. `None` if the
     /// loan is over, or its lender has ended.
     pub fn begin(&self) -> Option<Copying<'_>> {
-        let begins = self.advance(State::Open, State::Copying);
+        let begins = self.advance(LoanState::Open, LoanState::Copying);
         let copying = begins.then(|| Copying(self))?;
         // After the word is taken: a lender that ends its loans itself lives until it has seen that.
         self.is_of_a_living_lender().then_some(copying)
@@ -350,13 +350,13 @@ impl BorrowedLoan {
         !self.words.0.lender.is_over()
     }
 
-    fn advance(&self, from: State, to: State) -> bool {
+    fn advance(&self, from: LoanState, to: LoanState) -> bool {
         let generation = self.id.generation;
         let offset = u64::from(self.id.slot) * WORD;
         let advance = |word: &AtomicU32| {
             let is_advanced = advance(word, generation, from, to);
             // The page may have gone meanwhile; then no thread waits there.
-            let _ = (from == State::Copying).then(|| futex::wake(word, SHARED, u32::MAX >> 1));
+            let _ = (from == LoanState::Copying).then(|| futex::wake(word, SHARED, u32::MAX >> 1));
             is_advanced
         };
         self.words
@@ -374,13 +374,13 @@ pub struct Copying<'a>(&'a BorrowedLoan);
 impl Copying<'_> {
     /// All has been copied; whether the lender has waited for that, and lives.
     pub fn finish(self) -> bool {
-        self.0.is_of_a_living_lender() && self.0.advance(State::Copying, State::Done)
+        self.0.is_of_a_living_lender() && self.0.advance(LoanState::Copying, LoanState::Done)
     }
 }
 
 impl Drop for Copying<'_> {
     fn drop(&mut self) {
-        self.0.advance(State::Copying, State::Over);
+        self.0.advance(LoanState::Copying, LoanState::Over);
     }
 }
 
@@ -549,10 +549,10 @@ mod tests {
         let copying = loan.begin().unwrap();
         drop(held);
         assert!(!copying.finish(), "it may have copied what is another's");
-        assert!(first.is(State::Over));
-        assert!(second.is(State::Open));
+        assert!(first.is(LoanState::Over));
+        assert!(second.is(LoanState::Open));
         assert!(lent.loan(second.id).begin().is_none());
-        assert!(second.is(State::Over), "no thread waits for it");
+        assert!(second.is(LoanState::Over), "no thread waits for it");
     }
 
     #[test]

@@ -57,8 +57,8 @@ pub struct Objects {
     doorbells: Arc<Doorbells>,
     /// The memory of BAR2, in which the send queues are.
     bar_memory: Arc<MemoryFile>,
-    uars: Slots<Shared>,
-    protection_domains: Slots<Shared>,
+    uars: Slots<UserCount>,
+    protection_domains: Slots<UserCount>,
     address_handles: Slots<AddressHandle>,
     pub(crate) event_queues: Slots<EventQueue>,
     pub(crate) completion_queues: Slots<CompletionQueue>,
@@ -86,7 +86,7 @@ pub struct Objects {
 
 /// A UAR or a protection domain: it has nothing but users.
 #[derive(Default)]
-struct Shared {
+struct UserCount {
     users: usize,
 }
 
@@ -147,7 +147,7 @@ impl Objects {
 
     /// Takes a UAR into use: a page of doorbells of one process. Its number.
     pub fn create_uar(&mut self) -> Result<u16, ObjectError> {
-        self.uars.insert(Shared::default())
+        self.uars.insert(UserCount::default())
     }
 
     /// Gives a UAR back, and with it the memory of the send queues that its process had. Fails while queues use it.
@@ -161,7 +161,7 @@ impl Objects {
 
     /// Creates a protection domain. Its number.
     pub fn create_protection_domain(&mut self) -> Result<u16, ObjectError> {
-        self.protection_domains.insert(Shared::default())
+        self.protection_domains.insert(UserCount::default())
     }
 
     /// Removes a protection domain. Fails while address handles, queue pairs or memory regions use it.
@@ -182,7 +182,7 @@ impl Objects {
     }
 }
 
-fn remove_unused(slots: &mut Slots<Shared>, number: u16) -> Result<(), ObjectError> {
+fn remove_unused(slots: &mut Slots<UserCount>, number: u16) -> Result<(), ObjectError> {
     let kind = slots.kind();
     if slots.get(number)?.users > 0 {
         return Err(ObjectError::InUse {
@@ -194,13 +194,13 @@ fn remove_unused(slots: &mut Slots<Shared>, number: u16) -> Result<(), ObjectErr
 }
 
 /// An object has one user more of this object, which exists.
-fn add_user(slots: &mut Slots<Shared>, number: u16) -> Result<(), ObjectError> {
+fn add_user(slots: &mut Slots<UserCount>, number: u16) -> Result<(), ObjectError> {
     slots.get_mut(number)?.users += 1;
     Ok(())
 }
 
 /// An object has one user less of this object.
-fn remove_user(slots: &mut Slots<Shared>, number: u16) {
+fn remove_user(slots: &mut Slots<UserCount>, number: u16) {
     if let Ok(object) = slots.get_mut(number) {
         object.users = object.users.saturating_sub(1);
     }

@@ -19,12 +19,12 @@ pub(crate) struct Delayed {
 
 #[derive(Default)]
 struct Queue {
-    state: Mutex<State>,
+    state: Mutex<DelayedState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct DelayedState {
     /// By the time, then in the order of their coming: when it is due, its number and its vector.
     waiting: BTreeSet<(Instant, u64, u16)>,
     count: u64,

@@ -37,7 +37,7 @@ pub enum Task<R> {
 /// engine, so no wake-up is lost. A doorbell that is written through a mapping does not notify it: the engine reads it before it sleeps.
 #[derive(Debug)]
 pub struct SharedRegisters<R> {
-    state: Mutex<State<R>>,
+    state: Mutex<RegistersState<R>>,
     wake: Condvar,
     /// The engine has carried out a request ([`Self::complete`]).
     completed: Condvar,
@@ -46,7 +46,7 @@ pub struct SharedRegisters<R> {
 }
 
 #[derive(Debug)]
-struct State<R> {
+struct RegistersState<R> {
     registers: R,
     is_kicked: bool,
     is_stopped: bool,
@@ -56,7 +56,7 @@ impl<R: EngineRequests> SharedRegisters<R> {
     /// These registers, without a task for the engine.
     pub fn new(registers: R) -> Self {
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(RegistersState {
                 registers,
                 is_kicked: false,
                 is_stopped: false,
@@ -86,7 +86,7 @@ impl<R: EngineRequests> SharedRegisters<R> {
     /// [`ErrorKind::TimedOut`]: it is not, after this time.
     pub fn wait(&self, limit: Duration, is_done: impl Fn(&R) -> bool) -> io::Result<()> {
         let mut state = self.state.lock();
-        let mut is_open = |state: &mut State<R>| !is_done(&state.registers);
+        let mut is_open = |state: &mut RegistersState<R>| !is_done(&state.registers);
         let waited = self
             .completed
             .wait_while_for(&mut state, &mut is_open, limit);

@@ -17,7 +17,7 @@ use crate::limits::MAX_DATA;
 use crate::link_statistics::LinkStatistics;
 use crate::message::{Body, Incarnation, Message};
 use crate::request::{RequestData, RequestError, RequestId, SendError};
-use shared::Shared;
+use shared::SharedLink;
 
 /// Receives what peers send. All methods are called one at a time, from the link's own thread and from [`LinkSender::receive`]. While one
 /// runs, the link sends nothing again, so none may wait.
@@ -35,20 +35,20 @@ pub trait PacketHandler: Send + Sync {
 /// The link at work. Dropped, the adapter leaves its fabric, and its requests end.
 #[derive(Debug)]
 pub struct Link {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLink>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// Sends to other adapters, from any number of threads, and never waits. All clones send by the same link.
 #[derive(Clone, Debug)]
 pub struct LinkSender {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLink>,
 }
 
 /// The answer to one request. Dropped, it refuses the request.
 #[derive(Debug)]
 pub struct Reply {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLink>,
     id: Option<RequestId>,
 }
 
@@ -58,7 +58,7 @@ impl Link {
         socket: OwnedFd,
         handler: Arc<dyn PacketHandler>,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared::new(socket)?);
+        let shared = Arc::new(SharedLink::new(socket)?);
         let thread = std::thread::Builder::new()
             .name("fabric".to_owned())
             .spawn({

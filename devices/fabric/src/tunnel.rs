@@ -30,7 +30,7 @@ use crate::tunnel::frame::MAX_FRAME;
 use crate::tunnel::handshakes::{Handshakes, MAX_HANDSHAKES};
 use crate::tunnel::packets_to_send::{PacketsToSend, send_packets};
 use crate::tunnel::receive::receive;
-use crate::tunnel::shared::{Sending, Shared, certificate};
+use crate::tunnel::shared::{Sending, SharedTunnels, certificate};
 
 pub(crate) use self::frame::Frame;
 pub(crate) use self::shared::{TunnelEvent, TunnelId};
@@ -88,7 +88,7 @@ pub enum TunnelError {
 /// All tunnels. They end when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Tunnels {
-    shared: Arc<Shared>,
+    shared: Arc<SharedTunnels>,
     /// Where others make tunnels to this fabric.
     listen: Option<SocketAddr>,
     /// Dropped, it ends the thread.
@@ -99,7 +99,7 @@ impl Tunnels {
     /// Starts the thread of the tunnels, which binds its sockets before this returns.
     pub(crate) fn start(config: &TunnelConfig) -> Result<Self, TunnelError> {
         let identity = Identity::read(&config.certificates)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedTunnels {
             state: Mutex::default(),
             wake: EventFd::new().map_err(io::Error::from)?,
         });
@@ -230,7 +230,7 @@ fn transport() -> Arc<TransportConfig> {
 }
 
 /// Takes tunnels of others.
-async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
+async fn accept(endpoint: Endpoint, shared: Arc<SharedTunnels>) {
     let handshakes = Arc::new(Handshakes::default());
     let tunnels = Arc::new(Semaphore::new(MAX_TUNNELS));
     while let Some(incoming) = endpoint.accept().await {
@@ -273,7 +273,7 @@ async fn accept(endpoint: Endpoint, shared: Arc<Shared>) {
 }
 
 /// Keeps a tunnel to one other fabric.
-async fn connect(endpoint: Endpoint, address: SocketAddr, shared: Arc<Shared>) {
+async fn connect(endpoint: Endpoint, address: SocketAddr, shared: Arc<SharedTunnels>) {
     loop {
         match endpoint.connect(address, SERVER_NAME) {
             Ok(connecting) => match connecting.await {
@@ -310,7 +310,7 @@ fn advice(error: &ConnectionError) -> &'static str {
 }
 
 /// Serves one tunnel until it ends.
-async fn serve(connection: Connection, shared: &Arc<Shared>) {
+async fn serve(connection: Connection, shared: &Arc<SharedTunnels>) {
     let (packets, packets_to_send) = mpsc::channel(MAX_QUEUED);
     let (notices, notices_to_send) = mpsc::channel(MAX_NOTICES);
     let is_full = Arc::new(AtomicBool::new(false));

@@ -34,4 +34,4 @@ pub use layout::{FlightError, Header, Level};
 pub use mapped_file::{MappedFile, MappedFileError, create_mapped};
 pub use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 pub use recorder::{Recorder, monotonic_ns};
-pub use sanitizer::{Finding, FindingKind, Sanitizer, Shared, shared};
+pub use sanitizer::{Finding, FindingKind, Sanitizer, SharedPages, shared};

@@ -281,7 +281,7 @@ impl PageUse<'_> {
 
 /// What [`shared`] has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shared {
+pub struct SharedPages {
     /// One finding for each command of the device that came second, with the number of that device.
     pub findings: Vec<(usize, Finding)>,
     /// How many pages of mappings were not compared, as there were more than the limit.
@@ -290,10 +290,10 @@ pub struct Shared {
 
 /// Pages that were mapped for the data of commands of two devices at once, of which one could write. The devices' clocks are one.
 /// Compares at most `most` pages of mappings: a guest may map without end.
-pub fn shared(histories: &[&History], most: u64) -> Shared {
+pub fn shared(histories: &[&History], most: u64) -> SharedPages {
     let has_some = |history: &&&History| history.mappings.iter().any(is_comparable);
     if histories.iter().filter(has_some).count() < 2 {
-        return Shared::default();
+        return SharedPages::default();
     }
     let (mut uses, uncompared) = page_uses(histories, most);
     uses.sort_unstable_by_key(|page_use| (page_use.page(), page_use.life.mapped.nanos));
@@ -312,7 +312,7 @@ pub fn shared(histories: &[&History], most: u64) -> Shared {
         .map(|((device, _), finding)| (device, finding))
         .collect();
     findings.sort_by_key(|(device, finding)| (*device, finding.at, finding.address));
-    Shared {
+    SharedPages {
         findings,
         uncompared,
     }

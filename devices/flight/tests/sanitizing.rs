@@ -8,7 +8,7 @@
 
 use peerbar_flight::{
     Backing, Completer, Direction, Dma, DmaOutcome, Event, FileSpan, Finding, FindingKind, History,
-    Mapping, Origin, Purpose, Record, Route, Sanitizer, Shared, shared,
+    Mapping, Origin, Purpose, Record, Route, Sanitizer, SharedPages, shared,
 };
 use proptest::prelude::*;
 
@@ -400,11 +400,11 @@ fn shared_pages_beyond_the_limit_are_counted() {
     let cut = shared(&histories, 3);
     assert_eq!((cut.findings.len(), cut.uncompared), (0, 2));
     // Nothing is to be compared with those of one device, nor those of no file.
-    assert_eq!(shared(&histories[..1], 0), Shared::default());
+    assert_eq!(shared(&histories[..1], 0), SharedPages::default());
     let window = two_pages(0x4000, Backing::Device);
     let beside = shared(&[&window, histories[0], histories[1]], 4);
     assert_eq!((beside.findings.len(), beside.uncompared), (1, 0));
-    assert_eq!(shared(&[&window, histories[0]], 0), Shared::default());
+    assert_eq!(shared(&[&window, histories[0]], 0), SharedPages::default());
 }
 
 #[test]

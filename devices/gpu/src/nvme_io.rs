@@ -16,8 +16,8 @@ use crate::executor::{Executor, Progress};
 use crate::faults::{Fault, FaultCode};
 use crate::gpu_memory::GpuAddress;
 use crate::nvme_queue::{
-    BATCH, COMPLETION_BYTES, NvmeIo, NvmeIoRequest, QueueProgress, REQUEST_BYTES, STATE_BYTES,
-    SUBMISSION_BYTES, State,
+    BATCH, COMPLETION_BYTES, NvmeIo, NvmeIoRequest, NvmeIoState, QueueProgress, REQUEST_BYTES,
+    STATE_BYTES, SUBMISSION_BYTES,
 };
 use crate::word::{Word, check_time};
 
@@ -97,7 +97,7 @@ impl Executor {
         self.memory.check(io.submission, submissions, true)?;
         self.memory.check(io.completion, completions, false)?;
         self.memory.check(io.state, STATE_BYTES, true)?;
-        let mut state = State::new_zeroed();
+        let mut state = NvmeIoState::new_zeroed();
         let read = state.as_mut_bytes();
         self.memory.read(Purpose::Payload, io.state, read)?;
         if state.flags.get() & IN_USE != 0 {
@@ -115,7 +115,7 @@ impl Executor {
         Ok(())
     }
 
-    fn keep(&self, io: &NvmeIo, state: &State) -> Result<(), Fault> {
+    fn keep(&self, io: &NvmeIo, state: &NvmeIoState) -> Result<(), Fault> {
         self.memory
             .write(Purpose::Payload, io.state, state.as_bytes())
     }

@@ -68,7 +68,7 @@ pub(crate) struct QueueProgress {
 /// What is kept of the queues between launches. All zeros is a pair that was just made.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-pub(crate) struct State {
+pub(crate) struct NvmeIoState {
     pub(crate) submitted: U64,
     pub(crate) completed: U64,
     pub(crate) doorbells: U64,
@@ -91,7 +91,7 @@ pub(crate) struct NvmeIoRequest {
     pub(crate) outcome: U32,
 }
 
-const _: () = assert!(size_of::<State>() as u64 == STATE_BYTES);
+const _: () = assert!(size_of::<NvmeIoState>() as u64 == STATE_BYTES);
 const _: () = assert!(size_of::<NvmeIoRequest>() as u64 == REQUEST_BYTES);
 
 impl NvmeIo {
@@ -179,8 +179,8 @@ impl QueueProgress {
         })
     }
 
-    pub(crate) fn state(&self, flags: u32, index: u16) -> State {
-        State {
+    pub(crate) fn state(&self, flags: u32, index: u16) -> NvmeIoState {
+        NvmeIoState {
             submitted: self.submitted.into(),
             completed: self.completed.into(),
             doorbells: self.doorbells.into(),

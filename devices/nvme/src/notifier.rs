@@ -34,7 +34,7 @@ pub(crate) enum Task {
 /// answered. So an access that may end an interrupt lowers the pin before the answer, and the queue's owner raises it again if
 /// entries are left to take.
 pub(crate) struct Notifier {
-    state: Mutex<State>,
+    state: Mutex<NotifierState>,
     interrupts: Arc<dyn Interrupts>,
     pub(crate) doorbells: Arc<DoorbellPage>,
     pub(crate) intx: Intx,
@@ -51,7 +51,7 @@ pub(crate) struct Notifier {
     bad_value: AtomicBool,
 }
 
-struct State {
+struct NotifierState {
     registers: Registers,
     stop: bool,
 }
@@ -69,7 +69,7 @@ impl Notifier {
         Ok(Self {
             engine: events()?,
             workers: (0..workers).map(|_| events()).collect::<io::Result<_>>()?,
-            state: Mutex::new(State {
+            state: Mutex::new(NotifierState {
                 registers,
                 stop: false,
             }),
@@ -106,7 +106,7 @@ impl Notifier {
         result
     }
 
-    fn update_quiet(&self, state: &State) {
+    fn update_quiet(&self, state: &NotifierState) {
         self.quiet
             .store(state.registers.is_quiet(), Ordering::Relaxed);
     }
@@ -228,7 +228,7 @@ impl Notifier {
         self.workers.iter().for_each(EventCount::notify);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, NotifierState> {
         self.state.lock()
     }
 }

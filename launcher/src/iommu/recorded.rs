@@ -5,8 +5,8 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use peerbar_flight::{
-    Command, Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, Shared, WindowEvent,
-    shared,
+    Command, Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, SharedPages,
+    WindowEvent, shared,
 };
 
 use super::behind::Ram;
@@ -160,7 +160,7 @@ impl Recorded {
         let own = self.shown();
         let own = own.flat_map(|device| device.findings.iter().map(move |f| (device, f.clone())));
         let histories: Vec<&History> = self.devices.iter().map(|device| &device.history).collect();
-        let Shared {
+        let SharedPages {
             findings,
             uncompared,
         } = shared(&histories, MOST_PAGES);

@@ -5,7 +5,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 
-use super::{State, Word, abandon, advance, cancel, is, value};
+use super::{LoanState, Word, abandon, advance, cancel, is, value};
 
 const GENERATION: u32 = 1;
 
@@ -19,7 +19,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Arc<Self> {
-        let open = value(GENERATION, State::Open).unwrap();
+        let open = value(GENERATION, LoanState::Open).unwrap();
         Arc::new(Self {
             word: AtomicU32::new(open),
             page: UnsafeCell::default(),
@@ -29,10 +29,15 @@ impl Scene {
     /// The reader; whether it has copied the page.
     fn read(&self) -> bool {
         let word = &self.word;
-        let begins = advance(word, GENERATION, State::Open, State::Copying);
+        let begins = advance(word, GENERATION, LoanState::Open, LoanState::Copying);
         if begins {
             self.page.with(|_| ());
-            assert!(advance(word, GENERATION, State::Copying, State::Done));
+            assert!(advance(
+                word,
+                GENERATION,
+                LoanState::Copying,
+                LoanState::Done
+            ));
         }
         begins
     }
@@ -46,7 +51,7 @@ impl Scene {
     /// The lender ends the loan, and waits for a copy.
     fn wait(&self) {
         cancel(&self.word, GENERATION);
-        while is(&self.word, GENERATION, State::Copying) {
+        while is(&self.word, GENERATION, LoanState::Copying) {
             thread::yield_now();
         }
     }
@@ -60,8 +65,8 @@ fn reader_meets_no_next_owner_of_the_page() {
         let reader = thread::spawn(move || other.read());
         scene.end();
         let has_read = reader.join().unwrap();
-        assert_eq!(is(&scene.word, GENERATION, State::Done), has_read);
-        assert_eq!(is(&scene.word, GENERATION, State::Over), !has_read);
+        assert_eq!(is(&scene.word, GENERATION, LoanState::Done), has_read);
+        assert_eq!(is(&scene.word, GENERATION, LoanState::Over), !has_read);
     });
 }
 
@@ -82,20 +87,20 @@ fn two_ends_both_wait_for_the_reader() {
 #[test]
 fn abandoned_copy_succeeds_exactly_if_it_was_done() {
     loom::model(|| {
-        let open = value(GENERATION, State::Open).unwrap();
+        let open = value(GENERATION, LoanState::Open).unwrap();
         let word = Arc::new(AtomicU32::new(open));
         let read = word.clone();
         let reader = thread::spawn(move || {
-            let begins = advance(&*read, GENERATION, State::Open, State::Copying);
-            begins && advance(&*read, GENERATION, State::Copying, State::Done)
+            let begins = advance(&*read, GENERATION, LoanState::Open, LoanState::Copying);
+            begins && advance(&*read, GENERATION, LoanState::Copying, LoanState::Done)
         });
         cancel(&*word, GENERATION);
         let is_abandoned = abandon(&*word, GENERATION);
-        let is_done = is(&*word, GENERATION, State::Done);
+        let is_done = is(&*word, GENERATION, LoanState::Done);
         let has_succeeded = reader.join().unwrap();
         assert_eq!(is_done, has_succeeded);
         assert!(!(is_abandoned && has_succeeded));
-        let over = is(&*word, GENERATION, State::Over);
+        let over = is(&*word, GENERATION, LoanState::Over);
         assert_eq!(over, !has_succeeded);
     });
 }

@@ -32,8 +32,8 @@ const MAX_UNSENT: usize = 512;
 pub(super) type Done = Box<dyn FnOnce(Result<Vec<u8>, RequestError>) + Send>;
 
 /// What the handles of a link and its thread share.
-pub(super) struct Shared {
-    pub(super) state: Mutex<State>,
+pub(super) struct SharedLink {
+    pub(super) state: Mutex<LockedLink>,
     /// Held while events are handled, so that they are handled in order.
     handling: Mutex<()>,
     /// Wakes the link's thread.
@@ -42,7 +42,7 @@ pub(super) struct Shared {
     pub(super) direct_events: Arc<OwnedFd>,
 }
 
-pub(super) struct State {
+pub(super) struct LockedLink {
     /// None while there is no fabric.
     pub(super) socket: Option<Arc<OwnedFd>>,
     /// What it attaches again by.
@@ -57,13 +57,13 @@ pub(super) struct State {
     is_leaving: bool,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for SharedLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
+        f.debug_struct("SharedLink").finish_non_exhaustive()
     }
 }
 
-impl State {
+impl LockedLink {
     /// Has the transport handle some of what has come by direct connections.
     fn take_direct(&mut self, now: Instant) {
         for received in self.direct.receive() {
@@ -81,12 +81,12 @@ impl State {
     }
 }
 
-impl Shared {
+impl SharedLink {
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         let direct = PeerConnections::new()?;
         Ok(Self {
             direct_events: direct.events(),
-            state: Mutex::new(State {
+            state: Mutex::new(LockedLink {
                 socket: Some(Arc::new(socket)),
                 attempt: None,
                 transport: Transport::new(),
@@ -298,7 +298,7 @@ impl Shared {
     }
 
     /// Sends what the transport has to send; the rest is for the link's thread.
-    pub(super) fn carry_out(&self, state: &mut MutexGuard<'_, State>) {
+    pub(super) fn carry_out(&self, state: &mut MutexGuard<'_, LockedLink>) {
         for output in state.transport.take_outputs() {
             match output {
                 Output::Send(message) => self.send(state, &message),
@@ -319,14 +319,14 @@ impl Shared {
         self.flush(state);
     }
 
-    pub(super) fn send(&self, state: &mut MutexGuard<'_, State>, message: &Message) {
+    pub(super) fn send(&self, state: &mut MutexGuard<'_, LockedLink>, message: &Message) {
         let packet = message.encode();
         if !state.direct.send(message, &packet) {
             self.send_by_fabric(state, packet);
         }
     }
 
-    fn send_by_fabric(&self, state: &mut MutexGuard<'_, State>, packet: Packet) {
+    fn send_by_fabric(&self, state: &mut MutexGuard<'_, LockedLink>, packet: Packet) {
         if state.unsent.len() < MAX_UNSENT {
             state.unsent.push_back(packet);
         }
@@ -334,7 +334,7 @@ impl Shared {
     }
 
     /// Sends until the socket buffer is full. The link's thread goes on, once it is woken.
-    fn flush(&self, state: &mut MutexGuard<'_, State>) {
+    fn flush(&self, state: &mut MutexGuard<'_, LockedLink>) {
         let Some(socket) = state.socket.clone() else {
             state.unsent.clear();
             return;
@@ -351,7 +351,7 @@ impl Shared {
     }
 
     /// Has the link's thread send what the socket buffer has no space for.
-    pub(super) fn wake_if_full(&self, state: &State) {
+    pub(super) fn wake_if_full(&self, state: &LockedLink) {
         if !state.unsent.is_empty() {
             self.wake.signal();
         }

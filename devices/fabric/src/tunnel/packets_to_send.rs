@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use quinn::Connection;
 use tokio::sync::mpsc;
 
-use super::shared::Shared;
+use super::shared::SharedTunnels;
 
 /// The packets for a tunnel.
 pub(super) struct PacketsToSend {
     pub(super) packets: mpsc::Receiver<Vec<u8>>,
     pub(super) is_full: Arc<AtomicBool>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SharedTunnels>,
 }
 
 impl PacketsToSend {

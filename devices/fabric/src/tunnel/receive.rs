@@ -7,7 +7,7 @@ use thiserror::Error;
 use tokio::sync::Semaphore;
 
 use super::frame::{Frame, FrameError, MAX_FRAME};
-use super::shared::{Shared, TunnelEvent, TunnelId};
+use super::shared::{SharedTunnels, TunnelEvent, TunnelId};
 
 /// The most packets of one other fabric that wait for this one, and as many notices. Packets beyond are dropped, notices are not read.
 const MAX_EVENTS: usize = 256;
@@ -29,7 +29,7 @@ pub(super) enum TunnelEnd {
 pub(super) async fn receive(
     connection: &Connection,
     id: TunnelId,
-    shared: &Arc<Shared>,
+    shared: &Arc<SharedTunnels>,
 ) -> TunnelEnd {
     let first = match connection.accept_uni().await {
         Ok(first) => first,
@@ -55,7 +55,7 @@ pub(super) async fn receive(
 async fn receive_packet(
     mut stream: RecvStream,
     id: TunnelId,
-    shared: Arc<Shared>,
+    shared: Arc<SharedTunnels>,
     permits: Arc<Semaphore>,
 ) {
     let Ok(bytes) = stream.read_to_end(MAX_FRAME).await else {
@@ -71,7 +71,11 @@ async fn receive_packet(
 }
 
 /// The notices of the other side, each with its length before it (2 bytes, little-endian).
-async fn receive_notices(mut stream: RecvStream, id: TunnelId, shared: Arc<Shared>) -> TunnelEnd {
+async fn receive_notices(
+    mut stream: RecvStream,
+    id: TunnelId,
+    shared: Arc<SharedTunnels>,
+) -> TunnelEnd {
     let permits = Arc::new(Semaphore::new(MAX_EVENTS));
     loop {
         // QUIC stops the other side while the fabric does not keep up.

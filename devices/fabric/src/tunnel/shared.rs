@@ -29,14 +29,14 @@ pub(crate) enum TunnelEvent {
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) state: Mutex<State>,
+pub(super) struct SharedTunnels {
+    pub(super) state: Mutex<LockedTunnels>,
     /// Readable while there are events.
     pub(super) wake: EventFd,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct LockedTunnels {
     last: u64,
     pub(super) open: BTreeMap<TunnelId, Sending>,
     pub(super) events: VecDeque<TunnelEvent>,
@@ -55,7 +55,7 @@ pub(super) struct Sending {
     pub(super) is_full: Arc<AtomicBool>,
 }
 
-impl Shared {
+impl SharedTunnels {
     /// Keeps a new tunnel's way to send; the number of the tunnel.
     pub(super) fn open(&self, sending: Sending) -> TunnelId {
         let mut state = self.state.lock();

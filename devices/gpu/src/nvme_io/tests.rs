@@ -190,8 +190,8 @@ impl NvmeIoFixture {
         self.executor.outcome(&self.io, index).unwrap()
     }
 
-    fn state(&self) -> State {
-        let mut state = State::new_zeroed();
+    fn state(&self) -> NvmeIoState {
+        let mut state = NvmeIoState::new_zeroed();
         let memory = &self.executor.memory;
         memory
             .read(Purpose::Payload, self.io.state, state.as_mut_bytes())

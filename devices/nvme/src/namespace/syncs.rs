@@ -15,20 +15,20 @@ pub(crate) type Ticket = u64;
 /// The syncs of a namespace.
 #[derive(Default)]
 pub(crate) struct Syncs {
-    state: Mutex<State>,
+    state: Mutex<SyncsState>,
     ended: Condvar,
     failed: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct SyncsState {
     next: Ticket,
     in_progress: BTreeSet<Ticket>,
     /// A command has been deferred until some have ended.
     is_awaited: bool,
 }
 
-impl State {
+impl SyncsState {
     fn have_ended(&self, before: Ticket) -> bool {
         self.in_progress
             .first()

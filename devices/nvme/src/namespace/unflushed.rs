@@ -20,10 +20,10 @@ const MOST_BYTES: usize = 64 << 20;
 
 /// Former contents of blocks of a namespace.
 #[derive(Default)]
-pub(crate) struct Unflushed(Mutex<State>);
+pub(crate) struct Unflushed(Mutex<UnflushedState>);
 
 #[derive(Default)]
-struct State {
+struct UnflushedState {
     /// In the order of their tickets.
     former: VecDeque<Former>,
     /// The ticket of the newest former contents of a block.
@@ -107,7 +107,7 @@ impl Unflushed {
     }
 }
 
-impl State {
+impl UnflushedState {
     /// Gives up what this sync, or one before it, has brought to stable storage.
     fn give_up(&mut self, ticket: Ticket, blocks: Option<Range<u64>>) {
         let is_kept = |former: &Former| {
