@@ -5,7 +5,6 @@ mod counters;
 mod errors;
 mod event_counters;
 mod events;
-mod fabric;
 mod fast_regions;
 mod fixture;
 mod lending;
@@ -15,6 +14,7 @@ mod rdma;
 mod remote;
 mod reuse;
 mod speed;
+mod two_adapters;
 
 use std::sync::Arc;
 

@@ -21,7 +21,7 @@ use vfio_user::Client;
 
 use crate::daemon::{client, start};
 use crate::driver::Driver;
-use crate::transfers::{Fabric as Pairs, PAGE, REGION_BYTES, everything, gid};
+use crate::transfers::{PAGE, QueuePairs, REGION_BYTES, everything, gid};
 use crate::two_daemons::{GONE, stop};
 
 /// The addresses of the two adapters.
@@ -106,7 +106,7 @@ impl Moment {
 /// An adapter, its driver, and the keys of its memory region.
 struct End {
     daemon: Daemon,
-    pairs: Pairs<Client>,
+    pairs: QueuePairs<Client>,
     keys: (u32, u32),
 }
 
@@ -120,7 +120,7 @@ impl End {
         driver.bring_up();
         let mut peer = gid(&mut driver);
         peer[15] ^= 1;
-        let mut pairs = Pairs::new(driver, peer);
+        let mut pairs = QueuePairs::new(driver, peer);
         let keys = pairs.register(everything());
         Self {
             daemon,

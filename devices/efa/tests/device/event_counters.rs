@@ -16,7 +16,7 @@ use zerocopy::FromZeros;
 use crate::daemon::{client, start};
 use crate::driver::{DATA, Driver, Link, Local};
 use crate::objects::{allocate, modify_state, queue_pair};
-use crate::transfers::{Fabric, PAGE, everything, gid};
+use crate::transfers::{PAGE, QueuePairs, everything, gid};
 
 /// Where the words are.
 const WORD: u64 = DATA + 8 * PAGE;
@@ -245,7 +245,7 @@ fn impossible_attachments_are_refused() {
 /// Counts writes of the sender and of others at the receiver, and takes the first counter away again.
 fn writes_are_counted<L: Link>(mut driver: Driver<L>) {
     let gid = gid(&mut driver);
-    let mut fabric = Fabric::new(driver, gid);
+    let mut pairs = QueuePairs::new(driver, gid);
     let (write, remote) = (
         QpEvents::new().with_write(true),
         QpEvents::new().with_remote_write(true),
@@ -253,25 +253,25 @@ fn writes_are_counted<L: Link>(mut driver: Driver<L>) {
     let mut detached = None;
     for (side, events) in [(0, write), (1, remote)] {
         let address = WORD + 8 * side as u64;
-        let counter = create(&mut fabric.driver, fabric.uar, address).unwrap();
-        let command = attachment(counter, fabric.handle(side), events);
-        fabric.make_idle(side);
-        let completion = fabric.driver.execute(Opcode::AttachEventCounter, &command);
+        let counter = create(&mut pairs.driver, pairs.uar, address).unwrap();
+        let command = attachment(counter, pairs.handle(side), events);
+        pairs.make_idle(side);
+        let completion = pairs.driver.execute(Opcode::AttachEventCounter, &command);
         completion.expect(Status::Success);
-        fabric.make_ready(side);
+        pairs.make_ready(side);
         detached = detached.or(Some(command));
     }
-    let keys = fabric.register(everything());
+    let keys = pairs.register(everything());
     let here = (keys.local_key.get(), 0x10);
     for round in 1..=4 {
         if round == 4 {
             let command = detached.take().unwrap();
-            let completion = fabric.driver.execute(Opcode::DetachEventCounter, &command);
+            let completion = pairs.driver.execute(Opcode::DetachEventCounter, &command);
             completion.expect(Status::Success);
         }
-        fabric.rdma(Operation::RdmaWrite, (keys.remote_key.get(), PAGE), here, 8);
-        fabric.expect_sent(CompletionStatus::Ok);
-        let counted = [WORD, WORD + 8].map(|at| word(&fabric.driver, at));
+        pairs.rdma(Operation::RdmaWrite, (keys.remote_key.get(), PAGE), here, 8);
+        pairs.expect_sent(CompletionStatus::Ok);
+        let counted = [WORD, WORD + 8].map(|at| word(&pairs.driver, at));
         assert_eq!(counted, [round.min(3), round]);
     }
 }

@@ -11,7 +11,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use crate::daemon::{client, start};
 use crate::driver::{Driver, Link};
 use crate::objects::allocate;
-use crate::transfers::{Fabric, PAGE, REGION, REGION_IOVA, everything, gid};
+use crate::transfers::{PAGE, QueuePairs, REGION, REGION_IOVA, everything, gid};
 
 fn region(pd: u16, max_pages: u32) -> AllocMr {
     let mut command = AllocMr::new_zeroed();
@@ -52,10 +52,10 @@ fn impossible_regions_are_refused_and_others_removed_once() {
 /// Registers a page by a work request, writes from there, and takes it away.
 fn memory_is_given_and_taken_away<L: Link>(mut driver: Driver<L>) {
     let gid = gid(&mut driver);
-    let mut fabric = Fabric::new(driver, gid);
-    let target = fabric.register(everything());
-    let command = region(fabric.pd, 1);
-    let keys: AllocatedMr = fabric.driver.execute(Opcode::AllocMr, &command).view();
+    let mut pairs = QueuePairs::new(driver, gid);
+    let target = pairs.register(everything());
+    let command = region(pairs.pd, 1);
+    let keys: AllocatedMr = pairs.driver.execute(Opcode::AllocMr, &command).view();
     let key = keys.local_key.get() + 1;
     let registration = FastRegistration {
         lkey: key.into(),
@@ -70,29 +70,29 @@ fn memory_is_given_and_taken_away<L: Link>(mut driver: Driver<L>) {
         lkey: key.into(),
         reserved: [0; 28],
     };
-    fabric.driver.write_ram(REGION, b"by a work request");
+    pairs.driver.write_ram(REGION, b"by a work request");
     let (there, here) = ((target.remote_key.get(), PAGE), (key, 0));
     use CompletionStatus as S;
-    fabric.rdma(Operation::RdmaWrite, there, here, 17);
-    fabric.expect_sent(S::LocalInvalidKey);
-    fabric.post(Operation::FastRegister, 0, registration.as_bytes());
-    fabric.expect_sent(S::Ok);
-    fabric.rdma(Operation::RdmaWrite, there, here, 17);
-    fabric.expect_sent(S::Ok);
+    pairs.rdma(Operation::RdmaWrite, there, here, 17);
+    pairs.expect_sent(S::LocalInvalidKey);
+    pairs.post(Operation::FastRegister, 0, registration.as_bytes());
+    pairs.expect_sent(S::Ok);
+    pairs.rdma(Operation::RdmaWrite, there, here, 17);
+    pairs.expect_sent(S::Ok);
     let mut found = [0; 17];
-    fabric.read_region(PAGE, &mut found);
+    pairs.read_region(PAGE, &mut found);
     assert_eq!(&found, b"by a work request");
     // It may be read only.
-    fabric.rdma(Operation::RdmaRead, there, here, 17);
-    fabric.expect_sent(S::LocalInvalidKey);
-    fabric.post(Operation::FastInvalidate, 0, invalidation.as_bytes());
-    fabric.expect_sent(S::Ok);
-    fabric.rdma(Operation::RdmaWrite, there, here, 17);
-    fabric.expect_sent(S::LocalInvalidKey);
-    let completion = fabric.driver.execute(Opcode::DeregMr, &deregister(key));
+    pairs.rdma(Operation::RdmaRead, there, here, 17);
+    pairs.expect_sent(S::LocalInvalidKey);
+    pairs.post(Operation::FastInvalidate, 0, invalidation.as_bytes());
+    pairs.expect_sent(S::Ok);
+    pairs.rdma(Operation::RdmaWrite, there, here, 17);
+    pairs.expect_sent(S::LocalInvalidKey);
+    let completion = pairs.driver.execute(Opcode::DeregMr, &deregister(key));
     completion.expect(Status::Success);
-    fabric.post(Operation::FastRegister, 0, registration.as_bytes());
-    fabric.expect_sent(S::LocalInvalidKey);
+    pairs.post(Operation::FastRegister, 0, registration.as_bytes());
+    pairs.expect_sent(S::LocalInvalidKey);
 }
 
 #[test]

@@ -45,7 +45,7 @@ struct Side {
 }
 
 /// Two queue pairs of one protection domain, with a memory region.
-pub(crate) struct Fabric<L> {
+pub(crate) struct QueuePairs<L> {
     pub(crate) driver: Driver<L>,
     pub(crate) uar: u16,
     pub(crate) pd: u16,
@@ -59,7 +59,7 @@ pub(crate) struct Fabric<L> {
     pub(crate) request: u16,
 }
 
-impl<L: Link> Fabric<L> {
+impl<L: Link> QueuePairs<L> {
     /// Those of a driver. Their address handle leads to the adapter of this GID.
     pub(crate) fn new(mut driver: Driver<L>, gid: [u8; 16]) -> Self {
         let uar = allocate(&mut driver, Opcode::AllocUar);
@@ -331,44 +331,44 @@ pub(crate) fn gid<L: Link>(driver: &mut Driver<L>) -> [u8; 16] {
     network.gid
 }
 
-fn fabric() -> Fabric<Local> {
+fn queue_pairs() -> QueuePairs<Local> {
     let mut driver = Driver::new();
     let gid = gid(&mut driver);
-    Fabric::new(driver, gid)
+    QueuePairs::new(driver, gid)
 }
 
 /// A message and RDMA in both directions, over page boundaries of a region whose pages are scattered.
 pub(crate) fn every_operation_moves_its_bytes<L: Link>(mut driver: Driver<L>) {
     let gid = gid(&mut driver);
-    let mut fabric = Fabric::new(driver, gid);
-    let keys = fabric.register(everything());
+    let mut pairs = QueuePairs::new(driver, gid);
+    let keys = pairs.register(everything());
     let (local_key, remote_key) = (keys.local_key.get(), keys.remote_key.get());
     let mut found = [0; 8];
-    fabric.write_region(PAGE - 4, b"mess");
-    fabric.write_region(PAGE, b"ages");
-    fabric.receive(local_key, 2 * PAGE, 64);
-    fabric.send(local_key, PAGE - 4, 8);
-    fabric.expect_sent(CompletionStatus::Ok);
-    let received = fabric.completion(1);
+    pairs.write_region(PAGE - 4, b"mess");
+    pairs.write_region(PAGE, b"ages");
+    pairs.receive(local_key, 2 * PAGE, 64);
+    pairs.send(local_key, PAGE - 4, 8);
+    pairs.expect_sent(CompletionStatus::Ok);
+    let received = pairs.completion(1);
     let received = ReceiveCompletion::read_from_bytes(&received).unwrap();
     assert_eq!((received.common.status, received.length.get()), (0, 8));
-    fabric.read_region(2 * PAGE, &mut found);
+    pairs.read_region(2 * PAGE, &mut found);
     assert_eq!(&found, b"messages");
-    fabric.write_region(0x10, b"to write");
+    pairs.write_region(0x10, b"to write");
     let here = (local_key, 0x10);
-    fabric.rdma(Operation::RdmaWrite, (remote_key, 3 * PAGE), here, 8);
-    fabric.expect_sent(CompletionStatus::Ok);
-    fabric.read_region(3 * PAGE, &mut found);
+    pairs.rdma(Operation::RdmaWrite, (remote_key, 3 * PAGE), here, 8);
+    pairs.expect_sent(CompletionStatus::Ok);
+    pairs.read_region(3 * PAGE, &mut found);
     assert_eq!(&found, b"to write");
-    fabric.write_region(3 * PAGE + 0x20, b"for read");
+    pairs.write_region(3 * PAGE + 0x20, b"for read");
     let here = (local_key, 0x30);
-    fabric.rdma(Operation::RdmaRead, (remote_key, 3 * PAGE + 0x20), here, 8);
-    fabric.expect_sent(CompletionStatus::Ok);
-    fabric.read_region(0x30, &mut found);
+    pairs.rdma(Operation::RdmaRead, (remote_key, 3 * PAGE + 0x20), here, 8);
+    pairs.expect_sent(CompletionStatus::Ok);
+    pairs.read_region(0x30, &mut found);
     assert_eq!(&found, b"for read");
     let mut command = GetStats::new_zeroed();
     command.kind = kind::RDMA_WRITE;
-    let writes: RdmaWrite = fabric.driver.execute(Opcode::GetStats, &command).view();
+    let writes: RdmaWrite = pairs.driver.execute(Opcode::GetStats, &command).view();
     assert_eq!((writes.writes.get(), writes.bytes.get()), (1, 8));
 }
 
@@ -379,111 +379,111 @@ fn operations_move_their_bytes_by_scattered_pages() {
 
 #[test]
 fn queues_go_on_round_after_round() {
-    let mut fabric = fabric();
-    let keys = fabric.register(everything());
+    let mut pairs = queue_pairs();
+    let keys = pairs.register(everything());
     let (local_key, remote_key) = (keys.local_key.get(), keys.remote_key.get());
     for round in 0..3 * u64::from(ENTRIES) + 1 {
-        fabric.write_region(0, &round.to_le_bytes());
-        fabric.rdma(Operation::RdmaWrite, (remote_key, PAGE), (local_key, 0), 8);
-        fabric.expect_sent(CompletionStatus::Ok);
+        pairs.write_region(0, &round.to_le_bytes());
+        pairs.rdma(Operation::RdmaWrite, (remote_key, PAGE), (local_key, 0), 8);
+        pairs.expect_sent(CompletionStatus::Ok);
         let mut found = [0; 8];
-        fabric.read_region(PAGE, &mut found);
+        pairs.read_region(PAGE, &mut found);
         assert_eq!(found, round.to_le_bytes());
     }
 }
 
 #[test]
 fn key_that_was_guessed_or_permits_less_moves_nothing() {
-    let mut fabric = fabric();
-    let keys = fabric.register(everything());
+    let mut pairs = queue_pairs();
+    let keys = pairs.register(everything());
     let (local_key, remote_key) = (keys.local_key.get(), keys.remote_key.get());
-    let read_only = fabric.register(Permissions::new().with_remote_read(true));
+    let read_only = pairs.register(Permissions::new().with_remote_read(true));
     let unwritable = read_only.remote_key.get();
-    fabric.write_region(0, b"payload!");
+    pairs.write_region(0, b"payload!");
     for key in [
         remote_key ^ 1,
         remote_key.wrapping_add(1),
         local_key,
         unwritable,
     ] {
-        fabric.rdma(Operation::RdmaWrite, (key, PAGE), (local_key, 0), 8);
-        fabric.expect_sent(CompletionStatus::RemoteBadAddress);
+        pairs.rdma(Operation::RdmaWrite, (key, PAGE), (local_key, 0), 8);
+        pairs.expect_sent(CompletionStatus::RemoteBadAddress);
     }
     let unwritable = read_only.local_key.get();
     let there = (remote_key, 0);
-    fabric.rdma(Operation::RdmaRead, there, (unwritable, PAGE), 8);
-    fabric.expect_sent(CompletionStatus::LocalInvalidKey);
+    pairs.rdma(Operation::RdmaRead, there, (unwritable, PAGE), 8);
+    pairs.expect_sent(CompletionStatus::LocalInvalidKey);
     for offset in [REGION_BYTES - 7, u64::MAX - REGION_IOVA] {
-        fabric.rdma(
+        pairs.rdma(
             Operation::RdmaWrite,
             (remote_key, offset),
             (local_key, 0),
             8,
         );
-        fabric.expect_sent(CompletionStatus::RemoteBadAddress);
+        pairs.expect_sent(CompletionStatus::RemoteBadAddress);
     }
     let mut found = [0; 8];
-    fabric.read_region(PAGE, &mut found);
+    pairs.read_region(PAGE, &mut found);
     assert_eq!(found, [0; 8]);
 }
 
 #[test]
 fn removed_region_moves_nothing() {
-    let mut fabric = fabric();
-    let keys = fabric.register(everything());
-    let gone = fabric.register(everything());
+    let mut pairs = queue_pairs();
+    let keys = pairs.register(everything());
+    let gone = pairs.register(everything());
     let local_key = gone.local_key;
-    let removed = fabric
+    let removed = pairs
         .driver
         .execute(Opcode::DeregMr, &DeregMr { local_key });
     removed.expect(Status::Success);
     let (known, gone_remote) = (keys.local_key.get(), gone.remote_key.get());
-    fabric.rdma(Operation::RdmaWrite, (gone_remote, PAGE), (known, 0), 8);
-    fabric.expect_sent(CompletionStatus::RemoteBadAddress);
-    fabric.receive(known, PAGE, 64);
-    fabric.send(local_key.get(), 0, 8);
-    fabric.expect_sent(CompletionStatus::LocalInvalidKey);
+    pairs.rdma(Operation::RdmaWrite, (gone_remote, PAGE), (known, 0), 8);
+    pairs.expect_sent(CompletionStatus::RemoteBadAddress);
+    pairs.receive(known, PAGE, 64);
+    pairs.send(local_key.get(), 0, 8);
+    pairs.expect_sent(CompletionStatus::LocalInvalidKey);
 }
 
 #[test]
 fn queue_pair_in_error_flushes_its_receives() {
-    let mut fabric = fabric();
-    let keys = fabric.register(everything());
-    fabric.receive(keys.local_key.get(), 0, 64);
-    let modify = modify_state(fabric.handle(1), state::ERR);
-    let modified = fabric.driver.execute(Opcode::ModifyQp, &modify);
+    let mut pairs = queue_pairs();
+    let keys = pairs.register(everything());
+    pairs.receive(keys.local_key.get(), 0, 64);
+    let modify = modify_state(pairs.handle(1), state::ERR);
+    let modified = pairs.driver.execute(Opcode::ModifyQp, &modify);
     modified.expect(Status::Success);
-    let flushed = fabric.completion(1);
+    let flushed = pairs.completion(1);
     let flushed = ReceiveCompletion::read_from_bytes(&flushed).unwrap();
     assert_eq!(flushed.common.status, CompletionStatus::Flushed as u8);
-    fabric.send(keys.local_key.get(), 0, 8);
-    fabric.expect_sent(CompletionStatus::RemoteBadQueuePair);
+    pairs.send(keys.local_key.get(), 0, 8);
+    pairs.expect_sent(CompletionStatus::RemoteBadQueuePair);
 }
 
 #[test]
 fn doorbell_in_the_page_of_another_uar_is_ignored() {
-    let mut fabric = fabric();
-    let keys = fabric.register(everything());
+    let mut pairs = queue_pairs();
+    let keys = pairs.register(everything());
     let (local_key, remote_key) = (keys.local_key.get(), keys.remote_key.get());
-    let own = fabric.sides[0].pair.sq_doorbell;
-    fabric.sides[0].pair.sq_doorbell = (own.get() + PAGE as u32).into();
-    fabric.write_region(0, b"payload!");
-    fabric.rdma(Operation::RdmaWrite, (remote_key, PAGE), (local_key, 0), 8);
+    let own = pairs.sides[0].pair.sq_doorbell;
+    pairs.sides[0].pair.sq_doorbell = (own.get() + PAGE as u32).into();
+    pairs.write_region(0, b"payload!");
+    pairs.rdma(Operation::RdmaWrite, (remote_key, PAGE), (local_key, 0), 8);
     // The worker takes the doorbell of the first queue pair before that of the second.
-    fabric.sender = 1;
-    fabric.rdma(
+    pairs.sender = 1;
+    pairs.rdma(
         Operation::RdmaWrite,
         (remote_key, 2 * PAGE),
         (local_key, 0),
         8,
     );
-    fabric.expect_sent(CompletionStatus::Ok);
+    pairs.expect_sent(CompletionStatus::Ok);
     let mut found = [0; 8];
-    fabric.read_region(PAGE, &mut found);
+    pairs.read_region(PAGE, &mut found);
     assert_eq!(found, [0; 8], "it was rung");
-    fabric.sender = 0;
-    fabric.ring(own.get(), 1);
-    fabric.expect_sent(CompletionStatus::Ok);
-    fabric.read_region(PAGE, &mut found);
+    pairs.sender = 0;
+    pairs.ring(own.get(), 1);
+    pairs.expect_sent(CompletionStatus::Ok);
+    pairs.read_region(PAGE, &mut found);
     assert_eq!(&found, b"payload!");
 }

@@ -21,7 +21,7 @@ use zerocopy::FromZeros;
 
 use crate::daemon::{client, start};
 use crate::driver::Driver;
-use crate::transfers::{Fabric as Pairs, PAGE, REGION_BYTES, everything, gid};
+use crate::transfers::{PAGE, QueuePairs, REGION_BYTES, everything, gid};
 
 /// What becomes of a request to an adapter that is gone: the fabric says so, unless the request has waited too long before.
 pub(crate) const GONE: [u8; 2] = [
@@ -32,14 +32,14 @@ pub(crate) const GONE: [u8; 2] = [
 /// How long an adapter may take on a slow machine.
 const TIME_OUT: Duration = Duration::from_secs(60);
 
-/// A fabric, until it is dropped.
-struct Fabric {
+/// A fabric in a thread of its own, until it is dropped.
+struct FabricThread {
     folder: TempDir,
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Fabric {
+impl FabricThread {
     /// One that impairs nothing.
     fn start() -> Self {
         Self::with(Vec::new())
@@ -73,7 +73,7 @@ impl Fabric {
     }
 }
 
-impl Drop for Fabric {
+impl Drop for FabricThread {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -85,12 +85,12 @@ impl Drop for Fabric {
 /// One of two adapters, with the keys of its memory region.
 struct End {
     daemon: Daemon,
-    pairs: Pairs<Client>,
+    pairs: QueuePairs<Client>,
     keys: (u32, u32),
 }
 
 /// Two adapters, whose queue pairs lead to each other.
-fn two(fabric: &Fabric) -> [End; 2] {
+fn two(fabric: &FabricThread) -> [End; 2] {
     let daemons = ["fe80::a", "fe80::b"].map(|gid| fabric.daemon(gid));
     let mut drivers = daemons.each_ref().map(|daemon| {
         let mut driver = Driver::of(client(daemon));
@@ -99,7 +99,7 @@ fn two(fabric: &Fabric) -> [End; 2] {
     });
     let [near, far] = drivers.each_mut().map(gid);
     let [a, b] = drivers;
-    let [mut a, mut b] = [Pairs::new(a, far), Pairs::new(b, near)];
+    let [mut a, mut b] = [QueuePairs::new(a, far), QueuePairs::new(b, near)];
     (a.peer, b.peer) = (Some(b.number()), Some(a.number()));
     let [near, far] = daemons;
     [(near, a), (far, b)].map(|(daemon, mut pairs)| {
@@ -158,8 +158,8 @@ pub(crate) fn stop(daemon: &Daemon) {
 
 /// Two daemons that have done the operation once, so that they know each other's files, and begin it again while the far one is
 /// stopped.
-fn two_amid(operation: Operation) -> (Fabric, [End; 2]) {
-    let fabric = Fabric::start();
+fn two_amid(operation: Operation) -> (FabricThread, [End; 2]) {
+    let fabric = FabricThread::start();
     let mut ends = two(&fabric);
     begin(&mut ends, operation);
     ends[0].pairs.expect_sent(CompletionStatus::Ok);
@@ -170,7 +170,7 @@ fn two_amid(operation: Operation) -> (Fabric, [End; 2]) {
 
 #[test]
 fn two_daemons_copy_from_the_memory_of_each_other() {
-    let fabric = Fabric::start();
+    let fabric = FabricThread::start();
     let mut ends = two(&fabric);
     let (page, rest) = (PAGE as usize, (REGION_BYTES - PAGE) as usize);
     let data = fill(&ends[0], 1);
@@ -214,7 +214,7 @@ fn lender_killed_amid_its_transfer_leaves_the_other_at_work() {
 /// The killed process has no time to end its loans, and the fabric says that it is gone behind the packet that has them.
 #[test]
 fn reader_copies_nothing_of_a_lender_that_was_killed() {
-    let fabric = Fabric::start();
+    let fabric = FabricThread::start();
     let mut ends = two(&fabric);
     let (page, rest) = (PAGE as usize, (REGION_BYTES - PAGE) as usize);
     let before = fill(&ends[0], 1);
@@ -250,7 +250,7 @@ fn network(end: &mut End) -> Network {
 fn lost_packets_are_counted_as_sent_again() {
     const WRITES: u64 = 24;
     // Which packets are lost follows from the seed and their numbers, not from the time.
-    let fabric = Fabric::with(vec!["*->* loss=20%".parse().unwrap()]);
+    let fabric = FabricThread::with(vec!["*->* loss=20%".parse().unwrap()]);
     let mut ends = two(&fabric);
     assert_eq!(network(&mut ends[0]), Network::new_zeroed());
     let (near, far) = (ends[0].keys, ends[1].keys);

@@ -14,8 +14,8 @@ use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::fabric::{A, B, Fabric};
 use super::fixture::{Adapter, ENTRIES, PAYLOAD, Pair, Post};
+use super::two_adapters::{A, B, TestFabric};
 
 /// Where the memory of two GPUs is on the bus of each adapter, and how much there is of each.
 const VRAM: [u64; 2] = [0x1_0000_0000, 0x2_0000_0000];
@@ -217,7 +217,7 @@ fn speed_beside_a_copy_of_the_same_size() {
     let memcpy = copies();
     println!("memcpy: {:.0} MiB/s", speed(memcpy.clock));
     for (what, lends) in [("memory lent", true), ("packets", false)] {
-        let fabric = Fabric::start("*->* none");
+        let fabric = TestFabric::start("*->* none");
         let ends = [A, B].map(|gid| Running::new(fabric.adapter_that(gid, lends)));
         let [mut near, mut far] = ends;
         report(what, &mut near, Some(&mut far), memcpy);

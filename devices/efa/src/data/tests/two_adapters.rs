@@ -22,13 +22,13 @@ const TO: u64 = PAYLOAD + (4 << 20);
 const TIME_OUT: Duration = Duration::from_secs(60);
 
 /// A fabric, until it is dropped.
-pub(super) struct Fabric {
+pub(super) struct TestFabric {
     folder: TempDir,
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Fabric {
+impl TestFabric {
     pub(super) fn start(rule: &str) -> Self {
         let folder = TempDir::new().unwrap();
         let path = socket(folder.path());
@@ -65,7 +65,7 @@ impl Fabric {
     }
 }
 
-impl Drop for Fabric {
+impl Drop for TestFabric {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
@@ -98,7 +98,7 @@ fn completions(adapters: &mut [&mut Adapter], pair: &mut Pair, count: usize) -> 
 fn bad_fabric_loses_no_transfer_and_doubles_no_message() {
     const LENGTH: u32 = 500_001;
 
-    let fabric = Fabric::start("*->* loss=3% duplicate=30% reorder=30%");
+    let fabric = TestFabric::start("*->* loss=3% duplicate=30% reorder=30%");
     let (mut near, mut far) = (fabric.adapter(A), fabric.adapter(B));
     let (mut a, mut b) = (near.reliable(), far.reliable());
     let handle = near.handle_to(B);
@@ -146,7 +146,7 @@ fn bad_fabric_loses_no_transfer_and_doubles_no_message() {
 fn packets_and_loans(rule: &str) -> [(u64, u64); 2] {
     const LENGTH: u32 = (2 << 20) + 1;
 
-    let fabric = Fabric::start(rule);
+    let fabric = TestFabric::start(rule);
     let (mut near, mut far) = (fabric.adapter_that(A, true), fabric.adapter_that(B, true));
     let (mut a, b) = (near.reliable(), far.reliable());
     let handle = near.handle_to(B);
@@ -188,7 +188,7 @@ fn payload_meets_the_impairments_of_its_fabric() {
 
 #[test]
 fn adapter_that_leaves_ends_the_transfers_to_it() {
-    let fabric = Fabric::start("*->* none");
+    let fabric = TestFabric::start("*->* none");
     let (mut near, mut far) = (fabric.adapter(A), fabric.adapter(B));
     let (mut a, b) = (near.reliable(), far.reliable());
     let handle = near.handle_to(B);
