@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::net::Ipv6Addr;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use crate::workload::MESSAGE;
@@ -238,11 +238,16 @@ impl FakeEnd {
     }
 
     /// Sends a message that is given up if there is no receive for it.
-    fn send_beside(&self, post: Post) -> Completed {
+    fn send_beside(&self, id: u64, span: Span) -> Answer {
+        let post = Post {
+            id,
+            operation: Operation::Send { immediate: None },
+            span,
+        };
         if !self.other.borrow().receives.is_empty() {
             self.carry(post);
             let sent = self.own.borrow_mut().completions.pop_back();
-            return sent.unwrap();
+            return Answer::Completed(sent.unwrap());
         }
         if self.has(Flaw::KeepsUnreceived) {
             self.own.borrow_mut().waiting.push_back(post);
@@ -252,7 +257,7 @@ impl FakeEnd {
             true => Status::SUCCESS,
             false => Status::RECEIVER_NOT_READY,
         };
-        completed(post.id, status, 0, None)
+        Answer::Completed(completed(id, status, 0, None))
     }
 
     /// How `post` is refused, if it is.
@@ -363,119 +368,125 @@ impl FakeEnd {
     }
 
     /// Flushes the receives.
-    fn stop(&self) {
+    fn stop(&self) -> Answer {
         let own = &mut *self.own.borrow_mut();
         let flushed = own.receives.drain(..);
         let flushed = flushed.map(|(id, _)| completed(id, Status::FLUSHED, 0, None));
         own.completions.extend(flushed);
+        Answer::Done
+    }
+
+    fn post(&self, post: Post) -> Answer {
+        assert!(self.peer.is_some(), "an end that is not connected posts");
+        self.retry();
+        self.carry(post);
+        Answer::Done
+    }
+
+    fn receive(&self, id: u64, span: Span) -> Answer {
+        self.own.borrow_mut().receives.push_back((id, span));
+        Answer::Done
+    }
+
+    fn wait(&self) -> Answer {
+        self.retry();
+        if self.has(Flaw::WaitsForNothing) {
+            return Answer::Done;
+        }
+        let next = self.own.borrow_mut().completions.pop_front();
+        let reason = "nothing was completed".to_owned();
+        next.map_or(Answer::Failed { reason }, Answer::Completed)
+    }
+
+    fn poll(&self) -> Answer {
+        self.retry();
+        let next = self.own.borrow_mut().completions.pop_front();
+        next.map_or(Answer::Done, Answer::Completed)
+    }
+
+    fn put(&self, span: Span, contents: &[u8]) -> Answer {
+        self.own.borrow_mut().memory[bytes(span)].copy_from_slice(contents);
+        Answer::Done
+    }
+
+    fn expect(&self, span: Span, wanted: &[u8]) -> Answer {
+        compare(&self.own.borrow().memory[bytes(span)], wanted)
+    }
+
+    fn expect_either(&self, span: Span, [one, two]: [&[u8]; 2]) -> Answer {
+        let own = self.own.borrow();
+        let seen = &own.memory[bytes(span)];
+        let wrong = |at: &usize| seen[*at] != one[*at] && seen[*at] != two[*at];
+        match (0..seen.len()).find(wrong) {
+            None => Answer::Done,
+            Some(at) => Answer::Differs {
+                reason: format!("byte {at} of {}", seen.len()),
+            },
+        }
+    }
+
+    /// Reads a file of either end, from byte `offset` on, into the memory. One that there is not is all zeros.
+    fn load(&self, path: &Path, offset: u64, span: Span) -> Answer {
+        let own = &mut *self.own.borrow_mut();
+        let range = bytes(Span { offset, ..span });
+        let file = self.other.borrow().files.get(path).cloned();
+        let file = own.files.get(path).cloned().or(file);
+        let file = file.unwrap_or_else(|| vec![0; range.end]);
+        own.memory[bytes(span)].copy_from_slice(&file[range]);
+        Answer::Done
+    }
+
+    fn store(&self, path: &Path, offset: u64, span: Span) -> Answer {
+        if self.has(Flaw::StoresNothing) {
+            return Answer::Done;
+        }
+        let own = &mut *self.own.borrow_mut();
+        let range = bytes(Span { offset, ..span });
+        let file = own.files.entry(path.to_owned()).or_default();
+        file.resize(file.len().max(range.end), 0);
+        file[range].copy_from_slice(&own.memory[bytes(span)]);
+        Answer::Done
     }
 }
 
 impl End for FakeEnd {
     fn ask(&mut self, command: &Command) -> Result<Answer> {
-        if let Command::Post {
-            id,
-            operation,
-            span,
-        } = command
-        {
-            assert!(self.peer.is_some(), "an end that is not connected posts");
-            self.retry();
-            self.carry(Post {
-                id: *id,
-                operation: *operation,
-                span: *span,
-            });
-            return Ok(Answer::Done);
-        }
-        if let Command::Wait | Command::Poll = command {
-            self.retry();
-        }
-        if let Command::SendBeside { id, span, .. } = command {
-            let operation = Operation::Send { immediate: None };
-            let (id, span) = (*id, *span);
-            return Ok(Answer::Completed(self.send_beside(Post {
-                id,
-                operation,
-                span,
-            })));
-        }
-        if let Command::Spare(command) = command {
-            return Ok(self.spare(*command));
-        }
-        if let Command::Pair(_) = command {
-            return Ok(Answer::Pair(OTHER_PAIR));
-        }
-        if let Command::Stop = command {
-            self.stop();
-            return Ok(Answer::Done);
-        }
-        let own = &mut *self.own.borrow_mut();
-        match command {
-            Command::Address => return Ok(Answer::Address(self.address)),
-            Command::Connect(peer) => self.peer = Some(*peer),
-            Command::Fill { span, value } => own.memory[bytes(*span)].fill(*value),
-            Command::Put { span, seed } => {
-                let bytes_of = content(*seed, span.length);
-                own.memory[bytes(*span)].copy_from_slice(&bytes_of);
+        Ok(match *command {
+            Command::Address => Answer::Address(self.address),
+            Command::Connect(peer) => {
+                self.peer = Some(peer);
+                Answer::Done
             }
-            Command::Expect { span, seed } => {
-                let wanted = content(*seed, span.length);
-                return Ok(compare(&own.memory[bytes(*span)], &wanted));
-            }
+            Command::Fill { span, value } => self.put(span, &vec![value; bytes(span).len()]),
+            Command::Put { span, seed } => self.put(span, &content(seed, span.length)),
+            Command::Expect { span, seed } => self.expect(span, &content(seed, span.length)),
             Command::ExpectValue { span, value } => {
-                let seen = &own.memory[bytes(*span)];
-                return Ok(compare(seen, &vec![*value; seen.len()]));
+                self.expect(span, &vec![value; bytes(span).len()])
             }
             Command::ExpectEither { span, contents } => {
                 let [one, two] = contents.map(|content| content.bytes(span.length));
-                let seen = &own.memory[bytes(*span)];
-                let wrong = |at: &usize| seen[*at] != one[*at] && seen[*at] != two[*at];
-                let Some(at) = (0..seen.len()).find(wrong) else {
-                    return Ok(Answer::Done);
-                };
-                let reason = format!("byte {at} of {}", seen.len());
-                return Ok(Answer::Differs { reason });
+                self.expect_either(span, [&one, &two])
             }
-            Command::Receive { id, span } => own.receives.push_back((*id, *span)),
-            Command::Wait if self.flaw.get() == Some(Flaw::WaitsForNothing) => {}
-            Command::Wait => {
-                let next = own.completions.pop_front();
-                let reason = "nothing was completed".to_owned();
-                return Ok(next.map_or(Answer::Failed { reason }, Answer::Completed));
-            }
-            Command::Poll => {
-                let next = own.completions.pop_front();
-                return Ok(next.map_or(Answer::Done, Answer::Completed));
-            }
-            Command::Load { path, at, span } => {
-                let at = bytes(Span {
-                    offset: *at,
-                    ..*span
-                });
-                let file = self.other.borrow().files.get(path).cloned();
-                let file = own.files.get(path).cloned().or(file);
-                let file = file.unwrap_or_else(|| vec![0; at.end]);
-                own.memory[bytes(*span)].copy_from_slice(&file[at]);
-            }
-            Command::Store { .. } if self.flaw.get() == Some(Flaw::StoresNothing) => {}
-            Command::Store { path, at, span } => {
-                let at = bytes(Span {
-                    offset: *at,
-                    ..*span
-                });
-                let file = own.files.entry(path.clone()).or_default();
-                file.resize(file.len().max(at.end), 0);
-                file[at].copy_from_slice(&own.memory[bytes(*span)]);
-            }
+            Command::Receive { id, span } => self.receive(id, span),
+            Command::Post {
+                id,
+                operation,
+                span,
+            } => self.post(Post {
+                id,
+                operation,
+                span,
+            }),
+            Command::SendBeside { id, span, .. } => self.send_beside(id, span),
+            Command::Wait => self.wait(),
+            Command::Poll => self.poll(),
+            Command::Stop => self.stop(),
+            Command::Pair(_) => Answer::Pair(OTHER_PAIR),
+            Command::Spare(command) => self.spare(command),
+            Command::Load { ref path, at, span } => self.load(path, at, span),
+            Command::Store { ref path, at, span } => self.store(path, at, span),
             Command::Workload(_) => unreachable!("a server does it"),
-            Command::Post { .. }
-            | Command::SendBeside { .. }
-            | Command::Stop
-            | Command::Spare(_)
-            | Command::Pair(_) => unreachable!("it is done above"),
-        }
-        Ok(Answer::Done)
+        })
     }
 }
 
