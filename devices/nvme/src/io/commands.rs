@@ -254,7 +254,7 @@ impl Io {
         self.sync_rest(command, namespaces, None)
     }
 
-    /// Blocks have been written, all in `written` if it is there. Without a write cache, or with Force Unit LockMode, the command
+    /// Blocks have been written, all in `written` if it is there. Without a write cache, or with Force Unit Access, the command
     /// completes when they are on stable storage. The cache may have been turned off, and flushed, while they were written.
     fn sync_written(
         &mut self,
