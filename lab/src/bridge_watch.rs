@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn switches_are_answered_while_qemu_is_there_and_by_the_next_watch() {
+    fn switches_are_answered_while_qemu_runs_and_by_the_next_watch() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("monitor");
         let ((first, mut to_first), (second, mut to_second)) =

@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_may_ask_for_the_death_of_what_a_check_loses_and_of_nothing_else() {
+    fn guest_may_ask_only_for_the_death_of_what_a_check_loses() {
         let gpu = "[[gpu]]\nname = \"g0\"\nvram = \"64M\"\n";
         let check = "[[check]]\nkind = \"gpu-lost\"\ngpu = \"g0\"\ndisk = \"d0\"\n";
         let scenario = parse(format!("{HEAD}cmb = \"2M\"\n{DISK}\n{gpu}\n{check}")).unwrap();

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_were_overwritten_are_noted_and_the_rest_is_read() {
+    fn overwritten_messages_are_noted_and_the_rest_is_read() {
         let of = |lost: Option<io::ErrorKind>| {
             let mut reads = vec![Ok("6,2,9,-;second"), Ok("6,1,8,-;first")];
             reads.extend(lost.map(|kind| Err(kind.into())));

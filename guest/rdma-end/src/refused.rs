@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn permitted_are_transfers_after_each_refusal_and_writes_to_pinned_memory() {
+    fn transfers_after_refusals_and_writes_to_pinned_memory_pass() {
         let length = u64::from(LENGTH);
         for (of_gpu, written, read) in [(false, 19, 9), (true, 25, 11)] {
             let (near, far) = FakeEnd::pair(BYTES.into());

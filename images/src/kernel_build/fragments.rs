@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::error::io_error;
 use crate::{ImageError, KernelConfig};
 
-const LAB: &str = include_str!("../../kernel/lab.config");
+const SCENARIOS: &str = include_str!("../../kernel/scenarios.config");
 const OPTIONAL: &str = include_str!("../../kernel/optional.config");
 const DEBUG: &str = include_str!("../../kernel/debug.config");
 
@@ -22,7 +22,7 @@ impl Fragments {
     /// Those of the lab, those of a debug kernel if `debug`, and those of `files`.
     pub(super) fn read(debug: bool, files: &[PathBuf]) -> Result<Self, ImageError> {
         let own = |name: &str, text: &str| (PathBuf::from(name), text.to_owned());
-        let mut wanted = vec![own("lab.config", LAB)];
+        let mut wanted = vec![own("scenarios.config", SCENARIOS)];
         if debug {
             wanted.push(own("debug.config", DEBUG));
         }

@@ -123,7 +123,7 @@ impl Request {
     }
 }
 
-/// An RDMA device as perftest is told of it.
+/// An RDMA device as perftest takes it.
 pub(super) struct PerftestDevice {
     name: &'static str,
     connection: &'static str,

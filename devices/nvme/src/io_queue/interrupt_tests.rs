@@ -166,7 +166,7 @@ fn interrupt_after_an_unanswered_one_is_raised_before_a_wait() {
 }
 
 #[test]
-fn unanswered_interrupt_holds_none_back_where_coalescing_is_disabled() {
+fn unanswered_interrupt_with_coalescing_disabled_delays_none() {
     let coalescing = Coalescing::new(2);
     assert!(
         [0, 1]

@@ -330,14 +330,14 @@ fn connection_whose_guest_sends_no_more_is_at_rest() {
 enum Step {
     /// A program asks for a port of the guest.
     Connect,
-    /// The program of this number, modulo those that there are, sends so many bytes.
+    /// The program of this number, modulo those that there are, sends this number of bytes.
     Write(usize, u16),
     /// It takes what is there.
     Read(usize),
     Leave(usize),
     /// A packet for the connection of a program, or for other ports.
     Packet(Result<usize, Ports>, VsockHeader, u16),
-    /// The guest takes so many packets.
+    /// The guest takes at most this number of packets.
     Take(u8),
 }
 
