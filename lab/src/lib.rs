@@ -79,6 +79,7 @@ pub mod guest_needs;
 pub mod guest_program;
 pub mod injecting;
 pub mod iommu;
+pub mod kernel_iommu;
 mod kernel_needs;
 pub mod kvm;
 mod lab;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use peerbar_rule::{AcsControl, DeviceId, Parent, PciTree, Platform, PortType, Release};
 
 use crate::cpu;
-use crate::iommu::Iommu;
+use crate::kernel_iommu::KernelIommu;
 use crate::scenario::{DeviceSpec, Machine, Scenario};
 use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
 
@@ -27,9 +27,9 @@ const fn id(vendor: u16, device: u16) -> DeviceId {
 }
 
 impl Topology<'_> {
-    /// The tree that the guest's kernel will find, with the kernel's settings for `iommu`. Devices and bridges have the
+    /// The tree that the guest's kernel will find, with ACS as it sets it for `iommu`. Devices and bridges have the
     /// scenario's names, ports those of QEMU's command line.
-    pub fn pci_tree(&self, iommu: Iommu) -> PciTree {
+    pub fn pci_tree(&self, iommu: KernelIommu) -> PciTree {
         let mut tree = PciTree::default();
         let mut parents: BTreeMap<&str, Parent> = BTreeMap::new();
         for bridge in &self.host_bridges {
@@ -52,7 +52,7 @@ impl Topology<'_> {
     }
 }
 
-fn function(id: &str, kind: &FunctionKind<'_>, iommu: Iommu) -> peerbar_rule::Function {
+fn function(id: &str, kind: &FunctionKind<'_>, iommu: KernelIommu) -> peerbar_rule::Function {
     let (kind, device) = match kind {
         FunctionKind::RootPort(_) => (PortType::RootPort, ROOT_PORT),
         FunctionKind::UpstreamPort => (PortType::UpstreamPort, UPSTREAM_PORT),
@@ -65,8 +65,8 @@ fn function(id: &str, kind: &FunctionKind<'_>, iommu: Iommu) -> peerbar_rule::Fu
     if kind != PortType::RootPort {
         return function;
     }
-    // The kernel enables ACS where it can as soon as there is an IOMMU, also one that lets everything pass.
-    function.with_acs(match iommu.is_present() {
+    // The kernel enables ACS also for an IOMMU that lets everything pass.
+    function.with_acs(match iommu.enables_acs {
         true => AcsControl::with_an_iommu(ROOT_PORT_ACS),
         false => AcsControl::default(),
     })
@@ -74,15 +74,14 @@ fn function(id: &str, kind: &FunctionKind<'_>, iommu: Iommu) -> peerbar_rule::Fu
 
 /// [`Topology::pci_tree`] of `scenario`.
 pub fn pci_tree(scenario: &Scenario) -> PciTree {
-    Topology::of(scenario).pci_tree(scenario.machine.iommu)
+    Topology::of(scenario).pci_tree(KernelIommu::of(&scenario.machine))
 }
 
-/// The platform of `machine` under a kernel of `kernel`; nothing if the CPU model's name does not tell its family. The
-/// kernel parameters of the scenario are not looked at.
+/// The platform of `machine` under a kernel of `kernel`; nothing if the CPU model's name does not tell its family.
 pub fn platform(machine: &Machine, kernel: Release) -> Option<Platform> {
     Some(Platform {
         cpu: cpu::of_model(&machine.cpu)?,
-        translates: machine.iommu.translates(),
+        translates: KernelIommu::of(machine).translates,
         kernel,
     })
 }
@@ -92,6 +91,7 @@ mod tests {
     use peerbar_rule::{Verdict, decide};
 
     use super::*;
+    use crate::iommu::Iommu;
     use crate::scenario::AttachPoint;
 
     fn verdict(scenario: &Scenario, provider: &str, client: &str) -> Verdict {
@@ -129,6 +129,24 @@ mod tests {
         );
         demo.machine.cpu = "Haswell".to_owned();
         assert_eq!(verdict(&demo, "disk0", "gpu0"), Verdict::NotSupported);
+    }
+
+    #[test]
+    fn kernel_parameters_decide_whether_the_client_gets_an_iova() {
+        let mut demo = Scenario::demo().unwrap();
+        demo.nvmes[0].attach = AttachPoint::Root;
+        demo.machine.iommu = Iommu::Intel;
+        let redirects = |demo: &Scenario| {
+            let tree = pci_tree(demo);
+            let port = tree.find("root.disk0").unwrap();
+            !tree.function(port).unwrap().redirecting().is_empty()
+        };
+        for (parameters, acs) in [("iommu=pt", true), ("intel_iommu=off", false)] {
+            demo.machine.kernel_parameters = parameters.to_owned();
+            let physical = Verdict::ThroughHostBridgePhysical;
+            assert_eq!(verdict(&demo, "gpu0", "disk0"), physical, "{parameters}");
+            assert_eq!(redirects(&demo), acs, "{parameters}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::advice::{self, Advice};
 use super::case::Case;
 use super::pairs::Pair;
+use peerbar_lab::kernel_iommu::acs_options;
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::DeviceSpec;
 
@@ -106,7 +107,10 @@ impl Explanation {
             client: pair.client.clone(),
             kernel: KernelDecision::of(case, pair, decision.verdict),
             checks: seen(case, pair),
-            notes: notes(case, pair).into_iter().chain(caveat).collect(),
+            notes: notes(case, pair, &decision)
+                .into_iter()
+                .chain(caveat)
+                .collect(),
             changes: advice::for_pair(case, pair, &decision),
             rule: Ruling::of(case, pair, &decision),
         })
@@ -133,7 +137,7 @@ fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
 }
 
 impl Seen {
-    /// What was counted during the check of this result, which has so many pairs.
+    /// What the devices counted during the check of `result`, with `pairs` pairs in the check.
     fn of(result: &CheckResult, pairs: usize) -> Self {
         Self {
             check: result.name.clone(),
@@ -153,9 +157,10 @@ fn bounced(check: &Check, measure: &Measure) -> Option<u64> {
     Some(measure.ram_bytes.saturating_sub(wanted))
 }
 
-/// What the kernel's decision does not see: what the devices and their links make of it.
-fn notes(case: &Case, pair: &Pair) -> Vec<String> {
+/// What the kernel's decision does not see: what the devices and their links make of it, and parameters of the kernel.
+fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
     let mut notes = Vec::new();
+    notes.extend(unknown_acs(case, decision));
     let named = |name: &str| case.scenario.devices().find(|device| device.name() == name);
     match named(&pair.provider) {
         Some(DeviceSpec::Gpu(gpu, _)) if gpu.window => notes.push(format!(
@@ -184,6 +189,25 @@ fn notes(case: &Case, pair: &Pair) -> Vec<String> {
         notes.push(format!("`link = \"{link}\"` at {name}: the switch {fate}"));
     }
     notes
+}
+
+/// That parameters of the kernel set ACS at ports of the path, which only a run can show.
+fn unknown_acs(case: &Case, decision: &Decision) -> Option<String> {
+    let options = acs_options(&case.scenario.machine);
+    let has_acs = |hop: &Hop| match hop {
+        Hop::Function(id) => case
+            .tree
+            .function(*id)
+            .is_some_and(|port| port.acs.is_some()),
+        Hop::HostBridge(_) => false,
+    };
+    let is_open = case.guest.is_none() && !options.is_empty() && decision.path.iter().any(has_acs);
+    is_open.then(|| {
+        format!(
+            "`kernel-parameters` has {}, which is not applied to the ports here: explain a run for their ACS",
+            options.join(" and ")
+        )
+    })
 }
 
 impl KernelDecision {
@@ -246,6 +270,25 @@ impl PathHop {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use peerbar_lab::scenario::{AttachPoint, Scenario};
+
+    #[test]
+    fn acs_parameters_are_noted_where_a_port_of_the_path_has_acs() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.machine.kernel_parameters = "quiet pci=disable_acs_redir=0000:00:02.0".to_owned();
+        let notes = |scenario: &Scenario| {
+            let case = Case::of_scenario(scenario.clone()).unwrap();
+            Explanation::of(&case, &Pair::of("gpu0", "disk0"))
+                .unwrap()
+                .notes
+        };
+        assert!(notes(&scenario).is_empty(), "{:?}", notes(&scenario));
+        scenario.nvmes[0].attach = AttachPoint::Root;
+        let [note] = &notes(&scenario)[..] else {
+            panic!("{:?}", notes(&scenario));
+        };
+        assert!(note.contains("has pci=disable_acs_redir,"), "{note}");
+    }
 
     #[test]
     fn guest_ram_that_a_check_asks_for_is_not_bounced() {
