@@ -26,6 +26,7 @@ mod packages;
 pub(crate) mod program;
 mod qemu_nvme;
 mod rdma_network;
+mod root_ports;
 #[cfg(test)]
 mod reference;
 mod sanitize;

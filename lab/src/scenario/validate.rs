@@ -25,6 +25,7 @@ use super::nvme::nvme;
 use super::packages;
 use super::program::{self, HostProgram};
 use super::rdma_network::fabric;
+use super::root_ports;
 use super::together;
 use super::tunnels;
 use super::user_drivers;
@@ -41,6 +42,7 @@ pub(super) fn scenario(
     folder: &Path,
     interactive: bool,
 ) -> Result<Scenario, Problem> {
+    let at = file.name.span();
     let name = fitting(file.name.clone(), LONGEST_SCENARIO)?;
     complete(&file, interactive)?;
     let hardware = Hardware::read(&mut file, folder)?;
@@ -49,7 +51,7 @@ pub(super) fn scenario(
     let mut software = Software::read(file, checks, &hardware, timeout, folder)?;
     let (mut machine, devices) = (hardware.machine, hardware.devices);
     machine.add_modules(&mut software.modules);
-    Ok(Scenario {
+    let scenario = Scenario {
         name,
         path: PathBuf::new(),
         text: String::new(),
@@ -76,7 +78,9 @@ pub(super) fn scenario(
         checks: software.checks,
         programs: software.programs,
         labels: software.labels,
-    })
+    };
+    root_ports::fit(&scenario, &at)?;
+    Ok(scenario)
 }
 
 /// The machine and its devices.
