@@ -90,13 +90,13 @@ pub enum ImageError {
         source: serde_json::Error,
     },
     /// The user's argument names a QEMU that is not there.
-    #[error("no QEMU at {}; leave --qemu out to use the one that peerbar gets itself", path.display())]
+    #[error("no QEMU at {}; leave --qemu (in a Rust test: LabOptions::qemu) out to use peerbar's own", path.display())]
     NoQemu {
         /// The path, as given.
         path: PathBuf,
     },
     /// A program that should be QEMU does not answer as QEMU does.
-    #[error("{} does not answer `{question}` as QEMU does: {answer:?}; leave --qemu out to use peerbar's own", path.display())]
+    #[error("{} does not answer `{question}` as QEMU does: {answer:?}; leave --qemu (in a Rust test: LabOptions::qemu) out to use peerbar's own", path.display())]
     NotQemu {
         /// The program.
         path: PathBuf,
@@ -106,7 +106,7 @@ pub enum ImageError {
         answer: String,
     },
     /// The user's argument names a QEMU that is too old.
-    #[error("{} is QEMU {found}, but vfio-user needs {needed} or later; leave --qemu out to use peerbar's own", path.display())]
+    #[error("{} is QEMU {found}, but vfio-user needs {needed} or later; leave --qemu (in a Rust test: LabOptions::qemu) out to use peerbar's own", path.display())]
     QemuTooOld {
         /// The program.
         path: PathBuf,
@@ -116,7 +116,7 @@ pub enum ImageError {
         needed: crate::version::Version,
     },
     /// The user's argument names a QEMU that was built without the vfio-user client.
-    #[error("{} has no vfio-user-pci device; leave --qemu out to use peerbar's own", path.display())]
+    #[error("{} has no vfio-user-pci device; leave --qemu (in a Rust test: LabOptions::qemu) out to use peerbar's own", path.display())]
     QemuWithoutVfioUser {
         /// The program.
         path: PathBuf,

@@ -7,8 +7,7 @@
 //!
 //! ```no_run
 //! use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
-//! use peerbar_lab::{Lab, LabError};
-//! use peerbar_report::Verdict;
+//! use peerbar_lab::{Lab, LabError, Verdict};
 //!
 //! # #[allow(dead_code)]
 //! // #[test]
@@ -45,7 +44,7 @@
 //! ```
 //!
 //! The programs that `scripts/build` makes are looked for beside the test and in the folder `peerbar` of its target folder;
-//! the environment variable [`programs::FOLDER`] names another. Each lab leaves a folder as `peerbar run` does, which
+//! the environment variable `PEERBAR_PROGRAMS` ([`programs::FOLDER`]) names another, as a crate outside peerbar's tree needs. Each lab leaves a folder as `peerbar run` does, which
 //! `peerbar explain` and `peerbar iommu` read.
 //!
 //! # For programs
@@ -119,7 +118,13 @@ pub mod topology;
 mod tsc;
 pub mod verdict;
 
-pub use lab::{CommandOutput, FinishedLab, Lab};
+pub use lab::{CommandOutput, FinishedLab, Lab, ProgramOutput};
 pub use lab_error::LabError;
 pub use lab_group::{ConcludedGroup, GUESTS, LabGroup, guests_of};
 pub use lab_options::LabOptions;
+// What the methods of a lab take and return, so that a test needs no other crate of this project.
+pub use peerbar_exec::ProgramRequest;
+pub use peerbar_flight::{Flight, FlightError};
+pub use peerbar_report::{
+    Check, Completer, DeviceCounters, Direction, HostFolder, Measure, Route, Subtest, Verdict,
+};

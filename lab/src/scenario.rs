@@ -26,9 +26,9 @@ mod packages;
 pub(crate) mod program;
 mod qemu_nvme;
 mod rdma_network;
-mod root_ports;
 #[cfg(test)]
 mod reference;
+mod root_ports;
 mod sanitize;
 mod together;
 mod tunnels;
@@ -282,8 +282,12 @@ impl Scenario {
 
     /// Reads the lines of a `[[check]]` table for the devices of this scenario.
     pub fn check(&self, lines: &str) -> Result<Check, ScenarioError> {
-        let text = format!("[[check]]\n{lines}\n");
-        let located = |problem: error::Problem| problem.locate(PathBuf::from("check"), &text);
+        const HEADER: &str = "[[check]]\n";
+        let text = format!("{HEADER}{lines}\n");
+        let located = |problem: error::Problem| {
+            let problem = problem.without_header(HEADER.len());
+            problem.locate(PathBuf::from("check"), lines)
+        };
         let read = || -> Result<Check, error::Problem> {
             let document = DeTable::parse(&text)?;
             let tables = CheckTable::all(document.get_ref())?;
@@ -914,12 +918,20 @@ mod tests {
             .check("kind = \"provider\"\ndevice = \"d0\"")
             .unwrap();
         assert_eq!(check.name(), "d0 provides its memory as p2pmem");
-        let error = scenario
-            .check("kind = \"provider\"\ndevice = \"d1\"")
-            .unwrap_err();
+        let error = |lines: &str| scenario.check(lines).unwrap_err().to_string();
         assert_eq!(
-            error.to_string(),
-            "check:3: no [[nvme]] is named `d1`: there is d0"
+            error("kind = \"provider\"\ndevice = \"d1\""),
+            "check:2: no [[nvme]] is named `d1`: there is d0"
+        );
+        let unknown = error("kind = \"copied\"\ndevice = \"d0\"");
+        assert!(
+            unknown.starts_with("check:1: unknown variant `copied`"),
+            "{unknown}"
+        );
+        // What is missing is missed at the header, which is not the caller's.
+        assert_eq!(
+            error("kind = \"provider\""),
+            "check:1: a check of this kind needs the key `device`"
         );
     }
 

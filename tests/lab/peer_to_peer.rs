@@ -2,12 +2,13 @@
 
 use std::process::Command;
 
-use peerbar_lab::Lab;
 use peerbar_lab::iommu::Iommu;
+use peerbar_lab::programs::program;
 use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
-use peerbar_report::{DeviceCounters, Route, Verdict};
+use peerbar_lab::{DeviceCounters, Lab, LabOptions, Route, Verdict};
 
-use crate::start;
+/// Where the folders of its runs are.
+const RUNS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../runs");
 
 /// Bytes that `device` has moved by `route`.
 fn bytes(lab: &Lab, device: &str, route: Route) -> u64 {
@@ -35,7 +36,7 @@ fn copy_below_a_switch_goes_from_peer_to_peer() {
         .nvme(NvmeBuilder::new("disk1").below("switch0").ram("32M"))
         .build()
         .unwrap();
-    let mut lab = start(scenario);
+    let mut lab = LabOptions::default().runs(RUNS).start(scenario).unwrap();
     let before = bytes(&lab, "disk1", Route::Peer);
     let copy = "kind = \"copy\"\nfrom = \"disk1\"\nto = \"disk0\"\nthrough = { p2pmem = \"disk0\" }\n\
                 sizes = [\"4K\", \"1M\"]\noffsets = [0]";
@@ -53,14 +54,11 @@ fn copy_below_a_switch_goes_from_peer_to_peer() {
 
     let finished = lab.shut_down().unwrap();
     assert!(finished.is_passed(), "{}", finished.verdict);
-    let explain = Command::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../target/peerbar/peerbar"
-    ))
-    .args(["explain", "--run"])
-    .arg(&finished.folder)
-    .output()
-    .unwrap();
+    let explain = Command::new(program("peerbar").unwrap())
+        .args(["explain", "--run"])
+        .arg(&finished.folder)
+        .output()
+        .unwrap();
     let message = String::from_utf8_lossy(&explain.stdout);
     assert!(
         explain.status.success(),

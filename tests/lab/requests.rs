@@ -62,7 +62,7 @@ fn command_in_a_guest_has_output_and_status() {
     let mistake = lab
         .check_table("kind = \"provider\"\ndevice = \"disk1\"")
         .unwrap_err();
-    let message = "check:3: `disk1` has no p2pmem: give [[nvme]] disk1 a `cmb`";
+    let message = "check:2: `disk1` has no p2pmem: give [[nvme]] disk1 a `cmb`";
     assert_eq!(mistake.to_string(), message);
     let finished = lab.shut_down().unwrap();
     assert!(finished.is_passed(), "{}", finished.verdict);

@@ -21,6 +21,9 @@ use crate::placeholders::Placeholders;
 use crate::tools::Tools;
 use crate::uevents::Uevents;
 
+/// Why a check that works in the tools root cannot.
+pub(crate) const NO_TOOLS_ROOT: &str = "the guest has no tools root: write `tools = true` in the scenario, or call `tools()` of its builder";
+
 /// How long the devices may take to come up.
 const DEVICE_TIME_OUT: Duration = Duration::from_secs(30);
 

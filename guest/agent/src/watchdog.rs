@@ -69,6 +69,14 @@ pub(crate) fn too_slow(limit: Duration, timeout: Option<u32>) -> String {
     )
 }
 
+/// The same of a command that a lab has asked for, which takes no `timeout`.
+pub(crate) fn too_slow_request(limit: Duration) -> String {
+    format!(
+        "did not end within {} s, half of the scenario's `timeout`, at most 60 s: raise that, or run it by `check_table`, with `kind = \"command\"` and a `timeout`",
+        limit.as_secs()
+    )
+}
+
 /// Has the kernel print the blocked tasks on the console.
 pub(crate) fn show_blocked_tasks() -> io::Result<()> {
     fs::write("/proc/sysrq-trigger", "w")

@@ -139,9 +139,11 @@ impl ScenarioBuilder {
     /// The scenario.
     ///
     /// # Errors
-    /// What makes no sense, with its line in the built text.
+    /// What makes no sense, with the device or the other table that it is in.
     pub fn build(self) -> Result<Scenario, ScenarioError> {
-        Scenario::parse_interactive(&self.path(), self.file.to_string())
+        let text = self.file.to_string();
+        let built = Scenario::parse_interactive(&self.path(), text.clone());
+        built.map_err(|error| self.located(error, &text))
     }
 
     /// The scenario of several guests; none if [`ScenarioBuilder::guest`] has added none.
@@ -149,7 +151,21 @@ impl ScenarioBuilder {
     /// # Errors
     /// As [`ScenarioBuilder::build`].
     pub fn build_group(self) -> Result<Option<GuestGroup>, ScenarioError> {
-        GuestGroup::parse_interactive(&self.path(), self.file.to_string())
+        let text = self.file.to_string();
+        let built = GuestGroup::parse_interactive(&self.path(), text.clone());
+        built.map_err(|error| self.located(error, &text))
+    }
+
+    /// The error with a table in place of a line of `text`, which no one but the builder has seen.
+    fn located(&self, error: ScenarioError, text: &str) -> ScenarioError {
+        match error {
+            ScenarioError::Invalid { line, message, .. } => ScenarioError::Built {
+                scenario: self.name.clone(),
+                table: table_at(text, line),
+                message,
+            },
+            error => error,
+        }
     }
 
     fn path(&self) -> PathBuf {
@@ -225,6 +241,24 @@ impl NicBuilder {
 
 fn named(name: &str) -> Table {
     Table::from_iter([("name".to_owned(), Value::from(name))])
+}
+
+/// The table around `line` of a built text, as `[[nvme]] d0`. A table in a table is part of that.
+fn table_at(text: &str, line: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_header = |line: &&str| line.starts_with('[');
+    let is_outer = |line: &&str| is_header(line) && !line.contains('.');
+    let mut before = lines.iter().take(line);
+    let Some(start) = before.rposition(is_outer) else {
+        return "at the top".to_owned();
+    };
+    let header = lines.get(start).copied().unwrap_or_default();
+    let own = lines.iter().skip(start + 1);
+    let mut own = own.take_while(|line| !is_header(line));
+    match own.find_map(|line| line.strip_prefix("name = ")) {
+        Some(name) => format!("{header} {}", name.trim_matches('"')),
+        None => header.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -310,11 +344,23 @@ mod tests {
     #[test]
     fn mistake_in_a_built_scenario_is_named() {
         let disk = NvmeBuilder::new("d0").below("s0").ram("1M");
-        let error = ScenarioBuilder::new("x").nvme(disk).build().unwrap_err();
-        let error = error.to_string();
+        let refused = |builder: ScenarioBuilder| builder.build().unwrap_err().to_string();
+        assert_eq!(
+            refused(ScenarioBuilder::new("x").nvme(disk)),
+            "scenario `x`, [[nvme]] d0: no [[switch]] or [[host-bridge]] is named `s0`: declare it, or leave `below` out"
+        );
+        let none = ScenarioBuilder::new("x").nvme(NvmeBuilder::new("d1").ram("0"));
+        let none = refused(none);
+        assert!(none.starts_with("scenario `x`, [[nvme]] d1: "), "{none}");
+        let empty = refused(ScenarioBuilder::new("x"));
+        let expected = "scenario `x`, at the top: there is no device: ";
+        assert!(empty.starts_with(expected), "{empty}");
+        let disk = NvmeBuilder::new("d0").ram("1M");
+        let machine = ScenarioBuilder::new("x").machine("memory", "1M");
+        let machine = refused(machine.nvme(disk));
         assert!(
-            error.contains("no [[switch]] or [[host-bridge]] is named `s0`"),
-            "{error}"
+            machine.starts_with("scenario `x`, [machine]: "),
+            "{machine}"
         );
     }
 }

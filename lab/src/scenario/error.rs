@@ -33,6 +33,16 @@ pub enum ScenarioError {
         /// What is wrong, and what is allowed.
         message: String,
     },
+    /// What a [`super::ScenarioBuilder`] was told is refused.
+    #[error("scenario `{scenario}`, {table}: {message}")]
+    Built {
+        /// The name that the builder has.
+        scenario: String,
+        /// What it was told it in, as `[[nvme]] d0`.
+        table: String,
+        /// What is wrong, and what is allowed.
+        message: String,
+    },
 }
 
 /// A mistake in a scenario is the user's.
@@ -77,6 +87,16 @@ impl Problem {
     pub(super) fn with(mut self, other: Range<usize>) -> Self {
         self.other = Some(other);
         self
+    }
+
+    /// The problem in what follows a header of this number of bytes.
+    pub(super) fn without_header(self, bytes: usize) -> Self {
+        let moved = |at: Range<usize>| at.start.saturating_sub(bytes)..at.end.saturating_sub(bytes);
+        Self {
+            at: moved(self.at),
+            other: self.other.map(moved),
+            ..self
+        }
     }
 
     /// Turns byte ranges into lines of `text`.

@@ -11,7 +11,7 @@ impl Run for Command {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let Some(tools) = guest.tools()? else {
             return Ok(CheckOutcome::Skipped(
-                "the plan has no tools root".to_owned(),
+                crate::guest_context::NO_TOOLS_ROOT.to_owned(),
             ));
         };
         let line = guest.placeholders().fill_in(&self.run)?;

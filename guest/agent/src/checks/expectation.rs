@@ -92,7 +92,10 @@ fn judge(
     ensure!(
         !ran.timed_out,
         "{what} was killed, because it {}",
-        watchdog::too_slow(limit, work.seconds)
+        match expected.any_status {
+            true => watchdog::too_slow_request(limit),
+            false => watchdog::too_slow(limit, work.seconds),
+        }
     );
     if let Some(complaint) = complaint {
         bail!("{what} reports: {complaint}");

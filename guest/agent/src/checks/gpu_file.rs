@@ -32,7 +32,7 @@ impl Run for GpuFile {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         if self.on != Medium::Raw && guest.tools()?.is_none() {
             return Ok(CheckOutcome::Skipped(
-                "the plan has no tools root".to_owned(),
+                crate::guest_context::NO_TOOLS_ROOT.to_owned(),
             ));
         }
         let layout = Layout::of(&self.sizes, &self.offsets, self.threads)?;

@@ -27,7 +27,7 @@ impl Run for Program {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let Some(tools) = guest.tools()? else {
             return Ok(CheckOutcome::Skipped(
-                "the plan has no tools root".to_owned(),
+                crate::guest_context::NO_TOOLS_ROOT.to_owned(),
             ));
         };
         let tool = tool_command(self, guest)?;

@@ -50,7 +50,7 @@ pub(super) fn run(
 ) -> anyhow::Result<CheckOutcome> {
     let Some(tools) = guest.tools()? else {
         return Ok(CheckOutcome::Skipped(
-            "the plan has no tools root".to_owned(),
+            crate::guest_context::NO_TOOLS_ROOT.to_owned(),
         ));
     };
     let tool = tool_command(command, arguments);
@@ -89,7 +89,9 @@ pub(super) fn run_and_kill(
     (server, seconds): (&str, Option<u32>),
     measure: &mut Measure,
 ) -> anyhow::Result<Ran> {
-    let tools = guest.tools()?.context("the plan has no tools root")?;
+    let tools = guest
+        .tools()?
+        .context(crate::guest_context::NO_TOOLS_ROOT)?;
     let killed = Mutex::new(None);
     let ran = tools.run_program(tool, guest.limit(seconds), |line| {
         guest.show(line);

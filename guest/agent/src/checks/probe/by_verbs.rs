@@ -15,7 +15,9 @@ pub(super) fn run(
     probe: &Probe,
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<(Transfer, Transfer)> {
-    let tools = guest.tools()?.context("the plan has no tools root")?;
+    let tools = guest
+        .tools()?
+        .context(crate::guest_context::NO_TOOLS_ROOT)?;
     let tool = rdma::tool_command(
         "probe",
         &[
