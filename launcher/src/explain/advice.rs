@@ -23,9 +23,11 @@ pub(crate) struct Advice {
     pub verdict: Verdict,
 }
 
-/// The changes of `case` that give `pair` more than `now`, the smallest first.
+/// The changes of `case` that give `pair` more than `now`, the smallest first. None leads to a bus address for a device of
+/// QEMU's, whose requests no switch routes.
 pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> {
     let here = case.platform(&pair.client);
+    let is_routed = case.served_by_qemu(pair).is_empty();
     let elsewhere = |(scenario, change): (Scenario, String)| (pci_tree(&scenario), here, change);
     let trials = [
         without_redirection(case, now).map(|(tree, change)| (tree, here, change)),
@@ -37,7 +39,8 @@ pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> 
         .flatten()
         .filter_map(|(tree, platform, change)| {
             let verdict = decide_in(&tree, &platform, pair)?.verdict;
-            (rank(verdict) > rank(now.verdict)).then_some(Advice { change, verdict })
+            let is_usable = is_routed || verdict != Verdict::BusAddress;
+            (is_usable && rank(verdict) > rank(now.verdict)).then_some(Advice { change, verdict })
         });
     tried.collect()
 }
@@ -129,6 +132,7 @@ mod tests {
     use super::super::recorded::Recorded;
     use super::*;
     use peerbar_lab::exit::RunOutcome;
+    use peerbar_lab::scenario::Model;
     use peerbar_lab::verdict;
 
     fn advice(scenario: &Scenario, now: Verdict) -> Vec<(String, Verdict)> {
@@ -165,6 +169,18 @@ mod tests {
             changes,
             expected.map(|(change, verdict)| (change.to_owned(), verdict))
         );
+    }
+
+    #[test]
+    fn no_switch_is_advised_for_qemus_controller() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[0].model = Model::Qemu;
+        scenario.nvmes[0].attach = AttachPoint::Root;
+        assert_eq!(advice(&scenario, Verdict::ThroughHostBridgePhysical), []);
+        scenario.machine.cpu = "Haswell".to_owned();
+        let changes = advice(&scenario, Verdict::NotSupported);
+        let expected = "in [machine]: cpu = \"EPYC\"".to_owned();
+        assert_eq!(changes, [(expected, Verdict::ThroughHostBridgePhysical)]);
     }
 
     #[test]

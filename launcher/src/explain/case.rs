@@ -9,7 +9,7 @@ use super::recorded::Recorded;
 use peerbar_lab::exit::Failure;
 use peerbar_lab::pci_tree::{pci_tree, platform};
 use peerbar_lab::results::CheckResult;
-use peerbar_lab::scenario::{Machine, Scenario};
+use peerbar_lab::scenario::{DeviceSpec, Machine, Scenario};
 
 /// A machine with its pairs of provider and client.
 pub(crate) struct Case {
@@ -86,6 +86,13 @@ impl Case {
             translates,
             ..self.platform
         }
+    }
+
+    /// Those of `pair` that QEMU serves itself, and for which it routes nothing in a switch.
+    pub(crate) fn served_by_qemu(&self, pair: &Pair) -> Vec<&str> {
+        let devices = self.scenario.devices();
+        let by_qemu = devices.filter(|device| pair.has(device.name()) && !device.is_ours());
+        by_qemu.map(DeviceSpec::name).collect()
     }
 
     /// What the rule says of `pair`; nothing if one of both is not in the tree.

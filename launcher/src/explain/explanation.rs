@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use peerbar_report::{Check, Measure, Route};
-use peerbar_rule::{Decision, Hop, Verdict};
+use peerbar_rule::{Decision, Hop, Reason, Verdict};
 use peerbar_switch::LinkMode;
 use serde::Serialize;
 
@@ -161,6 +161,7 @@ fn bounced(check: &Check, measure: &Measure) -> Option<u64> {
 fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
     let mut notes = Vec::new();
     notes.extend(unknown_acs(case, decision));
+    notes.extend(unrouted(case, pair, decision));
     let named = |name: &str| case.scenario.devices().find(|device| device.name() == name);
     match named(&pair.provider) {
         Some(DeviceSpec::Gpu(gpu, _)) if gpu.window => notes.push(format!(
@@ -189,6 +190,26 @@ fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
         notes.push(format!("`link = \"{link}\"` at {name}: the switch {fate}"));
     }
     notes
+}
+
+/// That the kernel gives a bus address for a request that QEMU does not route in the switch.
+fn unrouted(case: &Case, pair: &Pair, decision: &Decision) -> Option<String> {
+    let by_qemu = case.served_by_qemu(pair);
+    let is_routed = by_qemu.is_empty() || matches!(decision.reason, Reason::OwnMemory);
+    if is_routed || decision.verdict != Verdict::BusAddress {
+        return None;
+    }
+    let outcome = match case.platform(&pair.client).translates {
+        false => "",
+        true if by_qemu.contains(&pair.client.as_str()) => {
+            ", where the IOMMU refuses it: QEMU reports success with wrong data"
+        }
+        true => ", where the IOMMU refuses it",
+    };
+    Some(format!(
+        "`model = \"qemu\"` at {}: QEMU routes nothing in a switch, a request to the peer goes up to the root{outcome}",
+        by_qemu.join(" and ")
+    ))
 }
 
 /// That parameters of the kernel set ACS at ports of the path, which only a run can show.
@@ -270,7 +291,38 @@ impl PathHop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use peerbar_lab::scenario::{AttachPoint, Scenario};
+    use peerbar_lab::iommu::Iommu;
+    use peerbar_lab::scenario::{AttachPoint, Model, Scenario};
+
+    #[test]
+    fn bus_address_of_qemus_controller_is_noted_as_not_routed() {
+        let mut scenario = Scenario::demo().unwrap();
+        scenario.nvmes[0].model = Model::Qemu;
+        let note = |scenario: &Scenario, provider, client| {
+            let case = Case::of_scenario(scenario.clone()).unwrap();
+            let notes = Explanation::of(&case, &Pair::of(provider, client))
+                .unwrap()
+                .notes;
+            notes.into_iter().find(|note| note.contains("model ="))
+        };
+        let routed = "`model = \"qemu\"` at disk0: QEMU routes nothing in a switch, a request to the peer goes up to the root";
+        assert_eq!(note(&scenario, "gpu0", "disk0").unwrap(), routed);
+        assert_eq!(note(&scenario, "disk0", "disk0"), None);
+        assert_eq!(note(&scenario, "gpu0", "disk1"), None);
+        scenario.machine.iommu = Iommu::Intel;
+        let as_client = note(&scenario, "gpu0", "disk0").unwrap();
+        assert!(
+            as_client.ends_with("success with wrong data"),
+            "{as_client}"
+        );
+        let as_provider = note(&scenario, "disk0", "disk1").unwrap();
+        assert!(
+            as_provider.ends_with("the IOMMU refuses it"),
+            "{as_provider}"
+        );
+        scenario.nvmes[0].attach = AttachPoint::Root;
+        assert_eq!(note(&scenario, "gpu0", "disk0"), None);
+    }
 
     #[test]
     fn acs_parameters_are_noted_where_a_port_of_the_path_has_acs() {
