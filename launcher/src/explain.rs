@@ -39,7 +39,7 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
     let mut disagrees = false;
     if let Some(path) = &options.scenario {
         disagrees |= explain_case(
-            &Case::of_scenario(options.guest.scenario(path, Scenario::load)?)?,
+            &Case::of_scenario(options.guest.scenario(path, Scenario::load_interactive)?)?,
             options,
         )?;
     } else {
@@ -217,6 +217,16 @@ device = "disk0"
         let pairs = pairs::all(&case.scenario);
         let explanations = explained(&case, &pairs).unwrap();
         assert_eq!(shown("", &explanations, false).unwrap(), NOTHING);
+    }
+
+    #[test]
+    fn scenario_without_checks_is_explained() {
+        let book = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/two-disks.toml");
+        let options = cli::Explain {
+            scenario: Some(book.into()),
+            ..options()
+        };
+        assert_eq!(explain(&options).unwrap(), ExitCode::SUCCESS);
     }
 
     #[test]
