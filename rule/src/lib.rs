@@ -5,7 +5,7 @@
 //! a [`PciTree`] of host bridges, ports and endpoints, and a [`Platform`]: processor, IOMMU and kernel release. The
 //! result, a [`Decision`], has the verdict, the path of a request hop by hop, and the hop that decided.
 //!
-//! It holds for Linux 6.13 to 7.3, which differ only in their lists of host bridges. [`Release::caveat`] warns of newer
+//! It holds for Linux 6.13 to 7.3, which differ only in their lists of host bridges. [`Release::caveat`] warns of other
 //! kernels.
 //!
 //! ```

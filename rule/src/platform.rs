@@ -78,18 +78,26 @@ pub struct Release {
 }
 
 impl Release {
+    /// The oldest release that this crate has been compared with.
+    pub const OLDEST: Self = Self {
+        major: 6,
+        minor: 13,
+    };
+
     /// The newest release that this crate has been compared with.
     pub const NEWEST: Self = Self { major: 7, minor: 3 };
 
-    /// A warning for a kernel newer than [`Self::NEWEST`], whose rule may have changed.
+    /// A warning for a kernel older than [`Self::OLDEST`] or newer than [`Self::NEWEST`], whose rule may differ.
     pub fn caveat(self) -> Option<String> {
-        let newest = Self::NEWEST;
-        (self > newest).then(|| {
-            format!(
-                "Linux {self} is newer than Linux {newest}, the last release that this rule was compared with: a decision \
-                 through a host bridge may differ"
-            )
-        })
+        let (age, compared) = match self {
+            old if old < Self::OLDEST => ("older", format!("{}, the oldest", Self::OLDEST)),
+            new if new > Self::NEWEST => ("newer", format!("{}, the newest", Self::NEWEST)),
+            _ => return None,
+        };
+        Some(format!(
+            "Linux {self} is {age} than Linux {compared} release that this rule was compared with: a decision through a \
+             host bridge may differ"
+        ))
     }
 
     /// Parses the output of `uname -r`: `7.2.12+deb13-amd64`, `6.13.0-rc4`. `None` if it does not start with two numbers.
@@ -122,15 +130,31 @@ mod tests {
     }
 
     #[test]
-    fn only_a_newer_release_has_a_caveat() {
-        let minor = |minor| Release { major: 7, minor };
-        assert_eq!(Release::NEWEST.caveat(), None);
-        assert_eq!(minor(0).caveat(), None);
-        let caveat = minor(4).caveat().unwrap();
-        assert!(
-            caveat.starts_with("Linux 7.4 is newer than Linux 7.3"),
-            "{caveat}"
-        );
+    fn release_outside_the_compared_ones_has_a_caveat() {
+        let caveat = |major, minor| Release { major, minor }.caveat();
+        for (major, minor) in [(6, 13), (6, 19), (7, 0), (7, 3)] {
+            assert_eq!(caveat(major, minor), None);
+        }
+        for (major, minor, begins) in [
+            (
+                6,
+                1,
+                "Linux 6.1 is older than Linux 6.13, the oldest release",
+            ),
+            (
+                6,
+                12,
+                "Linux 6.12 is older than Linux 6.13, the oldest release",
+            ),
+            (
+                7,
+                4,
+                "Linux 7.4 is newer than Linux 7.3, the newest release",
+            ),
+        ] {
+            let caveat = caveat(major, minor).unwrap();
+            assert!(caveat.starts_with(begins), "{caveat}");
+        }
     }
 
     #[test]
