@@ -123,6 +123,11 @@ impl GuestContext {
         Ok(*tools)
     }
 
+    /// [`GuestContext::tools`] for a check that cannot be skipped: it fails without a tools root.
+    pub(crate) fn required_tools(&self) -> anyhow::Result<Tools> {
+        self.tools()?.context(NO_TOOLS_ROOT)
+    }
+
     /// Time that a check has that asks for this number of `seconds`, if it does.
     pub(crate) fn limit(&self, seconds: Option<u32>) -> Duration {
         seconds.map_or(self.limit, |seconds| Duration::from_secs(seconds.into()))

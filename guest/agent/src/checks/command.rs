@@ -10,9 +10,7 @@ use crate::kmsg::Expected;
 impl Run for Command {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let Some(tools) = guest.tools()? else {
-            return Ok(CheckOutcome::Skipped(
-                crate::guest_context::NO_TOOLS_ROOT.to_owned(),
-            ));
+            return Ok(CheckOutcome::without_tools());
         };
         let line = guest.placeholders().fill_in(&self.run)?;
         let work = Work {

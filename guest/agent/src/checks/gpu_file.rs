@@ -31,9 +31,7 @@ const STALE: u64 = 0x5741_4c45_5741_4c45;
 impl Run for GpuFile {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         if self.on != Medium::Raw && guest.tools()?.is_none() {
-            return Ok(CheckOutcome::Skipped(
-                crate::guest_context::NO_TOOLS_ROOT.to_owned(),
-            ));
+            return Ok(CheckOutcome::without_tools());
         }
         let layout = Layout::of(&self.sizes, &self.offsets, self.threads)?;
         measure.sizes = size_range(&self.sizes);

@@ -26,9 +26,7 @@ const LOADER: [(&str, &str); 2] = [
 impl Run for Program {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let Some(tools) = guest.tools()? else {
-            return Ok(CheckOutcome::Skipped(
-                crate::guest_context::NO_TOOLS_ROOT.to_owned(),
-            ));
+            return Ok(CheckOutcome::without_tools());
         };
         let tool = tool_command(self, guest)?;
         let mut shown = vec![tool.program.as_str()];

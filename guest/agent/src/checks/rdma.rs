@@ -49,9 +49,7 @@ pub(super) fn run(
     measure: &mut Measure,
 ) -> anyhow::Result<CheckOutcome> {
     let Some(tools) = guest.tools()? else {
-        return Ok(CheckOutcome::Skipped(
-            crate::guest_context::NO_TOOLS_ROOT.to_owned(),
-        ));
+        return Ok(CheckOutcome::without_tools());
     };
     let tool = tool_command(command, arguments);
     let shown = format!("{} {}", tool.program, tool.arguments.join(" "));
@@ -89,9 +87,7 @@ pub(super) fn run_and_kill(
     (server, seconds): (&str, Option<u32>),
     measure: &mut Measure,
 ) -> anyhow::Result<Ran> {
-    let tools = guest
-        .tools()?
-        .context(crate::guest_context::NO_TOOLS_ROOT)?;
+    let tools = guest.required_tools()?;
     let killed = Mutex::new(None);
     let ran = tools.run_program(tool, guest.limit(seconds), |line| {
         guest.show(line);

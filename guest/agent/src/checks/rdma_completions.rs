@@ -25,9 +25,7 @@ impl Run for RdmaCompletions {
             // How many completions there were before the GPU died is not known.
             rdma::run_and_kill(guest, &tool, (gpu, self.seconds), measure)?
         } else {
-            let tools = guest
-                .tools()?
-                .context(crate::guest_context::NO_TOOLS_ROOT)?;
+            let tools = guest.required_tools()?;
             let limit = guest.limit(self.seconds);
             let ran = watch.watch(|| tools.run_program(&tool, limit, |line| guest.show(line)))?;
             watch.write_completions_to(measure, nic.number, self.memory.gpu().is_some());

@@ -15,9 +15,7 @@ pub(super) fn run(
     probe: &Probe,
     watch: &mut TrafficWatch<'_>,
 ) -> anyhow::Result<(Transfer, Transfer)> {
-    let tools = guest
-        .tools()?
-        .context(crate::guest_context::NO_TOOLS_ROOT)?;
+    let tools = guest.required_tools()?;
     let tool = rdma::tool_command(
         "probe",
         &[
