@@ -44,8 +44,8 @@
 //! ```
 //!
 //! The programs that `scripts/build` makes are looked for beside the test and in the folder `peerbar` of its target folder;
-//! the environment variable `PEERBAR_PROGRAMS` ([`programs::FOLDER`]) names another, as a crate outside peerbar's tree needs. Each lab leaves a folder as `peerbar run` does, which
-//! `peerbar explain` and `peerbar iommu` read.
+//! the environment variable `PEERBAR_PROGRAMS` ([`programs::FOLDER`]) names another, as a crate outside peerbar's tree needs.
+//! Each lab leaves a folder as `peerbar run` does, which `peerbar explain` and `peerbar iommu` read.
 //!
 //! # For programs
 //! `peerbar` and the benchmarks use the parts: [`artifacts::Artifacts`] are QEMU, kernel and initramfs; a
