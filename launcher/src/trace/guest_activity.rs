@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
+use peerbar_nvme_spec::command::NvmOpcode;
 use peerbar_report::TraceLine;
 
 use super::clock::{Bound, GuestClock};
@@ -32,6 +33,23 @@ struct GuestCommand {
 
 /// Device, and command of the device.
 type CommandIndex = (usize, usize);
+
+/// By what a command of the driver's is known in the record of its device: device, queue, number, and whether it is a flush.
+///
+/// A number comes again after 16 commands with the driver's tag. But a flush takes the tag of the command that is waiting for it and has a
+/// count of its own, so both may have the same number, one after the other (Linux block/blk-flush.c, drivers/nvme/host/nvme.h).
+type Key<'a> = (&'a str, u16, u32, bool);
+
+fn recorded_key<'a>(device: &'a str, command: &RecordedCommand) -> Key<'a> {
+    let is_flush = command.queue != 0 && command.opcode == NvmOpcode::Flush as u8;
+    (device, command.queue, command.number, is_flush)
+}
+
+fn driver_key<'a>(device: &'a str, command: &GuestCommand) -> Key<'a> {
+    let is_flush = command.text.contains("cmd=(nvme_cmd_flush");
+    let about = &command.about;
+    (device, about.queue, about.number, is_flush)
+}
 
 /// The commands of the devices, by device.
 pub(super) type DeviceCommands<'a> = [(&'a str, &'a [RecordedCommand])];
@@ -89,23 +107,25 @@ impl GuestActivity {
         Some(guest)
     }
 
-    /// Finds each command's begin in the record of its device: of those with its queue and number between its submission
-    /// and its completion the nearest to the submission.
+    /// Finds each command's begin in the record of its device: of those with its key between its submission and its completion
+    /// the nearest to the submission, in the driver's order.
     fn find(&mut self, devices: &DeviceCommands<'_>) {
-        let mut begun: HashMap<_, Vec<(u64, CommandIndex)>> = HashMap::new();
+        // By key the begins in their order, and how many are not for later commands of the driver's.
+        let mut begun: HashMap<Key<'_>, (Vec<(u64, CommandIndex)>, usize)> = HashMap::new();
         for (number, (name, commands)) in devices.iter().enumerate() {
             for (index, command) in commands.iter().enumerate() {
-                let key = (*name, command.queue, command.number);
                 let start = (command.begun, (number, index));
-                begun.entry(key).or_default().push(start);
+                let (begins, _) = begun.entry(recorded_key(name, command)).or_default();
+                begins.push(start);
             }
         }
         for command in &mut self.commands {
+            command.found = None;
             let device = self.controllers.get(&command.about.controller);
-            let key =
-                device.map(|device| (device.as_str(), command.about.queue, command.about.number));
-            let candidates = key.and_then(|key| begun.get(&key));
-            let candidates = candidates.map_or(&[][..], Vec::as_slice);
+            let key = device.map(|device| driver_key(device, command));
+            let Some((candidates, taken)) = key.and_then(|key| begun.get_mut(&key)) else {
+                continue;
+            };
             let at = self.clock.host(command.submitted);
             let until = command
                 .completed
@@ -117,13 +137,17 @@ impl GuestActivity {
             )]
             let error = self.clock.error as u64;
             let (from, until) = (at.saturating_sub(error), until.saturating_add(error));
-            // In the order of their begins.
             let later = candidates.partition_point(|(begun, _)| *begun < at);
             let around = [later.checked_sub(1), Some(later)].into_iter().flatten();
-            let candidates = around.filter_map(|index| candidates.get(index));
-            let candidates = candidates.filter(|(begun, _)| (from..=until).contains(begun));
-            let nearest = candidates.min_by_key(|(begun, _)| begun.abs_diff(at));
-            command.found = nearest.map(|(_, index)| *index);
+            let around = around.filter(|index| index >= taken);
+            let around = around.filter_map(|index| Some((index, *candidates.get(index)?)));
+            let around = around.filter(|(_, (begun, _))| (from..=until).contains(begun));
+            if let Some((index, (_, found))) =
+                around.min_by_key(|(_, (begun, _))| begun.abs_diff(at))
+            {
+                command.found = Some(found);
+                *taken = index + 1;
+            }
         }
     }
 
@@ -316,10 +340,16 @@ mod tests {
     /// begin, end, and the interrupt if it is for one command alone.
     type Times = ([u64; 2], [u64; 3], Option<u64>);
 
+    fn host(milliseconds: u64) -> u64 {
+        START + milliseconds * MILLISECOND
+    }
+
+    fn guest(milliseconds: u64) -> u64 {
+        host(milliseconds) - BEHIND
+    }
+
     /// The guest's clock as a trace of these commands shows it, which is otherwise known to 40 ms.
     fn clock(commands: &[Times]) -> GuestClock {
-        let host = |milliseconds: u64| START + milliseconds * MILLISECOND;
-        let guest = |milliseconds| host(milliseconds) - BEHIND;
         let mut trace = KernelTrace::default();
         let mut recorded = Vec::new();
         for (number, (of_guest, of_device, interrupt)) in (1..).zip(commands) {
@@ -352,21 +382,88 @@ mod tests {
             });
         }
         trace.events.sort_by_key(|event| event.at);
-        let sample = |at| ClockSample {
-            before: guest(at - 40),
-            host: host(at),
-            after: guest(at + 40),
-        };
-        trace.notes = vec![TraceLine::Controller {
-            controller: "nvme0".to_owned(),
-            device: "disk0".to_owned(),
-        }];
-        trace
-            .notes
-            .extend([100, 900].map(|at| TraceLine::Clock(sample(at))));
+        trace.notes = notes([40, 40]);
         let guest = GuestActivity::of(&trace, &[("disk0", &recorded)]).unwrap();
         assert_eq!(guest.command_counts(), (commands.len(), commands.len()));
         guest.clock
+    }
+
+    /// The name of the disk, and readings of the clocks, whose errors are this many milliseconds before and after.
+    fn notes([before, after]: [u64; 2]) -> Vec<TraceLine> {
+        let clock = |at| {
+            TraceLine::Clock(ClockSample {
+                before: guest(at - before),
+                host: host(at),
+                after: guest(at + after),
+            })
+        };
+        let disk = TraceLine::Controller {
+            controller: "nvme0".to_owned(),
+            device: "disk0".to_owned(),
+        };
+        vec![disk, clock(100), clock(900)]
+    }
+
+    /// Which of the device's commands those of the driver are, all with the number 4097 and 5 ms long, while the guest's clock seems
+    /// to be 35 ms further. Each is an operation and when it is submitted, in milliseconds.
+    fn found(driver: &[(&str, u64)], device: &[(NvmOpcode, u64)]) -> Vec<Option<usize>> {
+        let mut text = String::new();
+        for (operation, at) in driver {
+            let line = |at: u64, event: &str, rest: &str| {
+                let (seconds, micros) = (at / 1_000_000_000, at % 1_000_000_000 / 1000);
+                format!(
+                    "init-107 [000] .....  {seconds}.{micros:06}: {event}: nvme0: disk=nvme0n1, qid=1, cmdid=4097, {rest}\n"
+                )
+            };
+            let cmd = format!("cmd=(nvme_cmd_{operation} slba=0)");
+            text += &line(guest(*at), "nvme_setup_cmd", &cmd);
+            text += &line(guest(*at + 5), "nvme_complete_rq", "status=0x0");
+        }
+        let mut trace = KernelTrace::parse(&text);
+        trace.notes = notes([5, 75]);
+        let recorded = device.iter().map(|(opcode, at)| RecordedCommand {
+            queue: 1,
+            number: 4097,
+            opcode: *opcode as u8,
+            begun: host(*at + 1),
+            ended: Some(host(*at + 4)),
+            announced: None,
+            interrupted: None,
+            status: 0,
+            flow: 0,
+        });
+        let recorded: Vec<_> = recorded.collect();
+        let guest = GuestActivity::of(&trace, &[("disk0", &recorded)]).unwrap();
+        let found = guest.commands.iter();
+        found.map(|command| Some(command.found?.1)).collect()
+    }
+
+    #[test]
+    fn flush_with_the_number_of_the_command_before_is_told_apart() {
+        use NvmOpcode::{Flush, Write};
+        let of_device = [(Write, 200), (Flush, 206), (Write, 400), (Flush, 406)];
+        let of_driver = [
+            ("write", 200),
+            ("flush", 206),
+            ("write", 400),
+            ("flush", 406),
+        ];
+        let expected = [0, 1, 2, 3].map(Some);
+        assert_eq!(found(&of_driver, &of_device), expected);
+        // The record has two of them only.
+        let expected = [Some(0), None, None, Some(1)];
+        let of_device = [(Write, 200), (Flush, 406)];
+        assert_eq!(found(&of_driver, &of_device), expected);
+    }
+
+    #[test]
+    fn command_of_the_device_is_found_once() {
+        let of_driver = [("read", 200), ("read", 206), ("read", 212)];
+        let of_device = of_driver.map(|(_, at)| (NvmOpcode::Read, at));
+        let found = found(&of_driver, &of_device);
+        let commands: Vec<usize> = found.iter().copied().flatten().collect();
+        assert!(!commands.is_empty(), "{found:?}");
+        assert!(commands.is_sorted_by(|one, other| one < other), "{found:?}");
     }
 
     fn milliseconds(clock: &GuestClock) -> f64 {
