@@ -188,7 +188,7 @@ impl Lab {
         let command = Check::Command(peerbar_report::Command {
             run: run.to_owned(),
             expected: Expectation {
-                any_status: true,
+                judged_by_caller: true,
                 show: true,
                 ..Expectation::default()
             },

@@ -43,7 +43,7 @@ pub(super) fn run(
         Some(_) => watch.traffic()?.failures(),
         None => 0,
     };
-    let report = ProgramReport::read(&ran.output).filter(|_| !work.expected.any_status);
+    let report = ProgramReport::read(&ran.output).filter(|_| !work.expected.judged_by_caller);
     let complaint = report.as_ref().and_then(|report| complaint(report, &ran));
     let skipped = report.as_ref().and_then(ProgramReport::skipped);
     measure.subtests = report.map_or_else(Vec::new, |report| report.results);
@@ -92,7 +92,7 @@ fn judge(
     ensure!(
         !ran.timed_out,
         "{what} was killed, because it {}",
-        match expected.any_status {
+        match expected.judged_by_caller {
             true => watchdog::too_slow_request(limit),
             false => watchdog::too_slow(limit, work.seconds),
         }
@@ -101,7 +101,7 @@ fn judge(
         bail!("{what} reports: {complaint}");
     }
     ensure!(
-        expected.any_status || ran.code() == expected.status,
+        expected.judged_by_caller || ran.code() == expected.status,
         "{what} ended with status {}, not {}",
         ran.code(),
         expected.status

@@ -12,8 +12,9 @@ use super::{Buffer, Key, Keys, TableError};
 pub struct Expectation {
     /// Exit status that passes.
     pub status: i32,
-    /// Whether any exit status passes; [`crate::Measure::status`] has it. No scenario can ask for that.
-    pub any_status: bool,
+    /// Whether a lab's caller asked for it, who judges what it prints and its exit status ([`crate::Measure::status`]): any passes, and it
+    /// has no `timeout`. No scenario can ask for that.
+    pub judged_by_caller: bool,
     /// Texts that must all appear in what it prints.
     pub expect: Vec<String>,
     /// Regular expressions that must all match in what it prints; `^` and `$` are the ends of a line.
@@ -60,7 +61,7 @@ impl Expectation {
             .transpose()?;
         Ok(Self {
             status: keys.or_default("status")?,
-            any_status: false,
+            judged_by_caller: false,
             expect: keys.or_default("expect")?,
             matches: matches(keys)?,
             kernel: keys.or_default("kernel")?,
