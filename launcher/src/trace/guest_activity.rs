@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
+use std::ops::RangeInclusive;
 
 use peerbar_nvme_spec::command::NvmOpcode;
 use peerbar_report::TraceLine;
@@ -28,11 +29,26 @@ struct GuestCommand {
     about: DriverCommand,
     text: String,
     /// The device's command, if it was found.
-    found: Option<CommandIndex>,
+    found: Option<Found>,
+}
+
+/// The device's command that one of the driver's is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Found {
+    command: CommandIndex,
+    /// No other one of its key was in the time of the driver's.
+    is_certain: bool,
 }
 
 /// Device, and command of the device.
 type CommandIndex = (usize, usize);
+
+impl Found {
+    fn of<'a>(self, devices: &DeviceCommands<'a>) -> Option<&'a RecordedCommand> {
+        let (device, index) = self.command;
+        devices.get(device)?.1.get(index)
+    }
+}
 
 /// By what a command of the driver's is known in the record of its device: device, queue, number, and whether it is a flush.
 ///
@@ -49,6 +65,36 @@ fn driver_key<'a>(device: &'a str, command: &GuestCommand) -> Key<'a> {
     let is_flush = command.text.contains("cmd=(nvme_cmd_flush");
     let about = &command.about;
     (device, about.queue, about.number, is_flush)
+}
+
+/// The begins of a device's commands of one key, in their order.
+#[derive(Default)]
+struct Begins {
+    times: Vec<(u64, CommandIndex)>,
+    /// How many in front are those of commands that the driver submitted before.
+    taken: usize,
+}
+
+impl Begins {
+    /// The one in `span` that is nearest to `at`; the driver's later commands have later ones.
+    fn take(&mut self, at: u64, span: &RangeInclusive<u64>) -> Option<Found> {
+        let later = self.times.partition_point(|(begun, _)| *begun < at);
+        let later = later.max(self.taken);
+        let earlier = later.checked_sub(1).filter(|index| *index >= self.taken);
+        let around = earlier.into_iter().chain([later]);
+        let around = around.filter_map(|index| Some((index, *self.times.get(index)?)));
+        let around = around.filter(|(_, (begun, _))| span.contains(begun));
+        let (index, (_, command)) = around.min_by_key(|(_, (begun, _))| begun.abs_diff(at))?;
+        self.taken = index + 1;
+        let first = self
+            .times
+            .partition_point(|(begun, _)| begun < span.start());
+        let after = self.times.partition_point(|(begun, _)| begun <= span.end());
+        Some(Found {
+            command,
+            is_certain: after - first == 1,
+        })
+    }
 }
 
 /// The commands of the devices, by device.
@@ -107,25 +153,17 @@ impl GuestActivity {
         Some(guest)
     }
 
-    /// Finds each command's begin in the record of its device: of those with its key between its submission and its completion
-    /// the nearest to the submission, in the driver's order.
+    /// Finds each command's begin in the record of its device, between its submission and its completion.
     fn find(&mut self, devices: &DeviceCommands<'_>) {
-        // By key the begins in their order, and how many are not for later commands of the driver's.
-        let mut begun: HashMap<Key<'_>, (Vec<(u64, CommandIndex)>, usize)> = HashMap::new();
+        let mut begins: HashMap<Key<'_>, Begins> = HashMap::new();
         for (number, (name, commands)) in devices.iter().enumerate() {
             for (index, command) in commands.iter().enumerate() {
-                let start = (command.begun, (number, index));
-                let (begins, _) = begun.entry(recorded_key(name, command)).or_default();
-                begins.push(start);
+                let key = recorded_key(name, command);
+                let begin = (command.begun, (number, index));
+                begins.entry(key).or_default().times.push(begin);
             }
         }
         for command in &mut self.commands {
-            command.found = None;
-            let device = self.controllers.get(&command.about.controller);
-            let key = device.map(|device| driver_key(device, command));
-            let Some((candidates, taken)) = key.and_then(|key| begun.get_mut(&key)) else {
-                continue;
-            };
             let at = self.clock.host(command.submitted);
             let until = command
                 .completed
@@ -136,30 +174,22 @@ impl GuestActivity {
                 reason = "`as` saturates"
             )]
             let error = self.clock.error as u64;
-            let (from, until) = (at.saturating_sub(error), until.saturating_add(error));
-            let later = candidates.partition_point(|(begun, _)| *begun < at);
-            let around = [later.checked_sub(1), Some(later)].into_iter().flatten();
-            let around = around.filter(|index| index >= taken);
-            let around = around.filter_map(|index| Some((index, *candidates.get(index)?)));
-            let around = around.filter(|(_, (begun, _))| (from..=until).contains(begun));
-            if let Some((index, (_, found))) =
-                around.min_by_key(|(_, (begun, _))| begun.abs_diff(at))
-            {
-                command.found = Some(found);
-                *taken = index + 1;
-            }
+            let span = at.saturating_sub(error)..=until.saturating_add(error);
+            let device = self.controllers.get(&command.about.controller);
+            let key = device.map(|device| driver_key(device, command));
+            let begins = key.and_then(|key| begins.get_mut(&key));
+            command.found = begins.and_then(|begins| begins.take(at, &span));
         }
     }
 
-    /// What the commands show of the clocks: a device reads the doorbell after the submission, and the driver takes the
+    /// What the commands that were found for certain show of the clocks: a device reads the doorbell after the submission, and the driver takes the
     /// completion after the device's end. It takes that of a command which is alone after the interrupt, too. Others it may take
     /// while it is at work on an earlier interrupt.
     fn bounds(&self, devices: &DeviceCommands<'_>) -> impl Iterator<Item = Bound> {
         let commands = self.commands.iter().zip(alone(&self.commands));
         commands.flat_map(|(command, is_alone)| {
-            let recorded = command
-                .found
-                .and_then(|(device, index)| devices.get(device)?.1.get(index));
+            let recorded = command.found.filter(|found| found.is_certain);
+            let recorded = recorded.and_then(|found| found.of(devices));
             let submitted = recorded.map(|recorded| Bound {
                 guest: command.submitted.saturating_sub(ROUNDING),
                 earliest: None,
@@ -265,8 +295,7 @@ impl GuestActivity {
 }
 
 fn flow(command: &GuestCommand, devices: &DeviceCommands<'_>) -> Option<u64> {
-    let (device, index) = command.found?;
-    Some(devices.get(device)?.1.get(index)?.flow)
+    Some(command.found?.of(devices)?.flow)
 }
 
 /// Whether each command was the only one of its controller from its submission to its completion.
@@ -404,9 +433,16 @@ mod tests {
         vec![disk, clock(100), clock(900)]
     }
 
-    /// Which of the device's commands those of the driver are, all with the number 4097 and 5 ms long, while the guest's clock seems
-    /// to be 35 ms further. Each is an operation and when it is submitted, in milliseconds.
-    fn found(driver: &[(&str, u64)], device: &[(NvmOpcode, u64)]) -> Vec<Option<usize>> {
+    /// Readings by which the guest's clock seems to be 35 ms behind, and ahead.
+    const MISLEADING: [[u64; 2]; 2] = [[5, 75], [75, 5]];
+
+    /// Which of the device's commands those of the driver are, all with the number 4097 and 5 ms long, and the guest's clock, by
+    /// readings with these errors. Each is an operation and when it is submitted, in milliseconds.
+    fn found(
+        readings: [u64; 2],
+        driver: &[(&str, u64)],
+        device: &[(NvmOpcode, u64)],
+    ) -> (Vec<Option<usize>>, GuestClock) {
         let mut text = String::new();
         for (operation, at) in driver {
             let line = |at: u64, event: &str, rest: &str| {
@@ -420,7 +456,7 @@ mod tests {
             text += &line(guest(*at + 5), "nvme_complete_rq", "status=0x0");
         }
         let mut trace = KernelTrace::parse(&text);
-        trace.notes = notes([5, 75]);
+        trace.notes = notes(readings);
         let recorded = device.iter().map(|(opcode, at)| RecordedCommand {
             queue: 1,
             number: 4097,
@@ -435,7 +471,8 @@ mod tests {
         let recorded: Vec<_> = recorded.collect();
         let guest = GuestActivity::of(&trace, &[("disk0", &recorded)]).unwrap();
         let found = guest.commands.iter();
-        found.map(|command| Some(command.found?.1)).collect()
+        let found = found.map(|command| Some(command.found?.command.1));
+        (found.collect(), guest.clock)
     }
 
     #[test]
@@ -448,22 +485,49 @@ mod tests {
             ("write", 400),
             ("flush", 406),
         ];
-        let expected = [0, 1, 2, 3].map(Some);
-        assert_eq!(found(&of_driver, &of_device), expected);
-        // The record has two of them only.
-        let expected = [Some(0), None, None, Some(1)];
-        let of_device = [(Write, 200), (Flush, 406)];
-        assert_eq!(found(&of_driver, &of_device), expected);
+        for readings in MISLEADING {
+            let (all, clock) = found(readings, &of_driver, &of_device);
+            assert_eq!(all, [0, 1, 2, 3].map(Some));
+            assert!(milliseconds(&clock) < 5.0, "{clock:?}");
+            // The record has two of them only.
+            let (two, _) = found(readings, &of_driver, &[(Write, 200), (Flush, 406)]);
+            assert_eq!(two, [Some(0), None, None, Some(1)]);
+        }
     }
 
     #[test]
-    fn command_of_the_device_is_found_once() {
-        let of_driver = [("read", 200), ("read", 206), ("read", 212)];
-        let of_device = of_driver.map(|(_, at)| (NvmOpcode::Read, at));
-        let found = found(&of_driver, &of_device);
-        let commands: Vec<usize> = found.iter().copied().flatten().collect();
-        assert!(!commands.is_empty(), "{found:?}");
-        assert!(commands.is_sorted_by(|one, other| one < other), "{found:?}");
+    fn commands_of_one_number_are_found_once_at_most() {
+        let of_driver: Vec<_> = (0..20).map(|number| ("read", 200 + 6 * number)).collect();
+        let of_device = of_driver.iter().map(|(_, at)| (NvmOpcode::Read, *at));
+        let of_device: Vec<_> = of_device.collect();
+        for readings in MISLEADING {
+            let (found, clock) = found(readings, &of_driver, &of_device);
+            let commands: Vec<usize> = found.iter().copied().flatten().collect();
+            assert!(commands.len() > 10, "{found:?}");
+            assert!(commands.is_sorted_by(|one, other| one < other), "{found:?}");
+            // Those that may be another one say nothing of the clock.
+            let off = clock.host(guest(250)).abs_diff(host(250)) as f64;
+            assert!(off <= clock.error + 1.0, "{off} {clock:?}");
+        }
+    }
+
+    #[test]
+    fn begin_is_taken_once_and_in_the_order_of_the_driver() {
+        let times = [(10, 0), (20, 1), (30, 2), (90, 3)].map(|(at, index)| (at, (0, index)));
+        let mut begins = Begins {
+            times: times.to_vec(),
+            taken: 0,
+        };
+        let mut take = |at, span| {
+            let found = begins.take(at, &span)?;
+            Some((found.command.1, found.is_certain))
+        };
+        assert_eq!(take(21, 0..=40), Some((1, false)));
+        // Both neighbours are taken, or too early.
+        assert_eq!(take(5, 0..=40), Some((2, false)));
+        assert_eq!(take(30, 0..=40), None);
+        assert_eq!(take(80, 70..=99), Some((3, true)));
+        assert_eq!(take(80, 70..=99), None);
     }
 
     fn milliseconds(clock: &GuestClock) -> f64 {
