@@ -1,12 +1,15 @@
 //! What the guest's kernel does with its IOMMU: the scenario's IOMMU under the parameters on the kernel's command line.
 
+use std::collections::BTreeSet;
+
 use crate::iommu::Iommu;
 use crate::scenario::Machine;
 
 /// What the kernel does with an IOMMU, as far as peer-to-peer DMA depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelIommu {
-    /// Whether it enables ACS at the ports that can.
+    /// Whether it enables ACS at the ports that can. With AMD's IOMMU and `iommu=off` that takes `CONFIG_IRQ_REMAP`, which
+    /// Debian's kernel has.
     pub enables_acs: bool,
     /// Whether devices get IOVAs, which the IOMMU translates.
     pub translates: bool,
@@ -28,18 +31,16 @@ struct Parameters {
 impl KernelIommu {
     /// What the kernel does with the IOMMU of `machine`.
     pub fn of(machine: &Machine) -> Self {
-        let ours = machine.iommu.kernel_parameters();
-        let words = ours
-            .split_whitespace()
-            .chain(machine.kernel_parameters.split_whitespace());
-        let parameters = Parameters::read(words);
+        let ours = machine.iommu.kernel_parameters().split_whitespace();
+        let parameters = Parameters::read(ours.chain(words(machine)));
         let is_off = parameters.is_off(machine.iommu);
         Self {
             enables_acs: match machine.iommu {
                 Iommu::None => false,
                 Iommu::Intel | Iommu::IntelPassthrough => !is_off,
-                // AMD's driver asks for ACS as soon as it has found the table IVRS, before it looks at its parameters
-                // (`detect_ivrs`); the table VIOT, by which the kernel knows virtio's, is independent of them.
+                // AMD's driver asks for ACS as soon as it has found the table IVRS (`detect_ivrs`), before it looks at `amd_iommu`.
+                // With `iommu=off` it looks for the table to remap interrupts. The table VIOT, by which the kernel knows virtio's,
+                // is independent of them.
                 Iommu::Amd | Iommu::Virtio => true,
             },
             translates: machine.iommu.is_present() && !is_off && !parameters.passthrough,
@@ -48,10 +49,9 @@ impl KernelIommu {
 }
 
 impl Parameters {
-    /// Reads the `words` of a command line. After `--` come those of the first process.
     fn read<'a>(words: impl Iterator<Item = &'a str>) -> Self {
         let mut parameters = Self::default();
-        for word in words.take_while(|word| *word != "--") {
+        for word in words {
             if let Some((name, value)) = word.split_once('=') {
                 // The kernel takes `-` and `_` in a name for the same.
                 parameters.set(&name.replace('-', "_"), value);
@@ -98,24 +98,29 @@ impl Parameters {
 fn boolean(value: &str) -> Option<bool> {
     let value = value.to_ascii_lowercase();
     match value.as_bytes() {
-        [b'y' | b't' | b'1', ..] | [b'o', b'n', ..] => Some(true),
-        [b'n' | b'f' | b'0', ..] | [b'o', b'f', ..] => Some(false),
+        [b'e' | b'y' | b't' | b'1', ..] | [b'o', b'n', ..] => Some(true),
+        [b'd' | b'n' | b'f' | b'0', ..] | [b'o', b'f', ..] => Some(false),
         _ => None,
     }
+}
+
+/// The parameters of the scenario's kernel. After `--` come those of the first process.
+fn words(machine: &Machine) -> impl Iterator<Item = &str> {
+    let words = machine.kernel_parameters.split_whitespace();
+    words.take_while(|word| *word != "--")
 }
 
 /// The options of `pci=` in `machine`'s parameters that set ACS at ports, which they name by addresses that the guest
 /// gives them (Linux, drivers/pci/pci.c, `pci_setup`).
 pub fn acs_options(machine: &Machine) -> Vec<String> {
-    let words = machine.kernel_parameters.split_whitespace();
-    let options = words
+    let options = words(machine)
         .filter_map(|word| word.strip_prefix("pci="))
         .flat_map(|value| value.split(','));
     let names = options.filter_map(|option| option.split_once('=').map(|(name, _)| name));
-    names
-        .filter(|name| ["disable_acs_redir", "config_acs"].contains(name))
-        .map(|name| format!("pci={name}"))
-        .collect()
+    let names: BTreeSet<&str> = names.collect();
+    let setting = ["disable_acs_redir", "config_acs"].into_iter();
+    let set = setting.filter(|name| names.contains(name));
+    set.map(|name| format!("pci={name}")).collect()
 }
 
 #[cfg(test)]
@@ -161,6 +166,11 @@ mod tests {
         let passthrough = Iommu::IntelPassthrough;
         assert_eq!(uses(passthrough, "iommu=nopt"), (true, true));
         assert_eq!(uses(passthrough, "iommu.passthrough=0"), (true, true));
+        assert_eq!(
+            uses(passthrough, "iommu.passthrough=disabled"),
+            (true, true)
+        );
+        assert_eq!(uses(Iommu::Amd, "iommu.passthrough=Enabled"), (true, false));
         assert_eq!(uses(passthrough, "iommu.passthrough=maybe"), (true, false));
         let both = "iommu=pt iommu.passthrough=n";
         assert_eq!(uses(Iommu::Intel, both), (true, true));
@@ -201,5 +211,7 @@ mod tests {
         assert!(options("pci=nomsi,noats iommu=pt").is_empty());
         let both = "pci=nomsi,disable_acs_redir=0000:00:02.0 quiet pci=config_acs=1x@0000:00:03.0";
         assert_eq!(options(both), ["pci=disable_acs_redir", "pci=config_acs"]);
+        let twice = "pci=config_acs=1x@0000:00:03.0 pci=config_acs=1x@0000:00:02.0 -- pci=disable_acs_redir=0000:00:02.0";
+        assert_eq!(options(twice), ["pci=config_acs"]);
     }
 }
