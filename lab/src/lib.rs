@@ -50,7 +50,7 @@
 //! # For programs
 //! `peerbar` and the benchmarks use the parts: [`artifacts::Artifacts`] are QEMU, kernel and initramfs; a
 //! [`topology::Topology`] says what is plugged into what; a [`guest::Guest`] is started from both, and followed to its
-//! [`verdict::Verdict`].
+//! [`verdict::RunVerdict`].
 
 #![deny(unsafe_code)]
 
@@ -123,8 +123,9 @@ pub use lab_error::LabError;
 pub use lab_group::{ConcludedGroup, GUESTS, LabGroup, guests_of};
 pub use lab_options::LabOptions;
 // What the methods of a lab take and return, so that a test needs no other crate of this project.
-pub use peerbar_exec::ProgramRequest;
-pub use peerbar_flight::{Flight, FlightError};
+pub use peerbar_exec::{ProgramRequest, TerminalSize};
+pub use peerbar_flight::{Event, Flight, FlightError, Header, Record};
 pub use peerbar_report::{
-    Check, Completer, DeviceCounters, Direction, HostFolder, Measure, Route, Subtest, Verdict,
+    Check, Completer, DeviceCounters, Direction, HostFolder, Measure, Rdma, RdmaChain, RdmaLost,
+    RdmaMemory, RdmaRefused, Route, Subtest, Verdict,
 };

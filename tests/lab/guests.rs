@@ -4,7 +4,7 @@ use peerbar_lab::LabError;
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::scenario::{AcrossCheck, GpuBuilder, GuestGroup, NicBuilder, ScenarioBuilder};
-use peerbar_report::{Completer, Rdma, RdmaMemory, Verdict};
+use peerbar_lab::{Completer, Rdma, RdmaMemory, Verdict};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::options;

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use peerbar_lab::Lab;
+use peerbar_lab::Verdict;
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::injecting::{clear_impairments, impair};
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::Scenario;
-use peerbar_report::Verdict;
 
 use crate::start;
 

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use peerbar_dma::{MemoryFile, Requester, Span};
 use peerbar_endpoint::{BarMemory, Endpoint, Vectors};
 use peerbar_lab::Lab;
+use peerbar_lab::Verdict;
 use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
 use peerbar_pci::{Bar, ConfigSpace, NoRegisters};
-use peerbar_report::Verdict;
 use peerbar_vfio_user::{CONFIG_REGION, Device};
 
 use crate::start;

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use peerbar_exec::ProgramRequest;
 use peerbar_lab::LabError;
+use peerbar_lab::ProgramRequest;
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::injecting::{Rule, clear_faults, inject, rules_in_force};
 use peerbar_lab::scenario::Scenario;
-use peerbar_report::{HostFolder, Verdict};
+use peerbar_lab::{HostFolder, Verdict};
 
 use crate::options;
 
