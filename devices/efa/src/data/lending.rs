@@ -47,7 +47,7 @@ pub(super) struct Lending {
     viewers: HashMap<Gid, Viewer>,
     /// The words of what each adapter is lent.
     words: HashMap<Gid, NumberedWords>,
-    /// NumberedWords of adapters that have gone, by which there may be loans.
+    /// The words of adapters that have gone, by which there may be loans still.
     former: Vec<(Gid, Arc<LoanWords>)>,
     /// Adapters that have left a copy unfinished, and until when they are lent nothing.
     hung: HashMap<Gid, Instant>,
