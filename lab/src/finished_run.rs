@@ -10,7 +10,7 @@ use crate::report::{Report, Row};
 use crate::results::{RESULTS, RunResults};
 use crate::scenario::Scenario;
 use crate::started::Started;
-use crate::verdict::{Ending, Evidence, Verdict, judge};
+use crate::verdict::{Ending, Evidence, RunVerdict, judge};
 
 /// What a run leaves: the text of its scenario.
 pub const SCENARIO: &str = "scenario.toml";
@@ -38,7 +38,7 @@ pub struct FinishedRun {
 /// A run that has been judged.
 pub struct Concluded {
     /// How it ended, and why.
-    pub verdict: Verdict,
+    pub verdict: RunVerdict,
     /// The results, by the names that the scenario gives them.
     pub rows: Vec<Row>,
     /// The last diagnostics, which belong to no result.

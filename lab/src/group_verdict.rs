@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use chrono::Utc;
-use peerbar_report::{Check, KtapWriter, Measure, Verdict as CheckVerdict};
+use peerbar_report::{Check, KtapWriter, Measure, Verdict};
 
 use crate::exit::RunOutcome;
 use crate::finished_run::Concluded;
@@ -14,7 +14,7 @@ use crate::lab_error::LabError;
 use crate::report::Row;
 use crate::results::{CheckResult, FORMAT, RESULTS, RunResults};
 use crate::scenario::{AcrossCheck, GroupGuest, GuestGroup};
-use crate::verdict::Verdict;
+use crate::verdict::RunVerdict;
 
 /// What a run of several guests leaves: the results of all as KTAP.
 const REPORT: &str = "report.ktap";
@@ -30,17 +30,17 @@ pub(crate) struct Judged<'a> {
 
 impl Judged<'_> {
     /// What ended the run, else the first thing that is not well.
-    pub(crate) fn verdict(&self) -> Verdict {
+    pub(crate) fn verdict(&self) -> RunVerdict {
         if let Some(error) = self.failure {
-            return Verdict {
+            return RunVerdict {
                 outcome: error.outcome(),
                 reason: error.to_string(),
             };
         }
         for (guest, concluded) in &self.guests {
-            let Verdict { outcome, reason } = &concluded.verdict;
+            let RunVerdict { outcome, reason } = &concluded.verdict;
             if *outcome != RunOutcome::Passed {
-                return Verdict {
+                return RunVerdict {
                     outcome: *outcome,
                     reason: guest.name_of(reason),
                 };
@@ -48,7 +48,7 @@ impl Judged<'_> {
         }
         let failed = self.across.iter();
         let failed = failed
-            .filter(|(_, row)| row.verdict != CheckVerdict::Pass)
+            .filter(|(_, row)| row.verdict != Verdict::Pass)
             .count();
         let (outcome, reason) = match (&self.of_fabric, failed) {
             (Some(complaint), _) => (RunOutcome::Failed, complaint.clone()),
@@ -59,7 +59,7 @@ impl Judged<'_> {
                 (RunOutcome::Failed, reason)
             }
         };
-        Verdict { outcome, reason }
+        RunVerdict { outcome, reason }
     }
 
     fn all_passed(&self) -> String {
@@ -86,7 +86,7 @@ impl Judged<'_> {
     pub(crate) fn write(
         &self,
         folder: &Folder,
-        verdict: &Verdict,
+        verdict: &RunVerdict,
         rows: &[Row],
         seconds: f64,
     ) -> anyhow::Result<()> {
@@ -109,7 +109,7 @@ impl Judged<'_> {
         write().with_context(|| format!("cannot write {}", folder.path().join(REPORT).display()))
     }
 
-    fn results(&self, folder: &Folder, verdict: &Verdict, seconds: f64) -> RunResults {
+    fn results(&self, folder: &Folder, verdict: &RunVerdict, seconds: f64) -> RunResults {
         let lasted = chrono::Duration::from_std(Duration::from_secs_f64(seconds));
         let checks = self.check_results();
         let mut not_run = self.group.check_names();
@@ -176,7 +176,7 @@ mod tests {
             .unwrap()
     }
 
-    fn across(verdict: CheckVerdict) -> (AcrossCheck, Row) {
+    fn across(verdict: Verdict) -> (AcrossCheck, Row) {
         let check = Rdma {
             nic: "a".to_owned(),
             peer: "b".to_owned(),
@@ -208,13 +208,13 @@ mod tests {
     #[test]
     fn run_passes_only_without_any_failure() {
         let group = group();
-        let pass = || vec![across(CheckVerdict::Pass)];
+        let pass = || vec![across(Verdict::Pass)];
         let verdict = judged(&group, pass()).verdict().to_string();
         assert_eq!(
             verdict,
             "passed: all 1 checks passed, in and between 0 guests"
         );
-        let failed = vec![across(CheckVerdict::Pass), across(CheckVerdict::Fail)];
+        let failed = vec![across(Verdict::Pass), across(Verdict::Fail)];
         let verdict = judged(&group, failed).verdict().to_string();
         assert_eq!(verdict, "failed: 1 of 2 checks across guests did not pass");
         let died = LabError::ServerDied("server a ended".to_owned()).of_guest("left");
@@ -235,7 +235,7 @@ mod tests {
         let runs = tempfile::tempdir().unwrap();
         let folder = Folder::named(runs.path(), "x").unwrap();
         let group = group();
-        let judged = judged(&group, vec![across(CheckVerdict::Fail)]);
+        let judged = judged(&group, vec![across(Verdict::Fail)]);
         let (verdict, rows) = (judged.verdict(), judged.rows());
         judged.write(&folder, &verdict, &rows, 1.5).unwrap();
         let report = fs::read_to_string(folder.path().join(REPORT)).unwrap();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use peerbar_flight::{Flight, FlightFile};
 use peerbar_report::{
-    Check, DeviceCounters, Expectation, HostFolder, Line, Program, Request, Verdict as CheckVerdict,
+    Check, DeviceCounters, Expectation, HostFolder, Line, Program, Request, Verdict,
 };
 
 use crate::child::Killer;
@@ -31,7 +31,7 @@ use crate::scenario::{Scenario, program as host_program};
 use crate::signals;
 use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
-use crate::verdict::Verdict;
+use crate::verdict::RunVerdict;
 
 /// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
@@ -72,7 +72,7 @@ pub struct ProgramOutput {
 #[derive(Debug)]
 pub struct FinishedLab {
     /// How it ended. A failed check, a complaint of the kernel or a server that died is a failure.
-    pub verdict: Verdict,
+    pub verdict: RunVerdict,
     /// The results of all checks and commands.
     pub checks: Vec<Row>,
     /// The guest's console.
@@ -196,13 +196,13 @@ impl Lab {
         });
         let (row, lines) = self.request(&command)?;
         let reason = match (&row.verdict, row.measure.status) {
-            (CheckVerdict::Pass, Some(status)) => {
+            (Verdict::Pass, Some(status)) => {
                 return Ok(CommandOutput {
                     status,
                     text: lines.join("\n"),
                 });
             }
-            (CheckVerdict::Skip(reason), _) => reason.clone(),
+            (Verdict::Skip(reason), _) => reason.clone(),
             _ => lines.join("\n"),
         };
         Err(LabError::CommandFailed {

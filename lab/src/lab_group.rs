@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Check, DeviceCounters, HostFolder, Verdict as CheckVerdict};
+use peerbar_report::{Check, DeviceCounters, HostFolder, Verdict};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
@@ -30,7 +30,7 @@ use crate::report::Row;
 use crate::run_file;
 use crate::scenario::{AcrossCheck, GroupCheck, GroupGuest, GuestGroup};
 use crate::started::{Started, Versions};
-use crate::verdict::Verdict;
+use crate::verdict::RunVerdict;
 
 /// What a run of several guests leaves: their names, each that of its folder in the run's.
 pub const GUESTS: &str = "guests.json";
@@ -69,7 +69,7 @@ pub struct LabGroup {
 /// Guests that have ended and are judged.
 pub struct ConcludedGroup {
     /// How the run ended, and why.
-    pub verdict: Verdict,
+    pub verdict: RunVerdict,
     /// The results of all checks: names of those of a guest begin with its own.
     pub rows: Vec<Row>,
     /// From the start to the end.
@@ -224,7 +224,7 @@ impl LabGroup {
     /// Whether a check has failed so far.
     pub fn has_failed_check(&self) -> bool {
         let rows = self.rows();
-        rows.iter().any(|row| row.verdict == CheckVerdict::Fail)
+        rows.iter().any(|row| row.verdict == Verdict::Fail)
     }
 
     /// The run's folder, which has a folder for each guest.

@@ -88,13 +88,13 @@ pub fn platform(machine: &Machine, kernel: Release) -> Option<Platform> {
 
 #[cfg(test)]
 mod tests {
-    use peerbar_rule::{Verdict, decide};
+    use peerbar_rule::{MapType, decide};
 
     use super::*;
     use crate::iommu::Iommu;
     use crate::scenario::AttachPoint;
 
-    fn verdict(scenario: &Scenario, provider: &str, client: &str) -> Verdict {
+    fn verdict(scenario: &Scenario, provider: &str, client: &str) -> MapType {
         let tree = pci_tree(scenario);
         let platform = platform(&scenario.machine, Release::NEWEST).unwrap();
         let find = |name| tree.find(name).unwrap();
@@ -108,8 +108,8 @@ mod tests {
         let mut demo = Scenario::demo().unwrap();
         for iommu in [Iommu::None, Iommu::Intel, Iommu::Amd] {
             demo.machine.iommu = iommu;
-            assert_eq!(verdict(&demo, "gpu0", "disk0"), Verdict::BusAddress);
-            assert_eq!(verdict(&demo, "disk0", "disk0"), Verdict::BusAddress);
+            assert_eq!(verdict(&demo, "gpu0", "disk0"), MapType::BusAddress);
+            assert_eq!(verdict(&demo, "disk0", "disk0"), MapType::BusAddress);
         }
     }
 
@@ -118,17 +118,17 @@ mod tests {
         let mut demo = Scenario::demo().unwrap();
         demo.nvmes[0].attach = AttachPoint::Root;
         demo.machine.iommu = Iommu::None;
-        let physical = Verdict::ThroughHostBridgePhysical;
+        let physical = MapType::ThroughHostBridgePhysical;
         assert_eq!(verdict(&demo, "gpu0", "disk0"), physical);
         demo.machine.iommu = Iommu::IntelPassthrough;
         assert_eq!(verdict(&demo, "gpu0", "disk0"), physical);
         demo.machine.iommu = Iommu::Intel;
         assert_eq!(
             verdict(&demo, "gpu0", "disk0"),
-            Verdict::ThroughHostBridgeIova
+            MapType::ThroughHostBridgeIova
         );
         demo.machine.cpu = "Haswell".to_owned();
-        assert_eq!(verdict(&demo, "disk0", "gpu0"), Verdict::NotSupported);
+        assert_eq!(verdict(&demo, "disk0", "gpu0"), MapType::NotSupported);
     }
 
     #[test]
@@ -143,7 +143,7 @@ mod tests {
         };
         for (parameters, acs) in [("iommu=pt", true), ("intel_iommu=off", false)] {
             demo.machine.kernel_parameters = parameters.to_owned();
-            let physical = Verdict::ThroughHostBridgePhysical;
+            let physical = MapType::ThroughHostBridgePhysical;
             assert_eq!(verdict(&demo, "gpu0", "disk0"), physical, "{parameters}");
             assert_eq!(redirects(&demo), acs, "{parameters}");
         }
@@ -155,8 +155,8 @@ mod tests {
         demo.host_bridges.push("bridge0".to_owned());
         demo.switches[0].attach = AttachPoint::HostBridge("bridge0".to_owned());
         demo.nvmes[0].attach = AttachPoint::Root;
-        assert_eq!(verdict(&demo, "gpu0", "disk1"), Verdict::BusAddress);
-        let physical = Verdict::ThroughHostBridgePhysical;
+        assert_eq!(verdict(&demo, "gpu0", "disk1"), MapType::BusAddress);
+        let physical = MapType::ThroughHostBridgePhysical;
         assert_eq!(verdict(&demo, "gpu0", "disk0"), physical);
         let tree = pci_tree(&demo);
         let platform = platform(&demo.machine, Release::NEWEST).unwrap();

@@ -3,7 +3,7 @@
 //! `docs/schema/run-1.json` is the JSON schema of it, made from the structs here. A reader ignores fields that it does not know.
 
 use chrono::{DateTime, Utc};
-use peerbar_report::{Check, Measure, Nested, Pair, Subtest, Verdict as CheckVerdict};
+use peerbar_report::{Check, Measure, Nested, Pair, Subtest, Verdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::Display;
@@ -11,7 +11,7 @@ use strum::Display;
 use crate::report::Row;
 use crate::scenario::Scenario;
 use crate::started::{Started, Versions};
-use crate::verdict::Verdict;
+use crate::verdict::RunVerdict;
 
 /// What a run leaves: [`RunResults`].
 pub const RESULTS: &str = "results.json";
@@ -26,7 +26,7 @@ pub struct RunResults {
     /// Name of the scenario.
     pub scenario: String,
     /// How it ended, and why.
-    pub verdict: Verdict,
+    pub verdict: RunVerdict,
     /// What `peerbar run` ends with.
     pub exit_code: u8,
     /// When QEMU was started.
@@ -154,11 +154,11 @@ impl SubtestResult {
 }
 
 /// A verdict as results have it, and why it was skipped.
-fn status(verdict: &CheckVerdict) -> (CheckStatus, Option<String>) {
+fn status(verdict: &Verdict) -> (CheckStatus, Option<String>) {
     match verdict {
-        CheckVerdict::Pass => (CheckStatus::Pass, None),
-        CheckVerdict::Fail => (CheckStatus::Fail, None),
-        CheckVerdict::Skip(reason) => (CheckStatus::Skip, Some(reason.clone())),
+        Verdict::Pass => (CheckStatus::Pass, None),
+        Verdict::Fail => (CheckStatus::Fail, None),
+        Verdict::Skip(reason) => (CheckStatus::Skip, Some(reason.clone())),
     }
 }
 
@@ -166,7 +166,7 @@ impl RunResults {
     /// The results of a run of `scenario` that has just ended.
     pub(crate) fn of(
         scenario: &Scenario,
-        verdict: &Verdict,
+        verdict: &RunVerdict,
         rows: &[Row],
         seconds: f64,
         started: Started,
@@ -210,19 +210,19 @@ mod tests {
             diagnostics: Vec::new(),
             subtests: vec![Subtest {
                 name: "a".to_owned(),
-                verdict: CheckVerdict::Skip("no b".to_owned()),
+                verdict: Verdict::Skip("no b".to_owned()),
                 diagnostics: Vec::new(),
                 subtests: Vec::new(),
             }],
         };
-        let verdict = Verdict {
+        let verdict = RunVerdict {
             outcome: RunOutcome::TimedOut,
             reason: "late".to_owned(),
         };
         let rows = [
-            row(CheckVerdict::Pass),
-            row(CheckVerdict::Skip("no fio".to_owned())),
-            row(CheckVerdict::Fail),
+            row(Verdict::Pass),
+            row(Verdict::Skip("no fio".to_owned())),
+            row(Verdict::Fail),
         ];
         let results = RunResults::of(
             &scenario,

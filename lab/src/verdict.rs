@@ -2,7 +2,7 @@
 
 use std::process::ExitStatus;
 
-use peerbar_report::{KtapError, Verdict as CheckVerdict};
+use peerbar_report::{KtapError, Verdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::report::Row;
 
 /// How a run ended, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Verdict {
+pub struct RunVerdict {
     /// How.
     pub outcome: RunOutcome,
     /// Why, in one line.
@@ -70,7 +70,7 @@ pub struct Evidence<'a> {
 }
 
 /// Judges a run. Only a run that is clean in every respect has passed.
-pub fn judge(evidence: &Evidence<'_>) -> Verdict {
+pub fn judge(evidence: &Evidence<'_>) -> RunVerdict {
     let (outcome, reason) = match evidence.ending {
         Ending::Signal(signal) => (
             RunOutcome::Interrupted(*signal),
@@ -103,10 +103,10 @@ pub fn judge(evidence: &Evidence<'_>) -> Verdict {
             },
         },
     };
-    Verdict { outcome, reason }
+    RunVerdict { outcome, reason }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for RunVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.outcome, self.reason)
     }
@@ -133,7 +133,7 @@ fn flaw(evidence: &Evidence<'_>, status: ExitStatus) -> Option<String> {
     let passed = evidence
         .rows
         .iter()
-        .filter(|row| row.verdict == CheckVerdict::Pass)
+        .filter(|row| row.verdict == Verdict::Pass)
         .count();
     if let Some(trouble) = evidence.trouble {
         Some(format!("the console says: {trouble}"))
@@ -145,7 +145,7 @@ fn flaw(evidence: &Evidence<'_>, status: ExitStatus) -> Option<String> {
         Some(format!("the agent reports {rows} checks of {asked}"))
     } else if passed < rows {
         let skipped = evidence.rows.iter();
-        let skipped = skipped.filter(|row| matches!(row.verdict, CheckVerdict::Skip(_)));
+        let skipped = skipped.filter(|row| matches!(row.verdict, Verdict::Skip(_)));
         let part = match skipped.count() {
             0 => String::new(),
             count => format!(", {count} of them skipped"),
@@ -165,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    const PASS: CheckVerdict = CheckVerdict::Pass;
+    const PASS: Verdict = Verdict::Pass;
     const WELL: Evidence<'_> = Evidence {
         ending: &Ending::StayedOn(0),
         asked: Some(1),
@@ -176,8 +176,8 @@ mod tests {
         qemu: "without a message",
     };
 
-    fn rows(verdicts: &[CheckVerdict]) -> Vec<Row> {
-        let row = |verdict: &CheckVerdict| Row {
+    fn rows(verdicts: &[Verdict]) -> Vec<Row> {
+        let row = |verdict: &Verdict| Row {
             name: "copy".to_owned(),
             verdict: verdict.clone(),
             measure: Measure::default(),
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_run_passes_only_if_every_check_does() {
-        let judged = |asked, verdicts: &[CheckVerdict]| {
+        let judged = |asked, verdicts: &[Verdict]| {
             let (ending, rows) = (ended(0), rows(verdicts));
             judge(&Evidence {
                 ending: &ending,
@@ -206,9 +206,9 @@ mod tests {
         assert_eq!(judged(2, &[PASS, PASS]), RunOutcome::Passed);
         assert_eq!(judged(0, &[]), RunOutcome::Failed);
         assert_eq!(judged(3, &[PASS, PASS]), RunOutcome::Failed);
-        assert_eq!(judged(2, &[PASS, CheckVerdict::Fail]), RunOutcome::Failed);
+        assert_eq!(judged(2, &[PASS, Verdict::Fail]), RunOutcome::Failed);
         assert_eq!(
-            judged(2, &[PASS, CheckVerdict::Skip("no fio".to_owned())]),
+            judged(2, &[PASS, Verdict::Skip("no fio".to_owned())]),
             RunOutcome::Failed
         );
     }
@@ -227,10 +227,10 @@ mod tests {
         let none = "passed: no check was asked for, and nothing failed";
         assert_eq!(judged(&[]), none);
         assert_eq!(judged(&rows(&[PASS, PASS])), "passed: all 2 checks passed");
-        let failed = judged(&rows(&[PASS, CheckVerdict::Fail]));
+        let failed = judged(&rows(&[PASS, Verdict::Fail]));
         assert_eq!(failed, "failed: 1 of 2 checks did not pass");
-        let skip = CheckVerdict::Skip("no fio".to_owned());
-        let skipped = judged(&rows(&[PASS, CheckVerdict::Fail, skip]));
+        let skip = Verdict::Skip("no fio".to_owned());
+        let skipped = judged(&rows(&[PASS, Verdict::Fail, skip]));
         let expected = "failed: 2 of 3 checks did not pass, 1 of them skipped";
         assert_eq!(skipped, expected);
     }

@@ -198,7 +198,7 @@ mod tests {
     use super::observed_guest::tests::root_ports;
     use super::*;
     use peerbar_lab::exit::RunOutcome;
-    use peerbar_lab::verdict::Verdict;
+    use peerbar_lab::verdict::RunVerdict;
 
     const NO_MEMORY: &str = r#"
 name = "bare"
@@ -244,7 +244,7 @@ device = "disk0"
     #[test]
     fn device_that_the_guest_did_not_find_is_named() {
         let run = Recorded {
-            verdict: Verdict {
+            verdict: RunVerdict {
                 outcome: RunOutcome::Failed,
                 reason: String::new(),
             },

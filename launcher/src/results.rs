@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::path::Path;
 
-use peerbar_report::Verdict as CheckVerdict;
+use peerbar_report::Verdict;
 
 use crate::comparison::comparison;
 use crate::report;
@@ -13,7 +13,7 @@ use peerbar_lab::folder::Folder;
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::Scenario;
 use peerbar_lab::terminal::{colours, columns, say};
-use peerbar_lab::verdict::{Ending, Verdict};
+use peerbar_lab::verdict::{Ending, RunVerdict};
 
 /// Keeps the results of a run, and shows what failed beyond the first `shown` checks. What is returned beside the verdict is still
 /// to be printed.
@@ -22,7 +22,7 @@ pub(crate) fn conclude(
     shown: usize,
     scenario: &Scenario,
     folder: &Folder,
-) -> anyhow::Result<(Verdict, String)> {
+) -> anyhow::Result<(RunVerdict, String)> {
     let run = run.conclude(scenario, folder)?;
     report::write(folder.path())?;
     run.seal(folder)?;
@@ -49,11 +49,11 @@ pub(crate) fn conclude(
 
 /// What was said about the check called `name`, in lines; nothing if it passed.
 pub(crate) fn failure(name: &str, row: &Row) -> Vec<String> {
-    if row.verdict == CheckVerdict::Pass {
+    if row.verdict == Verdict::Pass {
         return Vec::new();
     }
     let mut lines = vec![format!("{name}:")];
-    if let CheckVerdict::Skip(reason) = &row.verdict {
+    if let Verdict::Skip(reason) = &row.verdict {
         lines.push(format!("  skipped: {reason}"));
     }
     lines.extend(row.diagnostics.iter().map(|line| format!("  {line}")));
@@ -100,9 +100,9 @@ mod tests {
             subtests: Vec::new(),
         };
         let message = |verdict| failure("mine", &row(verdict));
-        assert!(message(CheckVerdict::Pass).is_empty());
-        assert_eq!(message(CheckVerdict::Fail), ["mine:", "  why"]);
-        let skipped = message(CheckVerdict::Skip("no fio".to_owned()));
+        assert!(message(Verdict::Pass).is_empty());
+        assert_eq!(message(Verdict::Fail), ["mine:", "  why"]);
+        let skipped = message(Verdict::Skip("no fio".to_owned()));
         assert_eq!(skipped, ["mine:", "  skipped: no fio", "  why"]);
     }
 }

@@ -28,7 +28,7 @@ use peerbar_lab::scenario::{GroupGuest, Scenario};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::terminal::print;
-use peerbar_lab::verdict::{Ending, Verdict};
+use peerbar_lab::verdict::{Ending, RunVerdict};
 
 /// How long a guest may take to power off after its last check.
 const POWER_OFF: Duration = Duration::from_secs(10);
@@ -151,7 +151,7 @@ fn boot_and_check(
     boot: &Boot<'_>,
     folder: &Folder,
     signals: &Signals,
-) -> Result<(Verdict, String), Failure> {
+) -> Result<(RunVerdict, String), Failure> {
     let temporary = SocketFolder::create()?;
     let sockets = Sockets::in_folder(temporary.path());
     let mut progress = Progress::default();

@@ -4,7 +4,7 @@ use chrono::DateTime;
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RunResults, SubtestResult};
 use peerbar_lab::started::Versions;
-use peerbar_lab::verdict::Verdict;
+use peerbar_lab::verdict::RunVerdict;
 use peerbar_report::{
     Completer, Direction, IommuGroup, Measure, Pair, PayloadFlow, PciFunction, Route,
 };
@@ -66,7 +66,7 @@ pub(crate) fn run() -> RunResults {
     RunResults {
         format: FORMAT,
         scenario: "demo".to_owned(),
-        verdict: Verdict {
+        verdict: RunVerdict {
             outcome: RunOutcome::TimedOut,
             reason: "the guest was not done after 90 s".to_owned(),
         },

@@ -14,7 +14,7 @@ use crate::walk::{Climb, climb, meeting, redirects};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The kernel's map type.
-    pub verdict: Verdict,
+    pub verdict: MapType,
     /// The kernel's measure of distance: hops from both sides up to where they meet. Of several providers the kernel
     /// takes the nearest.
     pub distance: usize,
@@ -27,7 +27,7 @@ pub struct Decision {
 /// The kernel's map type, `enum pci_p2pdma_map_type`, with what it means for the address that the client is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum MapType {
     /// `PCI_P2PDMA_MAP_BUS_ADDR`: the address on the bus, which a switch routes and no IOMMU sees.
     BusAddress,
     /// `PCI_P2PDMA_MAP_THRU_HOST_BRIDGE` behind an IOMMU that translates: an IOVA.
@@ -124,7 +124,7 @@ fn straight(provider: &Climb, client: &Climb, (up, down): (usize, usize)) -> Dec
         _ => Reason::OwnMemory,
     };
     Decision {
-        verdict: Verdict::BusAddress,
+        verdict: MapType::BusAddress,
         distance: up.saturating_add(down),
         path: path
             .chain(below_meeting)
@@ -153,9 +153,9 @@ fn through_the_root(
     };
     let permit = permit(tree, platform, provider.host_bridge, client.host_bridge);
     let verdict = match permit {
-        Permit::NotListed(..) | Permit::OnlyWithin(..) => Verdict::NotSupported,
-        _ if platform.translates => Verdict::ThroughHostBridgeIova,
-        _ => Verdict::ThroughHostBridgePhysical,
+        Permit::NotListed(..) | Permit::OnlyWithin(..) => MapType::NotSupported,
+        _ if platform.translates => MapType::ThroughHostBridgeIova,
+        _ => MapType::ThroughHostBridgePhysical,
     };
     let mut path: Vec<Hop> = client
         .functions
@@ -225,14 +225,14 @@ impl Decision {
     }
 }
 
-impl Verdict {
+impl MapType {
     /// Whether the kernel permits the transfer.
     pub fn is_supported(self) -> bool {
         self != Self::NotSupported
     }
 
     /// The kernel's number of the map type (Linux include/linux/pci-p2pdma.h, `enum pci_p2pdma_map_type`).
-    pub fn map_type(self) -> u32 {
+    pub fn number(self) -> u32 {
         match self {
             Self::NotSupported => 2,
             Self::BusAddress => 3,
@@ -241,7 +241,7 @@ impl Verdict {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for MapType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::BusAddress => "bus address",

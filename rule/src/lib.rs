@@ -9,7 +9,7 @@
 //! kernels.
 //!
 //! ```
-//! use peerbar_rule::{Cpu, DeviceId, PciTree, Function, PortType, Platform, Release, Vendor, Verdict, decide};
+//! use peerbar_rule::{Cpu, DeviceId, PciTree, Function, PortType, Platform, Release, Vendor, MapType, decide};
 //!
 //! let mut tree = PciTree::default();
 //! let root = tree.add_host_bridge("pcie.0", Some(DeviceId { vendor: 0x8086, device: 0x29c0 }));
@@ -23,9 +23,9 @@
 //!     translates: false,
 //!     kernel: Release::NEWEST,
 //! };
-//! assert_eq!(decide(&tree, &platform, gpu, disk).unwrap().verdict, Verdict::NotSupported);
+//! assert_eq!(decide(&tree, &platform, gpu, disk).unwrap().verdict, MapType::NotSupported);
 //! platform.cpu = Cpu { vendor: Vendor::Amd, family: 0x17 };
-//! assert_eq!(decide(&tree, &platform, gpu, disk).unwrap().verdict, Verdict::ThroughHostBridgePhysical);
+//! assert_eq!(decide(&tree, &platform, gpu, disk).unwrap().verdict, MapType::ThroughHostBridgePhysical);
 //! ```
 
 #![forbid(unsafe_code)]
@@ -39,7 +39,7 @@ mod walk;
 mod words;
 
 pub use acs::AcsControl;
-pub use decision::{Ascent, Decision, Hop, Permit, Reason, Redirect, Verdict, decide};
+pub use decision::{Ascent, Decision, Hop, MapType, Permit, Reason, Redirect, decide};
 pub use pci_tree::{
     DeviceId, Function, FunctionId, HostBridge, HostBridgeId, Parent, PciTree, PortType,
 };

@@ -1,6 +1,6 @@
 //! What to change for another outcome. Each change is tried on the rule before it is printed.
 
-use peerbar_rule::{AcsControl, Ascent, Decision, Hop, PciTree, Platform, Reason, Verdict};
+use peerbar_rule::{AcsControl, Ascent, Decision, Hop, MapType, PciTree, Platform, Reason};
 use serde::Serialize;
 
 use super::case::{Case, decide_in};
@@ -20,7 +20,7 @@ pub(crate) struct Advice {
     /// What to write, and where.
     pub change: String,
     /// What the rule says then.
-    pub verdict: Verdict,
+    pub verdict: MapType,
 }
 
 /// The changes of `case` that give `pair` more than `now`, the smallest first. None leads to a bus address for a device of
@@ -39,18 +39,18 @@ pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> 
         .flatten()
         .filter_map(|(tree, platform, change)| {
             let verdict = decide_in(&tree, &platform, pair)?.verdict;
-            let is_usable = is_routed || verdict != Verdict::BusAddress;
+            let is_usable = is_routed || verdict != MapType::BusAddress;
             (is_usable && rank(verdict) > rank(now.verdict)).then_some(Advice { change, verdict })
         });
     tried.collect()
 }
 
 /// Refused, through the root, straight.
-fn rank(verdict: Verdict) -> u8 {
+fn rank(verdict: MapType) -> u8 {
     match verdict {
-        Verdict::NotSupported => 0,
-        Verdict::ThroughHostBridgeIova | Verdict::ThroughHostBridgePhysical => 1,
-        Verdict::BusAddress => 2,
+        MapType::NotSupported => 0,
+        MapType::ThroughHostBridgeIova | MapType::ThroughHostBridgePhysical => 1,
+        MapType::BusAddress => 2,
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use peerbar_lab::scenario::Model;
     use peerbar_lab::verdict;
 
-    fn advice(scenario: &Scenario, now: Verdict) -> Vec<(String, Verdict)> {
+    fn advice(scenario: &Scenario, now: MapType) -> Vec<(String, MapType)> {
         let pair = Pair {
             provider: "gpu0".to_owned(),
             client: "disk0".to_owned(),
@@ -154,15 +154,15 @@ mod tests {
         let mut scenario = Scenario::demo().unwrap();
         scenario.machine.cpu = "Haswell".to_owned();
         scenario.nvmes[0].attach = AttachPoint::Root;
-        let changes = advice(&scenario, Verdict::NotSupported);
+        let changes = advice(&scenario, MapType::NotSupported);
         let expected = [
             (
                 "in [machine]: cpu = \"EPYC\"",
-                Verdict::ThroughHostBridgePhysical,
+                MapType::ThroughHostBridgePhysical,
             ),
             (
                 "in [[nvme]] disk0: below = \"switch0\"",
-                Verdict::BusAddress,
+                MapType::BusAddress,
             ),
         ];
         assert_eq!(
@@ -176,11 +176,11 @@ mod tests {
         let mut scenario = Scenario::demo().unwrap();
         scenario.nvmes[0].model = Model::Qemu;
         scenario.nvmes[0].attach = AttachPoint::Root;
-        assert_eq!(advice(&scenario, Verdict::ThroughHostBridgePhysical), []);
+        assert_eq!(advice(&scenario, MapType::ThroughHostBridgePhysical), []);
         scenario.machine.cpu = "Haswell".to_owned();
-        let changes = advice(&scenario, Verdict::NotSupported);
+        let changes = advice(&scenario, MapType::NotSupported);
         let expected = "in [machine]: cpu = \"EPYC\"".to_owned();
-        assert_eq!(changes, [(expected, Verdict::ThroughHostBridgePhysical)]);
+        assert_eq!(changes, [(expected, MapType::ThroughHostBridgePhysical)]);
     }
 
     #[test]
@@ -192,9 +192,9 @@ mod tests {
             .iter_mut()
             .for_each(|nvme| nvme.attach = AttachPoint::Root);
         scenario.gpus[0].attach = AttachPoint::Root;
-        let changes = advice(&scenario, Verdict::ThroughHostBridgePhysical);
+        let changes = advice(&scenario, MapType::ThroughHostBridgePhysical);
         let expected = "[[switch]] name = \"switch0\", in [[nvme]] disk0 and [[gpu]] gpu0: below = \"switch0\"";
-        assert_eq!(changes, [(expected.to_owned(), Verdict::BusAddress)]);
+        assert_eq!(changes, [(expected.to_owned(), MapType::BusAddress)]);
     }
 
     #[test]
@@ -211,7 +211,7 @@ mod tests {
         scenario.nvmes[0].name = "a".to_owned();
         scenario.nvmes[1].name = "b".to_owned();
         let run = Recorded {
-            verdict: verdict::Verdict {
+            verdict: verdict::RunVerdict {
                 outcome: RunOutcome::Failed,
                 reason: String::new(),
             },
@@ -224,17 +224,17 @@ mod tests {
         let case = Case::of_run(run).unwrap();
         let pair = Pair::of("a", "b");
         let decision = case.decide(&pair).unwrap();
-        assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
+        assert_eq!(decision.verdict, MapType::ThroughHostBridgeIova);
         let expected = Advice {
             change: "in [machine]: kernel-parameters = \"pci=disable_acs_redir=0000:00:02.0\""
                 .to_owned(),
-            verdict: Verdict::BusAddress,
+            verdict: MapType::BusAddress,
         };
         assert_eq!(for_pair(&case, &pair, &decision).first(), Some(&expected));
     }
 
     #[test]
     fn nothing_is_better_than_the_bus_address() {
-        assert_eq!(advice(&Scenario::demo().unwrap(), Verdict::BusAddress), []);
+        assert_eq!(advice(&Scenario::demo().unwrap(), MapType::BusAddress), []);
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use peerbar_report::{Check, Measure, Route};
-use peerbar_rule::{Decision, Hop, Reason, Verdict};
+use peerbar_rule::{Decision, Hop, MapType, Reason};
 use peerbar_switch::LinkMode;
 use serde::Serialize;
 
@@ -37,7 +37,7 @@ pub(crate) struct Explanation {
 #[derive(Debug, Serialize)]
 pub(crate) struct Ruling {
     /// The verdict.
-    pub verdict: Verdict,
+    pub verdict: MapType,
     /// Why, in one sentence.
     pub why: String,
     /// Release of Linux that the rule is of.
@@ -196,7 +196,7 @@ fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
 fn unrouted(case: &Case, pair: &Pair, decision: &Decision) -> Option<String> {
     let by_qemu = case.served_by_qemu(pair);
     let is_routed = by_qemu.is_empty() || matches!(decision.reason, Reason::OwnMemory);
-    if is_routed || decision.verdict != Verdict::BusAddress {
+    if is_routed || decision.verdict != MapType::BusAddress {
         return None;
     }
     let outcome = match case.platform(&pair.client).translates {
@@ -232,12 +232,12 @@ fn unknown_acs(case: &Case, decision: &Decision) -> Option<String> {
 }
 
 impl KernelDecision {
-    fn of(case: &Case, pair: &Pair, rule: Verdict) -> Option<Self> {
+    fn of(case: &Case, pair: &Pair, rule: MapType) -> Option<Self> {
         let guest = case.guest.as_ref()?;
         let map_type = guest.map_type(&pair.provider, &pair.client);
         Some(Self {
             map_type,
-            agrees: map_type.map(|chosen| chosen == rule.map_type()),
+            agrees: map_type.map(|chosen| chosen == rule.number()),
             unwatched: guest.unwatched().map(str::to_owned),
             messages: guest.messages(&pair.provider, &pair.client),
         })

@@ -192,7 +192,7 @@ fn devfn(address: &str) -> u8 {
 #[cfg(test)]
 pub(crate) mod tests {
     use peerbar_report::{AcsRegisters, IommuGroup, KernelDecision};
-    use peerbar_rule::{Verdict, decide};
+    use peerbar_rule::{MapType, decide};
 
     use super::*;
 
@@ -290,7 +290,7 @@ pub(crate) mod tests {
         let platform = guest.platform(guest.translates("b")).unwrap();
         let find = |name| tree.find(name).unwrap();
         let decision = decide(&tree, &platform, find("a"), find("b")).unwrap();
-        assert_eq!(decision.verdict, Verdict::NotSupported);
+        assert_eq!(decision.verdict, MapType::NotSupported);
         let way: Vec<&str> = decision.path.iter().map(|hop| tree.name(*hop)).collect();
         assert_eq!(
             way,
@@ -299,7 +299,7 @@ pub(crate) mod tests {
         assert!(decision.why(&tree).contains("(8086:29c0)"));
         let zen = of("AuthenticAMD", 23, 4).platform(true).unwrap();
         let decision = decide(&tree, &zen, find("a"), find("b")).unwrap();
-        assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
+        assert_eq!(decision.verdict, MapType::ThroughHostBridgeIova);
     }
 
     #[test]

@@ -13,12 +13,12 @@ use peerbar_lab::results::{CheckResult, RESULTS, RunResults};
 use peerbar_lab::run_file;
 use peerbar_lab::scenario::{GuestGroup, Scenario};
 use peerbar_lab::started::{STARTED, Started};
-use peerbar_lab::verdict::Verdict;
+use peerbar_lab::verdict::RunVerdict;
 
 /// A run that is over.
 pub(crate) struct Recorded {
     /// How it ended, and why.
-    pub verdict: Verdict,
+    pub verdict: RunVerdict,
     /// What was run.
     pub scenario: Scenario,
     /// `uname -r` of its kernel.
@@ -147,7 +147,7 @@ sizes = ["4K"]
         let results = RunResults {
             format: 1,
             scenario: "x".to_owned(),
-            verdict: Verdict {
+            verdict: RunVerdict {
                 outcome: RunOutcome::Passed,
                 reason: String::new(),
             },

@@ -121,7 +121,7 @@ mod tests {
     use peerbar_lab::exit::RunOutcome;
     use peerbar_lab::results::{CheckResult, CheckStatus};
     use peerbar_lab::scenario::Scenario;
-    use peerbar_lab::verdict::Verdict;
+    use peerbar_lab::verdict::RunVerdict;
 
     const SCENARIO: &str = r#"
 name = "x"
@@ -160,7 +160,7 @@ offsets = [0]
             ..CheckResult::default()
         };
         let run = Recorded {
-            verdict: Verdict {
+            verdict: RunVerdict {
                 outcome: RunOutcome::Failed,
                 reason: String::new(),
             },

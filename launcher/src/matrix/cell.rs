@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, anyhow};
 use peerbar_report::{ProbeDriver, Probed, Transfer};
 use peerbar_results::TransferOutcome;
-use peerbar_rule::{Release, Verdict, decide};
+use peerbar_rule::{MapType, Release, decide};
 use serde::Serialize;
 
 use super::TestedDevices;
@@ -36,7 +36,7 @@ pub(crate) struct Rule {
     /// The way that data must take.
     pub(crate) way: TransferOutcome,
     /// The mapping that the kernel makes.
-    mapping: peerbar_rule::Verdict,
+    mapping: peerbar_rule::MapType,
     /// Why, in a sentence.
     why: String,
     /// The way hop by hop, from client to provider.
@@ -129,12 +129,12 @@ impl Rule {
         let (way, mapping, why) = match iommu.is_present() {
             true => (
                 TransferOutcome::HostBridge,
-                Verdict::ThroughHostBridgeIova,
+                MapType::ThroughHostBridgeIova,
                 "the IOMMU translates an I/O address of the driver's choice",
             ),
             false => (
                 TransferOutcome::Refused,
-                Verdict::NotSupported,
+                MapType::NotSupported,
                 "vfio-pci takes no device without an IOMMU",
             ),
         };

@@ -1,6 +1,6 @@
 //! What the guest's kernel did with one pair, as it tells itself.
 
-use peerbar_rule::Verdict;
+use peerbar_rule::MapType;
 use serde::Serialize;
 
 use super::placement::Pair;
@@ -32,7 +32,7 @@ impl KernelChoice {
 
     /// Why this is not the kernel of the boot that was asked for: with `iommu`, and bound to choose `mapping`, if it is asked at
     /// all. None if it is.
-    pub(super) fn objection(&self, iommu: Iommu, mapping: Option<Verdict>) -> Option<String> {
+    pub(super) fn objection(&self, iommu: Iommu, mapping: Option<MapType>) -> Option<String> {
         if !self.has(iommu) {
             return Some(format!(
                 "the boot is not what was asked for: with the IOMMU `{}` the client's iommu_group/type is {}",
@@ -41,7 +41,7 @@ impl KernelChoice {
             ));
         }
         let mapping = mapping?;
-        let ruled = mapping.map_type();
+        let ruled = mapping.number();
         match self.map_type {
             Some(chosen) if chosen == ruled => None,
             None if self.unwatched.is_some() => None,
@@ -67,9 +67,9 @@ pub(super) mod tests {
     use super::*;
 
     /// A kernel that has chosen `mapping`, without an IOMMU.
-    pub(in super::super) fn chosen(mapping: Verdict) -> KernelChoice {
+    pub(in super::super) fn chosen(mapping: MapType) -> KernelChoice {
         KernelChoice {
-            map_type: Some(mapping.map_type()),
+            map_type: Some(mapping.number()),
             ..KernelChoice::default()
         }
     }
@@ -78,9 +78,9 @@ pub(super) mod tests {
     fn boot_without_its_iommu_is_a_flaw() {
         let kernel = |domain: Option<&str>| KernelChoice {
             domain: domain.map(str::to_owned),
-            ..chosen(Verdict::BusAddress)
+            ..chosen(MapType::BusAddress)
         };
-        let objection = |iommu, domain| kernel(domain).objection(iommu, Some(Verdict::BusAddress));
+        let objection = |iommu, domain| kernel(domain).objection(iommu, Some(MapType::BusAddress));
         let message = objection(Iommu::Intel, None).unwrap();
         assert!(
             message.ends_with("with the IOMMU `intel` the client's iommu_group/type is none"),
@@ -95,9 +95,9 @@ pub(super) mod tests {
     #[test]
     fn kernel_choice_unlike_the_rule_disagrees_if_seen() {
         let objection =
-            |kernel: &KernelChoice| kernel.objection(Iommu::None, Some(Verdict::BusAddress));
-        assert_eq!(objection(&chosen(Verdict::BusAddress)), None);
-        let message = objection(&chosen(Verdict::NotSupported)).unwrap();
+            |kernel: &KernelChoice| kernel.objection(Iommu::None, Some(MapType::BusAddress));
+        assert_eq!(objection(&chosen(MapType::BusAddress)), None);
+        let message = objection(&chosen(MapType::NotSupported)).unwrap();
         assert_eq!(
             message,
             "the kernel itself has chosen map type 2, where the rule says 3, bus address"

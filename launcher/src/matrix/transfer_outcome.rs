@@ -2,7 +2,7 @@
 
 use peerbar_report::{Probed, Record, Route, Transfer};
 use peerbar_results::TransferOutcome;
-use peerbar_rule::{Decision, Reason, Verdict};
+use peerbar_rule::{Decision, MapType, Reason};
 
 /// Numbers of the errors with which the kernel refuses a mapping: newer kernels', older ones' and that of drivers (Linux,
 /// include/uapi/asm-generic/errno.h).
@@ -12,12 +12,12 @@ const EREMOTEIO: i32 = 121;
 /// What the kernel's rule says.
 pub(super) fn ruled(decision: &Decision) -> TransferOutcome {
     match (decision.verdict, &decision.reason) {
-        (Verdict::BusAddress, Reason::OwnMemory) => TransferOutcome::OwnMemory,
-        (Verdict::BusAddress, _) => TransferOutcome::Peer,
-        (Verdict::ThroughHostBridgeIova | Verdict::ThroughHostBridgePhysical, _) => {
+        (MapType::BusAddress, Reason::OwnMemory) => TransferOutcome::OwnMemory,
+        (MapType::BusAddress, _) => TransferOutcome::Peer,
+        (MapType::ThroughHostBridgeIova | MapType::ThroughHostBridgePhysical, _) => {
             TransferOutcome::HostBridge
         }
-        (Verdict::NotSupported, _) => TransferOutcome::Refused,
+        (MapType::NotSupported, _) => TransferOutcome::Refused,
     }
 }
 

@@ -1,8 +1,8 @@
 //! One tree for each path through the kernel's function.
 
 use peerbar_rule::{
-    AcsControl, Ascent, Cpu, Decision, FunctionId, Hop, PciTree, Permit, Platform, PortType,
-    Reason, Release, Vendor, Verdict, decide,
+    AcsControl, Ascent, Cpu, Decision, FunctionId, Hop, MapType, PciTree, Permit, Platform,
+    PortType, Reason, Release, Vendor, decide,
 };
 
 use crate::trees::{
@@ -61,7 +61,7 @@ fn root_ports(bridges: [peerbar_rule::DeviceId; 2]) -> (PciTree, (FunctionId, Fu
 fn own_memory_is_reached_by_bus_address() {
     let (tree, (provider, _)) = root_ports([Q35, Q35]);
     let decision = decided(&tree, &platform(INTEL), (provider, provider));
-    assert_eq!(decision.verdict, Verdict::BusAddress);
+    assert_eq!(decision.verdict, MapType::BusAddress);
     assert_eq!(
         (decision.distance, &decision.reason),
         (0, &Reason::OwnMemory)
@@ -77,7 +77,7 @@ fn peers_below_one_switch_use_the_bus_address() {
     for translates in [false, true] {
         platform.translates = translates;
         let decision = decided(&tree, &platform, pair);
-        assert_eq!(decision.verdict, Verdict::BusAddress);
+        assert_eq!(decision.verdict, MapType::BusAddress);
         assert_eq!(decision.distance, 4);
         let expected = ["disk", "port of disk", "switch0", "port of gpu", "gpu"];
         assert_eq!(hops(&tree, &decision), expected);
@@ -93,7 +93,7 @@ fn peers_below_one_switch_use_the_bus_address() {
 fn redirecting_downstream_port_sends_requests_to_the_root() {
     let (tree, pair) = one_switch(Some(AcsControl(0x04)));
     let decision = decided(&tree, &platform(ZEN), pair);
-    assert_eq!(decision.verdict, Verdict::ThroughHostBridgePhysical);
+    assert_eq!(decision.verdict, MapType::ThroughHostBridgePhysical);
     assert_eq!(
         decision.distance, 4,
         "the kernel's distance does not change"
@@ -117,7 +117,7 @@ fn redirecting_downstream_port_sends_requests_to_the_root() {
          (AMD family 0x17: Zen or later) is trusted"
     );
     let refused = decided(&tree, &platform(INTEL), pair);
-    assert_eq!(refused.verdict, Verdict::NotSupported);
+    assert_eq!(refused.verdict, MapType::NotSupported);
     assert_eq!(decisive(&tree, &refused), "pcie.0");
 }
 
@@ -131,7 +131,7 @@ fn only_redirecting_acs_bits_change_the_verdict() {
         let (tree, pair) = one_switch(Some(AcsControl(bit)));
         let decision = decided(&tree, &platform(ZEN), pair);
         assert_eq!(
-            decision.verdict != Verdict::BusAddress,
+            decision.verdict != MapType::BusAddress,
             redirects,
             "{bit:#x}"
         );
@@ -141,8 +141,8 @@ fn only_redirecting_acs_bits_change_the_verdict() {
 #[test]
 fn functions_below_one_root_port_depend_on_its_acs() {
     for (acs, verdict) in [
-        (None, Verdict::BusAddress),
-        (Some(REDIRECTS), Verdict::NotSupported),
+        (None, MapType::BusAddress),
+        (Some(REDIRECTS), MapType::NotSupported),
     ] {
         let mut tree = PciTree::default();
         let root = tree.add_host_bridge("pcie.0", Some(Q35));
@@ -166,7 +166,7 @@ fn cascaded_switches_meet_at_the_lowest_common_port() {
     let decision = decided(&tree, &platform(INTEL), (provider, client));
     assert_eq!(
         (decision.verdict, decision.distance),
-        (Verdict::BusAddress, 6)
+        (MapType::BusAddress, 6)
     );
     assert_eq!(decisive(&tree, &decision), "outer");
 }
@@ -177,11 +177,11 @@ fn trusted_processor_decides_before_the_host_bridge_list() {
     let mut zen = platform(ZEN);
     assert_eq!(
         decided(&tree, &zen, pair).verdict,
-        Verdict::ThroughHostBridgePhysical
+        MapType::ThroughHostBridgePhysical
     );
     zen.translates = true;
     let decision = decided(&tree, &zen, pair);
-    assert_eq!(decision.verdict, Verdict::ThroughHostBridgeIova);
+    assert_eq!(decision.verdict, MapType::ThroughHostBridgeIova);
     assert_eq!(decision.distance, 4, "two functions up on both sides");
     let expected = ["disk", "port of disk", "bridge a", "port of gpu", "gpu"];
     assert_eq!(hops(&tree, &decision), expected);
@@ -197,7 +197,7 @@ fn unlisted_host_bridge_is_refused_with_its_id() {
     };
     for cpu in [INTEL, older_amd] {
         let decision = decided(&tree, &platform(cpu), pair);
-        assert_eq!(decision.verdict, Verdict::NotSupported);
+        assert_eq!(decision.verdict, MapType::NotSupported);
         let Some(Hop::HostBridge(bridge)) = decision.decisive() else {
             panic!("{decision:?}")
         };
@@ -220,12 +220,12 @@ fn same_bridge_entry_refuses_peers_of_another_bridge() {
         let (tree, pair) = root_ports(bridges);
         decided(&tree, &platform(INTEL), pair).verdict
     };
-    let through = Verdict::ThroughHostBridgePhysical;
+    let through = MapType::ThroughHostBridgePhysical;
     assert_eq!(verdict([HASWELL_E, HASWELL_E]), through);
     assert_eq!(verdict([ICE_LAKE, ICE_LAKE]), through);
-    assert_eq!(verdict([HASWELL_E, ICE_LAKE]), Verdict::NotSupported);
+    assert_eq!(verdict([HASWELL_E, ICE_LAKE]), MapType::NotSupported);
     assert_eq!(verdict([ICE_LAKE, id(0x8086, 0x2020)]), through);
-    assert_eq!(verdict([ICE_LAKE, Q35]), Verdict::NotSupported);
+    assert_eq!(verdict([ICE_LAKE, Q35]), MapType::NotSupported);
 }
 
 #[test]
@@ -252,10 +252,10 @@ fn host_bridge_without_an_id_is_refused() {
     let decision = decided(&tree, &platform(INTEL), (provider, client));
     assert_eq!(
         (decision.verdict, decision.distance),
-        (Verdict::NotSupported, 2)
+        (MapType::NotSupported, 2)
     );
     let decision = decided(&tree, &platform(ZEN), (provider, client));
-    assert_eq!(decision.verdict, Verdict::ThroughHostBridgePhysical);
+    assert_eq!(decision.verdict, MapType::ThroughHostBridgePhysical);
     assert_eq!(hops(&tree, &decision), ["b", "pcie.0", "a"]);
 }
 
