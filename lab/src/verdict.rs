@@ -13,6 +13,7 @@ use crate::report::Row;
 
 /// How a run ended, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Verdict")]
 pub struct RunVerdict {
     /// How.
     pub outcome: RunOutcome,
