@@ -10,6 +10,7 @@ use crate::peerbar;
 /// Two controllers below root ports of their own, and a processor whose root complex the kernel does not trust.
 const REFUSED: &str = r#"
 name = "refused"
+timeout = "5m"
 
 [machine]
 cpu = "Haswell"

@@ -235,7 +235,7 @@ fn kernel_that_dies_at_its_pvh_entry_is_started_as_bzimage() {
     assert_ne!(unpacked, kernel);
     fs::write(unpacked, dying_kernel()).unwrap();
 
-    let scenario = SCENARIO.replace("\"1s\"", "\"60s\"");
+    let scenario = SCENARIO.replace("\"1s\"", "\"5m\"");
     let scenario = scenario.replace("expect = [\"peerbar.test=1\"]", "");
     fs::write(folder.path().join("own.toml"), scenario).unwrap();
     let mut words = words.to_vec();

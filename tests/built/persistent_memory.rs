@@ -10,7 +10,7 @@ use crate::peerbar;
 
 const SCENARIO: &str = r#"
 name = "kept"
-timeout = "90s"
+timeout = "5m"
 
 [machine]
 iommu = "intel"

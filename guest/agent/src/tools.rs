@@ -219,7 +219,7 @@ mod tests {
     fn at_the_limit_the_whole_group_is_killed() {
         let ran = shell(
             "sleep 1000 & echo started; wait",
-            Duration::from_millis(200),
+            Duration::from_millis(900),
         );
         assert_eq!(
             (ran.code(), ran.output.as_str(), ran.timed_out),
