@@ -43,16 +43,12 @@ impl Read for LimitedStream {
 impl Monitor {
     /// Connects to the monitor at `socket`.
     pub(crate) fn connect(socket: &Path) -> io::Result<Self> {
-        Self::connect_with(socket, TIME_OUT)
-    }
-
-    fn connect_with(socket: &Path, time_out: Duration) -> io::Result<Self> {
         let stream = connect_at_once(socket)?;
-        stream.set_write_timeout(Some(time_out))?;
-        let deadline = Instant::now() + time_out;
+        stream.set_write_timeout(Some(TIME_OUT))?;
+        let deadline = Instant::now() + TIME_OUT;
         let mut monitor = Self {
             stream: BufReader::new(LimitedStream { stream, deadline }),
-            time_out,
+            time_out: TIME_OUT,
             last: 0,
             line: Vec::new(),
         };
@@ -172,7 +168,8 @@ mod tests {
             .unwrap();
             while writeln!(&stream, r#"{{"event": "RTC_CHANGE"}}"#).is_ok() {}
         });
-        let mut monitor = Monitor::connect_with(&path, Duration::from_millis(200)).unwrap();
+        let mut monitor = Monitor::connect(&path).unwrap();
+        monitor.time_out = Duration::from_millis(200);
         let error = monitor.human("info pci").unwrap_err();
         assert!(is_late(&error), "{error}");
         drop(monitor);
@@ -202,7 +199,8 @@ mod tests {
             lines.next().unwrap().unwrap();
             writeln!(&stream, r#"{{"return": "right", "id": 3}}"#).unwrap();
         });
-        let mut monitor = Monitor::connect_with(&path, Duration::from_millis(200)).unwrap();
+        let mut monitor = Monitor::connect(&path).unwrap();
+        monitor.time_out = Duration::from_millis(200);
         let error = monitor.human("info pci").unwrap_err();
         assert!(is_late(&error), "{error}");
         late.send(()).unwrap();

@@ -13,7 +13,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
-use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
@@ -25,7 +24,7 @@ use crate::launched::Launched;
 /// A scenario whose only check fails.
 const SCENARIO: &str = r#"
 name = "kept"
-timeout = "60s"
+timeout = "5m"
 tools = true
 
 [[nvme]]
@@ -133,9 +132,18 @@ fn streams_and_status_pass(kept: &Kept) {
     assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
     assert!(output.stdout == input, "{} bytes", output.stdout.len());
     assert_eq!(text(&output.stderr), "err\n");
-    let mut child = kept.start_shell("exec 2>&-; exec cat");
-    // The error output has ended by then.
-    thread::sleep(Duration::from_secs(2));
+    let mut child = kept.start_shell("exec 2>&-; echo ended; exec cat");
+    let mut line = [0; 6];
+    child
+        .stdout
+        .as_mut()
+        .unwrap()
+        .read_exact(&mut line)
+        .unwrap();
+    assert_eq!(
+        &line, b"ended\n",
+        "what the program prints before its input"
+    );
     child.stdin.take().unwrap().write_all(b"abc").unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.stdout, b"abc");

@@ -6,7 +6,7 @@ use std::path::Path;
 use peerbar_lab::Lab;
 use peerbar_lab::Verdict;
 use peerbar_lab::exit::RunOutcome;
-use peerbar_lab::injecting::{clear_impairments, impair};
+use peerbar_lab::injecting::{Impairment, clear_impairments, impair};
 use peerbar_lab::report::Row;
 use peerbar_lab::scenario::Scenario;
 
@@ -73,10 +73,13 @@ struct Impaired {
 impl Impaired {
     /// Puts a rule in force between the two adapters.
     fn rule(&mut self, effect: &str) {
-        self.before = self.record().len();
-        let rule = format!("nic0<->nic1 {effect}").parse().unwrap();
+        let rule: Impairment = format!("nic0<->nic1 {effect}").parse().unwrap();
         let said = impair(self.lab.folder(), &rule).unwrap();
         assert!(said.ends_with(effect), "{said}");
+        let in_force = format!(" rule {rule}");
+        let record = self.record();
+        let line = record.iter().rposition(|line| line.ends_with(&in_force));
+        self.before = line.expect(&in_force) + 1;
     }
 
     /// Moves data of these sizes from the memory of one GPU to that of the other.

@@ -26,9 +26,10 @@ pub(crate) fn refused(args: &[&str]) -> Exit {
 pub(crate) fn wait_until_asleep(daemon: &Daemon, thread: &str) {
     wait_until(thread, || {
         let tasks = std::fs::read_dir(daemon.proc_path("task")).unwrap();
-        let mut stats = tasks.map(|task| {
-            let stat = task.unwrap().path().join("stat");
-            std::fs::read_to_string(stat).unwrap()
+        // A thread may end meanwhile.
+        let mut stats = tasks.filter_map(|task| {
+            let stat = task.ok()?.path().join("stat");
+            std::fs::read_to_string(stat).ok()
         });
         stats
             .any(|stat| stat.contains(&format!("({thread}) S")))
