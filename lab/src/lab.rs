@@ -31,7 +31,7 @@ use crate::scenario::{Scenario, program as host_program};
 use crate::signals;
 use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
-use crate::verdict::RunVerdict;
+use crate::verdict::{RunVerdict, died_of};
 
 /// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
@@ -215,7 +215,7 @@ impl Lab {
         let console = &self.guest.console;
         let message = match console.trouble() {
             // A QEMU that has failed has a reason of its own.
-            Some(trouble) if status.success() => format!("the console says: {trouble}"),
+            Some(trouble) if status.success() => died_of(trouble),
             _ => crate::child::last_line(&self.folder.path().join(QEMU_LOG)),
         };
         LabError::GuestEnded {

@@ -255,7 +255,7 @@ fn guest_that_kvm_gives_up_ends_its_run() {
     let artifacts = Artifacts::prepare(&Own::default(), &needs, &agent, &signals::NONE).unwrap();
     let qemu = folder.path().join("qemu-system-x86_64");
     // In place of a guest, what QEMU says of one that KVM has given up; it does not end.
-    let script = wrapper(&artifacts).unwrap().replacen(
+    let script = wrapper(&artifacts, &[]).unwrap().replacen(
         '\n',
         "\ncase \"$*\" in *vfio-user-pci*socket*) echo 'KVM internal error. Suberror: 3' >&2; exec sleep 1000;; esac\n",
         1,
