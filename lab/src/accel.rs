@@ -19,8 +19,11 @@ pub enum AccelChoice {
     Auto,
     /// KVM, or an error that says why not.
     Kvm,
-    /// QEMU's translator.
+    /// QEMU's translator, on one thread.
     Tcg,
+    /// QEMU's translator, on a thread for each virtual CPU. It suits guests with many of them, but may lose a guest as it boots
+    /// (`Oops: int3`).
+    TcgMulti,
 }
 
 /// How the guest's instructions are run.
@@ -28,8 +31,11 @@ pub enum AccelChoice {
 pub enum Accel {
     /// By the CPU, through the kernel's virtual machines.
     Kvm,
-    /// By QEMU's translator, one thread for each virtual CPU.
+    /// By QEMU's translator.
     Tcg {
+        /// Whether each virtual CPU has a thread of its own. QEMU 11.1 then does not patch code safely: one virtual CPU may go on
+        /// with a breakpoint that another has replaced (QEMU accel/tcg/cputlb.c, `notdirty_write`).
+        threads: bool,
         /// How fast the guest's time stamp counter counts, if that is known.
         tsc_khz: Option<u64>,
     },
@@ -45,7 +51,8 @@ impl Accel {
         static FALL_BACK: OnceLock<()> = OnceLock::new();
         let kvm = || KVM.get_or_init(|| kvm::works(qemu));
         match choice {
-            AccelChoice::Tcg => Ok(Self::tcg()),
+            AccelChoice::Tcg => Ok(Self::tcg(false)),
+            AccelChoice::TcgMulti => Ok(Self::tcg(true)),
             AccelChoice::Kvm => match kvm() {
                 Ok(()) => Ok(Self::Kvm),
                 Err(reason) => Err(anyhow!(
@@ -61,35 +68,38 @@ impl Accel {
                             "peerbar: the guest's CPU is emulated, since KVM does not work here: {reason}"
                         ));
                     });
-                    Ok(Self::tcg())
+                    Ok(Self::tcg(false))
                 }
             },
         }
     }
 
     /// Watching a counter takes its time, so it is done once.
-    fn tcg() -> Self {
+    fn tcg(threads: bool) -> Self {
         static TSC_KHZ: OnceLock<Option<u64>> = OnceLock::new();
         let tsc_khz = *TSC_KHZ.get_or_init(|| {
             let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
             tsc::khz(&cpuinfo)
         });
-        Self::Tcg { tsc_khz }
+        Self::Tcg { threads, tsc_khz }
     }
 
     /// Value of QEMU's `-accel`.
     pub fn argument(self) -> &'static str {
         match self {
             Self::Kvm => "kvm",
-            Self::Tcg { .. } => "tcg,thread=multi",
+            Self::Tcg { threads: false, .. } => "tcg,thread=single",
+            Self::Tcg { threads: true, .. } => "tcg,thread=multi",
         }
     }
 
     /// The kernel parameters that the guest needs for it, if any.
     pub fn kernel_parameters(self) -> String {
         match self {
-            Self::Tcg { tsc_khz: Some(khz) } => format!("tsc_early_khz={khz}"),
-            Self::Kvm | Self::Tcg { tsc_khz: None } => String::new(),
+            Self::Tcg {
+                tsc_khz: Some(khz), ..
+            } => format!("tsc_early_khz={khz}"),
+            Self::Kvm | Self::Tcg { tsc_khz: None, .. } => String::new(),
         }
     }
 }
@@ -100,7 +110,13 @@ mod tests {
 
     #[test]
     fn only_tcg_guest_gets_the_tsc_frequency() {
-        let tcg = |tsc_khz| Accel::Tcg { tsc_khz }.kernel_parameters();
+        let tcg = |tsc_khz| {
+            let accel = Accel::Tcg {
+                threads: false,
+                tsc_khz,
+            };
+            accel.kernel_parameters()
+        };
         assert_eq!(tcg(Some(2_596_098)), "tsc_early_khz=2596098");
         assert_eq!(tcg(None), "");
         assert_eq!(Accel::Kvm.kernel_parameters(), "");

@@ -479,7 +479,10 @@ mod tests {
 
     fn arguments(scenario: &Scenario, shared: &[SharedFolder<'_>]) -> String {
         let boot = Boot {
-            accel: Accel::Tcg { tsc_khz: None },
+            accel: Accel::Tcg {
+                threads: false,
+                tsc_khz: None,
+            },
             machine: &scenario.machine,
             append: "",
             gdb: None,
@@ -505,7 +508,7 @@ none
 -M
 q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram,kernel-irqchip=split
 -accel
-tcg,thread=multi
+tcg,thread=single
 -cpu
 EPYC
 -smp

@@ -124,7 +124,7 @@ pub(crate) fn given_up(line: &str) -> String {
 /// which Linux patches its code (docs/src/reliability.md, Known).
 pub(crate) fn died_of(trouble: &str) -> String {
     let hint = match trouble.contains("Oops: int3") {
-        true => "; under TCG that may be a race of QEMU's, so run it once more",
+        true => "; with --accel tcg-multi that may be a race in QEMU, which --accel tcg avoids",
         false => "",
     };
     format!("the console says: {trouble}{hint}")
@@ -291,11 +291,11 @@ mod tests {
     }
 
     #[test]
-    fn stale_breakpoint_may_be_a_race_of_qemu_s() {
+    fn stale_breakpoint_may_be_a_race_in_qemu() {
         let line = "[    4.972829] Oops: int3: 0000 [#1] SMP NOPTI";
-        let text = "; under TCG that may be a race of QEMU's, so run it once more";
+        let text = "; with --accel tcg-multi that may be a race in QEMU, which --accel tcg avoids";
         assert_eq!(died_of(line), format!("the console says: {line}{text}"));
-        assert!(!died_of("Oops: invalid opcode: 0000").contains("TCG"));
+        assert!(!died_of("Oops: invalid opcode: 0000").contains("QEMU"));
     }
 
     #[test]

@@ -55,7 +55,10 @@ impl QemuDevice {
 /// The devices of a scenario's topology, in the order in which QEMU plugs them in. What has no bus QEMU puts where it likes.
 fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
     let boot = Boot {
-        accel: Accel::Tcg { tsc_khz: None },
+        accel: Accel::Tcg {
+            threads: false,
+            tsc_khz: None,
+        },
         append: "",
         gdb: None,
         machine: &scenario.machine,
