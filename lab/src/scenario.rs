@@ -31,7 +31,6 @@ mod reference;
 mod root_ports;
 mod sanitize;
 mod together;
-mod tunnels;
 mod user_drivers;
 mod validate;
 
@@ -62,7 +61,6 @@ pub use nic::Nic;
 pub use program::HostProgram;
 pub use rdma_network::RdmaNetwork;
 pub use sanitize::Sanitize;
-pub use tunnels::{TunnelSide, Tunnels};
 
 use check::Endpoints;
 

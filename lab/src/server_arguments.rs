@@ -8,7 +8,7 @@ use peerbar_switch::LinkMode;
 
 use crate::pci_holes::pci_holes;
 use crate::qemu::Sockets;
-use crate::scenario::{DeviceSpec, Gpu, Namespace, Nic, Nvme, RdmaNetwork, TunnelSide, Tunnels};
+use crate::scenario::{DeviceSpec, Gpu, Namespace, Nic, Nvme, RdmaNetwork};
 use crate::size::Size;
 use crate::topology::Topology;
 
@@ -57,21 +57,6 @@ pub fn server_commands(
     ]
 }
 
-/// The options by which a fabric has tunnels to other machines.
-fn tunnel_options(tunnels: &Tunnels) -> Vec<(&'static str, String)> {
-    let certificates = ("--certificates", tunnels.certificates.display().to_string());
-    let addresses = match &tunnels.side {
-        TunnelSide::Listen(address) => vec![("--listen", address.to_string())],
-        TunnelSide::Connect(addresses) => {
-            let connect = addresses
-                .iter()
-                .map(|address| ("--connect", address.to_string()));
-            connect.collect()
-        }
-    };
-    [certificates].into_iter().chain(addresses).collect()
-}
-
 /// The server of a fabric.
 pub fn fabric_command(fabric: &RdmaNetwork, sockets: &Sockets) -> ServerCommand {
     let rules = fabric.impairments.iter();
@@ -81,8 +66,7 @@ pub fn fabric_command(fabric: &RdmaNetwork, sockets: &Sockets) -> ServerCommand 
         ("--socket-path", sockets.fabric().display().to_string()),
         ("--control", sockets.fabric_control().display().to_string()),
     ];
-    let tunnels = fabric.tunnels.iter().flat_map(tunnel_options);
-    let options = options.into_iter().chain(seed).chain(rules).chain(tunnels);
+    let options = options.into_iter().chain(seed).chain(rules);
     let words = options.flat_map(|(option, value)| [option.to_owned(), value]);
     ServerCommand {
         kind: "fabric",
@@ -309,30 +293,6 @@ mod tests {
         );
         let below = "--socket-path /s/nvme-disk1.sock --control /s/nvme-disk1.control --switch /s/switch-switch0.sock --port-name disk1 ";
         assert!(lines[2].starts_with(below), "{}", lines[2]);
-    }
-
-    #[test]
-    fn fabric_with_tunnels_gets_its_side_of_them() {
-        let fabric = |side: &str| {
-            let text = format!(
-                "name = \"x\"\ntools = true\n[fabric.tunnels]\nmachine = 2\ncertificates = \"certs/beta\"\n{side}\n[[nic]]\nname = \"a\"\n\
-                 [[check]]\nkind = \"command\"\nrun = \"true\"\n"
-            );
-            let scenario = Scenario::parse(Path::new("/m/x.toml"), text);
-            lines(&scenario.unwrap())
-        };
-        let both =
-            "--socket-path /s/fabric.sock --control /s/fabric.control --certificates /m/certs/beta";
-        let lines = fabric("listen = \"0.0.0.0:4791\"");
-        assert_eq!(lines[0], format!("{both} --listen 0.0.0.0:4791"));
-        assert!(
-            lines[1].contains("--gid fe80::2:1 --fabric"),
-            "{}",
-            lines[1]
-        );
-        let lines = fabric("connect = [\"[fd00::1]:1\", \"192.0.2.1:2\"]");
-        let connected = format!("{both} --connect [fd00::1]:1 --connect 192.0.2.1:2");
-        assert_eq!(lines[0], connected);
     }
 
     #[test]

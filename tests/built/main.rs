@@ -19,7 +19,6 @@ mod persistent_memory;
 mod report;
 mod several_guests;
 mod timeline;
-mod two_machines;
 mod your_program;
 
 use std::path::Path;

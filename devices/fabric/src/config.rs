@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use crate::impairment::Impairment;
 use crate::record::Record;
-use crate::tunnel::TunnelConfig;
 
 /// The settings of a fabric.
 #[derive(Clone, Debug, Default)]
@@ -17,6 +16,4 @@ pub struct Config {
     pub record: Record,
     /// Where rules are taken meanwhile ([`Impairment`], `clear`, `rules`), if anywhere.
     pub control: Option<PathBuf>,
-    /// The fabrics of other machines, if there are any.
-    pub tunnels: Option<TunnelConfig>,
 }

@@ -17,13 +17,11 @@ use crate::limits::{
 };
 use crate::message::{AdapterId, Body, Incarnation, Message, Refusal};
 use crate::record::{Happened, Record};
-use crate::tunnel::Frame;
 
 mod port;
 #[cfg(test)]
 mod tests;
 mod transit;
-mod tunnels;
 
 /// A direct connection takes as many descriptors of the fabric: its own end, and those that the adapters have not read.
 const DESCRIPTORS_OF_DIRECT: usize = 3;
@@ -39,7 +37,7 @@ pub(crate) struct PacketFabric {
     /// An incarnation by its number.
     incarnation: fn(u64) -> Incarnation,
     ports: BTreeMap<PortId, Port>,
-    /// The holder of each GID, here or at the other end of a tunnel.
+    /// The holder of each GID.
     holders: BTreeMap<Gid, Holder>,
     transit: Transit,
     cut_off: Vec<CutOff>,
@@ -105,7 +103,6 @@ impl PacketFabric {
         };
         let is_attached = port.adapter.is_some();
         let outcome = match message {
-            _ if port.is_tunnel => Err(Reason::Violation("it is a fabric")),
             _ if port.awaited.is_some() => Err(Reason::Violation(
                 "it does not wait for the answer to its Hello",
             )),
@@ -171,25 +168,14 @@ impl PacketFabric {
             return;
         };
         port.arrived.iter().for_each(|parcel| self.release(parcel));
-        let held = self.holders.iter();
-        let held = held.filter(|(_, holder)| holder.port == leaving);
-        let held: Vec<Gid> = held.map(|(gid, _)| *gid).collect();
-        for gid in held {
-            self.forget_holder(gid);
-            if !port.is_tunnel {
-                self.notify_tunnels(&Frame::Absent { gid });
-            }
+        if let Some(adapter) = port.adapter {
+            self.forget_holder(adapter.gid);
         }
         self.welcome_next(now);
     }
 
-    /// An adapter has left. An adapter that has learned of it receives no packet of it any more. Its GID goes to one that another fabric has announced.
+    /// An adapter has left. One that has learned of it receives no packet of it any more.
     fn forget_holder(&mut self, gid: Gid) {
-        self.remove_holder(gid);
-        self.hold_announced(gid);
-    }
-
-    fn remove_holder(&mut self, gid: Gid) {
         self.drop_packets_of(gid);
         if let Some(holder) = self.holders.remove(&gid) {
             self.impairments.lock().forget(gid);
@@ -206,7 +192,6 @@ impl PacketFabric {
                 arrived.partition(|parcel| parcel.sender.gid == gid);
             port.arrived = others.into();
             port.direct.remove(&gid);
-            port.far_peers.remove(&gid);
             dropped.extend(of_it);
         }
         dropped.iter().for_each(|parcel| self.release(parcel));
@@ -232,8 +217,7 @@ impl PacketFabric {
         self.welcome(from, adapter)
     }
 
-    /// Whether an adapter of this fabric has the name or the GID. One of another fabric that has the GID loses it, else that fabric
-    /// could take it whenever ours leaves for a moment.
+    /// Whether an adapter has the name or the GID.
     fn is_taken(&self, wanted: &Adapter) -> bool {
         let mut adapters = self.ports.values().filter_map(|port| port.adapter.as_ref());
         adapters.any(|adapter| adapter.gid == wanted.gid || adapter.name == wanted.name)
@@ -244,34 +228,23 @@ impl PacketFabric {
         if attached.count() >= MAX_ADAPTERS {
             return Err(Reason::Refused(Refusal::Full));
         }
-        let incarnation = self.next_incarnation();
+        self.last_incarnation += 1;
+        let incarnation = (self.incarnation)(self.last_incarnation);
+        let Adapter { name, gid } = adapter.clone();
+        self.impairments.lock().meet(gid, name.clone());
+        self.record.note(|| Happened::Attached(name.clone(), gid));
         let holder = Holder {
             port: from,
-            name: adapter.name.clone(),
+            name,
             incarnation,
-            there: incarnation,
             held: HeldPackets::default(),
         };
-        self.remove_holder(adapter.gid);
-        self.notify_tunnels(&holder.present(adapter.gid));
-        self.hold(adapter.gid, holder);
+        self.holders.insert(gid, holder);
         if let Some(port) = self.ports.get_mut(&from) {
             port.adapter = Some(adapter);
             port.answer(Message::Welcome { incarnation });
         }
         Ok(())
-    }
-
-    fn next_incarnation(&mut self) -> Incarnation {
-        self.last_incarnation += 1;
-        (self.incarnation)(self.last_incarnation)
-    }
-
-    fn hold(&mut self, gid: Gid, holder: Holder) {
-        let name = holder.name.clone();
-        self.impairments.lock().meet(gid, name.clone());
-        self.record.note(|| Happened::Attached(name, gid));
-        self.holders.insert(gid, holder);
     }
 
     /// A name and a GID are free: they belong to the first that waits for them.
@@ -305,11 +278,10 @@ impl PacketFabric {
         let incarnation = holder.map_or(Incarnation::NONE, |holder| holder.incarnation);
         let takes_descriptors = holder.is_none_or(|holder| {
             let asker = self.ports.get(&from).and_then(|port| port.adapter.as_ref());
-            let is_impaired = asker.is_some_and(|asker| {
+            asker.is_none_or(|asker| {
                 let impairments = self.impairments.lock();
-                impairments.affects(&asker.name, &holder.name)
-            });
-            holder.is_here() && !is_impaired
+                !impairments.affects(&asker.name, &holder.name)
+            })
         });
         if let Some(port) = self.ports.get_mut(&from) {
             port.answer(Message::Peer {
@@ -324,8 +296,7 @@ impl PacketFabric {
     fn connect_directly(&mut self, from: PortId, to: Gid, now: Instant) {
         let asker = self.ports.get(&from).and_then(|port| port.adapter.as_ref());
         let asker = asker.and_then(|adapter| self.holders.get_key_value(&adapter.gid));
-        let other = self.holders.get(&to).filter(|other| other.is_here());
-        let (Some((&gid, asker)), Some(other)) = (asker, other) else {
+        let (Some((&gid, asker)), Some(other)) = (asker, self.holders.get(&to)) else {
             return;
         };
         let names = (asker.name.as_str(), other.name.as_str());
@@ -362,9 +333,6 @@ impl PacketFabric {
         let (Some((gid, sender)), Some(receiver)) = (sender, receiver) else {
             return self.answer_who_has(from, to.gid);
         };
-        if body.descriptors() > 0 && !receiver.is_here() {
-            return;
-        }
         let names = (sender.name.clone(), receiver.name.clone());
         let parcel = Parcel {
             sender: AdapterId {
@@ -372,10 +340,7 @@ impl PacketFabric {
                 incarnation: sender.incarnation,
             },
             destination: receiver.port,
-            receiver: AdapterId {
-                gid: to.gid,
-                incarnation: receiver.there,
-            },
+            receiver: to.gid,
             body,
         };
         let size = parcel.body.size();
@@ -463,7 +428,7 @@ impl PacketFabric {
         self.record.note(|| Happened::Overflowed {
             names: (
                 name(&parcel.sender.gid).unwrap_or_default(),
-                name(&parcel.receiver.gid).unwrap_or_default(),
+                name(&parcel.receiver).unwrap_or_default(),
             ),
             what: parcel.body.summary(),
         });

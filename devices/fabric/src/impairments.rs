@@ -64,7 +64,7 @@ impl PacketOutcome {
 pub(crate) struct Impairments {
     seed: u64,
     rules: Vec<Impairment>,
-    /// The names of the adapters that are attached, here and at fabrics of other machines.
+    /// The names of the adapters that are attached.
     names: BTreeMap<Gid, String>,
     pairs: BTreeMap<Pair, Passed>,
     direct: PairConnections,

@@ -16,18 +16,14 @@
 //!   each pair; what is more is dropped and sent again.
 //! - **Which packets are impaired follows from the seed**, the pair and the number of the packet between the two. The record
 //!   ([`Record`]) says what happened to which packet.
-//! - **Most packets need no third process.** Two adapters of one machine that no rule is about have a direct connection, a socket that
-//!   the fabric makes and can end: it has ended once a rule about the two is in force, and soon after one of them has left. The first packets
-//!   of the two go through the fabric, those that the socket has no space for, and all that is sent again.
-//! - **Fabrics of several machines are joined by tunnels** ([`TunnelConfig`]), by QUIC with certificates on both sides. A fabric vouches for its
-//!   own adapters only; each knows those of the others by incarnations of its own, so a tunnel that comes back makes them others.
+//! - **Most packets need no third process.** Two adapters that no rule is about have a direct connection, a socket that the fabric
+//!   makes and can end: it has ended once a rule about the two is in force, and soon after one of them has left. The first packets of the two
+//!   go through the fabric, those that the socket has no space for, and all that is sent again.
 //!
 //! # What does not hold
 //! - Requests are not ordered: one that is sent again may be carried out after later ones.
-//! - A fabric passes nothing on between two others: each of three machines needs a tunnel to both others. Two tunnels between the
-//!   same two fabrics are no better than one: the first that announces an adapter has it.
-//! - Descriptors do not travel through tunnels, nor between adapters that a rule is about ([`RequestError::NoDescriptors`]): memory that is
-//!   shared would pass by the rule. A new rule is noticed within a second or so.
+//! - Descriptors do not travel between adapters that a rule is about ([`RequestError::NoDescriptors`]): memory that is shared would pass by
+//!   the rule. A new rule is noticed within a second or so.
 //! - A request that ended without a response may have been carried out, or may be while a packet of it is still delayed.
 //!
 //! # The messages
@@ -46,7 +42,6 @@
 #![forbid(unsafe_code)]
 
 mod attachment;
-mod certificates;
 mod codec;
 mod config;
 mod connection;
@@ -65,10 +60,8 @@ mod record;
 mod request;
 mod server;
 mod transport;
-mod tunnel;
 
 pub use attachment::{AttachError, Attachment};
-pub use certificates::{CertificateError, make_certificates};
 pub use codec::WireError;
 pub use config::Config;
 pub use gid::Gid;
@@ -85,4 +78,3 @@ pub use peerbar_socket_file::packets::Packet;
 pub use record::Record;
 pub use request::{RequestError, SendError};
 pub use server::{ServeError, serve};
-pub use tunnel::{TunnelConfig, TunnelError};

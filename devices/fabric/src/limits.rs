@@ -20,18 +20,11 @@ pub(crate) const MAX_NAME: usize = 32;
 /// The most adapters that are attached at once.
 pub const MAX_ADAPTERS: usize = 64;
 
-/// The most tunnels that are made to a fabric, and the most of them with one certificate.
-pub(crate) const MAX_TUNNELS: usize = 8;
-pub(crate) const MAX_TUNNELS_OF_ONE: usize = 2;
-
 /// How far apart the tags of the requests may be that one adapter has under way to another.
 pub const MAX_REQUESTS: usize = 64;
 
 /// The most adapters that an adapter has dealings with at once.
 pub(crate) const MAX_PEERS: usize = 256;
-
-/// The most of them that are attached to fabrics of other machines: there is room for each adapter of this one.
-pub(crate) const MAX_FAR_PEERS: usize = MAX_PEERS - MAX_ADAPTERS;
 
 /// The most bytes of responses that an adapter keeps for all its peers, as these may ask for them again, counting a request without a response
 /// as the longest one. A peer of which fewer than its share are kept is served nevertheless, so it may be more by [`MAX_PEERS`] shares and as

@@ -117,8 +117,8 @@ impl LinkSender {
         Ok(())
     }
 
-    /// Whether descriptors can be sent to a peer at present, as far as it is known: not through a tunnel, and not where the fabric impairs
-    /// what passes between the two, so that all data meets the impairments.
+    /// Whether descriptors can be sent to a peer at present, as far as it is known: not where the fabric impairs what passes between the
+    /// two, so that all data meets the impairments.
     pub fn takes_descriptors(&self, to: Gid) -> Option<bool> {
         self.shared.state.lock().transport.takes_descriptors(to)
     }

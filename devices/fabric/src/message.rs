@@ -24,7 +24,7 @@ impl Incarnation {
 }
 
 /// One attachment of the adapter that has a GID.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AdapterId {
     pub(crate) gid: Gid,
     pub(crate) incarnation: Incarnation,
@@ -82,7 +82,7 @@ pub enum Message {
         gid: Gid,
         /// The adapter that has it; none if no adapter has.
         incarnation: Incarnation,
-        /// Whether descriptors can be sent to it: it is at this fabric, which impairs nothing between the two.
+        /// Whether descriptors can be sent to it: the fabric impairs nothing between the two.
         takes_descriptors: bool,
     },
     /// A packet, to or from another adapter.

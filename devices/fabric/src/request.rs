@@ -21,7 +21,7 @@ pub enum RequestError {
     /// The peer does not carry it out.
     #[error("the peer refuses the request")]
     Refused,
-    /// The peer is on another machine, or a rule is about the two: no descriptor can be sent.
+    /// A rule is about the two: no descriptor can be sent.
     #[error("no descriptor can be sent to that peer: send the data instead")]
     NoDescriptors,
 }

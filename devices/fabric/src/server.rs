@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,7 +22,6 @@ use crate::fabric::{CutOff, PacketFabric, PortId, Reason};
 use crate::impairments::Impairments;
 use crate::limits::MAX_ADAPTERS;
 use crate::message::{Incarnation, Message};
-use crate::tunnel::{TunnelError, TunnelEvent, TunnelId, Tunnels};
 
 /// The most connections at once: all adapters, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_ADAPTERS;
@@ -40,9 +38,6 @@ pub enum ServeError {
     /// The control socket cannot be made.
     #[error(transparent)]
     Control(#[from] LineServerError),
-    /// There are no tunnels to other machines.
-    #[error(transparent)]
-    Tunnels(#[from] TunnelError),
     /// The system refuses to go on.
     #[error("fabric at {}: cannot go on", path.display())]
     System {
@@ -53,8 +48,7 @@ pub enum ServeError {
     },
 }
 
-/// Serves a fabric at `path` until `stop` becomes readable. Calls `ready` once adapters can connect, with the address at which other
-/// fabrics can, if they may.
+/// Serves a fabric at `path` until `stop` becomes readable. Calls `ready` once adapters can connect.
 ///
 /// # Errors
 /// [`ServeError`].
@@ -62,7 +56,7 @@ pub fn serve(
     path: &Path,
     config: Config,
     stop: impl AsFd,
-    ready: impl FnOnce(Option<SocketAddr>) -> io::Result<()>,
+    ready: impl FnOnce() -> io::Result<()>,
 ) -> Result<(), ServeError> {
     let backlog = i32::try_from(MAX_ADAPTERS).unwrap_or(i32::MAX);
     let impairments = Impairments::new(config.seed, config.impairments);
@@ -71,17 +65,13 @@ pub fn serve(
     let _control = control
         .map(|path| control::start(path, impairments.clone(), config.record.clone()))
         .transpose()?;
-    let tunnels = config.tunnels.as_ref().map(Tunnels::start).transpose()?;
     let mut server = Server {
         listener: Listener::open(path, backlog)?,
         fabric: PacketFabric::new(impairments, config.record, incarnation, most_descriptors()),
         connections: BTreeMap::new(),
-        tunnels,
-        tunnel_ports: BTreeMap::new(),
         space: Message::space(),
     };
-    let address = server.tunnels.as_ref().and_then(Tunnels::address);
-    let served = ready(address).and_then(|()| Ok(server.run(stop)?));
+    let served = ready().and_then(|()| Ok(server.run(stop)?));
     served.map_err(|source| ServeError::System {
         path: path.to_owned(),
         source,
@@ -104,8 +94,6 @@ struct Server {
     listener: Listener,
     fabric: PacketFabric,
     connections: BTreeMap<PortId, AdapterConnection>,
-    tunnels: Option<Tunnels>,
-    tunnel_ports: BTreeMap<TunnelId, PortId>,
     space: Vec<u8>,
 }
 
@@ -122,7 +110,6 @@ impl Server {
             if ready.listener {
                 self.admit()?;
             }
-            self.receive_from_tunnels();
             self.fabric.expire(Instant::now());
             self.carry_out();
         }
@@ -131,9 +118,8 @@ impl Server {
     fn wait(&mut self, stop: BorrowedFd<'_>) -> Result<Ready<PortId>, Errno> {
         let clients = self.connections.iter();
         let clients = clients.map(|(port, client)| (*port, client.as_fd(), client.is_full()));
-        let tunnels = self.tunnels.as_ref().map(Tunnels::as_fd);
         let deadlines = [self.fabric.deadline()];
-        self.listener.wait(stop, tunnels, clients, deadlines)
+        self.listener.wait(stop, None, clients, deadlines)
     }
 
     /// Some messages of one adapter.
@@ -161,49 +147,6 @@ impl Server {
         Ok(())
     }
 
-    fn receive_from_tunnels(&mut self) {
-        let events = self.tunnels.as_ref().map(Tunnels::take_events);
-        for event in events.unwrap_or_default() {
-            let now = Instant::now();
-            match event {
-                TunnelEvent::Up(tunnel, address) => {
-                    log::info!("{}: there is a tunnel to {address}", self.name());
-                    let port = self.fabric.connect_tunnel(now);
-                    self.tunnel_ports.insert(tunnel, port);
-                }
-                TunnelEvent::Received(tunnel, frame, _room) => {
-                    if let Some(port) = self.tunnel_ports.get(&tunnel) {
-                        self.fabric.receive_frame(*port, frame, now);
-                    }
-                }
-                TunnelEvent::Down(tunnel, end) => {
-                    log::warn!("{}: a tunnel has ended: {end}", self.name());
-                    if let Some(port) = self.tunnel_ports.remove(&tunnel) {
-                        self.fabric.leave(port, now);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Sends what there is for each other fabric.
-    fn send_to_tunnels(&mut self) {
-        let Some(tunnels) = &self.tunnels else {
-            return;
-        };
-        for (tunnel, port) in &self.tunnel_ports {
-            while let Some(notice) = self.fabric.next_notice(*port) {
-                tunnels.send_notice(*tunnel, &notice);
-            }
-            for _ in 0..tunnels.free_packets(*tunnel) {
-                let Some(packet) = self.fabric.next_far_packet(*port) else {
-                    break;
-                };
-                tunnels.send_packet(*tunnel, &packet);
-            }
-        }
-    }
-
     /// Sends what there is for each adapter, and closes the connections of those that are cut off.
     fn carry_out(&mut self) {
         let mut lost = Vec::new();
@@ -215,10 +158,8 @@ impl Server {
         for (port, error) in lost {
             self.lose(port, &error);
         }
-        self.send_to_tunnels();
         for CutOff { port, reason } in self.fabric.take_cut_off() {
             log::warn!("{}: port {port} is cut off: {reason}", self.name());
-            self.cut_off_tunnel(port);
             let mut last = match reason {
                 Reason::Refused(refusal) => Some(Message::Refused(refusal)),
                 _ => None,
@@ -227,15 +168,6 @@ impl Server {
                 // It may have left.
                 let _ = connection.send_all(|| last.take());
             }
-        }
-    }
-
-    fn cut_off_tunnel(&mut self, port: PortId) {
-        let of_port = |(tunnel, of): (&TunnelId, &PortId)| (*of == port).then_some(*tunnel);
-        let tunnel = self.tunnel_ports.iter().find_map(of_port);
-        if let (Some(tunnel), Some(tunnels)) = (tunnel, &self.tunnels) {
-            self.tunnel_ports.remove(&tunnel);
-            tunnels.cut_off(tunnel);
         }
     }
 

@@ -42,7 +42,7 @@ impl<L: Log> RateLimit<L> {
         budget.take(now)
     }
 
-    /// Passes a message on. Control characters in it become blanks: clients and other machines have a say in what it says.
+    /// Passes a message on. Control characters in it become blanks: clients have a say in what it says.
     fn pass(&self, record: &Record<'_>) {
         let text = record.args().to_string();
         let is_harmful = |c: char| c.is_control() && c != '\n' && c != '\t';

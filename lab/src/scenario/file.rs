@@ -187,18 +187,6 @@ pub(super) struct FabricTable {
     pub(super) seed: Option<u64>,
     #[serde(default)]
     pub(super) lend_between_guests: bool,
-    pub(super) tunnels: Option<Spanned<TunnelsTable>>,
-}
-
-/// What joins it with the fabrics of other machines.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct TunnelsTable {
-    pub(super) machine: Spanned<u32>,
-    pub(super) certificates: PathBuf,
-    pub(super) listen: Option<Spanned<String>>,
-    #[serde(default)]
-    pub(super) connect: Vec<Spanned<String>>,
 }
 
 /// A kernel module that is loaded before the first check.

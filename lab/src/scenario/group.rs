@@ -22,8 +22,8 @@ use super::error::Problem;
 use super::file::File;
 use super::lost;
 use super::names;
+use super::nic::number;
 use super::rdma_network::fabric;
-use super::tunnels;
 use super::validate;
 use super::{
     Nic, RdmaNetwork, Scenario, ScenarioError, catalogue, demand_known_checks, file_text, packages,
@@ -172,10 +172,8 @@ impl GuestGroup {
             .iter()
             .flat_map(|g| g.scenario.nics.clone())
             .collect();
-        let fabric = fabric(file.fabric, &nics, path.parent().unwrap_or(Path::new("")))?;
-        let nics = guests.iter_mut().flat_map(|guest| &mut guest.scenario.nics);
-        let of_fabric = fabric.as_ref().and_then(|fabric| fabric.tunnels.as_ref());
-        tunnels::number(nics, of_fabric);
+        let fabric = fabric(file.fabric, &nics)?;
+        number(guests.iter_mut().flat_map(|guest| &mut guest.scenario.nics));
         let tables = CheckTable::all(&parts.across)?;
         let checks = read_across(tables, &guests, own_spans)?;
         if let Some(fabric) = &fabric {

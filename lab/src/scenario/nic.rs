@@ -16,8 +16,7 @@ use super::link::{link, speed};
 pub struct Nic {
     /// Name in the scenario, identifier in QEMU.
     pub name: String,
-    /// The low bits of its address at the fabric, which is in `fe80::/64`: its own among the adapters of a file, and of all machines that
-    /// tunnels join.
+    /// The low bits of its address at the fabric, which is in `fe80::/64`: its own among the adapters of a file.
     pub gid: u32,
     /// What it is plugged into.
     pub attach: AttachPoint,
@@ -40,7 +39,7 @@ pub(super) fn nic(table: NicTable, attach_points: &AttachPoints) -> Result<Nic, 
     let link = link(table.link, &name, &attach)?;
     Ok(Nic {
         name,
-        // All adapters are numbered together.
+        // All adapters are numbered together: see `number`.
         gid: 0,
         attach,
         link,
@@ -50,4 +49,11 @@ pub(super) fn nic(table: NicTable, attach_points: &AttachPoints) -> Result<Nic, 
         // It has the subjects of every device, and no others.
         faults: faults(&table.faults, &Faults::default())?,
     })
+}
+
+/// Gives each adapter an address of its own.
+pub(super) fn number<'a>(nics: impl Iterator<Item = &'a mut Nic>) {
+    for (nic, number) in nics.zip(1..) {
+        nic.gid = number;
+    }
 }

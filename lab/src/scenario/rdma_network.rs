@@ -1,14 +1,11 @@
 //! The RDMA network between the adapters of a scenario.
 
-use std::path::Path;
-
 use peerbar_fabric::{Impairment, UnknownImpairment};
 use toml::Spanned;
 
 use super::Nic;
 use super::error::Problem;
 use super::file::FabricTable;
-use super::tunnels::{Tunnels, tunnels};
 
 /// The RDMA network between the adapters: `[fabric]` of a scenario.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,17 +14,14 @@ pub struct RdmaNetwork {
     pub impairments: Vec<String>,
     /// From this number follows which packets are impaired; the server's own choice if none.
     pub seed: Option<u64>,
-    /// What joins it with the fabrics of other machines, if anything does.
-    pub tunnels: Option<Tunnels>,
     /// Adapters lend each other memory also where there are several guests: the servers of each can read and write the others' RAM.
     pub lend_between_guests: bool,
 }
 
-/// Checks the fabric between `nics`. Two adapters or more have one without a table, too. Paths in it are relative to `folder`.
+/// Checks the fabric between `nics`. Two adapters or more have one without a table, too.
 pub(super) fn fabric(
     table: Option<Spanned<FabricTable>>,
     nics: &[Nic],
-    folder: &Path,
 ) -> Result<Option<RdmaNetwork>, Problem> {
     let Some(table) = table else {
         return Ok((nics.len() > 1).then(RdmaNetwork::default));
@@ -37,29 +31,21 @@ pub(super) fn fabric(
         return Err(Problem::new(table.span(), message));
     }
     let table = table.into_inner();
-    let tunnels = table.tunnels.map(|table| tunnels(table, folder));
-    let tunnels = tunnels.transpose()?;
-    // Another machine's adapters are not known here.
-    let known = tunnels.is_none().then_some(nics);
-    let rules = table.impair.into_iter().map(|text| rule(text, known));
+    let rules = table.impair.into_iter().map(|text| rule(text, nics));
     Ok(Some(RdmaNetwork {
         impairments: rules.collect::<Result<_, _>>()?,
         seed: table.seed,
-        tunnels,
         lend_between_guests: table.lend_between_guests,
     }))
 }
 
-/// A rule about adapters of `nics`, or about any.
-fn rule(text: Spanned<String>, nics: Option<&[Nic]>) -> Result<String, Problem> {
+/// A rule about adapters of `nics`.
+fn rule(text: Spanned<String>, nics: &[Nic]) -> Result<String, Problem> {
     let parsed = text.get_ref().parse::<Impairment>();
     parsed.map_err(|error: UnknownImpairment| {
         let message = format!("`impair`: `{}` {error}", text.get_ref());
         Problem::new(text.span(), message)
     })?;
-    let Some(nics) = nics else {
-        return Ok(text.into_inner());
-    };
     let pair = text.get_ref().split_whitespace().next().unwrap_or_default();
     let mut names = pair.split("<->").flat_map(|name| name.split("->"));
     let is_unknown = |name: &&str| *name != "*" && !nics.iter().any(|nic| nic.name == *name);
@@ -126,11 +112,6 @@ mod tests {
                 &["a"],
                 "fabric = { impair = [\"a loss=1%\"] }",
                 "x.toml:3: `impair`: `a loss=1%` begins with no pair of adapters",
-            ),
-            (
-                &["a"],
-                "fabric = { tunnels = true }",
-                "x.toml:3: invalid type: boolean `true`, expected a table",
             ),
             (
                 &["a"],

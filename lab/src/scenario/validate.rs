@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use peerbar_fabric::MAX_ADAPTERS;
 use peerbar_flight::Level;
-use peerbar_report::{Check, CheckTable, Inventory, Rdma};
+use peerbar_report::{Check, CheckTable, Inventory};
 
 use super::attach::AttachPoints;
 use super::bus_numbers;
@@ -20,16 +20,15 @@ use super::lost;
 use super::machine::machine;
 use super::modules;
 use super::names::{LONGEST_SCENARIO, LONGEST_SERIAL, fitting, label, unique};
-use super::nic::nic;
+use super::nic::{self, nic};
 use super::nvme::nvme;
 use super::packages;
 use super::program::{self, HostProgram};
 use super::rdma_network::fabric;
 use super::root_ports;
 use super::together;
-use super::tunnels;
 use super::user_drivers;
-use super::{Gpu, Machine, Module, Nic, Nvme, RdmaNetwork, Scenario, Switch, Tunnels};
+use super::{Gpu, Machine, Module, Nic, Nvme, RdmaNetwork, Scenario, Switch};
 use crate::guest_files::GuestFile;
 use crate::module_sources::ModuleSources;
 
@@ -71,7 +70,7 @@ pub(super) fn scenario(
         packages: software.packages,
         udev,
         files: software.files,
-        rdma_ends: software.rdma_ends,
+        rdma_ends: false,
         interactive,
         live: false,
         access: None,
@@ -115,7 +114,6 @@ struct Software {
     tools: bool,
     packages: Vec<String>,
     files: Vec<GuestFile>,
-    rdma_ends: bool,
     checks: Vec<Check>,
     programs: Vec<HostProgram>,
     labels: Vec<Option<String>>,
@@ -135,14 +133,10 @@ impl Software {
         let files = files::files(file.files, folder)?;
         let mut packages = packages::packages(file.packages)?;
         let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
-        let rdma_ends = tools && hardware.devices.tunnels().is_some();
         let inventory = inventory(devices, machine, tools, timeout);
         let labels = labels(&checks)?;
         let mut checks = read_checks(checks, &inventory, machine, devices)?;
         packages::add_needed(&mut packages, &checks);
-        if rdma_ends {
-            packages::add(&mut packages, Rdma::PACKAGES.iter().copied());
-        }
         let programs = program::assign_paths(&mut checks, &labels, folder)
             .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
         let needed = needed_modules(machine, devices, &checks);
@@ -151,7 +145,6 @@ impl Software {
             tools,
             packages,
             files,
-            rdma_ends,
             checks,
             programs,
             labels,
@@ -175,26 +168,17 @@ impl AttachedDevices {
     fn read(file: &mut File, points: &AttachPoints, folder: &Path) -> Result<Self, Problem> {
         let (nvmes, gpus) = (take(&mut file.nvme), take(&mut file.gpu));
         let (nvmes, gpus) = endpoints(nvmes, gpus, points, folder)?;
-        let nics = nics(take(&mut file.nic), points, &nvmes, &gpus)?;
-        let fabric = fabric(file.fabric.take(), &nics, folder)?;
+        let mut nics = nics(take(&mut file.nic), points, &nvmes, &gpus)?;
+        nic::number(nics.iter_mut());
+        let fabric = fabric(file.fabric.take(), &nics)?;
         let switches = switches(take(&mut file.switch), points)?;
-        let mut attached = Self {
+        Ok(Self {
             switches,
             nvmes,
             gpus,
             nics,
             fabric,
-        };
-        let tunnels = attached
-            .fabric
-            .as_ref()
-            .and_then(|fabric| fabric.tunnels.as_ref());
-        tunnels::number(attached.nics.iter_mut(), tunnels);
-        Ok(attached)
-    }
-
-    fn tunnels(&self) -> Option<&Tunnels> {
-        self.fabric.as_ref()?.tunnels.as_ref()
+        })
     }
 
     fn endpoints(&self) -> Endpoints<'_> {

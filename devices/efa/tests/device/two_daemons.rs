@@ -55,7 +55,7 @@ impl FabricThread {
         let (stop, stopped) = UnixStream::pair().unwrap();
         let (ready, is_ready) = channel();
         let thread = std::thread::spawn(move || {
-            let ready = |_| ready.send(()).map_err(io::Error::other);
+            let ready = || ready.send(()).map_err(io::Error::other);
             serve(&path, config, &stopped, ready).unwrap();
         });
         is_ready.recv().unwrap();

@@ -6,15 +6,13 @@ use std::time::Instant;
 use super::port::PortId;
 use crate::gid::Gid;
 use crate::message::{AdapterId, Body, Message};
-use crate::tunnel::Frame;
 
 /// A packet on its way.
 #[derive(Clone, Debug)]
 pub(super) struct Parcel {
     pub(super) sender: AdapterId,
     pub(super) destination: PortId,
-    /// As it is known where it is attached.
-    pub(super) receiver: AdapterId,
+    pub(super) receiver: Gid,
     pub(super) body: Body,
 }
 
@@ -24,15 +22,6 @@ impl Parcel {
         Message::Packet {
             peer: self.sender.gid,
             incarnation: self.sender.incarnation,
-            body: self.body,
-        }
-    }
-
-    /// The packet for the fabric of another machine.
-    pub(super) fn frame(self) -> Frame {
-        Frame::Packet {
-            from: self.sender,
-            to: self.receiver,
             body: self.body,
         }
     }

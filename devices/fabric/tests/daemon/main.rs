@@ -14,4 +14,3 @@ mod links;
 mod nic;
 mod process;
 mod raw;
-mod tunnels;

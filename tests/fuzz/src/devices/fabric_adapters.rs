@@ -114,7 +114,7 @@ fn fabric() -> &'static PathBuf {
                 ..Config::default()
             };
             let (_never, stop) = UnixStream::pair().expect("sockets");
-            let ready = |_| ready.send(()).map_err(std::io::Error::other);
+            let ready = || ready.send(()).map_err(std::io::Error::other);
             serve(&at, config, &stop, ready).expect("the fabric goes on");
         });
         is_ready.recv().expect("a fabric");

@@ -40,7 +40,7 @@ impl TestFabric {
             ..Config::default()
         };
         let thread = std::thread::spawn(move || {
-            let ready = |_| ready.send(()).map_err(io::Error::other);
+            let ready = || ready.send(()).map_err(io::Error::other);
             serve(&path, config, &stopped, ready).unwrap();
         });
         is_ready.recv().unwrap();
