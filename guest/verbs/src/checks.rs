@@ -1,6 +1,5 @@
 //! What the program checks, and with which memory.
 
-pub(crate) mod between;
 pub(crate) mod chain;
 pub(crate) mod completions;
 pub(crate) mod completions_lost;

@@ -15,8 +15,8 @@ use crate::checks::memory::MemoryKind;
 use crate::checks::rate::Kind;
 use crate::checks::report::Report;
 use crate::checks::{
-    between, chain, completions, completions_lost, counters, end, lost, probe, rate, refusals,
-    refused, transfers, vram,
+    chain, completions, completions_lost, counters, end, lost, probe, rate, refusals, refused,
+    transfers, vram,
 };
 
 /// RDMA between queue pairs, with memory of the host or of a GPU.
@@ -104,19 +104,6 @@ enum Check {
         /// Sizes of the transfers in bytes.
         #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true)]
         sizes: Vec<u32>,
-    },
-    /// Sends, writes and reads between two ends that commands start, such as `peerbar exec alpha.toml -- /opt/peerbar/peerbar-verbs end ...`,
-    /// also by ssh. It needs no adapter itself.
-    Between {
-        /// Sizes of the transfers in bytes. The memory of an end must be 8192 bytes larger.
-        #[arg(long, value_name = "BYTES", value_delimiter = ',', required = true, value_parser = clap::value_parser!(u32).range(1..))]
-        sizes: Vec<u32>,
-        /// The line for `sh -c` that starts the end that asks.
-        #[arg(value_name = "NEAR")]
-        near: String,
-        /// The one that starts the other end.
-        #[arg(value_name = "FAR")]
-        far: String,
     },
     /// Moves the start of a disk by way of a GPU, two adapters and another GPU to another disk.
     Chain {
@@ -248,7 +235,6 @@ fn run(check: Check, report: &mut Report) -> anyhow::Result<()> {
             to,
             sizes,
         } => transfers::run(&nic, &peer, [from, to], &sizes, report),
-        Check::Between { sizes, near, far } => between::run(&near, &far, &sizes, report),
         Check::Chain {
             nic,
             gpu,
