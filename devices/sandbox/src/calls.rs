@@ -16,17 +16,9 @@ pub enum Connections {
     None,
     /// To Unix sockets, such as its switch's. A filter cannot distinguish them.
     Unix,
-    /// Pairs of connected Unix sockets, which it gives to its clients.
+    /// Pairs of connected Unix sockets, which it gives to its clients. Each of them holds descriptors that count for all servers of its
+    /// user (unix(7), `ETOOMANYREFS`).
     Pairs,
-    /// The same, and it exchanges datagrams by sockets that are open already, with other machines.
-    Datagrams,
-}
-
-impl Connections {
-    /// Whether it makes connected pairs. Each of them holds descriptors that count for all servers of its user (unix(7), `ETOOMANYREFS`).
-    pub(crate) fn has_pairs(self) -> bool {
-        matches!(self, Self::Pairs | Self::Datagrams)
-    }
 }
 
 /// Rules by the number of their system call; a call without a rule is permitted with all arguments.
@@ -190,7 +182,7 @@ fn permitted(connections: Connections) -> Result<Rules, BackendError> {
     // Not F_SETOWN and F_SETSIG, by which a descriptor signals any process.
     let fcntls = FCNTLS.iter().map(|command| equal(1, *command));
     rules.insert(libc::SYS_fcntl, fcntls.collect::<Result<_, _>>()?);
-    if connections.has_pairs() {
+    if connections == Connections::Pairs {
         // SOCK_STREAM and SOCK_SEQPACKET: datagrams reach any socket by its path.
         rules.insert(libc::SYS_socketpair, vec![bits(1, libc::SOCK_DGRAM, 0)?]);
     }
@@ -200,10 +192,6 @@ fn permitted(connections: Connections) -> Result<Rules, BackendError> {
     // abort(3) signals its own thread.
     let own = rustix::process::getpid().as_raw_nonzero().get();
     rules.insert(libc::SYS_tgkill, vec![equal(0, own)?]);
-    if connections == Connections::Datagrams {
-        rules.insert(libc::SYS_recvmmsg, Vec::new());
-        rules.insert(libc::SYS_sendmmsg, Vec::new());
-    }
     if connections == Connections::Unix {
         rules.insert(libc::SYS_socket, vec![equal(0, libc::AF_UNIX)?]);
         rules.insert(libc::SYS_connect, Vec::new());

@@ -20,8 +20,6 @@ pub enum FileAccess<'a> {
     /// It maps this file, and lends it. A descriptor that is lent cannot truncate the file, which would take pages away from all that
     /// map it; but it can collapse a range or punch a hole (fallocate(2)), for which Landlock has no right.
     Memory(&'a Path),
-    /// It reads the files of this folder.
-    Folder(&'a Path),
     /// It makes and removes its socket at this path.
     Socket(&'a Path),
 }
@@ -35,7 +33,6 @@ impl FileAccess<'_> {
                 AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev,
             ),
             Self::Memory(path) => (path, AccessFs::ReadFile | AccessFs::WriteFile),
-            Self::Folder(path) => (path, AccessFs::ReadFile | AccessFs::ReadDir),
             // The folder is opened to lock it while a stale socket is replaced.
             Self::Socket(path) => (
                 folder(path),

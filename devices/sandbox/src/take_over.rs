@@ -252,7 +252,7 @@ impl TakenOver {
         let connection: &[Argument<'_>] = &[unix, stream];
         let connection = ("connect to a server", libc::SYS_socket, connection);
         let others = [
-            (!connections.has_pairs()).then_some(pair),
+            (connections != Connections::Pairs).then_some(pair),
             (connections != Connections::Unix).then_some(connection),
         ];
         let mut outcomes = Vec::new();
