@@ -111,12 +111,6 @@ impl DaemonCommand {
         self.folder.path()
     }
 
-    pub(crate) fn replace_argument(&mut self, old: &str, new: &str) {
-        let mut arguments = self.arguments.iter_mut();
-        let argument = arguments.find(|argument| *argument == old);
-        *argument.expect("an argument to replace") = new.into();
-    }
-
     pub(crate) fn socket_path(&self) -> &Path {
         &self.socket
     }

@@ -95,7 +95,7 @@ impl Daemon {
     }
 
     /// The next line of its standard output, which is empty at the end.
-    pub fn next_line(&mut self) -> String {
+    fn next_line(&mut self) -> String {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
@@ -130,14 +130,6 @@ impl Daemon {
         self.is_ended = true;
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-    }
-
-    /// Has a restart use another argument in place of `old`.
-    ///
-    /// # Panics
-    /// If there is no such argument.
-    pub fn replace_argument(&mut self, old: &str, new: &str) {
-        self.command.replace_argument(old, new);
     }
 
     /// Starts it again with the same arguments, killed before if it still runs.
