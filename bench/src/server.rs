@@ -96,7 +96,7 @@ impl Server {
             // Ctrl-C is for this process, which ends its servers in order.
             .process_group(0)
             .spawn()
-            .with_context(|| format!("cannot start {}", first.display()))?;
+            .with_context(|| format!("cannot start {}", Path::new(first).display()))?;
         let mut server = Self { child, folder };
         if server.is_ready() {
             return Ok(server);

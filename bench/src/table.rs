@@ -11,7 +11,7 @@ pub(crate) fn table<const COLUMNS: usize>(
 ) -> Table {
     let mut table = Table::new();
     table
-        .load_style(UTF8_FULL_CONDENSED)
+        .load_preset(UTF8_FULL_CONDENSED)
         .set_content_arrangement(ContentArrangement::Disabled)
         .set_header(header)
         .add_rows(rows);

@@ -60,11 +60,11 @@ impl Registers for VfioUser {
     }
 
     fn write_doorbell(&self, offset: u64, value: u32) -> io::Result<()> {
-        if let Some((page, start)) = &self.page
-            && let Some(inside) = offset.checked_sub(*start).map(usize_of)
-            && inside.saturating_add(4) <= page.bytes()
-        {
-            return page.store32(inside, value).map_err(io::Error::other);
+        if let Some((page, start)) = &self.page {
+            let inside = offset.checked_sub(*start).map(usize_of);
+            if let Some(inside) = inside.filter(|at| at.saturating_add(4) <= page.bytes()) {
+                return page.store32(inside, value).map_err(io::Error::other);
+            }
         }
         self.write_register(offset, &value.to_le_bytes())
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, PipeReader, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use crate::ImageError;
 use crate::cache::BuildLock;
 use crate::error::io_error;
+use crate::pipe::pipe_to;
 use crate::progress::Progress;
 use crate::recipe::{BACKPORTS, PREFERENCES, SUITE};
 use crate::{manifest, mirror};
@@ -153,8 +154,7 @@ fn attempt(
     progress: &Progress,
 ) -> Result<Attempt, ImageError> {
     let log_file = File::create(log).map_err(io_error("create", log))?;
-    let (output, input) =
-        io::pipe().map_err(io_error("make a pipe for", Path::new("mmdebstrap")))?;
+    let (output, input) = pipe_to(Path::new("mmdebstrap"))?;
     let mut child = Command::new("mmdebstrap")
         .args(arguments)
         .env("LC_ALL", "C.UTF-8")
@@ -189,7 +189,7 @@ fn attempt(
 
 /// Reads the output to its end.
 fn follow(
-    output: PipeReader,
+    output: File,
     mut log_file: File,
     log: &Path,
     progress: &Progress,
@@ -211,8 +211,7 @@ fn end_if_stopped<T>(
     lock: &BuildLock,
     work: impl FnOnce() -> T,
 ) -> Result<(T, bool), ImageError> {
-    let (over, working) =
-        io::pipe().map_err(io_error("make a pipe for", Path::new("mmdebstrap")))?;
+    let (over, working) = pipe_to(Path::new("mmdebstrap"))?;
     thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let stopped = lock.wait_for_stop(&[over.as_fd()], None)?;

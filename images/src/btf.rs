@@ -92,7 +92,7 @@ impl<'a> Btf<'a> {
             bits = bits.checked_add(offset)?;
             at = self.plain(kind)?;
         }
-        bits.is_multiple_of(8).then_some(bits / 8)
+        (bits % 8 == 0).then_some(bits / 8)
     }
 
     /// Which parameter of `function` has this name; the first is 1.

@@ -69,7 +69,7 @@ impl<'a> BuildTools<'a> {
             script(name, &folder.join(name), None)?;
         }
         let version = folder.file_name().unwrap_or_default();
-        let compiler = bin.join(format!("{PREFIX}gcc-{}", version.display()));
+        let compiler = bin.join(format!("{PREFIX}gcc-{}", version.to_string_lossy()));
         let of_compiler = tools.compiler_arguments(version.as_ref());
         let of_host = format!("{of_compiler} {}", tools.host_arguments());
         script(&format!("{PREFIX}gcc"), &compiler, Some(of_compiler))?;

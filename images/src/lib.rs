@@ -35,6 +35,7 @@ mod module_tree;
 mod modules;
 mod out_of_tree;
 mod packages;
+mod pipe;
 mod progress;
 mod prune;
 mod qemu;

@@ -59,9 +59,7 @@ impl Tree {
             let kind = entry.file_type().map_err(io_error("read", &path))?;
             if kind.is_dir() && !entry.file_name().to_string_lossy().starts_with('.') {
                 self.walk(&path)?;
-            } else if kind.is_file()
-                && let Some(name) = name_of(&path)
-            {
+            } else if let Some(name) = name_of(&path).filter(|_| kind.is_file()) {
                 let metadata = entry.metadata().map_err(io_error("read", &path))?;
                 let stamp = format!(
                     "{} {} {}.{}\n",

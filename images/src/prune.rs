@@ -82,9 +82,10 @@ impl Cache {
     /// keep some in that folder.
     pub(crate) fn sweep(&self, lock: &BuildLock) -> Result<(), ImageError> {
         for left in names(self.path())? {
-            if left.0.starts_with(WORK_PREFIX)
-                && let Err(error) = remove_all(&self.path().join(&left.0), &left.1)
-            {
+            if !left.0.starts_with(WORK_PREFIX) {
+                continue;
+            }
+            if let Err(error) = remove_all(&self.path().join(&left.0), &left.1) {
                 // No process has it locked. Where the cache is the overlay of another one, it may be a build in progress there.
                 log::warn!("a build's leftover stays: {error}");
             }

@@ -18,10 +18,28 @@ pub(crate) fn unpack(bytes: &[u8]) -> io::Result<Cow<'_, [u8]>> {
     }
 }
 
-/// A kernel is packed with the longest window that zstd has for ordinary use, which is beyond the decoder's default.
+/// A zstd stream. The decoder keeps as much of the content as the stream's header asks for.
 fn zstd(bytes: &[u8]) -> io::Result<impl Read> {
-    const WINDOW: u64 = 1 << 27;
-    StreamingDecoder::new_with_max_window_size(bytes, WINDOW).map_err(io::Error::other)
+    /// A kernel is packed with the longest window that zstd has for ordinary use.
+    const LONGEST_WINDOW: u64 = 1 << 27;
+    let stream = StreamingDecoder::new(bytes).map_err(io::Error::other)?;
+    let window = zstd_window(bytes).unwrap_or_else(|| stream.decoder.content_size());
+    match window {
+        0..=LONGEST_WINDOW => Ok(stream),
+        _ => Err(io::Error::other(format!(
+            "a zstd window of {window} bytes: at most {LONGEST_WINDOW} are possible"
+        ))),
+    }
+}
+
+/// Returns the window that a frame's header asks for (RFC 8878, 3.1.1.1.2), or `None` if it is all of the content.
+fn zstd_window(frame: &[u8]) -> Option<u64> {
+    const SINGLE_SEGMENT: u8 = 1 << 5;
+    let [_, _, _, _, flags, window, ..] = *frame else {
+        return None;
+    };
+    let base = 1_u64 << (10 + (window >> 3));
+    (flags & SINGLE_SEGMENT == 0).then(|| base + base / 8 * u64::from(window & 7))
 }
 
 fn read(stream: impl Read) -> io::Result<Cow<'static, [u8]>> {
@@ -67,6 +85,17 @@ pub(crate) mod tests {
             stream.extend([8, 0, 0, 0]);
             assert_eq!(*unpack(&stream).unwrap(), *b"peerbar\n");
         }
+    }
+
+    #[test]
+    fn zstd_window_of_a_kernel_is_possible_and_a_longer_one_is_not() {
+        // An empty last block, after a window of 128 MiB, and of the next length.
+        let frame = |window| [0x28, 0xb5, 0x2f, 0xfd, 0, window, 1, 0, 0];
+        assert!(unpack(&frame(17 << 3)).unwrap().is_empty());
+        assert!(unpack(&frame(17 << 3 | 1)).is_err());
+        // A single segment that claims 512 MiB.
+        let claimed = [0x28, 0xb5, 0x2f, 0xfd, 0xa0, 0, 0, 0, 0x20, 1, 0, 0];
+        assert!(unpack(&claimed).is_err());
     }
 
     #[test]

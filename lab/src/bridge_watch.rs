@@ -284,7 +284,8 @@ struct MemoryRange {
 impl MemoryRange {
     /// None if its base is above its limit, as the bridge forwards nothing then.
     fn bus_range(&self) -> Option<BusRange> {
-        BusRange::new(self.base.cast_unsigned(), self.limit.cast_unsigned())
+        let [base, limit] = [self.base, self.limit].map(|it| u64::from_ne_bytes(it.to_ne_bytes()));
+        BusRange::new(base, limit)
     }
 }
 

@@ -29,7 +29,7 @@ impl Child {
         let program = command.get_program().to_owned();
         let mut child = command
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .with_context(|| format!("cannot start {}", Path::new(&program).display()))?;
         match open(&child) {
             Ok(pidfd) => Ok(Self { child, pidfd }),
             Err(error) => {

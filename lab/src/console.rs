@@ -107,9 +107,7 @@ impl Console {
         let line = printable(&std::mem::take(&mut self.partial));
         let worst = self.trouble.as_ref().map(|trouble| trouble.weight);
         let weight = weight(&line).filter(|weight| Some(*weight) > worst);
-        if !self.known.has(&line)
-            && let Some(weight) = weight
-        {
+        if let Some(weight) = weight.filter(|_| !self.known.has(&line)) {
             self.trouble = Some(Trouble {
                 line: line.clone(),
                 weight,

@@ -4,7 +4,7 @@
 //! QEMU starts a ROM that goes from the reset vector to 64-bit mode with paging, moves a value through an SSE register, and
 //! reports it.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::path::Path;
 use std::process::Stdio;
@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use peerbar_images::Qemu;
+use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::child::Child;
 use crate::parent_death;
@@ -155,7 +156,7 @@ fn runs(qemu: &Qemu, accel: &str) -> Result<(), String> {
         .args(["-device", "isa-debug-exit,iobase=0xf4,iosize=1", "-bios"])
         .arg(rom.path());
     let mut wrapped = parent_death::confined(&command).map_err(|failure| failure.to_string())?;
-    let (mut errors, writer) = std::io::pipe().map_err(|error| error.to_string())?;
+    let (errors, writer) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| error.to_string())?;
     wrapped
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -164,7 +165,8 @@ fn runs(qemu: &Qemu, accel: &str) -> Result<(), String> {
     let mut child = Child::spawn(wrapped).map_err(|error| format!("{error:#}"))?;
     let (sender, lines) = mpsc::channel();
     let reader = thread::spawn(move || {
-        let lines = BufReader::new(&mut errors).lines().map_while(Result::ok);
+        let errors = BufReader::new(File::from(errors));
+        let lines = errors.lines().map_while(Result::ok);
         lines
             .take_while(|line| sender.send(line.clone()).is_ok())
             .count()

@@ -9,7 +9,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::anyhow;
@@ -24,7 +24,7 @@ pub const NAME: &str = "die-with-parent";
 /// Its option for a child that is confined.
 const CONFINED: &str = "--confined";
 /// The first descriptor after the standard streams.
-const FIRST_INHERITED: libc::c_uint = 3;
+const FIRST_INHERITED: libc::c_int = 3;
 /// The program that has it.
 const WRAPPER: &str = "peerbar";
 /// This very program, even if its file has been replaced by a newer build since.
@@ -88,7 +88,8 @@ pub fn become_program(parent: i32, is_confined: bool, words: &[OsString]) -> Fai
     if getppid().map(Pid::as_raw_nonzero).map(i32::from) != Some(parent) {
         return anyhow!("the launcher {parent} is gone").into();
     }
-    if is_confined && let Err(error) = confine() {
+    let confined = if is_confined { confine() } else { Ok(()) };
+    if let Err(error) = confined {
         return anyhow!(error)
             .context("cannot take privileges and descriptors from a child")
             .into();
@@ -98,7 +99,7 @@ pub fn become_program(parent: i32, is_confined: bool, words: &[OsString]) -> Fai
     };
     let error = Command::new(program).args(arguments).exec();
     anyhow!(error)
-        .context(format!("cannot start {}", program.display()))
+        .context(format!("cannot start {}", Path::new(program).display()))
         .into()
 }
 
@@ -118,11 +119,11 @@ fn close_at_exec() -> io::Result<()> {
     for entry in fs::read_dir("/proc/self/fd")? {
         let name = entry?.file_name();
         let number = name.to_str().and_then(|name| name.parse().ok());
-        let Some(number) = number.filter(|number: &libc::c_uint| *number >= FIRST_INHERITED) else {
+        let Some(number) = number.filter(|number: &libc::c_int| *number >= FIRST_INHERITED) else {
             continue;
         };
         // SAFETY: it closes nothing now, and nothing of this process runs after exec.
-        if unsafe { libc::fcntl(number.cast_signed(), libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
+        if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } != 0 {
             return Err(io::Error::last_os_error());
         }
     }

@@ -1,11 +1,13 @@
 //! Programs of the user's own are built before the guest boots.
 
-use std::io::{self, PipeReader, Write};
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::child::Child;
@@ -115,8 +117,8 @@ fn run(
 }
 
 /// Starts the build in a process group of its own.
-fn start(program: &HostProgram, line: &str) -> Result<(Child, PipeReader), Failure> {
-    let (reader, writer) = io::pipe().context("cannot create a pipe")?;
+fn start(program: &HostProgram, line: &str) -> Result<(Child, File), Failure> {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).context("cannot create a pipe")?;
     let mut shell = Command::new("sh");
     shell.args(["-c", line]);
     let mut wrapped = parent_death::wrapped(&shell)?;
@@ -130,7 +132,7 @@ fn start(program: &HostProgram, line: &str) -> Result<(Child, PipeReader), Failu
         let (name, folder) = (&program.name, program.folder.display());
         format!("check `{name}`: cannot run `{line}` in {folder}")
     });
-    Ok((child.map_err(Failure::Usage)?, reader))
+    Ok((child.map_err(Failure::Usage)?, File::from(reader)))
 }
 
 /// Ends all that a build has started. ESRCH only says that nothing is left.

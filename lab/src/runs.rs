@@ -82,10 +82,8 @@ impl Runs {
             None => Folder::create(&self.folder, scenario, SystemTime::now())?,
         };
         let folder = folder.of_series(self.series().id());
-        if let Some(kept) = self.kept()
-            && self.pruned.set(()).is_ok()
-            && let Err(error) = prune(&self.folder, kept)
-        {
+        let kept = self.kept().filter(|_| self.pruned.set(()).is_ok());
+        if let Some(Err(error)) = kept.map(|kept| prune(&self.folder, kept)) {
             let folder = self.folder.display();
             log::warn!("cannot remove former runs from {folder}: {error}");
         }

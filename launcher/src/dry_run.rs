@@ -54,9 +54,8 @@ pub(crate) fn text(
             "# It copies the scenario's files into {folder}/{FILES}, a folder of the run.\n"
         );
     }
-    if let Some(packages) = &artifacts.packages
-        && !packages.path().exists()
-    {
+    let packages = artifacts.packages.as_ref();
+    if packages.is_some_and(|packages| !packages.path().exists()) {
         let names = scenario.packages.join(", ");
         text += &format!("# Before that, it fetches packages from Debian, once: {names}\n");
     }
@@ -78,9 +77,12 @@ pub(crate) fn text(
     let settings = qemu
         .env
         .iter()
-        .map(|(name, value)| format!("{}={}", name.display(), value.display()));
+        .map(|(name, value)| format!("{}={}", name.to_string_lossy(), value.to_string_lossy()));
     let program = [qemu.program.display().to_string()].into_iter();
-    let leading = qemu.args.iter().map(|word| word.display().to_string());
+    let leading = qemu
+        .args
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned());
     let words = qemu::arguments(boot, &topology, sockets, &shared);
     text += &line(
         ["env".to_owned()]

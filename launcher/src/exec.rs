@@ -65,10 +65,9 @@ fn run(
 ) -> Result<ExitCode, Failure> {
     let terminal = terminal_size().filter(|_| wants_terminal);
     let mut environment = BTreeMap::new();
-    if terminal.is_some()
-        && let Ok(kind) = std::env::var("TERM")
-    {
-        environment.insert("TERM".to_owned(), kind);
+    if terminal.is_some() {
+        let kind = std::env::var("TERM").ok();
+        environment.extend(kind.map(|kind| ("TERM".to_owned(), kind)));
     }
     let access = GuestAccess {
         folder: here,
@@ -232,13 +231,13 @@ fn words(words: &[OsString], here: &Path) -> Result<Vec<String>, Failure> {
     let mut texts = Vec::new();
     for word in words {
         let text = word.to_str();
-        let text = text.ok_or_else(|| anyhow!("{} is not UTF-8", word.display()));
+        let text = text.ok_or_else(|| anyhow!("{} is not UTF-8", word.to_string_lossy()));
         texts.push(text.map_err(Failure::Usage)?.to_owned());
     }
-    if let Some(program) = texts.first_mut()
-        && let Ok(below) = Path::new(program.as_str()).strip_prefix(here)
-    {
-        *program = format!("{HOST_FOLDER}/{}", below.display());
+    if let Some(program) = texts.first_mut() {
+        if let Ok(below) = Path::new(program.as_str()).strip_prefix(here) {
+            *program = format!("{HOST_FOLDER}/{}", below.display());
+        }
     }
     Ok(texts)
 }

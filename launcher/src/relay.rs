@@ -277,6 +277,10 @@ impl Relay<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
+    use rustix::pipe::pipe;
+
     use super::*;
 
     /// A relay with a guest that does `work`, and Ctrl-C typed as often as it is heeded at last.
@@ -319,7 +323,8 @@ mod tests {
 
     #[test]
     fn output_waits_for_a_slow_reader_without_blocking() {
-        let (mut reader, writer) = io::pipe().unwrap();
+        let (reader, writer) = pipe().unwrap();
+        let mut reader = File::from(reader);
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| at.to_le_bytes()[0]).collect();
         let mut output = Output::new(false, bytes.clone());
         let (mut read, mut is_last) = (Vec::new(), false);
@@ -339,7 +344,7 @@ mod tests {
 
     #[test]
     fn output_without_a_reader_is_an_error() {
-        let (reader, writer) = io::pipe().unwrap();
+        let (reader, writer) = pipe().unwrap();
         drop(reader);
         let mut output = Output::new(true, vec![1]);
         assert_eq!(output.write_to(&writer), Err(Errno::PIPE));

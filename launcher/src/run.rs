@@ -177,9 +177,7 @@ fn boot_and_check(
         options,
         &mut keeping,
     )?;
-    if let Ending::Ended(status) = &ending
-        && guest.is_silent()
-    {
+    if let (Ending::Ended(status), true) = (&ending, guest.is_silent()) {
         if !status.success() {
             let words = last_line(&folder.path().join(QEMU_LOG));
             return Err(anyhow!("QEMU does not start ({status}): {words}").into());

@@ -31,7 +31,7 @@ pub(crate) fn table(rows: &[Row], colour: bool, columns: Option<u16>) -> String 
     }
     let mut table = Table::new();
     table
-        .load_style(UTF8_FULL_CONDENSED)
+        .load_preset(UTF8_FULL_CONDENSED)
         .set_content_arrangement(ContentArrangement::Disabled);
     if let Some(columns) = columns {
         table

@@ -28,9 +28,8 @@ impl<'a> ShardSeries<'a> {
                     first.shard,
                 );
             }
-            if let Some(former) = found.insert(shard, plan)
-                && former.series != plan.series
-            {
+            let former = found.insert(shard, plan);
+            if let Some(former) = former.filter(|former| former.series != plan.series) {
                 bail!(
                     "shard {shard} of the {word} has run twice, as series {} and {}: merge one of them",
                     former.series,

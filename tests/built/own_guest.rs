@@ -128,13 +128,17 @@ pub(crate) fn wrapper(artifacts: &Artifacts, own: &[&str]) -> anyhow::Result<Str
     let mut words = vec!["exec env".to_owned()];
     for (name, value) in command.get_envs() {
         let value = value.context("an unset variable")?;
-        words.push(format!("{}='{}'", name.display(), value.display()));
+        words.push(format!(
+            "{}='{}'",
+            name.to_string_lossy(),
+            value.to_string_lossy()
+        ));
     }
-    words.push(format!("'{}'", command.get_program().display()));
+    words.push(format!("'{}'", command.get_program().to_string_lossy()));
     words.extend(
         command
             .get_args()
-            .map(|word| format!("'{}'", word.display())),
+            .map(|word| format!("'{}'", word.to_string_lossy())),
     );
     words.extend(own.iter().map(|&word| word.to_owned()));
     Ok(format!("#!/bin/sh\n{} \"$@\"\n", words.join(" ")))

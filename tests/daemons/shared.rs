@@ -201,12 +201,12 @@ impl Shared {
             state.in_session.remove(&part);
             let affected = state.affected;
             let is_killed = affected.is_some_and(|moment| moment.kills(part));
-            if let Ended::ByFault(error) = ended
-                && !state.is_over
-                && !is_killed
-            {
-                let fault = format!("{part:?}: {error:#} (affected: {affected:?})");
-                state.fault.get_or_insert(fault);
+            match ended {
+                Ended::ByFault(error) if !state.is_over && !is_killed => {
+                    let fault = format!("{part:?}: {error:#} (affected: {affected:?})");
+                    state.fault.get_or_insert(fault);
+                }
+                _ => {}
             }
         });
     }

@@ -89,10 +89,8 @@ mod tests {
         };
         let page = counts.page();
         let words: Vec<u64> = page
-            .as_chunks::<8>()
-            .0
-            .iter()
-            .map(|word| u64::from_le_bytes(*word))
+            .chunks_exact(8)
+            .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
             .collect();
         assert_eq!(words, [1, 1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(AtsCounts::from_words(counts.words()), counts);

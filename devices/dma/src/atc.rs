@@ -117,11 +117,11 @@ impl Atc {
     fn insert(&mut self, first: u64, translation: Translation) {
         // It replaces one that does not allow enough.
         self.remove(first, translation.last);
-        if self.ages.len() >= ENTRIES
-            && let Some(oldest) = self.ages.pop_front()
-        {
-            self.translations.remove(&oldest);
-            self.counts.evicted += 1;
+        if self.ages.len() >= ENTRIES {
+            if let Some(oldest) = self.ages.pop_front() {
+                self.translations.remove(&oldest);
+                self.counts.evicted += 1;
+            }
         }
         self.translations.insert(first, translation);
         self.ages.push_back(first);

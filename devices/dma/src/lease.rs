@@ -87,7 +87,7 @@ impl PeerLeases {
 
     /// The lease whose word is at `offset`, a multiple of 4.
     fn lease_at(&self, offset: u64, generation: u32) -> Result<Lease, MemoryError> {
-        let is_word = offset.is_multiple_of(WORD) && offset < BYTES;
+        let is_word = offset % WORD == 0 && offset < BYTES;
         let lease = Lease {
             words: Arc::clone(&self.0),
             offset,

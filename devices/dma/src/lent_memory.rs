@@ -109,7 +109,7 @@ impl MappingSlot {
         let generation = self.generation.load(Acquire);
         let extent = (self.start.load(Relaxed), self.len.load(Relaxed));
         fence(Acquire);
-        let stable = generation.is_multiple_of(2) && generation == self.generation.load(Relaxed);
+        let stable = generation % 2 == 0 && generation == self.generation.load(Relaxed);
         stable.then_some(extent)
     }
 

@@ -118,7 +118,7 @@ fn quantity(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 
 /// In the largest unit of which it is a multiple, which the last one always is for what was read.
 fn write_in_units(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
-    let fits = |(_, factor): &&(&str, u64)| value.is_multiple_of(*factor);
+    let fits = |(_, factor): &&(&str, u64)| value % *factor == 0;
     match units.iter().find(fits).or(units.last()) {
         Some((unit, factor)) => write!(f, "{}{unit}", value / factor),
         None => write!(f, "{value}"),

@@ -130,9 +130,7 @@ impl MemoryPool {
         })?;
         let id = lease.is_none().then(|| lent.id());
         let mut known = self.parts.iter();
-        if let Some(id) = id
-            && let Some(span) = known.find_map(|part| part.span(id, offset, end))
-        {
+        if let Some(span) = id.and_then(|id| known.find_map(|part| part.span(id, offset, end))) {
             return Ok(span);
         }
         let file = lent.local()?;

@@ -191,10 +191,10 @@ impl RouteTable {
             }
             FoundPeer::Gap { left } => left.map_or(len, |left| at_most(len, left)),
         };
-        if translate && let Some(segment) = self.translated(address, len, direction) {
-            return segment;
-        }
-        self.mapped(address, len, direction)
+        let translated = translate.then(|| self.translated(address, len, direction));
+        translated
+            .flatten()
+            .unwrap_or_else(|| self.mapped(address, len, direction))
     }
 
     /// The memory that is mapped here around `address`, as far as it is reached by one route, if there is any and

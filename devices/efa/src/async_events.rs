@@ -103,7 +103,7 @@ impl AsyncEvents {
         let [a, b, c, d, e, f, g, h] = time.to_le_bytes();
         let mut event = AsyncEvent::new_zeroed();
         event.group = (group as u16).into();
-        event.phase = u8::from((self.posted / depth).is_multiple_of(2));
+        event.phase = u8::from((self.posted / depth) % 2 == 0);
         event.timestamp_low = u32::from_le_bytes([a, b, c, d]).into();
         event.timestamp_high = u32::from_le_bytes([e, f, g, h]).into();
         let offset = u64::from(self.posted % depth) * ENTRY_BYTES as u64;

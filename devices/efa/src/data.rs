@@ -206,9 +206,8 @@ impl Drop for DataPath {
         // It answers no peer any more.
         self.link = None;
         self.doorbells.stop();
-        if let Some(worker) = self.worker.take()
-            && worker.join().is_err()
-        {
+        let worker = self.worker.take();
+        if worker.is_some_and(|worker| worker.join().is_err()) {
             log::error!("the worker of the data path has panicked");
         }
     }

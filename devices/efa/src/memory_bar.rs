@@ -38,7 +38,7 @@ const _: () = assert!(DOORBELLS.end <= POLLED_DOORBELLS.start);
 const _: () = assert!(POLLED_DOORBELLS.end <= SEND_QUEUES.start);
 const _: () = assert!(
     QUEUE_PAIRS as u64 * SEND_QUEUE_BYTES <= SEND_QUEUES.end - SEND_QUEUES.start
-        && SEND_QUEUE_BYTES.is_multiple_of(PAGE)
+        && SEND_QUEUE_BYTES % PAGE == 0
 );
 
 /// A queue that has a doorbell; one of a queue pair by the slot of that pair.
@@ -65,7 +65,7 @@ impl Doorbell {
 
     /// The UAR and the doorbell at this offset of the BAR. `None` if there is none.
     pub fn at(offset: u64) -> Option<(u16, Self)> {
-        if !DOORBELLS.contains(&offset) || !offset.is_multiple_of(WORD) {
+        if !DOORBELLS.contains(&offset) || offset % WORD != 0 {
             return None;
         }
         let uar = u16::try_from(offset / PAGE).ok()?;
@@ -73,9 +73,7 @@ impl Doorbell {
         let number = |index| u16::try_from(index).ok();
         let doorbell = match in_page.checked_sub(COMPLETION_DOORBELLS) {
             Some(offset) => Self::Completion(number(offset / WORD)?),
-            None if in_page.is_multiple_of(PAIR_STRIDE) => {
-                Self::Send(number(in_page / PAIR_STRIDE)?)
-            }
+            None if in_page % PAIR_STRIDE == 0 => Self::Send(number(in_page / PAIR_STRIDE)?),
             None => Self::Receive(number(in_page / PAIR_STRIDE)?),
         };
         Some((uar, doorbell))

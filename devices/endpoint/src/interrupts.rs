@@ -260,11 +260,7 @@ impl Pin {
 
     /// Signals a level that is asserted and not masked, and masks it. `signal` returns whether it signals.
     fn deliver(&mut self, signal: impl FnOnce(&Event) -> bool) {
-        if self.asserted
-            && !self.masked
-            && let Some(event) = &self.event
-            && signal(event)
-        {
+        if self.asserted && !self.masked && self.event.as_ref().is_some_and(signal) {
             self.masked = true;
             self.signalled = true;
         }

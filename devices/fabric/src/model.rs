@@ -183,9 +183,10 @@ impl World {
     }
 
     fn respond(&mut self, at: u8, data: impl Fn(&[u8]) -> Option<Vec<u8>>) {
-        if let Some(adapter) = self.adapters.get_mut(&at)
-            && let Some((id, number)) = adapter.working.pop()
-        {
+        let Some(adapter) = self.adapters.get_mut(&at) else {
+            return;
+        };
+        if let Some((id, number)) = adapter.working.pop() {
             let data = data(&number).map(ByteBuf::from);
             adapter.transport.respond(id, data);
         }

@@ -382,7 +382,7 @@ impl Armed {
         match when.pick {
             Pick::All => true,
             Pick::Nth(nth) => self.matches == nth.get(),
-            Pick::Every(every) => self.matches.is_multiple_of(every.get()),
+            Pick::Every(every) => self.matches % every.get() == 0,
             Pick::Chance { of, among, .. } => self.rng.u64(0..among.get()) < of.get(),
         }
     }

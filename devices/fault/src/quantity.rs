@@ -50,7 +50,7 @@ pub(crate) fn time(text: &str) -> Option<Duration> {
 pub(crate) fn time_text(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let mut units = UNITS.iter().rev();
-    match units.find(|(_, factor)| micros.is_multiple_of(*factor)) {
+    match units.find(|(_, factor)| micros % *factor == 0) {
         Some((unit, factor)) => format!("{}{unit}", micros / factor),
         None => format!("{micros}us"),
     }

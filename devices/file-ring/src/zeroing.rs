@@ -48,7 +48,7 @@ impl Zeroing {
         match self.method {
             Method::Allocate(flags) => opcode::Fallocate::new(file, self.left)
                 .offset(self.offset)
-                .mode(flags.bits().cast_signed())
+                .mode(i32::from_ne_bytes(flags.bits().to_ne_bytes()))
                 .build(),
             Method::Write => {
                 let zeroes = self.zeroes();

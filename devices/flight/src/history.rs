@@ -351,11 +351,11 @@ impl History {
             life.and_then(|number| Some((number, self.mappings.get_mut(number)?)))
         {
             life.only_payload &= dma.purpose == Purpose::Payload;
-            if let Some(running) = running
-                && running.used.insert(number)
-            {
-                life.users += 1;
-                life.first_user.get_or_insert(running.command);
+            if let Some(running) = running {
+                if running.used.insert(number) {
+                    life.users += 1;
+                    life.first_user.get_or_insert(running.command);
+                }
             }
         }
         if !matches!(

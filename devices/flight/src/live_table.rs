@@ -53,11 +53,11 @@ impl LiveTable {
                 let old = self.windows.remove(&window.id);
                 let mut changes: Vec<Change> =
                     old.map(|slot| self.free(slot)).into_iter().collect();
-                if window.size > 0
-                    && let Some(slot) = self.take()
-                {
-                    self.windows.insert(window.id, slot);
-                    changes.push((slot, Some(*event)));
+                if window.size > 0 {
+                    if let Some(slot) = self.take() {
+                        self.windows.insert(window.id, slot);
+                        changes.push((slot, Some(*event)));
+                    }
                 }
                 changes
             }

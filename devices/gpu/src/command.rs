@@ -269,7 +269,7 @@ impl Entry {
             return Ok(None);
         }
         let address = self.fence.get();
-        if !address.is_multiple_of(FENCE_ALIGNMENT) {
+        if address % FENCE_ALIGNMENT != 0 {
             return Err(FaultCode::BadCommand);
         }
         let fence_address = if self.flags & FLAG_FENCE_IN_VRAM != 0 {

@@ -17,7 +17,7 @@ const VRAM_LIMIT: u64 = 1 << 40;
 /// The largest aperture that is made unasked: 256 MiB.
 const APERTURE_DEFAULT: u64 = 256 << 20;
 
-const _: () = assert!(GRANULE.is_multiple_of(PAGE));
+const _: () = assert!(GRANULE % PAGE == 0);
 
 /// How the aperture shows VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -87,7 +87,7 @@ impl Config {
     /// Whether such a GPU can be.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (vram, aperture) = (self.vram_bytes, self.aperture());
-        if vram == 0 || !vram.is_multiple_of(GRANULE) || vram > VRAM_LIMIT {
+        if vram == 0 || vram % GRANULE != 0 || vram > VRAM_LIMIT {
             return Err(ConfigError::Vram(vram));
         }
         if !aperture.is_power_of_two() || !(GRANULE..=APERTURE_LIMIT).contains(&aperture) {

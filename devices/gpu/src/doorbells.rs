@@ -87,7 +87,7 @@ impl Doorbells {
     /// A trapped write to the page; a doorbell is written in one piece, as by a mapping.
     pub(crate) fn write(&self, bar_offset: u64, data: &[u8]) {
         let written = match <[u8; 4]>::try_from(data) {
-            Ok(word) if bar_offset.is_multiple_of(4) => {
+            Ok(word) if bar_offset % 4 == 0 => {
                 self.file.store(bar_offset, u32::from_le_bytes(word))
             }
             _ => self.file.write(bar_offset, data),

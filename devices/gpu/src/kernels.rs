@@ -62,7 +62,9 @@ impl Executor {
         let (left, right) = (step.of(&mut self.first), step.of(&mut self.second));
         fetch(&self.memory, one, step, left)?;
         fetch(&self.memory, other, step, right)?;
-        let pairs = left.as_chunks_mut().0.iter_mut().zip(right.as_chunks().0);
+        let pairs = left.chunks_exact_mut(4).zip(right.chunks_exact(4));
+        let pairs =
+            pairs.filter_map(|(one, two)| Some((one.first_chunk_mut()?, two.first_chunk()?)));
         for (left, right) in pairs {
             *left = kernel(f32::from_le_bytes(*left), f32::from_le_bytes(*right)).to_le_bytes();
         }
@@ -81,7 +83,7 @@ impl Executor {
         let step = Step::next(progress, length);
         let data = step.of(&mut self.first);
         fetch(&self.memory, x, step, data)?;
-        let words = data.as_chunks().0.iter();
+        let words = data.chunks_exact(4).filter_map(<[u8]>::first_chunk);
         progress.result = words.fold(progress.result, |sum, word| {
             sum.wrapping_add(u32::from_le_bytes(*word).into())
         });
@@ -109,7 +111,10 @@ impl Executor {
         }
         let mut table = [0; BIN_BYTES];
         self.memory.read(Purpose::Payload, bins, &mut table)?;
-        for (bin, found) in table.as_chunks_mut().0.iter_mut().zip(found) {
+        let bins_of_table = table
+            .chunks_exact_mut(4)
+            .filter_map(<[u8]>::first_chunk_mut);
+        for (bin, found) in bins_of_table.zip(found) {
             *bin = u32::from_le_bytes(*bin).wrapping_add(found).to_le_bytes();
         }
         self.memory.write(Purpose::Payload, bins, &table)?;
@@ -200,7 +205,7 @@ mod tests {
         work.memory
             .read(Purpose::Payload, address, &mut data)
             .unwrap();
-        let words = data.as_chunks().0.iter();
+        let words = data.chunks_exact(4).filter_map(<[u8]>::first_chunk);
         words.map(|word| f32::from_le_bytes(*word)).collect()
     }
 

@@ -97,7 +97,7 @@ const _: () = assert!(size_of::<NvmeIoRequest>() as u64 == REQUEST_BYTES);
 impl NvmeIo {
     /// Whether such queues can be, apart from what memory there is.
     pub(crate) fn is_possible(&self) -> bool {
-        let is_aligned = |address: GpuAddress, to| address.raw().is_multiple_of(to);
+        let is_aligned = |address: GpuAddress, to| address.raw() % to == 0;
         let in_vram = |address| matches!(address, GpuAddress::Vram(_));
         let is_register = |word: &Word| !in_vram(word.address());
         is_aligned(self.submission, SUBMISSION_BYTES)
@@ -153,7 +153,7 @@ impl NvmeIo {
     pub(crate) fn completion_entry(&self, number: u64) -> (GpuAddress, bool) {
         let entries = u64::from(self.completion_entries);
         let address = self.completion.after(number % entries * COMPLETION_BYTES);
-        (address, (number / entries).is_multiple_of(2))
+        (address, (number / entries) % 2 == 0)
     }
 }
 

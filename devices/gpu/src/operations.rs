@@ -73,11 +73,11 @@ impl Executor {
             let offset = offset.saturating_add(step.start);
             self.memory.zero(offset, step.len as u64)?;
         } else {
-            let words = self.first.as_chunks_mut().0.iter_mut();
+            let words = self.first.chunks_exact_mut(pattern.len());
             // A step starts at a multiple of the pattern's length.
             words
                 .take(step.len.div_ceil(pattern.len()))
-                .for_each(|word| *word = pattern);
+                .for_each(|word| word.copy_from_slice(&pattern));
             store(&self.memory, destination, step, step.of(&mut self.first))?;
         }
         Ok(step.finish(progress))

@@ -102,10 +102,8 @@ impl Registers {
 
     /// Writes whole registers, 4 or 8 aligned bytes. Anything else, and what is read-only, is ignored.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Option<Effect> {
-        if let Ok(value) = <[u8; 8]>::try_from(data)
-            && offset.is_multiple_of(8)
-        {
-            let value = u64::from_le_bytes(value);
+        let pair = <[u8; 8]>::try_from(data).ok().filter(|_| offset % 8 == 0);
+        if let Some(value) = pair.map(u64::from_le_bytes) {
             let (low, high) = halves(value);
             return match offset {
                 offset::WINDOW_ENTRY => self.write_window_entry(value),
@@ -115,9 +113,7 @@ impl Registers {
             };
         }
         match <[u8; 4]>::try_from(data) {
-            Ok(value) if offset.is_multiple_of(4) => {
-                self.write_word(offset, u32::from_le_bytes(value))
-            }
+            Ok(value) if offset % 4 == 0 => self.write_word(offset, u32::from_le_bytes(value)),
             _ => None,
         }
     }

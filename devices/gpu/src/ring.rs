@@ -26,9 +26,8 @@ impl Ring {
         let Setup {
             address, entries, ..
         } = *setup;
-        let possible = address.is_multiple_of(ENTRY_BYTES)
-            && entries.is_power_of_two()
-            && ENTRIES.contains(&entries);
+        let possible =
+            address % ENTRY_BYTES == 0 && entries.is_power_of_two() && ENTRIES.contains(&entries);
         let start = if setup.space == SPACE_VRAM {
             GpuAddress::Vram(address)
         } else {

@@ -53,7 +53,7 @@ impl WordSize {
 impl Word {
     /// The word at `address`, if that is aligned.
     pub(crate) fn new(address: GpuAddress, size: WordSize) -> Option<Self> {
-        let is_aligned = address.raw().is_multiple_of(size.bytes() as u64);
+        let is_aligned = address.raw() % size.bytes() as u64 == 0;
         is_aligned.then_some(Self { address, size })
     }
 

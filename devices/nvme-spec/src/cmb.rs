@@ -60,7 +60,7 @@ impl Cmbsz {
     pub fn with_bytes(self, bytes: u64) -> Option<Self> {
         (0..=Self::SZU_MAX).find_map(|szu| {
             let unit = unit(szu);
-            if !bytes.is_multiple_of(unit) {
+            if bytes % unit != 0 {
                 return None;
             }
             let sz = u32::try_from(bytes / unit).ok()?;

@@ -259,12 +259,12 @@ impl Doorbell {
     pub fn at(offset: u64, dstrd: u8) -> Option<Self> {
         let distance = offset.checked_sub(offset::DOORBELLS)?;
         let stride = stride(dstrd)?;
-        if !distance.is_multiple_of(stride) {
+        if distance % stride != 0 {
             return None;
         }
         let index = distance / stride;
         let queue = u16::try_from(index / 2).ok()?;
-        Some(if index.is_multiple_of(2) {
+        Some(if index % 2 == 0 {
             Self::SubmissionTail(queue)
         } else {
             Self::CompletionHead(queue)

@@ -46,7 +46,7 @@ pub(crate) struct Cmb {
 impl Cmb {
     /// A buffer of `size` bytes for data and PRP lists, and with `queues` for queues too.
     pub(crate) fn new(size: u64, queues: bool) -> Result<Self, CmbError> {
-        if size == 0 || !size.is_multiple_of(CMB_UNIT) || size > LARGEST_CMB {
+        if size == 0 || size % CMB_UNIT != 0 || size > LARGEST_CMB {
             return Err(CmbError::Size { size });
         }
         let memory = MemoryFile::create("peerbar-nvme-cmb", size.next_power_of_two())

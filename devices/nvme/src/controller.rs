@@ -223,8 +223,8 @@ impl Controller {
     /// Writes whole registers, 4 or 8 aligned bytes at a time (NVMe over PCIe 1.0, 3.1). Anything else is ignored. Whether the
     /// Persistent Memory Region has become ready.
     fn write_registers(&self, offset: u64, data: &[u8]) -> bool {
-        let (words, rest) = data.as_chunks::<4>();
-        if !offset.is_multiple_of(4) || !rest.is_empty() {
+        let words = data.chunks_exact(4);
+        if offset % 4 != 0 || !words.remainder().is_empty() {
             log::debug!(
                 "a write of {} bytes to register {offset:#x} is ignored",
                 data.len()
@@ -234,7 +234,7 @@ impl Controller {
         // Its drop waits for transfers through the former window, which workers complete: not with the registers' lock held.
         let (_ending, starts) = self.notifier.change(|registers| {
             let was_ready = registers.pmr().is_some_and(Pmr::is_ready);
-            for (index, word) in (0..).zip(words) {
+            for (index, word) in (0..).zip(words.filter_map(<[u8]>::first_chunk)) {
                 registers.write(offset.saturating_add(index * 4), u32::from_le_bytes(*word));
             }
             // In here, so that of two writers the last one leaves register and window.

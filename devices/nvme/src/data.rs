@@ -172,7 +172,7 @@ impl DataPath {
         // A block in two segments is moved by two copies, of which the second one may fail.
         let mut segments = self.segments.iter();
         let block_bytes = u64::from(block_bytes);
-        let is_whole = segments.all(|segment| (segment.len as u64).is_multiple_of(block_bytes));
+        let is_whole = segments.all(|segment| (segment.len as u64) % block_bytes == 0);
         if is_whole && self.is_straight(Purpose::Payload) {
             let (_, done) = self.copy(Direction::Read, range)?;
             if done == len {

@@ -31,7 +31,7 @@ pub(crate) fn walk(
     mut read_list: impl FnMut(u64, &mut [u8]) -> Result<(), Status>,
 ) -> Result<(), Status> {
     segments.clear();
-    if !prp1.is_multiple_of(4) {
+    if prp1 % 4 != 0 {
         return Err(BAD_OFFSET);
     }
     let mut left = len as u64;
@@ -56,8 +56,8 @@ pub(crate) fn walk(
         let bytes = usize::try_from(wanted.min(slots) * ENTRY).unwrap_or(PAGE_BYTES);
         let entries = page.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
         read_list(list, entries)?;
-        let (entries, _) = entries.as_chunks::<8>();
-        let mut entries = entries.iter().map(|entry| u64::from_le_bytes(*entry));
+        let entries = entries.chunks_exact(8).filter_map(<[u8]>::first_chunk);
+        let mut entries = entries.map(|entry| u64::from_le_bytes(*entry));
         for _ in 0..data {
             push_page(
                 segments,
@@ -82,7 +82,7 @@ fn push_page(segments: &mut Vec<Segment>, address: u64, left: &mut u64) -> Resul
 fn check(address: u64, alignment: u64) -> Result<(), Status> {
     match address {
         0 => Err(MISSING),
-        _ if address.is_multiple_of(alignment) => Ok(()),
+        _ if address % alignment == 0 => Ok(()),
         _ => Err(BAD_OFFSET),
     }
 }

@@ -161,9 +161,7 @@ impl Storage {
             let zeroed = backend.zero((0, backend.size()), deallocate);
             outcome = outcome.and(zeroed.map_err(write_error(namespace)));
         }
-        if let Some(pmr) = &self.pmr
-            && let Err(error) = pmr.erase()
-        {
+        if let Some(Err(error)) = self.pmr.as_ref().map(|pmr| pmr.erase()) {
             log::error!("the PMR cannot be erased: {error}");
             outcome = outcome.and(Err(Status::WRITE_FAULT));
         }
@@ -255,9 +253,8 @@ impl Storage {
                 namespace.complain("written", &error);
             }
         }
-        if let Some(pmr) = &self.pmr
-            && let Err(error) = pmr.lose_power(&mut rng)
-        {
+        let lost = self.pmr.as_ref().map(|pmr| pmr.lose_power(&mut rng));
+        if let Some(Err(error)) = lost {
             log::debug!("the PMR loses nothing with the power: {error}");
         }
     }

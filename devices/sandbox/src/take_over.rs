@@ -175,7 +175,7 @@ impl TakenOver {
             };
         }
         registers.rip = self.syscall;
-        registers.rax = number.cast_unsigned();
+        registers.rax = u64::from_ne_bytes(number.to_ne_bytes());
         // No call is restarted when the thread goes on.
         registers.orig_rax = u64::MAX;
         [
@@ -191,8 +191,8 @@ impl TakenOver {
         stopped(self.pid)?;
         let result = ptrace::getregs(self.pid)?.rax;
         ptrace::setregs(self.pid, before)?;
-        match result.cast_signed() {
-            error @ -4095..0 => Err(Errno::from_raw(c_int::try_from(-error).unwrap_or(0)).into()),
+        match result.wrapping_neg() {
+            error @ 1..=4095 => Err(Errno::from_raw(c_int::try_from(error).unwrap_or(0)).into()),
             _ => Ok(result),
         }
     }
@@ -200,9 +200,9 @@ impl TakenOver {
     /// What an attacker tries first.
     fn attempts(&mut self, connections: Connections) -> Vec<(&'static str, io::Result<u64>)> {
         use Argument::{Number as N, Text};
-        let at = N(libc::AT_FDCWD.cast_unsigned().into());
         let parent = N(std::process::id().into());
-        let number = |value: c_int| N(u64::from(value.cast_unsigned()));
+        let number = |value: c_int| N(u32::from_ne_bytes(value.to_ne_bytes()).into());
+        let at = number(libc::AT_FDCWD);
         let (inet, stream) = (number(libc::AF_INET), number(libc::SOCK_STREAM));
         let executable = number(libc::PROT_READ | libc::PROT_EXEC);
         let private = number(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

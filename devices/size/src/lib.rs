@@ -49,7 +49,7 @@ impl fmt::Display for Size {
         let unit = UNITS
             .iter()
             .rev()
-            .find(|(_, factor)| self.0 != 0 && self.0.is_multiple_of(*factor));
+            .find(|(_, factor)| self.0 != 0 && self.0 % *factor == 0);
         match unit {
             Some((suffix, factor)) => write!(f, "{}{suffix}", self.0 / factor),
             None => write!(f, "{}", self.0),

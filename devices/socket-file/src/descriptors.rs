@@ -117,12 +117,12 @@ pub fn discard(socket: impl AsFd) {
     let mut space = [0; 4096];
     // An empty packet cannot be told from the end.
     for _ in 0..MOST_PACKETS {
-        if closing::is_full(&socket)
-            && let Ok(rest) = socket.as_fd().try_clone_to_owned()
-        {
-            // The other side sees the end now.
-            let _ = shutdown(&socket, Shutdown::Both);
-            return closing::close(&socket, rest);
+        if closing::is_full(&socket) {
+            if let Ok(rest) = socket.as_fd().try_clone_to_owned() {
+                // The other side sees the end now.
+                let _ = shutdown(&socket, Shutdown::Both);
+                return closing::close(&socket, rest);
+            }
         }
         // What is there may come after the news that the other side has gone (ECONNRESET).
         if receive(&socket, &mut space).is_err_and(|error| error == Errno::AGAIN) {

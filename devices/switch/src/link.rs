@@ -444,10 +444,9 @@ impl Shared {
 
     /// Ends the link on both sides; its thread notices.
     fn hang_up(&self) {
-        if let Err(error) = shutdown(self.socket(), Shutdown::Both)
-            && error != Errno::NOTCONN
-        {
-            log::debug!("the link cannot be closed: {error}");
+        match shutdown(self.socket(), Shutdown::Both) {
+            Ok(()) | Err(Errno::NOTCONN) => {}
+            Err(error) => log::debug!("the link cannot be closed: {error}"),
         }
     }
 }

@@ -170,9 +170,8 @@ impl<'c, 'a> Call<'c, 'a> {
     /// A request keeps the first of its failures.
     fn fail(&mut self, index: usize, error: RequestError) {
         self.failed = true;
-        if let Some(request) = self.requests.get_mut(index)
-            && request.outcome == Some(Ok(()))
-        {
+        let request = self.requests.get_mut(index);
+        if let Some(request) = request.filter(|request| request.outcome == Some(Ok(()))) {
             request.outcome = Some(Err(error));
         }
     }

@@ -103,9 +103,10 @@ impl<'a> Inbox<'a> {
         let (seen, _) = recv(stream, &mut space, flags)?;
         let mut rest = space.get(..seen).unwrap_or_default();
         let (mut known, mut bytes) = (self.listed, 0);
-        while let Ok((header, _)) = Header::read_from_prefix(rest)
-            && !header.is_reply()
-        {
+        while let Ok((header, _)) = Header::read_from_prefix(rest) {
+            if header.is_reply() {
+                break;
+            }
             match known.checked_sub(usize::from(wants_answer(&header))) {
                 Some(left) => known = left,
                 None => {

@@ -46,10 +46,11 @@ impl Unmasking {
     /// one by one, and may have 2^64.
     pub(crate) fn carry_out(&self, device: &mut dyn Device) -> bool {
         let taken = (0..Self::MOST).take_while(|_| self.event.take()).count();
-        if taken > 0
-            && let Err(error) = device.set_irqs(self.index, self.vector, 1, IrqAction::Unmask)
-        {
-            log::debug!("interrupt {} cannot be unmasked: {error}", self.index);
+        if taken > 0 {
+            let unmasked = device.set_irqs(self.index, self.vector, 1, IrqAction::Unmask);
+            if let Err(error) = unmasked {
+                log::debug!("interrupt {} cannot be unmasked: {error}", self.index);
+            }
         }
         taken < Self::MOST
     }

@@ -172,19 +172,13 @@ impl Session<'_> {
             self.attention.take();
             self.device.woken();
         }
-        if unmasked
-            && let Some(unmasking) = unmasking
-            && !unmasking.carry_out(self.device)
-        {
+        if unmasked && unmasking.is_some_and(|unmasking| !unmasking.carry_out(self.device)) {
             log::warn!(
                 "an eventfd of the client's for unmasking is always signalled: it is not waited for any more"
             );
             self.unmasking = None;
         }
-        if let Some(listener) = self.listener
-            && connection
-            && !message
-        {
+        if let Some(listener) = self.listener.filter(|_| connection && !message) {
             match accept(listener) {
                 Ok(None) => {}
                 Ok(Some(stream)) => {

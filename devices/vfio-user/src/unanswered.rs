@@ -280,7 +280,7 @@ mod tests {
     fn refused(mut client: UnixStream) -> Vec<u16> {
         let mut bytes = Vec::new();
         client.read_to_end(&mut bytes).unwrap();
-        assert!(bytes.len().is_multiple_of(HEADER_SIZE), "{bytes:?}");
+        assert!(bytes.len() % HEADER_SIZE == 0, "{bytes:?}");
         let each = bytes.chunks(HEADER_SIZE).map(|bytes| {
             let mut found = Header::new_zeroed();
             found.as_mut_bytes().copy_from_slice(bytes);

@@ -124,10 +124,10 @@ impl Multiplexer {
         if let Err(error) = self.check.check(&stream) {
             return log::warn!("{error}");
         }
-        if self.greetings.len() >= LIMIT
-            && let Some(oldest) = self.greetings.pop_front()
-        {
-            self.peers.remove(&oldest);
+        if self.greetings.len() >= LIMIT {
+            if let Some(oldest) = self.greetings.pop_front() {
+                self.peers.remove(&oldest);
+            }
         }
         let port = self.free_port();
         let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;

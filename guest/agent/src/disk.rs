@@ -63,7 +63,7 @@ impl Disk {
     pub(crate) fn check(&self, offset: u64, length: u64) -> anyhow::Result<()> {
         let node = self.node.display();
         ensure!(
-            offset.is_multiple_of(self.block) && length.is_multiple_of(self.block) && length > 0,
+            offset % self.block == 0 && length % self.block == 0 && length > 0,
             "{length} bytes at offset {offset} are no whole blocks of {} bytes of {node}",
             self.block
         );

@@ -135,9 +135,10 @@ impl GuestContext {
 
     /// Shows a line of a command that is at work, if that is wanted.
     pub(crate) fn show(&self, line: &str) {
-        if self.live
-            && let Err(error) = self.launcher.show(line)
-        {
+        if !self.live {
+            return;
+        }
+        if let Err(error) = self.launcher.show(line) {
             eprintln!("peerbar-agent: {error:#}");
         }
     }

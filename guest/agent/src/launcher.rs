@@ -161,9 +161,8 @@ impl Connection {
                 timeout.as_ref(),
             )
         });
-        if ready.context("cannot wait for the launcher")? == 0
-            && let Some((_, time_out)) = limit
-        {
+        let ready = ready.context("cannot wait for the launcher")?;
+        if let Some((_, time_out)) = limit.filter(|_| ready == 0) {
             bail!(
                 "the launcher has not sent the DMA counters within {} s: see whether it still runs, and whether it and \
                  this agent are of one build",

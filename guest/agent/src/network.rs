@@ -26,7 +26,7 @@ pub(crate) fn start() -> anyhow::Result<()> {
     // SAFETY: `ifreq` consists of integers and a union of such, for which zeros are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(*b"lo") {
-        *to = from.cast_signed();
+        *to = libc::c_char::try_from(from)?;
     }
     request.ifr_ifru.ifru_flags = libc::c_short::try_from(libc::IFF_UP)?;
     // SAFETY: the descriptor is open, and SIOCSIFFLAGS reads an `ifreq`, which outlives the call.

@@ -22,10 +22,10 @@ pub(crate) fn off() -> ! {
     let (hold, held) = mpsc::channel::<()>();
     thread::spawn(|| {
         rustix::fs::sync();
-        if matches!(has_virtio_iommu(), Ok(true))
-            && let Err(error) = remove_functions(Path::new("/sys/bus/pci/devices"))
-        {
-            eprintln!("peerbar-agent: cannot remove a device behind virtio's IOMMU: {error}");
+        if matches!(has_virtio_iommu(), Ok(true)) {
+            if let Err(error) = remove_functions(Path::new("/sys/bus/pci/devices")) {
+                eprintln!("peerbar-agent: cannot remove a device behind virtio's IOMMU: {error}");
+            }
         }
         let refused = reboot(RebootCommand::PowerOff);
         eprintln!("peerbar-agent: powering off failed: {refused:?}");

@@ -89,10 +89,7 @@ impl Registers {
     }
 
     fn register<T>(&self, offset: usize) -> anyhow::Result<NonNull<T>> {
-        ensure!(
-            offset.is_multiple_of(size_of::<T>()),
-            "no register at {offset:#x}"
-        );
+        ensure!(offset % size_of::<T>() == 0, "no register at {offset:#x}");
         let address = self.memory.address(offset, size_of::<T>());
         let address = address.with_context(|| format!("no register at {offset:#x}"))?;
         Ok(address.cast())

@@ -87,10 +87,10 @@ fn prepare(
         modules.load(&module.name, &module.parameters)?;
     }
     let guest = GuestContext::new(plan, modules, uevents, port)?;
-    if plan.udev
-        && let Some(tools) = guest.tools()?
-    {
-        udev::start(tools)?;
+    if plan.udev {
+        if let Some(tools) = guest.tools()? {
+            udev::start(tools)?;
+        }
     }
     if let Some(host_folder) = plan.exec {
         guest.start_exec_server(host_folder)?;
@@ -144,10 +144,10 @@ impl<'a> CheckRunner<'a> {
         for (index, check) in plan.checks.iter().enumerate() {
             self.run(check, index == last)?;
         }
-        while plan.interactive
-            && let Request::Check(check) = self.guest.launcher.next_request()?
-        {
-            self.run(&check, false)?;
+        if plan.interactive {
+            while let Request::Check(check) = self.guest.launcher.next_request()? {
+                self.run(&check, false)?;
+            }
         }
         // Those of programs of the host, which are no checks.
         self.report_decisions(Vec::new())

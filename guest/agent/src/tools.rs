@@ -3,6 +3,7 @@
 #![expect(unsafe_code)]
 
 use std::ffi::{CStr, CString};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process_group, pidfd_open, wait};
 
 use crate::modules::Modules;
@@ -112,7 +114,7 @@ fn capture(
     limit: Duration,
     show: impl Fn(&str) + Send,
 ) -> anyhow::Result<Ran> {
-    let (reader, writer) = io::pipe().context("cannot create a pipe")?;
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).context("cannot create a pipe")?;
     command
         .stdin(Stdio::null())
         .stdout(writer.try_clone()?)
@@ -125,7 +127,7 @@ fn capture(
     // It holds the pipe's end for writing, which must close for the reader to end.
     drop(command);
     thread::scope(|scope| {
-        let output = scope.spawn(move || collect(reader, show));
+        let output = scope.spawn(move || collect(File::from(reader), show));
         let in_time = wait_for_exit(&child, limit);
         // ESRCH only says that nothing of the group is left.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);

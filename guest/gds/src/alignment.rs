@@ -46,7 +46,7 @@ impl Alignment {
             .up(offset)
             .map_or(length, |start| start.saturating_sub(offset));
         let middle = self.down(length.saturating_sub(head));
-        if middle == 0 || !at.wrapping_add(head).is_multiple_of(self.memory) {
+        if middle == 0 || at.wrapping_add(head) % self.memory != 0 {
             return Split {
                 head: length,
                 middle: 0,

@@ -195,9 +195,7 @@ mod tests {
                 open = Some((name.to_owned(), 0));
             } else if line == "};" {
                 sizes.extend(open.take());
-            } else if let Some((_, size)) = &mut open
-                && line.contains(';')
-            {
+            } else if let Some((_, size)) = open.as_mut().filter(|_| line.contains(';')) {
                 *size += field_bytes(line, &sizes);
             }
         }

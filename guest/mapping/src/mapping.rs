@@ -98,14 +98,14 @@ impl Mapping {
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfBounds> {
         let mut at = self.check(offset, into.len())?;
         let (head, body) = into.split_at_mut(distance_to_word(at).min(into.len()));
-        let (words, tail) = body.as_chunks_mut::<WORD>();
         for byte in head {
             *byte = self.load(&mut at);
         }
-        for word in words {
-            *word = self.load::<u64>(&mut at).to_ne_bytes();
+        let mut words = body.chunks_exact_mut(WORD);
+        for word in words.by_ref() {
+            word.copy_from_slice(&self.load::<u64>(&mut at).to_ne_bytes());
         }
-        for byte in tail {
+        for byte in words.into_remainder() {
             *byte = self.load(&mut at);
         }
         Ok(())
@@ -118,11 +118,12 @@ impl Mapping {
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutOfBounds> {
         let mut at = self.check(offset, from.len())?;
         let (head, body) = from.split_at(distance_to_word(at).min(from.len()));
-        let (words, tail) = body.as_chunks::<WORD>();
         for byte in head {
             self.store(&mut at, *byte);
         }
-        for word in words {
+        let words = body.chunks_exact(WORD);
+        let tail = words.remainder();
+        for word in words.filter_map(<[u8]>::first_chunk) {
             self.store(&mut at, u64::from_ne_bytes(*word));
         }
         for byte in tail {
@@ -225,7 +226,7 @@ impl Mapping {
 
     fn check_word(&self, offset: u64, size: usize) -> Result<usize, WordError> {
         let at = self.check(offset, size)?;
-        match at.is_multiple_of(size) {
+        match at % size == 0 {
             true => Ok(at),
             false => Err(WordError::Unaligned { offset, size }),
         }

@@ -222,12 +222,11 @@ impl FakeEnd {
         let received = completed(id, status, length, immediate);
         let times = 1 + usize::from(self.has(Flaw::ReceivesTwice));
         other.completions.extend(vec![received; times]);
-        if let Some(Flaw::TwiceFrom(first)) = self.flaw.get()
-            && post.id >= first
-            && let Some((id, _)) = other.receives.pop_front()
-        {
-            let again = completed(id, Status::SUCCESS, post.span.length, immediate);
-            other.completions.push_back(again);
+        if matches!(self.flaw.get(), Some(Flaw::TwiceFrom(first)) if post.id >= first) {
+            let next = other.receives.pop_front();
+            let again =
+                next.map(|(id, _)| completed(id, Status::SUCCESS, post.span.length, immediate));
+            other.completions.extend(again);
         }
     }
 
@@ -296,15 +295,14 @@ impl FakeEnd {
 
     /// What is left of a request that was refused.
     fn refused(&self, own: &mut State, other: &mut State, post: Post) {
-        if let Operation::Send { .. } = post.operation
-            && let Some((id, _)) = other.receives.pop_front()
-        {
+        if let Operation::Send { .. } = post.operation {
             let status = match self.has(Flaw::ReceivesRefused) {
                 true => Status::SUCCESS,
                 false => Status::LOCAL_LENGTH,
             };
-            let failed = completed(id, status, 0, None);
-            other.completions.push_back(failed);
+            let next = other.receives.pop_front();
+            let failed = next.map(|(id, _)| completed(id, status, 0, None));
+            other.completions.extend(failed);
         }
         let local = bytes(post.span).start;
         own.memory[local] ^= u8::from(self.has(Flaw::RefusedBringsByte));

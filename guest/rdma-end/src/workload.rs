@@ -188,9 +188,7 @@ impl Running {
     /// Waits until `count` requests have succeeded.
     pub(crate) fn succeed(&mut self, count: u64, end: &mut dyn End) -> Result<()> {
         while self.succeeded() < count {
-            if let Self::Asking(asking) = self
-                && !asking.failed.is_empty()
-            {
+            if matches!(self, Self::Asking(asking) if !asking.failed.is_empty()) {
                 return Err(WorkloadError::Early);
             }
             self.wait(end)?;

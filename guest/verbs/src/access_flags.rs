@@ -4,7 +4,7 @@ use std::ops::BitOr;
 
 /// Rights to a memory region (libibverbs, `enum ibv_access_flags`). Reading by the region's own adapter is always permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AccessFlags(u32);
+pub struct AccessFlags(libc::c_int);
 
 impl AccessFlags {
     /// None but to be read by its own adapter.
@@ -20,7 +20,7 @@ impl AccessFlags {
 
     /// As the library takes it.
     pub(crate) fn bits(self) -> libc::c_int {
-        self.0.cast_signed()
+        self.0
     }
 }
 

@@ -226,7 +226,7 @@ fn driver_data() -> [u8; 16] {
 fn offset_and_phase(start: u64, entries: u32, number: u64) -> (u64, bool) {
     let entries = u64::from(entries.max(1));
     let offset = start.saturating_add(number % entries * ENTRY);
-    (offset, (number / entries).is_multiple_of(2))
+    (offset, (number / entries) % 2 == 0)
 }
 
 /// The flags in the first 8 bytes of an entry.

@@ -97,7 +97,7 @@ pub(crate) fn call(
             Value::Number(number) => (LONGEST_INLINE, number),
             Value::Word(number) => (size_of::<u32>(), number.into()),
             // The kernel takes it as a signed number of 64 bits.
-            Value::File(descriptor) => (0, i64::from(descriptor).cast_unsigned()),
+            Value::File(descriptor) => (0, u64::from_ne_bytes(i64::from(descriptor).to_ne_bytes())),
             Value::Buffer(buffer) => (
                 size_of::<BufferDescription>(),
                 (&raw const *buffer).expose_provenance() as u64,

@@ -379,7 +379,7 @@ impl Disk {
         let count = length / block_bytes;
         let end = block.checked_add(count);
         let fits = end.is_some_and(|end| end <= blocks) && length <= longest;
-        let whole = length.is_multiple_of(block_bytes) && iova.is_multiple_of(PAGE);
+        let whole = length % block_bytes == 0 && iova % PAGE == 0;
         let last = count
             .checked_sub(1)
             .and_then(|last| u16::try_from(last).ok());

@@ -1,7 +1,7 @@
 //! One kernel build: make, its log, and what went wrong in it.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -9,6 +9,7 @@ use crate::ImageError;
 use crate::build_tools::BuildTools;
 use crate::error::io_error;
 use crate::out_of_tree::complaints;
+use crate::pipe::pipe_to;
 use crate::progress::Progress;
 
 /// Sources, and the folder that they are built in.
@@ -31,7 +32,7 @@ impl Make<'_> {
     ) -> Result<(), ImageError> {
         fs::create_dir_all(&self.build).map_err(io_error("create", &self.build))?;
         let make = Path::new("make");
-        let (output, input) = io::pipe().map_err(io_error("make a pipe for", make))?;
+        let (output, input) = pipe_to(make)?;
         let mut command = self.tools.command();
         command
             .arg("-C")
@@ -64,7 +65,7 @@ impl Make<'_> {
         })
     }
 
-    fn copy(&self, output: io::PipeReader, progress: &Progress) -> Result<(), ImageError> {
+    fn copy(&self, output: File, progress: &Progress) -> Result<(), ImageError> {
         let mut log = File::create(&self.log).map_err(io_error("create", &self.log))?;
         for line in BufReader::new(output).split(b'\n') {
             let line = line.map_err(io_error("read the output of", Path::new("make")))?;

@@ -101,7 +101,7 @@ impl<'a> Snapshots<'a> {
         let message = String::from_utf8_lossy(&output.stderr);
         let words: Vec<_> = words.iter().map(OsStr::new).collect();
         Err(ImageError::Git {
-            command: words.join(OsStr::new(" ")).display().to_string(),
+            command: words.join(OsStr::new(" ")).to_string_lossy().into_owned(),
             tree: self.tree.to_path_buf(),
             reason: message
                 .lines()

@@ -69,10 +69,11 @@ impl ScenarioBuilder {
     /// Has packets impaired between adapters, by a rule such as `nic0->nic1 loss=1%`. Adapters have a fabric without it, too.
     pub fn impair(mut self, rule: &str) -> Self {
         let fabric = self.file.entry("fabric");
-        if let Value::Table(fabric) = fabric.or_insert(Value::Table(Table::new()))
-            && let Value::Array(rules) = fabric.entry("impair").or_insert(Value::Array(Vec::new()))
-        {
-            rules.push(rule.into());
+        if let Value::Table(fabric) = fabric.or_insert(Value::Table(Table::new())) {
+            let rules = fabric.entry("impair");
+            if let Value::Array(rules) = rules.or_insert(Value::Array(Vec::new())) {
+                rules.push(rule.into());
+            }
         }
         self
     }

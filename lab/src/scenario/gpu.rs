@@ -83,7 +83,7 @@ fn fault_subjects() -> Faults {
 
 fn vram(size: Spanned<Size>) -> Result<u64, Problem> {
     let bytes = size.get_ref().0;
-    if bytes == 0 || !bytes.is_multiple_of(VRAM_UNIT) {
+    if bytes == 0 || bytes % VRAM_UNIT != 0 {
         let message = format!(
             "`vram = \"{}\"`: GPU memory comes in multiples of {}",
             size.get_ref(),

@@ -52,7 +52,7 @@ pub(super) fn machine(
 
 fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
     let bytes = size.get_ref().0;
-    if bytes < LEAST_MEMORY || !bytes.is_multiple_of(MEMORY_UNIT) {
+    if bytes < LEAST_MEMORY || bytes % MEMORY_UNIT != 0 {
         let message = format!(
             "`memory = \"{}\"`: a guest takes {} or more, in multiples of {}",
             size.get_ref(),

@@ -80,7 +80,7 @@ fn fault_subjects(namespaces: usize) -> Faults {
 
 fn cmb(size: Spanned<Size>) -> Result<u64, Problem> {
     let bytes = size.get_ref().0;
-    if bytes == 0 || bytes > LARGEST_CMB || !bytes.is_multiple_of(CMB_UNIT) {
+    if bytes == 0 || bytes > LARGEST_CMB || bytes % CMB_UNIT != 0 {
         let message = format!(
             "`cmb = \"{}\"`: Linux takes multiples of {} only, and {} is the most",
             size.get_ref(),

@@ -103,7 +103,7 @@ impl Drop for Worktree {
 
 /// What a program prints, if it succeeds.
 pub(super) fn output(command: &mut Command) -> anyhow::Result<String> {
-    let program = command.get_program().display().to_string();
+    let program = command.get_program().to_string_lossy().into_owned();
     let output = command
         .stdin(Stdio::null())
         .output()

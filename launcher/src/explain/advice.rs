@@ -201,10 +201,11 @@ mod tests {
     fn redirecting_port_is_advised_by_its_address() {
         let mut evidence = root_ports("AuthenticAMD", 23, 4);
         for piece in &mut evidence {
-            if let Evidence::Function(function) = piece
-                && function.name.as_deref() == Some("b")
-            {
-                function.parent = "0000:00:02.0".to_owned();
+            match piece {
+                Evidence::Function(function) if function.name.as_deref() == Some("b") => {
+                    function.parent = "0000:00:02.0".to_owned();
+                }
+                _ => {}
             }
         }
         let mut scenario = Scenario::demo().unwrap();

@@ -127,9 +127,7 @@ impl Recorded {
     /// Has no device shown but the one of that name, if there is a name.
     pub(super) fn show_only(&mut self, name: Option<&str>) -> anyhow::Result<()> {
         self.only = name.map(str::to_owned);
-        if let Some(name) = name
-            && self.shown().next().is_none()
-        {
+        if let Some(name) = name.filter(|_| self.shown().next().is_none()) {
             let devices = self.devices.iter();
             let names: Vec<&str> = devices.map(|device| device.name.as_str()).collect();
             bail!(

@@ -24,7 +24,7 @@ fn table(cpu: &str, cells: &[&Cell], colour: bool) -> String {
     let iommus = distinct(cells.iter().copied(), |spot| spot.iommu);
     let rows = distinct(cells.iter().copied(), |spot| (spot.topology, spot.flow));
     let mut table = Table::new();
-    table.load_style(NOTHING);
+    table.load_preset(NOTHING);
     let heads = [cpu, ""]
         .into_iter()
         .chain(iommus.iter().map(|iommu| iommu.short_name()));

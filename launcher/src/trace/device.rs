@@ -174,10 +174,10 @@ impl Activity {
 
     fn interrupt(&mut self, open: &mut OpenCommands, vector: u16, at: u64) {
         let reported = open.signals.interrupted(vector);
-        if let [index] = *reported
-            && let Some(command) = self.commands.get_mut(index)
-        {
-            command.interrupted = Some(at);
+        if let [index] = *reported {
+            if let Some(command) = self.commands.get_mut(index) {
+                command.interrupted = Some(at);
+            }
         }
         let commands = reported.iter();
         let commands = commands.filter_map(|index| self.commands.get(*index));

@@ -18,9 +18,10 @@ struct Lanes {
 impl Lanes {
     /// The lane of an interval that begins no earlier than the one before.
     fn take(&mut self, from: u64, to: u64) -> usize {
-        while let Some(Reverse((end, lane))) = self.busy.peek().copied()
-            && end <= from
-        {
+        while let Some(Reverse((end, lane))) = self.busy.peek().copied() {
+            if end > from {
+                break;
+            }
             self.busy.pop();
             self.free.insert(lane);
         }

@@ -283,7 +283,7 @@ fn verify(seed: u64, paths: &LoadPaths) -> anyhow::Result<()> {
             _ => bail!("no such line: {line}"),
         };
         compared += 1;
-        if compared.is_multiple_of(PROGRESS) {
+        if compared % PROGRESS == 0 {
             say(&format!("comparing {compared}"))?;
         }
         if !is_there {

@@ -203,15 +203,15 @@ fn store_in_order<T: AtomicAccess, const N: usize>(
     data: &[u8],
     word: fn([u8; N]) -> T,
 ) -> Result<(), VolatileMemoryError> {
-    let (words, _) = data.as_chunks();
-    for (index, bytes) in words.iter().enumerate() {
+    let words = data.chunks_exact(N).filter_map(<[u8]>::first_chunk);
+    for (index, bytes) in words.enumerate() {
         slice.store(word(*bytes), index * N, Ordering::Release)?;
     }
     Ok(())
 }
 
 fn is_words<const N: usize>(offset: u64, len: usize) -> bool {
-    len.is_multiple_of(N) && offset.is_multiple_of(N as u64)
+    len % N == 0 && offset % N as u64 == 0
 }
 
 #[cfg(test)]

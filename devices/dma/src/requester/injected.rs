@@ -128,9 +128,11 @@ impl Requester {
     /// Waits, for as long as the function may issue requests.
     pub fn hold_back(&self, by: Duration) {
         let end = self.clock.now().saturating_add(nanos(by));
-        while self.route_table().may_request()
-            && let Some(left) = end.checked_sub(self.clock.now()).filter(|left| *left > 0)
-        {
+        while self.route_table().may_request() {
+            let left = end.saturating_sub(self.clock.now());
+            if left == 0 {
+                break;
+            }
             self.clock.sleep(left.min(LINK_WAIT));
         }
     }

@@ -28,7 +28,7 @@ impl Requester {
     ) -> Result<(), DmaError> {
         let tag = Tag::new(Purpose::Register, origin);
         let (bytes, len) = (value.bytes(), value.len());
-        if !address.is_multiple_of(len as u64) {
+        if address % len as u64 != 0 {
             let refused = SegmentResult::refused(DmaFault::Unaligned);
             let segment = DmaSegment {
                 address,

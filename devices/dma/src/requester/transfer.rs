@@ -428,7 +428,7 @@ impl Requester {
     fn explore(&self, address: u64, part: &mut Buffer<'_>) -> Result<(), DmaFault> {
         let mut rest = part.reborrow();
         let is_read = matches!(rest, Buffer::Read(_));
-        let is_word = is_read && rest.len() == WORD && address.is_multiple_of(WORD as u64);
+        let is_word = is_read && rest.len() == WORD && address % WORD as u64 == 0;
         let few = rest.take(if is_word { WORD } else { PROBE });
         let behind = address.wrapping_add(few.len() as u64);
         self.ask(address, few)?;
@@ -448,9 +448,7 @@ impl Requester {
             .route_table()
             .route(address, len, probe.direction())
             .target;
-        if let Target::Unmapped = target
-            && let Ok(()) = self.ask(address, probe)
-        {
+        if matches!(target, Target::Unmapped) && self.ask(address, probe).is_ok() {
             log::debug!("{address:#x}: the client knows what is there, this function does not");
         }
     }

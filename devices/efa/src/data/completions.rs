@@ -128,12 +128,13 @@ impl Turn<'_> {
             self.fail_pair(pair);
             return false;
         }
-        if queue.outstanding() >= queue.entries
-            && let Some(offset) = queue.polled_doorbell
-            && let Ok(value) = self.state.bar_memory.load(offset)
-        {
-            queue.is_followed |= value != NEVER_WRITTEN;
-            queue.consumed = CompletionDoorbell::from_bits(value).consumer_index();
+        if queue.outstanding() >= queue.entries {
+            let doorbell = queue.polled_doorbell;
+            let written = doorbell.and_then(|offset| self.state.bar_memory.load(offset).ok());
+            if let Some(value) = written {
+                queue.is_followed |= value != NEVER_WRITTEN;
+                queue.consumed = CompletionDoorbell::from_bits(value).consumer_index();
+            }
         }
         if queue.outstanding() >= queue.entries && queue.is_followed {
             log::debug!("completion queue {number} overflows");
@@ -212,10 +213,10 @@ impl Turn<'_> {
         }
         queue.armed = None;
         queue.last_event = Some(armed);
-        if let Ok(events) = self.objects.event_queues.get_mut(events)
-            && !events.waiting.contains(&number)
-        {
-            events.waiting.push_back(number);
+        if let Ok(events) = self.objects.event_queues.get_mut(events) {
+            if !events.waiting.contains(&number) {
+                events.waiting.push_back(number);
+            }
         }
         self.write_events(events);
     }
@@ -233,14 +234,15 @@ impl Turn<'_> {
 
     /// Writes the events that wait, as far as there is room.
     fn write_events(&mut self, number: u16) {
-        while let Ok(queue) = self.objects.event_queues.get_mut(number)
-            && queue.has_room()
-            && let Some(completion_queue) = queue.waiting.front().copied()
-        {
+        while let Ok(queue) = self.objects.event_queues.get_mut(number) {
+            let next = queue.waiting.front().copied();
+            let Some(completion_queue) = next.filter(|_| queue.has_room()) else {
+                break;
+            };
             let entries = u32::from(queue.entries);
             let slot = u64::from(queue.produced % entries);
             let address = queue.address + slot * EVENT_BYTES as u64;
-            let phase = (queue.produced / entries).is_multiple_of(2);
+            let phase = (queue.produced / entries) % 2 == 0;
             let entry = EventEntry {
                 common: EventCommon::new().with_phase(phase),
                 reserved: U32::ZERO,
@@ -267,10 +269,10 @@ impl Turn<'_> {
 
     /// Raises the interrupt of an event queue that is armed and has events that no interrupt has announced.
     fn interrupt(&mut self, number: u16) {
-        if let Ok(queue) = self.objects.event_queues.get_mut(number)
-            && queue.is_armed
-            && queue.unannounced > 0
-        {
+        let Ok(queue) = self.objects.event_queues.get_mut(number) else {
+            return;
+        };
+        if queue.is_armed && queue.unannounced > 0 {
             queue.is_armed = false;
             queue.unannounced = 0;
             self.state.interrupts.raise(queue.vector);

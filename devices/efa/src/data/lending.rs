@@ -178,8 +178,13 @@ impl Lending {
 
     /// Forgets words, but for what becomes of the loans by them.
     fn forget_words(&mut self, is_gone: impl Fn(&Gid) -> bool) {
-        let gone = self.words.extract_if(|gid, _| is_gone(gid));
-        self.former.extend(gone.map(|(gid, it)| (gid, it.words)));
+        self.words.retain(|gid, it| {
+            let is_gone = is_gone(gid);
+            if is_gone {
+                self.former.push((*gid, Arc::clone(&it.words)));
+            }
+            !is_gone
+        });
     }
 
     /// Finds the adapters that have left a copy unfinished, also if they have gone.
@@ -187,13 +192,16 @@ impl Lending {
         let until = now + HUNG;
         let hung = &mut self.hung;
         hung.retain(|_, until| now < *until);
-        let here = self.words.extract_if(|_, it| it.words.has_hung());
-        hung.extend(here.map(|(gid, _)| (gid, until)));
-        let former = self
-            .former
-            .extract_if(.., |(_, it)| it.has_hung() || Arc::strong_count(it) == 1);
-        let former = former.filter(|(_, it)| it.has_hung());
-        hung.extend(former.map(|(gid, _)| (gid, until)));
+        let mut may_stay = |gid: Gid, words: &LoanWords| {
+            let has_hung = words.has_hung();
+            if has_hung {
+                hung.insert(gid, until);
+            }
+            !has_hung
+        };
+        self.words.retain(|gid, it| may_stay(*gid, &it.words));
+        self.former
+            .retain(|(gid, it)| may_stay(*gid, it) && Arc::strong_count(it) > 1);
     }
 
     /// Whether an adapter is lent nothing as it has left a copy unfinished.

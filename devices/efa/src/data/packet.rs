@@ -129,13 +129,11 @@ impl LentRange {
 
     /// The ranges, which have `bytes` bytes in all and none of which is empty. `None` if they are others.
     fn decode_all(data: &[u8], bytes: u32) -> Option<Vec<Self>> {
-        let (ranges, rest) = data.as_chunks::<{ size_of::<Self>() }>();
-        let ranges = ranges.iter().map(|range| zerocopy::transmute!(*range));
-        let ranges: Vec<Self> = ranges.collect();
+        let ranges = <[Self]>::ref_from_bytes(data).ok()?;
         let mut lens = ranges.iter().map(|range| u64::from(range.parts().2));
         let sum: u64 = lens.clone().sum();
-        let is_right = rest.is_empty() && ranges.len() <= MOST_RANGES && sum == u64::from(bytes);
-        (is_right && lens.all(|len| len > 0)).then_some(ranges)
+        let is_right = ranges.len() <= MOST_RANGES && sum == u64::from(bytes);
+        (is_right && lens.all(|len| len > 0)).then(|| ranges.to_vec())
     }
 }
 
@@ -351,9 +349,8 @@ pub(super) fn done(payload: &[u8]) -> Vec<u8> {
 
 /// Has the requester say when all of the transfer is done.
 pub(super) fn ask_to_count(answer: &mut [u8]) {
-    if let Some(status) = answer.first_mut()
-        && *status == CompletionStatus::Ok as u8
-    {
+    let status = answer.first_mut();
+    if let Some(status) = status.filter(|status| **status == CompletionStatus::Ok as u8) {
         *status = IS_COUNTED;
     }
 }

@@ -219,10 +219,10 @@ impl Turn<'_> {
                 loan: None,
             });
         }
-        if next.may_lend
-            && let Some(unsent) = self.lent_write(requester, gid, job, part)?
-        {
-            return Ok(unsent);
+        if next.may_lend {
+            if let Some(unsent) = self.lent_write(requester, gid, job, part)? {
+                return Ok(unsent);
+            }
         }
         let part = part.at_most(PART_BYTES);
         Ok(Unsent {

@@ -63,10 +63,10 @@ impl Transfers {
         to: &[BusSegment],
     ) -> Result<(), TransferError> {
         let from_pinned = self.session.pin(tag, Direction::Read, ranges(from));
-        if let Some(from) = from_pinned
-            && let Some(to) = self.session.pin(tag, Direction::Write, ranges(to))
-        {
-            return from.copy_to(to).map_err(side);
+        if let Some(from) = from_pinned {
+            if let Some(to) = self.session.pin(tag, Direction::Write, ranges(to)) {
+                return from.copy_to(to).map_err(side);
+            }
         }
         self.bounce(tag, from, to)
     }

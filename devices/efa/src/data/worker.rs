@@ -52,9 +52,8 @@ impl Worker {
         turn.end_dropped();
         turn.take_doorbells(&self.doorbells);
         turn.take_mail();
-        if let Some(pair) = turn.state.ready.pop_front()
-            && turn.serve(pair)
-        {
+        let ready = turn.state.ready.pop_front();
+        if let Some(pair) = ready.filter(|pair| turn.serve(*pair)) {
             turn.state.make_ready(pair);
         }
         let next = turn.next();

@@ -59,7 +59,7 @@ impl CompletionQueue {
         let entries = u32::from(self.entries);
         let slot = u64::from(self.produced % entries);
         let address = self.address + slot * self.entry_bytes as u64;
-        (address, (self.produced / entries).is_multiple_of(2))
+        (address, (self.produced / entries) % 2 == 0)
     }
 
     /// How many entries wait for user space, as far as that is known.
@@ -141,10 +141,10 @@ impl Objects {
         self.doorbells.close(Doorbell::Completion(number));
         let queue = self.completion_queues.remove(number)?;
         remove_user(&mut self.uars, queue.uar);
-        if let Some(events) = queue.event_queue
-            && let Ok(events) = self.event_queues.get_mut(events)
-        {
-            events.waiting.retain(|waiting| *waiting != number);
+        if let Some(events) = queue.event_queue {
+            if let Ok(events) = self.event_queues.get_mut(events) {
+                events.waiting.retain(|waiting| *waiting != number);
+            }
         }
         Ok(())
     }

@@ -105,7 +105,7 @@ impl Objects {
     ) -> Result<u16, ObjectError> {
         let CreateEventCounter { uar, address } = parameters;
         self.uars.get(uar)?;
-        if !address.is_multiple_of(WORD_BYTES as u64) {
+        if address % WORD_BYTES as u64 != 0 {
             return Err(invalid("address of an event counter", address));
         }
         let number = self.event_counters.free_number(|_| true)?;

@@ -91,7 +91,7 @@ pub(super) fn check_ring(
 ) -> Result<(), ObjectError> {
     let bytes = u64::from(entries) * entry_bytes as u64;
     let fits = address.checked_add(bytes.saturating_sub(1)).is_some();
-    if fits && address.is_multiple_of(entry_bytes as u64) {
+    if fits && address % entry_bytes as u64 == 0 {
         Ok(())
     } else {
         Err(invalid(parameter, address))

@@ -30,8 +30,10 @@ impl Loans {
     }
 
     fn end(&mut self, is_over: impl Fn(&HeldLoan) -> bool) {
-        let over = self.0.extract_if(|_, held| is_over(held));
-        Loan::drop_all(over.map(|(_, held)| held.loan));
+        let all = std::mem::take(&mut self.0);
+        let (over, held): (HashMap<_, _>, _) = all.into_iter().partition(|(_, held)| is_over(held));
+        self.0 = held;
+        Loan::drop_all(over.into_values().map(|held| held.loan));
     }
 }
 

@@ -447,7 +447,7 @@ fn ranges(parameters: &RegisterRegion<'_>) -> Result<Vec<Range>, ObjectError> {
     let mut ranges: Vec<Range> = Vec::new();
     let mut offset = 0;
     for (index, start) in (0u64..).zip(pages) {
-        let is_page = start.is_multiple_of(page) && start.checked_add(page - 1).is_some();
+        let is_page = start % page == 0 && start.checked_add(page - 1).is_some();
         if !is_page {
             return Err(invalid("address of a page", *start));
         }

@@ -248,9 +248,8 @@ impl Objects {
     ) -> Result<(), ObjectError> {
         let doorbells = self.doorbells.clone();
         let pair = self.queue_pair_mut(number)?;
-        if let Some(rnr_retry) = changes.rnr_retry
-            && rnr_retry > ENDLESS_RNR_RETRY
-        {
+        let excess = changes.rnr_retry.filter(|it| *it > ENDLESS_RNR_RETRY);
+        if let Some(rnr_retry) = excess {
             return Err(invalid("number of RNR retries", rnr_retry));
         }
         if let Some(to) = changes.state {

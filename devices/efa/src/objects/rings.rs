@@ -109,7 +109,7 @@ impl SendRing {
 impl ReceiveRing {
     pub(super) fn new(address: u64, bytes: u32) -> Result<Self, ObjectError> {
         let descriptors = bytes / DESCRIPTOR_BYTES;
-        let is_whole = bytes.is_multiple_of(DESCRIPTOR_BYTES);
+        let is_whole = bytes % DESCRIPTOR_BYTES == 0;
         if !is_whole || descriptors > limits::RECEIVE_QUEUE_DESCRIPTORS {
             return Err(invalid("bytes of a receive queue", bytes));
         }

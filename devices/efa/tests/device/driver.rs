@@ -278,7 +278,7 @@ impl<L: Link> Driver<L> {
     /// The entry of a command, as the next one of the queue.
     pub(crate) fn entry(&self, flags: u8, opcode: u8, payload: &[u8]) -> Vec<u8> {
         let mut entry = vec![0; self.entry_bytes];
-        let phase = u8::from((self.submitted / DEPTH).is_multiple_of(2));
+        let phase = u8::from((self.submitted / DEPTH) % 2 == 0);
         entry[..2].copy_from_slice(&self.command_id().to_le_bytes());
         entry[2] = opcode;
         entry[3] = flags | phase;
@@ -312,7 +312,7 @@ impl<L: Link> Driver<L> {
     #[track_caller]
     pub(crate) fn completion(&mut self) -> Completion {
         let offset = COMPLETION - RAM + u64::from(self.taken % DEPTH) * ENTRY_BYTES as u64;
-        let phase = u8::from((self.taken / DEPTH).is_multiple_of(2));
+        let phase = u8::from((self.taken / DEPTH) % 2 == 0);
         let start = Instant::now();
         let mut entry = [0; ENTRY_BYTES];
         loop {

@@ -160,7 +160,7 @@ impl<L: Link> QueuePairs<L> {
             .with_operation(operation as u8)
             .with_is_meta(true);
         let side = &mut self.sides[self.sender];
-        let is_first_round = (side.sent / ENTRIES).is_multiple_of(2);
+        let is_first_round = (side.sent / ENTRIES) % 2 == 0;
         meta.flags = SendFlags::new()
             .with_phase(is_first_round)
             .with_first(true)
@@ -228,7 +228,7 @@ impl<L: Link> QueuePairs<L> {
         let side = &self.sides[side];
         let number = side.completed + ahead;
         let index = u64::from(number % ENTRIES);
-        let phase = u8::from((number / ENTRIES).is_multiple_of(2));
+        let phase = u8::from((number / ENTRIES) % 2 == 0);
         let address = side.completions + index * COMPLETION_BYTES;
         let mut entry = [0; 16];
         self.driver.read_ram(address, &mut entry);

@@ -80,7 +80,7 @@ impl Disk {
         } else {
             0
         };
-        let phase = u16::from((number / entries).is_multiple_of(2));
+        let phase = u16::from((number / entries) % 2 == 0);
         let mut entry = [0; 16];
         entry[12..14].copy_from_slice(&cid.to_le_bytes());
         entry[14..].copy_from_slice(&(status << 1 | phase).to_le_bytes());

@@ -34,7 +34,7 @@ fn counters(daemon: &Daemon) -> DeviceCounters {
 
 /// The number that counters have for the process.
 fn number(daemon: &Daemon) -> u32 {
-    daemon.pid().as_raw_pid().cast_unsigned()
+    u32::try_from(daemon.pid().as_raw_pid()).unwrap()
 }
 
 #[test]

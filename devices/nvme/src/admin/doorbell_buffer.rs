@@ -32,7 +32,7 @@ impl Engine {
             events: entry.prp2.get(),
         };
         let pages = [shadow.values, shadow.events];
-        if pages.iter().any(|page| !page.is_multiple_of(PAGE)) {
+        if pages.iter().any(|page| page % PAGE != 0) {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
         let session = &mut self.data.session;

@@ -69,7 +69,7 @@ impl Engine {
         let page = self.log_page(&command)?;
         let offset = usize::try_from(command.lpo.get()).map_err(|_| invalid)?;
         let len = usize::try_from(command.bytes()).map_err(|_| invalid)?;
-        if command.offset_type.ot() || !offset.is_multiple_of(4) {
+        if command.offset_type.ot() || offset % 4 != 0 {
             return Err(invalid);
         }
         let part = page.get(offset..).ok_or(invalid)?;

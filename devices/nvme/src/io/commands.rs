@@ -194,12 +194,12 @@ impl Io {
         let len = data_bytes(extent)?;
         let namespace = self.storage.find(entry.nsid.get())?;
         self.data.locate(Purpose::Payload, entry, len)?;
-        if let DirectAccess::File(file) = namespace.backend().direct()
-            && let Some((files, memory)) = self.data.pin(Direction::Read)
-        {
-            let job = command.job(Work::Check);
-            files.check(file, (extent.offset, extent.len), Some(memory), job);
-            return Ok(());
+        if let DirectAccess::File(file) = namespace.backend().direct() {
+            if let Some((files, memory)) = self.data.pin(Direction::Read) {
+                let job = command.job(Work::Check);
+                files.check(file, (extent.offset, extent.len), Some(memory), job);
+                return Ok(());
+            }
         }
         let mut data = self.data.gather(Purpose::Payload, len)?;
         in_steps(namespace, extent, |stored| {

@@ -121,11 +121,11 @@ impl SubmissionQueue {
         if completions.stage(ended.permit, entry, status) {
             cx.flush(completions);
         }
-        if ended.posting == Posting::Twice
-            && let Some(again) = completions.reserve()
-            && completions.stage(again, entry, status)
-        {
-            cx.flush(completions);
+        if ended.posting == Posting::Twice {
+            let again = completions.reserve();
+            if again.is_some_and(|again| completions.stage(again, entry, status)) {
+                cx.flush(completions);
+            }
         }
         if let Some(late) = ended.late {
             completions.keep_late(late);

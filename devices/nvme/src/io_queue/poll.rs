@@ -117,7 +117,7 @@ impl Poller {
             PollPolicy::Adaptive => {}
         }
         self.polls = self.polls.wrapping_add(1);
-        if !self.has_slept && !self.polls.is_multiple_of(POLLS) {
+        if !self.has_slept && self.polls % POLLS != 0 {
             return Wait::Poll;
         }
         let now = clock();

@@ -13,7 +13,7 @@ impl Ring {
     /// Whether it lies in the address space, from a page boundary on.
     pub(crate) fn fits(self, entry_bytes: u64) -> bool {
         let end = self.base.checked_add(u64::from(self.entries) * entry_bytes);
-        self.base.is_multiple_of(PAGE) && end.is_some()
+        self.base % PAGE == 0 && end.is_some()
     }
 
     /// The address of a slot.

@@ -58,9 +58,10 @@ impl Unflushed {
                 contents: contents.into(),
             });
         }
-        while state.bytes > MOST_BYTES
-            && let Some(oldest) = state.former.pop_front()
-        {
+        while state.bytes > MOST_BYTES {
+            let Some(oldest) = state.former.pop_front() else {
+                break;
+            };
             state.gave_up(&oldest);
         }
     }

@@ -341,7 +341,7 @@ impl Driver {
     #[track_caller]
     pub(crate) fn ats_log(&mut self) -> Vec<u64> {
         let page = self.fetch(get_log(dma_log::ATS_LID, 0, 64), 64);
-        let words = page.as_chunks::<8>().0.iter();
+        let words = page.chunks_exact(8).filter_map(<[u8]>::first_chunk);
         words.map(|word| u64::from_le_bytes(*word)).collect()
     }
 

@@ -90,10 +90,10 @@ impl Switch {
             let windows: Vec<BarWindow> = windows.collect();
             self.publish(leaving, &windows, &Descriptor::default());
             self.vanished.insert(leaving, Vanished { name, windows });
-            if self.vanished.len() > MAX_PORTS
-                && let Some((oldest, _)) = self.vanished.pop_first()
-            {
-                self.forget(oldest);
+            if self.vanished.len() > MAX_PORTS {
+                if let Some((oldest, _)) = self.vanished.pop_first() {
+                    self.forget(oldest);
+                }
             }
         } else {
             self.forget(leaving);
@@ -112,9 +112,10 @@ impl Switch {
             let awaited = port.awaited.take_if(|awaited| awaited.name == name);
             awaited.map(|_| *id)
         });
-        if let Some(next) = next
-            && let Err(reason) = self.welcome(next, name)
-        {
+        let Some(next) = next else {
+            return;
+        };
+        if let Err(reason) = self.welcome(next, name) {
             self.cut_off(next, reason);
         }
     }

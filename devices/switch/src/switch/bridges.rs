@@ -85,10 +85,10 @@ impl Switch {
     /// Once no endpoint has windows, nothing is known, and nothing is asked.
     pub(super) fn forget_bridges(&mut self) {
         let has_windows = self.ports.values().any(|port| !port.announced.is_empty());
-        if !has_windows
-            && self.vanished.is_empty()
-            && let Some(forwarding) = &mut self.forwarding
-        {
+        if has_windows || !self.vanished.is_empty() {
+            return;
+        }
+        if let Some(forwarding) = &mut self.forwarding {
             forwarding.forget();
         }
     }

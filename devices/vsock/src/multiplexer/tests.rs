@@ -401,9 +401,7 @@ struct Program {
 impl Program {
     fn read(&mut self) {
         let mut space = [0; 4096];
-        while let Ok(count) = self.stream.read(&mut space)
-            && count > 0
-        {
+        while let Ok(count @ 1..) = self.stream.read(&mut space) {
             self.arrived.extend(&space[..count]);
         }
     }

@@ -155,10 +155,10 @@ fn a_child_leaves_the_parent_s_mapping_alone(gpu: &Gpu) -> anyhow::Result<()> {
     let mut bytes = numbers(3);
     buffer.mapping().write(0, &bytes)?;
     let ended = in_child(|| store_in_child(buffer.mapping()))?;
-    if let Some(first) = bytes.first_mut()
-        && lived(ended)?
-    {
-        *first = MARK;
+    if lived(ended)? {
+        if let Some(first) = bytes.first_mut() {
+            *first = MARK;
+        }
     }
     ensure!(
         loaded(buffer.mapping())? == bytes,

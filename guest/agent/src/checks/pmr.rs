@@ -220,8 +220,8 @@ fn runs_of(record: &[u8], data: &[u8]) -> anyhow::Result<Option<u64>> {
         );
         return Ok(None);
     }
-    let (words, _) = record.as_chunks::<8>();
-    let [magic, runs, sum] = words else {
+    let words: Vec<&[u8; 8]> = words_of(record).collect();
+    let [magic, runs, sum] = *words else {
         anyhow::bail!("a record of {} words", words.len());
     };
     ensure!(
@@ -238,10 +238,13 @@ fn runs_of(record: &[u8], data: &[u8]) -> anyhow::Result<Option<u64>> {
 
 /// FNV-1a over 64-bit words.
 fn checksum(data: &[u8]) -> u64 {
-    let (words, _) = data.as_chunks::<8>();
-    words.iter().fold(0xcbf2_9ce4_8422_2325, |sum, word| {
+    words_of(data).fold(0xcbf2_9ce4_8422_2325, |sum, word| {
         (sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x0000_0100_0000_01b3)
     })
+}
+
+fn words_of(data: &[u8]) -> impl Iterator<Item = &[u8; 8]> {
+    data.chunks_exact(8).filter_map(<[u8]>::first_chunk)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ impl Run for Provider {
             "the p2pmem of {device} is not published; the nvme driver does that only for a CMB with RDS and WDS ({description})"
         );
         ensure!(
-            state.available.is_multiple_of(PAGE) && (1..=state.size).contains(&state.available),
+            state.available % PAGE == 0 && (1..=state.size).contains(&state.available),
             "{} of the {} bytes of the p2pmem of {device} are available; queues in the CMB leave less than all, but not \
              none: give it a larger CMB, or set nvme.use_cmb_sqes=0",
             state.available,

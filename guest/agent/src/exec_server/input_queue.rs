@@ -72,6 +72,8 @@ impl InputQueue {
 mod tests {
     use std::io::Read;
 
+    use rustix::pipe::pipe;
+
     use super::*;
 
     #[test]
@@ -86,9 +88,9 @@ mod tests {
 
     #[test]
     fn input_goes_as_far_as_the_pipe_takes_it() {
-        let (mut reader, writer) = std::io::pipe().unwrap();
+        let (reader, writer) = pipe().unwrap();
         rustix::io::ioctl_fionbio(&writer, true).unwrap();
-        let mut input = File::from(std::os::fd::OwnedFd::from(writer));
+        let (mut reader, mut input) = (File::from(reader), File::from(writer));
         let mut queue = InputQueue::default();
         let mut sent = 0;
         // A pipe holds 64 KiB, so the second window does not fit.
@@ -108,9 +110,9 @@ mod tests {
 
     #[test]
     fn input_of_a_program_that_reads_no_more_is_dropped() {
-        let (reader, writer) = std::io::pipe().unwrap();
+        let (reader, writer) = pipe().unwrap();
         drop(reader);
-        let mut input = File::from(std::os::fd::OwnedFd::from(writer));
+        let mut input = File::from(writer);
         let mut queue = InputQueue::default();
         queue.push(b"abc").unwrap();
         assert_eq!(queue.write_to(Some(&mut input)), 3);

@@ -186,12 +186,12 @@ impl RunningProgram {
     fn pass_input(&mut self, stream: &mut Option<VsockStream>) {
         let mut queue = self.shared.input.lock();
         let taken = queue.write_to(self.streams.input.as_mut());
-        if queue.is_finished()
-            && let Some(mut input) = self.streams.input.take()
-            && self.streams.is_terminal
-        {
-            // A terminal has no end of its own.
-            let _ = io::Write::write(&mut input, END_OF_INPUT);
+        if queue.is_finished() {
+            let input = self.streams.input.take();
+            if let Some(mut input) = input.filter(|_| self.streams.is_terminal) {
+                // A terminal has no end of its own.
+                let _ = io::Write::write(&mut input, END_OF_INPUT);
+            }
         }
         drop(queue);
         if taken > 0 {
@@ -245,9 +245,10 @@ fn wait_limit(since_left: Option<Duration>, is_killed: bool) -> Option<Duration>
 
 /// Sends a message, unless the host is gone. What a program says then is lost, as in a terminal that was closed.
 fn send(stream: &mut Option<VsockStream>, message: &GuestMessage) {
-    if let Some(to) = stream
-        && message.write_to(to).is_err()
-    {
+    let Some(to) = stream else {
+        return;
+    };
+    if message.write_to(to).is_err() {
         // The thread that reads finds the same, and has the program ended.
         let _ = to.shutdown(std::net::Shutdown::Both);
     }

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context;
 use peerbar_exec::TerminalSize;
+use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
@@ -31,17 +32,17 @@ pub(super) struct Streams {
 impl Streams {
     /// Pipes for `command`.
     pub(super) fn pipes(command: &mut Command) -> anyhow::Result<Self> {
-        let (their_input, input) = std::io::pipe().context("cannot make a pipe")?;
-        let (output, their_output) = std::io::pipe().context("cannot make a pipe")?;
-        let (errors, their_errors) = std::io::pipe().context("cannot make a pipe")?;
+        let pipe = || pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe");
+        let ((their_input, input), (output, their_output)) = (pipe()?, pipe()?);
+        let (errors, their_errors) = pipe()?;
         command
             .stdin(their_input)
             .stdout(their_output)
             .stderr(their_errors);
         Ok(Self {
-            input: Some(not_blocking(input.into())?),
-            output: Some(not_blocking(output.into())?),
-            errors: Some(not_blocking(errors.into())?),
+            input: Some(not_blocking(input)?),
+            output: Some(not_blocking(output)?),
+            errors: Some(not_blocking(errors)?),
             is_terminal: false,
             terminal: None,
         })

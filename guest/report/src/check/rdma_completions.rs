@@ -65,9 +65,8 @@ impl CheckKind for RdmaCompletions {
         let nic = keys.nic_name("nic")?;
         let memory = RdmaMemory::read(keys, "memory")?;
         let loses: Option<Spanned<bool>> = keys.optional("loses")?;
-        if let Some(loses) = loses.as_ref().filter(|it| *it.get_ref())
-            && memory.gpu().is_none()
-        {
+        let loses_memory = loses.as_ref().filter(|it| *it.get_ref());
+        if let Some(loses) = loses_memory.filter(|_| memory.gpu().is_none()) {
             let message = "`loses` takes memory of a GPU: write `memory = { vram = \"NAME\" }`";
             return Err(TableError::new(loses.span(), message));
         }

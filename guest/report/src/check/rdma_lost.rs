@@ -165,10 +165,8 @@ impl CheckKind for RdmaLost {
             );
             return Err(TableError::new(at, message));
         }
-        if let Some(gpu) = lost.from.gpu()
-            && lost.loses == gpu
-            && lost.to == lost.from
-        {
+        let gpu = lost.from.gpu().filter(|gpu| *gpu == lost.loses);
+        if let Some(gpu) = gpu.filter(|_| lost.to == lost.from) {
             let message = format!(
                 "`from` and `to` are both of `{gpu}`, which `loses` names: name another memory on one side"
             );

@@ -61,9 +61,8 @@ impl CheckKind for VfioNvme {
         let with = keys.buffer("with")?;
         let at = with.span();
         let with = with.into_inner();
-        if let Some(name) = with.provider()
-            && keys.inventory.find_gpu(name).is_none()
-        {
+        let provider = with.provider();
+        if let Some(name) = provider.filter(|name| keys.inventory.find_gpu(name).is_none()) {
             let message = format!("`with` takes the memory of a GPU, and `{name}` is none");
             return Err(TableError::new(at, message));
         }

@@ -224,7 +224,9 @@ impl Reader {
         let name = shortened(result.name);
         let mut subtests = Vec::new();
         let mut diagnostics = Vec::new();
-        while let Some(level) = self.nested.pop_if(|level| level.indent > indent) {
+        let outer = self.nested.iter().rposition(|level| level.indent <= indent);
+        let deeper = outer.map_or(0, |at| at.saturating_add(1));
+        for level in self.nested.split_off(deeper).into_iter().rev() {
             if let Some(flaw) = level.flaw(&format!("`{name}`")) {
                 self.flaw(flaw);
             }

@@ -92,9 +92,7 @@ impl<'i> GroupDocument<'i> {
         for (kind, tables) in &guest.tables {
             own.insert(key(kind), array(tables.clone()));
         }
-        if let Some(name) = own.get_mut("name")
-            && let DeValue::String(text) = name.get_mut()
-        {
+        if let Some(DeValue::String(text)) = own.get_mut("name").map(Spanned::get_mut) {
             *text = Cow::Owned(format!("{text}-{}", guest.name));
         }
         if let Some(machine) = &guest.machine {

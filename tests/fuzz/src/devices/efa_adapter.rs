@@ -196,7 +196,7 @@ impl Bench {
     /// Carries out an admin command; its status. It is completed whatever it says.
     fn command(&mut self, opcode: u8, flags: u8, payload: &[u8]) -> u8 {
         let index = u64::from(self.submitted % DEPTH);
-        let phase = u8::from((self.submitted / DEPTH).is_multiple_of(2));
+        let phase = u8::from((self.submitted / DEPTH) % 2 == 0);
         let id = self.submitted & 0xfff;
         let mut entry = [0; ENTRY_BYTES];
         entry[..2].copy_from_slice(&id.to_le_bytes());

@@ -258,11 +258,10 @@ impl Bench {
         };
         let mut found = vec![0; len];
         self.read_memory(start, &mut found);
-        let (known, _) = self.expected.at(start, len).as_chunks_mut::<4>();
-        for (known, found) in known.iter_mut().zip(found.as_chunks::<4>().0) {
-            let are_nans = [*known, *found].map(f32::from_le_bytes).map(f32::is_nan);
-            if are_nans == [true, true] {
-                *known = *found;
+        let known = self.expected.at(start, len).chunks_exact_mut(4);
+        for (known, found) in known.zip(found.chunks_exact(4)) {
+            if is_nan(known) && is_nan(found) {
+                known.copy_from_slice(found);
             }
         }
     }
@@ -284,6 +283,12 @@ impl Bench {
             }
         }
     }
+}
+
+/// Whether these four bytes are a float that is no number.
+fn is_nan(bytes: &[u8]) -> bool {
+    let word = bytes.first_chunk();
+    word.is_some_and(|word| f32::from_le_bytes(*word).is_nan())
 }
 
 #[cfg(test)]

@@ -215,10 +215,11 @@ impl Client {
                 true
             }
             Step::Fill(which, value) => {
-                if let Some((kind, fd)) = self.which(*which)
-                    // A write to the others may raise SIGPIPE.
-                    && !matches!(kind, Kind::Socket | Kind::Packets | Kind::PipeWrite)
-                {
+                // A write to a socket or a pipe may raise SIGPIPE.
+                let fillable = self.which(*which).filter(|(kind, _)| {
+                    !matches!(kind, Kind::Socket | Kind::Packets | Kind::PipeWrite)
+                });
+                if let Some((_, fd)) = fillable {
                     let set = |flags| rustix::fs::fcntl_setfl(fd, flags);
                     // As far as it can be written without waiting.
                     let _ = set(OFlags::NONBLOCK)

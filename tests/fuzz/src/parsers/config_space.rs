@@ -52,9 +52,7 @@ fn check(space: &ConfigSpace) {
     }
     for bar in space.bars() {
         if let Some(window) = space.window(bar) {
-            assert!(
-                window.is_multiple_of(bar.size()) && window.checked_add(bar.size() - 1).is_some()
-            );
+            assert!(window % bar.size() == 0 && window.checked_add(bar.size() - 1).is_some());
         }
     }
 }

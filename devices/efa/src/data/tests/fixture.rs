@@ -458,7 +458,7 @@ impl Adapter {
             self.ram
                 .read(address, &mut entry[..queue.entry_bytes])
                 .unwrap();
-            let phase = (queue.consumed / u32::from(ENTRIES)).is_multiple_of(2);
+            let phase = (queue.consumed / u32::from(ENTRIES)) % 2 == 0;
             let completion = ExtendedCompletion::read_from_bytes(&entry).unwrap();
             if completion.base.common.flags.phase() != phase {
                 if queue.is_polled && !all.is_empty() {

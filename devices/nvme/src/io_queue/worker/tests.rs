@@ -218,7 +218,7 @@ impl Scene {
         let mut entry = CompletionEntry::new_zeroed();
         let at = completions(id) + u64::from(*head % ENTRIES) * 16;
         self.ram.read(at, entry.as_mut_bytes()).unwrap();
-        let phase = (*head / ENTRIES).is_multiple_of(2);
+        let phase = (*head / ENTRIES) % 2 == 0;
         (entry.status.phase() == phase).then(|| {
             *head += 1;
             let doorbell = Doorbell::CompletionHead(id);

@@ -227,7 +227,7 @@ impl Entry {
         if self.flags & 1 == 0 {
             return Ok(None);
         }
-        if !self.fence.is_multiple_of(16) {
+        if self.fence % 16 != 0 {
             return Err(BAD_COMMAND);
         }
         let in_vram = self.flags & 4 != 0;
@@ -292,7 +292,7 @@ fn decode(entry: &Entry) -> Result<Operation, u8> {
         5 => launch(entry)?,
         WRITE_WORD | WAIT => {
             let [at, value, size, mask, ..] = entry.operands;
-            if !matches!(size, 4 | 8) || !at.is_multiple_of(size) {
+            if !matches!(size, 4 | 8) || at % size != 0 {
                 return Err(BAD_COMMAND);
             }
             match entry.opcode {
@@ -479,10 +479,8 @@ impl Memories {
                 let mut sum = 0_u64;
                 for (start, len) in steps(count * 4) {
                     let data = self.fetch(after(from, start), len)?;
-                    let (words, _) = data.as_chunks();
-                    let numbers = words
-                        .iter()
-                        .map(|word| u64::from(u32::from_le_bytes(*word)));
+                    let words = data.chunks_exact(4).filter_map(<[u8]>::first_chunk);
+                    let numbers = words.map(|word| u64::from(u32::from_le_bytes(*word)));
                     sum = numbers.fold(sum, u64::wrapping_add);
                 }
                 Ok(sum)
@@ -493,9 +491,12 @@ impl Memories {
                 for (start, len) in steps(count) {
                     let data = self.fetch(after(from, start), len)?;
                     let mut table = self.fetch(bins, 1024)?;
-                    let (words, _) = table.as_chunks_mut();
+                    let mut words: Vec<&mut [u8; 4]> = table
+                        .chunks_exact_mut(4)
+                        .filter_map(<[u8]>::first_chunk_mut)
+                        .collect();
                     for byte in data {
-                        let word: &mut [u8; 4] = &mut words[usize::from(byte)];
+                        let word = &mut *words[usize::from(byte)];
                         *word = u32::from_le_bytes(*word).wrapping_add(1).to_le_bytes();
                     }
                     self.store(bins, &table)?;
@@ -527,8 +528,9 @@ impl Memories {
         for (start, len) in steps(length) {
             let mut left = self.fetch(after(one, start), len)?;
             let right = self.fetch(after(other, start), len)?;
-            let (words, _) = left.as_chunks_mut::<4>();
-            for (left, right) in words.iter_mut().zip(right.as_chunks::<4>().0) {
+            let words = left.chunks_exact_mut(4).filter_map(<[u8]>::first_chunk_mut);
+            let others = right.chunks_exact(4).filter_map(<[u8]>::first_chunk);
+            for (left, right) in words.zip(others) {
                 let (a, b) = (f32::from_le_bytes(*left), f32::from_le_bytes(*right));
                 *left = scale.map_or(a + b, |scale| scale * a + b).to_le_bytes();
             }
