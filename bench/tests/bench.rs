@@ -2,28 +2,29 @@
 //! machine, however busy, holds.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context, ensure};
+use peerbar_lab::programs::program;
 use serde_json::Value;
 use tempfile::TempDir;
 
-const PROGRAM: &str = concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../target/peerbar/peerbar-bench"
-);
+/// The program.
+static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| program("peerbar-bench").unwrap());
 
 /// A short measurement: the folder with its results, and its figures by their names.
 fn measure(suite: &[&str]) -> anyhow::Result<(TempDir, BTreeMap<String, Value>)> {
     let folder = tempfile::tempdir()?;
-    let output = Command::new(PROGRAM)
+    let output = Command::new(&*PROGRAM)
         .args(suite)
         .args(["--quick", "--runs"])
         .arg(folder.path().join("runs"))
         .current_dir(&folder)
         .env("TMPDIR", folder.path())
         .output()
-        .with_context(|| format!("{PROGRAM}: run scripts/build first"))?;
+        .context("peerbar-bench does not start")?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.code() == Some(0), "{said}");
     let results = std::fs::read(folder.path().join("runs/latest/results.json"))?;
@@ -56,7 +57,7 @@ fn short_host_suite_has_every_figure() {
         assert!(figure["ratio"].as_f64().unwrap() > 0.0, "{figure}");
     }
     let results = folder.path().join("runs/latest");
-    let compared = Command::new(PROGRAM)
+    let compared = Command::new(&*PROGRAM)
         .arg("compare")
         .args([&results, &results])
         .output()

@@ -90,7 +90,7 @@ fn first_bad_commit_is_found_and_the_tree_stays_clean() {
     let tree = folder.path().join("tree");
     fs::write(tree.join("number"), "changed and not committed").unwrap();
     let before = state(&tree).unwrap();
-    let output = Command::new(PEERBAR)
+    let output = Command::new(&*PEERBAR)
         .args([
             "bisect",
             "HEAD~6",
@@ -124,7 +124,7 @@ fn first_bad_commit_is_found_and_the_tree_stays_clean() {
 fn bisect_refuses_what_is_no_commit_or_no_tree() {
     let folder = folder(&["good"]).unwrap();
     let refused = |words: &[&str]| {
-        let mut peerbar = Command::new(PEERBAR);
+        let mut peerbar = Command::new(&*PEERBAR);
         let output = peerbar
             .arg("bisect")
             .args(words)

@@ -99,7 +99,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 
 /// What the command prints on either stream.
 fn run(command: &str, fails: bool, folder: &Path) -> anyhow::Result<String> {
-    let programs = Path::new(PEERBAR).parent().context("no folder")?;
+    let programs = PEERBAR.parent().context("no folder")?;
     let path = std::env::var("PATH").unwrap_or_default();
     let output = Command::new("sh")
         .args(["-c", &format!("exec 2>&1; {command}")])

@@ -232,7 +232,7 @@ fn a_killed_launcher_leaves_no_process() {
 fn wrong_qemu_is_a_usage_error() {
     let folder = tempfile::tempdir().unwrap();
     for file in ["Cargo.toml", "/bin/true", "/no/such/qemu"] {
-        let output = Command::new(PEERBAR)
+        let output = Command::new(&*PEERBAR)
             .args(["run", "--qemu", file])
             .env("PEERBAR_CACHE", folder.path())
             .output()
@@ -250,7 +250,7 @@ fn wrong_qemu_is_a_usage_error() {
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn guest_that_kvm_gives_up_ends_its_run() {
     let folder = tempfile::tempdir().unwrap();
-    let agent = Path::new(PEERBAR).with_file_name("peerbar-agent");
+    let agent = PEERBAR.with_file_name("peerbar-agent");
     let needs = GuestNeeds::default();
     let artifacts = Artifacts::prepare(&Own::default(), &needs, &agent, &signals::NONE).unwrap();
     let qemu = folder.path().join("qemu-system-x86_64");
@@ -261,7 +261,7 @@ fn guest_that_kvm_gives_up_ends_its_run() {
         1,
     );
     write_script(&qemu, &script).unwrap();
-    let output = Command::new(PEERBAR)
+    let output = Command::new(&*PEERBAR)
         .args(["run", "root-ports", "--timeout", "5m", "--qemu"])
         .arg(&qemu)
         .current_dir(&folder)
@@ -311,7 +311,7 @@ fn signal_while_images_are_made_leaves_nothing() {
         endless_mmdebstrap(folder.path()).unwrap();
         let cache = folder.path().join("cache");
         let start = || {
-            Command::new(PEERBAR)
+            Command::new(&*PEERBAR)
                 .arg("run")
                 .env("PEERBAR_CACHE", &cache)
                 .env("PATH", format!("{}:/usr/bin:/bin", folder.path().display()))

@@ -54,7 +54,7 @@ impl Kept {
 
     /// A `peerbar` in the folder of the run, with its streams on pipes.
     fn start_peerbar(&self, words: &[&str]) -> Child {
-        Command::new(PEERBAR)
+        Command::new(&*PEERBAR)
             .args(words)
             .current_dir(self.folder())
             .stdin(Stdio::piped())
@@ -315,7 +315,7 @@ impl Terminal {
 fn shell_has_job_control(kept: &Kept) {
     let (mut terminal, theirs) = Terminal::new(50, 132);
     let theirs = File::from(theirs);
-    let mut shell = Command::new(PEERBAR)
+    let mut shell = Command::new(&*PEERBAR)
         .args(["shell", "--attach"])
         .current_dir(kept.folder())
         .stdin(theirs.try_clone().unwrap())
@@ -350,7 +350,7 @@ fn shell_has_job_control(kept: &Kept) {
 fn exec_boots_a_guest_and_ends_it() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("kept.toml"), SCENARIO).unwrap();
-    let unknown = Command::new(PEERBAR)
+    let unknown = Command::new(&*PEERBAR)
         .args(["exec", "kept.toml", "--", "ls", "{disk9}"])
         .current_dir(folder.path())
         .output()
@@ -358,7 +358,7 @@ fn exec_boots_a_guest_and_ends_it() {
     assert_eq!(unknown.status.code(), Some(2));
     // Nothing has begun.
     assert!(!folder.path().join("runs").exists());
-    let mut child = Command::new(PEERBAR)
+    let mut child = Command::new(&*PEERBAR)
         .args(["exec", "kept.toml", "--share-rw", "--", "sh", "-c"])
         .arg("cat > written; mount | grep /host; exit 9")
         .current_dir(folder.path())
@@ -404,7 +404,7 @@ fn exec_says_how_its_guest_died() {
             "peerbar: the guest ended early (exit status: 0): the console says: ",
         ),
     ] {
-        let output = Command::new(PEERBAR)
+        let output = Command::new(&*PEERBAR)
             .args(["exec", scenario, "--", "sh", "-c", panic])
             .current_dir(folder.path())
             .output()

@@ -30,10 +30,10 @@ expect = ["peerbar.test=1"]
 
 /// `peerbar run --dry-run` in `folder`.
 pub(crate) fn dry_run(folder: &Path, words: &[&str]) -> anyhow::Result<Output> {
-    let mut peerbar = Command::new(PEERBAR);
+    let mut peerbar = Command::new(&*PEERBAR);
     peerbar.args(["run", "--dry-run"]).args(words);
     let output = peerbar.current_dir(folder).output();
-    output.with_context(|| format!("{PEERBAR}: run scripts/build first"))
+    output.context("peerbar does not start")
 }
 
 fn refusal(folder: &Path) -> anyhow::Result<String> {

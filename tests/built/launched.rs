@@ -21,7 +21,7 @@ impl Launched {
     /// Starts it with these words, and with the folder of its runs.
     pub(crate) fn start(folder: TempDir, words: &[&str]) -> anyhow::Result<Self> {
         fs::create_dir(folder.path().join("sockets"))?;
-        let mut launcher = Command::new(PEERBAR)
+        let mut launcher = Command::new(&*PEERBAR)
             .args(words)
             .arg("--runs")
             .arg(folder.path().join("runs"))
@@ -30,7 +30,7 @@ impl Launched {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .with_context(|| format!("{PEERBAR}: run scripts/build first"))?;
+            .context("peerbar does not start")?;
         let stderr = BufReader::new(launcher.stderr.take().context("no stderr")?);
         Ok(Self {
             launcher,

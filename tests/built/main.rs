@@ -1,4 +1,4 @@
-//! `peerbar` with the programs that `scripts/build` makes, mostly in real guests: `scripts/test` runs it, after that.
+//! `peerbar` with the servers that are built, mostly in real guests: `scripts/test` runs it.
 
 mod bisect;
 mod chapter;
@@ -21,16 +21,19 @@ mod several_guests;
 mod timeline;
 mod your_program;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::LazyLock;
 
 use anyhow::Context;
+use peerbar_lab::programs::program;
 
-const PEERBAR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/peerbar/peerbar");
+/// The command.
+static PEERBAR: LazyLock<PathBuf> = LazyLock::new(|| program("peerbar").unwrap());
 
 /// `peerbar` with these words, to be started in `folder`.
 fn command(words: &[&str], folder: &Path) -> Command {
-    let mut command = Command::new(PEERBAR);
+    let mut command = Command::new(&*PEERBAR);
     command.args(words).current_dir(folder);
     command
 }
@@ -38,5 +41,5 @@ fn command(words: &[&str], folder: &Path) -> Command {
 /// Runs `peerbar` with these words in `folder`.
 fn peerbar(words: &[&str], folder: &Path) -> anyhow::Result<Output> {
     let output = command(words, folder).output();
-    output.with_context(|| format!("{PEERBAR}: run scripts/build first"))
+    output.context("peerbar does not start")
 }

@@ -54,9 +54,7 @@ pub(crate) struct OwnGuest {
 impl OwnGuest {
     /// Makes it in `folder`.
     pub(crate) fn make(folder: &Path) -> anyhow::Result<Self> {
-        let programs = Path::new(PEERBAR)
-            .parent()
-            .context("no folder of programs")?;
+        let programs = PEERBAR.parent().context("no folder of programs")?;
         let agent = programs.join("peerbar-agent");
         let needs = GuestNeeds {
             modules: vec!["nvme".to_owned()],

@@ -7,8 +7,8 @@ use std::process::{Child, Stdio};
 use anyhow::Context;
 use serde_json::Value;
 
+use crate::command;
 use crate::disks::{copy, two_disks};
-use crate::{PEERBAR, command};
 
 /// Through the memory of a disk, from peer to peer.
 const CMB: &str = "{ p2pmem = \"disk0\" }";
@@ -28,7 +28,7 @@ fn start(folder: &Path, size: u64) -> anyhow::Result<Child> {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn();
-    run.with_context(|| format!("{PEERBAR}: run scripts/build first"))
+    run.context("peerbar does not start")
 }
 
 #[test]

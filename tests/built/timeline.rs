@@ -23,7 +23,11 @@ fn printed(words: &[&str], folder: &Path) -> anyhow::Result<String> {
 /// The rows that Perfetto's trace processor answers to each query.
 fn queried(trace: &Path, queries: &[&str]) -> anyhow::Result<Vec<Vec<Value>>> {
     let processor = Path::new(PROJECT).join("target/perfetto");
-    ensure!(processor.is_dir(), "run scripts/perfetto first");
+    let fetched = Command::new(Path::new(PROJECT).join("tests/perfetto/fetch")).status();
+    ensure!(
+        fetched?.success(),
+        "tests/perfetto/fetch has not got Perfetto's trace processor"
+    );
     let mut node = Command::new("node")
         .arg(Path::new(PROJECT).join("tests/perfetto/query.mjs"))
         .arg(processor)
