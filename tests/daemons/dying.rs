@@ -5,8 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
+use peerbar_test_daemon::new_seed;
 
-use crate::environment::{number, seed};
+use crate::environment::number;
 use crate::machine::{Action, Machine, Moment};
 use crate::shared::Part;
 
@@ -66,8 +67,7 @@ fn moment(random: &mut Rng) -> (Moment, Kind, Duration) {
 #[ignore = "takes what scripts/build makes, and long; scripts/dying runs it"]
 fn parts_die_and_data_and_other_parts_stay() {
     let moments = number("PEERBAR_DYING_MOMENTS").unwrap_or(200);
-    let seed = seed();
-    println!("PEERBAR_DYING_SEED={seed}");
+    let seed = new_seed();
     let mut random = Rng::with_seed(seed);
     let mut machine = Machine::start(seed).unwrap();
     let mut done = BTreeMap::new();

@@ -14,7 +14,9 @@ mod processes;
 
 use std::time::Duration;
 
-use crate::environment::{number, seed};
+use peerbar_test_daemon::new_seed;
+
+use crate::environment::number;
 
 /// One in this number of the planned kills and stops must happen, all boots together: a limit of time leaves out the others.
 const LEAST_SHARE: usize = 4;
@@ -24,7 +26,7 @@ const LEAST_SHARE: usize = 4;
 fn parts_die_under_load_flushed_data_and_others_stay() {
     let boots = number("PEERBAR_DYING_BOOTS").unwrap_or(2);
     let limit = Duration::from_secs(number("PEERBAR_DYING_SECONDS").unwrap_or(600));
-    let seed = seed();
+    let seed = new_seed();
     let (mut failed, mut planned, mut kills, mut stops) = (0, 0, 0, 0);
     for seed in (seed..).take(usize::try_from(boots).unwrap()) {
         match boot::run(seed, limit) {
@@ -36,9 +38,7 @@ fn parts_die_under_load_flushed_data_and_others_stay() {
             }
             Err(error) => {
                 failed += 1;
-                eprintln!(
-                    "FAILED: {error:#}; PEERBAR_DYING_SEED={seed} scripts/dying 1 repeats it"
-                );
+                eprintln!("FAILED: {error:#}; PEERBAR_TEST_SEED={seed} scripts/dying 1 repeats it");
             }
         }
     }

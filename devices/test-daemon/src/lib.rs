@@ -1,4 +1,5 @@
-//! A server as a process, for tests: it starts in a folder of its own, says `ready`, and is killed when it is dropped.
+//! A server as a process, for tests: it starts in a folder of its own, says `ready`, and is killed when it is dropped. Tests with
+//! random input get their seed here, too ([`seed()`]).
 //!
 //! ```no_run
 //! # use peerbar_test_daemon::DaemonCommand;
@@ -15,9 +16,11 @@ mod command;
 mod daemon;
 mod former_client;
 mod killed_server;
+mod seed;
 mod usage;
 
 pub use command::DaemonCommand;
 pub use daemon::{Daemon, Exit};
 pub use former_client::check_former_client;
 pub use killed_server::check_killed_server;
+pub use seed::{new_seed, seed};

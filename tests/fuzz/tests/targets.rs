@@ -9,6 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use peerbar_fuzz::{TARGETS, Target};
+use peerbar_test_daemon::seed;
 
 /// The longest input that is made.
 const LONGEST: usize = 4096;
@@ -68,12 +69,12 @@ targets_hold! {
     vfio_user_framing
 }
 
-/// Runs a target with its corpus, then with changed inputs, always the same ones.
+/// Runs a target with its corpus, then with inputs that are changed from it.
 fn hold(name: &str) {
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
     let corpus = corpus(target);
     corpus.iter().for_each(|input| (target.run)(input));
-    let mut random = fastrand::Rng::with_seed(0x7065_6572);
+    let mut random = fastrand::Rng::with_seed(seed());
     for _ in 0..target.short {
         let mut input = random.choice(&corpus).cloned().unwrap_or_default();
         for _ in 0..random.usize(1..=CHANGES) {

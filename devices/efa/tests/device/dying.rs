@@ -15,7 +15,7 @@ use fastrand::Rng;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
 use peerbar_fabric::PEER_TIME_OUT;
-use peerbar_test_daemon::{Daemon, DaemonCommand};
+use peerbar_test_daemon::{Daemon, DaemonCommand, new_seed};
 use rustix::process::Signal;
 use vfio_user::Client;
 
@@ -348,9 +348,7 @@ fn number(name: &str, default: u64) -> u64 {
 #[ignore = "takes what scripts/build makes, and long; scripts/dying runs it"]
 fn parts_die_and_no_request_lies() {
     let moments = number("PEERBAR_DYING_MOMENTS", 200);
-    let seed = number("PEERBAR_DYING_SEED", fastrand::u64(..));
-    println!("PEERBAR_DYING_SEED={seed}");
-    let mut random = Rng::with_seed(seed);
+    let mut random = Rng::with_seed(new_seed());
     let mut adapters = AdapterPair::start(random.fork());
     let mut done: BTreeMap<_, u64> = BTreeMap::new();
     let begun = Instant::now();

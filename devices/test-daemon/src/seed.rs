@@ -1,0 +1,41 @@
+//! The seed of a test with random input.
+
+use std::env;
+use std::hash::{BuildHasher, RandomState};
+
+/// A test that fails with a seed fails with it again.
+const VARIABLE: &str = "PEERBAR_TEST_SEED";
+/// What a test has that the environment gives no seed.
+const FIXED: u64 = 1;
+
+/// Returns the seed in the environment variable `PEERBAR_TEST_SEED`, or else a fixed one. Prints it: a test that fails
+/// shows how to repeat it.
+///
+/// # Panics
+/// If the variable has no number.
+#[must_use]
+pub fn seed() -> u64 {
+    printed(from_environment().unwrap_or(FIXED))
+}
+
+/// Like [`seed`], but with a new one if the environment gives none.
+///
+/// # Panics
+/// If the variable has no number.
+#[must_use]
+pub fn new_seed() -> u64 {
+    // A `RandomState` has random keys. 32 bits are a number that people can copy.
+    let new = || RandomState::new().hash_one(VARIABLE) >> 32;
+    printed(from_environment().unwrap_or_else(new))
+}
+
+fn printed(seed: u64) -> u64 {
+    println!("{VARIABLE}={seed}");
+    seed
+}
+
+fn from_environment() -> Option<u64> {
+    let text = env::var(VARIABLE).ok()?;
+    let seed = text.parse();
+    Some(seed.unwrap_or_else(|_| panic!("{VARIABLE}={text}: expected a number")))
+}
