@@ -42,15 +42,9 @@ impl Delayed {
         if !self.runs(raise) {
             return false;
         }
-        let mut state = self.queue.state.lock();
-        if state.waiting.len() >= MOST {
-            return false;
-        }
-        let number = state.count;
-        state.count = number.wrapping_add(1);
-        state.waiting.insert((Instant::now() + by, number, vector));
+        let is_added = self.queue.state.lock().add(vector, Instant::now() + by);
         self.queue.changed.notify_one();
-        true
+        is_added
     }
 
     /// Forgets all that are not due yet.
@@ -94,19 +88,38 @@ impl Queue {
     fn serve(&self, raise: impl Fn(u16)) {
         let mut state = self.state.lock();
         while !state.stop {
-            let now = Instant::now();
+            if let Some(vector) = state.take_due(Instant::now()) {
+                // Its raising takes locks of others.
+                parking_lot::MutexGuard::unlocked(&mut state, || raise(vector));
+                continue;
+            }
             match state.waiting.first().copied() {
-                Some((due, ..)) if due > now => {
+                Some((due, ..)) => {
                     self.changed.wait_until(&mut state, due);
-                }
-                Some(first @ (.., vector)) => {
-                    state.waiting.remove(&first);
-                    // Its raising takes locks of others.
-                    parking_lot::MutexGuard::unlocked(&mut state, || raise(vector));
                 }
                 None => self.changed.wait(&mut state),
             }
         }
+    }
+}
+
+impl DelayedState {
+    /// Adds an interrupt, unless there are too many.
+    fn add(&mut self, vector: u16, due: Instant) -> bool {
+        if self.waiting.len() >= MOST {
+            return false;
+        }
+        let number = self.count;
+        self.count = number.wrapping_add(1);
+        self.waiting.insert((due, number, vector))
+    }
+
+    /// Takes the vector of the first interrupt that is due.
+    fn take_due(&mut self, now: Instant) -> Option<u16> {
+        let first = self.waiting.first().filter(|(due, ..)| *due <= now);
+        let (.., vector) = *first?;
+        self.waiting.pop_first();
+        Some(vector)
     }
 }
 
@@ -117,22 +130,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn delayed_interrupts_come_when_due_in_their_order() {
+    fn delayed_interrupts_are_due_in_the_order_of_their_times() {
+        let mut state = DelayedState::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        for (vector, ms) in [(1, 100), (2, 50), (3, 50)] {
+            assert!(state.add(vector, at(ms)));
+        }
+        let mut due = |ms| std::iter::from_fn(|| state.take_due(at(ms))).collect::<Vec<_>>();
+        assert!(due(49).is_empty());
+        assert_eq!(due(50), [2, 3]);
+        assert!(due(99).is_empty());
+        assert_eq!(due(100), [1]);
+    }
+
+    #[test]
+    fn delayed_interrupt_is_raised_when_due() {
         let delayed = Delayed::default();
         let (sender, raised) = channel();
-        let add = |vector, ms| {
-            let sender = sender.clone();
-            let raise = move |vector| sender.send((vector, Instant::now())).unwrap();
-            assert!(delayed.add(vector, Duration::from_millis(ms), raise));
-        };
+        let by = Duration::from_millis(10);
         let start = Instant::now();
-        add(1, 100);
-        add(2, 50);
-        add(3, 50);
-        let (vectors, times): (Vec<_>, Vec<_>) = raised.iter().take(3).unzip();
-        assert_eq!(vectors, [2, 3, 1]);
-        assert!(times[0] - start >= Duration::from_millis(50));
-        assert!(times[2] - start >= Duration::from_millis(100));
+        assert!(delayed.add(7, by, move |vector| sender.send(vector).unwrap()));
+        assert_eq!(raised.recv(), Ok(7));
+        assert!(start.elapsed() >= by);
     }
 
     #[test]
