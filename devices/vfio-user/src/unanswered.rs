@@ -119,17 +119,22 @@ impl Unanswered {
     /// Answers all requests of `client` with ENODEV, those too that are still in the socket. What it sends from now on fails at its
     /// side. Allocates nothing and takes no lock.
     pub(crate) fn refuse(&self, client: &OwnedFd) {
-        let start = Instant::now();
-        let (busy, deadline) = (start + BUSY, start + TIME_OUT);
+        let busy = Instant::now() + BUSY;
+        self.refuse_while(client, QUIET, || Instant::now() < busy);
+    }
+
+    /// The same, for as long as the client `may_send`, or until it has sent nothing for `quiet`.
+    fn refuse_while(&self, client: &OwnedFd, quiet: Duration, may_send: impl Fn() -> bool) {
+        let deadline = Instant::now() + TIME_OUT;
         let listed = self
             .requests()
             .try_for_each(|request| refuse(client, request, deadline));
         let mut outcome = listed.and_then(|()| skip(client, self.get(MISSING), deadline));
         // QEMU reads no answers any more once it cannot send, so what waits for space in the socket must come first.
-        while outcome.is_ok() && Instant::now() < busy {
-            outcome = self.refuse_all(client, busy, deadline);
-            let quiet = Some(Instant::now() + QUIET);
-            if descriptors::wait_until(client, PollFlags::IN, quiet).is_err() {
+        while outcome.is_ok() && may_send() {
+            outcome = self.refuse_all(client, &may_send, deadline);
+            let until = Some(Instant::now() + quiet);
+            if descriptors::wait_until(client, PollFlags::IN, until).is_err() {
                 break;
             }
         }
@@ -137,14 +142,19 @@ impl Unanswered {
         let _ = shutdown(client, Shutdown::Read);
         if outcome.is_ok() {
             // It fails at the end of the stream. Whatever is left unread would end the connection by ECONNRESET.
-            let _ = self.refuse_all(client, deadline, deadline);
+            let _ = self.refuse_all(client, || Instant::now() < deadline, deadline);
         }
         let _ = skip(client, u64::MAX, deadline);
     }
 
-    /// Answers messages until the socket is empty, or it is `end`.
-    fn refuse_all(&self, client: &OwnedFd, end: Instant, deadline: Instant) -> Result<(), Errno> {
-        while Instant::now() < end {
+    /// Answers messages until the socket is empty, or the client may send no more.
+    fn refuse_all(
+        &self,
+        client: &OwnedFd,
+        may_send: impl Fn() -> bool,
+        deadline: Instant,
+    ) -> Result<(), Errno> {
+        while may_send() {
             match self.refuse_next(client, deadline) {
                 Err(Errno::AGAIN) => return Ok(()),
                 outcome => outcome?,
@@ -263,6 +273,7 @@ fn skip(client: &OwnedFd, mut count: u64, deadline: Instant) -> Result<(), Errno
 mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
 
     use super::*;
 
@@ -356,16 +367,21 @@ mod tests {
         let unanswered = Unanswered::new().unwrap();
         let mut reader = client.try_clone().unwrap();
         client.write_all(header(1, 0, 0).as_bytes()).unwrap();
+        let sent = Arc::new(AtomicU64::new(0));
+        let sending = sent.clone();
         let sender = std::thread::spawn(move || {
             // The answer to the first request is there before the second one is sent.
             reader.read_exact(&mut [0; HEADER_SIZE]).unwrap();
             client.write_all(header(2, 0, 0).as_bytes()).unwrap();
             let message = header(3, 0, flags::NO_REPLY);
-            while client.write_all(message.as_bytes()).is_ok() {}
+            while client.write_all(message.as_bytes()).is_ok() {
+                sending.fetch_add(1, Ordering::Relaxed);
+            }
             reader
         });
         let start = Instant::now();
-        unanswered.refuse(&server);
+        // It never falls silent.
+        unanswered.refuse_while(&server, TIME_OUT, || sent.load(Ordering::Relaxed) < 1000);
         assert!(start.elapsed() < TIME_OUT);
         drop(server);
         assert_eq!(refused(sender.join().unwrap()), [2]);
