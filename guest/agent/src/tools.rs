@@ -109,9 +109,14 @@ pub(crate) fn enter_root(folder: &CStr) -> io::Result<()> {
 }
 
 /// Runs `command` in a process group of its own; nothing of the group is left afterwards.
-fn capture(
+fn capture(command: Command, limit: Duration, show: impl Fn(&str) + Send) -> anyhow::Result<Ran> {
+    capture_until(command, |child| wait_for_exit(child, limit), show)
+}
+
+/// The same, with `wait_for_exit` to say whether the program ended in time.
+fn capture_until(
     mut command: Command,
-    limit: Duration,
+    wait_for_exit: impl FnOnce(&Child) -> anyhow::Result<bool>,
     show: impl Fn(&str) + Send,
 ) -> anyhow::Result<Ran> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).context("cannot create a pipe")?;
@@ -128,7 +133,7 @@ fn capture(
     drop(command);
     thread::scope(|scope| {
         let output = scope.spawn(move || collect(File::from(reader), show));
-        let in_time = wait_for_exit(&child, limit);
+        let in_time = wait_for_exit(&child);
         // ESRCH only says that nothing of the group is left.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let status = child.wait().context("cannot wait for the shell")?;
@@ -201,10 +206,14 @@ impl Ran {
 mod tests {
     use super::*;
 
-    fn shell(line: &str, limit: Duration) -> Ran {
+    fn command(line: &str) -> Command {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", line]);
-        capture(command, limit, |_| ()).unwrap()
+        command
+    }
+
+    fn shell(line: &str, limit: Duration) -> Ran {
+        capture(command(line), limit, |_| ()).unwrap()
     }
 
     #[test]
@@ -219,10 +228,14 @@ mod tests {
 
     #[test]
     fn at_the_limit_the_whole_group_is_killed() {
-        let ran = shell(
-            "sleep 1000 & echo started; wait",
-            Duration::from_millis(900),
-        );
+        let (seen, lines) = std::sync::mpsc::channel();
+        // The limit is over once the program has said something.
+        let wait = |child: &Child| {
+            lines.recv().unwrap();
+            wait_for_exit(child, Duration::ZERO)
+        };
+        let show = move |_: &str| seen.send(()).unwrap();
+        let ran = capture_until(command("sleep 1000 & echo started; wait"), wait, show).unwrap();
         assert_eq!(
             (ran.code(), ran.output.as_str(), ran.timed_out),
             (137, "started\n", true)
@@ -232,8 +245,7 @@ mod tests {
     #[test]
     fn each_line_is_shown_as_it_comes() {
         let (seen, lines) = std::sync::mpsc::channel();
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", "echo first; echo second >&2; printf third"]);
+        let command = command("echo first; echo second >&2; printf third");
         let show = move |line: &str| seen.send(line.to_owned()).unwrap();
         capture(command, Duration::from_secs(60), show).unwrap();
         assert_eq!(
