@@ -53,7 +53,7 @@ fn read<const N: usize>(wire: &mut Wire, region: u32, offset: u64) -> [u8; N] {
 fn mapping_that_fails_is_answered_with_no_memory() {
     let rules = [
         "fail mapping address=0x20000000 nth=1",
-        "delay mapping by=100ms nth=2",
+        "delay mapping by=20ms nth=2",
     ];
     let faults = [
         "--namespace",
@@ -70,7 +70,7 @@ fn mapping_that_fails_is_answered_with_no_memory() {
     assert_eq!(map(0x2000_0000), Err(NO_MEMORY));
     let start = Instant::now();
     assert_eq!(map(RAM), Ok(()));
-    assert!(start.elapsed() >= Duration::from_millis(100));
+    assert!(start.elapsed() >= Duration::from_millis(20));
     assert_eq!(map(0x2000_0000), Ok(()));
     let mut driver = Driver::bring_up(wire, memory);
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
@@ -85,7 +85,7 @@ fn delayed_interrupt_comes_late() {
     let mut driver = driver(&daemon);
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let start = Instant::now();
-    inject(&control, "delay interrupt vector=0 by=200ms");
+    inject(&control, "delay interrupt vector=0 by=20ms");
     // Admin commands raise vector 0. Once this one is complete, those of before have done so.
     assert_eq!(driver.serial(), "test");
     driver.link().signal_by(MSI_X, event.as_fd());
@@ -93,7 +93,7 @@ fn delayed_interrupt_comes_late() {
     let mut polled = [PollFd::new(&event, PollFlags::IN)];
     let limit = Timespec::try_from(TIMEOUT).unwrap();
     assert_eq!(poll(&mut polled, Some(&limit)).unwrap(), 1, "it is lost");
-    assert!(start.elapsed() >= Duration::from_millis(200));
+    assert!(start.elapsed() >= Duration::from_millis(20));
 }
 
 #[test]
@@ -167,20 +167,18 @@ fn link_that_goes_down_resets_the_device_at_once() {
 
 #[test]
 fn link_that_goes_down_at_a_dma_comes_up_by_itself() {
-    let rule = "link-down dma write for=1s nth=2";
+    let rule = "link-down dma write for=20ms nth=2";
     let daemon = start(&["--namespace", "ram=1M", "--fault", rule]);
     let mut driver = driver(&daemon);
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
     driver.fill(0xff, 4096);
     let start = Instant::now();
     driver.submit_io(READ, DATA, 8);
-    wait_until("the link is down", || {
-        (read(&mut driver.link(), CONFIG_REGION, 0) == [0xff; 4]).then_some(())
+    // It reads as ones while the link is down, which may be over before anyone looks.
+    wait_until("the reset at the link's end, and the link is up", || {
+        (read(&mut driver.link(), CONFIG_REGION, 4) == [0; 2]).then_some(())
     });
-    wait_until("the link is up", || {
-        (read(&mut driver.link(), CONFIG_REGION, 0) != [0xff; 4]).then_some(())
-    });
-    assert!(start.elapsed() >= Duration::from_secs(1));
+    assert!(start.elapsed() >= Duration::from_millis(20));
     assert_eq!(driver.data(4096), [0xff; 4096], "the DMA is lost");
     let (wire, memory) = driver.into_parts();
     std::os::unix::fs::FileExt::write_all_at(&memory, &[0; 0x8000], 0).unwrap();
