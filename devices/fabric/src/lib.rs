@@ -67,8 +67,8 @@ pub use config::Config;
 pub use gid::Gid;
 pub use impairment::{Effects, Impairment, Share, UnknownImpairment};
 pub use limits::{
-    HELLO_TIME_OUT, MAX_ADAPTERS, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_REQUESTS,
-    PEER_TIME_OUT, PROTOCOL, REQUEST_TIME_OUT,
+    MAX_ADAPTERS, MAX_DATA, MAX_DESCRIPTORS, MAX_PACKET, MAX_REQUESTS, PEER_TIME_OUT, PROTOCOL,
+    REQUEST_TIME_OUT,
 };
 pub use link::{Link, LinkSender, PacketHandler, Reply};
 pub use link_statistics::LinkStatistics;

@@ -44,7 +44,7 @@ pub(crate) const MAX_HELD_DESCRIPTORS: usize = 64;
 pub(crate) const MAX_ANSWERS: usize = 128;
 
 /// How long the fabric waits for the name of an adapter.
-pub const HELLO_TIME_OUT: Duration = Duration::from_secs(4);
+pub(crate) const HELLO_TIME_OUT: Duration = Duration::from_secs(4);
 
 /// How long a name or GID that is taken may become free, as that of an adapter whose end the fabric has not read yet.
 pub(crate) const NAME_TIME_OUT: Duration = Duration::from_secs(1);

@@ -1,5 +1,5 @@
 use super::*;
-use crate::limits::{KEPT_SHARE, MAX_DATA, MAX_DESCRIPTORS, MAX_KEPT, MAX_REQUESTS};
+use crate::limits::{KEPT_SHARE, MAX_DATA, MAX_DESCRIPTORS, MAX_KEPT, MAX_REQUESTS, PEER_TIME_OUT};
 
 const PEER: Gid = Gid([2; 16]);
 const FIRST: Incarnation = Incarnation(1);
@@ -339,6 +339,22 @@ fn what_is_sent_again_is_counted_until_an_answer_comes() {
     let outputs = pass(&mut transport, &mut now, later);
     assert!(sent_tags(&outputs).is_empty());
     assert_eq!(transport.statistics(), silent);
+}
+
+#[test]
+fn request_to_a_silent_adapter_ends_in_time() {
+    let (mut transport, mut now) = (Transport::new(), Instant::now());
+    let end = now + PEER_TIME_OUT;
+    transport.request(PEER, request(1, 0), 1, now).unwrap();
+    transport.receive(peer(FIRST, true), now);
+    let is_over = |output: &Output<u32>| matches!(output, Output::Complete(..));
+    let outputs = pass(&mut transport, &mut now, end - Duration::from_nanos(1));
+    assert!(!outputs.iter().any(is_over), "{outputs:?}");
+    let outputs = pass(&mut transport, &mut now, end);
+    let timed_out =
+        |output: &Output<u32>| matches!(output, Output::Complete(1, Err(RequestError::TimedOut)));
+    assert!(outputs.iter().any(timed_out), "{outputs:?}");
+    assert_eq!(now, end);
 }
 
 #[test]

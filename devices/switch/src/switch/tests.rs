@@ -656,6 +656,7 @@ fn request_without_a_completer_fails() {
     );
     switch.leave(b, now);
     assert_eq!(outputs(&mut switch), ["1: Gone 3 of 2"]);
+    assert_eq!(switch.deadline(), Some(now + ENDPOINT_TIME_OUT));
     switch.expire(now + ENDPOINT_TIME_OUT);
     assert_eq!(outputs(&mut switch), ["3: not 4", "1: TimedOut 4 of 3"]);
     switch.receive(a, read(c, 5), now);
@@ -773,6 +774,7 @@ fn invalid_first_message_is_refused_or_cut_off() {
     let rude = switch.connect(now);
     switch.receive(rude, announce(1, &[]), now);
     assert!(outputs(&mut switch)[0].starts_with("6 cut off: Violation"));
+    assert_eq!(switch.deadline(), Some(now + ENDPOINT_TIME_OUT));
     switch.expire(now + ENDPOINT_TIME_OUT);
     assert_eq!(outputs(&mut switch), [format!("{silent} cut off: Silent")]);
 }

@@ -2,12 +2,11 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
 
 use peerbar_switch::{BridgeWindows, Message, answer_to, number_of};
 use peerbar_test_daemon::Daemon;
 
-use crate::raw::{Endpoint, announce, command, registers};
+use crate::raw::{Endpoint, announce, command, registers, wait_for_log};
 
 /// The other end of the switch's socket.
 struct Bridges(BufReader<UnixStream>);
@@ -36,14 +35,6 @@ fn start() -> (Daemon, Bridges) {
     (daemon, Bridges(BufReader::new(ours)))
 }
 
-fn wait_until(is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "it does not come");
-        std::thread::yield_now();
-    }
-}
-
 #[test]
 fn endpoint_cannot_claim_what_another_port_forwards() {
     let (daemon, mut bridges) = start();
@@ -66,7 +57,8 @@ fn endpoint_cannot_claim_what_another_port_forwards() {
         let (of, windows) = peer.acknowledge();
         assert_eq!((of, windows[0].address), (port, 0x2000));
     }
-    assert!(other.hears_nothing() && disk.hears_nothing());
+    assert!(other.hears_nothing_before_an_answer());
+    assert!(disk.has_heard_nothing());
     // Where its own port forwards it is reached, also by those that attach later.
     gpu.send(&announce(2, vec![registers(0x5000)]));
     assert!(matches!(gpu.receive(), Message::Announced { sequence: 2 }));
@@ -85,7 +77,7 @@ fn bridge_socket_ends_and_known_bridge_windows_stay() {
     bridges.answer(Some("a=0x1000-0x1fff"));
     assert_eq!(b.acknowledge().1.len(), 1);
     drop(bridges);
-    wait_until(|| daemon.stderr().contains("the bridge socket has ended"));
+    wait_for_log(&daemon, "the bridge socket has ended");
     a.send(&announce(2, Vec::new()));
     assert!(b.acknowledge().1.is_empty());
     assert!(matches!(a.receive(), Message::Announced { sequence: 2 }));

@@ -5,7 +5,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use peerbar_switch::{
     BarBacking, BarWindow, Descriptor, MAX_DESCRIPTORS, MAX_PACKET, Message, PROTOCOL, PortId,
@@ -122,21 +122,23 @@ impl Endpoint {
         true
     }
 
-    /// Whether nothing comes for a moment.
-    pub(crate) fn hears_nothing(&self) -> bool {
-        self.hears_nothing_for(Duration::from_millis(50))
+    /// Announces that it has no windows, and waits for the answer. The switch has taken all that this endpoint sent before, and has
+    /// sent what follows from it. Returns whether the answer comes first.
+    pub(crate) fn hears_nothing_before_an_answer(&self) -> bool {
+        self.send(&announce(u64::MAX, Vec::new()));
+        matches!(self.receive(), Message::Announced { sequence: u64::MAX })
     }
 
-    /// Whether nothing but counts of changes comes for this time.
-    pub(crate) fn hears_nothing_for(&self, time: Duration) -> bool {
-        while self.readable(time) {
+    /// Returns whether nothing but counts of changes has come.
+    pub(crate) fn has_heard_nothing(&self) -> bool {
+        while self.readable(Duration::ZERO) {
             if !matches!(
-                self.next(time, RecvFlags::PEEK),
+                self.next(LONG, RecvFlags::PEEK),
                 Some(Message::Known { .. })
             ) {
                 return false;
             }
-            self.next(time, RecvFlags::empty());
+            self.next(LONG, RecvFlags::empty());
         }
         true
     }
@@ -193,6 +195,21 @@ impl Endpoint {
     fn readable(&self, limit: Duration) -> bool {
         let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
         poll(&mut polled, Some(&Timespec::try_from(limit).unwrap())).unwrap() > 0
+    }
+}
+
+/// Waits until the switch has taken what endpoints sent so far: it takes one message after another, and this one's last.
+pub(crate) fn wait_for_all_sent(daemon: &Daemon) {
+    Endpoint::attach(daemon.socket(), "later");
+}
+
+/// Waits until the daemon has logged this.
+pub(crate) fn wait_for_log(daemon: &Daemon, line: &str) {
+    let deadline = Instant::now() + LONG;
+    while !daemon.stderr().contains(line) {
+        let said = daemon.stderr();
+        assert!(Instant::now() < deadline, "no `{line}` in: {said}");
+        std::thread::yield_now();
     }
 }
 
