@@ -211,7 +211,7 @@ mod tests {
 
     use parking_lot::Mutex;
     use peerbar_dma::{Ask, MapAccess, MemoryFile, Upstream};
-    use peerbar_efa_spec::admin::ANSWER_BYTES;
+    use peerbar_efa_spec::admin::{ANSWER_BYTES, PAYLOAD_BYTES};
     use peerbar_efa_spec::registers::{AdminQueueCaps, EventQueueCaps, offset};
     use peerbar_pci::InterruptMode;
 
@@ -304,7 +304,7 @@ mod tests {
             id: 1,
             opcode: 0,
             flags: 0.into(),
-            payload: [0; _],
+            payload: [0; PAYLOAD_BYTES],
             is_intact: true,
         };
         engine.complete(&command, Ok([0; ANSWER_BYTES])).unwrap();

@@ -174,11 +174,13 @@ impl<D> Transport<D> {
     /// Handles a packet that came by a direct connection. It makes no sender a peer: before the connection ends, the fabric may have named the
     /// peer's successor, or have said that the peer has left.
     pub(crate) fn receive_directly(&mut self, packet: Message, now: Instant) {
-        if let Message::Packet {
-            peer, incarnation, ..
-        } = &packet
-            && self.knows(*peer, *incarnation)
-        {
+        let is_known = match &packet {
+            Message::Packet {
+                peer, incarnation, ..
+            } => self.knows(*peer, *incarnation),
+            _ => false,
+        };
+        if is_known {
             self.receive(packet, now);
         }
     }

@@ -60,12 +60,15 @@ impl<L: Log> RateLimit<L> {
 
     fn report(&self, metadata: &Metadata<'_>, (file, line): SourceLine, suppressed: u64) {
         if suppressed > 0 {
-            let message = format_args!("{file}:{line}: {suppressed} messages suppressed");
-            let record = Record::builder()
-                .metadata(metadata.clone())
-                .args(message)
-                .build();
-            self.logger.log(&record);
+            let mut record = Record::builder();
+            let record = record.metadata(metadata.clone());
+            self.logger.log(
+                &record
+                    .args(format_args!(
+                        "{file}:{line}: {suppressed} messages suppressed"
+                    ))
+                    .build(),
+            );
         }
     }
 }

@@ -53,7 +53,8 @@ pub(crate) fn read<T: DeserializeOwned>(stream: &mut impl BufRead) -> Result<Opt
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufReader, pipe};
+    use std::io::BufReader;
+    use std::os::unix::net::UnixStream;
     use std::thread;
 
     use super::*;
@@ -62,8 +63,8 @@ mod tests {
 
     #[test]
     fn end_behind_two_streams_answers_as_one_at_hand() {
-        let (commands, to_end) = pipe().unwrap();
-        let (from_end, answers) = pipe().unwrap();
+        let (commands, to_end) = UnixStream::pair().unwrap();
+        let (from_end, answers) = UnixStream::pair().unwrap();
         let served = thread::spawn(move || {
             let end = FakeEnd::pair(4096).0;
             serve(end, BufReader::new(commands), answers)

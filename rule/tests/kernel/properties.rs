@@ -119,8 +119,8 @@ proptest! {
         let (a, b) = (functions[a % functions.len()], functions[b % functions.len()]);
         let decision = decide(&tree, &platform, a, b).unwrap();
         prop_assert_eq!(decision.verdict, model(&tree, &platform, a, b));
-        prop_assert_eq!(decision.path.first(), Some(&peerbar_rule::Hop::Function(b)));
-        prop_assert_eq!(decision.path.last(), Some(&peerbar_rule::Hop::Function(a)));
+        let ends = [b, a].map(peerbar_rule::Hop::Function);
+        prop_assert_eq!([decision.path.first(), decision.path.last()], ends.each_ref().map(Some));
         prop_assert!(decision.path.contains(&decision.decisive().unwrap()));
     }
 

@@ -110,14 +110,13 @@ impl Adapter {
     pub(crate) fn resolve(&self, gid: Gid) -> Incarnation {
         self.send(&Message::Resolve { gid });
         loop {
-            if let Message::Peer {
-                gid: of,
-                incarnation,
-                ..
-            } = self.receive()
-                && of == gid
-            {
-                return incarnation;
+            match self.receive() {
+                Message::Peer {
+                    gid: of,
+                    incarnation,
+                    ..
+                } if of == gid => return incarnation,
+                _ => {}
             }
         }
     }
