@@ -11,6 +11,7 @@ mod proto;
 mod signals;
 #[cfg(test)]
 mod tests;
+mod wire;
 
 use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use prost::Message;
-
 use super::proto::{
-    Clock, ClockSnapshot, CounterDescriptor, DebugAnnotation, InternedData, InternedText,
+    Clock, ClockSnapshot, CounterDescriptor, DebugAnnotation, InternedData, InternedText, Trace,
     TracePacket, TracePacketDefaults, TrackDescriptor, TrackEvent,
 };
+use super::wire::{Fields, Message};
 
 /// Perfetto's number of CLOCK_REALTIME.
 const REALTIME: u32 = 1;
@@ -16,10 +15,10 @@ const REALTIME: u32 = 1;
 const MONOTONIC: u32 = 3;
 /// All packets are of one writer.
 const SEQUENCE: u32 = 1;
+/// The largest number of 32 bits with a sign.
+const LAST_RANK: u32 = i32::MAX.unsigned_abs();
 /// Children are shown in the order in which they were made.
 const BY_RANK: u32 = 3;
-/// Tag of a packet in a file: field 1, with a length.
-const PACKET: u8 = 0x0a;
 
 /// A row of the display.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +167,8 @@ impl<W: Write> TraceFile<W> {
                 parent_uuid: parent.map(|parent| parent.0),
                 counter,
                 child_ordering: BY_RANK,
-                sibling_order_rank: i32::try_from(uuid).unwrap_or(i32::MAX),
+                sibling_order_rank: u32::try_from(uuid)
+                    .map_or(LAST_RANK, |rank| rank.min(LAST_RANK)),
             }),
             ..TracePacket::default()
         })?;
@@ -207,7 +207,7 @@ impl<W: Write> TraceFile<W> {
         let event = TrackEvent {
             kind: 4,
             track_uuid: track.0,
-            counter_value: Some(i64::try_from(value).unwrap_or(i64::MAX)),
+            counter_value: Some(value.min(i64::MAX.unsigned_abs())),
             ..TrackEvent::default()
         };
         self.track_event(at, event, InternedData::default())
@@ -258,10 +258,8 @@ impl<W: Write> TraceFile<W> {
             ..packet
         };
         self.buffer.clear();
-        self.buffer.push(PACKET);
-        packet
-            .encode_length_delimited(&mut self.buffer)
-            .map_err(io::Error::other)?;
+        let trace = Trace { packet: &packet };
+        trace.write(&mut Fields::of(&mut self.buffer));
         self.out.write_all(&self.buffer)
     }
 }

@@ -8,10 +8,9 @@ use peerbar_flight::{
     Mapping, Origin, Purpose, Recorder, Route,
 };
 use proptest::prelude::*;
-use prost::Message;
 use tempfile::TempDir;
 
-use super::proto::{TracePacket, TrackEvent};
+use super::proto::{TracePacket, TrackEvent, read};
 use super::{Contents, Inputs, Recorded};
 
 const FLIGHT: &str = "disk0.flight";
@@ -85,18 +84,7 @@ fn written(folder: &TempDir) -> anyhow::Result<(Contents, Vec<TracePacket>)> {
     let inputs = Inputs::of(folder.path(), Recorded::open(folder.path())?)?;
     let mut file = Vec::new();
     let contents = inputs.write(&mut file)?;
-    let mut left = file.as_slice();
-    let mut packets = Vec::new();
-    while let Some((0x0a, rest)) = left.split_first() {
-        left = rest;
-        packets.push(TracePacket::decode_length_delimited(&mut left)?);
-    }
-    anyhow::ensure!(
-        left.is_empty(),
-        "{} bytes after the last packet",
-        left.len()
-    );
-    Ok((contents, packets))
+    Ok((contents, read::packets(&file)))
 }
 
 /// Names of all tracks with those above them, and the events of each, by time, with their names.
