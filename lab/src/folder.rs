@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::Context;
-use chrono::{DateTime, Utc};
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, open, openat, stat, symlinkat,
     unlinkat,
@@ -21,6 +20,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::started::{STARTED, Started, Versions};
+use crate::utc::UtcTime;
 
 /// Name of the link to the newest run.
 pub const LATEST: &str = "latest";
@@ -70,8 +70,7 @@ impl Folder {
     pub fn create(runs: &Path, scenario: &str, now: SystemTime) -> anyhow::Result<Self> {
         fs::create_dir_all(runs)
             .with_context(|| format!("cannot make the folder {}", runs.display()))?;
-        let time = DateTime::<Utc>::from(now).format("%Y%m%dT%H%M%SZ");
-        let stem = format!("{time}-{scenario}");
+        let stem = format!("{}-{scenario}", UtcTime::from(now).compact());
         let name = unused(runs, &stem)
             .with_context(|| format!("cannot make a folder in {}", runs.display()))?;
         Self::made(runs, &name)

@@ -1,10 +1,8 @@
 //! The verdict and the results of a run of several guests.
 
 use std::io;
-use std::time::Duration;
 
 use anyhow::Context;
-use chrono::Utc;
 use peerbar_report::{Check, KtapWriter, Measure, Verdict};
 
 use crate::exit::RunOutcome;
@@ -14,6 +12,7 @@ use crate::lab_error::LabError;
 use crate::report::Row;
 use crate::results::{CheckResult, FORMAT, RESULTS, RunResults};
 use crate::scenario::{AcrossCheck, GroupGuest, GuestGroup};
+use crate::utc::UtcTime;
 use crate::verdict::RunVerdict;
 
 /// What a run of several guests leaves: the results of all as KTAP.
@@ -110,7 +109,6 @@ impl Judged<'_> {
     }
 
     fn results(&self, folder: &Folder, verdict: &RunVerdict, seconds: f64) -> RunResults {
-        let lasted = chrono::Duration::from_std(Duration::from_secs_f64(seconds));
         let checks = self.check_results();
         let mut not_run = self.group.check_names();
         for check in &checks {
@@ -125,7 +123,7 @@ impl Judged<'_> {
             scenario: self.group.name.clone(),
             verdict: verdict.clone(),
             exit_code: verdict.outcome.code(),
-            started: Utc::now() - lasted.unwrap_or_default(),
+            started: UtcTime::ago(seconds),
             seconds,
             series: folder.series().map(str::to_owned),
             versions: versions.unwrap_or_default(),

@@ -116,6 +116,7 @@ pub mod survivors;
 pub mod terminal;
 pub mod topology;
 mod tsc;
+pub mod utc;
 pub mod verdict;
 
 pub use lab::{CommandOutput, FinishedLab, Lab, ProgramOutput};

@@ -2,7 +2,6 @@
 //!
 //! `docs/schema/run-1.json` is the JSON schema of it, made from the structs here. A reader ignores fields that it does not know.
 
-use chrono::{DateTime, Utc};
 use peerbar_report::{Check, Measure, Nested, Pair, Subtest, Verdict};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,6 +10,7 @@ use strum::Display;
 use crate::report::Row;
 use crate::scenario::Scenario;
 use crate::started::{Started, Versions};
+use crate::utc::UtcTime;
 use crate::verdict::RunVerdict;
 
 /// What a run leaves: [`RunResults`].
@@ -30,7 +30,7 @@ pub struct RunResults {
     /// What `peerbar run` ends with.
     pub exit_code: u8,
     /// When QEMU was started.
-    pub started: DateTime<Utc>,
+    pub started: UtcTime,
     /// From QEMU's start to its end.
     pub seconds: f64,
     /// The series that it belongs to: that of all runs of one process.
@@ -179,13 +179,12 @@ impl RunResults {
             .zip(&scenario.labels)
             .skip(rows.len());
         let not_run = left.map(|(check, label)| label.clone().unwrap_or_else(|| check.name()));
-        let lasted = chrono::Duration::from_std(std::time::Duration::from_secs_f64(seconds));
         Self {
             format: FORMAT,
             scenario: scenario.name.clone(),
             verdict: verdict.clone(),
             exit_code: verdict.outcome.code(),
-            started: Utc::now() - lasted.unwrap_or_default(),
+            started: UtcTime::ago(seconds),
             seconds,
             series: started.series,
             versions: started.versions,

@@ -1,75 +1,77 @@
 //! JUnit XML, as the readers of GitHub's, GitLab's and Jenkins' world take it.
 
-use std::time::Duration;
+use std::io;
 
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckResult, CheckStatus, RunResults, SubtestResult};
 use peerbar_report::Nested;
-use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestSuite};
 
 use crate::collection::{Collection, ReportedRun};
+use crate::junit_file::{Case, Outcome, Suite, Trouble, write};
 use crate::matrix::MatrixResults;
 
 /// A suite for each run and each matrix. Runs of one scenario have suites and classes of their own by [`Collection::run_names`], since
 /// readers tell cases apart by class and name. What is missing of shards is a suite of its own, with an error for each.
-pub fn junit(collection: &Collection) -> anyhow::Result<String> {
-    let mut report = Report::new("peerbar");
+pub fn junit(collection: &Collection) -> io::Result<String> {
     let runs = collection.run_names().into_iter().zip(&collection.runs);
-    report.add_test_suites(runs.map(|(name, run)| run_suite(&name, run)));
-    report.add_test_suites(collection.matrices.iter().map(matrix_suite));
+    let mut suites: Vec<Suite> = runs.map(|(name, run)| run_suite(name, run)).collect();
+    suites.extend(collection.matrices.iter().map(matrix_suite));
     if !collection.missing.is_empty() {
-        let mut suite = TestSuite::new("missing");
-        suite.add_test_cases(collection.missing.iter().map(|item| {
-            let status = non_success(NonSuccessKind::Error, "missing", item);
-            case("peerbar.missing", item, status)
-        }));
-        report.add_test_suite(suite);
+        let items = collection.missing.iter();
+        let cases = items.map(|item| {
+            let outcome = trouble(Trouble::Error, "missing", item);
+            Case::new("peerbar.missing", item, outcome)
+        });
+        suites.push(Suite {
+            name: "missing".to_owned(),
+            cases: cases.collect(),
+            ..Suite::default()
+        });
     }
-    Ok(report.to_string()?)
+    write("peerbar", &suites)
 }
 
-fn run_suite(name: &str, reported: &ReportedRun) -> TestSuite {
+fn run_suite(name: String, reported: &ReportedRun) -> Suite {
     let run = &reported.results;
-    let mut suite = TestSuite::new(name);
-    suite.set_timestamp(run.started);
-    suite.set_time(duration(run.seconds));
-    let versions = &run.versions;
-    for (name, version) in [
-        ("peerbar", &versions.peerbar),
-        ("qemu", &versions.qemu),
-        ("kernel", &versions.kernel),
-    ] {
-        suite.add_property((name, version.as_str()));
-    }
     let class = |kind: Option<&str>| match kind {
         Some(kind) => format!("peerbar.{name}.{kind}"),
         None => format!("peerbar.{name}"),
     };
+    let mut cases = Vec::new();
     for check in &run.checks {
         let class = class(check.kind.as_deref());
-        let mut whole = case(&class, &check.name, status(check));
-        whole.set_time(duration(check.measure.seconds));
-        suite.add_test_case(whole);
+        let whole = Case::new(&class, &check.name, outcome(check));
+        cases.push(whole.lasting(check.measure.seconds));
         let leaves = SubtestResult::leaves(&check.subtests).into_iter();
-        suite.add_test_cases(leaves.map(|(name, leaf)| {
+        cases.extend(leaves.map(|(name, leaf)| {
             let name = format!("{} / {name}", check.name);
-            case(&class, &name, subtest_status(leaf))
+            Case::new(&class, &name, subtest_outcome(leaf))
         }));
     }
-    suite.add_test_cases(run.not_run.iter().map(|name| {
-        let mut status = TestCaseStatus::skipped();
-        status.set_message(format!("not run: {}", run.verdict));
-        case(&class(None), name, status)
+    cases.extend(run.not_run.iter().map(|name| {
+        let skipped = Outcome::Skipped(format!("not run: {}", run.verdict));
+        Case::new(&class(None), name, skipped)
     }));
+    let mut output = String::new();
     if let Some(reason) = beyond_its_checks(run) {
-        let status = non_success(NonSuccessKind::Error, outcome_word(run), &reason);
-        suite.add_test_case(case(&class(None), "the run as a whole", status));
-        let console = reported.console_tail();
-        if !console.is_empty() {
-            suite.set_system_out(console);
-        }
+        let outcome = trouble(Trouble::Error, outcome_word(run), &reason);
+        cases.push(Case::new(&class(None), "the run as a whole", outcome));
+        output = reported.console_tail();
     }
-    suite
+    let versions = &run.versions;
+    let properties = [
+        ("peerbar", &versions.peerbar),
+        ("qemu", &versions.qemu),
+        ("kernel", &versions.kernel),
+    ];
+    Suite {
+        timestamp: Some(run.started.to_milliseconds()),
+        seconds: Some(run.seconds),
+        properties: properties.map(|(key, value)| (key, value.clone())).into(),
+        output,
+        cases,
+        name,
+    }
 }
 
 /// What is wrong with a run that no failed check shows.
@@ -93,12 +95,12 @@ fn outcome_word(run: &RunResults) -> &'static str {
     }
 }
 
-fn status(check: &CheckResult) -> TestCaseStatus {
+fn outcome(check: &CheckResult) -> Outcome {
     let kind = check.kind.as_deref().unwrap_or("check");
     of_verdict(check.verdict, kind, &check.diagnostics, &check.skipped)
 }
 
-fn subtest_status(subtest: &SubtestResult) -> TestCaseStatus {
+fn subtest_outcome(subtest: &SubtestResult) -> Outcome {
     let SubtestResult {
         verdict,
         diagnostics,
@@ -113,58 +115,46 @@ fn of_verdict(
     what: &str,
     diagnostics: &[String],
     skipped: &Option<String>,
-) -> TestCaseStatus {
+) -> Outcome {
     match verdict {
-        CheckStatus::Pass => TestCaseStatus::success(),
-        CheckStatus::Fail => non_success(NonSuccessKind::Failure, what, &diagnostics.join("\n")),
-        CheckStatus::Skip => {
-            let mut status = TestCaseStatus::skipped();
-            status.set_message(skipped.clone().unwrap_or_default());
-            status
-        }
+        CheckStatus::Pass => Outcome::Success,
+        CheckStatus::Fail => trouble(Trouble::Failure, what, &diagnostics.join("\n")),
+        CheckStatus::Skip => Outcome::Skipped(skipped.clone().unwrap_or_default()),
     }
 }
 
-fn matrix_suite(matrix: &MatrixResults) -> TestSuite {
-    let mut suite = TestSuite::new(format!("matrix of {}", matrix.device));
-    suite.set_time(duration(matrix.seconds));
-    suite.add_property(("kernel", matrix.versions.kernel.as_str()));
-    suite.add_test_cases(matrix.cells.iter().map(|cell| {
+fn matrix_suite(matrix: &MatrixResults) -> Suite {
+    let cells = matrix.cells.iter().map(|cell| {
         let [cpu, iommu, topology, flow] = cell.coordinates();
-        let status = match &cell.disagreement {
-            None => TestCaseStatus::success(),
-            Some(reason) => non_success(NonSuccessKind::Failure, "disagreement", reason),
+        let outcome = match &cell.disagreement {
+            None => Outcome::Success,
+            Some(reason) => trouble(Trouble::Failure, "disagreement", reason),
         };
-        case(
+        Case::new(
             &format!("peerbar.matrix.{cpu}.{iommu}"),
             &format!("{topology}, {flow}"),
-            status,
+            outcome,
         )
-    }));
-    suite.add_test_cases(matrix.flaws.iter().map(|flaw| {
-        let status = non_success(NonSuccessKind::Error, "boot", flaw);
-        case("peerbar.matrix", "a boot as a whole", status)
-    }));
-    suite
+    });
+    let flaws = matrix.flaws.iter().map(|flaw| {
+        let outcome = trouble(Trouble::Error, "boot", flaw);
+        Case::new("peerbar.matrix", "a boot as a whole", outcome)
+    });
+    Suite {
+        name: format!("matrix of {}", matrix.device),
+        seconds: Some(matrix.seconds),
+        properties: vec![("kernel", matrix.versions.kernel.clone())],
+        cases: cells.chain(flaws).collect(),
+        ..Suite::default()
+    }
 }
 
-fn case(class: &str, name: &str, status: TestCaseStatus) -> TestCase {
-    let mut case = TestCase::new(name, status);
-    case.set_classname(class);
-    case
-}
-
-/// A failure or an error: its message is the first line of `text`.
-fn non_success(kind: NonSuccessKind, what: &str, text: &str) -> TestCaseStatus {
-    let mut status = TestCaseStatus::non_success(kind);
-    status.set_type(what);
-    status.set_message(text.lines().next().unwrap_or_default());
-    status.set_description(text);
-    status
-}
-
-fn duration(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+fn trouble(kind: Trouble, what: &str, text: &str) -> Outcome {
+    Outcome::Trouble {
+        kind,
+        what: what.to_owned(),
+        text: text.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -114,7 +114,7 @@ fn build(kernel: &str, source: &KcidbSource) -> Value {
 
 fn tests(run: &RunResults, source: &KcidbSource) -> Vec<Value> {
     let stem = |number: usize| {
-        let time = run.started.format("%Y%m%dT%H%M%SZ").to_string();
+        let time = run.started.compact();
         let number = number.to_string();
         json!({
             "id": id(source, &["test", &run.scenario, &time, &number]),

@@ -6,6 +6,7 @@
 mod collection;
 mod html;
 mod junit;
+mod junit_file;
 mod kcidb;
 mod kselftest;
 mod matrix;

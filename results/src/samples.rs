@@ -1,9 +1,11 @@
 //! Results for the tests of the writers.
 
-use chrono::DateTime;
+use std::time::{Duration, UNIX_EPOCH};
+
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RunResults, SubtestResult};
 use peerbar_lab::started::Versions;
+use peerbar_lab::utc::UtcTime;
 use peerbar_lab::verdict::RunVerdict;
 use peerbar_report::{
     Completer, Direction, IommuGroup, Measure, Pair, PayloadFlow, PciFunction, Route,
@@ -71,7 +73,7 @@ pub(crate) fn run() -> RunResults {
             reason: "the guest was not done after 90 s".to_owned(),
         },
         exit_code: 124,
-        started: DateTime::from_timestamp(1_795_231_718, 0).unwrap_or_default(),
+        started: UtcTime::from(UNIX_EPOCH + Duration::from_secs(1_795_231_718)),
         seconds: 12.5,
         series: None,
         versions: Versions {

@@ -152,7 +152,7 @@ sizes = ["4K"]
                 reason: String::new(),
             },
             exit_code: 0,
-            started: Default::default(),
+            started: std::time::UNIX_EPOCH.into(),
             seconds: 1.0,
             series: None,
             versions: Default::default(),

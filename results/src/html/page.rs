@@ -189,7 +189,7 @@ fn run(run: &ReportedRun, id: &str, name: Option<&String>) -> Markup {
                     span.badge.(class) { (results.verdict.outcome) } " " (results.verdict.reason)
                 }
                 p.facts {
-                    time datetime=(results.started.to_rfc3339()) { (results.started.format("%Y-%m-%d %H:%M UTC")) }
+                    time datetime=(results.started.to_rfc3339()) { (results.started.to_minutes()) }
                     " · " (format!("{:.1} s", results.seconds)) " · QEMU " (versions.qemu)
                     " · Linux " (versions.kernel) " · peerbar " (versions.peerbar)
                 }
