@@ -13,6 +13,8 @@ mod matrix;
 mod report_file;
 #[cfg(test)]
 mod samples;
+#[cfg(any(test, feature = "schema-check"))]
+pub mod schema_check;
 mod shard;
 mod shard_series;
 

@@ -59,6 +59,7 @@ mod tests {
     use super::*;
     use crate::collection::ReportedRun;
     use crate::samples;
+    use crate::schema_check::misfits;
 
     /// Compares a published schema with the structs; `UPDATE_BOOK=1` writes it.
     fn published(name: &str, schema: &Schema) -> Value {
@@ -78,25 +79,23 @@ mod tests {
 
     #[test]
     fn schema_of_a_run_is_published_and_holds() {
-        let schema = jsonschema::validator_for(&published("run-1.json", &run_schema())).unwrap();
+        let schema = published("run-1.json", &run_schema());
         let mut run = serde_json::to_value(samples::run()).unwrap();
-        assert!(schema.is_valid(&run));
+        assert_eq!(misfits(&schema, &run), [""; 0]);
         run["checks"][0]["verdict"] = json!("perhaps");
-        assert!(!schema.is_valid(&run));
+        assert_ne!(misfits(&schema, &run), [""; 0]);
     }
 
     #[test]
     fn schema_of_a_report_is_published_and_holds() {
-        let published = published("report-1.json", &report_schema());
-        let schema = jsonschema::validator_for(&published).unwrap();
+        let schema = published("report-1.json", &report_schema());
         let collection = Collection {
             runs: vec![ReportedRun::of(samples::run())],
             matrices: vec![samples::matrix()],
             missing: vec!["scenarios: gpu".to_owned()],
         };
         let report = serde_json::to_value(ReportFile::of(&collection)).unwrap();
-        let errors: Vec<String> = schema.iter_errors(&report).map(|e| e.to_string()).collect();
-        assert!(errors.is_empty(), "{errors:?}");
+        assert_eq!(misfits(&schema, &report), [""; 0]);
         assert_eq!(report["passed"], json!(false));
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
+use peerbar_results::schema_check::misfits;
 use serde_json::Value;
 
 use crate::disks::{copy, two_disks};
@@ -61,9 +62,8 @@ fn report_as(format: &str, folder: &Path) -> anyhow::Result<String> {
 fn validate(value: &Value, schema: &str) -> anyhow::Result<()> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schema");
     let schema: Value = serde_json::from_slice(&fs::read(path.join(schema))?)?;
-    let schema = jsonschema::validator_for(&schema)?;
-    let errors: Vec<String> = schema.iter_errors(value).map(|e| e.to_string()).collect();
-    ensure!(errors.is_empty(), "{errors:?}");
+    let misfits = misfits(&schema, value);
+    ensure!(misfits.is_empty(), "{misfits:?}");
     Ok(())
 }
 
