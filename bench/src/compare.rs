@@ -35,7 +35,7 @@ pub(crate) fn compare(first: &Report, second: &Report) -> String {
     let mut text = format!("A: {}\nB: {}\n", origin(first), origin(second));
     text += &differences(first, second);
     text += &other_yardsticks(first, second);
-    text += &format!("{table}\n");
+    text += &table;
     if !new.is_empty() {
         text += &format!("only in B: {}\n", new.join(", "));
     }

@@ -96,7 +96,7 @@ impl Report {
         ];
         let busy = self.machine.is_busy();
         let rows = self.figures.iter().map(|figure| cells(figure, busy));
-        table(header, [1, 4, 5, 6, 7, 8, 9, 10], rows).to_string()
+        table(header, [1, 4, 5, 6, 7, 8, 9, 10], rows)
     }
 }
 

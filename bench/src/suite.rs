@@ -74,10 +74,7 @@ impl<O> SuiteContext<'_, O> {
             .collect();
         let (table, machine) = (report.table(), &report.machine);
         let path = self.folder.path().join(RESULTS);
-        print(&format!(
-            "{table}\n{machine}\n{settings}{}\n",
-            path.display()
-        ))?;
+        print(&format!("{table}{machine}\n{settings}{}\n", path.display()))?;
         Ok(report.check()?)
     }
 }

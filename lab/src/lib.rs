@@ -113,6 +113,7 @@ pub mod size;
 pub mod socket_folder;
 pub mod started;
 pub mod survivors;
+pub mod table;
 pub mod terminal;
 pub mod topology;
 mod tsc;

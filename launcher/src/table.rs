@@ -1,13 +1,10 @@
 //! Results as a table for people.
 
-use std::fmt;
-
-use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{Cell, CellAlignment, Color, ContentArrangement, Table};
 use peerbar_report::{Nested, Subtest, Verdict};
 
 use peerbar_lab::report::Row;
 use peerbar_lab::size::{human, throughput};
+use peerbar_lab::table::{Cell, Style, Table};
 
 const HEADER: [&str; 7] = [
     "check",
@@ -29,31 +26,12 @@ pub(crate) fn table(rows: &[Row], colour: bool, columns: Option<u16>) -> String 
     if rows.is_empty() {
         return String::new();
     }
-    let mut table = Table::new();
-    table
-        .load_preset(UTF8_FULL_CONDENSED)
-        .set_content_arrangement(ContentArrangement::Disabled);
-    if let Some(columns) = columns {
-        table
-            .set_content_arrangement(ContentArrangement::Dynamic)
-            .set_width(columns);
-    }
-    table.set_header(HEADER);
-    for row in rows {
-        table.add_row(cells(row, colour));
-    }
-    for column in NUMBERS {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    if colour {
-        table.enforce_styling();
-    }
-    trimmed(&table)
+    let mut table = Table::new(HEADER).flush_right(NUMBERS).at_most(columns);
+    rows.iter().for_each(|row| table.add(cells(row, colour)));
+    table.framed()
 }
 
-fn cells(row: &Row, colour: bool) -> Vec<Cell> {
+fn cells(row: &Row, colour: bool) -> [Cell; HEADER.len()] {
     let measure = &row.measure;
     let bytes = |count: u64| {
         if count == 0 {
@@ -62,24 +40,24 @@ fn cells(row: &Row, colour: bool) -> Vec<Cell> {
             human(count)
         }
     };
-    let shade = match row.verdict {
-        Verdict::Pass => Color::Green,
-        Verdict::Fail => Color::Red,
-        Verdict::Skip(_) => Color::Yellow,
+    let style = match row.verdict {
+        _ if !colour => Style::Plain,
+        Verdict::Pass => Style::Green,
+        Verdict::Fail => Style::Red,
+        Verdict::Skip(_) => Style::Yellow,
     };
-    let verdict = Cell::new(word(&row.verdict));
-    vec![
-        Cell::new(shortened(&row.name) + &subtests(row)),
-        Cell::new(if measure.sizes.is_empty() {
-            "-"
-        } else {
-            &measure.sizes
-        }),
-        Cell::new(throughput(measure.bytes, measure.seconds)),
-        Cell::new(route(row)),
-        Cell::new(bytes(measure.peer_bytes)),
-        Cell::new(bytes(measure.ram_bytes)),
-        if colour { verdict.fg(shade) } else { verdict },
+    let sizes = match measure.sizes.as_str() {
+        "" => "-",
+        sizes => sizes,
+    };
+    [
+        Cell::from(shortened(&row.name) + &subtests(row)),
+        Cell::from(sizes),
+        Cell::from(throughput(measure.bytes, measure.seconds)),
+        Cell::from(route(row)),
+        Cell::from(bytes(measure.peer_bytes)),
+        Cell::from(bytes(measure.ram_bytes)),
+        Cell::styled(word(&row.verdict), style),
     ]
 }
 
@@ -121,12 +99,6 @@ fn route(row: &Row) -> String {
     } else {
         words.join(" + ")
     }
-}
-
-fn trimmed(table: &impl fmt::Display) -> String {
-    let text = table.to_string();
-    let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
-    lines.join("\n") + "\n"
 }
 
 #[cfg(test)]

@@ -2,11 +2,9 @@
 
 use std::fmt::Write;
 
-use comfy_table::presets::NOTHING;
-use comfy_table::{Attribute, Cell as TableCell, Color, Table};
-
 use super::cell::{Cell, Spot};
 use peerbar_lab::iommu::Iommu;
+use peerbar_lab::table::{Cell as TableCell, Style, Table};
 use peerbar_results::TransferOutcome;
 
 /// A table for each processor, with a row for each topology and flow and a column for each IOMMU; coloured if `colour`.
@@ -23,19 +21,11 @@ pub(super) fn tables(cells: &[Cell], colour: bool) -> String {
 fn table(cpu: &str, cells: &[&Cell], colour: bool) -> String {
     let iommus = distinct(cells.iter().copied(), |spot| spot.iommu);
     let rows = distinct(cells.iter().copied(), |spot| (spot.topology, spot.flow));
-    let mut table = Table::new();
-    table.load_preset(NOTHING);
     let heads = [cpu, ""]
         .into_iter()
         .chain(iommus.iter().map(|iommu| iommu.short_name()));
-    table.set_header(heads.map(|head| {
-        let head = TableCell::new(head);
-        if colour {
-            head.add_attribute(Attribute::Bold)
-        } else {
-            head
-        }
-    }));
+    let bold = if colour { Style::Bold } else { Style::Plain };
+    let mut table = Table::new(heads.map(|head| TableCell::styled(head, bold)));
     let mut above = None;
     for (topology, flow) in rows {
         let label = if above == Some(topology) {
@@ -51,29 +41,22 @@ fn table(cpu: &str, cells: &[&Cell], colour: bool) -> String {
             cells
                 .iter()
                 .find(is_here)
-                .map_or(TableCell::new(""), |cell| entry(cell, colour))
+                .map_or(TableCell::from(""), |cell| entry(cell, colour))
         };
-        let labels = [label, flow.label()].map(TableCell::new);
-        table.add_row(labels.into_iter().chain(iommus.iter().map(at)));
+        let labels = [label, flow.label()].map(TableCell::from);
+        table.add(labels.into_iter().chain(iommus.iter().map(at)));
     }
-    if colour {
-        table.enforce_styling();
-    }
-    let lines: Vec<String> = table
-        .lines()
-        .map(|line| line.trim_end().to_owned())
-        .collect();
-    lines.join("\n") + "\n"
+    table.bare()
 }
 
 fn entry(cell: &Cell, colour: bool) -> TableCell {
-    let entry = TableCell::new(word(cell));
-    match (&cell.disagreement, colour) {
-        (Some(_), true) => entry.fg(Color::Red).add_attribute(Attribute::Bold),
-        (None, true) if cell.seen.way == TransferOutcome::Refused => entry.fg(Color::Yellow),
-        (None, true) => entry.fg(Color::Green),
-        (_, false) => entry,
-    }
+    let style = match (&cell.disagreement, colour) {
+        (Some(_), true) => Style::BoldRed,
+        (None, true) if cell.seen.way == TransferOutcome::Refused => Style::Yellow,
+        (None, true) => Style::Green,
+        (_, false) => Style::Plain,
+    };
+    TableCell::styled(word(cell), style)
 }
 
 /// What was seen, and what the rule says where they do not agree.

@@ -1,0 +1,276 @@
+//! Tables for people: columns as wide as their words, with a frame or without.
+
+use std::iter;
+
+/// A table. Its cells are texts of one line.
+#[derive(Clone, Debug)]
+pub struct Table {
+    header: Vec<Cell>,
+    rows: Vec<Vec<Cell>>,
+    /// Columns whose texts are flush right.
+    right: Vec<usize>,
+    /// Characters of a line at most.
+    limit: Option<usize>,
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug)]
+pub struct Cell {
+    text: String,
+    style: Style,
+}
+
+/// How a cell's text is set off on a terminal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Style {
+    /// Not at all.
+    #[default]
+    Plain,
+    /// In bold.
+    Bold,
+    /// In green.
+    Green,
+    /// In yellow.
+    Yellow,
+    /// In red.
+    Red,
+    /// In bold red.
+    BoldRed,
+}
+
+impl Cell {
+    /// A cell whose text is set off.
+    pub fn styled(text: impl Into<String>, style: Style) -> Self {
+        let text = text.into();
+        Self { text, style }
+    }
+
+    fn width(&self) -> usize {
+        self.text.chars().count()
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::styled(text, Style::Plain)
+    }
+}
+
+impl Style {
+    /// `text`, set off (ECMA-48, 8.3.117).
+    fn paint(self, text: &str) -> String {
+        let code = match self {
+            Self::Plain => return text.to_owned(),
+            Self::Bold => "1",
+            Self::Green => "92",
+            Self::Yellow => "93",
+            Self::Red => "91",
+            Self::BoldRed => "1;91",
+        };
+        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+    }
+}
+
+impl Table {
+    /// A table without rows.
+    pub fn new(header: impl IntoIterator<Item = impl Into<Cell>>) -> Self {
+        Self {
+            header: header.into_iter().map(Into::into).collect(),
+            rows: Vec::new(),
+            right: Vec::new(),
+            limit: None,
+        }
+    }
+
+    /// Adds a row.
+    pub fn add(&mut self, row: impl IntoIterator<Item = impl Into<Cell>>) {
+        self.rows.push(row.into_iter().map(Into::into).collect());
+    }
+
+    /// With the texts of these columns flush right.
+    #[must_use]
+    pub fn flush_right(mut self, columns: impl IntoIterator<Item = usize>) -> Self {
+        self.right.extend(columns);
+        self
+    }
+
+    /// With cells that are broken where the framed table would be wider than `columns`.
+    #[must_use]
+    pub fn at_most(mut self, columns: Option<u16>) -> Self {
+        self.limit = columns.map(usize::from);
+        self
+    }
+
+    /// The table in a frame.
+    pub fn framed(&self) -> String {
+        let widths = self.widths();
+        let rule = |fill: &str, [left, between, right]: [&str; 3]| {
+            let fills: Vec<String> = widths.iter().map(|width| fill.repeat(width + 2)).collect();
+            format!("{left}{}{right}\n", fills.join(between))
+        };
+        let row = |row: &Vec<Cell>| {
+            let lines = self.lines(row, &widths).into_iter();
+            let lines = lines.map(|cells| format!("│{}│\n", cells.join("┆")));
+            lines.collect::<String>()
+        };
+        let rows: String = self.rows.iter().map(row).collect();
+        rule("─", ["┌", "┬", "┐"])
+            + &row(&self.header)
+            + &rule("═", ["╞", "╪", "╡"])
+            + &rows
+            + &rule("─", ["└", "┴", "┘"])
+    }
+
+    /// The table without a frame.
+    pub fn bare(&self) -> String {
+        let widths = self.widths();
+        let rows = iter::once(&self.header).chain(&self.rows);
+        let lines = rows.flat_map(|row| self.lines(row, &widths));
+        lines
+            .map(|cells| cells.concat().trim_end().to_owned() + "\n")
+            .collect()
+    }
+
+    /// How wide each column is.
+    fn widths(&self) -> Vec<usize> {
+        let mut widths: Vec<usize> = self.header.iter().map(Cell::width).collect();
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = cell.width().max(*width);
+            }
+        }
+        let Some(limit) = self.limit else {
+            return widths;
+        };
+        // Each column has a space on both sides and an edge on its left; the last one has an edge on its right, too.
+        let room = limit.saturating_sub(3 * widths.len() + 1);
+        let mut left = widths.iter().sum::<usize>().saturating_sub(room);
+        while left > 0 {
+            match widths.iter_mut().max() {
+                Some(widest) if *widest > 1 => *widest -= 1,
+                _ => break,
+            }
+            left -= 1;
+        }
+        widths
+    }
+
+    /// The lines of a row, in cells that are as wide as their columns.
+    fn lines(&self, row: &[Cell], widths: &[usize]) -> Vec<Vec<String>> {
+        let cells = row.iter().zip(widths).enumerate();
+        let columns: Vec<Vec<String>> = cells
+            .map(|(column, (cell, width))| {
+                let is_right = self.right.contains(&column);
+                let parts = broken(&cell.text, *width).into_iter();
+                let parts = parts.map(|part| {
+                    let space = " ".repeat(width.saturating_sub(part.chars().count()));
+                    let text = cell.style.paint(&part);
+                    match is_right {
+                        true => format!(" {space}{text} "),
+                        false => format!(" {text}{space} "),
+                    }
+                });
+                parts.collect()
+            })
+            .collect();
+        let blanks: Vec<String> = widths.iter().map(|width| " ".repeat(width + 2)).collect();
+        let height = columns.iter().map(Vec::len).max().unwrap_or(0);
+        let line = |number| {
+            let cells = columns.iter().zip(&blanks);
+            let cells =
+                cells.map(|(parts, blank): (&Vec<String>, _)| parts.get(number).unwrap_or(blank));
+            cells.cloned().collect()
+        };
+        (0..height).map(line).collect()
+    }
+}
+
+/// `text` in lines of at most `width` characters, broken between words as far as they fit.
+fn broken(text: &str, width: usize) -> Vec<String> {
+    let width = width.max(1);
+    if text.chars().count() <= width {
+        return vec![text.to_owned()];
+    }
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let mut word: Vec<char> = word.chars().collect();
+        loop {
+            let Some(line) = lines.last_mut() else {
+                return lines;
+            };
+            let used = line.chars().count();
+            let gap = usize::from(used > 0);
+            if used + gap + word.len() <= width {
+                line.extend((gap > 0).then_some(' ').into_iter().chain(word));
+                break;
+            }
+            if used == 0 {
+                line.extend(word.drain(..width.min(word.len())));
+            }
+            lines.push(String::new());
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let mut table = Table::new(["name", "value"]).flush_right([1]);
+        table.add(["a name of words", "7"]);
+        table.add(["ä", "12"]);
+        table
+    }
+
+    #[test]
+    fn frame_fits_the_widest_cells() {
+        let expected = "\
+┌─────────────────┬───────┐
+│ name            ┆ value │
+╞═════════════════╪═══════╡
+│ a name of words ┆     7 │
+│ ä               ┆    12 │
+└─────────────────┴───────┘
+";
+        assert_eq!(table().framed(), expected);
+        assert_eq!(table().at_most(Some(200)).framed(), expected);
+        assert_eq!(
+            table().bare(),
+            " name             value\n a name of words      7\n ä                   12\n"
+        );
+    }
+
+    #[test]
+    fn widest_column_is_broken_first() {
+        let expected = "\
+┌────────┬───────┐
+│ name   ┆ value │
+╞════════╪═══════╡
+│ a name ┆     7 │
+│ of     ┆       │
+│ words  ┆       │
+│ ä      ┆    12 │
+└────────┴───────┘
+";
+        assert_eq!(table().at_most(Some(18)).framed(), expected);
+        // No column vanishes.
+        assert!(table().at_most(Some(1)).framed().contains("│ w ┆   │"));
+    }
+
+    #[test]
+    fn text_is_broken_between_words_or_in_a_long_one() {
+        assert_eq!(broken("of two words", 8), ["of two", "words"]);
+        assert_eq!(broken("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
+        assert_eq!(broken("", 3), [""]);
+        assert_eq!(broken("ab", 0), ["a", "b"]);
+    }
+
+    #[test]
+    fn style_takes_no_room() {
+        let mut table = Table::new(["a", "b"]);
+        table.add([Cell::styled("red", Style::Red), Cell::from("x")]);
+        assert_eq!(table.bare(), " a    b\n \u{1b}[91mred\u{1b}[0m  x\n");
+    }
+}
