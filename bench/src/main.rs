@@ -41,7 +41,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    peerbar_server_log::log_without_limit("warn");
     let measured = run::run(&cli::Cli::parse().suite);
     measured.unwrap_or_else(|failure| failure.report())
 }

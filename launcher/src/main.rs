@@ -42,7 +42,7 @@ use peerbar_lab::parent_death;
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    peerbar_server_log::log_without_limit("warn");
     let result = match Cli::of_process().command {
         Command::Run(options) => series::run(&options),
         Command::Shell(options) => exec::shell(&options),

@@ -1,4 +1,4 @@
-//! The log of a server, on standard error.
+//! The log of a server or of another program, on standard error.
 //!
 //! A guest or a client can provoke warnings at will, and the log is a file of the host. So each line of the code logs at most
 //! [`BURST`] warnings and errors in an [`INTERVAL`], as with Linux' `printk_ratelimited` (lib/ratelimit.c). The first one of the
@@ -7,12 +7,12 @@
 #![forbid(unsafe_code)]
 
 mod rate_limit;
+mod stderr_logger;
 
 use std::time::{Duration, Instant};
 
-use env_logger::{Builder, Env};
-
 use crate::rate_limit::RateLimit;
+use crate::stderr_logger::StderrLogger;
 
 /// How many warnings and errors a line of the code logs in an interval.
 pub const BURST: u32 = 10;
@@ -29,12 +29,21 @@ impl ServerLog {
     /// Sets the logger of this process. `filter` is what is logged unless `RUST_LOG` says otherwise. A process that has a logger
     /// keeps it.
     pub fn start(filter: &str) -> Self {
-        let logger = Builder::from_env(Env::default().default_filter_or(filter)).build();
-        let level = logger.filter();
+        let logger = StderrLogger::from_env(filter);
+        let level = logger.most();
         if log::set_boxed_logger(Box::new(RateLimit::new(logger, Instant::now))).is_ok() {
             log::set_max_level(level);
         }
         Self(())
+    }
+}
+
+/// Sets the logger of a program that a person starts: without a limit. `filter` is as for [`ServerLog::start`].
+pub fn log_without_limit(filter: &str) {
+    let logger = StderrLogger::from_env(filter);
+    let level = logger.most();
+    if log::set_boxed_logger(Box::new(logger)).is_ok() {
+        log::set_max_level(level);
     }
 }
 
