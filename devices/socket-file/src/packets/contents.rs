@@ -20,7 +20,7 @@ pub enum ContentsError {
 
 /// The bytes of a message, of which postcard must refuse nothing.
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
-    postcard::to_allocvec(message).unwrap_or_default()
+    postcard::to_extend(message, Vec::new()).unwrap_or_default()
 }
 
 /// The message in these bytes, unless `wrong_field` names a field of it.
