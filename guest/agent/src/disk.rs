@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use crate::mapped_buffer::MappedBuffer;
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// A namespace's block device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,10 +16,10 @@ use crate::launcher::Launcher;
 use crate::modules::Modules;
 use crate::nics::{self, Nic};
 use crate::p2pmem::Pool;
-use crate::pattern::Pattern;
 use crate::placeholders::Placeholders;
 use crate::tools::Tools;
 use crate::uevents::Uevents;
+use peerbar_pattern::Pattern;
 
 /// Why a check that works in the tools root cannot.
 pub(crate) const NO_TOOLS_ROOT: &str = "the guest has no tools root: write `tools = true` in the scenario, or call `tools()` of its builder";

@@ -1,7 +1,7 @@
 //! PID 1 of the guest: loads drivers, runs checks, reports KTAP.
 //!
-//! In order of a boot: [`mounts`] and [`modules`] make the guest usable, [`port`] brings the plan, [`session`] works
-//! it off, [`power`] ends it. Errors before there is a report are printed on the console.
+//! In order of a boot: `mounts` and `modules` make the guest usable, `port` brings the plan, `session` works it off, and
+//! `power` ends it. Errors before there is a report are printed on the console.
 
 #![deny(unsafe_code)]
 
@@ -31,7 +31,6 @@ mod network;
 mod nics;
 mod p2pmem;
 mod passthrough;
-mod pattern;
 mod pci_function;
 mod pci_tree;
 mod pin_holder;

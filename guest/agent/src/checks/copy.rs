@@ -14,7 +14,7 @@ use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 impl Run for Copy {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {

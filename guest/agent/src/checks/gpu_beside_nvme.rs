@@ -22,9 +22,9 @@ use crate::devices::{Controller, reset};
 use crate::disk::{self, fill};
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
 use crate::user_drivers::disk_is_back;
 use crate::user_gpu::TIME_OUT;
+use peerbar_pattern::Pattern;
 
 /// Reads of a launch, and bytes of each.
 const READS: u16 = 500;

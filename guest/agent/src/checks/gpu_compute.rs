@@ -1,16 +1,14 @@
 //! One disk's data goes through GPU memory to another disk, and only the GPU processes it: every kernel, in launches of
 //! many shapes, against a slow model of them.
 
-mod model;
-
 use super::{CheckOutcome, Run};
 use peerbar_report::{Buffer as Through, GpuCompute, Measure};
 use std::fs::File;
 
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, FileOptions, Gpu, GpuFile, Kernel};
+use peerbar_pattern::launch::{self, BINS, Shape, bytes};
 
-use self::model::{BINS, Shape};
 use super::PAGE;
 use super::route::judge;
 use crate::counters::TrafficWatch;
@@ -116,7 +114,7 @@ fn in_host_memory(guest: &GuestContext, gpu: &gpus::Gpu, vectors: &Vectors) -> a
     watch.watch(|| opened.launch(add, shape.grid, shape.block))?;
     let mut seen = vec![0; usize::try_from(BYTES)?];
     host.mapping().read(BYTES, &mut seen)?;
-    let right = model::vector_add(shape, &vectors.x, &vectors.y, vec![STALE; ELEMENTS]);
+    let right = launch::vector_add(shape, &vectors.x, &vectors.y, vec![STALE; ELEMENTS]);
     same("the sum", &bytes(&right), &seen)?;
     judge(
         &Through::GuestRam,
@@ -200,18 +198,11 @@ struct Vectors {
 }
 
 impl Vectors {
-    /// Numbers of either sign between 2^-15 and 2, other ones in each round.
+    /// Other ones in each round.
     fn fresh(round: u64) -> Self {
-        const SIGN_FRACTION_AND_LOW_EXPONENT: u32 = 0x87ff_ffff;
-        const LEAST_EXPONENT: u32 = 0x3800_0000;
-        let seed = crc32c::crc32c(&round.to_le_bytes());
-        let number = |index: usize| {
-            let bits = crc32c::crc32c_append(seed, &index.to_le_bytes());
-            f32::from_bits(bits & SIGN_FRACTION_AND_LOW_EXPONENT | LEAST_EXPONENT)
-        };
         Vectors {
-            x: (0..ELEMENTS).map(number).collect(),
-            y: (ELEMENTS..2 * ELEMENTS).map(number).collect(),
+            x: launch::numbers(round, 0, ELEMENTS),
+            y: launch::numbers(round, ELEMENTS, ELEMENTS),
         }
     }
 
@@ -223,9 +214,9 @@ impl Vectors {
     fn verify(&self, shape: Shape, disk: &File, word_sum: u64) -> anyhow::Result<()> {
         let length = usize::try_from(bytes_of(shape))?;
         let (x, y) = (&self.x, &self.y);
-        let sum = model::vector_add(shape, x, y, vec![STALE; ELEMENTS]);
-        let product = model::saxpy(shape, FACTOR, x, y.clone());
-        let bins = model::histogram(shape, &bytes(x), vec![COUNTED; BINS]);
+        let sum = launch::vector_add(shape, x, y, vec![STALE; ELEMENTS]);
+        let product = launch::saxpy(shape, FACTOR, x, y.clone());
+        let bins = launch::histogram(shape, &bytes(x), vec![COUNTED; BINS]);
         let bins: Vec<u8> = bins.iter().flat_map(|bin| bin.to_le_bytes()).collect();
         for (name, offset, right) in [
             ("the sum", 0, bytes(&sum)),
@@ -236,17 +227,13 @@ impl Vectors {
             let seen = disk::read(disk, RESULTS + offset, length)?;
             same(name, &right, &seen)?;
         }
-        let right = model::reduction(shape, x);
+        let right = launch::reduction(shape, x);
         ensure!(
             word_sum == right,
             "the GPU has summed the first vector's words to {word_sum}, the processor to {right}"
         );
         Ok(())
     }
-}
-
-fn bytes(vector: &[f32]) -> Vec<u8> {
-    vector.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
 /// Compares as much as there is of both.

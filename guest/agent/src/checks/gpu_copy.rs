@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::route::judge;
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// How long copies may take.
 const TIME_OUT: std::time::Duration = std::time::Duration::from_secs(30);

@@ -17,9 +17,9 @@ use crate::counters::TrafficWatch;
 use crate::gpus;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
-use crate::pattern::Pattern;
 use crate::udmabuf;
 use crate::user_drivers::{self, APERTURE};
+use peerbar_pattern::Pattern;
 
 /// Bytes of each half of a dma-buf: what the GPU reads, and behind it what it writes.
 pub(super) const HALF: u64 = 512 << 10;

@@ -17,7 +17,7 @@ use crate::devices::Controller;
 use crate::disk;
 use crate::file_system::Volume;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// Where in its buffer each transfer starts, in bytes: at no multiple of the 64 KiB in which GPUs pin memory.
 const LEAD: u64 = 3 * 4096;

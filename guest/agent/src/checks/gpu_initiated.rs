@@ -28,8 +28,8 @@ use crate::counters::TrafficWatch;
 use crate::devices::bar_start;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
 use crate::user_drivers::address_space;
+use peerbar_pattern::Pattern;
 
 /// Reads of a launch, and bytes of each.
 const READS: u16 = 1000;

@@ -13,7 +13,7 @@ use crate::devices::Controller;
 use crate::disk;
 use crate::guest_context::GuestContext;
 use crate::mapped_buffer::MappedBuffer;
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// What of the disk is known, in bytes.
 const KNOWN: usize = 1 << 20;

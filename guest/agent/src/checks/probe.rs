@@ -23,7 +23,7 @@ use crate::disk;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
 use crate::mapped_buffer::MappedBuffer;
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// Size of a transfer in bytes: many pages, less than what controllers take in one command.
 const LENGTH: u64 = 64 << 10;

@@ -15,10 +15,10 @@ use crate::counters::{Traffic, TrafficWatch};
 use crate::devices::Controller;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
 use crate::user_drivers::{
     address_space, disk_is_back, give_back_disk, give_back_gpu, map_bar, open_gpu, take, vram,
 };
+use peerbar_pattern::Pattern;
 
 /// Bytes of each half of the memory: what is written to the disk, and what is read back. Some commands each way.
 const HALF: u64 = 1 << 20;

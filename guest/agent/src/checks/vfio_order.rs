@@ -12,8 +12,8 @@ use super::vfio_nvme::{QUEUE_BYTES, TakenDevices, Vram, fill, judge_queues, queu
 use super::{CheckOutcome, Run};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
 use crate::user_drivers::address_space;
+use peerbar_pattern::Pattern;
 
 /// Reads, one after the other, and bytes of each.
 const READS: u64 = 256;

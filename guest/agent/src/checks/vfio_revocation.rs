@@ -26,8 +26,8 @@ use super::{CheckOutcome, Run};
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
-use crate::pattern::Pattern;
 use crate::user_drivers::{address_space, open_gpu, vram};
+use peerbar_pattern::Pattern;
 
 /// Bytes of one read.
 const READ: u64 = 32 << 10;

@@ -15,9 +15,9 @@ use super::{CheckOutcome, Run};
 use crate::counters::{Traffic, TrafficWatch};
 use crate::disk::fill;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
 use crate::user_drivers::address_space;
 use crate::user_gpu::TIME_OUT;
+use peerbar_pattern::Pattern;
 
 /// Reads of the launch, and bytes of each. The window is trapped: each 8 bytes are a message.
 const READS: u16 = 32;

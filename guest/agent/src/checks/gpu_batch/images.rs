@@ -7,7 +7,7 @@ use peerbar_gds::{Buffer, Direction, Gpu};
 
 use super::PAGE;
 use crate::disk::{self, Disk};
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// Bytes of the disk, and of the buffer, that one transfer has to itself.
 pub(super) const SLOT: u64 = 64 << 10;

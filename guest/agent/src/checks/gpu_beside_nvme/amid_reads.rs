@@ -20,8 +20,8 @@ use crate::gpu_user::GpuUser;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 use crate::held_back_reader::HeldBackReader;
-use crate::pattern::Pattern;
 use crate::user_gpu::TIME_OUT;
+use peerbar_pattern::Pattern;
 
 /// Sizes of the buffers that take all memory of a GPU, in bytes.
 const TAKEN: [u64; 3] = [16 << 20, 1 << 20, GPU_PAGE];

@@ -7,7 +7,7 @@ use std::thread;
 use anyhow::{Context, anyhow};
 
 use crate::mapped_buffer::MappedBuffer;
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// Bytes of a block, and how many there are. One transfer is of one block, by one command.
 pub(super) const IO_BYTES: u64 = 4096;

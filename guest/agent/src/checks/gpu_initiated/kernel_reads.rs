@@ -9,7 +9,7 @@ use crate::devices::Controller;
 use crate::disk::fill;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// Writes the pattern to the disk and reads it; None where the kernel refuses peer-to-peer DMA between the two.
 pub(super) fn read(

@@ -19,8 +19,8 @@ use crate::checks::vfio_nvme::{TakenDevices, start, start_opened};
 use crate::counters::{Begun, Traffic, TrafficWatch};
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
 use crate::user_gpu::TIME_OUT;
+use peerbar_pattern::Pattern;
 
 /// How the disk is taken away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

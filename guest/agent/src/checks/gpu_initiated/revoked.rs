@@ -15,9 +15,9 @@ use crate::checks::vfio_nvme::{TakenDevices, start};
 use crate::devices::Controller;
 use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
-use crate::pattern::Pattern;
 use crate::user_drivers::address_space;
 use crate::user_gpu::TIME_OUT;
+use peerbar_pattern::Pattern;
 
 /// Longest time to the next completion: longer than the driver waits before it gives the launch up.
 const NO_LIMIT: Duration = Duration::from_secs(50);

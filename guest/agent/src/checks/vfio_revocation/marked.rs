@@ -5,8 +5,8 @@ use peerbar_vfio_nvme::VfioDevice;
 
 use super::slot::Slot;
 use super::{LENGTH, READ};
-use crate::pattern::Pattern;
 use crate::user_drivers::vram;
+use peerbar_pattern::Pattern;
 
 /// The mark: in each byte of the memory.
 const MARK: u8 = 0x5a;

@@ -3,7 +3,7 @@
 use anyhow::ensure;
 
 use super::{LENGTH, RANGES, READ};
-use crate::pattern::Pattern;
+use peerbar_pattern::Pattern;
 
 /// A part of the memory, of [`READ`] bytes: what reads have put there, one after the other. A read that has failed is repeated from the
 /// same offset on the disk.

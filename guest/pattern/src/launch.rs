@@ -3,14 +3,17 @@
 use std::fmt;
 
 /// Counters of a histogram.
-pub(super) const BINS: usize = 256;
+pub const BINS: usize = 256;
 
 /// How a kernel is launched: the numbers of elements, of blocks, and of threads in a block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) elements: u64,
-    pub(super) grid: u32,
-    pub(super) block: u32,
+pub struct Shape {
+    /// Elements that are computed; threads beyond them do nothing.
+    pub elements: u64,
+    /// Blocks of threads.
+    pub grid: u32,
+    /// Threads in a block.
+    pub block: u32,
 }
 
 impl Shape {
@@ -41,8 +44,25 @@ impl fmt::Display for Shape {
     }
 }
 
+/// `count` numbers of either sign between 2^-15 and 2, from number `first` on, other ones for each `round`.
+pub fn numbers(round: u64, first: usize, count: usize) -> Vec<f32> {
+    const SIGN_FRACTION_AND_LOW_EXPONENT: u32 = 0x87ff_ffff;
+    const LEAST_EXPONENT: u32 = 0x3800_0000;
+    let seed = crc32c::crc32c(&round.to_le_bytes());
+    let number = |index: usize| {
+        let bits = crc32c::crc32c_append(seed, &index.to_le_bytes());
+        f32::from_bits(bits & SIGN_FRACTION_AND_LOW_EXPONENT | LEAST_EXPONENT)
+    };
+    (first..).take(count).map(number).collect()
+}
+
+/// The bytes of `vector` in memory.
+pub fn bytes(vector: &[f32]) -> Vec<u8> {
+    vector.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
 /// `sum` after `sum[i] = x[i] + y[i]`.
-pub(super) fn vector_add(shape: Shape, x: &[f32], y: &[f32], mut sum: Vec<f32>) -> Vec<f32> {
+pub fn vector_add(shape: Shape, x: &[f32], y: &[f32], mut sum: Vec<f32>) -> Vec<f32> {
     for element in shape.threads() {
         if let (Some(x), Some(y), Some(sum)) =
             (x.get(element), y.get(element), sum.get_mut(element))
@@ -54,7 +74,7 @@ pub(super) fn vector_add(shape: Shape, x: &[f32], y: &[f32], mut sum: Vec<f32>) 
 }
 
 /// `y` after `y[i] = factor * x[i] + y[i]`, rounded twice.
-pub(super) fn saxpy(shape: Shape, factor: f32, x: &[f32], mut y: Vec<f32>) -> Vec<f32> {
+pub fn saxpy(shape: Shape, factor: f32, x: &[f32], mut y: Vec<f32>) -> Vec<f32> {
     for element in shape.threads() {
         if let (Some(x), Some(y)) = (x.get(element), y.get_mut(element)) {
             *y += factor * x;
@@ -64,13 +84,13 @@ pub(super) fn saxpy(shape: Shape, factor: f32, x: &[f32], mut y: Vec<f32>) -> Ve
 }
 
 /// The sum of the bits of `x`, taken as integers.
-pub(super) fn reduction(shape: Shape, x: &[f32]) -> u64 {
+pub fn reduction(shape: Shape, x: &[f32]) -> u64 {
     let words = shape.threads().filter_map(|element| x.get(element));
     words.map(|word| u64::from(word.to_bits())).sum()
 }
 
 /// `bins` after each thread has counted its byte.
-pub(super) fn histogram(shape: Shape, bytes: &[u8], mut bins: Vec<u32>) -> Vec<u32> {
+pub fn histogram(shape: Shape, bytes: &[u8], mut bins: Vec<u32>) -> Vec<u32> {
     for element in shape.threads() {
         let byte = bytes.get(element).copied();
         if let Some(bin) = byte.and_then(|byte| bins.get_mut(usize::from(byte))) {
