@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
+use serde_json::Value;
 use toml::Table;
 
 fn project() -> &'static Path {
@@ -72,6 +74,45 @@ fn table_of_crates_has_what_manifests_have() {
         assert!(
             dependencies.is_empty() && project().join(&folder).is_dir(),
             "ARCHITECTURE.md's row of {folder} is of no crate"
+        );
+    }
+}
+
+/// The first two numbers of a version as `1.85` or `1.85.0`.
+fn release(version: &str) -> (u64, u64) {
+    let mut numbers = version.split('.').map(|number| number.parse().unwrap());
+    (numbers.next().unwrap(), numbers.next().unwrap_or(0))
+}
+
+/// `scripts/test --only debian13` builds with that Rust. A newer Rust does not notice a dependency that needs more.
+#[test]
+fn dependencies_build_with_the_workspace_s_rust() {
+    let workspace = manifest("");
+    let package = workspace["workspace"]["package"].as_table().unwrap();
+    let own = package["rust-version"].as_str().unwrap();
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+        .current_dir(project())
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    // Packages of other platforms are in `packages`, too, but nothing here is built with them.
+    let nodes = metadata["resolve"]["nodes"].as_array().unwrap();
+    let is_built = |package: &&Value| nodes.iter().any(|node| node["id"] == package["id"]);
+    let packages = metadata["packages"].as_array().unwrap();
+    for package in packages.iter().filter(is_built) {
+        let needed = package["rust_version"].as_str();
+        let is_enough = needed.is_none_or(|needed| release(needed) <= release(own));
+        let name = package["name"].as_str().unwrap();
+        assert!(
+            is_enough,
+            "{name} needs Rust {needed:?}, and {own} is to do"
         );
     }
 }
