@@ -12,6 +12,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 /// The program.
+#[allow(clippy::unwrap_used, reason = "without it no test can run")]
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| program("peerbar-bench").unwrap());
 
 /// A short measurement: the folder with its results, and its figures by their names.

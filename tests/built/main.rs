@@ -29,6 +29,7 @@ use anyhow::Context;
 use peerbar_lab::programs::program;
 
 /// The command.
+#[allow(clippy::unwrap_used, reason = "without it no test can run")]
 static PEERBAR: LazyLock<PathBuf> = LazyLock::new(|| program("peerbar").unwrap());
 
 /// `peerbar` with these words, to be started in `folder`.

@@ -62,7 +62,7 @@ impl OwnGuest {
             ..GuestNeeds::default()
         };
         let artifacts = Artifacts::prepare(&Own::default(), &needs, &agent, &signals::NONE);
-        let artifacts = artifacts.context("scripts/build has to come first")?;
+        let artifacts = artifacts.context("the programs are not built")?;
         let root = artifacts.root.as_ref().context("no root")?.path();
         let bin = folder.join("bin");
         fs::create_dir_all(&bin)?;

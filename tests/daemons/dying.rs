@@ -64,7 +64,7 @@ fn moment(random: &mut Rng) -> (Moment, Kind, Duration) {
 }
 
 #[test]
-#[ignore = "takes what scripts/build makes, and long; scripts/dying runs it"]
+#[ignore = "kills parts for minutes; scripts/test --only dying-daemons runs it"]
 fn parts_die_and_data_and_other_parts_stay() {
     let moments = number("PEERBAR_DYING_MOMENTS").unwrap_or(200);
     let seed = new_seed();

@@ -36,7 +36,7 @@ fn check_flat(part: Part, before: &Usage, after: &Usage) {
 }
 
 #[test]
-#[ignore = "takes what scripts/build makes, and long; scripts/soak runs it"]
+#[ignore = "takes minutes; scripts/test --only soak runs it"]
 fn usage_of_disks_gpu_and_switch_stays_flat() {
     let sessions = number("PEERBAR_SOAK_CONNECTIONS").unwrap_or(10_000);
     let minutes = number("PEERBAR_SOAK_MINUTES").unwrap_or(30);

@@ -1,5 +1,5 @@
-//! Parts of a machine that die under load: servers, switches and QEMU are killed and stopped at random moments. `scripts/dying` runs
-//! it.
+//! Parts of a machine that die under load: servers, switches and QEMU are killed and stopped at random moments.
+//! `scripts/test --only dying-guests` runs it.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
@@ -22,7 +22,7 @@ use crate::environment::number;
 const LEAST_SHARE: usize = 4;
 
 #[test]
-#[ignore = "boots guests for long; scripts/dying runs it"]
+#[ignore = "boots guests for minutes; scripts/test --only dying-guests runs it"]
 fn parts_die_under_load_flushed_data_and_others_stay() {
     let boots = number("PEERBAR_DYING_BOOTS").unwrap_or(2);
     let limit = Duration::from_secs(number("PEERBAR_DYING_SECONDS").unwrap_or(600));
@@ -38,7 +38,9 @@ fn parts_die_under_load_flushed_data_and_others_stay() {
             }
             Err(error) => {
                 failed += 1;
-                eprintln!("FAILED: {error:#}; PEERBAR_TEST_SEED={seed} scripts/dying 1 repeats it");
+                eprintln!(
+                    "FAILED: {error:#}; scripts/test --only dying-guests --seed {seed} repeats it"
+                );
             }
         }
     }

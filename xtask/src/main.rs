@@ -20,8 +20,8 @@ use clap::{Parser, Subcommand};
 use self::plan::{Plan, Selection};
 use self::runner::Runner;
 
-/// The seed of tests with random input, unless all tests run or one is given. Any number would do.
-const SEED: u64 = 20_261_129;
+/// The seed of tests with random input, unless all tests run or one is given: that of `.cargo/config.toml`.
+const SEED: u64 = 1;
 
 /// Tasks of people who work on this workspace.
 #[derive(Parser)]

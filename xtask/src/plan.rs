@@ -153,7 +153,8 @@ impl Entry {
     fn test_arguments(&self) -> Vec<&str> {
         let mut arguments = Vec::new();
         if !self.not_ignored {
-            arguments.push("--ignored");
+            // Each boots guests, or measures; other runs go on at the same time.
+            arguments.extend(["--ignored", "--test-threads=1"]);
         }
         arguments.extend(self.only.iter().map(String::as_str));
         arguments.extend(self.skip.iter().flat_map(|name| ["--skip", name]));
@@ -270,7 +271,7 @@ mod tests {
         tier = "named"
         limit = 300
         finds = "what SPDK does otherwise"
-        run = "scripts/test-spdk"
+        run = "tests/spdk/run"
     "#;
 
     fn names(plan: &Plan, selection: &Selection<'_>) -> anyhow::Result<Vec<String>> {
@@ -299,15 +300,12 @@ mod tests {
         let twice = PLAN.replace("vfio-amd", "format");
         let wrong_key = PLAN.replace("limit = 60", "limits = 60");
         let path = PLAN.replace("vfio-amd", "../vfio");
-        let nothing = PLAN.replace("run = \"scripts/test-spdk\"", "");
+        let nothing = PLAN.replace("run = \"tests/spdk/run\"", "");
         let two = PLAN.replace(
-            "run = \"scripts/test-spdk\"",
+            "run = \"tests/spdk/run\"",
             "run = \"a\"\ntest = \"tests:b\"",
         );
-        let stray = PLAN.replace(
-            "run = \"scripts/test-spdk\"",
-            "run = \"a\"\nchecks = [\"b\"]",
-        );
+        let stray = PLAN.replace("run = \"tests/spdk/run\"", "run = \"a\"\nchecks = [\"b\"]");
         for text in [twice, wrong_key, path, nothing, two, stray] {
             assert!(Plan::parse(&text).is_err(), "{text}");
         }

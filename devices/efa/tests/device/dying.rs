@@ -1,5 +1,5 @@
-//! Two adapters and their fabric, of which one is killed or stopped at a random moment amid transfers, again and again. `scripts/dying`
-//! runs it.
+//! Two adapters and their fabric, of which one is killed or stopped at a random moment amid transfers, again and again.
+//! `scripts/test --only dying-adapters` runs it.
 //!
 //! What is killed starts again. A request that succeeds has moved its bytes. One that fails has moved some of them or none, and nothing
 //! else is written. After each moment all transfers work again, with the parts that have lived on.
@@ -345,7 +345,7 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 #[test]
-#[ignore = "takes what scripts/build makes, and long; scripts/dying runs it"]
+#[ignore = "kills parts for minutes; scripts/test --only dying-adapters runs it"]
 fn parts_die_and_no_request_lies() {
     let moments = number("PEERBAR_DYING_MOMENTS", 200);
     let mut random = Rng::with_seed(new_seed());
