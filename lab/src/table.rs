@@ -2,6 +2,11 @@
 
 use std::iter;
 
+use strum::{EnumIter, IntoEnumIterator};
+
+/// The parameter that ends all styles.
+const PLAIN: &str = "0";
+
 /// A table. Its cells are texts of one line.
 #[derive(Clone, Debug)]
 pub struct Table {
@@ -21,7 +26,7 @@ pub struct Cell {
 }
 
 /// How a cell's text is set off on a terminal.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, EnumIter, PartialEq, Eq)]
 pub enum Style {
     /// Not at all.
     #[default]
@@ -57,18 +62,30 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Style {
-    /// `text`, set off (ECMA-48, 8.3.117).
-    fn paint(self, text: &str) -> String {
-        let code = match self {
-            Self::Plain => return text.to_owned(),
+    /// The parameters of the control sequence that starts it (SGR, ECMA-48, 8.3.117).
+    fn code(self) -> &'static str {
+        match self {
+            Self::Plain => PLAIN,
             Self::Bold => "1",
             Self::Green => "92",
             Self::Yellow => "93",
             Self::Red => "91",
             Self::BoldRed => "1;91",
-        };
-        format!("\u{1b}[{code}m{text}\u{1b}[0m")
+        }
     }
+
+    /// `text`, set off.
+    fn paint(self, text: &str) -> String {
+        match self {
+            Self::Plain => text.to_owned(),
+            _ => format!("\u{1b}[{}m{text}\u{1b}[{PLAIN}m", self.code()),
+        }
+    }
+}
+
+/// Whether these are the parameters of a control sequence by which a table sets text off, or ends that.
+pub(crate) fn is_style(parameters: &str) -> bool {
+    Style::iter().any(|style| style.code() == parameters)
 }
 
 impl Table {

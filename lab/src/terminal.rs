@@ -5,6 +5,8 @@ use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
 use anyhow::Context;
 
+use crate::table::is_style;
+
 /// Writes a line to stderr, without control characters, as a guest may have written part of it. A reader or a terminal that is gone
 /// is no error.
 pub fn say(line: impl Display) {
@@ -26,20 +28,13 @@ fn coloured(lines: &str) -> String {
     for part in parts {
         if part
             .split_once('m')
-            .is_some_and(|(style, _)| is_of_tables(style))
+            .is_some_and(|(parameters, _)| is_style(parameters))
         {
             harmless.push_str(START);
         }
         harmless.push_str(&without_control(part));
     }
     harmless
-}
-
-/// Whether these parameters are a colour's, bold text's, or their end.
-fn is_of_tables(style: &str) -> bool {
-    let colour = style.strip_prefix("38;5;");
-    ["", "0", "1", "22", "39"].contains(&style)
-        || colour.is_some_and(|number| number.parse::<u8>().is_ok())
 }
 
 /// A guest's line without control characters, by which it could steer the terminal.
@@ -74,6 +69,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::table::{Cell, Style, Table};
 
     #[test]
     fn lines_keep_what_steers_no_terminal() {
@@ -82,8 +78,21 @@ mod tests {
 
     #[test]
     fn results_keep_colours_and_what_steers_no_terminal() {
-        let red = "\x1b[1m\x1b[38;5;9mfail\x1b[m, \x1b[0mpass\x1b[39m\n";
-        assert_eq!(coloured(red), red);
+        let styles = [
+            Style::Bold,
+            Style::Green,
+            Style::Yellow,
+            Style::Red,
+            Style::BoldRed,
+        ];
+        let mut table = Table::new(["check", "verdict"]);
+        for style in styles {
+            table.add([Cell::from("copy"), Cell::styled("pass", style)]);
+        }
+        for shown in [table.framed(), table.bare()] {
+            assert!(shown.contains("\x1b[1;91mpass\x1b[0m"), "{shown}");
+            assert_eq!(coloured(&shown), shown);
+        }
         let title = "\x1b]0;title\x07\x1b[2J\x1b[3\x1b[1m\x1bm\u{9b}1m\x1b[8m\r\n";
         assert_eq!(coloured(title), "]0;title2J3\x1b[1mm1m8m\n");
     }
