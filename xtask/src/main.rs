@@ -91,7 +91,7 @@ fn run(cli: &Cli) -> anyhow::Result<ExitCode> {
         (None, true) => new_seed()?,
         (None, false) => SEED,
     };
-    Runner::new(root, seed, options.jobs)?.run(&chosen)
+    Runner::new(root, seed, options.jobs)?.run(&plan, &chosen)
 }
 
 /// The root of the workspace.

@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
+use crate::programs::TestPrograms;
+
 /// When something runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -227,6 +229,33 @@ impl Plan {
             steps: self.step.iter().filter(is_chosen).collect(),
             runs: self.run.iter().filter(is_chosen).collect(),
         })
+    }
+
+    /// Checks that each ignored test of the targets that the plan names is in some entry.
+    ///
+    /// # Errors
+    /// A test that no entry runs, or a target that is not there.
+    pub(crate) fn check_tests(&self, tests: &TestPrograms) -> anyhow::Result<()> {
+        let mut missing: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
+        let ignored = self.entries().filter(|entry| !entry.not_ignored);
+        for program in ignored.filter_map(|entry| entry.test.as_deref()) {
+            missing.insert(program, tests.get(program)?.names(&["--ignored"])?);
+        }
+        for entry in self.entries() {
+            if let Action::Tests { program, arguments } = entry.action()? {
+                let names = tests.get(program)?.names(&arguments)?;
+                if let Some(missing) = missing.get_mut(program) {
+                    missing.retain(|name| !names.contains(name));
+                }
+            }
+        }
+        for (program, names) in missing {
+            ensure!(
+                names.is_empty(),
+                "no entry runs these tests of {program}: {names:?}"
+            );
+        }
+        Ok(())
     }
 
     /// The entries, a line each.

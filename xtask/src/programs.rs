@@ -1,6 +1,6 @@
 //! The programs and tests of this workspace, built once for all that is to run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -33,6 +33,26 @@ struct Message {
 struct Target {
     name: String,
     kind: Vec<String>,
+}
+
+impl TestProgram {
+    /// The names of the tests that it would run with these arguments of libtest.
+    ///
+    /// # Errors
+    /// An executable that does not list its tests.
+    pub(crate) fn names(&self, arguments: &[&str]) -> anyhow::Result<BTreeSet<String>> {
+        let path = self.path.display();
+        let output = Command::new(&self.path)
+            .args(arguments)
+            .arg("--list")
+            .current_dir(&self.folder)
+            .output()
+            .with_context(|| format!("cannot start {path}"))?;
+        ensure!(output.status.success(), "{path} --list: {}", output.status);
+        let text = String::from_utf8_lossy(&output.stdout);
+        let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+        Ok(names.map(str::to_owned).collect())
+    }
 }
 
 impl TestPrograms {

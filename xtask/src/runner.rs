@@ -10,10 +10,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use rustix::fs::{FlockOperation, flock};
 
 use crate::command::{self, Ended};
 use crate::outcome::{self, Outcome, Row};
-use crate::plan::{Action, Chosen, Entry};
+use crate::plan::{Action, Chosen, Entry, Plan};
 use crate::programs::{FOLDER, TestPrograms};
 
 /// The folder of the logs, of derived scenarios and of the runs' own folders.
@@ -27,6 +28,8 @@ pub(crate) struct Runner {
     seed: u64,
     jobs: usize,
     rows: Mutex<Vec<Row>>,
+    /// Held while it lives: another runner would remove this one's records.
+    _lock: File,
 }
 
 impl Runner {
@@ -39,6 +42,7 @@ impl Runner {
         seed: u64,
         jobs: Option<NonZero<usize>>,
     ) -> anyhow::Result<Self> {
+        let lock = lock(&root)?;
         let records = root.join(RECORDS);
         if records.exists() {
             fs::remove_dir_all(&records)
@@ -52,6 +56,7 @@ impl Runner {
             seed,
             jobs: jobs.map_or(1, NonZero::get),
             rows: Mutex::new(Vec::new()),
+            _lock: lock,
         })
     }
 
@@ -59,7 +64,7 @@ impl Runner {
     ///
     /// # Errors
     /// What keeps entries from being run at all.
-    pub(crate) fn run(self, chosen: &Chosen<'_>) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, plan: &Plan, chosen: &Chosen<'_>) -> anyhow::Result<ExitCode> {
         ensure!(
             !chosen.steps.is_empty() || !chosen.runs.is_empty(),
             "there is nothing to run"
@@ -69,6 +74,7 @@ impl Runner {
         let is_built = self.run_steps(chosen)?;
         if is_built && !chosen.runs.is_empty() {
             let tests = TestPrograms::find(&self.root)?;
+            plan.check_tests(&tests)?;
             let (alone, together): (Vec<&Entry>, Vec<&Entry>) =
                 chosen.runs.iter().copied().partition(|entry| entry.alone);
             self.run_together(together, self.jobs, &tests);
@@ -249,6 +255,8 @@ impl Runner {
             Action::Tests { program, arguments } => {
                 let tests = tests.context("tests are guest runs: list it as [[run]]")?;
                 let program = tests.get(program)?;
+                let names = program.names(&arguments)?;
+                ensure!(!names.is_empty(), "no test has these names: {arguments:?}");
                 let mut command = Command::new(&program.path);
                 command.args(arguments).current_dir(&program.folder);
                 Ok(vec![command])
@@ -302,6 +310,20 @@ fn set_value(table: &mut toml::Table, key: &str, value: &toml::Value) -> anyhow:
         rest,
         value,
     )
+}
+
+/// The lock of the workspace's tests.
+fn lock(root: &Path) -> anyhow::Result<File> {
+    let path = root.join("target/test.lock");
+    let file = OpenOptions::new().create(true).append(true).open(&path);
+    let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).with_context(|| {
+        format!(
+            "another scripts/test is running here: it holds {}",
+            path.display()
+        )
+    })?;
+    Ok(file)
 }
 
 fn log_of(name: &str) -> PathBuf {
