@@ -28,7 +28,7 @@ pub(crate) struct Ended {
 /// `logs` is the folder whose logs the diagnosis quotes.
 ///
 /// # Errors
-/// What keeps the command from being started or watched.
+/// A command that cannot be started or watched.
 pub(crate) fn run(
     mut command: Command,
     deadline: Instant,
@@ -56,7 +56,7 @@ pub(crate) fn run(
     if !ends(&child, GRACE)? {
         kill(child.id(), Signal::KILL);
     }
-    // What the command left, it left by mistake.
+    // A command ends what it starts, so a process that is left over is a mistake.
     for process in started {
         kill(process, Signal::KILL);
     }
@@ -77,8 +77,7 @@ fn ends(child: &Child, time: Duration) -> anyhow::Result<bool> {
 
 /// The status of a child that has ended, and the time of processors that it took.
 fn wait(child: &mut Child) -> anyhow::Result<(ExitStatus, Duration)> {
-    // The kernel adds it up to the children's times when the child is waited for; other children end meanwhile, so
-    // it is read where it belongs to the child alone.
+    // Waiting adds the time to the sum of all children, which run at the same time. Before that it is the child's alone.
     let processor = diagnosis::processor_time(child.id());
     let status = child.wait()?;
     Ok((status, processor))

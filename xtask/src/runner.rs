@@ -103,27 +103,23 @@ impl Runner {
         Ok(ExitCode::from(u8::from(failed)))
     }
 
-    /// Runs the steps, and before the first that needs it the build. Returns whether what was needed has been built.
+    /// Runs the steps that need no build, the build, and the other steps. Returns `false` if the build was needed and failed.
     fn run_steps(&self, chosen: &Chosen<'_>) -> anyhow::Result<bool> {
-        let mut is_built = None;
-        let needs_build = |entry: &Entry| entry.built;
-        let mut build = |runner: &Self| -> anyhow::Result<bool> {
-            match is_built {
-                Some(built) => Ok(built),
-                None => {
-                    let built = runner.build()?;
-                    is_built = Some(built);
-                    Ok(built)
-                }
-            }
-        };
-        for step in &chosen.steps {
-            if !needs_build(step) || build(self)? {
-                self.attempt(step, None);
-            }
+        let (with_build, without): (Vec<&Entry>, Vec<&Entry>) =
+            chosen.steps.iter().copied().partition(|step| step.built);
+        for step in without {
+            self.attempt(step, None);
         }
-        let is_needed = !chosen.runs.is_empty() || chosen.steps.iter().any(|step| step.built);
-        Ok(!is_needed || build(self)?)
+        if with_build.is_empty() && chosen.runs.is_empty() {
+            return Ok(true);
+        }
+        if !self.build()? {
+            return Ok(false);
+        }
+        for step in with_build {
+            self.attempt(step, None);
+        }
+        Ok(true)
     }
 
     /// Builds programs and tests. Returns whether that succeeded.
