@@ -17,7 +17,7 @@ use peerbar_nvme_driver::QueueMemory;
 use peerbar_report::{GpuDriver, GpuInitiated, Measure, QueueAddresses};
 use peerbar_vfio_nvme::{Direction, Disk, DmaSpace, QueueDoorbells, RegisterAccess};
 
-use self::figures::{Figures, Rate, busy_asleep};
+use self::figures::{Figures, Measurement, Rate, busy_asleep};
 use self::judgement::{Done, ends_with, judge};
 use self::own_driver::OwnDriverGpu;
 use self::vfio_gpu::{BusAddresses, VfioGpu};
@@ -47,8 +47,12 @@ impl Run for GpuInitiated {
         let disk = guest.controller(&self.disk)?;
         let gpu = guest.gpu(&self.gpu)?;
         let pattern = guest.fresh_pattern(disk);
+        let measurement = Measurement {
+            guest,
+            figures: self.figures,
+        };
         let by_kernel = linux_events::counted(guest, disk, || {
-            kernel_reads::read(guest, disk, gpu, pattern, self.depth)
+            kernel_reads::read(measurement, disk, gpu, pattern, self.depth)
         })?;
         if self.reset {
             return revoked::run(self, guest, disk, gpu, pattern);
@@ -64,8 +68,10 @@ impl Run for GpuInitiated {
         let gpu_by_vfio = (self.driver == GpuDriver::Vfio).then_some(self.gpu.as_str());
         let taken = TakenDevices::take(guest, self.backend, disk, gpu_by_vfio)?;
         let read = match self.driver {
-            GpuDriver::Vfio => by_vfio(guest, self, &taken, (pattern, bus), &mut watch),
-            GpuDriver::PeerbarGpu => by_own_driver(guest, self, &taken, (pattern, gpu), &mut watch),
+            GpuDriver::Vfio => by_vfio(measurement, self, &taken, (pattern, bus), &mut watch),
+            GpuDriver::PeerbarGpu => {
+                by_own_driver(measurement, self, &taken, (pattern, gpu), &mut watch)
+            }
         };
         let read = match self.fault {
             None => taken.give_back(guest, read)?,
@@ -83,7 +89,7 @@ impl Run for GpuInitiated {
             by_gpu: read.by_gpu,
             by_processor: read.by_processor,
             by_kernel,
-            asleep: busy_asleep(guest)?,
+            asleep: self.figures.then(|| busy_asleep(guest)).transpose()?,
             reads_a_doorbell: read.done.reads() / read.done.doorbells().max(1),
             of_processors,
         };
@@ -134,7 +140,7 @@ struct Reads {
 
 /// Disk and GPU are both this process'.
 fn by_vfio(
-    guest: &GuestContext,
+    measurement: Measurement<'_>,
     check: &GpuInitiated,
     taken: &TakenDevices<'_>,
     (pattern, bus): (Pattern, Option<BusAddresses>),
@@ -148,12 +154,18 @@ fn by_vfio(
     let mut gpus = VfioGpu::open(&space, binding, check, bus)?;
     // Is dropped before the GPU's memory, which it uses.
     let mut disk = start_opened(taken, device, &space, RegisterAccess::Mapped)?;
-    read(guest, &mut gpus, &mut disk, (pattern, check.depth), watch)
+    read(
+        measurement,
+        &mut gpus,
+        &mut disk,
+        (pattern, check.depth),
+        watch,
+    )
 }
 
 /// The disk is this process', and the GPU its own driver's.
 fn by_own_driver(
-    guest: &GuestContext,
+    measurement: Measurement<'_>,
     check: &GpuInitiated,
     taken: &TakenDevices<'_>,
     (pattern, gpu): (Pattern, &Gpu),
@@ -165,7 +177,13 @@ fn by_own_driver(
         gpus.push(OwnDriverGpu::open(gpu, check.depth)?);
     }
     let mut disk = start(taken, &space, RegisterAccess::Mapped)?;
-    let reads = read(guest, &mut gpus, &mut disk, (pattern, check.depth), watch);
+    let reads = read(
+        measurement,
+        &mut gpus,
+        &mut disk,
+        (pattern, check.depth),
+        watch,
+    );
     // The device is reset, and uses the queues no more.
     drop(disk);
     gpus.into_iter().for_each(OwnDriverGpu::release);
@@ -174,7 +192,7 @@ fn by_own_driver(
 
 /// Reads the same blocks by the GPU, which is watched, and by the processor.
 fn read(
-    guest: &GuestContext,
+    measurement: Measurement<'_>,
     gpus: &mut [impl Initiator],
     disk: &mut Disk,
     (pattern, depth): (Pattern, u16),
@@ -182,7 +200,7 @@ fn read(
 ) -> anyhow::Result<Reads> {
     give_queues(gpus, disk)?;
     let (launches, by_gpu) =
-        watch.watch(|| read_by_gpu(guest, gpus, blocks_of_a_read(disk)?, depth))?;
+        watch.watch(|| read_by_gpu(measurement, gpus, blocks_of_a_read(disk)?, depth))?;
     for gpu in &*gpus {
         verify(gpu, pattern).context("what the GPU has read")?;
     }
@@ -197,7 +215,7 @@ fn read(
     let gpu = gpus.first().context("a check without queues")?;
     gpu.clear()?;
     let depth = u64::from(depth).min(disk.depth() as u64);
-    let by_processor = Rate::measure(guest, depth, || {
+    let by_processor = Rate::measure(measurement, depth, || {
         read_by_processor(disk, gpu.destinations(), depth)
     })?;
     verify(gpu, pattern).context("what the processor has read")?;
@@ -227,18 +245,21 @@ fn blocks_of_a_read(disk: &Disk) -> anyhow::Result<u16> {
 
 /// Has all channels of the GPU read at once for some time; how many launches that were in all.
 fn read_by_gpu<I: Initiator>(
-    guest: &GuestContext,
+    measurement: Measurement<'_>,
     gpus: &mut [I],
     blocks: u16,
     depth: u16,
 ) -> anyhow::Result<(u64, Rate)> {
     let begun = Instant::now();
     let mut launches = launch(gpus, blocks, 1)?;
-    let fitting = ROUND.as_nanos() / begun.elapsed().as_nanos().max(1);
+    let fitting = match measurement.figures {
+        true => ROUND.as_nanos() / begun.elapsed().as_nanos().max(1),
+        false => 1,
+    };
     let together = u16::try_from(fitting).unwrap_or(u16::MAX);
     let together = together.clamp(1, I::LAUNCHES);
     let in_progress = u64::from(depth).saturating_mul(gpus.len() as u64);
-    let by_gpu = Rate::measure(guest, in_progress, || {
+    let by_gpu = Rate::measure(measurement, in_progress, || {
         let more = launch(gpus, blocks, together)?;
         launches = launches.saturating_add(more);
         Ok(more.saturating_mul(READS.into()))

@@ -22,8 +22,7 @@ check! {
     /// elsewhere, that the GPU wrote the doorbells of which it says so, that QEMU wrote no doorbell of the disk but those that it passes on from the GPU
     /// through the root, and that the disk raised no interrupt; before, while Linux' own driver uses the disk, both must be counted; with bus addresses also that nothing went by way of the root. A disk with
     /// `poll = "always"` has its doorbells in memory, where it cannot count who writes: the check says so. A GPU with its own driver raises an
-    /// interrupt of its own at the end of each launch of 1000 reads. The check says how many reads a second there are, the median of five rounds or more, of fewer
-    /// on a busy host,
+    /// interrupt of its own at the end of each launch of 1000 reads. The check says how many reads a second there are,
     /// and how long the host's processors work as those of the guest for each, beside the same reads by pread(2) and io_uring through Linux'
     /// drivers and by a driver in user space, whose queue takes 63 at a time at most. The processor time of the program is by the guest's clock,
     /// which runs on while the host makes the guest wait.
@@ -64,6 +63,11 @@ check! {
         #[default = "none"]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub fault: Option<u8>,
+        /// Whether each way to read is measured for a second or more, of which the median of five rounds counts (fewer on a busy host), and
+        /// the guest asleep for a second. Otherwise there is one round of 1000 reads.
+        #[default = "`false`"]
+        #[serde(default)]
+        pub figures: bool,
         /// Whether the disk is reset in place of the measured reads, while the GPU waits for queues that the disk has deleted: the launch must
         /// end with fault 257, and new queues must work. Then it is reset, closed and disabled while the counters show that commands of a launch are in
         /// progress: the launch must end with fault 7 or, unless disabled, 257, queues and data must stay as they are, and new queues must
@@ -135,6 +139,7 @@ impl CheckKind for GpuInitiated {
             driver,
             backend,
             fault: fault.map(Spanned::into_inner),
+            figures: keys.or_default("figures")?,
             reset: reset.is_some_and(Spanned::into_inner),
             seconds: keys.seconds,
         })

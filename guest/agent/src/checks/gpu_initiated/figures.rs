@@ -10,11 +10,19 @@ use rustix::time::{ClockId, clock_gettime};
 use super::guest_time::GuestTime;
 use crate::guest_context::GuestContext;
 
-/// How long a way is measured, at least.
+/// How long a way is measured for figures, at least.
 const MEASURED: Duration = Duration::from_secs(1);
-/// How many rounds there are, unless they take longer than this: on a busy host the check has to end too.
+/// How many rounds there are for figures, unless they take longer than this: on a busy host the check has to end too.
 const ROUNDS: usize = 5;
 const LONGEST: Duration = Duration::from_secs(3);
+
+/// What is measured: by how many reads, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measurement<'a> {
+    pub(super) guest: &'a GuestContext,
+    /// Whether figures are wanted that can be compared: several rounds. Otherwise there is one.
+    pub(super) figures: bool,
+}
 
 /// Reads by one way.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,15 +39,15 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// That of reads at this depth, in rounds of which each returns how many it has done. Interferences of a round do not count.
+    /// The rate of reads at this depth, in rounds. Each round returns how many it has done. Interferences of a round do not count.
     pub(super) fn measure(
-        guest: &GuestContext,
+        Measurement { guest, figures }: Measurement<'_>,
         depth: u64,
         mut round: impl FnMut() -> anyhow::Result<u64>,
     ) -> anyhow::Result<Self> {
         let (before, program, begun) = (GuestTime::now(guest)?, processor_time()?, Instant::now());
         let (mut reads, mut rates) = (0_u64, Vec::new());
-        while wants_more(rates.len(), begun.elapsed()) {
+        while rates.is_empty() || (figures && wants_more(rates.len(), begun.elapsed())) {
             let begun = Instant::now();
             let more = round()?;
             rates.push(more as f64 / begun.elapsed().as_secs_f64());
@@ -58,7 +66,7 @@ impl Rate {
 
 /// Whether a way is measured further after these rounds, which have taken so long.
 fn wants_more(rounds: usize, elapsed: Duration) -> bool {
-    rounds == 0 || elapsed < MEASURED || rounds < ROUNDS && elapsed < LONGEST
+    elapsed < MEASURED || rounds < ROUNDS && elapsed < LONGEST
 }
 
 /// The value in the middle, 0 of none.
@@ -111,8 +119,9 @@ pub(super) struct Figures {
     pub(super) by_processor: Rate,
     /// None where the kernel refuses peer-to-peer DMA.
     pub(super) by_kernel: Option<KernelRates>,
-    /// Busy time of the guest's processors while nothing is asked of them, of a processor.
-    pub(super) asleep: Option<f64>,
+    /// Busy time of the guest's processors while nothing is asked of them, of a processor: `None` if it was not measured, and none in it if
+    /// the host does not know.
+    pub(super) asleep: Option<Option<f64>>,
     pub(super) reads_a_doorbell: u64,
     /// What the counters have shown of the processors' part.
     pub(super) of_processors: String,
@@ -139,6 +148,7 @@ impl fmt::Display for Figures {
             }
             None => write!(f, "; the kernel refuses it peer to peer")?,
         }
+        let Some(asleep) = asleep else { return Ok(()) };
         let asleep = asleep.map(|part| format!("{:.1} %", part * 100.0));
         let asleep = asleep.as_deref().unwrap_or("an unknown part");
         write!(f, "; the guest asleep takes {asleep} of a processor")
@@ -174,7 +184,6 @@ mod tests {
     #[test]
     fn rounds_end_by_number_and_time_together() {
         let seconds = Duration::from_secs_f32;
-        assert!(wants_more(0, seconds(9.0)), "one at least");
         assert!(wants_more(100, seconds(0.5)) && wants_more(2, seconds(2.5)));
         assert!(!wants_more(5, seconds(1.5)) && !wants_more(1, seconds(3.5)));
     }

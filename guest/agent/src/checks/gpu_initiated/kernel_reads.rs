@@ -3,17 +3,16 @@
 use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Direction, Error, GpuFile, Policy, Queue, Request};
 
-use super::figures::{KernelRates, Rate};
+use super::figures::{KernelRates, Measurement, Rate};
 use super::{BYTES, READ_BYTES};
 use crate::devices::Controller;
 use crate::disk::fill;
 use crate::gpus::Gpu;
-use crate::guest_context::GuestContext;
 use peerbar_pattern::Pattern;
 
 /// Writes the pattern to the disk and reads it; None where the kernel refuses peer-to-peer DMA between the two.
 pub(super) fn read(
-    guest: &GuestContext,
+    measurement: Measurement<'_>,
     disk: &Controller,
     gpu: &Gpu,
     pattern: Pattern,
@@ -33,8 +32,10 @@ pub(super) fn read(
         Err(Error::PeerToPeer { .. }) => return Ok(None),
         first => first?,
     };
-    let pread = measure(guest, &buffer, pattern, 1, || by_pread(&file, &buffer));
-    let io_uring = measure(guest, &buffer, pattern, depth, || {
+    let pread = measure(measurement, &buffer, pattern, 1, || {
+        by_pread(&file, &buffer)
+    });
+    let io_uring = measure(measurement, &buffer, pattern, depth, || {
         by_io_uring(&file, &buffer, depth.into())
     });
     Ok(Some(KernelRates {
@@ -44,7 +45,7 @@ pub(super) fn read(
 }
 
 fn measure(
-    guest: &GuestContext,
+    measurement: Measurement<'_>,
     buffer: &Buffer,
     pattern: Pattern,
     depth: u16,
@@ -52,7 +53,7 @@ fn measure(
 ) -> anyhow::Result<Rate> {
     let mut data = vec![0; usize::try_from(BYTES)?];
     buffer.mapping().write(0, &data)?;
-    let rate = Rate::measure(guest, depth.into(), round)?;
+    let rate = Rate::measure(measurement, depth.into(), round)?;
     buffer.mapping().read(0, &mut data)?;
     pattern.verify(0, &data)?;
     Ok(rate)
