@@ -11,6 +11,7 @@ mod decisions;
 mod devices;
 mod disk;
 mod dma_buf_importer;
+pub mod empty_init;
 mod exec_server;
 mod file_system;
 mod fork;
