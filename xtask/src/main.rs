@@ -35,7 +35,7 @@ struct Cli {
 enum Task {
     /// Runs the gate: what each change must pass.
     #[command(
-        after_help = "Examples:\n  scripts/test\n  scripts/test --full\n  scripts/test --only clippy --only demo"
+        after_help = "Examples:\n  scripts/test\n  scripts/test --full\n  scripts/test --only clippy demo"
     )]
     Test(Test),
 }
@@ -45,8 +45,8 @@ struct Test {
     /// Run everything, with a new seed. It takes hours.
     #[arg(long, conflicts_with = "only")]
     full: bool,
-    /// Run this step or guest run, of any tier; repeat it for more. What it needs is built first.
-    #[arg(long, value_name = "NAME")]
+    /// Run these steps and guest runs, of any tier. What they need is built first.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
     only: Vec<String>,
     /// List the steps and guest runs, and run nothing.
     #[arg(long)]
