@@ -64,7 +64,7 @@ echo "ok 2 - c # SKIP none"
 name = "slow"
 kind = "command"
 run = "echo begun; sleep 1000"
-timeout = "15s"
+timeout = "5s"
 "#;
 
 /// What the first two namespaces of `disk0` are full of.
@@ -99,7 +99,7 @@ fn commands_are_shown_and_held_to_what_is_expected() {
         "report: KTAP version 1",
         "the command reports: not ok: suite / b",
         "slow: begun",
-        "the command was killed, because it did not end within 15 s: give the check a longer `timeout`",
+        "the command was killed, because it did not end within 5 s: give the check a longer `timeout`",
     ] {
         assert!(progress.contains(message), "{message}: {progress}");
     }

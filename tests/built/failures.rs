@@ -117,42 +117,32 @@ fn a_panic_is_a_dead_guest() {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn hung_guest_meets_the_time_limit() {
-    let parameters = r#"kernel-parameters = "rdinit=/no/such/init panic=0""#;
-    let scenario = SCENARIO
-        .replace(r#"kernel-parameters = """#, parameters)
-        .replace("5m", "30s");
-    let mut run = start(&scenario).unwrap();
+fn guest_that_is_not_done_meets_the_time_limit() {
+    let mut run = start(&SCENARIO.replace("5m", "1s")).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(124), "{progress}");
     assert!(
-        results.contains("timed out: the guest was not done after 30 s"),
+        results.contains("timed out: the guest was not done after 1 s"),
         "{results}"
     );
-    assert!(progress.contains("Kernel panic"), "{progress}");
 }
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_dead_server_is_a_failed_run() {
-    for (signal, status) in [
-        (Signal::KILL, "signal: 9 (SIGKILL)"),
-        (Signal::TERM, "exit status: 0"),
-    ] {
-        let mut run = start(SCENARIO).unwrap();
-        run.wait_until_it_says("peerbar-agent: command").unwrap();
-        let children = children(&run).unwrap();
-        let server = children
-            .iter()
-            .find(|(name, _)| name.contains("peerbar-nvme"))
-            .unwrap();
-        kill_process(server.1, signal).unwrap();
-        let (code, results, progress) = run.end().unwrap();
-        assert_eq!(code, Some(1), "{results}{progress}");
-        let words = format!("failed: server disk ended ({status})");
-        assert!(results.contains(&words), "{results}");
-        assert_eq!(run.sockets_left().unwrap(), 0);
-    }
+    let mut run = start(SCENARIO).unwrap();
+    run.wait_until_it_says("peerbar-agent: command").unwrap();
+    let children = children(&run).unwrap();
+    let server = children
+        .iter()
+        .find(|(name, _)| name.contains("peerbar-nvme"))
+        .unwrap();
+    kill_process(server.1, Signal::KILL).unwrap();
+    let (code, results, progress) = run.end().unwrap();
+    assert_eq!(code, Some(1), "{results}{progress}");
+    let words = "failed: server disk ended (signal: 9 (SIGKILL))";
+    assert!(results.contains(words), "{results}");
+    assert_eq!(run.sockets_left().unwrap(), 0);
 }
 
 #[test]
@@ -178,20 +168,19 @@ fn guest_that_dies_of_its_server_fails_by_server() {
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn a_signal_ends_everything_in_order() {
-    for (signal, number) in [(Signal::INT, 2), (Signal::TERM, 15)] {
-        let mut run = start(SCENARIO).unwrap();
-        run.wait_until_it_says("the guest is ready").unwrap();
-        let children = watched(&children(&run).unwrap()).unwrap();
-        assert_eq!(children.len(), 2);
-        kill_process(run.pid(), signal).unwrap();
-        assert_eq!(run.end().unwrap().0, Some(128 + number));
-        assert!(children.iter().all(|child| ends(child).unwrap()));
-        assert_eq!(run.sockets_left().unwrap(), 0);
-        assert_eq!(
-            run.kept("verdict").unwrap(),
-            format!("interrupted: ended by signal {number}\n")
-        );
-    }
+    // `signal_while_images_are_made_leaves_nothing` has the others.
+    let mut run = start(SCENARIO).unwrap();
+    run.wait_until_it_says("the guest is ready").unwrap();
+    let children = watched(&children(&run).unwrap()).unwrap();
+    assert_eq!(children.len(), 2);
+    kill_process(run.pid(), Signal::TERM).unwrap();
+    assert_eq!(run.end().unwrap().0, Some(128 + 15));
+    assert!(children.iter().all(|child| ends(child).unwrap()));
+    assert_eq!(run.sockets_left().unwrap(), 0);
+    assert_eq!(
+        run.kept("verdict").unwrap(),
+        "interrupted: ended by signal 15\n"
+    );
 }
 
 #[test]
