@@ -33,8 +33,8 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::event::{
-    Backing, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, Injection, Mapping, PeerWindowEvent,
-    Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
+    Backing, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, IgnoredWrite, Injection, Mapping,
+    PeerWindowEvent, Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
 };
 
 const CMB: u8 = 0xff;
@@ -145,6 +145,10 @@ fn encode(event: &Event) -> (u8, [u8; 3], [u64; 5]) {
             ];
             (15, [write.bar, 0, 0], words)
         }
+        Event::IgnoredWrite(write) => {
+            let words = [write.offset, write.len.into(), 0, 0, 0];
+            (16, [write.bar, 0, 0], words)
+        }
     }
 }
 
@@ -243,6 +247,11 @@ fn decode(kind: u8, small: [u8; 3], words: [u64; 5]) -> Option<Event> {
             offset: two,
             len: three.try_into().ok()?,
             value: four,
+        }),
+        16 => Event::IgnoredWrite(IgnoredWrite {
+            bar: first,
+            offset: one,
+            len: two.try_into().ok()?,
         }),
         _ => return None,
     })
@@ -489,6 +498,11 @@ mod tests {
                     offset: one,
                     len: number / 2,
                     value: two,
+                }),
+                12 => Event::IgnoredWrite(IgnoredWrite {
+                    bar: half.to_le_bytes()[0],
+                    offset: one,
+                    len: number,
                 }),
                 _ => Event::Client(on),
             },

@@ -60,6 +60,8 @@ pub enum Event {
     Doorbell(DoorbellEvent),
     /// A peer below the same switch has written to the device's registers.
     RegisterWrite(RegisterWrite),
+    /// The client has written to registers in a way that means nothing there. The device ignores it.
+    IgnoredWrite(IgnoredWrite),
     /// The client is signalled to interrupt the guest.
     Interrupt {
         /// The MSI-X vector, or 0 for the INTx pin.
@@ -95,6 +97,17 @@ pub struct RegisterWrite {
     pub len: u32,
     /// The first 8 bytes at most, as a little-endian number.
     pub value: u64,
+}
+
+/// A client's write that a device ignores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IgnoredWrite {
+    /// The BAR.
+    pub bar: u8,
+    /// Its offset in the BAR.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u32,
 }
 
 /// A fault that was injected by a rule.

@@ -25,8 +25,8 @@ mod recorder;
 mod sanitizer;
 
 pub use event::{
-    Backing, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, Injection, Mapping, PeerWindowEvent,
-    Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
+    Backing, Dma, DmaOutcome, DoorbellEvent, Event, FileSpan, IgnoredWrite, Injection, Mapping,
+    PeerWindowEvent, Record, RegisterWrite, WindowEvent, WindowId, WindowKind,
 };
 pub use file::{Flight, FlightFile, Tail};
 pub use history::{Command, Fault, History, MappingLife, Moment, Surroundings, Teardown, Unmapped};

@@ -256,8 +256,8 @@ impl Controller {
         if offset < offset::DOORBELLS {
             return self.write_registers(offset, data);
         }
-        if let (Some(doorbell), Ok(value)) = (doorbell_at(offset), <[u8; 4]>::try_from(data)) {
-            self.notifier.ring(doorbell, u32::from_le_bytes(value));
+        for (doorbell, value) in doorbells(offset, data).unwrap_or_default() {
+            self.notifier.ring(doorbell, value);
         }
         false
     }
@@ -269,6 +269,21 @@ impl Controller {
             self.read_registers(offset, data);
         }
     }
+}
+
+/// The doorbells that a write to BAR 0 rings, with their values: none below and behind them. Returns `None` for a write among them that is not
+/// of one doorbell, or of two that are aligned to both (NVMe over PCIe 1.0, 3.1.2).
+fn doorbells(offset: u64, data: &[u8]) -> Option<Vec<(Doorbell, u32)>> {
+    if !(offset::DOORBELLS..MSI_X.table.into()).contains(&offset) {
+        return Some(Vec::new());
+    }
+    let is_aligned = matches!(data.len(), 4 | 8) && offset % data.len() as u64 == 0;
+    let parts = (offset..).step_by(4).zip(data.chunks_exact(4));
+    let rung = parts.map(|(at, value)| {
+        let value = <[u8; 4]>::try_from(value).ok()?;
+        Some((doorbell_at(at)?, u32::from_le_bytes(value)))
+    });
+    rung.collect::<Option<Vec<_>>>().filter(|_| is_aligned)
 }
 
 /// The doorbell at this offset in BAR 0. The client keeps the MSI-X table behind them itself, and the pending bits are read-only.
@@ -342,8 +357,15 @@ impl Function for Controller {
     }
 
     fn bar_write(&self, _bar: u8, offset: u64, data: &[u8]) {
-        if let Some(doorbell) = doorbell_at(offset) {
-            self.requester.doorbell_of_client(doorbell.queue());
+        match doorbells(offset, data) {
+            Some(rung) => {
+                for (doorbell, _) in rung {
+                    self.requester.doorbell_of_client(doorbell.queue());
+                }
+            }
+            None => self
+                .requester
+                .ignored_write(REGISTER_BAR, offset, data.len()),
         }
         let starts = self.write_bar(offset, data);
         if starts && self.requester.faults().loses_power() {
@@ -441,6 +463,29 @@ mod tests {
             let added = faults.add("lose-power command".parse().unwrap());
             assert_eq!(added.is_err(), is_refused, "{size:#x}");
             faults.add("fail command".parse().unwrap()).unwrap();
+        }
+    }
+
+    #[test]
+    fn write_rings_one_doorbell_or_two_and_nothing_else() {
+        use Doorbell::{CompletionHead, SubmissionTail};
+        let second = offset::DOORBELLS + 8;
+        let rung = |offset, data: &[u8]| doorbells(offset, data);
+        let both = [1, 0, 0, 0, 2, 0, 0, 0];
+        assert_eq!(rung(second, &both[..4]), Some(vec![(SubmissionTail(1), 1)]));
+        let two = vec![(SubmissionTail(1), 1), (CompletionHead(1), 2)];
+        assert_eq!(rung(second, &both), Some(two));
+        for (offset, data) in [
+            (second, &both[..1]),
+            (second, &both[..2]),
+            (second, &[0; 16]),
+            (second + 1, &both[..4]),
+            (second + 4, &both),
+        ] {
+            assert_eq!(rung(offset, data), None, "{offset:#x} {data:?}");
+        }
+        for offset in [offset::CC, MSI_X.table.into()] {
+            assert_eq!(rung(offset, &both[..2]), Some(Vec::new()), "{offset:#x}");
         }
     }
 

@@ -82,6 +82,7 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
         Event::Doorbell(ref doorbell) => rung(doorbell),
         Event::Interrupt { vector } => format!("interrupt, vector {vector}"),
         Event::RegisterWrite(ref write) => register_writes::line(recorded, device, write),
+        Event::IgnoredWrite(ref write) => register_writes::ignored_line(write),
     }
 }
 

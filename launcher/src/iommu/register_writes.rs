@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use peerbar_flight::{
-    Dma, DmaOutcome, Event, PeerWindowEvent, Purpose, RegisterWrite, Route, WindowKind,
+    Dma, DmaOutcome, Event, IgnoredWrite, PeerWindowEvent, Purpose, RegisterWrite, Route,
+    WindowKind,
 };
 
 use super::behind::{window_at, window_name};
@@ -94,6 +95,32 @@ pub(super) fn met(recorded: &Recorded, device: &RecordedDevice) -> Vec<String> {
         format!("{peer} wrote to its registers {times}, through the switch")
     };
     counts.into_iter().map(line).collect()
+}
+
+/// What the guest wrote to the device's registers that means nothing there.
+pub(super) fn ignored(device: &RecordedDevice) -> Vec<String> {
+    let mut writes = device
+        .flight
+        .records
+        .iter()
+        .filter_map(|record| match record.event {
+            Event::IgnoredWrite(write) => Some(write),
+            _ => None,
+        });
+    let Some(first) = writes.next() else {
+        return Vec::new();
+    };
+    let more = match writes.count() {
+        0 => String::new(),
+        more => format!("; and {more} more, which --history shows"),
+    };
+    vec![format!("{}{more}", ignored_line(&first))]
+}
+
+/// A write that was ignored.
+pub(super) fn ignored_line(write: &IgnoredWrite) -> String {
+    let IgnoredWrite { bar, offset, len } = write;
+    format!("IGNORED a write of {len} bytes at {offset:#x} of BAR {bar}, which means nothing there")
 }
 
 /// What became of a write to a peer's register, if that is not what it should and no error says so.

@@ -2,7 +2,7 @@
 
 use peerbar_dma_log::Origin;
 use peerbar_dma_log::counter_file::DeviceEvent;
-use peerbar_flight::{DoorbellEvent, Event, Recorder, RegisterWrite};
+use peerbar_flight::{DoorbellEvent, Event, IgnoredWrite, Recorder, RegisterWrite};
 
 use crate::counters::{CounterFile, Counters};
 use crate::error::DmaError;
@@ -40,6 +40,15 @@ impl Requester {
     /// Notes that a peer has written to the function's registers.
     pub fn register_written(&self, event: impl FnOnce() -> RegisterWrite) {
         self.note(|| Event::RegisterWrite(event()));
+    }
+
+    /// Notes that the client has written to registers in a way that means nothing there, and logs it.
+    pub fn ignored_write(&self, bar: u8, offset: u64, len: usize) {
+        log::warn!(
+            "a write of {len} bytes at {offset:#x} of BAR {bar} is ignored: it means nothing there"
+        );
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        self.note(|| Event::IgnoredWrite(IgnoredWrite { bar, offset, len }));
     }
 
     /// The function counts the doorbells of its client from now on. Comes before [`Requester::count_in`].
