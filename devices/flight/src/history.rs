@@ -55,6 +55,9 @@ pub struct MappingLife {
     pub users: u64,
     /// Whether all DMA by it was of commands' data.
     pub only_payload: bool,
+    /// Whether it was made before the device was a bus master for this client. Such a mapping is the machine's, not a driver's: QEMU maps all RAM
+    /// until the guest turns its IOMMU on.
+    pub is_of_machine: bool,
 }
 
 /// Addresses that are no longer mapped.
@@ -145,8 +148,14 @@ pub struct History {
     pub peak: usize,
     /// DMA segments recorded.
     pub dmas: u64,
+    /// Segments that failed, for whatever reason.
+    pub failed: u64,
+    /// Segments into which a fault was injected.
+    pub injected: u64,
     /// Each time that the device was turned off, or everything unmapped at once, with mappings left.
     pub teardowns: Vec<Teardown>,
+    /// Whether the device is a bus master, if the record shows it.
+    is_master: Option<bool>,
     live: RangeInclusiveMap<u64, usize>,
     unmapped_ranges: RangeInclusiveMap<u64, Unmapped>,
     current_count: usize,
@@ -267,6 +276,8 @@ impl History {
             });
         }
         match record.event {
+            Event::Client(_) => self.is_master = Some(false),
+            Event::BusMaster(on) => self.is_master = Some(on),
             Event::Map(mapping) => self.map(mapping, at),
             Event::Unmap { iova, last } => self.unmap(iova, last, at),
             Event::Begin { origin, opcode } => self.begin(origin, opcode, at),
@@ -289,6 +300,7 @@ impl History {
             used_until: None,
             users: 0,
             only_payload: true,
+            is_of_machine: self.is_master == Some(false),
         });
         self.live.insert(mapping.iova..=mapping.last, number);
         self.maps += 1;
@@ -310,10 +322,10 @@ impl History {
                 life: number,
                 unmapped: at,
             };
-            self.unmapped_ranges.insert(gone, unmapped);
             let Some(life) = self.mappings.get_mut(number) else {
                 continue;
             };
+            self.unmapped_ranges.insert(gone, unmapped);
             let whole = life.mapping.iova..=life.mapping.last;
             let mut left = self.live.overlapping(whole);
             if life.unmapped.is_none() && left.all(|(_, other)| *other != number) {
@@ -344,6 +356,8 @@ impl History {
 
     fn dma(&mut self, dma: Dma, at: Moment) -> Followed {
         self.dmas += 1;
+        self.failed += u64::from(dma.outcome != DmaOutcome::Done);
+        self.injected += u64::from(dma.outcome == DmaOutcome::Injected);
         let life = self.live.get(&dma.address).copied();
         let running = self.running.get_mut(&dma.origin);
         let command = running.as_ref().map(|running| running.command);

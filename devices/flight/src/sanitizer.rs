@@ -34,7 +34,7 @@ pub enum FindingKind {
     Remapped,
     /// A DMA that ran over the end of a mapping.
     PastEnd,
-    /// A DMA by an address that was not mapped since the record began.
+    /// A DMA by an address that no driver has mapped since the record began.
     NeverMapped,
     /// A write through a mapping for reading only.
     WriteReadOnly,
@@ -143,7 +143,8 @@ impl Sanitizer {
             }
             // A mapping from before the oldest record that is left, unmapped since, may be unknown.
             (DmaOutcome::Done, None) if dma.route == Route::GuestRam => {
-                Some(self.errant(dma)).filter(|kind| *kind != FindingKind::NeverMapped)
+                let is_known = self.history.around(dma.address).was.is_some();
+                Some(self.errant(dma)).filter(|kind| is_known || *kind != FindingKind::NeverMapped)
             }
             (DmaOutcome::Forbidden | DmaOutcome::ClientRefused(_), Some(number))
                 if dma.direction == Direction::Write && !self.is_writable(*number) =>
@@ -203,11 +204,18 @@ impl Sanitizer {
         let ran_over = self.ends.get(&dma.origin);
         if ran_over.is_some_and(|(end, _)| *end == dma.address) {
             FindingKind::PastEnd
-        } else if self.history.around(dma.address).was.is_some() {
+        } else if self.was_mapped(dma.address) {
             FindingKind::AfterUnmap
         } else {
             FindingKind::NeverMapped
         }
+    }
+
+    /// Whether a driver had mapped an address that is unmapped now.
+    fn was_mapped(&self, address: u64) -> bool {
+        let was = self.history.around(address).was;
+        let life = was.and_then(|unmapped| self.history.mapping(unmapped.life));
+        life.is_some_and(|life| !life.is_of_machine)
     }
 
     fn concerned(&self, kind: FindingKind, followed: &Followed) -> Option<(Mapping, Moment)> {

@@ -257,6 +257,25 @@ fn unmapped_address_and_write_to_read_only_are_found() {
 }
 
 #[test]
+fn ram_that_was_mapped_before_the_iommu_was_on_is_no_driver_s_mapping() {
+    let boot = || {
+        let story = Story::default().then(Event::Client(true));
+        let story = story.map(0, 0x2000_0000, true);
+        story.then(Event::BusMaster(true)).unmap(0, 0x2000_0000)
+    };
+    let kind = |story: Story| story.finding().kind;
+    let stray = |story: Story, outcome| kind(story.begin(1).write(1, 0x1000, 8, outcome));
+    assert_eq!(stray(boot(), REFUSED), FindingKind::NeverMapped);
+    assert_eq!(stray(boot(), DmaOutcome::Done), FindingKind::NeverMapped);
+    let used = || boot().command(7, 0x1000);
+    assert_eq!(stray(used(), REFUSED), FindingKind::AfterUnmap);
+    assert_eq!(
+        kind(used().begin(1).write(1, 0x9000, 8, REFUSED)),
+        FindingKind::NeverMapped
+    );
+}
+
+#[test]
 fn a_dma_that_should_have_failed_is_found_though_it_was_done() {
     let stale = Story::default().command(7, 0x4000).begin(8);
     let finding = stale.write(8, 0x4000, 0x1000, DmaOutcome::Done).finding();
