@@ -27,6 +27,9 @@ pub enum MessageError {
     /// Its content is none.
     #[error("a message is none: host and guest are of different builds")]
     Content(#[source] serde_json::Error),
+    /// The status that it has is none of a program.
+    #[error("the guest reports {0} as the status of a program, which has none such")]
+    Status(i32),
 }
 
 /// Writes a frame in one piece, so that a second writer behind the same lock never splits it.

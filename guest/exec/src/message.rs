@@ -126,14 +126,31 @@ impl GuestMessage {
     /// Reads the next message; none at the end of the stream.
     ///
     /// # Errors
-    /// What is wrong with the stream.
+    /// What is wrong with the stream, and a status that no program has: a guest must not make one that was not started look like one that
+    /// succeeded.
     pub fn read_from(stream: &mut impl Read) -> Result<Option<Self>, MessageError> {
         match frame::read(stream)? {
             None => Ok(None),
-            Some((JSON, content)) => parsed(&content).map(Some),
+            Some((JSON, content)) => parsed::<Self>(&content)?.plausible().map(Some),
             Some((OUTPUT, content)) => Ok(Some(Self::Output(content))),
             Some((ERROR_OUTPUT, content)) => Ok(Some(Self::ErrorOutput(content))),
             Some((kind, _)) => Err(MessageError::UnknownKind(kind)),
+        }
+    }
+}
+
+impl GuestMessage {
+    /// The message, if a program or a shell can have its status.
+    fn plausible(self) -> Result<Self, MessageError> {
+        let (status, statuses) = match &self {
+            Self::Refused { status, .. } => (*status, 126..=127),
+            Self::Ended(ProgramEnd::Exited(status)) => (*status, 0..=255),
+            Self::Ended(ProgramEnd::Signaled(signal)) => (*signal, 1..=64),
+            Self::InputTaken(_) | Self::Output(_) | Self::ErrorOutput(_) => return Ok(self),
+        };
+        match statuses.contains(&status) {
+            true => Ok(self),
+            false => Err(MessageError::Status(status)),
         }
     }
 }
@@ -204,6 +221,27 @@ mod tests {
             assert_eq!(read, Some(message));
         }
         assert_eq!(GuestMessage::read_from(&mut rest).unwrap(), None);
+    }
+
+    #[test]
+    fn status_that_no_program_has_is_an_error() {
+        let refused = |status| GuestMessage::Refused {
+            reason: String::new(),
+            status,
+        };
+        let ended = GuestMessage::Ended;
+        for message in [
+            refused(0),
+            refused(1),
+            ended(ProgramEnd::Exited(256)),
+            ended(ProgramEnd::Signaled(-128)),
+            ended(ProgramEnd::Signaled(128)),
+        ] {
+            let mut stream = Vec::new();
+            message.write_to(&mut stream).unwrap();
+            let read = GuestMessage::read_from(&mut &stream[..]);
+            assert!(matches!(read, Err(MessageError::Status(_))), "{message:?}");
+        }
     }
 
     #[test]
