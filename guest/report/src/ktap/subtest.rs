@@ -86,11 +86,17 @@ pub struct ProgramReport {
 }
 
 impl ProgramReport {
-    /// The report in what a program has printed, from its first version line on; none if there is no such line.
+    /// The report in what a program has printed, from its first version line on. Returns `None` if there is no such line.
+    ///
+    /// A report with a result that may be lost has a flaw: one without a plan line, or with other text before the version line or a result on
+    /// the same line.
     pub fn read(output: &str) -> Option<Self> {
         let mut lines = output.lines().map(printable);
-        let version = lines.find(|line| is_version(line.trim_start()))?;
+        let version = lines.find(|line| ends_with_version(line))?;
         let mut reader = Reader::at(indent(&version));
+        if !is_version(version.trim_start()) {
+            reader.flaw(behind_text(&version));
+        }
         lines.for_each(|line| reader.take(&line));
         Some(reader.finish())
     }
@@ -194,6 +200,8 @@ impl Reader {
             if level.diagnostics.len() < MOST_DIAGNOSTICS {
                 level.diagnostics.push(comment.trim_start().to_owned());
             }
+        } else if has_result_behind_text(text) {
+            self.flaw(behind_text(text));
         }
     }
 
@@ -257,6 +265,10 @@ impl Reader {
         if let Some(flaw) = self.top.flaw("it") {
             self.flaw(flaw);
         }
+        let has_results = !self.top.results.is_empty();
+        if has_results && self.top.planned.is_none() {
+            self.flaw("it has no plan line (`1..N`), so results may be missing".to_owned());
+        }
         ProgramReport {
             results: self.top.results,
             flaws: self.flaws,
@@ -286,11 +298,11 @@ impl ResultLine {
             Some(rest) => (false, rest),
             None => (true, text.strip_prefix("ok")?),
         };
-        if !rest.is_empty() && !rest.starts_with(' ') {
+        if !rest.is_empty() && !rest.starts_with(char::is_whitespace) {
             return None;
         }
         let rest = rest.trim_start();
-        let (first, others) = rest.split_once(' ').unwrap_or((rest, ""));
+        let (first, others) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
         let (number, description) = match first.parse() {
             Ok(number) => (Some(number), others.trim_start()),
             Err(_) => (None, rest),
@@ -331,6 +343,35 @@ fn is_version(text: &str) -> bool {
     ["KTAP version ", "TAP version "]
         .iter()
         .any(|start| text.starts_with(start))
+}
+
+/// Whether a line is a version line, be it behind other text.
+fn ends_with_version(line: &str) -> bool {
+    let Some((_, number)) = line.rsplit_once("TAP version ") else {
+        return false;
+    };
+    is_version(line.trim_start()) || number.trim_end().parse::<u32>().is_ok()
+}
+
+/// Whether a line has a result, but behind other text: `... not ok 2 - name`, `... ok 3 - name`.
+fn has_result_behind_text(text: &str) -> bool {
+    text.match_indices("ok").any(|(at, ok)| {
+        let before = text.get(..at).unwrap_or_default();
+        let after = text.get(at.saturating_add(ok.len())..).unwrap_or_default();
+        let number = after.trim_start();
+        let name = number.trim_start_matches(|digit: char| digit.is_ascii_digit());
+        let is_numbered = name.len() < number.len() && after.starts_with(char::is_whitespace);
+        let is_word = !before.ends_with(|letter: char| letter.is_alphanumeric());
+        let is_named = name.trim_start().starts_with("- ");
+        is_numbered && is_word && (before.trim_end().ends_with("not") || is_named)
+    })
+}
+
+fn behind_text(line: &str) -> String {
+    format!(
+        "other text is before it on the same line: `{}`",
+        shortened(line.trim().to_owned())
+    )
 }
 
 fn indent(line: &str) -> usize {
@@ -405,22 +446,66 @@ mod tests {
     fn report_that_keeps_not_to_its_plan_is_complained_of() {
         for (text, message) in [
             ("1..2\nok 1 a\n", "it planned 2 results and has 1"),
-            ("ok 1 a\nok 3 b\n", "result 3 (b) comes where 2 is due"),
             (
-                "  1..2\n  ok 1 x\nok 1 suite\n",
+                "1..2\nok 1 a\nok 3 b\n",
+                "result 3 (b) comes where 2 is due",
+            ),
+            (
+                "ok 1 a\n",
+                "it has no plan line (`1..N`), so results may be missing",
+            ),
+            ("1..1\nnot ok\t1 - a\n", "not ok: a"),
+            (
+                "1..1\nok 1 - a\n.. not ok 2 - b\n",
+                "other text is before it on the same line: `.. not ok 2 - b`",
+            ),
+            (
+                "1..1\nok 1 - a\n.. ok 2 - b\n",
+                "other text is before it on the same line: `.. ok 2 - b`",
+            ),
+            (
+                "1..1\n  1..2\n  ok 1 x\nok 1 suite\n",
                 "`suite` planned 2 results and has 1",
             ),
             (
                 "1..1\n  ok 1 x\n",
                 "it ends within a subtest, after: x; it planned 1 results and has 0",
             ),
-            ("ok 1 a\nBail out! no disk\n", "it bailed out: no disk"),
+            (
+                "1..1\nok 1 a\nBail out! no disk\n",
+                "it bailed out: no disk",
+            ),
             ("words\n", "its report has no result"),
-            ("not ok 1 suite\n", "not ok: suite"),
-            ("  ok 1 x\nnot ok 1 suite\n", "not ok: suite"),
+            ("1..1\nnot ok 1 suite\n", "not ok: suite"),
+            ("1..1\n  ok 1 x\nnot ok 1 suite\n", "not ok: suite"),
         ] {
             let report = read(&format!("TAP version 13\n{text}"));
             assert_eq!(report.complaint().as_deref(), Some(message), "{text}");
+        }
+    }
+
+    #[test]
+    fn version_line_behind_other_text_is_complained_of() {
+        let complaint = |text: &str| read(text).complaint();
+        let behind = "loading... TAP version 13\n1..1\nok 1 - a\n";
+        let message = "other text is before it on the same line: `loading... TAP version 13`";
+        assert_eq!(complaint(behind).as_deref(), Some(message));
+        assert_eq!(
+            ProgramReport::read("it prints TAP version 13, not more\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn words_about_results_are_no_results() {
+        for words in [
+            "this is not ok",
+            "smoke 1 - x",
+            "it is ok 3 times",
+            "# not ok 2 - b",
+        ] {
+            let report = read(&format!("TAP version 13\n1..1\nok 1 - a\n{words}\n"));
+            assert_eq!(report.complaint(), None, "{words}");
         }
     }
 
