@@ -4,7 +4,8 @@
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, ErrorKind, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionbio;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process_group, pidfd_open, wait};
 
@@ -31,7 +33,10 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 4] = [
 ];
 
 /// How much of a command's output is kept, in bytes.
-pub(crate) const OUTPUT_LIMIT: u64 = 256 << 10;
+pub(crate) const OUTPUT_LIMIT: usize = 256 << 10;
+
+/// How much of the output is read at a time, in bytes, and how much a pipe holds (pipe(7)).
+const CHUNK: usize = 64 << 10;
 
 /// How a command ended.
 #[derive(Debug)]
@@ -108,7 +113,8 @@ pub(crate) fn enter_root(folder: &CStr) -> io::Result<()> {
     Ok(rustix::process::chdir(folder)?)
 }
 
-/// Runs `command` in a process group of its own; nothing of the group is left afterwards.
+/// Runs `command` in a process group of its own; nothing of the group is left afterwards. A process that has left the group, such as a daemon, may
+/// go on and keep the streams.
 fn capture(command: Command, limit: Duration, show: impl Fn(&str) + Send) -> anyhow::Result<Ran> {
     capture_until(command, |child| wait_for_exit(child, limit), show)
 }
@@ -119,7 +125,10 @@ fn capture_until(
     wait_for_exit: impl FnOnce(&Child) -> anyhow::Result<bool>,
     show: impl Fn(&str) + Send,
 ) -> anyhow::Result<Ran> {
-    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).context("cannot create a pipe")?;
+    let pipe = || pipe_with(PipeFlags::CLOEXEC).context("cannot create a pipe");
+    let (reader, writer) = pipe()?;
+    ioctl_fionbio(&reader, true).context("cannot change a pipe")?;
+    let (ended, end) = pipe()?;
     command
         .stdin(Stdio::null())
         .stdout(writer.try_clone()?)
@@ -132,11 +141,16 @@ fn capture_until(
     // It holds the pipe's end for writing, which must close for the reader to end.
     drop(command);
     thread::scope(|scope| {
-        let output = scope.spawn(move || collect(File::from(reader), show));
+        let output = scope.spawn(move || {
+            let mut output = Output::default();
+            let collected = output.collect(File::from(reader), &ended, show);
+            output.kept(collected)
+        });
         let in_time = wait_for_exit(&child);
         // ESRCH only says that nothing of the group is left.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let status = child.wait().context("cannot wait for the shell")?;
+        drop(end);
         let (output, is_whole) = output
             .join()
             .unwrap_or_else(|_| ("the output could not be read".to_owned(), false));
@@ -149,28 +163,96 @@ fn capture_until(
     })
 }
 
-/// Keeps the start of what comes and shows it line by line; reads the rest, so that the writer does not block. Whether that is all.
-fn collect(mut pipe: impl Read, show: impl Fn(&str)) -> (String, bool) {
-    let mut lines = BufReader::new((&mut pipe).take(OUTPUT_LIMIT));
-    let mut kept = Vec::new();
-    loop {
-        let start = kept.len();
-        match lines.read_until(b'\n', &mut kept) {
-            Ok(0) => break,
-            Ok(_) => {
-                let line = String::from_utf8_lossy(kept.get(start..).unwrap_or_default());
-                show(line.trim_end_matches('\n'));
+/// What a program has printed.
+#[derive(Debug, Default)]
+struct Output {
+    /// The start of it.
+    kept: Vec<u8>,
+    /// Where the line begins that was not shown yet.
+    line: usize,
+    /// Bytes after `kept`.
+    dropped: usize,
+}
+
+impl Output {
+    /// Reads `pipe` until its end, or until `ended` has closed and all is read that was printed before. Shows what it keeps line by line.
+    fn collect(&mut self, mut pipe: File, ended: &OwnedFd, show: impl Fn(&str)) -> io::Result<()> {
+        let mut chunk = vec![0; CHUNK];
+        // What a pipe holds once the program has ended. Others may go on to write.
+        let mut left = None;
+        while left != Some(0) {
+            let mut events = [
+                PollFd::new(&pipe, PollFlags::IN),
+                PollFd::new(ended, PollFlags::IN),
+            ];
+            if left.is_none() {
+                poll(&mut events, None)?;
+                let [_, end] = events;
+                left = (!end.revents().is_empty()).then_some(CHUNK);
             }
-            Err(error) => return (format!("the output could not be read: {error}"), false),
+            let most = left.unwrap_or(CHUNK).min(CHUNK);
+            match pipe.read(chunk.get_mut(..most).unwrap_or_default()) {
+                Ok(0) => {
+                    self.show_line(self.kept.len(), &show);
+                    return Ok(());
+                }
+                Ok(count) => {
+                    self.take(chunk.get(..count).unwrap_or_default(), &show);
+                    left = left.map(|left| left.saturating_sub(count));
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock && left.is_some() => break,
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.show_line(self.kept.len(), &show);
+        read_on(pipe)
+    }
+
+    fn take(&mut self, bytes: &[u8], show: &impl Fn(&str)) {
+        let room = OUTPUT_LIMIT.saturating_sub(self.kept.len());
+        let (kept, dropped) = bytes.split_at(room.min(bytes.len()));
+        self.dropped = self.dropped.saturating_add(dropped.len());
+        let from = self.kept.len();
+        self.kept.extend_from_slice(kept);
+        let ends = kept.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+        for (at, _) in ends {
+            self.show_line(from.saturating_add(at).saturating_add(1), show);
         }
     }
-    let mut output = String::from_utf8_lossy(&kept).into_owned();
-    match io::copy(&mut pipe, &mut io::sink()) {
-        Ok(0) => return (output, true),
-        Ok(dropped) => output.push_str(&format!("\n[{dropped} bytes more]")),
-        Err(error) => output.push_str(&format!("\n[{error}]")),
+
+    /// Shows what was not shown yet up to `end`, if anything.
+    fn show_line(&mut self, end: usize, show: &impl Fn(&str)) {
+        let line = self.kept.get(self.line..end).unwrap_or_default();
+        if !line.is_empty() {
+            show(String::from_utf8_lossy(line).trim_end_matches('\n'));
+        }
+        self.line = end;
     }
-    (output, false)
+
+    /// What is kept, with how much more there was, and whether it is all.
+    fn kept(self, collected: io::Result<()>) -> (String, bool) {
+        let mut output = String::from_utf8_lossy(&self.kept).into_owned();
+        if self.dropped > 0 {
+            output.push_str(&format!("\n[{} bytes more]", self.dropped));
+        }
+        match collected {
+            Ok(()) => (output, self.dropped == 0),
+            Err(error) => (
+                format!("{output}\n[the output could not be read: {error}]"),
+                false,
+            ),
+        }
+    }
+}
+
+/// Reads the rest of a pipe that a daemon keeps, so that it neither blocks nor gets SIGPIPE when it writes.
+fn read_on(mut pipe: File) -> io::Result<()> {
+    ioctl_fionbio(pipe.as_fd(), false)?;
+    let reader = thread::Builder::new().name("daemon-output".to_owned());
+    reader.spawn(move || io::copy(&mut pipe, &mut io::sink()))?;
+    Ok(())
 }
 
 /// True if the child ended within `limit`.
@@ -252,6 +334,22 @@ mod tests {
             lines.iter().collect::<Vec<_>>(),
             ["first", "second", "third"]
         );
+    }
+
+    #[test]
+    fn daemon_that_keeps_the_streams_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let [begun, end] = ["begun", "end"].map(|name| folder.path().join(name));
+        let made = Command::new("mkfifo").args([&begun, &end]).status();
+        assert!(made.unwrap().success());
+        let line = "setsid sh -c 'echo > begun; read line < end' & read line < begun; echo started";
+        let mut daemon = command(line);
+        daemon.current_dir(&folder);
+        let ran = capture(daemon, Duration::from_secs(60), |_| ()).unwrap();
+        let found = (ran.code(), ran.output.as_str(), ran.timed_out, ran.is_whole);
+        assert_eq!(found, (0, "started\n", false, true));
+        // The daemon has lived on, or this would wait for a reader.
+        std::fs::write(end, "\n").unwrap();
     }
 
     #[test]
