@@ -39,6 +39,7 @@ pub(crate) mod held_back;
 mod layout;
 mod linux_events;
 mod nvme_queue_requests;
+mod owner;
 mod pmr;
 mod pool_exhausted;
 mod probe;

@@ -6,6 +6,7 @@ use anyhow::{bail, ensure};
 use peerbar_report::{Buffer, Expectation, Measure, ProgramReport, line_pattern};
 
 use super::CheckOutcome;
+use super::owner::OpenedMemory;
 use crate::counters::TrafficWatch;
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
@@ -35,6 +36,10 @@ pub(super) fn run(
     start: impl FnOnce(Duration) -> anyhow::Result<Ran>,
 ) -> anyhow::Result<CheckOutcome> {
     let limit = guest.limit(work.seconds);
+    let provider = match &work.expected.through {
+        Some(Buffer::P2pmem(provider)) => Some((provider, OpenedMemory::record(guest)?)),
+        Some(Buffer::GuestRam) | None => None,
+    };
     let mut watch = TrafficWatch::new(guest);
     let ran = watch.watch(|| start(limit))?;
     watch.write_to(measure);
@@ -50,8 +55,13 @@ pub(super) fn run(
     if let (Some(reason), None, false) = (skipped, &complaint, ran.timed_out) {
         return Ok(CheckOutcome::Skipped(reason));
     }
-    let judged = judge(work, &ran, complaint.as_deref(), limit);
-    if let Err(error) = judged.and_then(|()| judge_route(work, measure, failures)) {
+    let judged = judge(work, &ran, complaint.as_deref(), limit)
+        .and_then(|()| judge_route(work, measure, failures))
+        .and_then(|()| match &provider {
+            Some((provider, opened)) => opened.judge(work.what, provider, &measure.flows),
+            None => Ok(()),
+        });
+    if let Err(error) = judged {
         bail!(
             "{error:#}; it ran: {}\n{}",
             work.shown,

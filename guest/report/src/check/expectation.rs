@@ -43,7 +43,8 @@ impl Expectation {
         .or("none"),
         Key::required(
             "through",
-            "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`.",
+            "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`. The counters of the devices tell, and, where \
+             they cannot tell two providers apart, what the command has opened to allocate memory.",
         )
         .or("anywhere"),
         Key::required(

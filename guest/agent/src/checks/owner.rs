@@ -1,0 +1,174 @@
+//! Whose memory a command's payload met, where [`Expectation::through`](peerbar_report::Expectation::through) names a provider.
+//!
+//! The counters of a device tell its own memory from that of other devices, but not these from each other. So where several could be
+//! meant, the files that the command has opened to allocate memory decide.
+
+use std::collections::BTreeSet;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, bail, ensure};
+use peerbar_dma_log::Completer;
+use peerbar_report::PayloadFlow;
+use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+
+use crate::guest_context::GuestContext;
+use crate::p2pmem::Pool;
+
+/// Bytes of events that are read at a time (inotify(7): one has 16 and no name).
+const EVENTS: usize = 1024;
+
+/// A file by which programs get memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum MemoryFile {
+    /// `p2pmem/allocate` in sysfs: who opens it wants this memory.
+    Pool,
+    /// The GPU's device file, which programs also open to ask what GPUs there are.
+    Node,
+}
+
+/// Records which devices' memory programs open.
+pub(super) struct OpenedMemory {
+    inotify: OwnedFd,
+    /// The watch descriptor of each file, with the device's name.
+    watched: Vec<(i32, String, MemoryFile)>,
+}
+
+impl OpenedMemory {
+    /// Records from now on what is opened of all devices in the guest.
+    ///
+    /// # Errors
+    /// A file that cannot be watched.
+    pub(super) fn record(guest: &GuestContext) -> anyhow::Result<Self> {
+        let pools = guest.controllers.iter();
+        let pools = pools.map(|disk| (&disk.name, Pool::of(&disk.pci).allocate_file()));
+        let of_gpus = guest.gpus.iter();
+        let of_gpus = of_gpus.map(|gpu| (&gpu.name, gpu.pool().allocate_file()));
+        let pools = pools.chain(of_gpus);
+        let pools = pools.map(|(name, path)| (name, path, MemoryFile::Pool));
+        let nodes = guest.gpus.iter();
+        let nodes = nodes.map(|gpu| (&gpu.name, gpu.node_path(), MemoryFile::Node));
+        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
+            .context("cannot watch files")?;
+        let mut watched = Vec::new();
+        for (name, path, file) in pools.chain(nodes).filter(|(_, path, _)| path.exists()) {
+            let watch = inotify::add_watch(&inotify, &path, WatchFlags::OPEN);
+            let watch = watch.with_context(|| format!("cannot watch {}", path.display()))?;
+            watched.push((watch, name.clone(), file));
+        }
+        Ok(Self { inotify, watched })
+    }
+
+    /// What has been opened.
+    fn opened(&self) -> anyhow::Result<BTreeSet<(&str, MemoryFile)>> {
+        let mut buffer = [MaybeUninit::uninit(); EVENTS];
+        let mut events = Reader::new(&self.inotify, &mut buffer);
+        let mut opened = BTreeSet::new();
+        loop {
+            let watch = match events.next() {
+                Ok(event) => event.wd(),
+                Err(Errno::WOULDBLOCK) => return Ok(opened),
+                Err(error) => return Err(error).context("cannot read what was opened"),
+            };
+            let of_watch = self.watched.iter().find(|(of, ..)| *of == watch);
+            // The queue has lost events: anything may have been opened.
+            let Some((_, name, file)) = of_watch else {
+                bail!("too many files were opened to know whose memory was used");
+            };
+            opened.insert((name.as_str(), *file));
+        }
+    }
+
+    /// Fails unless the payload of `flows` met memory of `provider`. `what` moved it.
+    ///
+    /// # Errors
+    /// Memory of another device, by the counters or by what was opened.
+    pub(super) fn judge(
+        &self,
+        what: &str,
+        provider: &str,
+        flows: &[PayloadFlow],
+    ) -> anyhow::Result<()> {
+        judge_flows(what, provider, flows)?;
+        judge_opened(what, provider, &self.opened()?)
+    }
+}
+
+/// A provider meets its own memory, and all others that of another device.
+fn judge_flows(what: &str, provider: &str, flows: &[PayloadFlow]) -> anyhow::Result<()> {
+    for flow in flows {
+        let PayloadFlow {
+            requester, bytes, ..
+        } = flow;
+        match flow.completer {
+            Completer::OwnMemory => ensure!(
+                requester == provider,
+                "{what} moved {bytes} bytes to or from {requester}'s own memory, not that of {provider}"
+            ),
+            Completer::PeerBar => ensure!(
+                requester != provider,
+                "{what} had {provider} move {bytes} bytes to or from memory of another device, not its own"
+            ),
+            Completer::GuestRam | Completer::Unknown | Completer::None => {}
+        }
+    }
+    Ok(())
+}
+
+fn judge_opened(
+    what: &str,
+    provider: &str,
+    opened: &BTreeSet<(&str, MemoryFile)>,
+) -> anyhow::Result<()> {
+    let is_meant = opened.iter().any(|(name, _)| *name == provider);
+    let other = opened
+        .iter()
+        .find(|(name, file)| *name != provider && (*file == MemoryFile::Pool || !is_meant));
+    if let Some((other, _)) = other {
+        bail!("{what} opened memory of {other}, where `through` names {provider}");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use peerbar_dma_log::{Direction, Route};
+
+    use super::*;
+
+    fn flow(requester: &str, completer: Completer) -> PayloadFlow {
+        PayloadFlow {
+            requester: requester.to_owned(),
+            completer,
+            route: Route::Peer,
+            direction: Direction::Read,
+            bytes: 4096,
+        }
+    }
+
+    #[test]
+    fn provider_meets_its_own_memory_and_others_that_of_a_peer() {
+        let judged = |flows: &[PayloadFlow]| judge_flows("it", "disk0", flows).is_ok();
+        let right = [
+            flow("disk0", Completer::OwnMemory),
+            flow("disk1", Completer::PeerBar),
+        ];
+        assert!(judged(&right));
+        assert!(!judged(&[flow("disk1", Completer::OwnMemory)]));
+        assert!(!judged(&[flow("disk0", Completer::PeerBar)]));
+    }
+
+    #[test]
+    fn memory_of_another_device_that_was_opened_fails() {
+        use MemoryFile::{Node, Pool};
+        let judged = |opened: &[(&'static str, MemoryFile)]| {
+            judge_opened("it", "disk0", &opened.iter().copied().collect()).is_ok()
+        };
+        assert!(judged(&[]), "the kernel may have allocated it");
+        assert!(judged(&[("disk0", Pool)]));
+        assert!(judged(&[("disk0", Pool), ("gpu0", Node)]));
+        assert!(!judged(&[("gpu0", Node)]));
+        assert!(!judged(&[("disk0", Pool), ("disk1", Pool)]));
+    }
+}
