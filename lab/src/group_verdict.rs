@@ -3,7 +3,7 @@
 use std::io;
 
 use anyhow::Context;
-use peerbar_report::{Check, KtapWriter, Measure, Verdict};
+use peerbar_report::{Check, KtapWriter, Measure};
 
 use crate::exit::RunOutcome;
 use crate::finished_run::Concluded;
@@ -13,7 +13,7 @@ use crate::report::Row;
 use crate::results::{CheckResult, FORMAT, RESULTS, RunResults};
 use crate::scenario::{AcrossCheck, GroupGuest, GuestGroup};
 use crate::utc::UtcTime;
-use crate::verdict::RunVerdict;
+use crate::verdict::{RunVerdict, unsuccessful};
 
 /// What a run of several guests leaves: the results of all as KTAP.
 const REPORT: &str = "report.ktap";
@@ -28,37 +28,46 @@ pub(crate) struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    /// What ended the run, else the first thing that is not well.
+    /// The verdict on the whole run. Its reason names all that is wrong: what ended the run, or each guest that is not well, then the checks that
+    /// did not pass, and what is wrong with the fabric.
     pub(crate) fn verdict(&self) -> RunVerdict {
         if let Some(error) = self.failure {
+            let ended = Some(error.to_string());
+            let checks = unsuccessful(&self.rows(), "checks");
             return RunVerdict {
                 outcome: error.outcome(),
-                reason: error.to_string(),
+                reason: ended
+                    .into_iter()
+                    .chain(checks)
+                    .collect::<Vec<_>>()
+                    .join("; "),
             };
         }
-        for (guest, concluded) in &self.guests {
-            let RunVerdict { outcome, reason } = &concluded.verdict;
-            if *outcome != RunOutcome::Passed {
-                return RunVerdict {
-                    outcome: *outcome,
-                    reason: guest.name_of(reason),
-                };
-            }
+        let verdicts = self
+            .guests
+            .iter()
+            .map(|(guest, concluded)| (guest, &concluded.verdict));
+        let bad = verdicts.filter(|(_, verdict)| verdict.outcome != RunOutcome::Passed);
+        let bad: Vec<_> = bad.collect();
+        let mut reasons: Vec<String> = bad
+            .iter()
+            .map(|(guest, verdict)| guest.name_of(&verdict.reason))
+            .collect();
+        let across: Vec<Row> = self.across.iter().map(|(_, row)| row.clone()).collect();
+        reasons.extend(unsuccessful(&across, "checks across guests"));
+        reasons.extend(self.of_fabric.clone());
+        if reasons.is_empty() {
+            return RunVerdict {
+                outcome: RunOutcome::Passed,
+                reason: self.all_passed(),
+            };
         }
-        let failed = self.across.iter();
-        let failed = failed
-            .filter(|(_, row)| row.verdict != Verdict::Pass)
-            .count();
-        let (outcome, reason) = match (&self.of_fabric, failed) {
-            (Some(complaint), _) => (RunOutcome::Failed, complaint.clone()),
-            (None, 0) => (RunOutcome::Passed, self.all_passed()),
-            (None, failed) => {
-                let all = self.across.len();
-                let reason = format!("{failed} of {all} checks across guests did not pass");
-                (RunOutcome::Failed, reason)
-            }
-        };
-        RunVerdict { outcome, reason }
+        RunVerdict {
+            outcome: bad
+                .first()
+                .map_or(RunOutcome::Failed, |(_, verdict)| verdict.outcome),
+            reason: reasons.join("; "),
+        }
     }
 
     fn all_passed(&self) -> String {
@@ -162,7 +171,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
 
-    use peerbar_report::{Rdma, RdmaMemory};
+    use peerbar_report::{Rdma, RdmaMemory, Verdict};
 
     use super::*;
 
@@ -214,7 +223,10 @@ mod tests {
         );
         let failed = vec![across(Verdict::Pass), across(Verdict::Fail)];
         let verdict = judged(&group, failed).verdict().to_string();
-        assert_eq!(verdict, "failed: 1 of 2 checks across guests did not pass");
+        assert_eq!(
+            verdict,
+            "failed: 1 of 2 checks across guests did not pass: across"
+        );
         let died = LabError::ServerDied("server a ended".to_owned()).of_guest("left");
         let died = Judged {
             failure: Some(&died),

@@ -370,6 +370,7 @@ impl Lab {
     /// The result of `check`, and all its diagnostics.
     fn request(&mut self, check: &Check) -> Result<(Row, Vec<String>), LabError> {
         self.loses = check.kills().map(str::to_owned);
+        self.guest.report.await_result(check);
         self.guest
             .request(&Request::Check(Box::new(check.clone())))?;
         let deadline = Instant::now() + self.scenario.timeout;

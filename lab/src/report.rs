@@ -1,11 +1,13 @@
 //! What the guest's agent has reported so far.
 
+use std::collections::VecDeque;
 use std::fs::File;
 
 use anyhow::Context;
 use peerbar_flight::monotonic_ns;
 use peerbar_report::{
-    Evidence, KtapError, KtapReader, Line, Measure, ProgramReport, Subtest, Verdict,
+    Check, Evidence, KtapError, KtapReader, Line, Measure, ProgramReport, Subtest, Verdict,
+    reported_name,
 };
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +35,8 @@ pub struct Report {
     is_ready: bool,
     reader: KtapReader,
     pending: Pending,
+    /// The names of the checks whose results are to come.
+    awaited: VecDeque<String>,
     rows: Vec<Row>,
     evidence: Vec<Evidence>,
     /// How many bytes of subtests have come.
@@ -93,12 +97,18 @@ impl Report {
             is_ready: false,
             reader,
             pending: Pending::default(),
+            awaited: VecDeque::new(),
             rows: Vec::new(),
             evidence: Vec::new(),
             nested_bytes: 0,
             began_ns: monotonic_ns(),
             times: Vec::new(),
         }
+    }
+
+    /// Notes that the guest was asked for a check, after those before. A result with the name of another one fails.
+    pub(crate) fn await_result(&mut self, check: &Check) {
+        self.awaited.push_back(reported_name(&check.name()));
     }
 
     /// Notes that the next check begins now.
@@ -172,9 +182,20 @@ impl Report {
             Line::Result { name, verdict, .. } if self.rows.len() < MOST_ROWS => {
                 let Pending {
                     measure,
-                    diagnostics,
+                    mut diagnostics,
                     nested,
                 } = std::mem::take(&mut self.pending);
+                let awaited = self.awaited.pop_front();
+                let other = awaited.filter(|awaited| awaited != name);
+                let verdict = match other {
+                    Some(awaited) => {
+                        diagnostics.push(format!(
+                            "the guest reports a result of `{name}` where that of `{awaited}` is due"
+                        ));
+                        &Verdict::Fail
+                    }
+                    None => verdict,
+                };
                 let ended_ns = monotonic_ns();
                 self.times.push(CheckTime {
                     name: name.clone(),
@@ -234,6 +255,26 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn result_of_another_check_than_the_awaited_one_fails() {
+        let mut report = Report::new(tempfile::tempfile().unwrap(), false);
+        let reset = |device: &str| {
+            let json = format!(r#"{{"kind":"controller-reset","device":"{device}"}}"#);
+            serde_json::from_str::<Check>(&json).unwrap()
+        };
+        let names = [reset("a").name(), reset("b").name()];
+        report.await_result(&reset("a"));
+        report.await_result(&reset("b"));
+        let text = format!("KTAP version 1\n1..2\nok 1 - {0}\nok 2 - {0}\n", names[0]);
+        report.take(text.as_bytes()).unwrap();
+        let [first, second] = report.rows() else {
+            panic!("{:?}", report.rows())
+        };
+        assert_eq!(first.verdict, Verdict::Pass);
+        assert_eq!(second.verdict, Verdict::Fail);
+        assert!(second.diagnostics[0].contains(&names[1]), "{second:?}");
+    }
 
     #[test]
     fn row_has_figures_and_diagnostics_before_its_result() {

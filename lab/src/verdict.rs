@@ -11,6 +11,9 @@ use crate::exit::RunOutcome;
 use crate::guest::QEMU_LOG;
 use crate::report::Row;
 
+/// How many of the checks that did not pass the reason names.
+const NAMED: usize = 3;
+
 /// How a run ended, and why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Verdict")]
@@ -70,41 +73,55 @@ pub struct Evidence<'a> {
     pub qemu: &'a str,
 }
 
-/// Judges a run. Only a run that is clean in every respect has passed.
+/// Judges a run. Only a run that is clean in every respect has passed. The reason of any other names all that is wrong with it: how it ended,
+/// the checks that did not pass, and what the kernel complained of.
 pub fn judge(evidence: &Evidence<'_>) -> RunVerdict {
     let (outcome, reason) = match evidence.ending {
-        Ending::Signal(signal) => (
-            RunOutcome::Interrupted(*signal),
-            format!("ended by signal {signal}"),
-        ),
-        Ending::GivenUp(line) => (RunOutcome::GuestDied, given_up(line)),
+        Ending::Signal(signal) => {
+            return RunVerdict {
+                outcome: RunOutcome::Interrupted(*signal),
+                reason: format!("ended by signal {signal}"),
+            };
+        }
+        Ending::GivenUp(line) => (RunOutcome::GuestDied, Some(given_up(line))),
         Ending::ServerDied(message) | Ending::Stopped(message) => {
-            (RunOutcome::Failed, message.clone())
+            (RunOutcome::Failed, Some(message.clone()))
         }
         Ending::TimedOut(seconds) => (
             RunOutcome::TimedOut,
-            format!("the guest was not done after {seconds} s"),
+            Some(format!("the guest was not done after {seconds} s")),
         ),
         Ending::StayedOn(seconds) => (
             RunOutcome::TimedOut,
-            format!("the guest did not power off within {seconds} s after its last check"),
+            Some(format!(
+                "the guest did not power off within {seconds} s after its last check"
+            )),
         ),
-        Ending::Ended(status) => match (evidence.report, evidence.trouble) {
-            (Err(error), Some(trouble)) => (
-                RunOutcome::GuestDied,
-                format!("{error}; {}", died_of(trouble)),
-            ),
-            (Err(error), None) => (
-                RunOutcome::GuestDied,
-                format!("{error}; QEMU ended ({status}): {}", evidence.qemu),
-            ),
-            (Ok(()), _) => match flaw(evidence, *status) {
-                Some(flaw) => (RunOutcome::Failed, flaw),
-                None => (RunOutcome::Passed, all_passed(evidence.rows.len())),
-            },
+        Ending::Ended(status) => match evidence.report {
+            Err(error) => {
+                let qemu = format!("{error}; QEMU ended ({status}): {}", evidence.qemu);
+                let said = evidence.trouble.map_or(qemu, |_| error.to_string());
+                (RunOutcome::GuestDied, Some(said))
+            }
+            Ok(()) => (RunOutcome::Failed, None),
         },
     };
-    RunVerdict { outcome, reason }
+    let mut reasons: Vec<String> = reason.into_iter().collect();
+    reasons.extend(unsuccessful(evidence.rows, "checks"));
+    reasons.extend(evidence.trouble.map(died_of));
+    if let (Ending::Ended(status), Ok(())) = (evidence.ending, evidence.report) {
+        reasons.extend(flaws(evidence, *status));
+    }
+    if reasons.is_empty() {
+        return RunVerdict {
+            outcome: RunOutcome::Passed,
+            reason: all_passed(evidence.rows.len()),
+        };
+    }
+    RunVerdict {
+        outcome,
+        reason: reasons.join("; "),
+    }
 }
 
 impl fmt::Display for RunVerdict {
@@ -138,34 +155,46 @@ fn all_passed(checks: usize) -> String {
     }
 }
 
-/// What is wrong with a run whose report is complete.
-fn flaw(evidence: &Evidence<'_>, status: ExitStatus) -> Option<String> {
-    let rows = evidence.rows.len();
-    let passed = evidence
-        .rows
-        .iter()
-        .filter(|row| row.verdict == Verdict::Pass)
-        .count();
-    if let Some(trouble) = evidence.trouble {
-        Some(format!("the console says: {trouble}"))
-    } else if let Some(complaint) = evidence.complaint {
-        Some(complaint.to_owned())
-    } else if !status.success() {
-        Some(format!("QEMU ended with {status}"))
-    } else if let Some(asked) = evidence.asked.filter(|asked| rows != *asked || rows == 0) {
-        Some(format!("the agent reports {rows} checks of {asked}"))
-    } else if passed < rows {
-        let skipped = evidence.rows.iter();
-        let skipped = skipped.filter(|row| matches!(row.verdict, Verdict::Skip(_)));
-        let part = match skipped.count() {
-            0 => String::new(),
-            count => format!(", {count} of them skipped"),
-        };
-        let lacking = rows.saturating_sub(passed);
-        Some(format!("{lacking} of {rows} checks did not pass{part}"))
-    } else {
-        None
+/// How many of the `checks` (what the rows are) did not pass, with their names. Returns `None` if all did.
+pub(crate) fn unsuccessful(rows: &[Row], checks: &str) -> Option<String> {
+    let lacking = rows.iter().filter(|row| row.verdict != Verdict::Pass);
+    let lacking: Vec<&Row> = lacking.collect();
+    let (first, more) = lacking.split_at(lacking.len().min(NAMED));
+    if first.is_empty() {
+        return None;
     }
+    let name = |row: &&Row| {
+        // The names are a list with commas.
+        let name = match row.name.contains(',') {
+            true => format!("`{}`", row.name),
+            false => row.name.clone(),
+        };
+        match row.verdict {
+            Verdict::Skip(_) => format!("{name} (skipped)"),
+            _ => name,
+        }
+    };
+    let names: Vec<String> = first.iter().map(name).collect();
+    let more = match more.len() {
+        0 => String::new(),
+        count => format!(" and {count} more"),
+    };
+    Some(format!(
+        "{} of {} {checks} did not pass: {}{more}",
+        lacking.len(),
+        rows.len(),
+        names.join(", ")
+    ))
+}
+
+/// What is wrong with a run whose report is complete, apart from its checks and the console.
+fn flaws(evidence: &Evidence<'_>, status: ExitStatus) -> impl Iterator<Item = String> {
+    let rows = evidence.rows.len();
+    let qemu = (!status.success()).then(|| format!("QEMU ended with {status}"));
+    let asked = evidence.asked.filter(|asked| rows != *asked || rows == 0);
+    let asked = asked.map(|asked| format!("the agent reports {rows} checks of {asked}"));
+    let complaint = evidence.complaint.map(str::to_owned);
+    [complaint, qemu, asked].into_iter().flatten()
 }
 
 #[cfg(test)]
@@ -239,10 +268,10 @@ mod tests {
         assert_eq!(judged(&[]), none);
         assert_eq!(judged(&rows(&[PASS, PASS])), "passed: all 2 checks passed");
         let failed = judged(&rows(&[PASS, Verdict::Fail]));
-        assert_eq!(failed, "failed: 1 of 2 checks did not pass");
+        assert_eq!(failed, "failed: 1 of 2 checks did not pass: copy");
         let skip = Verdict::Skip("no fio".to_owned());
         let skipped = judged(&rows(&[PASS, Verdict::Fail, skip]));
-        let expected = "failed: 2 of 3 checks did not pass, 1 of them skipped";
+        let expected = "failed: 2 of 3 checks did not pass: copy, copy (skipped)";
         assert_eq!(skipped, expected);
     }
 
@@ -267,6 +296,40 @@ mod tests {
         let words = "server disk0 ended (exit status: 101): panicked";
         let complaint = Some(words);
         assert_eq!(judged(0, Evidence { complaint, ..WELL }), words);
+    }
+
+    #[test]
+    fn reason_names_all_that_is_wrong() {
+        let all = rows(&[
+            Verdict::Fail,
+            PASS,
+            Verdict::Fail,
+            Verdict::Fail,
+            Verdict::Fail,
+        ]);
+        let judged = |ending: &Ending| {
+            let verdict = judge(&Evidence {
+                ending,
+                asked: Some(6),
+                rows: &all,
+                trouble: Some("WARNING: x"),
+                complaint: Some("server disk0 failed"),
+                ..WELL
+            });
+            verdict.to_string()
+        };
+        let checks =
+            "4 of 5 checks did not pass: copy, copy, copy and 1 more; the console says: WARNING: x";
+        assert_eq!(
+            judged(&ended(256)),
+            format!(
+                "failed: {checks}; server disk0 failed; QEMU ended with exit status: 1; the agent reports 5 checks of 6"
+            )
+        );
+        assert_eq!(
+            judged(&Ending::TimedOut(9)),
+            format!("timed out: the guest was not done after 9 s; {checks}")
+        );
     }
 
     #[test]

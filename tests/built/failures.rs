@@ -31,6 +31,7 @@ name = "disk"
 namespaces = [{ ram = "16M" }]
 
 [[check]]
+name = "long"
 kind = "command"
 run = "sleep 1000"
 "#;
@@ -71,29 +72,19 @@ fn ends(process: &OwnedFd) -> anyhow::Result<bool> {
 
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
-fn failed_check_is_exit_code_1_and_is_explained() {
-    let mut run = start(&SCENARIO.replace("sleep 1000", "echo strange; exit 3")).unwrap();
+fn failed_check_and_warning_of_the_kernel_are_exit_code_1_and_both_named() {
+    let line = "echo strange; echo '<4>WARNING: made up' > /dev/kmsg; exit 3";
+    let mut run = start(&SCENARIO.replace("sleep 1000", line)).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(1), "{progress}");
+    let verdict = run.kept("verdict").unwrap();
+    assert!(results.contains(verdict.trim_end()), "{results}");
     assert!(
-        results.contains("failed: 1 of 1 checks did not pass"),
-        "{results}"
+        verdict.starts_with("failed: 1 of 1 checks did not pass: long; the console says: "),
+        "{verdict}"
     );
+    assert!(verdict.ends_with("WARNING: made up\n"), "{verdict}");
     assert!(progress.contains("strange"), "{progress}");
-    assert_eq!(
-        run.kept("verdict").unwrap(),
-        "failed: 1 of 1 checks did not pass\n"
-    );
-}
-
-#[test]
-#[ignore = "boots a guest; scripts/test runs it"]
-fn a_warning_of_the_kernel_is_a_failed_run() {
-    let warning = "echo '<4>WARNING: made up' > /dev/kmsg";
-    let mut run = start(&SCENARIO.replace("sleep 1000", warning)).unwrap();
-    let (code, results, progress) = run.end().unwrap();
-    assert_eq!(code, Some(1), "{progress}");
-    assert!(results.contains("WARNING: made up"), "{results}");
     assert!(
         progress.contains("lines of the console, the rest is in"),
         "{progress}"
@@ -196,7 +187,7 @@ fn readers_that_go_change_no_verdict() {
     drop((launcher.stdout.take(), stderr));
     assert_eq!(launcher.wait().unwrap().code(), Some(1));
     let verdict = fs::read_to_string(folder.path().join("runs/latest/verdict")).unwrap();
-    assert_eq!(verdict, "failed: 1 of 1 checks did not pass\n");
+    assert_eq!(verdict, "failed: 1 of 1 checks did not pass: long\n");
     assert_eq!(
         fs::read_dir(folder.path().join("sockets")).unwrap().count(),
         0

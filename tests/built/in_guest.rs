@@ -32,6 +32,7 @@ name = "disk0"
 namespaces = [{ ram = "16M" }]
 
 [[check]]
+name = "three"
 kind = "command"
 run = "exit 3"
 "#;
@@ -114,7 +115,7 @@ fn kept_guest_takes_programs_a_shell_and_files() {
     let (code, _, progress) = kept.0.end().unwrap();
     assert_eq!(code, Some(1), "{progress}");
     let verdict = kept.0.kept("verdict").unwrap();
-    assert_eq!(verdict, "failed: 1 of 1 checks did not pass\n");
+    assert_eq!(verdict, "failed: 1 of 1 checks did not pass: three\n");
     let late = kept.exec(&["true"]);
     assert_eq!(late.status.code(), Some(2));
     let message = text(&late.stderr);

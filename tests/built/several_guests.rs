@@ -95,7 +95,7 @@ fn kept_guests_take_programs_until_a_signal() {
     let (code, results, _) = run.end().unwrap();
     assert_eq!(code, Some(1), "{results}");
     assert!(
-        results.contains("failed: left: 1 of 1 checks did not pass"),
+        results.contains("failed: left: 1 of 1 checks did not pass: fails"),
         "{results}"
     );
 }

@@ -5,7 +5,7 @@ mod reader;
 mod subtest;
 mod writer;
 
-pub use line::{Line, Verdict};
+pub use line::{Line, Verdict, reported_name};
 pub use reader::{KtapError, KtapReader};
 pub use subtest::{Nested, ProgramReport, Subtest};
 pub use writer::KtapWriter;

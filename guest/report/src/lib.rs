@@ -32,7 +32,9 @@ pub use evidence::{
     AcsRegisters, Evidence, GuestPlatform, IommuGroup, KernelDecision, PciFunction,
 };
 pub use kernel_warnings::KnownWarnings;
-pub use ktap::{KtapError, KtapReader, KtapWriter, Line, Nested, ProgramReport, Subtest, Verdict};
+pub use ktap::{
+    KtapError, KtapReader, KtapWriter, Line, Nested, ProgramReport, Subtest, Verdict, reported_name,
+};
 pub use measure::{Measure, PayloadFlow};
 pub use peerbar_dma_log::{Completer, Direction, Route};
 pub use peerbar_size::{Size, SizeError};

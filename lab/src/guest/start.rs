@@ -76,6 +76,10 @@ impl<'a> Guest<'a> {
         for (index, server) in started.servers.iter().enumerate() {
             events.add_child(EventSource::Server(index), server.child.pidfd())?;
         }
+        let mut report = Report::new(folder.file("report.ktap")?, scenario.interactive);
+        for check in &scenario.checks {
+            report.await_result(check);
+        }
         Ok(Self {
             qemu: qemu.process,
             servers: started.servers,
@@ -97,7 +101,7 @@ impl<'a> Guest<'a> {
             given_up: None,
             qemu_said: qemu.said,
             console: console(scenario, folder)?,
-            report: Report::new(folder.file("report.ktap")?, scenario.interactive),
+            report,
         })
     }
 }

@@ -103,6 +103,19 @@ impl Line {
     }
 }
 
+/// The name that a reader finds in the result of a check of this name.
+pub fn reported_name(name: &str) -> String {
+    let result = Line::Result {
+        number: 1,
+        name: name.to_owned(),
+        verdict: Verdict::Pass,
+    };
+    match Line::parse(&result.to_string()) {
+        Line::Result { name, .. } => name,
+        _ => name.to_owned(),
+    }
+}
+
 fn parse_comment(text: &str) -> Line {
     if let Some(measure) = text.strip_prefix(MEASURE).and_then(read_json) {
         return Line::Measure(measure);
