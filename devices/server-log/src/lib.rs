@@ -4,11 +4,16 @@
 //! [`BURST`] warnings and errors in an [`INTERVAL`], as with Linux' `printk_ratelimited` (lib/ratelimit.c). The first one of the
 //! next interval, or the end of the server, reports how many were suppressed. Messages below a warning are not limited: only
 //! `RUST_LOG` enables them.
+//!
+//! The log, and what else a program writes, may come to be as large as `ulimit -f` permits. SIGXFSZ, which ends a process without a word then,
+//! is handled, so that a write fails with EFBIG (setrlimit(2), RLIMIT_FSIZE).
 #![forbid(unsafe_code)]
 
 mod rate_limit;
 mod stderr_logger;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crate::rate_limit::RateLimit;
@@ -29,6 +34,7 @@ impl ServerLog {
     /// Sets the logger of this process. `filter` is what is logged unless `RUST_LOG` says otherwise. A process that has a logger
     /// keeps it.
     pub fn start(filter: &str) -> Self {
+        outlive_file_size_limit();
         let logger = StderrLogger::from_env(filter);
         let level = logger.most();
         if log::set_boxed_logger(Box::new(RateLimit::new(logger, Instant::now))).is_ok() {
@@ -40,11 +46,18 @@ impl ServerLog {
 
 /// Sets the logger of a program that a person starts: without a limit. `filter` is as for [`ServerLog::start`].
 pub fn log_without_limit(filter: &str) {
+    outlive_file_size_limit();
     let logger = StderrLogger::from_env(filter);
     let level = logger.most();
     if log::set_boxed_logger(Box::new(logger)).is_ok() {
         log::set_max_level(level);
     }
+}
+
+/// Has writes beyond the largest permitted size of a file fail, in place of ending the process. Programs that it starts have the default again.
+fn outlive_file_size_limit() {
+    // A handler must be there, and has nothing to do. Only signals that cannot be handled are refused.
+    let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 
 impl Drop for ServerLog {
