@@ -8,7 +8,6 @@ use clap::ValueEnum;
 use peerbar_images::Qemu;
 
 use crate::exit::Failure;
-use crate::terminal::say;
 use crate::{kvm, tsc};
 
 /// Which accelerator the user wants.
@@ -42,13 +41,12 @@ pub enum Accel {
 }
 
 impl Accel {
-    /// What `choice` comes to with `qemu`. KVM is tried before it is taken, and a fall-back is said; once for a process.
+    /// What `choice` comes to with `qemu`. KVM is tried before it is taken, once for a process.
     ///
     /// # Errors
     /// [`Failure::Environment`] if KVM is demanded and does not run a guest.
     pub fn choose(choice: AccelChoice, qemu: &Qemu) -> Result<Self, Failure> {
         static KVM: OnceLock<Result<(), String>> = OnceLock::new();
-        static FALL_BACK: OnceLock<()> = OnceLock::new();
         let kvm = || KVM.get_or_init(|| kvm::works(qemu));
         match choice {
             AccelChoice::Tcg => Ok(Self::tcg(false)),
@@ -62,14 +60,8 @@ impl Accel {
             },
             AccelChoice::Auto => match kvm() {
                 Ok(()) => Ok(Self::Kvm),
-                Err(reason) => {
-                    FALL_BACK.get_or_init(|| {
-                        say(format_args!(
-                            "peerbar: the guest's CPU is emulated, since KVM does not work here: {reason}"
-                        ));
-                    });
-                    Ok(Self::tcg(false))
-                }
+                // `peerbar doctor` says why.
+                Err(_) => Ok(Self::tcg(false)),
             },
         }
     }

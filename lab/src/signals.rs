@@ -1,5 +1,7 @@
 //! The signals that would end this process.
 
+use std::fs;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -35,11 +37,16 @@ pub static NONE: Signals = Signals {
 };
 
 impl Signals {
-    /// Begins to take note.
+    /// Begins to take note. A signal that was ignored when this process started stays ignored: nohup(1) does that with SIGHUP, and a shell
+    /// without job control with SIGINT for what it starts in the background.
     pub fn new() -> anyhow::Result<Self> {
         let (any, write_any) = pair()?;
         let mut each = Vec::new();
-        for number in NUMBERS {
+        let ignored = ignored().context("cannot ask which signals are ignored")?;
+        for number in NUMBERS
+            .into_iter()
+            .filter(|number| !ignored.contains(number))
+        {
             let (stream, write) = pair()?;
             let write_any = write_any.try_clone().context("cannot handle signals")?;
             let registrations = [register(number, write)?, register(number, write_any)?];
@@ -99,6 +106,16 @@ impl Drop for Signals {
             }
         }
     }
+}
+
+/// The signals that this process ignores (proc_pid_status(5), SigIgn).
+fn ignored() -> io::Result<Vec<i32>> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mask = mask.ok_or(io::ErrorKind::InvalidData)?;
+    let is_set = |number: &i32| mask & (1 << (number - 1)) != 0;
+    Ok((1..=64).filter(is_set).collect())
 }
 
 fn pair() -> anyhow::Result<(UnixStream, UnixStream)> {

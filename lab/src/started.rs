@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::run_file;
 
@@ -19,13 +19,19 @@ pub struct Started {
     pub command: Vec<String>,
     /// The process.
     pub process: u32,
-    /// Where its scenario was; none of a matrix.
+    /// Where its scenario was; none of a matrix. JSON has no names that are not UTF-8, so these stay for people alone.
+    #[serde(serialize_with = "readable")]
     pub scenario: Option<PathBuf>,
     /// The series that it belongs to, as [`crate::run_series::RunSeries::id`].
     #[serde(default)]
     pub series: Option<String>,
     /// Versions of what it consists of.
     pub versions: Versions,
+}
+
+fn readable<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    let path = path.as_ref().map(|path| path.to_string_lossy());
+    path.serialize(serializer)
 }
 
 /// Versions of what a run consists of.

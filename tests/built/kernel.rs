@@ -102,8 +102,8 @@ fn kvm_is_taken_only_where_it_runs_a_guest() {
         )
     };
     let (code, forced, reason) = words("kvm");
-    let (_, chosen, fall_back) = words("auto");
-    let (_, emulated, other) = words("tcg");
+    let (_, chosen, said) = words("auto");
+    let (_, emulated, _) = words("tcg");
     if code == Some(0) {
         assert!(forced.contains("-accel kvm") && chosen.contains("-accel kvm"));
     } else {
@@ -113,15 +113,9 @@ fn kvm_is_taken_only_where_it_runs_a_guest() {
             "{reason}"
         );
         assert!(chosen.contains("-accel tcg"), "{chosen}");
-        assert!(
-            fall_back.contains("is emulated, since KVM does not work here: "),
-            "{fall_back}"
-        );
     }
-    assert!(
-        emulated.contains("-accel tcg") && !other.contains("KVM"),
-        "{other}"
-    );
+    assert!(!said.contains("KVM"), "{said}");
+    assert!(emulated.contains("-accel tcg"), "{emulated}");
 }
 
 /// QEMU opens the port soon after it has been started.
