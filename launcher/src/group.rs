@@ -1,10 +1,8 @@
 //! A run of several guests: from a scenario to one verdict.
 
-use std::path::Path;
-
 use peerbar_lab::exit::Failure;
 use peerbar_lab::progress::Progress;
-use peerbar_lab::scenario::{GuestGroup, Scenario};
+use peerbar_lab::scenario::GuestGroup;
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{colours, columns, print, say};
 use peerbar_lab::{LabError, LabGroup, LabOptions};
@@ -39,15 +37,17 @@ pub(crate) fn run(
         false => 0,
     };
     progress.stage(&format!("{}: ending the guests", group.name));
-    let concluded = labs.conclude(complaint).map_err(of_lab)?;
+    let concluded = labs
+        .conclude(|scenario, folder| iommu::complaint(folder, scenario))
+        .map_err(of_lab)?;
     drop(progress);
-    report::write(concluded.folder())?;
+    let way_out = report::write(concluded.folder())?;
     concluded.seal()?;
     for row in concluded.rows.iter().skip(shown) {
         failure(&row.name, row).iter().for_each(say);
     }
     print(&format!(
-        "{}{} ({}, {:.1} s; all of it is in {})\n",
+        "{}{} ({}, {:.1} s; all of it is in {})\n{way_out}",
         table(&concluded.rows, colours(), columns()),
         concluded.verdict,
         group.name,
@@ -63,20 +63,11 @@ pub(crate) fn run(
 /// Keeps the guests until a signal comes. The failures of that many checks have been shown.
 fn stay(labs: &mut LabGroup, group: &GuestGroup, progress: &Progress) -> usize {
     let rows = labs.rows();
-    let failures = rows.iter().flat_map(|row| failure(&row.name, row));
-    failures.for_each(|line| progress.lasting(&line));
+    keep::show(&rows, progress);
     let guests = group.guests.iter().map(|guest| guest.name.as_str());
     progress.lasting(&keep::invitation_to_all(labs.folder(), guests));
     labs.stay();
     rows.len()
-}
-
-/// What the sanitizer has against the run of one guest in `folder`.
-fn complaint(scenario: &Scenario, folder: &Path) -> anyhow::Result<Option<String>> {
-    match &scenario.machine.sanitize {
-        Some(wanted) => iommu::complaint(folder, wanted),
-        None => Ok(None),
-    }
 }
 
 /// How the command ends that a lab has failed.

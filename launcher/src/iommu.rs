@@ -22,7 +22,7 @@ use recorded::{Recorded, Sanitized};
 
 use crate::cli;
 use peerbar_lab::exit::Failure;
-use peerbar_lab::scenario::Sanitize;
+use peerbar_lab::scenario::{DeviceSpec, Sanitize, Scenario};
 use peerbar_lab::terminal::print;
 use peerbar_results::Explained;
 
@@ -112,23 +112,41 @@ pub(crate) fn faults(folder: &Path) -> Vec<Explained> {
             return Vec::new();
         }
     };
-    let devices = recorded
-        .shown()
-        .filter(|device| !device.history.faults.is_empty());
+    let devices = recorded.shown().filter(|device| device.history.failed > 0);
     let explained = devices.map(|device| Explained {
-        title: format!(
-            "{}: {} DMA failed",
-            device.name,
-            device.history.faults.len()
-        ),
-        text: text::faults(&recorded, device, text::FEW),
+        title: format!("{}: {} DMA failed", device.name, device.history.failed),
+        text: text::faults(&recorded, device, text::FEW)
+            + &injected::lines(&device.flight).join("\n"),
+        ..Explained::default()
     });
     explained.collect()
 }
 
-/// What the sanitizer has against a run that is over, if anything, in one line.
-pub(crate) fn complaint(folder: &Path, wanted: &Sanitize) -> anyhow::Result<Option<String>> {
-    let recorded = Recorded::open(folder)?;
+/// What the sanitizer has against the run of `scenario` that is over, if anything, in one line. Nothing if it is not asked for.
+pub(crate) fn complaint(folder: &Path, scenario: &Scenario) -> anyhow::Result<Option<String>> {
+    let Some(wanted) = &scenario.machine.sanitize else {
+        return Ok(None);
+    };
+    let devices = scenario.devices().filter(|device| device.is_ours());
+    let names: Vec<&str> = devices.map(DeviceSpec::name).collect();
+    judged(folder, wanted, &names)
+}
+
+/// As [`complaint`], of the devices that should have a record.
+fn judged(folder: &Path, wanted: &Sanitize, names: &[&str]) -> anyhow::Result<Option<String>> {
+    let recorded = match Recorded::open(folder) {
+        Ok(recorded) => recorded,
+        Err(error) => {
+            let complaint = format!("the sanitizer has judged nothing: {error:#}");
+            return Ok(Some(complaint));
+        }
+    };
+    let is_recorded = |name: &&&str| recorded.shown().any(|device| device.name == **name);
+    if let Some(name) = names.iter().find(|name| !is_recorded(name)) {
+        return Ok(Some(format!(
+            "the sanitizer has not judged {name}, which has no flight record: the log of its server says why"
+        )));
+    }
     if let Some(device) = recorded.shown().find(|device| device.lost() > 0) {
         let (lost, name) = (device.lost(), &device.name);
         return Ok(Some(format!(
@@ -194,7 +212,7 @@ mod tests {
 
     fn complaint_of(folder: &tempfile::TempDir, expected: &[FindingKind]) -> Option<String> {
         let expected = expected.to_vec();
-        complaint(folder.path(), &Sanitize { expected }).unwrap()
+        judged(folder.path(), &Sanitize { expected }, &["disk0"]).unwrap()
     }
 
     #[test]
@@ -212,6 +230,29 @@ mod tests {
         );
         let three = complaint_of(&stray(3), &[]).unwrap();
         assert!(three.contains("; and 2 more, which"), "{three}");
+    }
+
+    #[test]
+    fn sanitized_run_without_a_record_does_not_pass() {
+        let clean = stray(0);
+        let wanted = Sanitize::default();
+        let complaint = |folder: &tempfile::TempDir, names: &[&str]| {
+            judged(folder.path(), &wanted, names).unwrap().unwrap()
+        };
+        let one = complaint(&clean, &["disk0", "disk1"]);
+        assert!(
+            one.starts_with("the sanitizer has not judged disk1"),
+            "{one}"
+        );
+        let empty = tempfile::tempdir().unwrap();
+        let nothing = complaint(&empty, &["disk0"]);
+        assert!(
+            nothing.starts_with("the sanitizer has judged nothing: "),
+            "{nothing}"
+        );
+        std::fs::write(clean.path().join("disk1.flight"), "cut").unwrap();
+        let cut = complaint(&clean, &["disk0", "disk1"]);
+        assert!(cut.contains("disk1.flight"), "{cut}");
     }
 
     #[test]

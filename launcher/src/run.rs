@@ -195,8 +195,8 @@ fn boot_and_check(
     }
     let mut run = FinishedRun::stop(guest, ending)?;
     drop(progress);
-    if let (Some(wanted), None) = (&scenario.machine.sanitize, &run.complaint) {
-        run.complaint = iommu::complaint(folder.path(), wanted)?;
+    if run.complaint.is_none() {
+        run.complaint = iommu::complaint(folder.path(), scenario)?;
     }
     Ok(conclude(run, keeping.shown(), scenario, folder)?)
 }

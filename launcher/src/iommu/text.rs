@@ -39,6 +39,7 @@ fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let register_writes = [
         register_writes::made(recorded, device),
         register_writes::met(recorded, device),
+        register_writes::ignored(device),
     ];
     let injected = injected::lines(&device.flight).into_iter().chain(idle);
     for line in injected.chain(register_writes.concat()) {
@@ -99,13 +100,17 @@ fn summary(device: &RecordedDevice) -> String {
     let seconds = last.map_or(0.0, |last| device.seconds(last.nanos));
     let mut text = format!(
         "{}: {state}; {level} recorded over {seconds:.3} s\n  {} maps, {} unmaps; at most {} at once, {} in the busiest second; \
-         {} failed DMAs\n",
+         {} failed DMAs{}\n",
         device.name,
         history.maps,
         history.unmaps,
         history.peak,
         busiest_second(&device.flight),
-        history.faults.len(),
+        history.failed,
+        match history.injected {
+            0 => String::new(),
+            injected => format!(", {injected} of them by injected faults"),
+        },
     );
     if device.lost() > 0 {
         text += &format!(

@@ -45,6 +45,8 @@ pub(super) struct Activity {
     interrupts: Vec<TimedEvent>,
     dmas: Vec<TimedEvent>,
     faults: Vec<TimedEvent>,
+    /// DMAs that failed: a fault may also be one that only went astray.
+    failed: usize,
     mappings: Vec<TimedEvent>,
     changes: Vec<TimedEvent>,
     /// What peers wrote to its registers.
@@ -206,6 +208,7 @@ impl Activity {
         let name = format!("{} {}", direction(dma.direction), dma.route.word());
         self.dmas.push(about(TimedEvent::slice(from, at, name)));
         if dma.outcome != DmaOutcome::Done {
+            self.failed += 1;
             let name = format!("fault: {}", dma.outcome);
             self.faults.push(about(TimedEvent::instant(at, name)));
         } else if dma.purpose == Purpose::Payload {
@@ -220,7 +223,7 @@ impl Activity {
 
     /// How many segments of DMA there are, and how many of them failed.
     pub(super) fn dma_counts(&self) -> (usize, usize) {
-        (self.dmas.len(), self.faults.len())
+        (self.dmas.len(), self.failed)
     }
 
     /// How many mappings were made or taken away.
