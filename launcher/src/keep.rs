@@ -7,10 +7,13 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::guest::Guest;
 use peerbar_lab::guest_access::GuestAccess;
 use peerbar_lab::progress::Progress;
+use peerbar_lab::report::Row;
 use peerbar_lab::scenario::Scenario;
+use peerbar_lab::terminal::columns;
 use peerbar_report::{HostFolder, Line, Request, Verdict};
 
 use crate::results::failure;
+use crate::table::table;
 
 /// What becomes of a guest after its last check, if that is for us to say.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -73,11 +76,11 @@ impl Keeping {
         if rows.iter().all(|row| row.verdict != Verdict::Fail) {
             return self.end(guest);
         }
-        for (row, number) in rows.iter().zip(1..) {
-            let name = scenario.label(number).unwrap_or(&row.name);
-            let lines = failure(name, row);
-            lines.iter().for_each(|line| progress.lasting(line));
-        }
+        let named = rows.iter().zip(1..).map(|(row, number)| Row {
+            name: scenario.label(number).unwrap_or(&row.name).to_owned(),
+            ..row.clone()
+        });
+        show(&named.collect::<Vec<_>>(), progress);
         progress.lasting(&invitation(folder));
         *self = Self::Kept(rows.len());
         Ok(())
@@ -101,6 +104,13 @@ impl Keeping {
         *self = Self::Ending(self.shown());
         guest.request(&Request::End)
     }
+}
+
+/// Shows what failed, and the table of all checks.
+pub(crate) fn show(rows: &[Row], progress: &Progress) {
+    let failures = rows.iter().flat_map(|row| failure(&row.name, row));
+    failures.for_each(|line| progress.lasting(&line));
+    progress.lasting(table(rows, false, columns()).trim_end());
 }
 
 /// How to enter the guest of the run in `folder`, and how to end it.

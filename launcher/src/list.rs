@@ -6,11 +6,14 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::{ScenarioFile, in_folder, shipped};
-use peerbar_lab::terminal::print;
+use peerbar_lab::terminal::{columns, print};
 use peerbar_report::{COMMON_KEYS, KINDS, Kind};
 use serde_json::{Value, json};
 
 use crate::cli::List;
+
+/// Width of the names.
+const NAME: usize = 19;
 
 /// Prints the kind that is asked for with its keys, or the scenario with its file, or all with a line for each.
 pub(crate) fn list(options: &List) -> Result<ExitCode, Failure> {
@@ -35,7 +38,7 @@ pub(crate) fn list(options: &List) -> Result<ExitCode, Failure> {
             .map(explained)
             .chain(kinds.into_iter().map(Kind::plain))
             .collect(),
-        None => text(&shipped, &own, &kinds),
+        None => text(&shipped, &own, &kinds, columns().map(usize::from)),
     };
     print(&shown)?;
     Ok(ExitCode::SUCCESS)
@@ -47,9 +50,17 @@ fn explained(file: &ScenarioFile) -> String {
     format!("{name}\n    {about}\n    File: {}\n", path.display())
 }
 
-fn text(shipped: &[ScenarioFile], own: &[ScenarioFile], kinds: &[&Kind]) -> String {
-    let line =
-        |name: &str, about: &str| format!("  {name:<20} {about}").trim_end().to_owned() + "\n";
+/// A line of at most `columns` for each; `peerbar list NAME` has the rest.
+fn text(
+    shipped: &[ScenarioFile],
+    own: &[ScenarioFile],
+    kinds: &[&Kind],
+    columns: Option<usize>,
+) -> String {
+    let line = |name: &str, about: &str| {
+        let line = format!("  {name:<NAME$} {}", gist(about));
+        cut(line.trim_end(), columns) + "\n"
+    };
     let scenarios = |files: &[ScenarioFile]| -> String {
         files
             .iter()
@@ -69,13 +80,30 @@ fn text(shipped: &[ScenarioFile], own: &[ScenarioFile], kinds: &[&Kind]) -> Stri
             "Scenarios of peerbar (peerbar run NAME)",
             scenarios(shipped),
         ),
-        ("Kinds of checks (peerbar list KIND)", kinds),
+        ("Kinds of checks (peerbar list KIND has the keys)", kinds),
     ];
     let parts = parts.into_iter().filter(|(_, lines)| !lines.is_empty());
     let parts: Vec<String> = parts
         .map(|(title, lines)| format!("{title}:\n{lines}"))
         .collect();
     parts.join("\n")
+}
+
+/// The first clause of a description.
+fn gist(about: &str) -> &str {
+    let ends = [": ", ". "].map(|end| about.find(end));
+    let end = ends.into_iter().flatten().min().unwrap_or(about.len());
+    about.get(..end).unwrap_or(about).trim_end_matches('.')
+}
+
+/// A line of at most `columns`, whole words of it.
+fn cut(line: &str, columns: Option<usize>) -> String {
+    let Some(columns) = columns.filter(|columns| line.chars().count() > *columns) else {
+        return line.to_owned();
+    };
+    let start: String = line.chars().take(columns.saturating_sub(1)).collect();
+    let words = start.rsplit_once(' ').map_or(&*start, |(words, _)| words);
+    format!("{}…", words.trim_end_matches([',', ' ']))
 }
 
 fn data(shipped: &[ScenarioFile], own: &[ScenarioFile], kinds: &[&Kind]) -> anyhow::Result<String> {
@@ -112,11 +140,25 @@ mod tests {
     #[test]
     fn lines_have_name_and_purpose_below_their_titles() {
         let kinds: Vec<&Kind> = KINDS.iter().take(1).collect();
-        let shown = text(&[demo()], &[], &kinds);
-        let expected = "Scenarios of peerbar (peerbar run NAME):\n  demo                 Disk to disk.\n\n\
-                        Kinds of checks (peerbar list KIND):\n  provider             ";
+        let shown = text(&[demo()], &[], &kinds, Some(80));
+        let expected = "Scenarios of peerbar (peerbar run NAME):\n  demo                Disk to disk\n\n\
+                        Kinds of checks (peerbar list KIND has the keys):\n  provider            ";
         assert!(shown.starts_with(expected), "{shown}");
         assert!(!shown.contains("this folder"), "{shown}");
+    }
+
+    #[test]
+    fn each_has_one_line_that_fits() {
+        assert_eq!(
+            gist("Links that take time: a GPU. And more."),
+            "Links that take time"
+        );
+        let line = "  gpu       Disk to GPU, with no host memory";
+        assert_eq!(cut(line, Some(24)), "  gpu       Disk to GPU…");
+        assert_eq!(cut(line, None), line);
+        let kinds: Vec<&Kind> = KINDS.iter().collect();
+        let all = text(&shipped(), &[], &kinds, Some(80));
+        assert!(all.lines().all(|line| line.chars().count() <= 80), "{all}");
     }
 
     #[test]
