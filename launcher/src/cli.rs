@@ -110,7 +110,7 @@ pub(crate) enum Command {
     Inject(Inject),
     /// Writes the results of runs as JUnit, JSON or a page to read, or joins those of shards.
     #[command(
-        before_help = "Examples:\n  peerbar report --as kselftest\n  peerbar report --merge shards --output all"
+        before_help = "Examples:\n  peerbar report --as junit\n  peerbar report --merge shards --output all"
     )]
     Report(Report),
     /// Writes what devices, guest and checks of a run did as one time line, a file for Perfetto.

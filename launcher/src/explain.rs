@@ -29,7 +29,7 @@ use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::print;
-use peerbar_results::Explained;
+use peerbar_results::{Explained, Refusal};
 
 /// What is said of a machine without pairs.
 const NOTHING: &str = "nothing to explain: no device has memory for others; give an [[nvme]] a `cmb`, or add a [[gpu]]\n";
@@ -101,11 +101,24 @@ pub(crate) fn of_run(folder: &Path) -> Result<(Vec<PciFunction>, Vec<Explained>)
         Explained {
             title: title.to_owned(),
             text: text.to_owned(),
+            pair: Some(Pair::of(&explanation.provider, &explanation.client)),
+            refusal: refusal(explanation),
         }
     });
     let explained = explained.collect();
     let functions = case.guest.map(|guest| guest.functions().to_vec());
     Ok((functions.unwrap_or_default(), explained))
+}
+
+/// Why the kernel refuses, if it does.
+fn refusal(explanation: Explanation) -> Option<Refusal> {
+    let kernel = explanation.kernel.map(|kernel| kernel.messages);
+    let change = explanation.changes.into_iter().next();
+    Some(Refusal {
+        reason: explanation.rule.refusal?,
+        kernel: kernel.unwrap_or_default(),
+        change: change.map(|advice| advice.change),
+    })
 }
 
 /// All that is known about each of `pairs`.
@@ -294,7 +307,7 @@ device = "disk0"
         assert_eq!(pairs, [Pair::of("disk0", "disk1")]);
         let explained = explained(&case, &pairs).unwrap();
         let text = text::text(&explained[0]);
-        let wanted = "devices  over the wire, fail: 0 B direct by all 2 pairs of the check";
+        let wanted = "devices  over the wire, fail: 0 B direct, 0 requests failed";
         assert!(text.contains(wanted), "{text}");
     }
 }

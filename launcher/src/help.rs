@@ -149,7 +149,8 @@ mod tests {
             for (variable, value) in variables {
                 line = line.replace(variable, value);
             }
-            Some(line.split("||").next()?.to_owned())
+            assert!(!line.contains("||"), "a failure would be lost: {line}");
+            Some(line)
         });
         lines.collect()
     }
@@ -170,7 +171,7 @@ mod tests {
         }
         let commands = commands(&read("tuxmake.sh"));
         let parsed: Vec<_> = commands.iter().map(|line| parses(line)).collect();
-        assert_eq!(parsed, [Ok(()), Ok(())], "{commands:?}");
+        assert_eq!(parsed, [Ok(())], "{commands:?}");
         let nextest: toml::Table = toml::from_str(&read("nextest.toml")).unwrap();
         assert!(nextest.contains_key("profile"));
     }

@@ -9,11 +9,9 @@ use anyhow::Context;
 use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::results::RunResults;
 use peerbar_lab::run_file;
-use peerbar_lab::terminal::print;
+use peerbar_lab::terminal::{print, printable};
 use peerbar_report::PciFunction;
-use peerbar_results::{
-    Collection, Explained, KcidbSource, ReportFile, ReportedRun, junit, kcidb, kselftest, page,
-};
+use peerbar_results::{Collection, Explained, ReportFile, ReportedRun, junit, page};
 
 use crate::cli::{self, ReportFormat};
 use crate::guest_folder::GuestName;
@@ -23,6 +21,8 @@ use crate::{explain, iommu};
 const JUNIT: &str = "junit.xml";
 /// What a run leaves to be read.
 const PAGE: &str = "report.html";
+/// How many lines of the kernel are told below a verdict.
+const KERNEL_LINES: usize = 3;
 /// What is left for programs of several runs together.
 const REPORT: &str = "report.json";
 
@@ -45,7 +45,7 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
         write_file(output, REPORT, &report_json(&collection)?)?;
     }
     let text = match options.format {
-        Some(format) => formatted(&collection, format, options)?,
+        Some(format) => formatted(&collection, format)?,
         None => summary(&collection),
     };
     print(&text)?;
@@ -55,11 +55,27 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Adds to the folder of a run what is made from its results.
-pub(crate) fn write(folder: &Path) -> anyhow::Result<()> {
+/// Adds to the folder of a run what is made from its results. Returns what a person is told below the verdict: nothing if it passed.
+pub(crate) fn write(folder: &Path) -> anyhow::Result<String> {
     let mut collection = Collection::read(&[folder.to_owned()])?;
     collection.runs.iter_mut().for_each(explain);
-    write_views(&collection, folder)
+    write_views(&collection, folder)?;
+    let failed = collection.runs.first().filter(|_| !collection.is_passed());
+    Ok(failed.map_or_else(String::new, |run| way_out(run, folder)))
+}
+
+/// Where to look after a run that did not pass: what the kernel says, the command that explains it, the page.
+fn way_out(run: &ReportedRun, folder: &Path) -> String {
+    let words = run.kernel_words().into_iter().take(KERNEL_LINES);
+    let words = words.map(|line| format!("kernel: {}\n", printable(line.as_bytes())));
+    let is_default = folder.parent() == Some(Path::new("runs"));
+    let why = match is_default {
+        true => "why: peerbar explain\n".to_owned(),
+        false => format!("why: peerbar explain --run {}\n", folder.display()),
+    };
+    let why = (!run.explanations.is_empty()).then_some(why);
+    let page = format!("page: {}\n", folder.join(PAGE).display());
+    words.chain(why).chain([page]).collect()
 }
 
 /// Adds the explanations to a run. One that cannot be explained has none.
@@ -72,9 +88,11 @@ fn explain(run: &mut ReportedRun) {
         let guest = guest.as_deref();
         match explain::of_run(&folder) {
             Ok((functions, explanations)) => {
-                let functions = functions.into_iter();
-                run.functions
-                    .extend(functions.map(|function| function_of(guest, function)));
+                run.functions.extend(
+                    functions
+                        .into_iter()
+                        .map(|function| function_of(guest, function)),
+                );
                 let explanations = explanations.into_iter();
                 run.explanations
                     .extend(explanations.map(|explained| titled(guest, explained)));
@@ -120,25 +138,11 @@ fn report_json(collection: &Collection) -> anyhow::Result<String> {
     Ok(report.context("cannot write JSON")? + "\n")
 }
 
-fn formatted(
-    collection: &Collection,
-    format: ReportFormat,
-    options: &cli::Report,
-) -> anyhow::Result<String> {
-    let runs = || collection.runs.iter().map(|run| &run.results);
+fn formatted(collection: &Collection, format: ReportFormat) -> anyhow::Result<String> {
     Ok(match format {
         ReportFormat::Junit => junit(collection)?,
         ReportFormat::Json => report_json(collection)?,
         ReportFormat::Html => page(collection),
-        ReportFormat::Kselftest => kselftest(runs()),
-        ReportFormat::Kcidb => {
-            let source = KcidbSource {
-                origin: options.kcidb.origin.clone(),
-                commit: options.kcidb.commit.clone(),
-                repository: options.kcidb.repository.clone(),
-            };
-            serde_json::to_string_pretty(&kcidb(runs(), &source))? + "\n"
-        }
     })
 }
 

@@ -24,7 +24,7 @@ pub(crate) fn conclude(
     folder: &Folder,
 ) -> anyhow::Result<(RunVerdict, String)> {
     let run = run.conclude(scenario, folder)?;
-    report::write(folder.path())?;
+    let way_out = report::write(folder.path())?;
     run.seal(folder)?;
     for row in run.rows.iter().skip(shown) {
         failure(&row.name, row).iter().for_each(say);
@@ -38,7 +38,7 @@ pub(crate) fn conclude(
     }
     let (name, path) = (&scenario.name, folder.path().display());
     let text = format!(
-        "{}{}{} ({name}, {:.1} s; all of it is in {path})\n",
+        "{}{}{} ({name}, {:.1} s; all of it is in {path})\n{way_out}",
         table(&run.rows, colours(), columns()),
         comparison(&scenario.checks, &run.rows),
         run.verdict,

@@ -5,11 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use peerbar_lab::finished_run::EVIDENCE;
-use peerbar_lab::results::{FORMAT, RESULTS, RunResults};
+use peerbar_lab::results::{CheckStatus, FORMAT, RESULTS, RunResults};
 use peerbar_lab::run_file;
 use peerbar_lab::started::{STARTED, Started};
-use peerbar_report::{Evidence, PciFunction};
+use peerbar_report::{Pair, PciFunction};
 use serde::de::DeserializeOwned;
 
 use crate::matrix::{MATRIX, MatrixFile, MatrixResults};
@@ -50,12 +49,27 @@ pub struct ReportedRun {
 }
 
 /// A text with a title.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explained {
     /// What it is about, in a line.
     pub title: String,
     /// The explanation, in lines.
     pub text: String,
+    /// The pair of devices that it is about, if it is about one.
+    pub pair: Option<Pair>,
+    /// Why the kernel refuses peer-to-peer DMA between the two, if it does.
+    pub refusal: Option<Refusal>,
+}
+
+/// Why the kernel refuses peer-to-peer DMA between two devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refusal {
+    /// What decides, and why, in a few words.
+    pub reason: String,
+    /// What the kernel has said of it.
+    pub kernel: Vec<String>,
+    /// The smallest change that helps, if one is known.
+    pub change: Option<String>,
 }
 
 impl ReportedRun {
@@ -71,7 +85,7 @@ impl ReportedRun {
         }
     }
 
-    /// Reads the run in `folder`, without explanations.
+    /// Reads the run in `folder`, without functions, explanations and faults: the caller that explains the run adds them.
     ///
     /// # Errors
     /// It has no results, or they are of another format.
@@ -84,22 +98,35 @@ impl ReportedRun {
                 results.format
             );
         }
-        let evidence = folder.join(EVIDENCE);
-        let evidence: Vec<Evidence> = match evidence.exists() {
-            true => json(&evidence)?,
-            false => Vec::new(),
-        };
-        let functions = evidence.into_iter().filter_map(|evidence| match evidence {
-            Evidence::Function(function) => Some(function),
-            _ => None,
-        });
         let console = run_file::read(&folder.join("console.log")).unwrap_or_default();
         Ok(Self {
             folder: folder.to_owned(),
-            functions: functions.collect(),
             console: String::from_utf8_lossy(&console).into_owned(),
             ..Self::of(results)
         })
+    }
+
+    /// Why the kernel refuses DMA between the devices of checks that failed.
+    pub fn refusals(&self) -> impl Iterator<Item = &Refusal> {
+        let checks = self.results.checks.iter();
+        let failed = checks.filter(|check| check.verdict == CheckStatus::Fail);
+        let pairs: Vec<&Pair> = failed.flat_map(|check| &check.pairs).collect();
+        let of_failed = self.explanations.iter().filter(move |one| {
+            let pair = one.pair.as_ref();
+            pair.is_some_and(|pair| pairs.contains(&pair))
+        });
+        of_failed.filter_map(|one| one.refusal.as_ref())
+    }
+
+    /// What the kernel has said of the [refusals](Self::refusals), each line once.
+    pub fn kernel_words(&self) -> Vec<&str> {
+        let mut words: Vec<&str> = Vec::new();
+        for line in self.refusals().flat_map(|refusal| &refusal.kernel) {
+            if !words.contains(&line.as_str()) {
+                words.push(line);
+            }
+        }
+        words
     }
 
     /// The last lines of the console.
@@ -453,7 +480,8 @@ mod tests {
         fifo("console.log");
         let read = Collection::read(&[run.path().to_owned()]).unwrap();
         assert_eq!(read.runs[0].console, "");
-        fifo(EVIDENCE);
+        fs::remove_file(run.path().join(RESULTS)).unwrap();
+        fifo(RESULTS);
         let error = Collection::read(&[run.path().to_owned()]).unwrap_err();
         assert!(format!("{error:#}").contains("--share-rw"), "{error:#}");
     }

@@ -53,8 +53,8 @@ fn run_suite(name: String, reported: &ReportedRun) -> Suite {
         Case::new(&class(None), name, skipped)
     }));
     let mut output = String::new();
-    if let Some(reason) = beyond_its_checks(run) {
-        let outcome = trouble(Trouble::Error, outcome_word(run), &reason);
+    if run.verdict.outcome != RunOutcome::Passed {
+        let outcome = trouble(Trouble::Error, outcome_word(run), &run.verdict.reason);
         cases.push(Case::new(&class(None), "the run as a whole", outcome));
         output = reported.console_tail();
     }
@@ -72,17 +72,6 @@ fn run_suite(name: String, reported: &ReportedRun) -> Suite {
         cases,
         name,
     }
-}
-
-/// What is wrong with a run that no failed check shows.
-fn beyond_its_checks(run: &RunResults) -> Option<String> {
-    let is_shown = run.verdict.outcome == RunOutcome::Failed
-        && run
-            .checks
-            .iter()
-            .any(|check| check.verdict == CheckStatus::Fail);
-    let is_well = run.verdict.outcome == RunOutcome::Passed;
-    (!is_shown && !is_well).then(|| run.verdict.reason.clone())
 }
 
 fn outcome_word(run: &RunResults) -> &'static str {
@@ -241,12 +230,15 @@ mod tests {
     }
 
     #[test]
-    fn failure_that_a_check_shows_is_no_second_one() {
+    fn run_that_failed_has_a_case_for_its_reason() {
         let mut run = samples::run();
         run.verdict.outcome = RunOutcome::Failed;
-        assert!(!written(run.clone()).contains("the run as a whole"));
+        run.verdict.reason =
+            "1 of 3 checks did not pass: copy; the console says: WARNING".to_owned();
+        let reason = r#"<error message="1 of 3 checks did not pass: copy; the console says: WARNING" type="failed">"#;
+        assert!(written(run.clone()).contains(reason));
         run.checks.truncate(1);
-        assert!(written(run.clone()).contains("the run as a whole"));
+        assert!(written(run.clone()).contains(reason));
         run.verdict.outcome = RunOutcome::Passed;
         assert!(!written(run).contains("the run as a whole"));
     }

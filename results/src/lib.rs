@@ -7,8 +7,6 @@ mod collection;
 mod html;
 mod junit;
 mod junit_file;
-mod kcidb;
-mod kselftest;
 mod matrix;
 mod report_file;
 #[cfg(test)]
@@ -18,11 +16,9 @@ pub mod schema_check;
 mod shard;
 mod shard_series;
 
-pub use collection::{Collection, Explained, ReportedRun};
+pub use collection::{Collection, Explained, Refusal, ReportedRun};
 pub use html::page;
 pub use junit::junit;
-pub use kcidb::{CommitHash, KcidbError, KcidbOrigin, KcidbSource, kcidb};
-pub use kselftest::kselftest;
 pub use matrix::{
     CellWay, MATRIX, MATRIX_FORMAT, MatrixCell, MatrixFile, MatrixResults, TransferOutcome,
 };

@@ -11,6 +11,7 @@ use peerbar_report::{
     Completer, Direction, IommuGroup, Measure, Pair, PayloadFlow, PciFunction, Route,
 };
 
+use crate::collection::{Explained, Refusal, ReportedRun};
 use crate::matrix::{MatrixFile, MatrixResults};
 
 /// A run with a check of each verdict and one that was not run, and characters that mean something in XML and HTML.
@@ -131,6 +132,30 @@ pub(crate) fn functions() -> Vec<PciFunction> {
         bridge("0000:00:03.0", "pci0000:00", 4),
         device("disk1", "0000:05:00.0", "0000:00:03.0", 0x01_0802),
     ]
+}
+
+/// The run in that machine, where the kernel refuses the pair of the check that passes.
+pub(crate) fn reported() -> ReportedRun {
+    let explained = |title: &str| Explained {
+        title: title.to_owned(),
+        text: "rule <b>".to_owned(),
+        ..Explained::default()
+    };
+    ReportedRun {
+        functions: functions(),
+        console: "[    1.0] <oops>\n".to_owned(),
+        explanations: vec![Explained {
+            pair: Some(Pair::of("gpu0", "disk0")),
+            refusal: Some(Refusal {
+                reason: "host bridge pci0000:00 is not on the kernel's list".to_owned(),
+                kernel: vec!["nvme 0000:03:00.0: cannot be used".to_owned()],
+                change: Some("in [machine]: cpu = \"EPYC\"".to_owned()),
+            }),
+            ..explained("disk0 to memory of gpu0: not supported")
+        }],
+        faults: vec![explained("disk0: 1 DMA failed")],
+        ..ReportedRun::of(run())
+    }
 }
 
 /// A matrix with a cell that agrees and one that does not.

@@ -46,6 +46,30 @@ impl Decision {
     }
 }
 
+impl Decision {
+    /// What refuses, and why, in a few words. Returns `None` if the client may reach the provider.
+    pub fn refusal(&self, tree: &PciTree) -> Option<String> {
+        let Reason::RootComplex { permit, .. } = &self.reason else {
+            return None;
+        };
+        match permit {
+            Permit::Cpu(_) | Permit::Listed(_) => None,
+            Permit::NotListed(bridge, Some(id)) => Some(format!(
+                "host bridge {} ({id}) is not on the kernel's list",
+                tree.bridge_name(*bridge)
+            )),
+            Permit::NotListed(bridge, None) => Some(format!(
+                "host bridge {} is not on the kernel's list",
+                tree.bridge_name(*bridge)
+            )),
+            Permit::OnlyWithin(bridge, id) => Some(format!(
+                "host bridge {} ({id}) is listed for devices below it only",
+                tree.bridge_name(*bridge)
+            )),
+        }
+    }
+}
+
 fn why_up(ascent: &Ascent, tree: &PciTree) -> String {
     match ascent {
         Ascent::NoCommonBridge => "no bridge is above both".to_owned(),

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use peerbar_results::{CommitHash, KcidbOrigin};
 
 /// Writes the results of runs, or joins those of shards. Ends with exit code 1 if one did not pass or is missing.
 #[derive(Args)]
@@ -20,9 +19,6 @@ pub(crate) struct Report {
     /// Print this instead of a summary.
     #[arg(long = "as", value_name = "FORMAT", value_enum)]
     pub format: Option<ReportFormat>,
-    /// What the reports are for in a common database (KCIDB).
-    #[command(flatten)]
-    pub kcidb: KcidbOptions,
 }
 
 /// A form of results.
@@ -34,22 +30,4 @@ pub(crate) enum ReportFormat {
     Json,
     /// A page to read: one file, without network.
     Html,
-    /// Lines as Linux' kselftest runner prints them.
-    Kselftest,
-    /// A submission to KCIDB, of version 5.
-    Kcidb,
-}
-
-/// What a submission to KCIDB says beside the results.
-#[derive(Args)]
-pub(crate) struct KcidbOptions {
-    /// Name of the submitting system, for --as kcidb: lower-case letters, digits and underscores.
-    #[arg(long, value_name = "NAME", default_value = "peerbar")]
-    pub origin: KcidbOrigin,
-    /// Commit of the kernel, 40 hexadecimal digits, for --as kcidb.
-    #[arg(long, value_name = "HASH")]
-    pub commit: Option<CommitHash>,
-    /// Repository of the kernel, an https address, for --as kcidb.
-    #[arg(long, value_name = "URL")]
-    pub repository: Option<String>,
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use peerbar_report::{Check, Measure, Route};
+use peerbar_report::{Check, Completer, Measure, Route};
 use peerbar_rule::{Decision, Hop, MapType, Reason};
 use peerbar_switch::LinkMode;
 use serde::Serialize;
@@ -40,6 +40,9 @@ pub(crate) struct Ruling {
     pub verdict: MapType,
     /// Why, in one sentence.
     pub why: String,
+    /// As [`Decision::refusal`].
+    #[serde(skip)]
+    pub refusal: Option<String>,
     /// Release of Linux that the rule is of.
     pub release: String,
     /// The kernel's measure of how far they are from each other.
@@ -78,22 +81,22 @@ pub(crate) struct KernelDecision {
     pub messages: Vec<String>,
 }
 
-/// What the devices counted during a check. A check of several pairs is counted as a whole.
+/// What the devices counted of a pair during a check. A device counts that it met memory of another one, and not of which.
 #[derive(Debug, Serialize)]
 pub(crate) struct Seen {
     /// The check.
     pub check: String,
     /// How it ended.
     pub verdict: CheckStatus,
-    /// Payload bytes by route.
+    /// Payload bytes of the client with memory of a device, by route.
     pub routes: BTreeMap<Route, u64>,
-    /// Payload bytes with a device's memory.
+    /// The sum of these bytes.
     pub direct_bytes: u64,
     /// Payload bytes with guest RAM beyond those that the check asks to be there, if that is known.
     pub bounced_bytes: Option<u64>,
-    /// How many pairs the check has, to whom these bytes belong.
+    /// How many pairs of the check these bytes may be of: those with the same client.
     pub pairs: usize,
-    /// DMA requests that failed.
+    /// DMA requests of all devices that failed during the check.
     pub failures: u64,
 }
 
@@ -128,24 +131,39 @@ fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
     let of_pair = checks.filter(|(check, _)| check.pairs().contains(pair));
     let seen = of_pair.map(|(check, result)| Seen {
         bounced_bytes: bounced(check, &result.measure),
-        ..Seen::of(result, check.pairs().len())
+        ..Seen::of(result, pair, &check.pairs())
     });
     let across = case.across.iter();
     let across = across.filter(|result| result.pairs.contains(pair));
-    let across = across.map(|result| Seen::of(result, result.pairs.len()));
+    let across = across.map(|result| Seen::of(result, pair, &result.pairs));
     seen.chain(across).collect()
 }
 
 impl Seen {
-    /// What the devices counted during the check of `result`, with `pairs` pairs in the check.
-    fn of(result: &CheckResult, pairs: usize) -> Self {
+    /// What the devices counted of `pair` during the check of `result`, which has `pairs`.
+    fn of(result: &CheckResult, pair: &Pair, pairs: &[Pair]) -> Self {
+        let is_own = |pair: &Pair| pair.client == pair.provider;
+        let completer = match is_own(pair) {
+            true => Completer::OwnMemory,
+            false => Completer::PeerBar,
+        };
+        let mut routes = BTreeMap::new();
+        for flow in &result.measure.flows {
+            if flow.requester == pair.client && flow.completer == completer {
+                let bytes: &mut u64 = routes.entry(flow.route).or_default();
+                *bytes = bytes.saturating_add(flow.bytes);
+            }
+        }
+        let alike = pairs
+            .iter()
+            .filter(|other| other.client == pair.client && is_own(other) == is_own(pair));
         Self {
             check: result.name.clone(),
             verdict: result.verdict,
-            routes: result.measure.routes.clone(),
-            direct_bytes: result.measure.peer_bytes,
+            direct_bytes: routes.values().sum(),
+            routes,
             bounced_bytes: None,
-            pairs,
+            pairs: alike.count(),
             failures: result.measure.failures,
         }
     }
@@ -251,6 +269,7 @@ impl Ruling {
         Self {
             verdict: decision.verdict,
             why: decision.why(&case.tree),
+            refusal: decision.refusal(&case.tree),
             release: case.platform(&pair.client).kernel.to_string(),
             distance: decision.distance,
             path: decision.path.iter().map(named).collect(),
@@ -293,6 +312,7 @@ mod tests {
     use super::*;
     use peerbar_lab::iommu::Iommu;
     use peerbar_lab::scenario::{AttachPoint, Model, Scenario};
+    use peerbar_report::{Direction, PayloadFlow};
 
     #[test]
     fn bus_address_of_qemus_controller_is_noted_as_not_routed() {
@@ -340,6 +360,38 @@ mod tests {
             panic!("{:?}", notes(&scenario));
         };
         assert!(note.contains("has pci=disable_acs_redir,"), "{note}");
+    }
+
+    #[test]
+    fn bytes_of_a_good_pair_are_not_those_of_a_refused_one() {
+        let flow = |requester: &str, completer| PayloadFlow {
+            requester: requester.to_owned(),
+            completer,
+            route: Route::Upstream,
+            direction: Direction::Write,
+            bytes: 4096,
+        };
+        let result = CheckResult {
+            measure: Measure {
+                flows: vec![
+                    flow("a", Completer::OwnMemory),
+                    flow("b", Completer::PeerBar),
+                ],
+                ..Measure::default()
+            },
+            ..CheckResult::default()
+        };
+        let pairs = [
+            Pair::of("a", "a"),
+            Pair::of("a", "b"),
+            Pair::of("a", "c"),
+            Pair::of("c", "b"),
+        ];
+        let seen = pairs.each_ref().map(|pair| {
+            let seen = Seen::of(&result, pair, &pairs);
+            (seen.direct_bytes, seen.pairs)
+        });
+        assert_eq!(seen, [(4096, 1), (4096, 2), (0, 1), (4096, 2)]);
     }
 
     #[test]

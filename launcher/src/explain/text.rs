@@ -96,7 +96,7 @@ fn seen(check: &Seen) -> String {
     let bounced = bounced.map_or_else(String::new, |bytes| format!(", {} bounced", human(bytes)));
     let of_all = match check.pairs {
         0 | 1 => String::new(),
-        pairs => format!(" by all {pairs} pairs of the check"),
+        pairs => format!(" with any of {pairs} devices"),
     };
     format!(
         "{}, {}: {} direct{of_all}{bounced}{routes}, {} requests failed",
@@ -111,7 +111,7 @@ fn seen(check: &Seen) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use peerbar_report::{Measure, Route};
+    use peerbar_report::{Completer, Direction, Measure, PayloadFlow, Route};
 
     use super::super::case::Case;
     use super::super::observed_guest::tests::root_ports_under;
@@ -148,8 +148,13 @@ offsets = [0]
 
     fn explained_under(release: &str, map_type: u32) -> Explanation {
         let measure = Measure {
-            routes: [(Route::Upstream, 4096), (Route::Refused, 0)].into(),
-            peer_bytes: 4096,
+            flows: vec![PayloadFlow {
+                requester: "b".to_owned(),
+                completer: Completer::PeerBar,
+                route: Route::Upstream,
+                direction: Direction::Read,
+                bytes: 4096,
+            }],
             failures: 2,
             ..Measure::default()
         };
@@ -175,7 +180,7 @@ offsets = [0]
     }
 
     #[test]
-    fn bytes_of_several_pairs_are_said_to_be_so() {
+    fn bytes_that_may_be_of_several_pairs_are_said_to_be_so() {
         let check = Seen {
             check: "rdma".to_owned(),
             verdict: CheckStatus::Pass,
@@ -185,7 +190,7 @@ offsets = [0]
             pairs: 2,
             failures: 0,
         };
-        let text = "rdma, pass: 4 KiB direct by all 2 pairs of the check, 0 requests failed";
+        let text = "rdma, pass: 4 KiB direct with any of 2 devices, 0 requests failed";
         assert_eq!(seen(&check), text);
     }
 
@@ -202,7 +207,7 @@ an AMD Zen or later (Linux 7.2)
            a 0000:01:00.0       endpoint, 1b36:0010
   kernel   chose map type 2, as the rule says
            said: nvme 0000:02:00.0: cannot be used for peer-to-peer DMA as the client and provider (0000:01:00.0) do not share
-  devices  copy, fail: 4 KiB direct by all 2 pairs of the check, 0 B bounced (4 KiB upstream), 2 requests failed
+  devices  copy, fail: 4 KiB direct, 0 B bounced (4 KiB upstream), 2 requests failed
   change   in [machine]: cpu = \"EPYC\": through host bridge (IOVA)
            [[switch]] name = \"switch0\", in [[nvme]] a and [[nvme]] b: below = \"switch0\": bus address
 ";

@@ -1,24 +1,26 @@
 //! The checks of a run, each with its evidence.
 
 use maud::{Markup, html};
-use peerbar_lab::results::{CheckResult, RunResults, SubtestResult};
+use peerbar_lab::results::{CheckResult, SubtestResult};
 use peerbar_lab::size::{human, throughput};
 use peerbar_report::{Nested, PciFunction};
 
-use super::picture::picture;
-use super::routed::{RoutedBytes, routed};
+use super::picture::{Shown, picture};
+use super::routed::{RoutedBytes, refused, routed};
+use crate::collection::{Explained, ReportedRun};
 
 /// Most checks that have a picture of their own.
 const MOST_PICTURES: usize = 100;
 
-/// All checks of `run` in the machine of `functions`; those that did not pass are open.
-pub(super) fn checks(run: &RunResults, functions: &[PciFunction]) -> Markup {
+/// All checks of `run`, whose part of the page is `id`; those that did not pass are open.
+pub(super) fn checks(run: &ReportedRun, id: &str) -> Markup {
+    let results = &run.results;
     html! {
         ol.checks {
-            @for (number, check) in run.checks.iter().enumerate() {
-                li { (drawn(check, if number < MOST_PICTURES { functions } else { &[] })) }
+            @for (number, check) in results.checks.iter().enumerate() {
+                li { (drawn(run, id, number, check)) }
             }
-            @for name in &run.not_run {
+            @for name in &results.not_run {
                 li { div.check.skip {
                     span.mark { "not run" } span.name { (name) }
                 } }
@@ -27,12 +29,27 @@ pub(super) fn checks(run: &RunResults, functions: &[PciFunction]) -> Markup {
     }
 }
 
-fn drawn(check: &CheckResult, functions: &[PciFunction]) -> Markup {
+/// The anchor of a check, by its number from 0.
+pub(super) fn check_id(id: &str, number: usize) -> String {
+    format!("{id}-check-{number}")
+}
+
+fn drawn(run: &ReportedRun, id: &str, number: usize, check: &CheckResult) -> Markup {
     let measure = &check.measure;
     let transfers = routed([check]);
+    let refused = refused([check], run);
+    let shown = Shown {
+        transfers: &transfers,
+        refused: &refused,
+    };
+    let functions = if number < MOST_PICTURES {
+        &*run.functions
+    } else {
+        &[]
+    };
     let rate = throughput(measure.bytes, measure.seconds);
     html! {
-        details.check.(check.verdict) open[!check.passed()] {
+        details.check.(check.verdict) id=(check_id(id, number)) open[!check.passed()] {
             summary {
                 span.mark { (check.verdict) }
                 span.name { (check.name) }
@@ -48,12 +65,32 @@ fn drawn(check: &CheckResult, functions: &[PciFunction]) -> Markup {
                 @if !check.diagnostics.is_empty() {
                     pre.words { (check.diagnostics.join("\n")) }
                 }
+                @if !check.passed() { (reasons(run, id, check)) }
                 (figures(check))
                 @if !check.subtests.is_empty() { (subtests(check)) }
-                @if !transfers.is_empty() { (evidence(check, &transfers, functions)) }
+                @if !shown.is_empty() { (evidence(check, shown, functions)) }
             }
         }
     }
+}
+
+/// Links to why DMA between the pairs of a check goes where it goes.
+fn reasons(run: &ReportedRun, id: &str, check: &CheckResult) -> Markup {
+    let explanations = run.explanations.iter().enumerate();
+    let of_check = explanations.filter(|(_, explained)| {
+        let pair = explained.pair.as_ref();
+        pair.is_some_and(|pair| check.pairs.contains(pair))
+    });
+    html! {
+        @for (number, Explained { title, .. }) in of_check {
+            p.reason { "Why: " a href=(format!("#{}", why_id(id, number))) { (title) } }
+        }
+    }
+}
+
+/// The anchor of an explanation, by its number from 0.
+pub(super) fn why_id(id: &str, number: usize) -> String {
+    format!("{id}-why-{number}")
 }
 
 fn figures(check: &CheckResult) -> Markup {
@@ -117,11 +154,11 @@ fn subtests(check: &CheckResult) -> Markup {
     }
 }
 
-fn evidence(check: &CheckResult, transfers: &[RoutedBytes], functions: &[PciFunction]) -> Markup {
+fn evidence(check: &CheckResult, shown: Shown<'_>, functions: &[PciFunction]) -> Markup {
     let title = format!("Routes of the check {}", check.name);
     html! {
-        @if let Some(picture) = picture(functions, transfers, &title) { (picture) }
-        ul.transfers { @for transfer in transfers { li { (listed(transfer)) } } }
+        @if let Some(picture) = picture(functions, shown, &title) { (picture) }
+        ul.transfers { @for transfer in shown.transfers { li { (listed(transfer)) } } }
     }
 }
 
@@ -145,20 +182,23 @@ mod tests {
 
     #[test]
     fn many_checks_have_words_but_not_all_have_pictures() {
-        let mut run = samples::run();
-        let drawn = |run: &RunResults| {
-            let page = checks(run, &samples::functions()).into_string();
+        let mut run = ReportedRun {
+            functions: samples::functions(),
+            ..ReportedRun::of(samples::run())
+        };
+        let drawn = |run: &ReportedRun| {
+            let page = checks(run, "run-0").into_string();
             [
-                page.matches("<svg").count(),
+                page.matches("<div class=\"picture\"").count(),
                 page.matches("ul class=\"transfers\"").count(),
             ]
         };
         let is_routed = |check: &CheckResult| !routed([check]).is_empty();
-        run.checks.retain(is_routed);
-        run.checks.truncate(1);
+        run.results.checks.retain(is_routed);
+        run.results.checks.truncate(1);
         assert_eq!(drawn(&run), [1, 1]);
-        let check = run.checks.remove(0);
-        run.checks = vec![check; MOST_PICTURES + 2];
+        let check = run.results.checks.remove(0);
+        run.results.checks = vec![check; MOST_PICTURES + 2];
         assert_eq!(drawn(&run), [MOST_PICTURES, MOST_PICTURES + 2]);
     }
 }

@@ -5,12 +5,14 @@ use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckStatus, RunResults};
 
 use super::bars::bars;
-use super::checks::{checks, listed};
+use super::checks::{check_id, checks, listed, why_id};
 use super::grid::matrix;
-use super::picture::picture;
-use super::routed::routed;
-use crate::collection::{Collection, Explained, ReportedRun};
+use super::picture::{Shown, picture};
+use super::routed::{refused, routed};
+use crate::collection::{Collection, Explained, Refusal, ReportedRun};
 
+/// How many failed checks, and how many lines of the kernel, are at the top of a run.
+const AT_A_GLANCE: usize = 3;
 const STYLE: &str = include_str!("style.css");
 /// Nothing is loaded, and nothing runs.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
@@ -20,7 +22,7 @@ const ROUTES: [(&str, &str); 5] = [
     ("peer", "straight to a peer below the same switch"),
     ("guest-ram", "into guest RAM"),
     ("upstream", "up to the host bridge, past the IOMMU"),
-    ("refused", "nowhere"),
+    ("refused", "no byte was moved"),
 ];
 
 /// The page of `collection`.
@@ -93,7 +95,11 @@ fn contents(collection: &Collection) -> Markup {
 fn sections(run: &ReportedRun) -> Vec<(&'static str, &'static str)> {
     let results = &run.results;
     let all = [
-        ("routes", "Routes", !routed(&results.checks).is_empty()),
+        (
+            "routes",
+            "Routes",
+            !routed(&results.checks).is_empty() || !refused(&results.checks, run).is_empty(),
+        ),
         ("checks", "Checks", true),
         ("throughput", "Throughput", bars(results).is_some()),
         ("faults", "Faults", !run.faults.is_empty()),
@@ -194,33 +200,79 @@ fn run(run: &ReportedRun, id: &str, name: Option<&String>) -> Markup {
                     " · Linux " (versions.kernel) " · peerbar " (versions.peerbar)
                 }
             }
+            (at_a_glance(run, id))
             @for (section, name) in sections(run) {
                 section id=(format!("{id}-{section}")) aria-label=(name) {
                     h3 { (name) @if section == "checks" { small { " " (tally(results)) } } }
-                    (content(run, section))
+                    (content(run, section, id))
                 }
             }
         }
     }
 }
 
-fn content(run: &ReportedRun, section: &str) -> Markup {
+/// What failed, in the kernel's own words where there are any, and the one change that helps.
+fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
+    let checks = run.results.checks.iter().enumerate();
+    let failed = checks.filter(|(_, check)| check.verdict == CheckStatus::Fail);
+    let failed: Vec<_> = failed.collect();
+    let refusals: Vec<&Refusal> = run.refusals().collect();
+    let said = run.kernel_words();
+    let change = refusals.iter().find_map(|one| one.change.as_ref());
+    let (shown, more) = failed.split_at(failed.len().min(AT_A_GLANCE));
+    html! {
+        @if !failed.is_empty() {
+            div.glance role="note" { dl {
+                dt { "What failed" }
+                dd {
+                    @for (number, check) in shown {
+                        p {
+                            a href=(format!("#{}", check_id(id, *number))) { (check.name) }
+                            @if let Some(line) = check.diagnostics.first() { ": " (line) }
+                        }
+                    }
+                    @if !more.is_empty() { p { "and " (more.len()) " more" } }
+                }
+                @if !said.is_empty() {
+                    dt { "The kernel says" }
+                    dd { pre.words { (said.iter().take(AT_A_GLANCE).copied().collect::<Vec<_>>().join("\n")) } }
+                }
+                @if let Some(refusal) = refusals.first() {
+                    dt { "Why" }
+                    dd { (refusal.reason) }
+                }
+                @if let Some(change) = change {
+                    dt { "What helps" }
+                    dd { code { (change) } }
+                }
+            } }
+        }
+    }
+}
+
+fn content(run: &ReportedRun, section: &str, id: &str) -> Markup {
     match section {
         "routes" => routes(run),
         "checks" => html! {
             @if run.results.checks.iter().any(|check| check.passed()) {
                 label.only { input type="checkbox"; " Only what did not pass" }
             }
-            (checks(&run.results, &run.functions))
+            (checks(run, id))
         },
         "throughput" => bars(&run.results).unwrap_or_default(),
         "faults" => html! {
             p.lead { "DMA that failed, as the devices recorded it, with what the address is or was." }
-            (explained(&run.faults, true))
+            @for fault in &run.faults { (explained(fault, None, true)) }
         },
         "why" => html! {
             p.lead { "Which route the kernel's rule gives each pair, where it was decided, and what would change it." }
-            (explained(&run.explanations, false))
+            @for (number, one) in run.explanations.iter().enumerate() {
+                @let is_of_failed = run.results.checks.iter().any(|check| {
+                    let pair = one.pair.as_ref();
+                    check.verdict == CheckStatus::Fail && pair.is_some_and(|pair| check.pairs.contains(pair))
+                });
+                (explained(one, Some(why_id(id, number)), is_of_failed))
+            }
         },
         _ => html! {
             details.console {
@@ -234,33 +286,34 @@ fn content(run: &ReportedRun, section: &str) -> Markup {
 /// The topology with the routes of all checks together.
 fn routes(run: &ReportedRun) -> Markup {
     let transfers = routed(&run.results.checks);
-    let is_taken = |word: &str| {
-        transfers
-            .iter()
-            .any(|transfer| transfer.route_word() == word)
+    let refused = refused(&run.results.checks, run);
+    let shown = Shown {
+        transfers: &transfers,
+        refused: &refused,
     };
+    let is_drawn = |word: &str| shown.draws(&run.functions, word);
     html! {
         p.lead { "Payload of all checks together, by the route that the requesting device recorded." }
-        @if let Some(picture) = picture(&run.functions, &transfers, "Topology and routes") { (picture) }
+        @if let Some(picture) = picture(&run.functions, shown, "Topology and routes") { (picture) }
         dl.legend {
-            @for (word, meaning) in ROUTES.iter().filter(|(word, _)| is_taken(word)) {
+            @for (word, meaning) in ROUTES.iter().filter(|(word, _)| is_drawn(word)) {
                 div { dt.(word) { (word) } dd { (meaning) } }
             }
         }
-        details.all {
-            summary { (transfers.len()) " transfers in words" }
-            ul.transfers { @for transfer in &transfers { li { (listed(transfer)) } } }
+        @if !transfers.is_empty() {
+            details.all {
+                summary { (transfers.len()) " transfers in words" }
+                ul.transfers { @for transfer in &transfers { li { (listed(transfer)) } } }
+            }
         }
     }
 }
 
-fn explained(texts: &[Explained], open: bool) -> Markup {
+fn explained(explained: &Explained, id: Option<String>, open: bool) -> Markup {
     html! {
-        @for Explained { title, text } in texts {
-            details.explained open[open] {
-                summary { (title) }
-                pre tabindex="0" { (text) }
-            }
+        details.explained id=[id] open[open] {
+            summary { (explained.title) }
+            pre tabindex="0" { (explained.text) }
         }
     }
 }
@@ -271,19 +324,8 @@ mod tests {
     use crate::samples;
 
     fn collection() -> Collection {
-        let explained = |title: &str| Explained {
-            title: title.to_owned(),
-            text: "rule <b>".to_owned(),
-        };
-        let run = ReportedRun {
-            functions: samples::functions(),
-            console: "[    1.0] <oops>\n".to_owned(),
-            explanations: vec![explained("disk0 to memory of gpu0: bus address")],
-            faults: vec![explained("disk0: 1 DMA failed")],
-            ..ReportedRun::of(samples::run())
-        };
         Collection {
-            runs: vec![run],
+            runs: vec![samples::reported()],
             ..Collection::default()
         }
     }
@@ -297,6 +339,7 @@ mod tests {
             "<li class=\"pass\"><span class=\"mark\">pass</span> suite / first</li>",
             "suite / second<pre class=\"words\">expected &lt;1&gt;</pre>",
             "Skipped: no fio",
+            "href=\"#run-0-check-1\"",
             "&lt;oops&gt;",
             "rule &lt;b&gt;",
             "disk0 ⇄ gpu0",

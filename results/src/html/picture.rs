@@ -4,170 +4,199 @@ use maud::{Markup, html};
 use peerbar_lab::size::human;
 use peerbar_report::{PciFunction, Route};
 
-use super::layout::{Branch, DEVICE_HEIGHT, DEVICE_WIDTH, DevicePosition, GAP, MachineLayout};
+use super::layout::{
+    Area, DevicePosition, Lanes, MachineLayout, NARROW, PORT_HEIGHT, Row, Shape, TRUNK, WIDE, WIRE,
+    lane_key, words_key,
+};
 use super::routed::{MemoryOwner, RoutedBytes};
 
-/// Left end of everything but guest RAM.
-const LEFT: i32 = 160;
-/// Width of guest RAM.
-const RAM_WIDTH: i32 = 116;
-/// Height of a lane, in which one transfer crosses a bar.
-const LANE: i32 = 24;
-/// Height of the title of a bar.
-const TITLE: i32 = 30;
-/// Between two rows.
-const ROW_GAP: i32 = 26;
-/// Height of a root port.
-const PORT_HEIGHT: i32 = 24;
-/// Between two lines at an edge.
+/// Between two lines at the edge of a device, and between two that pass devices.
 const SLOT: i32 = 16;
+const PASSAGE_SLOT: i32 = 5;
 /// Radius of a corner.
 const RADIUS: i32 = 6;
-/// Class codes of the devices (PCI Code and ID Assignment): NVMe, display, processing accelerator.
+/// Half the size of a cross.
+const CROSS: i32 = 6;
+/// About the width of a letter of a label.
+const LETTER: i32 = 7;
+/// Class codes of the devices (PCI Code and ID Assignment): NVMe, network, display, processing accelerator.
 const NVME: u32 = 0x01_0802;
+const NETWORK: u32 = 0x02;
+const DISPLAY: u32 = 0x03;
+const ACCELERATOR: u32 = 0x12;
 
-/// The picture of the machine of `functions` with `transfers`; nothing if no device is known.
-pub(super) fn picture(
-    functions: &[PciFunction],
-    transfers: &[RoutedBytes],
-    title: &str,
-) -> Option<Markup> {
-    let layout = MachineLayout::of(functions, LEFT)?;
-    let rows = Rows::of(&layout, transfers);
-    let lines = lines(&layout, &rows, transfers);
-    let (width, height) = (layout.right + 12, rows.bottom);
-    let description: Vec<String> = transfers.iter().map(RoutedBytes::line).collect();
+/// A pair between which the kernel refuses peer-to-peer DMA, at the root complex.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RefusedPair {
+    /// The device with the DMA.
+    pub(super) client: String,
+    /// The device with the memory.
+    pub(super) provider: String,
+    /// Why, in a few words.
+    pub(super) reason: String,
+}
+
+/// What the picture shows of DMA.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shown<'a> {
+    pub(super) transfers: &'a [RoutedBytes],
+    pub(super) refused: &'a [RefusedPair],
+}
+
+impl Shown<'_> {
+    /// Whether there is nothing to show.
+    pub(super) fn is_empty(self) -> bool {
+        self.transfers.is_empty() && self.refused.is_empty()
+    }
+
+    /// Whether a route of this word is drawn in the machine of `functions`.
+    pub(super) fn draws(self, functions: &[PciFunction], word: &str) -> bool {
+        let is_there = |name: &str| {
+            functions
+                .iter()
+                .any(|function| function.name.as_deref() == Some(name))
+        };
+        let mut transfers = self.transfers.iter();
+        let is_refused = word == Route::Refused.word();
+        transfers.any(|one| one.route_word() == word && is_there(&one.requester))
+            || (is_refused && self.refused.iter().any(|pair| is_there(&pair.client)))
+    }
+}
+
+/// The picture of the machine of `functions` with what is `shown`, for a screen and for a phone. Returns `None` if no device is known.
+pub(super) fn picture(functions: &[PciFunction], shown: Shown<'_>, title: &str) -> Option<Markup> {
     Some(html! {
-        div.picture tabindex="0" role="region" aria-label=(title) {
-            svg viewBox=(format!("0 0 {width} {height}")) style=(format!("min-width:{}px", width * 3 / 4))
-                role="img" aria-label=(format!("{title}. {}", description.join(". "))) {
-                (machine(&layout, &rows))
-                @for line in &lines { (line.drawn()) }
-                @for line in &lines { (line.label()) }
+        div.picture {
+            (drawn_in(functions, shown, title, WIDE, "screen")?)
+            (drawn_in(functions, shown, title, NARROW, "phone")?)
+            @if !shown.refused.is_empty() {
+                ul.refusals {
+                    @for RefusedPair { client, provider, reason } in shown.refused {
+                        li { b { (client) " → " (provider) } " refused: " (reason) }
+                    }
+                }
             }
         }
     })
 }
 
-/// Where the rows are, from top to bottom.
-struct Rows {
-    root: i32,
-    root_height: i32,
-    port: i32,
-    switch: i32,
-    switch_height: i32,
-    device: i32,
-    bottom: i32,
+fn drawn_in(
+    functions: &[PciFunction],
+    shown: Shown<'_>,
+    title: &str,
+    shape: Shape,
+    class: &str,
+) -> Option<Markup> {
+    let has_loop = |name: &str| {
+        let mut own = shown.transfers.iter();
+        own.any(|one| one.owner == MemoryOwner::Own && one.requester == name)
+    };
+    // How many lanes there must be, the lines tell; where they are, the lanes.
+    let mut lanes = Lanes::new();
+    let without = MachineLayout::of(functions, shape, &lanes, has_loop)?;
+    lines(&without, &mut lanes, shown);
+    let layout = MachineLayout::of(functions, shape, &lanes, has_loop)?;
+    let lines = lines(&layout, &mut Lanes::new(), shown);
+    let (width, height) = (layout.width, layout.height);
+    let transfers = shown.transfers.iter().map(RoutedBytes::line);
+    let refused = shown.refused.iter();
+    let refused = refused.map(|pair| {
+        format!(
+            "{} to memory of {}: refused: {}",
+            pair.client, pair.provider, pair.reason
+        )
+    });
+    let description: Vec<String> = transfers.chain(refused).collect();
+    Some(html! {
+        svg.(class) viewBox=(format!("0 0 {width} {height}")) style=(format!("max-width:{width}px"))
+            role="img" aria-label=(format!("{title}. {}", description.join(". "))) {
+            (machine(&layout))
+            @for line in &lines { (line.drawn()) }
+            @for line in &lines { (line.label()) }
+        }
+    })
 }
 
-impl Rows {
-    fn of(layout: &MachineLayout<'_>, transfers: &[RoutedBytes]) -> Self {
-        let up = transfers.iter().filter(|transfer| goes_up(transfer));
-        let up = i32::try_from(up.count()).unwrap_or(i32::MAX / LANE / 4);
-        let in_switch =
-            (0..layout.branches.len()).map(|branch| crossing(layout, transfers, branch));
-        let most = i32::try_from(in_switch.max().unwrap_or(0)).unwrap_or(i32::MAX / LANE / 4);
-        let root = 8;
-        let root_height = TITLE + LANE * up.max(1);
-        let port = root + root_height + ROW_GAP;
-        let switch = port + PORT_HEIGHT + ROW_GAP;
-        let has_switch = layout.branches.iter().any(|branch| branch.switch.is_some());
-        let switch_height = match has_switch {
-            true => TITLE + LANE * most.max(1),
-            false => 0,
-        };
-        let device = switch + switch_height + if has_switch { ROW_GAP } else { 0 };
-        let own = transfers
-            .iter()
-            .any(|transfer| transfer.owner == MemoryOwner::Own);
-        Self {
-            root,
-            root_height,
-            port,
-            switch,
-            switch_height,
-            device,
-            bottom: device + DEVICE_HEIGHT + if own { 52 } else { 14 },
+fn machine(layout: &MachineLayout<'_>) -> Markup {
+    let MachineLayout { ram, trunk, .. } = layout;
+    let is_wide = layout.is_wide();
+    html! {
+        (node("ram", *ram))
+        (text("part", ram.middle(), ram.top + 20, "middle", if is_wide { "guest RAM" } else { "RAM" }))
+        (node("root", *trunk))
+        (text("part", trunk.middle(), trunk.top + 20, "middle", if is_wide { "root complex" } else { "root" }))
+        @for (number, bus) in (0..).zip(&layout.root_buses) {
+            (text("note", trunk.middle(), trunk.top + 37 + 15 * number, "middle", bus))
         }
+        @if let Some(iommu) = layout.iommu.filter(|_| is_wide) {
+            (text("note", trunk.middle(), trunk.bottom() - 27, "middle", "IOMMU"))
+            (text("note", trunk.middle(), trunk.bottom() - 12, "middle", iommu))
+        }
+        @for row in &layout.rows { (drawn_row(row, trunk.right())) }
     }
 }
 
-/// Whether a transfer leaves its root port.
-fn goes_up(transfer: &RoutedBytes) -> bool {
-    matches!(transfer.route, Route::GuestRam | Route::Upstream)
-}
-
-/// How many transfers need a lane in the switch of this branch.
-fn crossing(layout: &MachineLayout<'_>, transfers: &[RoutedBytes], branch: usize) -> usize {
-    let is_here = |name: &str| layout.find(name).is_some_and(|(at, _)| at == branch);
-    let crosses = |transfer: &&RoutedBytes| {
-        let ends_here = match &transfer.owner {
-            MemoryOwner::Device(name) => goes_up(transfer) && is_here(name),
-            _ => false,
-        };
-        let starts_here = is_here(&transfer.requester) && transfer.owner != MemoryOwner::Own;
-        starts_here || ends_here
-    };
-    transfers.iter().filter(crosses).count()
-}
-
-fn machine(layout: &MachineLayout<'_>, rows: &Rows) -> Markup {
-    let root_width = layout.right - LEFT;
-    let buses: Vec<&str> = {
-        let mut buses: Vec<&str> = layout.branches.iter().map(|b| b.root_bus).collect();
-        buses.dedup();
-        buses
-    };
+fn drawn_row(row: &Row<'_>, trunk: i32) -> Markup {
+    let at = row.bar.top + 15;
     html! {
-        (node("ram", 8, rows.root, RAM_WIDTH, rows.root_height))
-        (text("part", 8 + RAM_WIDTH / 2, rows.root + 20, "middle", "guest RAM"))
-        (node("root", LEFT, rows.root, root_width, rows.root_height))
-        (text("part", LEFT + 12, rows.root + 20, "start", &format!("host bridge {}", buses.join(", "))))
-        @if let Some(iommu) = layout.iommu {
-            (text("note", layout.right - 12, rows.root + 20, "end", iommu))
-        }
-        @for branch in &layout.branches { (drawn_branch(branch, rows)) }
-    }
-}
-
-fn drawn_branch(branch: &Branch<'_>, rows: &Rows) -> Markup {
-    let width = branch.right - branch.left;
-    let middle = branch.left + width / 2;
-    html! {
-        @if let Some(port) = branch.port {
-            (wire(middle, rows.root + rows.root_height, rows.port))
-            (node("port", branch.left, rows.port, width, PORT_HEIGHT))
-            (text("note", branch.left + 12, rows.port + 16, "start", &format!("root port {}", short(&port.address))))
-            @if branch.switch.is_none() { (wire(middle, rows.port + PORT_HEIGHT, rows.device)) }
-        }
-        @if let Some(switch) = branch.switch {
-            (wire(middle, rows.port + PORT_HEIGHT, rows.switch))
-            (node("switch", branch.left, rows.switch, width, rows.switch_height))
-            (text("part", branch.left + 12, rows.switch + 20, "start", &named("switch", switch)))
-            @for device in &branch.devices {
-                (wire(device.left + DEVICE_WIDTH / 2, rows.switch + rows.switch_height, rows.device))
+        (level(trunk, row.port.left.max(trunk), at))
+        @match row.switch {
+            Some((switch, port)) => {
+                (node("port", row.port))
+                (text("note", row.port.middle(), row.port.top + 15, "middle", if row.port.width > 60 { "root port" } else { "port" }))
+                @if let Some(port) = port {
+                    (text("note", row.port.middle(), row.port.top + 29, "middle", short(&port.address)))
+                }
+                (level(row.port.right(), row.bar.left, at))
+                (node("switch", row.bar))
+                (text("part", row.bar.left + 12, row.bar.top + 20, "start", &named("switch", switch)))
+            }
+            None => {
+                (node("root", row.bar))
+                (text("part", row.bar.left + 12, row.bar.top + 20, "start", &format!("root bus {}", row.root_bus)))
             }
         }
-        @for device in &branch.devices { (drawn_device(device, rows.device)) }
+        @for device in &row.devices { (drawn_device(device, row.bar.bottom())) }
     }
 }
 
-fn drawn_device(device: &DevicePosition<'_>, y: i32) -> Markup {
-    let function = device.function;
+fn drawn_device(device: &DevicePosition<'_>, bar: i32) -> Markup {
+    let (function, area) = (device.function, device.area);
     let kind = match (function.class, function.class >> 16) {
         (NVME, _) => "NVMe controller",
-        (_, 0x03 | 0x12) => "GPU",
+        (_, NETWORK) => "network adapter",
+        (_, DISPLAY | ACCELERATOR) => "GPU",
         _ => "device",
     };
     let memory = function
         .p2pmem
         .map(|bytes| format!("p2pmem {}", human(bytes)));
-    let middle = device.left + DEVICE_WIDTH / 2;
+    let middle = area.middle();
+    let port = Area {
+        top: area.top - WIRE - PORT_HEIGHT,
+        height: PORT_HEIGHT,
+        ..area
+    };
+    let top = if device.port.is_some() {
+        port.top
+    } else {
+        area.top
+    };
     html! {
-        (node("device", device.left, y, DEVICE_WIDTH, DEVICE_HEIGHT))
-        (text("name", middle, y + 26, "middle", device.name))
-        (text("note", middle, y + 44, "middle", &format!("{kind}, {}", short(&function.address))))
-        @if let Some(memory) = memory { (text("note", middle, y + 60, "middle", &memory)) }
+        @match device.passage {
+            None => (upright(middle, bar, top)),
+            Some(passage) => path.wire d=(format!("M{passage} {bar}V{}H{middle}V{top}", top - 6)) {}
+        }
+        @if let Some(function) = device.port {
+            (node("port", port))
+            (text("note", middle, port.top + 16, "middle", &format!("root port {}", short(&function.address))))
+            (upright(middle, port.bottom(), area.top))
+        }
+        (node("device", area))
+        (text("name", middle, area.top + 24, "middle", device.name))
+        (text("note", middle, area.top + 41, "middle", kind))
+        (text("note", middle, area.top + 56, "middle", short(&function.address)))
+        @if let Some(memory) = memory { (text("note", middle, area.top + 72, "middle", &memory)) }
     }
 }
 
@@ -183,177 +212,260 @@ fn named(what: &str, function: &PciFunction) -> String {
     }
 }
 
-fn node(class: &str, x: i32, y: i32, width: i32, height: i32) -> Markup {
-    html! { rect.node.(class) x=(x) y=(y) width=(width) height=(height) rx="8" {} }
+fn node(class: &str, area: Area) -> Markup {
+    let Area {
+        left,
+        top,
+        width,
+        height,
+    } = area;
+    html! { rect.node.(class) x=(left) y=(top) width=(width) height=(height) rx="8" {} }
 }
 
 fn text(class: &str, x: i32, y: i32, anchor: &str, words: &str) -> Markup {
     html! { text.(class) x=(x) y=(y) text-anchor=(anchor) { (words) } }
 }
 
-fn wire(x: i32, from: i32, to: i32) -> Markup {
+fn upright(x: i32, from: i32, to: i32) -> Markup {
     html! { path.wire d=(format!("M{x} {from}V{to}")) {} }
 }
 
-/// A transfer in the picture.
+fn level(from: i32, to: i32, y: i32) -> Markup {
+    html! { path.wire d=(format!("M{from} {y}H{to}")) {} }
+}
+
+/// A transfer, or a pair that is refused, in the picture.
 struct Line<'a> {
-    transfer: &'a RoutedBytes,
+    what: What<'a>,
     /// Corners, from the requester to the memory.
     points: Vec<(i32, i32)>,
-    /// Where its label is.
+    /// Where its label is: the middle, or the start of that of a refusal.
     label: (i32, i32),
+    words: String,
+    /// Where a request ends.
+    cross: Option<(i32, i32)>,
 }
 
-/// How many lines already touch each edge, so that the next one gets a slot of its own.
-#[derive(Default)]
-struct Slots(std::collections::BTreeMap<String, i32>);
+/// What a line stands for.
+#[derive(Clone, Copy)]
+enum What<'a> {
+    Moved(&'a RoutedBytes),
+    Refused(&'a RefusedPair),
+}
 
-impl Slots {
-    fn next(&mut self, edge: String) -> i32 {
-        let slot = self.0.entry(edge).or_default();
-        *slot += 1;
-        *slot - 1
+/// All lines. `lanes` gets how many there are at each edge and in each lane.
+fn lines<'a>(layout: &MachineLayout<'_>, lanes: &mut Lanes, shown: Shown<'a>) -> Vec<Line<'a>> {
+    let mut drawing = Drawing { layout, lanes };
+    let mut lines = Vec::new();
+    // What went wrong comes first, at the top of each bar.
+    for pair in shown.refused {
+        lines.extend(drawing.refused(pair));
     }
+    for transfer in shown.transfers {
+        lines.extend(drawing.moved(transfer));
+    }
+    lines
 }
 
-fn lines<'a>(
-    layout: &MachineLayout<'_>,
-    rows: &Rows,
-    transfers: &'a [RoutedBytes],
-) -> Vec<Line<'a>> {
-    let mut slots = Slots::default();
-    let lines = transfers.iter().filter_map(|transfer| {
-        let (branch, device) = layout.find(&transfer.requester)?;
-        let start = slot_x(&mut slots, device);
-        let mut points = vec![(start, rows.device)];
-        let label = match (transfer.route, &transfer.owner) {
-            (_, MemoryOwner::Own) => return Some(own(transfer, device, rows)),
-            (Route::Refused, _) => {
-                points.push((start, rows.device - ROW_GAP / 2));
-                (start, rows.device - ROW_GAP / 2)
-            }
-            (Route::Peer | Route::OwnBar, owner) => {
-                let y = switch_lane(&mut slots, rows, branch);
-                points.push((start, y));
-                let end = match owner {
-                    MemoryOwner::Device(name) => layout.find(name).map(|(_, device)| device),
-                    _ => None,
-                };
-                let x = end.map_or(start + DEVICE_WIDTH / 2, |end| slot_x(&mut slots, end));
-                points.push((x, y));
-                if end.is_some() {
-                    points.push((x, rows.device));
-                }
-                ((start + x) / 2, y)
-            }
-            (Route::GuestRam | Route::Upstream, owner) => {
-                climb(&mut points, &mut slots, layout, rows, branch);
-                let end = match owner {
-                    MemoryOwner::Device(name) => layout.find(name),
-                    _ => None,
-                };
-                cross_root(&mut points, &mut slots, layout, rows, end)
-            }
+/// Gives each line lanes of its own.
+struct Drawing<'a, 'b> {
+    layout: &'a MachineLayout<'a>,
+    lanes: &'b mut Lanes,
+}
+
+impl Drawing<'_, '_> {
+    fn moved<'t>(&mut self, transfer: &'t RoutedBytes) -> Option<Line<'t>> {
+        let (row, device) = self.layout.find(&transfer.requester)?;
+        let what = What::Moved(transfer);
+        if transfer.owner == MemoryOwner::Own {
+            return Some(own(transfer, device.area));
+        }
+        let target = match &transfer.owner {
+            MemoryOwner::Device(name) => self.layout.find(name),
+            _ => None,
         };
+        let mut points = self.ascent(device);
+        let lane = self.lane(row);
+        let start = turn(&mut points, lane);
+        let left = self.layout.rows.get(row).map_or(start, |row| row.bar.left);
+        let (mut end, mut cross) = ((start + left) / 2, None);
+        match (transfer.route, target) {
+            (Route::Refused, _) => cross = Some((start, lane)),
+            (Route::GuestRam, _) => points.push((self.layout.ram.right(), lane)),
+            (Route::Peer | Route::OwnBar, Some((_, target))) => {
+                end = (start + self.descend(&mut points, lane, target)) / 2;
+            }
+            (Route::Peer | Route::OwnBar, None) => points.push((end, lane)),
+            (Route::Upstream, target) => {
+                end = self.through_root(&mut points, (row, lane), target).0;
+            }
+        }
         Some(Line {
-            transfer,
+            what,
             points,
-            label,
+            label: (end, lane),
+            words: match transfer.route {
+                Route::Refused => "refused".to_owned(),
+                _ => human(transfer.bytes()),
+            },
+            cross,
         })
-    });
-    lines.collect()
-}
+    }
 
-/// Continues `points` from a root port across the root, to guest RAM or down to a device; where the label goes.
-fn cross_root(
-    points: &mut Vec<(i32, i32)>,
-    slots: &mut Slots,
-    layout: &MachineLayout<'_>,
-    rows: &Rows,
-    end: Option<(usize, &DevicePosition<'_>)>,
-) -> (i32, i32) {
-    let up = points.last().map_or(LEFT, |(x, _)| *x);
-    let y = rows.root + TITLE + LANE / 2 + LANE * slots.next("root".to_owned());
-    points.push((up, y));
-    let Some((branch, device)) = end else {
-        points.push((8 + RAM_WIDTH, y));
-        return ((up + LEFT) / 2, y);
-    };
-    let mut down = vec![(slot_x(slots, device), rows.device)];
-    climb(&mut down, slots, layout, rows, branch);
-    let x = down.last().map_or(up, |(x, _)| *x);
-    points.push((x, y));
-    points.extend(down.into_iter().rev());
-    ((up + x) / 2, y)
-}
-
-/// The next free slot at the upper edge of a device.
-fn slot_x(slots: &mut Slots, device: &DevicePosition<'_>) -> i32 {
-    let slot = slots.next(format!("device {}", device.name));
-    // From the middle outwards, in turn to the right and to the left.
-    let offset = (slot + 1) / 2 * SLOT * if slot % 2 == 1 { 1 } else { -1 };
-    let most = DEVICE_WIDTH / 2 - 10;
-    device.left + DEVICE_WIDTH / 2 + offset.clamp(-most, most)
-}
-
-fn switch_lane(slots: &mut Slots, rows: &Rows, branch: usize) -> i32 {
-    rows.switch + TITLE + LANE / 2 + LANE * slots.next(format!("switch {branch}"))
-}
-
-/// Continues `points` from a device to its root port, by a lane of the switch if there is one.
-fn climb(
-    points: &mut Vec<(i32, i32)>,
-    slots: &mut Slots,
-    layout: &MachineLayout<'_>,
-    rows: &Rows,
-    branch: usize,
-) {
-    let Some(target) = layout.branches.get(branch) else {
-        return;
-    };
-    if target.switch.is_some() {
-        let from = points.last().map_or(target.left, |(x, _)| *x);
-        let y = switch_lane(slots, rows, branch);
-        // Between the last two devices, where no line of theirs is.
-        let between = match target.devices.as_slice() {
-            [.., _, last] => last.left - GAP + SLOT / 2,
-            _ => target.left + 10,
+    /// The way that requests of a pair would take, if the root complex let them.
+    fn refused<'t>(&mut self, pair: &'t RefusedPair) -> Option<Line<'t>> {
+        let (row, client) = self.layout.find(&pair.client)?;
+        let target = self.layout.find(&pair.provider)?;
+        let mut points = self.ascent(client);
+        let lane = self.lane(row);
+        turn(&mut points, lane);
+        let (_, cross) = self.through_root(&mut points, (row, lane), Some(target));
+        // Its words have a lane of their own. The list below the picture has all of them.
+        let lane = self.lane(row);
+        let words = match self.layout.is_wide() {
+            true => format!("✕ {}", pair.reason),
+            false => "✕ refused".to_owned(),
         };
-        let slot = slots.next(format!("port {branch}"));
-        let x = between + slot * SLOT;
-        points.push((from, y));
-        points.push((x.min(target.right - 10), y));
+        let letters = i32::try_from(words.chars().count()).unwrap_or(i32::MAX / 16);
+        let width = self.lanes.entry(words_key(row)).or_default();
+        *width = (*width).max(LETTER * letters + 24);
+        let left = self.layout.rows.get(row).map_or(0, |row| row.bar.left);
+        Some(Line {
+            what: What::Refused(pair),
+            points,
+            label: (left + 12, lane),
+            words,
+            cross: Some(cross),
+        })
     }
-    if let Some((x, _)) = points.last().copied() {
-        points.push((x, rows.port));
+
+    /// Continues `points` from a lane of a row across the root complex: to a device, or to memory that it knows. Returns where in the lane
+    /// the label is, and where the root complex decides.
+    fn through_root(
+        &mut self,
+        points: &mut Vec<(i32, i32)>,
+        (row, lane): (usize, i32),
+        target: Option<(usize, &DevicePosition<'_>)>,
+    ) -> (i32, (i32, i32)) {
+        let start = points.last().map_or(0, |(x, _)| *x);
+        let here = self.layout.rows.get(row);
+        let is_at_root = here.is_some_and(|row| row.switch.is_none());
+        if let Some((_, target)) = target.filter(|(other, _)| *other == row && is_at_root) {
+            let middle = (start + self.descend(points, lane, target)) / 2;
+            return (middle, (middle, lane));
+        }
+        let label = here.map_or(start, |row| (start + row.bar.left) / 2);
+        let across = self.layout.trunk_lane(self.next(TRUNK.to_owned()));
+        points.push((across, lane));
+        let Some((other, target)) = target else {
+            return (label, (across, lane));
+        };
+        let down = self.lane(other);
+        points.push((across, down));
+        self.descend(points, down, target);
+        (label, (across, (lane + down) / 2))
     }
+
+    /// Continues `points` along a lane and down to a device. Returns where it leaves the lane.
+    fn descend(
+        &mut self,
+        points: &mut Vec<(i32, i32)>,
+        lane: i32,
+        target: &DevicePosition<'_>,
+    ) -> i32 {
+        let mut down = self.ascent(target);
+        let x = turn(&mut down, lane);
+        points.extend(down.into_iter().rev());
+        x
+    }
+
+    /// The way from a device up past those above it.
+    fn ascent(&mut self, device: &DevicePosition<'_>) -> Vec<(i32, i32)> {
+        let slot = self.next(format!("device {}", device.name));
+        let most = device.area.width / 2 - 10;
+        let x = device.area.middle() + (alternating(slot) * SLOT).clamp(-most, most);
+        let mut points = vec![(x, device.area.top)];
+        if let Some(passage) = device.passage {
+            let port = if device.port.is_some() {
+                WIRE + PORT_HEIGHT
+            } else {
+                0
+            };
+            let y = device.area.top - port - 10;
+            let slot = self.next(format!("passage {passage}"));
+            points.push((x, y));
+            points.push((passage + alternating(slot % 3) * PASSAGE_SLOT, y));
+        }
+        points
+    }
+
+    fn lane(&mut self, row: usize) -> i32 {
+        let slot = self.next(lane_key(row));
+        self.layout.lane(row, slot)
+    }
+
+    fn next(&mut self, key: String) -> i32 {
+        let count = self.lanes.entry(key).or_default();
+        *count += 1;
+        *count - 1
+    }
+}
+
+/// 0, 1, -1, 2, -2 and so on: from the middle outwards.
+fn alternating(slot: i32) -> i32 {
+    (slot + 1) / 2 * if slot % 2 == 1 { 1 } else { -1 }
+}
+
+/// Has the way end in a lane right above. Returns where.
+fn turn(points: &mut Vec<(i32, i32)>, lane: i32) -> i32 {
+    let x = points.last().map_or(0, |(x, _)| *x);
+    points.push((x, lane));
+    x
 }
 
 /// A loop below the device: its own memory.
-fn own<'a>(transfer: &'a RoutedBytes, device: &DevicePosition<'_>, rows: &Rows) -> Line<'a> {
-    let (bottom, middle) = (rows.device + DEVICE_HEIGHT, device.left + DEVICE_WIDTH / 2);
+fn own(transfer: &RoutedBytes, device: Area) -> Line<'_> {
+    let (bottom, middle) = (device.bottom(), device.middle());
     Line {
-        transfer,
+        what: What::Moved(transfer),
+        words: human(transfer.bytes()),
         points: vec![
             (middle - 30, bottom),
-            (middle - 30, bottom + 18),
-            (middle + 30, bottom + 18),
+            (middle - 30, bottom + 14),
+            (middle + 30, bottom + 14),
             (middle + 30, bottom),
         ],
-        label: (middle, bottom + 34),
+        label: (middle, bottom + 24),
+        cross: None,
     }
 }
 
 impl Line<'_> {
+    fn route(&self) -> Route {
+        match self.what {
+            What::Moved(transfer) => transfer.route,
+            What::Refused(_) => Route::Refused,
+        }
+    }
+
     fn drawn(&self) -> Markup {
-        let transfer = self.transfer;
-        let class = format!("line {}", transfer.route.word());
+        let class = format!("line {}", self.route().word());
+        let (title, thickness) = match self.what {
+            What::Moved(transfer) => (transfer.line(), width(transfer.bytes())),
+            What::Refused(pair) => (format!("{} → {}: refused", pair.client, pair.provider), 2.5),
+        };
         html! {
             g class=(class) {
-                title { (transfer.line()) }
-                path d=(rounded(&self.points)) stroke-width=(width(transfer.bytes())) {}
-                @if transfer.written > 0 { (self.head(true)) }
-                @if transfer.read > 0 { (self.head(false)) }
+                title { (title) }
+                path d=(rounded(&self.points)) stroke-width=(thickness) {}
+                @if let What::Moved(transfer) = self.what {
+                    @if transfer.written > 0 { (self.head(true)) }
+                    @if transfer.read > 0 { (self.head(false)) }
+                }
+                @if let Some((x, y)) = self.cross {
+                    path.cross d=(format!("M{} {}L{} {}M{} {}L{} {}", x - CROSS, y - CROSS, x + CROSS, y + CROSS,
+                        x - CROSS, y + CROSS, x + CROSS, y - CROSS)) {}
+                }
             }
         }
     }
@@ -384,13 +496,13 @@ impl Line<'_> {
     }
 
     fn label(&self) -> Markup {
-        let ((x, y), transfer) = (self.label, self.transfer);
-        let class = format!("amount {}", transfer.route.word());
-        let words = match transfer.route {
-            Route::Refused => "refused".to_owned(),
-            _ => human(transfer.bytes()),
+        let (x, y) = self.label;
+        let class = format!("amount {}", self.route().word());
+        let anchor = match self.what {
+            What::Refused(_) => "start",
+            What::Moved(_) => "middle",
         };
-        html! { text class=(class) x=(x) y=(y + 4) text-anchor="middle" { (words) } }
+        html! { text class=(class) x=(x) y=(y + 4) text-anchor=(anchor) { (self.words) } }
     }
 }
 

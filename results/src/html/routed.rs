@@ -1,8 +1,11 @@
 //! Bytes by requester, completer and route: the counts of the devices during checks, added up.
 
-use peerbar_lab::results::CheckResult;
+use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::size::human;
 use peerbar_report::{Completer, Direction, PayloadFlow, Route};
+
+use super::picture::RefusedPair;
+use crate::collection::ReportedRun;
 
 /// Payload of one requester to one completer by one route.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,6 +102,35 @@ pub(super) fn routed<'a>(checks: impl IntoIterator<Item = &'a CheckResult>) -> V
     all
 }
 
+/// The pairs of failed `checks` of `run` between which the kernel refuses peer-to-peer DMA.
+pub(super) fn refused<'a>(
+    checks: impl IntoIterator<Item = &'a CheckResult>,
+    run: &ReportedRun,
+) -> Vec<RefusedPair> {
+    let mut all: Vec<RefusedPair> = Vec::new();
+    let failed = checks
+        .into_iter()
+        .filter(|check| check.verdict == CheckStatus::Fail);
+    for pair in failed.flat_map(|check| &check.pairs) {
+        let explained = run
+            .explanations
+            .iter()
+            .find(|one| one.pair.as_ref() == Some(pair));
+        let Some(refusal) = explained.and_then(|explained| explained.refusal.as_ref()) else {
+            continue;
+        };
+        let refused = RefusedPair {
+            client: pair.client.clone(),
+            provider: pair.provider.clone(),
+            reason: refusal.reason.clone(),
+        };
+        if !all.contains(&refused) {
+            all.push(refused);
+        }
+    }
+    all
+}
+
 fn add(all: &mut Vec<RoutedBytes>, more: RoutedBytes) {
     let same = |one: &&mut RoutedBytes| {
         (&one.requester, one.route, &one.owner) == (&more.requester, more.route, &more.owner)
@@ -151,6 +183,18 @@ fn provider(requester: &str, check: &CheckResult) -> MemoryOwner {
 mod tests {
     use super::*;
     use crate::samples;
+
+    #[test]
+    fn refused_pairs_are_those_of_failed_checks() {
+        let mut run = samples::reported();
+        let pairs = |run: &ReportedRun| refused(&run.results.checks, run);
+        assert_eq!(pairs(&run), []);
+        run.results.checks[1].pairs = run.results.checks[0].pairs.clone();
+        let [only] = &pairs(&run)[..] else {
+            panic!("{:?}", pairs(&run))
+        };
+        assert_eq!((&*only.client, &*only.provider), ("disk0", "gpu0"));
+    }
 
     #[test]
     fn flows_of_all_checks_add_up_by_route_and_owner() {

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
-use super::{CheckKind, Keys, TableError, VfioBackend, check};
+use super::{CheckKind, Keys, Pair, TableError, VfioBackend, check};
 
 /// Commands in progress of a queue, if the table says nothing, and how many there may be: queues are of 512 entries.
 const DEPTH: u16 = 32;
@@ -147,6 +147,10 @@ impl CheckKind for GpuInitiated {
 
     fn modules_on_demand(&self) -> &'static [&'static str] {
         self.backend.modules()
+    }
+
+    fn pairs(&self) -> Vec<Pair> {
+        vec![Pair::of(&self.gpu, &self.disk)]
     }
 }
 

@@ -1,6 +1,6 @@
 //! `pmr`: a Persistent Memory Region.
 
-use super::{CheckKind, Keys, TableError, VfioBackend, check};
+use super::{CheckKind, Keys, Pair, TableError, VfioBackend, check};
 
 check! {
     /// A GPU's copy engine reads and writes the Persistent Memory Region of a disk from peer to peer, amid resets of the disk too.
@@ -28,6 +28,10 @@ impl CheckKind for Pmr {
 
     fn modules_on_demand(&self) -> &'static [&'static str] {
         Self::ON_DEMAND
+    }
+
+    fn pairs(&self) -> Vec<Pair> {
+        vec![Pair::of(&self.disk, &self.gpu)]
     }
 }
 
