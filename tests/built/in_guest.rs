@@ -106,6 +106,7 @@ fn kept_guest_takes_programs_a_shell_and_files() {
     let mut kept = Kept::start();
     streams_and_status_pass(&kept);
     programs_run_at_once(&kept);
+    orphan_is_collected(&kept);
     signal_ends_the_program(&kept);
     host_folder_is_read_only(&kept);
     mistakes_are_named(&kept);
@@ -161,6 +162,14 @@ fn programs_run_at_once(kept: &Kept) {
     stdin.write_all(b"it\n").unwrap();
     drop(stdin);
     assert_eq!(text(&first.wait_with_output().unwrap().stdout), "got it\n");
+}
+
+/// A process whose parent is gone is collected when it ends, not once the guest has something else to do.
+fn orphan_is_collected(kept: &Kept) {
+    let line = "(sleep 0.1 & echo $! > /tmp/orphan); orphan=$(cat /tmp/orphan); \
+        while kill -0 $orphan 2> /dev/null; do sleep 0.1; done; echo collected";
+    let output = kept.exec(&["timeout", "60", "sh", "-c", line]);
+    assert_eq!(text(&output.stdout), "collected\n", "{output:?}");
 }
 
 fn signal_ends_the_program(kept: &Kept) {

@@ -7,6 +7,8 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use anyhow::{Context, bail};
+use rustix::io::Errno;
+use rustix::process::WaitOptions;
 
 /// Does `work` in a child, and returns how the child ended: with `work`'s result as its exit code, or by a signal.
 ///
@@ -22,6 +24,27 @@ pub(crate) fn in_child(work: impl FnOnce() -> u8) -> anyhow::Result<ExitStatus> 
             unsafe { libc::_exit(code.into()) }
         }
         child => wait(child),
+    }
+}
+
+/// Leaves PID 1 to collect processes whose parents are gone, at once, and goes on in a child. A process that waits for its own children could
+/// not do both.
+///
+/// This process must have no other thread. If the child ends, PID 1 does, and the kernel panics.
+pub(crate) fn leave_pid_1() -> anyhow::Result<()> {
+    // SAFETY: there is no other thread, so the child may do whatever this process may.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()).context("cannot fork"),
+        0 => Ok(()),
+        child => loop {
+            match rustix::process::wait(WaitOptions::empty()) {
+                Ok(Some((ended, status))) if ended.as_raw_pid() == child => {
+                    std::process::exit(status.exit_status().unwrap_or(1));
+                }
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => bail!("cannot wait for a child: {error}"),
+            }
+        },
     }
 }
 

@@ -56,7 +56,7 @@ mod watchdog;
 
 use std::process::ExitCode;
 
-/// The program: PID 1 of a guest, or one of the processes that PID 1 starts.
+/// The program: PID 1 of a guest with its child that runs the checks, or one of the processes that this child starts.
 pub fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let role = arguments.next();
@@ -75,6 +75,10 @@ pub fn main() -> ExitCode {
             "peerbar-agent: this is PID 1 of a peerbar guest; it mounts and powers off, so it does not run here"
         );
         return ExitCode::from(2);
+    }
+    if let Err(error) = fork::leave_pid_1() {
+        eprintln!("peerbar-agent: {error:#}");
+        power::off();
     }
     match std::panic::catch_unwind(session::run) {
         Ok(Ok(())) => {}

@@ -15,7 +15,7 @@ use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionbio;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process_group, pidfd_open, wait};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::modules::Modules;
 use crate::root;
@@ -263,11 +263,6 @@ fn wait_for_exit(child: &Child, limit: Duration) -> anyhow::Result<bool> {
     let ended =
         poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout)).context("cannot wait")?;
     Ok(ended > 0)
-}
-
-/// Collects processes whose parents are gone, as PID 1 must. Call it while no command runs.
-pub(crate) fn reap_orphans() {
-    while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
 }
 
 impl Ran {
