@@ -17,7 +17,7 @@ files = { "bin/hello" = "host/hello", "/opt/host" = "host" }
 
 [[module]]
 path = "driver"
-parameters = "answer=42"
+parameters = "answer=42 client={disk0:pci}"
 
 [[nvme]]
 name = "disk0"
@@ -42,6 +42,7 @@ kind = "command"
 run = """
 set -e
 cat /sys/module/answering/parameters/answer
+test "$(cat /sys/module/answering/parameters/client)" = {disk0:pci}
 rmmod answering
 modprobe answering answer=43
 cat /sys/module/answering/parameters/answer
@@ -75,6 +76,8 @@ const DRIVER: &str = r#"
 
 static int answer = 1;
 module_param(answer, int, 0444);
+static char *client = "nobody";
+module_param(client, charp, 0444);
 MODULE_PARM_DESC(answer, "what is read back");
 MODULE_DESCRIPTION("A module with a parameter");
 MODULE_LICENSE("GPL");

@@ -164,7 +164,12 @@ impl GuestContext {
 
     /// Loads a module that only some checks need.
     pub(crate) fn load_module(&self, name: &str) -> anyhow::Result<()> {
-        self.modules.load(name, "")
+        self.load_module_with(name, "")
+    }
+
+    /// Loads a module with parameters.
+    pub(crate) fn load_module_with(&self, name: &str, parameters: &str) -> anyhow::Result<()> {
+        self.modules.load(name, parameters)
     }
 
     /// Each device's name and its index in the plan.

@@ -10,7 +10,11 @@ use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use rustix::system::finit_module;
 
+use crate::kmsg::KernelLog;
 use crate::module_options;
+
+/// How many lines of the kernel's log are shown of a module that it refuses.
+const SAID: usize = 8;
 
 const DIRECTORY: &str = "/modules";
 
@@ -98,10 +102,18 @@ fn insert(module: &str, parameters: &str) -> anyhow::Result<()> {
     let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
     let parameters =
         CString::new(parameters).with_context(|| format!("bad parameters for module {module}"))?;
+    // Without the log the refusal is still reported.
+    let mut log = KernelLog::from_now_on().ok();
     match finit_module(&file, &parameters, 0) {
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error).with_context(|| {
-            format!("the kernel refuses module {module} ({parameters:?}); its log on the console says why")
+            let said = log.iter_mut().flat_map(KernelLog::new_messages).take(SAID);
+            let said: Vec<String> = said.collect();
+            let said = match said.as_slice() {
+                [] => String::new(),
+                lines => format!("; the kernel says: {}", lines.join("; ")),
+            };
+            format!("the kernel refuses module {module} ({parameters:?}){said}")
         }),
     }
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use peerbar_report::{Check, Evidence, KtapWriter, Measure, Plan, Request, Verdict};
+use peerbar_report::{Check, Evidence, KtapWriter, Measure, Module, Plan, Request, Verdict};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::checks::{self, CheckOutcome};
@@ -18,7 +18,7 @@ use crate::port::{self, Port};
 use crate::trace::KernelTracing;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{kmemleak, mounts, network, pci_tree, tools, udev};
+use crate::{kmemleak, mounts, network, pci_tree, udev};
 
 /// Brings the guest up, takes the plan, and reports each of its checks.
 ///
@@ -83,10 +83,19 @@ fn prepare(
     uevents: Uevents,
     port: File,
 ) -> anyhow::Result<GuestContext> {
-    for module in &plan.modules {
+    let (late, early): (Vec<&Module>, Vec<&Module>) = plan
+        .modules
+        .iter()
+        .partition(|module| module.has_placeholders());
+    for module in early {
         modules.load(&module.name, &module.parameters)?;
     }
     let guest = GuestContext::new(plan, modules, uevents, port)?;
+    // Only now is it known what the placeholders stand for.
+    for module in late {
+        let parameters = guest.placeholders().fill_in(&module.parameters)?;
+        guest.load_module_with(&module.name, &parameters)?;
+    }
     if plan.udev {
         if let Some(tools) = guest.tools()? {
             udev::start(tools)?;
@@ -189,8 +198,6 @@ impl<'a> CheckRunner<'a> {
         if self.hung {
             // After the complaints were taken, for this looks like one.
             watchdog::show_blocked_tasks()?;
-        } else {
-            tools::reap_orphans();
         }
         if let Some(trace) = &mut self.trace {
             trace.collect(&self.guest)?;

@@ -89,9 +89,16 @@ fn default_check_seconds() -> u32 {
 pub struct Module {
     /// Name, as in `/proc/modules`.
     pub name: String,
-    /// Parameters, as on `insmod`'s command line: `use_cmb_sqes=0`.
+    /// Parameters, as on `insmod`'s command line: `use_cmb_sqes=0`. Placeholders such as `{disk0:pci}` stand for devices.
     #[serde(default)]
     pub parameters: String,
+}
+
+impl Module {
+    /// Whether its parameters are known only once the devices are there.
+    pub fn has_placeholders(&self) -> bool {
+        self.parameters.contains('{')
+    }
 }
 
 /// An NVMe controller under test, known to the guest by its serial number.

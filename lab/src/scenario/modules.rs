@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use peerbar_images::is_module_folder;
-use peerbar_report::Module;
+use peerbar_report::{Inventory, Module};
 use toml::Spanned;
 
 use super::error::Problem;
@@ -14,11 +14,12 @@ use crate::module_sources::ModuleSources;
 const LONGEST: usize = 55;
 
 /// Checks the tables; folders are relative to `folder`. What is `needed` always comes; a table of its name only sets its
-/// parameters.
+/// parameters. Placeholders in parameters stand for what `inventory` has.
 pub(super) fn modules(
     tables: Vec<Spanned<ModuleTable>>,
     needed: Vec<&str>,
     folder: &Path,
+    inventory: &Inventory,
 ) -> Result<(Vec<Module>, Vec<ModuleSources>), Problem> {
     let names = tables.iter();
     let names = names.filter_map(|table| table.get_ref().name.clone());
@@ -28,6 +29,8 @@ pub(super) fn modules(
         let at = table.span();
         let table = table.into_inner();
         let (name, parameters) = (table.name.map(Spanned::into_inner), table.parameters);
+        let checked = inventory.check_placeholders(&parameters);
+        checked.map_err(|message| Problem::new(at.clone(), format!("`parameters`: {message}")))?;
         match (table.path, name) {
             (Some(path), name) => sources.push(ModuleSources {
                 folder: sources_in(path, folder)?,
@@ -61,8 +64,10 @@ pub(super) fn default_parameters(name: &str) -> &'static str {
 }
 
 /// The parameters of modules as the kernel takes those of what is built into it, `nvme_core.io_timeout=3`. It ignores the others.
+/// Nor does it know what placeholders stand for.
 pub(super) fn on_command_line(modules: &[Module]) -> String {
-    let parameters = modules.iter().flat_map(|module| {
+    let known = modules.iter().filter(|module| !module.has_placeholders());
+    let parameters = known.flat_map(|module| {
         let mut quoted = false;
         let words = module.parameters.split(move |letter: char| {
             quoted ^= letter == '"';
@@ -99,6 +104,24 @@ mod tests {
         let scenario = Scenario::parse_interactive(Path::new("x.toml"), text.to_owned()).unwrap();
         let vsock = module("vsock", "a=1");
         assert!(scenario.modules.contains(&vsock), "{:?}", scenario.modules);
+    }
+
+    #[test]
+    fn placeholders_in_parameters_stand_for_devices() {
+        let parse = |parameters: &str| {
+            let text = format!(
+                "name = \"x\"\n[[gpu]]\nname = \"g\"\n[[module]]\nname = \"mine\"\nparameters = \"{parameters}\"\n"
+            );
+            Scenario::parse_interactive(Path::new("x.toml"), text)
+        };
+        let scenario = parse("client={g:pci}").unwrap();
+        assert!(scenario.modules.contains(&module("mine", "client={g:pci}")));
+        assert!(!scenario.machine.kernel_parameters.contains("client"));
+        let error = parse("client={h:pci}").unwrap_err().to_string();
+        assert!(
+            error.contains("x.toml:4: `parameters`: `{h:pci}` stands for nothing"),
+            "{error}"
+        );
     }
 
     fn module(name: &str, parameters: &str) -> Module {

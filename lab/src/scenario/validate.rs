@@ -140,7 +140,7 @@ impl Software {
         let programs = program::assign_paths(&mut checks, &labels, folder)
             .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
         let needed = needed_modules(machine, devices, &checks);
-        let (modules, module_sources) = modules::modules(file.module, needed, folder)?;
+        let (modules, module_sources) = modules::modules(file.module, needed, folder, &inventory)?;
         Ok(Self {
             tools,
             packages,
