@@ -15,8 +15,9 @@ use crate::bounded_file::BoundedFile;
 
 /// Longest report in bytes.
 const LARGEST: usize = 16 << 20;
-/// Most diagnostic lines that are kept for one check; the file has them all.
+/// Most diagnostic lines that are kept for one check, and most bytes of them; the file has them all.
 const MOST_DIAGNOSTICS: usize = 200;
+const MOST_DIAGNOSTIC_BYTES: usize = 64 << 10;
 /// Most pieces of evidence that are kept: decisions on many pairs.
 const MOST_EVIDENCE: usize = 10_000;
 /// Most functions among them. A picture of a run has them all.
@@ -66,6 +67,15 @@ struct Pending {
     diagnostics: Vec<String>,
     /// Lines of subtests.
     nested: String,
+}
+
+impl Pending {
+    /// Whether a diagnostic is kept.
+    fn has_room_for(&self, text: &str) -> bool {
+        let bytes: usize = self.diagnostics.iter().map(String::len).sum();
+        self.diagnostics.len() < MOST_DIAGNOSTICS
+            && bytes.saturating_add(text.len()) <= MOST_DIAGNOSTIC_BYTES
+    }
 }
 
 /// One check's result.
@@ -168,7 +178,7 @@ impl Report {
             Line::Evidence(evidence) if self.has_room_for(evidence) => {
                 self.evidence.push(evidence.clone());
             }
-            Line::Diagnostic(text) if self.pending.diagnostics.len() < MOST_DIAGNOSTICS => {
+            Line::Diagnostic(text) if self.pending.has_room_for(text) => {
                 self.pending.diagnostics.push(text.clone());
             }
             Line::Nested(text) if self.nested_bytes.saturating_add(text.len()) < MOST_NESTED => {

@@ -15,8 +15,11 @@ use crate::matrix::{MATRIX, MatrixFile, MatrixResults};
 use crate::shard::{ShardPlan, ShardedList};
 use crate::shard_series::ShardSeries;
 
-/// How many lines of a console's end stand for it where there is no room for all of them.
+/// How many lines of a console's end stand for it where there is no room for all of them, and how many characters of each.
 const TAIL: usize = 60;
+const LONGEST_LINE: usize = 400;
+/// Most bytes of a console's start, and of its end, that are kept: a guest may print without end.
+const MOST_CONSOLE: usize = 256 << 10;
 /// How deep below a folder runs are looked for: folders of a CI's artifacts, of the runs, of a matrix, of its boots.
 const DEPTH: usize = 5;
 
@@ -40,7 +43,7 @@ pub struct ReportedRun {
     pub results: RunResults,
     /// The PCI functions that its guest found.
     pub functions: Vec<PciFunction>,
-    /// The guest's console.
+    /// The guest's console, without its middle if it is long.
     pub console: String,
     /// Why DMA between its devices goes where it goes.
     pub explanations: Vec<Explained>,
@@ -101,7 +104,7 @@ impl ReportedRun {
         let console = run_file::read(&folder.join("console.log")).unwrap_or_default();
         Ok(Self {
             folder: folder.to_owned(),
-            console: String::from_utf8_lossy(&console).into_owned(),
+            console: without_middle(&console),
             ..Self::of(results)
         })
     }
@@ -133,8 +136,32 @@ impl ReportedRun {
     pub fn console_tail(&self) -> String {
         let lines: Vec<&str> = self.console.lines().collect();
         let from = lines.len().saturating_sub(TAIL);
-        lines.get(from..).unwrap_or_default().join("\n")
+        let last = lines.get(from..).unwrap_or_default().iter();
+        let last = last.map(|line| match line.char_indices().nth(LONGEST_LINE) {
+            Some((end, _)) => format!("{}…", line.get(..end).unwrap_or(line)),
+            None => (*line).to_owned(),
+        });
+        last.collect::<Vec<_>>().join("\n")
     }
+}
+
+/// The start and the end of a console, with what is left out between them.
+fn without_middle(console: &[u8]) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let Some(omitted) = console
+        .len()
+        .checked_sub(2 * MOST_CONSOLE)
+        .filter(|more| *more > 0)
+    else {
+        return text(console);
+    };
+    let (start, rest) = console.split_at(MOST_CONSOLE);
+    let (_, end) = rest.split_at(omitted);
+    format!(
+        "{}\n[{omitted} bytes are left out here: console.log has them]\n{}",
+        text(start),
+        text(end)
+    )
 }
 
 impl Collection {
@@ -484,6 +511,29 @@ mod tests {
         fifo(RESULTS);
         let error = Collection::read(&[run.path().to_owned()]).unwrap_err();
         assert!(format!("{error:#}").contains("--share-rw"), "{error:#}");
+    }
+
+    #[test]
+    fn long_console_has_a_start_an_end_and_short_lines() {
+        let line = [b'x'; 1 << 20];
+        let console = [&b"first\n"[..], &line, b"\nlast"].concat();
+        let run = ReportedRun {
+            console: without_middle(&console),
+            ..ReportedRun::of(samples::run())
+        };
+        assert!(run.console.starts_with("first\n") && run.console.ends_with("\nlast"));
+        assert!(
+            run.console.contains("\n[524299 bytes are left out here"),
+            "{}",
+            run.console.len()
+        );
+        assert!(run.console.len() < 3 * MOST_CONSOLE);
+        assert!(
+            run.console_tail().len() < 2000,
+            "{}",
+            run.console_tail().len()
+        );
+        assert_eq!(without_middle(b"short"), "short");
     }
 
     #[test]
