@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -215,6 +216,7 @@ impl Cache {
             .map_err(io_error("create a work folder in", &self.dir))?;
         let made = work.path().join("entry");
         build(&made, &lock)?;
+        persist(&made).map_err(io_error("write", &made))?;
         fs::rename(&made, &path).map_err(io_error("create", &path))?;
         self.is_there(&path, Removal::Excluded)?;
         Ok(path)
@@ -344,6 +346,15 @@ pub(crate) fn stamp(path: &Path) -> Result<String, ImageError> {
         metadata.mtime(),
         metadata.mtime_nsec()
     ))
+}
+
+/// Has a file, or all of a folder, reach the disk: after a loss of power an entry with its final name would pass for a whole one.
+fn persist(made: &Path) -> io::Result<()> {
+    let file = fs::File::open(made)?;
+    match file.metadata()?.is_dir() {
+        true => Ok(rustix::fs::syncfs(&file)?),
+        false => file.sync_all(),
+    }
 }
 
 #[cfg(test)]
