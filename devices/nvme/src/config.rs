@@ -1,7 +1,10 @@
 //! What a controller is made of.
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::ArgAction;
@@ -92,6 +95,16 @@ pub enum Source {
     Null(u64),
 }
 
+impl Source {
+    /// Its image, if it has one.
+    fn image(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Ram(_) | Self::Null(_) => None,
+        }
+    }
+}
+
 /// Reads a namespace's source on the command line.
 fn source(text: &str) -> Result<Source, String> {
     let size = |bytes| size(bytes).map_err(|error| error.to_string());
@@ -160,10 +173,7 @@ impl Config {
     /// The images of the namespaces, and the file of the Persistent Memory Region.
     pub fn files(&self) -> Vec<FileAccess<'_>> {
         let sources = self.namespaces.iter();
-        let images = sources.filter_map(|source| match source {
-            Source::File(path) => Some(FileAccess::Image(path)),
-            Source::Ram(_) | Source::Null(_) => None,
-        });
+        let images = sources.filter_map(Source::image).map(FileAccess::Image);
         let pmr = self.pmr.as_deref().map(FileAccess::Memory);
         images.chain(pmr).collect()
     }
@@ -203,6 +213,14 @@ impl Config {
     }
 
     fn open_namespaces(&self) -> Result<Vec<Namespace>, ConfigError> {
+        let mut known = BTreeSet::new();
+        for path in self.namespaces.iter().filter_map(Source::image) {
+            // An image that is not there is reported when it is opened.
+            let file = fs::metadata(path).ok();
+            if file.is_some_and(|file| !known.insert((file.dev(), file.ino()))) {
+                return Err(ImageError::Twice(path.to_owned()).into());
+            }
+        }
         let opened = self.namespaces.iter().map(|source| self.open_one(source));
         opened.collect()
     }
@@ -261,6 +279,25 @@ pub(crate) mod tests {
             io_uring: true,
             seeded_faults: Vec::new(),
         }
+    }
+
+    #[test]
+    fn image_of_two_namespaces_is_named_as_such() {
+        let folder = tempfile::tempdir().unwrap();
+        let [image, other] = ["disk.img", "other.img"].map(|name| folder.path().join(name));
+        fs::write(&image, [0; 4096]).unwrap();
+        fs::hard_link(&image, &other).unwrap();
+        let config = Config {
+            namespaces: [&image, &other]
+                .map(|path| Source::File(path.clone()))
+                .into(),
+            ..config()
+        };
+        let error = config.open_namespaces().err().unwrap().to_string();
+        assert!(
+            error.contains("other.img: two namespaces have it"),
+            "{error}"
+        );
     }
 
     #[test]

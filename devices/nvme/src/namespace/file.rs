@@ -30,6 +30,9 @@ pub enum ImageError {
     /// Another process has locked it.
     #[error("image {}: in use by another run; stop that one or name another image", .0.display())]
     InUse(PathBuf),
+    /// Two namespaces of one disk have it.
+    #[error("image {}: two namespaces have it; name another image for one of them", .0.display())]
+    Twice(PathBuf),
     /// It is neither a file nor a block device.
     #[error("image {}: is no regular file and no block device", .0.display())]
     Kind(PathBuf),
