@@ -145,7 +145,7 @@ fn ways_in(run: &str) -> String {
 
 fn way_out() -> String {
     format!(
-        "  end it:       Ctrl-C here, or kill -INT {}",
+        "  end it:       Ctrl-C here, or kill {}",
         std::process::id()
     )
 }
