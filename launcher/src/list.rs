@@ -154,7 +154,7 @@ mod tests {
             "Links that take time"
         );
         let line = "  gpu       Disk to GPU, with no host memory";
-        assert_eq!(cut(line, Some(24)), "  gpu       Disk to GPU…");
+        assert_eq!(cut(line, Some(24)), "  gpu       Disk to…");
         assert_eq!(cut(line, None), line);
         let kinds: Vec<&Kind> = KINDS.iter().collect();
         let all = text(&shipped(), &[], &kinds, Some(80));
