@@ -91,13 +91,16 @@ impl ProgramReport {
     /// A report with a result that may be lost has a flaw: one without a plan line, or with other text before the version line or a result on
     /// the same line.
     pub fn read(output: &str) -> Option<Self> {
-        let mut lines = output.lines().map(printable);
-        let version = lines.find(|line| ends_with_version(line))?;
-        let mut reader = Reader::at(indent(&version));
-        if !is_version(version.trim_start()) {
-            reader.flaw(behind_text(&version));
+        let lines: Vec<String> = output.lines().map(plain).collect();
+        let is_proper = |line: &String| is_version(line.trim_start());
+        let proper = lines.iter().position(is_proper);
+        let start = proper.or_else(|| lines.iter().position(|line| ends_with_version(line)))?;
+        let (version, rest) = lines.get(start..)?.split_first()?;
+        let mut reader = Reader::at(indent(version));
+        if proper.is_none() {
+            reader.flaw(behind_text(version));
         }
-        lines.for_each(|line| reader.take(&line));
+        rest.iter().for_each(|line| reader.take(line));
         Some(reader.finish())
     }
 
@@ -159,6 +162,7 @@ struct Reader {
     count: usize,
     flaws: Vec<String>,
     skipped: Option<String>,
+    is_in_yaml: bool,
 }
 
 impl Reader {
@@ -172,6 +176,7 @@ impl Reader {
             count: 0,
             flaws: Vec::new(),
             skipped: None,
+            is_in_yaml: false,
         }
     }
 
@@ -183,11 +188,17 @@ impl Reader {
 
     fn take(&mut self, line: &str) {
         let (indent, text) = (indent(line), line.trim());
-        if let Some(result) = ResultLine::parse(text) {
+        // Details in YAML (TAP 14, "YAML Diagnostics").
+        if self.is_in_yaml || text == "---" {
+            self.is_in_yaml = text != "...";
+        } else if let Some(result) = ResultLine::parse(text) {
             self.result(indent, result);
         } else if let Some((planned, skipped)) = plan(text) {
             self.open(indent);
-            self.level().planned = Some(planned);
+            let earlier = self.level().planned.replace(planned);
+            if let Some(earlier) = earlier.filter(|earlier| *earlier != planned) {
+                self.flaw(format!("it planned {earlier} results, and later {planned}"));
+            }
             if self.nested.is_empty() && skipped.is_some() {
                 self.skipped = skipped;
             }
@@ -319,9 +330,12 @@ impl ResultLine {
 
 /// TAP and KTAP agree on `SKIP` and `TODO`; KTAP adds `XFAIL`, and `TIMEOUT` and `ERROR`, which are on lines that are not ok.
 fn verdict(ok: bool, directive: &str) -> Verdict {
-    let (word, reason) = directive.split_once(' ').unwrap_or((directive, ""));
+    let (word, reason) = directive
+        .split_once(char::is_whitespace)
+        .unwrap_or((directive, ""));
     match word.to_ascii_uppercase().as_str() {
-        "SKIP" => Verdict::Skip(reason.trim().to_owned()),
+        // TAP 13 has "SKIPPED:", too.
+        word if word.starts_with("SKIP") => Verdict::Skip(reason.trim().to_owned()),
         "TODO" | "XFAIL" => Verdict::Pass,
         _ if ok => Verdict::Pass,
         _ => Verdict::Fail,
@@ -345,25 +359,48 @@ fn is_version(text: &str) -> bool {
         .any(|start| text.starts_with(start))
 }
 
-/// Whether a line is a version line, be it behind other text.
-fn ends_with_version(line: &str) -> bool {
-    let Some((_, number)) = line.rsplit_once("TAP version ") else {
-        return false;
-    };
-    is_version(line.trim_start()) || number.trim_end().parse::<u32>().is_ok()
+/// A line as a terminal shows it in the end: without colours, and only what is behind the last carriage return. The kernel's time stamp
+/// (dmesg(1)) is left out.
+fn plain(line: &str) -> String {
+    let shown = line.trim_end_matches('\r');
+    let shown = shown.rsplit('\r').next().unwrap_or_default();
+    let mut parts = shown.split('\x1b');
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        // ECMA-48, 5.4: parameters, and the letter that ends them.
+        let end = part.strip_prefix('[').and_then(|rest| {
+            let end = rest.find(|letter: char| ('@'..='~').contains(&letter))?;
+            rest.get(end.saturating_add(1)..)
+        });
+        text.push_str(end.unwrap_or(part));
+    }
+    let text = printable(&text).into_owned();
+    without_stamp(&text).map(str::to_owned).unwrap_or(text)
 }
 
-/// Whether a line has a result, but behind other text: `... not ok 2 - name`, `... ok 3 - name`.
+/// What is behind `[   12.345678] `.
+fn without_stamp(line: &str) -> Option<&str> {
+    let (stamp, rest) = line.strip_prefix('[')?.split_once(']')?;
+    let (seconds, fraction) = stamp.trim_start().split_once('.')?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number(seconds) && is_number(fraction)).then(|| rest.strip_prefix(' ').unwrap_or(rest))
+}
+
+/// Whether a line ends with a version line, but behind other text. Comments may speak of versions.
+fn ends_with_version(line: &str) -> bool {
+    let version = line.rsplit_once("TAP version ");
+    let is_comment = line.trim_start().starts_with('#');
+    version.is_some_and(|(_, number)| number.trim_end().parse::<u32>().is_ok()) && !is_comment
+}
+
+/// Whether a line has a failure, but behind other text: `... not ok 2 - name`. The plan tells of a success that is lost.
 fn has_result_behind_text(text: &str) -> bool {
-    text.match_indices("ok").any(|(at, ok)| {
-        let before = text.get(..at).unwrap_or_default();
-        let after = text.get(at.saturating_add(ok.len())..).unwrap_or_default();
+    text.match_indices("not ok").any(|(at, failure)| {
+        let after = text
+            .get(at.saturating_add(failure.len())..)
+            .unwrap_or_default();
         let number = after.trim_start();
-        let name = number.trim_start_matches(|digit: char| digit.is_ascii_digit());
-        let is_numbered = name.len() < number.len() && after.starts_with(char::is_whitespace);
-        let is_word = !before.ends_with(|letter: char| letter.is_alphanumeric());
-        let is_named = name.trim_start().starts_with("- ");
-        is_numbered && is_word && (before.trim_end().ends_with("not") || is_named)
+        after.len() > number.len() && number.starts_with(|digit: char| digit.is_ascii_digit())
     })
 }
 
@@ -460,8 +497,12 @@ mod tests {
                 "other text is before it on the same line: `.. not ok 2 - b`",
             ),
             (
-                "1..1\nok 1 - a\n.. ok 2 - b\n",
-                "other text is before it on the same line: `.. ok 2 - b`",
+                "1..2\nok 1 - a\n.. ok 2 - b\n",
+                "it planned 2 results and has 1",
+            ),
+            (
+                "1..2\nok 1 - a\n1..1\n",
+                "it planned 2 results, and later 1",
             ),
             (
                 "1..1\n  1..2\n  ok 1 x\nok 1 suite\n",
@@ -492,6 +533,28 @@ mod tests {
         assert_eq!(complaint(behind).as_deref(), Some(message));
         assert_eq!(
             ProgramReport::read("it prints TAP version 13, not more\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn reports_of_terminals_kernels_and_others_are_read() {
+        for text in [
+            "\x1b[1mTAP version 13\x1b[0m\n1..1\n\x1b[32mok\x1b[0m 1 - a\n",
+            "TAP version 13\r\n1..1\r\n10%\r100%\rok 1 - a\r\n",
+            "[    1.230000] KTAP version 1\n[    1.24] 1..1\n[    1.25]     KTAP version 1\n[    1.26]     1..1\n[    1.27]     ok 1 x\n[    1.28] ok 1 - a\n",
+            "TAP version 13\n1..1\nok 1 - a\n  ---\n  message: 'not ok 3 before'\n  ...\n",
+            "reporting in TAP version 13\nTAP version 13\n1..1\nok 1 - a\n",
+            "TAP version 13\n1..1\nok 1 - a\nGET / status ok 200 - cached\n",
+            "TAP version 13\nok 1 - a\n1..1\n1..1\n",
+        ] {
+            assert_eq!(read(text).complaint(), None, "{text}");
+        }
+        let skipped = |line: &str| read(&format!("TAP version 13\n1..1\n{line}\n")).skipped();
+        assert_eq!(skipped("ok 1 b # Skipped: no hw").as_deref(), Some("no hw"));
+        assert_eq!(skipped("ok 1 b # SKIP\tno hw").as_deref(), Some("no hw"));
+        assert_eq!(
+            ProgramReport::read("# reports are in TAP version 13\n"),
             None
         );
     }
