@@ -56,7 +56,8 @@ impl CheckKind for Command {
     }
 
     fn pairs(&self) -> Vec<Pair> {
-        pair::named_in([self.run.as_str()])
+        let memory = self.expected.memory();
+        pair::named_in([self.run.as_str()].into_iter().chain(memory.as_deref()))
     }
 }
 
@@ -73,5 +74,15 @@ mod tests {
         let line = "f() { fio --filename=$1 --iomem=mmapshared:{a:p2pmem}; }; f {b:disk} && f {c:ns2} && f {b:disk}";
         assert_eq!(pairs(line), [Pair::of("a", "b"), Pair::of("a", "c")]);
         assert_eq!(pairs("nvme list {b} {b:disk} ${c} {"), []);
+        let expected = Expectation {
+            through: Some(crate::Buffer::P2pmem("a".to_owned())),
+            ..Expectation::default()
+        };
+        let check = Command {
+            run: "dd if={b:disk}".to_owned(),
+            expected,
+            seconds: None,
+        };
+        assert_eq!(check.pairs(), [Pair::of("a", "b")]);
     }
 }

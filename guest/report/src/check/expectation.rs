@@ -28,6 +28,14 @@ pub struct Expectation {
 }
 
 impl Expectation {
+    /// The placeholder of the memory that the data must lie in, if it is a device's.
+    pub(super) fn memory(&self) -> Option<String> {
+        match &self.through {
+            Some(Buffer::P2pmem(provider)) => Some(format!("{{{provider}:p2pmem}}")),
+            Some(Buffer::GuestRam) | None => None,
+        }
+    }
+
     pub(super) const KEYS: &[Key] = &[
         Key::required("status", "Exit status that passes.").or("0"),
         Key::required("expect", "Texts that must all appear in what it prints.").or("none"),

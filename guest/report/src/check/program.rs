@@ -121,8 +121,10 @@ impl CheckKind for Program {
     }
 
     fn pairs(&self) -> Vec<Pair> {
+        let memory = self.expected.memory();
         let values = self.environment.values();
-        pair::named_in(self.arguments.iter().chain(values).map(String::as_str))
+        let words = self.arguments.iter().chain(values).chain(&memory);
+        pair::named_in(words.map(String::as_str))
     }
 }
 
