@@ -77,12 +77,10 @@ pub struct Evidence<'a> {
 /// the checks that did not pass, and what the kernel complained of.
 pub fn judge(evidence: &Evidence<'_>) -> RunVerdict {
     let (outcome, reason) = match evidence.ending {
-        Ending::Signal(signal) => {
-            return RunVerdict {
-                outcome: RunOutcome::Interrupted(*signal),
-                reason: format!("ended by signal {signal}"),
-            };
-        }
+        Ending::Signal(signal) => (
+            RunOutcome::Interrupted(*signal),
+            Some(format!("ended by signal {signal}")),
+        ),
         Ending::GivenUp(line) => (RunOutcome::GuestDied, Some(given_up(line))),
         Ending::ServerDied(message) | Ending::Stopped(message) => {
             (RunOutcome::Failed, Some(message.clone()))

@@ -228,7 +228,7 @@ fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
                     @for (number, check) in shown {
                         p {
                             a href=(format!("#{}", check_id(id, *number))) { (check.name) }
-                            @if let Some(line) = check.diagnostics.first() { ": " (line) }
+                            @if let Some(line) = check.diagnostics.first() { ": " (shortened(line)) }
                         }
                     }
                     @if !more.is_empty() { p { "and " (more.len()) " more" } }
@@ -247,6 +247,14 @@ fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
                 }
             } }
         }
+    }
+}
+
+/// A line of at most 200 characters; the check itself has all of them.
+fn shortened(line: &str) -> String {
+    match line.char_indices().nth(200) {
+        Some((end, _)) => format!("{}…", line.get(..end).unwrap_or(line)),
+        None => line.to_owned(),
     }
 }
 
