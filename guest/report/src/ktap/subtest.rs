@@ -162,7 +162,8 @@ struct Reader {
     count: usize,
     flaws: Vec<String>,
     skipped: Option<String>,
-    is_in_yaml: bool,
+    /// How far the details that are being read are indented.
+    yaml: Option<usize>,
 }
 
 impl Reader {
@@ -176,7 +177,7 @@ impl Reader {
             count: 0,
             flaws: Vec::new(),
             skipped: None,
-            is_in_yaml: false,
+            yaml: None,
         }
     }
 
@@ -188,9 +189,17 @@ impl Reader {
 
     fn take(&mut self, line: &str) {
         let (indent, text) = (indent(line), line.trim());
-        // Details in YAML (TAP 14, "YAML Diagnostics").
-        if self.is_in_yaml || text == "---" {
-            self.is_in_yaml = text != "...";
+        // Details in YAML are indented below their result (TAP 14, "YAML Diagnostics"). What is not is no part of them.
+        let outer = self.level().indent;
+        self.yaml = match self.yaml {
+            None if text == "---" && indent > outer => Some(indent),
+            Some(start) if indent >= start => Some(start),
+            _ => None,
+        };
+        if self.yaml.is_some() {
+            if text == "..." {
+                self.yaml = None;
+            }
         } else if let Some(result) = ResultLine::parse(text) {
             self.result(indent, result);
         } else if let Some((planned, skipped)) = plan(text) {
@@ -492,6 +501,14 @@ mod tests {
                 "it has no plan line (`1..N`), so results may be missing",
             ),
             ("1..1\nnot ok\t1 - a\n", "not ok: a"),
+            (
+                "1..1\nok 1 - a\n---\nnot ok 2 - b\n",
+                "not ok: b; it planned 1 results and has 2",
+            ),
+            (
+                "1..1\nok 1 - a\n  ---\n  message: x\nnot ok 2 - b\n",
+                "not ok: b; it planned 1 results and has 2",
+            ),
             (
                 "1..1\nok 1 - a\n.. not ok 2 - b\n",
                 "other text is before it on the same line: `.. not ok 2 - b`",
