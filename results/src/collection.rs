@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
-use peerbar_lab::results::{CheckStatus, FORMAT, RESULTS, RunResults};
+use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RESULTS, RunResults};
 use peerbar_lab::run_file;
 use peerbar_lab::started::{STARTED, Started};
 use peerbar_report::{Pair, PciFunction};
@@ -109,16 +109,30 @@ impl ReportedRun {
         })
     }
 
-    /// Why the kernel refuses DMA between the devices of checks that failed.
+    /// The explanations of the pairs of a check, with their numbers from 0.
+    pub fn explanations_of<'a>(
+        &'a self,
+        check: &'a CheckResult,
+    ) -> impl Iterator<Item = (usize, &'a Explained)> {
+        let all = self.explanations.iter().enumerate();
+        all.filter(|(_, explained)| {
+            let pair = explained.pair.as_ref();
+            pair.is_some_and(|pair| check.pairs.contains(pair))
+        })
+    }
+
+    /// The checks that failed, with their numbers from 0.
+    pub fn failed(&self) -> impl Iterator<Item = (usize, &CheckResult)> {
+        let checks = self.results.checks.iter().enumerate();
+        checks.filter(|(_, check)| check.verdict == CheckStatus::Fail)
+    }
+
+    /// Why the kernel refuses DMA between the devices of checks that failed, once for each of these checks.
     pub fn refusals(&self) -> impl Iterator<Item = &Refusal> {
-        let checks = self.results.checks.iter();
-        let failed = checks.filter(|check| check.verdict == CheckStatus::Fail);
-        let pairs: Vec<&Pair> = failed.flat_map(|check| &check.pairs).collect();
-        let of_failed = self.explanations.iter().filter(move |one| {
-            let pair = one.pair.as_ref();
-            pair.is_some_and(|pair| pairs.contains(&pair))
-        });
-        of_failed.filter_map(|one| one.refusal.as_ref())
+        let explained = self
+            .failed()
+            .flat_map(|(_, check)| self.explanations_of(check));
+        explained.filter_map(|(_, one)| one.refusal.as_ref())
     }
 
     /// What the kernel has said of the [refusals](Self::refusals), each line once.

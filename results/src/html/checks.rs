@@ -76,13 +76,8 @@ fn drawn(run: &ReportedRun, id: &str, number: usize, check: &CheckResult) -> Mar
 
 /// Links to why DMA between the pairs of a check goes where it goes.
 fn reasons(run: &ReportedRun, id: &str, check: &CheckResult) -> Markup {
-    let explanations = run.explanations.iter().enumerate();
-    let of_check = explanations.filter(|(_, explained)| {
-        let pair = explained.pair.as_ref();
-        pair.is_some_and(|pair| check.pairs.contains(pair))
-    });
     html! {
-        @for (number, Explained { title, .. }) in of_check {
+        @for (number, Explained { title, .. }) in run.explanations_of(check) {
             p.reason { "Why: " a href=(format!("#{}", why_id(id, number))) { (title) } }
         }
     }

@@ -213,9 +213,7 @@ fn run(run: &ReportedRun, id: &str, name: Option<&String>) -> Markup {
 
 /// What failed, in the kernel's own words where there are any, and the one change that helps.
 fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
-    let checks = run.results.checks.iter().enumerate();
-    let failed = checks.filter(|(_, check)| check.verdict == CheckStatus::Fail);
-    let failed: Vec<_> = failed.collect();
+    let failed: Vec<_> = run.failed().collect();
     let refusals: Vec<&Refusal> = run.refusals().collect();
     let said = run.kernel_words();
     let change = refusals.iter().find_map(|one| one.change.as_ref());
@@ -275,10 +273,10 @@ fn content(run: &ReportedRun, section: &str, id: &str) -> Markup {
         "why" => html! {
             p.lead { "Which route the kernel's rule gives each pair, where it was decided, and what would change it." }
             @for (number, one) in run.explanations.iter().enumerate() {
-                @let is_of_failed = run.results.checks.iter().any(|check| {
-                    let pair = one.pair.as_ref();
-                    check.verdict == CheckStatus::Fail && pair.is_some_and(|pair| check.pairs.contains(pair))
-                });
+                @let is_of_failed = run
+                    .failed()
+                    .flat_map(|(_, check)| run.explanations_of(check))
+                    .any(|(of_failed, _)| of_failed == number);
                 (explained(one, Some(why_id(id, number)), is_of_failed))
             }
         },

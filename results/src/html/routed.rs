@@ -105,18 +105,13 @@ pub(super) fn routed<'a>(checks: impl IntoIterator<Item = &'a CheckResult>) -> V
 /// The pairs of failed `checks` of `run` between which the kernel refuses peer-to-peer DMA.
 pub(super) fn refused<'a>(
     checks: impl IntoIterator<Item = &'a CheckResult>,
-    run: &ReportedRun,
+    run: &'a ReportedRun,
 ) -> Vec<RefusedPair> {
     let mut all: Vec<RefusedPair> = Vec::new();
-    let failed = checks
-        .into_iter()
-        .filter(|check| check.verdict == CheckStatus::Fail);
-    for pair in failed.flat_map(|check| &check.pairs) {
-        let explained = run
-            .explanations
-            .iter()
-            .find(|one| one.pair.as_ref() == Some(pair));
-        let Some(refusal) = explained.and_then(|explained| explained.refusal.as_ref()) else {
+    let checks = checks.into_iter();
+    let failed = checks.filter(|check| check.verdict == CheckStatus::Fail);
+    for (_, explained) in failed.flat_map(|check| run.explanations_of(check)) {
+        let (Some(pair), Some(refusal)) = (&explained.pair, &explained.refusal) else {
             continue;
         };
         let refused = RefusedPair {
