@@ -163,7 +163,7 @@ fn capture_until(
     })
 }
 
-/// What a program has printed.
+/// The output of a program.
 #[derive(Debug, Default)]
 struct Output {
     /// The start of it.
@@ -178,7 +178,7 @@ impl Output {
     /// Reads `pipe` until its end, or until `ended` has closed and all is read that was printed before. Shows what it keeps line by line.
     fn collect(&mut self, mut pipe: File, ended: &OwnedFd, show: impl Fn(&str)) -> io::Result<()> {
         let mut chunk = vec![0; CHUNK];
-        // What a pipe holds once the program has ended. Others may go on to write.
+        // A pipe holds this much when the program ends. Others may go on to write.
         let mut left = None;
         while left != Some(0) {
             let mut events = [
@@ -231,7 +231,7 @@ impl Output {
         self.line = end;
     }
 
-    /// What is kept, with how much more there was, and whether it is all.
+    /// Returns the kept part, with how much more there was, and whether it is all.
     fn kept(self, collected: io::Result<()>) -> (String, bool) {
         let mut output = String::from_utf8_lossy(&self.kept).into_owned();
         if self.dropped > 0 {

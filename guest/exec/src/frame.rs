@@ -27,8 +27,8 @@ pub enum MessageError {
     /// Its content is none.
     #[error("a message is none: host and guest are of different builds")]
     Content(#[source] serde_json::Error),
-    /// The status that it has is none of a program.
-    #[error("the guest reports {0} as the status of a program, which has none such")]
+    /// No program ends with this status.
+    #[error("the guest reports status {0}, with which no program ends")]
     Status(i32),
 }
 

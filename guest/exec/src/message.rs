@@ -126,8 +126,8 @@ impl GuestMessage {
     /// Reads the next message; none at the end of the stream.
     ///
     /// # Errors
-    /// What is wrong with the stream, and a status that no program has: a guest must not make one that was not started look like one that
-    /// succeeded.
+    /// A stream that cannot be read, and a status that no program has: a guest must not make a program that was not started look like one
+    /// that succeeded.
     pub fn read_from(stream: &mut impl Read) -> Result<Option<Self>, MessageError> {
         match frame::read(stream)? {
             None => Ok(None),

@@ -1,4 +1,4 @@
-//! Two adapters and their fabric, of which one is killed or stopped at a random moment amid transfers, again and again.
+//! Two adapters and their fabric. Again and again, one of the three is killed or stopped at a random moment amid transfers.
 //! `scripts/test --only dying-adapters` runs it.
 //!
 //! What is killed starts again. A request that succeeds has moved its bytes. One that fails has moved some of them or none, and nothing

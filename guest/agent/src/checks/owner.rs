@@ -50,7 +50,7 @@ impl OpenedMemory {
         Ok(Self { inotify, watched })
     }
 
-    /// What has been opened.
+    /// The devices whose memory was opened.
     fn opened(&self) -> anyhow::Result<BTreeSet<&str>> {
         let mut buffer = [MaybeUninit::uninit(); EVENTS];
         let mut events = Reader::new(&self.inotify, &mut buffer);

@@ -63,8 +63,8 @@ check! {
         #[default = "none"]
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pub fault: Option<u8>,
-        /// Whether each way to read is measured for a second or more, of which the median of five rounds counts (fewer on a busy host), and
-        /// the guest asleep for a second. Otherwise there is one round of 1000 reads.
+        /// Whether each way to read is measured in five rounds or more (fewer on a busy host), and the guest asleep for a second. The
+        /// median of the rounds counts. Otherwise there is one round of 1000 reads.
         #[default = "`false`"]
         #[serde(default)]
         pub figures: bool,

@@ -16,7 +16,7 @@ const MEASURED: Duration = Duration::from_secs(1);
 const ROUNDS: usize = 5;
 const LONGEST: Duration = Duration::from_secs(3);
 
-/// What is measured: by how many reads, and for how long.
+/// How the rates of a check are measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measurement<'a> {
     pub(super) guest: &'a GuestContext,
