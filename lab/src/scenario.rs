@@ -18,6 +18,7 @@ mod group;
 mod link;
 mod lost;
 mod machine;
+mod mistakes;
 mod modules;
 mod names;
 mod nic;
@@ -43,7 +44,7 @@ use peerbar_dma::LinkSpeed;
 use peerbar_fault::Rule;
 use peerbar_flight::Level;
 use peerbar_nvme::{PollPolicy, SeededFault};
-use peerbar_report::{Check, CheckTable, Inventory, Module, Plan, Rdma};
+use peerbar_report::{Check, CheckTable, Inventory, Module, Plan, Rdma, way_out};
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
 use toml::Spanned;
@@ -57,6 +58,7 @@ pub use device::DeviceSpec;
 pub use error::ScenarioError;
 pub use gpu::Gpu;
 pub use group::{AcrossCheck, AcrossEnd, GroupCheck, GroupGuest, GuestGroup};
+pub use mistakes::{Known, Review, review};
 pub use nic::Nic;
 pub use program::HostProgram;
 pub use rdma_network::RdmaNetwork;
@@ -473,8 +475,8 @@ fn demand_known_checks(names: &[String], known: &[String]) -> anyhow::Result<()>
     for name in names {
         anyhow::ensure!(
             known.contains(name),
-            "no check is named `{name}`: there is `{}`",
-            known.join("`, `")
+            "no check is named `{name}`: {}",
+            way_out(name, known.iter().map(String::as_str))
         );
     }
     Ok(())
@@ -482,7 +484,7 @@ fn demand_known_checks(names: &[String], known: &[String]) -> anyhow::Result<()>
 
 fn file_text(path: &Path) -> Result<String, ScenarioError> {
     fs::read_to_string(path).map_err(|source| match source.kind() {
-        ErrorKind::NotFound => ScenarioError::Missing(path.to_owned()),
+        ErrorKind::NotFound => catalogue::missing(path),
         _ => ScenarioError::Unreadable {
             path: path.to_owned(),
             source,
@@ -609,7 +611,7 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: unknown field `colour`, expected one of `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `pmr`, `block-size`, \
+            "x.toml:8: there is no key `colour`: there are `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `pmr`, `block-size`, \
              `mdts`, `spare-queues`, `workers`, `poll`, `seed-fault`, `faults`, `counted`, `namespaces`"
         );
         assert_eq!(
@@ -646,7 +648,7 @@ mod tests {
         let unknown = scenario.select_checks(&[control.clone(), "x".to_owned()]);
         let output = unknown.unwrap_err().to_string();
         assert!(
-            output.starts_with("no check is named `x`: there is `"),
+            output.starts_with("no check is named `x`: there are `"),
             "{output}"
         );
         assert!(output.contains(&format!("`, `{control}`, `")), "{output}");
@@ -834,7 +836,7 @@ mod tests {
         let cases = [
             (
                 "kind = \"provider\"\ndevice = \"d9\"".to_owned(),
-                "13: no [[nvme]] is named `d9`: there is d0",
+                "13: no [[nvme]] is named `d9`: there is `d0`",
             ),
             (
                 "kind = \"provider\"".to_owned(),
@@ -842,7 +844,7 @@ mod tests {
             ),
             (
                 "kind = \"provider\"\ndevice = \"d0\"\nfrom = \"d0\"".to_owned(),
-                "14: a check of this kind has no key `from`",
+                "14: a check of the kind `provider` has no key `from`: there are `device`, `name`, `timeout`",
             ),
             (
                 "kind = \"queues-in-cmb\"\ndevice = \"d0\"".to_owned(),
@@ -877,7 +879,7 @@ mod tests {
             assert_eq!(check(&lines), format!("x.toml:{message}"));
         }
         let unknown = check("kind = \"copied\"");
-        let start = "x.toml:12: unknown variant `copied`, expected one of `provider`, ";
+        let start = "x.toml:12: there is no kind of check `copied`: ";
         assert!(unknown.starts_with(start), "{unknown}");
     }
 
@@ -919,11 +921,11 @@ mod tests {
         let error = |lines: &str| scenario.check(lines).unwrap_err().to_string();
         assert_eq!(
             error("kind = \"provider\"\ndevice = \"d1\""),
-            "check:2: no [[nvme]] is named `d1`: there is d0"
+            "check:2: no [[nvme]] is named `d1`: there is `d0`"
         );
         let unknown = error("kind = \"copied\"\ndevice = \"d0\"");
         assert!(
-            unknown.starts_with("check:1: unknown variant `copied`"),
+            unknown.starts_with("check:1: there is no kind of check `copied`"),
             "{unknown}"
         );
         // What is missing is missed at the header, which is not the caller's.

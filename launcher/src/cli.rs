@@ -127,6 +127,13 @@ pub(crate) enum Command {
     /// Judges one commit for git bisect; used by peerbar itself.
     #[command(hide = true)]
     BisectStep(BisectStep),
+    /// Reads scenarios and reports every mistake in them, without a guest. Ends with exit code 1 if there is one.
+    #[command(before_help = "Examples:\n  peerbar check my.toml\n  peerbar check scenarios/*.toml")]
+    Check {
+        /// Scenario files, or names of shipped scenarios.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
     /// Lists the scenarios and the kinds of checks, or explains one of them.
     #[command(before_help = "Examples:\n  peerbar list\n  peerbar list copy\n  peerbar list demo")]
     List(List),

@@ -7,6 +7,7 @@
 mod attached;
 mod bisect;
 mod cache;
+mod check;
 mod cli;
 mod comparison;
 mod cp;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         Command::Bisect(options) => bisect::bisect(&options),
         Command::BisectStep(options) => Ok(bisect::step(&options)),
         Command::Inject(options) => inject::inject(&options),
+        Command::Check { files } => check::check(&files),
         Command::List(options) => list::list(&options),
         Command::Devices(options) => devices::devices(&options),
         Command::Doctor(options) => doctor::doctor(&options),

@@ -18,7 +18,7 @@ fn stderr(output: &Output) -> String {
 fn a_missing_scenario_is_named() {
     let output = peerbar(&["run", "no/such.toml"]).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let expected = "peerbar: there is no scenario no/such.toml: `peerbar list` names those that there are, `peerbar init FILE.toml` writes one\n";
+    let expected = "peerbar: there is no scenario no/such.toml: `peerbar list` names all scenarios, and `peerbar init FILE.toml` writes one\n";
     assert_eq!(stderr(&output), expected);
 }
 
@@ -96,6 +96,44 @@ fn init_writes_a_scenario_and_overwrites_by_force_only() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "mine");
     assert_eq!(init(&["--force"]).status.code(), Some(0));
     assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
+fn check_reports_every_mistake_and_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.into_os_string().into_string().unwrap()
+    };
+    let right = "name = \"x\"\n[[gpu]]\nname = \"gpu0\"\n[[check]]\nkind = \"provider\"\ndevice = \"gpu0\"\n";
+    let good = write("good.toml", right);
+    let bad = write(
+        "bad.toml",
+        &right
+            .replace("kind", "knid")
+            .replace("name = \"x\"", "name = 1"),
+    );
+    let passed = peerbar(&["check", &good]).unwrap();
+    assert_eq!(passed.status.code(), Some(0));
+    let text = |output: &Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text(&passed), format!("{good}: ok, 1 check\n"));
+    let failed = peerbar(&["check", &bad, &good]).unwrap();
+    assert_eq!(failed.status.code(), Some(1));
+    let lines = text(&failed);
+    let starts: Vec<&str> = lines
+        .lines()
+        .filter_map(|line| line.strip_prefix(&bad))
+        .collect();
+    assert_eq!(starts.len(), 2, "{lines}");
+    assert!(
+        starts[0].starts_with(":1: ") && starts[1].starts_with(":4: "),
+        "{lines}"
+    );
+    assert!(
+        lines.ends_with(&format!("{good}: ok, 1 check\n")),
+        "{lines}"
+    );
 }
 
 #[test]

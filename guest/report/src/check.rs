@@ -187,7 +187,7 @@ pub struct Kind {
 
 impl Kind {
     /// The keys of this kind alone, in the order of the reference.
-    pub fn keys(&self) -> impl Iterator<Item = &'static Key> {
+    pub fn keys(&self) -> impl Iterator<Item = &'static Key> + Clone {
         self.keys.into_iter().flatten()
     }
 }

@@ -1,5 +1,6 @@
 //! What switches and devices are plugged into.
 
+use peerbar_report::{TableError, similar};
 use toml::Spanned;
 
 use super::error::Problem;
@@ -64,10 +65,14 @@ impl AttachPoints {
                 Ok(AttachPoint::HostBridge(bridge.into_inner()))
             }
             Some(unknown) => {
-                let message = format!(
-                    "no {kinds} is named `{}`: declare it, or leave `below` out",
-                    unknown.get_ref()
-                );
+                let name = unknown.get_ref();
+                let message = format!("no {kinds} is named `{name}`");
+                let names = self.names();
+                let known = names.iter().map(String::as_str);
+                if similar(name, known.clone()).is_some() {
+                    return Err(TableError::unknown(unknown.span(), message, name, known).into());
+                }
+                let message = format!("{message}: declare it, or leave `below` out");
                 Err(Problem::new(unknown.span(), message))
             }
         }

@@ -3,8 +3,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use peerbar_report::similar;
 use toml::Table;
 
+use super::ScenarioError;
 use crate::programs::program;
 
 /// The scenario that is always among those that come with peerbar.
@@ -58,6 +60,26 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
         .then(shipped)
         .flatten();
     found.unwrap_or_else(|| path.to_owned())
+}
+
+/// The error about a scenario that is neither a file nor shipped.
+pub(super) fn missing(path: &Path) -> ScenarioError {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let mut files = in_folder(folder.unwrap_or(Path::new(".")));
+    if folder.is_none() {
+        files.extend(shipped());
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let way_out = match similar(&name, files.iter().map(|file| file.name.as_str())) {
+        Some(similar) => format!("did you mean `{}`?", path.with_file_name(similar).display()),
+        None => {
+            "`peerbar list` names all scenarios, and `peerbar init FILE.toml` writes one".to_owned()
+        }
+    };
+    ScenarioError::Missing {
+        path: path.to_owned(),
+        way_out,
+    }
 }
 
 fn scenario_file(path: &Path) -> Option<ScenarioFile> {

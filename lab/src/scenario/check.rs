@@ -139,7 +139,7 @@ mod tests {
             (rdma("{ }", "[1]"), form),
             (
                 rdma("{ vram = \"g1\" }", "[1]"),
-                "x.toml:16: no [[gpu]] is named `g1`: there is g0",
+                "x.toml:16: no [[gpu]] is named `g1`: there is `g0`",
             ),
             (
                 rdma("\"guest-ram\"", "[64, 0]"),
@@ -163,7 +163,7 @@ mod tests {
         for (lines, wanted) in [
             (
                 "kind = \"gpu-mapping\"\ngpu = \"g1\"".to_owned(),
-                "x.toml:13: no [[gpu]] is named `g1`: there is g0",
+                "x.toml:13: no [[gpu]] is named `g1`: there is `g0`",
             ),
             (
                 "kind = \"gpu-beyond-aperture\"\ngpu = \"g0\"".to_owned(),
@@ -180,7 +180,7 @@ mod tests {
             (format!("{file}disks = []"), "x.toml:14: no disk is named"),
             (
                 format!("{file}disks = [\"d1\"]"),
-                "x.toml:16: no [[nvme]] is named `d1`: there is d0",
+                "x.toml:16: no [[nvme]] is named `d1`: there is `d0`",
             ),
             (
                 format!("{file}disks = [\"d0\"]\non = \"xfs\""),
@@ -188,7 +188,8 @@ mod tests {
             ),
             (
                 format!("{file}disks = [\"d0\"]\nstatus = 1"),
-                "x.toml:17: a check of this kind has no key `status`",
+                "x.toml:17: a check of the kind `gpu-file` has no key `status`: there are `gpu`, `disks`, `on`, `by`, `bounce`, `sizes`, `offsets`, \
+                 `threads`, `name`, `timeout`",
             ),
         ] {
             assert_eq!(parse("", &lines).unwrap_err(), wanted, "{lines}");

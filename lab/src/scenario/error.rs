@@ -13,8 +13,13 @@ use crate::exit::Failure;
 #[derive(Debug, Error)]
 pub enum ScenarioError {
     /// There is no such file, nor a shipped scenario of that name.
-    #[error("there is no scenario {}: `peerbar list` names those that there are, `peerbar init FILE.toml` writes one", .0.display())]
-    Missing(PathBuf),
+    #[error("there is no scenario {}: {way_out}", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// The name that was probably meant, or how to find one.
+        way_out: String,
+    },
     /// The file cannot be read.
     #[error("{}: cannot read the scenario", path.display())]
     Unreadable {
@@ -59,18 +64,22 @@ pub(super) struct Problem {
     /// What else of the file has a part in it.
     other: Option<Range<usize>>,
     pub(super) message: String,
+    /// The name that stands at `at` by mistake for this one.
+    pub(super) meant: Option<String>,
 }
 
 impl From<toml::de::Error> for Problem {
     fn from(error: toml::de::Error) -> Self {
-        let at = error.span().unwrap_or(0..0);
-        Self::new(at, plain(error.message()))
+        TableError::of_toml(&error, 0..0).into()
     }
 }
 
 impl From<TableError> for Problem {
     fn from(error: TableError) -> Self {
-        Self::new(error.at, error.message)
+        Self {
+            meant: error.meant,
+            ..Self::new(error.at, error.message)
+        }
     }
 }
 
@@ -80,6 +89,7 @@ impl Problem {
             at,
             other: None,
             message: message.into(),
+            meant: None,
         }
     }
 
@@ -111,15 +121,6 @@ impl Problem {
             line,
             message,
         }
-    }
-}
-
-/// What the parser says, in one line and without the names of our types.
-fn plain(message: &str) -> String {
-    let message = message.replace('\n', ", ");
-    match message.split_once(", expected struct ") {
-        Some((found, _)) => format!("{found}, expected a table"),
-        None => message,
     }
 }
 

@@ -136,7 +136,7 @@ impl GuestGroup {
     }
 
     /// Reads a document from `path`; the text is not set.
-    fn of_document(
+    pub(super) fn of_document(
         document: Spanned<DeTable<'_>>,
         path: &Path,
         interactive: bool,
@@ -485,7 +485,7 @@ mod tests {
             ),
             (
                 "[[switch]]\nname = \"s\"\nguest = \"up\"\n".to_owned(),
-                "20: no [[guest]] is named `up`: there is left, right",
+                "20: no [[guest]] is named `up`: there are `left`, `right`",
             ),
             (
                 "[[nic]]\nguest = \"left\"\nname = \"n1\"\n".to_owned(),
@@ -501,7 +501,7 @@ mod tests {
             ),
             (
                 "[[guest]]\nname = \"up\"\nmemory = \"1G\"\n".to_owned(),
-                "20: unknown field `memory`",
+                "20: there is no key `memory`",
             ),
             (
                 COMMAND.replace("guest = \"right\"\n", ""),
@@ -666,7 +666,7 @@ mod tests {
         assert_eq!(left(&[across]).unwrap(), [across]);
         let error = left(&["own"]).unwrap_err().to_string();
         assert!(
-            error.starts_with("no check is named `own`: there is `right: own`"),
+            error.starts_with("no check is named `own`: there are `right: own`"),
             "{error}"
         );
     }

@@ -83,12 +83,12 @@ mod tests {
             (
                 "nic = \"n0\"",
                 "nic = \"g0\"",
-                "no [[nic]] is named `g0`: there is n0",
+                "no [[nic]] is named `g0`: there is `n0`",
             ),
             (
                 "vram = \"g0\"",
                 "vram = \"n0\"",
-                "no [[gpu]] is named `n0`: there is g0",
+                "no [[gpu]] is named `n0`: there is `g0`",
             ),
             ("\"4K\"", "\"2G\"", "`sizes`: 2G is more than 1G"),
             (

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::ensure;
+use anyhow::anyhow;
 use peerbar_report::{Check, Program};
 
 use crate::guest_files::{GuestFile, GuestPathError};
@@ -30,33 +30,40 @@ pub struct HostProgram {
 }
 
 impl HostProgram {
-    /// Tells whether it can be started.
+    /// Checks that it can be started.
     ///
     /// # Errors
     /// What is wrong with its file, and what to do.
     pub fn is_runnable(&self) -> anyhow::Result<()> {
-        use std::os::unix::fs::PermissionsExt;
+        let checked = runnable(&self.file, self.build.as_deref());
+        checked.map_err(|message| anyhow!("check `{}`: {message}", self.name))
+    }
+}
 
-        let (name, file) = (&self.name, self.file.display());
-        let found = std::fs::metadata(&self.file);
-        let way_out = match &self.build {
+/// Checks that `file`, which is made by `build` if there is one, is a program.
+///
+/// # Errors
+/// What is wrong with it, and what to do.
+pub(super) fn runnable(file: &Path, build: Option<&str>) -> Result<(), String> {
+    use std::os::unix::fs::PermissionsExt;
+
+    let found = std::fs::metadata(file);
+    let file = file.display();
+    let Ok(found) = found else {
+        let way_out = match build {
             Some(build) => format!("`{build}` does not make it: correct `build`, or the path"),
             None => "make it, write a `build`, or correct the path".to_owned(),
         };
-        ensure!(
-            found.is_ok(),
-            "check `{name}`: there is no {file}: {way_out}"
-        );
-        let found = found?;
-        ensure!(
-            found.is_file(),
-            "check `{name}`: {file} is a folder: name the program in it by `program`"
-        );
-        ensure!(
-            found.permissions().mode() & 0o111 != 0,
-            "check `{name}`: {file} is not executable: `chmod +x` it"
-        );
-        Ok(())
+        return Err(format!("there is no {file}: {way_out}"));
+    };
+    if !found.is_file() {
+        return Err(format!(
+            "{file} is a folder: name the program in it by `program`"
+        ));
+    }
+    match found.permissions().mode() & 0o111 {
+        0 => Err(format!("{file} is not executable: `chmod +x` it")),
+        _ => Ok(()),
     }
 }
 

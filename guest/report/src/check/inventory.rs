@@ -200,19 +200,10 @@ impl Inventory {
 fn unknown<'a>(
     table: &str,
     name: &Spanned<String>,
-    known: impl Iterator<Item = &'a str>,
+    known: impl Iterator<Item = &'a str> + Clone,
 ) -> TableError {
-    let known: Vec<&str> = known.collect();
-    let message = format!(
-        "no [[{table}]] is named `{}`: there is {}",
-        name.get_ref(),
-        if known.is_empty() {
-            "none".to_owned()
-        } else {
-            known.join(", ")
-        }
-    );
-    TableError::new(name.span(), message)
+    let message = format!("no [[{table}]] is named `{}`", name.get_ref());
+    TableError::unknown(name.span(), message, name.get_ref(), known)
 }
 
 /// Checks that a disk of `bytes` holds `threads * 2 * (largest offset + largest size)` bytes: two areas for each thread, since

@@ -2,16 +2,16 @@
 //!
 //! serde's tagged enums lose the span of a mistake, so kinds of checks take their values out of the table one by one.
 
-use std::borrow::Cow;
+use std::fmt::Display;
 use std::ops::Range;
 
 use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, Error, ValueDeserializer};
+use toml::de::{DeString, DeTable, DeValue, Error, ValueDeserializer};
 
 use super::inventory::Inventory;
 use super::{Buffer, Check, KINDS, Kind};
-use crate::{Gpu, NvmeDevice, Size, Timeout};
+use crate::{Gpu, NvmeDevice, Size, Timeout, similar, way_out};
 
 /// Most threads of one check.
 const THREADS: std::ops::RangeInclusive<u32> = 1..=64;
@@ -62,6 +62,8 @@ pub struct TableError {
     pub at: Range<usize>,
     /// What is wrong, and what is allowed.
     pub message: String,
+    /// The name that those bytes were probably meant to be.
+    pub meant: Option<String>,
 }
 
 impl TableError {
@@ -70,14 +72,53 @@ impl TableError {
         Self {
             at,
             message: message.into(),
+            meant: None,
         }
     }
 
-    fn of_toml(error: &Error, at: Range<usize>) -> Self {
-        Self::new(
-            error.span().unwrap_or(at),
-            error.message().replace('\n', ", "),
-        )
+    /// `message` about the `name` at the bytes `at`, which is none of `known`, and what was probably meant.
+    pub fn unknown<'k>(
+        at: Range<usize>,
+        message: impl Display,
+        name: &str,
+        known: impl IntoIterator<Item = &'k str> + Clone,
+    ) -> Self {
+        let message = format!("{message}: {}", way_out(name, known.clone()));
+        Self {
+            meant: similar(name, known).map(str::to_owned),
+            ..Self::new(at, message)
+        }
+    }
+
+    /// An error of the parser, in one line and without the names of our types; `at` stands for a place that it lacks.
+    pub fn of_toml(error: &Error, at: Range<usize>) -> Self {
+        let at = error.span().unwrap_or(at);
+        let message = error.message().replace('\n', ", ");
+        if let Some(unknown) = Self::unknown_name(&message, &at) {
+            return unknown;
+        }
+        if let Some(key) = message.strip_prefix("missing field ") {
+            return Self::new(at, format!("the key {key} is missing"));
+        }
+        match message.split_once(", expected struct ") {
+            Some((found, _)) => Self::new(at, format!("{found}, expected a table")),
+            None => Self::new(at, message),
+        }
+    }
+
+    /// A mistyped key or value, which serde reports as "unknown field `a`, expected one of `b`, `c`".
+    fn unknown_name(message: &str, at: &Range<usize>) -> Option<Self> {
+        let is_key = message.starts_with("unknown field ");
+        if !is_key && !message.starts_with("unknown variant ") {
+            return None;
+        }
+        let mut names = message.split('`').skip(1).step_by(2);
+        let (name, known) = (names.next()?, names);
+        let message = match is_key {
+            true => format!("there is no key `{name}`"),
+            false => format!("`{name}` is unknown"),
+        };
+        Some(Self::unknown(at.clone(), message, name, known))
     }
 }
 
@@ -91,7 +132,7 @@ pub struct CheckTable<'i> {
     values: Values<'i>,
 }
 
-type Values<'i> = Vec<(Cow<'i, str>, Spanned<DeValue<'i>>)>;
+type Values<'i> = Vec<(Spanned<DeString<'i>>, Spanned<DeValue<'i>>)>;
 
 impl<'i> CheckTable<'i> {
     /// All `[[check]]` tables of a scenario file.
@@ -110,11 +151,16 @@ impl<'i> CheckTable<'i> {
     fn new(at: Range<usize>, table: &DeTable<'i>) -> Result<Self, TableError> {
         let values = table.iter();
         let mut values: Values<'i> = values
-            .map(|(key, value)| (key.get_ref().clone(), value.clone()))
+            .map(|(key, value)| (key.clone(), value.clone()))
             .collect();
         values.sort_by_key(|(_, value)| value.span().start);
         let kind: Option<Spanned<String>> = take(&mut values, "kind")?;
-        let kind = kind.ok_or_else(|| TableError::new(at, "missing field `kind`"))?;
+        let kind = kind.ok_or_else(|| {
+            TableError::new(
+                at,
+                "the key `kind` is missing: `peerbar list` names all kinds",
+            )
+        })?;
         let found = KINDS.iter().find(|known| known.name == kind.get_ref());
         Ok(Self {
             kind: found.ok_or_else(|| unknown_kind(&kind))?,
@@ -155,6 +201,7 @@ impl<'i> CheckTable<'i> {
     /// # Errors
     /// The first mistake.
     pub fn read(mut self, inventory: &Inventory) -> Result<Check, TableError> {
+        self.knows_keys()?;
         let seconds = take(&mut self.values, "timeout")?;
         let mut keys = Keys {
             inventory,
@@ -168,11 +215,34 @@ impl<'i> CheckTable<'i> {
         let check = (self.kind.read)(&mut keys)?;
         match keys.values.first() {
             // A key without a use would be a demand that the run ignores.
-            Some((key, value)) => Err(TableError::new(
-                value.span(),
-                format!("a check of this kind has no key `{key}`"),
-            )),
+            Some((key, _)) => {
+                let message = format!("`{}` is of no use here: leave it out", key.get_ref());
+                Err(TableError::new(key.span(), message))
+            }
             None => Ok(check),
+        }
+    }
+
+    /// Refuses a key that no check of this kind has, before a mistyped one is missed.
+    fn knows_keys(&self) -> Result<(), TableError> {
+        let known = self.kind.keys().chain(&COMMON_KEYS).map(|key| key.name);
+        let mut keys = self.values.iter().map(|(key, _)| key);
+        let unknown = keys.find(|key| !known.clone().any(|name| name == *key.get_ref()));
+        match unknown {
+            Some(key) => {
+                let message = format!(
+                    "a check of the kind `{}` has no key `{}`",
+                    self.kind.name,
+                    key.get_ref()
+                );
+                Err(TableError::unknown(
+                    key.span(),
+                    message,
+                    key.get_ref(),
+                    known,
+                ))
+            }
+            None => Ok(()),
         }
     }
 }
@@ -191,23 +261,23 @@ fn seconds_of(limit: Spanned<Timeout>, inventory: &Inventory) -> Result<u32, Tab
 }
 
 fn unknown_kind(kind: &Spanned<String>) -> TableError {
-    let known: Vec<String> = KINDS
-        .iter()
-        .map(|kind| format!("`{}`", kind.name))
-        .collect();
-    let message = format!(
-        "unknown variant `{}`, expected one of {}",
-        kind.get_ref(),
-        known.join(", ")
-    );
-    TableError::new(kind.span(), message)
+    let name = kind.get_ref();
+    let message = format!("there is no kind of check `{name}`");
+    let known = KINDS.iter().map(|kind| kind.name);
+    match similar(name, known.clone()) {
+        Some(_) => TableError::unknown(kind.span(), message, name, known),
+        None => TableError::new(
+            kind.span(),
+            format!("{message}: `peerbar list` names all kinds"),
+        ),
+    }
 }
 
 fn take<'i, T: Deserialize<'i>>(
     values: &mut Values<'i>,
     key: &str,
 ) -> Result<Option<Spanned<T>>, TableError> {
-    let Some(index) = values.iter().position(|(name, _)| name == key) else {
+    let Some(index) = values.iter().position(|(name, _)| name.get_ref() == key) else {
         return Ok(None);
     };
     let (_, value) = values.remove(index);

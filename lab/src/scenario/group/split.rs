@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use peerbar_report::TableError;
 use serde::Deserialize;
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue, Deserializer, ValueDeserializer};
@@ -177,12 +178,9 @@ fn divide<'i>(
         let name = String::deserialize(ValueDeserializer::from(named))?;
         let number = guests.iter().position(|guest| guest.name == name);
         let number = number.ok_or_else(|| {
-            let known: Vec<&str> = guests.iter().map(|guest| guest.name.as_str()).collect();
-            let message = format!(
-                "no [[guest]] is named `{name}`: there is {}",
-                known.join(", ")
-            );
-            Problem::new(at, message)
+            let known = guests.iter().map(|guest| guest.name.as_str());
+            let message = format!("no [[guest]] is named `{name}`");
+            TableError::unknown(at, message, &name, known)
         })?;
         owned.push((number, table.clone()));
     }

@@ -1,0 +1,79 @@
+//! Names that were probably mistyped.
+
+use strsim::normalized_damerau_levenshtein;
+
+/// How alike two names are at least, from 0 to 1, for one to stand for the other.
+const LEAST: f64 = 0.6;
+
+/// The one of `known` that `name` probably stands for.
+///
+/// Numbered names, as `disk1` and `disk2`, do not stand for each other: which one is meant cannot be told.
+pub fn similar<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Option<&'k str> {
+    let mut best = None;
+    let mut most = LEAST;
+    for candidate in known {
+        let likeness = normalized_damerau_levenshtein(name, candidate);
+        if likeness >= most && !differ_in_number(name, candidate) {
+            // The first of several equals stays.
+            most = likeness + f64::EPSILON;
+            best = Some(candidate);
+        }
+    }
+    best
+}
+
+/// The end of a message about an unknown `name`: the one that was probably meant, else all that are `known`.
+pub fn way_out<'k>(name: &str, known: impl IntoIterator<Item = &'k str> + Clone) -> String {
+    if let Some(similar) = similar(name, known.clone()) {
+        return format!("did you mean `{similar}`?");
+    }
+    let known: Vec<String> = known.into_iter().map(|name| format!("`{name}`")).collect();
+    match known.as_slice() {
+        [] => "there is none".to_owned(),
+        [only] => format!("there is {only}"),
+        known => format!("there are {}", known.join(", ")),
+    }
+}
+
+fn differ_in_number(one: &str, other: &str) -> bool {
+    let stem = |name: &str| {
+        name.trim_end_matches(|last: char| last.is_ascii_digit())
+            .len()
+    };
+    let (one_stem, other_stem) = (stem(one), stem(other));
+    one_stem < one.len()
+        && other_stem < other.len()
+        && one.get(..one_stem) == other.get(..other_stem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mistyped_name_is_recognized() {
+        let keys = ["name", "cmb", "cmb-queues", "namespaces", "size", "sizes"];
+        for (name, meant) in [
+            ("cmbb", Some("cmb")),
+            ("cmb_queues", Some("cmb-queues")),
+            ("namespace", Some("namespaces")),
+            ("sise", Some("size")),
+            ("anme", Some("name")),
+            ("colour", None),
+            ("", None),
+        ] {
+            assert_eq!(similar(name, keys), meant, "{name}");
+        }
+    }
+
+    #[test]
+    fn numbered_names_do_not_stand_for_each_other() {
+        let disks = ["disk0", "disk1"];
+        assert_eq!(similar("disk7", disks), None);
+        assert_eq!(similar("dsk1", disks), Some("disk1"));
+        assert_eq!(similar("disk", disks), Some("disk0"));
+        assert_eq!(way_out("disk7", disks), "there are `disk0`, `disk1`");
+        assert_eq!(way_out("dsk1", disks), "did you mean `disk1`?");
+        assert_eq!(way_out("disk7", []), "there is none");
+    }
+}

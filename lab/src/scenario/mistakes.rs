@@ -1,0 +1,588 @@
+//! All mistakes of a scenario file at once.
+//!
+//! Reading a scenario ends at its first mistake. To find the next one, a review corrects the document in memory and reads it again: a
+//! mistyped name becomes the one that was meant, anything else that is wrong is left out. Complaints that only follow from what was
+//! left out are not reported.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::path::Path;
+
+use peerbar_report::similar;
+use toml::Spanned;
+use toml::de::{DeArray, DeString, DeTable, DeValue};
+
+use super::error::Problem;
+use super::{GuestGroup, Scenario, ScenarioError, catalogue, file_text, group, names, program};
+
+/// Most mistakes that a review looks for.
+const MOST: usize = 100;
+/// Stands for a scenario's name that is refused.
+const ANY_NAME: &str = "scenario";
+
+/// What a review of a scenario file has found.
+#[derive(Debug)]
+pub struct Review {
+    /// The mistakes, in the order of their lines.
+    pub mistakes: Vec<ScenarioError>,
+    /// How many checks the file has.
+    pub checks: usize,
+}
+
+/// What is known of the world outside of a scenario; `None` where nothing is.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// QEMU's processor models.
+    pub cpus: Option<BTreeSet<String>>,
+    /// The names of Debian's packages.
+    pub packages: Option<BTreeSet<String>>,
+}
+
+/// Reviews a scenario file, or the shipped one of a bare name.
+///
+/// # Errors
+/// The file is missing or cannot be read.
+pub fn review(path: &Path, known: &Known) -> Result<Review, ScenarioError> {
+    let path = catalogue::resolve(path);
+    let text = file_text(&path)?;
+    let (document, errors) = DeTable::parse_recoverable(&text);
+    let checks = document.get_ref().get("check").map(Spanned::get_ref);
+    let checks = checks.and_then(DeValue::as_array);
+    let checks = checks.map_or(0, |tables| tables.len());
+    let mut problems: Vec<Problem> = errors.into_iter().map(Problem::from).collect();
+    // What is left of a file with wrong syntax would be misread.
+    if problems.is_empty() {
+        let outside = outside(document.get_ref(), &path, known);
+        problems = Reviewed::of(document, &path).problems();
+        let is_new = |new: &Problem| !problems.iter().any(|problem| problem.at == new.at);
+        let outside: Vec<Problem> = outside.into_iter().filter(is_new).collect();
+        problems.extend(outside);
+    }
+    problems.sort_by_key(|problem| problem.at.start);
+    let mistakes = problems.into_iter();
+    let mistakes = mistakes.map(|problem| problem.locate(path.clone(), &text));
+    Ok(Review {
+        mistakes: mistakes.collect(),
+        checks,
+    })
+}
+
+/// A document under review.
+struct Reviewed<'i, 'p> {
+    document: Spanned<DeTable<'i>>,
+    path: &'p Path,
+    /// The starts of tables that something was left out of.
+    damaged: BTreeSet<usize>,
+    /// What was left out.
+    removed: Vec<Range<usize>>,
+    /// The names of those, and of tables that were left out.
+    lost: BTreeSet<String>,
+    /// The starts of what was corrected: a correction that does not help is left out.
+    corrected: BTreeSet<usize>,
+}
+
+impl<'i, 'p> Reviewed<'i, 'p> {
+    fn of(document: Spanned<DeTable<'i>>, path: &'p Path) -> Self {
+        Self {
+            document,
+            path,
+            damaged: BTreeSet::new(),
+            removed: Vec::new(),
+            lost: BTreeSet::new(),
+            corrected: BTreeSet::new(),
+        }
+    }
+
+    /// Reads and corrects the document until it makes sense.
+    fn problems(mut self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        for _ in 0..MOST {
+            let Err(problem) = read(self.document.clone(), self.path) else {
+                break;
+            };
+            let Some(place) = Place::of(self.document.get_ref(), &problem.at) else {
+                problems.push(problem);
+                break;
+            };
+            let follows = self.follows_from_others(&problem, &place);
+            let goes_on = self.correct(&problem, &place);
+            if !follows {
+                problems.push(problem);
+            }
+            if !goes_on {
+                break;
+            }
+        }
+        problems
+    }
+
+    /// Whether the problem would perhaps not be there without others.
+    fn follows_from_others(&self, problem: &Problem, place: &Place) -> bool {
+        if problem.meant.is_some() {
+            return false;
+        }
+        let is_around =
+            |inner: &Range<usize>| place.span.start <= inner.start && inner.end <= place.span.end;
+        if self.corrected.contains(&place.span.start) || self.removed.iter().any(is_around) {
+            return true;
+        }
+        let Some(table) = &place.table else {
+            // A name that is right stands for the file as a whole.
+            return place.is_name && place.has_fitting_name() && !self.removed.is_empty();
+        };
+        let is_whole = place.is_name || place.span == table.span;
+        if is_whole && self.damaged.contains(&table.span.start) {
+            return true;
+        }
+        let names = if is_whole { &table.words } else { &place.words };
+        names.iter().any(|word| self.lost.contains(word))
+    }
+
+    /// Corrects what is wrong at `place`, or leaves it out. Returns `false` if neither can be done.
+    fn correct(&mut self, problem: &Problem, place: &Place) -> bool {
+        let is_new = self.corrected.insert(place.span.start);
+        let edit = match (&problem.meant, &place.table) {
+            (Some(meant), _) if is_new => Edit::Rename(meant.clone()),
+            // The name of the scenario stands for the file as a whole.
+            (_, None) if place.is_name && is_new => Edit::Rename(ANY_NAME.to_owned()),
+            (_, None) if place.is_name => return false,
+            _ => Edit::Remove,
+        };
+        let before = names_of_tables(self.document.get_ref());
+        let Some(edit) = edit.apply(self.document.get_mut(), &place.span) else {
+            return false;
+        };
+        if matches!(edit, Edit::Remove) {
+            self.removed.push(place.span.clone());
+            let after = names_of_tables(self.document.get_ref());
+            self.lost.extend(before.difference(&after).cloned());
+            if let Some(table) = &place.table {
+                self.damaged.insert(table.span.start);
+                self.lost.extend(table.name.clone());
+            }
+        }
+        true
+    }
+}
+
+/// What `document` wants of the world outside and is not there: processor models, packages, and the programs of checks.
+fn outside(document: &DeTable<'_>, path: &Path, known: &Known) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let elements = |key: &str| -> &[Spanned<DeValue<'_>>] {
+        let value = document.get(key).map(Spanned::get_ref);
+        let elements = value.and_then(DeValue::as_array);
+        elements.map_or(&[], |elements| elements.iter().as_slice())
+    };
+    let guests = elements("guest").iter();
+    let machines = guests.filter_map(|guest| guest.get_ref().get("machine"));
+    for machine in document.get("machine").into_iter().chain(machines) {
+        let (Some(cpu), Some(known)) = (machine.get_ref().get("cpu"), &known.cpus) else {
+            continue;
+        };
+        problems.extend(unknown_cpu(cpu, known));
+    }
+    if let Some(known) = &known.packages {
+        let names = elements("packages").iter();
+        problems.extend(names.filter_map(|name| unknown_package(name, known)));
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let checks = elements("check").iter();
+    problems.extend(checks.filter_map(|check| missing_program(check.get_ref(), folder)));
+    problems
+}
+
+fn unknown_cpu(cpu: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> Option<Problem> {
+    // Properties follow a comma. QEMU lists `host` only where it can be had.
+    let model = cpu.get_ref().as_str()?.split(',').next()?;
+    if known.contains(model) || model == "host" {
+        return None;
+    }
+    let way_out = match similar(model, known.iter().map(String::as_str)) {
+        Some(similar) => format!("did you mean `{similar}`?"),
+        None => "`-cpu help` of QEMU lists those that there are".to_owned(),
+    };
+    let message = format!("QEMU has no processor model `{model}`: {way_out}");
+    Some(Problem::new(cpu.span(), message))
+}
+
+fn unknown_package(package: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> Option<Problem> {
+    let name = package.get_ref().as_str()?;
+    if known.contains(name) || name.starts_with('@') {
+        return None;
+    }
+    let way_out = match similar(name, known.iter().map(String::as_str)) {
+        Some(similar) => format!("did you mean `{similar}`?"),
+        None => "correct the name, or leave it out".to_owned(),
+    };
+    let message = format!("`packages`: Debian has no package `{name}`: {way_out}");
+    Some(Problem::new(package.span(), message))
+}
+
+/// The program of a check that no `build` makes.
+fn missing_program(check: &DeValue<'_>, folder: &Path) -> Option<Problem> {
+    let text = |key: &str| check.get(key).and_then(|value| value.get_ref().as_str());
+    let path = check.get("path")?;
+    if text("kind") != Some("program") || text("build").is_some() {
+        return None;
+    }
+    let file = folder.join(path.get_ref().as_str()?);
+    let file = text("program").map_or(file.clone(), |program| file.join(program));
+    let message = program::runnable(&file, None).err()?;
+    Some(Problem::new(path.span(), message))
+}
+
+/// The names of all tables.
+fn names_of_tables(document: &DeTable<'_>) -> BTreeSet<String> {
+    let arrays = document
+        .values()
+        .filter_map(|value| value.get_ref().as_array());
+    let names = arrays.flat_map(|tables| tables.iter().filter_map(name));
+    names.collect()
+}
+
+/// The value of a table's `name`.
+fn name(table: &Spanned<DeValue<'_>>) -> Option<String> {
+    let name = table.get_ref().get("name")?;
+    name.get_ref().as_str().map(str::to_owned)
+}
+
+/// Reads the scenario, whose text is not kept.
+fn read(document: Spanned<DeTable<'_>>, path: &Path) -> Result<(), Problem> {
+    if document.get_ref().contains_key("guest") {
+        return GuestGroup::of_document(document, path, true).map(drop);
+    }
+    group::refuse(document.get_ref())?;
+    Scenario::of_document(document, path, true).map(drop)
+}
+
+/// The smallest key, value or table around a problem.
+struct Place {
+    span: Range<usize>,
+    /// Whether it is a `name` or a `kind`, which errors about a whole table point to.
+    is_name: bool,
+    /// The strings in it.
+    words: Vec<String>,
+    /// The table of the top level that it is in.
+    table: Option<Table>,
+}
+
+/// An element of an array of tables, as `[[nvme]]`, or a table, as `[machine]`.
+struct Table {
+    span: Range<usize>,
+    name: Option<String>,
+    /// The strings in it.
+    words: Vec<String>,
+}
+
+impl Place {
+    fn of(document: &DeTable<'_>, at: &Range<usize>) -> Option<Self> {
+        let mut items = Vec::new();
+        for (key, value) in document.iter() {
+            items.push(Item::of_key(key, None));
+            let elements = match value.get_ref() {
+                DeValue::Array(elements) if elements.iter().all(|one| one.get_ref().is_table()) => {
+                    elements.iter().as_slice()
+                }
+                _ => std::slice::from_ref(value),
+            };
+            for element in elements {
+                let table = Some(element).filter(|element| element.get_ref().is_table());
+                Item::collect(key.get_ref(), element, table, &mut items);
+            }
+        }
+        let around = |item: &Item<'_, '_>| item.span.start <= at.start && at.end <= item.span.end;
+        let around = items.into_iter().filter(around);
+        // Of equal spans, the innermost comes last.
+        let smallest = around.rev().min_by_key(|item| item.span.len())?;
+        Some(Self {
+            is_name: matches!(smallest.key, "name" | "kind"),
+            words: smallest.value.map(words).unwrap_or_default(),
+            table: smallest.table.map(Table::of),
+            span: smallest.span,
+        })
+    }
+}
+
+impl Place {
+    fn has_fitting_name(&self) -> bool {
+        let name = self.words.first().cloned().unwrap_or_default();
+        names::fitting(Spanned::new(0..0, name), names::LONGEST_SCENARIO).is_ok()
+    }
+}
+
+impl Table {
+    fn of(table: &Spanned<DeValue<'_>>) -> Self {
+        Self {
+            span: table.span(),
+            name: name(table),
+            words: words(table.get_ref()),
+        }
+    }
+}
+
+/// A key or a value of a document.
+struct Item<'d, 'i> {
+    span: Range<usize>,
+    key: &'d str,
+    value: Option<&'d DeValue<'i>>,
+    table: Option<&'d Spanned<DeValue<'i>>>,
+}
+
+impl<'d, 'i> Item<'d, 'i> {
+    fn of_key(key: &'d Spanned<DeString<'i>>, table: Option<&'d Spanned<DeValue<'i>>>) -> Self {
+        Self {
+            span: key.span(),
+            key: "",
+            value: None,
+            table,
+        }
+    }
+
+    /// The `value` of `key`, and all in it.
+    fn collect(
+        key: &'d str,
+        value: &'d Spanned<DeValue<'i>>,
+        table: Option<&'d Spanned<DeValue<'i>>>,
+        items: &mut Vec<Self>,
+    ) {
+        items.push(Self {
+            span: value.span(),
+            key,
+            value: Some(value.get_ref()),
+            table,
+        });
+        match value.get_ref() {
+            DeValue::Array(elements) => {
+                let elements = elements.iter();
+                elements.for_each(|element| Self::collect("", element, table, items));
+            }
+            DeValue::Table(inner) => {
+                for (key, value) in inner.iter() {
+                    items.push(Self::of_key(key, table));
+                    Self::collect(key.get_ref(), value, table, items);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The strings in `value`.
+fn words(value: &DeValue<'_>) -> Vec<String> {
+    match value {
+        DeValue::String(word) => vec![word.clone().into_owned()],
+        DeValue::Array(elements) => elements
+            .iter()
+            .flat_map(|one| words(one.get_ref()))
+            .collect(),
+        DeValue::Table(table) => table
+            .values()
+            .flat_map(|one| words(one.get_ref()))
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+/// A change of the key or the value at a span.
+#[derive(Clone)]
+enum Edit {
+    Rename(String),
+    Remove,
+}
+
+impl Edit {
+    /// Changes the first key or value of `table` that is at `span`, and returns how. A key whose new name is taken is removed.
+    fn apply(&self, table: &mut DeTable<'_>, span: &Range<usize>) -> Option<Self> {
+        let is_value = |value: &Spanned<DeValue<'_>>| {
+            // An array of tables is where its first one is.
+            let inner = value.get_ref().as_array();
+            let mut inner = inner.into_iter().flat_map(|elements| elements.iter());
+            value.span() == *span && !inner.any(|element| element.span() == *span)
+        };
+        let is_at = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
+            key.span() == *span || (matches!(self, Self::Remove) && is_value(value))
+        };
+        let found = table.iter().find(|&entry| is_at(entry));
+        let Some(key) = found.map(|(key, _)| key.get_ref().clone().into_owned()) else {
+            let mut values = table.iter_mut().map(|(_, value)| value);
+            return values.find_map(|value| self.apply_to(value, span));
+        };
+        let value = table.remove(key.as_str());
+        match (self, value) {
+            (Self::Rename(name), Some(value)) if !table.contains_key(name.as_str()) => {
+                let name = Spanned::new(span.clone(), Cow::Owned(name.clone()));
+                table.insert(name, value);
+                Some(self.clone())
+            }
+            _ => Some(Self::Remove),
+        }
+    }
+
+    fn apply_to(&self, value: &mut Spanned<DeValue<'_>>, span: &Range<usize>) -> Option<Self> {
+        if let (Self::Rename(name), true) = (self, value.span() == *span) {
+            *value.get_mut() = DeValue::String(Cow::Owned(name.clone()));
+            return Some(self.clone());
+        }
+        match value.get_mut() {
+            DeValue::Table(table) => self.apply(table, span),
+            DeValue::Array(elements) => {
+                let is_removed = |element: &Spanned<DeValue<'_>>| {
+                    matches!(self, Self::Remove) && element.span() == *span
+                };
+                if elements.iter().any(is_removed) {
+                    let others = elements.iter().filter(|element| !is_removed(element));
+                    *elements = others.cloned().collect::<DeArray<'_>>();
+                    return Some(Self::Remove);
+                }
+                elements
+                    .iter_mut()
+                    .find_map(|element| self.apply_to(element, span))
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The lines with mistakes, and the mistakes.
+    fn mistakes(text: &str) -> Vec<String> {
+        mistakes_with(text, &Known::default())
+    }
+
+    fn mistakes_with(text: &str, known: &Known) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.toml");
+        std::fs::write(&file, text).unwrap();
+        let review = review(&file, known).unwrap();
+        let start = format!("{}:", file.display());
+        let mistakes = review.mistakes.iter().map(ToString::to_string);
+        mistakes
+            .map(|mistake| mistake.strip_prefix(&start).unwrap().to_owned())
+            .collect()
+    }
+
+    const DISK: &str = "name = \"x\"\n[[nvme]]\nname = \"disk0\"\ncmb = \"64M\"\nnamespaces = [{ ram = \"1M\" }]\n";
+
+    #[test]
+    fn every_mistake_is_reported_with_its_line() {
+        let text = "name = \"a b\"\ntimeot = \"60s\"\n[machine]\nmemory = \"97M\"\niommu = \"intle\"\n\
+            [[nvme]]\nname = \"disk0\"\ncmbb = \"64M\"\nblock-size = 513\nnamespaces = [{ ram = \"1M\" }]\n\
+            [[gpu]]\nname = \"gpu0\"\nvram = \"64MB\"\nbelow = \"sw\"\n\
+            [[check]]\nkind = \"provder\"\ndevice = \"dsk0\"\n\
+            [[check]]\nkind = \"provider\"\ndevise = \"disk0\"\n\
+            [[check]]\nkind = \"provider\"\ndevice = \"disk7\"\n";
+        let found = mistakes(text);
+        let starts = [
+            "1: `a b` is no name",
+            "2: there is no key `timeot`: did you mean `timeout`?",
+            "4: `memory = \"97M\"`: ",
+            "5: `intle` is unknown: did you mean `intel`?",
+            "8: there is no key `cmbb`: did you mean `cmb`?",
+            "9: ",
+            "13: `64MB` is no size",
+            "14: no [[switch]] or [[host-bridge]] is named `sw`: declare it",
+            "16: there is no kind of check `provder`: did you mean `provider`?",
+            "17: no [[nvme]] is named `dsk0`: did you mean `disk0`?",
+            "20: a check of the kind `provider` has no key `devise`: did you mean `device`?",
+            "23: no [[nvme]] is named `disk7`: there is `disk0`",
+        ];
+        assert_eq!(found.len(), starts.len(), "{found:#?}");
+        for (mistake, start) in found.iter().zip(starts) {
+            assert!(mistake.starts_with(start), "{mistake:?} {start:?}");
+        }
+    }
+
+    #[test]
+    fn mistake_has_no_followers() {
+        // A disk without its CMB, and one without a name, are named by checks.
+        let check = "[[check]]\nkind = \"provider\"\ndevice = \"disk0\"\n";
+        for (from, to) in [("64M", "64Q"), ("disk0\"\ncmb", "0\"\ncmb"), ("1M", "1Q")] {
+            let found = mistakes(&format!("{DISK}{check}").replacen(from, to, 1));
+            assert_eq!(found.len(), 1, "{found:#?}");
+        }
+        assert!(mistakes(&format!("{DISK}{check}")).is_empty());
+    }
+
+    #[test]
+    fn what_is_not_there_is_a_mistake() {
+        let top =
+            "tools = true\npackages = [\"prf\", \"gdb\"]\nmachine = { cpu = \"EPIC,+svm\" }\n";
+        let check = "[[check]]\nkind = \"program\"\npath = \"missing\"\n";
+        let text = format!("{top}{DISK}{check}");
+        let found = mistakes(&text);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert!(found[0].starts_with("11: there is no "), "{found:#?}");
+        let set = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
+        let known = Known {
+            cpus: set(&["EPYC", "max"]),
+            packages: set(&["perf", "gdb"]),
+        };
+        let found = mistakes_with(&text, &known);
+        let starts = [
+            "2: `packages`: Debian has no package `prf`: did you mean `perf`?",
+            "3: QEMU has no processor model `EPIC`: did you mean `EPYC`?",
+            "11: ",
+        ];
+        assert_eq!(found.len(), starts.len(), "{found:#?}");
+        for (mistake, start) in found.iter().zip(starts) {
+            assert!(mistake.starts_with(start), "{mistake:?} {start:?}");
+        }
+    }
+
+    #[test]
+    fn table_that_is_left_out_hides_no_other() {
+        let check = "[[check]]\nname = \"a\"\n[[check]]\nkind = \"provider\"\ndevice = \"disk7\"\n";
+        let found = mistakes(&format!("{DISK}{check}"));
+        assert_eq!(found.len(), 2, "{found:#?}");
+    }
+
+    #[test]
+    fn file_as_a_whole_is_wrong_once() {
+        let found = mistakes("name = \"x\"\n");
+        assert_eq!(found.len(), 1, "{found:#?}");
+        assert!(found[0].starts_with("1: there is no device"), "{found:#?}");
+        let found = mistakes("nmae = \"x\"\n");
+        assert_eq!(found.len(), 2, "{found:#?}");
+    }
+
+    #[test]
+    fn errors_of_syntax_are_reported_alone() {
+        let found = mistakes("name = \"x\ncolour = 1\n[[nvme]\nnames = 1\n");
+        assert!(found.len() >= 2, "{found:#?}");
+        assert!(found[0].starts_with("1: "), "{found:#?}");
+    }
+
+    #[test]
+    fn guests_of_several_are_reviewed_together() {
+        let text = format!(
+            "{}[[guest]]\nname = \"left\"\n[[guest]]\nname = \"right\"\ncolour = 1\n\
+             [[check]]\nguest = \"lft\"\nkind = \"provider\"\ndevice = \"disk0\"\nsizes = 4\n",
+            DISK.replacen("[[nvme]]", "[[nvme]]\nguest = \"left\"", 1)
+        );
+        let found = mistakes(&text);
+        let lines: Vec<&str> = found
+            .iter()
+            .filter_map(|one| one.split(':').next())
+            .collect();
+        assert_eq!(lines, ["11", "13", "16"], "{found:#?}");
+    }
+
+    #[test]
+    fn project_s_scenarios_have_no_mistake() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
+        for file in super::super::in_folder(&folder) {
+            let review = review(&file.path, &Known::default()).unwrap();
+            assert!(
+                review.mistakes.is_empty(),
+                "{}: {:#?}",
+                file.name,
+                review.mistakes
+            );
+            assert!(review.checks > 0, "{}", file.name);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! `peerbar check`: the mistakes of scenario files, found without a guest.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use peerbar_images::{Cache, package_names};
+use peerbar_lab::artifacts::Own;
+use peerbar_lab::exit::Failure;
+use peerbar_lab::present;
+use peerbar_lab::scenario::{Known, Review, review};
+use peerbar_lab::terminal::{print, say};
+
+/// Prints the mistakes of each of `files`, or that it has none. Nothing is fetched: processor models and packages are checked if the
+/// cache knows them.
+pub(crate) fn check(files: &[PathBuf]) -> Result<ExitCode, Failure> {
+    let known = known()?;
+    let mut code = ExitCode::SUCCESS;
+    for file in files {
+        let review = review(file, &known)?;
+        if !review.mistakes.is_empty() {
+            code = ExitCode::FAILURE;
+        }
+        print(&text(file, &review))?;
+    }
+    Ok(code)
+}
+
+/// What QEMU and the lists of packages in the cache say. It is said what is not checked.
+fn known() -> Result<Known, Failure> {
+    let cache = Cache::open()?;
+    let qemu = present::qemu(&Own::default(), &cache)?;
+    let known = Known {
+        cpus: qemu.map(|qemu| qemu.cpu_models()).transpose()?,
+        packages: package_names(&cache)?,
+    };
+    let unknown = [
+        ("processor models", known.cpus.is_none()),
+        ("names of packages", known.packages.is_none()),
+    ];
+    let unknown = unknown.into_iter().filter(|(_, is_unknown)| *is_unknown);
+    let unknown: Vec<&str> = unknown.map(|(name, _)| name).collect();
+    if !unknown.is_empty() {
+        say(format_args!(
+            "peerbar: {} are not checked: the cache has no list of them before the first download",
+            unknown.join(" and ")
+        ));
+    }
+    Ok(known)
+}
+
+/// A line for each mistake, or one line that tells that there is none.
+fn text(file: &Path, review: &Review) -> String {
+    if !review.mistakes.is_empty() {
+        let lines = review.mistakes.iter();
+        return lines.map(|mistake| format!("{mistake}\n")).collect();
+    }
+    let file = file.display();
+    match review.checks {
+        0 => format!(
+            "{file}: ok, but without a [[check]]: `peerbar shell {file}` takes it, `peerbar run` does not\n"
+        ),
+        1 => format!("{file}: ok, 1 check\n"),
+        checks => format!("{file}: ok, {checks} checks\n"),
+    }
+}
