@@ -24,7 +24,7 @@ use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::qemu::{Boot, Sockets};
-use peerbar_lab::scenario::{GroupGuest, Scenario};
+use peerbar_lab::scenario::{GroupGuest, HostProgram, Scenario};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::terminal::print;
@@ -101,6 +101,14 @@ fn dry_text(
         is_dry_run: true,
         ..GuestNeeds::of(scenario)
     };
+    // What is built can only be missed after that.
+    let mut given = scenario
+        .programs
+        .iter()
+        .filter(|program| program.build.is_none());
+    given
+        .try_for_each(HostProgram::is_runnable)
+        .map_err(Failure::Usage)?;
     let artifacts = artifacts(options, needs, signals)?;
     let boot = boot(options, scenario, &artifacts);
     dry_run::text(&artifacts, &boot, scenario, sockets)
