@@ -17,7 +17,7 @@ use crate::error::io_error;
 use crate::pipe::pipe_to;
 use crate::progress::Progress;
 use crate::recipe::{BACKPORTS, PREFERENCES, SUITE};
-use crate::{manifest, mirror};
+use crate::{Cache, manifest, mirror, package_names};
 
 /// Lines of output that a failure shows.
 const TAIL: usize = 12;
@@ -33,23 +33,30 @@ pub(crate) struct Bootstrapped {
     pub(crate) packages: BTreeMap<String, String>,
 }
 
-/// Unpacks `packages` and what they depend on into `target`.
+/// Unpacks `packages` and what they depend on into `target`. The names of all packages are kept in `cache`.
 pub(crate) fn run(
     target: &Path,
     packages: &[&str],
-    log: &Path,
+    cache: &Cache,
     lock: &BuildLock,
     progress: &Progress,
 ) -> Result<Bootstrapped, ImageError> {
     let mirror = mirror::find();
-    let expired = unpack(target, packages, mirror.as_deref(), log, lock, progress)?;
+    let log = log(cache);
+    let expired = unpack(target, packages, mirror.as_deref(), &log, lock, progress)?;
+    package_names::keep(target, cache.path())?;
     let archives = target.join(ARCHIVES);
     let packages = manifest::packages_in(&archives)?;
     fs::remove_dir_all(&archives).map_err(io_error("remove", &archives))?;
     Ok(Bootstrapped { expired, packages })
 }
 
-/// Does so, and leaves the archives. Returns whether the suite's release file had expired.
+/// The output of the last mmdebstrap.
+pub(crate) fn log(cache: &Cache) -> PathBuf {
+    cache.path().join("mmdebstrap.log")
+}
+
+/// Does so, and leaves the archives and the lists. Returns whether the suite's release file had expired.
 fn unpack(
     target: &Path,
     packages: &[&str],
@@ -104,7 +111,7 @@ fn arguments(
         // No maintainer script runs in this variant, so none can harm the host; and without a chroot there are
         // no mounts that a killed run would leave behind, and no need of root or of subordinate user ids.
         "--mode=chrootless".to_owned(),
-        "--skip=check/chrootless,cleanup/apt/cache".to_owned(),
+        "--skip=check/chrootless,cleanup/apt/cache,cleanup/apt/lists".to_owned(),
         "--architectures=amd64".to_owned(),
         "--aptopt=Apt::Install-Recommends \"false\"".to_owned(),
         "--aptopt=Acquire::Retries \"3\"".to_owned(),

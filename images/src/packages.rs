@@ -111,8 +111,7 @@ fn build(entry: &Path, names: &[&str], cache: &Cache, lock: &BuildLock) -> Resul
     ));
     let tree = entry.join(TREE);
     fs::create_dir(entry).map_err(io_error("create", entry))?;
-    let log = cache.path().join("mmdebstrap.log");
-    let made = bootstrap::run(&tree, names, &log, lock, &progress)?;
+    let made = bootstrap::run(&tree, names, cache, lock, &progress)?;
     strip(&tree)?;
     let path = entry.join(MANIFEST);
     let text = format!("{:#}\n", serde_json::json!(made.packages));

@@ -1,5 +1,6 @@
 //! Which QEMU to start, and how.
 
+use std::collections::BTreeSet;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -166,6 +167,14 @@ impl Qemu {
         }
     }
 
+    /// The processor models that it has, as for `-cpu`.
+    ///
+    /// # Errors
+    /// It does not start.
+    pub fn cpu_models(&self) -> Result<BTreeSet<String>, ImageError> {
+        Ok(cpu_models(&self.ask("-cpu help")?))
+    }
+
     fn plain(program: PathBuf, origin: Origin) -> Self {
         Self {
             program,
@@ -259,6 +268,14 @@ impl Probe {
     }
 }
 
+/// The models in the answer to `-cpu help`: those of its first paragraph, one in a line.
+fn cpu_models(answer: &str) -> BTreeSet<String> {
+    let lines = answer.lines().skip(1);
+    let lines = lines.take_while(|line| !line.trim().is_empty());
+    let names = lines.filter_map(|line| line.split_whitespace().next());
+    names.map(str::to_owned).collect()
+}
+
 fn has_qboot(folders: &[PathBuf]) -> bool {
     folders.iter().any(|folder| folder.join(QBOOT).is_file())
 }
@@ -324,6 +341,14 @@ mod tests {
             Some(OsStr::new("/r/usr/lib/x86_64-linux-gnu/qemu")),
         );
         assert_eq!(qemu.command().get_envs().collect::<Vec<_>>(), [module_dir]);
+    }
+
+    #[test]
+    fn processor_models_are_those_of_the_first_paragraph() {
+        let answer = "Available CPUs:\n  EPYC                  (alias configured by machine type)\n  EPYC-v1               AMD\n  max\n\n\
+            Recognized CPUID flags:\n  3dnow avx\n";
+        let models = cpu_models(answer);
+        assert_eq!(Vec::from_iter(&models), ["EPYC", "EPYC-v1", "max"]);
     }
 
     #[test]

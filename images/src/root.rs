@@ -75,10 +75,10 @@ fn build(entry: &Path, cache: &Cache, lock: &BuildLock) -> Result<(), ImageError
         cache.path().display()
     ));
     let tree = entry.join(TREE);
-    let log = cache.path().join("mmdebstrap.log");
+    let log = bootstrap::log(cache);
     fs::create_dir(entry).map_err(io_error("create", entry))?;
     let packages: Vec<_> = recipe::packages().collect();
-    let made = bootstrap::run(&tree, &packages, &log, lock, &progress)?;
+    let made = bootstrap::run(&tree, &packages, cache, lock, &progress)?;
     finish(&tree)?;
     let release = kernel_release(&tree, &log)?;
     depmod::run(&tree, &tree, &release)?;
