@@ -20,6 +20,7 @@ use peerbar_nvme::{PollPolicy, WORKERS};
 use peerbar_report::Timeout;
 use peerbar_results::Shard;
 
+use crate::completion;
 use crate::cp::Cp;
 use crate::exec::Exec;
 use crate::guest_folder::GuestName;
@@ -131,7 +132,7 @@ pub(crate) enum Command {
     #[command(before_help = "Examples:\n  peerbar check my.toml\n  peerbar check scenarios/*.toml")]
     Check {
         /// Scenario files, or names of shipped scenarios.
-        #[arg(required = true, value_name = "FILE")]
+        #[arg(required = true, value_name = "FILE", add = completion::scenarios())]
         files: Vec<PathBuf>,
     },
     /// Lists the scenarios and the kinds of checks, or explains one of them.
@@ -186,7 +187,7 @@ pub(crate) enum Command {
 #[derive(Args)]
 pub(crate) struct Run {
     /// Scenario files, which run one after the other [default: the built-in demo].
-    #[arg(value_name = "SCENARIO")]
+    #[arg(value_name = "SCENARIO", add = completion::scenarios())]
     pub scenarios: Vec<PathBuf>,
     /// Print the command lines of the servers and of QEMU, to read or to change, and start nothing.
     #[arg(long)]
@@ -198,7 +199,7 @@ pub(crate) struct Run {
     #[arg(short, long)]
     pub verbose: bool,
     /// A check to run, by its name in the results; repeat it for more [default: all].
-    #[arg(long = "check", value_name = "NAME")]
+    #[arg(long = "check", value_name = "NAME", add = completion::checks())]
     pub checks: Vec<String>,
     /// Record every command and DMA, and trace the guest's kernel, for `peerbar trace`. That takes time.
     #[arg(long)]
@@ -241,6 +242,7 @@ pub(crate) struct Run {
 )]
 pub(crate) struct Devices {
     /// Scenario file [default: the built-in demo].
+    #[arg(add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
     /// Which guest of that scenario.
     #[command(flatten)]
@@ -271,6 +273,7 @@ pub(crate) struct Devices {
 #[command(before_help = "Examples:\n  peerbar doctor\n  peerbar doctor scenarios/gpu.toml --json")]
 pub(crate) struct Doctor {
     /// Scenario file [default: the built-in demo].
+    #[arg(add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
     /// Which guest of that scenario.
     #[command(flatten)]
@@ -339,6 +342,7 @@ pub(crate) struct Trace {
 #[derive(Args)]
 pub(crate) struct List {
     /// A kind of check, which is explained with its keys, or a scenario [default: all, without keys].
+    #[arg(add = completion::listed())]
     pub name: Option<String>,
     /// Print JSON.
     #[arg(long)]
@@ -355,8 +359,10 @@ fn workers() -> RangedI64ValueParser<u8> {
 #[derive(Args)]
 pub(crate) struct Explain {
     /// Provider, the device that owns the memory [default: those of the last failed check between devices, or all].
+    #[arg(add = completion::devices())]
     pub provider: Option<String>,
     /// Client, the device that issues the DMA [default: all].
+    #[arg(add = completion::devices())]
     pub client: Option<String>,
     /// Folder of the run to explain.
     #[arg(long, value_name = "FOLDER", default_value = "runs/latest")]
@@ -365,7 +371,7 @@ pub(crate) struct Explain {
     #[command(flatten)]
     pub guest: GuestName,
     /// Explain what would happen in a scenario, and run nothing.
-    #[arg(long, value_name = "FILE", conflicts_with = "run")]
+    #[arg(long, value_name = "FILE", conflicts_with = "run", add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
@@ -417,6 +423,7 @@ pub(crate) struct Matrix {
 #[derive(Args)]
 pub(crate) struct Inject {
     /// Name of the device, or `fabric`.
+    #[arg(add = completion::devices())]
     pub device: String,
     /// The rule, as in `fail dma write nth=3`: ACTION SUBJECT, then words and KEY=VALUE. One of the fabric is as `nic0->nic1 loss=1%`. Without one the rules in force are shown.
     #[arg(value_name = "RULE")]
@@ -464,7 +471,7 @@ pub(crate) struct Debugger {
     #[command(flatten)]
     pub guest: GuestName,
     /// Only this device.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = completion::devices())]
     pub device: Option<String>,
     /// Every mapping and fault, not the first few.
     #[arg(long)]

@@ -17,6 +17,7 @@ use peerbar_lab::terminal::{printable, say};
 use peerbar_lab::{FinishedLab, LabError, LabOptions};
 
 use crate::attached::in_running_guest;
+use crate::completion;
 use crate::group::of_lab;
 use crate::guest_folder::GuestName;
 use crate::results::show_console;
@@ -28,6 +29,7 @@ const CONSOLE_LINES: usize = 30;
 #[derive(Args)]
 pub(crate) struct InGuest {
     /// Scenario whose devices the guest gets; its checks are not run [default: the built-in demo].
+    #[arg(add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
     /// Use the guest of this run, which is still running [default: runs/latest].
     #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "runs/latest", conflicts_with_all = ["scenario", "share_rw"])]

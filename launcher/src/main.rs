@@ -10,6 +10,7 @@ mod cache;
 mod check;
 mod cli;
 mod comparison;
+mod completion;
 mod cp;
 mod devices;
 mod doctor;
@@ -43,6 +44,7 @@ use peerbar_lab::parent_death;
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
+    completion::answer();
     peerbar_server_log::log_without_limit("warn");
     let result = match Cli::of_process().command {
         Command::Run(options) => series::run(&options),

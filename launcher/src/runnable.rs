@@ -27,6 +27,14 @@ impl Runnable {
         }
     }
 
+    /// As [`Runnable::load`], for a scenario that may have no checks.
+    pub(crate) fn load_interactive(path: &Path) -> Result<Self, ScenarioError> {
+        match GuestGroup::load_interactive(path)? {
+            Some(group) => Ok(Self::Group(Box::new(group))),
+            None => Scenario::load_interactive(path).map(Self::of_one),
+        }
+    }
+
     /// A scenario of one guest.
     pub(crate) fn of_one(scenario: Scenario) -> Self {
         Self::Single(Box::new(scenario))

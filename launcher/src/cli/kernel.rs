@@ -4,6 +4,7 @@ use std::fs;
 use std::num::NonZero;
 use std::path::PathBuf;
 
+use crate::completion;
 use clap::{Args, Subcommand};
 
 /// Builds kernels.
@@ -76,7 +77,7 @@ pub(crate) struct BisectStep {
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub tree: PathBuf,
     /// Scenario file [default: the built-in demo].
-    #[arg(last = true)]
+    #[arg(last = true, add = completion::scenarios())]
     pub scenario: Option<PathBuf>,
     /// How the kernels are built.
     #[command(flatten)]
