@@ -35,6 +35,9 @@ pub(crate) const ENVIRONMENT: [(&str, &str); 4] = [
 /// How much of a command's output is kept, in bytes.
 pub(crate) const OUTPUT_LIMIT: usize = 256 << 10;
 
+/// In the version line of each TAP and KTAP report.
+const VERSION_LINE: &[u8] = b"TAP version ";
+
 /// How much of the output is read at a time, in bytes, and how much a pipe holds (pipe(7)).
 const CHUNK: usize = 64 << 10;
 
@@ -49,6 +52,8 @@ pub(crate) struct Ran {
     pub(crate) output: String,
     /// Whether `output` is all that it printed.
     pub(crate) is_whole: bool,
+    /// Whether a TAP or KTAP report begins in what is not kept.
+    pub(crate) has_late_report: bool,
 }
 
 /// A program in the tools root, and how it is started.
@@ -144,21 +149,24 @@ fn capture_until(
         let output = scope.spawn(move || {
             let mut output = Output::default();
             let collected = output.collect(File::from(reader), &ended, show);
-            output.kept(collected)
+            let has_late_report = output.has_late_report;
+            let (text, is_whole) = output.kept(collected);
+            (text, is_whole, has_late_report)
         });
         let in_time = wait_for_exit(&child);
         // ESRCH only says that nothing of the group is left.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let status = child.wait().context("cannot wait for the shell")?;
         drop(end);
-        let (output, is_whole) = output
+        let (output, is_whole, has_late_report) = output
             .join()
-            .unwrap_or_else(|_| ("the output could not be read".to_owned(), false));
+            .unwrap_or_else(|_| ("the output could not be read".to_owned(), false, false));
         Ok(Ran {
             status,
             timed_out: !in_time?,
             output,
             is_whole,
+            has_late_report,
         })
     })
 }
@@ -172,6 +180,10 @@ struct Output {
     line: usize,
     /// Bytes after `kept`.
     dropped: usize,
+    /// The end of what was dropped, in which a version line may have begun.
+    dropped_end: Vec<u8>,
+    /// Whether a report begins in what was dropped.
+    has_late_report: bool,
 }
 
 impl Output {
@@ -213,13 +225,26 @@ impl Output {
     fn take(&mut self, bytes: &[u8], show: &impl Fn(&str)) {
         let room = OUTPUT_LIMIT.saturating_sub(self.kept.len());
         let (kept, dropped) = bytes.split_at(room.min(bytes.len()));
-        self.dropped = self.dropped.saturating_add(dropped.len());
+        self.drop_bytes(dropped);
         let from = self.kept.len();
         self.kept.extend_from_slice(kept);
         let ends = kept.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
         for (at, _) in ends {
             self.show_line(from.saturating_add(at).saturating_add(1), show);
         }
+    }
+
+    /// Looks for a report's version line in `bytes`, which are not kept.
+    fn drop_bytes(&mut self, bytes: &[u8]) {
+        self.dropped = self.dropped.saturating_add(bytes.len());
+        if self.has_late_report || bytes.is_empty() {
+            return;
+        }
+        self.dropped_end.extend_from_slice(bytes);
+        let mut places = self.dropped_end.windows(VERSION_LINE.len());
+        self.has_late_report = places.any(|place| place == VERSION_LINE);
+        let seen = self.dropped_end.len().saturating_sub(VERSION_LINE.len());
+        self.dropped_end.drain(..seen);
     }
 
     /// Shows what was not shown yet up to `end`, if anything.
@@ -291,6 +316,23 @@ mod tests {
 
     fn shell(line: &str, limit: Duration) -> Ran {
         capture(command(line), limit, |_| ()).unwrap()
+    }
+
+    #[test]
+    fn report_that_begins_behind_what_is_kept_is_noticed() {
+        let long = |end: &str| {
+            let mut output = Output::default();
+            for bytes in [
+                vec![b'x'; OUTPUT_LIMIT].as_slice(),
+                b"x\nTAP ver",
+                end.as_bytes(),
+            ] {
+                output.take(bytes, &|_: &str| ());
+            }
+            output.has_late_report
+        };
+        assert!(long("sion 14\nnot ok 1\n"));
+        assert!(!long("tical line\n"));
     }
 
     #[test]

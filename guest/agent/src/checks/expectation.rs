@@ -49,7 +49,11 @@ pub(super) fn run(
         None => 0,
     };
     let report = ProgramReport::read(&ran.output).filter(|_| !work.expected.judged_by_caller);
-    let complaint = report.as_ref().and_then(|report| complaint(report, &ran));
+    let complaint = match &report {
+        Some(report) => complaint(report, &ran),
+        None if ran.has_late_report && !work.expected.judged_by_caller => Some(late_report()),
+        None => None,
+    };
     let skipped = report.as_ref().and_then(ProgramReport::skipped);
     measure.subtests = report.map_or_else(Vec::new, |report| report.results);
     if let (Some(reason), None, false) = (skipped, &complaint, ran.timed_out) {
@@ -81,6 +85,13 @@ pub(super) fn log(expected: &Expectation) -> Expected<'_> {
         texts: &expected.kernel,
         ..Expected::default()
     }
+}
+
+/// The complaint about a report that is not read.
+fn late_report() -> String {
+    format!(
+        "results after the first {OUTPUT_LIMIT} bytes of output, which are not read: print less before them"
+    )
 }
 
 /// What a report says against what has printed it. One that was cut may have had failures later.
@@ -184,6 +195,7 @@ mod tests {
             timed_out,
             output: output.into(),
             is_whole: true,
+            has_late_report: false,
         }
     }
 
