@@ -26,7 +26,7 @@ use peerbar_lab::scenario::{DeviceSpec, Sanitize, Scenario};
 use peerbar_lab::terminal::print;
 use peerbar_results::Explained;
 
-/// Exit code if the sanitizer has found something.
+/// Exit code if the sanitizer has found something, or could not judge all.
 const FINDINGS: u8 = 1;
 
 /// Shows what is asked for.
@@ -48,17 +48,19 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
     }
     let sanitized = options.sanitize.then(|| recorded.sanitized());
     let sanitized = sanitized.as_ref();
+    let unjudged = sanitized.map_or_else(Vec::new, |sanitized| recorded.unjudged(sanitized));
     let shown = if options.json {
-        let all = data::all(&recorded, sanitized);
+        let all = data::all(&recorded, sanitized, &unjudged);
         serde_json::to_string_pretty(&all).context("cannot write JSON")? + "\n"
     } else if options.history {
         line::history(&recorded)
     } else {
-        text::all(&recorded, options, sanitized)
+        text::all(&recorded, options, sanitized, &unjudged)
     };
     print(&shown)?;
     let found = sanitized.is_some_and(|sanitized| !sanitized.findings.is_empty());
-    Ok(ExitCode::from(if found { FINDINGS } else { 0 }))
+    let is_clean = !found && unjudged.is_empty();
+    Ok(ExitCode::from(if is_clean { 0 } else { FINDINGS }))
 }
 
 /// The faults of a device since some time.
@@ -168,7 +170,7 @@ fn judged(folder: &Path, wanted: &Sanitize, names: &[&str]) -> anyhow::Result<Op
         return Ok(Some(format!("the sanitizer has found: {first}{more}")));
     }
     if uncompared > 0 {
-        let lines = text::uncompared_pages(uncompared);
+        let lines = recorded::uncompared_pages(uncompared);
         return Ok(Some(format!("{lines}; let the scenario do less")));
     }
     let found = |kind: &FindingKind| findings.iter().any(|(_, finding)| finding.kind == *kind);

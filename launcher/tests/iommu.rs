@@ -129,6 +129,35 @@ fn finding_of_two_devices_is_shown_for_either() {
 }
 
 #[test]
+fn sanitizer_does_not_pass_what_it_could_not_judge() {
+    let folder = TempDir::new().unwrap();
+    let record = |name: &str, level: Level| {
+        let path = folder.path().join(name).with_extension("flight");
+        drop(Recorder::create(&path, name, level).unwrap());
+    };
+    record("disk0", Level::All);
+    let clean = iommu(&folder, &["--sanitize"]).unwrap();
+    assert!(stdout(&clean).ends_with("sanitizer: no findings\n"));
+    assert_eq!(clean.status.code(), Some(0));
+    let disk =
+        |name: &str| format!("[[nvme]]\nname = \"{name}\"\nnamespaces = [{{ ram = \"1M\" }}]\n");
+    let scenario = format!("name = \"x\"\n{}{}", disk("disk0"), disk("disk1"));
+    fs::write(folder.path().join("scenario.toml"), scenario).unwrap();
+    let unjudged = |end: &str| {
+        let output = iommu(&folder, &["--sanitize"]).unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let message = stdout(&output);
+        let line = "sanitizer: not all was judged\n  disk1: ";
+        assert!(message.contains(&format!("{line}{end}")), "{message}");
+        let json = stdout(&iommu(&folder, &["--sanitize", "--json"]).unwrap());
+        assert!(json.contains("\"unjudged\": [\n    \"disk1: "), "{json}");
+    };
+    unjudged("there is no flight record");
+    record("disk1", Level::Maps);
+    unjudged("only failures were recorded");
+}
+
+#[test]
 fn history_has_every_record_and_excludes_sanitize() {
     let folder = run();
     let message = stdout(&iommu(&folder, &["--history", "--device", "disk0"]).unwrap());

@@ -10,7 +10,11 @@ use super::recorded::{Recorded, RecordedDevice, Sanitized};
 use super::register_writes;
 
 /// Everything, with what the sanitizer has found if that is asked for.
-pub(super) fn all(recorded: &Recorded, sanitized: Option<&Sanitized<'_>>) -> Value {
+pub(super) fn all(
+    recorded: &Recorded,
+    sanitized: Option<&Sanitized<'_>>,
+    unjudged: &[String],
+) -> Value {
     let devices = recorded.shown();
     let devices: Vec<Value> = devices.map(|each| device(recorded, each)).collect();
     let mut all = json!({ "devices": devices });
@@ -21,6 +25,7 @@ pub(super) fn all(recorded: &Recorded, sanitized: Option<&Sanitized<'_>>) -> Val
             .collect();
         fields.insert("findings".to_owned(), findings.into());
         fields.insert("uncompared_pages".to_owned(), found.uncompared.into());
+        fields.insert("unjudged".to_owned(), unjudged.into());
     }
     all
 }

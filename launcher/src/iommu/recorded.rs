@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use peerbar_flight::{
-    Command, Event, Finding, Flight, FlightFile, History, Mapping, Sanitizer, SharedPages,
+    Command, Event, Finding, Flight, FlightFile, History, Level, Mapping, Sanitizer, SharedPages,
     WindowEvent, shared,
 };
 
@@ -27,6 +27,8 @@ pub(crate) struct Recorded {
     only: Option<String>,
     /// Where its guest's RAM is.
     pub(super) ram: Option<Ram>,
+    /// The devices of the scenario that should have one.
+    expected: Vec<String>,
     /// What its guest's kernel has said.
     pub(super) kernel: IommuLog,
 }
@@ -116,8 +118,12 @@ impl Recorded {
         let path = run.join(SCENARIO);
         let scenario = run_file::read_to_string(&path).ok();
         let scenario = scenario.and_then(|text| Scenario::parse_interactive(&path, text).ok());
+        let expected = scenario.iter().flat_map(Scenario::devices);
+        let expected = expected.filter(|device| device.is_ours());
+        let expected = expected.map(|device| device.name().to_owned()).collect();
         Ok(Self {
             devices,
+            expected,
             only: None,
             ram: scenario.map(|scenario| Ram::of_q35(scenario.machine.memory)),
             kernel: IommuLog::of(run),
@@ -170,6 +176,43 @@ impl Recorded {
             uncompared,
         }
     }
+
+    /// What the sanitizer could not judge of the devices that are shown, and of those that should have a record; a line for each.
+    pub(crate) fn unjudged(&self, sanitized: &Sanitized<'_>) -> Vec<String> {
+        let mut lines = Vec::new();
+        if sanitized.uncompared > 0 {
+            lines.push(uncompared_pages(sanitized.uncompared));
+        }
+        let is_recorded = |name: &str| self.devices.iter().any(|device| device.name == name);
+        let is_shown = |name: &str| self.only.as_ref().is_none_or(|only| name == *only);
+        let without = self.expected.iter();
+        let without = without.filter(|name| is_shown(name) && !is_recorded(name));
+        lines.extend(without.map(|name| {
+            format!("{name}: there is no flight record: the log of its server says why")
+        }));
+        for device in self.shown() {
+            let name = &device.name;
+            if device.flight.header.level == Level::Maps {
+                lines.push(format!(
+                    "{name}: only failures were recorded; `sanitize = true` in the scenario records every DMA"
+                ));
+            }
+            if device.lost() > 0 {
+                let lost = device.lost();
+                lines.push(format!(
+                    "{name}: {lost} records are lost, and with them what there may have been to find"
+                ));
+            }
+        }
+        lines
+    }
+}
+
+/// What is not known of pages of two devices at once.
+pub(super) fn uncompared_pages(count: u64) -> String {
+    format!(
+        "{count} pages of mappings were not compared with those of other devices: at most {MOST_PAGES} are"
+    )
 }
 
 /// What the sanitizer has found.

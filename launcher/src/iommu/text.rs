@@ -8,7 +8,7 @@ use super::behind::Behind;
 use super::data::busiest_second;
 use super::injected;
 use super::line::{access, direction, range, span};
-use super::recorded::{MOST_PAGES, Recorded, RecordedDevice, Sanitized};
+use super::recorded::{Recorded, RecordedDevice, Sanitized};
 use super::register_writes;
 use crate::cli;
 use peerbar_lab::size::human;
@@ -23,12 +23,13 @@ pub(super) fn all(
     recorded: &Recorded,
     options: &cli::Debugger,
     sanitized: Option<&Sanitized<'_>>,
+    unjudged: &[String],
 ) -> String {
     let most = if options.all { usize::MAX } else { FEW };
     let parts = recorded.shown();
     let mut text: String = parts.map(|each| device(recorded, each, most)).collect();
     if let Some(sanitized) = sanitized {
-        text += &findings(recorded, sanitized, most);
+        text += &findings(recorded, sanitized, unjudged, most);
     }
     text
 }
@@ -227,11 +228,13 @@ fn ago(now: u64, then: u64) -> String {
     }
 }
 
-fn findings(recorded: &Recorded, sanitized: &Sanitized<'_>, most: usize) -> String {
-    let Sanitized {
-        findings,
-        uncompared,
-    } = sanitized;
+fn findings(
+    recorded: &Recorded,
+    sanitized: &Sanitized<'_>,
+    unjudged: &[String],
+    most: usize,
+) -> String {
+    let findings = &sanitized.findings;
     let mut text = match findings.len() {
         0 => "sanitizer: no findings\n".to_owned(),
         1 => "sanitizer: 1 finding\n".to_owned(),
@@ -241,32 +244,13 @@ fn findings(recorded: &Recorded, sanitized: &Sanitized<'_>, most: usize) -> Stri
         text += &format!("  {}\n", finding(recorded, device, each));
     }
     text += &rest(findings.len(), most);
-    if *uncompared > 0 {
-        text += &format!("  {}\n", uncompared_pages(*uncompared));
+    if !unjudged.is_empty() {
+        text += "sanitizer: not all was judged\n";
     }
-    for device in recorded.shown() {
-        if device.flight.header.level == Level::Maps {
-            text += &format!(
-                "  {}: only failures were recorded; `sanitize = true` in the scenario records every DMA\n",
-                device.name
-            );
-        }
-        if device.lost() > 0 {
-            text += &format!(
-                "  {}: {} records are lost, and with them what there may have been to find\n",
-                device.name,
-                device.lost()
-            );
-        }
+    for line in unjudged {
+        text += &format!("  {line}\n");
     }
     text
-}
-
-/// What is not known of pages of two devices at once.
-pub(super) fn uncompared_pages(count: u64) -> String {
-    format!(
-        "{count} pages of mappings were not compared with those of other devices: at most {MOST_PAGES} are"
-    )
 }
 
 /// A finding in a line.
