@@ -18,7 +18,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::{Errno, retry_on_intr};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use sha2::{Digest, Sha256};
 
 use crate::ImageError;
@@ -237,6 +237,18 @@ impl Cache {
         Ok(())
     }
 
+    /// Has a program that this process becomes (execve(2)) keep the marks of the entries in use.
+    ///
+    /// # Errors
+    /// [`ImageError::Io`] if a mark cannot be kept.
+    pub fn keep_marks_at_exec(&self) -> Result<(), ImageError> {
+        for (path, mark) in self.used.lock().iter() {
+            fcntl_setfd(mark, FdFlags::empty())
+                .map_err(|errno| io_error("keep in use", path)(errno.into()))?;
+        }
+        Ok(())
+    }
+
     /// Whether the entry is there; it is then marked as used, and counts as used today.
     fn is_there(&self, path: &Path, removal: Removal) -> Result<bool, ImageError> {
         let Some(entry) = entry_use::mark(path, removal).map_err(io_error("open", path))? else {
@@ -362,6 +374,7 @@ mod tests {
     use super::*;
     use std::cell::Cell;
     use std::io::Read;
+    use std::process::{Command, Stdio};
     use std::sync::mpsc;
 
     const KEY: &str = "0123456789abcdef";
@@ -462,6 +475,18 @@ mod tests {
             .unwrap();
         assert_eq!(fs::read_to_string(path).unwrap(), "first");
         builder.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn marks_outlive_their_process_in_the_program_that_it_becomes() {
+        let (_dir, cache) = cache();
+        let path = cache.entry(Kind::Kernel, KEY, make_empty).unwrap();
+        cache.keep_marks_at_exec().unwrap();
+        let mut program = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        drop(cache);
+        assert!(entry_use::exclude(&path).unwrap().is_none());
+        drop(program.stdin.take());
+        program.wait().unwrap();
     }
 
     #[test]

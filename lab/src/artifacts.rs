@@ -123,16 +123,7 @@ impl Artifacts {
         init: &Path,
         signals: &Signals,
     ) -> Result<Self, Failure> {
-        let cache = Cache::open()?;
-        let cache = match signals.any()? {
-            Some(signal) => cache.stopped_by(signal),
-            None => cache,
-        };
-        let made = Self::make(own, needs, init, &cache);
-        match signals.pending()? {
-            Some(signal) => Err(Failure::Interrupted(signal)),
-            None => made,
-        }
+        until_a_signal(signals, |cache| Self::make(own, needs, init, cache))
     }
 
     fn make(own: &Own, needs: &GuestNeeds, init: &Path, cache: &Cache) -> Result<Self, Failure> {
@@ -243,6 +234,26 @@ impl Artifacts {
             kernel: self.guest.release.clone(),
             packages,
         }
+    }
+}
+
+/// Does `work` in the user's cache. A signal ends it.
+///
+/// # Errors
+/// Those of `work`; [`Failure::Interrupted`] after a signal.
+pub fn until_a_signal<T>(
+    signals: &Signals,
+    work: impl FnOnce(&Cache) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let cache = Cache::open()?;
+    let cache = match signals.any()? {
+        Some(signal) => cache.stopped_by(signal),
+        None => cache,
+    };
+    let done = work(&cache);
+    match signals.pending()? {
+        Some(signal) => Err(Failure::Interrupted(signal)),
+        None => done,
     }
 }
 

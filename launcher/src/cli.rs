@@ -48,15 +48,19 @@ impl Cli {
     }
 }
 
-/// A mistake in `words`, with a tip if it may be that the program of `exec` does not follow `--`.
+/// A mistake in `words`, with a tip if it may be that the words after `exec` or `qemu` do not follow `--`.
 fn with_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
-    let is_exec = words.get(1).is_some_and(|word| word == "exec");
+    let command = words.get(1).and_then(|word| word.to_str());
+    let tip = match command {
+        Some("exec") => "a program and its arguments follow `--`, as in: peerbar exec -- ls -l",
+        Some("qemu") => "QEMU's arguments follow `--`, as in: peerbar qemu -- -version",
+        _ => return error,
+    };
     let kinds = [
         ErrorKind::MissingRequiredArgument,
         ErrorKind::UnknownArgument,
     ];
-    if is_exec && !words.iter().any(|word| word == "--") && kinds.contains(&error.kind()) {
-        let tip = "a program and its arguments follow `--`, as in: peerbar exec -- ls -l";
+    if !words.iter().any(|word| word == "--") && kinds.contains(&error.kind()) {
         let tips = ContextValue::StyledStrs(vec![tip.into()]);
         error.insert(ContextKind::Suggested, tips);
     }
@@ -140,6 +144,15 @@ pub(crate) enum Command {
     List(List),
     /// Serves the devices of a scenario to a QEMU or a libvirt domain of your own, one after another.
     Devices(Devices),
+    /// Runs peerbar's own QEMU, for a machine whose QEMU is older than 10.1.1. It is fetched if the cache lacks it. Ends with QEMU's exit status.
+    #[command(
+        before_help = "Examples:\n  peerbar qemu -- -version\n  xargs -a lab/qemu.args peerbar qemu -- -nographic"
+    )]
+    Qemu {
+        /// QEMU's arguments.
+        #[arg(last = true, value_name = "ARG")]
+        arguments: Vec<OsString>,
+    },
     /// Checks whether this machine runs a scenario, and says what to do where it does not.
     Doctor(Doctor),
     /// Lists and prunes the cache of QEMU, kernels and images.
@@ -509,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn program_that_does_not_follow_two_dashes_gets_a_tip() {
+    fn words_that_do_not_follow_two_dashes_get_a_tip() {
         let message = |words: &[&str]| {
             let words: Vec<OsString> = words.iter().map(Into::into).collect();
             let error = Cli::try_parse_from(&words).err().unwrap();
@@ -520,6 +533,9 @@ mod tests {
             let message = message(&[&["peerbar", "exec"], words].concat());
             assert!(message.contains(tip), "{message}");
         }
+        let qemu = message(&["peerbar", "qemu", "-version"]);
+        let tip_of_qemu = "QEMU's arguments follow `--`";
+        assert!(qemu.contains(tip_of_qemu), "{qemu}");
         let other = message(&["peerbar", "exec", "--share-it", "--", "ls"]);
         assert!(!other.contains(tip), "{other}");
     }

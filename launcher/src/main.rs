@@ -28,6 +28,7 @@ mod keep;
 mod kernel;
 mod list;
 mod matrix;
+mod qemu;
 mod relay;
 mod report;
 mod results;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         Command::Check { files } => check::check(&files),
         Command::List(options) => list::list(&options),
         Command::Devices(options) => devices::devices(&options),
+        Command::Qemu { arguments } => qemu::qemu(&arguments),
         Command::Doctor(options) => doctor::doctor(&options),
         Command::Cache(command) => cache::cache(&command),
         Command::Init { file, force } => init::init(&file, force),

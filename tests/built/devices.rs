@@ -15,7 +15,7 @@ const CHAPTER: &str = include_str!("../../docs/src/own-qemu.md");
 const SCENARIO: &str = include_str!("../../docs/src/two-disks.toml");
 
 /// The commands of a section of the chapter: its blocks of shell.
-fn commands(section: &str) -> Vec<&'static str> {
+pub(crate) fn commands(section: &str) -> Vec<&'static str> {
     let rest = CHAPTER.split_once(section).map_or("", |(_, rest)| rest);
     let section = rest.split("\n## ").next().unwrap_or_default();
     let blocks = section.split("\n```sh\n").skip(1);
@@ -25,14 +25,14 @@ fn commands(section: &str) -> Vec<&'static str> {
 }
 
 /// A program that runs until it is asked to end.
-struct Serving {
+pub(crate) struct Serving {
     child: Child,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Serving {
     /// Starts it, and returns what it printed up to the line with `ready`.
-    fn start(
+    pub(crate) fn start(
         guest: &OwnGuest,
         folder: &Path,
         command: &str,
@@ -55,7 +55,7 @@ impl Serving {
     }
 
     /// Ends it as Ctrl-C does: its exit code, and what it printed since.
-    fn end(mut self) -> anyhow::Result<(Option<i32>, String)> {
+    pub(crate) fn end(mut self) -> anyhow::Result<(Option<i32>, String)> {
         kill_process(Pid::from_child(&self.child), Signal::INT)?;
         let mut printed = String::new();
         self.stdout.read_to_string(&mut printed)?;
@@ -104,7 +104,7 @@ fn own_qemu_gets_devices_one_machine_after_another() {
     // Exactly what was printed, in place of the file with it.
     let pasted = printed.split_once('\n').unwrap().1.trim_end();
     let pasted = qemu.replace(
-        "xargs -a lab/qemu.args qemu-system-x86_64",
+        "xargs -a lab/qemu.args peerbar qemu --",
         &format!("qemu-system-x86_64 {pasted}"),
     );
     assert!(
