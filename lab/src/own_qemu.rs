@@ -1,18 +1,51 @@
 //! What a virtual machine of the user's own needs for the devices of a scenario: QEMU's arguments, or a domain of libvirt. Pure,
 //! as [`crate::qemu`].
 
+use std::path::PathBuf;
+
 use anyhow::Context;
 use quick_xml::Writer;
 use quick_xml::events::BytesText;
+use serde_json::json;
 
-use crate::qemu::{QemuArguments, Sockets, functions};
+use crate::iommu::Iommu;
+use crate::qemu::{Numbering, QemuArguments, Sockets, functions};
 use crate::scenario::Machine;
-use crate::topology::Topology;
+use crate::topology::{ROOT_BUS, Topology};
 
 /// Chassis and slot of each port must be its own, and the user's machine, or libvirt, has ports that count from 1.
 const CHASSIS: u32 = 100;
 /// Namespace of the elements that libvirt passes to QEMU as they are (libvirt, "Domain XML: QEMU namespace").
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
+
+/// What starts a domain of libvirt.
+pub struct Emulator {
+    /// The program.
+    pub path: PathBuf,
+    /// Whether KVM runs its guests.
+    pub kvm: bool,
+}
+
+impl Emulator {
+    /// What libvirt calls the kind of a domain.
+    fn domain_type(&self) -> &'static str {
+        if self.kvm { "kvm" } else { "qemu" }
+    }
+
+    /// How many of `cpus` processors a guest has. Without KVM libvirt has QEMU give each one a thread, by which a guest may be lost as it
+    /// boots ([`crate::accel::Accel::Tcg`]).
+    fn processors(&self, cpus: u32) -> u32 {
+        if self.kvm { cpus } else { 1 }
+    }
+}
+
+/// The device numbers of the root bus, those first that libvirt gives out last or never. It counts from 1, and has 0x1a, 0x1b, 0x1d, 0x1e
+/// and 0x1f for devices of its own (libvirt, src/qemu/qemu_domain_address.c, `qemuDomainValidateDevicePCISlotsQ35`).
+fn device_numbers() -> impl Iterator<Item = u8> {
+    let rarely_used = (0x10..=0x19).chain([0x1c]);
+    let counted = (0x01..=0x0f).rev();
+    rarely_used.chain(counted).chain([0x1e, 0x1a, 0x1b, 0x1d])
+}
 
 /// The scenario's machine as far as the devices need it.
 pub struct OwnQemu<'a> {
@@ -49,13 +82,28 @@ impl OwnQemu<'_> {
     /// The arguments for the devices alone: the IOMMU, ports, and the devices below them.
     fn devices(&self) -> Vec<String> {
         let mut words = QemuArguments::default();
-        if let Some(iommu) = self.machine.iommu.device(self.machine.ats) {
+        if let Some(iommu) = self.iommu() {
             words.option("-device", iommu);
         }
+        let numbering = Numbering {
+            chassis: CHASSIS,
+            devices: device_numbers().collect(),
+        };
         words
             .0
-            .extend(functions(self.topology, self.sockets, CHASSIS));
+            .extend(functions(self.topology, self.sockets, numbering));
         words.0
+    }
+
+    /// The IOMMU. One that is a PCI device takes a number that is left: QEMU makes devices in JSON after all others, as those of libvirt.
+    fn iommu(&self) -> Option<String> {
+        match self.machine.iommu {
+            Iommu::Amd => Some(json!({"driver": "amd-iommu", "dma-remap": true}).to_string()),
+            Iommu::Virtio => {
+                Some(json!({"driver": "virtio-iommu-pci", "bus": ROOT_BUS}).to_string())
+            }
+            other => other.device(self.machine.ats).map(str::to_owned),
+        }
     }
 
     /// Parameters that the guest's kernel needs for the scenario.
@@ -66,22 +114,29 @@ impl OwnQemu<'_> {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// A domain `name` of `kind` (`kvm` or `qemu`) for libvirt with the devices. It lacks what it boots, disks, and a display.
+    /// A domain `name` for libvirt with the devices and a serial console, which `emulator` starts. It lacks what it boots, disks, and a
+    /// display.
     ///
     /// # Errors
     /// None that depends on the scenario.
-    pub fn domain(&self, name: &str, kind: &str) -> anyhow::Result<String> {
+    pub fn domain(&self, name: &str, emulator: &Emulator) -> anyhow::Result<String> {
         let mut xml = Writer::new_with_indent(Vec::new(), b' ', 2);
         let domain = xml.create_element("domain");
+        let kind = emulator.domain_type();
         let domain = domain.with_attributes([("type", kind), ("xmlns:qemu", NAMESPACE)]);
         domain
-            .write_inner_content(|xml| self.write_domain(xml, name))
+            .write_inner_content(|xml| self.write_domain(xml, name, emulator))
             .context("cannot write XML")?;
         let text = String::from_utf8(xml.into_inner()).context("cannot write XML")?;
         Ok(text + "\n")
     }
 
-    fn write_domain(&self, xml: &mut Writer<Vec<u8>>, name: &str) -> std::io::Result<()> {
+    fn write_domain(
+        &self,
+        xml: &mut Writer<Vec<u8>>,
+        name: &str,
+        emulator: &Emulator,
+    ) -> std::io::Result<()> {
         let machine = self.machine;
         let text = |xml: &mut Writer<Vec<u8>>, element: &str, text: &str| {
             let written = xml
@@ -103,7 +158,8 @@ impl OwnQemu<'_> {
                     .write_empty()?;
                 Ok(())
             })?;
-        text(xml, "vcpu", &machine.cpus.to_string())?;
+        let processors = emulator.processors(machine.cpus);
+        text(xml, "vcpu", &processors.to_string())?;
         xml.create_element("os").write_inner_content(|xml| {
             let kind = xml.create_element("type");
             let kind = kind.with_attributes([("arch", "x86_64"), ("machine", "q35")]);
@@ -118,6 +174,11 @@ impl OwnQemu<'_> {
                     .write_empty()?;
             }
             Ok(())
+        })?;
+        xml.create_element("devices").write_inner_content(|xml| {
+            text(xml, "emulator", &emulator.path.display().to_string())?;
+            let serial = xml.create_element("serial").with_attribute(("type", "pty"));
+            serial.write_empty().map(drop)
         })?;
         self.write_command_line(xml)
     }
@@ -145,8 +206,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::iommu::Iommu;
-    use crate::scenario::Scenario;
+    use crate::scenario::{AttachPoint, Scenario};
 
     /// The demo with one disk and an IOMMU.
     fn scenario() -> Scenario {
@@ -156,6 +216,13 @@ mod tests {
         scenario.machine.kernel_parameters = "iomem=relaxed".to_owned();
         scenario.machine.iommu = Iommu::Intel;
         scenario
+    }
+
+    fn emulator(kvm: bool) -> Emulator {
+        Emulator {
+            path: "/q & co".into(),
+            kvm,
+        }
     }
 
     fn rendered<T>(scenario: &Scenario, render: impl Fn(&OwnQemu<'_>) -> T) -> T {
@@ -181,7 +248,7 @@ memory-backend-memfd,id=ram,size=536870912,share=on
 -device
 intel-iommu,caching-mode=on,intremap=off
 -device
-pcie-root-port,id=root.switch0,bus=pcie.0,chassis=101,slot=101
+pcie-root-port,id=root.switch0,bus=pcie.0,addr=0x10,chassis=101,slot=101
 -device
 x3130-upstream,id=switch0,bus=root.switch0
 -device
@@ -211,13 +278,17 @@ xio3130-downstream,id=switch0.disk0,bus=switch0,chassis=102,slot=102
     <acpi/>
     <ioapic driver="qemu"/>
   </features>
+  <devices>
+    <emulator>/q &amp; co</emulator>
+    <serial type="pty"/>
+  </devices>
   <qemu:commandline>
     <qemu:arg value="-cpu"/>
     <qemu:arg value="EPYC"/>
     <qemu:arg value="-device"/>
     <qemu:arg value="intel-iommu,caching-mode=on,intremap=off"/>
     <qemu:arg value="-device"/>
-    <qemu:arg value="pcie-root-port,id=root.switch0,bus=pcie.0,chassis=101,slot=101"/>
+    <qemu:arg value="pcie-root-port,id=root.switch0,bus=pcie.0,addr=0x10,chassis=101,slot=101"/>
     <qemu:arg value="-device"/>
     <qemu:arg value="x3130-upstream,id=switch0,bus=root.switch0"/>
     <qemu:arg value="-device"/>
@@ -227,14 +298,57 @@ xio3130-downstream,id=switch0.disk0,bus=switch0,chassis=102,slot=102
   </qemu:commandline>
 </domain>
 "#;
-        let domain = rendered(&scenario(), |qemu| qemu.domain("demo", "kvm").unwrap());
-        assert_eq!(domain, expected);
+        let domain = |scenario: &Scenario, kvm| {
+            rendered(scenario, |qemu| {
+                qemu.domain("demo", &emulator(kvm)).unwrap()
+            })
+        };
+        assert_eq!(domain(&scenario(), true), expected);
         let mut plain = scenario();
         plain.machine.iommu = Iommu::None;
-        let domain = rendered(&plain, |qemu| qemu.domain("demo", "qemu").unwrap());
+        let emulated = domain(&plain, false);
+        let is_emulated = emulated.starts_with("<domain type=\"qemu\"");
         assert!(
-            !domain.contains("ioapic") && !domain.contains("iommu"),
-            "{domain}"
+            is_emulated && emulated.contains("<vcpu>1</vcpu>"),
+            "{emulated}"
         );
+        assert!(
+            !emulated.contains("ioapic") && !emulated.contains("iommu"),
+            "{emulated}"
+        );
+    }
+
+    #[test]
+    fn iommu_that_is_a_pci_device_comes_after_libvirts_devices() {
+        for (iommu, expected) in [
+            (Iommu::Amd, r#"{"dma-remap":true,"driver":"amd-iommu"}"#),
+            (
+                Iommu::Virtio,
+                r#"{"bus":"pcie.0","driver":"virtio-iommu-pci"}"#,
+            ),
+        ] {
+            let mut scenario = scenario();
+            scenario.machine.iommu = iommu;
+            let arguments = rendered(&scenario, |qemu| qemu.arguments());
+            assert!(arguments.contains(&expected.to_owned()), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn devices_of_the_root_bus_have_numbers_of_their_own() {
+        let numbers: Vec<u8> = device_numbers().collect();
+        let distinct: std::collections::BTreeSet<u8> = numbers.iter().copied().collect();
+        assert_eq!((numbers.len(), distinct.len()), (30, 30));
+        let mut scenario = scenario();
+        scenario.host_bridges = vec!["b0".to_owned()];
+        scenario.nvmes[0].attach = AttachPoint::HostBridge("b0".to_owned());
+        let arguments = rendered(&scenario, |qemu| qemu.arguments());
+        for expected in [
+            "pxb-pcie,id=b0,bus=pcie.0,addr=0x10,bus_nr=128",
+            "pcie-root-port,id=root.switch0,bus=pcie.0,addr=0x11,chassis=101,slot=101",
+            "pcie-root-port,id=root.disk0,bus=b0,chassis=102,slot=102",
+        ] {
+            assert!(arguments.contains(&expected.to_owned()), "{arguments:?}");
+        }
     }
 }

@@ -170,7 +170,9 @@ pub fn arguments(
     if let Some(window) = boot.firmware.window(topology.bar_bytes()) {
         words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
     }
-    words.0.extend(functions(topology, sockets, 0));
+    words
+        .0
+        .extend(functions(topology, sockets, Numbering::default()));
     words.0.extend_from_slice(boot.qemu_arguments);
     words.0
 }
@@ -194,20 +196,39 @@ fn guest_access(words: &mut QemuArguments, access: &GuestAccess, sockets: &Socke
     words.option("-device", device);
 }
 
-/// Host bridges, switches, ports, and the devices below them. The numbers of chassis and slots begin after `chassis`.
-pub(crate) fn functions(topology: &Topology<'_>, sockets: &Sockets, chassis: u32) -> Vec<String> {
+/// How host bridges and ports are numbered.
+#[derive(Default)]
+pub(crate) struct Numbering {
+    /// The numbers of chassis and slots begin after this one.
+    pub(crate) chassis: u32,
+    /// Device numbers on the machine's root bus, in the order in which they are taken. QEMU chooses those beyond them.
+    pub(crate) devices: Vec<u8>,
+}
+
+/// Host bridges, switches, ports, and the devices below them.
+pub(crate) fn functions(
+    topology: &Topology<'_>,
+    sockets: &Sockets,
+    numbering: Numbering,
+) -> Vec<String> {
     let mut words = QemuArguments::default();
+    let mut devices = numbering.devices.into_iter();
+    let mut address = |bus: &str| {
+        let number = (bus == ROOT_BUS).then(|| devices.next()).flatten();
+        number.map_or_else(String::new, |number| format!(",addr={number:#x}"))
+    };
     for bridge in topology.host_bridges.iter().skip(1) {
-        let (id, bus) = (bridge.id, bridge.bus_number);
+        let (id, bus, address) = (bridge.id, bridge.bus_number, address(ROOT_BUS));
         words.option(
             "-device",
-            format!("pxb-pcie,id={id},bus={ROOT_BUS},bus_nr={bus}"),
+            format!("pxb-pcie,id={id},bus={ROOT_BUS}{address},bus_nr={bus}"),
         );
     }
     for Function { id, bus, kind } in &topology.functions {
-        let port = |model: &str, slot: &u32| {
-            let number = slot.saturating_add(chassis);
-            format!("{model},id={id},bus={bus},chassis={number},slot={number}")
+        let mut port = |model: &str, slot: &u32| {
+            let number = slot.saturating_add(numbering.chassis);
+            let address = address(bus);
+            format!("{model},id={id},bus={bus}{address},chassis={number},slot={number}")
         };
         let device = match kind {
             FunctionKind::RootPort(slot) => port("pcie-root-port", slot),

@@ -1,6 +1,7 @@
 //! `peerbar devices`: the devices of a scenario for a virtual machine that another program starts.
 
 mod description;
+mod emulator;
 mod watch;
 
 use std::fs::{self, File};
@@ -26,6 +27,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use crate::cli;
 use description::Description;
+use emulator::FoundEmulator;
 use watch::Watch;
 
 /// Time between two polls of counters and flight records.
@@ -80,6 +82,8 @@ fn serve(
     folder: &Folder,
     signals: &Signals,
 ) -> Result<Option<String>, Failure> {
+    let kept = options.sockets.as_deref().unwrap_or(folder.path());
+    let emulator = FoundEmulator::of(kept, options.libvirt, signals)?;
     let topology = Topology::of(scenario);
     sockets.check(&topology)?;
     let mut events = Events::new(signals);
@@ -90,8 +94,8 @@ fn serve(
         topology: &topology,
         sockets,
     };
-    let description = Description::of(&qemu, scenario, folder, kind())?;
-    description.keep(options.sockets.as_deref().unwrap_or(folder.path()))?;
+    let description = Description::of(&qemu, scenario, folder, &emulator)?;
+    description.keep(kept)?;
     print(&description.shown(options)?)?;
     for (index, server) in servers.iter().enumerate() {
         events.add_child(EventSource::Server(index), server.child.pidfd())?;
@@ -102,15 +106,6 @@ fn serve(
     // What the servers recorded before they ended is in their files now.
     print(&watch.news(options.json)?)?;
     Ok(ending?.or(complaint))
-}
-
-/// What libvirt calls the kind of the domain. Whether KVM works shows when the domain starts.
-fn kind() -> &'static str {
-    if Path::new("/dev/kvm").exists() {
-        "kvm"
-    } else {
-        "qemu"
-    }
 }
 
 /// Prints what happens until a signal comes, or a server dies: the message of that.

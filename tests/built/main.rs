@@ -12,6 +12,7 @@ mod in_guest;
 mod kernel;
 mod kernel_modules;
 mod launched;
+mod libvirt;
 mod matrix;
 mod own_guest;
 mod parallel;

@@ -13,7 +13,7 @@ use peerbar_lab::signals;
 
 use crate::PEERBAR;
 
-/// Loads the drivers, and then tries each disk that there is.
+/// Loads the drivers, and then tries each disk that there is. With a GPU and the tools root, a disk writes the GPU's memory from peer to peer.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -37,6 +37,17 @@ for disk in /dev/nvme?n1; do
     printf 'a guest was here' | dd of="$disk" conv=fsync 2> /dev/null
     dd if="$disk" of=/dev/null bs=4K skip=4096 count=1 iflag=direct 2> /dev/null || echo "RESULT $serial has a bad block"
 done
+for gpu in $(dirname $(grep -l 0x10f0 /sys/bus/pci/devices/*/device) 2> /dev/null); do
+    upstream=$(realpath "$gpu/../..")
+    echo "RESULT GPU below $(cat "$upstream/vendor"):$(cat "$upstream/device") below $(basename "$(realpath "$upstream/..")")"
+    mkdir -p /tools
+    mount -t 9p -o trans=virtio,version=9p2000.L,ro tools /tools || break
+    for folder in dev proc sys; do mount -o bind "/$folder" "/tools/$folder"; done
+    mount -t tmpfs tmpfs /tools/tmp
+    cd /tools/tmp
+    chroot /tools fio --name=p2p --filename=/dev/nvme1n1 --direct=1 --rw=write --bs=128k --offset=16m --size=8m \
+        --iomem=mmapshared:$gpu/p2pmem/allocate --verify=crc32c --output-format=terse > /dev/null && echo "RESULT GPU and disk are peers"
+done
 echo "RESULT p2pmem: $(cat /sys/bus/pci/devices/*/p2pmem/published)"
 poweroff -f
 "#;
@@ -47,17 +58,22 @@ pub(crate) struct OwnGuest {
     path: String,
     kernel: PathBuf,
     initrd: PathBuf,
-    /// Keeps kernel and QEMU in the cache.
-    _artifacts: Artifacts,
+    /// They stay in the cache as long as this lives.
+    artifacts: Artifacts,
 }
 
 impl OwnGuest {
     /// Makes it in `folder`.
     pub(crate) fn make(folder: &Path) -> anyhow::Result<Self> {
+        Self::with_modules(folder, &["nvme"])
+    }
+
+    /// Makes it in `folder` with these modules of the kernel.
+    pub(crate) fn with_modules(folder: &Path, modules: &[&str]) -> anyhow::Result<Self> {
         let programs = PEERBAR.parent().context("no folder of programs")?;
         let agent = programs.join("peerbar-agent");
         let needs = GuestNeeds {
-            modules: vec!["nvme".to_owned()],
+            modules: modules.iter().map(|&name| name.to_owned()).collect(),
             tools: true,
             ..GuestNeeds::default()
         };
@@ -81,8 +97,21 @@ impl OwnGuest {
             path: format!("{}:{}:{path}", bin.display(), programs.display()),
             kernel: artifacts.guest.kernel.clone(),
             initrd,
-            _artifacts: artifacts,
+            artifacts,
         })
+    }
+
+    /// The same for a user who has no QEMU that is fit.
+    pub(crate) fn without_qemu(mut self) -> Self {
+        let (_, rest) = self.path.split_once(':').unwrap_or_default();
+        self.path = rest.to_owned();
+        self
+    }
+
+    /// The guest's tools root.
+    pub(crate) fn tools(&self) -> anyhow::Result<&Path> {
+        let root = self.artifacts.root.as_ref();
+        Ok(root.context("no root")?.path())
     }
 
     /// A shell in `folder` that runs `commands`, as a user of this guest has it.

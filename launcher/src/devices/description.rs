@@ -10,6 +10,7 @@ use peerbar_lab::own_qemu::OwnQemu;
 use peerbar_lab::scenario::Scenario;
 use serde::Serialize;
 
+use super::emulator::FoundEmulator;
 use crate::cli;
 use crate::dry_run::quoted;
 
@@ -34,6 +35,8 @@ pub(super) struct Description {
     kernel_parameters: String,
     /// libvirt's domain.
     domain: String,
+    /// Which QEMU starts it.
+    emulator: String,
 }
 
 impl Description {
@@ -41,7 +44,7 @@ impl Description {
         qemu: &OwnQemu<'_>,
         scenario: &Scenario,
         folder: &Folder,
-        kind: &str,
+        emulator: &FoundEmulator,
     ) -> anyhow::Result<Self> {
         let ours = scenario.devices().filter(|device| device.is_ours());
         let socket = |path: &Path| path.display().to_string();
@@ -59,7 +62,8 @@ impl Description {
                 .collect(),
             arguments: qemu.arguments(),
             kernel_parameters: qemu.kernel_parameters(),
-            domain: qemu.domain(&scenario.name, kind)?,
+            domain: qemu.domain(&scenario.name, &emulator.emulator)?,
+            emulator: emulator.described(),
         })
     }
 
@@ -87,17 +91,19 @@ impl Description {
             words => format!("# the guest's kernel needs the parameters: {words}\n"),
         };
         let (what, file, text) = if options.libvirt {
-            ("libvirt, with an emulator of", DOMAIN, self.domain.clone())
+            let emulator = format!("# started by {}\n", self.emulator);
+            ("libvirt", DOMAIN, emulator + &self.domain)
         } else {
             let lines: Vec<String> = self.pairs().collect();
-            ("QEMU", ARGUMENTS, lines.join(" \\\n") + "\n")
+            let what = "QEMU 10.1.1 or later, as `peerbar qemu`";
+            (what, ARGUMENTS, lines.join(" \\\n") + "\n")
         };
         let folder = options
             .sockets
             .as_deref()
             .unwrap_or(Path::new(&self.folder));
         Ok(format!(
-            "# the devices of {} are ready until Ctrl-C; for {what} 10.1.1 or later (also in {}):\n{parameters}{text}",
+            "# the devices of {} are ready until Ctrl-C; for {what} (also in {}):\n{parameters}{text}",
             self.scenario,
             folder.join(file).display()
         ))
