@@ -187,6 +187,8 @@ fn boot_and_check(
     )?;
     if let (Ending::Ended(status), true) = (&ending, guest.is_silent()) {
         if !status.success() {
+            // Another guest may have taken it since it was found free.
+            boot.gdb.map_or(Ok(()), debugger::check_port)?;
             let words = last_line(&folder.path().join(QEMU_LOG));
             return Err(anyhow!("QEMU does not start ({status}): {words}").into());
         }

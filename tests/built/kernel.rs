@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, ensure};
 
-use crate::PEERBAR;
 use crate::launched::Launched;
+use crate::{PEERBAR, peerbar};
 
 /// A scenario with less time than any boot takes.
 const SCENARIO: &str = r#"
@@ -153,6 +153,18 @@ fn guest_waits_for_a_debugger_without_time_limits() {
         .unwrap();
     assert_eq!(run.kept("console.log").unwrap(), "");
     let mut stub = connected(&mut run, port).unwrap();
+    let second = peerbar(&["run", "kernel.toml", &gdb], run.folder.path()).unwrap();
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{said}");
+    let taken = format!("peerbar: port {port} is not free for the debugger (process ");
+    let way_out = format!(
+        ", qemu-system-x86_64, has it): name another, as --gdb={}\n",
+        port + 1
+    );
+    assert!(
+        said.starts_with(&taken) && said.ends_with(&way_out),
+        "{said}"
+    );
     send(&mut stub, "D").unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(0), "{results}{progress}");
