@@ -412,7 +412,7 @@ impl Scenario {
             layers: Vec::new(),
             udev: self.udev,
             check_seconds: self.check_seconds(),
-            live: self.live,
+            live: self.live || self.checks.iter().any(Check::is_shown),
             interactive: self.interactive,
             trace: self.machine.trace,
             exec: self.access.as_ref().map(|access| access.permission),

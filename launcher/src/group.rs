@@ -1,14 +1,16 @@
 //! A run of several guests: from a scenario to one verdict.
 
+use std::collections::BTreeSet;
+
 use peerbar_lab::exit::Failure;
 use peerbar_lab::progress::Progress;
-use peerbar_lab::scenario::GuestGroup;
+use peerbar_lab::scenario::{GroupGuest, GuestGroup};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::{colours, columns, print, say};
 use peerbar_lab::{LabError, LabGroup, LabOptions};
 
 use crate::keep;
-use crate::results::failure;
+use crate::results::{failure, said};
 use crate::run::EndedRun;
 use crate::table::table;
 use crate::{cli, iommu, report};
@@ -43,8 +45,13 @@ pub(crate) fn run(
     drop(progress);
     let way_out = report::write(concluded.folder())?;
     concluded.seal()?;
+    let wanted = shown_checks(group);
     for row in concluded.rows.iter().skip(shown) {
-        failure(&row.name, row).iter().for_each(say);
+        let lines = match wanted.contains(&row.name) {
+            true => said(&row.name, row),
+            false => failure(&row.name, row),
+        };
+        lines.iter().for_each(say);
     }
     print(&format!(
         "{}{} ({}, {:.1} s; all of it is in {})\n{way_out}",
@@ -58,6 +65,21 @@ pub(crate) fn run(
         outcome: concluded.verdict.outcome,
         folder: concluded.folder().to_owned(),
     })
+}
+
+/// The names in the results of the checks that the scenario asks to show.
+fn shown_checks(group: &GuestGroup) -> BTreeSet<String> {
+    let of_guest = |guest: &GroupGuest| {
+        let scenario = &guest.scenario;
+        let checks = scenario.checks.iter().zip(1..);
+        let shown = checks.filter(|(check, _)| check.is_shown());
+        let names = shown.map(|(check, number)| match scenario.label(number) {
+            Some(label) => guest.name_of(label),
+            None => guest.name_of(&check.name()),
+        });
+        names.collect::<Vec<_>>()
+    };
+    group.guests.iter().flat_map(of_guest).collect()
 }
 
 /// Keeps the guests until a signal comes. The failures of that many checks have been shown.

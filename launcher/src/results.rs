@@ -52,6 +52,11 @@ pub(crate) fn failure(name: &str, row: &Row) -> Vec<String> {
     if row.verdict == Verdict::Pass {
         return Vec::new();
     }
+    said(name, row)
+}
+
+/// What was said about the check called `name`, however it ended, in lines.
+pub(crate) fn said(name: &str, row: &Row) -> Vec<String> {
     let mut lines = vec![format!("{name}:")];
     if let Verdict::Skip(reason) = &row.verdict {
         lines.push(format!("  skipped: {reason}"));

@@ -269,17 +269,19 @@ fn watch(
 struct Running(u32);
 
 impl Running {
+    /// The check that is at work.
+    fn check<'a>(&self, scenario: &'a Scenario) -> Option<&'a Check> {
+        let index = usize::try_from(self.0).ok()?;
+        scenario.checks.get(index)
+    }
+
     /// The name of the check that is at work, short enough for the start of a line.
     fn name(&self, scenario: &Scenario) -> String {
         const LONGEST: usize = 24;
-        let index = usize::try_from(self.0).unwrap_or(usize::MAX);
         let label = scenario.label(self.0.saturating_add(1));
         let name = match label {
             Some(label) => label.to_owned(),
-            None => scenario
-                .checks
-                .get(index)
-                .map_or_else(String::new, Check::name),
+            None => self.check(scenario).map_or_else(String::new, Check::name),
         };
         match name.char_indices().nth(LONGEST) {
             Some((end, _)) => format!("{}…", name.get(..end).unwrap_or(&name)),
@@ -315,7 +317,8 @@ fn tell(
         Line::Kill(name) => progress.stage(&format!("a check has the server of {name} killed")),
         Line::Output(text) => {
             let name = running.name(scenario);
-            show(progress, verbose, &format!("{name}: {text}"));
+            let is_shown = running.check(scenario).is_some_and(Check::is_shown);
+            show(progress, verbose || is_shown, &format!("{name}: {text}"));
         }
         // A program's subtests were shown as its output.
         Line::Nested(_) | Line::Measure(_) | Line::Evidence(_) | Line::Counters(_) => {}

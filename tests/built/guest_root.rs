@@ -35,6 +35,7 @@ echo more >> /opt/host/hello
 tree --version
 """
 expect = ["750\n750\n", "hello\n", "tree v"]
+show = true
 
 [[check]]
 name = "the driver, and other modules"
@@ -104,6 +105,11 @@ fn guest_has_what_its_scenario_brings() {
     let mut run = Launched::start(folder(DRIVER).unwrap(), &["run", "root.toml"]).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(0), "{results}{progress}");
+    assert!(
+        progress.contains("files and a package: tree v"),
+        "{progress}"
+    );
+    assert!(!progress.contains("/dev/loop-control"), "{progress}");
     let started = run.kept("started.json").unwrap();
     assert!(started.contains("\"tree\": \""), "{started}");
     let staged = run.folder.path().join("runs/latest/files/usr/bin/hello");

@@ -348,6 +348,17 @@ kinds! {
     rdma_refused::RdmaRefused,
 }
 
+impl Check {
+    /// Whether the scenario asks to show what it prints (`show = true`).
+    pub fn is_shown(&self) -> bool {
+        match self {
+            Self::Command(command) => command.expected.show,
+            Self::Program(program) => program.expected.show,
+            _ => false,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,7 +23,7 @@ pub struct Expectation {
     pub kernel: Vec<String>,
     /// Where the data that it moves must lie, all of it, as the devices' counters show.
     pub through: Option<Buffer>,
-    /// Whether what it prints is reported also if it passes.
+    /// Whether a run shows what it prints, which is reported also if it passes.
     pub show: bool,
 }
 
@@ -57,7 +57,7 @@ impl Expectation {
         .or("anywhere"),
         Key::required(
             "show",
-            "Whether what it prints is reported also if it passes.",
+            "Whether `peerbar run` shows what it prints, and its results have that also if it passes.",
         )
         .or("false"),
     ];
