@@ -1,9 +1,10 @@
 //! What a run is made of: QEMU, a kernel, an initramfs, our own programs.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use peerbar_images::{
     Cache, GuestImage, ImageError, Kernel, KernelConfig, KernelTree, PackageTree, Qemu, Root,
     module_tree,
@@ -77,6 +78,29 @@ impl Own {
             own.kernel = Some(image);
         }
         Ok(own)
+    }
+
+    /// The words of a command line that ask for the same.
+    pub fn words(&self) -> Vec<OsString> {
+        let paths = [
+            ("--qemu", &self.qemu),
+            ("--kernel", &self.kernel),
+            ("--modules", &self.modules),
+        ];
+        let mut words = Vec::new();
+        for (option, path) in paths {
+            let path = path.as_ref().map(OsString::from);
+            words.extend(path.into_iter().flat_map(|path| [option.into(), path]));
+        }
+        let accel = self.accel.to_possible_value();
+        let accel = accel.map(|accel| format!("--accel={}", accel.get_name()).into());
+        words.extend(accel);
+        if !self.append.is_empty() {
+            words.push(format!("--append={}", self.append).into());
+        }
+        let arguments = self.qemu_arg.iter();
+        words.extend(arguments.map(|word| format!("--qemu-arg={word}").into()));
+        words
     }
 
     /// The user's own kernel, if there is one.

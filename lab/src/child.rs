@@ -67,10 +67,18 @@ impl Child {
         self.child.try_wait().context("cannot ask after a child")
     }
 
+    /// Asks it to end, and does not wait for that. One that has ended is no error.
+    pub fn ask_to_end(&self) -> anyhow::Result<()> {
+        match pidfd_send_signal(&self.pidfd, Signal::TERM) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(error) => Err(anyhow!(error).context("cannot end a child")),
+        }
+    }
+
     /// Asks it to end, and kills it if it has not within `grace`.
     pub fn end(&mut self, grace: Duration) -> anyhow::Result<ExitStatus> {
         if self.ended()?.is_none() {
-            pidfd_send_signal(&self.pidfd, Signal::TERM).context("cannot end a child")?;
+            self.ask_to_end()?;
         }
         if !self.ends_within(grace)? {
             self.child.kill().context("cannot kill a child")?;

@@ -103,7 +103,8 @@ impl Folder {
         Self::opened(runs.join(name))
     }
 
-    fn opened(path: PathBuf) -> anyhow::Result<Self> {
+    /// The folder at `path`, which is there.
+    pub(crate) fn opened(path: PathBuf) -> anyhow::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = open(&path, flags, Mode::empty())
             .with_context(|| format!("cannot open {}", path.display()))?;

@@ -1,5 +1,6 @@
 //! The folders of runs: what a run's is called, and which of former runs stay.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::num::NonZero;
@@ -37,6 +38,18 @@ pub struct Runs {
     /// How many runs without a name stay, the newest [default: 20 in `runs`, all in a folder that --runs names].
     #[arg(long, value_name = "N")]
     pub keep_runs: Option<NonZero<usize>>,
+    /// This run's folder, which the process that makes its series has made; used by peerbar itself.
+    #[arg(
+        long,
+        hide = true,
+        value_name = "DIR",
+        requires = "run_series",
+        conflicts_with = "name"
+    )]
+    run_folder: Option<PathBuf>,
+    /// The identifier of that series.
+    #[arg(long, hide = true, value_name = "ID", requires = "run_folder")]
+    run_series: Option<String>,
     /// Former runs have been removed: this is done once, so that a series removes none of its own.
     #[arg(skip)]
     pruned: OnceLock<()>,
@@ -58,6 +71,8 @@ impl Runs {
             folder: folder.to_owned(),
             name: None,
             keep_runs: None,
+            run_folder: None,
+            run_series: None,
             pruned: OnceLock::new(),
             series: OnceLock::new(),
         }
@@ -68,6 +83,9 @@ impl Runs {
     /// # Errors
     /// [`Failure::Usage`] if the name is taken; what the file system says.
     pub fn begin(&self, scenario: &str) -> Result<Folder, Failure> {
+        if let (Some(folder), Some(series)) = (&self.run_folder, &self.run_series) {
+            return Ok(Folder::opened(folder.clone())?.of_series(series));
+        }
         let folder = match &self.name {
             Some(name) => {
                 let path = self.folder.join(&name.0);
@@ -88,6 +106,17 @@ impl Runs {
             log::warn!("cannot remove former runs from {folder}: {error}");
         }
         Ok(folder)
+    }
+
+    /// The words of a command line by which another process makes the run of `folder`, which began here.
+    pub fn words_of(&self, folder: &Folder) -> [OsString; 4] {
+        let series = self.series().id();
+        [
+            "--run-folder".into(),
+            folder.path().into(),
+            "--run-series".into(),
+            series.into(),
+        ]
     }
 
     /// What all runs that begin here belong to.

@@ -199,9 +199,12 @@ pub(crate) enum Command {
 /// Boots a guest with the devices of a scenario and runs its checks.
 #[derive(Args)]
 pub(crate) struct Run {
-    /// Scenario files, which run one after the other [default: the built-in demo].
+    /// Scenario files, which run one after the other unless --jobs says otherwise [default: the built-in demo].
     #[arg(value_name = "SCENARIO", add = completion::scenarios())]
     pub scenarios: Vec<PathBuf>,
+    /// Runs at once. What each prints is in its folder, as `run.log`.
+    #[arg(short, long, value_name = "N", default_value = "1", conflicts_with_all = ["keep", "gdb", "dry_run", "name"])]
+    pub jobs: NonZero<usize>,
     /// Print the command lines of the servers and of QEMU, to read or to change, and start nothing.
     #[arg(long)]
     pub dry_run: bool,

@@ -24,6 +24,7 @@ mod help;
 mod init;
 mod inject;
 mod iommu;
+mod jobs;
 mod keep;
 mod kernel;
 mod list;

@@ -14,7 +14,6 @@ mod table;
 mod transfer_outcome;
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::num::NonZero;
 use std::path::Path;
 use std::process::ExitCode;
@@ -85,7 +84,13 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
     let rules = rules(&boots, &orders, kernel)?;
     let folder = options.runs.begin("matrix")?;
     folder.begin(None, artifacts.versions())?;
-    if let Err(failure) = boots::run(&orders, &own(options), jobs(options), &folder, &signals) {
+    if let Err(failure) = boots::run(
+        &orders,
+        &options.own.words(),
+        jobs(options),
+        &folder,
+        &signals,
+    ) {
         folder.write("verdict", &format!("not run: {failure}\n"))?;
         return Err(failure);
     }
@@ -137,22 +142,6 @@ fn rules(boots: &[Boot], orders: &[Order], kernel: Release) -> Result<Vec<Vec<Ru
         Ok(rules.collect::<Result<_, _>>()?)
     };
     boots.iter().zip(orders).map(of_boot).collect()
-}
-
-/// The user's own pieces, as words for the command line of each run.
-fn own(options: &cli::Matrix) -> Vec<OsString> {
-    let own = &options.own;
-    let pieces = [
-        ("--qemu", &own.qemu),
-        ("--kernel", &own.kernel),
-        ("--modules", &own.modules),
-    ];
-    let given = pieces
-        .into_iter()
-        .filter_map(|(option, path)| Some((option, path.as_ref()?)));
-    given
-        .flat_map(|(option, path)| [option.into(), path.into()])
-        .collect()
 }
 
 /// As many boots at once as there are processors, for each guest has one.

@@ -114,7 +114,8 @@ fn dry_text(
     dry_run::text(&artifacts, &boot, scenario, sockets)
 }
 
-fn artifacts(
+/// Finds or makes all that a guest with these needs boots from.
+pub(crate) fn artifacts(
     options: &cli::Run,
     needs: GuestNeeds,
     signals: &Signals,

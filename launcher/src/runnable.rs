@@ -48,6 +48,22 @@ impl Runnable {
         }
     }
 
+    /// The file that it was read from; that of the built-in demo is not there.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Single(scenario) => &scenario.path,
+            Self::Group(group) => &group.path,
+        }
+    }
+
+    /// Its guests.
+    pub(crate) fn guests(&self) -> Vec<&Scenario> {
+        match self {
+            Self::Single(scenario) => vec![scenario],
+            Self::Group(group) => group.guests.iter().map(|guest| &guest.scenario).collect(),
+        }
+    }
+
     /// Sets another limit for each guest.
     pub(crate) fn set_timeout(&mut self, timeout: Duration) {
         match self {

@@ -1,5 +1,7 @@
 //! `peerbar run`: the runs of one or more scenarios, repeated or in shards.
 
+mod parallel;
+
 use std::fs;
 use std::process::ExitCode;
 
@@ -44,6 +46,9 @@ pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
         }
     }
     named_once(options.runs.name.as_ref(), scenarios.len())?;
+    if options.jobs.get() > 1 {
+        return parallel::run(options, &scenarios, signals);
+    }
     let mut series = Series::default();
     let mut rounds = 0;
     while !scenarios.is_empty() && wants_more(options, rounds) && !series.ends(options.until_fail) {
@@ -180,6 +185,17 @@ struct Series {
 impl Series {
     /// Takes a run of the scenario `name`. What kept it from being run is said at once if others may follow.
     fn take(&mut self, name: &str, run: Result<EndedRun, Failure>) -> Result<(), Failure> {
+        match &run {
+            Err(Failure::Interrupted(signal)) => return Err(Failure::Interrupted(*signal)),
+            Err(failure) => say(format_args!("peerbar: {failure}")),
+            Ok(_) => {}
+        }
+        self.note(name, run);
+        Ok(())
+    }
+
+    /// Takes note of a run of the scenario `name`.
+    fn note(&mut self, name: &str, run: Result<EndedRun, Failure>) {
         self.runs += 1;
         match run {
             Ok(EndedRun { outcome, folder }) => {
@@ -189,14 +205,11 @@ impl Series {
                     self.failed.push((outcome.code(), line));
                 }
             }
-            Err(failure @ Failure::Interrupted(_)) => return Err(failure),
             Err(failure) => {
-                say(format_args!("peerbar: {failure}"));
-                self.failed
-                    .push((failure.code(), format!("{name}: not run: {failure}")));
+                let line = format!("{name}: not run: {failure}");
+                self.failed.push((failure.code(), line));
             }
         }
-        Ok(())
     }
 
     /// Whether no run must follow.

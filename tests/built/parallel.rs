@@ -1,14 +1,14 @@
 //! Runs at the same time, in one folder and with one cache.
 
 use std::fs;
-use std::path::Path;
-use std::process::{Child, Stdio};
+use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
+use tempfile::TempDir;
 
-use crate::command;
 use crate::disks::{copy, two_disks};
+use crate::launched::Launched;
 
 /// Through the memory of a disk, from peer to peer.
 const CMB: &str = "{ p2pmem = \"disk0\" }";
@@ -16,40 +16,72 @@ const CMB: &str = "{ p2pmem = \"disk0\" }";
 /// The sizes of the copies in KiB.
 const SIZES: [u64; 4] = [64, 128, 256, 512];
 
-fn start(folder: &Path, size: u64) -> anyhow::Result<Child> {
-    let file = format!("{size}.toml");
-    // A copy of some bytes that no other run copies, counted.
-    let check = copy("copy", ["disk1", "disk0"], CMB, &format!("{size}K"));
-    let scenario = two_disks("parallel", "4m") + &check;
-    fs::write(folder.join(&file), scenario)?;
-    let name = format!("size-{size}");
-    let run = command(&["run", &file, "--name", &name], folder)
-        .env("TMPDIR", folder.join("sockets"))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    run.context("peerbar does not start")
+/// A folder with a scenario for each size: a copy of some bytes that no other run copies, counted.
+fn scenarios() -> anyhow::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    for size in SIZES {
+        let check = copy("copy", ["disk1", "disk0"], CMB, &format!("{size}K"));
+        let scenario = two_disks(&format!("size-{size}"), "4m") + &check;
+        fs::write(folder.path().join(format!("{size}.toml")), scenario)?;
+    }
+    Ok(folder)
+}
+
+/// The folder of the only run of the scenario `name`; `None` if it was not begun.
+fn run_of(folder: &Path, name: &str) -> anyhow::Result<Option<PathBuf>> {
+    let end = format!("Z-{name}");
+    for run in fs::read_dir(folder.join("runs"))? {
+        let run = run?.path();
+        if run.to_string_lossy().ends_with(&end) {
+            return Ok(Some(run));
+        }
+    }
+    Ok(None)
 }
 
 #[test]
 #[ignore = "boots guests; scripts/test runs it"]
 fn four_runs_at_once_do_not_disturb_each_other() {
-    let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("sockets")).unwrap();
-    let runs = SIZES.map(|size| start(folder.path(), size).unwrap());
-    for (run, size) in runs.into_iter().zip(SIZES) {
-        let output = run.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(0), "{size} KiB: {said}");
-        let run = folder.path().join(format!("runs/size-{size}"));
-        let results = fs::read_to_string(run.join("results.json")).unwrap();
-        let results: Value = serde_json::from_str(&results).unwrap();
+    let words = [
+        "run", "64.toml", "128.toml", "256.toml", "512.toml", "--jobs", "4",
+    ];
+    let mut runs = Launched::start(scenarios().unwrap(), &words).unwrap();
+    let (code, results, progress) = runs.end().unwrap();
+    assert_eq!(code, Some(0), "{results}{progress}");
+    assert_eq!(runs.sockets_left().unwrap(), 0);
+    assert!(results.ends_with("4 of 4 runs passed\n"), "{results}");
+    for size in SIZES {
+        let name = format!("size-{size}");
+        let line = format!("{name}: passed: ");
+        assert_eq!(progress.matches(&line).count(), 1, "{progress}");
+        let run = run_of(runs.folder.path(), &name).unwrap().unwrap();
+        let log = fs::read_to_string(run.join("run.log")).unwrap();
+        assert!(
+            log.contains(&format!("passed: the only check passed ({name}, ")),
+            "{log}"
+        );
+        let kept = fs::read_to_string(run.join("results.json")).unwrap();
+        let kept: Value = serde_json::from_str(&kept).unwrap();
         // Each byte is read by one disk and written by the other, and no other run's are among them.
-        let peer = results
+        let peer = kept
             .pointer("/checks/0/measure/peer_bytes")
             .and_then(Value::as_u64);
-        assert_eq!(peer, Some(size * 2048), "{results:#}");
+        assert_eq!(peer, Some(size * 2048), "{kept:#}");
     }
-    let left = fs::read_dir(folder.path().join("sockets")).unwrap();
-    assert_eq!(left.count(), 0);
+}
+
+#[test]
+#[ignore = "boots guests; scripts/test runs it"]
+fn signal_ends_all_runs_that_go_on() {
+    let words = ["run", "64.toml", "128.toml", "256.toml", "--jobs", "2"];
+    let mut runs = Launched::start(scenarios().unwrap(), &words).unwrap();
+    runs.wait_until_it_says("running: size-64, size-128")
+        .unwrap();
+    kill_process(runs.pid(), Signal::INT).unwrap();
+    let (code, results, progress) = runs.end().unwrap();
+    assert_eq!(code, Some(130), "{results}{progress}");
+    assert_eq!(runs.sockets_left().unwrap(), 0);
+    assert!(results.contains("0 of 2 runs passed\n"), "{results}");
+    let third = run_of(runs.folder.path(), "size-256").unwrap();
+    assert_eq!(third, None);
 }

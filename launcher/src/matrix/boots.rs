@@ -1,31 +1,23 @@
 //! The boots: each an ordinary `peerbar run` in a process of its own, several at once.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::ExitStatus;
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 
 use super::cell::Tried;
 use super::kernel::KernelChoice;
 use super::placement::Pair;
 use crate::explain::observed_guest::ObservedGuest;
 use crate::explain::recorded::Recorded;
+use crate::jobs::{self, Jobs};
 use peerbar_lab::child::{Child, last_line};
-use peerbar_lab::events::{Event, EventSource, Events};
 use peerbar_lab::exit::{Failure, RunOutcome};
 use peerbar_lab::folder::Folder;
-use peerbar_lab::parent_death;
 use peerbar_lab::progress::Progress;
 use peerbar_lab::results::CheckResult;
 use peerbar_lab::signals::Signals;
-
-/// How long a run may take to end in order after it was asked to.
-const END: Duration = Duration::from_secs(20);
-/// How long to wait for any news; a run has a time limit of its own.
-const NEWS: Duration = Duration::from_secs(3600);
 
 /// A run to be made.
 pub(super) struct Order {
@@ -53,50 +45,59 @@ impl Left {
     }
 }
 
-/// Makes all runs of `orders`, `jobs` at a time, with their files in `folder`; `own` are words for each of their command
+/// Makes all runs of `orders`, `most` at a time, with their files in `folder`; `own` are words for each of their command
 /// lines.
 pub(super) fn run(
     orders: &[Order],
     own: &[OsString],
-    jobs: usize,
+    most: usize,
     folder: &Folder,
     signals: &Signals,
 ) -> Result<(), Failure> {
-    let mut progress = Progress::default();
-    let mut events = Events::new(signals);
-    let mut running: BTreeMap<usize, Child> = BTreeMap::new();
-    let mut waiting = orders.iter().enumerate();
-    let mut done: usize = 0;
-    loop {
-        for (index, order) in waiting.by_ref().take(jobs.saturating_sub(running.len())) {
-            let child = start(order, own, folder)?;
-            events.add_child(EventSource::Run(index), child.pidfd())?;
-            running.insert(index, child);
-            progress.stage(&format!(
-                "boot {} of {}: {}",
-                index.saturating_add(1),
-                orders.len(),
-                order.name
-            ));
-        }
-        if running.is_empty() {
-            return Ok(());
-        }
-        match events.next(Instant::now() + NEWS)? {
-            Some(Event::Ended(EventSource::Run(index))) => {
-                running.remove(&index);
-                done = done.saturating_add(1);
-                let name = orders.get(index).map_or("", |order| &order.name);
-                progress.stage(&format!("{done} of {} are done: {name}", orders.len()));
-            }
-            Some(Event::Signal(signal)) => {
-                for child in running.values_mut() {
-                    child.end(END)?;
-                }
-                return Err(Failure::Interrupted(signal));
-            }
-            Some(_) | None => {}
-        }
+    let mut boots = Boots {
+        orders,
+        own,
+        folder,
+        progress: Progress::default(),
+        done: 0,
+    };
+    match jobs::run(&mut boots, most, signals)? {
+        Some(signal) => Err(Failure::Interrupted(signal)),
+        None => Ok(()),
+    }
+}
+
+/// The boots as jobs.
+struct Boots<'a> {
+    orders: &'a [Order],
+    own: &'a [OsString],
+    folder: &'a Folder,
+    progress: Progress,
+    done: usize,
+}
+
+impl Jobs for Boots<'_> {
+    fn start(&mut self, number: usize) -> Result<Option<Child>, Failure> {
+        let Some(order) = self.orders.get(number) else {
+            return Ok(None);
+        };
+        let child = start(order, self.own, self.folder)?;
+        self.progress.stage(&format!(
+            "boot {} of {}: {}",
+            number.saturating_add(1),
+            self.orders.len(),
+            order.name
+        ));
+        Ok(Some(child))
+    }
+
+    fn ended(&mut self, number: usize, _status: ExitStatus) -> Result<(), Failure> {
+        self.done = self.done.saturating_add(1);
+        let name = self.orders.get(number).map_or("", |order| &order.name);
+        let (done, all) = (self.done, self.orders.len());
+        self.progress
+            .stage(&format!("{done} of {all} are done: {name}"));
+        Ok(())
     }
 }
 
@@ -104,19 +105,17 @@ fn start(order: &Order, own: &[OsString], folder: &Folder) -> Result<Child, Fail
     let scenario = format!("{}.toml", order.name);
     folder.write(&scenario, &order.scenario)?;
     let log = folder.file(&log_name(&order.name))?;
-    let mut command =
-        Command::new(std::env::current_exe().context("cannot find this program's own file")?);
-    command.arg("run").arg(folder.path().join(&scenario));
-    command
-        .arg("--runs")
-        .arg(folder.path().join(&order.name))
-        .args(own);
-    let mut wrapped = parent_death::wrapped(&command)?;
-    wrapped
-        .stdin(Stdio::null())
-        .stdout(log.try_clone().context("cannot share a log")?)
-        .stderr(log);
-    Ok(Child::spawn(wrapped)?)
+    let (file, runs) = (
+        folder.path().join(scenario),
+        folder.path().join(&order.name),
+    );
+    let words = [
+        OsString::from("run"),
+        file.into(),
+        "--runs".into(),
+        runs.into(),
+    ];
+    jobs::start(&[&words, own].concat(), &log)
 }
 
 fn log_name(order: &str) -> String {
