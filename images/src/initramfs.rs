@@ -20,8 +20,9 @@ const DIRECTORIES: [&str; 8] = [
 /// The initramfs of `kernel`, which is started from `image`, with `agent` as `/init`; made if the cache has none of these
 /// inputs.
 ///
-/// It holds `modules` and whatever they need, uncompressed, as `/modules/NAME.ko`, and `/modules/index`: a line `NAME
-/// NEED…` for each, after the lines of what it needs. Names are as in `/proc/modules`; what is built in is left out.
+/// It holds `modules`, whatever they need and their soft dependencies, uncompressed, as `/modules/NAME.ko`, and
+/// `/modules/index`: a line `NAME NEED… pre: NAME… post: NAME…` for each, after the lines of what it needs. Names are as in
+/// `/proc/modules`; what is built in is left out, and so is a soft dependency that the kernel lacks.
 /// `/layout` has the facts by which the agent watches the kernel; it is empty for a packed image.
 ///
 /// # Errors
@@ -68,7 +69,11 @@ fn load(
     needed_by: Option<&str>,
 ) -> Result<Option<Module>, ImageError> {
     match tree.find(name) {
-        Some(ModuleSource::File(path)) => Module::read(name, path).map(Some),
+        Some(ModuleSource::File(path)) => {
+            let mut module = Module::read(name, path)?;
+            module.soft = module.soft.within(tree);
+            Ok(Some(module))
+        }
         Some(ModuleSource::BuiltIn) => Ok(None),
         None if kernel
             .config
@@ -133,10 +138,15 @@ fn archive(agent: &[u8], layout: &str, modules: &[Module]) -> Result<Vec<u8>, Im
 
 fn index(modules: &[Module]) -> String {
     let line = |module: &Module| {
-        [std::slice::from_ref(&module.name), &module.needs]
-            .concat()
-            .join(" ")
-            + "\n"
+        let mut words = vec![module.name.as_str()];
+        words.extend(module.needs.iter().map(String::as_str));
+        for (word, names) in [("pre:", &module.soft.before), ("post:", &module.soft.after)] {
+            if !names.is_empty() {
+                words.push(word);
+                words.extend(names.iter().map(String::as_str));
+            }
+        }
+        words.join(" ") + "\n"
     };
     modules.iter().map(line).collect()
 }
@@ -268,6 +278,21 @@ mod tests {
         assert_eq!(
             text_of(&entries(&fs::read(path).unwrap()), "modules/index"),
             "nvme_core\npeerbar_gpu nvme_core\n"
+        );
+    }
+
+    #[test]
+    fn soft_dependencies_are_in_the_index() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&dir.path().join("cache")).unwrap();
+        let (kernel, agent) = (kernel(dir.path()), agent(dir.path()));
+        let facts = b"depends=\0softdep=pre: virtio nvme-core post: absent late\0";
+        fs::write(dir.path().join("soft.ko"), module(facts)).unwrap();
+        fs::write(dir.path().join("late.ko"), module(b"depends=soft\0")).unwrap();
+        let path = made(&cache, &kernel, &wanted(&["soft"]), &agent).unwrap();
+        assert_eq!(
+            text_of(&entries(&fs::read(path).unwrap()), "modules/index"),
+            "nvme_core\nsoft pre: nvme_core post: late\nlate soft\n"
         );
     }
 

@@ -18,6 +18,8 @@ const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.zst", ".ko.gz"];
 pub(crate) struct Tree {
     files: BTreeMap<String, PathBuf>,
     builtin: BTreeSet<String>,
+    /// Modules by a further name, if depmod has run.
+    aliases: BTreeMap<String, Vec<String>>,
     /// Changes when any module does.
     pub(crate) stamp: String,
 }
@@ -33,6 +35,11 @@ impl Tree {
                 .lines()
                 .filter_map(|line| name_of(Path::new(line)))
                 .collect();
+        }
+        let list = dir.join("modules.alias");
+        if list.is_file() {
+            let list = fs::read_to_string(&list).map_err(io_error("read", &list))?;
+            tree.aliases = aliases(&list);
         }
         Ok(tree)
     }
@@ -87,6 +94,16 @@ impl Tree {
             None => self.builtin.contains(name).then_some(ModuleSource::BuiltIn),
         }
     }
+
+    /// The modules that `names` of a soft dependency stand for, as far as they are files.
+    pub(crate) fn resolve(&self, names: &[String]) -> Vec<String> {
+        let modules = names.iter().flat_map(|name| match self.find(name) {
+            Some(_) => std::slice::from_ref(name),
+            None => self.aliases.get(name).map_or(&[][..], Vec::as_slice),
+        });
+        let files = modules.filter(|name| self.files.contains_key(*name));
+        files.cloned().collect()
+    }
 }
 
 /// Where a module is.
@@ -103,7 +120,52 @@ pub(crate) struct Module {
     pub(crate) name: String,
     /// The modules that must be loaded before.
     pub(crate) needs: Vec<String>,
+    /// Its soft dependencies.
+    pub(crate) soft: SoftDependencies,
     pub(crate) content: Vec<u8>,
+}
+
+/// Modules that are loaded with another one, which works without them (modprobe.d(5), `softdep`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SoftDependencies {
+    /// Those that are loaded before it.
+    pub(crate) before: Vec<String>,
+    /// Those that are loaded after it.
+    pub(crate) after: Vec<String>,
+}
+
+impl SoftDependencies {
+    /// What a module says in its section `.modinfo`. Words that follow neither `pre:` nor `post:` are ignored, as by modprobe.
+    fn of_facts(facts: &[u8]) -> Self {
+        let mut soft = Self::default();
+        for fact in facts.split(|&byte| byte == 0) {
+            let words = fact.strip_prefix(b"softdep=").unwrap_or_default();
+            let mut list = None;
+            for word in String::from_utf8_lossy(words).split_whitespace() {
+                match (word, &mut list) {
+                    ("pre:", _) => list = Some(&mut soft.before),
+                    ("post:", _) => list = Some(&mut soft.after),
+                    (word, Some(list)) => list.push(normal(word)),
+                    (_, None) => {}
+                }
+            }
+        }
+        soft
+    }
+
+    /// Those that `tree` has as files, by their own names.
+    pub(crate) fn within(&self, tree: &Tree) -> Self {
+        Self {
+            before: tree.resolve(&self.before),
+            after: tree.resolve(&self.after),
+        }
+    }
+
+    /// Drops those that `keep` refuses.
+    fn retain(&mut self, keep: impl Fn(&String) -> bool) {
+        self.before.retain(&keep);
+        self.after.retain(keep);
+    }
 }
 
 impl Module {
@@ -116,11 +178,14 @@ impl Module {
         let content = unpack(&packed)
             .map_err(|error| bad(error.to_string()))?
             .into_owned();
-        let needs =
-            needs_of(&content).ok_or_else(|| bad("it has no .modinfo section".to_owned()))?;
+        let facts = elf::section(&content, ".modinfo");
+        let needs = facts.and_then(needs_of);
+        let needs = needs.ok_or_else(|| bad("it has no .modinfo section".to_owned()))?;
+        let soft = facts.map(SoftDependencies::of_facts).unwrap_or_default();
         Ok(Self {
             name: name.to_owned(),
             needs,
+            soft,
             content,
         })
     }
@@ -129,7 +194,7 @@ impl Module {
 /// Returns a module by its name and the name of the module that needs it; `None` if it is built in.
 type Load<'a> = dyn FnMut(&str, Option<&str>) -> Result<Option<Module>, ImageError> + 'a;
 
-/// `wanted` and their dependencies, each after its own dependencies.
+/// `wanted` and their dependencies, each after its own dependencies. Soft dependencies come along if they can be loaded.
 pub(crate) fn in_order(wanted: &[String], load: &mut Load<'_>) -> Result<Vec<Module>, ImageError> {
     let mut order = Order {
         load,
@@ -139,7 +204,12 @@ pub(crate) fn in_order(wanted: &[String], load: &mut Load<'_>) -> Result<Vec<Mod
     for name in wanted {
         order.visit(&normal(name), None)?;
     }
-    Ok(order.modules)
+    let mut modules = order.modules;
+    let names: BTreeSet<String> = modules.iter().map(|module| module.name.clone()).collect();
+    for module in &mut modules {
+        module.soft.retain(|name| names.contains(name));
+    }
+    Ok(modules)
 }
 
 struct Order<'a, 'b> {
@@ -159,13 +229,29 @@ impl Order<'_, '_> {
         let Some(mut module) = module else {
             return Ok(());
         };
+        self.visit_soft(&module.soft.before)?;
         for need in &module.needs {
-            self.visit(need, Some(name))?;
+            if let Err(error) = self.visit(need, Some(name)) {
+                self.seen.remove(name);
+                return Err(error);
+            }
         }
         module
             .needs
             .retain(|need| self.seen.get(need) == Some(&true));
+        let after = module.soft.after.clone();
         self.modules.push(module);
+        self.visit_soft(&after)
+    }
+
+    /// Visits soft dependencies, except those that lack a module that they need.
+    fn visit_soft(&mut self, names: &[String]) -> Result<(), ImageError> {
+        for name in names {
+            match self.visit(name, None) {
+                Ok(()) | Err(ImageError::NoModule { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(())
     }
 }
@@ -184,9 +270,25 @@ fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// What a module says that it depends on (Linux, `scripts/mod/modpost.c`, `add_depends`).
-fn needs_of(module: &[u8]) -> Option<Vec<String>> {
-    let facts = elf::section(module, ".modinfo")?;
+/// The names in a `modules.alias` that stand for modules. Those with a wildcard match devices.
+fn aliases(list: &str) -> BTreeMap<String, Vec<String>> {
+    let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in list.lines() {
+        let mut words = line.split_whitespace();
+        if let (Some("alias"), Some(alias), Some(module)) =
+            (words.next(), words.next(), words.next())
+        {
+            if !alias.contains(['*', '?', '[']) {
+                let modules = aliases.entry(normal(alias)).or_default();
+                modules.push(normal(module));
+            }
+        }
+    }
+    aliases
+}
+
+/// What a module says that it depends on in its section `.modinfo` (Linux, `scripts/mod/modpost.c`, `add_depends`).
+fn needs_of(facts: &[u8]) -> Option<Vec<String>> {
     let depends = facts
         .split(|&byte| byte == 0)
         .find_map(|fact| fact.strip_prefix(b"depends="))?;
@@ -248,6 +350,9 @@ pub(crate) mod tests {
                 "t10_pi" => return Ok(None),
                 "loop_a" => &["loop_b"],
                 "loop_b" => &["loop_a"],
+                "vfio" => &[],
+                "vfio_pci" | "vfio_iommu_type1" => &["vfio"],
+                "half" => &["absent"],
                 _ => {
                     return Err(ImageError::NoModule {
                         name: name.to_owned(),
@@ -257,10 +362,19 @@ pub(crate) mod tests {
                     });
                 }
             };
-            let needs = needs.iter().map(|&need| need.to_owned()).collect();
+            let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+            let (before, after): (&[&str], &[&str]) = match name {
+                "vfio" => (&[], &["vfio_iommu_type1", "half"]),
+                "vfio_pci" => (&["t10_pi"], &[]),
+                _ => (&[], &[]),
+            };
             Ok(Some(Module {
                 name: name.to_owned(),
-                needs,
+                needs: list(needs),
+                soft: SoftDependencies {
+                    before: list(before),
+                    after: list(after),
+                },
                 content: Vec::new(),
             }))
         })
@@ -281,6 +395,43 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn soft_dependencies_come_along_if_they_can_be_loaded() {
+        let modules = order(&["vfio_pci"]).unwrap();
+        assert_eq!(names(&modules), ["vfio", "vfio_iommu_type1", "vfio_pci"]);
+        assert_eq!(modules[0].soft.after, ["vfio_iommu_type1"]);
+        assert_eq!(modules[2].soft, SoftDependencies::default());
+        let itself = order(&["vfio_iommu_type1"]).unwrap();
+        assert_eq!(names(&itself), ["vfio", "vfio_iommu_type1"]);
+        let error = order(&["vfio", "half"]).unwrap_err().to_string();
+        assert!(error.contains("no module absent"), "{error}");
+    }
+
+    #[test]
+    fn soft_dependencies_are_read_off_the_module() {
+        let dir = tempfile::tempdir().unwrap();
+        let facts = b"depends=\0softdep=stray pre: crypto-crc32c b-c post: vfio-iommu-type1 built\0softdep=post: absent\0";
+        for (file, content) in [
+            ("a.ko", module(facts)),
+            ("crc32c_generic.ko", module(b"depends=\0")),
+            ("vfio_iommu_type1.ko", module(b"depends=\0")),
+            ("b_c.ko", module(b"depends=\0")),
+            ("modules.builtin", b"kernel/built.ko\n".to_vec()),
+            (
+                "modules.alias",
+                b"# Aliases\nalias pci:v* a\nalias crypto-crc32c crc32c-generic\n".to_vec(),
+            ),
+        ] {
+            fs::write(dir.path().join(file), content).unwrap();
+        }
+        let tree = Tree::read(dir.path()).unwrap();
+        let soft = Module::read("a", &dir.path().join("a.ko")).unwrap().soft;
+        assert_eq!(soft.after, ["vfio_iommu_type1", "built", "absent"]);
+        let soft = soft.within(&tree);
+        assert_eq!(soft.before, ["crc32c_generic", "b_c"]);
+        assert_eq!(soft.after, ["vfio_iommu_type1"]);
+    }
+
+    #[test]
     fn missing_module_is_named_with_its_config_option() {
         let error = order(&["virtio-iommu"]).unwrap_err().to_string();
         assert!(
@@ -297,17 +448,15 @@ pub(crate) mod tests {
 
     #[test]
     fn dependencies_are_read_off_the_module() {
-        let needs = needs_of(&module(
-            b"license=GPL v2\0depends=nvme-core,nvme-auth\0name=nvme\0",
-        ))
-        .unwrap();
-        assert_eq!(needs, ["nvme_core", "nvme_auth"]);
-        assert_eq!(needs_of(&module(b"depends=\0name=netfs\0")), Some(vec![]));
-        assert_eq!(needs_of(&module(b"name=x\0")), None);
-        assert_eq!(needs_of(b"\x7fELF"), None);
+        let needs = |module: &[u8]| needs_of(elf::section(module, ".modinfo")?);
+        let nvme = module(b"license=GPL v2\0depends=nvme-core,nvme-auth\0name=nvme\0");
+        assert_eq!(needs(&nvme).unwrap(), ["nvme_core", "nvme_auth"]);
+        assert_eq!(needs(&module(b"depends=\0name=netfs\0")), Some(vec![]));
+        assert_eq!(needs(&module(b"name=x\0")), None);
+        assert_eq!(needs(b"\x7fELF"), None);
         let whole = module(b"depends=a\0");
         for end in 0..whole.len() {
-            assert_eq!(needs_of(&whole[..end]), None);
+            assert_eq!(needs(&whole[..end]), None);
         }
     }
 

@@ -549,7 +549,7 @@ chardev:console
 -initrd
 /i
 -append
-console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 intel_iommu=on iommu=pt vfio_iommu_type1.allow_unsafe_interrupts=1 iomem=relaxed
+console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 intel_iommu=on iommu=pt vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1 iomem=relaxed
 -device
 intel-iommu,caching-mode=on,intremap=off
 -chardev

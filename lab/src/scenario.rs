@@ -543,11 +543,11 @@ mod tests {
         let modules = [
             "nvme",
             "peerbar_gpu",
-            "vfio_iommu_type1",
             "9p",
             "9pnet_virtio",
             "ext4",
             "xfs",
+            "vfio_iommu_type1",
             "vfio_pci",
         ];
         assert_eq!(demo.initramfs_modules(), modules);

@@ -24,12 +24,15 @@ pub(crate) struct Modules {
     index: Index,
     /// The kernel's command line.
     command_line: String,
+    /// Parameters of the plan, by normal names.
+    planned: BTreeMap<String, String>,
     asked_for: Mutex<AskedFor>,
 }
 
 #[derive(Debug, Default)]
 struct AskedFor {
-    loaded: BTreeSet<String>,
+    /// The parameters of each module that was loaded.
+    loaded: BTreeMap<String, String>,
     built_in: BTreeSet<String>,
 }
 
@@ -45,32 +48,60 @@ impl Modules {
             index: Index::parse(&text),
             command_line: fs::read_to_string("/proc/cmdline")
                 .context("cannot read /proc/cmdline")?,
+            planned: BTreeMap::new(),
             asked_for: Mutex::default(),
         })
     }
 
-    /// Loads `name` with `parameters`, its dependencies before it. Each module also has those that the kernel's command line has for
+    /// Gives a module these parameters whenever it is loaded, also if another one brings it.
+    pub(crate) fn set_parameters(&mut self, name: &str, parameters: &str) {
+        self.planned.insert(normal(name), parameters.to_owned());
+    }
+
+    /// Loads `name` with `parameters`, or with those of the plan, its dependencies before it, and its soft dependencies. Each
+    /// module also has those that the kernel's command line has for
     /// it, which come last and so win. One that is loaded already is fine; one that the
     /// initramfs does not have is taken as built into the kernel. One that another thread is loading is waited for, by the
-    /// kernel.
+    /// kernel. A soft dependency that the kernel refuses is an error on the console alone.
     pub(crate) fn load(&self, name: &str, parameters: &str) -> anyhow::Result<()> {
-        let order = self.index.order(name);
+        let name = normal(name);
+        let own = match parameters {
+            "" => self.planned(&name),
+            parameters => parameters,
+        };
+        let order = self.index.order(&name);
         if order.is_empty() {
-            self.asked_for().built_in.insert(name.to_owned());
-            self.check_set(name, parameters)?;
+            self.check_set(&name, own)?;
+            self.asked_for().built_in.insert(name);
+            return Ok(());
         }
-        for module in order {
-            let own = if normal(&module) == normal(name) {
-                parameters
+        for step in order {
+            let is_named = step.module == name;
+            let parameters = if is_named {
+                own
             } else {
-                ""
+                self.planned(&step.module)
             };
-            if !self.asked_for().loaded.contains(&module) {
-                let appended = module_options::of(&self.command_line, &module);
-                insert(&module, format!("{own} {appended}").trim())?;
-                self.asked_for().loaded.insert(module);
+            match self.insert_once(&step.file, parameters) {
+                Err(error) if !step.is_required => eprintln!("peerbar-agent: {error:#}"),
+                result => result?,
             }
         }
+        self.check_given(&name, own)
+    }
+
+    fn planned(&self, module: &str) -> &str {
+        self.planned.get(module).map_or("", String::as_str)
+    }
+
+    fn insert_once(&self, file: &str, parameters: &str) -> anyhow::Result<()> {
+        if self.asked_for().loaded.contains_key(file) {
+            return Ok(());
+        }
+        let appended = module_options::of(&self.command_line, file);
+        let all = format!("{parameters} {appended}").trim().to_owned();
+        insert(file, &all)?;
+        self.asked_for().loaded.insert(file.to_owned(), all);
         Ok(())
     }
 
@@ -82,6 +113,22 @@ impl Modules {
             bail!(
                 "module {name} is built into the kernel, so its parameter {parameter} cannot be set here; name it on the \
                  kernel's command line as {name}.{parameter}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks that a module which is loaded has got these parameters: another one may have brought it before.
+    fn check_given(&self, module: &str, parameters: &str) -> anyhow::Result<()> {
+        let asked_for = self.asked_for();
+        let mut loaded = asked_for.loaded.iter();
+        let given = loaded.find(|(file, _)| normal(file) == module);
+        let given = given.map_or("", |(_, given)| given);
+        let is_given = |wanted: &&str| given.split_whitespace().any(|word| word == *wanted);
+        if let Some(parameter) = parameters.split_whitespace().find(|word| !is_given(word)) {
+            bail!(
+                "module {module} was loaded already, for another module, so its parameter {parameter} cannot be set: write it \
+                 without a placeholder"
             );
         }
         Ok(())
@@ -121,41 +168,117 @@ fn insert(module: &str, parameters: &str) -> anyhow::Result<()> {
 /// `/modules/index`: each module with what it depends on.
 #[derive(Debug)]
 struct Index {
-    /// By normal name: the file's name and the dependencies.
-    modules: BTreeMap<String, (String, Vec<String>)>,
+    /// By normal name.
+    modules: BTreeMap<String, Entry>,
+}
+
+/// A line of the index. All names but that of the file are normal ones.
+#[derive(Debug, Default)]
+struct Entry {
+    /// The file's name, without `.ko`.
+    file: String,
+    /// What must be loaded before.
+    needs: Vec<String>,
+    /// Soft dependencies that come before it.
+    before: Vec<String>,
+    /// Soft dependencies that come after it.
+    after: Vec<String>,
+}
+
+/// A module to load.
+#[derive(Debug, PartialEq, Eq)]
+struct Step {
+    /// Its normal name.
+    module: String,
+    /// The file's name, without `.ko`.
+    file: String,
+    /// Whether the one that was asked for needs it, or is it.
+    is_required: bool,
+}
+
+impl Entry {
+    /// Reads `NAME NEED… pre: NAME… post: NAME…`.
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let mut entry = Self {
+            file: words.next()?.to_owned(),
+            ..Self::default()
+        };
+        let mut list = &mut entry.needs;
+        for word in words {
+            match word {
+                "pre:" => list = &mut entry.before,
+                "post:" => list = &mut entry.after,
+                name => list.push(normal(name)),
+            }
+        }
+        Some(entry)
+    }
 }
 
 impl Index {
     fn parse(text: &str) -> Self {
-        let modules = text
-            .lines()
-            .filter_map(|line| {
-                let mut names = line.split_whitespace().map(str::to_owned);
-                let name = names.next()?;
-                Some((normal(&name), (name, names.collect())))
-            })
-            .collect();
-        Index { modules }
+        let entries = text.lines().filter_map(Entry::parse);
+        let modules = entries.map(|entry| (normal(&entry.file), entry));
+        Index {
+            modules: modules.collect(),
+        }
     }
 
-    /// The file names of `name` and of all that it needs, each after what it needs itself.
-    fn order(&self, name: &str) -> Vec<String> {
-        let mut order = Vec::new();
-        self.visit(&normal(name), &mut BTreeSet::new(), &mut order);
-        order
+    /// What is loaded for `name`: each module after what it needs itself and after the soft dependencies that it wants before
+    /// it, and before those that it wants after it.
+    fn order(&self, name: &str) -> Vec<Step> {
+        let mut order = Order {
+            index: self,
+            seen: BTreeSet::new(),
+            steps: Vec::new(),
+        };
+        order.visit(&normal(name));
+        let mut required = BTreeSet::new();
+        self.require(&normal(name), &mut required);
+        let steps = order.steps.into_iter();
+        let step = |(module, entry): (String, &Entry)| Step {
+            is_required: required.contains(&module),
+            file: entry.file.clone(),
+            module,
+        };
+        steps.map(step).collect()
     }
 
-    fn visit(&self, name: &str, seen: &mut BTreeSet<String>, order: &mut Vec<String>) {
-        let Some((file, needs)) = self.modules.get(name) else {
+    /// Adds `name` and all that it needs.
+    fn require(&self, name: &str, required: &mut BTreeSet<String>) {
+        if let Some(entry) = self.modules.get(name) {
+            if required.insert(name.to_owned()) {
+                for need in &entry.needs {
+                    self.require(need, required);
+                }
+            }
+        }
+    }
+}
+
+/// A walk through an index.
+struct Order<'a> {
+    index: &'a Index,
+    seen: BTreeSet<String>,
+    steps: Vec<(String, &'a Entry)>,
+}
+
+impl Order<'_> {
+    fn visit(&mut self, name: &str) {
+        let Some(entry) = self.index.modules.get(name) else {
             return;
         };
-        if !seen.insert(name.to_owned()) {
+        if !self.seen.insert(name.to_owned()) {
             return;
         }
-        for need in needs {
-            self.visit(&normal(need), seen, order);
+        for other in entry.before.iter().chain(&entry.needs) {
+            self.visit(other);
         }
-        order.push(file.clone());
+        self.steps.push((name.to_owned(), entry));
+        for other in &entry.after {
+            self.visit(other);
+        }
     }
 }
 
@@ -168,30 +291,63 @@ pub(crate) fn normal(name: &str) -> String {
 mod tests {
     use super::*;
 
+    fn files(index: &Index, name: &str) -> Vec<String> {
+        let order = index.order(name).into_iter();
+        order.map(|step| step.file).collect()
+    }
+
+    fn modules(index: &str, command_line: &str) -> Modules {
+        Modules {
+            index: Index::parse(index),
+            command_line: command_line.to_owned(),
+            planned: BTreeMap::new(),
+            asked_for: Mutex::default(),
+        }
+    }
+
     #[test]
     fn what_a_module_needs_comes_before_it() {
         let index = Index::parse("netfs\n9pnet netfs\n9pnet_virtio 9pnet\n9p 9pnet netfs\n\n");
-        assert_eq!(index.order("9p"), ["netfs", "9pnet", "9p"]);
+        assert_eq!(files(&index, "9p"), ["netfs", "9pnet", "9p"]);
         assert_eq!(
-            index.order("9pnet_virtio"),
+            files(&index, "9pnet_virtio"),
             ["netfs", "9pnet", "9pnet_virtio"]
         );
     }
 
     #[test]
+    fn soft_dependencies_come_before_and_after() {
+        let index = Index::parse(
+            "crc\nvfio post: vfio_iommu_type1\nvfio_iommu_type1 vfio\nvfio-pci-core vfio pre: crc\n\
+             vfio-pci vfio-pci-core vfio\n",
+        );
+        let order = index.order("vfio-pci");
+        let steps: Vec<(&str, bool)> = order
+            .iter()
+            .map(|step| (step.file.as_str(), step.is_required))
+            .collect();
+        let expected = [
+            ("crc", false),
+            ("vfio", true),
+            ("vfio_iommu_type1", false),
+            ("vfio-pci-core", true),
+            ("vfio-pci", true),
+        ];
+        assert_eq!(steps, expected);
+        let itself = index.order("vfio_iommu_type1");
+        assert!(itself.iter().all(|step| step.is_required), "{itself:?}");
+    }
+
+    #[test]
     fn dashes_and_underscores_are_one() {
         let index = Index::parse("nvme-core\nnvme nvme-core\n");
-        assert_eq!(index.order("nvme_core"), ["nvme-core"]);
-        assert_eq!(index.order("nvme"), ["nvme-core", "nvme"]);
+        assert_eq!(files(&index, "nvme_core"), ["nvme-core"]);
+        assert_eq!(files(&index, "nvme"), ["nvme-core", "nvme"]);
     }
 
     #[test]
     fn built_in_module_needs_its_parameters_on_the_command_line() {
-        let modules = Modules {
-            index: Index::parse(""),
-            command_line: "quiet nvme-core.io_timeout=3 nvme.poll_queues=1".to_owned(),
-            asked_for: Mutex::default(),
-        };
+        let modules = modules("", "quiet nvme-core.io_timeout=3 nvme.poll_queues=1");
         modules.load("nvme_core", "io_timeout=3").unwrap();
         modules.load("nvme", "").unwrap();
         let error = modules.load("nvme", "poll_queues=2").unwrap_err();
@@ -199,9 +355,33 @@ mod tests {
     }
 
     #[test]
+    fn parameter_that_comes_too_late_is_an_error() {
+        let modules = modules("vfio-type1\n", "");
+        let given = "a=1 b=2".to_owned();
+        modules
+            .asked_for()
+            .loaded
+            .insert("vfio-type1".to_owned(), given);
+        modules.load("vfio_type1", "").unwrap();
+        modules.load("vfio_type1", "b=2").unwrap();
+        let error = modules.load("vfio-type1", "b=3").unwrap_err().to_string();
+        let expected =
+            "module vfio_type1 was loaded already, for another module, so its parameter b=3 cannot";
+        assert!(error.starts_with(expected), "{error}");
+    }
+
+    #[test]
+    fn parameters_of_the_plan_are_known_by_normal_names() {
+        let mut modules = modules("vfio-type1\n", "");
+        modules.set_parameters("vfio-type1", "a=1");
+        assert_eq!(modules.planned("vfio_type1"), "a=1");
+        assert_eq!(modules.planned("vfio"), "");
+    }
+
+    #[test]
     fn an_absent_module_and_a_circle_end() {
         let index = Index::parse("a b\nb a missing\n");
-        assert_eq!(index.order("a"), ["b", "a"]);
+        assert_eq!(files(&index, "a"), ["b", "a"]);
         assert!(index.order("c").is_empty());
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
 /// Loads the drivers, and waits for the devices.
 fn prepare(
     plan: &Plan,
-    modules: Modules,
+    mut modules: Modules,
     uevents: Uevents,
     port: File,
 ) -> anyhow::Result<GuestContext> {
@@ -87,6 +87,9 @@ fn prepare(
         .modules
         .iter()
         .partition(|module| module.has_placeholders());
+    for module in &early {
+        modules.set_parameters(&module.name, &module.parameters);
+    }
     for module in early {
         modules.load(&module.name, &module.parameters)?;
     }

@@ -13,6 +13,12 @@ use crate::module_sources::ModuleSources;
 
 const LONGEST: usize = 55;
 
+/// Modules that insist on an IOMMU which remaps interrupts, as QEMU's do not here, and the parameter by which they do without.
+const WITHOUT_REMAPPING: [(&str, &str); 2] = [
+    ("vfio_iommu_type1", "allow_unsafe_interrupts=1"),
+    ("iommufd", "allow_unsafe_interrupts=1"),
+];
+
 /// Checks the tables; folders are relative to `folder`. What is `needed` always comes; a table of its name only sets its
 /// parameters. Placeholders in parameters stand for what `inventory` has.
 pub(super) fn modules(
@@ -48,19 +54,11 @@ pub(super) fn modules(
         if !modules.iter().any(|module: &Module| module.name == name) {
             modules.push(Module {
                 name: name.to_owned(),
-                parameters: default_parameters(name).to_owned(),
+                parameters: String::new(),
             });
         }
     }
     Ok((modules, sources))
-}
-
-/// The parameters of a module that no table names. QEMU's IOMMUs do not remap interrupts here, on which VFIO would insist.
-pub(super) fn default_parameters(name: &str) -> &'static str {
-    match name {
-        "vfio_iommu_type1" | "iommufd" => "allow_unsafe_interrupts=1",
-        _ => "",
-    }
 }
 
 /// The parameters of modules as the kernel takes those of what is built into it, `nvme_core.io_timeout=3`. It ignores the others.
@@ -76,6 +74,20 @@ pub(super) fn on_command_line(modules: &[Module]) -> String {
         let words = words.filter(|word| !word.is_empty());
         words.map(|word| format!("{}.{word}", module.name))
     });
+    parameters.collect::<Vec<_>>().join(" ")
+}
+
+/// The parameters that modules get on the command line of a machine with an IOMMU, unless one of `modules` sets its own. There
+/// they hold whatever loads the module: a check, a soft dependency, or modprobe.
+pub(super) fn for_iommu(modules: &[Module]) -> String {
+    let is_free = |name: &str| {
+        let mut own = modules
+            .iter()
+            .filter(|module| !module.parameters.is_empty());
+        !own.any(|module| module.name.replace('-', "_") == name)
+    };
+    let parameters = WITHOUT_REMAPPING.iter().filter(|(name, _)| is_free(name));
+    let parameters = parameters.map(|(name, parameter)| format!("{name}.{parameter}"));
     parameters.collect::<Vec<_>>().join(" ")
 }
 
@@ -129,6 +141,16 @@ mod tests {
             name: name.to_owned(),
             parameters: parameters.to_owned(),
         }
+    }
+
+    #[test]
+    fn module_with_parameters_of_its_own_gets_no_others() {
+        let [type1, iommufd] =
+            WITHOUT_REMAPPING.map(|(name, parameter)| format!("{name}.{parameter}"));
+        let modules = [module("vfio_iommu_type1", ""), module("iommufd", "")];
+        assert_eq!(for_iommu(&modules), format!("{type1} {iommufd}"));
+        let modules = [module("vfio-iommu-type1", "dma_entry_limit=9")];
+        assert_eq!(for_iommu(&modules), iommufd);
     }
 
     #[test]

@@ -133,19 +133,20 @@ mod tests {
 
     #[test]
     fn vfio_module_without_a_table_permits_unsafe_interrupts() {
-        let scenario = parse("iommu = \"intel\"", "", ALIAS).unwrap();
-        let parameters = |name: &str| {
-            let mut modules = scenario.modules.iter();
-            let found = modules.find(|module| module.name == name);
-            found.map(|module| module.parameters.as_str())
+        const DEFAULT: &str = "vfio_iommu_type1.allow_unsafe_interrupts=1";
+        let parameters = |table: &str| {
+            let scenario = parse("iommu = \"intel\"", "", &format!("{ALIAS}\n{table}")).unwrap();
+            let words = scenario.machine.kernel_parameters;
+            words
+                .split(' ')
+                .filter(|word| word.starts_with("vfio"))
+                .collect::<Vec<_>>()
+                .join(" ")
         };
-        assert_eq!(
-            parameters("vfio_iommu_type1"),
-            Some("allow_unsafe_interrupts=1")
-        );
-        let table = "[[module]]\nname = \"vfio_iommu_type1\"\nparameters = \"dma_entry_limit=9\"";
-        let with_table = parse("iommu = \"intel\"", "", &format!("{ALIAS}\n{table}")).unwrap();
-        let of_table = &with_table.modules[0];
-        assert_eq!(of_table.parameters, "dma_entry_limit=9");
+        assert_eq!(parameters(""), DEFAULT);
+        let table = "[[module]]\nname = \"vfio_iommu_type1\"";
+        assert_eq!(parameters(table), DEFAULT);
+        let own = format!("{table}\nparameters = \"dma_entry_limit=9\"");
+        assert_eq!(parameters(&own), "vfio_iommu_type1.dma_entry_limit=9");
     }
 }

@@ -212,14 +212,18 @@ impl Machine {
     fn add_modules(&mut self, modules: &mut [Module]) {
         // A driver that comes before it would work without the IOMMU for good.
         modules.sort_by_key(|module| Some(module.name.as_str()) != self.iommu.module());
+        let for_iommu = match self.iommu.is_present() {
+            true => modules::for_iommu(modules),
+            false => String::new(),
+        };
         let parameters = [
+            for_iommu,
             modules::on_command_line(modules),
             self.kernel_parameters.clone(),
         ];
-        parameters
-            .join(" ")
-            .trim()
-            .clone_into(&mut self.kernel_parameters);
+        let parameters = parameters.iter().filter(|words| !words.is_empty());
+        let parameters: Vec<&str> = parameters.map(String::as_str).collect();
+        self.kernel_parameters = parameters.join(" ");
     }
 
     /// What the devices record.
@@ -358,14 +362,6 @@ fn needed_modules(
     let drivers = drivers.map(|(name, _)| name);
     let of_checks = checks.iter();
     let of_checks = of_checks.flat_map(|check| check.modules().iter().copied());
-    // Parameters are set when the guest starts.
-    let on_demand = checks.iter();
-    let on_demand = on_demand.flat_map(|check| check.modules_on_demand().iter().copied());
-    let on_demand = on_demand.filter(|name| !modules::default_parameters(name).is_empty());
     let iommu = machine.iommu.module().into_iter();
-    iommu
-        .chain(drivers)
-        .chain(of_checks)
-        .chain(on_demand)
-        .collect()
+    iommu.chain(drivers).chain(of_checks).collect()
 }
