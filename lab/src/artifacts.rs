@@ -130,7 +130,7 @@ pub struct Artifacts {
     pub qemu_arguments: Vec<String>,
     /// Packages beside those of the tree.
     pub packages: Option<PackageTree>,
-    /// Modules that were built from the user's sources.
+    /// Modules that were built for the guest's kernel.
     pub built: BuiltModules,
     /// Whether the guest can lay folders over the tree, and write in it.
     pub has_overlay: bool,
@@ -330,7 +330,7 @@ fn source_folder(name: &str) -> Result<PathBuf, Failure> {
     Ok(rules.parent().unwrap_or(&rules).to_path_buf())
 }
 
-/// The kernel with the modules that the user has as sources.
+/// The kernel with the modules that the user has as sources, and all modules that were built for it.
 fn with_users_modules(
     mut kernel: Kernel,
     needs: &GuestNeeds,
@@ -345,8 +345,9 @@ fn with_users_modules(
             error => image_failure(error),
         })?;
         kernel = with_built;
-        all.add(sources, files)?;
+        all.add(sources, &files)?;
     }
+    all.files.clone_from(&kernel.added);
     Ok((kernel, all))
 }
 

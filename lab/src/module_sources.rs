@@ -20,10 +20,10 @@ pub struct ModuleSources {
     pub parameters: String,
 }
 
-/// Modules that were built from the user's sources.
+/// Modules that were built for the guest's kernel: from the user's sources, from this project's, or from the kernel's.
 #[derive(Clone, Debug, Default)]
 pub struct BuiltModules {
-    /// Those that are loaded, in order.
+    /// Those from the user's sources that are loaded, in order.
     pub loaded: Vec<Module>,
     /// The files of all of them.
     pub files: Vec<PathBuf>,
@@ -73,11 +73,10 @@ impl BuiltModules {
     pub(crate) fn add(
         &mut self,
         sources: &ModuleSources,
-        files: Vec<PathBuf>,
+        files: &[PathBuf],
     ) -> Result<(), Failure> {
-        let loaded = sources.loaded(&files).map_err(Failure::Usage)?;
+        let loaded = sources.loaded(files).map_err(Failure::Usage)?;
         self.loaded.extend(loaded);
-        self.files.extend(files);
         Ok(())
     }
 
@@ -90,10 +89,11 @@ impl BuiltModules {
             let path = updates.join(file.file_name().unwrap_or_default());
             copy(file, &root.join(&path))?;
             let (name, path) = (name_of(file), path.display());
-            // The kernel's index of modules is another's, and modprobe runs a rule for whatever is not in it.
+            // The kernel's index has none of them, or its own of that name, and modprobe prefers a rule to its index. By its
+            // path, a module gets its parameters on the kernel's command line, too.
             rules += &format!(
                 "install {name} for need in $(modinfo -F depends /{path} | tr , ' '); do modprobe $need; done; \
-                 insmod /{path} $CMDLINE_OPTS\n"
+                 modprobe --ignore-install /{path} $CMDLINE_OPTS\n"
             );
         }
         if rules.is_empty() {
@@ -226,7 +226,7 @@ mod tests {
         assert_eq!(fs::read(root.join(path)).unwrap(), b"module");
         let rules = fs::read_to_string(root.join("etc/modprobe.d/peerbar.conf")).unwrap();
         assert!(rules.starts_with("install my_mod for "), "{rules}");
-        let end = format!("; insmod /{path} $CMDLINE_OPTS\n");
+        let end = format!("; modprobe --ignore-install /{path} $CMDLINE_OPTS\n");
         assert!(rules.ends_with(&end), "{rules}");
     }
 }
