@@ -15,6 +15,7 @@ const IKCONFIG: &[u8] = b"IKCFG_ST";
 /// A configuration, and where it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelConfig {
+    text: String,
     options: BTreeMap<String, String>,
     origin: PathBuf,
 }
@@ -26,7 +27,7 @@ impl KernelConfig {
     /// [`ImageError::Io`] if the file cannot be read.
     pub fn read(path: &Path) -> Result<Self, ImageError> {
         let text = fs::read_to_string(path).map_err(io_error("read", path))?;
-        Ok(Self::parse(&text, path))
+        Ok(Self::parse(text, path))
     }
 
     /// The configuration of the kernel in `image` with the modules `modules`: of its build tree, of `/boot`, or of the
@@ -61,10 +62,10 @@ impl KernelConfig {
         let bytes = fs::read(image).map_err(io_error("read", image))?;
         let kernel = bzimage::unpacked(&bytes);
         let packed = kernel.as_deref().unwrap_or(&bytes);
-        Ok(embedded(packed).map(|text| Self::parse(&text, image)))
+        Ok(embedded(packed).map(|text| Self::parse(text, image)))
     }
 
-    fn parse(text: &str, origin: &Path) -> Self {
+    fn parse(text: String, origin: &Path) -> Self {
         let options = text.lines().filter_map(|line| {
             let (name, value) = line.strip_prefix("CONFIG_")?.split_once('=')?;
             Some((name.to_owned(), value.to_owned()))
@@ -72,7 +73,14 @@ impl KernelConfig {
         Self {
             options: options.collect(),
             origin: origin.to_path_buf(),
+            text,
         }
+    }
+
+    /// All of it, as `make` writes it to `.config`.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// The value of an option, written without `CONFIG_`; `None` if it is not set.
@@ -123,6 +131,7 @@ mod tests {
         assert_eq!(config.value("LOCALVERSION"), Some("\"-a=b\""));
         assert_eq!(config.value("PCI_P2PDMA"), None);
         assert!(!config.builds_in("nvme"));
+        assert_eq!(config.text(), TEXT);
     }
 
     fn kernel_with_config() -> Vec<u8> {

@@ -308,6 +308,7 @@ pub(crate) fn option_of(module: &str) -> String {
         "9p" => "9P_FS",
         "9pnet" => "NET_9P",
         "9pnet_virtio" => "NET_9P_VIRTIO",
+        "configfs" => "CONFIGFS_FS",
         "efa" => "INFINIBAND_EFA",
         "ext4" => "EXT4_FS",
         "ib_uverbs" => "INFINIBAND_USER_ACCESS",

@@ -33,6 +33,10 @@ pub(crate) const LAB_PACKAGES: &[&str] = &[
 pub(crate) const SHELL_PACKAGES: &[&str] = &[
     "base-files",
     "bash",
+    // hexdump and column.
+    "bsdextrautils",
+    // logger.
+    "bsdutils",
     "busybox",
     "coreutils",
     "dash",

@@ -1,9 +1,11 @@
 //! What a run is made of: QEMU, a kernel, an initramfs, our own programs.
 
 use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
+use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use peerbar_images::{
     Cache, GuestImage, ImageError, Kernel, KernelConfig, KernelTree, PackageTree, Qemu, Root,
@@ -29,6 +31,9 @@ const DEFAULT_KERNEL: &str = "default";
 
 /// Makes the tools root writable. A kernel without it has a root that is read-only and has no layers.
 const OVERLAY: &str = "overlay";
+
+/// The file system by which programs configure parts of the kernel, such as NVMe targets.
+const CONFIGFS: &str = "configfs";
 
 /// The user's own pieces, in place of ours.
 #[derive(Args, Clone, Debug, Default)]
@@ -174,6 +179,9 @@ impl Artifacts {
         let mut modules = needs.modules.clone();
         let has_overlay = needs.tools && (needs.layers || kernel.has_module(OVERLAY)?);
         modules.extend(has_overlay.then(|| OVERLAY.to_owned()));
+        if needs.tools && kernel.has_module(CONFIGFS)? {
+            modules.push(CONFIGFS.to_owned());
+        }
         if let Some(config) = &kernel.config {
             kernel_needs::check_modules(config, &modules)?;
         }
@@ -243,6 +251,28 @@ impl Artifacts {
         folders
             .map(|(tag, folder)| SharedFolder { tag, folder })
             .collect()
+    }
+
+    /// Puts the kernel's configuration into `files`, what the guest sees of the host's files, as `/boot/config-RELEASE`, unless the user has
+    /// put one there or none is known.
+    ///
+    /// # Errors
+    /// What the system says of the file.
+    pub(crate) fn stage_configuration(&self, files: &Path) -> anyhow::Result<()> {
+        let release = &self.guest.release;
+        let path = files.join("boot").join(format!("config-{release}"));
+        let packaged = format!("usr/lib/modules/{release}/config");
+        let root = self.root.as_ref();
+        let has_package = root.is_some_and(|root| root.path().join(&packaged).is_file());
+        if path.symlink_metadata().is_ok() || (self.kernel_config.is_none() && !has_package) {
+            return Ok(());
+        }
+        fs::create_dir_all(files.join("boot"))
+            .and_then(|()| match &self.kernel_config {
+                Some(config) => fs::write(&path, config.text()),
+                None => symlink(Path::new("..").join(packaged), &path),
+            })
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Versions of all of it, for the record.

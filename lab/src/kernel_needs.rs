@@ -5,6 +5,7 @@ use peerbar_images::KernelConfig;
 
 use crate::exit::Failure;
 use crate::iommu::Iommu;
+use crate::scenario::Machine;
 
 /// An option, without `CONFIG_`, and what needs it.
 struct Need {
@@ -104,9 +105,11 @@ pub(crate) fn check_modules(config: &KernelConfig, modules: &[String]) -> Result
     check(config, ALWAYS.iter().chain(of_modules))
 }
 
-/// Refuses a kernel that lacks the driver of the machine's IOMMU.
-pub(crate) fn check_iommu(config: &KernelConfig, iommu: Iommu) -> Result<(), Failure> {
-    check(config, of_iommu(iommu).iter())
+/// Refuses a kernel that lacks the driver of the machine's IOMMU, or its huge pages.
+pub(crate) fn check_machine(config: &KernelConfig, machine: &Machine) -> Result<(), Failure> {
+    const HUGE_PAGES: &[Need] = &[built_in("HUGETLBFS", "hugepages")];
+    let huge_pages = HUGE_PAGES.iter().filter(|_| machine.hugepages > 0);
+    check(config, of_iommu(machine.iommu).iter().chain(huge_pages))
 }
 
 fn check<'a>(config: &KernelConfig, needs: impl Iterator<Item = &'a Need>) -> Result<(), Failure> {
@@ -139,6 +142,7 @@ fn complaint(config: &KernelConfig, need: &Need) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Scenario;
 
     /// A configuration with all that every guest needs but for `without`, and with these lines.
     fn config(without: &str, lines: &str) -> KernelConfig {
@@ -201,9 +205,16 @@ mod tests {
     fn complete_config_has_no_complaint() {
         let config = config("", "CONFIG_BLK_DEV_NVME=m\nCONFIG_AMD_IOMMU=y\n");
         check_modules(&config, &modules(&["nvme"])).unwrap();
-        check_iommu(&config, Iommu::Amd).unwrap();
-        check_iommu(&config, Iommu::None).unwrap();
-        let text = check_iommu(&config, Iommu::Intel).unwrap_err().to_string();
+        let mut machine = Scenario::demo().unwrap().machine;
+        let mut missing = |iommu, hugepages| {
+            (machine.iommu, machine.hugepages) = (iommu, hugepages);
+            let checked = check_machine(&config, &machine);
+            checked.map_err(|error| error.to_string())
+        };
+        missing(Iommu::Amd, 0).unwrap();
+        missing(Iommu::None, 0).unwrap();
+        let text = missing(Iommu::Intel, 2 << 20).unwrap_err();
         assert!(text.contains("CONFIG_INTEL_IOMMU (for iommu"), "{text}");
+        assert!(text.contains("CONFIG_HUGETLBFS (for hugepages)"), "{text}");
     }
 }

@@ -35,7 +35,7 @@ pub fn kernel(own: &Own, scenario: &Scenario, cache: &Cache) -> Result<Option<Ke
     let kernel = Kernel::user(kernel, own.modules.as_deref())?;
     if let Some(config) = &kernel.config {
         kernel_needs::check_modules(config, &scenario.initramfs_modules())?;
-        kernel_needs::check_iommu(config, scenario.machine.iommu)?;
+        kernel_needs::check_machine(config, &scenario.machine)?;
     }
     Ok(Some(kernel))
 }

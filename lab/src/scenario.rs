@@ -140,6 +140,8 @@ pub struct Machine {
     pub memory: u64,
     /// Virtual CPUs.
     pub cpus: u32,
+    /// Bytes of the RAM that the kernel sets aside for huge pages.
+    pub hugepages: u64,
     /// What starts the kernel, if QEMU has it.
     pub firmware: Firmware,
     /// The IOMMU.
@@ -568,6 +570,7 @@ mod tests {
             cpu, memory, cpus, ..
         } = scenario.machine.clone();
         assert_eq!((cpu.as_str(), memory, cpus), ("EPYC", 512 << 20, 2));
+        assert_eq!(scenario.machine.kernel_parameters, "iomem=relaxed");
         assert_eq!(scenario.initramfs_modules(), ["nvme", "9p", "9pnet_virtio"]);
         let [nvme] = scenario.nvmes.as_slice() else {
             panic!("{:?}", scenario.nvmes)
@@ -905,6 +908,25 @@ mod tests {
                 "x.toml:2: `memory = \"{memory}\"`: a guest takes 96M or more, in multiples of 2M"
             );
             assert_eq!(refused(&top, command).unwrap_err(), message);
+        }
+    }
+
+    #[test]
+    fn huge_pages_leave_the_guest_enough_memory() {
+        let read = |hugepages: &str| {
+            let top = format!(
+                "tools = true\nmachine = {{ memory = \"128M\", hugepages = \"{hugepages}\" }}\n"
+            );
+            let command = "kind = \"command\"\nrun = \"true\"";
+            parse(format!("{top}{HEAD}{DISK}[[check]]\n{command}\n"))
+        };
+        let parameters = read("32M").unwrap().machine.kernel_parameters;
+        assert_eq!(parameters, "hugepages=16 iomem=relaxed");
+        for hugepages in ["3M", "34M", "1G"] {
+            let message = format!(
+                "x.toml:2: `hugepages = \"{hugepages}\"`: takes multiples of 2M, and leaves 96M or more of `memory`, which is 128M"
+            );
+            assert_eq!(read(hugepages).unwrap_err(), message);
         }
     }
 

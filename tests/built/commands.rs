@@ -31,6 +31,7 @@ kind = "command"
 run = '''
 for disk in {disk0:ns1} {disk0:ns2} {disk0:disk}; do head -c 6 $disk; echo; done
 cat /sys/class/block/$(basename {disk0:ns3})/size
+for disk in /dev/nvme?; do nvme show-regs $disk && nvme effects-log $disk || exit; done > /dev/null
 test -e {disk0:p2pmem} && lspci -s {disk0:pci} | awk '{{print}}'
 '''
 expect = ["first \nsecond\nfirst \n32768\n"]

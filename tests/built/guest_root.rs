@@ -15,6 +15,13 @@ udev = true
 packages = ["tree"]
 files = { "bin/hello" = "host/hello", "/opt/host" = "host" }
 
+[machine]
+iommu = "intel-passthrough"
+hugepages = "32M"
+
+[[module]]
+name = "vfio-pci"
+
 [[module]]
 path = "driver"
 parameters = "answer=42 client={disk0:pci}"
@@ -22,6 +29,10 @@ parameters = "answer=42 client={disk0:pci}"
 [[nvme]]
 name = "disk0"
 namespaces = [{ ram = "16M" }]
+
+[[gpu]]
+name = "gpu0"
+vram = "8M"
 
 [[check]]
 name = "files and a package"
@@ -53,6 +64,23 @@ ls /dev/loop-control
 expect = ["42\n", "43\n", "/dev/loop-control"]
 
 [[check]]
+name = "soft dependencies, and modprobe of peerbar's own"
+kind = "command"
+run = """
+set -e
+cd /sys/module
+cat vfio_iommu_type1/parameters/allow_unsafe_interrupts
+rmmod vfio_pci vfio_pci_core vfio_iommu_type1 vfio
+modprobe vfio-pci
+cat vfio_iommu_type1/parameters/allow_unsafe_interrupts
+modprobe peerbar_gpu
+rmmod peerbar_gpu
+modprobe peerbar_gpu_pin_test
+ls -d peerbar_gpu
+"""
+expect = ["Y\nY\npeerbar_gpu\n"]
+
+[[check]]
 name = "what programs expect"
 kind = "command"
 run = """
@@ -66,10 +94,17 @@ getent hosts localhost
 hostname
 ip -brief address show lo
 test -d /sys/kernel/debug/block -a -e /sys/kernel/tracing/trace
+grep Huge /proc/meminfo
+awk '$2 ~ /kernel.config|huge/ { print $2, $3 }' /proc/mounts
+grep -x CONFIG_PCI_P2PDMA=y /boot/config-$(uname -r)
+logger hello
+echo a b | column -t
 udevadm settle
 readlink --canonicalize /dev/disk/by-id/nvme-*disk0
 """
-expect = ["by /dev/fd", "through\n", "127.0.0.1/8", "peerbar\n", "/dev/nvme0n1"]
+expect = ["by /dev/fd", "through\n", "127.0.0.1/8", "peerbar\n", "/sys/kernel/config configfs\n",
+    "/dev/hugepages hugetlbfs\n", "P2PDMA=y\na  b\n", "/dev/nvme0n1"]
+matches = ["HugePages_Free: +16"]
 "#;
 
 const DRIVER: &str = r#"
@@ -145,7 +180,7 @@ fn what_the_host_lacks_is_named_with_its_line() {
         (
             "\"driver\"",
             "\"drover\"",
-            "root.toml:9: `path`: drover is no folder",
+            "root.toml:16: `path`: drover is no folder",
         ),
         (
             "\"tree\"",

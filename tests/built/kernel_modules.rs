@@ -36,8 +36,9 @@ ls /dev/loop-control
 cat /sys/module/loop/parameters/max_part
 cat /sys/module/nvme_core/parameters/io_timeout
 touch /usr/x
+grep -x CONFIG_BLK_DEV_NVME=m /boot/config-$(uname -r)
 """
-expect = ["/dev/loop-control\n", "7\n", "9\n"]
+expect = ["/dev/loop-control\n", "7\n", "9\n", "=m\n"]
 "#;
 
 const READ_ONLY: &str = r#"

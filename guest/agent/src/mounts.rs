@@ -49,10 +49,22 @@ pub(crate) fn tracing() -> anyhow::Result<()> {
 
 /// Mounts what the kernel shows for debugging, as far as it was built with that.
 pub(crate) fn debugging() -> anyhow::Result<()> {
-    for (kind, target) in [
+    as_far_as_supported(&[
         ("tracefs", "/sys/kernel/tracing"),
         ("debugfs", "/sys/kernel/debug"),
-    ] {
+    ])
+}
+
+/// Mounts what programs configure the kernel by, and its huge pages, as far as it was built with that.
+pub(crate) fn for_programs() -> anyhow::Result<()> {
+    as_far_as_supported(&[
+        ("configfs", "/sys/kernel/config"),
+        ("hugetlbfs", "/dev/hugepages"),
+    ])
+}
+
+fn as_far_as_supported(mounts: &[(&str, &str)]) -> anyhow::Result<()> {
+    for &(kind, target) in mounts {
         if is_supported(kind)? {
             attach(kind, target, kind, None)?;
         }

@@ -34,7 +34,9 @@ pub(crate) fn mount_root(modules: &Modules, layers: &[String]) -> anyhow::Result
         attach(Plan::TOOLS_TAG, ROOT)?;
         mounts::scratch(&inside("/root")?)?;
     }
+    modules.load("configfs", "")?;
     mounts::debugging()?;
+    mounts::for_programs()?;
     for shared in ["/proc", "/sys", "/dev"] {
         let inside = inside(shared)?;
         mount_bind_recursive(shared, &inside)

@@ -49,7 +49,7 @@ impl<'a> Guest<'a> {
         signals: &'a Signals,
     ) -> Result<Self, Failure> {
         if let Some(config) = &artifacts.kernel_config {
-            kernel_needs::check_iommu(config, scenario.machine.iommu)?;
+            kernel_needs::check_machine(config, &scenario.machine)?;
         }
         program_builds::build(&scenario.programs, scenario.live, folder, signals)?;
         let files = stage(artifacts, scenario, folder)?;
@@ -166,14 +166,13 @@ fn stage(
     scenario: &Scenario,
     folder: &Folder,
 ) -> Result<Option<PathBuf>, Failure> {
-    // An interactive guest may get some later.
-    let may_have = scenario.interactive || !artifacts.built.files.is_empty();
     let wanted = scenario.guest_files();
-    if wanted.is_empty() && !(artifacts.has_overlay && may_have) {
+    if wanted.is_empty() && !artifacts.has_overlay {
         return Ok(None);
     }
     let files = guest_files::stage(&wanted, folder.path())?;
     artifacts.built.stage(&files, &artifacts.guest.release)?;
+    artifacts.stage_configuration(&files)?;
     Ok(Some(files))
 }
 

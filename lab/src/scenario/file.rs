@@ -64,6 +64,7 @@ pub(super) struct MachineTable {
     pub(super) cpu: Option<String>,
     pub(super) memory: Option<Spanned<Size>>,
     pub(super) cpus: Option<Spanned<u32>>,
+    pub(super) hugepages: Option<Spanned<Size>>,
     pub(super) firmware: Option<Spanned<Firmware>>,
     #[serde(default)]
     pub(super) iommu: Iommu,

@@ -7,7 +7,7 @@ use super::check::Endpoints;
 use super::error::Problem;
 use super::file::MachineTable;
 use super::sanitize;
-use super::{Gpu, Machine, Model};
+use super::{Machine, Model};
 use crate::firmware::Firmware;
 use crate::size::Size;
 
@@ -15,6 +15,8 @@ const DEFAULT_MEMORY: u64 = 512 << 20;
 /// Less does not hold a distribution's kernel while it starts.
 pub(super) const LEAST_MEMORY: u64 = 96 << 20;
 pub(super) const MEMORY_UNIT: u64 = 2 << 20;
+/// The default size of the kernel's huge pages, in bytes.
+pub(super) const HUGE_PAGE: u64 = 2 << 20;
 
 /// The machine around these devices.
 pub(super) fn machine(
@@ -36,13 +38,16 @@ pub(super) fn machine(
         }
         cpus => cpus.map_or(2, Spanned::into_inner),
     };
+    let memory = table.memory.map_or(Ok(DEFAULT_MEMORY), memory)?;
+    let hugepages = table.hugepages.map(|size| hugepages(size, memory));
     Ok(Machine {
         cpu: table.cpu.unwrap_or_else(|| "EPYC".to_owned()),
-        memory: table.memory.map_or(Ok(DEFAULT_MEMORY), memory)?,
+        memory,
         cpus,
+        hugepages: hugepages.transpose()?.unwrap_or_default(),
         firmware: firmware(table.firmware, &attach_points.host_bridges)?,
         iommu: table.iommu,
-        kernel_parameters: kernel_parameters(table.kernel_parameters, gpus),
+        kernel_parameters: kernel_parameters(table.kernel_parameters),
         sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
         ats: has_ats.any(|has_ats| has_ats),
         virtio_gpu: table.virtio_gpu,
@@ -62,6 +67,23 @@ fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
         return Err(Problem::new(size.span(), message));
     }
     Ok(bytes)
+}
+
+/// The memory of this `size` in huge pages, which leaves a guest with `memory` enough of it.
+fn hugepages(size: Spanned<Size>, memory: u64) -> Result<u64, Problem> {
+    let bytes = size.get_ref().0;
+    let left = memory.checked_sub(bytes);
+    if bytes % HUGE_PAGE == 0 && left.is_some_and(|left| left >= LEAST_MEMORY) {
+        return Ok(bytes);
+    }
+    let message = format!(
+        "`hugepages = \"{}\"`: takes multiples of {}, and leaves {} or more of `memory`, which is {}",
+        size.get_ref(),
+        Size(HUGE_PAGE),
+        Size(LEAST_MEMORY),
+        Size(memory)
+    );
+    Err(Problem::new(size.span(), message))
 }
 
 /// The faster one, but below a host bridge beside the machine's own QEMU tells the guest only of windows that the firmware
@@ -84,10 +106,11 @@ fn firmware(
     }
 }
 
-/// The agent reads a GPU's counters out of its registers, which the kernel keeps from programs otherwise.
-fn kernel_parameters(own: String, gpus: &[Gpu]) -> String {
+/// The agent reads a GPU's counters out of its registers, and programs such as `nvme show-regs` those of a disk. The kernel keeps
+/// registers of a device that has a driver from programs otherwise.
+fn kernel_parameters(own: String) -> String {
     const REGISTERS: &str = "iomem=relaxed";
-    if gpus.is_empty() || own.split_whitespace().any(|word| word == REGISTERS) {
+    if own.split_whitespace().any(|word| word == REGISTERS) {
         return own;
     }
     format!("{REGISTERS} {own}").trim_end().to_owned()

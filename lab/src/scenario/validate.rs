@@ -17,7 +17,7 @@ use super::file::{File, GpuTable, HostBridgeTable, NicTable, NvmeTable, SwitchTa
 use super::files;
 use super::gpu::gpu;
 use super::lost;
-use super::machine::machine;
+use super::machine::{self, machine};
 use super::modules;
 use super::names::{LONGEST_SCENARIO, LONGEST_SERIAL, fitting, label, unique};
 use super::nic::{self, nic};
@@ -212,11 +212,16 @@ impl Machine {
     fn add_modules(&mut self, modules: &mut [Module]) {
         // A driver that comes before it would work without the IOMMU for good.
         modules.sort_by_key(|module| Some(module.name.as_str()) != self.iommu.module());
+        let hugepages = match self.hugepages {
+            0 => String::new(),
+            bytes => format!("hugepages={}", bytes / machine::HUGE_PAGE),
+        };
         let for_iommu = match self.iommu.is_present() {
             true => modules::for_iommu(modules),
             false => String::new(),
         };
         let parameters = [
+            hugepages,
             for_iommu,
             modules::on_command_line(modules),
             self.kernel_parameters.clone(),
