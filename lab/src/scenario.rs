@@ -186,6 +186,8 @@ pub struct Nvme {
     pub cmb: Option<u64>,
     /// Whether it permits queues in the CMB (Linux puts submission queues there).
     pub cmb_queues: bool,
+    /// Whether its CMB is as NVMe 1.3 has it, for hosts that do not know CMBMSC.
+    pub cmb_legacy: bool,
     /// Its Persistent Memory Region.
     pub pmr: Option<Pmr>,
     /// Size of a logical block in bytes.
@@ -614,7 +616,7 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: there is no key `colour`: there are `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `pmr`, `block-size`, \
+            "x.toml:8: there is no key `colour`: there are `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `cmb-legacy`, `pmr`, `block-size`, \
              `mdts`, `spare-queues`, `workers`, `poll`, `seed-fault`, `faults`, `counted`, `namespaces`"
         );
         assert_eq!(
@@ -732,7 +734,11 @@ mod tests {
             ),
             (
                 format!("{DISK}cmb-queues = true"),
-                "9: `d0` has no CMB for queues: give it a `cmb`",
+                "9: `cmb-queues`: `d0` has no CMB: give it a `cmb`",
+            ),
+            (
+                format!("{DISK}cmb-legacy = true"),
+                "9: `cmb-legacy`: `d0` has no CMB: give it a `cmb`",
             ),
         ]);
     }

@@ -191,6 +191,9 @@ fn nvme_arguments(nvme: &Nvme, sockets: &Sockets) -> Vec<String> {
     if nvme.cmb_queues {
         words.push("--cmb-queues".to_owned());
     }
+    if nvme.cmb_legacy {
+        words.push("--cmb-legacy".to_owned());
+    }
     if nvme.pmr.is_some() {
         let file = sockets.pmr(nvme).display().to_string();
         words.extend(["--pmr".to_owned(), file]);
@@ -258,6 +261,7 @@ mod tests {
             bytes: 2 << 20,
             file: None,
         });
+        nvme.cmb_legacy = true;
         nvme.mdts = Some(5);
         nvme.spare_queues = 3;
         nvme.workers = Some(2);
@@ -275,7 +279,7 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --pmr /s/disk0-pmr.img --block-size 512 --mdts 5 --spare-queues 3 --workers 2 --poll always --seed-fault wraps:9 \
+                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --cmb-legacy --pmr /s/disk0-pmr.img --block-size 512 --mdts 5 --spare-queues 3 --workers 2 --poll always --seed-fault wraps:9 \
               --namespace ram=320M --namespace null=1G --namespace file=/d.img"
             ]
         );

@@ -23,6 +23,8 @@ namespaces = [{ file = "first.img" }, { file = "second.img" }, { ram = "16M" }]
 [[nvme]]
 name = "own"
 counted = false
+cmb = "4M"
+cmb-legacy = true
 namespaces = [{ ram = "8M" }]
 
 [[check]]
@@ -44,6 +46,15 @@ from = "disk0"
 to = "disk0"
 through = "guest-ram"
 sizes = ["4M"]
+offsets = [0]
+
+[[check]]
+name = "legacy buffer"
+kind = "copy"
+from = "disk0"
+to = "disk0"
+through = { p2pmem = "own" }
+sizes = ["4K"]
 offsets = [0]
 
 [[check]]
@@ -94,8 +105,9 @@ fn commands_are_shown_and_held_to_what_is_expected() {
     assert_eq!(code, Some(1), "{results}{progress}");
     for message in [
         "by nsid: 32768",
-        "peerbar: 1 of 5: pass: by nsid",
-        "peerbar: 2 of 5: pass: first namespace alone",
+        "peerbar: 1 of 6: pass: by nsid",
+        "peerbar: 2 of 6: pass: first namespace alone",
+        "peerbar: 3 of 6: pass: legacy buffer",
         "the command moved 0 bytes peer to peer and 0 through guest RAM",
         "report: KTAP version 1",
         "the command reports: not ok: suite / b",
@@ -115,7 +127,7 @@ fn commands_are_shown_and_held_to_what_is_expected() {
         images.map(|(file, word)| fs::read(file).unwrap() == word.repeat(WORDS).as_bytes());
     assert_eq!(unchanged, [false, true]);
     let kept: Value = serde_json::from_str(&run.kept("results.json").unwrap()).unwrap();
-    let suite = &kept["checks"][3]["subtests"][0];
+    let suite = &kept["checks"][4]["subtests"][0];
     assert_eq!(suite["subtests"][1]["name"], "b");
     assert_eq!(suite["subtests"][1]["verdict"], "fail");
     assert_eq!(suite["subtests"][1]["diagnostics"][0], "because");
@@ -135,11 +147,11 @@ fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, Strin
 fn mistake_is_reported_before_the_guest_boots() {
     let (code, message) = refused(COMMANDS, &["--check", "nope"]).unwrap();
     assert_eq!(code, Some(2));
-    let names = "peerbar: no check is named `nope`: there is `by nsid`, `first namespace alone`, `own disk`, `report`, `slow`\n";
+    let names = "peerbar: no check is named `nope`: there is `by nsid`, `first namespace alone`, `legacy buffer`, `own disk`, `report`, `slow`\n";
     assert_eq!(message, names);
     let (code, message) = refused(&COMMANDS.replace("ns3}", "ns4}"), &[]).unwrap();
     assert_eq!(code, Some(2));
-    let start = "peerbar: x.toml:19: `{disk0:ns4}` stands for nothing: there is {disk0}, ";
+    let start = "peerbar: x.toml:21: `{disk0:ns4}` stands for nothing: there is {disk0}, ";
     assert!(message.starts_with(start), "{message}");
 }
 

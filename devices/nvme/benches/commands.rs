@@ -45,6 +45,7 @@ impl Machine {
             serial: "bench".to_owned(),
             cmb_bytes: None,
             cmb_queues: false,
+            cmb_legacy: false,
             pmr: None,
             block_bytes: 4096,
             mdts: 5,

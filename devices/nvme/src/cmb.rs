@@ -40,12 +40,14 @@ pub(crate) struct Cmb {
     memory: Arc<MemoryFile>,
     size: u64,
     queues: bool,
+    /// Whether it is as before NVMe 1.4: without CMBMSC, always open, and at the addresses of its BAR.
+    legacy: bool,
     control: Cmbmsc,
 }
 
 impl Cmb {
-    /// A buffer of `size` bytes for data and PRP lists, and with `queues` for queues too.
-    pub(crate) fn new(size: u64, queues: bool) -> Result<Self, CmbError> {
+    /// A buffer of `size` bytes for data and PRP lists, and with `queues` for queues too; with `legacy` as NVMe 1.3 has it.
+    pub(crate) fn new(size: u64, queues: bool, legacy: bool) -> Result<Self, CmbError> {
         if size == 0 || size % CMB_UNIT != 0 || size > LARGEST_CMB {
             return Err(CmbError::Size { size });
         }
@@ -55,6 +57,7 @@ impl Cmb {
             memory: Arc::new(memory),
             size,
             queues,
+            legacy,
             control: Cmbmsc::new(),
         })
     }
@@ -72,14 +75,22 @@ impl Cmb {
         self.memory.size()
     }
 
+    /// Whether CAP tells of it, as only the registers that CMBMSC enables are told of (NVMe Base 2.0, 3.1.3.1, CMBS).
+    pub(crate) fn is_announced(&self) -> bool {
+        !self.legacy
+    }
+
     /// CMBLOC (NVMe Base 2.0, 3.1.3.11): zero until the host enables the registers. Every mixture of memory is allowed.
-    /// CQDA is 0: queues start at a page here too.
+    /// CQDA is 0: queues start at a page here too. NVMe 1.3 has the place alone (3.1.11), which can always be read.
     pub(crate) fn location(&self) -> Cmbloc {
+        let place = Cmbloc::new().with_bir(CMB_BAR);
+        if self.legacy {
+            return place;
+        }
         if !self.control.cre() {
             return Cmbloc::new();
         }
-        Cmbloc::new()
-            .with_bir(CMB_BAR)
+        place
             .with_cqmms(true)
             .with_cqpds(true)
             .with_cdpmls(true)
@@ -87,9 +98,9 @@ impl Cmb {
             .with_cdmmms(true)
     }
 
-    /// CMBSZ (NVMe Base 2.0, 3.1.3.12): zero until the host enables the registers.
+    /// CMBSZ (NVMe Base 2.0, 3.1.3.12): zero until the host enables the registers. In NVMe 1.3 it can always be read (3.1.12).
     pub(crate) fn size(&self) -> Cmbsz {
-        if !self.control.cre() {
+        if !self.legacy && !self.control.cre() {
             return Cmbsz::new();
         }
         let uses = Cmbsz::new()
@@ -106,9 +117,11 @@ impl Cmb {
         self.control
     }
 
-    /// Writes CMBMSC.
+    /// Writes CMBMSC, which NVMe 1.3 does not have.
     pub(crate) fn set_control(&mut self, control: Cmbmsc) {
-        self.control = control;
+        if !self.legacy {
+            self.control = control;
+        }
     }
 
     /// CMBSTS (NVMe Base 2.0, 3.1.3.17): whether the host's base address leaves the address space.
@@ -118,7 +131,7 @@ impl Cmb {
         )
     }
 
-    /// The addresses at which commands find the buffer, once the host has enabled it.
+    /// The addresses besides those of its BAR at which commands find the buffer, once the host has enabled it.
     pub(crate) fn window(&self) -> Option<OwnWindow> {
         let enabled = self.control.cre() && self.control.cmse() && !self.status().cbai();
         enabled.then(|| OwnWindow {
@@ -126,12 +139,6 @@ impl Cmb {
             size: self.size,
             memory: OwnWindowMemory::Span(self.memory()),
         })
-    }
-
-    /// Whether any of `len` bytes at `address` lies in the buffer, as far as the host has enabled it.
-    pub(crate) fn meets(&self, address: u64, len: u64) -> bool {
-        let window = self.window();
-        window.is_some_and(|window| window.meets(address, len))
     }
 
     /// Whether queues may lie in the buffer.
@@ -147,7 +154,7 @@ mod tests {
     #[test]
     fn only_sizes_that_linux_takes_are_accepted() {
         for size in [2 << 20, 6 << 20, 64 << 20] {
-            assert!(Cmb::new(size, true).is_ok(), "{size}");
+            assert!(Cmb::new(size, true, false).is_ok(), "{size}");
         }
         for size in [
             0,
@@ -157,11 +164,11 @@ mod tests {
             LARGEST_CMB + CMB_UNIT,
             u64::MAX,
         ] {
-            let error = Cmb::new(size, true).err().unwrap();
+            let error = Cmb::new(size, true, false).err().unwrap();
             assert!(matches!(error, CmbError::Size { .. }), "{error}");
         }
         assert!(
-            Cmb::new(3 << 20, false)
+            Cmb::new(3 << 20, false, false)
                 .err()
                 .unwrap()
                 .to_string()
@@ -171,7 +178,7 @@ mod tests {
 
     #[test]
     fn cmb_registers_are_hidden_until_enabled() {
-        let mut cmb = Cmb::new(6 << 20, true).unwrap();
+        let mut cmb = Cmb::new(6 << 20, true, false).unwrap();
         assert_eq!((cmb.location().into_bits(), cmb.size().into_bits()), (0, 0));
         cmb.set_control(Cmbmsc::from_bits(1)); // NVME_CMBMSC_CRE
         assert_eq!(cmb.location().into_bits() & 7, 2, "NVME_CMB_BIR");
@@ -190,23 +197,32 @@ mod tests {
     }
 
     #[test]
+    fn legacy_registers_are_always_there_and_have_no_control() {
+        let mut cmb = Cmb::new(6 << 20, true, true).unwrap();
+        assert!(!cmb.is_announced());
+        for _ in 0..2 {
+            assert_eq!(cmb.location().into_bits(), 2, "NVME_CMB_BIR alone");
+            assert_eq!(cmb.size().into_bits() & 0x1f, 0x1f);
+            cmb.set_control(Cmbmsc::from_bits(0x38_0000_0000 | 3));
+            assert_eq!(cmb.control().into_bits(), 0);
+            assert!(cmb.window().is_none());
+        }
+    }
+
+    #[test]
     fn without_queues_only_data_and_lists_are_offered() {
-        let mut cmb = Cmb::new(2 << 20, false).unwrap();
+        let mut cmb = Cmb::new(2 << 20, false, false).unwrap();
         cmb.set_control(Cmbmsc::from_bits(1));
         assert_eq!(cmb.size().into_bits() & 0x1f, 0x1c);
     }
 
     #[test]
     fn the_window_opens_at_the_host_s_base_address() {
-        let mut cmb = Cmb::new(2 << 20, true).unwrap();
+        let mut cmb = Cmb::new(2 << 20, true, false).unwrap();
         assert!(cmb.window().is_none());
         cmb.set_control(Cmbmsc::from_bits(0x38_0000_0000 | 3)); // CRE | CMSE
         let window = cmb.window().unwrap();
         assert_eq!((window.address, window.size), (0x38_0000_0000, 2 << 20));
-        assert!(cmb.meets(0x38_0000_0000 - 1, 2));
-        assert!(cmb.meets(0x38_001f_ffff, 1));
-        assert!(!cmb.meets(0x38_0020_0000, 1));
-        assert!(!cmb.meets(0x37_ffff_ffff, 1));
         cmb.set_control(Cmbmsc::from_bits(!0xfff | 3));
         assert!(cmb.window().is_none());
         assert_eq!(cmb.status().into_bits(), 1, "NVME_CMBSTS_CBAI");

@@ -128,6 +128,9 @@ pub struct Config {
     /// Let queues lie in the Controller Memory Buffer
     #[arg(long, requires = "cmb_bytes")]
     pub cmb_queues: bool,
+    /// Show the Controller Memory Buffer as NVMe 1.3 does: always open, at the addresses of its BAR, for hosts that do not know CMBMSC
+    #[arg(long, requires = "cmb_bytes")]
+    pub cmb_legacy: bool,
     /// Have a Persistent Memory Region, kept in this file of 2M to 64G, a power of two [default: none]
     #[arg(long = "pmr", value_name = "FILE")]
     pub pmr: Option<PathBuf>,
@@ -203,7 +206,8 @@ impl Config {
     /// Checks the set-up, makes the Controller Memory Buffer and opens the Persistent Memory Region and the namespaces.
     pub(crate) fn open(&self) -> Result<Opened, ConfigError> {
         self.check()?;
-        let cmb = self.cmb_bytes.map(|bytes| Cmb::new(bytes, self.cmb_queues));
+        let cmb = |bytes| Cmb::new(bytes, self.cmb_queues, self.cmb_legacy);
+        let cmb = self.cmb_bytes.map(cmb);
         let pmr = self.pmr.as_deref().map(PersistentMemory::open);
         Ok(Opened {
             cmb: cmb.transpose()?,
@@ -269,6 +273,7 @@ pub(crate) mod tests {
             serial: "disk0".to_owned(),
             cmb_bytes: None,
             cmb_queues: false,
+            cmb_legacy: false,
             pmr: None,
             block_bytes: 512,
             mdts: 8,

@@ -298,7 +298,7 @@ impl Registers {
             .with_to(READY_TIMEOUT)
             .with_css_nvm(true)
             .with_pmrs(self.pmr.is_some())
-            .with_cmbs(self.cmb.is_some())
+            .with_cmbs(self.cmb.as_ref().is_some_and(Cmb::is_announced))
             .with_crwms(true)
     }
 
@@ -333,7 +333,7 @@ mod tests {
     const SHST_CMPLT: u32 = 2 << 2; // NVME_CSTS_SHST_CMPLT
 
     fn registers() -> Registers {
-        Registers::new(Some(Cmb::new(2 << 20, true).unwrap()), None)
+        Registers::new(Some(Cmb::new(2 << 20, true, false).unwrap()), None)
     }
 
     fn wide(registers: &Registers, offset: u64) -> u64 {

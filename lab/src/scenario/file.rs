@@ -105,6 +105,7 @@ pub(super) struct NvmeTable {
     pub(super) ats: Option<Spanned<bool>>,
     pub(super) cmb: Option<Spanned<Size>>,
     pub(super) cmb_queues: Option<Spanned<bool>>,
+    pub(super) cmb_legacy: Option<Spanned<bool>>,
     pub(super) pmr: Option<Spanned<PmrTable>>,
     pub(super) block_size: Option<Spanned<u32>>,
     pub(super) mdts: Option<Spanned<u8>>,

@@ -33,9 +33,9 @@ pub(super) fn nvme(
     let link = link(table.link, &name, &attach)?;
     let link_speed = speed(table.link_latency, table.link_bandwidth)?;
     let cmb = table.cmb.map(cmb).transpose()?;
-    let cmb_queues = table
-        .cmb_queues
-        .map_or(Ok(false), |queues| cmb_queues(queues, &name, cmb))?;
+    let of_cmb = |key, value| of_cmb(key, value, &name, cmb);
+    let cmb_queues = of_cmb("cmb-queues", table.cmb_queues)?;
+    let cmb_legacy = of_cmb("cmb-legacy", table.cmb_legacy)?;
     let pmr = table.pmr.map(|pmr| self::pmr(pmr, folder)).transpose()?;
     let block_size = table.block_size.map_or(Ok(512), block_size)?;
     let mdts = table.mdts.map(mdts).transpose()?;
@@ -55,6 +55,7 @@ pub(super) fn nvme(
         ats: table.ats.is_some_and(Spanned::into_inner),
         cmb,
         cmb_queues,
+        cmb_legacy,
         pmr,
         block_size,
         mdts,
@@ -92,14 +93,20 @@ fn cmb(size: Spanned<Size>) -> Result<u64, Problem> {
     Ok(bytes)
 }
 
-fn cmb_queues(queues: Spanned<bool>, name: &str, cmb: Option<u64>) -> Result<bool, Problem> {
-    if *queues.get_ref() && cmb.is_none() {
-        return Err(Problem::new(
-            queues.span(),
-            format!("`{name}` has no CMB for queues: give it a `cmb`"),
-        ));
+/// The `value` of a `key` that only a controller with a CMB can have.
+fn of_cmb(
+    key: &str,
+    value: Option<Spanned<bool>>,
+    name: &str,
+    cmb: Option<u64>,
+) -> Result<bool, Problem> {
+    match value {
+        Some(value) if *value.get_ref() && cmb.is_none() => Err(Problem::new(
+            value.span(),
+            format!("`{key}`: `{name}` has no CMB: give it a `cmb`"),
+        )),
+        value => Ok(value.is_some_and(Spanned::into_inner)),
     }
-    Ok(queues.into_inner())
 }
 
 fn pmr(table: Spanned<PmrTable>, folder: &Path) -> Result<Pmr, Problem> {

@@ -15,6 +15,7 @@ pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
         ("link-bandwidth", span(&table.link_bandwidth)),
         ("ats", span(&table.ats)),
         ("cmb-queues", span(&table.cmb_queues)),
+        ("cmb-legacy", span(&table.cmb_legacy)),
         ("pmr", span(&table.pmr)),
         ("block-size", span(&table.block_size)),
         ("mdts", span(&table.mdts)),

@@ -178,6 +178,7 @@ mod tests {
             serial: serial.to_owned(),
             cmb_bytes: None,
             cmb_queues: false,
+            cmb_legacy: false,
             pmr: None,
             block_bytes: 512,
             mdts: 8,

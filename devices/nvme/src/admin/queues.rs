@@ -9,7 +9,7 @@ use peerbar_nvme_spec::completion::Status;
 use peerbar_nvme_spec::registers::Doorbell;
 
 use super::reply::Reply;
-use crate::cmb::Cmb;
+use crate::cmb::CMB_BAR;
 use crate::directory::CompletionOwner;
 use crate::engine::Engine;
 use crate::io_queue::completion::{COMPLETION_BYTES, CompletionQueue};
@@ -144,15 +144,23 @@ impl Engine {
             return Err(Status::INVALID_PRP_OFFSET.with_dnr(true));
         }
         let len = u64::from(ring.entries) * entry_bytes;
-        let meets_cmb = |cmb: &Cmb| !cmb.takes_queues() && cmb.meets(ring.base, len);
-        let is_in_cmb = |registers: &Registers| registers.cmb().is_some_and(meets_cmb);
-        if self.notifier.read(is_in_cmb) {
+        if self.meets_cmb_without_queues(ring.base, len) {
             Err(Status::INVALID_USE_OF_CMB.with_dnr(true))
         } else if self.meets_pmr(ring, entry_bytes) {
             Err(Status::INVALID_FIELD.with_dnr(true))
         } else {
             Ok(())
         }
+    }
+
+    /// Whether any of `len` bytes at `address` lies in a Controller Memory Buffer that takes no queues: where commands find it, or in
+    /// its BAR.
+    fn meets_cmb_without_queues(&self, address: u64, len: u64) -> bool {
+        let takes_none =
+            |registers: &Registers| registers.cmb().is_some_and(|cmb| !cmb.takes_queues());
+        let windows = [WindowId::Cmb, WindowId::Bar(CMB_BAR)];
+        let meets = || self.data.requester().meets_window(&windows, address, len);
+        self.notifier.read(takes_none) && meets()
     }
 
     /// Whether a queue would lie in the Persistent Memory Region: where commands find it, or in its BAR.

@@ -147,6 +147,7 @@ fn spare_queues_can_be_made_beside_those_asked_for() {
 fn a_cmb_that_takes_no_queues_says_so() {
     let mut driver = Driver::with(&peerbar_nvme::Config {
         cmb_queues: false,
+        cmb_legacy: false,
         ..config()
     });
     assert_eq!(driver.code(0, create_cq(2, 4, 1, CMB)), sc::CMB_INVALID_USE);

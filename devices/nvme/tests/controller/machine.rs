@@ -78,6 +78,7 @@ pub(crate) fn config() -> Config {
         serial: "disk0".to_owned(),
         cmb_bytes: Some(CMB_BYTES),
         cmb_queues: true,
+        cmb_legacy: false,
         pmr: None,
         block_bytes: 512,
         mdts: 5,

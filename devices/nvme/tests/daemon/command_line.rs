@@ -77,6 +77,7 @@ fn what_clap_refuses() {
         &["--namespace", "ram=1X"],
         &["--namespace", "ram=1M", "--seed-fault", "lost:1"],
         &["--namespace", "ram=1M", "--cmb-queues"],
+        &["--namespace", "ram=1M", "--cmb-legacy"],
         &[],
     ] {
         let exit = refused(args);

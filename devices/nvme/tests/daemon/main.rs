@@ -8,6 +8,7 @@
     reason = "a test that goes wrong shall panic, and its numbers are small"
 )]
 
+mod cmb_legacy;
 mod command_line;
 mod driver;
 mod errant;

@@ -123,6 +123,7 @@ impl Bench {
             pmr: Some(path),
             cmb_bytes: None,
             cmb_queues: false,
+            cmb_legacy: false,
             block_bytes: u32::try_from(block).expect("a block's size"),
             // There must be one, and no command goes there.
             namespaces: vec![Source::Null(4096)],

@@ -13,6 +13,7 @@ pub(crate) fn config() -> Config {
         serial: "fuzz".to_owned(),
         cmb_bytes: Some(2 << 20),
         cmb_queues: true,
+        cmb_legacy: false,
         pmr: None,
         block_bytes: 512,
         mdts: 5,
