@@ -46,12 +46,16 @@ pub(crate) const SHELL_PACKAGES: &[&str] = &[
     "grep",
     "gzip",
     "hostname",
+    "less",
     // The locale C.UTF-8, ldd and getent.
     "libc-bin",
     "mawk",
     "mount",
     "ncurses-base",
+    // For `peerbar ssh-config`.
+    "openssh-server",
     "procps",
+    "rsync",
     "sed",
     "tar",
     "util-linux",
@@ -69,9 +73,11 @@ pub(crate) const PREFERENCES: &str =
 /// Where packages come from.
 pub(crate) const SOURCES: [&str; 3] = [SUITE, BACKPORTS, PREFERENCES];
 
-/// Symbolic links that Debian makes in maintainer scripts, which do not run here: where, and to what.
+/// Symbolic links that Debian makes in maintainer scripts, which do not run here, and programs that BusyBox stands in for: where, and to what.
 pub(crate) const LINKS: &[(&str, &str)] = &[
     ("usr/bin/awk", "mawk"),
+    ("usr/bin/ping", "busybox"),
+    ("usr/bin/vi", "busybox"),
     ("usr/bin/which", "which.debianutils"),
 ];
 
@@ -79,14 +85,30 @@ pub(crate) const LINKS: &[(&str, &str)] = &[
 pub(crate) const FILES: &[(&str, &str)] = &[
     (
         "etc/passwd",
-        "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+        "root:x:0:0:root:/root:/bin/bash\n\
+         sshd:x:102:65534::/run/sshd:/usr/sbin/nologin\n\
+         tcpdump:x:103:65534::/nonexistent:/usr/sbin/nologin\n\
+         nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
     ),
     ("etc/group", GROUPS),
     ("etc/hostname", "peerbar\n"),
     ("etc/hosts", "127.0.0.1 localhost peerbar\n::1 localhost\n"),
+    ("etc/ssh/sshd_config", SSHD),
     // In place of a copy of the host's.
     ("etc/resolv.conf", "# A guest has no network.\n"),
 ];
+
+/// The settings of the server that `peerbar ssh-config` starts for each connection, and that has no terminal or log of its own: its errors
+/// go to the client's. The keys are those of the run. The tree belongs to the host's user, so its owners say nothing (`StrictModes`).
+const SSHD: &str = "HostKey /run/peerbar-ssh/host_key\n\
+                    AuthorizedKeysFile /run/peerbar-ssh/authorized_keys\n\
+                    AuthenticationMethods publickey\n\
+                    PermitRootLogin prohibit-password\n\
+                    StrictModes no\n\
+                    UsePAM no\n\
+                    LogLevel ERROR\n\
+                    SetEnv LANG=C.UTF-8\n\
+                    Subsystem sftp internal-sftp\n";
 
 /// The groups that udev's rules name.
 const GROUPS: &str = "root:x:0:\ntty:x:5:\ndisk:x:6:\nlp:x:7:\nkmem:x:15:\ndialout:x:20:\ncdrom:x:24:\ntape:x:26:\n\

@@ -156,7 +156,7 @@ mod tests {
         let tree = dir.path().join("root");
         for path in [
             "usr/bin",
-            "etc",
+            "etc/ssh",
             "tmp",
             "usr/lib/modules/6.1.0-x",
             "usr/lib/modules/7.2.12-y",

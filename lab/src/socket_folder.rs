@@ -17,6 +17,8 @@ const PREFIX: &str = "peerbar-run-";
 const LOCK: &str = "lock";
 /// Extension of images that are gone with the run.
 pub const SCRATCH: &str = "img";
+/// First characters of the names of keys that are gone with the run.
+pub const SSH: &str = "ssh-";
 
 /// A folder for sockets. Dropped, it is removed with all that is in it.
 pub struct SocketFolder {
@@ -72,7 +74,7 @@ fn is_ours(entry: &DirEntry) -> bool {
     named && entry.metadata().is_ok_and(ours)
 }
 
-/// Removes a run's sockets, its scratch images, its lock and its folder, unless the lock is held; a folder with anything else in it stays.
+/// Removes a run's sockets, its scratch images, its keys, its lock and its folder, unless the lock is held; a folder with anything else in it stays.
 fn remove_abandoned(folder: &Path) -> io::Result<()> {
     let lock = File::open(folder.join(LOCK))?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -82,7 +84,8 @@ fn remove_abandoned(folder: &Path) -> io::Result<()> {
             .path()
             .extension()
             .is_some_and(|extension| extension == SCRATCH);
-        if entry.file_type()?.is_socket() || is_image || entry.file_name() == LOCK {
+        let is_key = entry.file_name().to_string_lossy().starts_with(SSH);
+        if entry.file_type()?.is_socket() || is_image || is_key || entry.file_name() == LOCK {
             fs::remove_file(entry.path())?;
         }
     }
@@ -102,6 +105,7 @@ mod tests {
         let path = folder.keep();
         UnixListener::bind(path.join("report.sock")).unwrap();
         fs::write(path.join("disk0.img"), "").unwrap();
+        fs::write(path.join("ssh-key"), "").unwrap();
         path
     }
 

@@ -26,6 +26,7 @@ use crate::exec::Exec;
 use crate::guest_folder::GuestName;
 use crate::guest_session::InGuest;
 use crate::matrix::{Flow, Placement, TestedDevices};
+use crate::ssh::SshConfig;
 use peerbar_lab::debugger;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::parent_death;
@@ -94,6 +95,18 @@ pub(crate) enum Command {
         before_help = "Examples:\n  peerbar cp ./data guest:/root\n  peerbar cp guest:/root/result ."
     )]
     Cp(Cp),
+    /// Prints how ssh, scp, rsync and editors reach a running guest, as a stanza of ssh's configuration.
+    #[command(
+        before_help = "Example: peerbar ssh-config > ssh.config",
+        after_help = "Then:\n  ssh -F ssh.config peerbar\n  scp -F ssh.config my-test peerbar:/root\n  rsync -a -e 'ssh -F ssh.config' data peerbar:/root"
+    )]
+    SshConfig(SshConfig),
+    /// Connects ssh with a guest; used by peerbar itself.
+    #[command(hide = true)]
+    SshProxy {
+        /// Folder of the guest's sockets.
+        folder: PathBuf,
+    },
     /// Says which route peer-to-peer DMA takes in a run or a scenario, and why.
     #[command(
         before_help = "Examples:\n  peerbar explain\n  peerbar explain disk0 disk1 --run runs/latest"

@@ -139,7 +139,7 @@ pub(crate) fn invitation_to_all<'a>(
 
 fn ways_in(run: &str) -> String {
     format!(
-        "  enter it:     peerbar shell --attach {run}\n  run in it:    peerbar exec --attach {run} -- PROGRAM\n"
+        "  enter it:     peerbar shell --attach {run}\n  run in it:    peerbar exec --attach {run} -- PROGRAM\n  by ssh:       peerbar ssh-config --attach {run}\n"
     )
 }
 

@@ -36,6 +36,7 @@ mod results;
 mod run;
 mod runnable;
 mod series;
+mod ssh;
 mod table;
 mod trace;
 
@@ -53,6 +54,8 @@ fn main() -> ExitCode {
         Command::Shell(options) => exec::shell(&options),
         Command::Exec(options) => exec::exec(&options),
         Command::Cp(options) => cp::cp(&options),
+        Command::SshConfig(options) => ssh::config(&options),
+        Command::SshProxy { folder } => ssh::proxy(&folder),
         Command::Explain(options) => explain::explain(&options),
         Command::Matrix(options) => matrix::run(&options),
         Command::Iommu(options) => iommu::iommu(&options),

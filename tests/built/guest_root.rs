@@ -105,6 +105,19 @@ readlink --canonicalize /dev/disk/by-id/nvme-*disk0
 expect = ["by /dev/fd", "through\n", "127.0.0.1/8", "peerbar\n", "/sys/kernel/config configfs\n",
     "/dev/hugepages hugetlbfs\n", "P2PDMA=y\na  b\n", "/dev/nvme0n1"]
 matches = ["HugePages_Free: +16"]
+
+[[check]]
+name = "tools to work with"
+kind = "command"
+run = """
+set -e
+echo text | less
+printf 'ab' | hexdump -C
+vi --help 2>&1 | head -1
+rsync --version | head -1
+test -x /usr/sbin/sshd
+"""
+expect = ["text\n", "61 62", "BusyBox", "rsync  version"]
 "#;
 
 const DRIVER: &str = r#"

@@ -76,6 +76,19 @@ impl Kept {
         self.start_peerbar(&words).wait_with_output().unwrap()
     }
 
+    /// A program of OpenSSH's in the folder of the run, with its streams on pipes and no terminal to ask at.
+    fn openssh(&self, program: &str, words: &[&str]) -> Child {
+        Command::new(program)
+            .args(["-F", "ssh.config"])
+            .args(words)
+            .current_dir(self.folder())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
     fn cp(&self, from: &str, to: &str) -> Output {
         let child = self.start_peerbar(&["cp", from, to]);
         child.wait_with_output().unwrap()
@@ -111,6 +124,7 @@ fn kept_guest_takes_programs_a_shell_and_files() {
     host_folder_is_read_only(&kept);
     mistakes_are_named(&kept);
     files_go_in_and_out(&kept);
+    ssh_scp_and_rsync_reach_it(&kept);
     shell_has_job_control(&kept);
     kill_process(kept.0.pid(), Signal::INT).unwrap();
     let (code, _, progress) = kept.0.end().unwrap();
@@ -121,6 +135,10 @@ fn kept_guest_takes_programs_a_shell_and_files() {
     assert_eq!(late.status.code(), Some(2));
     let message = text(&late.stderr);
     assert!(message.contains("runs/latest has no guest"), "{message}");
+    let late = kept.openssh("ssh", &["peerbar", "true"]);
+    let message = text(&late.wait_with_output().unwrap().stderr);
+    assert!(message.contains("has ended: have"), "{message}");
+    assert_eq!(kept.0.sockets_left().unwrap(), 0);
 }
 
 fn streams_and_status_pass(kept: &Kept) {
@@ -270,6 +288,45 @@ fn files_go_in_and_out(kept: &Kept) {
     assert!(message.contains("more than 1M: raise --limit"), "{message}");
     assert_eq!(less.status.code(), Some(1), "{message}");
     assert!(!kept.folder().join("less").exists());
+}
+
+/// Needs what [`files_go_in_and_out`] has made.
+fn ssh_scp_and_rsync_reach_it(kept: &Kept) {
+    let config = kept.start_peerbar(&["ssh-config"]);
+    let config = config.wait_with_output().unwrap();
+    assert!(config.status.success(), "{}", text(&config.stderr));
+    fs::write(kept.folder().join("ssh.config"), &config.stdout).unwrap();
+    // Input, output and status, and no word of ssh's own.
+    let mut child = kept.openssh("ssh", &["peerbar", "cat; echo err >&2; exit 5"]);
+    let input = pattern(1 << 20);
+    let mut stdin = child.stdin.take().unwrap();
+    let written = input.clone();
+    let writer = thread::spawn(move || stdin.write_all(&written).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    assert_eq!(text(&output.stderr), "err\n");
+    assert_eq!(output.status.code(), Some(5));
+    assert!(output.stdout == input, "{} bytes", output.stdout.len());
+    let ok = |child: Child| {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    };
+    let content = fs::read(kept.folder().join("data/large")).unwrap();
+    ok(kept.openssh("scp", &["data/large", "peerbar:/tmp/by-scp"]));
+    ok(kept.openssh("scp", &["peerbar:/tmp/by-scp", "by-scp"]));
+    assert!(fs::read(kept.folder().join("by-scp")).unwrap() == content);
+    let rsync = |from: &str, to: &str| {
+        let mut rsync = Command::new("rsync");
+        rsync.args(["--archive", "--rsh=ssh -F ssh.config", from, to]);
+        let done = rsync.current_dir(kept.folder()).output().unwrap();
+        assert!(done.status.success(), "{}", text(&done.stderr));
+    };
+    rsync("data/", "peerbar:/tmp/by-rsync");
+    rsync("peerbar:/tmp/by-rsync/", "by-rsync");
+    let back = kept.folder().join("by-rsync");
+    assert!(fs::read(back.join("large")).unwrap() == content);
+    let link = fs::read_link(back.join("link")).unwrap();
+    assert_eq!(link, Path::new("large"));
 }
 
 /// A terminal whose other end a shell has.
