@@ -318,6 +318,7 @@ pub(crate) fn option_of(module: &str) -> String {
         "raid1" => "MD_RAID1",
         "vgem" => "DRM_VGEM",
         "virtio_gpu" => "DRM_VIRTIO_GPU",
+        "virtio_net" => "VIRTIO_NET",
         "vmw_vsock_virtio_transport" => "VIRTIO_VSOCKETS",
         "xfs" => "XFS_FS",
         name => &name.to_uppercase(),

@@ -235,6 +235,15 @@ impl Qemu {
         })
     }
 
+    /// Whether it has the network back end `user`, which takes libslirp.
+    ///
+    /// # Errors
+    /// [`ImageError::Io`] if it does not start.
+    pub fn has_user_network(&self) -> Result<bool, ImageError> {
+        let back_ends = self.ask("-netdev help")?;
+        Ok(back_ends.lines().any(|line| line.trim() == "user"))
+    }
+
     fn ask(&self, question: &str) -> Result<String, ImageError> {
         let answer = self.answer(question, &[])?;
         Ok(String::from_utf8_lossy(&answer.stdout).into_owned())
@@ -299,7 +308,7 @@ mod tests {
         let script = format!(
             "#!/bin/sh\necho asked >> {0}/asked\ncase $1 in\n-version) echo 'QEMU emulator version {version} (Fake)';;\n\
              -device) echo 'name \"{device}\", bus PCI';;\n-L) echo {0};;\n\
-             -sandbox) [ ! -e {0}/no-seccomp ];;\nesac\n",
+             -sandbox) [ ! -e {0}/no-seccomp ];;\n-netdev) echo socket; [ -e {0}/no-slirp ] || echo user;;\nesac\n",
             dir.display()
         );
         // Written by another process: a descriptor of this one, open for writing in a child that another test
@@ -360,6 +369,9 @@ mod tests {
         assert!(!qemu.qboot && qemu.sandbox);
         fs::write(dir.path().join("no-seccomp"), "").unwrap();
         assert!(!named("11.0.0", "vfio-user-pci").unwrap().sandbox);
+        assert!(qemu.has_user_network().unwrap());
+        fs::write(dir.path().join("no-slirp"), "").unwrap();
+        assert!(!qemu.has_user_network().unwrap());
         fs::write(dir.path().join(QBOOT), "").unwrap();
         assert!(named("11.0.0", "vfio-user-pci").unwrap().qboot);
         assert!(matches!(

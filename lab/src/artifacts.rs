@@ -160,6 +160,9 @@ impl Artifacts {
             Some(_) => Failure::Usage(error.into()),
             None => error.into(),
         })?;
+        if needs.network && !qemu.has_user_network()? {
+            return Err(no_user_network(&qemu));
+        }
         let accel = Accel::choose(own.accel, &qemu)?;
         let root = if needs.tools || own.kernel().is_none() {
             Some(Root::get(cache)?)
@@ -309,6 +312,13 @@ pub fn until_a_signal<T>(
         Some(signal) => Err(Failure::Interrupted(signal)),
         None => done,
     }
+}
+
+fn no_user_network(qemu: &Qemu) -> Failure {
+    let program = qemu.program.display();
+    Failure::Environment(anyhow!(
+        "`network = true`: {program} was built without a user network (libslirp): name another by --qemu, or leave the key out"
+    ))
 }
 
 /// The packages that the scenario names, if it names any.

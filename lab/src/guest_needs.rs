@@ -10,8 +10,10 @@ pub struct GuestNeeds {
     pub modules: Vec<String>,
     /// Whether it has the tools root.
     pub tools: bool,
-    /// Whether anything lies over the tools root.
+    /// Whether anything is laid over the tools root or written into it.
     pub layers: bool,
+    /// Whether QEMU has its user network.
+    pub network: bool,
     /// Debian packages that lie over it.
     pub packages: Vec<String>,
     /// Folders that modules are built from.
@@ -26,7 +28,10 @@ impl GuestNeeds {
         Self {
             modules: scenario.initramfs_modules(),
             tools: scenario.tools,
-            layers: !scenario.guest_files().is_empty() || !scenario.packages.is_empty(),
+            layers: !scenario.guest_files().is_empty()
+                || !scenario.packages.is_empty()
+                || scenario.machine.network,
+            network: scenario.machine.network,
             packages: scenario.packages.clone(),
             module_sources: scenario.module_sources.clone(),
             is_dry_run: false,

@@ -57,6 +57,7 @@ fn of_module(name: &str) -> &'static [Need] {
     ];
     const VIRTIO_IOMMU: &[Need] = &[module("VIRTIO_IOMMU", "iommu = \"virtio\"")];
     const VIRTIO_GPU: &[Need] = &[module("DRM_VIRTIO_GPU", "virtio-gpu = true")];
+    const VIRTIO_NET: &[Need] = &[module("VIRTIO_NET", "network = true")];
     const GPU: &[Need] = &[
         built_in("MODULES", "[[gpu]], whose driver is a module"),
         built_in("DMA_SHARED_BUFFER", "[[gpu]]"),
@@ -78,6 +79,7 @@ fn of_module(name: &str) -> &'static [Need] {
         "9p" => TOOLS,
         "virtio_iommu" => VIRTIO_IOMMU,
         "virtio_gpu" => VIRTIO_GPU,
+        "virtio_net" => VIRTIO_NET,
         "peerbar_gpu" => GPU,
         "efa" => EFA,
         "ib_uverbs" => VERBS,

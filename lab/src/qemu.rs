@@ -167,6 +167,11 @@ pub fn arguments(
     if let Some(access) = topology.access {
         guest_access(&mut words, access, sockets);
     }
+    if boot.machine.network {
+        words.option("-netdev", "user,id=network,ipv6=off");
+        // Without a ROM there is nothing that a firmware could boot from.
+        words.option("-device", "virtio-net-pci,netdev=network,romfile=");
+    }
     if let Some(window) = boot.firmware.window(topology.bar_bytes()) {
         words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
     }

@@ -154,6 +154,8 @@ pub struct Machine {
     pub ats: bool,
     /// Whether it has QEMU's virtio-gpu, whose memory is the guest's.
     pub virtio_gpu: bool,
+    /// Whether it has QEMU's user network.
+    pub network: bool,
     /// Whether it has a port for the kernel's trace events.
     pub trace: bool,
 }
@@ -415,6 +417,7 @@ impl Scenario {
             tools: self.tools,
             layers: Vec::new(),
             udev: self.udev,
+            network: self.machine.network,
             check_seconds: self.check_seconds(),
             live: self.live || self.checks.iter().any(Check::is_shown),
             interactive: self.interactive,

@@ -1,8 +1,11 @@
 //! What a scenario brings into the guest: a driver, a package, files; and what programs find in the guest's root.
 
 use std::fs;
+use std::io::Write;
+use std::net::TcpListener;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use std::thread;
 
 use tempfile::TempDir;
 
@@ -18,6 +21,7 @@ files = { "bin/hello" = "host/hello", "/opt/host" = "host" }
 [machine]
 iommu = "intel-passthrough"
 hugepages = "32M"
+network = true
 
 [[module]]
 name = "vfio-pci"
@@ -107,6 +111,19 @@ expect = ["by /dev/fd", "through\n", "127.0.0.1/8", "peerbar\n", "/sys/kernel/co
 matches = ["HugePages_Free: +16"]
 
 [[check]]
+name = "the network"
+kind = "command"
+run = """
+set -e
+bash -c 'cat < /dev/tcp/10.0.2.2/PORT'
+cat /etc/resolv.conf
+ip -brief address show scope global
+ip route show default
+ping -c 1 10.0.2.2
+"""
+expect = ["from the loopback interface\n", "nameserver 10.0.2.3\n", "10.0.2.15/24", "via 10.0.2.2", "1 packets received"]
+
+[[check]]
 name = "tools to work with"
 kind = "command"
 run = """
@@ -132,13 +149,14 @@ MODULE_DESCRIPTION("A module with a parameter");
 MODULE_LICENSE("GPL");
 "#;
 
-/// A folder with the scenario and what it names; `driver` is the driver's source.
-fn folder(driver: &str) -> anyhow::Result<TempDir> {
+/// A folder with the scenario and what it names; `driver` is the driver's source, and the guest connects to the `port` of the host.
+fn folder(driver: &str, port: u16) -> anyhow::Result<TempDir> {
     let folder = tempfile::tempdir()?;
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("host"))?;
     fs::create_dir(at("driver"))?;
-    fs::write(at("root.toml"), SCENARIO)?;
+    let scenario = SCENARIO.replace("PORT", &port.to_string());
+    fs::write(at("root.toml"), scenario)?;
     fs::write(at("host/hello"), "#!/bin/sh\necho from the host\n")?;
     fs::write(at("driver/answering.c"), driver)?;
     fs::write(at("driver/Makefile"), "obj-m := answering.o\n")?;
@@ -150,7 +168,14 @@ fn folder(driver: &str) -> anyhow::Result<TempDir> {
 #[test]
 #[ignore = "boots a guest; scripts/test runs it"]
 fn guest_has_what_its_scenario_brings() {
-    let mut run = Launched::start(folder(DRIVER).unwrap(), &["run", "root.toml"]).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let (mut guest, _) = listener.accept().unwrap();
+        guest.write_all(b"from the loopback interface\n").unwrap();
+    });
+    let folder = folder(DRIVER, port).unwrap();
+    let mut run = Launched::start(folder, &["run", "root.toml"]).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(0), "{results}{progress}");
     assert!(
@@ -168,7 +193,7 @@ fn guest_has_what_its_scenario_brings() {
 #[ignore = "takes what scripts/build makes; scripts/test runs it"]
 fn build_error_of_a_driver_is_shown_before_a_boot() {
     let broken = DRIVER.replace("= 1;", "= nothing;");
-    let mut run = Launched::start(folder(&broken).unwrap(), &["run", "root.toml"]).unwrap();
+    let mut run = Launched::start(folder(&broken, 1).unwrap(), &["run", "root.toml"]).unwrap();
     let (code, results, progress) = run.end().unwrap();
     assert_eq!(code, Some(2), "{results}{progress}");
     let complaint = "driver/answering.c:4:21: error: ‘nothing’ undeclared";
@@ -201,7 +226,7 @@ fn what_the_host_lacks_is_named_with_its_line() {
             "root.toml:5: `packages`: `Tree` is no name",
         ),
     ] {
-        let folder = folder(DRIVER).unwrap();
+        let folder = folder(DRIVER, 1).unwrap();
         let scenario = SCENARIO.replacen(from, to, 1);
         fs::write(folder.path().join("root.toml"), scenario).unwrap();
         let mut run = Launched::start(folder, &["run", "root.toml"]).unwrap();

@@ -1,16 +1,29 @@
-//! The guest's name, and the loopback interface.
+//! The guest's name, the loopback interface, and QEMU's user network.
 
 #![expect(unsafe_code)]
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::system::sethostname;
 
+use crate::tools::Tools;
+
 /// As in the tools root's `/etc/hostname`.
 const NAME: &[u8] = b"peerbar";
+
+/// Joins QEMU's user network, whose addresses are fixed (QEMU's documentation, "Using the user mode network stack").
+const JOIN: &str = "ip -batch - << END || exit
+address add 10.0.2.15/24 dev eth0
+link set eth0 up
+route add default via 10.0.2.2
+END
+echo nameserver 10.0.2.3 > /etc/resolv.conf";
+/// How long that may take.
+const JOINED: Duration = Duration::from_secs(30);
 
 /// Names the guest, and brings the loopback interface up if the kernel has IPv4.
 pub(crate) fn start() -> anyhow::Result<()> {
@@ -34,5 +47,16 @@ pub(crate) fn start() -> anyhow::Result<()> {
     if done < 0 {
         return Err(io::Error::last_os_error()).context("cannot bring up the loopback interface");
     }
+    Ok(())
+}
+
+/// Gives the guest's only network card its address, and the tools root its name server.
+pub(crate) fn join(tools: Tools) -> anyhow::Result<()> {
+    let ran = tools.run(JOIN, JOINED, |_| ())?;
+    ensure!(
+        ran.status.success() && !ran.timed_out,
+        "cannot join QEMU's user network: {}",
+        ran.output.trim()
+    );
     Ok(())
 }

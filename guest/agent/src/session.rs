@@ -99,6 +99,10 @@ fn prepare(
         let parameters = guest.placeholders().fill_in(&module.parameters)?;
         guest.load_module_with(&module.name, &parameters)?;
     }
+    // Before udevd, which may give the network card another name.
+    if plan.network {
+        network::join(guest.required_tools()?)?;
+    }
     if plan.udev {
         if let Some(tools) = guest.tools()? {
             udev::start(tools)?;

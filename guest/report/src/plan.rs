@@ -30,6 +30,9 @@ pub struct Plan {
     /// Whether udevd is to run in the tools root.
     #[serde(default)]
     pub udev: bool,
+    /// Whether the guest has QEMU's user network.
+    #[serde(default)]
+    pub network: bool,
     /// Seconds after which a check that has not ended counts as hung.
     #[serde(default = "default_check_seconds")]
     pub check_seconds: u32,

@@ -74,6 +74,8 @@ pub(super) struct MachineTable {
     pub(super) sanitize: Option<Spanned<Sanitize>>,
     #[serde(default)]
     pub(super) virtio_gpu: bool,
+    #[serde(default)]
+    pub(super) network: bool,
 }
 
 /// A host bridge beside the machine's own.

@@ -51,6 +51,7 @@ pub(super) fn machine(
         sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
         ats: has_ats.any(|has_ats| has_ats),
         virtio_gpu: table.virtio_gpu,
+        network: table.network,
         trace: false,
     })
 }

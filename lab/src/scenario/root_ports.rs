@@ -48,7 +48,8 @@ fn taken(scenario: &Scenario) -> usize {
     let files = tools && !scenario.guest_files().is_empty();
     let packages = tools && !scenario.packages.is_empty();
     let gpu = scenario.machine.virtio_gpu;
-    let optional = [tools, files, packages, gpu].into_iter();
+    let network = scenario.machine.network;
+    let optional = [tools, files, packages, gpu, network].into_iter();
     let optional = optional.filter(|taken| *taken).count();
     OF_MACHINE + OF_REPORT + iommu + optional + scenario.host_bridges.len()
 }
@@ -90,6 +91,8 @@ mod tests {
             ("machine.iommu = \"amd\"\n", 28),
             ("machine.iommu = \"virtio\"\n", 28),
             ("machine.virtio-gpu = true\n", 28),
+            // It brings the tools root.
+            ("machine.network = true\n", 27),
             ("tools = true\n", 28),
             ("packages = [\"jq\"]\n", 27),
             ("[[switch]]\nname = \"s0\"\n", 28),

@@ -132,7 +132,8 @@ impl Software {
         let (machine, devices) = (&hardware.machine, hardware.devices.endpoints());
         let files = files::files(file.files, folder)?;
         let mut packages = packages::packages(file.packages)?;
-        let tools = file.tools || file.udev || !packages.is_empty() || !files.is_empty();
+        let brings = !packages.is_empty() || !files.is_empty();
+        let tools = file.tools || file.udev || machine.network || brings;
         let inventory = inventory(devices, machine, tools, timeout);
         let labels = labels(&checks)?;
         let mut checks = read_checks(checks, &inventory, machine, devices)?;
@@ -362,6 +363,7 @@ fn needed_modules(
         ("ib_uverbs", !devices.nics.is_empty()),
         ("efa", !devices.nics.is_empty()),
         ("virtio_gpu", machine.virtio_gpu),
+        ("virtio_net", machine.network),
     ];
     let drivers = drivers.into_iter().filter(|(_, needed)| *needed);
     let drivers = drivers.map(|(name, _)| name);
