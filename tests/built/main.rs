@@ -3,6 +3,7 @@
 mod bisect;
 mod chapter;
 mod commands;
+mod debug_packages;
 mod devices;
 mod disks;
 mod explain;
