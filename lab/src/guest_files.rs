@@ -16,7 +16,7 @@ pub const FILES: &str = "files";
 /// link of its name.
 const BELOW_USR: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 /// Where the guest mounts something else, so that no file would be seen.
-const MOUNTED: [&str; 6] = ["dev", "host", "proc", "run", "sys", "tmp"];
+pub(crate) const MOUNTED: [&str; 6] = ["dev", "host", "proc", "run", "sys", "tmp"];
 
 /// A file or a folder of the host that the guest gets a copy of.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,6 +30,7 @@ impl GuestNeeds {
             tools: scenario.tools,
             layers: !scenario.guest_files().is_empty()
                 || !scenario.packages.is_empty()
+                || !scenario.shares.is_empty()
                 || scenario.machine.network,
             network: scenario.machine.network,
             packages: scenario.packages.clone(),

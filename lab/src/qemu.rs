@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use peerbar_exec::HOST_TAG;
 use peerbar_images::SANDBOX;
-use peerbar_report::{HostFolder, PORT, TRACE_PORT};
+use peerbar_report::{HostFolder, Mount, PORT, TRACE_PORT};
 use serde_json::json;
 
 use crate::accel::Accel;
@@ -164,6 +164,14 @@ pub fn arguments(
             format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
         );
     }
+    for (index, share) in topology.shares.iter().enumerate() {
+        host_folder(
+            &mut words,
+            &Mount::tag(index),
+            &share.folder,
+            share.writable,
+        );
+    }
     if let Some(access) = topology.access {
         guest_access(&mut words, access, sockets);
     }
@@ -187,18 +195,23 @@ fn guest_access(words: &mut QemuArguments, access: &GuestAccess, sockets: &Socke
     let socket = escaped(&sockets.vsock_device());
     words.option("-chardev", format!("socket,id=vsock,path={socket}"));
     words.option("-device", "vhost-user-vsock-pci,chardev=vsock");
-    let read_only = match access.permission {
-        HostFolder::ReadOnly => ",readonly=on",
-        HostFolder::ReadWrite => "",
-    };
+    let is_writable = access.permission == HostFolder::ReadWrite;
+    host_folder(words, HOST_TAG, &access.folder, is_writable);
+}
+
+/// A folder of the user's, which changes while the guest runs.
+fn host_folder(words: &mut QemuArguments, tag: &str, folder: &Path, is_writable: bool) {
+    let read_only = if is_writable { "" } else { ",readonly=on" };
     // Inode numbers of another file system below the folder must not look like the folder's own.
     let export = format!(
-        "local,id=host,path={},security_model=none,multidevs=remap{read_only}",
-        escaped(&access.folder)
+        "local,id={tag},path={},security_model=none,multidevs=remap{read_only}",
+        escaped(folder)
     );
     words.option("-fsdev", export);
-    let device = format!("virtio-9p-pci,fsdev=host,mount_tag={HOST_TAG}");
-    words.option("-device", device);
+    words.option(
+        "-device",
+        format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
+    );
 }
 
 /// How host bridges and ports are numbered.

@@ -31,6 +31,7 @@ mod rdma_network;
 mod reference;
 mod root_ports;
 mod sanitize;
+mod share;
 mod together;
 mod user_drivers;
 mod validate;
@@ -44,7 +45,9 @@ use peerbar_dma::LinkSpeed;
 use peerbar_fault::Rule;
 use peerbar_flight::Level;
 use peerbar_nvme::{PollPolicy, SeededFault};
-use peerbar_report::{Check, CheckTable, Inventory, Module, Plan, Rdma, way_out};
+use peerbar_report::{
+    Check, CheckTable, HostFolder, Inventory, Module, Mount, Plan, Rdma, way_out,
+};
 use peerbar_switch::LinkMode;
 use serde::Deserialize;
 use toml::Spanned;
@@ -63,6 +66,7 @@ pub use nic::Nic;
 pub use program::HostProgram;
 pub use rdma_network::RdmaNetwork;
 pub use sanitize::Sanitize;
+pub use share::Share;
 
 use check::Endpoints;
 
@@ -115,6 +119,8 @@ pub struct Scenario {
     pub udev: bool,
     /// Files of the host that the guest gets, in the tools root.
     pub files: Vec<GuestFile>,
+    /// Folders of the host that the guest mounts in the tools root.
+    pub shares: Vec<Share>,
     /// Whether the guest takes requests after the checks.
     pub interactive: bool,
     /// Whether what commands and programs print is reported while they run.
@@ -418,6 +424,7 @@ impl Scenario {
             layers: Vec::new(),
             udev: self.udev,
             network: self.machine.network,
+            shares: self.mounts(),
             check_seconds: self.check_seconds(),
             live: self.live || self.checks.iter().any(Check::is_shown),
             interactive: self.interactive,
@@ -426,6 +433,20 @@ impl Scenario {
             iommu_faults: Iommu::fault_texts().map(str::to_owned).collect(),
             checks: self.checks.clone(),
         }
+    }
+
+    /// What the guest mounts of the host's folders.
+    fn mounts(&self) -> Vec<Mount> {
+        let shares = self.shares.iter().enumerate();
+        let mounts = shares.map(|(index, share)| Mount {
+            tag: Mount::tag(index),
+            at: share.at.clone(),
+            folder: match share.writable {
+                true => HostFolder::ReadWrite,
+                false => HostFolder::ReadOnly,
+            },
+        });
+        mounts.collect()
     }
 
     /// What the scenario calls check `number`, counted from 1, if it does.

@@ -4,7 +4,7 @@
 //! is asked about ([`Topology::pci_tree`]) are renderings of it.
 
 use crate::guest_access::GuestAccess;
-use crate::scenario::{AttachPoint, DeviceSpec, RdmaNetwork, Scenario, first_buses};
+use crate::scenario::{AttachPoint, DeviceSpec, RdmaNetwork, Scenario, Share, first_buses};
 
 /// The machine's own host bridge, as QEMU calls its bus.
 pub const ROOT_BUS: &str = "pcie.0";
@@ -25,6 +25,8 @@ pub struct Topology<'a> {
     pub fabric: Option<&'a RdmaNetwork>,
     /// What the host may do in the guest; takes a vsock device and a 9p export.
     pub access: Option<&'a GuestAccess>,
+    /// Folders of the host that the guest mounts; each takes a 9p export.
+    pub shares: &'a [Share],
 }
 
 /// A host bridge.
@@ -81,6 +83,7 @@ impl<'a> Topology<'a> {
             memory: scenario.machine.memory,
             fabric: scenario.fabric.as_ref(),
             access: scenario.access.as_ref(),
+            shares: &scenario.shares,
         };
         let mut slots = 1..;
         for switch in &scenario.switches {

@@ -38,6 +38,15 @@ namespaces = [{ ram = "16M" }]
 name = "gpu0"
 vram = "8M"
 
+[[share]]
+path = "host"
+at = "/mnt/read"
+
+[[share]]
+path = "out"
+at = "/srv/written/here"
+writable = true
+
 [[check]]
 name = "files and a package"
 kind = "command"
@@ -111,6 +120,17 @@ expect = ["by /dev/fd", "through\n", "127.0.0.1/8", "peerbar\n", "/sys/kernel/co
 matches = ["HugePages_Free: +16"]
 
 [[check]]
+name = "folders of the host"
+kind = "command"
+run = """
+set -e
+test "$(/mnt/read/hello)" = 'from the host'
+touch /mnt/read/new 2>&1 || true
+echo from the guest > /srv/written/here/file
+"""
+expect = ["Read-only file system"]
+
+[[check]]
 name = "the network"
 kind = "command"
 run = """
@@ -155,6 +175,7 @@ fn folder(driver: &str, port: u16) -> anyhow::Result<TempDir> {
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("host"))?;
     fs::create_dir(at("driver"))?;
+    fs::create_dir(at("out"))?;
     let scenario = SCENARIO.replace("PORT", &port.to_string());
     fs::write(at("root.toml"), scenario)?;
     fs::write(at("host/hello"), "#!/bin/sh\necho from the host\n")?;
@@ -187,6 +208,8 @@ fn guest_has_what_its_scenario_brings() {
     assert!(started.contains("\"tree\": \""), "{started}");
     let staged = run.folder.path().join("runs/latest/files/usr/bin/hello");
     assert!(staged.is_file(), "{}", staged.display());
+    let written = fs::read_to_string(run.folder.path().join("out/file")).unwrap();
+    assert_eq!(written, "from the guest\n");
 }
 
 #[test]
@@ -225,6 +248,7 @@ fn what_the_host_lacks_is_named_with_its_line() {
             "\"Tree\"",
             "root.toml:5: `packages`: `Tree` is no name",
         ),
+        ("\"out\"", "\"owt\"", "`path`: owt is no folder of the host"),
     ] {
         let folder = folder(DRIVER, 1).unwrap();
         let scenario = SCENARIO.replacen(from, to, 1);

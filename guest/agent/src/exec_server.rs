@@ -16,7 +16,6 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use peerbar_exec::{GuestMessage, HOST_FOLDER, HOST_TAG, HostMessage, PORT, ProgramRequest};
 use peerbar_report::HostFolder;
-use rustix::mount::{MountFlags, mount};
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockListener, VsockStream};
 
 use crate::modules::Modules;
@@ -43,7 +42,7 @@ pub(crate) fn start(
     placeholders: &Placeholders,
     host_folder: HostFolder,
 ) -> anyhow::Result<()> {
-    mount_host_folder(host_folder)?;
+    root::mount_host_folder(HOST_TAG, HOST_FOLDER, host_folder)?;
     modules.load("vmw_vsock_virtio_transport", "")?;
     let placeholders = serde_json::to_string(placeholders)?;
     let mut child = Command::new("/proc/self/exe")
@@ -58,18 +57,6 @@ pub(crate) fn start(
         .read_exact(&mut said)
         .context("the process that starts programs has ended; its error is on the console")?;
     Ok(())
-}
-
-/// Mounts the folder that the host shares. It changes meanwhile, so the guest keeps nothing of it.
-fn mount_host_folder(host_folder: HostFolder) -> anyhow::Result<()> {
-    let inside = root::inside(HOST_FOLDER)?;
-    let flags = match host_folder {
-        HostFolder::ReadOnly => MountFlags::RDONLY,
-        HostFolder::ReadWrite => MountFlags::empty(),
-    };
-    let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=none";
-    mount(HOST_TAG, &inside, "9p", flags, options)
-        .with_context(|| format!("cannot mount the host's folder at {inside}"))
 }
 
 /// What the process does.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use peerbar_report::Plan;
+use peerbar_report::{HostFolder, Plan};
 use rustix::mount::{MountFlags, mount, mount_bind_recursive};
 
 use crate::modules::Modules;
@@ -77,6 +77,19 @@ fn attach(tag: &str, folder: &str) -> anyhow::Result<()> {
     mount(tag, folder, "9p", MountFlags::RDONLY, options).with_context(|| {
         format!("cannot mount the host's {tag}; QEMU needs a 9p export with the mount tag {tag:?}")
     })
+}
+
+/// Mounts a folder of the host's at `at` of the tools root. It changes while the guest runs, so the guest keeps nothing of it.
+pub(crate) fn mount_host_folder(tag: &str, at: &str, allowed: HostFolder) -> anyhow::Result<()> {
+    let folder = format!("{ROOT}{at}");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {at} in the tools root"))?;
+    let flags = match allowed {
+        HostFolder::ReadOnly => MountFlags::RDONLY,
+        HostFolder::ReadWrite => MountFlags::empty(),
+    };
+    let options = c"trans=virtio,version=9p2000.L,msize=524288,cache=none";
+    mount(tag, &folder, "9p", flags, options)
+        .with_context(|| format!("cannot mount a folder of the host at {at}"))
 }
 
 pub(crate) fn inside(directory: &str) -> anyhow::Result<String> {

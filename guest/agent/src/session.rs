@@ -18,7 +18,7 @@ use crate::port::{self, Port};
 use crate::trace::KernelTracing;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{kmemleak, mounts, network, pci_tree, udev};
+use crate::{kmemleak, mounts, network, pci_tree, root, udev};
 
 /// Brings the guest up, takes the plan, and reports each of its checks.
 ///
@@ -102,6 +102,10 @@ fn prepare(
     // Before udevd, which may give the network card another name.
     if plan.network {
         network::join(guest.required_tools()?)?;
+    }
+    for share in &plan.shares {
+        guest.required_tools()?;
+        root::mount_host_folder(&share.tag, &share.at, share.folder)?;
     }
     if plan.udev {
         if let Some(tools) = guest.tools()? {

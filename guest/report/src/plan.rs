@@ -33,6 +33,9 @@ pub struct Plan {
     /// Whether the guest has QEMU's user network.
     #[serde(default)]
     pub network: bool,
+    /// Folders of the host that are mounted in the tools root.
+    #[serde(default)]
+    pub shares: Vec<Mount>,
     /// Seconds after which a check that has not ended counts as hung.
     #[serde(default = "default_check_seconds")]
     pub check_seconds: u32,
@@ -53,6 +56,25 @@ pub struct Plan {
     pub iommu_faults: Vec<String>,
     /// The checks, in order.
     pub checks: Vec<Check>,
+}
+
+/// A folder of the host, exported over 9p, that the guest mounts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mount {
+    /// Its 9p mount tag.
+    pub tag: String,
+    /// Where it is mounted: an absolute path in the tools root.
+    pub at: String,
+    /// What the guest may do with it.
+    pub folder: HostFolder,
+}
+
+impl Mount {
+    /// The mount tag of the share number `index` of a scenario, counted from 0.
+    pub fn tag(index: usize) -> String {
+        format!("share{index}")
+    }
 }
 
 /// What programs of the guest may do with the folder that the host shares.

@@ -43,6 +43,8 @@ pub(super) struct File {
     pub(super) fabric: Option<Spanned<FabricTable>>,
     #[serde(default)]
     pub(super) module: Vec<Spanned<ModuleTable>>,
+    #[serde(default)]
+    pub(super) share: Vec<ShareTable>,
     /// Read by [`peerbar_report::CheckTable`], which keeps the span of each value.
     #[serde(default)]
     pub(super) check: Vec<IgnoredAny>,
@@ -201,4 +203,14 @@ pub(super) struct ModuleTable {
     pub(super) path: Option<Spanned<PathBuf>>,
     #[serde(default)]
     pub(super) parameters: String,
+}
+
+/// A folder of the host that the guest mounts.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ShareTable {
+    pub(super) path: Spanned<PathBuf>,
+    pub(super) at: Spanned<String>,
+    #[serde(default)]
+    pub(super) writable: bool,
 }

@@ -10,7 +10,7 @@ use serde::forward_to_deserialize_any;
 use super::Scenario;
 use super::file::{
     FabricTable, File, GpuTable, GuestTable, HostBridgeTable, MachineTable, ModuleTable,
-    NamespaceTable, NicTable, NvmeTable, SwitchTable,
+    NamespaceTable, NicTable, NvmeTable, ShareTable, SwitchTable,
 };
 
 const BOOK: &str = include_str!("../../../docs/src/scenario.md");
@@ -71,6 +71,7 @@ fn book_has_every_key_of_every_table_in_order() {
     assert_eq!(documented("## [fabric]"), keys::<FabricTable>());
     assert_eq!(documented("## [[guest]]"), keys::<GuestTable>());
     assert_eq!(documented("## [[module]]"), keys::<ModuleTable>());
+    assert_eq!(documented("## [[share]]"), keys::<ShareTable>());
 }
 
 /// The template with every key that is off turned on.
@@ -133,6 +134,7 @@ fn template_has_every_key_of_every_table() {
     assert_eq!(in_template("[[nic]]"), sorted(keys::<NicTable>()));
     assert_eq!(in_template("[fabric]"), sorted(keys::<FabricTable>()));
     assert_eq!(in_template("[[module]]"), sorted(keys::<ModuleTable>()));
+    assert_eq!(in_template("[[share]]"), sorted(keys::<ShareTable>()));
     for key in keys::<NamespaceTable>() {
         assert!(
             text.contains(&format!("{key} = \"64M\"")) || text.contains(&format!("{{ {key} = ")),
@@ -144,7 +146,7 @@ fn template_has_every_key_of_every_table() {
 #[test]
 fn template_makes_sense_with_every_key_on_and_off() {
     let folder = tempfile::tempdir().unwrap();
-    for named in ["scenarios/build/x", "my-driver"] {
+    for named in ["scenarios/build/x", "scenarios/data", "my-driver"] {
         fs::create_dir_all(folder.path().join(named)).unwrap();
     }
     fs::write(folder.path().join("my-driver/Kbuild"), "").unwrap();

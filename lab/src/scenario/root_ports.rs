@@ -51,7 +51,8 @@ fn taken(scenario: &Scenario) -> usize {
     let network = scenario.machine.network;
     let optional = [tools, files, packages, gpu, network].into_iter();
     let optional = optional.filter(|taken| *taken).count();
-    OF_MACHINE + OF_REPORT + iommu + optional + scenario.host_bridges.len()
+    let shares = scenario.shares.len();
+    OF_MACHINE + OF_REPORT + iommu + optional + shares + scenario.host_bridges.len()
 }
 
 fn too_many(at: Range<usize>, point: &AttachPoint, needed: usize, most: usize) -> Problem {
@@ -93,6 +94,7 @@ mod tests {
             ("machine.virtio-gpu = true\n", 28),
             // It brings the tools root.
             ("machine.network = true\n", 27),
+            ("[[share]]\npath = \".\"\nat = \"/mnt/x\"\n", 27),
             ("tools = true\n", 28),
             ("packages = [\"jq\"]\n", 27),
             ("[[switch]]\nname = \"s0\"\n", 28),

@@ -26,9 +26,10 @@ use super::packages;
 use super::program::{self, HostProgram};
 use super::rdma_network::fabric;
 use super::root_ports;
+use super::share;
 use super::together;
 use super::user_drivers;
-use super::{Gpu, Machine, Module, Nic, Nvme, RdmaNetwork, Scenario, Switch};
+use super::{Gpu, Machine, Module, Nic, Nvme, RdmaNetwork, Scenario, Share, Switch};
 use crate::guest_files::GuestFile;
 use crate::module_sources::ModuleSources;
 
@@ -70,6 +71,7 @@ pub(super) fn scenario(
         packages: software.packages,
         udev,
         files: software.files,
+        shares: software.shares,
         rdma_ends: false,
         interactive,
         live: false,
@@ -114,6 +116,7 @@ struct Software {
     tools: bool,
     packages: Vec<String>,
     files: Vec<GuestFile>,
+    shares: Vec<Share>,
     checks: Vec<Check>,
     programs: Vec<HostProgram>,
     labels: Vec<Option<String>>,
@@ -131,8 +134,9 @@ impl Software {
     ) -> Result<Self, Problem> {
         let (machine, devices) = (&hardware.machine, hardware.devices.endpoints());
         let files = files::files(file.files, folder)?;
+        let shares = share::shares(file.share, folder)?;
         let mut packages = packages::packages(file.packages)?;
-        let brings = !packages.is_empty() || !files.is_empty();
+        let brings = !packages.is_empty() || !files.is_empty() || !shares.is_empty();
         let tools = file.tools || file.udev || machine.network || brings;
         let inventory = inventory(devices, machine, tools, timeout);
         let labels = labels(&checks)?;
@@ -146,6 +150,7 @@ impl Software {
             tools,
             packages,
             files,
+            shares,
             checks,
             programs,
             labels,

@@ -14,7 +14,7 @@ use crate::scenario::names;
 /// Tables that belong to one guest each.
 const OWNED: [&str; 5] = ["host-bridge", "switch", "nvme", "gpu", "nic"];
 /// Tables that belong to one guest, or to all.
-const MODULE: &str = "module";
+const COMMON: [&str; 2] = ["module", "share"];
 /// Tables that belong to one guest, or are across guests.
 const CHECK: &str = "check";
 /// Names in the folder of a run that no guest's folder can have.
@@ -46,7 +46,7 @@ impl<'i> GroupDocument<'i> {
         let mut guests = take_guests(&mut file)?;
         let mut across = DeTable::new();
         let mut common = Vec::new();
-        for kind in OWNED.into_iter().chain([MODULE, CHECK]) {
+        for kind in OWNED.into_iter().chain(COMMON).chain([CHECK]) {
             let Some(tables) = file.get_mut(kind) else {
                 continue;
             };
@@ -87,7 +87,7 @@ impl<'i> GroupDocument<'i> {
     pub(super) fn of_guest(&self, guest: &GuestTables<'i>) -> Result<DeTable<'i>, Problem> {
         let mut own = self.whole.clone();
         own.remove("fabric");
-        for kind in OWNED.into_iter().chain([MODULE, CHECK]) {
+        for kind in OWNED.into_iter().chain(COMMON).chain([CHECK]) {
             own.remove(kind);
         }
         for (kind, tables) in &guest.tables {
