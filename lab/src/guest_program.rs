@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::qemu::VSOCK;
 
 /// Bytes of input in one message.
-const CHUNK: usize = 32 << 10;
+const CHUNK: usize = 256 << 10;
 /// Longest answer to the request for a connection: `OK 4294967295`.
 const LONGEST_ANSWER: usize = 14;
 
@@ -54,6 +54,9 @@ pub enum ProgramError {
     /// It has not ended in time.
     #[error("the program has not ended in time")]
     Late,
+    /// The guest has stopped in the middle of something.
+    #[error("the guest has neither sent nor taken anything for {} s", .0.as_secs())]
+    Silent(Duration),
     /// What [`GuestProgram::ends_with`] watches has ended before it.
     #[error("the program was given up: a signal has come, or its guest or a server has ended")]
     GivenUp,
@@ -89,6 +92,8 @@ pub struct GuestProgram {
     deadline: Option<Instant>,
     /// Has [`GuestProgram::run`] give up once it is readable.
     stop: Option<UnixStream>,
+    /// How long the guest may neither send nor take anything.
+    silence: Option<Duration>,
 }
 
 /// The socket of the guest of a run's folder.
@@ -136,6 +141,7 @@ impl GuestProgram {
             credit: INPUT_WINDOW,
             deadline: None,
             stop: None,
+            silence: None,
         };
         program.send(&HostMessage::Start(request.clone()))?;
         Ok(program)
@@ -151,6 +157,12 @@ impl GuestProgram {
     pub fn ends_with(self, stop: UnixStream) -> Self {
         let stop = Some(stop);
         Self { stop, ..self }
+    }
+
+    /// Has [`GuestProgram::run`] give up when the guest neither sends nor takes anything for so long.
+    pub fn is_silent_for_at_most(self, limit: Duration) -> Self {
+        let silence = Some(limit);
+        Self { silence, ..self }
     }
 
     /// Whether the guest has answered at all.
@@ -263,7 +275,8 @@ impl GuestProgram {
         let error = match self.stream.read(&mut bytes) {
             Ok(0) => io::ErrorKind::ConnectionReset.into(),
             Ok(count) => {
-                self.received.extend(bytes.iter().take(count));
+                self.received
+                    .extend_from_slice(bytes.get(..count).unwrap_or_default());
                 return Ok(true);
             }
             Err(error) => error,
@@ -280,8 +293,7 @@ impl GuestProgram {
     /// Gives it `input`, writes what it prints, and waits for its end.
     ///
     /// # Errors
-    /// As [`GuestProgram::next_message`], [`ProgramError::Input`], [`ProgramError::Output`], [`ProgramError::Late`] and
-    /// [`ProgramError::GivenUp`].
+    /// As [`GuestProgram::wait_for_message`], [`ProgramError::Input`] and [`ProgramError::Output`].
     pub fn run(
         mut self,
         input: &mut dyn Read,
@@ -290,11 +302,7 @@ impl GuestProgram {
     ) -> Result<ProgramEnd, ProgramError> {
         let mut is_open = true;
         loop {
-            // A guest that always says something is late, too.
-            if self.deadline.is_some_and(|at| at <= Instant::now()) {
-                return Err(ProgramError::Late);
-            }
-            check_stops(self.stop.as_slice())?;
+            self.check_limits()?;
             while is_open && self.input_credit() > 0 {
                 let mut bytes = vec![0; self.input_credit()];
                 let count = input.read(&mut bytes).map_err(ProgramError::Input)?;
@@ -319,6 +327,28 @@ impl GuestProgram {
         }
     }
 
+    /// Waits for its next output, or its end.
+    ///
+    /// # Errors
+    /// As [`GuestProgram::next_message`], [`ProgramError::Late`], [`ProgramError::Silent`] and [`ProgramError::GivenUp`].
+    pub fn wait_for_message(&mut self) -> Result<GuestMessage, ProgramError> {
+        loop {
+            self.check_limits()?;
+            match self.next_message()? {
+                Some(message) => return Ok(message),
+                None => self.wait()?,
+            }
+        }
+    }
+
+    /// Whether the program is to be given up. A guest that always says something is late, too.
+    fn check_limits(&self) -> Result<(), ProgramError> {
+        match self.deadline.is_some_and(|at| at <= Instant::now()) {
+            true => Err(ProgramError::Late),
+            false => check_stops(self.stop.as_slice()),
+        }
+    }
+
     /// Waits until the guest says something, or takes what is unsent, or the program is to be given up.
     fn wait(&mut self) -> Result<(), ProgramError> {
         let mut events = PollFlags::IN;
@@ -326,16 +356,21 @@ impl GuestProgram {
         let left = self
             .deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let limit = [left, self.silence].into_iter().flatten().min();
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         let mut fds = vec![PollFd::new(&self.stream, events)];
         fds.extend(
             self.stop
                 .iter()
                 .map(|stop| PollFd::new(stop, PollFlags::IN)),
         );
-        let ready = retry_on_intr(|| poll(&mut fds, left.as_ref()));
-        ready.map_err(|error| gone(error.into()))?;
-        self.flush()
+        let ready = retry_on_intr(|| poll(&mut fds, limit.as_ref()));
+        match (ready.map_err(|error| gone(error.into()))?, self.silence) {
+            (0, Some(silence)) if left.is_none_or(|left| silence < left) => {
+                Err(ProgramError::Silent(silence))
+            }
+            _ => self.flush(),
+        }
     }
 
     fn send(&mut self, message: &HostMessage) -> Result<(), ProgramError> {
@@ -460,6 +495,19 @@ pub(crate) mod tests {
         drop(stop);
         // Its program is gone.
         guest.join().unwrap_err();
+    }
+
+    #[test]
+    fn guest_that_stops_in_a_message_is_silent() {
+        let (_folder, path, guest) = guest(move |mut stream| {
+            stream.get_ref().write_all(b"OK 1\n\x02\xff").unwrap();
+            let _ = io::copy(&mut stream, &mut io::sink());
+        });
+        let program = GuestProgram::start(&path, &ProgramRequest::new(["x"])).unwrap();
+        let program = program.is_silent_for_at_most(Duration::from_millis(50));
+        let end = program.run(&mut io::empty(), &mut io::sink(), &mut io::sink());
+        assert!(matches!(end, Err(ProgramError::Silent(_))), "{end:?}");
+        guest.join().unwrap();
     }
 
     #[test]

@@ -83,6 +83,7 @@ fn run(
             folder: Some(folder.to_owned()),
             environment: environment.clone(),
             terminal,
+            ..ProgramRequest::default()
         };
         run_program(socket, &request, signals)
     })

@@ -13,6 +13,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
@@ -20,6 +21,9 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::PEERBAR;
 use crate::launched::Launched;
+
+/// More than anything here takes that happens at all.
+const LONG: Duration = Duration::from_secs(60);
 
 /// A scenario whose only check fails.
 const SCENARIO: &str = r#"
@@ -125,6 +129,8 @@ fn kept_guest_takes_programs_a_shell_and_files() {
     mistakes_are_named(&kept);
     files_go_in_and_out(&kept);
     ssh_scp_and_rsync_reach_it(&kept);
+    hostile_tree_is_no_burden(&kept);
+    interrupted_copies_leave_nothing(&kept);
     shell_has_job_control(&kept);
     kill_process(kept.0.pid(), Signal::INT).unwrap();
     let (code, _, progress) = kept.0.end().unwrap();
@@ -271,7 +277,12 @@ fn files_go_in_and_out(kept: &Kept) {
             "guest:/tmp has a folder data that is",
         ),
         ("data", "guest:/host/new", 1, "Read-only file system"),
-        ("guest:/dev/null", ".", 1, "x is no file, folder or link"),
+        (
+            "guest:/dev/null",
+            ".",
+            1,
+            "x: it is no file, folder or link",
+        ),
         ("data", "back", 2, "write it as guest:/path"),
     ] {
         let output = kept.cp(from, to);
@@ -327,6 +338,90 @@ fn ssh_scp_and_rsync_reach_it(kept: &Kept) {
     assert!(fs::read(back.join("large")).unwrap() == content);
     let link = fs::read_link(back.join("link")).unwrap();
     assert_eq!(link, Path::new("large"));
+}
+
+/// A tree that the guest made to be a burden is copied, or refused, in the time that its bytes take.
+fn hostile_tree_is_no_burden(kept: &Kept) {
+    // A shell looks up the whole path after each step.
+    let line = "mkdir /tmp/beside /tmp/deep && cd /tmp/beside && mkdir $(seq 1500) && ln -s / 1/root && \
+        mkdir \"$(printf 'a\\033[2J\\377\\n')\" && truncate -s 1T /tmp/huge && cd /tmp/deep && \
+        exec python3 -c 'import os\nfor at in range(1500): os.mkdir(\"a\"); os.chdir(\"a\")'";
+    let made = kept.exec(&["sh", "-c", line]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    let output = kept.cp("guest:/tmp/beside", "beside");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let beside = kept.folder().join("beside");
+    assert_eq!(fs::read_dir(&beside).unwrap().count(), 1501);
+    assert_eq!(
+        fs::read_link(beside.join("1/root")).unwrap(),
+        Path::new("/")
+    );
+    for (from, named) in [
+        ("guest:/tmp/deep", "more than 128 folders deep"),
+        ("guest:/tmp/huge", "more than 4G: raise --limit"),
+    ] {
+        let output = kept.cp(from, "refused");
+        let message = text(&output.stderr);
+        assert!(message.contains(named), "{message}");
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+    let removed = kept.exec(&["rm", "-r", "/tmp/beside", "/tmp/deep", "/tmp/huge"]);
+    assert!(removed.status.success(), "{}", text(&removed.stderr));
+}
+
+/// A copy that a signal ends, SIGKILL among them, leaves nothing in the guest, and nothing here but what SIGKILL cannot help.
+fn interrupted_copies_leave_nothing(kept: &Kept) {
+    let large = File::create(kept.folder().join("zeros")).unwrap();
+    large.set_len(150 << 20).unwrap();
+    let hidden = |folder: &str| {
+        let list = kept.exec(&["sh", "-c", &format!("ls -A {folder}")]);
+        text(&list.stdout).contains(".peerbar.")
+    };
+    for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+        // A copy may end before it is seen.
+        let mut copy = loop {
+            let mut copy = kept.start_peerbar(&["cp", "zeros", "guest:/tmp"]);
+            while !hidden("/tmp") && copy.try_wait().unwrap().is_none() {}
+            kill_process(Pid::from_child(&copy), signal).unwrap();
+            if !kept.exec(&["rm", "/tmp/zeros"]).status.success() {
+                break copy;
+            }
+            copy.wait().unwrap();
+        };
+        let expected = (signal != Signal::KILL).then(|| 128 + signal.as_raw());
+        assert_eq!(copy.wait().unwrap().code(), expected);
+        // The guest learns it a little later.
+        let began = Instant::now();
+        while hidden("/tmp") {
+            assert!(began.elapsed() < LONG, "the guest keeps a part of a copy");
+        }
+        let there = kept.exec(&["ls", "/tmp/zeros"]);
+        assert!(!there.status.success(), "a part of a copy is there");
+    }
+    let made = kept.exec(&["truncate", "-s", "1G", "/tmp/zeros"]);
+    assert!(made.status.success());
+    let mut copy = kept.start_peerbar(&["cp", "guest:/tmp/zeros", "back/zeros"]);
+    let back = kept.folder().join("back");
+    let before = 2;
+    while fs::read_dir(&back).unwrap().count() == before {
+        assert!(copy.try_wait().unwrap().is_none(), "it has ended early");
+    }
+    kill_process(Pid::from_child(&copy), Signal::TERM).unwrap();
+    assert_eq!(copy.wait().unwrap().code(), Some(143));
+    assert_eq!(fs::read_dir(&back).unwrap().count(), before);
+    // More than the guest has.
+    File::create(kept.folder().join("huge"))
+        .unwrap()
+        .set_len(1 << 40)
+        .unwrap();
+    let output = kept.cp("huge", "guest:/tmp");
+    let message = text(&output.stderr);
+    let named = "cannot write guest:/tmp: it needs 1 TiB, and the guest has ";
+    assert!(message.contains(named), "{message}");
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    let removed = kept.exec(&["rm", "/tmp/zeros"]);
+    assert!(removed.status.success());
 }
 
 /// A terminal whose other end a shell has.

@@ -25,7 +25,7 @@ pub use request::{ProgramRequest, RequestError, TerminalSize};
 pub const PORT: u32 = 1024;
 
 /// Most bytes of input on their way.
-pub const INPUT_WINDOW: u32 = 64 << 10;
+pub const INPUT_WINDOW: u32 = 1 << 20;
 
 /// Name of the 9p export of the host's folder.
 pub const HOST_TAG: &str = "host";

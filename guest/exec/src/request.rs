@@ -26,6 +26,10 @@ pub struct ProgramRequest {
     /// The size of its terminal, if it has one. Without, its streams are pipes.
     #[serde(default)]
     pub terminal: Option<TerminalSize>,
+    /// Folders that the guest removes once the program has ended, however that was. What is left of the program's process group is killed
+    /// first.
+    #[serde(default)]
+    pub temporary: Vec<String>,
 }
 
 /// Size of a terminal in characters.

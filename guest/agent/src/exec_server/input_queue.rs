@@ -35,6 +35,11 @@ impl InputQueue {
         self.ended = true;
     }
 
+    /// Whether there is nothing to write.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
     /// Whether there is something to write, or the end to pass on.
     pub(crate) fn is_due(&self) -> bool {
         !self.bytes.is_empty() || self.ended

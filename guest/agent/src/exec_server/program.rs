@@ -2,7 +2,7 @@
 
 #![expect(unsafe_code)]
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use parking_lot::Mutex;
 use peerbar_eventfd::EventFd;
-use peerbar_exec::{GuestMessage, HostMessage, ProgramEnd, ProgramRequest};
+use peerbar_exec::{GuestMessage, HostMessage, INPUT_WINDOW, ProgramEnd, ProgramRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{
     Pid, PidfdFlags, Signal, ioctl_tiocsctty, kill_process_group, pidfd_open, setsid,
@@ -33,6 +33,8 @@ const NOT_FOUND: i32 = 127;
 const SHELL: &str = "/bin/bash";
 /// How long a program may take to end after its host has left.
 const GRACE: Duration = Duration::from_secs(2);
+/// Bytes of input that are reported at once, if there are more.
+const REPORTED: u32 = INPUT_WINDOW / 4;
 /// What a terminal takes as the end of input (termios(3), VEOF).
 const END_OF_INPUT: &[u8] = &[4];
 
@@ -43,6 +45,10 @@ pub(super) struct RunningProgram {
     shared: Arc<Shared>,
     /// It has got SIGKILL because its host left.
     is_killed: bool,
+    /// Bytes of input that it has taken and the host does not know of.
+    taken: u32,
+    /// Folders that are removed once it has ended.
+    temporary: Vec<String>,
 }
 
 /// What the thread that reads the host's messages shares with the one that serves the program's streams.
@@ -111,6 +117,8 @@ fn spawn(mut command: Command, request: &ProgramRequest) -> anyhow::Result<Runni
         streams,
         shared: Arc::new(shared),
         is_killed: false,
+        taken: 0,
+        temporary: request.temporary.clone(),
     })
 }
 
@@ -126,10 +134,14 @@ impl RunningProgram {
         let reader = thread::spawn(move || shared.follow(host, terminal.as_ref()));
         let mut stream = Some(stream);
         let served = self.serve(&mut stream);
-        if served.is_err() {
+        // A program that is not reaped keeps the number of its group. What is left of that would fill the folders again.
+        if served.is_err() || !self.temporary.is_empty() {
             self.shared.signal(Signal::KILL);
         }
         let status = self.reap()?;
+        for folder in &self.temporary {
+            remove(Path::new(folder));
+        }
         if let Some(mut stream) = stream {
             // A host that is gone needs no answer.
             let _ = GuestMessage::Ended(end_of(status)).write_to(&mut stream);
@@ -193,9 +205,13 @@ impl RunningProgram {
                 let _ = io::Write::write(&mut input, END_OF_INPUT);
             }
         }
+        let is_empty = queue.is_empty();
         drop(queue);
-        if taken > 0 {
-            send(stream, &GuestMessage::InputTaken(taken));
+        self.taken = self.taken.saturating_add(taken);
+        // A program takes its input in small pieces. A report of each would have the host send such pieces, too.
+        if self.taken >= REPORTED || (is_empty && self.taken > 0) {
+            send(stream, &GuestMessage::InputTaken(self.taken));
+            self.taken = 0;
         }
     }
 
@@ -233,6 +249,21 @@ impl RunningProgram {
     fn reap(&mut self) -> anyhow::Result<ExitStatus> {
         *self.shared.group.lock() = None;
         self.child.wait().context("cannot wait for a program")
+    }
+}
+
+/// Removes a folder, if it is there. Processes that have been killed may add to it until they are gone.
+fn remove(folder: &Path) {
+    let limit = Instant::now().checked_add(GRACE);
+    loop {
+        match fs::remove_dir_all(folder) {
+            Ok(()) => return,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+            Err(_) if limit.is_some_and(|limit| Instant::now() < limit) => thread::yield_now(),
+            Err(error) => {
+                return eprintln!("peerbar-agent: cannot remove {}: {error}", folder.display());
+            }
+        }
     }
 }
 
@@ -303,6 +334,17 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn temporary_folder_is_removed_with_its_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("a");
+        fs::create_dir_all(inner.join("b/c")).unwrap();
+        fs::write(inner.join("b/file"), "text").unwrap();
+        remove(&inner);
+        remove(&inner);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
 
     #[test]
     fn killed_program_is_waited_for_without_a_limit() {

@@ -7,12 +7,15 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context;
 use peerbar_exec::TerminalSize;
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 /// Bytes that are read at once.
-const CHUNK: usize = 32 << 10;
+const CHUNK: usize = 256 << 10;
+/// Size of a pipe in bytes. The usual 64 KiB make a program and this process take turns, and a guest without KVM spends most of its time in
+/// that.
+const PIPE: usize = 1 << 20;
 
 /// The guest's ends of a program's streams; none of them blocks.
 #[derive(Debug)]
@@ -32,7 +35,12 @@ pub(super) struct Streams {
 impl Streams {
     /// Pipes for `command`.
     pub(super) fn pipes(command: &mut Command) -> anyhow::Result<Self> {
-        let pipe = || pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe");
+        let pipe = || -> anyhow::Result<_> {
+            let ends = pipe_with(PipeFlags::CLOEXEC).context("cannot make a pipe")?;
+            // A smaller one works, too.
+            let _ = fcntl_setpipe_size(&ends.0, PIPE);
+            Ok(ends)
+        };
         let ((their_input, input), (output, their_output)) = (pipe()?, pipe()?);
         let (errors, their_errors) = pipe()?;
         command
