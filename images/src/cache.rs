@@ -2,13 +2,13 @@
 //!
 //! An entry is a file or a folder whose name contains a hash of its inputs, so it is either right or
 //! missing. It is built in a work folder beside and renamed into place: an interrupted build leaves only a work
-//! folder, which the next build removes. A [`Cache`] marks each entry that it has returned as used for as long as it lives
+//! folder, which the next build removes. Entries are built at the same time, each by one process. A [`Cache`] marks each entry that it has returned as used for as long as it lives
 //! ([`crate::entry_use`]).
 
 use std::collections::BTreeMap;
 use std::env;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,12 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::FlockOperation::{self, NonBlockingLockExclusive};
+use rustix::fs::flock;
 use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use sha2::{Digest, Sha256};
 
+use self::How::{Exclusive, Shared};
 use crate::ImageError;
 use crate::entry_use::{self, Removal};
 use crate::error::io_error;
@@ -28,8 +30,14 @@ use crate::progress::say;
 
 /// Start of the names of what is being built or removed.
 pub(crate) const WORK_PREFIX: &str = ".peerbar-building-";
-/// Name of the build lock's file.
+/// Name of the file of the lock that builds share, and that a removal takes alone.
 pub(crate) const LOCK: &str = "lock";
+/// End of the names of files that say which process builds an entry.
+const HOLDER: &str = ".lock";
+/// Longest text of such a file that is read.
+const LONGEST_HOLDER: u64 = 200;
+/// The cache of the whole machine, unless `PEERBAR_SYSTEM_CACHE` names another one.
+const SYSTEM: &str = "/var/cache/peerbar";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const LOCK_PAUSE: Timespec = Timespec {
     tv_sec: 0,
@@ -125,13 +133,16 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Cache {
     dir: PathBuf,
+    /// A cache that is only read, and that `dir` takes precedence over.
+    below: Option<PathBuf>,
     stop: Option<Arc<OwnedFd>>,
     /// The marks of the entries that were returned, by their paths.
     used: Arc<Mutex<BTreeMap<PathBuf, File>>>,
 }
 
 impl Cache {
-    /// The user's cache: `$PEERBAR_CACHE`, else `$XDG_CACHE_HOME/peerbar`, else `~/.cache/peerbar`; made if missing.
+    /// The user's cache: `$PEERBAR_CACHE`, else `$XDG_CACHE_HOME/peerbar`, else `~/.cache/peerbar`; made if missing. It lies over the
+    /// machine's cache, `$PEERBAR_SYSTEM_CACHE`, else `/var/cache/peerbar`, if that is there.
     ///
     /// # Errors
     /// [`ImageError::NoCacheDir`] if none of the three is set, [`ImageError::Io`] if the folder cannot be made.
@@ -145,7 +156,23 @@ impl Cache {
             .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("peerbar")))
             .or_else(|| set("HOME").map(|dir| dir.join(".cache/peerbar")))
             .ok_or(ImageError::NoCacheDir)?;
-        Self::at(&dir)
+        let system = set("PEERBAR_SYSTEM_CACHE").unwrap_or_else(|| PathBuf::from(SYSTEM));
+        Ok(Self::at(&dir)?.over(&system))
+    }
+
+    /// The same cache over another one, whose entries are used and never changed. A folder that is missing, or that another user but root
+    /// can write, is left out: its programs would run with this user's rights.
+    #[must_use]
+    pub fn over(self, below: &Path) -> Self {
+        let below = below.canonicalize().ok();
+        let below = below.filter(|below| *below != self.dir && is_trusted(below));
+        Self { below, ..self }
+    }
+
+    /// The folder of the cache that this one lies over.
+    #[must_use]
+    pub fn below(&self) -> Option<&Path> {
+        self.below.as_deref()
     }
 
     /// The cache in `dir`, which is made if missing.
@@ -157,6 +184,7 @@ impl Cache {
         let dir = dir.canonicalize().map_err(io_error("find", dir))?;
         Ok(Self {
             dir,
+            below: None,
             stop: None,
             used: Arc::default(),
         })
@@ -179,37 +207,56 @@ impl Cache {
 
     /// Whether there is an entry of this kind and key.
     pub(crate) fn has(&self, kind: Kind, key: &str) -> bool {
-        self.path_of(kind, key).exists()
+        let name = name_of(kind, key);
+        self.folders().any(|folder| folder.join(&name).exists())
     }
 
-    /// Where the entry of this kind and key is, if it is there.
+    /// This cache, then the one below.
+    fn folders(&self) -> impl Iterator<Item = &Path> {
+        [Some(self.path()), self.below()].into_iter().flatten()
+    }
+
+    /// The path of a file without the folder of the cache that it is in: caches may lie elsewhere later.
+    pub(crate) fn relative<'a>(&self, path: &'a Path) -> &'a Path {
+        let inside = self
+            .folders()
+            .find_map(|folder| path.strip_prefix(folder).ok());
+        inside.unwrap_or(path)
+    }
+
+    /// Where the entry of this kind and key is built.
     pub(crate) fn path_of(&self, kind: Kind, key: &str) -> PathBuf {
-        self.dir.join(format!("{}{key}", kind.prefix()))
+        self.dir.join(name_of(kind, key))
     }
 
     /// The entry of this kind and key; `None` if it is missing.
     pub(crate) fn known(&self, kind: Kind, key: &str) -> Result<Option<PathBuf>, ImageError> {
         let path = self.path_of(kind, key);
-        Ok(self.is_there(&path, Removal::Possible)?.then_some(path))
+        if self.is_there(&path, Removal::Possible)? {
+            return Ok(Some(path));
+        }
+        let below = self.below().map(|below| below.join(name_of(kind, key)));
+        // One that cannot be opened is as good as none.
+        let is_used = |path: &PathBuf| self.is_there(path, Removal::Possible).unwrap_or(false);
+        Ok(below.filter(is_used))
     }
 
-    /// The entry of this kind and key. If it is missing, `build` creates it at the path that it gets, under the build
-    /// lock. `build` must not request another entry.
+    /// The entry of this kind and key. If it is missing, `build` creates it at the path that it gets, while no other process builds it.
+    /// `build` must not request another entry.
     pub(crate) fn entry(
         &self,
         kind: Kind,
         key: &str,
         build: impl FnOnce(&Path, &BuildLock) -> Result<(), ImageError>,
     ) -> Result<PathBuf, ImageError> {
-        let path = self.path_of(kind, key);
-        if self.is_there(&path, Removal::Possible)? {
+        if let Some(path) = self.known(kind, key)? {
             return Ok(path);
         }
-        let lock = self.lock()?;
+        let path = self.path_of(kind, key);
+        let lock = self.lock_entry(&name_of(kind, key))?;
         if self.is_there(&path, Removal::Excluded)? {
             return Ok(path);
         }
-        self.sweep(&lock)?;
         let work = tempfile::Builder::new()
             .prefix(WORK_PREFIX)
             .tempdir_in(&self.dir)
@@ -217,8 +264,11 @@ impl Cache {
         let made = work.path().join("entry");
         build(&made, &lock)?;
         persist(&made).map_err(io_error("write", &made))?;
-        fs::rename(&made, &path).map_err(io_error("create", &path))?;
-        self.is_there(&path, Removal::Excluded)?;
+        let renamed = fs::rename(&made, &path);
+        // Two processes may have built it, if one of them was killed and a child of its went on.
+        if !self.is_there(&path, Removal::Excluded)? {
+            renamed.map_err(io_error("create", &path))?;
+        }
         Ok(path)
     }
 
@@ -228,11 +278,13 @@ impl Cache {
     /// [`ImageError::Io`] if the entry cannot be opened.
     pub fn mark_used(&self, path: &Path) -> Result<(), ImageError> {
         let path = path.canonicalize().map_err(io_error("find", path))?;
-        let below = path.strip_prefix(&self.dir).ok();
-        let entry = below.and_then(|below| below.components().next());
-        let name = entry.and_then(|entry| entry.as_os_str().to_str());
-        if let Some(name) = name.filter(|name| Kind::of(name).is_some()) {
-            self.is_there(&self.dir.join(name), Removal::Possible)?;
+        for folder in self.folders() {
+            let inside = path.strip_prefix(folder).ok();
+            let entry = inside.and_then(|inside| inside.components().next());
+            let name = entry.and_then(|entry| entry.as_os_str().to_str());
+            if let Some(name) = name.filter(|name| Kind::of(name).is_some()) {
+                self.is_there(&folder.join(name), Removal::Possible)?;
+            }
         }
         Ok(())
     }
@@ -261,51 +313,174 @@ impl Cache {
         Ok(true)
     }
 
-    /// Waits for the right to build.
+    /// Waits for the right to remove entries: until nothing is built.
     pub(crate) fn lock(&self) -> Result<BuildLock, ImageError> {
-        let path = self.dir.join(LOCK);
-        let file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .read(true)
-            .open(&path)
-            .map_err(io_error("open", &path))?;
-        let lock = BuildLock {
-            file,
-            path,
-            stop: self.stop.clone(),
-        };
-        if !lock.try_take()? {
-            say(&format!(
-                "waiting for another build in {}",
-                self.dir.display()
-            ));
-            // A file lock cannot be polled together with a descriptor, so it is retried periodically.
-            while !lock.try_take()? {
-                if lock.wait_for_stop(&[], Some(&LOCK_PAUSE))? {
-                    return Err(ImageError::Stopped);
-                }
+        let lock = self.open_lock()?;
+        lock.take(&lock.whole, Exclusive, || {
+            let builds = self.builds();
+            match builds.is_empty() {
+                true => format!("waiting for another build in {}", self.dir.display()),
+                false => format!("waiting for {}", builds.join(" and for ")),
             }
-        }
+        })?;
         Ok(lock)
+    }
+
+    /// Waits for the right to build the entry of this name. Without another build, leftovers are removed first.
+    fn lock_entry(&self, name: &str) -> Result<BuildLock, ImageError> {
+        let mut lock = self.open_lock()?;
+        if lock.try_take(&lock.whole, NonBlockingLockExclusive)? {
+            self.sweep(&lock)?;
+        }
+        lock.take(&lock.whole, Shared, || {
+            format!("waiting for a removal in {}", self.dir.display())
+        })?;
+        let path = self.dir.join(format!("{WORK_PREFIX}{name}{HOLDER}"));
+        let file = open_or_create(&path)?;
+        lock.take(&file, Exclusive, || {
+            let holder = holder(&path).unwrap_or_else(|| "another process".to_owned());
+            format!("waiting for {name}, which {holder} builds")
+        })?;
+        let entry = lock.entry.insert(HeldEntry { file, path });
+        entry.name_holder()?;
+        Ok(lock)
+    }
+
+    fn open_lock(&self) -> Result<BuildLock, ImageError> {
+        let path = self.dir.join(LOCK);
+        Ok(BuildLock {
+            whole: open_or_create(&path)?,
+            path,
+            entry: None,
+            stop: self.stop.clone(),
+        })
+    }
+
+    /// What is being built, and by whom.
+    fn builds(&self) -> Vec<String> {
+        let files = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let build = |file: fs::DirEntry| {
+            let name = file.file_name().into_string().ok()?;
+            let entry = name.strip_prefix(WORK_PREFIX)?.strip_suffix(HOLDER)?;
+            Some(format!("{entry}, which {} builds", holder(&file.path())?))
+        };
+        files.filter_map(build).collect()
     }
 }
 
-/// The right to build, held by at most one process of the machine for each cache.
+/// The name of an entry.
+fn name_of(kind: Kind, key: &str) -> String {
+    format!("{}{key}", kind.prefix())
+}
+
+/// Whether only root and this user can write a folder.
+fn is_trusted(folder: &Path) -> bool {
+    const OTHERS: u32 = 0o022;
+    let own = rustix::process::geteuid().as_raw();
+    let metadata = folder.metadata().ok();
+    metadata.is_some_and(|folder| {
+        folder.is_dir() && [0, own].contains(&folder.uid()) && folder.mode() & OTHERS == 0
+    })
+}
+
+fn open_or_create(path: &Path) -> Result<File, ImageError> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .read(true)
+        .open(path)
+        .map_err(io_error("open", path))
+}
+
+/// Which process has written itself into the file at `path`.
+fn holder(path: &Path) -> Option<String> {
+    let mut text = String::new();
+    let file = File::open(path).ok()?;
+    file.take(LONGEST_HOLDER).read_to_string(&mut text).ok()?;
+    let text = text.replace(char::is_control, "");
+    let (process, command) = text.split_once(' ')?;
+    Some(format!("process {process} ({command})"))
+}
+
+/// The right to build an entry, or to remove entries.
 pub(crate) struct BuildLock {
-    file: File,
+    /// Shared with other builds, or alone for a removal.
+    whole: File,
     path: PathBuf,
+    /// The entry that is built.
+    entry: Option<HeldEntry>,
     stop: Option<Arc<OwnedFd>>,
 }
 
+/// A file that says who builds an entry, locked. Dropped, it is removed.
+struct HeldEntry {
+    file: File,
+    path: PathBuf,
+}
+
+impl HeldEntry {
+    /// Writes this process into it.
+    fn name_holder(&mut self) -> Result<(), ImageError> {
+        let mut words = env::args_os().map(|word| word.to_string_lossy().into_owned());
+        let program = words.next().unwrap_or_default();
+        let program = Path::new(&program).file_name().unwrap_or_default();
+        let program = program.to_string_lossy().into_owned();
+        let command: Vec<String> = std::iter::once(program).chain(words).collect();
+        let text = format!("{} {}", std::process::id(), command.join(" "));
+        let written = self
+            .file
+            .set_len(0)
+            .and_then(|()| self.file.write_all(text.as_bytes()));
+        written.map_err(io_error("write", &self.path))
+    }
+}
+
+impl Drop for HeldEntry {
+    fn drop(&mut self) {
+        // One that stays names a process that is gone, and is read only while it is locked.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// How a lock is waited for.
+#[derive(Clone, Copy)]
+enum How {
+    Shared,
+    Exclusive,
+}
+
 impl BuildLock {
-    fn try_take(&self) -> Result<bool, ImageError> {
-        match flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
+    fn try_take(&self, file: &File, how: FlockOperation) -> Result<bool, ImageError> {
+        match flock(file, how) {
             Ok(()) => Ok(true),
             Err(Errno::WOULDBLOCK) => Ok(false),
             Err(errno) => Err(io_error("lock", &self.path)(errno.into())),
         }
+    }
+
+    /// Waits for a lock. Who waits learns by `reason` what for.
+    fn take(
+        &self,
+        file: &File,
+        how: How,
+        reason: impl FnOnce() -> String,
+    ) -> Result<(), ImageError> {
+        let operation = match how {
+            Shared => FlockOperation::NonBlockingLockShared,
+            Exclusive => NonBlockingLockExclusive,
+        };
+        if self.try_take(file, operation)? {
+            return Ok(());
+        }
+        say(&reason());
+        // A file lock cannot be polled together with a descriptor, so it is retried periodically.
+        while !self.try_take(file, operation)? {
+            if self.wait_for_stop(&[], Some(&LOCK_PAUSE))? {
+                return Err(ImageError::Stopped);
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the work is to stop, one of `others` is ready, or `limit` passes. Returns whether the work is to stop.
@@ -328,7 +503,9 @@ impl BuildLock {
     /// The lock as an (empty) standard input of a child: if this process is killed, the lock stays taken until the
     /// last of its children has ended too, so that no other build removes the work folder of a live writer.
     pub(crate) fn stdin(&self) -> Result<File, ImageError> {
-        self.file.try_clone().map_err(io_error("share", &self.path))
+        self.whole
+            .try_clone()
+            .map_err(io_error("share", &self.path))
     }
 }
 
@@ -487,6 +664,61 @@ mod tests {
         assert!(entry_use::exclude(&path).unwrap().is_none());
         drop(program.stdin.take());
         program.wait().unwrap();
+    }
+
+    #[test]
+    fn entries_are_built_at_the_same_time() {
+        let (_dir, cache) = cache();
+        let other = cache.clone();
+        cache
+            .entry(Kind::Kernel, KEY, |path, lock| {
+                other.entry(Kind::Initramfs, KEY, make_empty).unwrap();
+                make_empty(path, lock)
+            })
+            .unwrap();
+        assert_eq!(names(&cache).len(), 3);
+    }
+
+    #[test]
+    fn who_builds_an_entry_is_named() {
+        let (_dir, cache) = cache();
+        cache
+            .entry(Kind::Kernel, KEY, |path, lock| {
+                let builds = cache.builds();
+                let expected = format!("{ENTRY}, which process {} (", std::process::id());
+                assert!(builds[0].starts_with(&expected), "{builds:?}");
+                make_empty(path, lock)
+            })
+            .unwrap();
+        assert!(cache.builds().is_empty());
+        assert_eq!(holder(Path::new("/no/such")), None);
+    }
+
+    #[test]
+    fn entry_of_the_cache_below_is_used_and_not_changed() {
+        let (_dir, below) = cache();
+        let (_other, cache) = cache();
+        let cache = cache.over(below.path());
+        let known = below.entry(Kind::Kernel, KEY, make_empty).unwrap();
+        let before = names(&below);
+        age(&known, DAY);
+        let used = cache.entry(Kind::Kernel, KEY, |_, _| panic!("it is there"));
+        assert_eq!(used.unwrap(), known);
+        assert!(cache.has(Kind::Kernel, KEY));
+        assert_eq!(cache.relative(&known.join("x")), Path::new(ENTRY).join("x"));
+        // Another key is another entry, which the cache above gets.
+        let other = "00000000fedcba98";
+        assert!(!cache.has(Kind::Kernel, other));
+        let made = cache.entry(Kind::Kernel, other, make_empty).unwrap();
+        assert!(made.starts_with(cache.path()));
+        assert_eq!(names(&below), before);
+        // What others can write is not used.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        fs::set_permissions(below.path(), mode).unwrap();
+        let untrusting = Cache::at(cache.path()).unwrap().over(below.path());
+        assert!(!untrusting.has(Kind::Kernel, KEY));
+        let itself = Cache::at(cache.path()).unwrap().over(cache.path());
+        assert_eq!(itself.below(), None);
     }
 
     #[test]

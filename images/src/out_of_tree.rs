@@ -200,7 +200,7 @@ impl<'a> Target<'a> {
     fn stamp(&self, cache: &Cache) -> Result<Vec<u8>, ImageError> {
         match self {
             Self::Root { tree, .. } => {
-                let entry = tree.strip_prefix(cache.path()).unwrap_or(tree);
+                let entry = cache.relative(tree);
                 Ok(entry.as_os_str().as_encoded_bytes().to_vec())
             }
             Self::Tree(tree) | Self::Built { kernel: tree, .. } => {

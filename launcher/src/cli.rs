@@ -23,6 +23,7 @@ use peerbar_results::Shard;
 use crate::completion;
 use crate::cp::Cp;
 use crate::exec::Exec;
+use crate::fetch::Fetch;
 use crate::guest_folder::GuestName;
 use crate::guest_session::InGuest;
 use crate::matrix::{Flow, Placement, TestedDevices};
@@ -168,6 +169,8 @@ pub(crate) enum Command {
     },
     /// Checks whether this machine runs a scenario, and says what to do where it does not.
     Doctor(Doctor),
+    /// Gets all that scenarios need from the network, before their runs need it.
+    Fetch(Fetch),
     /// Lists and prunes the cache of QEMU, kernels and images.
     #[command(subcommand, before_help = "Example: peerbar cache list")]
     Cache(CacheCommand),

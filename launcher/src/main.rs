@@ -17,6 +17,7 @@ mod doctor;
 mod dry_run;
 mod exec;
 mod explain;
+mod fetch;
 mod group;
 mod guest_folder;
 mod guest_session;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
         Command::Devices(options) => devices::devices(&options),
         Command::Qemu { arguments } => qemu::qemu(&arguments),
         Command::Doctor(options) => doctor::doctor(&options),
+        Command::Fetch(options) => fetch::fetch(&options),
         Command::Cache(command) => cache::cache(&command),
         Command::Init { file, force } => init::init(&file, force),
         Command::Completions { shell } => help::completions(shell),

@@ -310,7 +310,7 @@ fn signal_while_images_are_made_leaves_nothing() {
         let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
         stderr.read_line(&mut line).unwrap();
         assert!(
-            line.starts_with("peerbar: waiting for another build"),
+            line.contains("which process ") && line.contains(" (peerbar run) builds"),
             "{line}"
         );
         kill_process(Pid::from_child(&waiting), signal).unwrap();
