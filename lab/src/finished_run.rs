@@ -1,9 +1,10 @@
 //! A run that is over: judged, and kept in its folder.
 
-use peerbar_report::KtapError;
+use peerbar_report::{KtapError, Measure, Verdict};
 
 use crate::child::last_line;
 use crate::console::Console;
+use crate::exit::RunOutcome;
 use crate::folder::Folder;
 use crate::guest::{Guest, QEMU_LOG};
 use crate::report::{Report, Row};
@@ -83,6 +84,7 @@ impl FinishedRun {
             time.name = scenario.label(number).unwrap_or(&time.name).to_owned();
         }
         folder.write_json(TIMES, &times)?;
+        let was_ready = self.report.is_ready();
         let (mut rows, rest, report) = self.report.finish();
         for (number, row) in (1..).zip(&mut rows) {
             row.name = scenario.label(number).unwrap_or(&row.name).to_owned();
@@ -96,6 +98,9 @@ impl FinishedRun {
             complaint: self.complaint.as_deref(),
             qemu: &last_line(&folder.path().join(QEMU_LOG)),
         });
+        if was_ready && verdict.outcome != RunOutcome::Passed {
+            rows.extend(at_work(&self.ending, scenario, rows.len()));
+        }
         let started = Started::read(folder.path())?;
         let results = RunResults::of(scenario, &verdict, &rows, self.seconds, started);
         folder.write_json(RESULTS, &results)?;
@@ -112,6 +117,24 @@ impl FinishedRun {
     }
 }
 
+/// The result of the check after `done` others, if the guest ended, or ran out of time, while that was at work.
+fn at_work(ending: &Ending, scenario: &Scenario, done: usize) -> Option<Row> {
+    let way = match ending {
+        Ending::Ended(_) => "the guest ended",
+        Ending::TimedOut(_) => "the guest's time was over",
+        _ => return None,
+    };
+    let check = scenario.checks.get(done)?;
+    let label = scenario.labels.get(done)?.clone();
+    Some(Row {
+        name: label.unwrap_or_else(|| check.name()),
+        verdict: Verdict::Fail,
+        measure: Measure::default(),
+        diagnostics: vec![format!("{way} while this check was at work")],
+        subtests: Vec::new(),
+    })
+}
+
 impl Concluded {
     /// Writes the verdict: the last file of the run's folder, so that its presence shows that all others are complete.
     ///
@@ -119,5 +142,27 @@ impl Concluded {
     /// It cannot be written.
     pub fn seal(&self, folder: &Folder) -> anyhow::Result<()> {
         folder.write(VERDICT, &format!("{}\n", self.verdict))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    use super::*;
+
+    #[test]
+    fn check_that_was_at_work_when_the_guest_ended_has_failed() {
+        let demo = Scenario::demo().unwrap();
+        let all = demo.checks.len();
+        let row = |ending: &Ending, done| at_work(ending, &demo, done).map(|row| row.name);
+        let ended = Ending::Ended(ExitStatus::from_raw(0));
+        let first = "disk0 publishes its CMB as p2pmem".to_owned();
+        assert_eq!(row(&ended, 0), Some(first.clone()));
+        assert_eq!(row(&Ending::TimedOut(9), 0), Some(first));
+        assert_eq!(row(&ended, all), None);
+        assert_eq!(row(&Ending::ServerDied("nvme".to_owned()), 0), None);
+        assert_eq!(row(&Ending::Signal(2), 0), None);
     }
 }
