@@ -135,7 +135,7 @@ pub(crate) struct SoftDependencies {
 }
 
 impl SoftDependencies {
-    /// What a module says in its section `.modinfo`. Words that follow neither `pre:` nor `post:` are ignored, as by modprobe.
+    /// The text in a module's section `.modinfo`. Words that follow neither `pre:` nor `post:` are ignored, as by modprobe.
     fn of_facts(facts: &[u8]) -> Self {
         let mut soft = Self::default();
         for fact in facts.split(|&byte| byte == 0) {
@@ -287,7 +287,7 @@ fn aliases(list: &str) -> BTreeMap<String, Vec<String>> {
     aliases
 }
 
-/// What a module says that it depends on in its section `.modinfo` (Linux, `scripts/mod/modpost.c`, `add_depends`).
+/// The dependencies that a module states in its section `.modinfo` (Linux, `scripts/mod/modpost.c`, `add_depends`).
 fn needs_of(facts: &[u8]) -> Option<Vec<String>> {
     let depends = facts
         .split(|&byte| byte == 0)

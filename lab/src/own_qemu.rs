@@ -18,7 +18,7 @@ const CHASSIS: u32 = 100;
 /// Namespace of the elements that libvirt passes to QEMU as they are (libvirt, "Domain XML: QEMU namespace").
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// What starts a domain of libvirt.
+/// The program that starts a domain of libvirt.
 pub struct Emulator {
     /// The program.
     pub path: PathBuf,
@@ -27,7 +27,7 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// What libvirt calls the kind of a domain.
+    /// libvirt's name for the kind of a domain.
     fn domain_type(&self) -> &'static str {
         if self.kvm { "kvm" } else { "qemu" }
     }

@@ -435,7 +435,7 @@ impl Scenario {
         }
     }
 
-    /// What the guest mounts of the host's folders.
+    /// The host's folders that the guest mounts.
     fn mounts(&self) -> Vec<Mount> {
         let shares = self.shares.iter().enumerate();
         let mounts = shares.map(|(index, share)| Mount {

@@ -25,7 +25,7 @@ pub(crate) fn check(files: &[PathBuf]) -> Result<ExitCode, Failure> {
     Ok(code)
 }
 
-/// What QEMU and the lists of packages in the cache say. It is said what is not checked.
+/// The processor models of QEMU and the packages that the cache lists. A line on stderr tells what is not checked.
 fn known() -> Result<Known, Failure> {
     let cache = Cache::open()?;
     let qemu = present::qemu(&Own::default(), &cache)?;
@@ -48,7 +48,7 @@ fn known() -> Result<Known, Failure> {
     Ok(known)
 }
 
-/// A line for each mistake, or one line that tells that there is none.
+/// A line for each mistake, or one line that says that the file is right.
 fn text(file: &Path, review: &Review) -> String {
     if !review.mistakes.is_empty() {
         let lines = review.mistakes.iter();

@@ -514,7 +514,7 @@ pub(crate) struct Debugger {
     /// Every record from now on, until the devices end.
     #[arg(long, conflicts_with_all = ["json", "sanitize"])]
     pub follow: bool,
-    /// What no device or driver should have done; exit code 1 if there is any, or if not all could be judged.
+    /// DMA and mappings that no device or driver should have made; exit code 1 if there are any, or if not all could be judged.
     #[arg(long)]
     pub sanitize: bool,
     /// Print JSON.

@@ -101,7 +101,7 @@ fn dry_text(
         is_dry_run: true,
         ..GuestNeeds::of(scenario)
     };
-    // What is built can only be missed after that.
+    // A program that is built may be missing before.
     let mut given = scenario
         .programs
         .iter()

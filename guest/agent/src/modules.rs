@@ -177,7 +177,7 @@ struct Index {
 struct Entry {
     /// The file's name, without `.ko`.
     file: String,
-    /// What must be loaded before.
+    /// Modules that must be loaded before.
     needs: Vec<String>,
     /// Soft dependencies that come before it.
     before: Vec<String>,
@@ -225,7 +225,7 @@ impl Index {
         }
     }
 
-    /// What is loaded for `name`: each module after what it needs itself and after the soft dependencies that it wants before
+    /// The modules that are loaded for `name`: each after those that it needs and after the soft dependencies that it wants before
     /// it, and before those that it wants after it.
     fn order(&self, name: &str) -> Vec<Step> {
         let mut order = Order {

@@ -66,7 +66,7 @@ pub struct Mount {
     pub tag: String,
     /// Where it is mounted: an absolute path in the tools root.
     pub at: String,
-    /// What the guest may do with it.
+    /// The guest's access to it.
     pub folder: HostFolder,
 }
 

@@ -21,7 +21,7 @@ const MOST: usize = 100;
 /// Stands for a scenario's name that is refused.
 const ANY_NAME: &str = "scenario";
 
-/// What a review of a scenario file has found.
+/// The result of a review of a scenario file.
 #[derive(Debug)]
 pub struct Review {
     /// The mistakes, in the order of their lines.
@@ -30,7 +30,7 @@ pub struct Review {
     pub checks: usize,
 }
 
-/// What is known of the world outside of a scenario; `None` where nothing is.
+/// Facts from outside a scenario that it is checked against; `None` where they are not known.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// QEMU's processor models.
@@ -51,7 +51,7 @@ pub fn review(path: &Path, known: &Known) -> Result<Review, ScenarioError> {
     let checks = checks.and_then(DeValue::as_array);
     let checks = checks.map_or(0, |tables| tables.len());
     let mut problems: Vec<Problem> = errors.into_iter().map(Problem::from).collect();
-    // What is left of a file with wrong syntax would be misread.
+    // The rest of a file with wrong syntax would be misread.
     if problems.is_empty() {
         let outside = outside(document.get_ref(), &path, known);
         problems = Reviewed::of(document, &path).problems();
@@ -74,7 +74,7 @@ struct Reviewed<'i, 'p> {
     path: &'p Path,
     /// The starts of tables that something was left out of.
     damaged: BTreeSet<usize>,
-    /// What was left out.
+    /// The spans that were left out.
     removed: Vec<Range<usize>>,
     /// The names of those, and of tables that were left out.
     lost: BTreeSet<String>,
@@ -166,7 +166,7 @@ impl<'i, 'p> Reviewed<'i, 'p> {
     }
 }
 
-/// What `document` wants of the world outside and is not there: processor models, packages, and the programs of checks.
+/// Mistakes about things outside `document` that do not exist: processor models, packages, and the programs of checks.
 fn outside(document: &DeTable<'_>, path: &Path, known: &Known) -> Vec<Problem> {
     let mut problems = Vec::new();
     let elements = |key: &str| -> &[Spanned<DeValue<'_>>] {

@@ -53,7 +53,7 @@ impl FoundEmulator {
         })
     }
 
-    /// What it is, for a comment above the domain.
+    /// A description of it, for a comment above the domain.
     pub(super) fn described(&self) -> String {
         let which = match &self.version {
             Some((version, Origin::Path)) => format!("QEMU {version} of PATH"),

@@ -177,7 +177,7 @@ impl Recorded {
         }
     }
 
-    /// What the sanitizer could not judge of the devices that are shown, and of those that should have a record; a line for each.
+    /// A line for each thing that the sanitizer could not judge, among the devices that are shown and those that should have a record.
     pub(crate) fn unjudged(&self, sanitized: &Sanitized<'_>) -> Vec<String> {
         let mut lines = Vec::new();
         if sanitized.uncompared > 0 {
@@ -208,7 +208,7 @@ impl Recorded {
     }
 }
 
-/// What is not known of pages of two devices at once.
+/// Tells how many pages were not looked for among those of other devices.
 pub(super) fn uncompared_pages(count: u64) -> String {
     format!(
         "{count} pages of mappings were not compared with those of other devices: at most {MOST_PAGES} are"

@@ -76,7 +76,7 @@ impl TableError {
         }
     }
 
-    /// `message` about the `name` at the bytes `at`, which is none of `known`, and what was probably meant.
+    /// `message` about the `name` at the bytes `at`, which is not among `known`, and the name that was probably meant.
     pub fn unknown<'k>(
         at: Range<usize>,
         message: impl Display,
