@@ -161,13 +161,25 @@ impl Table {
         };
         // Each column has a space on both sides and an edge on its left; the last one has an edge on its right, too.
         let room = limit.saturating_sub(3 * widths.len() + 1);
-        let mut left = widths.iter().sum::<usize>().saturating_sub(room);
-        while left > 0 {
-            match widths.iter_mut().max() {
-                Some(widest) if *widest > 1 => *widest -= 1,
-                _ => break,
+        let left = widths.iter().sum::<usize>().saturating_sub(room);
+        // Words are broken only if it does not fit otherwise.
+        let left = narrow(&mut widths, &self.longest_words(), left);
+        let least = vec![1; widths.len()];
+        narrow(&mut widths, &least, left);
+        widths
+    }
+
+    /// The width of each column's longest word.
+    fn longest_words(&self) -> Vec<usize> {
+        let longest = |cell: &Cell| {
+            let words = cell.text.split(' ');
+            words.map(|word| word.chars().count()).max().unwrap_or(0)
+        };
+        let mut widths: Vec<usize> = self.header.iter().map(longest).collect();
+        for row in &self.rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = longest(cell).max(*width);
             }
-            left -= 1;
         }
         widths
     }
@@ -230,9 +242,46 @@ fn broken(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// Takes up to `excess` characters from the widest columns, none of which gets narrower than `least`. Returns what is left of it.
+fn narrow(widths: &mut [usize], least: &[usize], mut excess: usize) -> usize {
+    while excess > 0 {
+        let columns = widths.iter_mut().zip(least);
+        let wide = columns.filter(|(width, least)| **width > **least);
+        let Some((width, _)) = wide.max_by_key(|(width, _)| **width) else {
+            break;
+        };
+        *width -= 1;
+        excess -= 1;
+    }
+    excess
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_broken_last() {
+        let table = |limit| {
+            let mut table = Table::new(["check", "throughput"]).at_most(Some(limit));
+            table.add(["disk0 to disk1 through a CMB", "1 MiB/s"]);
+            table.framed()
+        };
+        let whole = table(31);
+        assert!(
+            whole.contains(" throughput ") && whole.contains(" through a "),
+            "{whole}"
+        );
+        assert!(
+            whole.lines().all(|line| line.chars().count() <= 31),
+            "{whole}"
+        );
+        let narrow = table(20);
+        assert!(
+            narrow.lines().all(|line| line.chars().count() <= 20),
+            "{narrow}"
+        );
+    }
 
     fn table() -> Table {
         let mut table = Table::new(["name", "value"]).flush_right([1]);
