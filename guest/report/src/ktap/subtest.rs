@@ -9,6 +9,8 @@ const DEEPEST: usize = 16;
 const MOST_DIAGNOSTICS: usize = 40;
 /// Most results that are kept of a report.
 const MOST_RESULTS: usize = 20_000;
+/// The words that begin a directive, besides those that begin with `SKIP`.
+const DIRECTIVES: [&str; 4] = ["TODO", "XFAIL", "TIMEOUT", "ERROR"];
 /// Longest name in characters, also of a result with those above it.
 const LONGEST_NAME: usize = 300;
 
@@ -328,13 +330,39 @@ impl ResultLine {
             Err(_) => (None, rest),
         };
         let description = description.strip_prefix("- ").unwrap_or(description);
-        let (name, directive) = split_directive(description);
+        let (name, directive) = match known_directive(description) {
+            Some((name, directive)) => (unescaped(name), directive),
+            // Other words after a `#`, such as a time, are no part of the name.
+            None => (split_directive(description).0, ""),
+        };
         Some(Self {
             number,
             name,
-            verdict: verdict(ok, directive.unwrap_or_default().trim_start()),
+            verdict: verdict(ok, directive),
         })
     }
+}
+
+/// Splits at the first `#` that a directive's word follows; a name may have a `#` of its own, as in `issue #12`.
+fn known_directive(description: &str) -> Option<(&str, &str)> {
+    description.match_indices('#').find_map(|(at, _)| {
+        let (name, directive) = description.split_at_checked(at)?;
+        let directive = directive.strip_prefix('#')?.trim_start();
+        let word = directive.split_whitespace().next()?.to_ascii_uppercase();
+        let is_known = word.starts_with("SKIP") || DIRECTIVES.contains(&word.as_str());
+        let is_apart = name.is_empty() || name.ends_with(char::is_whitespace);
+        (is_known && is_apart).then_some((name, directive))
+    })
+}
+
+/// A name without the backslashes before `#` and before a backslash (TAP 14, "Escaping").
+fn unescaped(name: &str) -> String {
+    let parts: Vec<String> = name
+        .trim_end()
+        .split("\\\\")
+        .map(|part| part.replace("\\#", "#"))
+        .collect();
+    parts.join("\\")
 }
 
 /// TAP and KTAP agree on `SKIP` and `TODO`; KTAP adds `XFAIL`, and `TIMEOUT` and `ERROR`, which are on lines that are not ok.
@@ -427,6 +455,30 @@ fn indent(line: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directive_follows_a_name_with_a_number_sign() {
+        let parse = |text: &str| {
+            let line = ResultLine::parse(text).unwrap();
+            (line.name, line.verdict)
+        };
+        let skip = Verdict::Skip("no b".to_owned());
+        for (text, name, verdict) in [
+            (
+                "not ok 1 - issue #12 # TODO known",
+                "issue #12",
+                Verdict::Pass,
+            ),
+            ("ok 2 - a #3 # SKIP no b", "a #3", skip.clone()),
+            ("ok 3 - # skip no b", "", skip),
+            ("not ok 4 - issue #12 is open", "issue", Verdict::Fail),
+            ("not ok 5 - a\\# TODO", "a# TODO", Verdict::Fail),
+            ("not ok 6 - a#TODO", "a", Verdict::Fail),
+            ("ok 7 - \\\\# a \\# b # todo", "\\# a # b", Verdict::Pass),
+        ] {
+            assert_eq!(parse(text), (name.to_owned(), verdict), "{text}");
+        }
+    }
 
     fn read(text: &str) -> ProgramReport {
         ProgramReport::read(text).unwrap()
