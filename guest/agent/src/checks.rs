@@ -9,6 +9,7 @@ mod controller_reset;
 mod copy;
 mod dma_log;
 mod expectation;
+mod gpu_access;
 mod gpu_atomics;
 mod gpu_batch;
 mod gpu_beside_nvme;

@@ -25,7 +25,8 @@ struct peerbar_gpu_info {
 
 /*
  * Allocates VRAM, whole pages, all zeros: the GPU clears them first, and what it cannot clear is
- * not given out (EIO). mmap the file at mmap_offset, MAP_SHARED.
+ * not given out (EIO). mmap the file at mmap_offset, MAP_SHARED. A child does not inherit the mapping
+ * across fork(): it maps the file again.
  */
 struct peerbar_gpu_alloc {
 	__u64 size;		/* in: bytes; out: rounded up to pages */
@@ -136,7 +137,9 @@ enum peerbar_gpu_export_policy {
 };
 
 /*
- * Makes a dma-buf, which keeps the memory when the buffer is freed. EINVAL for another policy;
+ * Makes a dma-buf, which keeps the memory when the buffer is freed. It can be mapped as the file can:
+ * MAP_SHARED, and not across fork(). A mapping does not keep the memory from being revoked; then
+ * accesses end in SIGBUS, and a new mapping is refused with ENODEV. EINVAL for another policy;
  * EOPNOTSUPP for a policy other than REVOCABLE where the aperture is a window: after a reset the
  * driver has to write its table again, and an importer that cannot be notified would reach nothing
  * meanwhile.

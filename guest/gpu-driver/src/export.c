@@ -184,6 +184,19 @@ static void export_unpin(struct dma_buf_attachment *attachment)
 		pb_buffer_unpin(export->buffer);
 }
 
+/*
+ * The kernel has checked that the mapping lies in the dma-buf. From here on it is like one of the
+ * GPU's own file at the buffer's offset.
+ */
+static int export_mmap(struct dma_buf *dmabuf, struct vm_area_struct *vma)
+{
+	struct pb_export *export = dmabuf->priv;
+	struct pb_buffer *buffer = export->buffer;
+
+	vma->vm_pgoff += buffer->vram.offset >> PAGE_SHIFT;
+	return pb_vram_mmap(buffer, vma);
+}
+
 static void export_release(struct dma_buf *dmabuf)
 {
 	struct pb_export *export = dmabuf->priv;
@@ -202,6 +215,7 @@ static const struct dma_buf_ops export_ops = {
 	.unpin = export_unpin,
 	.map_dma_buf = export_map,
 	.unmap_dma_buf = export_unmap,
+	.mmap = export_mmap,
 	.release = export_release,
 };
 
@@ -272,6 +286,8 @@ struct dma_buf *pb_export_make(struct pb_buffer *buffer, u32 policy)
 		kfree(export);
 	} else {
 		export->dmabuf = dmabuf;
+		/* So that a revoke finds the mappings of the dma-buf, too. */
+		dmabuf->file->f_mapping = buffer->gpu->inode->i_mapping;
 		list_add_tail(&export->node, &buffer->vram.exports);
 		kref_get(&buffer->refs);
 	}

@@ -143,7 +143,8 @@ int pb_vram_mmap(struct pb_buffer *buffer, struct vm_area_struct *vma)
 	error = pb_vram_show(buffer);
 	if (error)
 		return error;
-	vm_flags_set(vma, VM_DONTEXPAND | VM_DONTDUMP |
+	/* A child of fork() has no mapping until it makes one. */
+	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP |
 		     (buffer->vram.pages ? VM_MIXEDMAP : VM_PFNMAP | VM_IO));
 	vma->vm_page_prot = buffer->vram.pages ? pgprot_writecombine(vma->vm_page_prot) :
 						 pgprot_noncached(vma->vm_page_prot);

@@ -10,8 +10,10 @@ use std::os::fd::OwnedFd;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, Error, ExportPolicy, Gpu};
+use peerbar_mapping::Mapping;
 use peerbar_report::{Buffer as With, GpuExport, Measure};
 
+use super::gpu_access;
 use super::gpu_load::{GPU_PAGE, memory_is_back};
 use super::route::judge;
 use crate::counters::TrafficWatch;
@@ -130,6 +132,11 @@ fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
     let dma_buf = buffer.export()?;
     let mapped = bench.import(&dma_buf, Kind::Notified)?;
     let pinned = bench.import(&dma_buf, Kind::Notified)?;
+    let by_processor = Mapping::of_file(&dma_buf, 0, GPU_PAGE).context("mmap of a dma-buf")?;
+    ensure!(
+        gpu_access::store(&by_processor, GPU_PAGE - 1, 1)?,
+        "a mapping of a dma-buf shows no memory"
+    );
     match pinned.pin() {
         // A kernel on which an importer cannot say that it can be notified nevertheless.
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
@@ -140,6 +147,7 @@ fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
         is_notified(import)?;
         is_gone(import)?;
     }
+    gpu_access::is_gone(&by_processor).context("a mapping of the processor")?;
     let late = bench.attach(&dma_buf, Kind::Notified);
     ensure!(
         fails_with(&late, libc::ENODEV),

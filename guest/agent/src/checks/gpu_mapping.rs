@@ -2,19 +2,23 @@
 
 use super::{CheckOutcome, Run};
 use peerbar_report::{GpuMapping, Measure};
+use std::io;
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use peerbar_gds::{Buffer, Gpu, Kernel};
 use peerbar_mapping::Mapping;
 
+use super::gpu_access;
 use crate::fork::in_child;
 use crate::gpus;
 use crate::guest_context::GuestContext;
 
 /// Pages of the GPU, in bytes.
 const GPU_PAGE: u64 = 64 << 10;
+
+/// Pages of the processor, in bytes.
+const PAGE: u64 = 4096;
 
 /// Size of the buffers in bytes.
 const SIZE: u64 = 5 * GPU_PAGE;
@@ -27,7 +31,7 @@ const BLOCK: u32 = 1024;
 /// What a child stores.
 const MARK: u8 = 0xc5;
 
-/// How a child ends that has seen what it should, and one that has not.
+/// How a child ends that has seen what it has stored, and one that has not.
 const RIGHT: u8 = 0;
 const WRONG: u8 = 1;
 
@@ -39,9 +43,10 @@ impl Run for GpuMapping {
         the_gpu_finds_a_difference(&opened).context("one byte that differs")?;
         two_mappings_are_one_memory(&opened).context("two mappings of a buffer")?;
         placement_is_in_the_bar(gpu, &opened).context("where a buffer lies")?;
-        a_child_leaves_the_parent_s_mapping_alone(&opened).context("fork")?;
+        a_child_makes_its_own_mapping(&opened).context("fork")?;
         freed_memory_has_no_other_owner(&opened).context("a mapping after its buffer was freed")?;
         a_dma_buf_is_the_buffer(gpu, &opened).context("a descriptor that is passed on")?;
+        a_dma_buf_is_mapped(&opened).context("a mapping of a dma-buf")?;
         Ok(CheckOutcome::Passed)
     }
 }
@@ -149,21 +154,40 @@ fn placement_is_in_the_bar(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A child may read the memory or die of the access: with gdrcopy it has none.
-fn a_child_leaves_the_parent_s_mapping_alone(gpu: &Gpu) -> anyhow::Result<()> {
+/// A child has no mapping of GPU memory, as with gdrcopy, and may make one by the descriptors that it has inherited.
+fn a_child_makes_its_own_mapping(gpu: &Gpu) -> anyhow::Result<()> {
     let buffer = gpu.allocate(SIZE)?;
-    let mut bytes = numbers(3);
-    buffer.mapping().write(0, &bytes)?;
-    let ended = in_child(|| store_in_child(buffer.mapping()))?;
-    if lived(ended)? {
-        if let Some(first) = bytes.first_mut() {
-            *first = MARK;
-        }
+    let dma_buf = buffer.export()?;
+    let second = Mapping::of_file(&dma_buf, 0, SIZE).context("mmap of a dma-buf")?;
+    for inherited in [buffer.mapping(), &second] {
+        let ended = in_child(|| store_in_child(inherited))?;
+        ensure!(
+            ended.signal() == Some(libc::SIGSEGV),
+            "a child that uses its parent's mapping ended with {ended}, not with SIGSEGV"
+        );
     }
-    ensure!(
-        loaded(buffer.mapping())? == bytes,
-        "after a child's end ({ended}) the parent's mapping shows something else"
-    );
+    for by_dma_buf in [false, true] {
+        let ended = in_child(|| {
+            let own = if by_dma_buf {
+                Mapping::of_file(&dma_buf, 0, SIZE).ok()
+            } else {
+                buffer.map_again().ok()
+            };
+            own.map_or(WRONG, |own| store_in_child(&own))
+        })?;
+        ensure!(
+            ended.code() == Some(RIGHT.into()),
+            "a child that uses a mapping of its own ended with {ended}"
+        );
+        let mut seen = [[0]; 2];
+        buffer.mapping().read(0, &mut seen[0])?;
+        second.read(0, &mut seen[1])?;
+        ensure!(
+            seen == [[MARK]; 2],
+            "the parent's mappings show {seen:x?}, not {MARK:x} that a child has stored"
+        );
+        buffer.mapping().write(0, &[0])?;
+    }
     Ok(())
 }
 
@@ -179,16 +203,7 @@ fn store_in_child(mapping: &Mapping) -> u8 {
     }
 }
 
-/// Whether the child could read the memory. It may also die of the access, by SIGSEGV or SIGBUS.
-fn lived(ended: ExitStatus) -> anyhow::Result<bool> {
-    match (ended.code(), ended.signal()) {
-        (Some(code), _) if code == i32::from(RIGHT) => Ok(true),
-        (None, Some(libc::SIGSEGV | libc::SIGBUS)) => Ok(false),
-        _ => bail!("a child that uses the mapping ended with {ended}"),
-    }
-}
-
-/// An old mapping reads its old memory or its access is fatal: no new buffer is behind it.
+/// An old mapping shows its old memory or none: no new buffer is behind it.
 fn freed_memory_has_no_other_owner(gpu: &Gpu) -> anyhow::Result<()> {
     let old = gpu.allocate(SIZE)?;
     old.mapping().write(0, &numbers(4))?;
@@ -201,8 +216,7 @@ fn freed_memory_has_no_other_owner(gpu: &Gpu) -> anyhow::Result<()> {
         }
     }
     ensure!(!owners.is_empty(), "no new buffer could be allocated");
-    let ended = in_child(|| store_in_child(old.mapping()))?;
-    lived(ended)?;
+    gpu_access::store(old.mapping(), 0, MARK)?;
     for buffer in &owners {
         let everything = Kernel::Reduce {
             x: buffer.span(..)?,
@@ -238,6 +252,72 @@ fn a_dma_buf_is_the_buffer(gpu: &gpus::Gpu, opened: &Gpu) -> anyhow::Result<()> 
     ensure!(
         loaded(copy.mapping())? == bytes,
         "what the GPU copies out of a dma-buf is not what was in the buffer"
+    );
+    Ok(())
+}
+
+/// The processor maps any pages of a dma-buf and nothing beyond it. A mapping outlives buffer and descriptor, and ends with a
+/// revocation.
+fn a_dma_buf_is_mapped(gpu: &Gpu) -> anyhow::Result<()> {
+    let bytes = numbers(8);
+    // In front of the buffer, so that it does not lie at the start of VRAM.
+    let _other = gpu.allocate(GPU_PAGE)?;
+    let buffer = gpu.allocate(SIZE)?;
+    let dma_buf = buffer.export()?;
+    let whole = Mapping::of_file(&dma_buf, 0, SIZE)?;
+    whole.write(0, &bytes)?;
+    let (crc, right) = (gpu.crc32c(buffer.span(..)?)?, crc32c::crc32c(&bytes));
+    ensure!(
+        loaded(buffer.mapping())? == bytes && crc == right,
+        "what goes through it is not in the buffer"
+    );
+    let last = Mapping::of_file(&dma_buf, SIZE - PAGE, PAGE)?;
+    let mut seen = vec![0; usize::try_from(PAGE)?];
+    last.read(0, &mut seen)?;
+    ensure!(
+        bytes.ends_with(&seen),
+        "its last page is not that of the buffer"
+    );
+    for (offset, length) in [
+        (0, SIZE + PAGE),
+        (PAGE, SIZE),
+        (SIZE, PAGE),
+        (1 << 40, PAGE),
+    ] {
+        is_refused(Mapping::of_file(&dma_buf, offset, length), libc::EINVAL)
+            .with_context(|| format!("{length} bytes at offset {offset} of {SIZE}"))?;
+    }
+    drop((buffer, dma_buf));
+    ensure!(
+        loaded(&whole)? == bytes,
+        "it is gone with the buffer and the descriptor"
+    );
+    drop((whole, last));
+
+    let buffer = gpu.allocate(SIZE)?;
+    let dma_buf = buffer.export()?;
+    let whole = Mapping::of_file(&dma_buf, 0, SIZE)?;
+    whole.write(0, &bytes)?;
+    let ended = in_child(|| {
+        let own = Mapping::of_file(&dma_buf, 0, SIZE).map(|own| (store_in_child(&own), own));
+        match (own, buffer.revoke()) {
+            (Ok((RIGHT, own)), Ok(())) => store_in_child(&own),
+            _ => WRONG,
+        }
+    })?;
+    ensure!(
+        ended.signal() == Some(libc::SIGBUS),
+        "a child that uses its mapping after a revocation ended with {ended}, not with SIGBUS"
+    );
+    gpu_access::is_gone(&whole).context("after a revocation")?;
+    is_refused(Mapping::of_file(&dma_buf, 0, SIZE), libc::ENODEV).context("after a revocation")
+}
+
+fn is_refused(mapped: io::Result<Mapping>, errno: i32) -> anyhow::Result<()> {
+    let error = mapped.err().and_then(|error| error.raw_os_error());
+    ensure!(
+        error == Some(errno),
+        "mmap ends with errno {error:?}, not with {errno}"
     );
     Ok(())
 }

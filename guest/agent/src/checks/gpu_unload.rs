@@ -4,16 +4,16 @@ use super::{CheckOutcome, Run};
 use peerbar_report::{GpuUnload, Measure};
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_gds::{Buffer, Error, FileOptions, Gpu};
+use peerbar_mapping::Mapping;
 use rustix::io::Errno;
 use rustix::system::{delete_module, finit_module};
 
+use super::gpu_access;
 use super::gpu_load::{GPU_PAGE, Load, TIME_OUT, memory_is_back};
-use crate::fork::in_child;
 use crate::gpus;
 use crate::guest_context::GuestContext;
 use crate::pin_holder::Holder;
@@ -96,6 +96,11 @@ fn leaves_under_load(
     opened.fill(buffer.span(..)?, MARK)?;
     let pin = holder.pin(&opened, buffer.handle()?, (0, SIZE), 0)?;
     let dma_buf = buffer.export()?;
+    let shared = Mapping::of_file(&dma_buf, 0, SIZE).context("mmap of a dma-buf")?;
+    ensure!(
+        gpu_access::store(&shared, 0, 1)?,
+        "a mapping of a dma-buf shows no memory"
+    );
     let imported = opened.import(&dma_buf)?;
     opened.fill(imported.span(..)?, MARK)?;
     let load = Load::start(&opened, THREADS);
@@ -110,28 +115,23 @@ fn leaves_under_load(
         "the holder of a pin was notified {} times",
         pin.state()?.callbacks
     );
-    is_out_of_reach(&opened, &buffer)?;
+    is_out_of_reach(&opened, &buffer, &shared)?;
     let read = file.read_at(&buffer, .., 0);
     ensure!(
         matches!(read, Err(Error::Withdrawn { .. })),
         "a read into memory that is gone ends with {read:?}"
     );
-    drop((imported, dma_buf, holder, buffer, file, opened));
+    drop((imported, shared, dma_buf, holder, buffer, file, opened));
     guest.uevents.wait_for(TIME_OUT, || {
         ensure!(!gpu.node_path().exists(), "its device file is still there");
         Ok(())
     })
 }
 
-fn is_out_of_reach(gpu: &Gpu, buffer: &Buffer) -> anyhow::Result<()> {
+fn is_out_of_reach(gpu: &Gpu, buffer: &Buffer, shared: &Mapping) -> anyhow::Result<()> {
     ensure!(gpu.allocate(GPU_PAGE).is_err(), "memory can be allocated");
-    let mut seen = [0];
-    let ended = in_child(|| u8::from(buffer.mapping().read(0, &mut seen).is_ok()))?;
-    ensure!(
-        ended.signal() == Some(libc::SIGBUS),
-        "a process that loads from its old mapping ends with {ended}, not with SIGBUS"
-    );
-    Ok(())
+    gpu_access::is_gone(buffer.mapping())?;
+    gpu_access::is_gone(shared).context("of a dma-buf")
 }
 
 fn works_again(guest: &GuestContext, gpu: &gpus::Gpu) -> anyhow::Result<()> {
