@@ -85,6 +85,24 @@ static void unmap_for(struct dma_buf_attachment *attachment, struct sg_table *sg
 	dma_buf_free_sgt(attachment, sgt, direction);
 }
 #else
+/* Most bytes of an entry, whose length is an unsigned int. */
+#define PB_ENTRY_BYTES SZ_2G
+
+/* Each entry but the last is full. */
+static void list_pages(struct sg_table *sgt, const struct pb_buffer *buffer)
+{
+	struct scatterlist *sg;
+	u64 offset = 0;
+	unsigned int i;
+
+	for_each_sgtable_sg(sgt, sg, i) {
+		u64 length = min_t(u64, buffer->size - offset, PB_ENTRY_BYTES);
+
+		sg_set_page(sg, virt_to_page(buffer->vram.pages + offset), length, 0);
+		offset += length;
+	}
+}
+
 static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb_buffer *buffer,
 				enum dma_data_direction direction)
 {
@@ -97,10 +115,10 @@ static struct sg_table *map_for(struct dma_buf_attachment *attachment, struct pb
 	sgt = kzalloc(sizeof(*sgt), GFP_KERNEL);
 	if (!sgt)
 		return ERR_PTR(-ENOMEM);
-	error = sg_alloc_table(sgt, 1, GFP_KERNEL);
+	error = sg_alloc_table(sgt, DIV_ROUND_UP_ULL(buffer->size, PB_ENTRY_BYTES), GFP_KERNEL);
 	if (error)
 		goto free_sgt;
-	sg_set_page(sgt->sgl, virt_to_page(buffer->vram.pages), buffer->size, 0);
+	list_pages(sgt, buffer);
 	error = dma_map_sgtable(attachment->dev, sgt, direction, DMA_ATTR_SKIP_CPU_SYNC);
 	if (!error)
 		return sgt;

@@ -201,7 +201,9 @@ static int request_map(void *object, void *argument)
 {
 	struct import *import = object;
 	struct peerbar_import_test_map *map = argument;
+	struct scatterlist *sg;
 	struct sg_table *sgt;
+	unsigned int i;
 
 	map->result = -EEXIST;
 	if (import->sgt)
@@ -212,7 +214,12 @@ static int request_map(void *object, void *argument)
 		return 0;
 	import->sgt = sgt;
 	map->dma_address = sg_dma_address(sgt->sgl);
-	map->length = sg_dma_len(sgt->sgl);
+	map->length = 0;
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		if (sg_dma_address(sg) != map->dma_address + map->length)
+			break;
+		map->length += sg_dma_len(sg);
+	}
 	return 0;
 }
 
