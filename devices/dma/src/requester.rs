@@ -10,7 +10,9 @@ mod register;
 mod transfer;
 mod translations;
 
-use std::sync::atomic::AtomicBool;
+pub use changes::BusMastering;
+
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -57,6 +59,8 @@ pub struct Requester {
     loans: Loans,
     faults: Faults,
     link_state: LinkState,
+    /// How often bus mastering, which is off at first, has changed.
+    bus_mastering: AtomicU32,
 }
 
 impl Default for Requester {
@@ -89,6 +93,7 @@ impl Requester {
             loans: Loans::default(),
             faults: Faults::default(),
             link_state: LinkState::default(),
+            bus_mastering: AtomicU32::new(0),
         }
     }
 

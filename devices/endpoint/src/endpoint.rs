@@ -186,9 +186,10 @@ impl<F: Function> Endpoint<F> {
             .find(|(bar, _)| u32::from(bar.index()) == index)
     }
 
-    /// Applies bus mastering, ATS and windows to the requester, and announces the windows to the peers. Once this returns, no
-    /// requester begins a request to the former windows.
+    /// Applies bus mastering, ATS and windows to the requester, announces the windows to the peers, and tells the function if it
+    /// has become a bus master. Once this returns, no requester begins a request to the former windows.
     fn apply_routing(&mut self) {
+        let before = self.requester.bus_mastering();
         self.requester.set_bus_master(self.config.bus_master());
         self.requester.set_ats(self.config.ats());
         for (bar, memory) in &self.memory {
@@ -203,6 +204,10 @@ impl<F: Function> Endpoint<F> {
         let windows = self.open_windows();
         if let Some(port) = &mut self.port {
             port.set(windows);
+        }
+        let now = self.requester.bus_mastering();
+        if now != before && now.is_on() {
+            self.function.bus_master_enabled();
         }
     }
 

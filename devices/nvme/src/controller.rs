@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use peerbar_dma::{MemoryFile, Requester, Span, WindowId};
+use peerbar_dma::{BusMastering, MemoryFile, Requester, Span, WindowId};
 use peerbar_endpoint::{BarMemory, Endpoint, PeerPages, Running, StartError, Vectors};
 use peerbar_fault::{Faults, Kind};
 use peerbar_file_ring::FileRing;
@@ -178,6 +178,7 @@ impl Controller {
             coalescing,
             held: HeldBack::default(),
             enabled: false,
+            bus: BusMastering::default(),
         })
     }
 
@@ -391,6 +392,10 @@ impl Function for Controller {
         }
         self.write_bar(offset, data);
         Ok(())
+    }
+
+    fn bus_master_enabled(&self) {
+        self.notifier.notify_threads();
     }
 
     fn reset(&self) {

@@ -2,8 +2,9 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
-use peerbar_dma::Origin;
+use peerbar_dma::{BusMastering, Origin};
 use peerbar_fault::{Action, Kind};
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::completion::Status;
@@ -51,6 +52,8 @@ pub(crate) struct Engine {
     pub(crate) held: HeldBack<(SubmissionEntry, Permit)>,
     /// Whether an enable has been taken up.
     pub(crate) enabled: bool,
+    /// Bus mastering when the present turn began.
+    pub(crate) bus: BusMastering,
 }
 
 impl Engine {
@@ -58,7 +61,8 @@ impl Engine {
     pub(crate) fn run(mut self) {
         let mut busy = false;
         loop {
-            let task = self.notifier.next(self.enabled, busy, self.held.due());
+            let due = self.held.due().filter(|_| self.bus.is_on());
+            let task = self.notifier.next(self.enabled, busy, due);
             match self.take_up(task) {
                 ControlFlow::Continue(is_busy) => busy = is_busy,
                 ControlFlow::Break(()) => break,
@@ -204,10 +208,34 @@ impl Engine {
         self.notifier.report(Registers::fatal);
     }
 
+    /// Whether bus mastering is on. The engine is notified when it is turned on. Then completions that were kept are posted, and the
+    /// guest is interrupted for all that it has left to take: messages of the time before may be lost.
+    fn follow_bus(&mut self) -> bool {
+        let bus = self.data.requester().bus_mastering();
+        if std::mem::replace(&mut self.bus, bus) != bus && bus.is_on() && !self.notifier.quiet() {
+            self.post();
+            if let Some(pair) = &mut self.pair {
+                pair.completion.signal_again(&pair.interrupts);
+            }
+        }
+        bus.is_on()
+    }
+
+    /// Whether a request of the present turn that was refused may have been so for want of bus mastering.
+    fn has_lost_bus(&self) -> bool {
+        self.data.requester().bus_mastering() != self.bus
+    }
+
     /// Gives the admin queue a turn; whether it has commands left that can be taken.
     fn turn(&mut self) -> bool {
+        if !self.follow_bus() {
+            return false;
+        }
         self.take_doorbells();
-        while let Some((entry, permit)) = self.held.take_due() {
+        while !self.has_lost_bus() {
+            let Some((entry, permit)) = self.held.take_due() else {
+                break;
+            };
             self.carry_out(&entry, permit);
         }
         let busy = self.serve();
@@ -243,7 +271,9 @@ impl Engine {
             let (submission, completion) = (&mut pair.submission, &mut pair.completion);
             if submission.fetch(completion, &mut batch, 1, read).is_err() {
                 log::debug!("queue 0: a command cannot be fetched");
-                self.fatal();
+                if !self.has_lost_bus() {
+                    self.fatal();
+                }
                 return false;
             }
             let Some(command) = batch.take().next() else {
@@ -273,6 +303,10 @@ impl Engine {
     fn carry_out(&mut self, entry: &SubmissionEntry, permit: Permit) {
         self.data.resume(Origin::command(0, entry.cid.get()));
         let outcome = self.execute(entry);
+        if outcome == Err(Status::DATA_TRANSFER_ERROR) && self.has_lost_bus() {
+            // Its data go on when they may.
+            return self.held.add(Duration::ZERO, (*entry, permit));
+        }
         self.end(entry, permit, outcome);
     }
 
@@ -312,16 +346,28 @@ impl Engine {
         let Some(pair) = &mut self.pair else {
             return permit.expire();
         };
-        let (completion, interrupts) = (&mut pair.completion, &pair.interrupts);
         let mut entry = pair.submission.end(U16::new(cid));
         entry.dw0 = U32::new(dw0);
-        completion.stage(permit, entry, status);
+        pair.completion.stage(permit, entry, status);
+        let origin = Origin::command(0, cid);
+        self.data.requester().end(origin, status.into_bits());
+        self.post();
+    }
+
+    /// Writes the staged completions to the admin queue and interrupts.
+    fn post(&mut self) {
+        let Some(pair) = &mut self.pair else {
+            return;
+        };
+        let (completion, interrupts) = (&mut pair.completion, &pair.interrupts);
         let requester = self.data.requester();
-        requester.end(Origin::command(0, cid), status.into_bits());
         let write = |tag, address, bytes: &[u8]| requester.write(tag, address, bytes);
         if completion.flush(interrupts, write).is_err() {
             log::debug!("queue 0: a completion cannot be posted");
-            return self.fatal();
+            if !self.has_lost_bus() {
+                self.fatal();
+            }
+            return;
         }
         self.data.session.release();
         completion.signal_all(interrupts);

@@ -18,7 +18,8 @@
 //! what has changed (`notifier.rs`). The engine, a thread of its own, does what the registers and the admin queue request.
 //! Workers share the I/O queues, each of which is owned by one worker: the engine adds and removes queues by requests, and waits
 //! until these are confirmed. Only engine and workers do DMA. A DMA that fails completes its command with Data Transfer Error;
-//! one that fails on a queue itself sets CSTS.CFS.
+//! one that fails on a queue itself sets CSTS.CFS. While bus mastering is off, doorbells, completions and interrupts are kept, and
+//! the function's bus notifies all threads once it is on.
 //!
 //! A worker fetches commands and posts completions in batches, and moves data by one copy where both sides are memory that
 //! is mapped here. Data of an image is moved by the kernel (`peerbar_file_ring`), many commands at once, straight between the

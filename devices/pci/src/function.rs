@@ -33,6 +33,9 @@ pub trait Function: Send + Sync {
     /// once this returns (PCIe Base 6.0, 6.6.2).
     fn reset(&self);
 
+    /// The guest has turned bus mastering on. Requests that the function has kept may be issued from now on.
+    fn bus_master_enabled(&self) {}
+
     /// The client has left, and the function was reset: gives each BAR that a client maps fresh memory, of zeros, since the client may have
     /// kept its mapping. Whatever the function had begun for that client touches none of it. May wait for a step of an engine.
     ///

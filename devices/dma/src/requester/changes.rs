@@ -1,6 +1,7 @@
 //! Changes of the route table: bus mastering, reset, own windows, links.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockWriteGuard;
 use peerbar_flight::{Event, WindowId};
@@ -14,12 +15,25 @@ use crate::route::{OwnWindow, RouteTable};
 use super::Requester;
 use super::drain::Drain;
 
+/// Bus mastering at one moment. Two readings are equal if it has not changed between them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BusMastering(u32);
+
+impl BusMastering {
+    /// Whether it is on. A function that is no bus master issues no request, and no message of an interrupt (PCIe Base 6.0, 7.5.1.1.3).
+    pub fn is_on(self) -> bool {
+        self.0 % 2 == 1
+    }
+}
+
 impl Requester {
     /// Command register, Bus Master Enable. Once off, every request is refused, and none is in progress.
     pub fn set_bus_master(&self, on: bool) {
         let mut routes = self.change();
         if routes.bus_master != on {
             routes.bus_master = on;
+            // With the routes locked: a request that is refused for it fails after this.
+            self.bus_mastering.fetch_add(1, Ordering::AcqRel);
             // Nothing is lent while it is off.
             self.loans.end(AddressRange::ALL);
             self.note(|| Event::BusMaster(on));
@@ -28,6 +42,11 @@ impl Requester {
         if !on {
             self.wait_for_transfers(&[AddressRange::ALL]);
         }
+    }
+
+    /// Whether bus mastering is on at this moment.
+    pub fn bus_mastering(&self) -> BusMastering {
+        BusMastering(self.bus_mastering.load(Ordering::Acquire))
     }
 
     /// Refuses every request from now on, until [`Requester::resume`]: the start of a reset. None is in progress once the

@@ -34,7 +34,7 @@ pub(crate) struct CompletionQueue {
     phase: bool,
     /// How many entries are owned by permits.
     reserved: u32,
-    /// The entries just before the tail that are not flushed. They lie one after the other.
+    /// The entries just before the tail that are not flushed.
     staged: Vec<CompletionEntry>,
     /// The interrupt vector, if interrupts are enabled.
     vector: Option<u16>,
@@ -136,22 +136,28 @@ impl CompletionQueue {
     pub(crate) fn flush(
         &mut self,
         interrupts: &QueueInterrupts,
-        write: impl FnOnce(Tag, u64, &[u8]) -> Result<(), DmaError>,
+        mut write: impl FnMut(Tag, u64, &[u8]) -> Result<(), DmaError>,
     ) -> Result<(), DmaError> {
-        let origin = match self.staged.as_slice() {
-            [] => return Ok(()),
-            [entry] => Origin::command(entry.sqid.get(), entry.cid.get()),
-            [entry, ..] => Origin::Queue(entry.sqid.get()),
-        };
-        let tag = Tag::new(Purpose::Completion, origin);
-        let address = self.ring.address(self.flushed_tail(), COMPLETION_BYTES);
-        write(tag, address, self.staged.as_bytes())?;
-        let count = u32::try_from(self.staged.len()).unwrap_or(u32::MAX);
-        let has_failed = |entry: &CompletionEntry| entry.status.status() != Status::SUCCESS;
-        let has_failure = self.staged.iter().any(has_failed);
-        self.interrupt.add(count, has_failure);
-        self.staged.clear();
-        self.publish(interrupts);
+        while let [first, others @ ..] = self.staged.as_slice() {
+            let start = self.flushed_tail();
+            // Those behind the last slot go on at the first.
+            let most = usize::try_from(self.ring.entries - start).unwrap_or(usize::MAX);
+            let entries = self.staged.get(..most).unwrap_or(&self.staged);
+            let origin = match others {
+                [] => Origin::command(first.sqid.get(), first.cid.get()),
+                _ => Origin::Queue(first.sqid.get()),
+            };
+            let tag = Tag::new(Purpose::Completion, origin);
+            let address = self.ring.address(start, COMPLETION_BYTES);
+            write(tag, address, entries.as_bytes())?;
+            let count = entries.len();
+            let has_failed = |entry: &CompletionEntry| entry.status.status() != Status::SUCCESS;
+            let has_failure = entries.iter().any(has_failed);
+            let added = u32::try_from(count).unwrap_or(u32::MAX);
+            self.interrupt.add(added, has_failure);
+            self.staged.drain(..count);
+            self.publish(interrupts);
+        }
         Ok(())
     }
 
@@ -178,6 +184,12 @@ impl CompletionQueue {
         if let Some(vector) = self.vector {
             interrupts.raise(vector, &mut self.interrupt);
         }
+    }
+
+    /// Interrupts for all entries that the guest has left to take, those of former interrupts too.
+    pub(crate) fn signal_again(&mut self, interrupts: &QueueInterrupts) {
+        self.interrupt.add(self.unread(), false);
+        self.signal_all(interrupts);
     }
 
     /// Reads the head doorbell and frees the entries that the guest has taken. A doorbell that is not mapped is found out when the

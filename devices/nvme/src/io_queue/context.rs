@@ -1,5 +1,6 @@
 //! What a worker serves its queues with.
 
+use peerbar_dma::BusMastering;
 use peerbar_nvme_spec::completion::CompletionEntry;
 
 use super::completion::CompletionQueue;
@@ -17,6 +18,8 @@ pub(crate) struct Context {
     pub(super) io: Io,
     pub(super) interrupts: QueueInterrupts,
     pub(super) batch: Batch,
+    /// Bus mastering when the worker's present step began.
+    bus: BusMastering,
 }
 
 impl Context {
@@ -25,7 +28,19 @@ impl Context {
             io,
             interrupts,
             batch: Batch::new(BATCH),
+            bus: BusMastering::default(),
         }
+    }
+
+    /// Takes note of bus mastering; whether it has been turned on since the last call.
+    pub(super) fn follow_bus(&mut self) -> bool {
+        let bus = self.io.data.requester().bus_mastering();
+        std::mem::replace(&mut self.bus, bus) != bus && bus.is_on()
+    }
+
+    /// Whether commands, completions and interrupts wait until bus mastering is on.
+    pub(super) fn is_held(&self) -> bool {
+        !self.bus.is_on()
     }
 
     pub(super) fn notifier(&self) -> &Notifier {
@@ -40,6 +55,9 @@ impl Context {
     /// Writes the staged completions to their queue, where the guest sees them.
     pub(super) fn flush(&mut self, completions: &mut CompletionQueue) {
         self.io.settle();
+        if self.is_held() {
+            return;
+        }
         let data = &mut self.io.data;
         let flushed = completions.flush(&self.interrupts, |tag, address, bytes| {
             data.write_entries(tag, address, bytes, size_of::<CompletionEntry>())
@@ -76,6 +94,9 @@ impl Context {
 
     /// Interrupts for the completions that were flushed, if that is due.
     pub(super) fn signal(&mut self, completions: &mut CompletionQueue, next: Next) {
+        if self.is_held() {
+            return;
+        }
         let session = &mut self.io.data.session;
         completions.take_answer(&self.interrupts, session);
         session.release();
@@ -94,10 +115,14 @@ impl Context {
         }
     }
 
-    /// A queue cannot be reached: the controller fails.
+    /// A queue cannot be reached: the controller fails, unless that is for want of bus mastering. Then the worker is notified once
+    /// it is on.
     pub(super) fn fail(&mut self, queue: u16, cause: &str) {
         self.io.data.session.release();
         log::debug!("queue {queue}: {cause}");
+        if self.io.data.requester().bus_mastering() != self.bus {
+            return;
+        }
         self.notifier().report(Registers::fatal);
     }
 }

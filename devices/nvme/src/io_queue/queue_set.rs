@@ -28,7 +28,7 @@ impl QueueSet {
 
     /// Gives every queue a turn; whether there were commands.
     pub(super) fn serve(&mut self) -> bool {
-        if self.cx.is_quiet() {
+        if self.cx.is_quiet() || self.cx.is_held() {
             self.cx.io.data.session.release();
             return false;
         }
@@ -41,6 +41,19 @@ impl QueueSet {
         }
         cx.io.data.session.release();
         busy
+    }
+
+    /// Takes note of bus mastering. Once it is on again, completions that were kept are flushed, and the guest is interrupted for
+    /// all that it has left to take: messages of the time before may be lost.
+    pub(super) fn follow_bus(&mut self) {
+        if !self.cx.follow_bus() || self.cx.is_quiet() {
+            return;
+        }
+        for group in &mut self.groups {
+            self.cx.flush(&mut group.completions);
+            group.completions.signal_again(&self.cx.interrupts);
+        }
+        self.cx.io.data.session.release();
     }
 
     /// Completes the commands that the kernel has ended; whether there were any.
@@ -67,7 +80,7 @@ impl QueueSet {
     pub(super) fn write_late_data(&mut self) -> bool {
         let (mut any, cx) = (false, &mut self.cx);
         for group in &mut self.groups {
-            any |= !cx.is_quiet() && cx.write_late_data(&mut group.completions);
+            any |= !cx.is_quiet() && !cx.is_held() && cx.write_late_data(&mut group.completions);
         }
         // Nothing may wait with a reader slot locked: whoever changes the memory waits for it.
         cx.io.data.session.release();
@@ -76,6 +89,9 @@ impl QueueSet {
 
     /// Reads all head doorbells.
     pub(super) fn take_heads(&mut self) {
+        if self.cx.is_held() {
+            return;
+        }
         let (interrupts, session) = (&self.cx.interrupts, &mut self.cx.io.data.session);
         for group in &mut self.groups {
             group.completions.take_head(interrupts, session);
@@ -103,6 +119,7 @@ impl QueueSet {
     /// When the worker must continue, whatever it is notified of: with an interrupt, or with what is held back.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let pending = self.groups.iter().map(|group| &group.completions.interrupt);
+        let pending = pending.filter(|_| !self.cx.is_held());
         let deadlines = pending.filter_map(|interrupt| interrupt.deadline);
         deadlines.chain(self.cx.io.due()).min()
     }
@@ -117,8 +134,8 @@ impl QueueSet {
     /// Has the guest ring for its next command; whether there is none at this moment.
     pub(super) fn arm(&mut self) -> bool {
         let cx = &mut self.cx;
-        if cx.is_quiet() {
-            // Whatever the guest rings, nothing is done until the engine requests it.
+        if cx.is_quiet() || cx.is_held() {
+            // Whatever the guest rings, nothing is done until the engine requests it, or bus mastering is on.
             cx.io.data.session.forget();
             return true;
         }

@@ -172,6 +172,26 @@ fn entries_are_flushed_together_but_not_around_the_end() {
 }
 
 #[test]
+fn entries_that_were_kept_are_flushed_around_the_end() {
+    let mut scene = Scene::new(4);
+    scene.push();
+    scene.push();
+    assert!(scene.set_head(2));
+    for _ in 0..3 {
+        stage(&mut scene.queue);
+    }
+    let mut written = Vec::new();
+    let mut write = |_: Tag, address, bytes: &[u8]| -> Result<(), DmaError> {
+        written.push((address, bytes.len(), bytes[14] & 1));
+        Ok(())
+    };
+    let flushed = scene.queue.flush(&scene.interrupts, &mut write);
+    assert_eq!(flushed, Ok(()));
+    assert_eq!(written, [(0x2020, 32, 1), (0x2000, 16, 0)]);
+    assert_eq!((scene.queue.unread(), scene.queue.free_entries()), (3, 0));
+}
+
+#[test]
 fn head_beyond_what_is_flushed_is_refused() {
     let mut scene = Scene::new(4);
     scene.push();

@@ -79,6 +79,7 @@ impl Worker {
             self.take_requests()?;
             self.queues.take_heads();
         }
+        self.queues.follow_bus();
         self.poll_admin_doorbells();
         let queues = &mut self.queues;
         let busy = queues.complete_ended() | queues.serve() | !queues.cx.io.submit();

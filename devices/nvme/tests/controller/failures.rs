@@ -66,24 +66,6 @@ fn memory_that_is_read_only_is_read_and_never_written() {
     assert_eq!(driver.load(4, 512), data);
 }
 
-#[test]
-fn without_bus_mastering_nothing_moves() {
-    let mut driver = Driver::new();
-    driver.store(0, &pattern(512, 35));
-    driver.wait_for_vector(1);
-    driver.put(1, blocks(READ, 0, 1).at(GONE, 0));
-    driver.set_command(0b010);
-    // Not before: a worker that is about to sleep leaves event indexes in the guest's memory.
-    let before = driver.ram_image();
-    let tail = driver.pair(1).tail().into();
-    driver.set_register(0x1008, tail);
-    driver.wait_for_status(CFS, CFS);
-    assert!(driver.ram_image() == before, "no byte of guest RAM changes");
-    assert!(!driver.take_vector(1) && driver.poll(1).is_none());
-    driver.set_command(0b110);
-    recovers(&mut driver);
-}
-
 /// Creates queues with the number 2 whose commands cannot be fetched.
 pub(crate) fn create_failing_pair(driver: &mut Driver) {
     driver.create_pair(2, queues(GONE, DATA + 0x1_0000, 16, 16));

@@ -9,6 +9,7 @@
 )]
 
 mod blocks;
+mod bus_mastering;
 mod cmb;
 mod coalescing;
 mod command;
