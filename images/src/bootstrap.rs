@@ -15,7 +15,7 @@ use crate::ImageError;
 use crate::cache::BuildLock;
 use crate::error::io_error;
 use crate::pipe::pipe_to;
-use crate::progress::Progress;
+use crate::progress::{Progress, Unit, rounded};
 use crate::recipe::{BACKPORTS, PREFERENCES, SUITE};
 use crate::{Cache, manifest, mirror, package_names};
 
@@ -239,6 +239,8 @@ fn end_if_stopped<T>(
 #[derive(Default)]
 struct Output {
     packages: u64,
+    /// Bytes of the package that is being downloaded.
+    downloading: u64,
     unpacking: bool,
     expired: bool,
     first_error: Option<String>,
@@ -250,20 +252,27 @@ impl Output {
         match Sign::of(line) {
             Some(Sign::Packages(count)) => self.packages = count,
             Some(Sign::Size(size)) => {
-                progress.say(&format!("{} packages, {size} to download", self.packages));
-                progress.part("downloading", self.packages);
+                let packages = self.packages;
+                progress.say(&format!(
+                    "{packages} packages, {} to download",
+                    rounded(size)
+                ));
+                progress.part("downloading", Unit::Bytes, Some(size));
             }
-            // Downloads before the count of packages are package lists.
-            Some(Sign::Download(name)) if self.packages > 0 => progress.step(name),
+            // Downloads before the count of packages are package lists. The line comes when a download begins.
+            Some(Sign::Download(size)) if self.packages > 0 => {
+                progress.add(std::mem::replace(&mut self.downloading, size));
+            }
             Some(Sign::Unpack(name)) => {
                 if !self.unpacking {
-                    progress.part("unpacking", self.packages);
+                    progress.say(&format!("unpacking {} packages", self.packages));
+                    progress.part("unpacking", Unit::Packages, Some(self.packages));
                     self.unpacking = true;
                 }
-                progress.step(name);
+                progress.step(name, 1);
             }
             Some(Sign::Expired) => self.expired = true,
-            Some(Sign::Download(_)) | None => {}
+            Some(Sign::Download(..)) | None => {}
         }
         self.remember(line);
     }
@@ -299,10 +308,10 @@ impl Output {
 enum Sign<'a> {
     /// The number of packages to install.
     Packages(u64),
-    /// The size of the download, as apt writes it: "263 MB".
-    Size(&'a str),
-    /// A package, or a list of packages, is being downloaded.
-    Download(&'a str),
+    /// The size of the download in bytes.
+    Size(u64),
+    /// A package, or a list of packages, of so many bytes begins to be downloaded.
+    Download(u64),
     /// A package is being unpacked.
     Unpack(&'a str),
     /// The release file is too old.
@@ -318,11 +327,17 @@ impl<'a> Sign<'a> {
                 .map(Self::Packages);
         }
         if let Some(size) = line.strip_prefix("Need to get ") {
-            return size.strip_suffix(" of archives.").map(Self::Size);
+            // What apt has already is named first: "Need to get 1 MB/3 MB of archives."
+            let size = size.strip_suffix(" of archives.")?;
+            let size = size.split_once('/').map_or(size, |(missing, _)| missing);
+            return bytes(size).map(Self::Size);
         }
         if line.starts_with("Get:") {
             // Get:21 URL SUITE/COMPONENT ARCHITECTURE PACKAGE ARCHITECTURE VERSION [SIZE]
-            return line.split_ascii_whitespace().nth(4).map(Self::Download);
+            let size = line
+                .rsplit_once(" [")
+                .and_then(|(_, size)| bytes(size.strip_suffix(']')?));
+            return Some(Self::Download(size.unwrap_or(0)));
         }
         if let Some((_, archive)) = line.split_once("running dpkg-deb --fsys-tarfile ") {
             let file = archive.rsplit('/').next()?;
@@ -333,9 +348,45 @@ impl<'a> Sign<'a> {
     }
 }
 
+/// The bytes of a size that apt writes: "263 MB".
+fn bytes(size: &str) -> Option<u64> {
+    let (number, unit) = size.split_once(' ')?;
+    let factor = match unit {
+        "B" => 1,
+        "kB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        _ => return None,
+    };
+    let (whole, tenths) = match number.split_once('.') {
+        Some((whole, tenths)) if tenths.len() == 1 => (whole, tenths.parse::<u64>().ok()?),
+        Some(_) => return None,
+        None => (number, 0),
+    };
+    // Numbers from a thousand on have a comma.
+    let whole: u64 = whole.replace(',', "").parse().ok()?;
+    whole.checked_mul(factor)?.checked_add(tenths * factor / 10)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_decimal() {
+        for (text, size) in [
+            ("263 MB", Some(263_000_000)),
+            ("98.5 kB", Some(98_500)),
+            ("1,234 B", Some(1234)),
+            ("1.2 GB", Some(1_200_000_000)),
+            ("99999999999999999999 B", None),
+            ("99999999999 GB", None),
+            ("1.25 MB", None),
+            ("much", None),
+        ] {
+            assert_eq!(bytes(text), size, "{text}");
+        }
+    }
 
     #[test]
     fn arguments_without_mirror_name_no_archive() {
@@ -382,13 +433,13 @@ mod tests {
         );
         assert_eq!(
             Sign::of("Need to get 263 MB of archives."),
-            Some(Sign::Size("263 MB"))
+            Some(Sign::Size(263_000_000))
         );
         assert_eq!(
             Sign::of(
                 "Get:21 http://a.example/debian trixie/main amd64 dash amd64 0.5.12-12 [98.5 kB]"
             ),
-            Some(Sign::Download("dash"))
+            Some(Sign::Download(98_500))
         );
         assert_eq!(
             Sign::of(
@@ -403,7 +454,7 @@ mod tests {
             Some(Sign::Expired)
         );
         assert_eq!(Sign::of("Reading package lists..."), None);
-        assert_eq!(Sign::of("Get:"), None);
+        assert_eq!(Sign::of("Get:"), Some(Sign::Download(0)));
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! Modules of the kernel's own tree that a distribution's kernel was built without, built from the source of the same
 //! version, against the packaged headers.
 
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::io_error;
 use crate::out_of_tree::{Author, ModuleBuild, Sources};
-use crate::progress::Progress;
+use crate::progress::{Counted, Progress};
 use crate::{Cache, ImageError, Kernel, PackageTree, Root, cache, out_of_tree};
 
 /// Modules that belong together: they are built with options that the kernel lacks.
@@ -227,9 +226,9 @@ impl ModuleSet {
 
 /// Takes the files that `wanted` names, and those in the folders that it names, out of the archive of a kernel's tree.
 fn read_archive(archive: &Path, wanted: &[&str]) -> Result<Vec<(PathBuf, Vec<u8>)>, ImageError> {
-    let _progress = Progress::start(&format!("reading {}", archive.display()));
-    let file = File::open(archive).map_err(io_error("open", archive))?;
-    let stream = lzma_rust2::XzReader::new(BufReader::new(file), true);
+    let progress = Progress::start(&format!("reading {}", archive.display()));
+    let stream = Counted::open(archive, "reading", &progress)?;
+    let stream = lzma_rust2::XzReader::new(BufReader::new(stream), true);
     read_tar(stream, wanted).map_err(io_error("read", archive))
 }
 

@@ -61,7 +61,7 @@ pub use module_tree::module_tree;
 pub use out_of_tree::is_module_folder;
 pub use package_names::package_names;
 pub use packages::PackageTree;
-pub use progress::ByteProgress;
+pub use progress::{Progress, Unit};
 pub use prune::{CacheEntry, PruneRule};
 pub use qemu::{Origin, QBOOT, Qemu, SANDBOX};
 pub use root::Root;

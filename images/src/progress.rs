@@ -1,151 +1,258 @@
-//! How far a long piece of work is, on standard error: a bar on a terminal, plain lines elsewhere.
+//! How far a long piece of work is, on standard error: a bar on a terminal; elsewhere a line for every tenth of what takes long.
 
-use std::io::{Write, stderr};
+use std::fs::File;
+use std::io::{self, Read, Write, stderr};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::ImageError;
+use crate::error::io_error;
 use crate::live_lines::{LiveLines, are_colours_wanted};
 
 /// Characters of a bar.
-const BAR: usize = 30;
+const BAR: usize = 20;
 /// Steps that follow each other faster are not all shown.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// The progress of one piece of work.
-pub(crate) struct Progress(Option<Mutex<Bar>>);
+/// Away from a terminal a share is said when it has grown by as much, in percent.
+const PLAIN_STEP: u128 = 10;
+/// Away from a terminal no two shares are said sooner after each other.
+const PLAIN_PAUSE: Duration = Duration::from_secs(10);
 
-/// What is on the terminal.
-struct Bar {
-    lines: LiveLines,
+/// The progress of one piece of work, which may have several parts.
+pub struct Progress(Mutex<State>);
+
+struct State {
+    /// `None` away from a terminal.
+    lines: Option<LiveLines>,
     part: Part,
+    /// When the part was last shown.
     shown: Option<Instant>,
+    /// The share that was last said, in percent, away from a terminal.
+    said: u128,
+}
+
+/// What a part of the work is counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Bytes, of which a second has some.
+    Bytes,
+    /// Packages.
+    Packages,
+    /// Object files.
+    Objects,
 }
 
 /// A part of the work, and how far it is.
-#[derive(Default)]
 struct Part {
     /// Empty before the first one.
     what: String,
-    steps: u64,
+    unit: Unit,
+    /// What there is to do, if that is known.
+    total: Option<u64>,
     done: u64,
     /// The step that is under way.
     step: String,
+    began: Instant,
 }
 
 impl Progress {
     /// Announces work of unknown length.
     pub(crate) fn start(what: &str) -> Self {
         say(what);
-        Self(LiveLines::on_terminal().map(|lines| {
-            Mutex::new(Bar {
-                lines,
-                part: Part::default(),
-                shown: None,
-            })
+        Self::of("", Unit::Bytes)
+    }
+
+    /// Nothing of `what` has been done yet.
+    pub fn of(what: &str, unit: Unit) -> Self {
+        Self(Mutex::new(State {
+            lines: LiveLines::on_terminal(),
+            part: Part::new(what, unit, None),
+            shown: None,
+            said: 0,
         }))
     }
 
     /// A line that stays, above the bar.
     pub(crate) fn say(&self, line: &str) {
-        let Some(bar) = &self.0 else {
-            return say(line);
-        };
-        let mut bar = bar.lock();
-        bar.lines.clear();
+        let mut state = self.0.lock();
+        if let Some(lines) = &mut state.lines {
+            lines.clear();
+        }
         say(line);
-        bar.show();
-    }
-
-    /// Begins a part of `steps` steps. The plain form says it in a line of its own.
-    pub(crate) fn part(&self, what: &str, steps: u64) {
-        let Some(bar) = &self.0 else {
-            return say(&format!("{what} {steps} packages"));
-        };
-        let mut bar = bar.lock();
-        bar.part = Part {
-            what: what.to_owned(),
-            steps,
-            ..Part::default()
-        };
-        bar.show();
-    }
-
-    /// One step is under way.
-    pub(crate) fn step(&self, what: &str) {
-        let Some(bar) = &self.0 else { return };
-        let mut bar = bar.lock();
-        what.clone_into(&mut bar.part.step);
-        bar.part.done += 1;
-        if bar.shown.is_none_or(|shown| shown.elapsed() >= SHORTEST) {
-            bar.show();
-        }
-    }
-}
-
-/// How much of a number of bytes has been moved, and how fast: a line on a terminal that is replaced, nothing elsewhere.
-pub struct ByteProgress {
-    lines: Option<LiveLines>,
-    what: String,
-    /// Bytes in all, if that is known.
-    total: Option<u64>,
-    done: u64,
-    began: Instant,
-    shown: Option<Instant>,
-}
-
-impl ByteProgress {
-    /// Nothing of `what` has been moved yet.
-    pub fn start(what: &str) -> Self {
-        Self {
-            lines: LiveLines::on_terminal(),
-            what: what.to_owned(),
-            total: None,
-            done: 0,
-            began: Instant::now(),
-            shown: None,
+        if state.lines.is_some() {
+            state.show();
         }
     }
 
-    /// So many bytes are to be moved.
-    pub fn expect(&mut self, total: u64) {
-        self.total = Some(total);
+    /// Begins a part of `total` units, if it is known how many.
+    pub(crate) fn part(&self, what: &str, unit: Unit, total: Option<u64>) {
+        let mut state = self.0.lock();
+        state.part = Part::new(what, unit, total);
+        state.said = 0;
+        // Nothing is said of it before it takes long.
+        state.shown = Some(Instant::now());
+        if state.lines.is_some() {
+            state.show();
+        }
     }
 
-    /// So many bytes more have been moved.
-    pub fn add(&mut self, bytes: usize) {
-        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
-        self.done = self.done.saturating_add(bytes);
-        if self.shown.is_none_or(|shown| shown.elapsed() >= SHORTEST) {
+    /// So many units are to be done.
+    pub fn expect(&self, total: u64) {
+        self.0.lock().part.total = Some(total);
+    }
+
+    /// So many units more have been done.
+    pub fn add(&self, units: u64) {
+        let mut state = self.0.lock();
+        state.part.done = state.part.done.saturating_add(units);
+        state.show_if_due();
+    }
+
+    /// The step `what` is under way; of the steps before it, `units` more have been done.
+    pub(crate) fn step(&self, what: &str, units: u64) {
+        let mut state = self.0.lock();
+        what.clone_into(&mut state.part.step);
+        state.part.done = state.part.done.saturating_add(units);
+        state.show_if_due();
+    }
+}
+
+impl State {
+    fn show_if_due(&mut self) {
+        let pause = match self.lines {
+            Some(_) => SHORTEST,
+            None => PLAIN_PAUSE,
+        };
+        let since = self.shown.unwrap_or(self.part.began);
+        if since.elapsed() >= pause {
+            self.show();
+        }
+    }
+
+    fn show(&mut self) {
+        let elapsed = self.part.began.elapsed();
+        let is_empty = self.part.what.is_empty() && self.part.step.is_empty();
+        if let Some(lines) = self.lines.as_mut().filter(|_| !is_empty) {
             self.shown = Some(Instant::now());
-            let line = self.line(self.began.elapsed(), are_colours_wanted());
-            if let Some(lines) = &mut self.lines {
-                lines.show(&[line]);
+            lines.show(&[self.part.line(elapsed, are_colours_wanted())]);
+        } else if let Some(share) = self.part.share() {
+            if share >= self.said + PLAIN_STEP {
+                self.shown = Some(Instant::now());
+                self.said = share - share % PLAIN_STEP;
+                say(&self.part.plain_line(share));
             }
         }
     }
+}
+
+impl Part {
+    fn new(what: &str, unit: Unit, total: Option<u64>) -> Self {
+        Self {
+            what: what.to_owned(),
+            unit,
+            total,
+            done: 0,
+            step: String::new(),
+            began: Instant::now(),
+        }
+    }
+
+    /// How much is done, in percent. A total may be an estimate, and what a folder holds may grow while it is copied.
+    fn share(&self) -> Option<u128> {
+        let total = self.total.filter(|total| *total > 0)?;
+        Some(u128::from(self.done.min(total)) * 100 / u128::from(total))
+    }
 
     fn line(&self, elapsed: Duration, has_colours: bool) -> String {
-        let done = rounded(self.done);
-        let millis = elapsed.as_millis().max(1);
-        let rate = u128::from(self.done).saturating_mul(1000) / millis;
-        let rate = rounded(u64::try_from(rate).unwrap_or(u64::MAX));
-        let Some(total) = self.total.filter(|total| *total > 0) else {
-            return format!("{}  {done}  {rate}/s", self.what);
+        let Self { what, step, .. } = self;
+        if what.is_empty() {
+            return format!("  {step}");
+        }
+        let mut done = self.amount();
+        if self.unit == Unit::Bytes {
+            let millis = elapsed.as_millis().max(1);
+            let rate = u128::from(self.done).saturating_mul(1000) / millis;
+            let rate = rounded(u64::try_from(rate).unwrap_or(u64::MAX));
+            done += &format!("  {rate}/s");
+        }
+        let line = match (self.share(), self.total) {
+            (Some(share), Some(total)) => {
+                let bar = bar(self.done.min(total), total, has_colours);
+                format!("{bar} {share:3}%  {done}  {what} {step}")
+            }
+            _ => format!("{what}  {done}  {step}"),
         };
-        // What a folder holds may grow while it is copied.
-        let share = u128::from(self.done.min(total)) * 100 / u128::from(total);
-        let bar = bar(self.done.min(total), total, has_colours);
-        let total = rounded(total);
-        format!(
-            "{bar} {share:3}%  {done} of {total}  {rate}/s  {}",
-            self.what
-        )
+        line.trim_end().to_owned()
+    }
+
+    fn plain_line(&self, share: u128) -> String {
+        format!("{}: {share}%, {}", self.what, self.amount())
+    }
+
+    /// How much is done, of how much.
+    fn amount(&self) -> String {
+        let total = self.total.filter(|total| *total > 0);
+        match (self.unit, total) {
+            (Unit::Bytes, Some(total)) => share_of(&rounded(self.done), &rounded(total)),
+            (Unit::Bytes, None) => rounded(self.done),
+            (unit, Some(total)) => format!("{} of {total} {}", self.done, unit.word()),
+            (unit, None) => format!("{} {}", self.done, unit.word()),
+        }
+    }
+}
+
+impl Unit {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::Packages => "packages",
+            Self::Objects => "objects",
+        }
+    }
+}
+
+/// A file whose bytes count as done when they are read.
+pub(crate) struct Counted<'a> {
+    file: File,
+    progress: &'a Progress,
+}
+
+impl<'a> Counted<'a> {
+    /// Begins a part of the work, in which the file at `path` is read.
+    pub(crate) fn open(
+        path: &Path,
+        what: &str,
+        progress: &'a Progress,
+    ) -> Result<Self, ImageError> {
+        let file = File::open(path).map_err(io_error("open", path))?;
+        let metadata = file.metadata().map_err(io_error("read", path))?;
+        progress.part(what, Unit::Bytes, Some(metadata.len()));
+        Ok(Self { file, progress })
+    }
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read(space)?;
+        self.progress.add(count as u64);
+        Ok(count)
+    }
+}
+
+/// `1.5 of 3.0 MiB`, or both units if they differ.
+fn share_of(done: &str, total: &str) -> String {
+    let unit = |text: &str| text.split_once(' ').map(|(_, unit)| unit.to_owned());
+    match done.split_once(' ') {
+        Some((number, _)) if unit(done) == unit(total) => format!("{number} of {total}"),
+        _ => format!("{done} of {total}"),
     }
 }
 
 /// A number of bytes with one decimal, as `1.5 GiB`.
-fn rounded(bytes: u64) -> String {
+pub(crate) fn rounded(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
     while unit + 1 < UNITS.len() && bytes >> (10 * (unit + 2)) > 0 {
@@ -171,29 +278,6 @@ fn bar(done: u64, steps: u64, has_colours: bool) -> String {
     format!("{colour}{full}{end}{rest}")
 }
 
-impl Bar {
-    fn show(&mut self) {
-        self.shown = Some(Instant::now());
-        self.lines.show(&[self.part.line(are_colours_wanted())]);
-    }
-}
-
-impl Part {
-    fn line(&self, has_colours: bool) -> String {
-        let Self {
-            what,
-            steps,
-            done,
-            step,
-        } = self;
-        if what.is_empty() {
-            return format!("  {step}");
-        }
-        let bar = bar(*done, *steps, has_colours);
-        format!("{what:12} {bar} {done}/{steps} {step}")
-    }
-}
-
 /// Prints a line on standard error, and ignores that it may be closed.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(stderr(), "peerbar: {line}");
@@ -203,35 +287,72 @@ pub(crate) fn say(line: &str) {
 mod tests {
     use super::*;
 
-    fn line(steps: u64, done: u64, has_colours: bool) -> String {
-        let part = Part {
-            what: "unpacking".to_owned(),
-            steps,
+    fn part(unit: Unit, total: Option<u64>, done: u64) -> Part {
+        Part {
             done,
             step: "libc6".to_owned(),
-        };
-        part.line(has_colours)
+            ..Part::new("unpacking", unit, total)
+        }
     }
 
     #[test]
     fn bytes_have_a_share_and_a_rate() {
-        let mut progress = ByteProgress::start("cp big");
         let second = Duration::from_secs(1);
-        progress.add(3 << 19);
-        assert_eq!(progress.line(second, false), "cp big  1.5 MiB  1.5 MiB/s");
-        progress.expect(3 << 20);
-        let line = progress.line(second * 2, false);
+        let mut part = Part::new("cp big", Unit::Bytes, None);
+        part.done = 3 << 19;
+        assert_eq!(part.line(second, false), "cp big  1.5 MiB  1.5 MiB/s");
+        part.total = Some(3 << 20);
+        let line = part.line(second * 2, false);
         let expected = format!(
-            "{}{}  50%  1.5 MiB of 3.0 MiB  768.0 KiB/s  cp big",
-            "█".repeat(15),
-            "░".repeat(15)
+            "{}{}  50%  1.5 of 3.0 MiB  768.0 KiB/s  cp big",
+            "█".repeat(10),
+            "░".repeat(10)
         );
         assert_eq!(line, expected);
         // More than was expected, and nothing at all.
-        progress.add(8 << 20);
-        assert!(progress.line(second, false).contains(" 100%  9.5 MiB of"));
-        progress.expect(0);
-        assert!(!progress.line(Duration::ZERO, true).contains('%'));
+        part.done = 19 << 19;
+        assert!(part.line(second, false).contains(" 100%  9.5 of"));
+        part.total = Some(0);
+        assert!(!part.line(Duration::ZERO, true).contains('%'));
+    }
+
+    #[test]
+    fn plain_lines_have_a_share_and_an_amount() {
+        let line = |unit, total, done| part(unit, Some(total), done).plain_line(33);
+        assert_eq!(
+            line(Unit::Packages, 3, 1),
+            "unpacking: 33%, 1 of 3 packages"
+        );
+        let bytes = line(Unit::Bytes, 3 << 20, 1 << 20);
+        assert_eq!(bytes, "unpacking: 33%, 1.0 of 3.0 MiB");
+        let bytes = line(Unit::Bytes, 3 << 20, 1 << 19);
+        assert_eq!(bytes, "unpacking: 33%, 512.0 KiB of 3.0 MiB");
+    }
+
+    #[test]
+    fn plain_shares_are_said_in_tenths_and_not_in_quick_succession() {
+        let mut state = State {
+            lines: None,
+            part: part(Unit::Objects, Some(100), 0),
+            shown: None,
+            said: 0,
+        };
+        let mut said = |done, is_due| {
+            state.part.done = done;
+            let long_ago = Instant::now().checked_sub(PLAIN_PAUSE * 2);
+            state.shown = if is_due {
+                long_ago
+            } else {
+                Some(Instant::now())
+            };
+            state.show_if_due();
+            state.said
+        };
+        assert_eq!(said(9, true), 0);
+        assert_eq!(said(15, false), 0);
+        assert_eq!(said(17, true), 10);
+        assert_eq!(said(19, true), 10);
+        assert_eq!(said(400, true), 100);
     }
 
     #[test]
@@ -250,16 +371,19 @@ mod tests {
 
     #[test]
     fn bar_is_as_full_as_the_part_is_done() {
+        let line = |total, done, has_colours| {
+            part(Unit::Packages, Some(total), done).line(Duration::ZERO, has_colours)
+        };
         let expected = format!(
-            "unpacking    {}{} 1/3 libc6",
-            "█".repeat(10),
-            "░".repeat(20)
+            "{}{}  25%  1 of 4 packages  unpacking libc6",
+            "█".repeat(5),
+            "░".repeat(15)
         );
-        assert_eq!(line(3, 1, false), expected);
+        assert_eq!(line(4, 1, false), expected);
         assert!(line(3, 1, true).contains("█\x1b[0m░"));
-        for (steps, done) in [(3, 3), (3, 9), (1, u64::MAX)] {
-            assert!(line(steps, done, false).contains(&"█".repeat(BAR)));
+        for (total, done) in [(3, 3), (3, 9), (1, u64::MAX)] {
+            assert!(line(total, done, false).contains(&"█".repeat(BAR)));
         }
-        assert!(line(0, 0, false).contains(&"░".repeat(BAR)));
+        assert_eq!(line(0, 0, false), "unpacking  0 packages  libc6");
     }
 }

@@ -24,7 +24,7 @@ pub struct Root {
 }
 
 impl Root {
-    /// The root of this version of peerbar; made if the cache has none, which takes a Debian archive, some 330 MB of
+    /// The root of this version of peerbar; made if the cache has none, which takes a Debian archive, some 300 MB of
     /// download and some 900 MB of disk. Nothing touches the network if it is there.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use peerbar_exec::{GuestMessage, ProgramEnd, ProgramRequest};
-use peerbar_images::ByteProgress;
+use peerbar_images::{Progress, Unit};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_program::{GuestProgram, ProgramError, socket_of};
 use peerbar_lab::signals::Signals;
@@ -153,7 +153,7 @@ impl Guest<'_> {
         // It is in the folder that `to` is, or in that which `to` is in.
         let parent = Path::new(to).parent().unwrap_or(Path::new("/"));
         let folders = [parent, Path::new(to)].map(|folder| folder.join(&beside));
-        let mut archive = source.pack(ByteProgress::start(&format!("cp {name}")));
+        let mut archive = source.pack(Progress::of(&format!("cp {name}"), Unit::Bytes));
         let (mut free, mut errors) = (BoundedOutput::default(), BoundedOutput::default());
         let program = self.start(&words, &folders)?;
         let end = program.run(&mut archive, &mut free, &mut errors);
@@ -188,7 +188,8 @@ impl Guest<'_> {
         let beside = Path::new("/tmp").join(temporary_name());
         let words = [PACK, "cp", from, &beside.to_string_lossy()];
         let program = self.start(&words, std::slice::from_ref(&beside))?;
-        let progress = ByteProgress::start(&format!("cp {}", printable(name.as_encoded_bytes())));
+        let shown = printable(name.as_encoded_bytes());
+        let progress = Progress::of(&format!("cp {shown}"), Unit::Bytes);
         let mut output = ProgramOutput::new(program, progress);
         let copied = receive(&mut output, &to, limit);
         let Err(error) = copied else {
@@ -292,11 +293,11 @@ struct ProgramOutput {
     end: Option<ProgramEnd>,
     /// Why nothing more comes.
     lost: Option<ProgramError>,
-    progress: ByteProgress,
+    progress: Progress,
 }
 
 impl ProgramOutput {
-    fn new(program: GuestProgram, progress: ByteProgress) -> Self {
+    fn new(program: GuestProgram, progress: Progress) -> Self {
         Self {
             program,
             bytes: io::Cursor::default(),
@@ -322,7 +323,7 @@ impl Read for ProgramOutput {
             }
             match self.program.wait_for_message() {
                 Ok(GuestMessage::Output(bytes)) => {
-                    self.progress.add(bytes.len());
+                    self.progress.add(bytes.len() as u64);
                     self.bytes = io::Cursor::new(bytes);
                 }
                 Ok(GuestMessage::ErrorOutput(bytes)) => self.errors.write_all(&bytes)?,

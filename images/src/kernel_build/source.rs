@@ -1,12 +1,12 @@
 //! Where the source of a kernel comes from.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::snapshot::Snapshots;
 use crate::error::io_error;
-use crate::progress::Progress;
+use crate::progress::{Counted, Progress};
 use crate::{Cache, ImageError, KernelTree, PackageTree, cache};
 
 /// The source that a kernel is built from.
@@ -92,7 +92,7 @@ impl Prepared<'_> {
             PreparedKind::Archive(_) if copy.exists() => {}
             PreparedKind::Archive(archive) => {
                 progress.say(&format!("unpacking {}", archive.display()));
-                unpack(archive, copy)?;
+                unpack(archive, copy, progress)?;
             }
         }
         Ok(copy.to_path_buf())
@@ -104,9 +104,12 @@ impl Prepared<'_> {
     }
 }
 
-fn unpack(archive: &Path, copy: &Path) -> Result<(), ImageError> {
-    let file = File::open(archive).map_err(io_error("open", archive))?;
-    extract(lzma_rust2::XzReader::new(BufReader::new(file), true), copy)
+fn unpack(archive: &Path, copy: &Path, progress: &Progress) -> Result<(), ImageError> {
+    let stream = Counted::open(archive, "unpacking", progress)?;
+    extract(
+        lzma_rust2::XzReader::new(BufReader::new(stream), true),
+        copy,
+    )
 }
 
 /// Makes the only folder of an archive the folder `copy`. An interrupted extraction leaves none.

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
-use peerbar_images::ByteProgress;
+use peerbar_images::Progress;
 use tar::Builder;
 
 use super::{BLOCK, ENTRY, TOP};
@@ -75,7 +75,7 @@ impl Source {
     }
 
     /// Begins to pack, in a thread: nothing is kept on the host's disk.
-    pub(super) fn pack(self, mut progress: ByteProgress) -> Packing {
+    pub(super) fn pack(self, progress: Progress) -> Packing {
         progress.expect(self.archive);
         let (packed, chunks) = sync_channel(AHEAD);
         let packer = thread::spawn(move || append(&self.path, Chunks(packed)));
@@ -118,14 +118,14 @@ pub(super) struct Packing {
     chunks: Receiver<Vec<u8>>,
     chunk: io::Cursor<Vec<u8>>,
     packer: Option<JoinHandle<io::Result<()>>>,
-    progress: ByteProgress,
+    progress: Progress,
 }
 
 impl Read for Packing {
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         loop {
             let count = self.chunk.read(space)?;
-            self.progress.add(count);
+            self.progress.add(count as u64);
             if count > 0 || space.is_empty() {
                 return Ok(count);
             }
@@ -155,6 +155,8 @@ fn blocks(size: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_images::Unit;
+
     use super::*;
 
     #[test]
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(source.needed, 100_004 + 5 * ENTRY);
         let expected = source.archive;
         let mut archive = Vec::new();
-        let mut packing = source.pack(ByteProgress::start("x"));
+        let mut packing = source.pack(Progress::of("x", Unit::Bytes));
         packing.read_to_end(&mut archive).unwrap();
         assert_eq!(archive.len() as u64, expected);
     }
@@ -181,7 +183,7 @@ mod tests {
         fs::write(folder.path().join("file"), "text").unwrap();
         let source = Source::new(&folder.path().join("file")).unwrap();
         drop(folder);
-        let mut packing = source.pack(ByteProgress::start("x"));
+        let mut packing = source.pack(Progress::of("x", Unit::Bytes));
         packing.read_to_end(&mut Vec::new()).unwrap_err();
     }
 }
