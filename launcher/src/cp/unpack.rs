@@ -165,7 +165,7 @@ impl Unpacker {
                     let link = entry.link_name_bytes().map(|link| link.into_owned());
                     let target = target.take().or(link).unwrap_or_default();
                     let made = self.make(&mut entry, &path, &target, &mut chunk);
-                    made.with_context(|| printable(&path))?;
+                    made.with_context(|| shortened(&path))?;
                 }
             }
         }
@@ -350,6 +350,18 @@ fn names_of(path: &[u8]) -> anyhow::Result<Names> {
     match is_inside {
         true => Ok(names),
         false => Err(anyhow!("the path leads out of the copy")),
+    }
+}
+
+/// A path of the archive as an error shows it: a long one only with its ends.
+fn shortened(path: &[u8]) -> String {
+    /// Characters that are left of each end.
+    const END: usize = 24;
+    let path: Vec<char> = printable(path).chars().collect();
+    let ends = path.first_chunk::<END>().zip(path.last_chunk::<END>());
+    match ends.filter(|_| path.len() > 3 * END) {
+        Some((first, last)) => first.iter().chain(&['.'; 3]).chain(last).collect(),
+        None => path.iter().collect(),
     }
 }
 
