@@ -22,12 +22,15 @@ const NAMES: &str = "package-names";
 /// # Errors
 /// The cache cannot be read.
 pub fn package_names(cache: &Cache) -> Result<Option<BTreeSet<String>>, ImageError> {
-    let path = cache.path().join(NAMES);
-    match fs::read_to_string(&path) {
-        Ok(names) => Ok(Some(names.lines().map(str::to_owned).collect())),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(io_error("read", &path)(error)),
+    for folder in cache.folders() {
+        let path = folder.join(NAMES);
+        match fs::read_to_string(&path) {
+            Ok(names) => return Ok(Some(names.lines().map(str::to_owned).collect())),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(io_error("read", &path)(error)),
+        }
     }
+    Ok(None)
 }
 
 /// Moves what apt's lists of `tree` say into `cache`.
@@ -84,5 +87,8 @@ mod tests {
         let names = package_names(&kept).unwrap().unwrap();
         assert_eq!(Vec::from_iter(&names), ["gdb", "perf"]);
         assert_eq!(fs::read_dir(&lists).unwrap().count(), 0);
+        let above = tempfile::tempdir().unwrap();
+        let above = Cache::at(above.path()).unwrap().over(cache.path());
+        assert_eq!(package_names(&above).unwrap(), Some(names));
     }
 }

@@ -61,6 +61,18 @@ impl Cache {
         Ok(found.iter().map(StoredFile::entry).collect())
     }
 
+    /// Bytes on disk of all that is in the folder; 0 if it cannot be read.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        bytes_in(self.path())
+    }
+
+    /// Bytes on disk of all that is in the cache below; 0 if there is none.
+    #[must_use]
+    pub fn bytes_below(&self) -> u64 {
+        self.below().map_or(0, bytes_in)
+    }
+
     /// Removes the entries that `rule` names, or with `dry_run` none, and returns them. Waits for a build that is under way.
     ///
     /// # Errors
@@ -140,6 +152,12 @@ impl StoredFile {
             in_use: is_entry && matches!(entry_use::exclude(&self.path), Ok(None)),
         }
     }
+}
+
+fn bytes_in(dir: &Path) -> u64 {
+    let found = found(dir).unwrap_or_default();
+    let entries = found.iter().map(StoredFile::entry);
+    entries.fold(0, |sum, entry| sum.saturating_add(entry.bytes))
 }
 
 /// All but leftovers of builds and the lock.

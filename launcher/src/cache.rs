@@ -30,7 +30,7 @@ pub(crate) fn cache(command: &CacheCommand) -> Result<ExitCode, Failure> {
         }
     };
     let text = if is_json {
-        let all = json!({ "folder": cache.path(), "entries": entries });
+        let all = json!({ "folder": cache.path(), "entries": entries, "below": cache.below() });
         serde_json::to_string_pretty(&all).context("cannot write JSON")? + "\n"
     } else {
         text(&entries, SystemTime::now()) + &summary(&entries, verb, &cache)
@@ -99,12 +99,20 @@ fn summary(entries: &[CacheEntry], verb: Verb, cache: &Cache) -> String {
         parts => format!(" ({})", parts.join(", ")),
     };
     let (folder, sum) = (cache.path().display(), human(all));
-    match verb {
+    let own = match verb {
         Verb::Holds => format!(
             "{folder} holds {sum}{parts}; `peerbar cache prune` gives back what is not needed\n"
         ),
         Verb::WouldRemove => format!("would give back {sum} of {folder}{parts}\n"),
         Verb::Removed => format!("gave back {sum} of {folder}{parts}\n"),
+    };
+    let Some(below) = cache.below() else {
+        return own;
+    };
+    let (folder, sum) = (below.display(), human(cache.bytes_below()));
+    own + &match verb {
+        Verb::Holds => format!("{folder}, the cache of the whole machine, holds {sum}\n"),
+        _ => format!("{folder}, the cache of the whole machine, stays as it is\n"),
     }
 }
 
@@ -154,5 +162,12 @@ initramfs      5 MiB     3 days  initramfs-2
         );
         assert_eq!(message, sums);
         assert_eq!(text(&[], now), "");
+        let below = tempfile::tempdir().unwrap();
+        let over = cache.over(below.path());
+        let machine = over.below().unwrap().display();
+        let line = |verb| summary(&[], verb, &over).lines().nth(1).unwrap().to_owned();
+        let held = format!("{machine}, the cache of the whole machine, holds 0 B");
+        assert_eq!(line(Verb::Holds), held);
+        assert!(line(Verb::Removed).ends_with("machine, stays as it is"));
     }
 }
