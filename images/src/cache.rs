@@ -156,8 +156,19 @@ impl Cache {
             .or_else(|| set("XDG_CACHE_HOME").map(|dir| dir.join("peerbar")))
             .or_else(|| set("HOME").map(|dir| dir.join(".cache/peerbar")))
             .ok_or(ImageError::NoCacheDir)?;
-        let system = set("PEERBAR_SYSTEM_CACHE").unwrap_or_else(|| PathBuf::from(SYSTEM));
-        Ok(Self::at(&dir)?.over(&system))
+        let named = set("PEERBAR_SYSTEM_CACHE");
+        let system = named.as_deref().unwrap_or(Path::new(SYSTEM));
+        let cache = Self::at(&dir)?.over(system);
+        let is_itself = system
+            .canonicalize()
+            .is_ok_and(|system| system == cache.dir);
+        if cache.below.is_none() && !is_itself && (named.is_some() || system.exists()) {
+            log::warn!(
+                "{} is not used: it is no folder that only root and this user can write",
+                system.display()
+            );
+        }
+        Ok(cache)
     }
 
     /// The same cache over another one, whose entries are used and never changed. A folder that is missing, or that another user but root
@@ -212,7 +223,7 @@ impl Cache {
     }
 
     /// This cache, then the one below.
-    fn folders(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn folders(&self) -> impl Iterator<Item = &Path> {
         [Some(self.path()), self.below()].into_iter().flatten()
     }
 
@@ -337,11 +348,30 @@ impl Cache {
         })?;
         let path = self.dir.join(format!("{WORK_PREFIX}{name}{HOLDER}"));
         let file = open_or_create(&path)?;
-        lock.take(&file, Exclusive, || {
-            let holder = holder(&path).unwrap_or_else(|| "another process".to_owned());
-            format!("waiting for {name}, which {holder} builds")
-        })?;
-        let entry = lock.entry.insert(HeldEntry { file, path });
+        lock.take(&file, Exclusive, || waiting_for(name, &path))?;
+        let entry = lock.entry.insert(HeldEntry {
+            _lock: None,
+            file,
+            path,
+        });
+        entry.name_holder()?;
+        Ok(lock)
+    }
+
+    /// Waits for `folder`, open at `path`, where the states of one source are built after each other. A file in it names this process.
+    pub(crate) fn lock_work(&self, folder: File, path: &Path) -> Result<BuildLock, ImageError> {
+        let mut lock = self.open_lock()?;
+        let named = path.join(HOLDER);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        lock.take(&folder, Exclusive, || waiting_for(&name, &named))?;
+        // Whoever had it may have removed the folder.
+        fs::create_dir_all(path).map_err(io_error("create", path))?;
+        let file = open_or_create(&named)?;
+        let entry = lock.entry.insert(HeldEntry {
+            _lock: Some(folder),
+            file,
+            path: named,
+        });
         entry.name_holder()?;
         Ok(lock)
     }
@@ -393,6 +423,12 @@ fn open_or_create(path: &Path) -> Result<File, ImageError> {
         .map_err(io_error("open", path))
 }
 
+/// Why the entry `name`, whose builder has written itself into the file at `path`, is waited for.
+fn waiting_for(name: &str, path: &Path) -> String {
+    let holder = holder(path).unwrap_or_else(|| "another process".to_owned());
+    format!("waiting for {name}, which {holder} builds")
+}
+
 /// Which process has written itself into the file at `path`.
 fn holder(path: &Path) -> Option<String> {
     let mut text = String::new();
@@ -413,8 +449,10 @@ pub(crate) struct BuildLock {
     stop: Option<Arc<OwnedFd>>,
 }
 
-/// A file that says who builds an entry, locked. Dropped, it is removed.
+/// A file that says who builds an entry. Dropped, it is removed.
 struct HeldEntry {
+    /// What is locked, if it is not the file.
+    _lock: Option<File>,
     file: File,
     path: PathBuf,
 }

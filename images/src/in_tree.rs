@@ -82,6 +82,22 @@ pub(crate) fn missing(
     Ok(built)
 }
 
+/// Whether [`missing`] may build a module that `wanted` names, so that it needs the kernel's source. Without a `kernel` it is not known which
+/// modules that has.
+pub(crate) fn needs_source(kernel: Option<&Kernel>, wanted: &[String]) -> Result<bool, ImageError> {
+    for set in SETS {
+        if wanted.iter().any(|name| name == set.name) {
+            let has_it = kernel
+                .map(|kernel| kernel.has_module(set.name))
+                .transpose()?;
+            if has_it != Some(true) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
+}
+
 fn build(
     cache: &Cache,
     kernel: &Kernel,
@@ -146,7 +162,7 @@ fn source_archive(cache: &Cache, kernel: &Kernel, root: &Root) -> Result<PathBuf
 }
 
 /// Debian's package with the source of `release`: of `7.3.4+deb13-amd64` it is `linux-source-7.3`.
-fn source_package(release: &str) -> String {
+pub(crate) fn source_package(release: &str) -> String {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
     let major = numbers.next().unwrap_or_default();
     let minor = numbers.next().unwrap_or_default();

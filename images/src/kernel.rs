@@ -96,6 +96,21 @@ impl Kernel {
         Ok(self)
     }
 
+    /// Debian's package with its source, as `linux-source-7.3`.
+    #[must_use]
+    pub fn source_package(&self) -> String {
+        in_tree::source_package(&self.release)
+    }
+
+    /// Whether [`Kernel::with_missing_modules`] may need the kernel's source for the modules that `wanted` names. Without a `kernel` it is not
+    /// known which modules that has.
+    ///
+    /// # Errors
+    /// [`ImageError::Io`] if its modules cannot be listed.
+    pub fn needs_source(kernel: Option<&Self>, wanted: &[String]) -> Result<bool, ImageError> {
+        in_tree::needs_source(kernel, wanted)
+    }
+
     /// This kernel with the modules that the user's folder `sources` builds for it, as for [`Kernel::with_sources`], but
     /// with its warnings left alone. Returns the files of those modules as well: `NAME.ko`, with the name as in
     /// `/proc/modules`.

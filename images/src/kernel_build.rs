@@ -11,23 +11,27 @@ mod snapshot;
 mod source;
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::SystemTime;
-
-use rustix::fs::{FlockOperation, flock};
 
 use self::fragments::Fragments;
 use self::make::Make;
 use self::source::Prepared;
 use crate::build_tools::{self, BuildTools};
-use crate::cache::Kind;
+use crate::cache::{BuildLock, Kind};
 use crate::error::io_error;
-use crate::progress::{Progress, say};
-use crate::{Cache, ImageError, PackageTree, cache};
+use crate::progress::{Progress, Unit};
+use crate::{Cache, ImageError, Kernel, PackageTree, Root, cache};
 
 pub(crate) use self::export::TOOLS;
 pub use self::source::KernelSource;
+
+/// The file of the cache that says how many object files the last whole build compiled. It is an estimate for the next one.
+const OBJECTS: &str = "kernel-objects";
+
+/// Configuring a kernel leaves fewer object files, of programs of its own.
+const FEW: u64 = 100;
 
 /// A kernel to build.
 #[derive(Clone, Debug)]
@@ -46,7 +50,7 @@ pub struct KernelBuild {
 struct WorkFolder {
     path: PathBuf,
     /// Held while anything is built there.
-    _lock: File,
+    _lock: BuildLock,
 }
 
 impl KernelBuild {
@@ -75,7 +79,7 @@ impl KernelBuild {
         fs::write(&config, &text).map_err(io_error("write", &config))?;
         let progress = Progress::start("building a kernel");
         let tools = BuildTools::make(tree, &work.path.join("tools"))?;
-        let make = self.build(&prepared, &work, &fragments, &tools, &progress)?;
+        let make = self.build(&prepared, &work, &fragments, &tools, cache, &progress)?;
         let built = cache.entry(Kind::BuiltKernel, &key, |entry, _| {
             export::export(&make, tree, entry)
         })?;
@@ -85,12 +89,23 @@ impl KernelBuild {
         Ok(built)
     }
 
+    /// Gets what a build of Debian's source of the kernel of `root` takes from the network, if the cache lacks it: the source and the tools.
+    ///
+    /// # Errors
+    /// As [`PackageTree::get`].
+    pub fn fetch(cache: &Cache, root: &Root) -> Result<(), ImageError> {
+        PackageTree::get(cache, &build_tools::PACKAGES.map(String::from))?;
+        PackageTree::get(cache, &[Kernel::from_root(root).source_package()])?;
+        Ok(())
+    }
+
     fn build<'a>(
         &self,
         prepared: &Prepared<'_>,
         work: &WorkFolder,
         fragments: &Fragments,
         tools: &'a BuildTools<'a>,
+        cache: &Cache,
         progress: &Progress,
     ) -> Result<Make<'a>, ImageError> {
         let source = prepared.sources(&work.path.join("source"), progress)?;
@@ -113,23 +128,33 @@ impl KernelBuild {
         ));
         let scripts = self.debug.then_some("scripts_gdb");
         let targets: Vec<&str> = ["bzImage", "modules"].into_iter().chain(scripts).collect();
-        make.run(&targets, &config, progress)?;
+        // How much of an earlier build is compiled anew is not known.
+        let is_whole = make::objects_in(&make.build) < FEW;
+        let expected = known_objects(cache).filter(|_| is_whole);
+        progress.part("building", Unit::Objects, expected);
+        let compiled = make.run(&targets, &config, progress)?;
+        if is_whole {
+            let path = cache.path().join(OBJECTS);
+            fs::write(&path, compiled.to_string()).map_err(io_error("write", &path))?;
+        }
         Ok(make)
     }
+}
+
+/// How many object files the last whole build compiled, if there was one.
+fn known_objects(cache: &Cache) -> Option<u64> {
+    let number = |folder: &Path| fs::read_to_string(folder.join(OBJECTS)).ok()?.parse().ok();
+    cache.folders().find_map(number)
 }
 
 impl WorkFolder {
     fn of(cache: &Cache, key: &str) -> Result<Self, ImageError> {
         let path = cache.path_of(Kind::KernelWork, key);
         fs::create_dir_all(&path).map_err(io_error("create", &path))?;
-        let lock = File::open(&path).map_err(io_error("open", &path))?;
-        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            say(&format!("waiting for another build in {}", path.display()));
-            flock(&lock, FlockOperation::LockExclusive)
-                .map_err(|errno| io_error("lock", &path)(errno.into()))?;
-        }
+        let folder = File::open(&path).map_err(io_error("open", &path))?;
         // It counts as used today. Nothing can be built in a cache of another user's, so a failure shows below.
-        let _ = lock.set_modified(SystemTime::now());
+        let _ = folder.set_modified(SystemTime::now());
+        let lock = cache.lock_work(folder, &path)?;
         Ok(Self { path, _lock: lock })
     }
 }
