@@ -65,6 +65,12 @@ impl PackageTree {
         }
     }
 
+    /// Whether the cache has these packages, so that [`PackageTree::get`] needs no network.
+    #[must_use]
+    pub fn is_cached(cache: &Cache, names: &[String]) -> bool {
+        cache.has(Kind::Packages, &names_and_key(names).1)
+    }
+
     fn read(entry: &Path) -> Result<Self, ImageError> {
         let path = entry.join(MANIFEST);
         let file = File::open(&path).map_err(io_error("open", &path))?;
@@ -151,6 +157,8 @@ mod tests {
         fs::create_dir(entry).unwrap();
         fs::write(entry.join(MANIFEST), r#"{"a":"1"}"#).unwrap();
         assert_eq!(planned(&["a", "b"]).versions()["a"], "1");
+        let is_cached = |names: [&str; 2]| PackageTree::is_cached(&cache, &names.map(String::from));
+        assert!(is_cached(["b", "a"]) && !is_cached(["a", "c"]));
         assert!(planned(&["a"]).versions().is_empty());
     }
 

@@ -164,18 +164,20 @@ impl Artifacts {
             return Err(no_user_network(&qemu));
         }
         let accel = Accel::choose(own.accel, &qemu)?;
+        let users_kernel = own.kernel().map(|kernel| {
+            let kernel = Kernel::user(kernel, own.modules.as_deref()).map_err(image_failure)?;
+            cache.mark_used(&kernel.image)?;
+            Ok::<_, Failure>(kernel)
+        });
+        let users_kernel = users_kernel.transpose()?;
         let root = if needs.tools || own.kernel().is_none() {
             Some(Root::get(cache)?)
         } else {
             None
         };
         let packages = package_tree(needs, cache)?;
-        let kernel = match (own.kernel(), &root) {
-            (Some(kernel), _) => {
-                let kernel = Kernel::user(kernel, own.modules.as_deref()).map_err(image_failure)?;
-                cache.mark_used(&kernel.image)?;
-                kernel
-            }
+        let kernel = match (users_kernel, &root) {
+            (Some(kernel), _) => kernel,
             (None, Some(root)) => Kernel::from_root(root),
             (None, None) => return Err(anyhow!("there is no kernel").into()),
         };
@@ -337,7 +339,7 @@ fn package_tree(needs: &GuestNeeds, cache: &Cache) -> Result<Option<PackageTree>
 }
 
 /// The module that makes queues beside those of nvme.
-const NVME_QUEUES: &str = "peerbar_nvme_queues";
+pub(crate) const NVME_QUEUES: &str = "peerbar_nvme_queues";
 /// What it includes of the kernel's own tree.
 const NVME_HEADERS: &[&str] = &["drivers/nvme/host/nvme.h"];
 

@@ -1,9 +1,10 @@
 //! What a run would take that is there without a download, for `peerbar doctor`.
 
-use peerbar_images::{Cache, Kernel, Qemu, Root};
+use peerbar_images::{Cache, Kernel, PackageTree, Qemu, Root};
 
-use crate::artifacts::Own;
+use crate::artifacts::{NVME_QUEUES, Own};
 use crate::exit::Failure;
+use crate::guest_needs::GuestNeeds;
 use crate::kernel_needs;
 use crate::scenario::Scenario;
 
@@ -38,4 +39,33 @@ pub fn kernel(own: &Own, scenario: &Scenario, cache: &Cache) -> Result<Option<Ke
         kernel_needs::check_machine(config, &scenario.machine)?;
     }
     Ok(Some(kernel))
+}
+
+/// What a run of `scenario` would fetch, in words; empty if it needs no network.
+///
+/// # Errors
+/// The cache cannot be read.
+pub fn downloads(own: &Own, scenario: &Scenario, cache: &Cache) -> Result<Vec<String>, Failure> {
+    let needs = GuestNeeds::of(scenario);
+    let mut missing = Vec::new();
+    let is_own = own.kernel().is_some();
+    let has_qemu = own.qemu.is_some() || Qemu::on_path(cache).is_some();
+    let root = Root::is_cached(cache)
+        .then(|| Root::get(cache))
+        .transpose()?;
+    if root.is_none() && (needs.tools || !is_own || !has_qemu) {
+        missing.push("QEMU, Linux and the guest's tools, some 300 MB".to_owned());
+    }
+    if !needs.packages.is_empty() && !PackageTree::is_cached(cache, &needs.packages) {
+        missing.push(format!("the packages {}", needs.packages.join(", ")));
+    }
+    let kernel = root.as_ref().map(Kernel::from_root);
+    let needs_source = needs.modules.iter().any(|name| name == NVME_QUEUES)
+        || Kernel::needs_source(kernel.as_ref(), &needs.modules)?;
+    let source = kernel.map(|kernel| [kernel.source_package()]);
+    let has_source = source.is_some_and(|source| PackageTree::is_cached(cache, &source));
+    if !is_own && needs_source && !has_source {
+        missing.push("the kernel's source, some 150 MB".to_owned());
+    }
+    Ok(missing)
 }

@@ -47,7 +47,7 @@ pub(crate) fn doctor(options: &cli::Doctor) -> Result<ExitCode, Failure> {
         None => Scenario::demo()?,
     };
     let own = options.own.or_kernel_tree_here()?;
-    let findings = findings(&own, &scenario);
+    let findings = findings(&own, &scenario, options.scenario.as_deref());
     let failed = findings
         .iter()
         .filter(|finding| finding.state == State::Failed)
@@ -74,9 +74,9 @@ pub(crate) fn doctor(options: &cli::Doctor) -> Result<ExitCode, Failure> {
     })
 }
 
-fn findings(own: &Own, scenario: &Scenario) -> Vec<Finding> {
+fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding> {
     let cache = Cache::open();
-    let mut findings = of_software(own, scenario, &cache);
+    let mut findings = of_software(own, scenario, file, &cache);
     let topology = Topology::of(scenario);
     let cpuinfo = read("/proc/cpuinfo");
     let machine = &scenario.machine;
@@ -118,6 +118,7 @@ fn findings(own: &Own, scenario: &Scenario) -> Vec<Finding> {
 fn of_software(
     own: &Own,
     scenario: &Scenario,
+    file: Option<&Path>,
     cache: &Result<Cache, peerbar_images::ImageError>,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -137,7 +138,7 @@ fn of_software(
         Ok(cache) => cache,
         Err(error) => {
             let failed = Err(error.to_string());
-            findings.push(software::cache(Path::new("the cache"), 0, failed));
+            findings.push(software::cache(Path::new("the cache"), 0, None, failed));
             return findings;
         }
     };
@@ -151,21 +152,24 @@ fn of_software(
     let kernel = present::kernel(own, scenario, cache);
     let release = kernel.map(|kernel| kernel.map(|kernel| kernel.release));
     findings.push(software::kernel(release.map_err(|error| error.to_string())));
-    findings.push(of_tools(own, scenario, cache));
+    let downloads = present::downloads(own, scenario, cache);
+    let is_network_needed = downloads.as_ref().is_ok_and(|missing| !missing.is_empty());
+    findings.push(software::downloads(
+        downloads.map_err(|error| error.to_string()),
+        file,
+    ));
+    findings.push(of_tools(own, scenario, is_network_needed));
     findings
 }
 
 fn of_cache(cache: &Cache) -> Finding {
     let written = tempfile::tempfile_in(cache.path()).map(drop);
-    let entries = cache.entries().unwrap_or_default();
-    let bytes = entries
-        .iter()
-        .fold(0u64, |sum, entry| sum.saturating_add(entry.bytes));
     let written = written.map_err(|error| error.to_string());
-    software::cache(cache.path(), bytes, written)
+    let below = cache.below().map(|below| (below, cache.bytes_below()));
+    software::cache(cache.path(), cache.bytes(), below, written)
 }
 
-fn of_tools(own: &Own, scenario: &Scenario, cache: &Cache) -> Finding {
+fn of_tools(own: &Own, scenario: &Scenario, is_network_needed: bool) -> Finding {
     let on_path = |name: &str| {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path).any(|folder| folder.join(name).is_file())
@@ -175,7 +179,7 @@ fn of_tools(own: &Own, scenario: &Scenario, cache: &Cache) -> Finding {
         tool(
             "mmdebstrap",
             "fetches QEMU, the kernel and the guest's tools",
-            !Root::is_cached(cache),
+            is_network_needed,
         ),
         tool(
             "gcc",

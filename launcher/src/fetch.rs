@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use clap::Args;
-use peerbar_lab::artifacts::{Artifacts, Own};
+use peerbar_images::{KernelBuild, Root};
+use peerbar_lab::artifacts::{Artifacts, Own, until_a_signal};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::guest_needs::GuestNeeds;
 use peerbar_lab::programs::program;
@@ -12,16 +14,19 @@ use peerbar_lab::scenario::{Scenario, shipped};
 use peerbar_lab::signals::Signals;
 use peerbar_lab::terminal::say;
 
+use crate::completion;
 use crate::runnable::Runnable;
 
-/// Gets and builds all that scenarios need: QEMU, kernel, packages, tools and modules. Their runs use no network then.
+/// Gets all that scenarios need from the network, and builds it: QEMU, Linux, packages, tools and modules. Their runs use no network then.
 #[derive(Args)]
-#[command(before_help = "Examples:\n  peerbar fetch\n  peerbar fetch my.toml gpu")]
+#[command(
+    before_help = "Examples:\n  peerbar fetch\n  peerbar fetch my.toml gpu\n  peerbar fetch --all"
+)]
 pub(crate) struct Fetch {
-    /// Scenario files, or names of shipped ones [default: all shipped ones].
-    #[arg(value_name = "SCENARIO")]
+    /// Scenario files, or names of shipped scenarios [default: the demo].
+    #[arg(value_name = "SCENARIO", add = completion::scenarios())]
     pub scenarios: Vec<PathBuf>,
-    /// All shipped scenarios.
+    /// All shipped scenarios, and the tools and the source for `peerbar kernel build`.
     #[arg(long, conflicts_with = "scenarios")]
     pub all: bool,
     /// The user's own pieces.
@@ -31,45 +36,54 @@ pub(crate) struct Fetch {
 
 /// Gets what the scenarios need.
 pub(crate) fn fetch(options: &Fetch) -> Result<ExitCode, Failure> {
-    let paths = match options.scenarios.as_slice() {
-        [] => shipped().into_iter().map(|file| file.path).collect(),
-        named => named.to_vec(),
-    };
     let signals = Signals::new()?;
     let agent = program("peerbar-agent")?;
     let own = options.own.or_kernel_tree_here()?;
     // All are read first: a mistake in the last one costs no download.
-    let scenarios: Vec<Vec<Scenario>> = paths
-        .iter()
-        .map(|path| guests_of(path))
-        .collect::<Result<_, _>>()?;
-    for scenario in scenarios.iter().flatten() {
+    let runnables = runnables(options)?;
+    for scenario in runnables.iter().flat_map(Runnable::guests) {
         let needs = GuestNeeds::of(scenario);
-        Artifacts::prepare(&own, &needs, &agent, &signals).inspect_err(|_| {
-            say(format_args!(
-                "peerbar: {} does not have all that it needs:",
-                scenario.name
-            ));
-        })?;
+        Artifacts::prepare(&own, &needs, &agent, &signals)
+            .inspect_err(|failure| say_who_failed(&scenario.name, failure))?;
     }
-    let count = match paths.len() {
-        1 => "the scenario has".to_owned(),
-        count => format!("{count} scenarios have"),
+    if options.all {
+        until_a_signal(&signals, |cache| {
+            Ok(KernelBuild::fetch(cache, &Root::get(cache)?)?)
+        })
+        .inspect_err(|failure| say_who_failed("peerbar kernel build", failure))?;
+    }
+    let who = match runnables.as_slice() {
+        [one] => format!("{} has all that it needs: its runs use", one.name()),
+        all => format!(
+            "{} scenarios have all that they need: their runs use",
+            all.len()
+        ),
     };
-    say(format_args!(
-        "peerbar: {count} all that runs need; they use no network now"
-    ));
+    say(format_args!("peerbar: {who} no network"));
     Ok(ExitCode::SUCCESS)
 }
 
-/// The guests of a scenario.
-fn guests_of(path: &Path) -> Result<Vec<Scenario>, Failure> {
-    Ok(match Runnable::load(path)? {
-        Runnable::Single(scenario) => vec![*scenario],
-        Runnable::Group(group) => group
-            .guests
-            .into_iter()
-            .map(|guest| guest.scenario)
-            .collect(),
-    })
+fn runnables(options: &Fetch) -> Result<Vec<Runnable>, Failure> {
+    if options.scenarios.is_empty() && !options.all {
+        return Ok(vec![Runnable::of_one(Scenario::demo()?)]);
+    }
+    let all = options.all.then(shipped).unwrap_or_default();
+    if options.all && all.is_empty() {
+        return Err(
+            anyhow!("no scenarios are beside this peerbar: name those that you want").into(),
+        );
+    }
+    let all = all.iter().map(|file| file.path.as_path());
+    let named = options.scenarios.iter().map(PathBuf::as_path);
+    let load = |path: &Path| Ok(Runnable::load_interactive(path)?);
+    all.chain(named).map(load).collect()
+}
+
+/// The failure itself is said last.
+fn say_who_failed(name: &str, failure: &Failure) {
+    if !matches!(failure, Failure::Interrupted(_)) {
+        say(format_args!(
+            "peerbar: {name} does not have all that it needs:"
+        ));
+    }
 }

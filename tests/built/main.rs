@@ -8,6 +8,7 @@ mod devices;
 mod disks;
 mod explain;
 mod failures;
+mod fetch;
 mod guest_root;
 mod in_guest;
 mod kernel;

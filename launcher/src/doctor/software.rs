@@ -17,7 +17,7 @@ pub(super) fn qemu(found: Result<Option<String>, String>) -> Finding {
         Ok(None) => Finding::limited(
             PROBE,
             "none that is fit yet",
-            "the first run fetches one, some 330 MB, from Debian's archive",
+            "the first run, or `peerbar fetch`, gets one from Debian's archive",
         ),
         Err(error) => split(PROBE, &error, "leave --qemu out to use peerbar's own"),
     }
@@ -57,7 +57,7 @@ pub(super) fn kernel(found: Result<Option<String>, String>) -> Finding {
         Ok(None) => Finding::limited(
             PROBE,
             "none yet",
-            "the first run fetches Debian's, with QEMU",
+            "the first run, or `peerbar fetch`, gets Debian's",
         ),
         Err(error) => split(PROBE, &error, "take peerbar's own with `--kernel default`"),
     }
@@ -146,18 +146,52 @@ pub(super) fn tools(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Finding 
     }
 }
 
-/// The cache: where it is, how big, and whether it can be written.
-pub(super) fn cache(folder: &Path, bytes: u64, written: Result<(), String>) -> Finding {
+/// The cache: where it is, how big, and whether it can be written; and where the machine's cache is that it lies over, and how big.
+pub(super) fn cache(
+    folder: &Path,
+    bytes: u64,
+    below: Option<(&Path, u64)>,
+    written: Result<(), String>,
+) -> Finding {
     const PROBE: &str = "cache";
     let folder = folder.display();
+    let below = below.map(|(below, bytes)| {
+        let below = below.display();
+        format!("; {below}, of the whole machine, {}", human(bytes))
+    });
     match written {
-        Ok(()) => Finding::ok(PROBE, format!("{folder} holds {}", human(bytes))),
+        Ok(()) => Finding::ok(
+            PROBE,
+            format!(
+                "{folder} holds {}{}",
+                human(bytes),
+                below.unwrap_or_default()
+            ),
+        ),
         Err(error) => Finding::failed(
             PROBE,
             format!("{folder} cannot be written ({error})"),
             "set PEERBAR_CACHE to a folder of your own",
         ),
     }
+}
+
+/// What a run of the scenario in `file`, or of the demo, fetches from the network.
+pub(super) fn downloads(missing: Result<Vec<String>, String>, file: Option<&Path>) -> Finding {
+    const PROBE: &str = "network";
+    let missing = match missing {
+        Ok(missing) => missing,
+        Err(error) => return split(PROBE, &error, "peerbar cache prune --all"),
+    };
+    if missing.is_empty() {
+        return Finding::ok(PROBE, "not used: the cache has all that a run needs");
+    }
+    let file = file.map(|file| format!(" {}", file.display()));
+    Finding::limited(
+        PROBE,
+        format!("a run first fetches {}", missing.join("; ")),
+        format!("`peerbar fetch{}` gets it now", file.unwrap_or_default()),
+    )
 }
 
 /// The programs that a run starts.
@@ -238,6 +272,16 @@ mod tests {
     }
 
     #[test]
+    fn downloads_are_named_with_the_command_that_does_them() {
+        let none = downloads(Ok(Vec::new()), None);
+        assert_eq!(none.state, State::Ok);
+        let missing = ["QEMU", "the packages mdadm"].map(str::to_owned).to_vec();
+        let line = downloads(Ok(missing), Some(Path::new("my.toml"))).line();
+        let expected = "limited  network        a run first fetches QEMU; the packages mdadm: `peerbar fetch my.toml` gets it now\n";
+        assert_eq!(line, expected);
+    }
+
+    #[test]
     fn missing_tools_fail_only_if_they_are_needed() {
         let wanted = |is_needed| {
             [Tool {
@@ -262,6 +306,7 @@ mod tests {
         let finding = cache(
             Path::new("/c"),
             1 << 30,
+            None,
             Err("Read-only file system".to_owned()),
         );
         assert_eq!(
@@ -271,9 +316,11 @@ mod tests {
                 "/c cannot be written (Read-only file system)"
             )
         );
+        let found = |below| cache(Path::new("/c"), 1 << 30, below, Ok(())).found;
+        assert_eq!(found(None), "/c holds 1 GiB");
         assert_eq!(
-            cache(Path::new("/c"), 1 << 30, Ok(())).found,
-            "/c holds 1 GiB"
+            found(Some((Path::new("/m"), 2 << 30))),
+            "/c holds 1 GiB; /m, of the whole machine, 2 GiB"
         );
         let missing = programs(Some(
             "peerbar-nvme is missing: /x is no file; run scripts/build".to_owned(),
