@@ -120,6 +120,7 @@ impl KernelBuild {
             log: work.path.join("build.log"),
         };
         let config = work.path.join("fragments.config");
+        progress.part("", Unit::Objects, None);
         make.run(&["allnoconfig"], &config, progress)?;
         fragments.check(&make.build.join(".config"))?;
         progress.say(&format!(
