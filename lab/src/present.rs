@@ -65,7 +65,7 @@ pub fn downloads(own: &Own, scenario: &Scenario, cache: &Cache) -> Result<Vec<St
     let source = kernel.map(|kernel| [kernel.source_package()]);
     let has_source = source.is_some_and(|source| PackageTree::is_cached(cache, &source));
     if !is_own && needs_source && !has_source {
-        missing.push("the kernel's source, some 150 MB".to_owned());
+        missing.push("the kernel's source, some 180 MB".to_owned());
     }
     Ok(missing)
 }
