@@ -147,7 +147,7 @@ fn refused(scenario: &str, words: &[&str]) -> anyhow::Result<(Option<i32>, Strin
 fn mistake_is_reported_before_the_guest_boots() {
     let (code, message) = refused(COMMANDS, &["--check", "nope"]).unwrap();
     assert_eq!(code, Some(2));
-    let names = "peerbar: no check is named `nope`: there is `by nsid`, `first namespace alone`, `legacy buffer`, `own disk`, `report`, `slow`\n";
+    let names = "peerbar: no check is named `nope`: there are `by nsid`, `first namespace alone`, `legacy buffer`, `own disk`, `report`, `slow`\n";
     assert_eq!(message, names);
     let (code, message) = refused(&COMMANDS.replace("ns3}", "ns4}"), &[]).unwrap();
     assert_eq!(code, Some(2));
