@@ -68,6 +68,8 @@ pub use rdma_network::RdmaNetwork;
 pub use sanitize::Sanitize;
 pub use share::Share;
 
+pub(crate) use machine::READABLE_REGISTERS;
+
 use check::Endpoints;
 
 use crate::firmware::Firmware;

@@ -241,7 +241,7 @@ fn what_the_host_lacks_is_named_with_its_line() {
         (
             "\"driver\"",
             "\"drover\"",
-            "root.toml:16: `path`: drover is no folder",
+            "root.toml:17: `path`: drover is no folder",
         ),
         (
             "\"tree\"",

@@ -107,12 +107,17 @@ fn firmware(
     }
 }
 
+/// The parameter by which programs of the guest read registers of devices that have a driver.
+pub(crate) const READABLE_REGISTERS: &str = "iomem=relaxed";
+
 /// The agent reads a GPU's counters out of its registers, and programs such as `nvme show-regs` those of a disk. The kernel keeps
 /// registers of a device that has a driver from programs otherwise.
 fn kernel_parameters(own: String) -> String {
-    const REGISTERS: &str = "iomem=relaxed";
-    if own.split_whitespace().any(|word| word == REGISTERS) {
+    if own
+        .split_whitespace()
+        .any(|word| word == READABLE_REGISTERS)
+    {
         return own;
     }
-    format!("{REGISTERS} {own}").trim_end().to_owned()
+    format!("{READABLE_REGISTERS} {own}").trim_end().to_owned()
 }
