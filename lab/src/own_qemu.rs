@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::iommu::Iommu;
 use crate::qemu::{Numbering, QemuArguments, Sockets, functions};
-use crate::scenario::{Machine, READABLE_REGISTERS};
+use crate::scenario::Machine;
 use crate::topology::{ROOT_BUS, Topology};
 
 /// Chassis and slot of each port must be its own, and the user's machine, or libvirt, has ports that count from 1.
@@ -106,11 +106,11 @@ impl OwnQemu<'_> {
         }
     }
 
-    /// Parameters that the guest's kernel needs for the scenario, without the one for our agent, which is not in that guest.
+    /// Parameters that the guest's kernel needs for the scenario.
     pub fn kernel_parameters(&self) -> String {
-        let of_iommu = self.machine.iommu.kernel_parameters().split_whitespace();
-        let words = of_iommu.chain(self.machine.kernel_parameters.split_whitespace());
-        let words = words.filter(|word| *word != READABLE_REGISTERS);
+        let of_iommu = self.machine.iommu.kernel_parameters();
+        let words = [of_iommu, &self.machine.kernel_parameters];
+        let words = words.into_iter().filter(|words| !words.is_empty());
         words.collect::<Vec<_>>().join(" ")
     }
 
@@ -258,7 +258,7 @@ xio3130-downstream,id=switch0.disk0,bus=switch0,chassis=102,slot=102
         let arguments = rendered(&scenario(), |qemu| qemu.arguments().join("\n"));
         assert_eq!(arguments, expected);
         let parameters = rendered(&scenario(), |qemu| qemu.kernel_parameters());
-        assert_eq!(parameters, "intel_iommu=on iommu=nopt");
+        assert_eq!(parameters, "intel_iommu=on iommu=nopt iomem=relaxed");
     }
 
     #[test]

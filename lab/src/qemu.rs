@@ -24,10 +24,11 @@ const SERVER_TIMEOUT_MS: u32 = 600_000;
 const MACHINE: &str = "q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram";
 
 /// Kernel parameters of every boot. `quiet` hides what a healthy boot says, `loglevel=5` lets warnings through
-/// again because the console is searched for them; the rest skips work that no scenario needs.
+/// again because the console is searched for them; by `iomem=relaxed` our agent reads a GPU's counters out of its registers, and
+/// programs such as `nvme show-regs` those of a disk that has its driver; the rest skips work that no scenario needs.
 const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off \
     tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on \
-    rcupdate.rcu_expedited=1";
+    iomem=relaxed rcupdate.rcu_expedited=1";
 
 /// A machine and what it boots, without any device of ours.
 pub struct Boot<'a> {
@@ -567,7 +568,7 @@ chardev:console
 -initrd
 /i
 -append
-console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on rcupdate.rcu_expedited=1 intel_iommu=on iommu=pt vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1 iomem=relaxed
+console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on iomem=relaxed rcupdate.rcu_expedited=1 intel_iommu=on iommu=pt vfio_iommu_type1.allow_unsafe_interrupts=1 iommufd.allow_unsafe_interrupts=1
 -device
 intel-iommu,caching-mode=on,intremap=off
 -chardev

@@ -68,8 +68,6 @@ pub use rdma_network::RdmaNetwork;
 pub use sanitize::Sanitize;
 pub use share::Share;
 
-pub(crate) use machine::READABLE_REGISTERS;
-
 use check::Endpoints;
 
 use crate::firmware::Firmware;
@@ -598,7 +596,7 @@ mod tests {
             cpu, memory, cpus, ..
         } = scenario.machine.clone();
         assert_eq!((cpu.as_str(), memory, cpus), ("EPYC", 512 << 20, 2));
-        assert_eq!(scenario.machine.kernel_parameters, "iomem=relaxed");
+        assert_eq!(scenario.machine.kernel_parameters, "");
         assert_eq!(scenario.initramfs_modules(), ["nvme", "9p", "9pnet_virtio"]);
         let [nvme] = scenario.nvmes.as_slice() else {
             panic!("{:?}", scenario.nvmes)
@@ -953,7 +951,7 @@ mod tests {
             parse(format!("{top}{HEAD}{DISK}[[check]]\n{command}\n"))
         };
         let parameters = read("32M").unwrap().machine.kernel_parameters;
-        assert_eq!(parameters, "hugepages=16 iomem=relaxed");
+        assert_eq!(parameters, "hugepages=16");
         for hugepages in ["3M", "34M", "1G"] {
             let message = format!(
                 "x.toml:2: `hugepages = \"{hugepages}\"`: takes multiples of 2M, and leaves 96M or more of `memory`, which is 128M"

@@ -75,7 +75,6 @@ mod tests {
             modules,
             ["nvme", "peerbar_gpu", "9p", "9pnet_virtio", "ext4"]
         );
-        assert_eq!(scenario.machine.kernel_parameters, "iomem=relaxed");
         let [gpu] = &scenario.plan().gpus[..] else {
             panic!("{:?}", scenario.gpus)
         };

@@ -47,7 +47,7 @@ pub(super) fn machine(
         hugepages: hugepages.transpose()?.unwrap_or_default(),
         firmware: firmware(table.firmware, &attach_points.host_bridges)?,
         iommu: table.iommu,
-        kernel_parameters: kernel_parameters(table.kernel_parameters),
+        kernel_parameters: table.kernel_parameters,
         sanitize: sanitize::beside(table.sanitize, table.iommu, recorded)?,
         ats: has_ats.any(|has_ats| has_ats),
         virtio_gpu: table.virtio_gpu,
@@ -105,19 +105,4 @@ fn firmware(
         (None, Some(_)) => Ok(Firmware::Seabios),
         (None, None) => Ok(Firmware::Qboot),
     }
-}
-
-/// The parameter by which programs of the guest read registers of devices that have a driver.
-pub(crate) const READABLE_REGISTERS: &str = "iomem=relaxed";
-
-/// The agent reads a GPU's counters out of its registers, and programs such as `nvme show-regs` those of a disk. The kernel keeps
-/// registers of a device that has a driver from programs otherwise.
-fn kernel_parameters(own: String) -> String {
-    if own
-        .split_whitespace()
-        .any(|word| word == READABLE_REGISTERS)
-    {
-        return own;
-    }
-    format!("{READABLE_REGISTERS} {own}").trim_end().to_owned()
 }
