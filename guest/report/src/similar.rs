@@ -22,11 +22,20 @@ pub fn similar<'k>(name: &str, known: impl IntoIterator<Item = &'k str>) -> Opti
     best
 }
 
-/// The end of a message about an unknown `name`: the one that was probably meant, else all that are `known`.
+/// The end of a message about an unknown `name`: the one of `known` that was probably meant, else all of them.
 pub fn way_out<'k>(name: &str, known: impl IntoIterator<Item = &'k str> + Clone) -> String {
-    if let Some(similar) = similar(name, known.clone()) {
-        return format!("did you mean `{similar}`?");
+    match similar(name, known.clone()) {
+        Some(similar) => did_you_mean(similar),
+        None => all_of(known),
     }
+}
+
+pub(crate) fn did_you_mean(name: &str) -> String {
+    format!("did you mean `{name}`?")
+}
+
+/// The end of a message that names all that are `known`.
+pub(crate) fn all_of<'k>(known: impl IntoIterator<Item = &'k str>) -> String {
     let known: Vec<String> = known.into_iter().map(|name| format!("`{name}`")).collect();
     match known.as_slice() {
         [] => "there is none".to_owned(),

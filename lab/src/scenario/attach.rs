@@ -1,6 +1,6 @@
 //! What switches and devices are plugged into.
 
-use peerbar_report::{TableError, similar};
+use peerbar_report::TableError;
 use toml::Spanned;
 
 use super::error::Problem;
@@ -69,11 +69,10 @@ impl AttachPoints {
                 let message = format!("no {kinds} is named `{name}`");
                 let names = self.names();
                 let known = names.iter().map(String::as_str);
-                if similar(name, known.clone()).is_some() {
-                    return Err(TableError::unknown(unknown.span(), message, name, known).into());
-                }
-                let message = format!("{message}: declare it, or leave `below` out");
-                Err(Problem::new(unknown.span(), message))
+                let error = TableError::unknown_or(unknown.span(), message, name, known, || {
+                    "declare it, or leave `below` out".to_owned()
+                });
+                Err(error.into())
             }
         }
     }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use peerbar_report::similar;
+use peerbar_report::TableError;
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
@@ -198,12 +198,12 @@ fn unknown_cpu(cpu: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> Option<P
     if known.contains(model) || model == "host" {
         return None;
     }
-    let way_out = match similar(model, known.iter().map(String::as_str)) {
-        Some(similar) => format!("did you mean `{similar}`?"),
-        None => "`-cpu help` of QEMU lists those that there are".to_owned(),
-    };
-    let message = format!("QEMU has no processor model `{model}`: {way_out}");
-    Some(Problem::new(cpu.span(), message))
+    let message = format!("QEMU has no processor model `{model}`");
+    let known = known.iter().map(String::as_str);
+    let error = TableError::unknown_or(cpu.span(), message, model, known, || {
+        "`peerbar qemu -- -cpu help` lists all".to_owned()
+    });
+    Some(error.into())
 }
 
 fn unknown_package(package: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> Option<Problem> {
@@ -211,12 +211,12 @@ fn unknown_package(package: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> 
     if known.contains(name) || name.starts_with('@') {
         return None;
     }
-    let way_out = match similar(name, known.iter().map(String::as_str)) {
-        Some(similar) => format!("did you mean `{similar}`?"),
-        None => "correct the name, or leave it out".to_owned(),
-    };
-    let message = format!("`packages`: Debian has no package `{name}`: {way_out}");
-    Some(Problem::new(package.span(), message))
+    let message = format!("`packages`: Debian has no package `{name}`");
+    let known = known.iter().map(String::as_str);
+    let error = TableError::unknown_or(package.span(), message, name, known, || {
+        "correct the name, or leave it out".to_owned()
+    });
+    Some(error.into())
 }
 
 /// The program of a check that no `build` makes.
@@ -302,9 +302,7 @@ impl Place {
             span: smallest.span,
         })
     }
-}
 
-impl Place {
     fn has_fitting_name(&self) -> bool {
         let name = self.words.first().cloned().unwrap_or_default();
         names::fitting(Spanned::new(0..0, name), names::LONGEST_SCENARIO).is_ok()

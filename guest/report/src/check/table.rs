@@ -11,7 +11,8 @@ use toml::de::{DeString, DeTable, DeValue, Error, ValueDeserializer};
 
 use super::inventory::Inventory;
 use super::{Buffer, Check, KINDS, Kind};
-use crate::{Gpu, NvmeDevice, Size, Timeout, similar, way_out};
+use crate::similar::{all_of, did_you_mean};
+use crate::{Gpu, NvmeDevice, Size, Timeout, similar};
 
 /// Most threads of one check.
 const THREADS: std::ops::RangeInclusive<u32> = 1..=64;
@@ -76,17 +77,30 @@ impl TableError {
         }
     }
 
-    /// `message` about the `name` at the bytes `at`, which is not among `known`, and the name that was probably meant.
+    /// `message` about the `name` at the bytes `at`, which is not among `known`, and the name that was probably meant, else all of them.
     pub fn unknown<'k>(
         at: Range<usize>,
         message: impl Display,
         name: &str,
         known: impl IntoIterator<Item = &'k str> + Clone,
     ) -> Self {
-        let message = format!("{message}: {}", way_out(name, known.clone()));
-        Self {
-            meant: similar(name, known).map(str::to_owned),
-            ..Self::new(at, message)
+        Self::unknown_or(at, message, name, known.clone(), || all_of(known))
+    }
+
+    /// As [`TableError::unknown`], with the way out `otherwise` where no name was probably meant.
+    pub fn unknown_or<'k>(
+        at: Range<usize>,
+        message: impl Display,
+        name: &str,
+        known: impl IntoIterator<Item = &'k str>,
+        otherwise: impl FnOnce() -> String,
+    ) -> Self {
+        match similar(name, known) {
+            Some(similar) => Self {
+                meant: Some(similar.to_owned()),
+                ..Self::new(at, format!("{message}: {}", did_you_mean(similar)))
+            },
+            None => Self::new(at, format!("{message}: {}", otherwise())),
         }
     }
 
@@ -264,13 +278,9 @@ fn unknown_kind(kind: &Spanned<String>) -> TableError {
     let name = kind.get_ref();
     let message = format!("there is no kind of check `{name}`");
     let known = KINDS.iter().map(|kind| kind.name);
-    match similar(name, known.clone()) {
-        Some(_) => TableError::unknown(kind.span(), message, name, known),
-        None => TableError::new(
-            kind.span(),
-            format!("{message}: `peerbar list` names all kinds"),
-        ),
-    }
+    TableError::unknown_or(kind.span(), message, name, known, || {
+        "`peerbar list` names all kinds".to_owned()
+    })
 }
 
 fn take<'i, T: Deserialize<'i>>(
