@@ -124,10 +124,8 @@ fn at_work(ending: &Ending, scenario: &Scenario, done: usize) -> Option<Row> {
         Ending::TimedOut(_) => "the guest's time was over",
         _ => return None,
     };
-    let check = scenario.checks.get(done)?;
-    let label = scenario.labels.get(done)?.clone();
     Some(Row {
-        name: label.unwrap_or_else(|| check.name()),
+        name: scenario.check_names().into_iter().nth(done)?,
         verdict: Verdict::Fail,
         measure: Measure::default(),
         diagnostics: vec![format!("{way} while this check was at work")],

@@ -173,12 +173,7 @@ impl RunResults {
     ) -> Self {
         let checks = &scenario.checks;
         let result = |(number, row)| CheckResult::of(row, checks.get(number), checks);
-        let left = scenario
-            .checks
-            .iter()
-            .zip(&scenario.labels)
-            .skip(rows.len());
-        let not_run = left.map(|(check, label)| label.clone().unwrap_or_else(|| check.name()));
+        let not_run = scenario.check_names().into_iter().skip(rows.len());
         Self {
             format: FORMAT,
             scenario: scenario.name.clone(),

@@ -70,13 +70,10 @@ pub(crate) fn run(
 /// The names in the results of the checks that the scenario asks to show.
 fn shown_checks(group: &GuestGroup) -> BTreeSet<String> {
     let of_guest = |guest: &GroupGuest| {
-        let scenario = &guest.scenario;
-        let checks = scenario.checks.iter().zip(1..);
-        let shown = checks.filter(|(check, _)| check.is_shown());
-        let names = shown.map(|(check, number)| match scenario.label(number) {
-            Some(label) => guest.name_of(label),
-            None => guest.name_of(&check.name()),
-        });
+        let checks = guest.scenario.checks.iter();
+        let named = checks.zip(guest.scenario.check_names());
+        let shown = named.filter(|(check, _)| check.is_shown());
+        let names = shown.map(|(_, name)| guest.name_of(&name));
         names.collect::<Vec<_>>()
     };
     group.guests.iter().flat_map(of_guest).collect()
