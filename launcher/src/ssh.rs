@@ -18,6 +18,7 @@ use peerbar_lab::socket_folder::SSH;
 use peerbar_lab::terminal::print;
 use rustix::fs::{FlockOperation, flock};
 
+use crate::dry_run::quoted;
 use crate::guest_folder::GuestName;
 use crate::relay::relay;
 
@@ -171,7 +172,7 @@ fn path_word(path: &Path) -> Result<String, Failure> {
 
 /// A path as a word of the shell that starts a `ProxyCommand`.
 fn shell_word(path: &Path) -> Result<String, Failure> {
-    Ok(format!("'{}'", plain(path)?.replace('\'', r"'\''")))
+    Ok(quoted(&plain(path)?))
 }
 
 /// The text of a path, in which ssh replaces nothing.
