@@ -17,12 +17,13 @@ use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::FlockOperation::{self, NonBlockingLockExclusive};
+use rustix::fs::FlockOperation::{
+    self, NonBlockingLockExclusive as Exclusive, NonBlockingLockShared as Shared,
+};
 use rustix::fs::flock;
 use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use sha2::{Digest, Sha256};
 
-use self::How::{Exclusive, Shared};
 use crate::ImageError;
 use crate::entry_use::{self, Removal};
 use crate::error::io_error;
@@ -340,7 +341,7 @@ impl Cache {
     /// Waits for the right to build the entry of this name. Without another build, leftovers are removed first.
     fn lock_entry(&self, name: &str) -> Result<BuildLock, ImageError> {
         let mut lock = self.open_lock()?;
-        if lock.try_take(&lock.whole, NonBlockingLockExclusive)? {
+        if lock.try_take(&lock.whole, Exclusive)? {
             self.sweep(&lock)?;
         }
         lock.take(&lock.whole, Shared, || {
@@ -386,7 +387,7 @@ impl Cache {
         })
     }
 
-    /// What is being built, and by whom.
+    /// The entries that are being built, each with its process.
     fn builds(&self) -> Vec<String> {
         let files = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let build = |file: fs::DirEntry| {
@@ -451,7 +452,7 @@ pub(crate) struct BuildLock {
 
 /// A file that says who builds an entry. Dropped, it is removed.
 struct HeldEntry {
-    /// What is locked, if it is not the file.
+    /// The lock, if it is not on the file.
     _lock: Option<File>,
     file: File,
     path: PathBuf,
@@ -481,13 +482,6 @@ impl Drop for HeldEntry {
     }
 }
 
-/// How a lock is waited for.
-#[derive(Clone, Copy)]
-enum How {
-    Shared,
-    Exclusive,
-}
-
 impl BuildLock {
     fn try_take(&self, file: &File, how: FlockOperation) -> Result<bool, ImageError> {
         match flock(file, how) {
@@ -497,23 +491,19 @@ impl BuildLock {
         }
     }
 
-    /// Waits for a lock. Who waits learns by `reason` what for.
+    /// Waits for a lock that `how` does not wait for. The user learns the `reason`.
     fn take(
         &self,
         file: &File,
-        how: How,
+        how: FlockOperation,
         reason: impl FnOnce() -> String,
     ) -> Result<(), ImageError> {
-        let operation = match how {
-            Shared => FlockOperation::NonBlockingLockShared,
-            Exclusive => NonBlockingLockExclusive,
-        };
-        if self.try_take(file, operation)? {
+        if self.try_take(file, how)? {
             return Ok(());
         }
         say(&reason());
         // A file lock cannot be polled together with a descriptor, so it is retried periodically.
-        while !self.try_take(file, operation)? {
+        while !self.try_take(file, how)? {
             if self.wait_for_stop(&[], Some(&LOCK_PAUSE))? {
                 return Err(ImageError::Stopped);
             }
@@ -750,7 +740,7 @@ mod tests {
         let made = cache.entry(Kind::Kernel, other, make_empty).unwrap();
         assert!(made.starts_with(cache.path()));
         assert_eq!(names(&below), before);
-        // What others can write is not used.
+        // A cache that others can write is not used.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         fs::set_permissions(below.path(), mode).unwrap();
         let untrusting = Cache::at(cache.path()).unwrap().over(below.path());
