@@ -327,7 +327,7 @@ impl<'a> Sign<'a> {
                 .map(Self::Packages);
         }
         if let Some(size) = line.strip_prefix("Need to get ") {
-            // What apt has already is named first: "Need to get 1 MB/3 MB of archives."
+            // The missing part comes first, then the whole: "Need to get 1 MB/3 MB of archives."
             let size = size.strip_suffix(" of archives.")?;
             let size = size.split_once('/').map_or(size, |(missing, _)| missing);
             return bytes(size).map(Self::Size);

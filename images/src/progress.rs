@@ -34,10 +34,10 @@ struct State {
     said: u128,
 }
 
-/// What a part of the work is counted in.
+/// The unit in which a part of the work is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Bytes, of which a second has some.
+    /// Bytes, shown with their rate.
     Bytes,
     /// Packages.
     Packages,
@@ -50,7 +50,7 @@ struct Part {
     /// Empty before the first one.
     what: String,
     unit: Unit,
-    /// What there is to do, if that is known.
+    /// The units to do, if their number is known.
     total: Option<u64>,
     done: u64,
     /// The step that is under way.

@@ -32,7 +32,7 @@ impl Context {
         }
     }
 
-    /// Takes note of bus mastering; whether it has been turned on since the last call.
+    /// Reads bus mastering. Returns `true` if it has been turned on since the last call.
     pub(super) fn follow_bus(&mut self) -> bool {
         let bus = self.io.data.requester().bus_mastering();
         std::mem::replace(&mut self.bus, bus) != bus && bus.is_on()

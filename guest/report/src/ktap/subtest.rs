@@ -415,7 +415,7 @@ fn plain(line: &str) -> String {
     without_stamp(&text).map(str::to_owned).unwrap_or(text)
 }
 
-/// What is behind `[   12.345678] `.
+/// The text after the kernel's time stamp, as `[   12.345678] `.
 fn without_stamp(line: &str) -> Option<&str> {
     let (stamp, rest) = line.strip_prefix('[')?.split_once(']')?;
     let (seconds, fraction) = stamp.trim_start().split_once('.')?;
