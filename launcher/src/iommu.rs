@@ -18,11 +18,11 @@ use anyhow::{Context, anyhow};
 use peerbar_flight::{Finding, FindingKind};
 use serde_json::Value;
 
-use recorded::{Recorded, Sanitized};
+use recorded::{Recorded, Unjudged};
 
 use crate::cli;
 use peerbar_lab::exit::Failure;
-use peerbar_lab::scenario::{DeviceSpec, Sanitize, Scenario};
+use peerbar_lab::scenario::{Sanitize, Scenario};
 use peerbar_lab::terminal::print;
 use peerbar_results::Explained;
 
@@ -48,7 +48,10 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
     }
     let sanitized = options.sanitize.then(|| recorded.sanitized());
     let sanitized = sanitized.as_ref();
-    let unjudged = sanitized.map_or_else(Vec::new, |sanitized| recorded.unjudged(sanitized));
+    let unjudged = sanitized.map_or_else(Vec::new, |sanitized| {
+        let unjudged = recorded.unjudged(sanitized, recorded.expected());
+        unjudged.iter().map(ToString::to_string).collect()
+    });
     let shown = if options.json {
         let all = data::all(&recorded, sanitized, &unjudged);
         serde_json::to_string_pretty(&all).context("cannot write JSON")? + "\n"
@@ -130,12 +133,12 @@ pub(crate) fn complaint(folder: &Path, scenario: &Scenario) -> anyhow::Result<Op
         return Ok(None);
     };
     let devices = scenario.devices().filter(|device| device.is_ours());
-    let names: Vec<&str> = devices.map(DeviceSpec::name).collect();
+    let names: Vec<String> = devices.map(|device| device.name().to_owned()).collect();
     judged(folder, wanted, &names)
 }
 
 /// As [`complaint`], of the devices that should have a record.
-fn judged(folder: &Path, wanted: &Sanitize, names: &[&str]) -> anyhow::Result<Option<String>> {
+fn judged(folder: &Path, wanted: &Sanitize, names: &[String]) -> anyhow::Result<Option<String>> {
     let recorded = match Recorded::open(folder) {
         Ok(recorded) => recorded,
         Err(error) => {
@@ -143,22 +146,22 @@ fn judged(folder: &Path, wanted: &Sanitize, names: &[&str]) -> anyhow::Result<Op
             return Ok(Some(complaint));
         }
     };
-    let is_recorded = |name: &&&str| recorded.shown().any(|device| device.name == **name);
-    if let Some(name) = names.iter().find(|name| !is_recorded(name)) {
-        return Ok(Some(format!(
+    let sanitized = recorded.sanitized();
+    let unjudged = recorded.unjudged(&sanitized, names);
+    let missed = unjudged.iter().find_map(|unjudged| match unjudged {
+        Unjudged::NoRecord(name) => Some(format!(
             "the sanitizer has not judged {name}, which has no flight record: the log of its server says why"
-        )));
-    }
-    if let Some(device) = recorded.shown().find(|device| device.lost() > 0) {
-        let (lost, name) = (device.lost(), &device.name);
-        return Ok(Some(format!(
+        )),
+        Unjudged::Lost(name, lost) => Some(format!(
             "the sanitizer has missed {lost} records of {name}: let the scenario do less"
-        )));
+        )),
+        // A run that is sanitized records everything.
+        Unjudged::OnlyFailures(_) | Unjudged::Uncompared(_) => None,
+    });
+    if missed.is_some() {
+        return Ok(missed);
     }
-    let Sanitized {
-        findings,
-        uncompared,
-    } = recorded.sanitized();
+    let findings = &sanitized.findings;
     let unexpected = |(_, finding): &&(_, Finding)| !wanted.expected.contains(&finding.kind);
     let mut others = findings.iter().filter(unexpected);
     if let Some((device, first)) = others.next() {
@@ -169,9 +172,9 @@ fn judged(folder: &Path, wanted: &Sanitize, names: &[&str]) -> anyhow::Result<Op
         };
         return Ok(Some(format!("the sanitizer has found: {first}{more}")));
     }
-    if uncompared > 0 {
-        let lines = recorded::uncompared_pages(uncompared);
-        return Ok(Some(format!("{lines}; let the scenario do less")));
+    let is_uncompared = |unjudged: &&Unjudged<'_>| matches!(unjudged, Unjudged::Uncompared(_));
+    if let Some(uncompared) = unjudged.iter().find(is_uncompared) {
+        return Ok(Some(format!("{uncompared}; let the scenario do less")));
     }
     let found = |kind: &FindingKind| findings.iter().any(|(_, finding)| finding.kind == *kind);
     let missing = wanted.expected.iter().find(|kind| !found(kind));
@@ -214,7 +217,7 @@ mod tests {
 
     fn complaint_of(folder: &tempfile::TempDir, expected: &[FindingKind]) -> Option<String> {
         let expected = expected.to_vec();
-        judged(folder.path(), &Sanitize { expected }, &["disk0"]).unwrap()
+        judged(folder.path(), &Sanitize { expected }, &["disk0".to_owned()]).unwrap()
     }
 
     #[test]
@@ -239,7 +242,8 @@ mod tests {
         let clean = stray(0);
         let wanted = Sanitize::default();
         let complaint = |folder: &tempfile::TempDir, names: &[&str]| {
-            judged(folder.path(), &wanted, names).unwrap().unwrap()
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            judged(folder.path(), &wanted, &names).unwrap().unwrap()
         };
         let one = complaint(&clean, &["disk0", "disk1"]);
         assert!(

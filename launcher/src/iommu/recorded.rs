@@ -1,5 +1,6 @@
 //! The records that a run has left, or is leaving.
 
+use std::fmt::{self, Display, Formatter};
 use std::fs;
 use std::path::Path;
 
@@ -177,42 +178,71 @@ impl Recorded {
         }
     }
 
-    /// A line for each thing that the sanitizer could not judge, among the devices that are shown and those that should have a record.
-    pub(crate) fn unjudged(&self, sanitized: &Sanitized<'_>) -> Vec<String> {
-        let mut lines = Vec::new();
+    /// All that the sanitizer could not judge, among the devices that are shown and those of `expected` that have no record.
+    pub(crate) fn unjudged<'a>(
+        &'a self,
+        sanitized: &Sanitized<'_>,
+        expected: &'a [String],
+    ) -> Vec<Unjudged<'a>> {
+        let mut all = Vec::new();
         if sanitized.uncompared > 0 {
-            lines.push(uncompared_pages(sanitized.uncompared));
+            all.push(Unjudged::Uncompared(sanitized.uncompared));
         }
         let is_recorded = |name: &str| self.devices.iter().any(|device| device.name == name);
         let is_shown = |name: &str| self.only.as_ref().is_none_or(|only| name == *only);
-        let without = self.expected.iter();
+        let without = expected.iter();
         let without = without.filter(|name| is_shown(name) && !is_recorded(name));
-        lines.extend(without.map(|name| {
-            format!("{name}: there is no flight record: the log of its server says why")
-        }));
+        all.extend(without.map(|name| Unjudged::NoRecord(name)));
         for device in self.shown() {
-            let name = &device.name;
             if device.flight.header.level == Level::Maps {
-                lines.push(format!(
-                    "{name}: only failures were recorded; `sanitize = true` in the scenario records every DMA"
-                ));
+                all.push(Unjudged::OnlyFailures(&device.name));
             }
             if device.lost() > 0 {
-                let lost = device.lost();
-                lines.push(format!(
-                    "{name}: {lost} records are lost, and with them what there may have been to find"
-                ));
+                all.push(Unjudged::Lost(&device.name, device.lost()));
             }
         }
-        lines
+        all
+    }
+
+    /// The devices of the scenario that should have a record.
+    pub(crate) fn expected(&self) -> &[String] {
+        &self.expected
     }
 }
 
-/// Tells how many pages were not looked for among those of other devices.
-pub(super) fn uncompared_pages(count: u64) -> String {
-    format!(
-        "{count} pages of mappings were not compared with those of other devices: at most {MOST_PAGES} are"
-    )
+/// Something that the sanitizer could not judge.
+pub(crate) enum Unjudged<'a> {
+    /// This device has no flight record.
+    NoRecord(&'a str),
+    /// This device recorded failures and mappings alone.
+    OnlyFailures(&'a str),
+    /// This device lost so many records.
+    Lost(&'a str, u64),
+    /// So many pages were not looked for among those of other devices.
+    Uncompared(u64),
+}
+
+impl Display for Unjudged<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRecord(name) => write!(
+                f,
+                "{name}: there is no flight record: the log of its server says why"
+            ),
+            Self::OnlyFailures(name) => write!(
+                f,
+                "{name}: only failures were recorded; `sanitize = true` in the scenario records every DMA"
+            ),
+            Self::Lost(name, lost) => write!(
+                f,
+                "{name}: {lost} records are lost, and with them what there may have been to find"
+            ),
+            Self::Uncompared(count) => write!(
+                f,
+                "{count} pages of mappings were not compared with those of other devices: at most {MOST_PAGES} are"
+            ),
+        }
+    }
 }
 
 /// What the sanitizer has found.
