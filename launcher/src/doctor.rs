@@ -18,9 +18,11 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::programs::program;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::scenario::{DeviceSpec, Namespace, Scenario};
+use peerbar_lab::server_arguments::server_commands;
 use peerbar_lab::terminal::print;
 use peerbar_lab::topology::Topology;
 use peerbar_lab::{kvm, present};
+use peerbar_report::Check;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create, statvfs};
 use rustix::process::{Resource, getrlimit};
 use serde_json::json;
@@ -76,8 +78,13 @@ pub(crate) fn doctor(options: &cli::Doctor) -> Result<ExitCode, Failure> {
 
 fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding> {
     let cache = Cache::open();
-    let mut findings = of_software(own, scenario, file, &cache);
     let topology = Topology::of(scenario);
+    let sockets = Sockets::in_folder(&env::temp_dir().join(SOCKETS));
+    let mut programs = programs(scenario, &topology, &sockets).into_iter();
+    let missing = programs.find_map(|name| program(name).err());
+    let missing = missing.map(|error| error.to_string());
+    let mut findings = vec![software::programs(missing)];
+    findings.extend(of_software(own, scenario, file, &cache));
     let cpuinfo = read("/proc/cpuinfo");
     let machine = &scenario.machine;
     findings.push(software::cpu(
@@ -105,8 +112,7 @@ fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding>
     findings.push(memory_files(machine.memory));
     let files = getrlimit(Resource::Nofile);
     findings.push(host::open_files(files.current, files.maximum));
-    let folder = env::temp_dir().join(SOCKETS);
-    let checked = Sockets::in_folder(&folder).check(&topology);
+    let checked = sockets.check(&topology);
     findings.push(host::socket_paths(
         &env::temp_dir(),
         checked.map_err(|error| error.to_string()),
@@ -114,7 +120,16 @@ fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding>
     findings
 }
 
-/// QEMU, KVM, kernel, tools, programs and cache.
+/// The programs that a run starts or brings into its guest.
+fn programs(scenario: &Scenario, topology: &Topology<'_>, sockets: &Sockets) -> Vec<&'static str> {
+    let servers = server_commands(topology, scenario.recording, sockets);
+    let servers = servers.iter().flatten().map(|server| server.program);
+    let of_checks = scenario.checks.iter().flat_map(Check::programs).copied();
+    let all = ["peerbar-agent"].into_iter().chain(servers);
+    all.chain(of_checks).collect()
+}
+
+/// QEMU, KVM, kernel, tools and cache.
 fn of_software(
     own: &Own,
     scenario: &Scenario,
@@ -122,18 +137,6 @@ fn of_software(
     cache: &Result<Cache, peerbar_images::ImageError>,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let names = [
-        "peerbar-agent",
-        "peerbar-switch",
-        "peerbar-nvme",
-        "peerbar-gpu",
-        "peerbar-efa",
-        "peerbar-fabric",
-        "peerbar-verbs",
-        "peerbar-vsock",
-    ];
-    let missing = names.iter().find_map(|name| program(name).err());
-    findings.push(software::programs(missing.map(|error| error.to_string())));
     let cache = match cache {
         Ok(cache) => cache,
         Err(error) => {
@@ -265,4 +268,32 @@ fn free(folder: &Path) -> Option<u64> {
 /// A file of the kernel's; empty where there is none.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_those_of_the_scenario() {
+        let programs_of = |scenario: &Scenario| {
+            let sockets = Sockets::in_folder(Path::new("/sockets"));
+            programs(scenario, &Topology::of(scenario), &sockets)
+        };
+        let demo = programs_of(&Scenario::demo().unwrap());
+        for name in [
+            "peerbar-agent",
+            "peerbar-switch",
+            "peerbar-nvme",
+            "peerbar-gpu",
+        ] {
+            assert!(demo.contains(&name), "{name}: {demo:?}");
+        }
+        assert!(!demo.contains(&"peerbar-efa"), "{demo:?}");
+        let text = include_str!("../../scenarios/rdma.toml").to_owned();
+        let rdma = Scenario::parse(Path::new("rdma.toml"), text).unwrap();
+        let rdma = programs_of(&rdma);
+        assert!(rdma.contains(&"peerbar-efa"), "{rdma:?}");
+        assert!(rdma.contains(&"peerbar-verbs"), "{rdma:?}");
+    }
 }
