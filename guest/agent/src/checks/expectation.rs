@@ -13,6 +13,8 @@ use crate::kmsg::Expected;
 use crate::tools::{OUTPUT_LIMIT, Ran};
 use crate::watchdog;
 
+/// The status of a selftest that skips itself or its rest (Linux tools/testing/selftests/kselftest.h).
+const KSFT_SKIP: i32 = 4;
 /// Lines of the output that are shown of one that failed.
 const SHOWN: usize = 60;
 
@@ -48,15 +50,17 @@ pub(super) fn run(
         Some(_) => watch.traffic()?.failures(),
         None => 0,
     };
-    let report = ProgramReport::read(&ran.output).filter(|_| !work.expected.judged_by_caller);
+    let mut report = ProgramReport::read(&ran.output).filter(|_| !work.expected.judged_by_caller);
+    let skipped = report
+        .as_mut()
+        .and_then(|report| skipped(report, &ran, work.expected));
     let complaint = match &report {
         Some(report) => complaint(report, &ran),
         None if ran.has_late_report && !work.expected.judged_by_caller => Some(late_report()),
         None => None,
     };
-    let skipped = report.as_ref().and_then(ProgramReport::skipped);
     measure.subtests = report.map_or_else(Vec::new, |report| report.results);
-    if let (Some(reason), None, false) = (skipped, &complaint, ran.timed_out) {
+    if let (Some(reason), None) = (skipped, &complaint) {
         return Ok(CheckOutcome::Skipped(reason));
     }
     let judged = judge(work, &ran, complaint.as_deref(), limit)
@@ -92,6 +96,16 @@ fn late_report() -> String {
     format!(
         "results after the first {OUTPUT_LIMIT} bytes of output, which are not read: print less before them"
     )
+}
+
+/// Why nothing of a report was run, or no more of it, if its program ended as one that says so. Takes what excuses that out of the report.
+fn skipped(report: &mut ProgramReport, ran: &Ran, expected: &Expectation) -> Option<String> {
+    let has_left_off = ran.code() == KSFT_SKIP;
+    if ran.timed_out || !(has_left_off || ran.code() == expected.status) {
+        return None;
+    }
+    let left_off = report.left_off.take_if(|_| has_left_off);
+    left_off.map(|end| end.reason).or_else(|| report.skipped())
 }
 
 /// What a report says against what has printed it. One that was cut may have had failures later.
@@ -207,6 +221,29 @@ mod tests {
         cut.is_whole = false;
         let said = complaint(&report, &cut).unwrap();
         assert!(said.contains("more than 262144 bytes"), "{said}");
+    }
+
+    #[test]
+    fn report_is_skipped_if_its_status_says_the_same() {
+        let all = "TAP version 13\n1..1\nok 1 a # SKIP no disk\n";
+        let rest = "TAP version 13\n1..3\nok 1 a\nok 2 # SKIP no GPU\n";
+        let expected = Expectation::default();
+        for (code, output, reason, is_flawed) in [
+            (0, all, Some("no disk"), false),
+            (KSFT_SKIP, all, Some("no disk"), false),
+            (1, all, None, false),
+            (139, all, None, false),
+            (KSFT_SKIP, rest, Some("no GPU"), false),
+            (0, rest, None, true),
+            (1, rest, None, true),
+        ] {
+            let mut report = ProgramReport::read(output).unwrap();
+            let skipped = skipped(&mut report, &ran(code, output, false), &expected);
+            assert_eq!(skipped.as_deref(), reason, "{code}: {output}");
+            assert_eq!(report.complaint().is_some(), is_flawed, "{code}: {output}");
+        }
+        let mut report = ProgramReport::read(all).unwrap();
+        assert_eq!(skipped(&mut report, &ran(0, all, true), &expected), None);
     }
 
     #[test]

@@ -11,6 +11,8 @@ const MOST_DIAGNOSTICS: usize = 40;
 const MOST_RESULTS: usize = 20_000;
 /// The words that begin a directive, besides those that begin with `SKIP`.
 const DIRECTIVES: [&str; 4] = ["TODO", "XFAIL", "TIMEOUT", "ERROR"];
+/// Those of a failure that was expected.
+const EXPECTED: [&str; 2] = ["TODO", "XFAIL"];
 /// Longest name in characters, also of a result with those above it.
 const LONGEST_NAME: usize = 300;
 
@@ -70,6 +72,14 @@ impl Nested for Subtest {
 }
 
 impl Subtest {
+    /// Has it pass, with what is below it: its failure was expected.
+    fn forgive(&mut self) {
+        if self.verdict == Verdict::Fail {
+            self.verdict = Verdict::Pass;
+        }
+        self.subtests.iter_mut().for_each(Self::forgive);
+    }
+
     /// Whether it or anything below it has failed.
     fn has_failed(&self) -> bool {
         self.verdict == Verdict::Fail || self.subtests.iter().any(Self::has_failed)
@@ -85,6 +95,18 @@ pub struct ProgramReport {
     pub flaws: Vec<String>,
     /// Why nothing was run, if the plan line says so (`1..0 # SKIP reason`).
     pub skipped: Option<String>,
+    /// The plan that it does not keep because its last result has no name and skips the rest. So do selftests that end early (Linux
+    /// tools/testing/selftests/kselftest.h, `ksft_exit_skip`), with status 4.
+    pub left_off: Option<LeftOff>,
+}
+
+/// The end of a report whose last result skips all that was planned after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOff {
+    /// Why it did.
+    pub reason: String,
+    /// The complaint about it, where the program's status does not say the same.
+    pub flaw: String,
 }
 
 impl ProgramReport {
@@ -126,6 +148,7 @@ impl ProgramReport {
             complaints.push(format!("not ok: {}", names.join(", ")));
         }
         complaints.extend_from_slice(&self.flaws);
+        complaints.extend(self.left_off.iter().map(|end| end.flaw.clone()));
         if self.results.is_empty() && self.flaws.is_empty() && self.skipped.is_none() {
             complaints.push("its report has no result".to_owned());
         }
@@ -152,6 +175,8 @@ impl ProgramReport {
 struct Level {
     indent: usize,
     planned: Option<usize>,
+    /// Whether a version line or `# Subtest` opened it, which asks for a plan.
+    is_declared: bool,
     results: Vec<Subtest>,
     diagnostics: Vec<String>,
 }
@@ -159,6 +184,8 @@ struct Level {
 /// Follows a report, with a level for each indentation that is open. There is always one.
 #[derive(Debug)]
 struct Reader {
+    /// Results of the reports before the present one: a script may run several programs.
+    earlier: Vec<Subtest>,
     top: Level,
     nested: Vec<Level>,
     count: usize,
@@ -171,10 +198,8 @@ struct Reader {
 impl Reader {
     fn at(indent: usize) -> Self {
         Self {
-            top: Level {
-                indent,
-                ..Level::default()
-            },
+            earlier: Vec::new(),
+            top: Level::at(indent),
             nested: Vec::new(),
             count: 0,
             flaws: Vec::new(),
@@ -215,8 +240,12 @@ impl Reader {
             }
         } else if let Some(reason) = text.strip_prefix("Bail out!") {
             self.flaw(format!("it bailed out: {}", reason.trim()));
+        } else if is_version(text) && indent <= self.top.indent {
+            self.end_report();
+            self.top = Level::at(indent);
         } else if is_version(text) || text.starts_with("# Subtest:") {
             self.open(indent);
+            self.level().is_declared = true;
         } else if let Some(comment) = text.strip_prefix('#') {
             let level = self.level();
             if level.diagnostics.len() < MOST_DIAGNOSTICS {
@@ -235,10 +264,7 @@ impl Reader {
     /// Opens a level if `indent` is deeper than that of the innermost.
     fn open(&mut self, indent: usize) {
         if indent > self.level().indent && self.nested.len() < DEEPEST {
-            self.nested.push(Level {
-                indent,
-                ..Level::default()
-            });
+            self.nested.push(Level::at(indent));
         }
     }
 
@@ -264,6 +290,9 @@ impl Reader {
             subtests.splice(..0, level.results);
             diagnostics.splice(..0, level.diagnostics);
         }
+        if result.is_failure_expected {
+            subtests.iter_mut().for_each(Subtest::forgive);
+        }
         let level = self.level();
         let due = level.results.len().saturating_add(1);
         diagnostics.splice(..0, std::mem::take(&mut level.diagnostics));
@@ -278,32 +307,66 @@ impl Reader {
         }
     }
 
-    fn finish(mut self) -> ProgramReport {
+    /// Judges what is open as a whole report.
+    fn end_report(&mut self) {
         while let Some(level) = self.nested.pop() {
             let names: Vec<&str> = level.results.iter().map(|r| r.name.as_str()).collect();
             let names = shortened(names.join(", "));
             self.flaw(format!("it ends within a subtest, after: {names}"));
         }
+        self.top.is_declared = true;
         if let Some(flaw) = self.top.flaw("it") {
             self.flaw(flaw);
         }
-        let has_results = !self.top.results.is_empty();
-        if has_results && self.top.planned.is_none() {
-            self.flaw("it has no plan line (`1..N`), so results may be missing".to_owned());
+        self.earlier.append(&mut self.top.results);
+    }
+
+    fn finish(mut self) -> ProgramReport {
+        let left_off = self.top.left_off().filter(|_| self.nested.is_empty());
+        if left_off.is_some() {
+            self.top.planned = Some(self.top.results.len());
         }
+        self.end_report();
         ProgramReport {
-            results: self.top.results,
+            results: self.earlier,
             flaws: self.flaws,
             skipped: self.skipped,
+            left_off,
         }
     }
 }
 
 impl Level {
-    /// What is wrong with the level of `name`, if its plan line says another number of results than there are.
+    fn at(indent: usize) -> Self {
+        Self {
+            indent,
+            ..Self::default()
+        }
+    }
+
+    /// What is wrong with the level of `name`, if it lacks a plan line or has not as many results as that says.
     fn flaw(&self, name: &str) -> Option<String> {
-        let (planned, seen) = (self.planned?, self.results.len());
-        (planned != seen).then(|| format!("{name} planned {planned} results and has {seen}"))
+        let seen = self.results.len();
+        match self.planned {
+            Some(planned) if planned != seen => {
+                Some(format!("{name} planned {planned} results and has {seen}"))
+            }
+            None if self.is_declared && seen > 0 => Some(format!(
+                "{name} has no plan line (`1..N`), so results may be missing"
+            )),
+            Some(_) | None => None,
+        }
+    }
+
+    fn left_off(&self) -> Option<LeftOff> {
+        let last = self.results.last().filter(|last| last.name.is_empty())?;
+        match (&last.verdict, self.flaw("it")) {
+            (Verdict::Skip(reason), Some(flaw)) => Some(LeftOff {
+                reason: reason.clone(),
+                flaw,
+            }),
+            _ => None,
+        }
     }
 }
 
@@ -312,6 +375,8 @@ struct ResultLine {
     number: Option<usize>,
     name: String,
     verdict: Verdict,
+    /// Whether it and all below it may fail (`TODO`, `XFAIL`).
+    is_failure_expected: bool,
 }
 
 impl ResultLine {
@@ -335,10 +400,12 @@ impl ResultLine {
             // Other words after a `#`, such as a time, are no part of the name.
             None => (split_directive(description).0, ""),
         };
+        let word = directive.split_whitespace().next().unwrap_or_default();
         Some(Self {
             number,
             name,
             verdict: verdict(ok, directive),
+            is_failure_expected: EXPECTED.iter().any(|each| word.eq_ignore_ascii_case(each)),
         })
     }
 }
@@ -373,7 +440,7 @@ fn verdict(ok: bool, directive: &str) -> Verdict {
     match word.to_ascii_uppercase().as_str() {
         // TAP 13 has "SKIPPED:", too.
         word if word.starts_with("SKIP") => Verdict::Skip(reason.trim().to_owned()),
-        "TODO" | "XFAIL" => Verdict::Pass,
+        word if EXPECTED.contains(&word) => Verdict::Pass,
         _ if ok => Verdict::Pass,
         _ => Verdict::Fail,
     }
@@ -586,6 +653,26 @@ mod tests {
                 "it bailed out: no disk",
             ),
             ("words\n", "its report has no result"),
+            (
+                "1..1\n  # Subtest: suite\n  ok 1 x\nok 1 suite\n",
+                "`suite` has no plan line (`1..N`), so results may be missing",
+            ),
+            (
+                "1..1\nok 1 a\nTAP version 13\n1..2\nok 1 b\n",
+                "it planned 2 results and has 1",
+            ),
+            (
+                "1..2\nok 1 a\nTAP version 13\n1..1\nok 1 b\n",
+                "it planned 2 results and has 1",
+            ),
+            (
+                "1..1\nok 1 a\nTAP version 13\n1..1\nnot ok 1 b\n",
+                "not ok: b",
+            ),
+            (
+                "1..3\nok 1 a\nok 2 # SKIP no device\n",
+                "it planned 3 results and has 2",
+            ),
             ("1..1\nnot ok 1 suite\n", "not ok: suite"),
             ("1..1\n  ok 1 x\nnot ok 1 suite\n", "not ok: suite"),
         ] {
@@ -616,6 +703,8 @@ mod tests {
             "reporting in TAP version 13\nTAP version 13\n1..1\nok 1 - a\n",
             "TAP version 13\n1..1\nok 1 - a\nGET / status ok 200 - cached\n",
             "TAP version 13\nok 1 - a\n1..1\n1..1\n",
+            "TAP version 13\n1..1\nok 1 - a\nTAP version 13\n1..2\nok 1 - b\nok 2 - c\n",
+            "TAP version 13\n1..1\n    not ok 1 - x\n    1..1\nnot ok 1 - a # TODO later\n",
         ] {
             assert_eq!(read(text).complaint(), None, "{text}");
         }
@@ -657,6 +746,20 @@ mod tests {
         assert_eq!(skipped("1..1\nok 1 x # SKIP no GPU\n").unwrap(), "no GPU");
         assert_eq!(skipped("ok 1 x # SKIP no GPU\nok 2 y\n"), None);
         assert_eq!(skipped("1..0\n"), None);
+    }
+
+    #[test]
+    fn rest_that_a_selftest_skips_is_left_off() {
+        let left_off = |text: &str| read(&format!("TAP version 13\n{text}")).left_off;
+        let end = left_off("1..3\nok 1 a\nok 2 # SKIP no device\n# Totals: skip:1\n").unwrap();
+        assert_eq!(end.reason, "no device");
+        for whole in [
+            "1..2\nok 1 a\nok 2 # SKIP no device\n",
+            "1..3\nok 1 a\nok 2 b # SKIP no device\n",
+            "1..3\nok 1 # SKIP no device\nok 2 b\n",
+        ] {
+            assert_eq!(left_off(whole), None, "{whole}");
+        }
     }
 
     #[test]
