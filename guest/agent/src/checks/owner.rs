@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 use peerbar_dma_log::Completer;
 use peerbar_report::PayloadFlow;
-use rustix::fs::inotify::{self, CreateFlags, Reader, WatchFlags};
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
 use crate::guest_context::GuestContext;
@@ -41,13 +42,21 @@ impl OpenedMemory {
         let nodes = nodes.map(|gpu| (&gpu.name, gpu.node_path()));
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)
             .context("cannot watch files")?;
-        let mut watched = Vec::new();
+        let mut opened = Self {
+            inotify,
+            watched: Vec::new(),
+        };
         for (name, path) in pools.chain(nodes).filter(|(_, path)| path.exists()) {
-            let watch = inotify::add_watch(&inotify, &path, WatchFlags::OPEN);
-            let watch = watch.with_context(|| format!("cannot watch {}", path.display()))?;
-            watched.push((watch, name.clone()));
+            opened.watch(name, &path)?;
         }
-        Ok(Self { inotify, watched })
+        Ok(opened)
+    }
+
+    fn watch(&mut self, name: &str, path: &Path) -> anyhow::Result<()> {
+        let watch = inotify::add_watch(&self.inotify, path, WatchFlags::OPEN)
+            .with_context(|| format!("cannot watch {}", path.display()))?;
+        self.watched.push((watch, name.to_owned()));
+        Ok(())
     }
 
     /// The devices whose memory was opened.
@@ -57,6 +66,8 @@ impl OpenedMemory {
         let mut opened = BTreeSet::new();
         loop {
             let watch = match events.next() {
+                // The device has gone, and its file with it.
+                Ok(event) if event.events().contains(ReadFlags::IGNORED) => continue,
                 Ok(event) => event.wd(),
                 Err(Errno::WOULDBLOCK) => return Ok(opened),
                 Err(error) => return Err(error).context("cannot read what was opened"),
@@ -120,6 +131,25 @@ mod tests {
     use peerbar_dma_log::{Direction, Route};
 
     use super::*;
+
+    #[test]
+    fn opened_files_count_and_files_that_go_do_not() {
+        let flags = CreateFlags::NONBLOCK | CreateFlags::CLOEXEC;
+        let mut memory = OpenedMemory {
+            inotify: inotify::init(flags).unwrap(),
+            watched: Vec::new(),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let [used, gone] = ["used", "gone"].map(|name| folder.path().join(name));
+        for (name, path) in [("gpu0", &used), ("gpu1", &gone)] {
+            std::fs::write(path, "").unwrap();
+            memory.watch(name, path).unwrap();
+        }
+        std::fs::remove_file(&gone).unwrap();
+        assert_eq!(memory.opened().unwrap(), BTreeSet::new());
+        drop(std::fs::File::open(&used).unwrap());
+        assert_eq!(memory.opened().unwrap(), BTreeSet::from(["gpu0"]));
+    }
 
     fn flow(requester: &str, completer: Completer) -> PayloadFlow {
         PayloadFlow {
