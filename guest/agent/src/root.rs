@@ -83,6 +83,13 @@ fn attach(tag: &str, folder: &str) -> anyhow::Result<()> {
 pub(crate) fn mount_host_folder(tag: &str, at: &str, allowed: HostFolder) -> anyhow::Result<()> {
     let folder = format!("{ROOT}{at}");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {at} in the tools root"))?;
+    // Links of the tools root are meant for programs in it: absolute ones lead out of it here.
+    let place = fs::canonicalize(&folder).with_context(|| format!("cannot find {at}"))?;
+    ensure!(
+        place.starts_with(ROOT),
+        "cannot mount a folder of the host at {at}: a link on the way leads to {}: choose another path",
+        place.display()
+    );
     let flags = match allowed {
         HostFolder::ReadOnly => MountFlags::RDONLY,
         HostFolder::ReadWrite => MountFlags::empty(),
