@@ -382,8 +382,17 @@ fn interrupted_copies_leave_nothing(kept: &Kept) {
         // A copy may end before it is seen.
         let mut copy = loop {
             let mut copy = kept.start_peerbar(&["cp", "zeros", "guest:/tmp"]);
-            while !hidden("/tmp") && copy.try_wait().unwrap().is_none() {}
-            kill_process(Pid::from_child(&copy), signal).unwrap();
+            let has_ended = loop {
+                if copy.try_wait().unwrap().is_some() {
+                    break true;
+                }
+                if hidden("/tmp") {
+                    break false;
+                }
+            };
+            if !has_ended {
+                kill_process(Pid::from_child(&copy), signal).unwrap();
+            }
             if !kept.exec(&["rm", "/tmp/zeros"]).status.success() {
                 break copy;
             }
