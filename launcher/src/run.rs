@@ -164,13 +164,16 @@ fn boot_and_check(
     let temporary = SocketFolder::create()?;
     let sockets = Sockets::in_folder(temporary.path());
     let mut progress = Progress::default();
+    let devices = match scenario.devices().count() {
+        1 => "1 device".to_owned(),
+        devices => format!("{devices} devices"),
+    };
     progress.stage(&format!(
-        "{}: QEMU {} ({}), Linux {}, {} devices",
+        "{}: QEMU {} ({}), Linux {}, {devices}",
         scenario.name,
         artifacts.qemu.version,
         boot.accel.argument(),
         artifacts.guest.release,
-        scenario.devices().count()
     ));
     let mut guest = Guest::start(artifacts, boot, scenario, &sockets, folder, signals)?;
     if let Some(port) = boot.gdb {

@@ -21,14 +21,29 @@ const LONGEST_NAME: usize = 56;
 const NUMBERS: [usize; 3] = [2, 4, 5];
 
 /// The table of `rows`, empty without any; the verdicts are coloured if `colour`, and cells are broken where the table
-/// would be wider than `columns`.
+/// would be wider than `columns`. Where no check moved anything, there are no columns of figures.
 pub(crate) fn table(rows: &[Row], colour: bool, columns: Option<u16>) -> String {
     if rows.is_empty() {
         return String::new();
     }
+    if !rows.iter().any(has_figures) {
+        let [check, .., verdict] = HEADER;
+        let mut table = Table::new([check, verdict]).at_most(columns);
+        for row in rows {
+            let [check, .., verdict] = cells(row, colour);
+            table.add([check, verdict]);
+        }
+        return table.framed();
+    }
     let mut table = Table::new(HEADER).flush_right(NUMBERS).at_most(columns);
     rows.iter().for_each(|row| table.add(cells(row, colour)));
     table.framed()
+}
+
+fn has_figures(row: &Row) -> bool {
+    let measure = &row.measure;
+    let bytes = [measure.bytes, measure.peer_bytes, measure.ram_bytes];
+    !measure.sizes.is_empty() || bytes.iter().any(|&bytes| bytes > 0)
 }
 
 fn cells(row: &Row, colour: bool) -> [Cell; HEADER.len()] {
@@ -76,10 +91,14 @@ fn subtests(row: &Row) -> String {
         .iter()
         .filter(|(_, leaf)| matches!(leaf.verdict, Verdict::Skip(_)))
         .count();
-    match (leaves.len(), skipped) {
-        (0, _) => String::new(),
-        (all, 0) => format!(" [{all} subtests]"),
-        (all, skipped) => format!(" [{all} subtests, {skipped} skipped]"),
+    let all = match leaves.len() {
+        0 => return String::new(),
+        1 => "1 subtest".to_owned(),
+        all => format!("{all} subtests"),
+    };
+    match skipped {
+        0 => format!(" [{all}]"),
+        skipped => format!(" [{all}, {skipped} skipped]"),
     }
 }
 
@@ -166,6 +185,29 @@ mod tests {
     }
 
     #[test]
+    fn checks_that_moved_nothing_have_no_figures() {
+        let part = |verdict| Subtest {
+            name: "part".to_owned(),
+            verdict,
+            diagnostics: Vec::new(),
+            subtests: Vec::new(),
+        };
+        let mut one = row("one", Verdict::Pass, Measure::default());
+        one.subtests = vec![part(Verdict::Pass)];
+        let mut two = row("two", Verdict::Fail, Measure::default());
+        two.subtests = vec![part(Verdict::Fail), part(Verdict::Skip(String::new()))];
+        let expected = "\
+┌─────────────────────────────┬─────────┐
+│ check                       ┆ verdict │
+╞═════════════════════════════╪═════════╡
+│ one [1 subtest]             ┆ pass    │
+│ two [2 subtests, 1 skipped] ┆ FAIL    │
+└─────────────────────────────┴─────────┘
+";
+        assert_eq!(table(&[one, two], false, None), expected);
+    }
+
+    #[test]
     fn only_a_coloured_table_holds_escape_sequences() {
         let rows = [row("x", Verdict::Fail, Measure::default())];
         assert!(table(&rows, true, None).contains('\u{1b}'));
@@ -174,11 +216,11 @@ mod tests {
 
     #[test]
     fn a_table_fits_a_narrow_terminal() {
-        let rows = [row(
-            "a name of many words",
-            Verdict::Pass,
-            Measure::default(),
-        )];
+        let measure = Measure {
+            sizes: "4K".to_owned(),
+            ..Measure::default()
+        };
+        let rows = [row("a name of many words", Verdict::Pass, measure)];
         let width = |columns| {
             let text = table(&rows, false, columns);
             text.lines().map(|line| line.chars().count()).max()

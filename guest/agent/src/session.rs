@@ -191,7 +191,9 @@ impl<'a> CheckRunner<'a> {
                 self.report,
             );
         }
-        eprintln!("peerbar-agent: {}", check.name());
+        let name = check.name();
+        // A command may have many lines.
+        eprintln!("peerbar-agent: {}", name.lines().next().unwrap_or_default());
         let ended = supervise(&self.guest, check);
         self.hung = matches!(ended, Ended::Hung { .. });
         let (outcome, mut measure) = judge(ended, check.seconds());
