@@ -189,7 +189,7 @@ impl<F: Function> Endpoint<F> {
     /// Applies bus mastering, ATS and windows to the requester, announces the windows to the peers, and tells the function if it
     /// has become a bus master. Once this returns, no requester begins a request to the former windows.
     fn apply_routing(&mut self) {
-        let before = self.requester.bus_mastering();
+        let mut bus = self.requester.bus_mastering();
         self.requester.set_bus_master(self.config.bus_master());
         self.requester.set_ats(self.config.ats());
         for (bar, memory) in &self.memory {
@@ -205,9 +205,9 @@ impl<F: Function> Endpoint<F> {
         if let Some(port) = &mut self.port {
             port.set(windows);
         }
-        let now = self.requester.bus_mastering();
-        if now != before && now.is_on() {
+        if bus.follow(&self.requester) {
             self.function.bus_master_enabled();
+            self.vectors.bus_master_enabled();
         }
     }
 
@@ -242,10 +242,10 @@ impl<F: Function> Endpoint<F> {
         is_up && (region == CONFIG_REGION || !self.is_unconfigured)
     }
 
-    /// Resets the function. Its interrupts that faults hold back are lost.
+    /// Resets the function. Its interrupts that are held back are lost.
     fn reset_function(&self) {
         self.function.reset();
-        self.vectors.clear_delayed();
+        self.vectors.forget();
     }
 
     /// Gives the BARs memory that no client has mapped that has left.

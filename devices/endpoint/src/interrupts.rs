@@ -20,6 +20,10 @@ use crate::delayed::Delayed;
 /// The client masks MSI-X vectors on its own side without a message, so a vector is signalled whether masked or not. The
 /// INTx pin is level-triggered: one signal masks it, and the client unmasks it at the guest's end of interrupt
 /// (vfio-user, DEVICE_SET_IRQS; VFIO_IRQ_INFO_AUTOMASKED).
+///
+/// MSI-X messages are requests, so a function that is no bus master sends none (PCIe Base 6.0, 7.5.1.1.3). They are sent once it is one
+/// again. Then messages of the time before are sent again, too: the client drops those that it finds after it has turned bus
+/// mastering off, and a driver finds nothing to do at worst.
 pub struct Vectors {
     messages: Arc<Messages>,
     delayed: Delayed,
@@ -33,15 +37,42 @@ pub struct Vectors {
 struct Messages {
     signaller: Signaller,
     events: RwLock<Vec<Option<Event>>>,
+    /// The vectors that have been raised since messages were set up, and since the last reset.
+    raised: Vec<AtomicBool>,
     /// It has the rules for faults, and the flight record.
     requester: OnceLock<Arc<Requester>>,
 }
 
 impl Messages {
+    /// Signals a vector, now or once the function is a bus master.
     fn signal(&self, vector: u16) {
-        if let Some(Some(event)) = self.events.read().get(usize::from(vector)) {
+        let events = self.events.read();
+        let raised = self.raised.get(usize::from(vector));
+        let (Some(Some(event)), Some(raised)) = (events.get(usize::from(vector)), raised) else {
+            return;
+        };
+        raised.store(true, Ordering::Relaxed);
+        let requester = self.requester.get();
+        if requester.is_none_or(|requester| requester.bus_mastering().is_on()) {
             self.signal_event(vector, event);
         }
+    }
+
+    /// The function has become a bus master: signals all vectors that have been raised.
+    fn signal_raised(&self) {
+        // Whoever has found bus mastering off holds the lock no more, and its vector is seen here.
+        let events = self.events.write();
+        for ((vector, event), raised) in (0..).zip(&*events).zip(&self.raised) {
+            if let Some(event) = event.as_ref().filter(|_| raised.load(Ordering::Relaxed)) {
+                self.signal_event(vector, event);
+            }
+        }
+    }
+
+    /// Forgets the vectors that have been raised.
+    fn clear_raised(&self) {
+        let raised = self.raised.iter();
+        raised.for_each(|raised| raised.store(false, Ordering::Relaxed));
     }
 
     fn signal_pin(&self, event: &Event) -> bool {
@@ -79,6 +110,7 @@ impl Vectors {
         let messages = Messages {
             signaller: Signaller::new()?,
             events: RwLock::new(events),
+            raised: (0..vectors).map(|_| AtomicBool::new(false)).collect(),
             requester: OnceLock::new(),
         };
         Ok(Self {
@@ -136,14 +168,20 @@ impl Vectors {
 
     /// Closes every event descriptor; the level of the pin stays the function's.
     pub(crate) fn clear(&self) {
-        self.delayed.clear();
+        self.forget();
         self.change_msi_x(|vectors| vectors.fill_with(|| None));
         self.change_pin(|pin| pin.clear());
     }
 
-    /// Forgets the interrupts that faults hold back.
-    pub(crate) fn clear_delayed(&self) {
+    /// Forgets the interrupts that faults or bus mastering hold back.
+    pub(crate) fn forget(&self) {
         self.delayed.clear();
+        self.messages.clear_raised();
+    }
+
+    /// The function has become a bus master.
+    pub(crate) fn bus_master_enabled(&self) {
+        self.messages.signal_raised();
     }
 
     /// vfio-user, DEVICE_SET_IRQS for MSI-X.
@@ -154,7 +192,10 @@ impl Vectors {
             .and_then(|count| start.checked_add(count))
             .ok_or(Errno::INVAL)?;
         match action {
-            IrqAction::Disable => self.change_msi_x(|vectors| vectors.fill_with(|| None)),
+            IrqAction::Disable => {
+                self.messages.clear_raised();
+                self.change_msi_x(|vectors| vectors.fill_with(|| None));
+            }
             IrqAction::Events(events) => {
                 self.change_msi_x(|vectors| {
                     let vectors = vectors.get_mut(start..end);
@@ -295,6 +336,12 @@ mod tests {
         (event.try_into().unwrap(), same.try_into().unwrap())
     }
 
+    fn bus_master() -> Arc<Requester> {
+        let requester = Arc::new(Requester::new());
+        requester.set_bus_master(true);
+        requester
+    }
+
     /// The number of signals since the last call.
     fn signals(event: &Event) -> u64 {
         let mut count = [0; 8];
@@ -328,7 +375,7 @@ mod tests {
         vectors
             .set_msi_x(1, 1, IrqAction::Events(vec![Some(given)]))
             .unwrap();
-        let requester = Arc::new(Requester::new());
+        let requester = bus_master();
         vectors.attach(requester.clone());
         for rule in ["drop interrupt vector=1 nth=1", "duplicate interrupt nth=2"] {
             requester.add_fault(rule.parse().unwrap()).unwrap();
@@ -343,7 +390,7 @@ mod tests {
     #[test]
     fn injected_delay_signals_late_unless_the_client_leaves() {
         let vectors = Vectors::new(1).unwrap();
-        let requester = Arc::new(Requester::new());
+        let requester = bus_master();
         vectors.attach(requester.clone());
         let rule = "delay interrupt by=50ms limit=1";
         requester.add_fault(rule.parse().unwrap()).unwrap();
@@ -372,7 +419,7 @@ mod tests {
     #[test]
     fn nothing_is_signalled_while_the_link_is_down() {
         let vectors = Vectors::new(1).unwrap();
-        let requester = Arc::new(Requester::new());
+        let requester = bus_master();
         vectors.attach(requester.clone());
         let [(message, message_seen), (pin, pin_seen)] = [event(), event()];
         vectors
@@ -400,10 +447,37 @@ mod tests {
     }
 
     #[test]
+    fn vector_raised_without_bus_mastering_is_signalled_once_it_is_on() {
+        let vectors = Vectors::new(3).unwrap();
+        let requester = bus_master();
+        vectors.attach(requester.clone());
+        let (given, seen): (Vec<_>, Vec<_>) = (0..3).map(|_| event()).unzip();
+        let given = given.into_iter().map(Some).collect();
+        vectors.set_msi_x(0, 3, IrqAction::Events(given)).unwrap();
+        let signals = || seen.iter().map(signals).collect::<Vec<_>>();
+        vectors.raise(0);
+        assert_eq!(signals(), [1, 0, 0]);
+        requester.set_bus_master(false);
+        vectors.raise(1);
+        vectors.raise(1);
+        assert_eq!(signals(), [0, 0, 0]);
+        requester.set_bus_master(true);
+        vectors.bus_master_enabled();
+        assert_eq!(
+            signals(),
+            [1, 1, 0],
+            "the client may have dropped the first"
+        );
+        vectors.forget();
+        vectors.bus_master_enabled();
+        assert_eq!(signals(), [0, 0, 0], "they were of the time before a reset");
+    }
+
+    #[test]
     fn signals_are_recorded_and_counted_but_not_dropped_ones() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("disk0.flight");
-        let requester = Arc::new(Requester::new());
+        let requester = bus_master();
         requester.record_in(Recorder::create(&path, "disk0", Level::All).unwrap());
         let counters = folder.path().join("disk0.counters");
         requester.count_in(CounterFile::create(&counters).unwrap());

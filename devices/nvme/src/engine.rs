@@ -208,27 +208,18 @@ impl Engine {
         self.notifier.report(Registers::fatal);
     }
 
-    /// Whether bus mastering is on. The engine is notified when it is turned on. Then completions that were kept are posted, and the
-    /// guest is interrupted for all that it has left to take: messages of the time before may be lost.
-    fn follow_bus(&mut self) -> bool {
-        let bus = self.data.requester().bus_mastering();
-        if std::mem::replace(&mut self.bus, bus) != bus && bus.is_on() && !self.notifier.quiet() {
-            self.post();
-            if let Some(pair) = &mut self.pair {
-                pair.completion.signal_again(&pair.interrupts);
-            }
-        }
-        bus.is_on()
-    }
-
     /// Whether a request of the present turn that was refused may have been so for want of bus mastering.
     fn has_lost_bus(&self) -> bool {
-        self.data.requester().bus_mastering() != self.bus
+        self.bus.has_changed(self.data.requester())
     }
 
-    /// Gives the admin queue a turn; whether it has commands left that can be taken.
+    /// Gives the admin queue a turn, if bus mastering is on; whether it has commands left that can be taken. The engine is notified when
+    /// bus mastering is turned on. Then completions that were kept are posted.
     fn turn(&mut self) -> bool {
-        if !self.follow_bus() {
+        if self.bus.follow(self.data.requester()) && !self.notifier.quiet() {
+            self.post();
+        }
+        if !self.bus.is_on() {
             return false;
         }
         self.take_doorbells();

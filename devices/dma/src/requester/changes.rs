@@ -24,6 +24,17 @@ impl BusMastering {
     pub fn is_on(self) -> bool {
         self.0 % 2 == 1
     }
+
+    /// Reads it again. Returns `true` if it has been turned on since the last reading.
+    pub fn follow(&mut self, requester: &Requester) -> bool {
+        let now = requester.bus_mastering();
+        std::mem::replace(self, now) != now && now.is_on()
+    }
+
+    /// Returns `true` if it has changed since this reading. A request that was refused in between may have been refused for that.
+    pub fn has_changed(self, requester: &Requester) -> bool {
+        requester.bus_mastering() != self
+    }
 }
 
 impl Requester {

@@ -186,12 +186,6 @@ impl CompletionQueue {
         }
     }
 
-    /// Interrupts for all entries that the guest has left to take, those of former interrupts too.
-    pub(crate) fn signal_again(&mut self, interrupts: &QueueInterrupts) {
-        self.interrupt.add(self.unread(), false);
-        self.signal_all(interrupts);
-    }
-
     /// Reads the head doorbell and frees the entries that the guest has taken. A doorbell that is not mapped is found out when the
     /// queue, or one that is bound to it, is armed.
     pub(crate) fn take_head(&mut self, interrupts: &QueueInterrupts, memory: &mut impl GuestWords) {

@@ -34,8 +34,7 @@ impl Context {
 
     /// Reads bus mastering. Returns `true` if it has been turned on since the last call.
     pub(super) fn follow_bus(&mut self) -> bool {
-        let bus = self.io.data.requester().bus_mastering();
-        std::mem::replace(&mut self.bus, bus) != bus && bus.is_on()
+        self.bus.follow(self.io.data.requester())
     }
 
     /// Whether commands, completions and interrupts wait until bus mastering is on.
@@ -120,7 +119,7 @@ impl Context {
     pub(super) fn fail(&mut self, queue: u16, cause: &str) {
         self.io.data.session.release();
         log::debug!("queue {queue}: {cause}");
-        if self.io.data.requester().bus_mastering() != self.bus {
+        if self.bus.has_changed(self.io.data.requester()) {
             return;
         }
         self.notifier().report(Registers::fatal);

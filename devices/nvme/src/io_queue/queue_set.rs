@@ -43,15 +43,13 @@ impl QueueSet {
         busy
     }
 
-    /// Takes note of bus mastering. Once it is on again, completions that were kept are flushed, and the guest is interrupted for
-    /// all that it has left to take: messages of the time before may be lost.
+    /// Takes note of bus mastering. Once it is on again, completions that were kept are flushed.
     pub(super) fn follow_bus(&mut self) {
         if !self.cx.follow_bus() || self.cx.is_quiet() {
             return;
         }
         for group in &mut self.groups {
             self.cx.flush(&mut group.completions);
-            group.completions.signal_again(&self.cx.interrupts);
         }
         self.cx.io.data.session.release();
     }
