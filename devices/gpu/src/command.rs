@@ -121,6 +121,46 @@ impl Command {
         fence: None,
         interrupt: false,
     };
+
+    /// Whether it, or its fence, needs DMA.
+    pub(crate) fn uses_bus(&self) -> bool {
+        self.operation.uses_bus()
+            || self
+                .fence
+                .is_some_and(|(fence_address, _)| fence_address.is_bus())
+    }
+}
+
+impl Operation {
+    fn uses_bus(&self) -> bool {
+        match *self {
+            Self::Nop => false,
+            Self::Copy {
+                source,
+                destination,
+                ..
+            } => source.is_bus() || destination.is_bus(),
+            Self::Fill { destination, .. } => destination.is_bus(),
+            Self::Compare { first, second, .. } => first.is_bus() || second.is_bus(),
+            Self::Crc32c { source, .. } => source.is_bus(),
+            Self::Launch(ref launch) => launch.uses_bus(),
+            Self::WriteWord { word, .. } | Self::Wait(Wait { word, .. }) => word.address().is_bus(),
+        }
+    }
+}
+
+impl Launch {
+    fn uses_bus(&self) -> bool {
+        match *self {
+            Self::VectorAdd { a, b, c, .. } => a.is_bus() || b.is_bus() || c.is_bus(),
+            Self::Saxpy { x, y, .. } => x.is_bus() || y.is_bus(),
+            Self::Reduction { x, .. } => x.is_bus(),
+            Self::Histogram { bytes, bins, .. } => bytes.is_bus() || bins.is_bus(),
+            Self::AtomicAdd { counter, .. } => counter.is_bus(),
+            // Doorbells are registers.
+            Self::NvmeIo(_) => true,
+        }
+    }
 }
 
 impl Entry {

@@ -66,6 +66,14 @@ impl EngineChannel {
             doorbell: 0,
         }
     }
+
+    /// Whether its next step needs DMA: to carry out its command, or to fetch one.
+    fn uses_bus(&self) -> bool {
+        match &self.job {
+            Some(job) => job.command.uses_bus(),
+            None => self.ring.start().is_bus(),
+        }
+    }
 }
 
 /// A command in progress.
@@ -182,14 +190,22 @@ impl Engine {
         task
     }
 
-    /// Whether all commands that there are wait for other devices.
+    /// Whether all commands that there are wait for other devices, or for bus mastering.
     fn waits_only(&self) -> bool {
         (0..).zip(&self.channels).all(|(number, channel)| {
-            channel.is_none_or(|EngineChannel { ring, job, .. }| match job {
+            channel.is_none_or(|channel| match channel.job {
+                _ if self.is_held(&channel) => true,
                 Some(job) => job.waiting.is_some(),
-                None => ring.next(self.doorbells.value(number)) == Ok(None),
+                None => channel.ring.next(self.doorbells.value(number)) == Ok(None),
             })
         })
+    }
+
+    /// Whether a channel waits for bus mastering: without it the GPU issues no request (PCIe Base 6.0, 7.5.1.1.3). It is kicked once it
+    /// is on.
+    fn is_held(&self, channel: &EngineChannel) -> bool {
+        let requester = self.executor.memory.requester();
+        channel.uses_bus() && !requester.bus_mastering().is_on()
     }
 
     /// How long the engine may sleep, if all commands that there are wait.
@@ -203,11 +219,13 @@ impl Engine {
         Some(time.min(LONGEST_SLEEP))
     }
 
-    /// Whether any channel has a command in progress, or a doorbell ahead of its ring.
+    /// Whether any channel has a command in progress, or a doorbell ahead of its ring, and does not wait for bus mastering.
     fn has_work(&self) -> bool {
         (0..).zip(&self.channels).any(|(number, channel)| {
-            channel.is_some_and(|EngineChannel { ring, job, .. }| {
-                job.is_some() || ring.next(self.doorbells.value(number)) != Ok(None)
+            channel.is_some_and(|channel| {
+                let EngineChannel { ring, job, .. } = &channel;
+                let is_due = job.is_some() || ring.next(self.doorbells.value(number)) != Ok(None);
+                is_due && !self.is_held(&channel)
             })
         })
     }
@@ -293,8 +311,11 @@ impl Engine {
         loop {
             let origin = Origin::command(number.into(), channel.ring.head());
             self.executor.memory.begin(origin);
-            if channel.job.is_none() {
+            if channel.job.is_none() && !self.is_held(channel) {
                 channel.job = self.fetch(number, channel)?;
+            }
+            if self.is_held(channel) {
+                return Ok(());
             }
             let Some(job) = &mut channel.job else {
                 return Ok(());
@@ -334,7 +355,12 @@ impl Engine {
         };
         let mut entry = Entry::empty();
         let memory = &self.executor.memory;
-        memory.read(Purpose::Command, entry_address, entry.as_mut_bytes())?;
+        let bus = memory.requester().bus_mastering();
+        let read = memory.read(Purpose::Command, entry_address, entry.as_mut_bytes());
+        if read.is_err() && (!bus.is_on() || bus.has_changed(memory.requester())) {
+            return Ok(None);
+        }
+        read?;
         let injected = memory.injected(entry.opcode, number);
         let command = match injected {
             Some(Action::Fail) => Err(FaultCode::Injected),

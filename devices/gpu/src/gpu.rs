@@ -200,6 +200,10 @@ impl Function for Gpu {
         Ok(())
     }
 
+    fn bus_master_enabled(&self) {
+        self.shared.kick();
+    }
+
     fn reset(&self) {
         self.shared.with(|registers| {
             self.requester.halt();

@@ -34,6 +34,11 @@ impl GpuAddress {
         }
     }
 
+    /// Whether it is reached by DMA.
+    pub(crate) fn is_bus(self) -> bool {
+        matches!(self, Self::Bus(_))
+    }
+
     /// Whether `len` bytes from here on are all inside VRAM, or inside the address space.
     pub(crate) fn holds(self, len: u64, vram_bytes: u64) -> bool {
         match self {

@@ -1,8 +1,13 @@
 //! A DMA that fails is never silent.
 
+use std::time::{Duration, Instant};
+
 use peerbar_gpu::Mode;
 
 use crate::driver::{Command, Driver, Fault, MIB, RAM};
+
+/// Longer than the engine polls before it blocks.
+const A_WHILE: Duration = Duration::from_millis(5);
 
 /// The fault that a command comes to on channel 0.
 fn fault_of(driver: &mut Driver, command: &Command) -> Fault {
@@ -70,27 +75,70 @@ fn a_fence_that_cannot_be_written_is_a_fault() {
 }
 
 #[test]
-fn without_bus_mastering_or_in_d3_every_dma_is_a_fault() {
+fn commands_wait_while_bus_mastering_is_off_or_in_d3() {
     let mut driver = Driver::new(Mode::Static);
     let power = driver.capability(0x01) + 4;
     let off: [(u64, [u8; 2], [u8; 2]); 2] = [
         (0x04, 0b010u16.to_le_bytes(), 0b110u16.to_le_bytes()),
         (power, [3, 0], [0, 0]),
     ];
+    driver.enable(0);
     for (register, off, on) in off {
-        driver.enable(0);
         driver.run(0, &Command::default());
         driver.configure(register, &off);
-        driver.submit(0, &Command::default());
-        driver.wait_for_status(0, 2 | 2 << 8);
-        let fault = driver.take_fault().unwrap();
-        assert_eq!((fault.code, fault.address), (2, driver.ring(0).0 + 128));
+        let fence = driver.submit(0, &Command::default());
+        nothing_moves(&mut driver, fence);
         driver.configure(register, &on);
-        driver.disable(0);
-        driver.wait_for_status(0, 0);
+        driver.wait(fence);
     }
-    driver.enable(0);
     driver.run(0, &Command::default());
+    assert!(driver.take_fault().is_none());
+}
+
+/// Fails if a channel's state or a fence changes for a while.
+fn nothing_moves(driver: &mut Driver, fence: (u64, u64)) {
+    let (start, before) = (Instant::now(), driver.head(0));
+    while start.elapsed() < A_WHILE {
+        assert_eq!((driver.channel_status(0), driver.head(0)), (1, before));
+    }
+    assert!(!driver.is_fenced(fence) && driver.take_fault().is_none());
+}
+
+#[test]
+fn a_command_in_progress_waits_while_bus_mastering_is_off() {
+    let mut driver = Driver::new(Mode::Static);
+    driver.put_rings_into_vram();
+    driver.set_command(0b010);
+    driver.enable(0);
+    // It is fetched from VRAM, and its fence is in guest RAM.
+    let fence = driver.submit(0, &Command::new(2, 0b1, &[0, 8, 7]));
+    nothing_moves(&mut driver, fence);
+    driver.disable(0);
+    driver.wait_for_status(0, 0);
+    driver.enable(0);
+    let fence = driver.submit(0, &Command::new(2, 0b1, &[0, 8, 7]));
+    nothing_moves(&mut driver, fence);
+    driver.set_command(0b110);
+    driver.wait(fence);
+}
+
+#[test]
+fn no_interrupt_is_lost_while_bus_mastering_is_off() {
+    let mut driver = Driver::new(Mode::Static);
+    driver.put_rings_into_vram();
+    driver.enable(0);
+    driver.set_command(0b010);
+    let mut beyond = [0; 128];
+    (beyond[0], beyond[2]) = (2, 0b1);
+    beyond[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
+    beyond[32] = 8;
+    driver.put_bytes(0, &beyond);
+    driver.ring_trapped(0, 1);
+    driver.wait_for_status(0, 2 | 3 << 8);
+    assert!(!driver.take_vector(0) && !driver.take_vector(1));
+    driver.set_command(0b110);
+    driver.wait_for_vector(0);
+    driver.wait_for_vector(1);
 }
 
 #[test]
@@ -106,10 +154,8 @@ fn ring_in_vram_works_without_bus_mastering() {
     fill[32] = 8;
     driver.put_bytes(0, &fill);
     driver.ring_trapped(0, 1);
-    driver.wait_for_vector(1);
-    assert_eq!(driver.head(0), 1);
-    driver.submit(0, &Command::default());
-    driver.wait_for_status(0, 2 | 2 << 8);
+    driver.wait_for_head(0, 1);
+    assert_eq!(driver.channel_status(0), 1);
 }
 
 #[test]
