@@ -14,6 +14,8 @@
 //!   failure says nothing about the next one. A failed DMA is never a success.
 //! - A send or receive queue that makes no sense or cannot be read, or a completion queue that overflows or cannot be written,
 //!   puts its queue pairs in error. What is posted there is flushed. So does an event counter whose word cannot be written.
+//! - Without bus mastering everything waits until it is on again: doorbells, packets, completions, events. A transfer that was in progress
+//!   when it was turned off fails.
 //! - A message for which there is no receive is sent again after a while, as often as its queue pair says. Others overtake it.
 //! - The payload of a datagram stands behind the 40 bytes of a routing header in its receive.
 //! - An RDMA request is refused unless the other side has an address handle of the requester's adapter.
@@ -47,7 +49,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use parking_lot::{Mutex, MutexGuard};
-use peerbar_dma::{MemoryFile, Requester};
+use peerbar_dma::{BusMastering, MemoryFile, Requester};
 use peerbar_fabric::{AttachError, Attachment, Link, LinkStatistics};
 use peerbar_pci::Interrupts;
 
@@ -134,6 +136,7 @@ impl DataPath {
                 sent: HashMap::new(),
                 ids: 0,
                 ready: VecDeque::new(),
+                bus: BusMastering::default(),
             },
         };
         Ok((path, worker))
@@ -179,6 +182,11 @@ impl DataPath {
     /// The driver arms an event queue. Waits for nothing.
     pub fn arm_event_queue(&self, number: u16) {
         self.doorbells.arm_event_queue(number);
+    }
+
+    /// Bus mastering is on: what was kept goes on. Waits for nothing.
+    pub(crate) fn bus_master_enabled(&self) {
+        self.doorbells.wake_worker();
     }
 
     /// Removes all objects. Once this returns, no earlier work request moves data any more.

@@ -210,6 +210,11 @@ impl Efa {
 }
 
 impl Function for Efa {
+    fn bus_master_enabled(&self) {
+        self.shared.kick();
+        self.data.bus_master_enabled();
+    }
+
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         data.fill(0);
         match bar {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use peerbar_dma::{DoorbellEvent, Purpose, Requester};
+use peerbar_dma::{BusMastering, DoorbellEvent, Purpose, Requester};
 use peerbar_efa_spec::admin::Status;
 use peerbar_efa_spec::registers::ReadRequest;
 use peerbar_endpoint::{SharedRegisters, Task};
@@ -30,7 +30,14 @@ pub(crate) struct Engine {
     queue: Option<AdminQueue>,
     pub(crate) events: Option<AsyncEvents>,
     has_failed: bool,
+    /// Bus mastering when the present burst of commands began. Without it the adapter issues no request (PCIe Base 6.0, 7.5.1.1.3).
+    bus: BusMastering,
+    /// A command that has lost bus mastering, and its outcome unless it is to be carried out again.
+    kept: Option<(Command, Option<Outcome>)>,
 }
+
+/// How a command ends.
+type Outcome = Result<Answer, Status>;
 
 impl Engine {
     pub(crate) fn new(
@@ -49,6 +56,8 @@ impl Engine {
             queue: None,
             events: None,
             has_failed: false,
+            bus: BusMastering::default(),
+            kept: None,
         }
     }
 
@@ -57,6 +66,7 @@ impl Engine {
         let mut busy = false;
         loop {
             let due = self.events.as_ref().and_then(AsyncEvents::due);
+            let due = due.filter(|_| self.bus.is_on());
             match self.shared.next(busy, due) {
                 Task::Stop => break,
                 Task::Registers(EngineRequest::Reset) => self.reset(),
@@ -86,6 +96,7 @@ impl Engine {
         self.queue = None;
         self.events = None;
         self.has_failed = false;
+        self.kept = None;
         self.data.reset();
         self.shared.complete(|registers| {
             if registers.was_reset() && registers.take_halt() {
@@ -110,12 +121,15 @@ impl Engine {
         self.shared.with(Registers::was_answered);
     }
 
-    /// Carries out admin commands until there are no more, or something else is urgent; whether there are more.
+    /// Carries out admin commands until there are no more, or something else is urgent; whether there are more. Commands wait while bus
+    /// mastering is off; the engine is kicked once it is on.
     fn serve(&mut self) -> bool {
-        while !self.shared.urgent() {
+        self.bus.follow(&self.requester);
+        while self.bus.is_on() && !self.shared.urgent() {
             match self.step() {
                 Ok(true) => {}
                 Ok(false) => return false,
+                Err(QueueError::Memory(_)) if self.has_lost_bus() => return true,
                 Err(error) => {
                     log::debug!("the admin queue has failed: {error}");
                     self.queue = None;
@@ -125,7 +139,12 @@ impl Engine {
                 }
             }
         }
-        self.queue.is_some()
+        self.queue.is_some() && self.bus.is_on()
+    }
+
+    /// Whether a request of the present burst that was refused may have been so for want of bus mastering.
+    fn has_lost_bus(&self) -> bool {
+        self.bus.has_changed(&self.requester)
     }
 
     /// Carries out the next admin command; whether there was one.
@@ -139,6 +158,10 @@ impl Engine {
         }
         if self.queue.is_none() && submitted != 0 {
             self.queue = Some(AdminQueue::new(setup)?);
+        }
+        if let Some((command, outcome)) = self.kept.take() {
+            self.carry_out(&command, outcome)?;
+            return Ok(true);
         }
         let Some(queue) = &mut self.queue else {
             return Ok(false);
@@ -154,26 +177,41 @@ impl Engine {
             waiting: 1,
             vector: Some(vector),
         });
-        self.carry_out(&command)?;
+        self.requester.begin(command.origin(), command.opcode);
+        self.carry_out(&command, None)?;
         Ok(true)
     }
 
-    fn carry_out(&mut self, command: &Command) -> Result<(), QueueError> {
-        self.requester.begin(command.origin(), command.opcode);
-        let outcome = self.execute(command);
+    /// Carries a command out, unless its outcome is known, and completes it.
+    fn carry_out(&mut self, command: &Command, known: Option<Outcome>) -> Result<(), QueueError> {
+        let outcome = match known {
+            Some(outcome) => outcome,
+            None => {
+                let outcome = self.execute(command);
+                if outcome.is_err() && self.has_lost_bus() {
+                    self.kept = Some((*command, None));
+                    return Ok(());
+                }
+                self.note_end(command, outcome);
+                outcome
+            }
+        };
+        let completed = self.complete(command, outcome);
+        if matches!(completed, Err(QueueError::Memory(_))) && self.has_lost_bus() {
+            self.kept = Some((*command, Some(outcome)));
+        }
+        completed
+    }
+
+    fn note_end(&self, command: &Command, outcome: Outcome) {
         let status = outcome.err().unwrap_or(Status::Success);
         if status != Status::Success {
             log::debug!("admin command {} ends with {status:?}", command.opcode);
         }
         self.requester.end(command.origin(), status as u16);
-        self.complete(command, outcome)
     }
 
-    fn complete(
-        &mut self,
-        command: &Command,
-        outcome: Result<Answer, Status>,
-    ) -> Result<(), QueueError> {
+    fn complete(&mut self, command: &Command, outcome: Outcome) -> Result<(), QueueError> {
         let Some(queue) = &mut self.queue else {
             return Ok(());
         };
@@ -188,6 +226,10 @@ impl Engine {
 
     /// Posts the asynchronous event that is due at `now`.
     fn post_events(&mut self, now: Instant) {
+        self.bus.follow(&self.requester);
+        if !self.bus.is_on() {
+            return;
+        }
         let (consumed, is_masked) = self
             .shared
             .with(|registers| (registers.consumed_events(), registers.is_masked()));
@@ -197,6 +239,9 @@ impl Engine {
         match events.post_due(&self.requester, consumed, now) {
             Ok(true) if !is_masked => self.interrupts.raise(events.vector),
             Ok(_) => {}
+            Err(error) if self.bus.has_changed(&self.requester) => {
+                log::debug!("an asynchronous event is lost: {error}");
+            }
             Err(error) => {
                 log::debug!("the asynchronous event queue has failed: {error}");
                 self.events = None;

@@ -147,18 +147,52 @@ impl Turn<'_> {
                 .with_phase(phase)
                 .into_bits();
         }
-        let bytes = entry.get(..queue.entry_bytes).unwrap_or(&entry);
-        let origin = Origin::Queue(pair);
-        if let Err(error) = self.state.write_entry(origin, address, bytes) {
-            log::debug!("completion queue {number}: {error}: {}", error.cause);
-            self.fail_queue(number);
-            return false;
+        queue.produced = queue.produced.wrapping_add(1);
+        queue.kept.push_back((pair, address, entry));
+        self.write_entries(number)
+    }
+
+    /// Writes what was kept while bus mastering was off, in the order in which it would have been written.
+    pub(super) fn write_kept(&mut self) {
+        self.write_kept_counters();
+        let queues = self.objects.completion_queues.iter();
+        let queues: Vec<u16> = queues.map(|(number, _)| number).collect();
+        for number in queues {
+            self.write_entries(number);
         }
-        if let Ok(queue) = self.objects.completion_queues.get_mut(number) {
-            queue.produced = queue.produced.wrapping_add(1);
+        let queues = self.objects.event_queues.iter();
+        let queues: Vec<u16> = queues.map(|(number, _)| number).collect();
+        for number in queues {
+            self.write_events(number);
         }
-        self.announce(number);
-        true
+    }
+
+    /// Writes the entries of a completion queue, or keeps them while bus mastering is off. Returns `false` if the queue has failed.
+    fn write_entries(&mut self, number: u16) -> bool {
+        while let Ok(queue) = self.objects.completion_queues.get_mut(number) {
+            let Some((pair, address, entry)) = queue.kept.front() else {
+                self.announce(number);
+                return true;
+            };
+            if self.state.keeps_entries() {
+                return true;
+            }
+            let bytes = entry.get(..queue.entry_bytes).unwrap_or(entry);
+            match self
+                .state
+                .write_entry(Origin::Queue(*pair), *address, bytes)
+            {
+                Ok(()) => drop(queue.kept.pop_front()),
+                Err(_) if self.state.keeps_entries() => return true,
+                Err(error) => {
+                    log::debug!("completion queue {number}: {error}: {}", error.cause);
+                    queue.kept.clear();
+                    self.fail_queue(number);
+                    return false;
+                }
+            }
+        }
+        false
     }
 
     /// There are no completions of this queue any more, so its queue pairs are in error.
@@ -235,6 +269,9 @@ impl Turn<'_> {
     /// Writes the events that wait, as far as there is room.
     fn write_events(&mut self, number: u16) {
         while let Ok(queue) = self.objects.event_queues.get_mut(number) {
+            if self.state.keeps_entries() {
+                break;
+            }
             let next = queue.waiting.front().copied();
             let Some(completion_queue) = next.filter(|_| queue.has_room()) else {
                 break;
@@ -253,7 +290,7 @@ impl Turn<'_> {
                 .state
                 .write_entry(Origin::Device, address, entry.as_bytes());
             if let Err(error) = written {
-                // It is written again when the queue is armed.
+                // It is written again when the queue is armed, or bus mastering is on.
                 log::debug!("event queue {number}: {error}: {}", error.cause);
                 break;
             }

@@ -21,10 +21,35 @@ impl Turn<'_> {
             return;
         }
         counter.value = counter.value.wrapping_add(1);
+        if self.state.keeps_entries() {
+            return counter.is_kept = true;
+        }
+        self.write_counter(number, Origin::Queue(pair));
+    }
+
+    /// Writes the words that were kept.
+    pub(super) fn write_kept_counters(&mut self) {
+        let counters = self.objects.event_counters.iter();
+        let kept = counters.filter(|(_, counter)| counter.is_kept);
+        let kept: Vec<u16> = kept.map(|(number, _)| number).collect();
+        for number in kept {
+            self.write_counter(number, Origin::Device);
+        }
+    }
+
+    fn write_counter(&mut self, number: u16, origin: Origin) {
+        let Ok(counter) = self.objects.event_counters.get_mut(number) else {
+            return;
+        };
         let (address, word) = (counter.address, counter.value.to_le_bytes());
-        let tag = Tag::new(Purpose::Completion, Origin::Queue(pair));
+        let tag = Tag::new(Purpose::Completion, origin);
         let session = &mut self.state.transfers.session;
-        if let Err(error) = session.write_entries(tag, address, &word, WORD_BYTES) {
+        let written = session.write_entries(tag, address, &word, WORD_BYTES);
+        counter.is_kept = written.is_err() && self.state.keeps_entries();
+        if counter.is_kept {
+            return;
+        }
+        if let Err(error) = written {
             log::debug!("event counter {number}: {error}: {}", error.cause);
             counter.has_failed = true;
             let pairs = self.objects.pairs_of_counter(number);

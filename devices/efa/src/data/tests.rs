@@ -1,5 +1,6 @@
 //! The data path between queue pairs of one adapter, as user space sees it.
 
+mod bus_mastering;
 mod connected;
 mod counters;
 mod errors;

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use peerbar_dma::MemoryFile;
+use peerbar_dma::{BusMastering, MemoryFile};
 use peerbar_pci::Interrupts;
 
 use super::lending::Lending;
@@ -40,9 +40,18 @@ pub(super) struct WorkerState {
     pub(super) ids: u64,
     /// Numbers of the queue pairs that may have something to do, each once.
     pub(super) ready: VecDeque<u16>,
+    /// Bus mastering when the present turn began. Without it the adapter issues no request (PCIe Base 6.0, 7.5.1.1.3).
+    pub(super) bus: BusMastering,
 }
 
 impl WorkerState {
+    /// Whether completions and events are kept until bus mastering is on: it is off, or has changed in the present turn. What follows an
+    /// entry that is kept is kept as well.
+    pub(super) fn keeps_entries(&self) -> bool {
+        let requester = self.transfers.session.requester();
+        !self.bus.is_on() || self.bus.has_changed(requester)
+    }
+
     /// A number that was not there before.
     pub(super) fn next_id(&mut self) -> u64 {
         self.ids = self.ids.wrapping_add(1);

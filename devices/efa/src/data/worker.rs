@@ -33,16 +33,19 @@ impl Worker {
     pub(crate) fn run(mut self) {
         while !self.doorbells.is_stopped() {
             if let NextTurn::Wait(until) = self.turn(Instant::now()) {
-                let wire = self.state.wire.get();
+                // Packets wait, too, while nothing can be written to memory.
+                let wire = self.state.wire.get().filter(|_| self.state.bus.is_on());
                 self.doorbells
                     .wait(wire.and_then(|wire| wire.readable()), until);
             }
         }
     }
 
-    /// Takes the doorbells, and gives the next queue pair a slice. The lock of the objects is released then, so another
-    /// thread waits for it one slice at most.
+    /// Takes the doorbells, and gives the next queue pair a slice if bus mastering is on. The lock of the objects is released then, so
+    /// another thread waits for it one slice at most.
     pub(crate) fn turn(&mut self, now: Instant) -> NextTurn {
+        let requester = self.state.transfers.session.requester();
+        let has_bus_back = self.state.bus.follow(requester);
         let mut objects = self.objects.lock();
         let mut turn = Turn {
             objects: &mut objects,
@@ -51,12 +54,13 @@ impl Worker {
         };
         turn.end_dropped();
         turn.take_doorbells(&self.doorbells);
-        turn.take_mail();
-        let ready = turn.state.ready.pop_front();
-        if let Some(pair) = ready.filter(|pair| turn.serve(*pair)) {
-            turn.state.make_ready(pair);
+        if has_bus_back {
+            turn.write_kept();
         }
-        let next = turn.next();
+        let next = match turn.state.bus.is_on() {
+            true => turn.go_on(),
+            false => NextTurn::Wait(None),
+        };
         self.state.transfers.session.release();
         *self.statistics.lock() = Statistics {
             bounced_bytes: self.state.transfers.bounced,
@@ -69,6 +73,16 @@ impl Worker {
 }
 
 impl Turn<'_> {
+    /// Takes what has arrived, and gives the next queue pair a slice.
+    fn go_on(&mut self) -> NextTurn {
+        self.take_mail();
+        let ready = self.state.ready.pop_front();
+        if let Some(pair) = ready.filter(|pair| self.serve(*pair)) {
+            self.state.make_ready(pair);
+        }
+        self.next()
+    }
+
     fn take_doorbells(&mut self, doorbells: &Doorbells) {
         doorbells.take(|rung| match rung {
             Rung::Doorbell(Doorbell::Completion(queue), value) => {

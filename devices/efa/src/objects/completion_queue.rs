@@ -1,5 +1,7 @@
 //! Completion queues.
 
+use std::collections::VecDeque;
+
 use peerbar_efa_spec::completion::{ENTRY_BYTES, EXTENDED_ENTRY_BYTES};
 
 use super::error::{ObjectError, ObjectKind, invalid};
@@ -36,7 +38,7 @@ pub(crate) struct CompletionQueue {
     pub(crate) address: u64,
     pub(crate) event_queue: Option<u16>,
     pub(crate) with_source_address: bool,
-    /// How many entries have been written, modulo 2^32.
+    /// How many entries have been written or are kept, modulo 2^32.
     pub(crate) produced: u32,
     /// How many entries user space has consumed, modulo 2^16, as far as it has been looked at.
     pub(crate) consumed: u16,
@@ -49,6 +51,8 @@ pub(crate) struct CompletionQueue {
     pub(crate) armed: Option<u8>,
     /// The number of the last event.
     pub(crate) last_event: Option<u8>,
+    /// Entries that are written once bus mastering is on: their queue pairs, addresses and bytes.
+    pub(crate) kept: VecDeque<(u16, u64, [u8; EXTENDED_ENTRY_BYTES])>,
     /// It has overflowed, or its memory has failed: there are no completions any more.
     pub(crate) has_failed: bool,
 }
@@ -112,6 +116,7 @@ impl Objects {
             polled_doorbell: None,
             armed: None,
             last_event: None,
+            kept: VecDeque::new(),
             has_failed: false,
         })?;
         add_user(&mut self.uars, uar)?;

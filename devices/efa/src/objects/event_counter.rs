@@ -35,6 +35,8 @@ pub(crate) struct EventCounter {
     pub(crate) value: u64,
     /// How many queue pairs it is attached to.
     users: usize,
+    /// Its word is written once bus mastering is on.
+    pub(crate) is_kept: bool,
     /// Its word could not be written: it counts no more.
     pub(crate) has_failed: bool,
 }
@@ -117,6 +119,7 @@ impl Objects {
             address,
             value: 0,
             users: 0,
+            is_kept: false,
             has_failed: false,
         };
         self.event_counters.put(number, counter);

@@ -8,6 +8,7 @@
 )]
 
 mod bring_up;
+mod bus_mastering;
 mod daemon;
 mod driver;
 mod dying;

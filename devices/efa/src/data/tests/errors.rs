@@ -196,11 +196,11 @@ fn while_no_dma_is_permitted_nothing_succeeds() {
     let handle = adapter.handle();
     let keys = adapter.region(PAYLOAD, 4096);
     adapter.receive(&mut b, 1, &[(keys.local, PAYLOAD, 64)]);
-    adapter.requester.set_bus_master(false);
+    drop(adapter.requester.halt());
     let post = Post::send(&b, handle, &[(keys.local, PAYLOAD, 64)]);
     adapter.send(&mut a, &post);
     adapter.work();
-    adapter.requester.set_bus_master(true);
+    adapter.requester.resume();
     adapter.work();
     assert_eq!(
         adapter.poll(&mut a.queue),
