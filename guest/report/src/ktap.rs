@@ -3,6 +3,7 @@
 mod line;
 mod reader;
 mod subtest;
+mod tap_line;
 mod writer;
 
 pub use line::{Line, Verdict, reported_name};

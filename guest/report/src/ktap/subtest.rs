@@ -1,7 +1,10 @@
 //! The report of a program in the guest: KTAP version 1 or TAP, with subtests below its results.
 
 use super::Verdict;
-use super::line::{printable, split_directive};
+use super::tap_line::{
+    ResultLine, bail_out, ends_with_version, has_failure_behind_text, indent, is_odd_failure,
+    is_version, is_without_version, lines, plan,
+};
 
 /// How deep subtests are read; what is indented more counts as a program's plain words.
 const DEEPEST: usize = 16;
@@ -9,10 +12,6 @@ const DEEPEST: usize = 16;
 const MOST_DIAGNOSTICS: usize = 40;
 /// Most results that are kept of a report.
 const MOST_RESULTS: usize = 20_000;
-/// The words that begin a directive, besides those that begin with `SKIP`.
-const DIRECTIVES: [&str; 4] = ["TODO", "XFAIL", "TIMEOUT", "ERROR"];
-/// Those of a failure that was expected.
-const EXPECTED: [&str; 2] = ["TODO", "XFAIL"];
 /// Longest name in characters, also of a result with those above it.
 const LONGEST_NAME: usize = 300;
 
@@ -110,22 +109,25 @@ pub struct LeftOff {
 }
 
 impl ProgramReport {
-    /// The report in what a program has printed, from its first version line on. Returns `None` if there is no such line.
+    /// The reports in what a program has printed, from the first version line on, as one. Returns `None` if there is no report. One of TAP
+    /// before version 13 has no version line; it is known by its plan and its results.
     ///
     /// A report with a result that may be lost has a flaw: one without a plan line, or with other text before the version line or a result on
     /// the same line.
     pub fn read(output: &str) -> Option<Self> {
-        let lines: Vec<String> = output.lines().map(plain).collect();
-        let is_proper = |line: &String| is_version(line.trim_start());
-        let proper = lines.iter().position(is_proper);
-        let start = proper.or_else(|| lines.iter().position(|line| ends_with_version(line)))?;
-        let (version, rest) = lines.get(start..)?.split_first()?;
-        let mut reader = Reader::at(indent(version));
-        if proper.is_none() {
-            reader.flaw(behind_text(version));
-        }
-        rest.iter().for_each(|line| reader.take(line));
-        Some(reader.finish())
+        let lines = lines(output);
+        let is_start = |line: &String| is_version(line) || ends_with_version(line);
+        let (top, rest) = match lines.iter().position(is_start) {
+            Some(at) => (Level::begun_by(lines.get(at)?), at.saturating_add(1)),
+            None if is_without_version(&lines) => (Level::announced(0), 0),
+            None => return None,
+        };
+        let mut reader = Reader::new(top);
+        let rest = lines.iter().skip(rest);
+        rest.for_each(|line| reader.take(line));
+        let report = reader.finish();
+        // Words about TAP are no report.
+        (report != Self::default()).then_some(report)
     }
 
     /// Why the program has not passed, if so.
@@ -149,9 +151,6 @@ impl ProgramReport {
         }
         complaints.extend_from_slice(&self.flaws);
         complaints.extend(self.left_off.iter().map(|end| end.flaw.clone()));
-        if self.results.is_empty() && self.flaws.is_empty() && self.skipped.is_none() {
-            complaints.push("its report has no result".to_owned());
-        }
         (!complaints.is_empty()).then(|| complaints.join("; "))
     }
 
@@ -171,17 +170,27 @@ impl ProgramReport {
 }
 
 /// Results of one indentation, as long as what they are below has no result.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Level {
     indent: usize,
+    start: Start,
     planned: Option<usize>,
-    /// Whether a version line or `# Subtest` opened it, which asks for a plan.
-    is_declared: bool,
     results: Vec<Subtest>,
     diagnostics: Vec<String>,
 }
 
-/// Follows a report, with a level for each indentation that is open. There is always one.
+/// The beginning of a level.
+#[derive(Debug)]
+enum Start {
+    /// Nothing announced it.
+    Sudden,
+    /// A version line or `# Subtest` announced it, which asks for a plan.
+    Announced,
+    /// A version line behind other text, in this line. Words about TAP look the same, so that alone is no report.
+    BehindText(String),
+}
+
+/// Follows reports, with a level for each indentation that is open. There is always one.
 #[derive(Debug)]
 struct Reader {
     /// Results of the reports before the present one: a script may run several programs.
@@ -196,10 +205,10 @@ struct Reader {
 }
 
 impl Reader {
-    fn at(indent: usize) -> Self {
+    fn new(top: Level) -> Self {
         Self {
             earlier: Vec::new(),
-            top: Level::at(indent),
+            top,
             nested: Vec::new(),
             count: 0,
             flaws: Vec::new(),
@@ -216,43 +225,74 @@ impl Reader {
 
     fn take(&mut self, line: &str) {
         let (indent, text) = (indent(line), line.trim());
-        // Details in YAML are indented below their result (TAP 14, "YAML Diagnostics"). What is not is no part of them.
-        let outer = self.level().indent;
-        self.yaml = match self.yaml {
-            None if text == "---" && indent > outer => Some(indent),
-            Some(start) if indent >= start => Some(start),
-            _ => None,
-        };
-        if self.yaml.is_some() {
-            if text == "..." {
-                self.yaml = None;
-            }
-        } else if let Some(result) = ResultLine::parse(text) {
+        if text.is_empty() || self.is_detail(indent, text) {
+            return;
+        }
+        if let Some(result) = ResultLine::parse(text) {
             self.result(indent, result);
         } else if let Some((planned, skipped)) = plan(text) {
             self.open(indent);
-            let earlier = self.level().planned.replace(planned);
-            if let Some(earlier) = earlier.filter(|earlier| *earlier != planned) {
-                self.flaw(format!("it planned {earlier} results, and later {planned}"));
-            }
+            self.plan(planned);
             if self.nested.is_empty() && skipped.is_some() {
                 self.skipped = skipped;
             }
-        } else if let Some(reason) = text.strip_prefix("Bail out!") {
-            self.flaw(format!("it bailed out: {}", reason.trim()));
-        } else if is_version(text) && indent <= self.top.indent {
+        } else if let Some(reason) = bail_out(text) {
+            self.flaw(format!("it bailed out: {reason}"));
+        } else if self.is_next_report(indent, text) {
             self.end_report();
-            self.top = Level::at(indent);
+            self.top = Level::begun_by(line);
         } else if is_version(text) || text.starts_with("# Subtest:") {
             self.open(indent);
-            self.level().is_declared = true;
+            self.level().start = Start::Announced;
         } else if let Some(comment) = text.strip_prefix('#') {
             let level = self.level();
             if level.diagnostics.len() < MOST_DIAGNOSTICS {
                 level.diagnostics.push(comment.trim_start().to_owned());
             }
-        } else if has_result_behind_text(text) {
-            self.flaw(behind_text(text));
+        } else if let Some(flaw) = odd_line(text) {
+            self.flaw(flaw);
+        }
+    }
+
+    /// Whether a line is part of details in YAML, which are indented below their result (TAP 14, "YAML Diagnostics").
+    fn is_detail(&mut self, indent: usize, text: &str) -> bool {
+        let outer = self.level().indent;
+        match self.yaml {
+            None if text == "---" && indent > outer => {
+                self.yaml = Some(indent);
+                true
+            }
+            None => false,
+            Some(start) if indent >= start => {
+                self.yaml = self.yaml.filter(|_| text != "...");
+                true
+            }
+            Some(_) => {
+                self.end_details();
+                false
+            }
+        }
+    }
+
+    /// Results within details that do not end would be lost.
+    fn end_details(&mut self) {
+        if self.yaml.take().is_some() {
+            self.flaw("details that `---` begins have no end (`...`)".to_owned());
+        }
+    }
+
+    fn is_next_report(&self, indent: usize, text: &str) -> bool {
+        match is_version(text) {
+            true => indent <= self.top.indent,
+            false => ends_with_version(text) && self.top.flaw("it").is_none(),
+        }
+    }
+
+    fn plan(&mut self, planned: usize) {
+        let earlier = self.level().planned.replace(planned);
+        if let Some(earlier) = earlier.filter(|earlier| *earlier != planned) {
+            let earlier = results(earlier);
+            self.flaw(format!("it planned {earlier}, and later {planned}"));
         }
     }
 
@@ -264,7 +304,7 @@ impl Reader {
     /// Opens a level if `indent` is deeper than that of the innermost.
     fn open(&mut self, indent: usize) {
         if indent > self.level().indent && self.nested.len() < DEEPEST {
-            self.nested.push(Level::at(indent));
+            self.nested.push(Level::at(indent, Start::Sudden));
         }
     }
 
@@ -309,14 +349,27 @@ impl Reader {
 
     /// Judges what is open as a whole report.
     fn end_report(&mut self) {
+        self.end_details();
         while let Some(level) = self.nested.pop() {
             let names: Vec<&str> = level.results.iter().map(|r| r.name.as_str()).collect();
-            let names = shortened(names.join(", "));
-            self.flaw(format!("it ends within a subtest, after: {names}"));
+            let after = match names.is_empty() {
+                true => String::new(),
+                false => format!(", after: {}", shortened(names.join(", "))),
+            };
+            self.flaw(format!("it ends within a subtest{after}"));
         }
-        self.top.is_declared = true;
         if let Some(flaw) = self.top.flaw("it") {
             self.flaw(flaw);
+        }
+        let is_empty = self.top.results.is_empty();
+        match &self.top.start {
+            Start::BehindText(_) if is_empty && self.top.planned.is_none() => {}
+            Start::BehindText(line) => self.flaw(behind_text(line)),
+            Start::Sudden | Start::Announced => {
+                if is_empty && self.skipped.is_none() && self.flaws.is_empty() {
+                    self.flaw("its report has no result".to_owned());
+                }
+            }
         }
         self.earlier.append(&mut self.top.results);
     }
@@ -337,24 +390,40 @@ impl Reader {
 }
 
 impl Level {
-    fn at(indent: usize) -> Self {
+    fn at(indent: usize, start: Start) -> Self {
         Self {
             indent,
-            ..Self::default()
+            start,
+            planned: None,
+            results: Vec::new(),
+            diagnostics: Vec::new(),
+        }
+    }
+
+    fn announced(indent: usize) -> Self {
+        Self::at(indent, Start::Announced)
+    }
+
+    /// The top level of a report that begins with the version line in `line`.
+    fn begun_by(line: &str) -> Self {
+        match is_version(line) {
+            true => Self::announced(indent(line)),
+            false => Self::at(indent(line), Start::BehindText(line.trim().to_owned())),
         }
     }
 
     /// What is wrong with the level of `name`, if it lacks a plan line or has not as many results as that says.
     fn flaw(&self, name: &str) -> Option<String> {
         let seen = self.results.len();
-        match self.planned {
-            Some(planned) if planned != seen => {
-                Some(format!("{name} planned {planned} results and has {seen}"))
-            }
-            None if self.is_declared && seen > 0 => Some(format!(
+        match (self.planned, &self.start) {
+            (Some(planned), _) if planned != seen => Some(format!(
+                "{name} planned {} and has {seen}",
+                results(planned)
+            )),
+            (None, Start::Announced | Start::BehindText(_)) if seen > 0 => Some(format!(
                 "{name} has no plan line (`1..N`), so results may be missing"
             )),
-            Some(_) | None => None,
+            _ => None,
         }
     }
 
@@ -370,153 +439,26 @@ impl Level {
     }
 }
 
-/// A line `ok 1 - name # DIRECTIVE reason`.
-struct ResultLine {
-    number: Option<usize>,
-    name: String,
-    verdict: Verdict,
-    /// Whether it and all below it may fail (`TODO`, `XFAIL`).
-    is_failure_expected: bool,
-}
-
-impl ResultLine {
-    fn parse(text: &str) -> Option<Self> {
-        let (ok, rest) = match text.strip_prefix("not ok") {
-            Some(rest) => (false, rest),
-            None => (true, text.strip_prefix("ok")?),
-        };
-        if !rest.is_empty() && !rest.starts_with(char::is_whitespace) {
-            return None;
-        }
-        let rest = rest.trim_start();
-        let (first, others) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
-        let (number, description) = match first.parse() {
-            Ok(number) => (Some(number), others.trim_start()),
-            Err(_) => (None, rest),
-        };
-        let description = description.strip_prefix("- ").unwrap_or(description);
-        let (name, directive) = match known_directive(description) {
-            Some((name, directive)) => (unescaped(name), directive),
-            // Other words after a `#`, such as a time, are no part of the name.
-            None => (split_directive(description).0, ""),
-        };
-        let word = directive.split_whitespace().next().unwrap_or_default();
-        Some(Self {
-            number,
-            name,
-            verdict: verdict(ok, directive),
-            is_failure_expected: EXPECTED.iter().any(|each| word.eq_ignore_ascii_case(each)),
-        })
+fn results(count: usize) -> String {
+    match count {
+        1 => "1 result".to_owned(),
+        count => format!("{count} results"),
     }
 }
 
-/// Splits at the first `#` that a directive's word follows; a name may have a `#` of its own, as in `issue #12`.
-fn known_directive(description: &str) -> Option<(&str, &str)> {
-    description.match_indices('#').find_map(|(at, _)| {
-        let (name, directive) = description.split_at_checked(at)?;
-        let directive = directive.strip_prefix('#')?.trim_start();
-        let word = directive.split_whitespace().next()?.to_ascii_uppercase();
-        let is_known = word.starts_with("SKIP") || DIRECTIVES.contains(&word.as_str());
-        let is_apart = name.is_empty() || name.ends_with(char::is_whitespace);
-        (is_known && is_apart).then_some((name, directive))
-    })
-}
-
-/// A name without the backslashes before `#` and before a backslash (TAP 14, "Escaping").
-fn unescaped(name: &str) -> String {
-    let parts: Vec<String> = name
-        .trim_end()
-        .split("\\\\")
-        .map(|part| part.replace("\\#", "#"))
-        .collect();
-    parts.join("\\")
-}
-
-/// TAP and KTAP agree on `SKIP` and `TODO`; KTAP adds `XFAIL`, and `TIMEOUT` and `ERROR`, which are on lines that are not ok.
-fn verdict(ok: bool, directive: &str) -> Verdict {
-    let (word, reason) = directive
-        .split_once(char::is_whitespace)
-        .unwrap_or((directive, ""));
-    match word.to_ascii_uppercase().as_str() {
-        // TAP 13 has "SKIPPED:", too.
-        word if word.starts_with("SKIP") => Verdict::Skip(reason.trim().to_owned()),
-        word if EXPECTED.contains(&word) => Verdict::Pass,
-        _ if ok => Verdict::Pass,
-        _ => Verdict::Fail,
-    }
-}
-
-/// The number of `1..N`, and the reason of `# SKIP reason` behind it.
-fn plan(text: &str) -> Option<(usize, Option<String>)> {
-    let rest = text.strip_prefix("1..")?;
-    let (count, directive) = rest.split_once('#').unwrap_or((rest, ""));
-    let skipped = match verdict(true, directive.trim_start()) {
-        Verdict::Skip(reason) => Some(reason),
-        Verdict::Pass | Verdict::Fail => None,
+/// What is wrong with a line that looks like a failure or the end of a report, but is neither.
+fn odd_line(text: &str) -> Option<String> {
+    let is_behind_text = has_failure_behind_text(text);
+    let is_odd = || {
+        is_odd_failure(text)
+            .then(|| format!("this is no result line: `{}`", shortened(text.to_owned())))
     };
-    Some((count.trim().parse().ok()?, skipped))
-}
-
-fn is_version(text: &str) -> bool {
-    ["KTAP version ", "TAP version "]
-        .iter()
-        .any(|start| text.starts_with(start))
-}
-
-/// A line as a terminal shows it in the end: without colours, and only what is behind the last carriage return. The kernel's time stamp
-/// (dmesg(1)) is left out.
-fn plain(line: &str) -> String {
-    let shown = line.trim_end_matches('\r');
-    let shown = shown.rsplit('\r').next().unwrap_or_default();
-    let mut parts = shown.split('\x1b');
-    let mut text = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        // ECMA-48, 5.4: parameters, and the letter that ends them.
-        let end = part.strip_prefix('[').and_then(|rest| {
-            let end = rest.find(|letter: char| ('@'..='~').contains(&letter))?;
-            rest.get(end.saturating_add(1)..)
-        });
-        text.push_str(end.unwrap_or(part));
-    }
-    let text = printable(&text).into_owned();
-    without_stamp(&text).map(str::to_owned).unwrap_or(text)
-}
-
-/// The text after the kernel's time stamp, as `[   12.345678] `.
-fn without_stamp(line: &str) -> Option<&str> {
-    let (stamp, rest) = line.strip_prefix('[')?.split_once(']')?;
-    let (seconds, fraction) = stamp.trim_start().split_once('.')?;
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    (is_number(seconds) && is_number(fraction)).then(|| rest.strip_prefix(' ').unwrap_or(rest))
-}
-
-/// Whether a line ends with a version line, but behind other text. Comments may speak of versions.
-fn ends_with_version(line: &str) -> bool {
-    let version = line.rsplit_once("TAP version ");
-    let is_comment = line.trim_start().starts_with('#');
-    version.is_some_and(|(_, number)| number.trim_end().parse::<u32>().is_ok()) && !is_comment
-}
-
-/// Whether a line has a failure, but behind other text: `... not ok 2 - name`. The plan tells of a success that is lost.
-fn has_result_behind_text(text: &str) -> bool {
-    text.match_indices("not ok").any(|(at, failure)| {
-        let after = text
-            .get(at.saturating_add(failure.len())..)
-            .unwrap_or_default();
-        let number = after.trim_start();
-        after.len() > number.len() && number.starts_with(|digit: char| digit.is_ascii_digit())
-    })
+    is_behind_text.then(|| behind_text(text)).or_else(is_odd)
 }
 
 fn behind_text(line: &str) -> String {
-    format!(
-        "other text is before it on the same line: `{}`",
-        shortened(line.trim().to_owned())
-    )
-}
-
-fn indent(line: &str) -> usize {
-    line.len().saturating_sub(line.trim_start().len())
+    let line = shortened(line.to_owned());
+    format!("other text is before it on the same line: `{line}`")
 }
 
 #[cfg(test)]
@@ -622,11 +564,11 @@ mod tests {
             ("1..1\nnot ok\t1 - a\n", "not ok: a"),
             (
                 "1..1\nok 1 - a\n---\nnot ok 2 - b\n",
-                "not ok: b; it planned 1 results and has 2",
+                "not ok: b; it planned 1 result and has 2",
             ),
             (
                 "1..1\nok 1 - a\n  ---\n  message: x\nnot ok 2 - b\n",
-                "not ok: b; it planned 1 results and has 2",
+                "not ok: b; details that `---` begins have no end (`...`); it planned 1 result and has 2",
             ),
             (
                 "1..1\nok 1 - a\n.. not ok 2 - b\n",
@@ -646,13 +588,57 @@ mod tests {
             ),
             (
                 "1..1\n  ok 1 x\n",
-                "it ends within a subtest, after: x; it planned 1 results and has 0",
+                "it ends within a subtest, after: x; it planned 1 result and has 0",
             ),
             (
                 "1..1\nok 1 a\nBail out! no disk\n",
                 "it bailed out: no disk",
             ),
             ("words\n", "its report has no result"),
+            ("1..0\n", "its report has no result"),
+            (
+                "1..1\nok 1 - a\nTAP version 13\n",
+                "its report has no result",
+            ),
+            (
+                "1..1\nok 1 - a\nrun 2: TAP version 13\n1..1\nok 1 - b\n",
+                "other text is before it on the same line: `run 2: TAP version 13`",
+            ),
+            (
+                "1..1\rok 1 - a\rnot ok 2 - b\r",
+                "not ok: b; it planned 1 result and has 2",
+            ),
+            (
+                "1..1\nnot ok 1 - a\r100 percent\nok 1 - a\n",
+                "not ok: a; result 1 (a) comes where 2 is due; it planned 1 result and has 2",
+            ),
+            (
+                "1..1\nok 1 - a\u{c}not ok 2 - b\n",
+                "not ok: b; it planned 1 result and has 2",
+            ),
+            (
+                "1..1\nok 1 - a\n.. Bail out! no disk\n",
+                "other text is before it on the same line: `.. Bail out! no disk`",
+            ),
+            ("1..1\nok 1 - a\nbail out!\n", "it bailed out: "),
+            (
+                "1..1\nok 1 - a\n.. not ok - b\n",
+                "other text is before it on the same line: `.. not ok - b`",
+            ),
+            (
+                "1..1\nok 1 - a\nnot ok: 2 b\n",
+                "this is no result line: `not ok: 2 b`",
+            ),
+            (
+                "1..1\nok 99999999999999999999999 - a\n",
+                "result 18446744073709551615 (a) comes where 1 is due",
+            ),
+            ("1..1\nok 1 a # TIMEOUT 45 seconds\n", "not ok: a"),
+            ("1..1\nok 1 a # ERROR bad exit\n", "not ok: a"),
+            (
+                "1..1\n  ---\n    not ok 1 x\nok 1 suite\n",
+                "details that `---` begins have no end (`...`)",
+            ),
             (
                 "1..1\n  # Subtest: suite\n  ok 1 x\nok 1 suite\n",
                 "`suite` has no plan line (`1..N`), so results may be missing",
@@ -687,6 +673,9 @@ mod tests {
         let behind = "loading... TAP version 13\n1..1\nok 1 - a\n";
         let message = "other text is before it on the same line: `loading... TAP version 13`";
         assert_eq!(complaint(behind).as_deref(), Some(message));
+        let two = "x KTAP version 1\n1..1\nnot ok 1 - a\nKTAP version 1\n1..1\nok 1 - b\n";
+        let message = "not ok: a; other text is before it on the same line: `x KTAP version 1`";
+        assert_eq!(complaint(two).as_deref(), Some(message));
         assert_eq!(
             ProgramReport::read("it prints TAP version 13, not more\n"),
             None
@@ -703,6 +692,10 @@ mod tests {
             "reporting in TAP version 13\nTAP version 13\n1..1\nok 1 - a\n",
             "TAP version 13\n1..1\nok 1 - a\nGET / status ok 200 - cached\n",
             "TAP version 13\nok 1 - a\n1..1\n1..1\n",
+            "TAP version 13\n1..1\nok 1 - a # error messages are shown\n",
+            "TAP Version 13\n1..1\nok 1 - a\nthat was TAP version 13\n",
+            "1..2\nok 1 - a\nok 2 - b\n",
+            "loading\nok 1 - a\nok 2 - b\n1..2\n",
             "TAP version 13\n1..1\nok 1 - a\nTAP version 13\n1..2\nok 1 - b\nok 2 - c\n",
             "TAP version 13\n1..1\n    not ok 1 - x\n    1..1\nnot ok 1 - a # TODO later\n",
         ] {
@@ -763,8 +756,30 @@ mod tests {
     }
 
     #[test]
+    fn report_of_early_tap_has_a_plan_and_numbers() {
+        for (text, message) in [
+            ("1..2\nok 1\nnot ok 2 - b\n", "not ok: b"),
+            ("1..2\nok 1 - a\n", "it planned 2 results and has 1"),
+            (
+                "loading TAP version 13 (bats)\n1..1\nnot ok 1 - a\n",
+                "not ok: a",
+            ),
+        ] {
+            assert_eq!(read(text).complaint().as_deref(), Some(message), "{text}");
+        }
+        assert_eq!(read("1..0 # SKIP no GPU\n").skipped().unwrap(), "no GPU");
+    }
+
+    #[test]
     fn output_without_a_version_line_is_no_report() {
-        for text in ["", "ok 1 - x\n", "okay\n1..2\n"] {
+        for text in [
+            "",
+            "ok 1 - x\n",
+            "okay\n1..2\n",
+            "1..2 ok\nok 1\n",
+            "pages 1..2\nok 1\n",
+            "1..2\nok\n",
+        ] {
             assert_eq!(ProgramReport::read(text), None);
         }
     }
