@@ -358,7 +358,9 @@ mod tests {
     #[test]
     fn subtests_of_a_run_have_a_limit() {
         let mut report = Report::new(tempfile::tempfile().unwrap(), false);
-        report.take("  ok 1 - a\n".repeat(30_000).as_bytes()).unwrap();
+        report
+            .take("  ok 1 - a\n".repeat(30_000).as_bytes())
+            .unwrap();
         let kept = report.pending.nested.len();
         assert!((MOST_NESTED - 20..=MOST_NESTED).contains(&kept));
     }

@@ -147,6 +147,17 @@ pub(super) fn words_key(row: usize) -> String {
     format!("words {row}")
 }
 
+impl DevicePosition<'_> {
+    /// Where the root port right above it is, if it has one.
+    pub(super) fn port_area(&self) -> Option<Area> {
+        self.port.map(|_| Area {
+            top: self.area.top - WIRE - PORT_HEIGHT,
+            height: PORT_HEIGHT,
+            ..self.area
+        })
+    }
+}
+
 impl<'a> MachineLayout<'a> {
     /// The machine of `functions`. Returns `None` if no device under test is among them.
     ///

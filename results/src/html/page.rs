@@ -213,16 +213,29 @@ fn run(run: &ReportedRun, id: &str, name: Option<&String>) -> Markup {
 
 /// What failed, in the kernel's own words where there are any, and the one change that helps.
 fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
-    let failed: Vec<_> = run.failed().collect();
+    let outcome = run.results.verdict.outcome;
+    let mut failed: Vec<_> = run.failed().collect();
+    if outcome == RunOutcome::GuestDied && !failed.is_empty() {
+        // The last one is what the guest died of.
+        failed.rotate_right(1);
+    }
+    // Faults that a check has expected are no failure.
+    let is_failed_by_faults = failed.is_empty() && outcome != RunOutcome::Passed;
+    let faults = run.faults.iter().filter(|_| is_failed_by_faults);
+    let faults: Vec<&Explained> = faults.collect();
     let refusals: Vec<&Refusal> = run.refusals().collect();
     let said = run.kernel_words();
     let change = refusals.iter().find_map(|one| one.change.as_ref());
     let (shown, more) = failed.split_at(failed.len().min(AT_A_GLANCE));
     html! {
-        @if !failed.is_empty() {
+        @if !failed.is_empty() || !faults.is_empty() {
             div.glance role="note" { dl {
                 dt { "What failed" }
                 dd {
+                    @for fault in faults.iter().take(AT_A_GLANCE) {
+                        p { a href=(format!("#{id}-faults")) { (fault.title) } }
+                        pre.words { @for line in fault.text.lines() { (line.strip_prefix("  ").unwrap_or(line)) "\n" } }
+                    }
                     @for (number, check) in shown {
                         p {
                             a href=(format!("#{}", check_id(id, *number))) { (check.name) }
@@ -268,7 +281,12 @@ fn content(run: &ReportedRun, section: &str, id: &str) -> Markup {
         "throughput" => bars(&run.results).unwrap_or_default(),
         "faults" => html! {
             p.lead { "DMA that failed, as the devices recorded it, with what the address is or was." }
-            @for fault in &run.faults { (explained(fault, None, true)) }
+            @for fault in &run.faults {
+                details.explained open {
+                    summary { (fault.title) }
+                    pre.words tabindex="0" { (fault.text) }
+                }
+            }
         },
         "why" => html! {
             p.lead { "Which route the kernel's rule gives each pair, where it was decided, and what would change it." }
@@ -355,6 +373,38 @@ mod tests {
             assert!(page.contains(text), "{text}");
         }
         assert!(!page.contains("<oops>") && !page.contains("<late>"));
+    }
+
+    #[test]
+    fn first_screen_names_what_the_guest_died_of_and_faults_that_failed_the_run() {
+        let glance = |change: &dyn Fn(&mut ReportedRun)| {
+            let mut run = samples::reported();
+            change(&mut run);
+            at_a_glance(&run, "run-0").into_string()
+        };
+        let fault = "href=\"#run-0-faults\">disk0: 1 DMA failed</a>";
+        let all_passed = |run: &mut ReportedRun| {
+            for check in &mut run.results.checks {
+                check.verdict = CheckStatus::Pass;
+            }
+        };
+        assert!(!glance(&|_| {}).contains(fault), "a check failed");
+        assert!(glance(&all_passed).contains(fault));
+        let passed = glance(&|run| {
+            all_passed(run);
+            run.results.verdict.outcome = RunOutcome::Passed;
+        });
+        assert_eq!(passed, "");
+        let died = glance(&|run| {
+            run.results.verdict.outcome = RunOutcome::GuestDied;
+            for (number, check) in run.results.checks.iter_mut().enumerate() {
+                check.verdict = CheckStatus::Fail;
+                check.name = format!("check {number}");
+            }
+        });
+        let last = samples::reported().results.checks.len() - 1;
+        let place = |name: &str| died.find(name).unwrap();
+        assert!(place(&format!("check {last}")) < place("check 0"), "{died}");
     }
 
     #[test]

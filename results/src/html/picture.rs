@@ -112,27 +112,17 @@ fn drawn_in(
             role="img" aria-label=(format!("{title}. {}", description.join(". "))) {
             (machine(&layout))
             @for line in &lines { (line.drawn()) }
+            (words(&layout))
             @for line in &lines { (line.label()) }
         }
     })
 }
 
 fn machine(layout: &MachineLayout<'_>) -> Markup {
-    let MachineLayout { ram, trunk, .. } = layout;
-    let is_wide = layout.is_wide();
     html! {
-        (node("ram", *ram))
-        (text("part", ram.middle(), ram.top + 20, "middle", if is_wide { "guest RAM" } else { "RAM" }))
-        (node("root", *trunk))
-        (text("part", trunk.middle(), trunk.top + 20, "middle", if is_wide { "root complex" } else { "root" }))
-        @for (number, bus) in (0..).zip(&layout.root_buses) {
-            (text("note", trunk.middle(), trunk.top + 37 + 15 * number, "middle", bus))
-        }
-        @if let Some(iommu) = layout.iommu.filter(|_| is_wide) {
-            (text("note", trunk.middle(), trunk.bottom() - 27, "middle", "IOMMU"))
-            (text("note", trunk.middle(), trunk.bottom() - 12, "middle", iommu))
-        }
-        @for row in &layout.rows { (drawn_row(row, trunk.right())) }
+        (node("ram", layout.ram))
+        (node("root", layout.trunk))
+        @for row in &layout.rows { (drawn_row(row, layout.trunk.right())) }
     }
 }
 
@@ -140,27 +130,71 @@ fn drawn_row(row: &Row<'_>, trunk: i32) -> Markup {
     let at = row.bar.top + 15;
     html! {
         (level(trunk, row.port.left.max(trunk), at))
-        @match row.switch {
-            Some((switch, port)) => {
-                (node("port", row.port))
-                (text("note", row.port.middle(), row.port.top + 15, "middle", if row.port.width > 60 { "root port" } else { "port" }))
-                @if let Some(port) = port {
-                    (text("note", row.port.middle(), row.port.top + 29, "middle", short(&port.address)))
-                }
-                (level(row.port.right(), row.bar.left, at))
-                (node("switch", row.bar))
-                (text("part", row.bar.left + 12, row.bar.top + 20, "start", &named("switch", switch)))
-            }
-            None => {
-                (node("root", row.bar))
-                (text("part", row.bar.left + 12, row.bar.top + 20, "start", &format!("root bus {}", row.root_bus)))
-            }
+        @if row.switch.is_some() {
+            (node("port", row.port))
+            (level(row.port.right(), row.bar.left, at))
         }
+        (node(if row.switch.is_some() { "switch" } else { "root" }, row.bar))
         @for device in &row.devices { (drawn_device(device, row.bar.bottom())) }
     }
 }
 
 fn drawn_device(device: &DevicePosition<'_>, bar: i32) -> Markup {
+    let middle = device.area.middle();
+    let port = device.port_area();
+    let top = port.unwrap_or(device.area).top;
+    html! {
+        @match device.passage {
+            None => (upright(middle, bar, top)),
+            Some(passage) => path.wire d=(format!("M{passage} {bar}V{}H{middle}V{top}", top - 6)) {}
+        }
+        @if let Some(port) = port {
+            (node("port", port))
+            (upright(middle, port.bottom(), device.area.top))
+        }
+        (node("device", device.area))
+    }
+}
+
+/// The words in the boxes, which are above the lines.
+fn words(layout: &MachineLayout<'_>) -> Markup {
+    let MachineLayout { ram, trunk, .. } = layout;
+    let is_wide = layout.is_wide();
+    html! {
+        (text("part", ram.middle(), ram.top + 20, "middle", if is_wide { "guest RAM" } else { "RAM" }))
+        (text("part", trunk.middle(), trunk.top + 20, "middle", if is_wide { "root complex" } else { "root" }))
+        @for (number, bus) in (0..).zip(&layout.root_buses) {
+            @let bus = bus.strip_prefix("pci").filter(|_| !is_wide).unwrap_or(bus);
+            (text("note", trunk.middle(), trunk.top + 37 + 15 * number, "middle", bus))
+        }
+        @if let Some(iommu) = layout.iommu.filter(|_| is_wide) {
+            (text("note", trunk.middle(), trunk.bottom() - 27, "middle", "IOMMU"))
+            (text("note", trunk.middle(), trunk.bottom() - 12, "middle", iommu))
+        }
+        @for row in &layout.rows {
+            (words_of_row(row))
+            @for device in &row.devices { (words_of_device(device)) }
+        }
+    }
+}
+
+fn words_of_row(row: &Row<'_>) -> Markup {
+    let title = match row.switch {
+        Some((switch, _)) => named("switch", switch),
+        None => format!("root bus {}", row.root_bus),
+    };
+    html! {
+        @if let Some((_, port)) = row.switch {
+            (text("note", row.port.middle(), row.port.top + 15, "middle", if row.port.width > 60 { "root port" } else { "port" }))
+            @if let Some(port) = port {
+                (text("note", row.port.middle(), row.port.top + 29, "middle", short(&port.address)))
+            }
+        }
+        (text("part", row.bar.left + 12, row.bar.top + 20, "start", &title))
+    }
+}
+
+fn words_of_device(device: &DevicePosition<'_>) -> Markup {
     let (function, area) = (device.function, device.area);
     let kind = match (function.class, function.class >> 16) {
         (NVME, _) => "NVMe controller",
@@ -172,27 +206,10 @@ fn drawn_device(device: &DevicePosition<'_>, bar: i32) -> Markup {
         .p2pmem
         .map(|bytes| format!("p2pmem {}", human(bytes)));
     let middle = area.middle();
-    let port = Area {
-        top: area.top - WIRE - PORT_HEIGHT,
-        height: PORT_HEIGHT,
-        ..area
-    };
-    let top = if device.port.is_some() {
-        port.top
-    } else {
-        area.top
-    };
     html! {
-        @match device.passage {
-            None => (upright(middle, bar, top)),
-            Some(passage) => path.wire d=(format!("M{passage} {bar}V{}H{middle}V{top}", top - 6)) {}
-        }
-        @if let Some(function) = device.port {
-            (node("port", port))
+        @if let (Some(function), Some(port)) = (device.port, device.port_area()) {
             (text("note", middle, port.top + 16, "middle", &format!("root port {}", short(&function.address))))
-            (upright(middle, port.bottom(), area.top))
         }
-        (node("device", area))
         (text("name", middle, area.top + 24, "middle", device.name))
         (text("note", middle, area.top + 41, "middle", kind))
         (text("note", middle, area.top + 56, "middle", short(&function.address)))
@@ -327,9 +344,14 @@ impl Drawing<'_, '_> {
             false => "✕ refused".to_owned(),
         };
         let letters = i32::try_from(words.chars().count()).unwrap_or(i32::MAX / 16);
+        let here = self.layout.rows.get(row)?;
+        // They begin where it was decided: at the root complex, or at a root bus, which is a part of it.
+        let left = match here.switch {
+            Some(_) => cross.0 - CROSS,
+            None => here.bar.left,
+        };
         let width = self.lanes.entry(words_key(row)).or_default();
-        *width = (*width).max(LETTER * letters + 24);
-        let left = self.layout.rows.get(row).map_or(0, |row| row.bar.left);
+        *width = (*width).max(LETTER * letters + 24 - (here.bar.left - left));
         Some(Line {
             what: What::Refused(pair),
             points,
@@ -363,7 +385,7 @@ impl Drawing<'_, '_> {
         let down = self.lane(other);
         points.push((across, down));
         self.descend(points, down, target);
-        (label, (across, (lane + down) / 2))
+        (label, (across, lane))
     }
 
     /// Continues `points` along a lane and down to a device. Returns where it leaves the lane.
