@@ -132,11 +132,14 @@ fn kept_guest_takes_programs_a_shell_and_files() {
     hostile_tree_is_no_burden(&kept);
     interrupted_copies_leave_nothing(&kept);
     shell_has_job_control(&kept);
+    let hidden = "dmesg -n 1; echo '<4>WARNING: made up' > /dev/kmsg";
+    assert_eq!(kept.exec(&["sh", "-c", hidden]).status.code(), Some(0));
     kill_process(kept.0.pid(), Signal::INT).unwrap();
     let (code, _, progress) = kept.0.end().unwrap();
     assert_eq!(code, Some(1), "{progress}");
     let verdict = kept.0.kept("verdict").unwrap();
-    assert_eq!(verdict, "failed: 1 of 1 checks did not pass: three\n");
+    let both = "failed: 1 of 1 checks did not pass: three; the console says: WARNING: made up\n";
+    assert_eq!(verdict, both);
     let late = kept.exec(&["true"]);
     assert_eq!(late.status.code(), Some(2));
     let message = text(&late.stderr);

@@ -13,6 +13,15 @@ const TAINT_WARN: u64 = 1 << 9;
 /// How many lines are shown from the first bad one on.
 const SHOWN: usize = 40;
 
+/// How many lines are shown of those that are no check's.
+const SHOWN_OUTSIDE: usize = 200;
+/// Most messages that are searched for them: a program may log faster than they are read.
+const SEARCHED: usize = 1 << 16;
+
+/// What the console shows, and what it must show for warnings to be there: messages of lower levels (proc_sys_kernel(5), `printk`).
+const CONSOLE_LEVEL: &str = "/proc/sys/kernel/printk";
+const WITH_WARNINGS: u32 = 5;
+
 /// The kernel's log, read once from its start to its end.
 #[derive(Debug)]
 pub(crate) struct KernelLog {
@@ -69,20 +78,65 @@ impl KernelLog {
         complaints
     }
 
+    /// The bad lines since the last call that a console with warnings shows. Faults of an IOMMU are not among them: a program of the host may
+    /// want them.
+    pub(crate) fn complaints_outside_of_checks(&mut self) -> Vec<String> {
+        bad_lines(records(&mut self.file, &mut self.has_lost))
+    }
+
     /// The lines that the kernel has logged since the last call, or since the start.
     pub(crate) fn new_messages(&mut self) -> impl Iterator<Item = String> {
         messages(&mut self.file, &mut self.has_lost)
     }
 }
 
-/// The messages of a log up to its end, one for each read, as /dev/kmsg gives them. `has_lost` is set where some were overwritten.
+/// Has the console show warnings from now on, if it does not.
+pub(crate) fn let_warnings_through() -> anyhow::Result<()> {
+    let levels = fs::read_to_string(CONSOLE_LEVEL)
+        .with_context(|| format!("cannot read {CONSOLE_LEVEL}"))?;
+    if hides_warnings(&levels) {
+        fs::write(CONSOLE_LEVEL, WITH_WARNINGS.to_string())
+            .with_context(|| format!("cannot write {CONSOLE_LEVEL}"))?;
+    }
+    Ok(())
+}
+
+/// Whether a console of these levels, of which the first counts, hides warnings.
+fn hides_warnings(levels: &str) -> bool {
+    let level = levels.split_whitespace().next().map(str::parse::<u32>);
+    matches!(level, Some(Ok(level)) if level < WITH_WARNINGS)
+}
+
+fn bad_lines(records: impl Iterator<Item = Vec<u8>>) -> Vec<String> {
+    let warnings = records.take(SEARCHED).filter(|record| is_warning(record));
+    let lines = warnings.map(|record| message(&record));
+    lines
+        .filter(|line| is_bad(line))
+        .take(SHOWN_OUTSIDE)
+        .collect()
+}
+
+/// Whether a record is a warning or worse. Its first number has the facility above the level.
+fn is_warning(record: &[u8]) -> bool {
+    let end = record.iter().position(|byte| *byte == b',');
+    let priority = end.and_then(|end| std::str::from_utf8(record.get(..end)?).ok());
+    let priority = priority.and_then(|priority| priority.parse::<u32>().ok());
+    priority.is_some_and(|priority| priority % 8 < WITH_WARNINGS)
+}
+
+/// The messages of a log up to its end. `has_lost` is set where some were overwritten.
 fn messages(log: &mut impl Read, has_lost: &mut bool) -> impl Iterator<Item = String> {
+    records(log, has_lost).map(|record| message(&record))
+}
+
+/// The records of a log up to its end, one for each read, as /dev/kmsg gives them.
+fn records(log: &mut impl Read, has_lost: &mut bool) -> impl Iterator<Item = Vec<u8>> {
     let mut record = [0; 8192];
     std::iter::from_fn(move || {
         loop {
             match log.read(&mut record) {
                 Ok(0) => return None,
-                Ok(count) => return Some(message(record.get(..count).unwrap_or_default())),
+                Ok(count) => return Some(record.get(..count).unwrap_or_default().to_vec()),
                 // The next record was overwritten. The read after that has the oldest that is left.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => *has_lost = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -321,6 +375,31 @@ mod tests {
         let results = sifted_of(log(), &expected);
         assert_eq!((results.lines.len(), results.faults), (0, 2));
         assert_eq!(results.fault.as_deref(), Some("DMAR: [DMA Read] a"));
+    }
+
+    #[test]
+    fn warnings_are_found_in_a_log_without_end() {
+        let records = |texts: &[&str]| {
+            let records = texts.iter().map(|text| text.as_bytes().to_vec());
+            records.collect::<Vec<_>>().into_iter()
+        };
+        let log = records(&[
+            "6,1,8,-;news",
+            "4,2,9,-;WARNING: a",
+            "12,3,9,-;BUG: of a program",
+            "6,4,9,-;Call Trace:",
+            "3,5,9,-;DMAR: [DMA Read] a",
+            "no record",
+        ]);
+        assert_eq!(bad_lines(log.clone()), ["WARNING: a", "BUG: of a program"]);
+        assert_eq!(bad_lines(log.cycle()).len(), SHOWN_OUTSIDE);
+        assert!(bad_lines(records(&["4,1,8,-;news"]).cycle()).is_empty());
+    }
+
+    #[test]
+    fn quiet_console_hides_warnings() {
+        assert!(hides_warnings("4\t4\t1\t7\n") && hides_warnings("1 4 1 7"));
+        assert!(!hides_warnings("5\t4\t1\t7\n") && !hides_warnings(""));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::system::{RebootCommand, reboot};
+use rustix::termios::tcdrain;
 
 use crate::counters::has_virtio_iommu;
 
@@ -21,6 +22,8 @@ const STAYING: [&str; 3] = ["pcieport", "virtio-pci", "vfio-pci"];
 pub(crate) fn off() -> ! {
     let (hold, held) = mpsc::channel::<()>();
     thread::spawn(|| {
+        // What the console has not got by the end of the guest is lost.
+        let _ = tcdrain(io::stderr());
         rustix::fs::sync();
         if matches!(has_virtio_iommu(), Ok(true)) {
             if let Err(error) = remove_functions(Path::new("/sys/bus/pci/devices")) {

@@ -18,7 +18,7 @@ use crate::port::{self, Port};
 use crate::trace::KernelTracing;
 use crate::uevents::Uevents;
 use crate::watchdog::{self, Ended};
-use crate::{kmemleak, mounts, network, pci_tree, root, udev};
+use crate::{kmemleak, kmsg, mounts, network, pci_tree, root, udev};
 
 /// Brings the guest up, takes the plan, and reports each of its checks.
 ///
@@ -170,7 +170,25 @@ impl<'a> CheckRunner<'a> {
             }
         }
         // Those of programs of the host, which are no checks.
-        self.report_decisions(Vec::new())
+        self.report_decisions(Vec::new())?;
+        self.show_complaints();
+        Ok(())
+    }
+
+    /// Shows what the kernel has complained of outside of checks on the console, by which the launcher judges the run. The kernel may not
+    /// have shown it there: `quiet` and `dmesg -n` limit that.
+    fn show_complaints(&mut self) {
+        if let Err(error) = kmsg::let_warnings_through() {
+            eprintln!("peerbar-agent: {error:#}");
+        }
+        let mut lines = std::mem::take(&mut self.earlier);
+        lines.extend(self.log.complaints_outside_of_checks());
+        if !lines.is_empty() {
+            eprintln!("peerbar-agent: the kernel complained outside of checks:");
+        }
+        for line in lines {
+            eprintln!("{line}");
+        }
     }
 
     /// Reports what the kernel has decided since the last call, and what it has `said`.
