@@ -1,7 +1,7 @@
 //! Kernel modules of the initramfs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fs::{self, File};
 use std::path::PathBuf;
 
@@ -62,7 +62,8 @@ impl Modules {
     /// module also has those that the kernel's command line has for
     /// it, which come last and so win. One that is loaded already is fine; one that the
     /// initramfs does not have is taken as built into the kernel. One that another thread is loading is waited for, by the
-    /// kernel. A soft dependency that the kernel refuses is an error on the console alone.
+    /// kernel. A parameter that the module does not have is an error. A soft dependency that the kernel refuses is one on the console
+    /// alone.
     pub(crate) fn load(&self, name: &str, parameters: &str) -> anyhow::Result<()> {
         let name = normal(name);
         let own = match parameters {
@@ -151,11 +152,26 @@ fn insert(module: &str, parameters: &str) -> anyhow::Result<()> {
         CString::new(parameters).with_context(|| format!("bad parameters for module {module}"))?;
     // Without the log the refusal is still reported.
     let mut log = KernelLog::from_now_on().ok();
-    match finit_module(&file, &parameters, 0) {
-        Ok(()) | Err(Errno::EXIST) => Ok(()),
+    let loaded = finit_module(&file, &parameters, 0);
+    let said = log.iter_mut().flat_map(KernelLog::new_messages);
+    judge(loaded, said, module, &parameters)
+}
+
+/// How loading `module` has ended, of which the kernel has `said` this. It takes a parameter that the module does not have as no error.
+fn judge(
+    loaded: Result<(), Errno>,
+    mut said: impl Iterator<Item = String>,
+    module: &str,
+    parameters: &CStr,
+) -> anyhow::Result<()> {
+    match loaded {
+        Ok(()) => match said.find(|line| is_on_unknown_parameter(line, module)) {
+            Some(line) => bail!("module {module} lacks a parameter; the kernel says: {line}"),
+            None => Ok(()),
+        },
+        Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error).with_context(|| {
-            let said = log.iter_mut().flat_map(KernelLog::new_messages).take(SAID);
-            let said: Vec<String> = said.collect();
+            let said: Vec<String> = said.take(SAID).collect();
             let said = match said.as_slice() {
                 [] => String::new(),
                 lines => format!("; the kernel says: {}", lines.join("; ")),
@@ -163,6 +179,12 @@ fn insert(module: &str, parameters: &str) -> anyhow::Result<()> {
             format!("the kernel refuses module {module} ({parameters:?}){said}")
         }),
     }
+}
+
+/// Whether the kernel says in `line` that it ignores a parameter of `module` (kernel/module/main.c, `unknown_module_param_cb`).
+fn is_on_unknown_parameter(line: &str, module: &str) -> bool {
+    let said = line.split_once(": unknown parameter ");
+    said.is_some_and(|(name, rest)| normal(name) == normal(module) && rest.ends_with(" ignored"))
 }
 
 /// `/modules/index`: each module with what it depends on.
@@ -368,6 +390,24 @@ mod tests {
         let expected =
             "module vfio_type1 was loaded already, for another module, so its parameter b=3 cannot";
         assert!(error.starts_with(expected), "{error}");
+    }
+
+    #[test]
+    fn unknown_parameter_is_an_error_of_its_module() {
+        let ignored = "vfio_pci: unknown parameter 'idss' ignored";
+        let loaded = |result, module| {
+            let said = ["vfio_pci: ready", ignored].map(str::to_owned);
+            judge(result, said.into_iter(), module, c"idss=1")
+        };
+        let error = loaded(Ok(()), "vfio-pci").unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!("module vfio-pci lacks a parameter; the kernel says: {ignored}")
+        );
+        loaded(Ok(()), "vfio").unwrap();
+        loaded(Err(Errno::EXIST), "vfio_pci").unwrap();
+        let error = loaded(Err(Errno::INVAL), "vfio").unwrap_err().to_string();
+        assert!(error.ends_with(ignored), "{error}");
     }
 
     #[test]
