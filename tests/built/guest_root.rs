@@ -73,8 +73,16 @@ modprobe answering answer=43
 cat /sys/module/answering/parameters/answer
 modprobe loop
 ls /dev/loop-control
+# The kernel loads what it needs by itself, and what there is not fails at once.
+test ! -d /sys/module/ext4
+mkfs.ext4 -q {disk0:disk}
+mkdir /disk
+mount {disk0:disk} /disk
+grep -c '{disk0:disk} /disk ext4' /proc/mounts
+umount /disk
+timeout 20 mount -t absent {disk0:disk} /disk 2>&1 || echo $?
 """
-expect = ["42\n", "43\n", "/dev/loop-control"]
+expect = ["42\n", "43\n", "/dev/loop-control\n1\n", "unknown filesystem type 'absent'", "\n32\n"]
 
 [[check]]
 name = "soft dependencies, and modprobe of peerbar's own"

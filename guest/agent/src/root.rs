@@ -2,6 +2,8 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
@@ -44,6 +46,23 @@ pub(crate) fn mount_root(modules: &Modules, layers: &[String]) -> anyhow::Result
     }
     for scratch in ["/tmp", "/run"] {
         mounts::scratch(&inside(scratch)?)?;
+    }
+    lend(Path::new(ROOT), Path::new("/"))
+}
+
+/// Links the files of the tools `root` that `outside` lacks into it. The kernel starts its own helpers there: `/sbin/modprobe` for a module that
+/// it needs, as that of a file system (Linux, Documentation/admin-guide/sysctl/kernel.rst, `modprobe`).
+fn lend(root: &Path, outside: &Path) -> anyhow::Result<()> {
+    let entries = fs::read_dir(root).with_context(|| format!("cannot list {}", root.display()))?;
+    for entry in entries {
+        let entry = entry.with_context(|| format!("cannot list {}", root.display()))?;
+        let link = outside.join(entry.file_name());
+        match symlink(entry.path(), &link) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(error).with_context(|| format!("cannot create {}", link.display()));
+            }
+            _ => {}
+        }
     }
     Ok(())
 }
@@ -106,4 +125,25 @@ pub(crate) fn inside(directory: &str) -> anyhow::Result<String> {
         "the tools root has no directory {directory}; build it again"
     );
     Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_the_tools_root_are_lent_and_none_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let [root, outside] = ["tools", "outside"].map(|name| folder.path().join(name));
+        for made in [root.join("sbin"), root.join("proc"), outside.join("proc")] {
+            fs::create_dir_all(made).unwrap();
+        }
+        for file in [root.join("sbin/modprobe"), outside.join("proc/cmdline")] {
+            fs::write(file, "").unwrap();
+        }
+        lend(&root, &outside).unwrap();
+        lend(&root, &outside).unwrap();
+        assert!(outside.join("sbin/modprobe").exists());
+        assert!(outside.join("proc/cmdline").exists());
+    }
 }
