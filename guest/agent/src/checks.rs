@@ -37,6 +37,7 @@ mod gpu_unaligned;
 mod gpu_unload;
 mod gpu_virtio;
 pub(crate) mod held_back;
+mod holders;
 mod layout;
 mod linux_events;
 mod nvme_queue_requests;

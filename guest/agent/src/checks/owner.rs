@@ -1,7 +1,8 @@
 //! Whose memory a command's payload met, where [`Expectation::through`](peerbar_report::Expectation::through) names a provider.
 //!
 //! The counters of a device tell its own memory from that of other devices, but not these from each other. So where several could be
-//! meant, the files that the command has opened to allocate memory decide.
+//! meant, the files that the command has opened to allocate memory decide, and those that processes held before. Memory that a process holds
+//! by a DMA-buf or a memory region alone is not known.
 
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
@@ -14,6 +15,7 @@ use peerbar_report::PayloadFlow;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 use rustix::io::Errno;
 
+use super::holders::{Holders, holders};
 use crate::guest_context::GuestContext;
 use crate::p2pmem::Pool;
 
@@ -25,6 +27,8 @@ pub(super) struct OpenedMemory {
     inotify: OwnedFd,
     /// The watch descriptor of each file, with the device's name.
     watched: Vec<(i32, String)>,
+    /// Processes that had memory of a device before.
+    held: Holders,
 }
 
 impl OpenedMemory {
@@ -45,10 +49,14 @@ impl OpenedMemory {
         let mut opened = Self {
             inotify,
             watched: Vec::new(),
+            held: Holders::new(),
         };
+        let mut files = Vec::new();
         for (name, path) in pools.chain(nodes).filter(|(_, path)| path.exists()) {
             opened.watch(name, &path)?;
+            files.push((name.clone(), path_end(&path)?));
         }
+        opened.held = holders(Path::new("/proc"), &files);
         Ok(opened)
     }
 
@@ -84,7 +92,7 @@ impl OpenedMemory {
     /// Fails unless the payload of `flows` met memory of `provider`. `what` moved it.
     ///
     /// # Errors
-    /// Memory of another device, by the counters or by what was opened.
+    /// Memory of another device, by the counters or by what was opened; or it may be that, for a process held it before.
     pub(super) fn judge(
         &self,
         what: &str,
@@ -92,8 +100,17 @@ impl OpenedMemory {
         flows: &[PayloadFlow],
     ) -> anyhow::Result<()> {
         judge_flows(what, provider, flows)?;
-        judge_opened(what, provider, &self.opened()?)
+        judge_opened(what, provider, &self.opened()?)?;
+        judge_held(what, provider, flows, &self.held)
     }
+}
+
+/// The end of a file's path that is the same in each root: without where sysfs is mounted.
+fn path_end(path: &Path) -> anyhow::Result<String> {
+    let path = path.canonicalize();
+    let path = path.context("cannot find the file of a device's memory")?;
+    let end = path.strip_prefix("/sys").unwrap_or(&path);
+    Ok(Path::new("/").join(end).to_string_lossy().into_owned())
 }
 
 /// A provider meets its own memory, and all others that of another device.
@@ -126,6 +143,28 @@ fn judge_opened(what: &str, provider: &str, opened: &BTreeSet<&str>) -> anyhow::
     Ok(())
 }
 
+/// Fails if a peer that `flows` met may be a device of `held`. A device does not meet its own memory as that of a peer.
+fn judge_held(
+    what: &str,
+    provider: &str,
+    flows: &[PayloadFlow],
+    held: &Holders,
+) -> anyhow::Result<()> {
+    let is_possible = |device: &str| {
+        let mut to_peers = flows
+            .iter()
+            .filter(|flow| flow.completer == Completer::PeerBar);
+        device != provider && to_peers.any(|flow| flow.requester != device)
+    };
+    if let Some((device, process)) = held.iter().find(|(device, _)| is_possible(device)) {
+        bail!(
+            "{what} may have used memory of {device}, where `through` names {provider}: {process} held some before, and the counters do not \
+             tell the two apart; end that process before the check"
+        );
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use peerbar_dma_log::{Direction, Route};
@@ -138,6 +177,7 @@ mod tests {
         let mut memory = OpenedMemory {
             inotify: inotify::init(flags).unwrap(),
             watched: Vec::new(),
+            held: Holders::new(),
         };
         let folder = tempfile::tempdir().unwrap();
         let [used, gone] = ["used", "gone"].map(|name| folder.path().join(name));
@@ -182,5 +222,23 @@ mod tests {
         assert!(judged(&["disk0"]));
         assert!(!judged(&["gpu0"]));
         assert!(!judged(&["disk0", "disk1"]));
+    }
+
+    #[test]
+    fn memory_that_was_held_before_fails_if_a_peer_may_be_it() {
+        let judged = |device: &str, flows: &[PayloadFlow]| {
+            let held = Holders::from([(device.to_owned(), "`a` (process 7)".to_owned())]);
+            judge_held("it", "gpu0", flows, &held).map_err(|error| error.to_string())
+        };
+        let peer = flow("disk0", Completer::PeerBar);
+        let error = judged("disk2", std::slice::from_ref(&peer)).unwrap_err();
+        let expected = "it may have used memory of disk2, where `through` names gpu0: `a` (process 7) held some before";
+        assert!(error.starts_with(expected), "{error}");
+        judged("gpu0", std::slice::from_ref(&peer)).unwrap();
+        judged("disk0", std::slice::from_ref(&peer)).unwrap();
+        let two = [peer, flow("disk1", Completer::PeerBar)];
+        assert!(judged("disk0", &two).is_err());
+        let own = flow("gpu0", Completer::OwnMemory);
+        judged("disk2", &[own, flow("disk0", Completer::GuestRam)]).unwrap();
     }
 }

@@ -52,7 +52,7 @@ impl Expectation {
         Key::required(
             "through",
             "Where all of the data that it moves must lie: `\"guest-ram\"` or `{ p2pmem = \"NAME\" }`. The counters of the devices tell, and, where \
-             they cannot tell two providers apart, what the command has opened to allocate memory.",
+             they cannot tell two providers apart, what the command has opened to allocate memory and what processes held before.",
         )
         .or("anywhere"),
         Key::required(
