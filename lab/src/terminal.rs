@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{ErrorKind, IsTerminal, Write, stderr, stdout};
 
 use anyhow::Context;
+use peerbar_report::steers;
 
 use crate::table::is_style;
 
@@ -15,8 +16,7 @@ pub fn say(line: impl Display) {
 
 /// Lines without control characters but tabs.
 fn without_control(lines: &str) -> String {
-    let is_harmless =
-        |character: &char| ['\t', '\n'].contains(character) || !character.is_control();
+    let is_harmless = |character: &char| ['\t', '\n'].contains(character) || !steers(*character);
     lines.chars().filter(is_harmless).collect()
 }
 
@@ -42,7 +42,7 @@ pub fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.trim_end()
         .chars()
-        .filter(|&character| character == '\t' || !character.is_control())
+        .filter(|&character| character == '\t' || !steers(character))
         .collect()
 }
 
@@ -74,6 +74,10 @@ mod tests {
     #[test]
     fn lines_keep_what_steers_no_terminal() {
         assert_eq!(without_control("a\x1b[2J\tb\r\n\u{9b}c"), "a[2J\tb\nc");
+        let name = "a\u{202e}gnp.exe\u{2069}";
+        assert_eq!(without_control(name), "agnp.exe");
+        assert_eq!(printable(name.as_bytes()), "agnp.exe");
+        assert_eq!(coloured(name), "agnp.exe");
     }
 
     #[test]

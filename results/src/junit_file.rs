@@ -3,6 +3,7 @@
 use std::io;
 
 use quick_xml::Writer;
+use peerbar_report::steers;
 use quick_xml::events::{BytesDecl, BytesText, Event};
 
 /// Cases that belong together.
@@ -180,7 +181,8 @@ fn time(seconds: f64) -> String {
     format!("{:.3}", seconds.max(0.0))
 }
 
-/// The text without what XML cannot hold, and without a terminal's escape sequences, which a guest's console has.
+/// The text without what XML cannot hold, without a terminal's escape sequences, which a guest's console has, and without characters that
+/// reorder text.
 fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars();
@@ -195,7 +197,7 @@ fn plain(text: &str) -> String {
             }
             '\t' | '\n' | '\r' => plain.push(character),
             '\u{fffe}' | '\u{ffff}' => {}
-            _ if character.is_control() => {}
+            _ if steers(character) => {}
             _ => plain.push(character),
         }
     }
@@ -208,7 +210,7 @@ mod tests {
 
     #[test]
     fn text_keeps_no_escape_sequence_and_no_character_that_xml_forbids() {
-        let text = "\u{1b}[1;31mFAIL\u{1b}[0m:\tü <a>\u{0}\u{7}\u{ffff}\nnext\u{1b}[";
+        let text = "\u{1b}[1;31mFAIL\u{1b}[0m:\tü <a>\u{0}\u{7}\u{ffff}\u{202e}\nnext\u{1b}[";
         assert_eq!(plain(text), "FAIL:\tü <a>\nnext");
     }
 

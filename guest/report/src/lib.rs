@@ -24,6 +24,7 @@ mod rdma_rate;
 mod request;
 mod similar;
 mod size_range;
+mod steering;
 mod timeout;
 mod trace_line;
 
@@ -46,6 +47,7 @@ pub use rdma_rate::RdmaRate;
 pub use request::Request;
 pub use similar::{similar, way_out};
 pub use size_range::size_range;
+pub use steering::steers;
 pub use timeout::{Timeout, TimeoutError};
 pub use trace_line::{ClockSample, TraceLine};
 

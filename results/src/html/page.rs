@@ -3,6 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckStatus, RunResults};
+use peerbar_report::steers;
 
 use super::bars::bars;
 use super::checks::{check_id, checks, listed, why_id};
@@ -32,7 +33,7 @@ pub fn page(collection: &Collection) -> String {
     let passed = collection.is_passed();
     let many =
         collection.runs.len() + collection.matrices.len() > 1 || !collection.missing.is_empty();
-    html! {
+    let page = html! {
         (DOCTYPE)
         html lang="en" {
             head {
@@ -66,8 +67,10 @@ pub fn page(collection: &Collection) -> String {
                 } }
             }
         }
-    }
-    .into_string()
+    };
+    let mut page = page.into_string();
+    page.retain(|character| character == '\n' || character == '\t' || !steers(character));
+    page
 }
 
 fn title(collection: &Collection) -> String {
@@ -405,6 +408,14 @@ mod tests {
         let last = samples::reported().results.checks.len() - 1;
         let place = |name: &str| died.find(name).unwrap();
         assert!(place(&format!("check {last}")) < place("check 0"), "{died}");
+    }
+
+    #[test]
+    fn names_do_not_reorder_the_text_of_the_page() {
+        let mut collection = collection();
+        collection.runs[0].results.checks[0].name = "a\u{202e}gnp.exe".to_owned();
+        let page = page(&collection);
+        assert!(page.contains("agnp.exe") && !page.contains('\u{202e}'));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{Evidence, Measure};
+use crate::{Evidence, Measure, steers};
 
 const VERSION: &str = "KTAP version 1";
 const MEASURE: &str = "measure ";
@@ -214,7 +214,7 @@ fn one_line(text: &str) -> String {
 
 /// `text` with blanks for control characters.
 pub(super) fn printable(text: &str) -> Cow<'_, str> {
-    let is_unprintable = |c: char| c.is_control() && c != '\t';
+    let is_unprintable = |c: char| steers(c) && c != '\t';
     match text.contains(is_unprintable) {
         true => text.replace(is_unprintable, " ").into(),
         false => text.into(),
