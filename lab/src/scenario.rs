@@ -905,7 +905,16 @@ mod tests {
             ),
             (
                 "kind = \"controller-reset\"\ndevice = \"d0\"\nname = \"a\\u001b[2J\"".to_owned(),
-                "14: the name \"a\\u{1b}[2J\" has control characters, line breaks perhaps: leave them out",
+                "14: the name \"a\\u{1b}[2J\" has the control character U+001B: leave it out",
+            ),
+            (
+                "kind = \"controller-reset\"\ndevice = \"d0\"\nname = \"a\\u202egnp.exe\""
+                    .to_owned(),
+                "14: the name \"a\\u{202e}gnp.exe\" has the control character U+202E: leave it out",
+            ),
+            (
+                "kind = \"controller-reset\"\ndevice = \"d0\"\nname = \" \"".to_owned(),
+                "14: the name \" \" is blank: write one that a reader knows the check by",
             ),
         ];
         for (lines, message) in cases {
@@ -917,6 +926,22 @@ mod tests {
     }
 
     #[test]
+    #[test]
+    fn name_of_a_check_is_its_own() {
+        let reset = "kind = \"controller-reset\"\ndevice = \"d0\"";
+        let named = |name: &str| format!("{reset}\nname = \"{name}\"");
+        let and = "\n\n[[check]]\n";
+        let taken = |name: &str| format!("another check has the name `{name}`: give each its own");
+        let twice = format!("{}{and}{}", named("same"), named("same"));
+        assert_eq!(check(&twice), format!("x.toml:19: {}", taken("same")));
+        let derived = parse(format!("{HEAD}{DISK}[[check]]\n{reset}\n"));
+        let derived = derived.unwrap().checks[0].name();
+        let early = format!("{}{and}{reset}", named(&derived));
+        assert_eq!(check(&early), format!("x.toml:14: {}", taken(&derived)));
+        // Who writes no name has chosen none twice.
+        parse(format!("{HEAD}{DISK}[[check]]\n{reset}{and}{reset}\n")).unwrap();
+    }
+
     fn what_a_guest_could_not_do_is_refused() {
         let refused = |top: &str, check: &str| parse(format!("{top}{HEAD}{DISK}{check}"));
         let command = "[[check]]\nkind = \"command\"\nrun = \"true\"\n";

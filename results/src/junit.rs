@@ -230,6 +230,24 @@ mod tests {
     }
 
     #[test]
+    fn checks_and_subtests_of_one_name_are_told_apart() {
+        let mut run = samples::run();
+        for _ in 0..2 {
+            let double = run.checks[1].clone();
+            run.checks.push(double);
+        }
+        let written = written(run);
+        let count = |name: &str| {
+            let case = format!("<testcase name=\"{name}\" classname=\"peerbar.demo.copy\"");
+            written.matches(&case).count()
+        };
+        for name in ["copy #1", "copy #1 / suite / second"] {
+            let names = [name.to_owned(), format!("{name} #2"), format!("{name} #3")];
+            assert_eq!(names.map(|name| count(&name)), [1, 1, 1], "{written}");
+        }
+    }
+
+    #[test]
     fn run_that_failed_has_a_case_for_its_reason() {
         let mut run = samples::run();
         run.verdict.outcome = RunOutcome::Failed;

@@ -1,9 +1,10 @@
 //! The elements of a JUnit file (github.com/testmoapp/junitxml describes them).
 
+use std::collections::BTreeSet;
 use std::io;
 
-use quick_xml::Writer;
 use peerbar_report::steers;
+use quick_xml::Writer;
 use quick_xml::events::{BytesDecl, BytesText, Event};
 
 /// Cases that belong together.
@@ -133,8 +134,13 @@ fn write_suite(file: &mut Writer<&mut Vec<u8>>, suite: &Suite) -> io::Result<()>
                 })
             })?;
         }
+        let mut taken = BTreeSet::new();
         for case in &suite.cases {
-            write_case(file, case)?;
+            let class = plain(&case.class);
+            let name = free_name(plain(&case.name), |name| {
+                taken.insert((class.clone(), name.to_owned()))
+            });
+            write_case(file, &class, &name, case)?;
         }
         let output = plain(&suite.output);
         if !output.is_empty() {
@@ -146,11 +152,27 @@ fn write_suite(file: &mut Writer<&mut Vec<u8>>, suite: &Suite) -> io::Result<()>
     Ok(())
 }
 
-fn write_case(file: &mut Writer<&mut Vec<u8>>, case: &Case) -> io::Result<()> {
+/// The `name` of a case, with a number if another case of its class has it: readers take cases of one name for attempts of one test, and a
+/// failure beside a pass for a flaky one. Subtests have the names that a program gives them, and checks that the scenario does not name may
+/// share one.
+fn free_name(name: String, mut take: impl FnMut(&str) -> bool) -> String {
+    if take(&name) {
+        return name;
+    }
+    let mut numbered = (2_u32..).map(|number| format!("{name} #{number}"));
+    numbered.find(|name| take(name)).unwrap_or(name)
+}
+
+fn write_case(
+    file: &mut Writer<&mut Vec<u8>>,
+    class: &str,
+    name: &str,
+    case: &Case,
+) -> io::Result<()> {
     let mut element = file
         .create_element("testcase")
-        .with_attribute(("name", plain(&case.name).as_str()))
-        .with_attribute(("classname", plain(&case.class).as_str()));
+        .with_attribute(("name", name))
+        .with_attribute(("classname", class));
     if let Some(seconds) = case.seconds {
         element = element.with_attribute(("time", time(seconds).as_str()));
     }

@@ -237,10 +237,7 @@ impl GuestGroup {
 
     /// The names of all checks in the report.
     pub fn check_names(&self) -> Vec<String> {
-        let of_guests = self.guests.iter().flat_map(|guest| {
-            let names = guest.scenario.check_names().into_iter();
-            names.map(|name| guest.name_of(&name))
-        });
+        let of_guests = self.guests.iter().flat_map(GroupGuest::check_names);
         let across = self.checks.iter().map(|check| check.name.clone());
         of_guests.chain(across).collect()
     }
@@ -258,6 +255,12 @@ impl GroupGuest {
     }
 
     /// Takes its part in the group's fabric, whose rules hold for it also where it is started alone, and brings what checks across guests need.
+    /// The names of this guest's checks in the report of the group.
+    fn check_names(&self) -> Vec<String> {
+        let names = self.scenario.check_names();
+        names.iter().map(|name| self.name_of(name)).collect()
+    }
+
     fn join_fabric(&mut self, fabric: &RdmaNetwork) {
         let scenario = &mut self.scenario;
         if scenario.nics.is_empty() {
@@ -279,6 +282,9 @@ fn read_across(
 ) -> Result<Vec<GroupCheck>, Problem> {
     let inventory = inventory(guests);
     let checks = tables.into_iter().map(|table| {
+    let labels: Vec<Spanned<String>> = tables.iter().filter_map(|t| t.label().cloned()).collect();
+    labels.iter().try_for_each(names::label)?;
+    let mut others: Vec<String> = guests.iter().flat_map(GroupGuest::check_names).collect();
         spans.push(table.span());
         let (at, kind) = (table.span(), table.kind());
         let of_one_guest = || {
@@ -289,14 +295,19 @@ fn read_across(
         if !AcrossCheck::KINDS.contains(&kind) {
             return Err(of_one_guest());
         }
-        let label = table.label().cloned().map(names::label).transpose()?;
+        let label = table.label().map(|label| label.get_ref().clone());
         let check = AcrossCheck::of(table.read(&inventory)?).ok_or_else(of_one_guest)?;
         fits(&check, guests).map_err(|message| Problem::new(at, message))?;
-        let name = label.unwrap_or_else(|| check.check().name());
+        let name = label.unwrap_or_else(|| {
+            let name = check.check().name();
+            others.push(name.clone());
+            name
+        });
         Ok(GroupCheck { name, check })
     });
     let checks: Vec<GroupCheck> = checks.collect::<Result<_, _>>()?;
     // Those of the guests come first, and are held against each other already.
+    names::distinct_labels(&labels, &others)?;
     let own = guests.iter().flat_map(|guest| &guest.scenario.checks);
     let mut all: Vec<Check> = own.cloned().collect();
     all.extend(checks.iter().map(|check| check.check.check()));

@@ -1,7 +1,9 @@
 //! Names in a scenario file.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
+use peerbar_report::steers;
 use toml::Spanned;
 
 use super::error::Problem;
@@ -67,14 +69,33 @@ pub(super) fn fitting(name: Spanned<String>, longest: usize) -> Result<String, P
     Ok(name)
 }
 
-/// What the table of results calls a check must not steer the terminal.
-pub(super) fn label(name: Spanned<String>) -> Result<String, Problem> {
-    if name.get_ref().chars().any(char::is_control) {
-        let message = format!(
-            "the name {:?} has control characters, line breaks perhaps: leave them out",
-            name.get_ref()
-        );
-        return Err(Problem::new(name.span(), message));
+/// Checks the name that a scenario gives to a check: the table of results shows it, on a terminal too.
+pub(super) fn label(name: &Spanned<String>) -> Result<(), Problem> {
+    let text = name.get_ref();
+    let message = if text.trim().is_empty() {
+        format!("the name {text:?} is blank: write one that a reader knows the check by")
+    } else if let Some(steering) = text.chars().find(|&character| steers(character)) {
+        let character = u32::from(steering);
+        format!("the name {text:?} has the control character U+{character:04X}: leave it out")
+    } else {
+        return Ok(());
+    };
+    Err(Problem::new(name.span(), message))
+}
+
+/// Refuses a label that another check has too. `names` are those of checks without a label: two of these may be equal, as the user has not
+/// chosen them.
+pub(super) fn distinct_labels<'a>(
+    labels: impl IntoIterator<Item = &'a Spanned<String>>,
+    names: &[String],
+) -> Result<(), Problem> {
+    let mut seen: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    for label in labels {
+        let name = label.get_ref().as_str();
+        if !seen.insert(name) {
+            let message = format!("another check has the name `{name}`: give each its own");
+            return Err(Problem::new(label.span(), message));
+        }
     }
-    Ok(name.into_inner())
+    Ok(())
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use peerbar_fabric::MAX_ADAPTERS;
 use peerbar_flight::Level;
 use peerbar_report::{Check, CheckTable, Inventory};
+use toml::Spanned;
 
 use super::attach::AttachPoints;
 use super::bus_numbers;
@@ -19,7 +20,7 @@ use super::gpu::gpu;
 use super::lost;
 use super::machine::{self, machine};
 use super::modules;
-use super::names::{LONGEST_SCENARIO, LONGEST_SERIAL, fitting, label, unique};
+use super::names::{self, LONGEST_SCENARIO, LONGEST_SERIAL, fitting, unique};
 use super::nic::{self, nic};
 use super::nvme::nvme;
 use super::packages;
@@ -141,6 +142,7 @@ impl Software {
         let inventory = inventory(devices, machine, tools, timeout);
         let labels = labels(&checks)?;
         let mut checks = read_checks(checks, &inventory, machine, devices)?;
+        let labels = distinct_labels(labels, &checks)?;
         packages::add_needed(&mut packages, &checks);
         let programs = program::assign_paths(&mut checks, &labels, folder)
             .map_err(|error| Problem::new(file.name.span(), error.to_string()))?;
@@ -247,11 +249,27 @@ impl Machine {
 }
 
 /// The names that the user gives to checks, whose order must be possible.
-fn labels(checks: &[CheckTable<'_>]) -> Result<Vec<Option<String>>, Problem> {
+fn labels(checks: &[CheckTable<'_>]) -> Result<Vec<Option<Spanned<String>>>, Problem> {
     let mut before_last = checks.iter().rev().skip(1);
     before_last.try_for_each(CheckTable::may_be_followed)?;
-    let names = checks.iter().map(|table| table.label().cloned());
-    names.map(|name| name.map(label).transpose()).collect()
+    checks
+        .iter()
+        .filter_map(CheckTable::label)
+        .try_for_each(names::label)?;
+    Ok(checks.iter().map(|table| table.label().cloned()).collect())
+}
+
+/// The `labels` of `checks`, if each check with one is the only one of that name.
+fn distinct_labels(
+    labels: Vec<Option<Spanned<String>>>,
+    checks: &[Check],
+) -> Result<Vec<Option<String>>, Problem> {
+    let unnamed = checks.iter().zip(&labels);
+    let unnamed = unnamed.filter(|(_, label)| label.is_none());
+    let unnamed: Vec<String> = unnamed.map(|(check, _)| check.name()).collect();
+    names::distinct_labels(labels.iter().flatten(), &unnamed)?;
+    let labels = labels.into_iter();
+    Ok(labels.map(|label| label.map(Spanned::into_inner)).collect())
 }
 
 /// Checks that there is a device, and a check or a person to use it.

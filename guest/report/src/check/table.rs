@@ -47,8 +47,11 @@ impl Key {
 
 /// The keys that every kind has, beside `kind`.
 pub const COMMON_KEYS: [Key; 2] = [
-    Key::required("name", "What the table of results calls the check.")
-        .or("made from the kind and its keys"),
+    Key::required(
+        "name",
+        "What the table of results calls the check; no other has the name.",
+    )
+    .or("made from the kind and its keys"),
     Key::required(
         "timeout",
         "How long it may take, as `\"90s\"`: less than the scenario's `timeout`.",
