@@ -25,6 +25,9 @@ use crate::results::show_console;
 /// Lines of the console that are shown of a guest that has failed.
 const CONSOLE_LINES: usize = 30;
 
+/// The exit status of a program that signal N ends is this number and N, as a shell counts.
+const SIGNALLED: i32 = 128;
+
 /// A guest to work in.
 #[derive(Args)]
 pub(crate) struct InGuest {
@@ -105,24 +108,40 @@ fn in_new_guest(
     drop(progress);
     let done = lab.run_beside(|socket, signals| work(socket, HOST_FOLDER, signals));
     let done = done.map_err(of_lab).and_then(|done| done);
-    let finished = lab.shut_down().map_err(of_lab);
+    let flaw = flaw(&done);
+    let finished = lab.shut_down_after(flaw.clone()).map_err(of_lab);
+    // The exit code tells how the work has ended, which is all that is wrong here.
+    let is_clean =
+        |ended: &FinishedLab| ended.is_passed() || Some(&ended.verdict.reason) == flaw.as_ref();
     // Work that failed has often lost the guest, and how that ended is the reason.
     let status = done.inspect_err(|error| {
         let error = error.to_string();
-        finished.iter().for_each(|ended| show_end(ended, &error));
+        let unclean = finished.iter().filter(|ended| !is_clean(ended));
+        unclean.for_each(|ended| show_end(ended, &error));
     })?;
     let finished = finished?;
-    if !finished.is_passed() {
+    if !is_clean(&finished) {
         say(format_args!("peerbar: {}", finished.verdict));
     }
     Ok(status)
 }
 
-/// Shows how a guest has ended, unless it was well. What the `error` says, which follows, is not said twice.
-fn show_end(finished: &FinishedLab, error: &str) {
-    if finished.is_passed() {
-        return;
+/// Why a run does not pass because of what was done in its guest. Returns `None` if that succeeded.
+fn flaw(done: &Result<i32, Failure>) -> Option<String> {
+    match done {
+        Ok(0) => None,
+        Ok(status) => match status.checked_sub(SIGNALLED).filter(|signal| *signal > 0) {
+            Some(signal) => Some(format!(
+                "the program ended with exit status {status}, that of signal {signal}"
+            )),
+            None => Some(format!("the program ended with exit status {status}")),
+        },
+        Err(failure) => Some(format!("the program did not run to its end: {failure}")),
     }
+}
+
+/// Shows how a guest has ended that was not well. What the `error` says, which follows, is not said twice.
+fn show_end(finished: &FinishedLab, error: &str) {
     let lines = finished.console.lines();
     let mut tail: Vec<_> = lines.rev().take(CONSOLE_LINES).collect();
     tail.reverse();
@@ -132,4 +151,31 @@ fn show_end(finished: &FinishedLab, error: &str) {
         return;
     }
     say(format_args!("peerbar: {}", finished.verdict));
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[test]
+    fn only_a_program_that_succeeds_lets_its_run_pass() {
+        assert_eq!(flaw(&Ok(0)), None);
+        let cases = [
+            (Ok(1), "the program ended with exit status 1"),
+            (Ok(128), "the program ended with exit status 128"),
+            (
+                Ok(143),
+                "the program ended with exit status 143, that of signal 15",
+            ),
+            (
+                Err(Failure::from(anyhow!("the guest is gone"))),
+                "the program did not run to its end: the guest is gone",
+            ),
+        ];
+        for (done, reason) in cases {
+            assert_eq!(flaw(&done).as_deref(), Some(reason));
+        }
+    }
 }

@@ -25,11 +25,19 @@ impl Lab {
     ///
     /// # Errors
     /// What keeps the run from being judged or kept.
-    pub fn shut_down(mut self) -> Result<FinishedLab, LabError> {
+    pub fn shut_down(self) -> Result<FinishedLab, LabError> {
+        self.shut_down_after(None)
+    }
+
+    /// As [`Lab::shut_down`], for a run whose work has not succeeded for the reason `flaw`: that run does not pass.
+    ///
+    /// # Errors
+    /// As [`Lab::shut_down`].
+    pub fn shut_down_after(mut self, flaw: Option<String>) -> Result<FinishedLab, LabError> {
         self.ask_to_power_off();
         let ending = self.wait_for_power_off()?;
         let folder = self.folder.path().to_owned();
-        let Concluded { verdict, rows, .. } = self.conclude(ending, |_, _| Ok(None))?;
+        let Concluded { verdict, rows, .. } = self.conclude(ending, |_, _| Ok(flaw))?;
         let console = folder.join(CONSOLE_LOG);
         let console = run_file::read(&console)
             .with_context(|| format!("cannot read {}", console.display()))?;
