@@ -127,6 +127,9 @@ pub(crate) fn faults(folder: &Path) -> Vec<Explained> {
     explained.collect()
 }
 
+/// The start of each [`complaint`].
+pub(crate) const SANITIZER: &str = "the sanitizer has ";
+
 /// What the sanitizer has against the run of `scenario` that is over, if anything, in one line. Nothing if it is not asked for.
 pub(crate) fn complaint(folder: &Path, scenario: &Scenario) -> anyhow::Result<Option<String>> {
     let Some(wanted) = &scenario.machine.sanitize else {
@@ -174,7 +177,9 @@ fn judged(folder: &Path, wanted: &Sanitize, names: &[String]) -> anyhow::Result<
     }
     let is_uncompared = |unjudged: &&Unjudged<'_>| matches!(unjudged, Unjudged::Uncompared(_));
     if let Some(uncompared) = unjudged.iter().find(is_uncompared) {
-        return Ok(Some(format!("{uncompared}; let the scenario do less")));
+        return Ok(Some(format!(
+            "the sanitizer has not judged all: {uncompared}; let the scenario do less"
+        )));
     }
     let found = |kind: &FindingKind| findings.iter().any(|(_, finding)| finding.kind == *kind);
     let missing = wanted.expected.iter().find(|kind| !found(kind));

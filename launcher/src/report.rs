@@ -15,7 +15,7 @@ use peerbar_results::{Collection, Explained, ReportFile, ReportedRun, junit, pag
 
 use crate::cli::{self, ReportFormat};
 use crate::guest_folder::GuestName;
-use crate::{explain, iommu};
+use crate::{dry_run, explain, iommu};
 
 /// What a run leaves for the readers of test results.
 const JUNIT: &str = "junit.xml";
@@ -57,25 +57,52 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
 
 /// Adds to the folder of a run what is made from its results. Returns what a person is told below the verdict: nothing if it passed.
 pub(crate) fn write(folder: &Path) -> anyhow::Result<String> {
-    let mut collection = Collection::read(&[folder.to_owned()])?;
-    collection.runs.iter_mut().for_each(explain);
+    let collection = explained(folder)?;
     write_views(&collection, folder)?;
-    let failed = collection.runs.first().filter(|_| !collection.is_passed());
-    Ok(failed.map_or_else(String::new, |run| way_out(run, folder)))
+    Ok(way_out(&collection, folder))
 }
 
-/// Where to look after a run that did not pass: what the kernel says, the command that explains it, the page.
-fn way_out(run: &ReportedRun, folder: &Path) -> String {
+/// What a person is told of the run in `folder` below its verdict, which [`write`] has returned where the run was made.
+///
+/// # Errors
+/// The results cannot be read.
+pub(crate) fn way_out_of(folder: &Path) -> anyhow::Result<String> {
+    Ok(way_out(&explained(folder)?, folder))
+}
+
+/// The run in `folder` with its explanations.
+fn explained(folder: &Path) -> anyhow::Result<Collection> {
+    let mut collection = Collection::read(&[folder.to_owned()])?;
+    collection.runs.iter_mut().for_each(explain);
+    Ok(collection)
+}
+
+/// Where to look after the run in `folder` if it did not pass: what the kernel says, the commands that explain it, the page.
+fn way_out(collection: &Collection, folder: &Path) -> String {
+    let failed = collection.runs.first().filter(|_| !collection.is_passed());
+    let Some(run) = failed else {
+        return String::new();
+    };
     let words = run.kernel_words().into_iter().take(KERNEL_LINES);
     let words = words.map(|line| format!("kernel: {}\n", printable(line.as_bytes())));
-    let is_default = folder.parent() == Some(Path::new("runs"));
-    let why = match is_default {
-        true => "why: peerbar explain\n".to_owned(),
-        false => format!("why: peerbar explain --run {}\n", folder.display()),
-    };
-    let why = (!run.explanations.is_empty()).then_some(why);
+    let reason = &run.results.verdict.reason;
+    let why = commands(reason, !run.explanations.is_empty(), folder);
     let page = format!("page: {}\n", folder.join(PAGE).display());
     words.chain(why).chain([page]).collect()
+}
+
+/// The commands that tell why a run failed, in lines. They name its folder: another run may be the newest by the time that they are given.
+fn commands(reason: &str, has_explanations: bool, folder: &Path) -> Vec<String> {
+    let is_sanitized = reason.contains(iommu::SANITIZER);
+    let commands = [
+        (is_sanitized, "iommu --sanitize"),
+        (has_explanations, "explain"),
+    ];
+    let folder = dry_run::quoted(&folder.to_string_lossy());
+    let commands = commands.into_iter().filter(|(is_wanted, _)| *is_wanted);
+    commands
+        .map(|(_, command)| format!("why: peerbar {command} --run {folder}\n"))
+        .collect()
 }
 
 /// Adds the explanations to a run. One that cannot be explained has none.
@@ -171,4 +198,22 @@ fn summary(collection: &Collection) -> String {
         .iter()
         .map(|item| format!("missing: {item}\n"));
     runs.chain(matrices).chain(missing).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_name_the_folder_of_their_run() {
+        let folder = Path::new("runs/20261129-a b");
+        let told = |reason: &str, has_explanations| commands(reason, has_explanations, folder);
+        let explain = "why: peerbar explain --run 'runs/20261129-a b'\n";
+        let sanitize = "why: peerbar iommu --sanitize --run 'runs/20261129-a b'\n";
+        assert_eq!(told("1 of 2 checks did not pass: x", true), [explain]);
+        assert!(told("1 of 2 checks did not pass: x", false).is_empty());
+        let found = "1 of 2 checks did not pass: x; the sanitizer has found: y";
+        assert_eq!(told(found, true), [sanitize, explain]);
+        assert_eq!(told(found, false), [sanitize]);
+    }
 }

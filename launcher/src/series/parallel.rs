@@ -22,6 +22,7 @@ use peerbar_lab::terminal::{colours, columns, print};
 use super::{Series, wants_more};
 use crate::cli;
 use crate::jobs::{self, Jobs};
+use crate::report;
 use crate::run::{self, EndedRun};
 use crate::runnable::Runnable;
 
@@ -147,6 +148,12 @@ impl Jobs for ParallelRuns<'_> {
         let path = job.folder.path().display().to_string();
         self.progress
             .lasting(&format!("{name}: {said} ({seconds}, {path})"));
+        if result.is_ok() {
+            let way_out = report::way_out_of(job.folder.path());
+            let way_out = way_out.inspect_err(|error| log::warn!("{path}: {error:#}"));
+            let lines = way_out.unwrap_or_default();
+            lines.lines().for_each(|line| self.progress.lasting(line));
+        }
         let (word, style) = match &result {
             Ok((RunOutcome::Passed, _)) => ("passed".to_owned(), Style::Green),
             Ok((outcome, _)) => (outcome.to_string(), Style::Red),
