@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use peerbar_lab::exit::RunOutcome;
 use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RESULTS, RunResults};
 use peerbar_lab::run_file;
 use peerbar_lab::started::{STARTED, Started};
@@ -91,7 +92,8 @@ impl ReportedRun {
     /// Reads the run in `folder`, without functions, explanations and faults: the caller that explains the run adds them.
     ///
     /// # Errors
-    /// It has no results, or they are of another format.
+    /// It has no results, or they are of another format, or a guest has changed them so that one part says that the run passed and
+    /// another that it did not.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let results: RunResults = json(&folder.join(RESULTS))?;
         if results.format != FORMAT {
@@ -99,6 +101,13 @@ impl ReportedRun {
             bail!(
                 "{folder}: its results are of format {}, this peerbar reads format {FORMAT}",
                 results.format
+            );
+        }
+        if let Some(contradiction) = contradiction(&results) {
+            let file = folder.join(RESULTS);
+            bail!(
+                "{}: {contradiction}: no run leaves that, so the file was changed",
+                file.display()
             );
         }
         let console = run_file::read(&folder.join("console.log")).unwrap_or_default();
@@ -292,6 +301,26 @@ impl Collection {
     }
 }
 
+/// What a run cannot have left, if `results` have it.
+fn contradiction(results: &RunResults) -> Option<String> {
+    let RunResults {
+        verdict, exit_code, ..
+    } = results;
+    if *exit_code != verdict.outcome.code() {
+        return Some(format!(
+            "the exit code is {exit_code}, and the verdict `{verdict}`"
+        ));
+    }
+    let failed = results.checks.iter().find(|check| !check.passed())?;
+    let has_passed = verdict.outcome == RunOutcome::Passed;
+    has_passed.then(|| {
+        format!(
+            "the verdict is `{verdict}`, and `{}` did not pass",
+            failed.name
+        )
+    })
+}
+
 /// What is below the folders of a merge.
 #[derive(Default)]
 struct FoundRuns {
@@ -441,6 +470,30 @@ mod tests {
         write_run_of("former", &all.path().join("plain/1-b"), "b");
         let plain = Collection::merge(&[all.path().join("plain")]).unwrap();
         assert!(plain.missing.is_empty() && plain.runs.len() == 1);
+    }
+
+    #[test]
+    fn results_that_contradict_themselves_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |change: fn(&mut RunResults)| {
+            let mut run = samples::run();
+            change(&mut run);
+            let text = serde_json::to_string(&run).unwrap();
+            fs::write(folder.path().join(RESULTS), text).unwrap();
+            let read = Collection::read(&[folder.path().to_owned()]);
+            read.map(|collection| collection.is_passed())
+                .map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(read(|_| {}), Ok(false));
+        let code = read(|run| run.exit_code = 0).unwrap_err();
+        let wanted = "results.json: the exit code is 0, and the verdict `timed out: ";
+        assert!(code.contains(wanted), "{code}");
+        let check = read(|run| {
+            run.exit_code = 0;
+            run.verdict.outcome = RunOutcome::Passed;
+        });
+        let check = check.unwrap_err();
+        assert!(check.contains("and `copy #1` did not pass"), "{check}");
     }
 
     #[test]
