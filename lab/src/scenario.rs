@@ -337,7 +337,8 @@ impl Scenario {
         interactive: bool,
     ) -> Result<Self, error::Problem> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let file = file::File::deserialize(Deserializer::from(document.clone()))?;
+        let file = file::File::deserialize(Deserializer::from(document.clone()));
+        let file = file.map_err(|error| error::Problem::of_toml(&error, document.get_ref()))?;
         let checks = CheckTable::all(document.get_ref())?;
         let mut scenario = validate::scenario(file, checks, folder, interactive)?;
         scenario.path = path.to_owned();
@@ -926,7 +927,6 @@ mod tests {
     }
 
     #[test]
-    #[test]
     fn name_of_a_check_is_its_own() {
         let reset = "kind = \"controller-reset\"\ndevice = \"d0\"";
         let named = |name: &str| format!("{reset}\nname = \"{name}\"");
@@ -942,6 +942,7 @@ mod tests {
         parse(format!("{HEAD}{DISK}[[check]]\n{reset}{and}{reset}\n")).unwrap();
     }
 
+    #[test]
     fn what_a_guest_could_not_do_is_refused() {
         let refused = |top: &str, check: &str| parse(format!("{top}{HEAD}{DISK}{check}"));
         let command = "[[check]]\nkind = \"command\"\nrun = \"true\"\n";

@@ -10,19 +10,23 @@ use peerbar_lab::present;
 use peerbar_lab::scenario::{Known, Review, review};
 use peerbar_lab::terminal::{print, say};
 
-/// Prints the mistakes of each of `files`, or that it has none. Nothing is fetched: processor models and packages are checked if the
-/// cache knows them.
+/// Prints the mistakes of each of `files`, or that it has none. One that cannot be read does not keep the others from being checked.
+/// Nothing is fetched: processor models and packages are checked if the cache knows them.
 pub(crate) fn check(files: &[PathBuf]) -> Result<ExitCode, Failure> {
     let known = known()?;
-    let mut code = ExitCode::SUCCESS;
+    let (mut code, mut unread) = (ExitCode::SUCCESS, None);
     for file in files {
-        let review = review(file, &known)?;
-        if !review.mistakes.is_empty() {
-            code = ExitCode::FAILURE;
+        match review(file, &known) {
+            Ok(review) => {
+                if !review.mistakes.is_empty() {
+                    code = ExitCode::FAILURE;
+                }
+                print(&text(file, &review))?;
+            }
+            Err(error) => unread = Some(Failure::from(error).report()),
         }
-        print(&text(file, &review))?;
     }
-    Ok(code)
+    Ok(unread.unwrap_or(code))
 }
 
 /// The processor models of QEMU and the packages that the cache lists. A line on stderr tells what is not checked.

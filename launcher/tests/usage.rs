@@ -120,6 +120,11 @@ fn check_reports_every_mistake_and_fails() {
     assert_eq!(text(&passed), format!("{good}: ok, 1 check\n"));
     let failed = peerbar(&["check", &bad, &good]).unwrap();
     assert_eq!(failed.status.code(), Some(1));
+    // One that is not there hides nothing of the others.
+    let missing = peerbar(&["check", "no/such.toml", &bad, &good]).unwrap();
+    assert_eq!(missing.status.code(), Some(2));
+    assert_eq!(text(&missing), text(&failed));
+    assert!(stderr(&missing).contains("there is no scenario no/such.toml"));
     let lines = text(&failed);
     let starts: Vec<&str> = lines
         .lines()

@@ -2,11 +2,15 @@
 
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::anyhow;
 use peerbar_report::TableError;
 use thiserror::Error;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
+use super::{Known, review};
 use crate::exit::Failure;
 
 /// A scenario that cannot be run.
@@ -50,11 +54,27 @@ pub enum ScenarioError {
     },
 }
 
-/// A mistake in a scenario is the user's.
+/// A mistake in a scenario is the user's. Where it is not the only one, the message says how to see all.
 impl From<ScenarioError> for Failure {
     fn from(error: ScenarioError) -> Self {
-        Self::Usage(error.into())
+        let mistakes = match &error {
+            ScenarioError::Invalid { path, .. } => mistakes_in(path),
+            _ => 1,
+        };
+        Self::Usage(match (&error, mistakes) {
+            (ScenarioError::Invalid { path, .. }, 2..) => anyhow!(
+                "{error}; `peerbar check {}` shows all {mistakes} mistakes",
+                path.display()
+            ),
+            _ => error.into(),
+        })
     }
+}
+
+/// How many mistakes the scenario at `path` has; none if it cannot be read.
+fn mistakes_in(path: &Path) -> usize {
+    let review = review(path, &Known::default());
+    review.map_or(0, |review| review.mistakes.len())
 }
 
 /// What is wrong at a byte range of the file.
@@ -66,11 +86,13 @@ pub(super) struct Problem {
     pub(super) message: String,
     /// The name that stands at `at` by mistake for this one.
     pub(super) meant: Option<String>,
+    /// The key that is missing at `at`.
+    pub(super) missing: Option<String>,
 }
 
 impl From<toml::de::Error> for Problem {
     fn from(error: toml::de::Error) -> Self {
-        TableError::of_toml(&error, 0..0).into()
+        TableError::of_toml(&error, None, 0..0).into()
     }
 }
 
@@ -78,6 +100,7 @@ impl From<TableError> for Problem {
     fn from(error: TableError) -> Self {
         Self {
             meant: error.meant,
+            missing: error.missing,
             ..Self::new(error.at, error.message)
         }
     }
@@ -90,7 +113,14 @@ impl Problem {
             other: None,
             message: message.into(),
             meant: None,
+            missing: None,
         }
+    }
+
+    /// What is wrong with a value of `document`, whose key the message names.
+    pub(super) fn of_toml(error: &toml::de::Error, document: &DeTable<'_>) -> Self {
+        let at = error.span().unwrap_or_default();
+        TableError::of_toml(error, key_of(document, &at), at).into()
     }
 
     /// The problem, which `other` has a part in.
@@ -124,8 +154,54 @@ impl Problem {
     }
 }
 
+/// The innermost key of `table` whose value has the bytes `at`.
+fn key_of<'d>(table: &'d DeTable<'_>, at: &Range<usize>) -> Option<&'d str> {
+    let is_around = |value: &Spanned<DeValue<'_>>| {
+        let span = value.span();
+        span.start <= at.start && at.end <= span.end
+    };
+    table.iter().find_map(|(key, value)| {
+        let inner = match value.get_ref() {
+            DeValue::Table(inner) => key_of(inner, at),
+            DeValue::Array(elements) => {
+                let mut tables = elements.iter().filter_map(|one| one.get_ref().as_table());
+                tables.find_map(|inner| key_of(inner, at))
+            }
+            _ => None,
+        };
+        inner.or_else(|| is_around(value).then_some(key.get_ref().as_ref()))
+    })
+}
+
 /// The line of `text` in which `at` starts, counted from 1.
 fn line(at: &Range<usize>, text: &str) -> usize {
     let before = text.get(..at.start).unwrap_or(text);
     before.matches('\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::exit::Failure;
+    use crate::scenario::Scenario;
+
+    #[test]
+    fn failure_points_to_all_mistakes_where_there_are_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.toml");
+        let said = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            let error = Scenario::load(&file).unwrap_err();
+            Failure::from(error).to_string()
+        };
+        let disk = "name = \"x\"\n[[nvme]]\nname = \"d0\"\nnamespaces = [{ ram = \"1M\" }]\n\
+                    [[check]]\nkind = \"controller-reset\"\ndevice = \"d7\"\n";
+        let one = said(disk);
+        assert!(
+            one.ends_with("no [[nvme]] is named `d7`: there is `d0`"),
+            "{one}"
+        );
+        let two = said(&disk.replace("1M", "1Q"));
+        let all = format!("`peerbar check {}` shows all 2 mistakes", file.display());
+        assert!(two.ends_with(&all), "{two}");
+    }
 }

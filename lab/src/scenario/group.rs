@@ -144,7 +144,8 @@ impl GuestGroup {
         let at = document.span();
         let parts = split::GroupDocument::of(document.into_inner())?;
         let whole = Spanned::new(at.clone(), parts.whole.clone());
-        let file = File::deserialize(Deserializer::from(whole))?;
+        let file = File::deserialize(Deserializer::from(whole));
+        let file = file.map_err(|error| Problem::of_toml(&error, &parts.whole))?;
         let name = names::fitting(file.name.clone(), names::LONGEST_SCENARIO)?;
         validate::unique_devices(&file)?;
         together::images(&file, path.parent().unwrap_or(Path::new("")))?;
@@ -254,13 +255,13 @@ impl GroupGuest {
         format!("{}: {name}", self.name)
     }
 
-    /// Takes its part in the group's fabric, whose rules hold for it also where it is started alone, and brings what checks across guests need.
     /// The names of this guest's checks in the report of the group.
     fn check_names(&self) -> Vec<String> {
         let names = self.scenario.check_names();
         names.iter().map(|name| self.name_of(name)).collect()
     }
 
+    /// Takes its part in the group's fabric, whose rules hold for it also where it is started alone, and brings what checks across guests need.
     fn join_fabric(&mut self, fabric: &RdmaNetwork) {
         let scenario = &mut self.scenario;
         if scenario.nics.is_empty() {
@@ -281,10 +282,10 @@ fn read_across(
     mut spans: Vec<Range<usize>>,
 ) -> Result<Vec<GroupCheck>, Problem> {
     let inventory = inventory(guests);
-    let checks = tables.into_iter().map(|table| {
     let labels: Vec<Spanned<String>> = tables.iter().filter_map(|t| t.label().cloned()).collect();
     labels.iter().try_for_each(names::label)?;
     let mut others: Vec<String> = guests.iter().flat_map(GroupGuest::check_names).collect();
+    let checks = tables.into_iter().map(|table| {
         spans.push(table.span());
         let (at, kind) = (table.span(), table.kind());
         let of_one_guest = || {
@@ -306,8 +307,8 @@ fn read_across(
         Ok(GroupCheck { name, check })
     });
     let checks: Vec<GroupCheck> = checks.collect::<Result<_, _>>()?;
-    // Those of the guests come first, and are held against each other already.
     names::distinct_labels(&labels, &others)?;
+    // Those of the guests come first, and are held against each other already.
     let own = guests.iter().flat_map(|guest| &guest.scenario.checks);
     let mut all: Vec<Check> = own.cloned().collect();
     all.extend(checks.iter().map(|check| check.check.check()));

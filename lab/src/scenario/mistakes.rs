@@ -1,8 +1,8 @@
 //! All mistakes of a scenario file at once.
 //!
 //! Reading a scenario ends at its first mistake. To find the next one, a review corrects the document in memory and reads it again: a
-//! mistyped name becomes the one that was meant, anything else that is wrong is left out. Complaints that only follow from what was
-//! left out are not reported.
+//! mistyped name becomes the one that was meant, anything else that is wrong is left out, and a value stands in for a key that a table
+//! must have. Complaints that only follow from what was left out, or from what stands in, are not reported.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -18,6 +18,11 @@ use super::{GuestGroup, Scenario, ScenarioError, catalogue, file_text, group, na
 
 /// Most mistakes that a review looks for.
 const MOST: usize = 100;
+/// Values of the types that keys have.
+const STAND_INS: &str =
+    "values = ['guest-ram', [{ ram = '64M' }], ['4K'], [0], '4K', 1, '.', '/mnt/stand-in']";
+/// More bytes than a value of those has places.
+const STAND_IN_BYTES: usize = 16;
 /// Stands for a scenario's name that is refused.
 const ANY_NAME: &str = "scenario";
 
@@ -54,7 +59,7 @@ pub fn review(path: &Path, known: &Known) -> Result<Review, ScenarioError> {
     // The rest of a file with wrong syntax would be misread.
     if problems.is_empty() {
         let outside = outside(document.get_ref(), &path, known);
-        problems = Reviewed::of(document, &path).problems();
+        problems = Reviewed::of(document, text.len(), &path).problems();
         let is_new = |new: &Problem| !problems.iter().any(|problem| problem.at == new.at);
         let outside: Vec<Problem> = outside.into_iter().filter(is_new).collect();
         problems.extend(outside);
@@ -71,6 +76,8 @@ pub fn review(path: &Path, known: &Known) -> Result<Review, ScenarioError> {
 /// A document under review.
 struct Reviewed<'i, 'p> {
     document: Spanned<DeTable<'i>>,
+    /// Bytes of the file.
+    bytes: usize,
     path: &'p Path,
     /// The starts of tables that something was left out of.
     damaged: BTreeSet<usize>,
@@ -80,17 +87,24 @@ struct Reviewed<'i, 'p> {
     lost: BTreeSet<String>,
     /// The starts of what was corrected: a correction that does not help is left out.
     corrected: BTreeSet<usize>,
+    /// The keys that were left out, each with the start of its table.
+    removed_keys: BTreeSet<(usize, String)>,
+    /// What stands in for missing keys.
+    stand_ins: Vec<StandIn<'i>>,
 }
 
 impl<'i, 'p> Reviewed<'i, 'p> {
-    fn of(document: Spanned<DeTable<'i>>, path: &'p Path) -> Self {
+    fn of(document: Spanned<DeTable<'i>>, bytes: usize, path: &'p Path) -> Self {
         Self {
             document,
+            bytes,
             path,
             damaged: BTreeSet::new(),
             removed: Vec::new(),
             lost: BTreeSet::new(),
             corrected: BTreeSet::new(),
+            removed_keys: BTreeSet::new(),
+            stand_ins: Vec::new(),
         }
     }
 
@@ -122,6 +136,9 @@ impl<'i, 'p> Reviewed<'i, 'p> {
         if problem.meant.is_some() {
             return false;
         }
+        if let (Some(key), Some(table)) = (&problem.missing, &place.table) {
+            return self.removed_keys.contains(&(table.span.start, key.clone()));
+        }
         let is_around =
             |inner: &Range<usize>| place.span.start <= inner.start && inner.end <= place.span.end;
         if self.corrected.contains(&place.span.start) || self.removed.iter().any(is_around) {
@@ -131,16 +148,41 @@ impl<'i, 'p> Reviewed<'i, 'p> {
             // A name that is right stands for the file as a whole.
             return place.is_name && place.has_fitting_name() && !self.removed.is_empty();
         };
-        let is_whole = place.is_name || place.span == table.span;
+        let is_whole = place.is_whole();
         if is_whole && self.damaged.contains(&table.span.start) {
             return true;
         }
         let names = if is_whole { &table.words } else { &place.words };
-        names.iter().any(|word| self.lost.contains(word))
+        names.iter().any(|word| self.names_lost(word)) || self.follows_from_stand_in(problem, table)
+    }
+
+    /// Whether a word is a lost name, or has a placeholder for one.
+    fn names_lost(&self, word: &str) -> bool {
+        let mut lost = self.lost.iter();
+        lost.any(|name| word == name || word.contains(&format!("{{{name}")))
+    }
+
+    /// Whether the problem in `table` would not be there with another value in the place of one that stands in.
+    fn follows_from_stand_in(&self, problem: &Problem, table: &Table) -> bool {
+        let mut of_table = self.stand_ins.iter();
+        let is_same = |other: &Problem| other.at == problem.at && other.message == problem.message;
+        of_table.any(|stand_in| {
+            stand_in.table == table.span
+                && stand_in.others.iter().any(|other| {
+                    let changed = stand_in.with(other, &self.document);
+                    !matches!(read(changed, self.path), Err(problem) if is_same(&problem))
+                })
+        })
     }
 
     /// Corrects what is wrong at `place`, or leaves it out. Returns `false` if neither can be done.
     fn correct(&mut self, problem: &Problem, place: &Place) -> bool {
+        if let (Some(key), Some(table)) = (&problem.missing, &place.table) {
+            // A name must be one that others can mean.
+            if place.is_whole() && key != "name" && self.stand_in(key, table) {
+                return true;
+            }
+        }
         let is_new = self.corrected.insert(place.span.start);
         let edit = match (&problem.meant, &place.table) {
             (Some(meant), _) if is_new => Edit::Rename(meant.clone()),
@@ -150,6 +192,8 @@ impl<'i, 'p> Reviewed<'i, 'p> {
             _ => Edit::Remove,
         };
         let before = names_of_tables(self.document.get_ref());
+        let keys = place.table.as_ref();
+        let keys = keys.map(|table| keys_of(self.document.get_mut(), &table.span));
         let Some(edit) = edit.apply(self.document.get_mut(), &place.span) else {
             return false;
         };
@@ -160,10 +204,161 @@ impl<'i, 'p> Reviewed<'i, 'p> {
             if let Some(table) = &place.table {
                 self.damaged.insert(table.span.start);
                 self.lost.extend(table.name.clone());
+                let left = keys_of(self.document.get_mut(), &table.span);
+                let gone = keys.iter().flat_map(|keys| keys.difference(&left));
+                let gone = gone.map(|key| (table.span.start, key.clone()));
+                self.removed_keys.extend(gone);
             }
         }
         true
     }
+
+    /// Has a value stand in for the missing `key` of `table`, so that its other keys are read. Returns `false` if no value fits.
+    fn stand_in(&mut self, key: &str, table: &Table) -> bool {
+        let has_one = |old: &StandIn<'_>| old.table == table.span && old.key == key;
+        if self.stand_ins.iter().any(has_one) {
+            return false;
+        }
+        let mut stand_in = StandIn {
+            table: table.span.clone(),
+            key: key.to_owned(),
+            others: Vec::new(),
+        };
+        // Its bytes are none of the file's, so that a problem there is known to be about it.
+        let at = self.bytes + STAND_IN_BYTES * (self.stand_ins.len() + 1);
+        let mut best = None;
+        for value in values(self.document.get_ref(), at) {
+            let document = stand_in.with(&value, &self.document);
+            let is_in_table = match read(document.clone(), self.path) {
+                Ok(()) => false,
+                Err(next) => match Place::of(document.get_ref(), &next.at) {
+                    Some(place) if place.span.start < at => {
+                        let is_in_table = place.is_in(table);
+                        let lacks_another = next.missing.is_some_and(|other| other != key);
+                        if is_in_table && place.is_whole() && !lacks_another {
+                            continue;
+                        }
+                        is_in_table
+                    }
+                    _ => continue,
+                },
+            };
+            stand_in.others.push(value);
+            // One with which the table is right does not blame what is right in it.
+            if best.is_none() || !is_in_table {
+                best = Some(document);
+                if !is_in_table {
+                    break;
+                }
+            }
+        }
+        let Some(document) = best else {
+            return false;
+        };
+        self.document = document;
+        self.damaged.insert(table.span.start);
+        self.stand_ins.push(stand_in);
+        true
+    }
+}
+
+/// A value for a key that a table lacks.
+struct StandIn<'i> {
+    table: Range<usize>,
+    key: String,
+    /// The values that fit, which are as good.
+    others: Vec<Spanned<DeValue<'i>>>,
+}
+
+impl<'i> StandIn<'i> {
+    /// The `document` with `value` in its place.
+    fn with(
+        &self,
+        value: &Spanned<DeValue<'i>>,
+        document: &Spanned<DeTable<'i>>,
+    ) -> Spanned<DeTable<'i>> {
+        let mut document = document.clone();
+        if let Some(table) = table_at(document.get_mut(), &self.table) {
+            let key = Spanned::new(value.span(), Cow::Owned(self.key.clone()));
+            table.insert(key, value.clone());
+        }
+        document
+    }
+}
+
+/// Values of all types that keys have, those with the names of tables first, at the bytes from `at` on.
+fn values<'i>(document: &DeTable<'i>, at: usize) -> Vec<Spanned<DeValue<'i>>> {
+    let name = |name: &str| DeValue::String(Cow::Owned(name.to_owned()));
+    let mut values = Vec::new();
+    for known in names_of_tables(document) {
+        values.push(name(&known));
+        for key in ["p2pmem", "vram"] {
+            let mut table = DeTable::new();
+            let inner = Spanned::new(at..at, name(&known));
+            table.insert(Spanned::new(at..at, Cow::Borrowed(key)), inner);
+            values.push(DeValue::Table(table));
+        }
+    }
+    let others = DeTable::parse(STAND_INS).map(Spanned::into_inner);
+    let others = others.ok().and_then(|mut others| others.remove("values"));
+    let others = others.map(Spanned::into_inner);
+    if let Some(DeValue::Array(others)) = others {
+        values.extend(others.into_iter().map(Spanned::into_inner));
+    }
+    let moved = values.into_iter().map(|value| moved(value, at));
+    moved.collect()
+}
+
+/// `value`, which has the bytes from `at` on: more than what is in it.
+fn moved(value: DeValue<'_>, at: usize) -> Spanned<DeValue<'_>> {
+    let value = match value {
+        DeValue::Array(elements) => {
+            let elements = elements.into_iter();
+            let elements = elements.map(|one| moved(one.into_inner(), at));
+            DeValue::Array(elements.collect())
+        }
+        DeValue::Table(table) => {
+            let entries = table.into_iter().map(|(key, value)| {
+                let key = Spanned::new(at..at, key.into_inner());
+                (key, moved(value.into_inner(), at))
+            });
+            DeValue::Table(entries.collect())
+        }
+        other => other,
+    };
+    let inner = match &value {
+        DeValue::Array(elements) => elements.iter().map(|one| one.span().len()).max(),
+        DeValue::Table(table) => table.values().map(|one| one.span().len()).max(),
+        _ => None,
+    };
+    Spanned::new(at..at + inner.unwrap_or(0) + 1, value)
+}
+
+/// The table of the top level at `span`, or the element of an array there.
+fn table_at<'d, 'i>(
+    document: &'d mut DeTable<'i>,
+    span: &Range<usize>,
+) -> Option<&'d mut DeTable<'i>> {
+    let mut tables: Vec<&'d mut Spanned<DeValue<'i>>> = Vec::new();
+    for (_, value) in document.iter_mut() {
+        if value.get_ref().is_table() {
+            tables.push(value);
+        } else if let DeValue::Array(elements) = value.get_mut() {
+            tables.extend(elements.iter_mut());
+        }
+    }
+    let mut tables = tables.into_iter();
+    match tables.find(|table| table.span() == *span)?.get_mut() {
+        DeValue::Table(table) => Some(table),
+        _ => None,
+    }
+}
+
+/// The keys of the table at `span`.
+fn keys_of(document: &mut DeTable<'_>, span: &Range<usize>) -> BTreeSet<String> {
+    let table = table_at(document, span);
+    let keys = table.into_iter().flat_map(|table| table.keys());
+    keys.map(|key| key.get_ref().to_string()).collect()
 }
 
 /// Mistakes about things outside `document` that do not exist: processor models, packages, and the programs of checks.
@@ -295,12 +490,31 @@ impl Place {
         let around = items.into_iter().filter(around);
         // Of equal spans, the innermost comes last.
         let smallest = around.rev().min_by_key(|item| item.span.len())?;
+        let checks = document.get("check").map(Spanned::get_ref);
+        let mut checks = checks
+            .and_then(DeValue::as_array)
+            .into_iter()
+            .flat_map(|all| all.iter());
+        let table = smallest.table.map(Spanned::span);
+        let is_check = checks.any(|check| Some(check.span()) == table);
         Some(Self {
-            is_name: matches!(smallest.key, "name" | "kind"),
+            // The name of a check is its label alone.
+            is_name: smallest.key == if is_check { "kind" } else { "name" },
             words: smallest.value.map(words).unwrap_or_default(),
             table: smallest.table.map(Table::of),
             span: smallest.span,
         })
+    }
+
+    /// Whether it stands for its table as a whole.
+    fn is_whole(&self) -> bool {
+        let is_table = |table: &Table| table.span == self.span;
+        self.is_name || self.table.as_ref().is_some_and(is_table)
+    }
+
+    fn is_in(&self, table: &Table) -> bool {
+        let own = self.table.as_ref();
+        own.is_some_and(|own| own.span == table.span)
     }
 
     fn has_fitting_name(&self) -> bool {
@@ -484,13 +698,80 @@ mod tests {
             "13: `64MB` is no size",
             "14: no [[switch]] or [[host-bridge]] is named `sw`: declare it",
             "16: there is no kind of check `provder`: did you mean `provider`?",
-            "17: no [[nvme]] is named `dsk0`: did you mean `disk0`?",
+            "17: no [[nvme]] or [[gpu]] is named `dsk0`: did you mean `disk0`?",
             "20: a check of the kind `provider` has no key `devise`: did you mean `device`?",
-            "23: no [[nvme]] is named `disk7`: there is `disk0`",
+            "23: no [[nvme]] or [[gpu]] is named `disk7`: there are `disk0`, `gpu0`",
         ];
         assert_eq!(found.len(), starts.len(), "{found:#?}");
         for (mistake, start) in found.iter().zip(starts) {
             assert!(mistake.starts_with(start), "{mistake:?} {start:?}");
+        }
+    }
+
+    #[test]
+    fn every_value_of_a_check_is_read() {
+        let disk = "[[nvme]]\nname = \"disk1\"\nnamespaces = [{ rom = \"1M\" }]\n";
+        let text = format!(
+            "tools = true\n{DISK}{disk}\
+             [[check]]\nkind = \"copy\"\nfrom = \"disk00\"\nto = \"disk7\"\nthrough = {{ p2pmem = \"gpu1\" }}\n\
+             sizes = [\"4K\", \"5\"]\noffsets = [1]\nthreads = 0\n\
+             [[check]]\nkind = \"command\"\nname = \" \"\nrun = \"cat {{dsk0:disk}}\"\nmatches = [\"(\"]\nstatus = 300\n\
+             timeout = \"10m\"\n\
+             [[check]]\nkind = \"provider\"\n\
+             [[check]]\nkind = \"copy\"\n"
+        );
+        let found = mistakes(&text);
+        let starts = [
+            "9: there is no key `rom`",
+            "12: no [[nvme]] is named `disk00`: there are `disk0`, `disk1`",
+            "13: no [[nvme]] is named `disk7`: there are `disk0`, `disk1`",
+            "14: no ",
+            "15: `sizes`: 5 is no multiple of 4K",
+            "16: `offsets`: 1 is no multiple of 512",
+            "17: `threads = 0`",
+            "20: the name \" \" is blank",
+            "21: `{dsk0:disk}` stands for nothing",
+            "22: `matches`: \"(\" is no regular expression",
+            "23: `status = 300`: ",
+            "24: `timeout`: the guest ends after 60 s",
+            "26: a check of this kind needs the key `device`",
+            "28: a check of this kind needs the key `from`",
+            "28: a check of this kind needs the key `to`",
+            "28: a check of this kind needs the key `through`",
+            "28: a check of this kind needs the key `sizes`",
+            "28: a check of this kind needs the key `offsets`",
+        ];
+        assert_eq!(found.len(), starts.len(), "{found:#?}");
+        for (mistake, start) in found.iter().zip(starts) {
+            assert!(mistake.starts_with(start), "{mistake:?} {start:?}");
+        }
+    }
+
+    #[test]
+    fn value_of_another_type_names_its_key() {
+        let text = format!("tools = \"yes\"\n{DISK}workers = true\ncmb-queues = 1\nmdts = 300\n");
+        let found = mistakes(&text);
+        let expected = [
+            "1: `tools` takes `true` or `false`, not string \"yes\"",
+            "7: `workers` takes a whole number, not boolean `true`",
+            "8: `cmb-queues` takes `true` or `false`, not integer `1`",
+            "9: `mdts` takes a whole number from 0 to 255, not integer `300`",
+        ];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_stands_in_for_a_key_is_not_blamed() {
+        // The disk that stands in for `disk7` may be too small for what the check does.
+        let small = "[[nvme]]\nname = \"disk1\"\nnamespaces = [{ ram = \"64K\" }]\n";
+        let check = "[[check]]\nkind = \"copy\"\nfrom = \"disk7\"\nto = \"disk0\"\nthrough = \"guest-ram\"\n\
+                     sizes = [\"128K\"]\noffsets = [0]\n";
+        for text in [
+            format!("{DISK}{small}{check}"),
+            format!("{}{DISK}{check}", ""),
+        ] {
+            let found = mistakes(&text);
+            assert_eq!(found.len(), 1, "{found:#?}");
         }
     }
 

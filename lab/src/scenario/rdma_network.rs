@@ -116,7 +116,7 @@ mod tests {
             (
                 &["a"],
                 "fabric = 1",
-                "x.toml:3: invalid type: integer `1`, expected a table",
+                "x.toml:3: `fabric` takes a table, not integer `1`",
             ),
         ] {
             let error = parse(nics, fabric).unwrap_err();

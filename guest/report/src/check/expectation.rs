@@ -69,7 +69,7 @@ impl Expectation {
             .map(|through| keys.inventory.buffer(through))
             .transpose()?;
         Ok(Self {
-            status: keys.or_default("status")?,
+            status: status(keys)?,
             judged_by_caller: false,
             expect: keys.or_default("expect")?,
             matches: matches(keys)?,
@@ -86,6 +86,17 @@ impl Expectation {
 /// Why it is none.
 pub fn line_pattern(text: &str) -> Result<Regex, regex_lite::Error> {
     Regex::new(&format!("(?m){text}"))
+}
+
+fn status(keys: &mut Keys<'_, '_>) -> Result<i32, TableError> {
+    let status: Option<Spanned<i32>> = keys.optional("status")?;
+    match status {
+        Some(status) if u8::try_from(*status.get_ref()).is_err() => {
+            let message = format!("`status = {}`: from 0 to 255", status.get_ref());
+            Err(TableError::new(status.span(), message))
+        }
+        status => Ok(status.map_or(0, Spanned::into_inner)),
+    }
 }
 
 fn matches(keys: &mut Keys<'_, '_>) -> Result<Vec<String>, TableError> {

@@ -112,6 +112,12 @@ impl Inventory {
             }
             return Ok(gpu.name.clone());
         }
+        let is_disk = self.nvmes.iter().any(|nvme| nvme.name == *name.get_ref());
+        if !is_disk && !self.gpus.is_empty() {
+            let disks = self.nvmes.iter().map(|nvme| nvme.name.as_str());
+            let all = disks.chain(self.gpus.iter().map(|gpu| gpu.name.as_str()));
+            return Err(unknown("nvme]] or [[gpu", &name, all));
+        }
         let nvme = self.disk(name)?;
         if nvme.cmb_bytes == 0 {
             let message = format!("`{0}` has no p2pmem: give [[nvme]] {0} a `cmb`", nvme.name);

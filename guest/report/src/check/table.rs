@@ -68,6 +68,8 @@ pub struct TableError {
     pub message: String,
     /// The name that those bytes were probably meant to be.
     pub meant: Option<String>,
+    /// The key that the table lacks, if that is what is wrong.
+    pub missing: Option<String>,
 }
 
 impl TableError {
@@ -77,6 +79,7 @@ impl TableError {
             at,
             message: message.into(),
             meant: None,
+            missing: None,
         }
     }
 
@@ -107,20 +110,26 @@ impl TableError {
         }
     }
 
-    /// An error of the parser, in one line and without the names of our types; `at` stands for a place that it lacks.
-    pub fn of_toml(error: &Error, at: Range<usize>) -> Self {
+    /// An error of the parser about the value of `key`, in one line and without the names of our types; `at` stands for a place that it
+    /// lacks.
+    pub fn of_toml(error: &Error, key: Option<&str>, at: Range<usize>) -> Self {
         let at = error.span().unwrap_or(at);
         let message = error.message().replace('\n', ", ");
         if let Some(unknown) = Self::unknown_name(&message, &at) {
             return unknown;
         }
-        if let Some(key) = message.strip_prefix("missing field ") {
-            return Self::new(at, format!("the key {key} is missing"));
+        if let Some(missing) = message.strip_prefix("missing field ") {
+            return Self {
+                missing: Some(missing.trim_matches('`').to_owned()),
+                ..Self::new(at, format!("the key {missing} is missing"))
+            };
         }
-        match message.split_once(", expected struct ") {
-            Some((found, _)) => Self::new(at, format!("{found}, expected a table")),
-            None => Self::new(at, message),
-        }
+        let message = match (key, other_type(&message)) {
+            (Some(key), Some((found, wanted))) => format!("`{key}` takes {wanted}, not {found}"),
+            (None, Some((found, wanted))) => format!("there must be {wanted}, not {found}"),
+            (_, None) => message,
+        };
+        Self::new(at, message)
     }
 
     /// A mistyped key or value, which serde reports as "unknown field `a`, expected one of `b`, `c`".
@@ -137,6 +146,27 @@ impl TableError {
         };
         Some(Self::unknown(at.clone(), message, name, known))
     }
+}
+
+/// The value that serde found, and the one that it takes, if its `message` is about them.
+fn other_type(message: &str) -> Option<(&str, String)> {
+    let types = ["invalid type: ", "invalid value: "];
+    let about = types.iter().find_map(|start| message.strip_prefix(start))?;
+    let (found, expected) = about.rsplit_once(", expected ")?;
+    let number = |most: u64| format!("a whole number from 0 to {most}");
+    let wanted = match expected {
+        "a boolean" => "`true` or `false`".to_owned(),
+        "a string" => "a text in quotes".to_owned(),
+        "a sequence" => "a list in brackets".to_owned(),
+        "a map" => "a table".to_owned(),
+        "u8" => number(u8::MAX.into()),
+        "u16" => number(u16::MAX.into()),
+        "u32" => number(u32::MAX.into()),
+        "u64" | "i64" => "a whole number".to_owned(),
+        other if other.starts_with("struct ") => "a table".to_owned(),
+        other => other.to_owned(),
+    };
+    Some((found, wanted))
 }
 
 /// A `[[check]]` table whose kind is known.
@@ -297,7 +327,7 @@ fn take<'i, T: Deserialize<'i>>(
     let at = value.span();
     Spanned::deserialize(ValueDeserializer::from(value))
         .map(Some)
-        .map_err(|error| TableError::of_toml(&error, at))
+        .map_err(|error| TableError::of_toml(&error, Some(key), at))
 }
 
 /// The keys of one table, while a kind of check takes their values.
@@ -334,8 +364,10 @@ impl<'i, 's> Keys<'i, 's> {
     /// # Errors
     /// No such key, or a value of another type.
     pub fn required<T: Deserialize<'i>>(&mut self, key: &str) -> Result<Spanned<T>, TableError> {
-        self.optional(key)?
-            .ok_or_else(|| self.refused(format!("a check of this kind needs the key `{key}`")))
+        self.optional(key)?.ok_or_else(|| TableError {
+            missing: Some(key.to_owned()),
+            ..self.refused(format!("a check of this kind needs the key `{key}`"))
+        })
     }
 
     /// The value of a key that the table may have, else the type's default.
