@@ -60,6 +60,7 @@ mod bounded_file;
 mod bridge_watch;
 pub mod child;
 pub mod console;
+pub mod count;
 pub mod counters;
 pub mod cpu;
 pub mod debugger;

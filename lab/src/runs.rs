@@ -14,6 +14,7 @@ use clap::Args;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use thiserror::Error;
 
+use crate::count::count;
 use crate::exit::Failure;
 use crate::folder::{Folder, LATEST};
 use crate::run_series::RunSeries;
@@ -36,7 +37,7 @@ pub struct Runs {
     #[arg(long)]
     pub name: Option<RunName>,
     /// How many runs without a name stay, the newest [default: 20 in `runs`, all in a folder that --runs names].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count::<NonZero<usize>>)]
     pub keep_runs: Option<NonZero<usize>>,
     /// This run's folder, which the process that makes its series has made; used by peerbar itself.
     #[arg(

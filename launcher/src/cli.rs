@@ -28,6 +28,7 @@ use crate::guest_folder::GuestName;
 use crate::guest_session::InGuest;
 use crate::matrix::{Flow, Placement, TestedDevices};
 use crate::ssh::SshConfig;
+use peerbar_lab::count::count;
 use peerbar_lab::debugger;
 use peerbar_lab::iommu::Iommu;
 use peerbar_lab::parent_death;
@@ -219,7 +220,7 @@ pub(crate) struct Run {
     #[arg(value_name = "SCENARIO", add = completion::scenarios())]
     pub scenarios: Vec<PathBuf>,
     /// Runs at once. What each prints is in its folder, as `run.log`.
-    #[arg(short, long, value_name = "N", default_value = "1", conflicts_with_all = ["keep", "gdb", "dry_run", "name"])]
+    #[arg(short, long, value_name = "N", default_value = "1", value_parser = count::<NonZero<usize>>, conflicts_with_all = ["keep", "gdb", "dry_run", "name"])]
     pub jobs: NonZero<usize>,
     /// Print the command lines of the servers and of QEMU, to read or to change, and start nothing.
     #[arg(long)]
@@ -247,7 +248,7 @@ pub(crate) struct Run {
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollPolicy>,
     /// Run all of it N times.
-    #[arg(long, value_name = "N", conflicts_with = "name")]
+    #[arg(long, value_name = "N", value_parser = count::<NonZero<u32>>, conflicts_with = "name")]
     pub repeat: Option<NonZero<u32>>,
     /// Repeat until a run fails, without end unless --repeat limits it.
     #[arg(long, conflicts_with = "name")]
@@ -441,7 +442,7 @@ pub(crate) struct Matrix {
     #[arg(long, value_name = "M/N")]
     pub shard: Option<Shard>,
     /// Boots at once [default: one for each processor of the host].
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = count::<NonZero<usize>>)]
     pub jobs: Option<NonZero<usize>>,
     /// Where the folder of the run is.
     #[command(flatten)]

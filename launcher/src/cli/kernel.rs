@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use crate::completion;
 use clap::{Args, Subcommand};
+use peerbar_lab::count::count;
 
 /// Builds kernels.
 #[derive(Args)]
@@ -54,7 +55,7 @@ pub(crate) struct KernelConfiguration {
     #[arg(long = "fragment", value_name = "FILE", value_parser = readable_file)]
     pub fragments: Vec<PathBuf>,
     /// Jobs of make at once [default: one for each processor].
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = count::<NonZero<usize>>)]
     pub jobs: Option<NonZero<usize>>,
 }
 
