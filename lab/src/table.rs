@@ -214,6 +214,33 @@ impl Table {
     }
 }
 
+/// Narrowest text that [`hanging`] breaks.
+const NARROWEST: usize = 30;
+
+/// `head` and `text` in lines of at most `columns`, broken between words. Lines after the first begin below the start of `text`. A word
+/// that is longer than a line, as a path, stays whole, so that it can be copied.
+pub fn hanging(head: &str, text: &str, columns: Option<u16>) -> String {
+    let indent = head.chars().count();
+    let width = columns.map_or(usize::MAX, |columns| {
+        usize::from(columns).saturating_sub(indent).max(NARROWEST)
+    });
+    let mut lines = head.to_owned();
+    let mut used = 0;
+    for word in text.split(' ') {
+        let length = word.chars().count();
+        if used > 0 && used + 1 + length > width {
+            lines.extend(iter::once('\n').chain(iter::repeat_n(' ', indent)));
+            used = 0;
+        } else if used > 0 {
+            lines.push(' ');
+            used += 1;
+        }
+        lines.push_str(word);
+        used += length;
+    }
+    lines + "\n"
+}
+
 /// `text` in lines of at most `width` characters, broken between words as far as they fit.
 fn broken(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
@@ -259,6 +286,15 @@ fn narrow(widths: &mut [usize], least: &[usize], mut excess: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_hangs_below_its_start_and_keeps_its_words() {
+        let text = "takes some time: a path/of/more/than/thirty/characters stays whole";
+        let lines = "name  takes some time: a\n      path/of/more/than/thirty/characters\n      stays whole\n";
+        assert_eq!(hanging("name  ", text, Some(36)), lines);
+        assert_eq!(hanging("name  ", text, Some(1)), lines);
+        assert_eq!(hanging("name  ", text, None), format!("name  {text}\n"));
+    }
 
     #[test]
     fn words_are_broken_last() {

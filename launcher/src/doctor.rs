@@ -19,7 +19,7 @@ use peerbar_lab::programs::program;
 use peerbar_lab::qemu::Sockets;
 use peerbar_lab::scenario::{DeviceSpec, Namespace, Scenario};
 use peerbar_lab::server_arguments::server_commands;
-use peerbar_lab::terminal::print;
+use peerbar_lab::terminal::{columns, print};
 use peerbar_lab::topology::Topology;
 use peerbar_lab::{kvm, present};
 use peerbar_report::Check;
@@ -58,7 +58,10 @@ pub(crate) fn doctor(options: &cli::Doctor) -> Result<ExitCode, Failure> {
         let all = json!({ "scenario": scenario.name, "failed": failed, "findings": findings });
         serde_json::to_string_pretty(&all).context("cannot write JSON")? + "\n"
     } else {
-        let lines: String = findings.iter().map(Finding::line).collect();
+        let lines: String = findings
+            .iter()
+            .map(|finding| finding.line(columns()))
+            .collect();
         let verdict = match failed {
             0 => "runs here".to_owned(),
             failed => format!(

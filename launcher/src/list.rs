@@ -6,14 +6,19 @@ use std::process::ExitCode;
 use anyhow::{Context, anyhow};
 use peerbar_lab::exit::Failure;
 use peerbar_lab::scenario::{ScenarioFile, in_folder, shipped};
+use peerbar_lab::table::hanging;
 use peerbar_lab::terminal::{columns, print};
-use peerbar_report::{COMMON_KEYS, KINDS, Kind};
+use peerbar_report::{COMMON_KEYS, KINDS, Kind, TableError};
 use serde_json::{Value, json};
 
 use crate::cli::List;
 
 /// Width of the names.
 const NAME: usize = 19;
+/// Width of the names of keys.
+const KEY: usize = 10;
+/// What stands before the lines below a name.
+const INDENT: &str = "    ";
 
 /// Prints the kind that is asked for with its keys, or the scenario with its file, or all with a line for each.
 pub(crate) fn list(options: &List) -> Result<ExitCode, Failure> {
@@ -27,16 +32,14 @@ pub(crate) fn list(options: &List) -> Result<ExitCode, Failure> {
     let (shipped, own) = (files(shipped()), files(in_folder(Path::new("."))));
     let shown = match name {
         Some(name) if kinds.is_empty() && shipped.is_empty() && own.is_empty() => {
-            return Err(Failure::Usage(anyhow!(
-                "no scenario and no kind of check is named `{name}`: `peerbar list` names all"
-            )));
+            return Err(unknown(name));
         }
         _ if options.json => data(&shipped, &own, &kinds)?,
         Some(_) => own
             .iter()
             .chain(&shipped)
-            .map(explained)
-            .chain(kinds.into_iter().map(Kind::plain))
+            .map(|file| explained(file, columns()))
+            .chain(kinds.into_iter().map(|kind| section(kind, columns())))
             .collect(),
         None => text(&shipped, &own, &kinds, columns().map(usize::from)),
     };
@@ -45,9 +48,34 @@ pub(crate) fn list(options: &List) -> Result<ExitCode, Failure> {
 }
 
 /// A scenario's name, purpose and file.
-fn explained(file: &ScenarioFile) -> String {
+fn explained(file: &ScenarioFile, columns: Option<u16>) -> String {
     let ScenarioFile { name, path, about } = file;
-    format!("{name}\n    {about}\n    File: {}\n", path.display())
+    let about = hanging(INDENT, about, columns);
+    format!("{name}\n{about}{INDENT}File: {}\n", path.display())
+}
+
+/// A kind's name, what it checks, its keys, and those of every kind.
+fn section(kind: &Kind, columns: Option<u16>) -> String {
+    let keys = kind.keys().chain(&COMMON_KEYS).map(|key| {
+        let default = key.default;
+        let default = default.map_or_else(String::new, |value| format!(" [default: {value}]"));
+        let head = format!("{INDENT}{:<KEY$} ", key.name);
+        hanging(&head, &format!("{}{default}", key.about), columns)
+    });
+    let keys: String = keys.collect();
+    let about = hanging(INDENT, kind.about, columns);
+    format!("{}\n{about}{keys}", kind.name)
+}
+
+fn unknown(name: &str) -> Failure {
+    let files = [shipped(), in_folder(Path::new("."))].concat();
+    let known = files.iter().map(|file| file.name.as_str());
+    let known = known.chain(KINDS.iter().map(|kind| kind.name));
+    let message = format!("no scenario and no kind of check is named `{name}`");
+    let error = TableError::unknown_or(0..0, message, name, known, || {
+        "`peerbar list` names all".to_owned()
+    });
+    Failure::Usage(anyhow!(error.message))
 }
 
 /// A line of at most `columns` for each; `peerbar list NAME` has the rest.
@@ -164,7 +192,39 @@ mod tests {
     #[test]
     fn scenario_is_explained_by_its_purpose_and_its_file() {
         let expected = "demo\n    Disk to disk.\n    File: /x/demo.toml\n";
-        assert_eq!(explained(&demo()), expected);
+        assert_eq!(explained(&demo(), None), expected);
+    }
+
+    #[test]
+    fn kind_is_explained_with_its_keys() {
+        let lines = |columns| -> Vec<String> {
+            let shown = KINDS.iter().map(|kind| section(kind, columns));
+            let shown: String = shown.collect();
+            shown.lines().map(str::to_owned).collect()
+        };
+        assert!(
+            lines(Some(80))
+                .iter()
+                .all(|line| line.chars().count() <= 80)
+        );
+        let plain = "gpu-atomics\n    All threads of a launch add to one counter in guest RAM, and no addition is lost.\n    \
+                     gpu        Name of a `[[gpu]]`.\n    \
+                     name       What the table of results calls the check; no other has the name. [default: made from the kind and its keys]\n    \
+                     timeout    How long it may take, as `\"90s\"`: less than the scenario's `timeout`. \
+                     [default: half of the scenario's, at most 60s]\n";
+        let atomics = KINDS.iter().find(|kind| kind.name == "gpu-atomics");
+        assert_eq!(section(atomics.unwrap(), None), plain);
+    }
+
+    #[test]
+    fn unknown_name_has_the_one_that_was_meant() {
+        let said = unknown("gpu-fle").to_string();
+        assert!(
+            said.ends_with("`gpu-fle`: did you mean `gpu-file`?"),
+            "{said}"
+        );
+        let said = unknown("zzzzzzzz").to_string();
+        assert!(said.ends_with("`peerbar list` names all"), "{said}");
     }
 
     #[test]

@@ -428,12 +428,5 @@ mod tests {
                 assert!(key.about.ends_with('.'), "{}", key.about);
             }
         }
-        let plain = "gpu-atomics\n    All threads of a launch add to one counter in guest RAM, and no addition is lost.\n    \
-                     gpu        Name of a `[[gpu]]`.\n    \
-                     name       What the table of results calls the check; no other has the name. [default: made from the kind and its keys]\n    \
-                     timeout    How long it may take, as `\"90s\"`: less than the scenario's `timeout`. \
-                     [default: half of the scenario's, at most 60s]\n";
-        let atomics = KINDS.iter().find(|kind| kind.name == "gpu-atomics");
-        assert_eq!(atomics.unwrap().plain(), plain);
     }
 }

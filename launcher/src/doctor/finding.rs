@@ -1,5 +1,6 @@
 //! What a probe has found.
 
+use peerbar_lab::table::hanging;
 use serde::Serialize;
 
 /// One line of the doctor's.
@@ -60,8 +61,8 @@ impl Finding {
         }
     }
 
-    /// A line for people. That of a failure ends with the way to mend it.
-    pub(super) fn line(&self) -> String {
+    /// A line for people, in several where it is wider than `columns`. That of a failure ends with the way to mend it.
+    pub(super) fn line(&self, columns: Option<u16>) -> String {
         let word = match self.state {
             State::Ok => "ok",
             State::Limited => "limited",
@@ -71,6 +72,7 @@ impl Finding {
             Some(mend) => format!(": {mend}"),
             None => String::new(),
         };
-        format!("{word:<8} {:<14} {}{mend}\n", self.probe, self.found)
+        let head = format!("{word:<8} {:<14} ", self.probe);
+        hanging(&head, &format!("{}{mend}", self.found), columns)
     }
 }

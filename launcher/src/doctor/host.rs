@@ -135,9 +135,11 @@ mod tests {
         let short = memory(meminfo, 3 * GIB);
         assert_eq!(short.state, State::Failed);
         assert!(
-            short.line().ends_with("(`memory`, `ram`, `cmb`, `vram`)\n"),
+            short
+                .line(None)
+                .ends_with("(`memory`, `ram`, `cmb`, `vram`)\n"),
             "{}",
-            short.line()
+            short.line(None)
         );
         assert_eq!(memory("", GIB).state, State::Limited);
     }
@@ -192,7 +194,7 @@ mod tests {
         let error = "/x/y.sock is longer than the 107 bytes of a socket address; set TMPDIR to a shorter folder";
         let finding = socket_paths(Path::new("/x"), Err(error.to_owned()));
         let expected = "FAILED   socket paths   /x/y.sock is longer than the 107 bytes of a socket address: export TMPDIR=/tmp\n";
-        assert_eq!(finding.line(), expected);
+        assert_eq!(finding.line(None), expected);
         assert_eq!(socket_paths(Path::new("/x"), Ok(())).state, State::Ok);
     }
 }

@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(qemu(Ok(Some("11.1.3".to_owned()))).state, State::Ok);
         assert_eq!(qemu(Ok(None)).state, State::Limited);
         let error = "/q is QEMU 7.2.0, but vfio-user needs 10.1.1 or later; leave --qemu out to use peerbar's own";
-        let line = qemu(Err(error.to_owned())).line();
+        let line = qemu(Err(error.to_owned())).line(None);
         let expected = "FAILED   QEMU           /q is QEMU 7.2.0, but vfio-user needs 10.1.1 or later: leave --qemu out to use peerbar's own\n";
         assert_eq!(line, expected);
     }
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn missing_kvm_that_is_demanded_is_a_failure() {
         assert_eq!(kvm(Some(Ok(())), true).state, State::Ok);
-        let line = kvm(Some(Err("no /dev/kvm".to_owned())), true).line();
+        let line = kvm(Some(Err("no /dev/kvm".to_owned())), true).line(None);
         let begins =
             "FAILED   KVM            does not run a guest (no /dev/kvm): leave out `--accel kvm`";
         assert!(line.starts_with(begins), "{line}");
@@ -252,7 +252,7 @@ mod tests {
         );
         assert_eq!(kernel(Ok(Some("7.3.4".to_owned()))).state, State::Ok);
         let missing = ImageError::NoKernel { path: "/k".into() };
-        let line = kernel(Err(missing.to_string())).line();
+        let line = kernel(Err(missing.to_string())).line(None);
         let message = "FAILED   kernel         no kernel at /k: give a bzImage, a vmlinux or a kernel build tree\n";
         assert_eq!(line, message);
     }
@@ -276,7 +276,7 @@ mod tests {
         let none = downloads(Ok(Vec::new()), None);
         assert_eq!(none.state, State::Ok);
         let missing = ["QEMU", "the packages mdadm"].map(str::to_owned).to_vec();
-        let line = downloads(Ok(missing), Some(Path::new("my.toml"))).line();
+        let line = downloads(Ok(missing), Some(Path::new("my.toml"))).line(None);
         let expected = "limited  network        a run first fetches QEMU; the packages mdadm: `peerbar fetch my.toml` gets it now\n";
         assert_eq!(line, expected);
     }
@@ -296,7 +296,7 @@ mod tests {
             Finding::ok("tools", "mmdebstrap")
         );
         assert_eq!(tools(&wanted(false), |_| false).state, State::Limited);
-        let line = tools(&wanted(true), |_| false).line();
+        let line = tools(&wanted(true), |_| false).line(None);
         let expected = "FAILED   tools          missing: mmdebstrap (fetches QEMU): apt-get install mmdebstrap\n";
         assert_eq!(line, expected);
     }

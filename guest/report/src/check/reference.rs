@@ -1,6 +1,6 @@
 //! The reference of all kinds of checks, for `peerbar list` and the book.
 
-use super::{COMMON_KEYS, KINDS, Key, Kind};
+use super::{KINDS, Kind};
 
 impl Kind {
     /// The kind's section as Markdown: a heading of this level, what it checks, a table of its keys.
@@ -15,21 +15,6 @@ impl Kind {
         for key in self.keys() {
             let default = key.default.unwrap_or("required");
             text += &format!("| `{}` | {default} | {} |\n", key.name, key.about);
-        }
-        text
-    }
-
-    /// The kind's section as plain text: its name, what it checks, its keys, and those of every kind.
-    pub fn plain(&self) -> String {
-        let mut text = format!("{}\n    {}\n", self.name, self.about);
-        for Key {
-            name,
-            about,
-            default,
-        } in self.keys().chain(&COMMON_KEYS)
-        {
-            let default = default.map_or_else(String::new, |value| format!(" [default: {value}]"));
-            text += &format!("    {name:<10} {about}{default}\n");
         }
         text
     }
