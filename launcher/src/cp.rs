@@ -47,11 +47,18 @@ const NOT_THERE: i32 = 44;
 const NOT_EMPTY: i32 = 45;
 /// Exit status of a script that has printed how little is free.
 const NO_SPACE: i32 = 46;
+/// Exit status of a script that has printed what it would replace, which is neither a file nor a folder.
+const NOT_FILE: i32 = 47;
+
+/// Why a copy does not replace something that is neither a file nor a folder.
+const SPECIAL: &str =
+    "is a link, device, FIFO or socket, which a copy would replace: name another path";
 
 /// Unpacks an archive beside `$1`, or in it if it is a folder, under the name `$2`, and renames it to that name in one step. It takes `$3`
 /// bytes. `$4` is the name of a folder that the agent removes. Few programs are started: each takes a guest without KVM a tenth of a second.
 const UNPACK: &str = r#"to=${1%/}
 [ -d "$to/" ] && to=$to/$2
+[ -L "$to" ] || { [ -e "$to" ] && [ ! -f "$to" ] && [ ! -d "$to" ]; } && printf '%s\n' "$to" && exit 47
 in=${to%/*}/
 [ -d "$in" ] || exit 44
 [ -d "$to" ] && [ -n "$(ls -A "$to")" ] && exit 45
@@ -154,9 +161,9 @@ impl Guest<'_> {
         let parent = Path::new(to).parent().unwrap_or(Path::new("/"));
         let folders = [parent, Path::new(to)].map(|folder| folder.join(&beside));
         let mut archive = source.pack(Progress::of(&format!("cp {name}"), Unit::Bytes));
-        let (mut free, mut errors) = (BoundedOutput::default(), BoundedOutput::default());
+        let (mut output, mut errors) = (BoundedOutput::default(), BoundedOutput::default());
         let program = self.start(&words, &folders)?;
-        let end = program.run(&mut archive, &mut free, &mut errors);
+        let end = program.run(&mut archive, &mut output, &mut errors);
         let end = end.map_err(|error| self.not_copied(to, error))?;
         let folder = || parent.display();
         Err(Failure::Failed(match end.status() {
@@ -165,8 +172,9 @@ impl Guest<'_> {
             NOT_EMPTY => anyhow!(
                 "{GUEST}{to} has a folder {name} that is not empty: remove it first, or name another path"
             ),
+            NOT_FILE => anyhow!("{GUEST}{} {SPECIAL}", output.line()),
             NO_SPACE => {
-                let free = free
+                let free = output
                     .line()
                     .parse()
                     .map_or_else(|_| "less".to_owned(), human);
@@ -185,6 +193,7 @@ impl Guest<'_> {
             true => to.join(name),
             false => to.to_owned(),
         };
+        unpack::check_target(&to).map_err(Failure::Failed)?;
         let beside = Path::new("/tmp").join(temporary_name());
         let words = [PACK, "cp", from, &beside.to_string_lossy()];
         let program = self.start(&words, std::slice::from_ref(&beside))?;

@@ -286,6 +286,13 @@ fn files_go_in_and_out(kept: &Kept) {
             1,
             "x: it is no file, folder or link",
         ),
+        (
+            "data/large",
+            "guest:/dev/null",
+            1,
+            "guest:/dev/null is a link, device, FIFO",
+        ),
+        ("guest:/tmp/one", "back/link", 1, "back/link is a link"),
         ("data", "back", 2, "write it as guest:/path"),
     ] {
         let output = kept.cp(from, to);
@@ -296,6 +303,9 @@ fn files_go_in_and_out(kept: &Kept) {
         );
         assert_eq!(output.status.code(), Some(status), "{message}");
     }
+    let device = kept.exec(&["test", "-c", "/dev/null"]);
+    assert!(device.status.success(), "{}", text(&device.stderr));
+    assert!(back.join("link").is_symlink());
     let words = ["cp", "--limit", "1M", "guest:/tmp/data", "less"];
     let less = kept.start_peerbar(&words).wait_with_output().unwrap();
     let message = text(&less.stderr);

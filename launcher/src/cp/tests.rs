@@ -1,5 +1,8 @@
 use std::fs;
+use std::io::Seek;
 use std::process::{Command, Stdio};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::*;
 
@@ -71,6 +74,55 @@ fn sizes_come_in_one_short_line() {
     assert_eq!(output, b"rest");
     for output in [&b""[..], b"12", b"12 x\n", b"-1 1\n", &[b'1'; 100]] {
         sizes(&mut &*output).unwrap_err();
+    }
+}
+
+#[test]
+fn script_replaces_no_link_device_or_fifo() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("folder")).unwrap();
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, at("fifo"), FileType::Fifo, mode, 0).unwrap();
+    mknodat(CWD, at("folder/fifo"), FileType::Fifo, mode, 0).unwrap();
+    fs::write(at("file"), "kept").unwrap();
+    for (target, link) in [("file", "to-file"), ("none", "broken"), ("folder", "in")] {
+        std::os::unix::fs::symlink(target, at(link)).unwrap();
+    }
+    for (to, name, replaced) in [
+        ("./fifo", "x", "./fifo\n"),
+        ("./folder", "fifo", "./folder/fifo\n"),
+        ("./in", "fifo", "./in/fifo\n"),
+        ("./to-file", "x", "./to-file\n"),
+        ("./broken", "x", "./broken\n"),
+    ] {
+        let (output, status) = run(UNPACK, &[to, name, "1", "beside"], folder.path());
+        assert_eq!(status, NOT_FILE, "{to}");
+        assert_eq!(String::from_utf8(output).unwrap(), replaced);
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 6);
+}
+
+#[test]
+fn script_replaces_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("from"), "new").unwrap();
+    fs::write(at("to"), "old").unwrap();
+    fs::create_dir(at("folder")).unwrap();
+    std::os::unix::fs::symlink("folder", at("link")).unwrap();
+    for (to, written) in [("./to", "to"), ("./link", "folder/from")] {
+        let source = pack::Source::new(&at("from")).unwrap();
+        let mut archive = tempfile::tempfile().unwrap();
+        let mut packing = source.pack(Progress::of("x", Unit::Bytes));
+        io::copy(&mut packing, &mut archive).unwrap();
+        archive.rewind().unwrap();
+        let mut command = Command::new("sh");
+        command.args(["-c", UNPACK, "cp", to, "from", "1", "beside"]);
+        let status = command.current_dir(folder.path()).stdin(archive).status();
+        assert!(status.unwrap().success(), "{to}");
+        fs::remove_dir_all(parent_of(&at(written)).join("beside")).unwrap();
+        assert_eq!(fs::read_to_string(at(written)).unwrap(), "new");
     }
 }
 

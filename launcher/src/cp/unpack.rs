@@ -15,7 +15,7 @@ use rustix::fs::{AtFlags, Mode, OFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 use tar::{Archive, Entry, EntryType};
 
-use super::{ENTRY, TOP};
+use super::{ENTRY, SPECIAL, TOP};
 
 /// Mode bits of an owner with all rights.
 const OWNERS: u32 = 0o700;
@@ -101,6 +101,7 @@ pub(super) fn unpack(
 impl Unpacked {
     /// Gives the copy its name, in one step.
     pub(super) fn rename_to(&self, to: &Path) -> anyhow::Result<()> {
+        check_target(to)?;
         let top = self.0.path().join(TOP);
         let metadata = fs::symlink_metadata(&top).context("the guest has sent nothing")?;
         // What is written to such a name later would go elsewhere.
@@ -398,6 +399,17 @@ fn copy(entry: &mut Entry<'_, impl Read>, mut file: &File, chunk: &mut [u8]) -> 
         file.write_all(chunk.get(..count).unwrap_or_default())?;
         left = left.saturating_sub(count as u64);
     }
+    Ok(())
+}
+
+/// Checks that a copy named `to` replaces nothing but a file or a folder.
+///
+/// # Errors
+/// Something else is there.
+pub(super) fn check_target(to: &Path) -> anyhow::Result<()> {
+    let kind = fs::symlink_metadata(to).map(|metadata| metadata.file_type());
+    let is_special = kind.is_ok_and(|kind| !kind.is_file() && !kind.is_dir());
+    ensure!(!is_special, "{} {SPECIAL}", to.display());
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 use std::io;
 use std::time::Instant;
 
+use rustix::fs::FileType;
 use tar::{Builder, Header};
 
 use super::*;
@@ -300,6 +301,30 @@ fn archive_of_a_hostile_guest_stays_in_its_folder() {
     }
     let secret = fs::read_to_string(secret).unwrap();
     assert_eq!(secret, "secret");
+}
+
+#[test]
+fn copy_replaces_a_file_but_no_link_or_fifo() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let file = archive(EntryType::Regular, 0o644, 5);
+    fs::write(at("file"), "old").unwrap();
+    unpack_to(&file, &at("file"), LIMIT).unwrap();
+    assert_eq!(fs::read(at("file")).unwrap(), [7; 5]);
+    std::os::unix::fs::symlink("file", at("link")).unwrap();
+    std::os::unix::fs::symlink("none", at("broken")).unwrap();
+    let mode = Mode::RUSR | Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), FileType::Fifo, mode, 0).unwrap();
+    for name in ["link", "broken", "fifo"] {
+        let before = fs::symlink_metadata(at(name)).unwrap().file_type();
+        for archive in [&file, &archive_of_folders(&[0o755])] {
+            let error = unpack_to(archive, &at(name), LIMIT).unwrap_err();
+            assert_eq!(error, format!("{} {SPECIAL}", at(name).display()));
+        }
+        let after = fs::symlink_metadata(at(name)).unwrap().file_type();
+        assert_eq!(before, after);
+    }
+    assert_eq!(entries_of(folder.path()), 4);
 }
 
 #[test]
