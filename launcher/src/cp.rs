@@ -200,7 +200,7 @@ impl Guest<'_> {
         let shown = printable(name.as_encoded_bytes());
         let progress = Progress::of(&format!("cp {shown}"), Unit::Bytes);
         let mut output = ProgramOutput::new(program, progress);
-        let copied = receive(&mut output, &to, limit);
+        let copied = receive(&mut output, from, &to, limit);
         let Err(error) = copied else {
             return Ok(());
         };
@@ -250,13 +250,13 @@ impl Guest<'_> {
     }
 }
 
-/// Takes the copy that a guest sends, and gives it the name `to` once it is whole.
-fn receive(output: &mut ProgramOutput, to: &Path, limit: Size) -> anyhow::Result<()> {
+/// Takes the copy of `from` that a guest sends, and gives it the name `to` once it is whole.
+fn receive(output: &mut ProgramOutput, from: &str, to: &Path, limit: Size) -> anyhow::Result<()> {
     let (needed, archive) = sizes(output)?;
     output.progress.expect(archive);
     let parent = unpack::parent_of(to);
     let budget = unpack::Budget::new(limit, &parent, needed)?;
-    let copy = unpack::unpack(&mut *output, &parent, budget)?;
+    let copy = unpack::unpack(&mut *output, from, &parent, budget)?;
     let padding = io::copy(&mut output.take(MOST_PADDING + 1), &mut io::sink())?;
     ensure!(
         padding <= MOST_PADDING,

@@ -284,7 +284,7 @@ fn files_go_in_and_out(kept: &Kept) {
             "guest:/dev/null",
             ".",
             1,
-            "x: it is no file, folder or link",
+            "/dev/null: it is no file, folder or link",
         ),
         (
             "data/large",

@@ -27,7 +27,7 @@ fn pack_and_unpack(from: &Path, to: &Path) {
     let mut output = output.as_slice();
     let (needed, _) = sizes(&mut output).unwrap();
     let budget = unpack::Budget::new(LIMIT, &folder, needed).unwrap();
-    let copy = unpack::unpack(output, &folder, budget).unwrap();
+    let copy = unpack::unpack(output, "/from", &folder, budget).unwrap();
     copy.rename_to(to).unwrap();
 }
 

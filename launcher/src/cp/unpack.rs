@@ -75,9 +75,10 @@ impl Budget {
 /// A copy that is whole and has no name yet. Dropped without one, it is removed.
 pub(super) struct Unpacked(tempfile::TempDir);
 
-/// Unpacks an archive into a folder of its own in `parent`.
+/// Unpacks an archive of `from`, a path of the guest, into a folder of its own in `parent`.
 pub(super) fn unpack(
     archive: impl Read,
+    from: &str,
     parent: &Path,
     budget: Budget,
 ) -> anyhow::Result<Unpacked> {
@@ -94,7 +95,7 @@ pub(super) fn unpack(
         },
         budget,
     }
-    .unpack(archive)?;
+    .unpack(archive, from)?;
     Ok(copy)
 }
 
@@ -149,7 +150,7 @@ struct Unpacker {
 type Names = Vec<Vec<u8>>;
 
 impl Unpacker {
-    fn unpack(mut self, archive: impl Read) -> anyhow::Result<()> {
+    fn unpack(mut self, archive: impl Read, from: &str) -> anyhow::Result<()> {
         let (mut path, mut target) = (None, None);
         let mut chunk = vec![0; CHUNK];
         for entry in Archive::new(archive).entries()?.raw(true) {
@@ -166,7 +167,7 @@ impl Unpacker {
                     let link = entry.link_name_bytes().map(|link| link.into_owned());
                     let target = target.take().or(link).unwrap_or_default();
                     let made = self.make(&mut entry, &path, &target, &mut chunk);
-                    made.with_context(|| shortened(&path))?;
+                    made.with_context(|| shortened(&path_in_guest(from, &path)))?;
                 }
             }
         }
@@ -354,7 +355,16 @@ fn names_of(path: &[u8]) -> anyhow::Result<Names> {
     }
 }
 
-/// A path of the archive as an error shows it: a long one only with its ends.
+/// The path in the guest that an archive of `from` has as `path`. One that leads out of the copy stays as it is.
+fn path_in_guest(from: &str, path: &[u8]) -> Vec<u8> {
+    let below = path.strip_prefix(TOP.as_bytes());
+    match below.filter(|below| below.is_empty() || below.starts_with(b"/")) {
+        Some(below) => [from.trim_end_matches('/').as_bytes(), below].concat(),
+        None => path.to_owned(),
+    }
+}
+
+/// A path as an error shows it: a long one only with its ends.
 fn shortened(path: &[u8]) -> String {
     /// Characters that are left of each end.
     const END: usize = 24;

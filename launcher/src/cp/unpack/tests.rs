@@ -12,7 +12,7 @@ const LIMIT: Size = Size(64 << 10);
 fn unpack_to(archive: &[u8], to: &Path, limit: Size) -> Result<(), String> {
     let parent = parent_of(to);
     let copied = Budget::new(limit, &parent, 0)
-        .and_then(|budget| unpack(archive, &parent, budget))
+        .and_then(|budget| unpack(archive, "/guest", &parent, budget))
         .and_then(|copy| copy.rename_to(to));
     copied.map_err(|error| format!("{error:#}"))
 }
@@ -89,7 +89,7 @@ fn archive_with_more_than_files_and_links_is_refused() {
     ] {
         let error = unpack_to(&archive(kind, 0o644, 0), &to, LIMIT).unwrap_err();
         assert!(
-            error.starts_with("x: it is no file, folder or link"),
+            error.starts_with("/guest: it is no file, folder or link"),
             "{error}"
         );
     }
@@ -97,6 +97,20 @@ fn archive_with_more_than_files_and_links_is_refused() {
     let error = unpack_to(&long, &to, Size(1 << 30)).unwrap_err();
     assert!(error.starts_with("a path of 4097 bytes"), "{error}");
     assert_eq!(entries_of(folder.path()), 0);
+}
+
+#[test]
+fn error_names_the_path_in_the_guest() {
+    for (path, shown) in [
+        ("x", "/tmp/d"),
+        ("x/a/b", "/tmp/d/a/b"),
+        ("xa/b", "xa/b"),
+        ("../x", "../x"),
+    ] {
+        for from in ["/tmp/d", "/tmp/d/"] {
+            assert_eq!(path_in_guest(from, path.as_bytes()), shown.as_bytes());
+        }
+    }
 }
 
 #[test]
