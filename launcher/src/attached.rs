@@ -61,8 +61,18 @@ pub(crate) fn in_running_guest<T: Send>(
         let passed = pass_signals(&mut events, numbers);
         let done = worker.join().map_err(|_| anyhow!("the work panicked"))?;
         passed?;
-        done
+        done.map_err(|failure| naming(run, failure))
     })
+}
+
+/// Names the folder of the run whose guest or machine has failed: the error may point to files in it.
+pub(crate) fn naming(run: &Path, failure: Failure) -> Failure {
+    match failure {
+        Failure::Environment(error) => {
+            Failure::Environment(error.context(run.display().to_string()))
+        }
+        failure => failure,
+    }
 }
 
 /// Passes signals on until the work is done.
@@ -108,7 +118,18 @@ fn inside(shared: &Path, here: &Path) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use peerbar_lab::guest_program::ProgramError;
+
     use super::*;
+
+    #[test]
+    fn lost_guest_is_one_of_a_named_run() {
+        let lost = Failure::Environment(ProgramError::Gone(None).into());
+        let error = naming(Path::new("runs/x"), lost);
+        assert_eq!(error.code(), 69);
+        let error = error.to_string();
+        assert!(error.starts_with("runs/x: the connection"), "{error}");
+    }
 
     #[test]
     fn folder_below_the_shared_one_is_in_host() {

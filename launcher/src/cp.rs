@@ -20,6 +20,7 @@ use peerbar_lab::signals::Signals;
 use peerbar_lab::size::{Size, human};
 use peerbar_lab::terminal::printable;
 
+use crate::attached::naming;
 use crate::guest_folder::GuestName;
 
 /// What comes before a path of the guest.
@@ -120,14 +121,15 @@ pub(crate) fn cp(options: &Cp) -> Result<ExitCode, Failure> {
             signals: &signals,
         })
     };
-    match (of_guest(&options.from)?, of_guest(&options.to)?) {
-        (None, Some(to)) => guest()?.copy_in(&options.from, to)?,
-        (Some(from), None) => guest()?.copy_out(from, &options.to, options.limit)?,
+    let copied = match (of_guest(&options.from)?, of_guest(&options.to)?) {
+        (None, Some(to)) => guest()?.copy_in(&options.from, to),
+        (Some(from), None) => guest()?.copy_out(from, &options.to, options.limit),
         _ => {
             let error = anyhow!("one of the two paths is the guest's: write it as {GUEST}/path");
             return Err(Failure::Usage(error));
         }
-    }
+    };
+    copied.map_err(|failure| naming(&attached, failure))?;
     Ok(ExitCode::SUCCESS)
 }
 
