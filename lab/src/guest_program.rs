@@ -35,6 +35,9 @@ pub enum ProgramError {
         /// The error of the system.
         source: io::Error,
     },
+    /// Nobody listens at the guest's socket: its run has ended, perhaps by a signal that left the socket.
+    #[error("the guest behind {} has ended, or its peerbar was killed: start another run", .0.display())]
+    Ended(PathBuf),
     /// Nothing in the guest takes programs.
     #[error(
         "the guest takes no programs: its agent has not started yet, or is gone; console.log in the folder of its run says more"
@@ -127,9 +130,14 @@ impl GuestProgram {
     /// What keeps the guest from being asked.
     pub fn start(socket: &Path, request: &ProgramRequest) -> Result<Self, ProgramError> {
         request.check()?;
-        let failed = |source| ProgramError::Socket {
-            path: socket.to_owned(),
-            source,
+        let failed = |source: io::Error| {
+            let path = socket.to_owned();
+            match source.kind() {
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => {
+                    ProgramError::Ended(path)
+                }
+                _ => ProgramError::Socket { path, source },
+            }
         };
         let stream = UnixStream::connect(socket).map_err(failed)?;
         stream.set_nonblocking(true).map_err(failed)?;
@@ -586,6 +594,12 @@ pub(crate) mod tests {
         let error = failed(&path, LONG);
         assert!(matches!(error, ProgramError::NotTaken), "{error}");
         guest.join().unwrap();
+        // The listener is gone, then its socket, too: a run that was killed.
+        for _ in 0..2 {
+            let error = GuestProgram::start(&path, &ProgramRequest::new(["x"])).unwrap_err();
+            assert!(matches!(error, ProgramError::Ended(_)), "{error}");
+            let _ = std::fs::remove_file(&path);
+        }
         let run = tempfile::tempdir().unwrap();
         let error = socket_of(run.path()).unwrap_err().to_string();
         assert!(

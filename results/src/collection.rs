@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use peerbar_lab::exit::RunOutcome;
+use peerbar_lab::finished_run::VERDICT;
 use peerbar_lab::results::{CheckResult, CheckStatus, FORMAT, RESULTS, RunResults};
 use peerbar_lab::run_file;
 use peerbar_lab::started::{STARTED, Started};
@@ -199,6 +200,11 @@ impl Collection {
                 collection.add_matrix(MatrixResults::read(folder)?);
             } else if folder.join(RESULTS).exists() {
                 collection.runs.push(ReportedRun::read(folder)?);
+            } else if let Some(verdict) = verdict_without_results(folder) {
+                bail!(
+                    "{}: the run has no results: {verdict}; its console.log and qemu.log say more",
+                    folder.display()
+                );
             } else {
                 bail!(
                     "{}: there is no {RESULTS} and no {MATRIX}: name the folder of a run or of a matrix, or look below it by \
@@ -340,10 +346,8 @@ impl FoundRuns {
             self.folders.insert(folder.to_owned());
             return Ok(());
         }
-        if folder.join(STARTED).exists() {
-            let verdict = run_file::read_to_string(&folder.join("verdict"));
-            let verdict = verdict.unwrap_or_else(|_| "it has not ended".to_owned());
-            let line = format!("{}: {}", folder.display(), verdict.trim_end());
+        if let Some(verdict) = verdict_without_results(folder) {
+            let line = format!("{}: {verdict}", folder.display());
             let series = Started::read(folder)
                 .ok()
                 .and_then(|started| started.series);
@@ -369,6 +373,18 @@ impl FoundRuns {
         }
         Ok(())
     }
+}
+
+/// How the run in `folder` ended, or that it has not ended: the run has no results. `None` if no run is there.
+fn verdict_without_results(folder: &Path) -> Option<String> {
+    if !folder.join(STARTED).exists() {
+        return None;
+    }
+    let verdict = run_file::read_to_string(&folder.join(VERDICT));
+    Some(match verdict {
+        Ok(verdict) => verdict.trim_end().to_owned(),
+        Err(_) => "it has not ended, or peerbar was killed".to_owned(),
+    })
 }
 
 fn json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
@@ -555,7 +571,10 @@ mod tests {
         let merged = Collection::merge(&[all.path().to_owned()]).unwrap();
         assert_eq!(merged.runs.len(), 2);
         let expected = [
-            format!("{}: it has not ended", dead.display()),
+            format!(
+                "{}: it has not ended, or peerbar was killed",
+                dead.display()
+            ),
             "scenarios: c (shard 3/3 is missing)".to_owned(),
             "scenarios: d (shard 1/3 has no result of it)".to_owned(),
         ];
@@ -626,6 +645,23 @@ mod tests {
         let message =
             "no/such: there is no results.json and no matrix.json: name the folder of a run";
         assert!(error.starts_with(message), "{error}");
+    }
+
+    #[test]
+    fn run_without_results_is_known_as_one() {
+        let run = tempfile::tempdir().unwrap();
+        let read = || Collection::read(&[run.path().to_owned()]).unwrap_err();
+        write_started(run.path());
+        let message = |verdict: &str| {
+            let run = run.path().display();
+            format!(
+                "{run}: the run has no results: {verdict}; its console.log and qemu.log say more"
+            )
+        };
+        let killed = message("it has not ended, or peerbar was killed");
+        assert_eq!(read().to_string(), killed);
+        fs::write(run.path().join(VERDICT), "not run: no memory\n").unwrap();
+        assert_eq!(read().to_string(), message("not run: no memory"));
     }
 
     #[test]
