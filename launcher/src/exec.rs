@@ -236,6 +236,10 @@ fn words(words: &[OsString], here: &Path) -> Result<Vec<String>, Failure> {
         texts.push(text.map_err(Failure::Usage)?.to_owned());
     }
     if let Some(program) = texts.first_mut() {
+        if program.is_empty() {
+            let error = anyhow!("the first word after `--` is empty: name a program there");
+            return Err(Failure::Usage(error));
+        }
         if let Ok(below) = Path::new(program.as_str()).strip_prefix(here) {
             *program = format!("{HOST_FOLDER}/{}", below.display());
         }
@@ -323,5 +327,13 @@ mod tests {
         assert_eq!(words("./test")[0], "./test");
         assert_eq!(words("/usr/bin/fio")[0], "/usr/bin/fio");
         assert_eq!(words("fio")[0], "fio");
+    }
+
+    #[test]
+    fn program_without_a_name_is_refused_before_a_boot() {
+        let error = words(&["".into(), "x".into()], Path::new("/here")).unwrap_err();
+        assert_eq!(error.code(), 2);
+        let expected = "the first word after `--` is empty: name a program there";
+        assert_eq!(error.to_string(), expected);
     }
 }
