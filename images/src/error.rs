@@ -25,6 +25,17 @@ pub enum ImageError {
         /// The system's error.
         source: io::Error,
     },
+    /// A file would be larger than the process may make one.
+    #[error(
+        "cannot {action} {}: it would be larger than your limit of file sizes; run `ulimit -f unlimited`",
+        path.display()
+    )]
+    FileTooLarge {
+        /// The action: "write".
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
     /// The tool that makes the root is not installed.
     #[error(
         "mmdebstrap is missing, and it is needed once to get QEMU and the guest kernel: apt-get install mmdebstrap"
@@ -347,10 +358,13 @@ pub enum ImageError {
 /// Turns an I/O error into one that names what was tried, and on what.
 pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
     let path = path.to_path_buf();
-    move |source| ImageError::Io {
-        action,
-        path,
-        source,
+    move |source| match source.kind() {
+        io::ErrorKind::FileTooLarge => ImageError::FileTooLarge { action, path },
+        _ => ImageError::Io {
+            action,
+            path,
+            source,
+        },
     }
 }
 
@@ -368,4 +382,16 @@ fn wanted_by(module: Option<&str>) -> String {
     module
         .map(|module| format!(", which {module} needs"))
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limit_of_file_sizes_is_named() {
+        let error = io_error("write", Path::new("/f"))(io::ErrorKind::FileTooLarge.into());
+        let expected = "cannot write /f: it would be larger than your limit of file sizes; run `ulimit -f unlimited`";
+        assert_eq!(error.to_string(), expected);
+    }
 }
