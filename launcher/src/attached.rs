@@ -107,13 +107,8 @@ fn shared_folder(run: &Path) -> Option<PathBuf> {
 fn inside(shared: &Path, here: &Path) -> Option<String> {
     let below = here.strip_prefix(shared).ok()?;
     let inside = Path::new(HOST_FOLDER).join(below);
-    Some(
-        inside
-            .display()
-            .to_string()
-            .trim_end_matches('/')
-            .to_owned(),
-    )
+    // Requests to the guest are text.
+    Some(inside.to_str()?.trim_end_matches('/').to_owned())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod unpack;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -135,15 +136,19 @@ pub(crate) fn cp(options: &Cp) -> Result<ExitCode, Failure> {
 
 /// The path in the guest, if it is one.
 fn of_guest(path: &Path) -> Result<Option<&str>, Failure> {
-    let Some(text) = path.to_str() else {
+    let bytes = path.as_os_str().as_bytes();
+    let Some(path) = bytes.strip_prefix(GUEST.as_bytes()) else {
         return Ok(None);
     };
-    match text.strip_prefix(GUEST) {
-        Some(path) if path.starts_with('/') => Ok(Some(path)),
-        Some(path) => Err(Failure::Usage(anyhow!(
-            "{GUEST}{path} is no whole path of the guest: write {GUEST}/{path}"
+    match std::str::from_utf8(path) {
+        Ok(path) if path.starts_with('/') => Ok(Some(path)),
+        Ok(path) => Err(Failure::Usage(anyhow!(
+            "{GUEST}{path} is not an absolute path: write {GUEST}/{path}"
         ))),
-        None => Ok(None),
+        Err(_) => Err(Failure::Usage(anyhow!(
+            "{} is not UTF-8: copy the folder that it is in, or rename it in the guest",
+            printable(bytes)
+        ))),
     }
 }
 

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
 use peerbar_images::Progress;
+use peerbar_lab::terminal::printable;
 use tar::Builder;
 
 use super::{BLOCK, ENTRY, TOP};
@@ -35,8 +36,14 @@ impl Source {
     /// What is at `from`.
     pub(super) fn new(from: &Path) -> anyhow::Result<Self> {
         let path = fs::canonicalize(from).with_context(|| cannot_read(from))?;
-        let name = path.file_name().and_then(|name| name.to_str());
+        let name = path.file_name();
         let name = name.with_context(|| format!("{} has no name for the guest", from.display()))?;
+        let name = name.to_str().with_context(|| {
+            let shown = printable(from.as_os_str().as_bytes());
+            format!(
+                "{shown} has a name that is not UTF-8: copy the folder that it is in, or rename it"
+            )
+        })?;
         let mut source = Self {
             name: name.to_owned(),
             needed: 0,
@@ -155,6 +162,8 @@ fn blocks(size: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+
     use peerbar_images::Unit;
 
     use super::*;
@@ -185,5 +194,15 @@ mod tests {
         drop(folder);
         let mut packing = source.pack(Progress::of("x", Unit::Bytes));
         packing.read_to_end(&mut Vec::new()).unwrap_err();
+    }
+
+    #[test]
+    fn name_that_is_not_utf8_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let from = folder.path().join(OsStr::from_bytes(b"f\xff"));
+        fs::write(&from, "text").unwrap();
+        let error = Source::new(&from).err().unwrap().to_string();
+        assert!(error.contains("/f\u{fffd} has a name that is not UTF-8: "));
+        Source::new(folder.path()).unwrap();
     }
 }

@@ -1,3 +1,4 @@
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Seek;
 use std::process::{Command, Stdio};
@@ -64,7 +65,14 @@ fn guest_path_is_whole_and_has_a_prefix() {
     assert_eq!(of_guest(Path::new("guest:/a/b")).unwrap(), Some("/a/b"));
     assert_eq!(of_guest(Path::new("./guest:/a")).unwrap(), None);
     let error = of_guest(Path::new("guest:a")).unwrap_err().to_string();
-    assert!(error.contains("write guest:/a"), "{error}");
+    let expected = "guest:a is not an absolute path: write guest:/a";
+    assert_eq!(error, expected);
+    let error = of_guest(Path::new(OsStr::from_bytes(b"guest:/a\xff")));
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.starts_with("guest:/a\u{fffd} is not UTF-8: "),
+        "{error}"
+    );
 }
 
 #[test]
