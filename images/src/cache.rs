@@ -146,7 +146,7 @@ impl Cache {
     /// machine's cache, `$PEERBAR_SYSTEM_CACHE`, else `/var/cache/peerbar`, if that is there.
     ///
     /// # Errors
-    /// [`ImageError::NoCacheDir`] if none of the three is set, [`ImageError::Io`] if the folder cannot be made.
+    /// [`ImageError::NoCacheDir`] if none of the three is set, and as [`Cache::at`].
     pub fn open() -> Result<Self, ImageError> {
         let set = |name| {
             env::var_os(name)
@@ -165,7 +165,7 @@ impl Cache {
             .is_ok_and(|system| system == cache.dir);
         if cache.below.is_none() && !is_itself && (named.is_some() || system.exists()) {
             log::warn!(
-                "{} is not used: it is no folder that only root and this user can write",
+                "{} is not used: it is no folder that only root and this user can write, or its path is not UTF-8",
                 system.display()
             );
         }
@@ -173,11 +173,12 @@ impl Cache {
     }
 
     /// The same cache over another one, whose entries are used and never changed. A folder that is missing, or that another user but root
-    /// can write, is left out: its programs would run with this user's rights.
+    /// can write, is left out: its programs would run with this user's rights. So is one whose path is not UTF-8.
     #[must_use]
     pub fn over(self, below: &Path) -> Self {
         let below = below.canonicalize().ok();
-        let below = below.filter(|below| *below != self.dir && is_trusted(below));
+        let below = below
+            .filter(|below| *below != self.dir && check_utf8(below).is_ok() && is_trusted(below));
         Self { below, ..self }
     }
 
@@ -190,10 +191,13 @@ impl Cache {
     /// The cache in `dir`, which is made if missing.
     ///
     /// # Errors
-    /// [`ImageError::Io`] if the folder cannot be made.
+    /// [`ImageError::CacheNotUtf8`], and [`ImageError::Io`] if the folder cannot be made.
     pub fn at(dir: &Path) -> Result<Self, ImageError> {
+        let whole = std::path::absolute(dir).map_err(io_error("find", dir))?;
+        check_utf8(&whole)?;
         fs::create_dir_all(dir).map_err(io_error("create", dir))?;
         let dir = dir.canonicalize().map_err(io_error("find", dir))?;
+        check_utf8(&dir)?;
         Ok(Self {
             dir,
             below: None,
@@ -404,6 +408,16 @@ fn name_of(kind: Kind, key: &str) -> String {
     format!("{}{key}", kind.prefix())
 }
 
+/// Checks that programs can take the path of a cache as text.
+fn check_utf8(path: &Path) -> Result<(), ImageError> {
+    match path.to_str() {
+        Some(_) => Ok(()),
+        None => Err(ImageError::CacheNotUtf8 {
+            path: path.to_owned(),
+        }),
+    }
+}
+
 /// Whether only root and this user can write a folder.
 fn is_trusted(folder: &Path) -> bool {
     const OTHERS: u32 = 0o022;
@@ -578,7 +592,9 @@ fn persist(made: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use std::cell::Cell;
+    use std::ffi::OsStr;
     use std::io::Read;
+    use std::os::unix::ffi::OsStrExt;
     use std::process::{Command, Stdio};
     use std::sync::mpsc;
 
@@ -598,6 +614,17 @@ mod tests {
             .collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn cache_is_in_a_folder_that_is_utf8() {
+        let (dir, cache) = cache();
+        let other = dir.path().join(OsStr::from_bytes(b"c\xff"));
+        let error = Cache::at(&other).unwrap_err().to_string();
+        assert!(error.ends_with("set PEERBAR_CACHE to another folder"));
+        assert!(!other.exists());
+        fs::create_dir(&other).unwrap();
+        assert_eq!(cache.over(&other).below(), None);
     }
 
     #[test]

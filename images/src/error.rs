@@ -12,6 +12,15 @@ pub enum ImageError {
         "no folder for the cache: PEERBAR_CACHE, XDG_CACHE_HOME and HOME are unset; set PEERBAR_CACHE to a folder"
     )]
     NoCacheDir,
+    /// The programs that fill the cache take its path as text.
+    #[error(
+        "{} is not UTF-8, as the path of the cache must be: set PEERBAR_CACHE to another folder",
+        path.display()
+    )]
+    CacheNotUtf8 {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The caller has stopped the work ([`crate::Cache::stopped_by`]).
     #[error("stopped before it was made")]
     Stopped,

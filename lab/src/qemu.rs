@@ -1,8 +1,11 @@
 //! QEMU's arguments. Pure: what goes in are paths and a scenario, what comes out is a list of words.
 
+use std::ffi::OsString;
+use std::iter;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use peerbar_exec::HOST_TAG;
 use peerbar_images::SANDBOX;
 use peerbar_report::{HostFolder, Mount, PORT, TRACE_PORT};
@@ -73,7 +76,7 @@ pub struct SharedFolder<'a> {
 }
 
 /// Arguments of a bare machine whose console is QEMU's standard output.
-pub fn bare(boot: &Boot<'_>) -> Vec<String> {
+pub fn bare(boot: &Boot<'_>) -> Vec<OsString> {
     let machine = boot.machine;
     let memory = format!(
         "memory-backend-memfd,id=ram,size={},share=on",
@@ -109,8 +112,8 @@ pub fn bare(boot: &Boot<'_>) -> Vec<String> {
     }
     words.option("-chardev", "stdio,id=console,signal=off");
     words.option("-serial", "chardev:console");
-    words.option("-kernel", boot.kernel.display().to_string());
-    words.option("-initrd", boot.initramfs.display().to_string());
+    words.option("-kernel", boot.kernel);
+    words.option("-initrd", boot.initramfs);
     words.option("-append", parameters.join(" "));
     if let Some(port) = boot.gdb {
         words.option("-gdb", format!("tcp:127.0.0.1:{port}"));
@@ -128,15 +131,14 @@ pub fn arguments(
     topology: &Topology<'_>,
     sockets: &Sockets,
     shared: &[SharedFolder<'_>],
-) -> Vec<String> {
+) -> Vec<OsString> {
     let mut words = QemuArguments(bare(boot));
     words.option(
         "-chardev",
-        format!("socket,id=report,path={}", escaped(&sockets.report())),
+        with_path("socket,id=report,path=", &sockets.report(), ""),
     );
     for monitor in [sockets.monitor(), sockets.launcher_monitor()] {
-        let monitor = escaped(&monitor);
-        words.option("-qmp", format!("unix:{monitor},server=on,wait=off"));
+        words.option("-qmp", with_path("unix:", &monitor, ",server=on,wait=off"));
     }
     words.option("-device", "virtio-serial-pci");
     words.option(
@@ -144,8 +146,8 @@ pub fn arguments(
         format!("virtserialport,chardev=report,name={PORT}"),
     );
     if boot.machine.trace {
-        let path = escaped(&sockets.trace());
-        words.option("-chardev", format!("socket,id=trace,path={path}"));
+        let trace = with_path("socket,id=trace,path=", &sockets.trace(), "");
+        words.option("-chardev", trace);
         words.option(
             "-device",
             format!("virtserialport,chardev=trace,name={TRACE_PORT}"),
@@ -155,11 +157,9 @@ pub fn arguments(
         words.option("-device", "virtio-gpu-pci");
     }
     for SharedFolder { tag, folder } in shared {
-        let export = format!(
-            "local,id={tag},path={},security_model=none,readonly=on",
-            escaped(folder)
-        );
-        words.option("-fsdev", export);
+        let before = format!("local,id={tag},path=");
+        let after = ",security_model=none,readonly=on";
+        words.option("-fsdev", with_path(&before, folder, after));
         words.option(
             "-device",
             format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
@@ -184,31 +184,30 @@ pub fn arguments(
     if let Some(window) = boot.firmware.window(topology.bar_bytes()) {
         words.option("-global", format!("q35-pcihost.pci-hole64-size={window}"));
     }
+    let functions = functions(topology, sockets, Numbering::default());
+    words.0.extend(functions.into_iter().map(OsString::from));
     words
         .0
-        .extend(functions(topology, sockets, Numbering::default()));
-    words.0.extend_from_slice(boot.qemu_arguments);
+        .extend(boot.qemu_arguments.iter().map(OsString::from));
     words.0
 }
 
 /// The vsock device, and the folder that the guest sees as `/host`.
-fn guest_access(words: &mut QemuArguments, access: &GuestAccess, sockets: &Sockets) {
-    let socket = escaped(&sockets.vsock_device());
-    words.option("-chardev", format!("socket,id=vsock,path={socket}"));
+fn guest_access(words: &mut QemuArguments<OsString>, access: &GuestAccess, sockets: &Sockets) {
+    let socket = with_path("socket,id=vsock,path=", &sockets.vsock_device(), "");
+    words.option("-chardev", socket);
     words.option("-device", "vhost-user-vsock-pci,chardev=vsock");
     let is_writable = access.permission == HostFolder::ReadWrite;
     host_folder(words, HOST_TAG, &access.folder, is_writable);
 }
 
 /// A folder of the user's, which changes while the guest runs.
-fn host_folder(words: &mut QemuArguments, tag: &str, folder: &Path, is_writable: bool) {
+fn host_folder(words: &mut QemuArguments<OsString>, tag: &str, folder: &Path, is_writable: bool) {
     let read_only = if is_writable { "" } else { ",readonly=on" };
     // Inode numbers of another file system below the folder must not look like the folder's own.
-    let export = format!(
-        "local,id={tag},path={},security_model=none,multidevs=remap{read_only}",
-        escaped(folder)
-    );
-    words.option("-fsdev", export);
+    let before = format!("local,id={tag},path=");
+    let after = format!(",security_model=none,multidevs=remap{read_only}");
+    words.option("-fsdev", with_path(&before, folder, &after));
     words.option(
         "-device",
         format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}"),
@@ -405,11 +404,25 @@ impl Sockets {
         kept.unwrap_or_else(|| self.folder.join(format!("{}-pmr.{SCRATCH}", nvme.name)))
     }
 
-    /// Whether the paths of all sockets of `topology` fit an address.
+    /// Checks that QEMU and the servers can have sockets in `folder`: they take the paths of most as text.
+    ///
+    /// # Errors
+    /// Its path is not UTF-8.
+    pub(crate) fn check_folder(folder: &Path) -> anyhow::Result<()> {
+        ensure!(
+            folder.to_str().is_some(),
+            "{} is not UTF-8, and sockets cannot be in such a folder; choose another one (TMPDIR, or --sockets)",
+            folder.display()
+        );
+        Ok(())
+    }
+
+    /// Checks that QEMU and the servers take the paths of all sockets of `topology`, and that these fit an address.
     ///
     /// # Errors
     /// The first that does not, and the way out.
     pub fn check(&self, topology: &Topology<'_>) -> anyhow::Result<()> {
+        Self::check_folder(&self.folder)?;
         let devices = || topology.devices();
         let servers = devices().map(|device| self.server(device));
         let servers = servers.chain(devices().map(|device| self.control(device)));
@@ -434,18 +447,18 @@ impl Sockets {
     }
 }
 
-/// The arguments of QEMU's command line.
+/// The arguments of QEMU's command line: words of the system's if one may have a path, else strings.
 #[derive(Default)]
-pub(crate) struct QemuArguments(pub(crate) Vec<String>);
+pub(crate) struct QemuArguments<Word>(pub(crate) Vec<Word>);
 
-impl QemuArguments {
-    fn flag(&mut self, flag: &str) -> &mut Self {
-        self.0.push(flag.to_owned());
+impl<Word: From<&'static str>> QemuArguments<Word> {
+    fn flag(&mut self, flag: &'static str) -> &mut Self {
+        self.0.push(flag.into());
         self
     }
 
-    pub(crate) fn option(&mut self, flag: &str, value: impl Into<String>) {
-        self.0.extend([flag.to_owned(), value.into()]);
+    pub(crate) fn option(&mut self, flag: &'static str, value: impl Into<Word>) {
+        self.0.extend([flag.into(), value.into()]);
     }
 }
 
@@ -505,19 +518,30 @@ fn vfio_user(device: DeviceSpec<'_>, bus: &str, socket: &Path) -> String {
     properties.to_string()
 }
 
-/// A comma inside a value of QEMU's `key=value,…` form is written twice.
-fn escaped(path: &Path) -> String {
-    path.display().to_string().replace(',', ",,")
+/// A value of QEMU's `key=value,…` form with a path, whose commas are written twice. The path may have any bytes.
+fn with_path(before: &str, path: &Path, after: &str) -> OsString {
+    let mut value = before.as_bytes().to_vec();
+    for byte in path.as_os_str().as_bytes() {
+        value.extend(iter::repeat_n(*byte, if *byte == b',' { 2 } else { 1 }));
+    }
+    value.extend(after.as_bytes());
+    OsString::from_vec(value)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
 
     use super::*;
     use crate::iommu::Iommu;
     use crate::scenario::{AttachPoint, Scenario};
 
     fn arguments(scenario: &Scenario, shared: &[SharedFolder<'_>]) -> String {
+        words(scenario, shared).into_string().unwrap()
+    }
+
+    /// The words of the command line, one a line.
+    fn words(scenario: &Scenario, shared: &[SharedFolder<'_>]) -> OsString {
         let boot = Boot {
             accel: Accel::Tcg {
                 threads: false,
@@ -533,7 +557,8 @@ mod tests {
             sandbox: true,
         };
         let sockets = Sockets::in_folder(Path::new("/s"));
-        super::arguments(&boot, &Topology::of(scenario), &sockets, shared).join("\n")
+        let words = super::arguments(&boot, &Topology::of(scenario), &sockets, shared);
+        words.join(OsStr::new("\n"))
     }
 
     #[test]
@@ -707,5 +732,36 @@ pcie-root-port,id=root.disk0,bus=pcie.0,chassis=1,slot=1
         let error = check(&(longest + "x")).unwrap_err().to_string();
         let expected = "/switch-switch0.sock is longer than the 107 bytes of a socket address; choose a shorter folder (TMPDIR, or --sockets)";
         assert!(error.ends_with(expected), "{error}");
+    }
+
+    #[test]
+    fn shared_folders_may_have_any_bytes() {
+        let mut scenario = Scenario::demo().unwrap();
+        let folder = |bytes| Path::new(OsStr::from_bytes(bytes));
+        scenario.access = Some(GuestAccess {
+            folder: folder(b"/here,\xff").into(),
+            permission: HostFolder::ReadOnly,
+        });
+        let files = SharedFolder {
+            tag: "files",
+            folder: folder(b"/runs\xfe"),
+        };
+        let words = words(&scenario, &[files]);
+        for part in [
+            &b"path=/here,,\xff,security_model"[..],
+            b"path=/runs\xfe,security_model",
+        ] {
+            let mut found = words.as_bytes().windows(part.len());
+            assert!(found.any(|window| window == part), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn sockets_are_in_a_folder_that_is_utf8() {
+        let folder = Path::new(OsStr::from_bytes(b"/t\xff"));
+        let scenario = Scenario::demo().unwrap();
+        let checked = Sockets::in_folder(folder).check(&Topology::of(&scenario));
+        let error = checked.unwrap_err().to_string();
+        assert!(error.starts_with("/t\u{fffd} is not UTF-8, "), "{error}");
     }
 }

@@ -523,6 +523,9 @@ fn file_text(path: &Path) -> Result<String, ScenarioError> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
     use crate::guest_needs::GuestNeeds;
 
@@ -1105,5 +1108,23 @@ mod tests {
         );
         let error = load("{ file = \".\" }").unwrap_err().to_string();
         assert!(error.ends_with("is no regular file"), "{error}");
+    }
+
+    #[test]
+    fn file_of_a_disk_has_a_path_of_utf8() {
+        let parse = |folder: &[u8], key: &str| {
+            let text =
+                format!("{HEAD}{key}\n[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n");
+            let path = Path::new(OsStr::from_bytes(folder)).join("x.toml");
+            Scenario::parse(&path, text).map_err(|error| error.to_string())
+        };
+        for key in [
+            "namespaces = [{ file = \"f\", size = \"1M\" }]".to_owned(),
+            format!("pmr = {{ size = \"2M\", file = \"f\" }}\n{DISK}"),
+        ] {
+            parse(b"", &key).unwrap();
+            let error = parse(b"a\xff", &key).unwrap_err();
+            assert!(error.contains("a\u{fffd}/f is not UTF-8, "), "{error}");
+        }
     }
 }

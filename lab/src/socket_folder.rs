@@ -13,6 +13,8 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
+use crate::qemu::Sockets;
+
 const PREFIX: &str = "peerbar-run-";
 const LOCK: &str = "lock";
 /// Extension of images that are gone with the run.
@@ -30,6 +32,7 @@ impl SocketFolder {
     /// Makes one where temporary files go, and removes those that killed runs have left there.
     pub fn create() -> anyhow::Result<Self> {
         let parent = std::env::temp_dir();
+        Sockets::check_folder(&parent)?;
         sweep(&parent);
         Self::create_in(&parent)
             .with_context(|| format!("cannot make a folder for sockets in {}", parent.display()))

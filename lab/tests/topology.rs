@@ -73,7 +73,7 @@ fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
     let values = words.iter().zip(words.iter().skip(1));
     let devices = values.filter(|(option, _)| *option == "-device");
     devices
-        .map(|(_, value)| QemuDevice::parse(value))
+        .map(|(_, value)| QemuDevice::parse(value.to_str().unwrap()))
         .filter(|device| device.property("bus").is_some())
         .collect()
 }

@@ -84,6 +84,7 @@ pub(crate) fn text(
         .iter()
         .map(|word| word.to_string_lossy().into_owned());
     let words = qemu::arguments(boot, &topology, sockets, &shared);
+    let words = words.iter().map(|word| word.to_string_lossy().into_owned());
     text += &line(
         ["env".to_owned()]
             .into_iter()

@@ -122,6 +122,9 @@ fn pmr(table: Spanned<PmrTable>, folder: &Path) -> Result<Pmr, Problem> {
         return Err(Problem::new(at, message));
     }
     let file = file.map(|file| folder.join(file));
+    if let Some(path) = &file {
+        check_path(path).map_err(|message| Problem::new(at.clone(), message))?;
+    }
     match file.as_deref().map(|path| (path, fs::metadata(path))) {
         Some((path, Ok(metadata))) if !metadata.is_file() || metadata.len() != bytes => {
             let message = format!(
@@ -250,6 +253,17 @@ fn namespace(
     Ok((namespace, bytes))
 }
 
+/// Checks that a server's option, and QEMU's, can have the path of a file.
+fn check_path(path: &Path) -> Result<(), String> {
+    match path.to_str() {
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "{} is not UTF-8, as the path of a disk's file must be: run peerbar in the scenario's folder, or move it",
+            path.display()
+        )),
+    }
+}
+
 /// Size of a namespace as it will be, without touching anything.
 fn namespace_bytes(namespace: &Namespace) -> Result<u64, String> {
     let (path, create) = match namespace {
@@ -258,6 +272,7 @@ fn namespace_bytes(namespace: &Namespace) -> Result<u64, String> {
         }
         Namespace::File { path, create } => (path, *create),
     };
+    check_path(path)?;
     let shown = path.display();
     match (fs::metadata(path), create) {
         (Ok(metadata), _) if !metadata.is_file() => {
