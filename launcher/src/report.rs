@@ -62,7 +62,7 @@ pub(crate) fn write(folder: &Path) -> anyhow::Result<String> {
     Ok(way_out(&collection, folder))
 }
 
-/// What a person is told of the run in `folder` below its verdict, which [`write`] has returned where the run was made.
+/// What a person is told of the run in `folder` below its verdict, which [`write()`] has returned where the run was made.
 ///
 /// # Errors
 /// The results cannot be read.
