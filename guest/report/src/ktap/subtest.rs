@@ -412,7 +412,7 @@ impl Level {
         }
     }
 
-    /// What is wrong with the level of `name`, if it lacks a plan line or has not as many results as that says.
+    /// Returns the flaw of the level of `name`: no plan line, or another number of results than that line says.
     fn flaw(&self, name: &str) -> Option<String> {
         let seen = self.results.len();
         match (self.planned, &self.start) {
@@ -446,7 +446,7 @@ fn results(count: usize) -> String {
     }
 }
 
-/// What is wrong with a line that looks like a failure or the end of a report, but is neither.
+/// Returns the flaw of a line that looks like a failure or the end of a report, but is neither.
 fn odd_line(text: &str) -> Option<String> {
     let is_behind_text = has_failure_behind_text(text);
     let is_odd = || {
@@ -779,6 +779,7 @@ mod tests {
             "1..2 ok\nok 1\n",
             "pages 1..2\nok 1\n",
             "1..2\nok\n",
+            &"1..2\n".repeat(50_000),
         ] {
             assert_eq!(ProgramReport::read(text), None);
         }

@@ -120,10 +120,11 @@ pub(super) fn is_version(text: &str) -> bool {
 
 /// Whether `lines` are a report of TAP before version 13, which has no version line: a plan, and a numbered result or the reason to skip all.
 pub(super) fn is_without_version(lines: &[String]) -> bool {
-    let mut plans = lines.iter().filter_map(|line| plan(line));
     let is_numbered =
         |line: &String| ResultLine::parse(line).is_some_and(|result| result.number.is_some());
-    plans.any(|(_, skipped)| skipped.is_some() || lines.iter().any(is_numbered))
+    let has_result = lines.iter().any(is_numbered);
+    let mut plans = lines.iter().filter_map(|line| plan(line));
+    plans.any(|(_, skipped)| has_result || skipped.is_some())
 }
 
 /// The lines of `output` as a terminal shows them, with a line for each of those that a carriage return writes over one another.
