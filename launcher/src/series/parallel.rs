@@ -148,7 +148,8 @@ impl Jobs for ParallelRuns<'_> {
         let path = job.folder.path().display().to_string();
         self.progress
             .lasting(&format!("{name}: {said} ({seconds}, {path})"));
-        if result.is_ok() {
+        let has_not_passed = |(outcome, _): &(RunOutcome, String)| *outcome != RunOutcome::Passed;
+        if result.as_ref().is_ok_and(has_not_passed) {
             let way_out = report::way_out_of(job.folder.path());
             let way_out = way_out.inspect_err(|error| log::warn!("{path}: {error:#}"));
             let lines = way_out.unwrap_or_default();
