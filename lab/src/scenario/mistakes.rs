@@ -679,6 +679,14 @@ mod tests {
 
     const DISK: &str = "name = \"x\"\n[[nvme]]\nname = \"disk0\"\ncmb = \"64M\"\nnamespaces = [{ ram = \"1M\" }]\n";
 
+    /// Each of `found` must have the start in the same place.
+    fn assert_starts(found: &[String], starts: &[&str]) {
+        assert_eq!(found.len(), starts.len(), "{found:#?}");
+        for (mistake, start) in found.iter().zip(starts) {
+            assert!(mistake.starts_with(start), "{mistake:?} {start:?}");
+        }
+    }
+
     #[test]
     fn every_mistake_is_reported_with_its_line() {
         let text = "name = \"a b\"\ntimeot = \"60s\"\n[machine]\nmemory = \"97M\"\niommu = \"intle\"\n\
@@ -702,10 +710,7 @@ mod tests {
             "20: a check of the kind `provider` has no key `devise`: did you mean `device`?",
             "23: no [[nvme]] or [[gpu]] is named `disk7`: there are `disk0`, `gpu0`",
         ];
-        assert_eq!(found.len(), starts.len(), "{found:#?}");
-        for (mistake, start) in found.iter().zip(starts) {
-            assert!(mistake.starts_with(start), "{mistake:?} {start:?}");
-        }
+        assert_starts(&found, &starts);
     }
 
     #[test]
@@ -741,10 +746,7 @@ mod tests {
             "28: a check of this kind needs the key `sizes`",
             "28: a check of this kind needs the key `offsets`",
         ];
-        assert_eq!(found.len(), starts.len(), "{found:#?}");
-        for (mistake, start) in found.iter().zip(starts) {
-            assert!(mistake.starts_with(start), "{mistake:?} {start:?}");
-        }
+        assert_starts(&found, &starts);
     }
 
     #[test]
@@ -766,10 +768,7 @@ mod tests {
         let small = "[[nvme]]\nname = \"disk1\"\nnamespaces = [{ ram = \"64K\" }]\n";
         let check = "[[check]]\nkind = \"copy\"\nfrom = \"disk7\"\nto = \"disk0\"\nthrough = \"guest-ram\"\n\
                      sizes = [\"128K\"]\noffsets = [0]\n";
-        for text in [
-            format!("{DISK}{small}{check}"),
-            format!("{}{DISK}{check}", ""),
-        ] {
+        for text in [format!("{DISK}{small}{check}"), format!("{DISK}{check}")] {
             let found = mistakes(&text);
             assert_eq!(found.len(), 1, "{found:#?}");
         }
@@ -806,10 +805,7 @@ mod tests {
             "3: QEMU has no processor model `EPIC`: did you mean `EPYC`?",
             "11: ",
         ];
-        assert_eq!(found.len(), starts.len(), "{found:#?}");
-        for (mistake, start) in found.iter().zip(starts) {
-            assert!(mistake.starts_with(start), "{mistake:?} {start:?}");
-        }
+        assert_starts(&found, &starts);
     }
 
     #[test]
