@@ -67,7 +67,7 @@ impl Cache {
         bytes_in(self.path())
     }
 
-    /// Bytes on disk of all that is in the cache below; 0 if there is none.
+    /// Returns the bytes on disk of all entries of the cache below, or 0 without such a cache.
     #[must_use]
     pub fn bytes_below(&self) -> u64 {
         self.below().map_or(0, bytes_in)

@@ -41,7 +41,7 @@ pub fn kernel(own: &Own, scenario: &Scenario, cache: &Cache) -> Result<Option<Ke
     Ok(Some(kernel))
 }
 
-/// What a run of `scenario` would fetch, in words; empty if it needs no network.
+/// Returns the downloads of a run of `scenario` in words, or an empty list if it needs no network.
 ///
 /// # Errors
 /// The cache cannot be read.

@@ -121,8 +121,8 @@ impl Engine {
         self.shared.with(Registers::was_answered);
     }
 
-    /// Carries out admin commands until there are no more, or something else is urgent; whether there are more. Commands wait while bus
-    /// mastering is off; the engine is kicked once it is on.
+    /// Carries out admin commands until there are no more, or something else is urgent. Returns `true` if there are more. Commands wait
+    /// while bus mastering is off; the engine is kicked once it is on.
     fn serve(&mut self) -> bool {
         self.bus.follow(&self.requester);
         while self.bus.is_on() && !self.shared.urgent() {

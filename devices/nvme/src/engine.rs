@@ -213,8 +213,8 @@ impl Engine {
         self.bus.has_changed(self.data.requester())
     }
 
-    /// Gives the admin queue a turn, if bus mastering is on; whether it has commands left that can be taken. The engine is notified when
-    /// bus mastering is turned on. Then completions that were kept are posted.
+    /// Gives the admin queue a turn, if bus mastering is on. Returns `true` if it has commands left that can be taken. The engine is
+    /// notified when bus mastering is turned on. Then completions that were kept are posted.
     fn turn(&mut self) -> bool {
         if self.bus.follow(self.data.requester()) && !self.notifier.quiet() {
             self.post();

@@ -18,7 +18,7 @@ const SHOWN_OUTSIDE: usize = 200;
 /// Most messages that are searched for them: a program may log faster than they are read.
 const SEARCHED: usize = 1 << 16;
 
-/// What the console shows, and what it must show for warnings to be there: messages of lower levels (proc_sys_kernel(5), `printk`).
+/// The console's level, and the least that shows warnings: the console shows messages of lower levels (proc_sys_kernel(5), `printk`).
 const CONSOLE_LEVEL: &str = "/proc/sys/kernel/printk";
 const WITH_WARNINGS: u32 = 5;
 
@@ -101,7 +101,7 @@ pub(crate) fn let_warnings_through() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a console of these levels, of which the first counts, hides warnings.
+/// Returns `true` if a console with these levels hides warnings. The first level is the console's.
 fn hides_warnings(levels: &str) -> bool {
     let level = levels.split_whitespace().next().map(str::parse::<u32>);
     matches!(level, Some(Ok(level)) if level < WITH_WARNINGS)

@@ -157,7 +157,7 @@ fn insert(module: &str, parameters: &str) -> anyhow::Result<()> {
     judge(loaded, said, module, &parameters)
 }
 
-/// How loading `module` has ended, of which the kernel has `said` this. It takes a parameter that the module does not have as no error.
+/// Judges the result of loading `module` and the lines that the kernel has `said` about it: to the kernel, an unknown parameter is no error.
 fn judge(
     loaded: Result<(), Errno>,
     mut said: impl Iterator<Item = String>,

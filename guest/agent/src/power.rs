@@ -22,7 +22,7 @@ const STAYING: [&str; 3] = ["pcieport", "virtio-pci", "vfio-pci"];
 pub(crate) fn off() -> ! {
     let (hold, held) = mpsc::channel::<()>();
     thread::spawn(|| {
-        // What the console has not got by the end of the guest is lost.
+        // Output that has not reached the console when the guest ends is lost.
         let _ = tcdrain(io::stderr());
         rustix::fs::sync();
         if matches!(has_virtio_iommu(), Ok(true)) {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub(super) type Holders = BTreeMap<String, String>;
 
 /// The processes below `proc` that hold one of `files`, each with the name of its device and the end of its path, which is the same in each root.
-/// One that ends meanwhile holds nothing.
+/// A process that ends during the search holds nothing.
 pub(super) fn holders(proc: &Path, files: &[(String, String)]) -> Holders {
     let mut holders = Holders::new();
     let processes = fs::read_dir(proc).into_iter().flatten().flatten();
