@@ -136,7 +136,7 @@ pub(crate) fn given_up(line: &str) -> String {
 }
 
 /// What to say of a guest that died of `trouble`, a line of its console. QEMU's translator may keep a stale translation of a breakpoint with
-/// which Linux patches its code (docs/src/reliability.md, Known).
+/// which Linux patches its code (docs/src/reliability.md, Known problems).
 pub(crate) fn died_of(trouble: &str) -> String {
     let hint = match trouble.contains("Oops: int3") {
         true => "; with --accel tcg-multi that may be a race in QEMU, which --accel tcg avoids",

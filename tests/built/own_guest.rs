@@ -82,7 +82,7 @@ impl OwnGuest {
         let root = artifacts.root.as_ref().context("no root")?.path();
         let bin = folder.join("bin");
         fs::create_dir_all(&bin)?;
-        // With a thread for each virtual processor QEMU may keep a stale breakpoint (docs/src/reliability.md, Known).
+        // With a thread for each virtual processor QEMU may keep a stale breakpoint (docs/src/reliability.md, Known problems).
         let words = ["-accel", "tcg,thread=single"];
         write_script(
             &bin.join("qemu-system-x86_64"),
