@@ -89,8 +89,7 @@ pub fn clear_faults(run: &Path, device: &str) -> Result<String, InjectError> {
 }
 
 /// Puts a rule in force at the fabric of the run in the folder `run`, as [`inject`] at a device. Of several rules for the same packets the last
-/// one holds. Once this returns, each packet meets it. Adapters that lend each other memory, past all packets, end that after little more than a
-/// second.
+/// one holds. Once this returns, each packet meets it.
 ///
 /// # Errors
 /// A run without a fabric, or one that does not take the rule.

@@ -140,9 +140,7 @@ fn device_arguments(
     words.extend(match device {
         DeviceSpec::Nvme(nvme) => nvme_arguments(nvme, sockets),
         DeviceSpec::Gpu(gpu, _) => gpu_arguments(gpu),
-        DeviceSpec::Nic(nic, _) => {
-            nic_arguments(nic, topology.fabric.map(|fabric| (fabric, sockets)))
-        }
+        DeviceSpec::Nic(nic, _) => nic_arguments(nic, topology.fabric.map(|_| sockets)),
     });
     words
 }
@@ -163,22 +161,18 @@ fn gpu_arguments(gpu: &Gpu) -> Vec<String> {
         .collect()
 }
 
-/// The GID is a link-local address, as a real adapter's is. Adapters of one guest lend each other memory; those of several do only if the
-/// scenario says so, as each server could then use the RAM of the other guests.
-fn nic_arguments(nic: &Nic, fabric: Option<(&RdmaNetwork, &Sockets)>) -> Vec<String> {
+/// The GID is a link-local address, as a real adapter's is.
+fn nic_arguments(nic: &Nic, sockets: Option<&Sockets>) -> Vec<String> {
     let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0);
     let gid = Ipv6Addr::from(link_local.to_bits() | u128::from(nic.gid));
     let mut words = vec!["--gid".to_owned(), gid.to_string()];
     if let Some(seed) = nic.seed {
         words.extend(["--seed".to_owned(), seed.to_string()]);
     }
-    if let Some((fabric, sockets)) = fabric {
+    if let Some(sockets) = sockets {
         let socket = sockets.fabric().display().to_string();
         words.extend(["--fabric".to_owned(), socket]);
         words.extend(["--fabric-name".to_owned(), nic.name.clone()]);
-        if !sockets.has_shared_fabric() || fabric.lend_between_guests {
-            words.push("--lend-memory".to_owned());
-        }
     }
     words
 }
@@ -308,28 +302,10 @@ mod tests {
             lines(&scenario),
             [
                 "--socket-path /s/fabric.sock --control /s/fabric.control --seed 7 --impair a->b loss=1%",
-                "--socket-path /s/nic-a.sock --control /s/nic-a.control --gid fe80::1 --fabric /s/fabric.sock --fabric-name a --lend-memory",
-                "--socket-path /s/nic-b.sock --control /s/nic-b.control --gid fe80::2 --seed 8 --fabric /s/fabric.sock --fabric-name b --lend-memory",
+                "--socket-path /s/nic-a.sock --control /s/nic-a.control --gid fe80::1 --fabric /s/fabric.sock --fabric-name a",
+                "--socket-path /s/nic-b.sock --control /s/nic-b.control --gid fe80::2 --seed 8 --fabric /s/fabric.sock --fabric-name b",
             ]
         );
-    }
-
-    #[test]
-    fn adapters_of_several_guests_lend_if_the_scenario_says_so() {
-        for (key, lends) in [("", false), ("lend-between-guests = true\n", true)] {
-            let text = format!(
-                "name = \"x\"\ntools = true\n[fabric]\n{key}[[nic]]\nname = \"a\"\n[[check]]\nkind = \"command\"\nrun = \"true\"\n"
-            );
-            let scenario = Scenario::parse(Path::new("x.toml"), text).unwrap();
-            let topology = Topology::of(&scenario);
-            for (shared, wanted) in [(None, true), (Some("/f.sock".into()), lends)] {
-                let sockets = Sockets::in_folder(Path::new("/s")).with_shared_fabric(shared);
-                let [_, devices] = server_commands(&topology, Level::Maps, &sockets);
-                let words = &devices[0].arguments;
-                let found = words.contains(&"--lend-memory".to_owned());
-                assert_eq!(found, wanted, "{key}");
-            }
-        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use peerbar_lab::scenario::Scenario;
 
 use crate::start;
 
-/// A rule is in force from the start, so the adapters never lend each other memory: all payload goes in packets.
+/// A rule is in force from the start, so the adapters share no memory: all payload goes in packets of 31 KiB.
 const SCENARIO: &str = r#"
 name = "lab-fabric"
 timeout = "5m"

@@ -7,7 +7,6 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -32,20 +31,6 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease of another function, that an adapter passes on with the memory: its word is at `offset` of this file.
-    ///
-    /// # Errors
-    /// [`MemoryError::NotInMemory`], [`MemoryError::OutOfRange`], and those of mapping the file.
-    pub fn passed_on(fd: OwnedFd, offset: u64, generation: u32) -> Result<Self, MemoryError> {
-        let words = PeerLeases::of_file(LentFile::new(fd).in_memory()?)?;
-        words.lease_at(offset, generation)
-    }
-
-    /// The file of its word, where the word is, and what it is until the lease ends.
-    pub fn word(&self) -> (&File, u64, u32) {
-        (&self.words.file, self.offset, self.generation)
-    }
-
     /// Whether it is the same one: another descriptor of the same word, and the same value.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let is_one = |one: &File, other: &File| {
@@ -69,11 +54,7 @@ pub struct PeerLeases(Arc<LeaseFile>);
 
 impl PeerLeases {
     pub(crate) fn new(lent: LentFile) -> Result<Self, MemoryError> {
-        Self::of_file(lent.local()?)
-    }
-
-    fn of_file(file: File) -> Result<Self, MemoryError> {
-        Ok(Self(Arc::new(LeaseFile::map(file)?)))
+        Ok(Self(Arc::new(LeaseFile::map(lent.local()?)?)))
     }
 
     /// The lease of a window of this BAR.
@@ -83,21 +64,6 @@ impl PeerLeases {
             offset: u64::from(bar) * WORD,
             generation,
         }
-    }
-
-    /// The lease whose word is at `offset`, a multiple of 4.
-    fn lease_at(&self, offset: u64, generation: u32) -> Result<Lease, MemoryError> {
-        let is_word = offset % WORD == 0 && offset < BYTES;
-        let lease = Lease {
-            words: Arc::clone(&self.0),
-            offset,
-            generation,
-        };
-        is_word.then_some(lease).ok_or(MemoryError::OutOfRange {
-            offset,
-            len: WORD,
-            size: BYTES,
-        })
     }
 }
 

@@ -48,10 +48,8 @@ const PAGE: usize = 4096;
 /// How many mappings of each peer's memory files: its windows, the former ones until their last use ends, and the meters of its link.
 pub(crate) const MOST_MAPPINGS_OF_A_PEER: usize = 2 * WINDOWS + 1;
 
-/// How many other adapters may lend memory at once.
-pub const MOST_LENDERS: usize = 16;
-/// How many files of each are kept: those that came last.
-pub const MOST_FILES_OF_A_LENDER: usize = 16;
+/// How many files other processes may share with a device at once ([`crate::MemoryFile::shared`]).
+pub const MOST_SHARED_FILES: usize = 16;
 
 /// The counts of changes of a switch: the present one, and former ones that threads still have.
 const CHANGE_COUNTS: usize = 8;
@@ -60,11 +58,10 @@ const CHANGE_COUNTS: usize = 8;
 const OWN_FILES: usize = 1;
 
 /// How many lent mappings a process has at most: memory of the client and of the peers, and the leases of each port, the former
-/// ones until their last use ends, what other adapters lend with the leases and words of that, the former words, too, counts of changes, and
-/// files of its own.
+/// ones until their last use ends, files that other processes share, counts of changes, and files of its own.
 const SLOTS: usize = MOST_MAPPINGS
     + PORTS * (2 + MOST_MAPPINGS_OF_A_PEER)
-    + MOST_LENDERS * (2 * MOST_FILES_OF_A_LENDER + 2)
+    + MOST_SHARED_FILES
     + CHANGE_COUNTS
     + OWN_FILES;
 

@@ -27,10 +27,6 @@
 //! A transfer that the kernel carries out, between a file and this memory, pins its addresses ([`Session::pin`]): a change
 //! that takes one of them away waits for the end of that transfer, with no lock held, and for no other.
 //!
-//! Memory may also be lent to another process, which reads it ([`Session::lend`]), and borrowed from one ([`Lender`]). A change ends
-//! the loans that it meets, by a word that both sides see ([`LoanWords`]), and waits for the copies of them that are in progress: a
-//! quarter of a second at most, and a hundredth of the time if there are many such changes ([`WaitBudget`]).
-//!
 //! A write that the switch loses ([`PeerRouting::Drop`]) is counted as done, by the route `refused`, without a completer: it
 //! succeeds for the requester, and the record shows that it has met no memory.
 //!
@@ -61,18 +57,12 @@ mod error;
 mod hints;
 mod lease;
 mod leases;
-mod lender;
 mod lent_file;
 mod lent_memory;
 mod lent_region;
 mod link;
 mod link_speed;
 mod link_state;
-mod liveness;
-mod loan;
-mod loan_word;
-mod loan_words;
-mod loans;
 mod map;
 mod map_access;
 mod mapped_memory;
@@ -105,13 +95,10 @@ pub use counters::{Count, CounterFile, Counters};
 pub use error::{DmaError, DmaFault};
 pub use lease::{Lease, PeerLeases};
 pub use leases::Leases;
-pub use lender::Lender;
-pub use lent_memory::{MOST_FILES_OF_A_LENDER, MOST_LENDERS};
+pub use lent_memory::MOST_SHARED_FILES;
 pub use lent_region::{LentGuestMemory, LentRegion};
 pub use link::Link;
 pub use link_speed::{Bandwidth, Latency, LinkSpeed, UnknownBandwidth, UnknownLatency};
-pub use loan::Loan;
-pub use loan_words::{BorrowedLoan, Copying, LoanId, LoanWords};
 pub use map::MapError;
 pub use map_access::MapAccess;
 pub use mapped_memory::MappedMemory;
@@ -132,4 +119,3 @@ pub use route::{OwnWindow, OwnWindowMemory};
 pub use session::Session;
 pub use tag::Tag;
 pub use upstream::{Ask, Upstream, UpstreamError};
-pub use wait_budget::WaitBudget;

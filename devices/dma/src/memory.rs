@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_add_seals};
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 use rustix::mm::ProtFlags;
 
 use crate::lease::Lease;
+use crate::lent_file::LentFile;
 use crate::lent_memory::LentMapping;
 use crate::mapped_memory::MappedMemory;
 use crate::memory_error::MemoryError;
@@ -95,6 +97,26 @@ impl MemoryFile {
     /// shortens it, accesses fail. A process has one such file.
     pub fn of_own_file(file: File, size: u64) -> Result<Self, MemoryError> {
         Self::of_other(file, 0, size, ProtFlags::READ | ProtFlags::WRITE)
+    }
+
+    /// Maps the first `size` bytes of a file in memory that another process shares, for reading and writing. A process has at most
+    /// [`MOST_SHARED_FILES`](crate::MOST_SHARED_FILES) of them. If the other one shortens it, accesses fail.
+    ///
+    /// # Errors
+    /// [`MemoryError::NotInMemory`]; [`MemoryError::OutOfRange`] if the file is shorter; [`MemoryError::Os`].
+    pub fn shared(fd: OwnedFd, size: u64) -> Result<Self, MemoryError> {
+        let lent = LentFile::new(fd);
+        let length = lent.status.map_or(0, |status| status.stx_size);
+        if length < size {
+            let (offset, len, size) = (0, size, length);
+            return Err(MemoryError::OutOfRange { offset, len, size });
+        }
+        Self::of_other(
+            lent.in_memory()?,
+            0,
+            size,
+            ProtFlags::READ | ProtFlags::WRITE,
+        )
     }
 
     /// Maps `size` bytes of a file of another process, from `first` on ([`LentMapping::new`]).
@@ -228,6 +250,28 @@ mod tests {
                 renewed.fetch_add(1, Ordering::Release);
             }
         });
+    }
+
+    #[test]
+    fn shared_file_is_one_memory_for_both_until_its_owner_shortens_it() {
+        let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&fd, PAGE).unwrap();
+        let duplicate = || fd.try_clone().unwrap();
+        let longer = MemoryFile::shared(duplicate(), PAGE + 1);
+        assert!(matches!(longer, Err(MemoryError::OutOfRange { .. })));
+        let on_disk = File::open(std::env::current_exe().unwrap()).unwrap();
+        let refused = MemoryFile::shared(on_disk.into(), PAGE);
+        assert!(matches!(refused, Err(MemoryError::NotInMemory)));
+        let [one, other] = [(); 2].map(|()| MemoryFile::shared(duplicate(), PAGE).unwrap());
+        one.write(8, &[7; 16]).unwrap();
+        let mut found = [0; 16];
+        other.read(8, &mut found).unwrap();
+        assert_eq!(found, [7; 16]);
+        rustix::fs::ftruncate(&fd, 0).unwrap();
+        assert!(matches!(
+            one.read(8, &mut found),
+            Err(MemoryError::Lost { .. })
+        ));
     }
 
     #[test]

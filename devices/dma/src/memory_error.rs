@@ -23,9 +23,6 @@ pub enum MemoryError {
     /// A page fault in such a file may wait for a disk.
     #[error("lent file is not in memory (memfd, tmpfs, hugetlbfs)")]
     NotInMemory,
-    /// The descriptor by which a lender shows that it lives is no pipe.
-    #[error("the lender's sign of life is no pipe: show the reading end of one")]
-    NotAPipe,
     /// The lender has too much of its memory mapped here.
     #[error("{mappings} mappings of {mapped:#x} bytes are lent: none of {size:#x} bytes is added")]
     TooMuch {
@@ -53,12 +50,6 @@ pub enum MemoryError {
     Closed {
         /// Length of what was mapped.
         size: u64,
-    },
-    /// Another adapter names a file that it has not lent, or too long ago.
-    #[error("no file {number} is lent")]
-    NotLent {
-        /// The number that it named.
-        number: u32,
     },
     /// The span leaves the file.
     #[error("span {offset:#x}+{len:#x} leaves a memory file of {size:#x} bytes")]

@@ -7,7 +7,7 @@ use rustix::mm::ProtFlags;
 
 use crate::lease::Lease;
 use crate::lent_file::LentFile;
-use crate::lent_memory::{MOST_FILES_OF_A_LENDER, MOST_MAPPINGS, MOST_MAPPINGS_OF_A_PEER};
+use crate::lent_memory::{MOST_MAPPINGS, MOST_MAPPINGS_OF_A_PEER};
 use crate::memory::{MemoryFile, Span};
 use crate::memory_error::MemoryError;
 use crate::peers::PeerId;
@@ -20,8 +20,6 @@ const PART_BYTES: u64 = 64 << 30;
 const MOST_BYTES: u64 = 16 << 40;
 /// The same for one of the peers, a quarter for all ports of a switch together.
 const MOST_BYTES_OF_A_PEER: u64 = 512 << 30;
-/// The same for one of the other adapters that lend memory.
-const MOST_BYTES_OF_A_LENDER: u64 = 512 << 30;
 
 /// A mapped part of a file.
 #[derive(Debug)]
@@ -42,7 +40,7 @@ impl MappedPart {
     }
 }
 
-/// The memory files that one lender has mapped here: the client, a peer or another adapter.
+/// The memory files that one lender, the client or a peer, has mapped here.
 ///
 /// A file is known by its device and inode numbers. It is mapped in parts, as far as it is asked for; a part is unmapped when the
 /// last [`Span`] of it goes.
@@ -69,15 +67,6 @@ impl MemoryPool {
     fn of_peer() -> Self {
         Self {
             most: (MOST_MAPPINGS_OF_A_PEER, MOST_BYTES_OF_A_PEER),
-            ..Self::default()
-        }
-    }
-
-    /// That of another adapter's process, whose memory is read only.
-    pub(crate) fn of_lender() -> Self {
-        Self {
-            access: ProtFlags::READ,
-            most: (MOST_FILES_OF_A_LENDER, MOST_BYTES_OF_A_LENDER),
             ..Self::default()
         }
     }

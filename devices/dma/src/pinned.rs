@@ -1,5 +1,6 @@
 //! Memory that the kernel reads or writes for the function.
 
+use std::iter;
 use std::sync::Arc;
 
 use peerbar_dma_log::Direction;
@@ -117,20 +118,33 @@ impl Pinned {
         copied
     }
 
-    /// Copies memory that is as long, and not pinned, into this one, by one copy, and ends the request.
-    pub fn copy_from(self, from: &[(Span, usize)]) -> Result<(), CopyError> {
+    /// Copies as many bytes as the pinned memory has from the start of `from` into it, and ends the request.
+    ///
+    /// # Errors
+    /// [`CopyError::Source`] if `from` is too short or was taken away; [`CopyError::Destination`], which is recorded, if the pinned memory
+    /// was.
+    pub fn copy_from(self, from: &Span) -> Result<(), CopyError> {
         let mut moved = 0;
-        let from_bytes = from.iter().map(|(_, len)| len).sum();
-        let to_bytes = self.memory().map(|(_, len)| len).sum();
-        let copied = if from_bytes == to_bytes {
-            let from = from.iter().map(|(span, len)| (span, *len));
-            copy_spans(from, self.memory(), &mut moved)
-        } else {
-            let (from, to) = (from_bytes, to_bytes);
-            Err(CopyError::Lengths { from, to })
-        };
+        let copied = copy_spans(iter::once((from, usize::MAX)), self.memory(), &mut moved);
         let fault = match copied {
             Err(CopyError::Destination(fault)) => Some(fault),
+            _ => None,
+        };
+        self.end(moved, fault);
+        copied
+    }
+
+    /// Copies the pinned memory to the start of `to`, and ends the request.
+    ///
+    /// # Errors
+    /// [`CopyError::Destination`] if `to` is too short or was taken away; [`CopyError::Source`], which is recorded, if the pinned memory
+    /// was.
+    pub fn copy_into(self, to: &Span) -> Result<(), CopyError> {
+        let mut moved = 0;
+        let bytes = self.memory().map(|(_, len)| len).sum();
+        let copied = copy_spans(self.memory(), iter::once((to, bytes)), &mut moved);
+        let fault = match copied {
+            Err(CopyError::Source(fault)) => Some(fault),
             _ => None,
         };
         self.end(moved, fault);
@@ -356,34 +370,44 @@ mod tests {
     }
 
     #[test]
-    fn lent_memory_is_copied_into_pinned_memory() {
+    fn pinned_memory_is_copied_from_and_into_other_memory() {
         let requester = requester();
-        let lent = memory();
+        let (from, to) = (memory(), memory());
         let data: Vec<u8> = (0..0x180u32).map(|at| (at % 251) as u8).collect();
-        lent.file.write(0x10, &data).unwrap();
-        let span = |offset| Span {
-            file: lent.file.clone(),
+        from.file.write(0x10, &data).unwrap();
+        let part = |span: &Span, offset| Span {
+            file: span.file.clone(),
             offset,
         };
-        let from = [(span(0x10), 0x80), (span(0x90), 0x100)];
         let list = [(0x1f80, 0x100), (0x9000, 0x80)];
         let pinned = pin(&requester, &list).unwrap();
-        assert_eq!(pinned.copy_from(&from), Ok(()));
+        assert_eq!(pinned.copy_from(&part(&from, 0x10)), Ok(()));
         let mut found = vec![0; data.len()];
         let read = requester.gather(Purpose::Payload, list, &mut found);
         read.unwrap();
         assert_eq!(found, data);
-        let longer = pin(&requester, &[(0x1000, 0x181)]).unwrap();
-        let (from_bytes, to) = (0x180, 0x181);
-        let lengths = CopyError::Lengths {
-            from: from_bytes,
-            to,
+        let mut session = Session::new(requester.clone());
+        let pin_read = |session: &mut Session, list: &[(u64, usize)]| {
+            let pinned = session.pin(Purpose::Payload, Direction::Read, list.iter().copied());
+            pinned.unwrap()
         };
-        assert_eq!(longer.copy_from(&from), Err(lengths));
-        let beyond = [(span(0xfff), 2)];
+        let pinned = pin_read(&mut session, &list);
+        assert_eq!(pinned.copy_into(&part(&to, 0x20)), Ok(()));
+        to.file.read(0x20, &mut found).unwrap();
+        assert_eq!(found, data);
+        session.release();
+        let before = counts(&requester);
         let pinned = pin(&requester, &[(0x1000, 2)]).unwrap();
         let lost = CopyError::Source(DmaFault::NoMemory);
-        assert_eq!(pinned.copy_from(&beyond), Err(lost));
+        assert_eq!(pinned.copy_from(&part(&from, 0xfff)), Err(lost));
+        let pinned = pin_read(&mut session, &[(0x1000, 2)]);
+        let lost = CopyError::Destination(DmaFault::NoMemory);
+        assert_eq!(pinned.copy_into(&part(&to, 0xfff)), Err(lost));
+        assert_eq!(
+            counts(&requester),
+            before,
+            "the function's memory did not fail"
+        );
     }
 
     #[test]

@@ -20,12 +20,10 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use peerbar_fault::Faults;
 use peerbar_flight::{Event, Recorder, WindowId};
 
-use crate::address::AddressRange;
 use crate::clock::{Clock, Monotonic, nanos};
 use crate::counters::Counters;
 use crate::link::Link;
 use crate::link_state::LinkState;
-use crate::loans::Loans;
 use crate::memory_pool::{MemoryPool, PeerPools};
 use crate::peers::Peers;
 use crate::pins::Pins;
@@ -33,7 +31,7 @@ use crate::reader_lock::{BigReaderLock, ReaderSlot};
 use crate::route::RouteTable;
 use crate::switch_limits::CLOSING_TIME_OUT;
 use crate::upstream::Upstream;
-use crate::wait_budget::Bucket;
+use crate::wait_budget::WaitBudget;
 
 /// One function's way to memory; shared by all its threads.
 ///
@@ -55,8 +53,7 @@ pub struct Requester {
     /// How long a change waits for transfers of the kernel; without, for as long as they take.
     transfer_timeout: OnceLock<Duration>,
     /// How long changes of peers' windows wait for transfers of the kernel.
-    peer_wait_budget: Bucket,
-    loans: Loans,
+    peer_wait_budget: WaitBudget,
     faults: Faults,
     link_state: LinkState,
     /// How often bus mastering, which is off at first, has changed.
@@ -89,8 +86,7 @@ impl Requester {
             recorder: OnceLock::new(),
             pins: Pins::default(),
             transfer_timeout: OnceLock::new(),
-            peer_wait_budget: Bucket::new(4 * CLOSING_TIME_OUT),
-            loans: Loans::default(),
+            peer_wait_budget: WaitBudget::new(4 * CLOSING_TIME_OUT),
             faults: Faults::default(),
             link_state: LinkState::default(),
             bus_mastering: AtomicU32::new(0),
@@ -127,7 +123,6 @@ impl Requester {
     pub(crate) fn set_link_down(&self, down: Option<Duration>) {
         let until = down.map(|down| self.clock.now().saturating_add(nanos(down)));
         self.link_state.set_down(until);
-        self.loans.end(AddressRange::ALL);
     }
 
     /// Sets or takes away the way to the client. Without one, what needs it fails with [`UpstreamError::Gone`](crate::UpstreamError::Gone).
@@ -146,10 +141,6 @@ impl Requester {
     /// The function's own link, if transfers on it take time.
     pub fn link(&self) -> Option<Arc<Link>> {
         self.route_table().links.own().cloned()
-    }
-
-    pub(crate) fn loans(&self) -> &Loans {
-        &self.loans
     }
 
     pub(crate) fn pins(&self) -> &Pins {

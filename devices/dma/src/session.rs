@@ -7,8 +7,6 @@ use peerbar_dma_log::{Direction, Purpose};
 use crate::counters::CounterSlot;
 use crate::direct::DirectRoute;
 use crate::error::{DmaError, DmaFault};
-use crate::loan::{Loan, LoanRequest};
-use crate::loan_words::LoanWords;
 use crate::mapped_memory::MappedMemory;
 use crate::memory::{MemoryFile, Span};
 use crate::memory_error::MemoryError;
@@ -198,29 +196,6 @@ impl Session {
         let requester = self.requester.clone();
         let ranges = &mut self.ranges;
         Some(Pinned::new(requester, tag, direction, started, ranges))
-    }
-
-    /// Lends the memory of a scatter-gather list, addresses and lengths, to another process, which reads it. `None` if not all of it is
-    /// memory that is mapped here, not all windows of the peers are known, or the words are all in use.
-    pub fn lend(
-        &mut self,
-        tag: impl Into<Tag>,
-        words: &Arc<LoanWords>,
-        list: impl IntoIterator<Item = (u64, usize)>,
-    ) -> Option<Loan> {
-        let tag = tag.into();
-        // Before it is asked whether the link is up.
-        let link_downs = self.requester.link_downs();
-        let started = self.collect(tag.purpose, Direction::Read, list)?;
-        let ranges = std::mem::take(&mut self.ranges);
-        let word = words.open()?;
-        let request = LoanRequest {
-            tag,
-            started,
-            link_downs,
-            ranges,
-        };
-        Some(Loan::new(self.requester.clone(), word, request))
     }
 
     /// Puts the ranges of a request into `self.ranges`, and keeps their routes from changing; when the request began. `None` if not all

@@ -26,10 +26,6 @@ pub struct Config {
     /// Name of the adapter at the fabric, of its own there [default: its GID in hexadecimal]
     #[arg(long, value_name = "NAME", requires = "fabric")]
     pub fabric_name: Option<String>,
-    /// Lend memory of the guest and of other devices to the adapters of the fabric, which are trusted with all of it, so that RDMA
-    /// on one host copies once [default: payload goes in packets]
-    #[arg(long, requires = "fabric")]
-    pub lend_memory: bool,
 }
 
 /// Why an adapter cannot be set up.

@@ -5,9 +5,9 @@
 //! transfer keeps the others from theirs.
 //!
 //! Between two queue pairs of one adapter payload is copied once, from memory region to memory region. Memory that another
-//! process must be asked for goes by way of a buffer. Between two adapters the memory of RDMA is lent where both permit it, and copied once,
-//! too. Messages, and RDMA where memory is not lent, go in packets of the fabric, which are sent again if they are lost, and carried
-//! out once at most.
+//! process must be asked for goes by way of a buffer. Between two adapters payload of RDMA is copied twice, through a buffer that they share.
+//! Messages, and RDMA where the fabric impairs the two, go in packets of the fabric, which are sent again if they are lost, and
+//! carried out once at most.
 //!
 //! # What fails, and how
 //! - A work request that cannot be carried out is completed with its status, and its queue pair goes on: a datagram's
@@ -26,13 +26,12 @@ mod doorbells;
 mod event_counters;
 mod fast_regions;
 mod job;
-mod lending;
-mod lent_parts;
 mod next_packet;
 mod packet;
 mod remote;
 mod requester;
 mod responder;
+mod staging;
 mod statistics;
 mod transfers;
 mod turn;
@@ -60,7 +59,7 @@ pub(crate) use job::Jobs;
 
 use crate::memory_bar::Doorbell;
 use crate::objects::{Gid, Objects};
-use lending::Lending;
+use staging::Staging;
 use transfers::Transfers;
 use turn::WorkerState;
 use wire::{FabricWire, Mailbox, Wire};
@@ -130,9 +129,8 @@ impl DataPath {
                 statistics: Statistics::default(),
                 wire: path.wire.clone(),
                 mailbox: path.mailbox.clone(),
-                lending: Lending::default(),
-                deferred: Vec::new(),
-                copied: 0,
+                staging: Staging::default(),
+                staged: 0,
                 sent: HashMap::new(),
                 ids: 0,
                 ready: VecDeque::new(),
@@ -142,17 +140,15 @@ impl DataPath {
         Ok((path, worker))
     }
 
-    /// Joins the adapter to a fabric, once: its queue pairs reach those of other adapters from now on. If it `lends`, payload of RDMA is
-    /// copied once, and the processes of the other adapters get the files of its memory for that: they are trusted with it.
+    /// Joins the adapter to a fabric, once: its queue pairs reach those of other adapters from now on.
     ///
     /// # Errors
     /// Those of [`Attachment::start`].
-    pub fn attach(&mut self, attachment: Attachment, lends: bool) -> Result<(), AttachError> {
+    pub fn attach(&mut self, attachment: Attachment) -> Result<(), AttachError> {
         let link = attachment.start(self.mailbox.clone())?;
         let wire = FabricWire {
             sender: link.sender(),
             mailbox: self.mailbox.clone(),
-            lends,
         };
         if self.wire.set(Arc::new(wire)).is_err() {
             log::error!("an adapter has one fabric");

@@ -66,9 +66,7 @@ impl Efa {
         let efa = Self::new(setup, |setup| {
             let mut data = DataPath::start(setup).map_err(StartError::Thread)?;
             if let Some(fabric) = fabric {
-                let attached = data
-                    .attach(fabric, config.lend_memory)
-                    .map_err(ConfigError::Fabric);
+                let attached = data.attach(fabric).map_err(ConfigError::Fabric);
                 attached.map_err(StartError::Config)?;
             }
             Ok::<_, StartError<ConfigError>>(data)

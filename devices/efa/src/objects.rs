@@ -10,7 +10,6 @@ mod error;
 mod event_counter;
 mod event_queue;
 pub mod limits;
-mod loans;
 mod memory_region;
 mod queue_pair;
 mod region_keys;
@@ -47,7 +46,6 @@ use crate::data::Doorbells;
 use crate::memory_bar;
 use address_handle::AddressHandle;
 use event_counter::EventCounter;
-use loans::Loans;
 use memory_region::MemoryRegion;
 use region_keys::KeyGenerator;
 use slots::Slots;
@@ -80,8 +78,6 @@ pub struct Objects {
     /// Pages of all regions.
     pages: usize,
     keys: KeyGenerator,
-    /// What other adapters read at the moment.
-    loans: Loans,
 }
 
 /// A UAR or a protection domain: it has nothing but users.
@@ -115,7 +111,6 @@ impl Objects {
             fast_remote_keys: HashSet::new(),
             pages: 0,
             keys: KeyGenerator::default(),
-            loans: Loans::default(),
         }
     }
 

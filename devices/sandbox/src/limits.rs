@@ -11,7 +11,7 @@ use crate::SandboxError;
 const DEVICE_DESCRIPTORS: u64 = 16_384;
 /// Descriptors of a switch or fabric: those that pass through it, of all its endpoints.
 const INTERCONNECT_DESCRIPTORS: u64 = 32_768;
-/// Address space of a server: more than what its client (16 TiB), its peers (32 TiB) and other adapters (8 TiB) may lend to it
+/// Address space of a server: more than what its client (16 TiB) and its peers (32 TiB) may lend to it
 /// (`peerbar_dma`, memory_pool.rs).
 pub(crate) const ADDRESS_SPACE: u64 = 64 << 40;
 /// Memory that the kernel writes into a core file, should an administrator raise its limit: private memory, so neither a

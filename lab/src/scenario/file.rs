@@ -191,8 +191,6 @@ pub(super) struct FabricTable {
     #[serde(default)]
     pub(super) impair: Vec<Spanned<String>>,
     pub(super) seed: Option<u64>,
-    #[serde(default)]
-    pub(super) lend_between_guests: bool,
 }
 
 /// A kernel module that is loaded before the first check.

@@ -453,20 +453,6 @@ mod tests {
     }
 
     #[test]
-    fn adapters_of_a_group_lend_if_its_fabric_says_so() {
-        for (lines, lends) in [
-            ("", false),
-            ("[fabric]\nlend-between-guests = true\n", true),
-        ] {
-            let group = parse(&format!("{HEAD}{lines}{COMMAND}")).unwrap();
-            for guest in &group.guests {
-                let fabric = guest.scenario.fabric.as_ref().unwrap();
-                assert_eq!(fabric.lend_between_guests, lends, "{}", guest.name);
-            }
-        }
-    }
-
-    #[test]
     fn guest_of_several_has_a_text_of_its_own() {
         let group = parse(&format!("{HEAD}{COMMAND}{ACROSS}")).unwrap();
         for guest in &group.guests {

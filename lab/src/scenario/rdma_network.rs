@@ -14,8 +14,6 @@ pub struct RdmaNetwork {
     pub impairments: Vec<String>,
     /// From this number follows which packets are impaired; the server's own choice if none.
     pub seed: Option<u64>,
-    /// Adapters lend each other memory also where there are several guests: the servers of each can read and write the others' RAM.
-    pub lend_between_guests: bool,
 }
 
 /// Checks the fabric between `nics`. Two adapters or more have one without a table, too.
@@ -35,7 +33,6 @@ pub(super) fn fabric(
     Ok(Some(RdmaNetwork {
         impairments: rules.collect::<Result<_, _>>()?,
         seed: table.seed,
-        lend_between_guests: table.lend_between_guests,
     }))
 }
 

@@ -1,6 +1,6 @@
 //! Accesses to mapped memory: copies, single words, and zeros.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use vm_memory::{AtomicAccess, Bytes, VolatileMemory, VolatileMemoryError, VolatileSlice};
 
@@ -180,20 +180,6 @@ impl MappedMemory {
                 Err(now) => was = now,
             }
         }
-    }
-
-    /// Has `access` change the 4 bytes at `offset`, a multiple of 4, by atomic steps.
-    pub(crate) fn with_word<T>(
-        &self,
-        offset: u64,
-        access: impl FnOnce(&AtomicU32) -> T,
-    ) -> Result<T, MemoryError> {
-        let slice = self.slice(offset, size_of::<u32>())?;
-        let word: &AtomicU32 = slice
-            .get_atomic_ref(0)
-            .map_err(|_| self.out_of_range(offset, size_of::<u32>()))?;
-        let result = access(word);
-        self.intact().map(|()| result)
     }
 }
 

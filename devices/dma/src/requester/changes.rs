@@ -45,8 +45,6 @@ impl Requester {
             routes.bus_master = on;
             // With the routes locked: a request that is refused for it fails after this.
             self.bus_mastering.fetch_add(1, Ordering::AcqRel);
-            // Nothing is lent while it is off.
-            self.loans.end(AddressRange::ALL);
             self.note(|| Event::BusMaster(on));
         }
         drop(routes);
@@ -65,7 +63,6 @@ impl Requester {
     pub fn halt(&self) -> Drain<'_> {
         let mut routes = self.change();
         routes.halted = true;
-        self.loans.end(AddressRange::ALL);
         self.note(|| Event::Reset(true));
         self.drain(vec![AddressRange::ALL])
     }
@@ -86,7 +83,6 @@ impl Requester {
         let old = routes.windows.get(&id).map(OwnWindow::addresses);
         let met: Vec<_> = [old, new].into_iter().flatten().collect();
         if old != new {
-            met.iter().for_each(|range| self.loans.end(*range));
             self.note(|| recording::window(id, window.as_ref()));
         }
         match window {

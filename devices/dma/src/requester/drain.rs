@@ -8,7 +8,7 @@ use crate::switch_limits::CLOSING_TIME_OUT;
 use super::Requester;
 
 /// A change after which no new transfer uses the addresses that it took away. Dropping this waits for the transfers that had
-/// begun there before, and for copies of what was lent.
+/// begun there before.
 ///
 /// It is **not to be dropped with a lock held** that is needed to carry such transfers to their end.
 pub struct Drain<'a> {
@@ -44,8 +44,8 @@ impl Requester {
         }
     }
 
-    /// Waits until no transfer that has begun by now, and no copy of what was lent, uses these addresses. Not to be called with a
-    /// lock held that is needed to carry such transfers to their end.
+    /// Waits until no transfer that has begun by now uses these addresses. Not to be called with a lock held that is needed to
+    /// carry such transfers to their end.
     pub(crate) fn wait_for_transfers(&self, ranges: &[AddressRange]) {
         let lent = || {
             let mut mapped = self.client_memory.lock().mapped();
@@ -56,7 +56,6 @@ impl Requester {
             self.pins
                 .wait(*range, self.transfer_timeout.get().copied(), lent);
         }
-        self.loans.wait(ranges);
     }
 
     /// As [`Requester::wait_for_transfers`], for windows of peers: 250 ms at most, since the owner of a window waits no longer, and a
@@ -68,6 +67,5 @@ impl Requester {
             self.pins.wait_until(*range, began + left);
         }
         self.peer_wait_budget.spend(Instant::now(), began.elapsed());
-        self.loans.wait_since(ranges, began);
     }
 }

@@ -101,8 +101,7 @@ impl Requester {
             self.share_ats(&routes);
         }
         let range = AddressRange { first: iova, last };
-        self.loans.end(range);
-        if self.pins.meet(range) || self.loans.are_copied(range) {
+        if self.pins.meet(range) {
             // It is recorded after the transfers that still use this mapping.
             drop(routes);
             self.wait_for_transfers(&[range]);

@@ -22,15 +22,7 @@ impl Requester {
     /// Sets what the switch does with requests to peers, and the way to those of their windows that are not memory.
     pub fn set_switch(&self, routing: PeerRouting, peers: Arc<dyn Peers>) {
         *self.peers.write() = Some(peers);
-        let mut routes = self.change();
-        let mut met = Vec::new();
-        if routes.peer_routing != routing {
-            met.extend(routes.peers.addresses(|_| true));
-            met.iter().for_each(|range| self.loans.end(*range));
-        }
-        routes.peer_routing = routing;
-        drop(routes);
-        self.loans.wait(&met);
+        self.change().peer_routing = routing;
     }
 
     /// The function is below a switch, or is again, that counts the changes of its peers' windows in `fd` ([`crate::ChangeCount`]).
@@ -99,7 +91,6 @@ impl Requester {
             recording::peer(recorder, peer, &windows);
         }
         let ranges = routes.peers.set(peer, windows);
-        ranges.iter().for_each(|range| self.loans.end(*range));
         self.drain_peers(ranges)
     }
 
@@ -118,7 +109,6 @@ impl Requester {
         }
         routes.has_lost_peers = true;
         let lost: Vec<_> = routes.peers.addresses(|_| true).collect();
-        lost.iter().for_each(|range| self.loans.end(*range));
         if let Some(recorder) = self.recorder.get() {
             let peers = routes.peers.windows();
             peers.for_each(|(peer, _)| recording::peer(recorder, *peer, &[]));

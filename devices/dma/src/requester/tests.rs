@@ -10,6 +10,7 @@ use peerbar_dma_log::{Completer, Direction, DmaKind, Origin, Purpose, Route};
 use super::transfer::{LINK_WAIT, PROBE};
 use super::*;
 use crate::MemoryFile;
+use crate::address::AddressRange;
 use crate::buffer::Buffer;
 use crate::counters::Count;
 use crate::error::{DmaError, DmaFault};

@@ -1,65 +1,62 @@
 //! Packets of other adapters to the queue pairs here, and their answers to packets of this one.
 
+use peerbar_dma::Span;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::Operation;
+use zerocopy::FromBytes;
 
 use super::packet::{self, Packet, Refusal, Verb};
 use super::remote::Sent;
 use super::responder::{self, Payload, Sender};
+use super::staging::SlotName;
 use super::turn::Turn;
-use super::wire::{Arrival, Deferred, Mail};
+use super::wire::{Arrival, Mail};
 use crate::objects::{Gid, Need, QueuePairEvent, QueuePairKind};
 
-/// How many packets, and how many answers, are taken in one turn, and how many bytes of lent memory are copied at least before it ends.
+/// How many packets, and how many answers, are taken in one turn, and how many bytes of slots are copied at least before it ends.
 const MAIL: usize = 32;
-const LENT_IN_A_TURN: u64 = 1 << 20;
+pub(super) const STAGED_IN_A_TURN: u64 = 1 << 20;
 
 impl Turn<'_> {
     /// Takes packets and answers of other adapters.
     pub(super) fn take_mail(&mut self) {
-        // Loans end in here, which may wait.
-        self.state.transfers.session.release();
         if let Some(wire) = self.state.wire.get() {
             wire.receive();
         }
+        let mut has_free_slot = false;
         for _ in 0..MAIL {
             let Some((token, answer)) = self.state.mailbox.next_answer() else {
                 break;
             };
             match self.state.sent.remove(&token) {
-                Some(Sent::Packet(sent)) => self.take_answer(&sent, answer),
-                Some(Sent::File { gid, file }) => {
+                Some(Sent::Packet(sent)) => {
+                    self.take_answer(&sent, answer);
+                    has_free_slot |= sent.slot.is_some();
+                }
+                Some(Sent::Buffer { gid, number }) => {
                     let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
-                    self.file_is_shown(gid, file, is_taken);
+                    self.buffer_is_shared(gid, number, is_taken);
                 }
                 None => {}
             }
         }
-        self.end_old_reads();
-        self.state.copied = 0;
+        if has_free_slot {
+            self.try_slots_again();
+        }
         for _ in 0..MAIL {
             match self.state.mailbox.next_mail() {
                 Some(Mail::Packet(arrival)) => self.take_arrival(arrival),
-                Some(Mail::Gone(gid)) => self.forget_adapter(gid),
+                Some(Mail::Gone(gid)) => self.state.staging.forget(gid),
                 None => break,
             }
-            if self.state.copied >= LENT_IN_A_TURN {
+            if self.state.staged >= STAGED_IN_A_TURN {
                 break;
             }
         }
     }
 
     /// Carries out a packet of another adapter, and answers it if an answer is wanted.
-    pub(super) fn take_arrival(&mut self, arrival: Arrival) {
-        self.take_deferred(Deferred { arrival, shows: 0 });
-    }
-
-    /// Carries out a packet of another adapter that may have waited.
-    pub(super) fn take_deferred(&mut self, deferred: Deferred) {
-        let Deferred {
-            mut arrival,
-            mut shows,
-        } = deferred;
+    fn take_arrival(&mut self, arrival: Arrival) {
         let from = arrival.from;
         let Some((packet, payload)) = Packet::decode(&arrival.data) else {
             return log::debug!("a packet of {from} makes no sense");
@@ -71,16 +68,8 @@ impl Turn<'_> {
         if kind == QueuePairKind::Datagram && packet.verb != Verb::Message {
             return log::debug!("a datagram of {from} is no message");
         }
-        let descriptors = std::mem::take(&mut arrival.descriptors);
         let outcome = match packet.verb {
-            Verb::Show => self.show_arrived(&packet, from, (payload, descriptors)),
-            Verb::Return => self.return_arrived(&packet, from),
-            Verb::Read if packet.is_lent => {
-                let Some(lent) = self.lend_read(&packet, from, &mut shows).transpose() else {
-                    return self.state.deferred.push(Deferred { arrival, shows });
-                };
-                lent
-            }
+            Verb::Share => self.share_arrived(&packet, from, arrival.descriptors),
             _ => self.carry_out(&packet, from, kind, payload),
         };
         let outcome = outcome.map(|answer| self.with_count(&packet, answer));
@@ -110,7 +99,8 @@ impl Turn<'_> {
             }
             Verb::CountRead => self.count_remote(&sender, to, Operation::RdmaRead)?,
             Verb::CountWrite => self.count_remote(&sender, to, Operation::RdmaWrite)?,
-            Verb::Write if packet.is_lent => self.write_lent(packet, &sender, data)?,
+            Verb::Write if packet.is_staged => self.write_staged(packet, &sender, data)?,
+            Verb::Read if packet.is_staged => self.read_staged(packet, &sender, data)?,
             Verb::Write => {
                 self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteWrite))?;
                 self.write_memory(&sender, to, packet.part, payload)?;
@@ -119,7 +109,7 @@ impl Turn<'_> {
                 self.check_remote_buffer(&sender, to, (packet.whole(), Need::RemoteRead))?;
                 answer.extend(self.read_memory(packet, &sender, to)?);
             }
-            Verb::Show | Verb::Return => return Err(CompletionStatus::RemoteBadStatus.into()),
+            Verb::Share => return Err(CompletionStatus::RemoteBadStatus.into()),
         }
         Ok(answer)
     }
@@ -152,5 +142,49 @@ impl Turn<'_> {
         self.state.statistics.packet_bytes += data.len() as u64;
         self.count_sent(packet.part.bytes);
         Ok(data)
+    }
+    /// The slot that a packet of another adapter names.
+    fn slot_of(&self, sender: &Sender, payload: &[u8]) -> Result<Span, Refusal> {
+        let name = SlotName::read_from_bytes(payload).ok();
+        let slot = name.and_then(|name| self.state.staging.shared(sender.gid, name));
+        slot.ok_or(Refusal::NotStaged)
+    }
+
+    /// Writes a part of memory for another adapter, from its slot.
+    fn write_staged(
+        &mut self,
+        packet: &Packet,
+        sender: &Sender,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let (to, part) = (packet.destination, packet.part);
+        self.check_remote_buffer(sender, to, (packet.whole(), Need::RemoteWrite))?;
+        let segments = self.remote_buffer(sender, to, (part, Need::RemoteWrite))?;
+        let slot = self.slot_of(sender, payload)?;
+        let status = CompletionStatus::RemoteBadAddress;
+        self.take_from_slot(responder::tag(to), &slot, &segments, status)?;
+        self.count_received(part.bytes as usize);
+        self.state.statistics.write_received_bytes += u64::from(part.bytes);
+        Ok(())
+    }
+
+    /// Reads a part of memory for another adapter, into its slot.
+    fn read_staged(
+        &mut self,
+        packet: &Packet,
+        sender: &Sender,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let (to, part) = (packet.destination, packet.part);
+        self.check_remote_buffer(sender, to, (packet.whole(), Need::RemoteRead))?;
+        let segments = self.remote_buffer(sender, to, (part, Need::RemoteRead))?;
+        let slot = self.slot_of(sender, payload)?;
+        let status = CompletionStatus::RemoteBadAddress;
+        self.put_into_slot(responder::tag(to), &segments, &slot, status)?;
+        let statistics = &mut self.state.statistics;
+        statistics.read_response_bytes += u64::from(part.bytes);
+        statistics.staged_bytes += u64::from(part.bytes);
+        self.count_sent(part.bytes);
+        Ok(())
     }
 }

@@ -212,7 +212,6 @@ impl Turn<'_> {
     pub(super) fn fail_pair(&mut self, number: u16) {
         if let Ok(pair) = self.objects.queue_pair_mut(number) {
             pair.state = QueuePairState::Error;
-            self.objects.end_loans_of_pair(number);
             self.state.make_ready(number);
         }
     }

@@ -5,6 +5,7 @@ use std::time::Instant;
 use peerbar_efa_spec::completion::CompletionStatus;
 
 use super::packet::Verb;
+use super::staging::Slot;
 use super::work_request::{BadRequest, Data, Part, WorkRequest};
 use crate::objects::Gid;
 
@@ -13,7 +14,7 @@ use crate::objects::Gid;
 pub(super) const WINDOW: usize = 16;
 
 /// A work request in progress.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Job {
     pub(super) request: WorkRequest,
     /// Tells it from all others of the adapter.
@@ -42,24 +43,22 @@ pub(super) enum Wait {
 }
 
 /// How far a work request to another adapter has come.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Remote {
     /// The adapter, once it has begun.
     pub(super) gid: Option<Gid>,
     /// A packet that could not be sent yet.
     pub(super) unsent: Option<Unsent>,
-    /// Since when none could be sent.
+    /// Since when no packet could be sent. `None` once one was.
     pub(super) busy_since: Option<Instant>,
     /// How many of its bytes have been asked for, or sent.
     pub(super) sent: u32,
     /// Something has been sent.
     pub(super) has_begun: bool,
-    /// How often files have been shown for its next part.
-    pub(super) shows: u8,
-    /// Parts that were to be lent and could not be, which go in packets.
+    /// Its next part waits for a free slot.
+    pub(super) needs_slot: bool,
+    /// Parts whose slots could not be used, which go in packets.
     pub(super) again: Vec<Part>,
-    /// Parts that have been copied, or none of whose bytes has been, by their loans, which are to be given back.
-    pub(super) returns: Vec<(Part, u64)>,
     /// How many packets are not answered.
     pub(super) outstanding: u16,
     /// Its message has arrived.
@@ -111,14 +110,13 @@ impl Job {
 }
 
 /// A packet of a work request, with what it is and the part that it is about.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Unsent {
     pub(super) verb: Verb,
     pub(super) part: Part,
     pub(super) data: Vec<u8>,
-    pub(super) is_lent: bool,
-    /// The loan of a write that is lent.
-    pub(super) loan: Option<u64>,
+    /// The slot of its payload.
+    pub(super) slot: Option<Slot>,
 }
 
 /// The work requests of one queue pair in progress, oldest first.
@@ -137,8 +135,10 @@ impl Jobs {
         if self.0.len() >= usize::from(entries) {
             return true;
         }
-        let holds_up =
-            |job: &&Job| !matches!(job.wait, Wait::Until(_)) || job.remote.unsent.is_some();
+        let holds_up = |job: &&Job| {
+            let waits_to_send = job.remote.busy_since.is_some() || job.remote.needs_slot;
+            waits_to_send || !matches!(job.wait, Wait::Until(_))
+        };
         self.0.iter().filter(holds_up).count() >= WINDOW
     }
 
@@ -168,6 +168,12 @@ impl Jobs {
         let due: Vec<usize> = due.map(|(index, _)| index).collect();
         let index = *due.get(choose(due.len()))?;
         Some((index, self.0.remove(index)))
+    }
+
+    /// A slot is free: has the jobs that wait for one try again.
+    pub(super) fn try_slots_again(&mut self) {
+        let waiting = self.0.iter_mut().filter(|job| job.remote.needs_slot);
+        waiting.for_each(|job| job.wait = Wait::Turn);
     }
 
     /// Takes out this job. Where it was.

@@ -3,50 +3,42 @@
 use peerbar_efa_spec::work::Operation;
 
 use super::job::{Job, Remote};
-use super::packet::{LENT_BYTES, PART_BYTES, Verb};
+use super::packet::{PART_BYTES, Verb};
+use super::staging::SLOT_BYTES;
 use super::work_request::{Data, Part, WorkRequest};
 
 /// How many parts of one transfer are under way at most.
 const PARTS: u16 = 8;
-/// The longest read that goes in a packet where memory could be lent: that takes one request less.
-const SHORT_READ: u32 = 4096;
+/// The longest transfer whose payload goes in a packet where it could go through a slot. A packet is needed anyway.
+const SHORT: u32 = 4096;
 
 /// What the next packet of a work request is about.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NextPacket {
     pub(super) verb: Verb,
     pub(super) part: Part,
-    /// Memory may be lent for it.
-    pub(super) may_lend: bool,
-    /// The loan that is given back.
-    pub(super) returned: Option<u64>,
+    /// Its payload may go through a slot.
+    pub(super) is_staged: bool,
 }
 
 impl NextPacket {
-    /// One that lends nothing and gives nothing back.
-    fn of(verb: Verb, part: Part) -> Self {
+    /// One whose payload goes in the packet.
+    fn new(verb: Verb, part: Part) -> Self {
         Self {
             verb,
             part,
-            may_lend: false,
-            returned: None,
+            is_staged: false,
         }
     }
 }
 
 /// What the next packet of a work request is about. `None` if it waits for answers, or is over.
-pub(super) fn next_packet(job: &mut Job, lends: bool) -> Option<NextPacket> {
+pub(super) fn next_packet(job: &mut Job, stages: bool) -> Option<NextPacket> {
     let (request, remote) = (&job.request, &mut job.remote);
     // The first part has the length of all: only once it has been carried out is it certain that the others may be.
     let limit = if job.moved == 0 { 1 } else { PARTS };
     if remote.outstanding >= limit {
         return None;
-    }
-    if let Some((part, loan)) = remote.returns.pop() {
-        return Some(NextPacket {
-            returned: Some(loan),
-            ..NextPacket::of(Verb::Return, part)
-        });
     }
     if remote.failure.is_some() {
         return None;
@@ -60,9 +52,9 @@ pub(super) fn next_packet(job: &mut Job, lends: bool) -> Option<NextPacket> {
     };
     if verb == Verb::Message {
         let is_due = !remote.has_begun && !remote.is_received;
-        return is_due.then_some(NextPacket::of(verb, Part::whole(request.bytes)));
+        return is_due.then_some(NextPacket::new(verb, Part::whole(request.bytes)));
     }
-    next_part(request, remote, verb, lends).or_else(|| next_report(request, remote, verb))
+    next_part(request, remote, verb, stages).or_else(|| next_report(request, remote, verb))
 }
 
 /// The next packet about data of an RDMA write or read. `None` if there was one about each part.
@@ -70,7 +62,7 @@ fn next_part(
     request: &WorkRequest,
     remote: &mut Remote,
     verb: Verb,
-    lends: bool,
+    stages: bool,
 ) -> Option<NextPacket> {
     if let Some(whole) = remote.again.pop() {
         let part = whole.at_most(PART_BYTES);
@@ -78,19 +70,18 @@ fn next_part(
             let rest = Part::new(whole.offset + part.len, whole.len - part.len);
             remote.again.push(rest);
         }
-        return Some(NextPacket::of(verb, part));
+        return Some(NextPacket::new(verb, part));
     }
     // An empty transfer is one part, so that the other side checks it.
     if remote.sent >= request.bytes && remote.has_begun {
         return None;
     }
     let left = request.bytes.saturating_sub(remote.sent);
-    let is_long = left > 0 && (verb == Verb::Write || request.bytes > SHORT_READ);
-    let may_lend = lends && is_long && matches!(request.data, Data::Buffers(_));
-    let most = if may_lend { LENT_BYTES } else { PART_BYTES };
+    let is_staged = stages && request.bytes > SHORT && matches!(request.data, Data::Buffers(_));
+    let most = if is_staged { SLOT_BYTES } else { PART_BYTES };
     Some(NextPacket {
-        may_lend,
-        ..NextPacket::of(verb, Part::new(remote.sent, left.min(most)))
+        is_staged,
+        ..NextPacket::new(verb, Part::new(remote.sent, left.min(most)))
     })
 }
 
@@ -101,9 +92,9 @@ fn next_report(request: &WorkRequest, remote: &Remote, verb: Verb) -> Option<Nex
             Verb::Read => Verb::CountRead,
             _ => Verb::CountWrite,
         };
-        return Some(NextPacket::of(report, Part::whole(0)));
+        return Some(NextPacket::new(report, Part::whole(0)));
     }
     let is_announced = request.immediate.is_none() || remote.is_announcing || remote.is_announced;
     let is_written = remote.outstanding == 0 && verb == Verb::Write;
-    (is_written && !is_announced).then_some(NextPacket::of(Verb::Announce, Part::whole(0)))
+    (is_written && !is_announced).then_some(NextPacket::new(Verb::Announce, Part::whole(0)))
 }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use peerbar_dma::Loan;
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_fabric::{REQUEST_TIME_OUT, RequestError, SendError};
+use zerocopy::IntoBytes;
 
 use super::job::{Job, Unsent, Wait};
-use super::lending::MOST_SHOWS;
 use super::next_packet::{NextPacket, next_packet};
 use super::packet::{self, PART_BYTES, Packet, Refusal, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
 use super::responder::Payload;
+use super::staging::Slot;
 use super::turn::Turn;
 use super::wire::{Answer, Token};
 use super::work_request::Part;
@@ -21,20 +21,21 @@ use crate::objects::{Gid, Need, QueuePairKind};
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// How long a peer may have as many requests in progress as it can: each of them ends in half of that.
 const BUSY_TIME_OUT: Duration = REQUEST_TIME_OUT.saturating_mul(2);
-/// How long a work request waits until its destination knows the files of its memory.
-const SHOW_WAIT: Duration = Duration::from_millis(1);
+
+/// How long a part waits for a free slot at most before it looks again. It looks earlier if a request that had one is answered.
+const SLOT_WAIT: Duration = Duration::from_millis(1);
 
 /// An unanswered request to another adapter.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Sent {
     /// A packet of a work request.
     Packet(SentPacket),
-    /// A file that is going to be lent.
-    File { gid: Gid, file: u32 },
+    /// A staging buffer.
+    Buffer { gid: Gid, number: u32 },
 }
 
 /// A packet of a work request that is not answered.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct SentPacket {
     pair: u16,
     job: u64,
@@ -42,24 +43,8 @@ pub(super) struct SentPacket {
     pub(super) verb: Verb,
     /// The part of the transfer.
     pub(super) part: Part,
-    is_lent: bool,
-    /// The loan of a write that is lent.
-    loan: Option<u64>,
-}
-
-/// Why there is no packet now.
-pub(super) enum NoPacket {
-    Failed(CompletionStatus),
-    /// The destination does not know the memory yet. It may have been shown some of it just now.
-    NotShown {
-        asked: bool,
-    },
-}
-
-impl From<CompletionStatus> for NoPacket {
-    fn from(status: CompletionStatus) -> Self {
-        Self::Failed(status)
-    }
+    /// The slot of its payload.
+    pub(super) slot: Option<Slot>,
 }
 
 impl Turn<'_> {
@@ -71,29 +56,29 @@ impl Turn<'_> {
         }
         job.remote.gid = Some(gid);
         let next = match job.remote.unsent.take() {
-            Some(unsent) => Ok(unsent),
+            Some(unsent) => Ok(Some(unsent)),
             None => {
-                let lends = job.remote.shows < MOST_SHOWS && self.lends_to(gid);
-                let Some(next) = next_packet(job, lends) else {
+                let stages = self.stages(gid);
+                let Some(next) = next_packet(job, stages) else {
                     return ended(job);
                 };
                 self.unsent(requester, gid, job, next)
             }
         };
+        job.remote.needs_slot = matches!(next, Ok(None));
         match next {
-            Ok(packet) => self.send_packet(requester, gid, job, packet),
-            Err(NoPacket::Failed(status)) => self.give_up(job, status),
-            Err(NoPacket::NotShown { asked }) => {
-                job.remote.shows = job.remote.shows.saturating_add(asked.into());
-                Step::After(Wait::Until(self.now + SHOW_WAIT))
+            Ok(Some(packet)) => self.send_packet(requester, gid, job, packet),
+            Ok(None) => {
+                self.state.staging.add_waiter(requester.sender.pair);
+                Step::After(Wait::Until(self.now + SLOT_WAIT))
             }
+            Err(status) => self.give_up(job, status),
         }
     }
 
     /// A work request has failed. It is over once its packets are answered: none of them does anything afterwards.
     pub(super) fn give_up(&mut self, job: &mut Job, status: CompletionStatus) -> Step {
-        let loan = job.remote.unsent.take().and_then(|unsent| unsent.loan);
-        drop(loan.and_then(|loan| self.objects.take_loan(loan)));
+        job.remote.unsent = None;
         job.remote.failure.get_or_insert(status);
         ended(job)
     }
@@ -105,7 +90,7 @@ impl Turn<'_> {
         job: &mut Job,
     ) -> Result<(), CompletionStatus> {
         let whole = Part::whole(job.request.bytes);
-        let data = self.packet(requester, job, (Verb::Message, whole), false)?;
+        let data = self.packet(requester, job, (Verb::Message, whole))?;
         self.state.transfers.session.release();
         let wire = self.state.wire.get();
         let wire = wire.ok_or(CompletionStatus::LocalUnreachableRemote)?;
@@ -128,27 +113,23 @@ impl Turn<'_> {
         self.state.transfers.session.release();
         let wire = self.state.wire.get().ok_or(SendError::Lost);
         let sent = wire.and_then(|wire| wire.request(gid, &packet.data, Vec::new(), token));
-        match sent {
-            Ok(()) => job.remote.busy_since = None,
-            Err(SendError::Busy) => {
-                job.remote.unsent = Some(packet);
+        let Err(error) = sent else {
+            job.remote.busy_since = None;
+            self.note_sent(requester, gid, job, packet, token);
+            return Step::Again;
+        };
+        job.remote.unsent = Some(packet);
+        match error {
+            SendError::Busy => {
                 let since = *job.remote.busy_since.get_or_insert(self.now);
                 if self.now.saturating_duration_since(since) >= BUSY_TIME_OUT {
                     return self.give_up(job, CompletionStatus::LocalUnresponsiveRemote);
                 }
-                return Step::After(Wait::Until(self.now + BUSY_WAIT));
+                Step::After(Wait::Until(self.now + BUSY_WAIT))
             }
-            Err(error) => {
-                job.remote.unsent = Some(packet);
-                let status = match error {
-                    SendError::TooLong => CompletionStatus::LocalQueuePair,
-                    _ => CompletionStatus::LocalUnreachableRemote,
-                };
-                return self.give_up(job, status);
-            }
+            SendError::TooLong => self.give_up(job, CompletionStatus::LocalQueuePair),
+            SendError::Lost => self.give_up(job, CompletionStatus::LocalUnreachableRemote),
         }
-        self.note_sent(requester, gid, job, &packet, token);
-        Step::Again
     }
 
     /// A packet of a work request has been sent and is to be answered.
@@ -157,28 +138,24 @@ impl Turn<'_> {
         requester: &Requester,
         gid: Gid,
         job: &mut Job,
-        packet: &Unsent,
+        packet: Unsent,
         token: Token,
     ) {
         let (verb, part) = (packet.verb, packet.part);
+        let is_staged = packet.slot.is_some();
         let sent = SentPacket {
             pair: requester.sender.pair,
             job: job.id,
             gid,
             verb,
             part,
-            is_lent: packet.is_lent,
-            loan: packet.loan,
+            slot: packet.slot,
         };
-        if packet.is_lent {
-            job.remote.shows = 0;
-        }
         self.state.sent.insert(token, Sent::Packet(sent));
         job.remote.outstanding += 1;
         match verb {
             Verb::Announce => job.remote.is_announcing = true,
             Verb::CountRead | Verb::CountWrite => job.remote.is_reported = true,
-            Verb::Return => {}
             _ => {
                 job.remote.has_begun = true;
                 job.remote.sent = job.remote.sent.max(part.offset + part.len);
@@ -186,68 +163,83 @@ impl Turn<'_> {
         }
         if verb == Verb::Write || verb == Verb::Message && job.not_ready == 0 {
             self.count_sent(part.len);
-            if !packet.is_lent {
-                self.state.statistics.packet_bytes += u64::from(part.len);
+            let statistics = &mut self.state.statistics;
+            match is_staged {
+                true => statistics.staged_bytes += u64::from(part.len),
+                false => statistics.packet_bytes += u64::from(part.len),
             }
         }
     }
 
-    /// The next packet of a work request, with its payload, or with the memory that is lent for it.
+    /// The next packet of a work request, with its payload or the slot of that. `None` if it waits for a free slot.
     fn unsent(
         &mut self,
         requester: &Requester,
         gid: Gid,
         job: &Job,
         next: NextPacket,
-    ) -> Result<Unsent, NoPacket> {
+    ) -> Result<Option<Unsent>, CompletionStatus> {
         let NextPacket { verb, part, .. } = next;
-        if let Some(loan) = next.returned {
-            return Ok(Unsent {
-                verb,
-                part,
-                data: Packet::of_adapter(verb, loan, part.len).encode(&[]),
-                is_lent: false,
-                loan: None,
-            });
-        }
-        if next.may_lend && verb == Verb::Read {
-            return Ok(Unsent {
-                verb,
-                part,
-                data: self.packet(requester, job, (verb, part), true)?,
-                is_lent: true,
-                loan: None,
-            });
-        }
-        if next.may_lend {
-            if let Some(unsent) = self.lent_write(requester, gid, job, part)? {
-                return Ok(unsent);
+        if next.is_staged {
+            let Some(slot) = self.state.staging.take_slot(gid) else {
+                return Ok(None);
+            };
+            let packet = self.staged_packet(requester, job, (verb, part), &slot)?;
+            if let Some(data) = packet {
+                let slot = Some(slot);
+                return Ok(Some(Unsent {
+                    verb,
+                    part,
+                    data,
+                    slot,
+                }));
             }
         }
         let part = part.at_most(PART_BYTES);
-        Ok(Unsent {
+        let data = self.packet(requester, job, (verb, part))?;
+        Ok(Some(Unsent {
             verb,
             part,
-            data: self.packet(requester, job, (verb, part), false)?,
-            is_lent: false,
-            loan: None,
-        })
+            data,
+            slot: None,
+        }))
     }
 
-    /// The header of a packet. A transfer that does not fit moves nothing.
-    pub(super) fn header(
+    /// A packet that names a slot, which has the payload of a write from now on. `None` if the slot cannot be used.
+    fn staged_packet(
         &mut self,
         requester: &Requester,
         job: &Job,
         (verb, part): (Verb, Part),
-        is_lent: bool,
+        slot: &Slot,
+    ) -> Result<Option<Vec<u8>>, CompletionStatus> {
+        let header = Packet {
+            is_staged: true,
+            ..self.header(requester, job, (verb, part))?
+        };
+        let need = local_need(verb);
+        let segments = self.local_segments(requester, &job.request, need, part)?;
+        if verb == Verb::Write {
+            let tag = tag(requester.sender.pair, job.number);
+            let status = CompletionStatus::LocalInvalidKey;
+            match self.put_into_slot(tag, &segments, &slot.memory, status) {
+                Ok(()) => {}
+                Err(Refusal::Status(status)) => return Err(status),
+                Err(Refusal::NotStaged) => return Ok(None),
+            }
+        }
+        Ok(Some(header.encode(slot.name.as_bytes())))
+    }
+
+    /// The header of a packet. A transfer that does not fit moves nothing.
+    fn header(
+        &mut self,
+        requester: &Requester,
+        job: &Job,
+        (verb, part): (Verb, Part),
     ) -> Result<Packet, CompletionStatus> {
         let request = &job.request;
-        let need = if verb == Verb::Read {
-            Need::LocalWrite
-        } else {
-            Need::LocalRead
-        };
+        let need = local_need(verb);
         let is_first = part.offset == 0;
         let moves = matches!(verb, Verb::Message | Verb::Read | Verb::Write);
         if is_first && part.len < request.bytes && moves {
@@ -259,7 +251,7 @@ impl Turn<'_> {
             destination: request.destination,
             qkey: request.qkey,
             immediate: request.immediate,
-            is_lent,
+            is_staged: false,
             part: part_of(request.remote, part),
             total: if is_first { request.bytes } else { part.len },
         })
@@ -271,14 +263,10 @@ impl Turn<'_> {
         requester: &Requester,
         job: &Job,
         (verb, part): (Verb, Part),
-        is_lent: bool,
     ) -> Result<Vec<u8>, CompletionStatus> {
         let request = &job.request;
-        let header = self.header(requester, job, (verb, part), is_lent)?;
-        let need = match verb {
-            Verb::Read => Need::LocalWrite,
-            _ => Need::LocalRead,
-        };
+        let header = self.header(requester, job, (verb, part))?;
+        let need = local_need(verb);
         let segments = self.local_segments(requester, request, need, part)?;
         let tag = tag(requester.sender.pair, job.number);
         let is_without = !matches!(verb, Verb::Message | Verb::Write);
@@ -295,7 +283,11 @@ impl Turn<'_> {
 
     /// A request of a work request has its outcome.
     pub(super) fn take_answer(&mut self, sent: &SentPacket, answer: Answer) {
-        let loan = sent.loan.and_then(|loan| self.objects.take_loan(loan));
+        if let Some(slot) = sent.slot.as_ref().filter(|_| answer.is_err()) {
+            // Without an answer the other adapter may still use it.
+            let staging = &mut self.state.staging;
+            staging.give_up_buffer_of(sent.gid, slot, self.now);
+        }
         let Ok(pair) = self.objects.queue_pair_mut(sent.pair) else {
             return;
         };
@@ -305,7 +297,7 @@ impl Turn<'_> {
         };
         job.remote.outstanding = job.remote.outstanding.saturating_sub(1);
         let step = match self.requester(sent.pair, &job) {
-            Some(requester) => self.advance(&requester, &mut job, sent, (answer, loan)),
+            Some(requester) => self.advance(&requester, &mut job, sent, answer),
             None => Step::Again,
         };
         match step {
@@ -321,7 +313,7 @@ impl Turn<'_> {
         requester: &Requester,
         job: &mut Job,
         sent: &SentPacket,
-        (answer, loan): (Answer, Option<Loan>),
+        answer: Answer,
     ) -> Step {
         if matches!(answer, Err(RequestError::Gone | RequestError::TimedOut)) {
             self.state.statistics.unresponsive_remotes += 1;
@@ -334,28 +326,19 @@ impl Turn<'_> {
         let outcome = answer.map_err(Refusal::Status).and_then(|answer| {
             job.remote.is_counted |= packet::is_to_be_counted(&answer);
             let payload = packet::decode_answer(&answer)?;
-            if sent.is_lent {
-                return self.take_lent(requester, job, sent, (payload, loan));
-            }
-            Ok(self.take_part(requester, job, sent, payload)?)
+            self.take_part(requester, job, sent, payload)
         });
         match (outcome, sent.verb) {
             (Ok(()), _) => Step::Again,
-            (Err(refusal @ (Refusal::NotLent | Refusal::LoanOver)), _)
-                if sent.is_lent || sent.verb == Verb::Return =>
-            {
-                if refusal == Refusal::NotLent {
-                    self.state.lending.refused(sent.gid, self.now);
-                }
-                // A loan that was given back unread has no bytes.
-                if sent.part.len > 0 {
+            (Err(Refusal::NotStaged), _) => match &sent.slot {
+                Some(slot) => {
+                    let staging = &mut self.state.staging;
+                    staging.give_up_buffer_of(sent.gid, slot, self.now);
                     job.remote.again.push(sent.part);
+                    Step::Again
                 }
-                Step::Again
-            }
-            (Err(Refusal::NotLent | Refusal::LoanOver), _) => {
-                self.give_up(job, CompletionStatus::RemoteBadStatus)
-            }
+                None => self.give_up(job, CompletionStatus::RemoteBadStatus),
+            },
             (Err(Refusal::Status(CompletionStatus::RemoteNotReady)), Verb::Message) => {
                 job.remote.has_begun = false;
                 self.not_ready_remote(requester, job)
@@ -382,27 +365,45 @@ impl Turn<'_> {
         job: &mut Job,
         sent: &SentPacket,
         data: &[u8],
-    ) -> Result<(), CompletionStatus> {
+    ) -> Result<(), Refusal> {
         match sent.verb {
             Verb::Message => job.remote.is_received = true,
             Verb::Announce => job.remote.is_announced = true,
-            Verb::Write | Verb::Show | Verb::CountRead | Verb::CountWrite => {}
-            Verb::Return => self.count_received(sent.part.len as usize),
-            Verb::Read if data.len() as u64 != u64::from(sent.part.len) => {
-                return Err(CompletionStatus::RemoteBadStatus);
-            }
-            Verb::Read => {
-                let request = &job.request;
-                let segments =
-                    self.local_segments(requester, request, Need::LocalWrite, sent.part)?;
-                let tag = tag(requester.sender.pair, job.number);
-                let written = self.state.transfers.write(tag, data, &segments);
-                written.map_err(|_| CompletionStatus::LocalInvalidKey)?;
-                self.count_received(data.len());
-            }
+            Verb::Write | Verb::Share | Verb::CountRead | Verb::CountWrite => {}
+            Verb::Read => self.take_read(requester, job, sent, data)?,
         }
         job.moved = job.moved.saturating_add(sent.part.len);
         Ok(())
+    }
+    /// Takes the payload of a part of a read: from its slot, or else from the answer.
+    fn take_read(
+        &mut self,
+        requester: &Requester,
+        job: &Job,
+        sent: &SentPacket,
+        data: &[u8],
+    ) -> Result<(), Refusal> {
+        let segments = self.local_segments(requester, &job.request, Need::LocalWrite, sent.part)?;
+        let tag = tag(requester.sender.pair, job.number);
+        let status = CompletionStatus::LocalInvalidKey;
+        match &sent.slot {
+            Some(slot) => self.take_from_slot(tag, &slot.memory, &segments, status)?,
+            None if data.len() as u64 == u64::from(sent.part.len) => {
+                let written = self.state.transfers.write(tag, data, &segments);
+                written.map_err(|_| status)?;
+            }
+            None => return Err(CompletionStatus::RemoteBadStatus.into()),
+        }
+        self.count_received(sent.part.len as usize);
+        Ok(())
+    }
+}
+
+/// What a packet's own memory is used for.
+fn local_need(verb: Verb) -> Need {
+    match verb {
+        Verb::Read => Need::LocalWrite,
+        _ => Need::LocalRead,
     }
 }
 
@@ -410,8 +411,6 @@ impl Turn<'_> {
 fn ended(job: &Job) -> Step {
     match job.remote.failure {
         _ if job.remote.outstanding > 0 => Step::After(Wait::Answer),
-        // What it was lent is given back first.
-        Some(_) if !job.remote.returns.is_empty() => Step::Again,
         Some(status) => Step::Done(status),
         None => Step::Done(CompletionStatus::Ok),
     }

@@ -6,6 +6,7 @@ use peerbar_dma::{Origin, Purpose, Tag};
 use peerbar_efa_spec::completion::CompletionStatus;
 use peerbar_efa_spec::work::{LONG_SEND_ENTRY_BYTES, Operation};
 
+use super::arrivals::STAGED_IN_A_TURN;
 use super::job::{Job, Wait};
 use super::responder::{Payload, Sender};
 use super::transfers::TransferError;
@@ -82,7 +83,7 @@ impl Turn<'_> {
                 Step::Again => self.put_back(number, index, job, Wait::Turn),
                 Step::After(wait) => self.put_back(number, index, job, wait),
             }
-            if bytes >= SLICE_BYTES {
+            if bytes >= SLICE_BYTES || self.state.staged >= STAGED_IN_A_TURN {
                 break;
             }
         }

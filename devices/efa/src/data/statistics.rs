@@ -44,10 +44,10 @@ pub struct Statistics {
     pub unresponsive_remotes: u64,
     /// Bytes that were copied twice, since not all of the memory is mapped here.
     pub bounced_bytes: u64,
-    /// Bytes of this adapter's memory that others have copied themselves, from where they are.
-    pub lent_bytes: u64,
-    /// How often another adapter could not use what it was lent, so that payload went in packets for a while.
-    pub refused_loans: u64,
+    /// Bytes of payload that were sent to other adapters through staging buffers.
+    pub staged_bytes: u64,
+    /// How often another adapter did not take a staging buffer, or lost it, so that payload went in packets for a while.
+    pub refused_buffers: u64,
     /// Bytes of payload that were sent to other adapters in packets, which is several copies.
     pub packet_bytes: u64,
 }

@@ -8,13 +8,13 @@ mod event_counters;
 mod events;
 mod fast_regions;
 mod fixture;
-mod lending;
 mod messages;
 mod order;
 mod rdma;
 mod remote;
 mod reuse;
 mod speed;
+mod staging;
 mod two_adapters;
 
 use std::sync::Arc;

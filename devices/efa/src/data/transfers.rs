@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use peerbar_dma::{
-    BorrowedLoan, CopyError, Direction, Loan, LoanWords, Requester, Session, Span, Tag,
-};
+use peerbar_dma::{CopyError, Direction, Requester, Session, Span, Tag};
 use thiserror::Error;
 
 use crate::objects::BusSegment;
@@ -21,13 +19,13 @@ pub(super) enum TransferError {
     Destination,
 }
 
-/// Why a copy of lent memory failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(super) enum LentError {
-    #[error(transparent)]
-    Transfer(#[from] TransferError),
-    #[error("the loan of the source is over")]
-    LoanOver,
+/// The side of a copy between memory and a slot that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StagingError {
+    /// The memory of the adapter's own function.
+    Memory,
+    /// The slot: the process that shares it has taken it away.
+    Slot,
 }
 
 /// The side of a copy that failed.
@@ -71,36 +69,46 @@ impl Transfers {
         self.bounce(tag, from, to)
     }
 
-    /// Copies memory that is lent to segments that are as long. Its lender may wait meanwhile, so no other thread or
-    /// process is waited for; a page of the segments that the client keeps on a disk still delays it.
-    pub(super) fn copy_lent(
+    /// Copies memory into a slot, which has room for it.
+    pub(super) fn put_into(
         &mut self,
         tag: Tag,
-        (loan, from): (&BorrowedLoan, &[(Span, usize)]),
-        to: &[BusSegment],
-    ) -> Result<(), LentError> {
-        if let Some(pinned) = self.session.pin(tag, Direction::Write, ranges(to)) {
-            let copying = loan.begin().ok_or(LentError::LoanOver)?;
-            pinned.copy_from(from).map_err(side)?;
-            let is_in_time = copying.finish();
-            return is_in_time.then_some(()).ok_or(LentError::LoanOver);
+        from: &[BusSegment],
+        slot: &Span,
+    ) -> Result<(), StagingError> {
+        if let Some(pinned) = self.session.pin(tag, Direction::Read, ranges(from)) {
+            return pinned.copy_into(slot).map_err(|error| match error {
+                CopyError::Source(_) => StagingError::Memory,
+                CopyError::Destination(_) | CopyError::Lengths { .. } => StagingError::Slot,
+            });
         }
-        let data = read_lent(loan, from)?;
-        self.write(tag, &data, to)?;
+        let data = self.read(tag, from).map_err(|_| StagingError::Memory)?;
+        let written = slot.file.write(slot.offset, &data);
+        written.map_err(|_| StagingError::Slot)?;
         self.bounced += data.len() as u64;
         Ok(())
     }
 
-    /// Lends segments to another adapter, by these words. `None` if not all of it is memory that is mapped here, or too much is lent.
-    pub(super) fn lend(
+    /// Copies the beginning of a slot into memory, as much as there is room for.
+    pub(super) fn take_from(
         &mut self,
         tag: Tag,
-        segments: &[BusSegment],
-        words: &Arc<LoanWords>,
-    ) -> Option<Loan> {
-        let loan = self.session.lend(tag, words, ranges(segments));
-        self.session.release();
-        loan
+        slot: &Span,
+        to: &[BusSegment],
+    ) -> Result<(), StagingError> {
+        if let Some(pinned) = self.session.pin(tag, Direction::Write, ranges(to)) {
+            return pinned.copy_from(slot).map_err(|error| match error {
+                CopyError::Destination(_) => StagingError::Memory,
+                CopyError::Source(_) | CopyError::Lengths { .. } => StagingError::Slot,
+            });
+        }
+        let mut data = vec![0; total(to)];
+        let read = slot.file.read(slot.offset, &mut data);
+        read.map_err(|_| StagingError::Slot)?;
+        self.write(tag, &data, to)
+            .map_err(|_| StagingError::Memory)?;
+        self.bounced += data.len() as u64;
+        Ok(())
     }
 
     /// Copies by way of the buffer. Nothing is pinned and no route is kept meanwhile, since others may be asked.
@@ -158,21 +166,6 @@ impl Transfers {
             .map_err(|_| TransferError::Source)?;
         Ok(data)
     }
-}
-
-/// All of what is lent, in a buffer of its own.
-fn read_lent(loan: &BorrowedLoan, from: &[(Span, usize)]) -> Result<Vec<u8>, LentError> {
-    let mut data = vec![0; from.iter().map(|(_, bytes)| bytes).sum()];
-    let copying = loan.begin().ok_or(LentError::LoanOver)?;
-    let mut rest = data.as_mut_slice();
-    for (span, bytes) in from {
-        let (part, behind) = rest.split_at_mut(*bytes);
-        let read = span.file.read(span.offset, part);
-        read.map_err(|_| TransferError::Source)?;
-        rest = behind;
-    }
-    let is_in_time = copying.finish();
-    is_in_time.then_some(data).ok_or(LentError::LoanOver)
 }
 
 fn ranges(segments: &[BusSegment]) -> impl Iterator<Item = (u64, usize)> {

@@ -7,11 +7,11 @@ use std::time::Instant;
 use peerbar_dma::{BusMastering, MemoryFile};
 use peerbar_pci::Interrupts;
 
-use super::lending::Lending;
 use super::remote::Sent;
+use super::staging::Staging;
 use super::statistics::Statistics;
 use super::transfers::Transfers;
-use super::wire::{Deferred, Mailbox, Token, Wire};
+use super::wire::{Mailbox, Token, Wire};
 use crate::objects::{Gid, Objects};
 
 /// What the worker has besides the objects.
@@ -28,12 +28,10 @@ pub(super) struct WorkerState {
     pub(super) wire: Arc<OnceLock<Arc<dyn Wire>>>,
     /// What has arrived from there.
     pub(super) mailbox: Arc<Mailbox>,
-    /// Memory that is lent between adapters.
-    pub(super) lending: Lending,
-    /// Reads of others that wait until they know the memory that they are lent.
-    pub(super) deferred: Vec<Deferred>,
-    /// Bytes of lent memory that were copied in this turn.
-    pub(super) copied: u64,
+    /// The staging buffers that it shares with other adapters.
+    pub(super) staging: Staging,
+    /// Bytes that were copied from or to slots in this turn.
+    pub(super) staged: u64,
     /// Requests to other adapters that are not answered.
     pub(super) sent: HashMap<Token, Sent>,
     /// How many jobs and requests there have been.

@@ -40,8 +40,8 @@ pub(super) trait Wire: Send + Sync {
         token: Token,
     ) -> Result<(), SendError>;
 
-    /// Whether memory may be lent to an adapter, and by it.
-    fn lends(&self, to: Gid) -> bool;
+    /// Returns `true` if memory may be shared with an adapter.
+    fn shares_memory(&self, to: Gid) -> bool;
 
     /// What has been sent again, since it was lost or not answered.
     fn statistics(&self) -> LinkStatistics;
@@ -62,13 +62,6 @@ pub(super) struct Arrival {
     pub(super) descriptors: Vec<OwnedFd>,
     /// What is answered goes there, if an answer is wanted. Dropped, it refuses the request.
     pub(super) reply: Option<Box<dyn FnOnce(Vec<u8>) + Send>>,
-}
-
-/// A packet that waits until its sender knows the memory that it is lent.
-pub(super) struct Deferred {
-    pub(super) arrival: Arrival,
-    /// How often files have been shown for it.
-    pub(super) shows: u8,
 }
 
 /// What comes from the fabric, in order.
@@ -207,8 +200,6 @@ impl PacketHandler for Mailbox {
 pub(super) struct FabricWire {
     pub(super) sender: LinkSender,
     pub(super) mailbox: Arc<Mailbox>,
-    /// All adapters of the fabric are trusted with this one's memory.
-    pub(super) lends: bool,
 }
 
 impl Wire for FabricWire {
@@ -228,8 +219,8 @@ impl Wire for FabricWire {
         self.sender.request(to, data, descriptors, done)
     }
 
-    fn lends(&self, to: Gid) -> bool {
-        self.lends && self.sender.takes_descriptors(to) != Some(false)
+    fn shares_memory(&self, to: Gid) -> bool {
+        self.sender.takes_descriptors(to) != Some(false)
     }
 
     fn statistics(&self) -> LinkStatistics {

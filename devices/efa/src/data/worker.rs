@@ -64,7 +64,7 @@ impl Worker {
         self.state.transfers.session.release();
         *self.statistics.lock() = Statistics {
             bounced_bytes: self.state.transfers.bounced,
-            refused_loans: self.state.lending.refusals,
+            refused_buffers: self.state.staging.refusals,
             ..self.state.statistics
         };
         MutexGuard::unlock_fair(objects);
@@ -75,6 +75,7 @@ impl Worker {
 impl Turn<'_> {
     /// Takes what has arrived, and gives the next queue pair a slice.
     fn go_on(&mut self) -> NextTurn {
+        self.state.staged = 0;
         self.take_mail();
         let ready = self.state.ready.pop_front();
         if let Some(pair) = ready.filter(|pair| self.serve(*pair)) {
@@ -117,7 +118,7 @@ impl Turn<'_> {
             let due = pair.jobs.next_due(self.now).filter(|_| is_sending)?;
             Some((due, pair.number))
         });
-        let mut first: Option<Instant> = self.state.lending.next_end();
+        let mut first: Option<Instant> = None;
         for (due, number) in due {
             if due <= self.now {
                 self.state.make_ready(number);

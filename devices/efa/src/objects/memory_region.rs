@@ -305,7 +305,6 @@ impl Objects {
         let region = region.ok_or(unknown(local_key))?;
         region.is_valid = false;
         region.ranges = Vec::new();
-        self.loans.end_those_of_region(local_key);
         Ok(())
     }
 
@@ -320,7 +319,6 @@ impl Objects {
             let family = region.remote_key >> VARIANT_BITS;
             self.fast_remote_keys.remove(&family);
         }
-        self.loans.end_those_of_region(local_key);
         self.remote_keys.remove(&region.remote_key);
         self.pages = self.pages.saturating_sub(region.pages);
         remove_user(&mut self.protection_domains, region.protection_domain);

@@ -275,9 +275,6 @@ impl Objects {
             }
             self.dropped.extend(dropped);
         }
-        if let Some(QueuePairState::Reset | QueuePairState::Error) = changes.state {
-            self.loans.end_those_of_pair(number);
-        }
         // What is posted is sent, or flushed, from now on.
         doorbells.wake(slot(number));
         Ok(())
@@ -304,7 +301,6 @@ impl Objects {
         let pair = self.queue_pairs.remove(slot)?;
         self.dropped.extend(pair.requests_in_progress());
         self.detach_event_counters(&pair.counters);
-        self.loans.end_those_of_pair(number);
         self.doorbells.wake_worker();
         if let Err(error) = self.clear_send_queue(slot) {
             log::error!("send queue {slot} is not cleared before it is used again: {error}");

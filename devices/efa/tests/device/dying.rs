@@ -111,11 +111,9 @@ struct End {
 }
 
 impl End {
-    /// One that sends to the other adapter, whose queue pair is not known yet. It may lend memory.
-    fn start(fabric: &Path, index: usize, lends: bool) -> Self {
-        let fabric = fabric.to_str().unwrap();
-        let arguments = ["--fabric", fabric, "--gid", GIDS[index], "--lend-memory"];
-        let daemon = start(&arguments[..arguments.len() - usize::from(!lends)]);
+    /// One that sends to the other adapter, whose queue pair is not known yet.
+    fn start(fabric: &Path, index: usize) -> Self {
+        let daemon = start(&["--fabric", fabric.to_str().unwrap(), "--gid", GIDS[index]]);
         let mut driver = Driver::of(client(&daemon));
         driver.bring_up();
         let mut peer = gid(&mut driver);
@@ -179,9 +177,9 @@ struct AdapterPair {
 }
 
 impl AdapterPair {
-    fn start(mut random: Rng) -> Self {
+    fn start(random: Rng) -> Self {
         let fabric = DaemonCommand::new(programs().join("peerbar-fabric")).start();
-        let ends = [0, 1].map(|index| End::start(fabric.socket(), index, random.bool()));
+        let ends = [0, 1].map(|index| End::start(fabric.socket(), index));
         let mut pair = Self {
             fabric,
             ends,
@@ -338,7 +336,7 @@ impl AdapterPair {
             Part::Responder => 1 - requester,
         };
         self.late[index].clear();
-        self.ends[index] = End::start(self.fabric.socket(), index, self.random.bool());
+        self.ends[index] = End::start(self.fabric.socket(), index);
         self.introduce();
     }
 

@@ -147,8 +147,8 @@ fn transfers_of_another_adapter_count_once_all_is_done() {
 }
 
 #[test]
-fn transfers_by_lent_memory_count_once_all_is_done() {
-    transfers_of_another_adapter_count_once(Two::lending());
+fn transfers_through_slots_count_once_all_is_done() {
+    transfers_of_another_adapter_count_once(Two::sharing());
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn report_of_an_unknown_adapter_counts_nothing() {
             destination: it.b.number,
             qkey,
             immediate: None,
-            is_lent: false,
+            is_staged: false,
             part: Buffer::default(),
             total: 0,
         };

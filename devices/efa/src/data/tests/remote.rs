@@ -23,8 +23,8 @@ pub(super) struct Air {
     pub(super) flying: Mutex<Vec<(Gid, Arrival)>>,
     /// How many requests may be under way. `None`: any number.
     pub(super) limit: Mutex<Option<usize>>,
-    /// Memory is lent.
-    pub(super) lends: Mutex<bool>,
+    /// Memory may be shared.
+    pub(super) shares: Mutex<bool>,
 }
 
 /// One adapter's end of it.
@@ -57,8 +57,8 @@ impl Wire for End {
         Ok(())
     }
 
-    fn lends(&self, _: Gid) -> bool {
-        *self.air.lends.lock()
+    fn shares_memory(&self, _: Gid) -> bool {
+        *self.air.shares.lock()
     }
 
     fn statistics(&self) -> LinkStatistics {
@@ -150,10 +150,10 @@ impl Two {
         Self::new(QueuePairKind::ReliableDatagram, seed)
     }
 
-    /// Two that lend memory to each other.
-    pub(super) fn lending() -> Self {
+    /// Two that may share memory.
+    pub(super) fn sharing() -> Self {
         let two = Self::reliable();
-        *two.air.lends.lock() = true;
+        *two.air.shares.lock() = true;
         two
     }
 
@@ -290,22 +290,26 @@ fn message_waits_for_a_receive_of_another_adapter() {
 
 #[test]
 fn each_failure_of_the_other_side_has_its_status() {
-    failures_have_their_statuses(Two::reliable());
+    failures_have_their_statuses(Two::reliable(), 64);
 }
 
 #[test]
-fn failures_have_the_same_status_where_memory_is_lent() {
-    failures_have_their_statuses(Two::lending());
+fn failures_have_the_same_status_where_payload_goes_through_slots() {
+    failures_have_their_statuses(Two::sharing(), 3 * 4096);
 }
 
-fn failures_have_their_statuses(mut it: Two) {
+fn failures_have_their_statuses(mut it: Two, length: u32) {
     use CompletionStatus as S;
-    let from = it.near.region(PAYLOAD, 4096);
-    let to = it.far.region(TO, 4096);
-    let none = it.far.region_with(TO + 4096, 4096, VerbsAccess::default());
-    let gone = it.far.region(RAM, 4096);
-    let local = (from.local, PAYLOAD, 64);
-    let good = it.rdma(Operation::RdmaWrite, local, (to.remote, TO, 64));
+    const REGION: u64 = 4 * 4096;
+
+    let from = it.near.region(PAYLOAD, REGION);
+    let to = it.far.region(TO, REGION);
+    let none = it
+        .far
+        .region_with(TO + REGION, REGION, VerbsAccess::default());
+    let gone = it.far.region(RAM, REGION);
+    let local = (from.local, PAYLOAD, length);
+    let good = it.rdma(Operation::RdmaWrite, local, (to.remote, TO, length));
     let nowhere = it.near.handle_to(Gid([9; 16]));
     let with = |remote| Post {
         remote,
@@ -317,13 +321,22 @@ fn failures_have_their_statuses(mut it: Two) {
     };
     let cases = [
         (good.clone(), S::Ok),
-        (read((to.remote, TO, 64)), S::Ok),
-        (with((to.remote ^ 1, TO, 64)), S::RemoteBadAddress),
-        (with((to.remote, TO + 4090, 64)), S::RemoteBadAddress),
-        (with((none.remote, TO + 4096, 64)), S::RemoteBadAddress),
-        (read((none.remote, TO + 4096, 64)), S::RemoteBadAddress),
-        (with((gone.remote, RAM, 64)), S::RemoteBadAddress),
-        (read((gone.remote, RAM, 64)), S::RemoteBadAddress),
+        (read((to.remote, TO, length)), S::Ok),
+        (with((to.remote ^ 1, TO, length)), S::RemoteBadAddress),
+        (
+            with((to.remote, TO + REGION - 6, length)),
+            S::RemoteBadAddress,
+        ),
+        (
+            with((none.remote, TO + REGION, length)),
+            S::RemoteBadAddress,
+        ),
+        (
+            read((none.remote, TO + REGION, length)),
+            S::RemoteBadAddress,
+        ),
+        (with((gone.remote, RAM, length)), S::RemoteBadAddress),
+        (read((gone.remote, RAM, length)), S::RemoteBadAddress),
         (
             Post {
                 to: it.b.number ^ 0x100,
@@ -347,7 +360,7 @@ fn failures_have_their_statuses(mut it: Two) {
         ),
         (
             Post {
-                local: vec![(from.local, PAYLOAD - 1, 64)],
+                local: vec![(from.local, PAYLOAD - 1, length)],
                 ..good.clone()
             },
             S::LocalInvalidKey,
@@ -627,7 +640,7 @@ fn announcement_of_an_unknown_adapter_is_refused() {
         destination: it.b.number,
         qkey: super::fixture::QKEY,
         immediate: Some(5),
-        is_lent: false,
+        is_staged: false,
         part: Buffer {
             key: 0,
             address: 0,

@@ -216,9 +216,9 @@ fn report(what: &str, near: &mut Running, far: Option<&mut Running>, memcpy: Tak
 fn speed_beside_a_copy_of_the_same_size() {
     let memcpy = copies();
     println!("memcpy: {:.0} MiB/s", speed(memcpy.clock));
-    for (what, lends) in [("memory lent", true), ("packets", false)] {
-        let fabric = TestFabric::start("*->* none");
-        let ends = [A, B].map(|gid| Running::new(fabric.adapter_that(gid, lends)));
+    for (what, rule) in [("slots", "*->* none"), ("packets", "*->* loss=0.0001%")] {
+        let fabric = TestFabric::start(rule);
+        let ends = [A, B].map(|gid| Running::new(fabric.adapter(gid)));
         let [mut near, mut far] = ends;
         report(what, &mut near, Some(&mut far), memcpy);
     }

@@ -1,0 +1,445 @@
+//! Shared memory by which the payload of RDMA passes from one adapter's process to another's.
+//!
+//! A requester has a staging buffer for each adapter that it sends requests to, and shares it with that one. Each packet of a transfer names a
+//! slot of the buffer: the requester fills it with the payload of a write, the responder with that of a read. So payload is copied twice, each
+//! time by the owner of the memory that it comes from or goes to, under that adapter's own routes. A slot belongs to one request from its
+//! sending to its answer. A peer can spoil the payload that it sends or is sent, as it could in a packet, and nothing else.
+//!
+//! Where no buffer can be shared, or no slot is free, payload goes in packets.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use peerbar_dma::{MOST_SHARED_FILES, MemoryFile, Span, Tag};
+use peerbar_efa_spec::completion::CompletionStatus;
+use peerbar_fabric::SendError;
+use zerocopy::little_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::packet::{self, Packet, Refusal, Verb};
+use super::remote::Sent;
+use super::transfers::StagingError;
+use super::turn::Turn;
+use super::wire::Token;
+use crate::objects::{BusSegment, Gid};
+
+/// Bytes of a slot, which holds the payload of one packet. A packet costs some 15 µs of both sides, as much as a copy of 128 KiB.
+pub(super) const SLOT_BYTES: u32 = 512 << 10;
+/// Slots of a buffer, which the processors' caches have room for.
+pub(super) const SLOTS: u32 = 8;
+const BUFFER_BYTES: u64 = SLOTS as u64 * SLOT_BYTES as u64;
+/// How many adapters have a buffer of this one at most. Payload to others goes in packets.
+const MOST_BUFFERS: usize = 16;
+/// How many adapters are remembered at most. A guest names any number.
+const MOST_PEERS: usize = 256;
+/// How long payload goes in packets to an adapter that did not take a buffer, or lost it.
+const REFUSED: Duration = Duration::from_secs(1);
+/// How long the wire's permission to share memory with an adapter is valid.
+const PERMITTED: Duration = Duration::from_millis(100);
+
+/// A slot of a requester's buffer, as a packet names it.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
+#[repr(C)]
+pub(super) struct SlotName {
+    buffer: U32,
+    index: U32,
+}
+
+impl SlotName {
+    pub(super) fn new(buffer: u32, index: u32) -> Self {
+        Self {
+            buffer: U32::new(buffer),
+            index: U32::new(index),
+        }
+    }
+}
+
+/// A slot that a request of this adapter has taken. Dropped, it is free for another one.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) name: SlotName,
+    pub(super) memory: Span,
+    free: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.free.lock().push(self.name.index.get());
+    }
+}
+
+/// The memory of a slot. `None` if a buffer has no such slot.
+fn span(file: &Arc<MemoryFile>, index: u32) -> Option<Span> {
+    (index < SLOTS).then(|| Span {
+        file: file.clone(),
+        offset: u64::from(index) * u64::from(SLOT_BYTES),
+    })
+}
+
+/// The buffers of an adapter, and those that others share with it.
+#[derive(Default)]
+pub(super) struct Staging {
+    peers: HashMap<Gid, Peer>,
+    /// Buffers of others, with their numbers.
+    shared: HashMap<Gid, (u32, Arc<MemoryFile>)>,
+    /// The number of the last buffer. None is used twice, so that no slot is taken for one of an earlier buffer.
+    last_number: u32,
+    /// Queue pairs whose work requests wait for a free slot.
+    waiters: Vec<u16>,
+    /// How often an adapter did not take a buffer, or lost it.
+    pub(super) refusals: u64,
+}
+
+/// Another adapter, as one that this one sends requests to.
+#[derive(Default)]
+struct Peer {
+    buffer: Option<Buffer>,
+    refused_until: Option<Instant>,
+    /// What the wire has said of sharing memory with it, and when.
+    permitted: Option<(Instant, bool)>,
+}
+
+/// A buffer that this adapter shares with another one.
+struct Buffer {
+    number: u32,
+    file: Arc<MemoryFile>,
+    /// The other adapter has said that it has it.
+    is_known: bool,
+    /// Free slots. The one that was used last is taken first.
+    free: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Staging {
+    /// Another adapter. If there are too many, all are forgotten: their buffers are made anew.
+    fn peer(&mut self, gid: Gid) -> &mut Peer {
+        if self.peers.len() >= MOST_PEERS && !self.peers.contains_key(&gid) {
+            self.peers.clear();
+        }
+        self.peers.entry(gid).or_default()
+    }
+
+    /// Takes a free slot of the buffer that an adapter knows. `None` if there is none now.
+    pub(super) fn take_slot(&mut self, gid: Gid) -> Option<Slot> {
+        let buffer = self.peers.get(&gid)?.buffer.as_ref()?;
+        if !buffer.is_known {
+            return None;
+        }
+        let index = buffer.free.lock().pop()?;
+        Some(Slot {
+            name: SlotName::new(buffer.number, index),
+            memory: span(&buffer.file, index)?,
+            free: buffer.free.clone(),
+        })
+    }
+
+    /// A work request of this queue pair waits for a free slot.
+    pub(super) fn add_waiter(&mut self, pair: u16) {
+        if !self.waiters.contains(&pair) {
+            self.waiters.push(pair);
+        }
+    }
+
+    /// Gives up the buffer of an adapter, which may still use a slot of it, or does not know it. It gets another one later.
+    pub(super) fn give_up(&mut self, gid: Gid, now: Instant) {
+        let peer = self.peer(gid);
+        peer.buffer = None;
+        peer.refused_until = Some(now + REFUSED);
+        self.refusals += 1;
+        let all = self.refusals;
+        log::debug!(
+            "the staging buffer for {gid} is given up: payload goes in packets for {REFUSED:?}, {all} such times in all"
+        );
+    }
+
+    /// Gives up the buffer of this number, unless it has been replaced.
+    fn give_up_number(&mut self, gid: Gid, number: u32, now: Instant) {
+        let buffer = self.peers.get(&gid).and_then(|peer| peer.buffer.as_ref());
+        if buffer.is_some_and(|it| it.number == number) {
+            self.give_up(gid, now);
+        }
+    }
+
+    /// Gives up the buffer of a slot, unless it has been replaced.
+    pub(super) fn give_up_buffer_of(&mut self, gid: Gid, slot: &Slot, now: Instant) {
+        self.give_up_number(gid, slot.name.buffer.get(), now);
+    }
+
+    /// Takes a buffer that an adapter shares, in place of its former one. Returns `false` if it cannot be used.
+    fn take_buffer(&mut self, from: Gid, number: u32, fd: OwnedFd) -> bool {
+        self.shared.remove(&from);
+        if self.shared.len() >= MOST_SHARED_FILES {
+            log::warn!(
+                "payload of {from} comes in packets: {MOST_SHARED_FILES} adapters share a staging buffer already"
+            );
+            return false;
+        }
+        match MemoryFile::shared(fd, BUFFER_BYTES) {
+            Ok(file) => self.shared.insert(from, (number, Arc::new(file))),
+            Err(error) => {
+                log::debug!("the staging buffer of {from}: {error}");
+                return false;
+            }
+        };
+        true
+    }
+
+    /// The memory of a slot that another adapter names. `None` if it has not shared such a buffer.
+    pub(super) fn shared(&self, from: Gid, name: SlotName) -> Option<Span> {
+        let (number, file) = self.shared.get(&from)?;
+        if *number != name.buffer.get() {
+            return None;
+        }
+        span(file, name.index.get())
+    }
+
+    /// An adapter is gone, or all are if there is none.
+    pub(super) fn forget(&mut self, gone: Option<Gid>) {
+        let is_gone = |gid: &Gid| gone.is_none_or(|gone| gone == *gid);
+        self.peers.retain(|gid, _| !is_gone(gid));
+        self.shared.retain(|gid, _| !is_gone(gid));
+    }
+
+    /// A new buffer for an adapter. `None` if it may not have one now.
+    fn new_buffer(&mut self, gid: Gid) -> Option<(u32, OwnedFd)> {
+        let buffers = self.peers.values().filter(|peer| peer.buffer.is_some());
+        if buffers.count() >= MOST_BUFFERS {
+            return None;
+        }
+        let number = self.last_number.checked_add(1)?;
+        let file = MemoryFile::create("peerbar-efa-staging", BUFFER_BYTES);
+        let file = file.inspect_err(|error| log::warn!("payload goes in packets: {error}"));
+        let file = file.ok()?;
+        let fd = file.file().as_fd().try_clone_to_owned().ok()?;
+        self.last_number = number;
+        self.peer(gid).buffer = Some(Buffer {
+            number,
+            file: Arc::new(file),
+            is_known: false,
+            free: Arc::new(Mutex::new((0..SLOTS).rev().collect())),
+        });
+        Some((number, fd))
+    }
+
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> (usize, usize) {
+        let buffers = self.peers.values().filter(|peer| peer.buffer.is_some());
+        (self.peers.len(), buffers.count())
+    }
+
+    /// How many slots of the buffer for an adapter are in use. `None` without one.
+    #[cfg(test)]
+    pub(super) fn slots_in_use(&self, gid: Gid) -> Option<usize> {
+        let buffer = self.peers.get(&gid)?.buffer.as_ref()?;
+        Some(SLOTS as usize - buffer.free.lock().len())
+    }
+}
+
+impl Turn<'_> {
+    /// Returns `true` if payload to that adapter goes through a staging buffer, which is shared first if need be.
+    pub(super) fn stages(&mut self, gid: Gid) -> bool {
+        let now = self.now;
+        let Some(wire) = self.state.wire.get() else {
+            return false;
+        };
+        let peer = self.state.staging.peer(gid);
+        // The wire is not asked each time: that waits for the link's thread.
+        let known = peer
+            .permitted
+            .filter(|(at, _)| now.saturating_duration_since(*at) < PERMITTED);
+        let (_, is_permitted) = *peer
+            .permitted
+            .insert(known.unwrap_or_else(|| (now, wire.shares_memory(gid))));
+        let is_refused = peer.refused_until.is_some_and(|until| now < until);
+        if !is_permitted || is_refused {
+            return false;
+        }
+        match &peer.buffer {
+            Some(buffer) => buffer.is_known,
+            None => {
+                self.share_buffer(gid);
+                false
+            }
+        }
+    }
+
+    /// A slot may be free: the work requests that wait for one try again.
+    pub(super) fn try_slots_again(&mut self) {
+        for number in std::mem::take(&mut self.state.staging.waiters) {
+            if let Ok(pair) = self.objects.queue_pair_mut(number) {
+                pair.jobs.try_slots_again();
+                self.state.make_ready(number);
+            }
+        }
+    }
+
+    /// Shares a new buffer with an adapter, which says when it has it. Payload goes in packets until then.
+    fn share_buffer(&mut self, gid: Gid) {
+        let Some((number, fd)) = self.state.staging.new_buffer(gid) else {
+            return;
+        };
+        let token = Token(self.state.next_id());
+        let packet = Packet::of_adapter(Verb::Share, number.into()).encode(&[]);
+        let wire = self.state.wire.get().ok_or(SendError::Lost);
+        match wire.and_then(|wire| wire.request(gid, &packet, vec![Arc::new(fd)], token)) {
+            Ok(()) => drop(self.state.sent.insert(token, Sent::Buffer { gid, number })),
+            Err(_) => self.state.staging.give_up(gid, self.now),
+        }
+    }
+
+    /// An adapter has answered that it has a buffer, or that it has not.
+    pub(super) fn buffer_is_shared(&mut self, gid: Gid, number: u32, is_taken: bool) {
+        if !is_taken {
+            return self.state.staging.give_up_number(gid, number, self.now);
+        }
+        let buffer = self.state.staging.peer(gid).buffer.as_mut();
+        if let Some(buffer) = buffer.filter(|it| it.number == number) {
+            buffer.is_known = true;
+        }
+    }
+
+    /// Another adapter shares a buffer.
+    pub(super) fn share_arrived(
+        &mut self,
+        packet: &Packet,
+        from: Gid,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Vec<u8>, Refusal> {
+        let shares = self.state.wire.get();
+        let shares = shares.is_some_and(|wire| wire.shares_memory(from));
+        let fd = descriptors.into_iter().next().filter(|_| shares);
+        let number = u32::try_from(packet.part.address).ok();
+        let taken = number
+            .zip(fd)
+            .is_some_and(|(number, fd)| self.state.staging.take_buffer(from, number, fd));
+        taken.then(|| packet::done(&[])).ok_or(Refusal::NotStaged)
+    }
+
+    /// Copies payload from a slot into memory. The status is that of memory that cannot be written.
+    pub(super) fn take_from_slot(
+        &mut self,
+        tag: Tag,
+        slot: &Span,
+        to: &[BusSegment],
+        status: CompletionStatus,
+    ) -> Result<(), Refusal> {
+        let copied = self.state.transfers.take_from(tag, slot, to);
+        self.staged(copied, to, status)
+    }
+
+    /// Copies memory into a slot. The status is that of memory that cannot be read.
+    pub(super) fn put_into_slot(
+        &mut self,
+        tag: Tag,
+        from: &[BusSegment],
+        slot: &Span,
+        status: CompletionStatus,
+    ) -> Result<(), Refusal> {
+        let copied = self.state.transfers.put_into(tag, from, slot);
+        self.staged(copied, from, status)
+    }
+
+    fn staged(
+        &mut self,
+        copied: Result<(), StagingError>,
+        segments: &[BusSegment],
+        status: CompletionStatus,
+    ) -> Result<(), Refusal> {
+        self.state.transfers.session.release();
+        self.state.staged += super::transfers::total(segments) as u64;
+        copied.map_err(|error| match error {
+            StagingError::Memory => status.into(),
+            StagingError::Slot => Refusal::NotStaged,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    const A: Gid = Gid([1; 16]);
+
+    fn memfd(size: u64) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, size).unwrap();
+        fd
+    }
+
+    fn known(staging: &mut Staging) {
+        staging.new_buffer(A).unwrap();
+        staging.peer(A).buffer.as_mut().unwrap().is_known = true;
+    }
+
+    #[test]
+    fn each_slot_has_one_user_until_it_is_freed() {
+        let mut staging = Staging::default();
+        staging.new_buffer(A).unwrap();
+        assert!(staging.take_slot(A).is_none(), "the peer does not know it");
+        staging.peer(A).buffer.as_mut().unwrap().is_known = true;
+        let mut taken: Vec<_> = std::iter::from_fn(|| staging.take_slot(A)).collect();
+        let mut offsets: Vec<_> = taken.iter().map(|slot| slot.memory.offset).collect();
+        offsets.sort_unstable();
+        offsets.dedup();
+        assert_eq!(offsets.len(), SLOTS as usize);
+        let name = taken.remove(3).name;
+        assert_eq!(staging.take_slot(A).unwrap().name, name);
+    }
+
+    #[test]
+    fn slot_of_a_buffer_that_was_given_up_means_nothing_in_the_next_one() {
+        let mut staging = Staging::default();
+        let now = Instant::now();
+        known(&mut staging);
+        let slot = staging.take_slot(A).unwrap();
+        staging.give_up_buffer_of(A, &slot, now);
+        assert!(staging.take_slot(A).is_none());
+        known(&mut staging);
+        staging.give_up_buffer_of(A, &slot, now);
+        let next = staging.take_slot(A).unwrap();
+        assert_ne!(next.name, slot.name);
+        drop((slot, next));
+        assert_eq!(staging.slots_in_use(A), Some(0));
+    }
+
+    #[test]
+    fn peer_names_slots_of_its_present_buffer_only() {
+        let mut staging = Staging::default();
+        assert!(!staging.take_buffer(A, 1, memfd(BUFFER_BYTES - 1)));
+        assert!(staging.take_buffer(A, 1, memfd(BUFFER_BYTES)));
+        assert!(staging.take_buffer(A, 2, memfd(BUFFER_BYTES)));
+        let last = staging.shared(A, SlotName::new(2, SLOTS - 1)).unwrap();
+        assert_eq!(last.offset, BUFFER_BYTES - u64::from(SLOT_BYTES));
+        for (buffer, index) in [(1, 0), (3, 0), (2, SLOTS), (2, u32::MAX)] {
+            let slot = SlotName::new(buffer, index);
+            assert!(staging.shared(A, slot).is_none(), "{slot:?}");
+        }
+        assert!(staging.shared(Gid([2; 16]), SlotName::new(2, 0)).is_none());
+        staging.forget(Some(A));
+        assert!(staging.shared(A, SlotName::new(2, 0)).is_none());
+    }
+
+    #[test]
+    fn more_adapters_than_may_share_are_refused() {
+        let mut staging = Staging::default();
+        let gid = |number: usize| Gid([u8::try_from(number).unwrap(); 16]);
+        for number in 0..MOST_SHARED_FILES {
+            assert!(staging.take_buffer(gid(number), 1, memfd(BUFFER_BYTES)));
+        }
+        let other = gid(MOST_SHARED_FILES);
+        assert!(!staging.take_buffer(other, 1, memfd(BUFFER_BYTES)));
+        assert!(
+            staging.take_buffer(gid(0), 2, memfd(BUFFER_BYTES)),
+            "in place of its own"
+        );
+        let made =
+            (0..2 * MOST_BUFFERS).filter(|number| staging.new_buffer(gid(*number)).is_some());
+        assert_eq!(made.count(), MOST_BUFFERS);
+    }
+}
