@@ -19,18 +19,10 @@ pub(crate) struct Cli {
 pub(crate) enum Suite {
     /// Drives the controller's server from the host, without a guest: rates, latencies, bandwidth.
     Host(HostOptions),
-    /// What a transfer costs with more namespaces, queues, mappings and devices; driven from the host.
-    Growth(HostOptions),
-    /// Transfers between devices, driven from the host, beside memcpy.
-    Peers(HostOptions),
     /// Loads our controller and QEMU's own with fio, in turn in one guest.
     Guest(GuestOptions),
-    /// What the servers of a guest cost that does nothing.
-    Idle(GuestOptions),
     /// Transfers between devices, beside the ways around: through guest RAM, and by messages through QEMU.
     P2p(GuestOptions),
-    /// What it costs that an IOMMU translates, for each kind of IOMMU.
-    Iommu(GuestOptions),
     /// RDMA between the memories of GPUs, beside memcpy, guest RAM and the kernel's software RoCE.
     Rdma(GuestOptions),
     /// Boots a plain guest with an empty init and ours in turn, and compares the times until each is ready.

@@ -1,23 +1,17 @@
 //! A server's controller, enabled by our driver over its socket.
 
-use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
 use peerbar_nvme_driver::{QueueMemory, prps};
-use peerbar_nvme_spec::cmb::Cmbmsc;
-use peerbar_nvme_spec::command::admin::GetLogPage;
-use peerbar_nvme_spec::command::{AdminOpcode, SubmissionEntry};
-use peerbar_nvme_spec::dma_log;
 use peerbar_nvme_spec::registers::offset;
 use vfio_user::Client;
-use zerocopy::FromZeros;
 
 use crate::loaded_queue::Queue;
 use crate::memory::{BusMemory, PAGE, Pages, SharedMemory};
-use crate::vfio_user::{REGISTERS, VfioUser, bar_memory, set_bar, take_messages, turn_on};
+use crate::vfio_user::{VfioUser, take_messages, turn_on};
 
 /// Where the device sees the start of our memory.
 const BASE: u64 = 0x1000_0000;
@@ -32,8 +26,6 @@ pub(crate) struct Controller {
     driver: peerbar_nvme_driver::Controller<VfioUser, BusMemory>,
     /// What the device's first message signals: it is not waited for.
     _interrupt: OwnedFd,
-    /// Where in the memory the record of its DMA is put.
-    log: usize,
     queues: u16,
 }
 
@@ -54,7 +46,6 @@ impl Controller {
         };
         let admin = queue_memory(&pages, ADMIN_ENTRIES)?;
         let mut driver = peerbar_nvme_driver::Controller::enable(registers, shared, admin)?;
-        let log = pages.take(dma_log::MAX_SIZE)?;
         let shadows = [pages.take(PAGE)?, pages.take(PAGE)?];
         driver.use_shadow_doorbells(shadows.map(Self::address))?;
         driver.request_all_queues()?;
@@ -63,7 +54,6 @@ impl Controller {
             pages,
             driver,
             _interrupt: interrupt,
-            log,
             queues: 0,
         })
     }
@@ -88,50 +78,6 @@ impl Controller {
             (false, true) => "mapped",
             (false, false) => "trapped",
         }
-    }
-
-    /// Lends the device the `bytes` bytes at `offset` of `file` at `address`.
-    pub(crate) fn map(
-        &self,
-        file: &File,
-        offset: u64,
-        address: u64,
-        bytes: u64,
-    ) -> anyhow::Result<()> {
-        let mut client = self.driver.registers().client.borrow_mut();
-        Ok(client.dma_map(offset, address, bytes, file.as_raw_fd())?)
-    }
-
-    /// Opens the Controller Memory Buffer, which is in that BAR, at `address`, as Linux does (NVMe Base 2.0, 3.1.3.16).
-    pub(crate) fn open_cmb(&self, bar: u8, address: u64) -> anyhow::Result<SharedMemory> {
-        let mut client = self.driver.registers().client.borrow_mut();
-        set_bar(&mut client, bar, address)?;
-        let control = Cmbmsc::new()
-            .with_cre(true)
-            .with_cmse(true)
-            .with_cba(address >> 12);
-        let control = control.into_bits().to_le_bytes();
-        client.region_write(REGISTERS, offset::CMBMSC, &control)?;
-        bar_memory(&client, bar)
-    }
-
-    /// The controller's record of its DMA, a log page of its own.
-    pub(crate) fn dma_log(&mut self) -> anyhow::Result<Vec<u8>> {
-        let bytes = dma_log::MAX_SIZE;
-        let [first, second] = [0, PAGE].map(|offset| Self::address(self.log + offset));
-        let mut entry = SubmissionEntry::new_zeroed();
-        entry.opcode = AdminOpcode::GetLogPage as u8;
-        [entry.prp1, entry.prp2] = [first, second].map(Into::into);
-        let mut page = GetLogPage::from(&entry);
-        page.lid = dma_log::LID;
-        page.numdl = u16::try_from(bytes / 4 - 1).unwrap_or(u16::MAX).into();
-        page.apply_to(&mut entry);
-        self.driver.admin(entry)?;
-        let mut log = vec![0; bytes];
-        self.memory
-            .slice(self.log, bytes)?
-            .copy_to(log.as_mut_slice());
-        Ok(log)
     }
 
     /// Creates a pair of I/O queues of `entries` entries that raise no interrupts.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use peerbar_nvme_driver::{Completion, DriverError, Registers};
 
-use crate::loaded_queue::{Direction, DiskAddress, LoadedQueue, Slot};
+use crate::loaded_queue::{Direction, LoadedQueue, Slot};
 
 /// How long nothing may complete.
 const TIME_OUT: Duration = Duration::from_secs(20);
@@ -16,56 +16,10 @@ const SPINS: u32 = 20_000;
 pub(crate) trait Job {
     /// Which way data goes.
     fn direction(&self) -> Direction;
-    /// Where the next command goes, none if there is no more to do. The buffer is its own, to be filled for a write.
-    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>>;
+    /// Returns the offset of the next command on the disk, or `None` if there is no more to do. The buffer is its own, to be filled for a write.
+    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<u64>>;
     /// A command has ended well.
     fn done(&mut self, now: Instant, slot: &Slot) -> anyhow::Result<()>;
-}
-
-/// How a driver polls for completions.
-pub(crate) struct Polling {
-    /// Polls without a completion since the last one or the last sleep, and the limit of them.
-    idle_polls: u32,
-    spins: u32,
-    /// None: the processor is offered to others, no more.
-    sleep: Option<Duration>,
-    last: Instant,
-}
-
-impl Polling {
-    /// Waiting begins at `now`. After `spins` polls without a completion the thread sleeps for `sleep`, or yields.
-    pub(crate) fn new(now: Instant, spins: u32, sleep: Option<Duration>) -> Self {
-        Self {
-            idle_polls: 0,
-            spins,
-            sleep,
-            last: now,
-        }
-    }
-
-    /// Something has completed.
-    pub(crate) fn progress(&mut self, now: Instant) {
-        (self.idle_polls, self.last) = (0, now);
-    }
-
-    /// Nothing has. Sleeps or yields now and then, and fails in the end.
-    pub(crate) fn wait(&mut self) -> anyhow::Result<()> {
-        self.idle_polls += 1;
-        if self.idle_polls < self.spins {
-            std::hint::spin_loop();
-            return Ok(());
-        }
-        self.idle_polls = 0;
-        match self.sleep {
-            Some(time) => std::thread::sleep(time),
-            None => std::thread::yield_now(),
-        }
-        if self.last.elapsed() > TIME_OUT {
-            let (what, seconds) = ("a completion", TIME_OUT.as_secs());
-            return Err(DriverError::Late { what, seconds }.into());
-        }
-        Ok(())
-    }
 }
 
 /// Does `job` with all commands of `queues`. Returns once none is outstanding.
@@ -78,25 +32,35 @@ pub(crate) fn drive<R: Registers>(
     for queue in queues.iter_mut() {
         outstanding += fill(queue, job, now)?;
     }
-    let mut polling = Polling::new(now, SPINS, None);
+    let (mut idle_polls, mut last) = (0, now);
     while outstanding > 0 {
         let mut progress = false;
         for queue in queues.iter_mut() {
             if let Some(completion) = queue.pair.pop()? {
                 let now = Instant::now();
                 outstanding -= turn(queue, job, completion, now)?;
-                polling.progress(now);
+                (idle_polls, last) = (0, now);
                 progress = true;
             }
         }
-        if !progress {
-            polling.wait()?;
+        if progress {
+            continue;
+        }
+        idle_polls += 1;
+        if idle_polls % SPINS > 0 {
+            std::hint::spin_loop();
+            continue;
+        }
+        std::thread::yield_now();
+        if last.elapsed() > TIME_OUT {
+            let (what, seconds) = ("a completion", TIME_OUT.as_secs());
+            return Err(DriverError::Late { what, seconds }.into());
         }
     }
     Ok(())
 }
 
-/// Submits what the job has for the commands of a queue: how many.
+/// Submits what the job has for the commands of a queue. Returns how many.
 fn fill<R: Registers>(
     queue: &mut LoadedQueue<R>,
     job: &mut impl Job,
@@ -104,10 +68,10 @@ fn fill<R: Registers>(
 ) -> anyhow::Result<usize> {
     let mut count = 0;
     for slot in &mut queue.slots {
-        let Some(address) = job.next(now, slot)? else {
+        let Some(offset) = job.next(now, slot)? else {
             break;
         };
-        slot.set_target(job.direction(), address);
+        slot.set_target(job.direction(), offset);
         slot.since = Some(now);
         queue.pair.push(slot.entry())?;
         count += 1;
@@ -118,7 +82,7 @@ fn fill<R: Registers>(
     Ok(count)
 }
 
-/// Takes the completions of a queue, from `first` on, and submits others in their place: how many commands there are less.
+/// Takes the completions of a queue, from `first` on, and submits others in their place. Returns how many commands fewer are outstanding.
 fn turn<R: Registers>(
     queue: &mut LoadedQueue<R>,
     job: &mut impl Job,
@@ -137,8 +101,8 @@ fn turn<R: Registers>(
         }
         job.done(now, slot)?;
         match job.next(now, slot)? {
-            Some(address) => {
-                slot.set_target(job.direction(), address);
+            Some(offset) => {
+                slot.set_target(job.direction(), offset);
                 slot.since = Some(now);
                 queue.pair.push(slot.entry())?;
             }
@@ -154,13 +118,13 @@ fn turn<R: Registers>(
 }
 
 /// The error of a completion that names a command that is not outstanding.
-pub(crate) fn stray(completion: Completion) -> String {
+fn stray(completion: Completion) -> String {
     let Completion { sqid, cid, .. } = completion;
     format!("queue {sqid} completed command {cid}, which is not outstanding")
 }
 
 /// The error of a command that did not succeed.
-pub(crate) fn failed(opcode: u8, completion: Completion) -> anyhow::Error {
+fn failed(opcode: u8, completion: Completion) -> anyhow::Error {
     let status = completion.status;
     DriverError::Command { opcode, status }.into()
 }

@@ -5,8 +5,6 @@ pub(crate) mod context;
 mod device_time;
 mod fio;
 pub(crate) mod fio_loads;
-pub(crate) mod idle;
-pub(crate) mod iommu;
 pub(crate) mod p2p;
 pub(crate) mod rdma;
 mod versus;

@@ -96,7 +96,6 @@ fn cases(quick: bool) -> Vec<Case> {
                     queues,
                     depth,
                     bytes,
-                    ..Setup::ONE
                 },
             }));
         }

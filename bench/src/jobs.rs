@@ -6,43 +6,34 @@ use fastrand::Rng;
 use hdrhistogram::Histogram;
 
 use crate::drive::Job;
-use crate::loaded_queue::{Direction, DiskAddress, Slot};
+use crate::loaded_queue::{Direction, Slot};
 use crate::spread::latencies;
 
-/// The disks: namespaces 1 to `namespaces`, of `transfers` transfers each.
+/// The disk, as a number of transfers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    pub(crate) namespaces: u32,
     /// Bytes of a transfer.
     pub(crate) bytes: u64,
-    /// Transfers that fit a namespace.
+    /// Transfers that fit the disk.
     pub(crate) transfers: u64,
 }
 
 impl Extent {
-    /// Transfer `number` of all, counted through the namespaces.
-    pub(crate) fn transfer(&self, number: u64) -> Option<DiskAddress> {
-        let namespace = u32::try_from(number / self.transfers).ok()?;
-        (namespace < self.namespaces).then(|| DiskAddress {
-            nsid: namespace + 1,
-            offset: number % self.transfers * self.bytes,
-        })
-    }
-
-    fn all(&self) -> u64 {
-        u64::from(self.namespaces) * self.transfers
+    /// Returns the offset of transfer `number`, or `None` behind the last one.
+    pub(crate) fn transfer(&self, number: u64) -> Option<u64> {
+        (number < self.transfers).then(|| number * self.bytes)
     }
 
     /// A transfer chosen at random.
-    pub(crate) fn random(&self, rng: &mut Rng) -> Option<DiskAddress> {
-        self.transfer(rng.u64(..self.all()))
+    pub(crate) fn random(&self, rng: &mut Rng) -> Option<u64> {
+        self.transfer(rng.u64(..self.transfers))
     }
 }
 
-/// The data that [`Fill`] writes at `address`: no two words of all disks are the same.
-pub(crate) fn data(address: DiskAddress, bytes: usize) -> impl Iterator<Item = u64> {
+/// The data that [`Fill`] writes at this offset: no two words of the disk are the same.
+pub(crate) fn data(offset: u64, bytes: usize) -> impl Iterator<Item = u64> {
     let words = (0..).step_by(8).take(bytes / 8);
-    words.map(move |inside: u64| u64::from(address.nsid) << 48 ^ (address.offset + inside))
+    words.map(move |inside: u64| 1 << 48 ^ (offset + inside))
 }
 
 /// Writes to every address data that are found nowhere else.
@@ -57,14 +48,14 @@ impl Job for Fill {
         Direction::Write
     }
 
-    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>> {
-        let Some(address) = self.extent.transfer(self.begun) else {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<u64>> {
+        let Some(offset) = self.extent.transfer(self.begun) else {
             return Ok(None);
         };
         self.begun += 1;
-        let data: Vec<u64> = data(address, slot.buffer.bytes).collect();
+        let data: Vec<u64> = data(offset, slot.buffer.bytes).collect();
         slot.buffer.data()?.copy_from(&data);
-        Ok(Some(address))
+        Ok(Some(offset))
     }
 
     fn done(&mut self, _now: Instant, _slot: &Slot) -> anyhow::Result<()> {
@@ -85,7 +76,7 @@ impl Job for Check {
         Direction::Read
     }
 
-    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>> {
+    fn next(&mut self, _now: Instant, slot: &mut Slot) -> anyhow::Result<Option<u64>> {
         if self.left == 0 {
             return Ok(None);
         }
@@ -96,7 +87,7 @@ impl Job for Check {
     }
 
     fn done(&mut self, _now: Instant, slot: &Slot) -> anyhow::Result<()> {
-        slot.buffer.compare(slot.address)
+        slot.buffer.compare(slot.offset)
     }
 }
 
@@ -153,48 +144,6 @@ impl Timed {
     }
 }
 
-/// A page of memory for data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spot {
-    /// Where it is in its memory.
-    pub(crate) offset: usize,
-    /// Where the device sees it.
-    pub(crate) address: u64,
-}
-
-/// A job whose transfers go each to another page, chosen at random; without any, each command keeps its own memory.
-pub(crate) struct Scattered<'a, J> {
-    pub(crate) job: J,
-    /// The pages.
-    pub(crate) spots: &'a [Spot],
-    /// How many commands share them: none uses a page that another one may be given.
-    pub(crate) commands: usize,
-    pub(crate) rng: Rng,
-}
-
-impl<J: Job> Job for Scattered<'_, J> {
-    fn direction(&self) -> Direction {
-        self.job.direction()
-    }
-
-    fn next(&mut self, now: Instant, slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>> {
-        if let Some(rounds) = self
-            .spots
-            .len()
-            .checked_div(self.commands)
-            .filter(|rounds| *rounds > 0)
-        {
-            let index = self.rng.usize(..rounds) * self.commands + usize::from(slot.cid());
-            slot.use_spot(self.spots.get(index).copied());
-        }
-        self.job.next(now, slot)
-    }
-
-    fn done(&mut self, now: Instant, slot: &Slot) -> anyhow::Result<()> {
-        self.job.done(now, slot)
-    }
-}
-
 /// How many values there are.
 pub(crate) fn count(histogram: &Histogram<u64>) -> f64 {
     exact(histogram.len())
@@ -210,7 +159,7 @@ impl Job for Timed {
         self.direction
     }
 
-    fn next(&mut self, now: Instant, _slot: &mut Slot) -> anyhow::Result<Option<DiskAddress>> {
+    fn next(&mut self, now: Instant, _slot: &mut Slot) -> anyhow::Result<Option<u64>> {
         if !self.period.goes_on(now) {
             return Ok(None);
         }
@@ -232,24 +181,14 @@ mod tests {
     use super::*;
 
     const EXTENT: Extent = Extent {
-        namespaces: 2,
         bytes: 4096,
         transfers: 3,
     };
 
     #[test]
-    fn transfers_go_through_all_namespaces() {
-        let address = |nsid, offset| Some(DiskAddress { nsid, offset });
-        let addresses = [
-            address(1, 0),
-            address(1, 8192),
-            address(2, 0),
-            address(2, 8192),
-            None,
-        ];
-        for (number, expected) in [0, 2, 3, 5, 6].into_iter().zip(addresses) {
-            assert_eq!(EXTENT.transfer(number), expected, "{number}");
-        }
+    fn transfers_go_through_the_disk() {
+        let offsets = [Some(0), Some(4096), Some(8192), None];
+        assert_eq!([0, 1, 2, 3].map(|number| EXTENT.transfer(number)), offsets);
         let mut rng = Rng::with_seed(1);
         assert!((0..100).all(|_| EXTENT.random(&mut rng).is_some()));
     }
@@ -268,10 +207,7 @@ mod tests {
 
     #[test]
     fn no_two_words_are_the_same() {
-        let words = (0..6).flat_map(|number| {
-            let address = EXTENT.transfer(number).unwrap();
-            data(address, 4096)
-        });
+        let words = (0..3).flat_map(|number| data(EXTENT.transfer(number).unwrap(), 4096));
         let words: Vec<u64> = words.collect();
         let different: std::collections::HashSet<&u64> = words.iter().collect();
         assert_eq!(different.len(), words.len());

@@ -242,7 +242,6 @@ pub(crate) fn empty_ring(depth: u16, time: Duration) -> anyhow::Result<f64> {
     thread::scope(|scope| {
         let other = scope.spawn(|| complete_all(&memory, (at, entries), tail, &over));
         let extent = Extent {
-            namespaces: 1,
             bytes: 4096,
             transfers: 1 << 20,
         };

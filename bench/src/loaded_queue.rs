@@ -10,7 +10,7 @@ use peerbar_nvme_spec::command::{NvmOpcode, SubmissionEntry};
 use vm_memory::VolatileSlice;
 use zerocopy::{FromZeros, transmute_ref};
 
-use crate::jobs::{Spot, data};
+use crate::jobs::data;
 use crate::memory::{BusMemory, SharedMemory};
 use crate::vfio_user::VfioUser;
 
@@ -19,14 +19,6 @@ use crate::vfio_user::VfioUser;
 pub(crate) enum Direction {
     Read,
     Write,
-}
-
-/// The address of a transfer on the disks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct DiskAddress {
-    pub(crate) nsid: u32,
-    /// In bytes.
-    pub(crate) offset: u64,
 }
 
 /// Memory for the data of one command.
@@ -50,15 +42,14 @@ impl Buffer {
         Ok(())
     }
 
-    /// Whether what has come is what [`Fill`](crate::jobs::Fill) has written at `address`.
-    pub(crate) fn compare(&self, address: DiskAddress) -> anyhow::Result<()> {
+    /// Whether what has come is what [`Fill`](crate::jobs::Fill) has written at this offset.
+    pub(crate) fn compare(&self, offset: u64) -> anyhow::Result<()> {
         let mut found = vec![0_u64; self.bytes / 8];
         self.data()?.copy_to(&mut found);
-        if found.into_iter().eq(data(address, self.bytes)) {
+        if found.into_iter().eq(data(offset, self.bytes)) {
             Ok(())
         } else {
-            let DiskAddress { nsid, offset } = address;
-            bail!("data at byte {offset} of namespace {nsid} are not what was written there")
+            bail!("the disk's data at byte {offset} is not what was written there")
         }
     }
 }
@@ -68,7 +59,7 @@ pub(crate) struct Slot {
     entry: SubmissionEntry,
     block_bytes: u64,
     pub(crate) buffer: Buffer,
-    pub(crate) address: DiskAddress,
+    pub(crate) offset: u64,
     /// When it was submitted; none if it is not outstanding.
     pub(crate) since: Option<Instant>,
 }
@@ -90,34 +81,21 @@ impl Slot {
             entry,
             block_bytes,
             buffer,
-            address: DiskAddress { nsid: 1, offset: 0 },
+            offset: 0,
             since: None,
         }
     }
 
-    /// Its name on its queue.
-    pub(crate) fn cid(&self) -> u16 {
-        self.entry.cid.get()
-    }
-
-    /// Has the data, which fit a page, lie in another page of their memory, if there is one.
-    pub(crate) fn use_spot(&mut self, spot: Option<Spot>) {
-        if let Some(spot) = spot {
-            self.buffer.offset = spot.offset;
-            self.entry.prp1 = spot.address.into();
-        }
-    }
-
     /// Sets what the command transfers, and in which direction.
-    pub(crate) fn set_target(&mut self, direction: Direction, address: DiskAddress) {
+    pub(crate) fn set_target(&mut self, direction: Direction, offset: u64) {
         let opcode = match direction {
             Direction::Read => NvmOpcode::Read,
             Direction::Write => NvmOpcode::Write,
         };
-        self.address = address;
+        self.offset = offset;
         self.entry.opcode = opcode as u8;
-        self.entry.nsid = address.nsid.into();
-        let block = address.offset / self.block_bytes;
+        self.entry.nsid = 1.into();
+        let block = offset / self.block_bytes;
         let [b0, b1, b2, b3, b4, b5, b6, b7] = block.to_le_bytes();
         self.entry.cdw10 = u32::from_le_bytes([b0, b1, b2, b3]).into();
         self.entry.cdw11 = u32::from_le_bytes([b4, b5, b6, b7]).into();

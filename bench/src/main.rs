@@ -5,7 +5,7 @@
 //! and what they were measured with make a [`Report`](report::Report), which is printed as a table and kept as JSON; [`compare`] sets
 //! two of them side by side.
 //!
-//! The host-side suites ([`host`], [`growth`], [`peers`]) need no guest: `peerbar-nvme-driver` drives
+//! The suite [`host`] needs no guest: `peerbar-nvme-driver` drives
 //! a server over its socket, with queues and data in shared memory. It uses shadow doorbells and a doorbell page that
 //! can be mapped where the server offers them, and messages for what is left. The suites in [`guests`] boot guests.
 
@@ -17,7 +17,6 @@ mod controller;
 mod cpu_time;
 mod drive;
 mod figure;
-mod growth;
 mod guests;
 mod host;
 mod jobs;
@@ -25,10 +24,8 @@ mod limits;
 mod loaded_queue;
 mod machine;
 mod memory;
-mod peers;
 mod report;
 mod run;
-mod scattered_pages;
 mod server;
 mod setup;
 mod spread;

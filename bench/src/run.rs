@@ -8,22 +8,18 @@ use peerbar_lab::terminal::print;
 
 use crate::cli::{GuestOptions, HostOptions, Suite};
 use crate::compare::compare;
-use crate::guests::{boot, fio_loads, idle, iommu, p2p, rdma};
+use crate::guests::{boot, fio_loads, p2p, rdma};
 use crate::report::Report;
 use crate::server::ServerCommand;
-use crate::suite::{GuestContext, HostContext, RESULTS};
-use crate::{growth, host, peers, suite};
+use crate::suite::{GuestContext, RESULTS};
+use crate::{host, suite};
 
 /// Measures, or compares.
 pub(crate) fn run(what: &Suite) -> Result<ExitCode, Failure> {
     match what {
-        Suite::Host(options) => on_host("host", options, host::measure)?,
-        Suite::Growth(options) => on_host("growth", options, growth::measure)?,
-        Suite::Peers(options) => on_host("peers", options, peers::measure)?,
+        Suite::Host(options) => on_host(options)?,
         Suite::Guest(options) => in_guest("guest", options, fio_loads::measure)?,
-        Suite::Idle(options) => in_guest("idle", options, idle::measure)?,
         Suite::P2p(options) => in_guest("p2p", options, p2p::measure)?,
-        Suite::Iommu(options) => in_guest("iommu", options, iommu::measure)?,
         Suite::Rdma(options) => in_guest("rdma", options, rdma::measure)?,
         Suite::Boot(options) => suite::run("boot", &options.guest.extent, options, boot::measure)?,
         Suite::Compare { first, second } => {
@@ -33,15 +29,12 @@ pub(crate) fn run(what: &Suite) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A suite that needs no guest.
-type HostSuite = fn(&mut HostContext<'_>) -> Result<(), Failure>;
-
-fn on_host(name: &str, options: &HostOptions, measure: HostSuite) -> Result<(), Failure> {
+fn on_host(options: &HostOptions) -> Result<(), Failure> {
     let command = ServerCommand::new(&options.server)?;
-    suite::run(name, &options.extent, &command, |context| {
+    suite::run("host", &options.extent, &command, |context| {
         let settings = &mut context.report.settings;
         settings.insert("server".to_owned(), options.server.clone());
-        measure(context)
+        host::measure(context)
     })
 }
 

@@ -36,30 +36,18 @@ impl ServerCommand {
         })
     }
 
-    /// Starts a controller with these namespaces.
-    pub(crate) fn controller(
-        &self,
-        namespaces: impl IntoIterator<Item = OsString>,
-        more: &[&str],
-    ) -> Result<Server, Failure> {
+    /// Starts a controller with one namespace.
+    pub(crate) fn controller(&self, namespace: OsString) -> Result<Server, Failure> {
         let block_bytes = BLOCK_BYTES.to_string();
         let words = ["--serial", "bench", "--block-size", &block_bytes];
         let mut words: Vec<OsString> = words.map(OsString::from).into();
-        for namespace in namespaces {
-            words.extend(["--namespace".into(), namespace]);
-        }
-        words.extend(more.iter().map(OsString::from));
+        words.extend(["--namespace".into(), namespace]);
         words.extend_from_slice(&self.words);
         let started = Server::start(&self.under, &self.program, words);
         started.map_err(|error| match self.words.as_slice() {
             [] => Failure::Environment(error),
             _ => Failure::Usage(error),
         })
-    }
-
-    /// Starts another of the programs that lie beside the controller's.
-    pub(crate) fn beside(&self, name: &str, words: &[&str]) -> anyhow::Result<Server> {
-        Server::start(&self.under, &self.program.with_file_name(name), words)
     }
 }
 

@@ -1,8 +1,8 @@
-//! A server, our driver on it, and queues that are ready to be driven.
+//! A server with one disk, our driver on it, and queues that are ready to be driven.
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -14,81 +14,49 @@ use tempfile::TempDir;
 use crate::controller::Controller;
 use crate::cpu_time::cpu_time;
 use crate::drive::drive;
-use crate::jobs::{Check, Extent, Fill, Scattered, Spot, Timed, count};
+use crate::jobs::{Check, Extent, Fill, Timed, count};
 use crate::loaded_queue::{Buffer, Direction, LoadedQueue, Slot};
 use crate::memory::PAGE;
-use crate::scattered_pages::ScatteredPages;
 use crate::server::{BLOCK_BYTES, Server, ServerCommand};
 
-/// What all disks of a measurement hold together, beyond the caches of most processors.
+/// Bytes of the disk, beyond the caches of most processors.
 pub(crate) const DISK_BYTES: u64 = 128 << 20;
-/// Reads from each controller in a pass that compares data.
+/// Reads in a pass that compares data.
 const CHECKED: u64 = 4096;
 
 /// What to start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
-    /// Where namespaces are kept: `ram`, `null`, or `file`: images that are in the machine's page cache.
+    /// Where the namespace is kept: `ram`, `null`, or `file`, an image in the machine's page cache.
     pub(crate) backend: &'static str,
-    /// Servers, each with one controller.
-    pub(crate) devices: u16,
-    /// Namespaces of each controller.
-    pub(crate) namespaces: u32,
-    /// Queues of each controller.
     pub(crate) queues: u16,
     /// Commands outstanding on each queue.
     pub(crate) depth: u16,
     /// Bytes of a transfer.
     pub(crate) bytes: usize,
-    /// Mappings that hold the data of each controller, one page for each transfer; none: few and large ones.
-    pub(crate) pieces: Option<usize>,
 }
 
 impl Setup {
-    /// One command of 4 KiB at a time, on one disk in RAM.
-    pub(crate) const ONE: Self = Self {
-        backend: "ram",
-        devices: 1,
-        namespaces: 1,
-        queues: 1,
-        depth: 1,
-        bytes: 4 << 10,
-        pieces: None,
-    };
-
-    /// Starts a server; its images are made in `folder`.
+    /// Starts a server; its image is made in `folder`.
     fn server(&self, command: &ServerCommand, folder: &Path) -> Result<Server, Failure> {
-        let namespaces = (0..self.namespaces).map(|number| {
-            let mut namespace = OsString::from(format!("{}=", self.backend));
-            match self.backend {
-                "file" => namespace.push(self.image(folder, number)?),
-                _ => namespace.push(self.namespace_bytes().to_string()),
-            }
-            Ok(namespace)
-        });
-        let namespaces = namespaces.collect::<anyhow::Result<Vec<_>>>()?;
-        command.controller(namespaces, &[])
-    }
-
-    fn image(&self, folder: &Path, number: u32) -> anyhow::Result<PathBuf> {
-        let path = folder.join(format!("{number}.img"));
-        File::create(&path)
-            .and_then(|image| image.set_len(self.namespace_bytes()))
-            .context("cannot make an image")?;
-        Ok(path)
-    }
-
-    /// Size of each namespace in bytes.
-    pub(crate) fn namespace_bytes(&self) -> u64 {
-        DISK_BYTES / (u64::from(self.devices) * u64::from(self.namespaces))
+        let mut namespace = OsString::from(format!("{}=", self.backend));
+        if self.backend == "file" {
+            let path = folder.join("disk.img");
+            File::create(&path)
+                .and_then(|image| image.set_len(DISK_BYTES))
+                .context("cannot make an image")?;
+            namespace.push(path);
+        } else {
+            namespace.push(DISK_BYTES.to_string());
+        }
+        command.controller(namespace)
     }
 
     fn extent(&self) -> Extent {
         let bytes = u64::try_from(self.bytes).unwrap_or(u64::MAX);
         Extent {
-            namespaces: self.namespaces,
             bytes,
-            transfers: self.namespace_bytes() / bytes,
+            transfers: DISK_BYTES / bytes,
         }
     }
 
@@ -101,7 +69,7 @@ impl Setup {
 }
 
 /// Entries of queues for `depth` commands.
-pub(crate) fn entries(depth: u16) -> u16 {
+fn entries(depth: u16) -> u16 {
     (depth + 1).next_power_of_two().max(64)
 }
 
@@ -111,78 +79,52 @@ pub(crate) struct Round {
     pub(crate) rate: f64,
     /// In nanoseconds.
     pub(crate) latencies: Histogram<u64>,
-    /// Time on a processor of all servers for each transfer, in nanoseconds.
+    /// Time on a processor of the server for each transfer, in nanoseconds.
     pub(crate) cpu_ns: f64,
 }
 
-/// Servers with their drivers.
+/// A server with its driver.
 pub(crate) struct Session {
-    servers: Vec<Server>,
-    /// Their images' folders.
-    images: Vec<TempDir>,
-    controllers: Vec<Controller>,
-    /// As many for each controller, in its order.
+    server: Server,
+    /// The folder of its image.
+    _folder: TempDir,
+    controller: Controller,
     queues: Vec<LoadedQueue>,
-    queues_each: usize,
-    spots: Vec<Spot>,
-    /// How many commands share them.
-    commands: usize,
     extent: Extent,
     rng: Rng,
 }
 
 impl Session {
-    /// Starts it all and fills the disks.
+    /// Starts it all and fills the disk.
     pub(crate) fn start(command: &ServerCommand, setup: &Setup) -> Result<Self, Failure> {
+        let folder = TempDir::new().context("cannot create a folder for images")?;
+        let server = setup.server(command, folder.path())?;
+        let mut controller = Controller::bring_up(&server.socket(), setup.memory_bytes())?;
+        let queues = (0..setup.queues).map(|_| load_queue(&mut controller, setup));
+        let queues = queues.collect::<anyhow::Result<_>>()?;
         let mut session = Self {
-            servers: Vec::new(),
-            images: Vec::new(),
-            controllers: Vec::new(),
-            queues: Vec::new(),
-            queues_each: usize::from(setup.queues),
-            spots: Vec::new(),
-            commands: usize::from(setup.depth),
+            server,
+            _folder: folder,
+            controller,
+            queues,
             extent: setup.extent(),
             rng: Rng::with_seed(1),
         };
-        for _ in 0..setup.devices {
-            let images = TempDir::new().context("cannot create a folder for images")?;
-            let server = setup.server(command, images.path())?;
-            let mut controller = Controller::bring_up(&server.socket(), setup.memory_bytes())?;
-            let scattered = setup
-                .pieces
-                .map(|pieces| ScatteredPages::map(&controller, pieces));
-            let scattered = scattered.transpose()?;
-            for _ in 0..setup.queues {
-                let queue = load_queue(&mut controller, setup, scattered.as_ref())?;
-                session.queues.push(queue);
-            }
-            session.spots = scattered.map_or_else(Vec::new, |pieces| pieces.spots);
-            session.servers.push(server);
-            session.images.push(images);
-            session.controllers.push(controller);
-        }
         session.fill()?;
         Ok(session)
     }
 
     /// How doorbells are rung.
     pub(crate) fn doorbells(&self) -> &'static str {
-        self.controllers.first().map_or("", Controller::doorbells)
+        self.controller.doorbells()
     }
 
-    /// Transfers at random addresses for `time`, on all controllers at once.
+    /// Transfers at random addresses for `time`.
     pub(crate) fn round(&mut self, direction: Direction, time: Duration) -> anyhow::Result<Round> {
-        let before = self.cpu_time()?;
-        let mut job = Scattered {
-            job: Timed::new(direction, self.extent, self.rng.fork(), time),
-            spots: &self.spots,
-            commands: self.commands,
-            rng: self.rng.fork(),
-        };
+        let before = cpu_time(self.server.pid())?;
+        let mut job = Timed::new(direction, self.extent, self.rng.fork(), time);
         drive(&mut self.queues, &mut job)?;
-        let job = job.job;
-        let cpu = self.cpu_time()?.saturating_sub(before);
+        let cpu = cpu_time(self.server.pid())?.saturating_sub(before);
         Ok(Round {
             rate: job.rate(),
             cpu_ns: cpu.as_secs_f64() * 1e9 / count(&job.latencies),
@@ -190,56 +132,30 @@ impl Session {
         })
     }
 
-    /// Rewrites all disks, and reads at random with every byte compared.
+    /// Rewrites the disk, and reads at random with every byte compared.
     pub(crate) fn check(&mut self) -> anyhow::Result<()> {
         self.fill()?;
-        for queues in self.queues.chunks_mut(self.queues_each) {
-            let mut check = Scattered {
-                job: Check {
-                    extent: self.extent,
-                    rng: self.rng.fork(),
-                    left: CHECKED,
-                },
-                spots: &self.spots,
-                commands: self.commands,
-                rng: self.rng.fork(),
-            };
-            drive(queues, &mut check)?;
-        }
-        Ok(())
+        let mut check = Check {
+            extent: self.extent,
+            rng: self.rng.fork(),
+            left: CHECKED,
+        };
+        drive(&mut self.queues, &mut check)
     }
 
     fn fill(&mut self) -> anyhow::Result<()> {
-        for queues in self.queues.chunks_mut(self.queues_each) {
-            let mut fill = Fill {
-                extent: self.extent,
-                begun: 0,
-            };
-            drive(queues, &mut fill)?;
-        }
-        Ok(())
-    }
-
-    fn cpu_time(&self) -> anyhow::Result<Duration> {
-        self.servers
-            .iter()
-            .map(|server| cpu_time(server.pid()))
-            .sum()
+        let mut fill = Fill {
+            extent: self.extent,
+            begun: 0,
+        };
+        drive(&mut self.queues, &mut fill)
     }
 }
 
-/// A queue pair with commands, whose data lie in the controller's memory or, in scattered pages, in one
-/// of them each.
-fn load_queue(
-    controller: &mut Controller,
-    setup: &Setup,
-    pages: Option<&ScatteredPages>,
-) -> anyhow::Result<LoadedQueue> {
+/// A queue pair with commands, whose data lie in the controller's memory.
+fn load_queue(controller: &mut Controller, setup: &Setup) -> anyhow::Result<LoadedQueue> {
     let pair = controller.create_queues(entries(setup.depth))?;
     let slots = (0..setup.depth).map(|cid| {
-        if let Some(pieces) = pages {
-            return pieces.slot(cid, BLOCK_BYTES);
-        }
         let offset = controller.pages.take(setup.bytes)?;
         let pages: Vec<u64> = (offset..offset + setup.bytes)
             .step_by(PAGE)

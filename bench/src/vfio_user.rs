@@ -75,13 +75,6 @@ pub(crate) fn turn_on(client: &mut Client) -> anyhow::Result<()> {
     Ok(client.region_write(CONFIG, COMMAND.0, &COMMAND.1)?)
 }
 
-/// Has a 64-bit BAR of memory answer at `address` (PCI Local Bus 3.0, 6.2.5).
-pub(crate) fn set_bar(client: &mut Client, bar: u8, address: u64) -> anyhow::Result<()> {
-    let register = 0x10 + 4 * u64::from(bar);
-    client.region_write(CONFIG, register, &address.to_le_bytes())?;
-    turn_on(client)
-}
-
 /// Takes interrupts as MSI-X messages, since shadow doorbells are not for the pin. The event of the first is not
 /// waited for.
 pub(crate) fn take_messages(client: &mut Client) -> anyhow::Result<OwnedFd> {
@@ -108,16 +101,6 @@ pub(crate) fn mappable(
     };
     let page = map_lent(file, area.offset, area.size)?;
     Ok(Some((Arc::new(page), area.offset)))
-}
-
-/// The memory behind a BAR that the server lends as a whole.
-pub(crate) fn bar_memory(client: &Client, bar: u8) -> anyhow::Result<SharedMemory> {
-    let region = client.region(bar.into());
-    let lent = region.and_then(|region| Some((region.file_offset.as_ref()?, region.size)));
-    let (file, size) = lent.with_context(|| {
-        format!("the memory behind BAR{bar} is not lent, so nothing can be compared in it")
-    })?;
-    map_lent(file, 0, size)
 }
 
 fn map_lent(file: &FileOffset, offset: u64, bytes: u64) -> anyhow::Result<SharedMemory> {

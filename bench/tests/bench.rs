@@ -70,36 +70,6 @@ fn short_host_suite_has_every_figure() {
     );
 }
 
-/// The suite fails by itself if data are not what they should be, or if the disks' records show another route or more bytes
-/// than those of a transfer from device to device.
-#[test]
-#[ignore = "needs what scripts/build makes"]
-fn short_peers_suite_has_every_figure() {
-    let (_, figures) = measure(&["peers"]).unwrap();
-    let names: Vec<&str> = figures.keys().map(String::as_str).collect();
-    let expected = ["cmb/1M", "cmb/4K", "vram/1M", "vram/4K"];
-    assert_eq!(
-        names,
-        expected.map(|what| format!("peers/{what}/over-memcpy"))
-    );
-    for figure in figures.values() {
-        assert!(figure["ratio"].as_f64().unwrap() > 0.0, "{figure}");
-    }
-}
-
-/// Processor time is not stretched by what else a machine has to do.
-#[test]
-#[ignore = "boots a guest"]
-fn idle_guest_costs_servers_under_a_hundredth_of_a_cpu() {
-    let (_, figures) = measure(&["idle"]).unwrap();
-    for polling in ["adaptive", "never"] {
-        let share = figures[&format!("idle/{polling}")]["ratio"]
-            .as_f64()
-            .unwrap();
-        assert!(share < 0.01, "{polling}: {share} of a processor");
-    }
-}
-
 /// Two adapters, and software RoCE beside them. `peerbar-verbs` compares every byte, perftest every number of messages.
 #[test]
 #[ignore = "boots a guest"]

@@ -21,7 +21,6 @@ pub(crate) fn measure(context: &mut GuestContext<'_>) -> Result<(), Failure> {
             continue;
         }
         let versus = Versus {
-            iommu: "none",
             backing,
             loads: &loads,
             rounds,

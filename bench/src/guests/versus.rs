@@ -30,9 +30,8 @@ pub(crate) enum Backing {
     Null,
 }
 
-/// What both disks are loaded with, in what guest.
+/// What both disks are loaded with.
 pub(crate) struct Versus<'a> {
-    pub(crate) iommu: &'a str,
     pub(crate) backing: Backing,
     pub(crate) loads: &'a [Load],
     pub(crate) rounds: usize,
@@ -51,7 +50,7 @@ impl Versus<'_> {
             Backing::Images => Some(images()?),
             Backing::Null => None,
         };
-        let scenario = scenario(images.as_ref(), self.iommu)?;
+        let scenario = scenario(images.as_ref())?;
         let pair = |load: &Load, seconds| Pair {
             name: load.name(),
             beside: THEIRS,
@@ -77,17 +76,16 @@ impl Versus<'_> {
 }
 
 /// Our controller and QEMU's, each below a root port of its own, each with an image of its own or with nothing.
-fn scenario(images: Option<&TempDir>, iommu: &str) -> Result<Scenario, Failure> {
+fn scenario(images: Option<&TempDir>) -> Result<Scenario, Failure> {
     let disk = |name: &str| match images {
         Some(images) => json!([{ "file": images.path().join(name).display().to_string() }]),
         None => json!([{ "null": "1G" }]),
     };
     let backing = images.map_or("null", |_| "images");
     let file = json!({
-        "name": format!("versus-{backing}-{iommu}"),
+        "name": format!("versus-{backing}"),
         "timeout": "3m",
         "tools": true,
-        "machine": { "iommu": iommu },
         "nvme": [
             { "name": "ours", "namespaces": disk("ours") },
             { "name": "theirs", "model": "qemu", "namespaces": disk("theirs") },
@@ -119,7 +117,6 @@ fn images() -> anyhow::Result<TempDir> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use peerbar_lab::iommu::Iommu;
     use peerbar_lab::scenario::{Model, Namespace};
 
     #[test]
@@ -128,10 +125,9 @@ mod tests {
         for name in ["ours", "theirs"] {
             std::fs::write(folder.path().join(name), [0; 4096]).unwrap();
         }
-        let null = scenario(None, "none").unwrap();
+        let null = scenario(None).unwrap();
         assert_eq!(null.nvmes[1].namespaces, [Namespace::Null(1 << 30)]);
-        let scenario = scenario(Some(&folder), "amd").unwrap();
-        assert_eq!(scenario.machine.iommu, Iommu::Amd);
+        let scenario = scenario(Some(&folder)).unwrap();
         let models: Vec<Model> = scenario.nvmes.iter().map(|nvme| nvme.model).collect();
         assert_eq!(models, [Model::Peerbar, Model::Qemu]);
     }
