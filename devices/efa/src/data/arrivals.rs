@@ -11,7 +11,7 @@ use super::responder::{self, Payload, Sender};
 use super::staging::SlotName;
 use super::turn::Turn;
 use super::wire::{Arrival, Mail};
-use crate::objects::{Gid, Need, QueuePairEvent, QueuePairKind};
+use crate::objects::{BusSegment, Gid, Need, QueuePairEvent, QueuePairKind};
 
 /// How many packets, and how many answers, are taken in one turn, and how many bytes of slots are copied at least before it ends.
 const MAIL: usize = 32;
@@ -143,13 +143,6 @@ impl Turn<'_> {
         self.count_sent(packet.part.bytes);
         Ok(data)
     }
-    /// The slot that a packet of another adapter names.
-    fn slot_of(&self, sender: &Sender, payload: &[u8]) -> Result<Span, Refusal> {
-        let name = SlotName::read_from_bytes(payload).ok();
-        let slot = name.and_then(|name| self.state.staging.shared(sender.gid, name));
-        slot.ok_or(Refusal::NotStaged)
-    }
-
     /// Writes a part of memory for another adapter, from its slot.
     fn write_staged(
         &mut self,
@@ -158,9 +151,7 @@ impl Turn<'_> {
         payload: &[u8],
     ) -> Result<(), Refusal> {
         let (to, part) = (packet.destination, packet.part);
-        self.check_remote_buffer(sender, to, (packet.whole(), Need::RemoteWrite))?;
-        let segments = self.remote_buffer(sender, to, (part, Need::RemoteWrite))?;
-        let slot = self.slot_of(sender, payload)?;
+        let (segments, slot) = self.staged_part(packet, sender, payload, Need::RemoteWrite)?;
         let status = CompletionStatus::RemoteBadAddress;
         self.take_from_slot(responder::tag(to), &slot, &segments, status)?;
         self.count_received(part.bytes as usize);
@@ -176,9 +167,7 @@ impl Turn<'_> {
         payload: &[u8],
     ) -> Result<(), Refusal> {
         let (to, part) = (packet.destination, packet.part);
-        self.check_remote_buffer(sender, to, (packet.whole(), Need::RemoteRead))?;
-        let segments = self.remote_buffer(sender, to, (part, Need::RemoteRead))?;
-        let slot = self.slot_of(sender, payload)?;
+        let (segments, slot) = self.staged_part(packet, sender, payload, Need::RemoteRead)?;
         let status = CompletionStatus::RemoteBadAddress;
         self.put_into_slot(responder::tag(to), &segments, &slot, status)?;
         let statistics = &mut self.state.statistics;
@@ -186,5 +175,21 @@ impl Turn<'_> {
         statistics.staged_bytes += u64::from(part.bytes);
         self.count_sent(part.bytes);
         Ok(())
+    }
+
+    /// The memory of a part, and the slot that its packet names.
+    fn staged_part(
+        &mut self,
+        packet: &Packet,
+        sender: &Sender,
+        payload: &[u8],
+        need: Need,
+    ) -> Result<(Vec<BusSegment>, Span), Refusal> {
+        let to = packet.destination;
+        self.check_remote_buffer(sender, to, (packet.whole(), need))?;
+        let segments = self.remote_buffer(sender, to, (packet.part, need))?;
+        let name = SlotName::read_from_bytes(payload).ok();
+        let slot = name.and_then(|name| self.state.staging.shared(sender.gid, name));
+        Ok((segments, slot.ok_or(Refusal::NotStaged)?))
     }
 }

@@ -21,7 +21,6 @@ use crate::objects::{Gid, Need, QueuePairKind};
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// How long a peer may have as many requests in progress as it can: each of them ends in half of that.
 const BUSY_TIME_OUT: Duration = REQUEST_TIME_OUT.saturating_mul(2);
-
 /// How long a part waits for a free slot at most before it looks again. It looks earlier if a request that had one is answered.
 const SLOT_WAIT: Duration = Duration::from_millis(1);
 
@@ -55,6 +54,7 @@ impl Turn<'_> {
             return Step::Done(sent.map_or_else(unreliable, |()| CompletionStatus::Ok));
         }
         job.remote.gid = Some(gid);
+        job.remote.needs_slot = false;
         let next = match job.remote.unsent.take() {
             Some(unsent) => Ok(Some(unsent)),
             None => {
@@ -65,10 +65,10 @@ impl Turn<'_> {
                 self.unsent(requester, gid, job, next)
             }
         };
-        job.remote.needs_slot = matches!(next, Ok(None));
         match next {
             Ok(Some(packet)) => self.send_packet(requester, gid, job, packet),
             Ok(None) => {
+                job.remote.needs_slot = true;
                 self.state.staging.add_waiter(requester.sender.pair);
                 Step::After(Wait::Until(self.now + SLOT_WAIT))
             }
