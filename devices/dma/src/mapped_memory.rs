@@ -52,12 +52,12 @@ impl MappedMemory {
     }
 
     /// The lease under which it is used, if there is one.
-    pub fn lease(&self) -> Option<&Lease> {
+    pub(crate) fn lease(&self) -> Option<&Lease> {
         self.lease.as_ref()
     }
 
     /// Whether an access has met pages that were taken away: all accesses fail since.
-    pub fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.lent.as_ref().is_some_and(LentMapping::is_lost)
     }
 

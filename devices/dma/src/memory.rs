@@ -156,11 +156,6 @@ impl MemoryFile {
         self
     }
 
-    /// Where in the file the mapping starts, to which all offsets are relative.
-    pub fn first(&self) -> u64 {
-        self.first
-    }
-
     /// The file itself, to be handed to the client.
     pub fn file(&self) -> &File {
         &self.file

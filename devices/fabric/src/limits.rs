@@ -11,8 +11,8 @@ pub const MAX_DATA: usize = 32 << 10;
 /// The longest message in bytes: data and a few numbers of at most 10 bytes each.
 pub const MAX_PACKET: usize = MAX_DATA + 96;
 
-/// The most descriptors that come with one request.
-pub const MAX_DESCRIPTORS: usize = 4;
+/// The most descriptors that come with one request: that of a staging buffer.
+pub const MAX_DESCRIPTORS: usize = 1;
 
 /// The longest name of an adapter in bytes.
 pub(crate) const MAX_NAME: usize = 32;

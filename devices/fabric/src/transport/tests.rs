@@ -90,7 +90,7 @@ fn lost_question_for_the_peer_is_repeated() {
 }
 
 #[test]
-fn descriptors_to_another_machine_are_refused() {
+fn descriptors_to_an_adapter_that_takes_none_are_refused() {
     let (mut transport, now) = (Transport::new(), Instant::now());
     transport
         .request(PEER, request(1, MAX_DESCRIPTORS), 1, now)
