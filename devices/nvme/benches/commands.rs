@@ -1,5 +1,5 @@
-//! What a command costs from its doorbell to its completion, on one processor: `cargo bench -p peerbar-nvme --features stepped --bench
-//! commands`.
+//! The cost of a command, from its doorbell to its completion, on one processor:
+//! `cargo bench -p peerbar-nvme --features stepped --bench commands`.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! What it costs to find out where a command's data lies: `cargo bench -p peerbar-nvme`.
+//! The cost of locating a command's data: `cargo bench -p peerbar-nvme`.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,7 +19,7 @@ fn main() {
     divan::main();
 }
 
-/// Data in pages, each `stride` pages behind the one before.
+/// Data in pages, each `stride` pages after the one before.
 fn pages(bencher: Bencher<'_, '_>, len: usize, stride: u64) {
     let address_of = |page: u64| (1 << 32) + page * stride * PAGE;
     let pages = u64::try_from(len).unwrap() / PAGE;

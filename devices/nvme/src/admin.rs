@@ -25,11 +25,11 @@ use identify_controller::ControllerIdentity;
 use last_sanitize::LastSanitize;
 use reply::Late;
 
-/// What the admin commands deal with.
+/// The state of the admin commands.
 pub(crate) struct Admin {
     identity: ControllerIdentity,
     events: Events,
-    /// Warnings of which the event has been raised.
+    /// Warnings whose event has been raised.
     reported: CriticalWarning,
     sanitize: LastSanitize,
     pub(crate) features: Features,

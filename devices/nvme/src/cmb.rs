@@ -6,7 +6,7 @@ use peerbar_dma::{MemoryError, MemoryFile, OwnWindow, OwnWindowMemory, Span};
 use peerbar_nvme_spec::cmb::{Cmbloc, Cmbmsc, Cmbsts, Cmbsz};
 use thiserror::Error;
 
-/// The BAR that the buffer lies in, from offset 0 on.
+/// The BAR in which the buffer lies, from offset 0.
 pub(crate) const CMB_BAR: u8 = 2;
 
 /// The size of a Controller Memory Buffer is a multiple of this, in bytes: Linux takes peer-to-peer memory in such sections and
@@ -19,18 +19,18 @@ pub const LARGEST_CMB: u64 = 64 << 30;
 /// Why a buffer cannot be made.
 #[derive(Debug, Error)]
 pub enum CmbError {
-    /// Its size is one that Linux would ignore, or too large.
+    /// Its size is too large, or one that Linux would ignore.
     #[error("CMB of {size} bytes: the size must be a multiple of 2 MiB up to 64 GiB, or Linux ignores it; try {}M", .size.div_ceil(CMB_UNIT).clamp(1, LARGEST_CMB / CMB_UNIT) * 2)]
     Size {
-        /// The size asked for.
+        /// The requested size.
         size: u64,
     },
     /// Its memory could not be allocated.
     #[error("CMB of {size} bytes")]
     Memory {
-        /// The size asked for.
+        /// The requested size.
         size: u64,
-        /// Why not.
+        /// The cause.
         source: MemoryError,
     },
 }
@@ -40,13 +40,15 @@ pub(crate) struct Cmb {
     memory: Arc<MemoryFile>,
     size: u64,
     queues: bool,
-    /// Whether it is as before NVMe 1.4: without CMBMSC, always open, and at the addresses of its BAR.
+    /// The buffer is as before NVMe 1.4: without CMBMSC, always open, and at the addresses of its
+    /// BAR.
     legacy: bool,
     control: Cmbmsc,
 }
 
 impl Cmb {
-    /// A buffer of `size` bytes for data and PRP lists, and with `queues` for queues too; with `legacy` as NVMe 1.3 has it.
+    /// Makes a buffer of `size` bytes for data and PRP lists, and if `queues` is set also for
+    /// queues. With `legacy` it is as in NVMe 1.3.
     pub(crate) fn new(size: u64, queues: bool, legacy: bool) -> Result<Self, CmbError> {
         if size == 0 || size % CMB_UNIT != 0 || size > LARGEST_CMB {
             return Err(CmbError::Size { size });
@@ -62,7 +64,7 @@ impl Cmb {
         })
     }
 
-    /// The memory of the whole BAR, a power of two.
+    /// Returns the memory of the whole BAR, a power of two.
     pub(crate) fn memory(&self) -> Span {
         Span {
             file: self.memory.clone(),
@@ -70,18 +72,20 @@ impl Cmb {
         }
     }
 
-    /// Size of the BAR in bytes.
+    /// Returns the size of the BAR in bytes.
     pub(crate) fn bar_bytes(&self) -> u64 {
         self.memory.size()
     }
 
-    /// Whether CAP tells of it, as only the registers that CMBMSC enables are told of (NVMe Base 2.0, 3.1.3.1, CMBS).
+    /// Returns `true` if CAP announces the buffer. CAP announces only registers that CMBMSC enables
+    /// (NVMe Base 2.0, 3.1.3.1, CMBS).
     pub(crate) fn is_announced(&self) -> bool {
         !self.legacy
     }
 
-    /// CMBLOC (NVMe Base 2.0, 3.1.3.11): zero until the host enables the registers. Every mixture of memory is allowed.
-    /// CQDA is 0: queues start at a page here too. NVMe 1.3 has the place alone (3.1.11), which can always be read.
+    /// CMBLOC (NVMe Base 2.0, 3.1.3.11): zero until the host enables the registers. All mixes of
+    /// buffer and host memory are allowed. CQDA is 0: queues start at a page here too. NVMe 1.3
+    /// defines only the location (3.1.11), which can always be read.
     pub(crate) fn location(&self) -> Cmbloc {
         let place = Cmbloc::new().with_bir(CMB_BAR);
         if self.legacy {
@@ -112,26 +116,28 @@ impl Cmb {
         uses.with_bytes(self.size).unwrap_or_default()
     }
 
-    /// CMBMSC (NVMe Base 2.0, 3.1.3.16). A controller reset (CC.EN) leaves it alone.
+    /// CMBMSC (NVMe Base 2.0, 3.1.3.16). A controller reset (CC.EN) does not change it.
     pub(crate) fn control(&self) -> Cmbmsc {
         self.control
     }
 
-    /// Writes CMBMSC, which NVMe 1.3 does not have.
+    /// Writes CMBMSC, which NVMe 1.3 does not define.
     pub(crate) fn set_control(&mut self, control: Cmbmsc) {
         if !self.legacy {
             self.control = control;
         }
     }
 
-    /// CMBSTS (NVMe Base 2.0, 3.1.3.17): whether the host's base address leaves the address space.
+    /// CMBSTS (NVMe Base 2.0, 3.1.3.17): set if the buffer at the host's base address would exceed
+    /// the address space.
     pub(crate) fn status(&self) -> Cmbsts {
         Cmbsts::new().with_cbai(
             self.control.cmse() && self.control.base_address().checked_add(self.size).is_none(),
         )
     }
 
-    /// The addresses besides those of its BAR at which commands find the buffer, once the host has enabled it.
+    /// Returns the addresses at which commands find the buffer in addition to those of its BAR,
+    /// once the host has enabled it.
     pub(crate) fn window(&self) -> Option<OwnWindow> {
         let enabled = self.control.cre() && self.control.cmse() && !self.status().cbai();
         enabled.then(|| OwnWindow {
@@ -141,7 +147,7 @@ impl Cmb {
         })
     }
 
-    /// Whether queues may lie in the buffer.
+    /// Returns `true` if queues may lie in the buffer.
     pub(crate) fn takes_queues(&self) -> bool {
         self.queues
     }

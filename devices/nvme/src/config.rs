@@ -1,4 +1,4 @@
-//! What a controller is made of.
+//! The configuration of a controller.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,28 +28,29 @@ pub const BLOCK_SIZES: [u32; 2] = [512, 4096];
 /// MDTS: the largest transfer as a power of two, in units of 4 KiB (NVMe Base 2.0, 5.17.2.1).
 pub const MDTS: RangeInclusive<u8> = 1..=10;
 
-/// How many threads may share the I/O queues.
+/// Threads that may share the I/O queues.
 pub const WORKERS: RangeInclusive<u8> = 1..=64;
 
-/// The most queue pairs that may be granted beyond those that the host asks for: all but one.
+/// The most queue pairs that may be granted in addition to those that the host asks for: all but
+/// one.
 pub const MOST_SPARE_QUEUES: u16 = QUEUE_PAIRS - 2;
 
-/// Why a controller cannot be made.
+/// Errors of a controller's configuration.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The serial number does not fit its field.
     #[error("serial number {0:?}: must be 1 to 20 printable ASCII characters")]
     Serial(String),
-    /// A block of a size that is not offered.
+    /// The block size is not supported.
     #[error("block size {0}: must be 512 or 4096")]
     BlockSize(u32),
     /// The data transfer limit is out of bounds.
     #[error("MDTS {0}: must be 1 (8 KiB) to 10 (4 MiB)")]
     Mdts(u8),
-    /// There are too many workers, or none.
+    /// The number of workers is zero or too large.
     #[error("{} workers: must be {} to {}, as there are 64 I/O queues to share", .0, WORKERS.start(), WORKERS.end())]
     Workers(u8),
-    /// There is nothing to store blocks in.
+    /// There is no namespace.
     #[error("no namespace: name at least one, as ram=64M or file=disk.img")]
     NoNamespace,
     /// There are more namespaces than fit one namespace list.
@@ -58,7 +59,7 @@ pub enum ConfigError {
     /// A namespace holds no block.
     #[error("{what}: {bytes} bytes are less than one block of {block_bytes}; make it larger")]
     TooSmall {
-        /// Which one.
+        /// The namespace.
         what: String,
         /// Its size.
         bytes: u64,
@@ -68,35 +69,35 @@ pub enum ConfigError {
     /// An image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// Memory for a namespace could not be had.
+    /// Memory for a namespace could not be allocated.
     #[error("namespace of {bytes} bytes of RAM")]
     Ram {
-        /// The size asked for.
+        /// The requested size.
         bytes: u64,
-        /// Why not.
+        /// The cause.
         source: MemoryError,
     },
-    /// The Controller Memory Buffer cannot be.
+    /// The Controller Memory Buffer cannot be made.
     #[error(transparent)]
     Cmb(#[from] CmbError),
-    /// The Persistent Memory Region cannot be.
+    /// The Persistent Memory Region cannot be made.
     #[error(transparent)]
     Pmr(#[from] PmrError),
 }
 
-/// Where a namespace keeps its blocks.
+/// The storage of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Memory, zero at start, of this many bytes.
     Ram(u64),
     /// A raw image or a block device.
     File(PathBuf),
-    /// Nothing, of this many bytes.
+    /// No storage; the namespace appears to have this many bytes.
     Null(u64),
 }
 
 impl Source {
-    /// Its image, if it has one.
+    /// Returns the path of its image, if it has one.
     fn image(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
@@ -105,7 +106,7 @@ impl Source {
     }
 }
 
-/// Reads a namespace's source on the command line.
+/// Parses a namespace's source from the command line.
 fn source(text: &str) -> Result<Source, String> {
     let size = |bytes| size(bytes).map_err(|error| error.to_string());
     match text.split_once('=') {
@@ -165,7 +166,7 @@ pub struct Config {
     pub seeded_faults: Vec<SeededFault>,
 }
 
-/// What a controller's set-up has opened.
+/// The files and memory that a configuration opens.
 pub(crate) struct Opened {
     pub(crate) cmb: Option<Cmb>,
     pub(crate) pmr: Option<Arc<PersistentMemory>>,
@@ -173,7 +174,7 @@ pub(crate) struct Opened {
 }
 
 impl Config {
-    /// The images of the namespaces, and the file of the Persistent Memory Region.
+    /// Returns the images of the namespaces, and the file of the Persistent Memory Region.
     pub fn files(&self) -> Vec<FileAccess<'_>> {
         let sources = self.namespaces.iter();
         let images = sources.filter_map(Source::image).map(FileAccess::Image);
@@ -181,7 +182,7 @@ impl Config {
         images.chain(pmr).collect()
     }
 
-    /// Checks everything that does not need a file to be opened.
+    /// Checks the settings that can be checked without opening a file.
     fn check(&self) -> Result<(), ConfigError> {
         let printable = self.serial.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         if self.serial.is_empty() || self.serial.len() > SERIAL_BYTES || !printable {
@@ -203,7 +204,8 @@ impl Config {
         }
     }
 
-    /// Checks the set-up, makes the Controller Memory Buffer and opens the Persistent Memory Region and the namespaces.
+    /// Checks the configuration, makes the Controller Memory Buffer and opens the Persistent Memory
+    /// Region and the namespaces.
     pub(crate) fn open(&self) -> Result<Opened, ConfigError> {
         self.check()?;
         let cmb = |bytes| Cmb::new(bytes, self.cmb_queues, self.cmb_legacy);
@@ -219,7 +221,7 @@ impl Config {
     fn open_namespaces(&self) -> Result<Vec<Namespace>, ConfigError> {
         let mut known = BTreeSet::new();
         for path in self.namespaces.iter().filter_map(Source::image) {
-            // An image that is not there is reported when it is opened.
+            // A missing image is reported when it is opened.
             let file = fs::metadata(path).ok();
             if file.is_some_and(|file| !known.insert((file.dev(), file.ino()))) {
                 return Err(ImageError::Twice(path.to_owned()).into());

@@ -40,8 +40,8 @@ const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 4 * PAGE;
 /// Offset and length of the doorbells in BAR0.
 const DOORBELL_PAGE: (u64, u64) = (PAGE, PAGE);
-/// How long a change of the guest's memory, or a reset, waits for the host's disk: as long as Linux takes for a command of a disk
-/// that times out, and for its second attempt (30 s each).
+/// How long a change of the guest's memory, or a reset, waits for the host's disk. Linux allows a
+/// disk's command as long, with its second attempt (30 s each).
 const LONGEST_TRANSFER: Duration = Duration::from_secs(60);
 const MSI_X: MsiX = MsiX {
     vectors: VECTORS,
@@ -63,14 +63,15 @@ const IDENTITY: Identity = Identity {
 /// Makes a worker.
 pub(crate) type MakeWorker<'a> = &'a mut dyn FnMut(Owner, Requests) -> Worker;
 
-/// How many MSI-X vectors a controller has.
+/// MSI-X vectors of a controller.
 pub const VECTORS: u16 = QUEUE_PAIRS;
 
 /// The side of the controller that the guest's accesses meet: registers and doorbells.
 pub struct Controller {
     notifier: Arc<Notifier>,
     requester: Arc<Requester>,
-    /// What the guest maps and no file on a disk has: the Controller Memory Buffer, and doorbells.
+    /// The memory that the guest maps and that no file on a disk backs: the Controller Memory
+    /// Buffer, and doorbells.
     mapped: Vec<Arc<MemoryFile>>,
 }
 
@@ -93,7 +94,7 @@ impl Controller {
             .map_err(StartError::Thread)
     }
 
-    /// The function on its bus, without an engine. It takes the Controller Memory Buffer.
+    /// Makes the function on its bus, without an engine. It takes the Controller Memory Buffer.
     pub(crate) fn assemble(
         config: &Config,
         opened: &mut Opened,
@@ -132,7 +133,7 @@ impl Controller {
         Ok((endpoint, function))
     }
 
-    /// The engine of this controller, with the workers that `workers` makes.
+    /// Makes the engine of this controller, with the workers that `workers` makes.
     pub(crate) fn engine(
         &self,
         config: &Config,
@@ -182,7 +183,7 @@ impl Controller {
         })
     }
 
-    /// Reads or writes go to registers in units of 4 bytes; a part of one is taken out of the whole.
+    /// Reads registers in units of 4 bytes. A narrower read returns its part of the register.
     fn read_registers(&self, offset: u64, data: &mut [u8]) {
         self.notifier.read(|registers| {
             for (at, byte) in (offset..).zip(data.iter_mut()) {
@@ -197,7 +198,8 @@ impl Controller {
         });
     }
 
-    /// Whether a read of `len` bytes at `offset` is a barrier of the Persistent Memory Region, which is ready.
+    /// Returns `true` if a read of `len` bytes at `offset` is a barrier of the Persistent Memory
+    /// Region and the region is ready.
     fn is_barrier(&self, offset: u64, len: usize) -> bool {
         let end = offset.saturating_add(len as u64);
         let reads_status = offset < offset::PMRSTS + 4 && end > offset::PMRSTS;
@@ -205,24 +207,25 @@ impl Controller {
         reads_status && self.notifier.read(is_ready)
     }
 
-    /// A read of PMRSTS: its answer says that what was written to the Persistent Memory Region before is persistent.
+    /// A read of PMRSTS: its completion tells the host that all earlier writes to the Persistent
+    /// Memory Region are persistent.
     fn persist(&self) {
         let ready = self.notifier.read(|registers| {
             let ready = registers.pmr().filter(|pmr| pmr.is_ready());
             ready.map(|pmr| pmr.memory().clone())
         });
         if let Some(memory) = ready {
-            // Not with the registers' lock held: it waits for the host's disk.
+            // Without the registers' lock: this waits for the host's disk.
             memory.sync(self.requester.faults().loses_power());
             if memory.failure().is_some() {
-                // SMART warns, by the engine.
+                // The engine reports the SMART warning.
                 self.notifier.events(ENGINE).notify();
             }
         }
     }
 
-    /// Writes whole registers, 4 or 8 aligned bytes at a time (NVMe over PCIe 1.0, 3.1). Anything else is ignored. Whether the
-    /// Persistent Memory Region has become ready.
+    /// Writes whole registers, 4 or 8 aligned bytes at a time (NVMe over PCIe 1.0, 3.1). Ignores
+    /// all other writes. Returns `true` if the Persistent Memory Region has become ready.
     fn write_registers(&self, offset: u64, data: &[u8]) -> bool {
         let words = data.chunks_exact(4);
         if offset % 4 != 0 || !words.remainder().is_empty() {
@@ -232,13 +235,15 @@ impl Controller {
             );
             return false;
         }
-        // Its drop waits for transfers through the former window, which workers complete: not with the registers' lock held.
+        // Dropping this waits for transfers through the former window, which workers complete, so
+        // it must happen without the registers' lock.
         let (_ending, starts) = self.notifier.change(|registers| {
             let was_ready = registers.pmr().is_some_and(Pmr::is_ready);
             for (index, word) in (0..).zip(words.filter_map(<[u8]>::first_chunk)) {
                 registers.write(offset.saturating_add(index * 4), u32::from_le_bytes(*word));
             }
-            // In here, so that of two writers the last one leaves register and window.
+            // The window is set under the lock, so that of two writers the same one sets registers
+            // and window last.
             let cmb = self
                 .requester
                 .set_window(WindowId::Cmb, registers.cmb_window());
@@ -252,7 +257,8 @@ impl Controller {
         starts
     }
 
-    /// Writes registers or rings a doorbell; whether the Persistent Memory Region has become ready.
+    /// Writes registers or rings a doorbell. Returns `true` if the Persistent Memory Region has
+    /// become ready.
     fn write_bar(&self, offset: u64, data: &[u8]) -> bool {
         if offset < offset::DOORBELLS {
             return self.write_registers(offset, data);
@@ -263,7 +269,7 @@ impl Controller {
         false
     }
 
-    /// Reads registers; all else reads as zeros.
+    /// Reads registers; all other offsets read as zeros.
     fn read_bar(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if offset < offset::DOORBELLS {
@@ -272,8 +278,9 @@ impl Controller {
     }
 }
 
-/// The doorbells that a write to BAR 0 rings, with their values: none below and behind them. Returns `None` for a write among them that is not
-/// of one doorbell, or of two that are aligned to both (NVMe over PCIe 1.0, 3.1.2).
+/// Returns the doorbells that a write to BAR 0 rings, with their values. A write outside the
+/// doorbells rings none. Returns `None` for a write to the doorbells that is not of one doorbell,
+/// or of two that are aligned to both (NVMe over PCIe 1.0, 3.1.2).
 fn doorbells(offset: u64, data: &[u8]) -> Option<Vec<(Doorbell, u32)>> {
     if !(offset::DOORBELLS..MSI_X.table.into()).contains(&offset) {
         return Some(Vec::new());
@@ -287,12 +294,13 @@ fn doorbells(offset: u64, data: &[u8]) -> Option<Vec<(Doorbell, u32)>> {
     rung.collect::<Option<Vec<_>>>().filter(|_| is_aligned)
 }
 
-/// The doorbell at this offset in BAR 0. The client keeps the MSI-X table behind them itself, and the pending bits are read-only.
+/// Returns the doorbell at this offset in BAR 0. The client itself keeps the MSI-X table that
+/// follows the doorbells, and the pending bits are read-only.
 fn doorbell_at(offset: u64) -> Option<Doorbell> {
     (offset < MSI_X.table.into()).then(|| Doorbell::at(offset, 0))?
 }
 
-/// Refuses a loss of power if that needed too much memory for a region of `size` bytes.
+/// Refuses the power loss fault if it needed too much memory for a region of `size` bytes.
 fn limit_power_loss(faults: &Faults, size: u64) {
     if size > LARGEST_UNSYNCED {
         faults.refuse_power_loss(
@@ -301,7 +309,8 @@ fn limit_power_loss(faults: &Faults, size: u64) {
     }
 }
 
-/// Whether the guest maps the doorbells: the workers always poll, so none needs a notification.
+/// Returns `true` if the guest maps the doorbells: the workers always poll, so no doorbell needs a
+/// notification.
 fn maps_doorbells(config: &Config) -> bool {
     match config.poll {
         PollPolicy::Always => true,
@@ -309,7 +318,7 @@ fn maps_doorbells(config: &Config) -> bool {
     }
 }
 
-/// The BARs, and what is behind them.
+/// Returns the BARs and the memory behind them.
 fn bars(
     config: &Config,
     doorbells: &DoorbellPage,
@@ -338,7 +347,7 @@ fn bars(
     Ok((bars, memory))
 }
 
-/// A worker's ring for data of images, if the kernel permits one.
+/// Makes a worker's ring for data of images, if the kernel permits one.
 fn file_ring(notifier: &Notifier, owner: Owner) -> Option<FileRing<Job>> {
     let ring = FileRing::new(notifier.events(owner).event_fd().as_fd());
     let complain = |error: &io::Error| {
@@ -370,12 +379,12 @@ impl Function for Controller {
         }
         let starts = self.write_bar(offset, data);
         if starts && self.requester.faults().loses_power() {
-            // A power loss takes what is written from now on.
+            // A power loss affects the data that is written from now on.
             self.persist();
         }
     }
 
-    /// A peer has no barrier, which would wait for the host's disk.
+    /// A peer's read is no barrier, because a barrier waits for the host's disk.
     fn peer_read(&self, _bar: u8, offset: u64, data: &mut [u8]) -> Result<(), UnsupportedRequest> {
         if self.is_barrier(offset, data.len()) {
             return Err(UnsupportedRequest);
@@ -384,8 +393,8 @@ impl Function for Controller {
         Ok(())
     }
 
-    /// A peer has the doorbells only. The other registers reset the controller and move windows of its memory, which waits for the kernel's
-    /// transfers.
+    /// A peer can write the doorbells only. The other registers reset the controller and move
+    /// windows of its memory, which waits for the kernel's transfers.
     fn peer_write(&self, _bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
         if offset < offset::DOORBELLS {
             return Err(UnsupportedRequest);

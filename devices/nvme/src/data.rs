@@ -1,4 +1,4 @@
-//! The data of commands: between the host's memory and where a namespace keeps it.
+//! The data of commands: its path between the host's memory and a namespace's storage.
 
 use std::sync::Arc;
 
@@ -14,22 +14,23 @@ use crate::late_data::LateData;
 use crate::prp::{self, PAGE_BYTES, Segment};
 use crate::seeded_fault::{FaultKind, SeededFault};
 
-/// Moves the data of commands: straight between two memories; by the kernel between memory and a file, asynchronously; or
-/// through a buffer that is made once.
+/// Moves the data of commands: directly between two memories; asynchronously by the kernel between
+/// memory and a file; or through a buffer that is allocated once.
 ///
-/// The thread that answers the guest waits for the kernel before it confirms that memory is unmapped, and the completer of a DMA
-/// by message may wait for that thread. So no DMA by message is requested while the kernel moves data of this path.
+/// The thread that answers the guest waits for the kernel before it confirms that memory is
+/// unmapped, and the completer of a DMA by message may wait for that thread. So no DMA by message
+/// is requested while the kernel moves data of this path.
 pub(crate) struct DataPath {
     pub(crate) session: Session,
     /// Asynchronous transfers with files, if the kernel permits them.
     pub(crate) files: Option<FileRing<Job>>,
     origin: Origin,
     segments: Vec<Segment>,
-    /// Where PRP lists are read to.
+    /// Buffer for PRP lists.
     list: Box<[u8; PAGE_BYTES]>,
     buffer: Vec<u8>,
     seeded_faults: Vec<SeededFault>,
-    /// Where the data of the command before was, for the faults that go there.
+    /// The address of the previous command's data, for the faults that use it.
     stale: Option<u64>,
 }
 
@@ -42,7 +43,7 @@ pub(crate) struct BlockMemory<'a> {
 }
 
 impl DataPath {
-    /// A path for transfers of up to `limit` bytes, none of them asynchronous.
+    /// Makes a path for transfers of up to `limit` bytes, without asynchronous ones.
     pub(crate) fn new(
         requester: Arc<Requester>,
         limit: usize,
@@ -60,23 +61,24 @@ impl DataPath {
         }
     }
 
-    /// The way to memory.
+    /// Returns the access to memory.
     pub(crate) fn requester(&self) -> &Requester {
         self.session.requester()
     }
 
-    /// Data moves for this origin from now on: for a command with `opcode`.
+    /// Sets the origin of the following transfers: a command with `opcode`.
     pub(crate) fn begin(&mut self, origin: Origin, opcode: u8) {
         self.resume(origin);
         self.requester().begin(origin, opcode);
     }
 
-    /// Data moves for a command again that has begun before.
+    /// Sets the origin of the following transfers to a command that has begun before.
     pub(crate) fn resume(&mut self, origin: Origin) {
         self.origin = origin;
     }
 
-    /// Moves nothing; fails as the command must if it does not say where its `len` bytes are.
+    /// Moves no data. Fails with the command's status if the command does not say where its `len`
+    /// bytes are.
     pub(crate) fn check(&mut self, command: &SubmissionEntry, len: usize) -> Result<(), Status> {
         self.locate(Purpose::Payload, command, len)
     }
@@ -92,7 +94,7 @@ impl DataPath {
         self.gather(purpose, len)
     }
 
-    /// Has `fill` make `len` bytes and writes them to the command's data pointer.
+    /// Lets `fill` make `len` bytes and writes them to the command's data pointer.
     pub(crate) fn send(
         &mut self,
         purpose: Purpose,
@@ -104,7 +106,7 @@ impl DataPath {
         self.fill(purpose, len, fill)
     }
 
-    /// Has `fill` make `len` bytes and brings them to where the data was located.
+    /// Lets `fill` make `len` bytes and writes them to the located segments.
     pub(crate) fn fill(
         &mut self,
         purpose: Purpose,
@@ -116,14 +118,15 @@ impl DataPath {
         self.scatter(purpose, 0, len)
     }
 
-    /// Pins the memory where data was located, for the kernel to move it. `None` where the kernel does no such thing for us, or
-    /// some of that is no memory that is mapped here.
+    /// Pins the located segments, so that the kernel can move their data. Returns `None` if the
+    /// kernel offers no asynchronous transfers, or if a segment is not memory that is mapped here.
     pub(crate) fn pin(&mut self, direction: Direction) -> Option<(&mut FileRing<Job>, Pinned)> {
         let files = self.files.as_mut()?;
         let tag = Tag::new(Purpose::Payload, self.origin);
         self.session.learn();
         let memory = self.session.pin(tag, direction, ranges(&self.segments))?;
-        // An unmap of this memory waits for the pin from here on, and for the transfer, however long it takes. Others do not.
+        // From here on, an unmap of this memory waits for the pin, and thus for the transfer,
+        // however long it takes. Other unmaps do not.
         self.session.release();
         Some((files, memory))
     }
@@ -133,7 +136,7 @@ impl DataPath {
         self.upstream().read(tag, address, data)
     }
 
-    /// Writes entries of a queue, as [`Session::write_entries`].
+    /// Writes entries of a queue, like [`Session::write_entries`].
     pub(crate) fn write_entries(
         &mut self,
         tag: Tag,
@@ -155,8 +158,9 @@ impl DataPath {
         }
     }
 
-    /// Fetches blocks of `block_bytes` from the PRPs of the command into a range. If any byte of them cannot be read, none is changed
-    /// there, but where a lender has taken its memory away: then blocks before that are new, and its own may have zeros.
+    /// Fetches blocks of `block_bytes` from the PRPs of the command into a range. If any byte
+    /// cannot be read, the range is unchanged. The exception is a lender that takes its memory
+    /// away: then the blocks before that are new, and the block at that point may contain zeros.
     pub(crate) fn receive_into(
         &mut self,
         command: &SubmissionEntry,
@@ -169,7 +173,7 @@ impl DataPath {
             len,
         } = range;
         self.locate(Purpose::Payload, command, len)?;
-        // A block in two segments is moved by two copies, of which the second one may fail.
+        // A block in two segments is moved by two copies, and the second one may fail.
         let mut segments = self.segments.iter();
         let block_bytes = u64::from(block_bytes);
         let is_whole = segments.all(|segment| (segment.len as u64) % block_bytes == 0);
@@ -183,7 +187,7 @@ impl DataPath {
         memory.write(offset, data).map_err(|_| Status::WRITE_FAULT)
     }
 
-    /// Brings a range to the PRPs of the command.
+    /// Copies a range to the PRPs of the command.
     pub(crate) fn send_from(
         &mut self,
         command: &SubmissionEntry,
@@ -206,8 +210,8 @@ impl DataPath {
         self.scatter(Purpose::Payload, index, len - done)
     }
 
-    /// Copies between the segments and a range, up to the first segment that is no memory that is mapped here; how many segments
-    /// and bytes.
+    /// Copies between the segments and a range, up to the first segment that is not memory that is
+    /// mapped here. Returns the number of segments and bytes copied.
     fn copy(
         &mut self,
         direction: Direction,
@@ -255,7 +259,8 @@ impl DataPath {
         }
     }
 
-    /// Seeds a fault into the command, if a test configures one; its kind. Only commands with blocks have a payload.
+    /// Injects a seeded fault into the command, if a test has configured one. Returns its kind.
+    /// Only commands with blocks have a payload.
     fn seed_fault(&mut self, purpose: Purpose, command: &SubmissionEntry) -> Option<FaultKind> {
         if self.seeded_faults.is_empty() || purpose != Purpose::Payload {
             return None;
@@ -268,7 +273,7 @@ impl DataPath {
         Some(fault.kind)
     }
 
-    /// Writes zeros over data that is to be read: a fault that is committed on purpose.
+    /// Writes zeros over data that is to be read: a deliberate fault.
     fn write_back(
         &mut self,
         purpose: Purpose,
@@ -282,7 +287,7 @@ impl DataPath {
         self.scatter(purpose, 0, len)
     }
 
-    /// For what data was located, and where.
+    /// Returns the origin of the located data, and its segments.
     pub(crate) fn located(&self) -> (Origin, Vec<(u64, usize)>) {
         (self.origin, ranges(&self.segments).collect())
     }
@@ -307,7 +312,7 @@ impl DataPath {
         Ok(self.buffer.get(..len).unwrap_or_default())
     }
 
-    /// Fetches them one after the other, without waiting.
+    /// Fetches the segments one after the other, without waiting.
     fn gather_straight(&mut self, purpose: Purpose, len: usize) -> Result<(), DmaError> {
         let tag = Tag::new(purpose, self.origin);
         let mut upstream = UpstreamAccess {
@@ -323,7 +328,7 @@ impl DataPath {
         Ok(())
     }
 
-    /// Fetches them as one request, of which others may have to be asked.
+    /// Fetches the segments as one request, which may need messages to the client or a peer.
     fn gather_at_once(&mut self, purpose: Purpose, len: usize) -> Result<(), DmaError> {
         self.upstream().wait_for_pinned();
         let tag = Tag::new(purpose, self.origin);
@@ -332,14 +337,16 @@ impl DataPath {
         requester.gather(tag, ranges(&self.segments), data)
     }
 
-    /// Whether all segments are memory that is mapped here and may be read. It stays so until the session is released.
+    /// Returns `true` if all segments are memory that is mapped here and may be read. This holds
+    /// until the session is released.
     fn is_straight(&mut self, purpose: Purpose) -> bool {
         let session = &mut self.session;
         session.learn();
         ranges(&self.segments).all(|range| session.reaches(purpose, Direction::Read, range))
     }
 
-    /// Brings the buffer's first `len` bytes to the segments from the one at `index` on, as one request.
+    /// Writes the buffer's first `len` bytes to the segments, from the one at `index` on, as one
+    /// request.
     fn scatter(&mut self, purpose: Purpose, index: usize, len: usize) -> Result<(), Status> {
         self.upstream().wait_for_pinned();
         let data = self.buffer.get(..len).unwrap_or_default();
@@ -352,7 +359,8 @@ impl DataPath {
     }
 }
 
-/// A thread's access to memory that may take a message to the client or a peer, and what the kernel moves meanwhile.
+/// A thread's access to memory that may take a message to the client or a peer, and the kernel's
+/// transfers that must end before such a message.
 struct UpstreamAccess<'a> {
     session: &'a mut Session,
     files: &'a mut Option<FileRing<Job>>,
@@ -365,7 +373,7 @@ impl UpstreamAccess<'_> {
         self.session.read(tag, address, data)
     }
 
-    /// To be called before a request by the session that may need a message.
+    /// Must be called before a request by the session that may need a message.
     fn prepare(&mut self, purpose: Purpose, direction: Direction, range: (u64, usize)) {
         self.session.learn();
         let moves = self.files.as_ref().is_some_and(FileRing::has_pinned);
@@ -383,7 +391,7 @@ impl UpstreamAccess<'_> {
     }
 }
 
-/// The segments as `dma` takes them: addresses and lengths.
+/// The segments in the form that `dma` takes: addresses and lengths.
 fn ranges(segments: &[Segment]) -> impl Iterator<Item = (u64, usize)> {
     segments
         .iter()
@@ -415,7 +423,7 @@ mod tests {
     /// Addresses that only the client can translate.
     const BEYOND: u64 = RAM_BYTES;
 
-    /// A client that unmaps memory, and answers nothing until that has been answered.
+    /// A client that unmaps memory, and answers no request until the unmap is confirmed.
     struct Unmapping {
         requester: Arc<Requester>,
         answered: AtomicU32,
@@ -451,7 +459,8 @@ mod tests {
         entry
     }
 
-    /// A path that has memory pinned at 0, and its client; `None` on a machine that permits no io_uring.
+    /// Returns a path that has memory pinned at 0, and its client, or `None` on a machine that does
+    /// not permit io_uring.
     fn pinned() -> Option<(DataPath, Arc<Unmapping>)> {
         let requester = Arc::new(Requester::new());
         let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();

@@ -21,7 +21,7 @@ pub(crate) struct Directory {
 }
 
 impl Directory {
-    /// Entries for `pairs` queue pairs, the admin queues included, and `workers` workers.
+    /// Makes a directory for `pairs` queue pairs, the admin queues included, and `workers` workers.
     pub(crate) fn new(pairs: u16, workers: u8) -> Self {
         let pairs = usize::from(pairs);
         Self {
@@ -37,28 +37,29 @@ impl Directory {
         self.completion.fill(None);
     }
 
-    /// Whether any queue exists.
+    /// Returns `true` if any queue exists.
     pub(crate) fn has_queues(&self) -> bool {
         self.completion.iter().any(Option::is_some)
     }
 
-    /// The worker that a completion queue of that number belongs to, whether it exists or not.
+    /// Returns the worker for completion queue number `completion`, whether the queue exists or
+    /// not.
     pub(crate) fn owner(&self, completion: u16) -> Owner {
         let index = completion.saturating_sub(1) % u16::from(self.workers);
         Owner(u8::try_from(index + 1).unwrap_or(1))
     }
 
-    /// The slot of submission queue `id`; `None` if there can be none of that number.
+    /// Returns the slot of submission queue `id`, or `None` if the number is out of range.
     pub(crate) fn submission(&mut self, id: u16) -> Option<&mut Option<u16>> {
         self.submission.get_mut(usize::from(id))
     }
 
-    /// The slot of completion queue `id`; `None` if there can be none of that number.
+    /// Returns the slot of completion queue `id`, or `None` if the number is out of range.
     pub(crate) fn completion(&mut self, id: u16) -> Option<&mut Option<CompletionOwner>> {
         self.completion.get_mut(usize::from(id))
     }
 
-    /// The completion queue `id`, if it exists.
+    /// Returns the completion queue `id`, if it exists.
     pub(crate) fn existing(&mut self, id: u16) -> Option<&mut CompletionOwner> {
         self.completion(id).and_then(Option::as_mut)
     }

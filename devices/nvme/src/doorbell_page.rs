@@ -19,14 +19,15 @@ pub(crate) struct Owner(pub(crate) u8);
 
 /// Doorbells in a page of BAR0. If the guest maps the page, it writes there without a notification.
 pub(crate) struct DoorbellPage {
-    /// As long as BAR0, with each doorbell where it lies in the BAR.
+    /// A file as long as BAR0, with each doorbell at its offset in the BAR.
     file: Arc<MemoryFile>,
     tails: Vec<AtomicU8>,
     heads: Vec<AtomicU8>,
 }
 
 impl DoorbellPage {
-    /// Doorbells of `queues` queue pairs, the admin queues included, in a BAR of `bar_bytes`.
+    /// Makes the doorbells of `queues` queue pairs, the admin queues included, in a BAR of
+    /// `bar_bytes`.
     pub(crate) fn new(queues: u16, bar_bytes: u64) -> Result<Self, MemoryError> {
         let no_owners = || (0..queues).map(|_| AtomicU8::new(NO_OWNER)).collect();
         Ok(Self {
@@ -36,25 +37,26 @@ impl DoorbellPage {
         })
     }
 
-    /// The file that the guest may map.
+    /// Returns the file that the guest may map.
     #[cfg(not(feature = "loom"))]
     pub(crate) fn file(&self) -> Arc<MemoryFile> {
         self.file.clone()
     }
 
-    /// A model maps nothing.
+    /// Under loom, the guest maps no file.
     #[cfg(feature = "loom")]
     pub(crate) fn file(&self) -> Arc<peerbar_dma::MemoryFile> {
         unreachable!("a model has no files")
     }
 
-    /// The value of a doorbell: the last one written since its queue was created.
+    /// Returns the value of a doorbell: the last one written since its queue was created.
     pub(crate) fn value(&self, doorbell: Doorbell) -> u32 {
         let offset = doorbell.offset(0);
         offset.map_or(0, |offset| self.file.load(offset).unwrap_or(0) & VALUE)
     }
 
-    /// The guest rings a doorbell. Returns the owner of its queue, if the queue exists.
+    /// Rings a doorbell on behalf of the guest. Returns the owner of its queue, if the queue
+    /// exists.
     pub(crate) fn ring(&self, doorbell: Doorbell, value: u32) -> Option<Owner> {
         let owner = self.owner(doorbell)?.load(Ordering::Acquire);
         (owner != NO_OWNER).then(|| {
@@ -63,7 +65,8 @@ impl DoorbellPage {
         })
     }
 
-    /// A queue is created, or with `None` deleted: its doorbell starts from 0.
+    /// Sets the owner of a queue that is created, or `None` for one that is deleted. Its doorbell
+    /// starts from 0.
     pub(crate) fn set_owner(&self, doorbell: Doorbell, owner: Option<Owner>) {
         self.store(doorbell, 0);
         if let Some(slot) = self.owner(doorbell) {

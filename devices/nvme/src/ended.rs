@@ -14,11 +14,11 @@ pub(crate) struct Ended {
     pub(crate) permit: Permit,
     pub(crate) status: Status,
     pub(crate) posting: Posting,
-    /// A fault: its data, which follow once the host has taken the completion.
+    /// A fault: data that follows once the host has taken the completion.
     pub(crate) late: Option<Box<LateData>>,
 }
 
-/// How often a completion is posted.
+/// The number of times a completion is posted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Posting {
     #[default]

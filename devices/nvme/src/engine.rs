@@ -27,7 +27,7 @@ use crate::registers::{EngineRequest, QUEUE_PAIRS, Registers, Setup};
 use crate::storage::Storage;
 use crate::worker_pool::WorkerPool;
 
-/// At most as many admin commands are carried out before the registers are read again.
+/// At most as many admin commands are executed before the registers are read again.
 const BURST: usize = 16;
 
 /// The admin queues.
@@ -37,20 +37,20 @@ pub(crate) struct AdminPair {
     interrupts: QueueInterrupts,
 }
 
-/// The controller but for its I/O commands, which the workers carry out.
+/// The controller without its I/O commands, which the workers execute.
 pub(crate) struct Engine {
     pub(crate) notifier: Arc<Notifier>,
     pub(crate) storage: Arc<Storage>,
     pub(crate) coalescing: Arc<Coalescing>,
     pub(crate) workers: WorkerPool,
     pub(crate) directory: Directory,
-    /// The admin queues, once an enable has been taken up and until the controller fails.
+    /// The admin queues, from the time the controller is enabled until it fails.
     pub(crate) pair: Option<AdminPair>,
     pub(crate) data: DataPath,
     pub(crate) admin: Admin,
     /// Admin commands that have not begun.
     pub(crate) held: HeldBack<(SubmissionEntry, Permit)>,
-    /// Whether an enable has been taken up.
+    /// The engine has acted on an enable.
     pub(crate) enabled: bool,
     /// Bus mastering when the present turn began.
     pub(crate) bus: BusMastering,
@@ -71,7 +71,7 @@ impl Engine {
         self.forget_held();
         self.workers.shut_down();
         self.storage.settle_power_loss();
-        // A failure is only logged: the host gets no answer any more.
+        // A failure is only logged: the host expects no answer any more.
         let _ = self.storage.flush_all();
         self.persist();
     }
@@ -86,7 +86,7 @@ impl Engine {
                 return;
             };
             self.workers.work();
-            // A worker may have found what is the engine's.
+            // A worker may have found work for the engine.
             let is_notified = self.notifier.events(ENGINE).take_notification();
             if is_last && !is_busy && !is_notified {
                 return;
@@ -94,7 +94,8 @@ impl Engine {
         }
     }
 
-    /// Carries out a task, then gives the admin queue a turn; whether there is work left. Breaks if the daemon ends.
+    /// Executes a task, then gives the admin queue a turn. Returns `true` if work is left. Breaks
+    /// if the daemon ends.
     fn take_up(&mut self, task: Task) -> ControlFlow<(), bool> {
         match task {
             Task::Stop => return ControlFlow::Break(()),
@@ -106,7 +107,7 @@ impl Engine {
         ControlFlow::Continue(self.enabled && self.turn())
     }
 
-    /// Controller reset, or a reset of the function, of which every DMA has been refused since.
+    /// Controller reset, or a reset of the function. DMA has been refused since the reset.
     fn disable(&mut self) {
         // The admin doorbells first: a worker that polls them starts from 0 again, too.
         self.close(0);
@@ -131,7 +132,7 @@ impl Engine {
         self.held.take_all().for_each(|(_, permit)| permit.expire());
     }
 
-    /// The queues of this number have no owner any more.
+    /// Removes the owner of the queues with this number.
     fn close(&self, id: u16) {
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), None);
@@ -139,7 +140,7 @@ impl Engine {
         self.notifier.intx.close(id);
     }
 
-    /// CC.EN from 0 to 1 (NVMe Base 2.0, 3.5.1): makes the admin queues, or fails for good.
+    /// CC.EN from 0 to 1 (NVMe Base 2.0, 3.5.1): makes the admin queues, or fails permanently.
     fn enable(&mut self, setup: Setup) {
         let Setup { cc, aqa, asq, acq } = setup;
         let known_set = cc.css() == Cc::CSS_NVM;
@@ -173,16 +174,18 @@ impl Engine {
         doorbells.set_owner(Doorbell::SubmissionTail(0), Some(ENGINE));
         doorbells.set_owner(Doorbell::CompletionHead(0), Some(ENGINE));
         self.enabled = true;
-        // Doorbells that were rung while there were no queues are no event.
+        // Doorbells that were rung before the queues existed are not reported.
         self.notifier.take_doorbell_errors();
         self.notifier.report(Registers::ready);
     }
 
-    /// CC.SHN (NVMe Base 2.0, 3.6): commands that came before are done, and everything is on stable storage.
+    /// CC.SHN (NVMe Base 2.0, 3.6): completes earlier commands, and brings all data to stable
+    /// storage.
     fn shut_down(&mut self) {
         while self.enabled && self.turn() {
             if self.notifier.urgent() {
-                // The registers have changed. If a shutdown is still requested it comes again.
+                // The registers have changed. If a shutdown is still requested, it is requested
+                // again.
                 return;
             }
         }
@@ -190,7 +193,7 @@ impl Engine {
         if self.notifier.urgent() {
             return;
         }
-        // What fails is logged; the host asks for no status.
+        // A failure is logged; the shutdown has no status.
         let _ = self.storage.flush_all();
         self.persist();
         self.notifier.report(Registers::shut_down);
@@ -208,13 +211,15 @@ impl Engine {
         self.notifier.report(Registers::fatal);
     }
 
-    /// Whether a request of the present turn that was refused may have been so for want of bus mastering.
+    /// Returns `true` if a request of the present turn may have been refused because bus mastering
+    /// was off.
     fn has_lost_bus(&self) -> bool {
         self.bus.has_changed(self.data.requester())
     }
 
-    /// Gives the admin queue a turn, if bus mastering is on. Returns `true` if it has commands left that can be taken. The engine is
-    /// notified when bus mastering is turned on. Then completions that were kept are posted.
+    /// Gives the admin queue a turn, if bus mastering is on. Returns `true` if it has commands left
+    /// that can be fetched. The engine is notified when bus mastering is turned on, and then posts
+    /// the pending completions.
     fn turn(&mut self) -> bool {
         if self.bus.follow(self.data.requester()) && !self.notifier.quiet() {
             self.post();
@@ -238,7 +243,7 @@ impl Engine {
 
     fn take_doorbells(&mut self) {
         if let Some(pair) = &mut self.pair {
-            // They are registers, which are never out of reach.
+            // They are registers, which are always reachable.
             let (session, vector) = (&mut self.data.session, pair.completion.vector());
             let _ = pair.submission.take_tail(session, &self.notifier, vector);
             pair.completion.take_head(&pair.interrupts, session);
@@ -247,7 +252,7 @@ impl Engine {
         self.admin.doorbell_errors(stray, bad);
     }
 
-    /// Carries out a burst of admin commands; whether more can be fetched at once.
+    /// Executes a burst of admin commands. Returns `true` if more can be fetched at once.
     fn serve(&mut self) -> bool {
         let mut batch = Batch::new(1);
         for _ in 0..BURST {
@@ -278,7 +283,7 @@ impl Engine {
             && self.pair.as_ref().is_some_and(has_entries)
     }
 
-    /// Carries out a command that has been fetched, unless a rule injects a fault.
+    /// Executes a command that has been fetched, unless a rule injects a fault.
     fn take(&mut self, entry: &SubmissionEntry, permit: Permit) {
         let injected = self.data.injected(Kind::AdminCommand, 0, entry);
         let origin = Origin::command(0, entry.cid.get());
@@ -301,7 +306,7 @@ impl Engine {
         self.end(entry, permit, outcome);
     }
 
-    /// Whether the admin completion queue has a free entry.
+    /// Returns `true` if the admin completion queue has a free entry.
     pub(crate) fn has_free_entry(&self) -> bool {
         let pair = self.pair.as_ref();
         pair.is_some_and(|pair| pair.completion.free_entries() > 0)
@@ -364,7 +369,7 @@ impl Engine {
         completion.signal_all(interrupts);
     }
 
-    /// Completes the commands that waited for an event, as long as there are free entries.
+    /// Completes the commands that waited for an event, while entries are free.
     fn report_events(&mut self) {
         while !self.notifier.quiet() && self.has_free_entry() {
             let Some(late) = self.admin.next_late() else {

@@ -1,16 +1,19 @@
-//! The event count of a thread that polls for work and blocks when there is none.
+//! The event count of a thread that polls for work and blocks when it finds none.
 
 use std::time::Instant;
 
 use crate::sync::{AtomicBool, AtomicU32, EventFd, Ordering, fence};
 
-/// Counts notifications for one thread. A notification costs no system call unless the thread is blocked.
+/// Counts notifications for one thread. A notification makes no system call unless the thread is
+/// blocked.
 ///
-/// The notifier stores the work and then reads whether the thread is blocked. The thread stores that it is blocked and then
-/// polls for work once more. Each has a full barrier between the two, so at least one of them sees the other's store and no
-/// work is missed. `models/sleep.rs` tries every order of events.
+/// The notifier stores the work and then reads whether the thread is blocked. The thread stores
+/// that it is blocked and then polls for work once more. Each has a full barrier between the two,
+/// so at least one of them sees the other's store and no work is missed. `models/sleep.rs` tries
+/// every order of events.
 pub(crate) struct EventCount {
-    /// Notifications so far. Each adds to it, so that a reader sees what every notifier has stored.
+    /// Notifications so far. Each one increments it, so that a reader sees the stores of all
+    /// notifiers.
     notified: AtomicU32,
     /// The value that the thread has acted on. Only that thread uses it.
     taken: AtomicU32,
@@ -19,7 +22,7 @@ pub(crate) struct EventCount {
 }
 
 impl EventCount {
-    /// An event count that blocks on this event fd, which others may signal, too.
+    /// Makes an event count that blocks on this event fd, which others may signal, too.
     pub(crate) fn new(event: EventFd) -> Self {
         Self {
             notified: AtomicU32::new(0),
@@ -29,19 +32,21 @@ impl EventCount {
         }
     }
 
-    /// Ends a wait whenever it is signalled, also before the wait begins.
+    /// Returns the event fd, which ends a wait whenever it is signalled, also before the wait
+    /// begins.
     pub(crate) fn event_fd(&self) -> &EventFd {
         &self.event
     }
 
-    /// Has the thread poll for work that has been stored before, and wakes it if it is blocked.
+    /// Makes the thread poll for work that was stored before this call, and wakes the thread if it
+    /// is blocked.
     pub(crate) fn notify(&self) {
         self.notified.fetch_add(1, Ordering::Release);
         self.wake();
     }
 
-    /// Whether there has been a notification since the last call. To be taken **before** looking for work: work that is stored
-    /// after this brings a notification of its own.
+    /// Returns `true` if there has been a notification since the last call. Call it **before**
+    /// looking for work: work that is stored later brings another notification.
     pub(crate) fn take_notification(&self) -> bool {
         let notified = self.notified.load(Ordering::Acquire);
         let is_new = notified != self.taken.load(Ordering::Relaxed);
@@ -59,12 +64,12 @@ impl EventCount {
         }
     }
 
-    /// Blocks until woken or until the deadline, if there is no notification to take and `idle` still finds no work. It may
-    /// return early.
+    /// Blocks until woken or until the deadline, unless there is a notification to take or `idle`
+    /// finds work. May return early.
     pub(crate) fn wait(&self, deadline: Option<Instant>, idle: impl FnOnce() -> bool) {
         self.blocked.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        // The work behind a new notification is looked for once the notification is taken.
+        // The caller looks for the work after it has taken the new notification.
         let notified = self.notified.load(Ordering::Relaxed);
         if notified == self.taken.load(Ordering::Relaxed) && idle() {
             self.event.wait(deadline);

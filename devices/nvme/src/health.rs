@@ -54,19 +54,19 @@ impl Health {
         }
     }
 
-    /// Counts Reads and Compares, and their bytes.
+    /// Counts Read and Compare commands, and their bytes.
     pub(crate) fn read(&self, commands: u64, bytes: u64) {
         self.reads.fetch_add(commands, Ordering::Relaxed);
         self.bytes_read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts Writes, and their bytes.
+    /// Counts Write commands, and their bytes.
     pub(crate) fn wrote(&self, commands: u64, bytes: u64) {
         self.writes.fetch_add(commands, Ordering::Relaxed);
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// A command has failed.
+    /// Records a failed command.
     pub(crate) fn failed(&self, sqid: u16, command: &SubmissionEntry, status: Status) {
         let mut failures = self.failures.lock();
         failures.count += 1;
@@ -89,12 +89,12 @@ impl Health {
         failures.recent.push_front(entry);
     }
 
-    /// The failed commands, the latest first.
+    /// Returns the failed commands, the latest first.
     pub(crate) fn recent_errors(&self) -> Vec<ErrorEntry> {
         self.failures.lock().recent.iter().copied().collect()
     }
 
-    /// The SMART page (NVMe Base 2.0, 5.16.1.3).
+    /// Returns the SMART page (NVMe Base 2.0, 5.16.1.3).
     pub(crate) fn smart(&self, warning: CriticalWarning) -> Smart {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let units = |counter| u128::from(load(counter).div_ceil(DATA_UNIT)).into();

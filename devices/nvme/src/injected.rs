@@ -11,7 +11,7 @@ use crate::data::DataPath;
 use crate::ended::Ended;
 use crate::job::Job;
 
-/// What a worker holds back.
+/// A command or a completion that a worker holds back.
 pub(crate) enum HeldBackItem {
     /// A command that has not begun.
     Command(Job),
@@ -19,7 +19,7 @@ pub(crate) enum HeldBackItem {
     Completion(Ended),
 }
 
-/// What is held back, each until a moment.
+/// Items that are held back, each until its time.
 pub(crate) struct HeldBack<T>(Vec<(Instant, T)>);
 
 impl<T> Default for HeldBack<T> {
@@ -33,19 +33,19 @@ impl<T> HeldBack<T> {
         self.0.push((Instant::now() + by, held));
     }
 
-    /// When the first of them is due.
+    /// Returns the time at which the first of them is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.0.iter().map(|(due, _)| *due).min()
     }
 
-    /// Takes one that is due, the first one first.
+    /// Takes an item that is due, the earliest first.
     pub(crate) fn take_due(&mut self) -> Option<T> {
         let due = self.due().filter(|due| *due <= Instant::now())?;
         let at = self.0.iter().position(|(other, _)| *other == due)?;
         Some(self.0.remove(at).1)
     }
 
-    /// Takes all of them.
+    /// Takes all items.
     pub(crate) fn take_all(&mut self) -> impl Iterator<Item = T> {
         std::mem::take(&mut self.0)
             .into_iter()
@@ -54,7 +54,8 @@ impl<T> HeldBack<T> {
 }
 
 impl DataPath {
-    /// The fault that a rule injects into a command of queue `queue`, or with [`Kind::Completion`] and [`Kind::Data`] into these.
+    /// Returns the fault that a rule injects into a command of queue `queue`, or with
+    /// [`Kind::Completion`] and [`Kind::Data`] into its completion and data.
     #[inline]
     pub(crate) fn injected(
         &self,

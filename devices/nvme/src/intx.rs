@@ -6,7 +6,7 @@ use crate::sync::{AtomicU32, Ordering};
 /// Vector of a completion queue that does not interrupt, or does not exist.
 const NONE: u32 = u32::MAX;
 
-/// What all threads see of a completion queue. Its owner publishes it.
+/// The state of a completion queue that all threads see. Its owner publishes it.
 struct QueueState {
     vector: AtomicU32,
     entries: AtomicU32,
@@ -20,32 +20,33 @@ pub(crate) struct Intx {
 }
 
 impl Intx {
-    /// Entries for `queues` completion queues, none of which exists.
+    /// Makes entries for `queues` completion queues, without any queue.
     pub(crate) fn new(queues: u16) -> Self {
         Self {
             queues: (0..queues).map(|_| QueueState::closed()).collect(),
         }
     }
 
-    /// A queue is created, empty.
+    /// Opens a queue that is created, empty.
     pub(crate) fn open(&self, id: u16, entries: u32, vector: Option<u16>) {
         if let Some(state) = self.queues.get(usize::from(id)) {
             let vector = vector.map_or(NONE, u32::from);
             state.entries.store(entries, Ordering::Relaxed);
             state.head_and_tail.store(0, Ordering::Relaxed);
-            // A reader of the vector does not see head and tail of the queue before.
+            // A reader of the new vector does not see head and tail of the previous queue.
             state.vector.store(vector, Ordering::Release);
         }
     }
 
-    /// A queue is deleted.
+    /// Closes a queue that is deleted.
     pub(crate) fn close(&self, id: u16) {
         if let Some(state) = self.queues.get(usize::from(id)) {
             state.vector.store(NONE, Ordering::Relaxed);
         }
     }
 
-    /// The owner of a queue publishes its head and the tail up to which entries are posted.
+    /// Publishes a queue's head, and the tail up to which entries are posted. Only the owner calls
+    /// it.
     pub(crate) fn publish(&self, id: u16, head: u32, tail: u32) {
         if let Some(state) = self.queues.get(usize::from(id)) {
             // Release: a guest that is interrupted for an entry sees the entry.
@@ -55,7 +56,8 @@ impl Intx {
         }
     }
 
-    /// Whether a queue with a vector that is not masked has entries to take. `rung` is the value of a queue's head doorbell.
+    /// Returns `true` if a queue with a vector that is not masked has entries to take. `rung`
+    /// returns the value of a queue's head doorbell.
     pub(crate) fn level(&self, mask: u32, rung: impl Fn(u16) -> u32) -> bool {
         (0..).zip(&self.queues).any(|(id, state)| {
             let vector = state.vector.load(Ordering::Acquire);
@@ -75,13 +77,15 @@ impl QueueState {
         }
     }
 
-    /// Whether there are entries from the rung head up to the tail. A rung head beyond the tail means that the guest has taken
-    /// entries whose tail is not published yet, or that it is mistaken: no published entry is left to take.
+    /// Returns `true` if there are entries from the rung head up to the tail. A rung head beyond
+    /// the tail means that the guest has taken entries whose tail is not published yet, or that the
+    /// guest is wrong: no published entry is left to take.
     fn is_pending(&self, rung: u32) -> bool {
         let entries = self.entries.load(Ordering::Relaxed);
         let both = self.head_and_tail.load(Ordering::Acquire);
         let (head, tail) = (both >> 16, both & 0xffff);
-        // The two words may belong to two queues, if this one has been replaced meanwhile.
+        // The two words may belong to two queues, if this one has been replaced between the two
+        // loads.
         let are_of_one_queue = [rung, head, tail].iter().all(|index| *index < entries);
         are_of_one_queue && distance(head, rung, entries) < distance(head, tail, entries)
     }

@@ -1,6 +1,7 @@
-//! Carrying out I/O commands: at once, by the kernel, or later, when other commands have ended.
+//! Execution of I/O commands: at once, by the kernel, or later, when other commands have ended.
 //!
-//! The functions of the path of each command are always inlined into the loop over a batch: `benches/commands.rs` measures it.
+//! The functions that each command passes through are always inlined into the loop over a batch:
+//! `benches/commands.rs` measures it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,26 +30,26 @@ pub(crate) mod status;
 #[cfg(test)]
 mod tests;
 
-/// What a thread carries I/O commands out with.
+/// The state that a thread needs to execute I/O commands.
 pub(crate) struct Io {
     pub(crate) data: DataPath,
     storage: Arc<Storage>,
     tally: Tally,
-    /// How many bytes this thread has copied since the last [`Io::settle`].
+    /// Bytes that this thread has copied since the last [`Io::settle`].
     pub(crate) copied: u64,
     /// Permits of earlier generations have expired.
     pub(crate) generation: Generation,
     /// Commands that wait until others have ended: with the same blocks, or with syncs.
     deferred: VecDeque<Job>,
-    /// Lists that are not in use: no command need allocate one.
+    /// Spare lists, so that commands need not allocate.
     lists: Vec<Vec<Extent>>,
     held: HeldBack<HeldBackItem>,
     late_slots: Slots,
-    /// Those of the command in progress.
+    /// The late data of the command in progress.
     late: Option<Box<LateData>>,
 }
 
-/// What has been done and is not in the health yet.
+/// Statistics that are not yet in the health log.
 #[derive(Default)]
 struct Tally {
     reads: u64,
@@ -73,7 +74,8 @@ impl Io {
         }
     }
 
-    /// Prefetches the first blocks of a command that comes soon, if they are in memory. It checks nothing.
+    /// Prefetches the first blocks of a command that is expected soon, if they are in memory. It
+    /// checks nothing.
     pub(crate) fn expect(&self, entry: Option<&SubmissionEntry>) {
         let moves_data = |entry: &&SubmissionEntry| {
             [NvmOpcode::Read as u8, NvmOpcode::Write as u8].contains(&entry.opcode)
@@ -91,8 +93,9 @@ impl Io {
         }
     }
 
-    /// How many more commands of a queue with `outstanding` ones the kernel can take on, if any need it. Each of `queues` queues has
-    /// its share, so that slow commands of one do not hold up another.
+    /// Returns how many more commands the kernel can take from a queue with `outstanding` ones, if
+    /// any need the kernel. Each of `queues` queues has its share, so that slow commands of one do
+    /// not hold up another.
     pub(crate) fn free_operations(&self, queues: usize, outstanding: usize) -> usize {
         let Some(files) = &self.data.files else {
             return usize::MAX;
@@ -102,8 +105,8 @@ impl Io {
         share.saturating_sub(outstanding).min(free)
     }
 
-    /// Carries out a command of I/O queue `queue`. Returns how it ends. `None`: it is deferred, or the kernel works on it, and its
-    /// permit comes back with [`Io::take_ended`].
+    /// Executes a command of I/O queue `queue`. Returns its end, or `None` if it is deferred or the
+    /// kernel works on it; then [`Io::take_ended`] returns its permit.
     pub(crate) fn execute(
         &mut self,
         queue: u16,
@@ -137,7 +140,8 @@ impl Io {
         self.end(command, progress)
     }
 
-    /// How a command ends, unless its permit is with a job, or its completion is held back.
+    /// Returns the end of a command, or `None` if a job has its permit or its completion is held
+    /// back.
     #[inline(always)]
     fn end(&mut self, command: InProgress<'_>, progress: Result<(), Status>) -> Option<Ended> {
         let Job { queue, entry, .. } = command;
@@ -172,12 +176,13 @@ impl Io {
         Some(ended)
     }
 
-    /// When a command or completion that is held back is due.
+    /// Returns the time at which a held-back command or completion is due.
     pub(crate) fn due(&self) -> Option<Instant> {
         self.held.due()
     }
 
-    /// A command that has ended since. A late one, which the kernel ends after a reset, expires.
+    /// Returns a command that has ended since. A command that the kernel ends after a reset
+    /// expires.
     pub(crate) fn take_ended(&mut self) -> Option<Ended> {
         while let Some(held) = self.held.take_due() {
             let ended = match held {
@@ -193,7 +198,7 @@ impl Io {
                 return Some(ended);
             }
         }
-        // Each once: what is deferred again waits for the next call.
+        // Each job once: jobs that are deferred again wait for the next call.
         for _ in 0..self.deferred.len() {
             let job = self.deferred.pop_front()?;
             if let Some(ended) = self.resume(job, Ok(())) {
@@ -220,18 +225,20 @@ impl Io {
         self.end(command, progress)
     }
 
-    /// Hands what has been started to the kernel; whether it has taken it.
+    /// Submits the started operations to the kernel. Returns `true` if the kernel has taken them.
     pub(crate) fn submit(&mut self) -> bool {
         self.data.files.as_mut().is_none_or(FileRing::submit)
     }
 
-    /// Whether the kernel works on any command, or any waits for others, whose end wakes the thread.
+    /// Returns `true` if the kernel works on a command, or if a command waits for others, whose end
+    /// wakes the thread.
     pub(crate) fn is_busy(&self) -> bool {
         let files = self.data.files.as_ref();
         files.is_some_and(|files| !files.is_empty()) || !self.deferred.is_empty()
     }
 
-    /// Forgets all commands, whose permits expire. The kernel moves or changes no data for them any more.
+    /// Forgets all commands; their permits expire. Afterwards the kernel moves and changes no data
+    /// for them.
     pub(crate) fn forget(&mut self) {
         self.data.session.forget();
         if let Some(files) = &mut self.data.files {
@@ -242,7 +249,7 @@ impl Io {
         drop(self.held.take_all());
     }
 
-    /// Adds what has been done to the health log.
+    /// Adds the statistics since the last call to the health log.
     pub(crate) fn settle(&mut self) {
         self.copied = 0;
         let tally = std::mem::take(&mut self.tally);
@@ -257,7 +264,8 @@ impl Io {
 }
 
 impl Drop for Io {
-    /// Commands that the kernel still works on expire with their worker. Their syncs end before, as others wait for that.
+    /// Commands that the kernel still works on expire with their worker. Their syncs end first,
+    /// because others wait for them.
     fn drop(&mut self) {
         self.generation.advance();
         self.deferred.clear();

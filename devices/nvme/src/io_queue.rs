@@ -1,17 +1,18 @@
 //! I/O queues, and the workers that serve them.
 //!
-//! A [`group::QueueGroup`] is a completion queue with the submission queues that are bound to it, all owned by one worker. Each
-//! queue owns its doorbell. The path of a command:
+//! A [`group::QueueGroup`] is a completion queue with the submission queues that are bound to it.
+//! One worker owns them all. Each queue owns its doorbell. The path of a command:
 //!
 //! 1. `doorbell`: the tail doorbell has a new value, in the register page or in the shadow buffer;
-//! 2. `submission`: `fetch` reserves a completion entry, so that a full completion queue stops fetching, and yields a command
-//!    with the permit for that entry;
-//! 3. `crate::io` carries it out, or hands it to the kernel together with the permit;
+//! 2. `submission`: `fetch` reserves a completion entry, so that a full completion queue stops
+//!    fetching, and yields a command with the permit for that entry;
+//! 3. `crate::io` executes it, or hands it to the kernel together with the permit;
 //! 4. `completion`: `stage` takes the permit back, `flush` writes a batch of entries;
 //! 5. `interrupt`: raises the vector, unless the interrupt is coalesced with later ones.
 //!
-//! A [`queue_set::QueueSet`] has all groups of a worker, and a [`context::Context`] what they share. `poll` decides what a worker does
-//! that finds no work. `request` has what the engine requests of a worker, such as to add a queue; `worker/requests.rs` carries it out.
+//! A [`queue_set::QueueSet`] has all groups of a worker, and a [`context::Context`] the state that
+//! they share. `poll` decides whether an idle worker polls or blocks. `request` has the engine's
+//! requests to a worker, such as adding a queue; `worker/requests.rs` executes them.
 
 pub(crate) mod completion;
 mod context;

@@ -7,34 +7,37 @@ use peerbar_nvme_spec::command::SubmissionEntry;
 use crate::io_queue::permit::Permit;
 use crate::namespace::{Extent, LockMode, Ticket};
 
-/// A command, as the kernel works on it.
+/// A command that the kernel works on.
 pub(crate) struct Job<E = SubmissionEntry, W = Work> {
     /// The number of its submission queue.
     pub(crate) queue: u16,
     pub(crate) entry: E,
-    /// `None` once another job has it.
+    /// The permit, or `None` once another job has it.
     pub(crate) permit: Option<Permit>,
-    /// The blocks that it has locked.
+    /// The blocks that the command has locked.
     pub(crate) locked: Option<(Extent, LockMode)>,
     pub(crate) work: W,
 }
 
-/// A command that a worker carries out.
+/// A command that a worker executes.
 pub(crate) type InProgress<'a> = Job<&'a SubmissionEntry, ()>;
 
-/// What the kernel does for a command, or what the command waits for.
+/// The operation that the kernel performs for a command, or that the command waits for.
 pub(crate) enum Work {
     /// Other commands have its blocks locked.
     Start,
     /// The kernel moves the command's data.
     Data,
-    /// It reads blocks, which may be compared with the command's data.
+    /// The kernel reads blocks, which may be compared with the command's data.
     Check,
-    /// It brings a namespace to stable storage. These, by their indices, come after it.
+    /// The kernel brings a namespace to stable storage. The namespaces with the indices in `rest`
+    /// follow.
     Sync { ticket: Ticket, rest: Range<usize> },
-    /// It has done so, and other syncs, those before a ticket, may have failed for it.
+    /// The kernel has done so, but it may have reported a failure to another sync: the command
+    /// waits for the syncs before a ticket.
     Synced { before: Ticket, rest: Range<usize> },
-    /// It makes blocks read as zero, or other commands have the last of these locked. These come after it.
+    /// The kernel makes blocks read as zero, or other commands have the last of these locked. These
+    /// extents follow.
     Zero(Vec<Extent>),
 }
 
@@ -49,7 +52,7 @@ impl<'a> InProgress<'a> {
         }
     }
 
-    /// The command with its permit and its locks as a job.
+    /// Returns the command as a job, with its permit and its locks.
     pub(crate) fn job(&mut self, work: Work) -> Job {
         Job {
             queue: self.queue,

@@ -1,24 +1,26 @@
-//! A fault: the data of a Read that the controller writes after its completion, as if their writes had been reordered.
+//! A fault: the data of a Read that the controller writes after its completion, as if their writes
+//! had been reordered.
 //!
-//! They follow once the host has taken the completion, by its head doorbell. A reset of the controller drops them, and so does
-//! the deletion of their queue: after neither there may be DMA.
+//! The data follows once the host has taken the completion, by its head doorbell. A reset of the
+//! controller drops it, and so does the deletion of its queue, because no DMA may happen after
+//! either.
 
 use std::sync::Arc;
 
 use peerbar_dma::Origin;
 
-/// The most of them that a thread keeps at a time, since each has a buffer of its own.
+/// Limit of late data that a thread keeps at a time, since each has its own buffer.
 const MOST: usize = 64;
 
-/// Data that are written after their completion.
+/// Data that is written after its completion.
 pub(crate) struct LateData {
-    /// The submission queue of their command.
+    /// The submission queue of its command.
     pub(crate) queue: u16,
     pub(crate) origin: Origin,
     /// Addresses and lengths, which cover `bytes`.
     pub(crate) ranges: Vec<(u64, usize)>,
     pub(crate) bytes: Vec<u8>,
-    /// In use until they have been written, or are dropped.
+    /// The slot, in use until the data has been written or dropped.
     #[expect(dead_code, reason = "it counts")]
     pub(crate) slot: Slot,
 }
@@ -31,7 +33,7 @@ pub(crate) struct Slot(#[expect(dead_code, reason = "it counts")] Arc<()>);
 pub(crate) struct Slots(Arc<()>);
 
 impl Slots {
-    /// A slot, unless all are in use.
+    /// Returns a slot, or `None` if all are in use.
     pub(crate) fn take(&self) -> Option<Slot> {
         (Arc::strong_count(&self.0) <= MOST).then(|| Slot(self.0.clone()))
     }

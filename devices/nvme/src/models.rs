@@ -1,10 +1,10 @@
-//! What the controller's threads share, in every order of events that the memory model permits:
-//! `cargo test -p peerbar-nvme --features loom --lib models`.
+//! Models of the state that the controller's threads share, in every order of events that the
+//! memory model permits: `cargo test -p peerbar-nvme --features loom --lib models`.
 
 mod completions;
 mod sleep;
 
-/// Tries a scene in every order of events that interrupts a thread at most `preemptions` times where it could have continued.
+/// Tries a scene in every order of events that preempts threads at most `preemptions` times.
 fn every_order(preemptions: usize, scene: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);

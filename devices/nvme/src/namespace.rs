@@ -27,22 +27,22 @@ pub(crate) use ram::RamBackend;
 pub(crate) use syncs::Ticket;
 use unflushed::Unflushed;
 
-/// How many bytes of former contents are read at once; a multiple of all block sizes.
+/// Bytes of former contents that are read at once; a multiple of all block sizes.
 const KEPT_AT_ONCE: usize = 1 << 16;
 
-/// Why a range of blocks cannot be used.
+/// A range of blocks that does not lie in the namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("blocks {start:#x}+{count:#x} leave a namespace of {blocks:#x} blocks")]
 pub(crate) struct OutOfRange {
     /// First block.
     pub(crate) start: u64,
-    /// How many.
+    /// Number of blocks in the range.
     pub(crate) count: u64,
-    /// How many there are.
+    /// Number of blocks in the namespace.
     pub(crate) blocks: u64,
 }
 
-/// A sync has failed, and the kernel may have dropped what it was to bring to stable storage.
+/// A sync has failed, and the kernel may have dropped the data that it should have written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("data that was written may be lost: check the host's disk, then start this server again")]
 struct DataLost;
@@ -59,8 +59,8 @@ pub(crate) struct Namespace {
 }
 
 impl Namespace {
-    /// As many whole blocks of `block_bytes` (a power of two) as the backend holds. `is_shared`: several threads carry out its
-    /// commands.
+    /// Makes a namespace of as many whole blocks of `block_bytes` (a power of two) as the backend
+    /// holds. `is_shared`: several threads execute its commands.
     pub(crate) fn new(backend: Box<dyn Backend>, block_bytes: u32, is_shared: bool) -> Self {
         let blocks = backend.size() / u64::from(block_bytes.max(1));
         let overlaps = match backend.direct() {
@@ -79,7 +79,8 @@ impl Namespace {
         }
     }
 
-    /// Tells the user that the backend has failed. The guest can have it fail at will, so only the first failure is logged as an error.
+    /// Tells the user that the backend has failed. The guest can make it fail at will, so only the
+    /// first failure is logged as an error.
     pub(crate) fn complain(&self, action: &str, error: &io::Error) {
         let first = !self.complained.swap(true, Ordering::Relaxed);
         let level = if first {
@@ -90,27 +91,27 @@ impl Namespace {
         log::log!(level, "a namespace cannot be {action}: {error}");
     }
 
-    /// Size in blocks.
+    /// Returns the size in blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Bytes in a block, a power of two.
+    /// Returns the bytes in a block, a power of two.
     pub(crate) fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// Where the blocks are kept.
+    /// Returns the storage of the blocks.
     pub(crate) fn backend(&self) -> &dyn Backend {
         self.backend.as_ref()
     }
 
-    /// The locks of its blocks, if commands are carried out at the same time.
+    /// Returns the locks of its blocks, if commands are executed at the same time.
     pub(crate) fn locks(&self) -> Option<&BlockLocks> {
         self.locks.as_ref()
     }
 
-    /// Its syncs to stable storage.
+    /// Returns its syncs to stable storage.
     pub(crate) fn syncs(&self) -> &Syncs {
         &self.syncs
     }
@@ -133,22 +134,24 @@ impl Namespace {
         Ok(())
     }
 
-    /// A sync has begun that brings a part of the blocks to stable storage.
+    /// Records that a sync of a part of the blocks has begun.
     pub(crate) fn syncs_part(&self, ticket: Ticket, part: Extent) {
         self.unflushed.is_part(ticket, self.blocks_of(part));
     }
 
-    /// A sync has ended.
+    /// Records that a sync has ended.
     pub(crate) fn synced(&self, ticket: Ticket, is_ok: bool) {
         self.unflushed.synced(ticket, is_ok);
     }
 
-    /// What was written to a part, or to all of it, needs no sync: it is in memory.
+    /// Marks earlier writes to a part, or to the whole namespace, as durable without a sync: the
+    /// blocks are in memory.
     pub(crate) fn settle(&self, part: Option<Extent>) {
         self.unflushed.settle(part.map(|part| self.blocks_of(part)));
     }
 
-    /// The power is lost, and with it what was written and not synced, as `rng` says. No command is in progress.
+    /// Loses power: writes that were not synced may be lost, as `rng` decides. No command may be in
+    /// progress.
     pub(crate) fn lose_power(&self, rng: &mut Rng) -> io::Result<()> {
         self.unflushed
             .lose(self.backend(), self.block_bytes.into(), rng)
@@ -160,7 +163,7 @@ impl Namespace {
         first..first.saturating_add(extent.len / bytes)
     }
 
-    /// Fails once data that was written may be lost: no more is taken then.
+    /// Fails once written data may be lost. From then on, commands are refused.
     pub(crate) fn check_kept(&self) -> io::Result<()> {
         if self.syncs.have_failed() {
             return Err(io::Error::other(DataLost));
@@ -168,13 +171,13 @@ impl Namespace {
         Ok(())
     }
 
-    /// Whether its blocks are in a file, so that the kernel can move them.
+    /// Returns `true` if its blocks are in a file, so that the kernel can move them.
     pub(crate) fn is_file(&self) -> bool {
         matches!(self.backend.direct(), DirectAccess::File(_))
     }
 
-    /// Whether transfers of its blocks go by addresses of memory, however late they end
-    /// ([`RingFile::is_cached`](peerbar_file_ring::RingFile::is_cached)).
+    /// Returns `true` if the kernel uses virtual addresses to transfer its blocks, however late the
+    /// transfers end ([`RingFile::is_cached`](peerbar_file_ring::RingFile::is_cached)).
     pub(crate) fn is_cached(&self) -> bool {
         match self.backend.direct() {
             DirectAccess::File(file) => file.is_cached(),
@@ -182,7 +185,7 @@ impl Namespace {
         }
     }
 
-    /// The bytes of `count` blocks from `start` on.
+    /// Returns the bytes of `count` blocks from `start` on.
     pub(crate) fn extent(&self, start: u64, count: u64) -> Result<Extent, OutOfRange> {
         let error = OutOfRange {
             start,

@@ -1,5 +1,5 @@
-//! What the thread that answers the guest's accesses, the engine and the workers share: registers, doorbells, interrupts, and
-//! an event count for each thread.
+//! The state that the engine, the workers and the thread that answers the guest's accesses share:
+//! registers, doorbells, interrupts, and an event count for each thread.
 
 use std::io;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::sync::{AtomicBool, EventFd, Mutex, MutexGuard, Ordering};
 /// The engine as an owner of queues.
 pub(crate) const ENGINE: Owner = Owner(0);
 
-/// What the engine should do next.
+/// The engine's next task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     /// The daemon ends.
     Stop,
-    /// The registers request something.
+    /// The registers have a request.
     Registers(EngineRequest),
     /// An admin doorbell has been rung since the last task, or an invalid doorbell, or the engine has work left.
     Queues,
@@ -30,22 +30,23 @@ pub(crate) enum Task {
 
 /// Registers, doorbells, interrupts and the event counts of all threads.
 ///
-/// Interrupts are raised with the registers' lock held. The guest reads the level of the INTx pin once its own access has been
-/// answered. So an access that may end an interrupt lowers the pin before the answer, and the queue's owner raises it again if
-/// entries are left to take.
+/// Interrupts are raised while the registers' lock is held. The guest reads the level of the INTx
+/// pin once its own access has been answered. So an access that may end an interrupt lowers the pin
+/// before the answer, and the queue's owner raises it again if entries are left to take.
 pub(crate) struct Notifier {
     state: Mutex<NotifierState>,
     interrupts: Arc<dyn Interrupts>,
     pub(crate) doorbells: Arc<DoorbellPage>,
     pub(crate) intx: Intx,
-    /// By owner.
+    /// The event counts, by owner.
     engine: EventCount,
     workers: Vec<EventCount>,
-    /// The engine should read the registers. Like `quiet` it is read between any two commands, without the lock and relaxed:
-    /// it orders nothing else. The registers are read under their lock, queues are created and deleted by requests, and a thread
-    /// that must not miss a change is notified.
+    /// The engine should read the registers. Like `quiet`, it is read between any two commands,
+    /// without the lock and relaxed, since no other access depends on its order. The registers are
+    /// read under their lock, queues are created and deleted by requests, and a thread that must
+    /// not miss a change is notified.
     urgent: AtomicBool,
-    /// No command is to be fetched: a reset has begun, or the controller has failed.
+    /// No command may be fetched: a reset has begun, or the controller has failed.
     quiet: AtomicBool,
     stray: AtomicBool,
     bad_value: AtomicBool,
@@ -57,7 +58,7 @@ struct NotifierState {
 }
 
 impl Notifier {
-    /// A notifier for an engine and `workers` workers.
+    /// Makes a notifier for an engine and `workers` workers.
     pub(crate) fn new(
         registers: Registers,
         doorbells: DoorbellPage,
@@ -111,7 +112,7 @@ impl Notifier {
             .store(state.registers.is_quiet(), Ordering::Relaxed);
     }
 
-    /// The guest rings a doorbell, by an access that is answered.
+    /// Rings a doorbell for the guest, whose access is not posted.
     pub(crate) fn ring(&self, doorbell: Doorbell, value: u32) {
         let owner = self.doorbells.ring(doorbell, value);
         if owner.is_none() {
@@ -124,36 +125,38 @@ impl Notifier {
         self.events(owner.unwrap_or(ENGINE)).notify();
     }
 
-    /// The event count of a thread, which is notified to poll its doorbells and requests.
+    /// Returns the event count of a thread. A notified thread polls its doorbells and requests.
     pub(crate) fn events(&self, owner: Owner) -> &EventCount {
         let worker = usize::from(owner.0).checked_sub(1);
         let worker = worker.and_then(|index| self.workers.get(index));
         worker.unwrap_or(&self.engine)
     }
 
-    /// A queue's owner has read a doorbell value that the queue cannot have.
+    /// Records that a queue's owner has read a doorbell value that is invalid for the queue.
     pub(crate) fn report_bad_value(&self) {
         self.bad_value.store(true, Ordering::Release);
         self.engine.notify();
     }
 
-    /// Whether, since the last call, a doorbell without a queue has been rung, and one with a value that its queue cannot have.
+    /// Returns two flags for the time since the last call: a doorbell without a queue has been
+    /// rung, and a doorbell has been rung with an invalid value.
     pub(crate) fn take_doorbell_errors(&self) -> (bool, bool) {
         let take = |flag: &AtomicBool| flag.swap(false, Ordering::AcqRel);
         (take(&self.stray), take(&self.bad_value))
     }
 
-    /// Whether the guest takes interrupts by the INTx pin.
+    /// Returns `true` if the guest takes interrupts by the INTx pin.
     pub(crate) fn uses_pin(&self) -> bool {
         self.interrupts.mode() == InterruptMode::Pin
     }
 
-    /// Whether the guest takes interrupts as MSI-X messages.
+    /// Returns `true` if the guest takes interrupts as MSI-X messages.
     pub(crate) fn sends_messages(&self) -> bool {
         self.interrupts.mode() == InterruptMode::MsiX
     }
 
-    /// Interrupts for entries that have been posted to a queue with this vector, unless the function has been reset since.
+    /// Raises the interrupt for entries that have been posted to a queue with this vector, unless
+    /// the function has been reset since.
     pub(crate) fn raise(&self, vector: u16) {
         if !self.sends_messages() {
             return self.update_pin();
@@ -164,8 +167,8 @@ impl Notifier {
         }
     }
 
-    /// Sets the level of the INTx pin by the entries that the guest has left to take. No doorbell register is written
-    /// meanwhile.
+    /// Sets the level of the INTx pin according to the entries that the guest has left to take. The
+    /// lock keeps doorbell registers from being written during the update.
     pub(crate) fn update_pin(&self) {
         let state = self.lock();
         let registers = &state.registers;
@@ -177,17 +180,19 @@ impl Notifier {
         self.interrupts.set_pin(asserted);
     }
 
-    /// Whether the engine should stop fetching commands and ask for its next task.
+    /// Returns `true` if the engine should stop fetching commands and ask for its next task.
     pub(crate) fn urgent(&self) -> bool {
         self.urgent.load(Ordering::Relaxed)
     }
 
-    /// Whether no command is to be fetched, and those that have been fetched are to be dropped.
+    /// Returns `true` if no command may be fetched, and those that have been fetched must be
+    /// dropped.
     pub(crate) fn quiet(&self) -> bool {
         self.quiet.load(Ordering::Relaxed)
     }
 
-    /// The engine's next task; waits for one, unless the engine has work left (`busy`), or until it has some (`due`).
+    /// Returns the engine's next task. Waits for one, unless the engine has work left (`busy`), and
+    /// at most until it has some (`due`).
     pub(crate) fn next(&self, enabled: bool, busy: bool, due: Option<Instant>) -> Task {
         loop {
             if let Some(task) = self.next_urgent(enabled) {
@@ -216,13 +221,14 @@ impl Notifier {
         self.notify_all();
     }
 
-    /// Has the engine read the registers, and the workers check requests that wait for commands to end.
+    /// Makes the engine read the registers, and the workers check requests that wait for commands
+    /// to end.
     fn notify_all(&self) {
         self.urgent.store(true, Ordering::Relaxed);
         self.notify_threads();
     }
 
-    /// Has every thread poll for work.
+    /// Makes every thread poll for work.
     pub(crate) fn notify_threads(&self) {
         self.engine.notify();
         self.workers.iter().for_each(EventCount::notify);

@@ -11,7 +11,7 @@ use crate::intx::Intx;
 use crate::notifier::{ENGINE, Notifier, Task};
 use crate::registers::{EngineRequest, Registers};
 
-/// Interrupts that only know the level of the pin and how many messages were sent.
+/// Interrupts that record only the level of the pin and the number of messages sent.
 struct Seen {
     mode: InterruptMode,
     pin: AtomicBool,

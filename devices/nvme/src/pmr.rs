@@ -14,13 +14,14 @@ pub(crate) use persistent_memory::PmrFailure;
 pub use persistent_memory::{PMR_SIZES, PmrError};
 pub(crate) use unsynced::LARGEST_UNSYNCED;
 
-/// The BAR that is the region as a whole.
+/// The BAR that the region fills.
 pub(crate) const PMR_BAR: u8 = 4;
 
-/// Longest wait for PMRSTS.NRDY, in units of 500 ms. The region is ready, or not, once the write of PMRCTL has been answered.
+/// Longest wait for PMRSTS.NRDY, in units of 500 ms. The region is ready, or has failed, once the
+/// write of PMRCTL has been answered.
 const READY_TIMEOUT: u8 = 1;
 
-/// Bits of PMRMSC that read as 0 whatever is written.
+/// Bits of PMRMSC that read as 0 regardless of writes.
 const PMRMSC_RESERVED: u64 = 0xffd;
 
 /// A Persistent Memory Region.
@@ -28,7 +29,7 @@ pub(crate) struct Pmr {
     memory: Arc<PersistentMemory>,
     control: Pmrctl,
     space: Pmrmsc,
-    /// It is being sanitized.
+    /// The region is being sanitized.
     is_held: bool,
 }
 
@@ -42,12 +43,13 @@ impl Pmr {
         }
     }
 
-    /// Its memory, all of the BAR.
+    /// Returns its memory, which fills the BAR.
     pub(crate) fn memory(&self) -> &Arc<PersistentMemory> {
         &self.memory
     }
 
-    /// PMRCAP. A read of the region is no barrier: the guest has it mapped, so the controller sees no read.
+    /// Returns PMRCAP. A read of the region is not a barrier: the guest has mapped the region, so
+    /// the controller sees no read.
     pub(crate) fn capabilities() -> Pmrcap {
         Pmrcap::new()
             .with_rds(true)
@@ -58,7 +60,7 @@ impl Pmr {
             .with_cmss(true)
     }
 
-    /// PMRCTL.
+    /// Returns PMRCTL.
     pub(crate) fn control(&self) -> Pmrctl {
         self.control
     }
@@ -68,12 +70,13 @@ impl Pmr {
         self.control = Pmrctl::new().with_en(control.en());
     }
 
-    /// Whether the region takes reads and writes.
+    /// Returns `true` if the region accepts reads and writes.
     pub(crate) fn is_ready(&self) -> bool {
         self.control.en() && !self.is_held
     }
 
-    /// Keeps the region from becoming ready until [`Pmr::release`]; whether it is not enabled now.
+    /// Keeps the region from becoming ready until [`Pmr::release`]. Returns `true` if the region is
+    /// not enabled.
     pub(crate) fn hold(&mut self) -> bool {
         self.is_held = !self.control.en();
         self.is_held
@@ -84,7 +87,7 @@ impl Pmr {
         self.is_held = false;
     }
 
-    /// PMRSTS. `cmb` is where commands find the Controller Memory Buffer.
+    /// Returns PMRSTS. `cmb` is the window in which commands find the Controller Memory Buffer.
     pub(crate) fn status(&self, cmb: Option<&OwnWindow>) -> Pmrsts {
         let failure = self.memory.failure().filter(|_| self.is_ready());
         let health = match failure {
@@ -98,7 +101,7 @@ impl Pmr {
             .with_cbai(self.space.cmse() && !self.has_valid_base(cmb))
     }
 
-    /// PMRMSCL and PMRMSCU. A controller reset (CC.EN) leaves them and PMRCTL alone.
+    /// Returns PMRMSCL and PMRMSCU. A controller reset (CC.EN) changes neither them nor PMRCTL.
     pub(crate) fn space(&self) -> Pmrmsc {
         self.space
     }
@@ -108,13 +111,13 @@ impl Pmr {
         self.space = Pmrmsc::from_bits(space.into_bits() & !PMRMSC_RESERVED);
     }
 
-    /// A reset of the function. What is in the region stays.
+    /// Resets the function. The region keeps its contents.
     pub(crate) fn reset(&mut self) {
         self.control = Pmrctl::new();
         self.space = Pmrmsc::new();
     }
 
-    /// The addresses at which commands find the region, once the host has enabled both.
+    /// Returns the addresses at which commands find the region, once the host has enabled both.
     pub(crate) fn window(&self, cmb: Option<&OwnWindow>) -> Option<OwnWindow> {
         let is_open = self.is_ready() && self.space.cmse() && self.has_valid_base(cmb);
         is_open.then(|| OwnWindow {
@@ -127,7 +130,8 @@ impl Pmr {
         })
     }
 
-    /// Whether the base address leaves room for the region in the address space, and beside the Controller Memory Buffer.
+    /// Returns `true` if the region at its base address lies within the address space and does not
+    /// overlap the Controller Memory Buffer.
     fn has_valid_base(&self, cmb: Option<&OwnWindow>) -> bool {
         let (first, size) = (self.space.base_address(), self.memory.size());
         first.checked_add(size - 1).is_some() && !cmb.is_some_and(|cmb| cmb.meets(first, size))

@@ -1,4 +1,4 @@
-//! Physical Region Pages: where a command's data lies.
+//! Physical Region Pages: the location of a command's data.
 
 use peerbar_nvme_spec::completion::Status;
 
@@ -6,9 +6,9 @@ use peerbar_nvme_spec::completion::Status;
 pub(crate) const PAGE: u64 = 4096;
 const ENTRY: u64 = 8;
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// A PRP that points where it must not; the same command would fail again.
+/// A PRP with an invalid offset; the same command would fail again.
 const BAD_OFFSET: Status = Status::INVALID_PRP_OFFSET.with_dnr(true);
-/// A PRP that the data needs is 0: the host has set none.
+/// A PRP that the data needs is 0: the host has not set it.
 const MISSING: Status = Status::INVALID_FIELD.with_dnr(true);
 
 /// A run of bytes at consecutive addresses.
@@ -18,11 +18,13 @@ pub(crate) struct Segment {
     pub(crate) len: usize,
 }
 
-/// Collects the segments of `len` bytes of data that `prp1` and `prp2` describe, neighbours joined
-/// (NVMe Base 2.0, 4.1.1). `read_list` reads part of a PRP list, into the start of `page`, which is never cleared.
+/// Collects the segments of `len` bytes of data that `prp1` and `prp2` describe, and joins adjacent
+/// ones (NVMe Base 2.0, 4.1.1). `read_list` reads part of a PRP list into the start of `page`,
+/// which is never cleared.
 ///
-/// The first list may start anywhere in its page, and so may those that it is chained to, as long as each list but the
-/// first describes some data: a chain of lists without data is refused, since it may be endless.
+/// The first list may start anywhere in its page, and so may the lists that it is chained to. Each
+/// list except the first must describe some data: a chain of lists without data is refused, since
+/// it may be endless.
 pub(crate) fn walk(
     (prp1, prp2): (u64, u64),
     len: usize,
@@ -71,14 +73,14 @@ pub(crate) fn walk(
     Ok(())
 }
 
-/// Adds the page at `address`, or what is left of the data.
+/// Adds the page at `address`, or the rest of the data if that is shorter.
 fn push_page(segments: &mut Vec<Segment>, address: u64, left: &mut u64) -> Result<(), Status> {
     check(address, PAGE)?;
     push(segments, address, PAGE, left);
     Ok(())
 }
 
-/// Checks a PRP behind PRP1. Address 0 is none that a host uses, so it is a PRP that was never set.
+/// Checks a PRP after PRP1. No host uses address 0, so a PRP of 0 was never set.
 fn check(address: u64, alignment: u64) -> Result<(), Status> {
     match address {
         0 => Err(MISSING),

@@ -1,4 +1,5 @@
-//! The controller's registers: their values, and what a write requests of the engine. No I/O, no queues.
+//! The controller's registers: their values, and the requests to the engine that a write causes. No
+//! I/O, no queues.
 
 use peerbar_dma::OwnWindow;
 use peerbar_nvme_spec::cmb::Cmbmsc;
@@ -8,17 +9,17 @@ use peerbar_nvme_spec::registers::{Aqa, Cap, Cc, Crto, Csts, Vs, offset};
 use crate::cmb::Cmb;
 use crate::pmr::Pmr;
 
-/// Most entries of an I/O queue.
+/// Maximum entries of an I/O queue.
 pub(crate) const MAX_ENTRIES: u16 = 2048;
 
-/// Queue pairs: the admin queues and 64 for I/O, each with an interrupt vector of its own.
+/// Queue pairs: the admin queues and 64 for I/O, each with its own interrupt vector.
 pub(crate) const QUEUE_PAIRS: u16 = 65;
 
-/// Longest wait for CSTS.RDY, in units of 500 ms. Disabling waits for the commands in progress, which may wait for a
-/// client that answers no more.
+/// Longest wait for CSTS.RDY, in units of 500 ms. Disabling waits for the commands in progress,
+/// which may wait for a client that no longer answers.
 const READY_TIMEOUT: u8 = 120;
 
-/// Bits of CMBMSC that read as 0 whatever is written.
+/// Bits of CMBMSC that read as 0 regardless of writes.
 const CMBMSC_RESERVED: u64 = 0xffc;
 
 /// A request of the registers to the engine.
@@ -32,7 +33,7 @@ pub(crate) enum EngineRequest {
     Shutdown,
 }
 
-/// The registers that an enable takes effect with.
+/// The registers that take effect with an enable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) cc: Cc,
@@ -51,7 +52,7 @@ pub(crate) struct Registers {
     interrupt_mask: u32,
     cmb: Option<Cmb>,
     pmr: Option<Pmr>,
-    /// The engine still has the queues that were there before the last disable or reset.
+    /// The engine still has the queues that existed before the last disable or reset.
     disabling: bool,
 }
 
@@ -70,27 +71,28 @@ impl Registers {
         }
     }
 
-    /// The Controller Memory Buffer, if there is one.
+    /// Returns the Controller Memory Buffer, if there is one.
     pub(crate) fn cmb(&self) -> Option<&Cmb> {
         self.cmb.as_ref()
     }
 
-    /// The Persistent Memory Region, if there is one.
+    /// Returns the Persistent Memory Region, if there is one.
     pub(crate) fn pmr(&self) -> Option<&Pmr> {
         self.pmr.as_ref()
     }
 
-    /// Where commands find the Controller Memory Buffer.
+    /// Returns the window in which commands find the Controller Memory Buffer.
     pub(crate) fn cmb_window(&self) -> Option<OwnWindow> {
         self.cmb().and_then(Cmb::window)
     }
 
-    /// Where commands find the Persistent Memory Region.
+    /// Returns the window in which commands find the Persistent Memory Region.
     pub(crate) fn pmr_window(&self) -> Option<OwnWindow> {
         self.pmr()?.window(self.cmb_window().as_ref())
     }
 
-    /// Keeps the Persistent Memory Region from becoming ready until [`Registers::release_pmr`]; whether it is not enabled now.
+    /// Keeps the Persistent Memory Region from becoming ready until [`Registers::release_pmr`].
+    /// Returns `true` if the region is not enabled.
     pub(crate) fn hold_pmr(&mut self) -> bool {
         self.pmr.as_mut().is_none_or(Pmr::hold)
     }
@@ -102,22 +104,25 @@ impl Registers {
         }
     }
 
-    /// CC as it is now.
+    /// Returns the current value of CC.
     pub(crate) fn configuration(&self) -> Cc {
         self.cc
     }
 
-    /// INTMS / INTMC: the vectors that are masked while the INTx pin is used (NVMe Base 2.0, 3.1.3.3).
+    /// INTMS / INTMC: returns the vectors that are masked while the INTx pin is used (NVMe Base
+    /// 2.0, 3.1.3.3).
     pub(crate) fn interrupt_mask(&self) -> u32 {
         self.interrupt_mask
     }
 
-    /// Whether the engine has yet to forget the queues that were there before a disable or reset.
+    /// Returns `true` if the engine has yet to forget the queues that existed before a disable or
+    /// reset.
     pub(crate) fn is_disabling(&self) -> bool {
         self.disabling
     }
 
-    /// Whether no command is to be fetched: the engine has yet to forget the queues, or the controller has failed.
+    /// Returns `true` if no command may be fetched: the engine has yet to forget the queues, or the
+    /// controller has failed.
     pub(crate) fn is_quiet(&self) -> bool {
         self.disabling || self.csts.cfs()
     }
@@ -156,7 +161,7 @@ impl Registers {
         }
     }
 
-    /// Writes the 4 bytes at `offset`, a multiple of 4. What is read-only or reserved is ignored.
+    /// Writes the 4 bytes at `offset`, a multiple of 4. Ignores read-only and reserved bits.
     pub(crate) fn write(&mut self, offset: u64, value: u32) {
         match offset {
             offset::INTMS => self.interrupt_mask |= value,
@@ -179,8 +184,8 @@ impl Registers {
         }
     }
 
-    /// Reads a register of the Persistent Memory Region (NVMe Base 2.0, 8.14). There is no elasticity buffer, and no write
-    /// throughput that is promised.
+    /// Reads a register of the Persistent Memory Region (NVMe Base 2.0, 8.14). There is no
+    /// elasticity buffer, and no guaranteed write throughput.
     fn read_pmr(&self, pmr: &Pmr, offset: u64) -> u32 {
         let [low, high] = halves(pmr.space().into_bits());
         match offset {
@@ -209,11 +214,12 @@ impl Registers {
     fn write_cc(&mut self, cc: Cc) {
         if self.cc.en() && !cc.en() {
             self.disabling = true;
-            // A controller that failed is not ready, so a host need not wait before it enables again.
+            // A controller that failed is not ready, so the host need not wait before it enables
+            // the controller again.
             self.csts.set_cfs(false);
         }
         if !self.cc.en() && cc.en() && self.csts.shst() == Csts::SHST_COMPLETE {
-            // Shut down before it was ever enabled: this is its start.
+            // The controller was shut down before it was ever enabled: this completes the shutdown.
             self.csts.set_shst(Csts::SHST_NORMAL);
         }
         let starts_shutdown = cc.shn() != Cc::SHN_NONE && self.cc.shn() == Cc::SHN_NONE;
@@ -223,8 +229,8 @@ impl Registers {
         }
     }
 
-    /// A reset of the function: every register is as after power-on, those of the Controller Memory Buffer and of the
-    /// Persistent Memory Region too (NVMe Base 2.0, 3.7.2).
+    /// Resets the function: every register is as after power-on, also those of the Controller
+    /// Memory Buffer and of the Persistent Memory Region (NVMe Base 2.0, 3.7.2).
     pub(crate) fn reset(&mut self) {
         let (mut cmb, mut pmr) = (self.cmb.take(), self.pmr.take());
         if let Some(cmb) = &mut cmb {
@@ -239,7 +245,8 @@ impl Registers {
         };
     }
 
-    /// What the engine should do next, if anything. `enabled`: it has taken up an enable.
+    /// Returns the next request to the engine, if there is one. `enabled`: the engine has acted on
+    /// an enable.
     pub(crate) fn request(&self, enabled: bool) -> Option<EngineRequest> {
         if self.disabling {
             return Some(EngineRequest::Disable);
@@ -258,8 +265,9 @@ impl Registers {
         })
     }
 
-    /// The engine has forgotten everything: a controller reset is complete (NVMe Base 2.0, 3.7.2). The admin queue
-    /// registers and CMBMSC stay, and so does a shutdown that was asked for since.
+    /// Completes a controller reset: the engine has forgotten all queues (NVMe Base 2.0, 3.7.2).
+    /// The admin queue registers and CMBMSC stay, and so does a shutdown that has been requested
+    /// since.
     pub(crate) fn disabled(&mut self) {
         self.disabling = false;
         let asked = self.csts.shst() == Csts::SHST_OCCURRING && self.cc.shn() != Cc::SHN_NONE;
@@ -270,21 +278,23 @@ impl Registers {
         self.interrupt_mask = 0;
     }
 
-    /// The engine takes commands; unless a reset is in progress that has not reached it.
+    /// Sets CSTS.RDY: the engine takes commands. Has no effect during a reset that has not reached
+    /// the engine.
     pub(crate) fn ready(&mut self) {
         if !self.disabling {
             self.csts.set_rdy(true);
         }
     }
 
-    /// The controller has failed until it is disabled (NVMe Base 2.0, 9.5), unless that is requested already.
+    /// Sets CSTS.CFS: the controller has failed until it is disabled (NVMe Base 2.0, 9.5). Has no
+    /// effect if a disable is already requested.
     pub(crate) fn fatal(&mut self) {
         if !self.disabling {
             self.csts.set_cfs(true);
         }
     }
 
-    /// Everything is on stable storage.
+    /// Completes a shutdown: all data is on stable storage.
     pub(crate) fn shut_down(&mut self) {
         if self.csts.shst() == Csts::SHST_OCCURRING {
             self.csts.set_shst(Csts::SHST_COMPLETE);
@@ -307,12 +317,12 @@ impl Registers {
     }
 }
 
-/// The lower and the upper half of a 64-bit register.
+/// Returns the lower and the upper half of a 64-bit register.
 fn halves(register: u64) -> [u32; 2] {
     [register, register >> 32].map(|half| u32::try_from(half & 0xffff_ffff).unwrap_or(0))
 }
 
-/// A 64-bit register with the half at `offset` replaced.
+/// Returns a 64-bit register with the half at `offset` replaced.
 fn with_half(register: u64, offset: u64, value: u32) -> u64 {
     let value = u64::from(value);
     if offset & 4 == 0 {

@@ -1,7 +1,7 @@
-//! Faults that the controller commits on purpose, to test the checks that find them.
+//! Deliberate faults of the controller, to test the checks that find them.
 //!
-//! A fault is bound to a logical block: every Read, Write or Compare that starts there is executed as a faulty
-//! controller would, however often the driver repeats it, and no other command is.
+//! A fault is bound to a logical block: every Read, Write or Compare that starts there is executed
+//! as a faulty controller would, however often the driver repeats it. No other command is affected.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ const UNMAPPED: u64 = 1 << 46;
 /// Beyond what a page table entry of x86 can hold (Intel SDM, 4.5).
 const BEYOND_52_BITS: u64 = 1 << 52;
 
-/// What the controller does wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display, EnumString)]
 #[strum(serialize_all = "kebab-case")]
 pub enum FaultKind {
@@ -37,16 +37,16 @@ pub enum FaultKind {
     WriteBack,
 }
 
-/// A fault, and the commands that meet it; on a command line `KIND:BLOCK`.
+/// A fault, and the block whose commands it affects; on a command line `KIND:BLOCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeededFault {
-    /// What the controller does wrong.
+    /// The kind of fault.
     pub kind: FaultKind,
-    /// First logical block of the commands that it does wrong.
+    /// First logical block of the affected commands.
     pub block: u64,
 }
 
-/// A word that is no seeded fault. The message continues after the word.
+/// A word that is not a seeded fault. The message continues after the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
     "is no KIND:BLOCK, such as unmapped:2048; kinds are unmapped, beyond-52-bits, wraps, after-unmap, past-end, write-back"
@@ -71,13 +71,13 @@ impl fmt::Display for SeededFault {
 }
 
 impl SeededFault {
-    /// Whether it applies to a command with blocks.
+    /// Returns `true` if it applies to a command with blocks.
     pub(crate) fn meets(&self, command: &SubmissionEntry) -> bool {
         BlockRange::from(command).slba.get() == self.block
     }
 
-    /// Turns the data's true segments into those that a faulty controller uses. `stale` is the address of the previous
-    /// command's data.
+    /// Turns the data's true segments into those that a faulty controller would use. `stale` is the
+    /// address of the previous command's data.
     pub(crate) fn commit(&self, stale: Option<u64>, segments: &mut Vec<Segment>) {
         let len = segments.iter().map(|segment| segment.len).sum::<usize>();
         let start = segments.first().map_or(0, |first| first.address);

@@ -1,4 +1,4 @@
-//! A controller without threads of its own, for tests that must know what happens when.
+//! A controller without threads, for tests that need a deterministic order of events.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use crate::engine::Engine;
 use crate::namespace::{Backend, DirectAccess, Namespace};
 use crate::worker_pool::WorkerPool;
 
-/// A controller whose engine and workers work when their caller has them work, on its thread.
+/// A controller whose engine and workers run on the caller's thread, when the caller calls them.
 pub struct SteppedController {
     /// The device on its bus.
     pub endpoint: Endpoint<Controller>,
@@ -45,12 +45,14 @@ impl SteppedController {
         Ok(Self { endpoint, engine })
     }
 
-    /// Has engine and workers take requests and carry out commands until there is nothing left to do.
+    /// Lets engine and workers take requests and execute commands until they have nothing left to
+    /// do.
     pub fn work(&mut self) {
         self.engine.work();
     }
 
-    /// Takes all disks for new ones, as another start of the server does: no data of theirs has been lost.
+    /// Treats all disks as new, as another start of the server does: no data of theirs has been
+    /// lost.
     pub fn renew_disks(&mut self) {
         for namespace in &self.engine.storage.namespaces {
             namespace.syncs().forgive();
@@ -58,7 +60,8 @@ impl SteppedController {
     }
 }
 
-/// What a namespace lies on, as an image of the host. Offsets and lengths are bytes inside its size.
+/// The storage of a namespace, such as an image of the host. Offsets and lengths are bytes inside
+/// its size.
 pub trait Disk: Send + Sync {
     /// Size in bytes.
     fn size(&self) -> u64;
@@ -72,7 +75,8 @@ pub trait Disk: Send + Sync {
     fn flush(&self) -> io::Result<()>;
 }
 
-/// A disk as a backend: data go through the controller's buffer, as those of an image where the kernel has no io_uring.
+/// A disk as a backend. Data goes through the controller's buffer, like that of an image on a
+/// kernel without io_uring.
 fn backend(disk: Box<dyn Disk>) -> Result<Box<dyn Backend>, MemoryError> {
     const SIZE: u64 = 4096;
     let file = MemoryFile::create("disk", SIZE)?;
@@ -89,7 +93,7 @@ fn backend(disk: Box<dyn Disk>) -> Result<Box<dyn Backend>, MemoryError> {
 
 struct DiskBackend {
     disk: Box<dyn Disk>,
-    /// Stands for the image. Nothing is read or written there without io_uring.
+    /// A placeholder for the image. Without io_uring it is neither read nor written.
     file: RingFile,
 }
 

@@ -1,4 +1,5 @@
-//! State that all threads share which execute commands: the namespaces, their health and their statistics.
+//! State that all threads that execute commands share: the namespaces, their health and their
+//! statistics.
 
 use std::io;
 use std::ops::Range;
@@ -17,15 +18,15 @@ use crate::job::InProgress;
 use crate::namespace::{Extent, LockMode, Namespace, Ticket};
 use crate::pmr::PersistentMemory;
 
-/// What I/O commands may do with the media.
+/// The access of I/O commands to the media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
 #[repr(u8)]
 pub(crate) enum Media {
-    /// All that they ask for.
+    /// Full access.
     Usable,
-    /// Nothing: it is being sanitized.
+    /// No access: the media is being sanitized.
     BeingSanitized,
-    /// Nothing: that has failed.
+    /// No access: a sanitize has failed.
     Failed,
 }
 
@@ -37,14 +38,15 @@ pub(crate) struct Storage {
     write_cache: AtomicBool,
     /// A [`Media`].
     media: AtomicU8,
-    /// The power has been lost, and this says what goes with it, once no command is in progress.
+    /// The pattern of a power loss, which takes effect once no command is in progress.
     power_loss: Mutex<Option<u64>>,
-    /// Has every thread poll its deferred commands, and the engine at the namespaces.
+    /// Makes every thread poll its deferred commands, and the engine check the namespaces.
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Storage {
-    /// Namespaces, a Persistent Memory Region if there is one, and what wakes all threads.
+    /// Makes the storage of these namespaces, and of a Persistent Memory Region if there is one.
+    /// `wake` wakes all threads.
     pub(crate) fn new(
         namespaces: Vec<Namespace>,
         pmr: Option<Arc<PersistentMemory>>,
@@ -61,19 +63,20 @@ impl Storage {
         }
     }
 
-    /// The namespace of an NSID (NVMe Base 2.0, 3.2.1).
+    /// Returns the namespace with this NSID (NVMe Base 2.0, 3.2.1).
     pub(crate) fn find(&self, nsid: u32) -> Result<&Namespace, Status> {
         let namespace = index_of(nsid).and_then(|index| self.namespaces.get(index));
         namespace.ok_or(Status::INVALID_NAMESPACE.with_dnr(true))
     }
 
-    /// The index of that namespace, as a range.
+    /// Returns the index of that namespace, as a range.
     pub(crate) fn index_range(&self, nsid: u32) -> Result<Range<usize>, Status> {
         self.find(nsid)?;
         Ok(index_of(nsid).map_or(0..0, |index| index..index + 1))
     }
 
-    /// Locks blocks for a command; whether none of them was locked. If one was, a later unlock wakes all threads.
+    /// Locks blocks for a command. Returns `true` if none of them was locked. If one was, a later
+    /// unlock wakes all threads.
     #[inline(always)]
     pub(crate) fn lock(
         &self,
@@ -93,8 +96,8 @@ impl Storage {
         command.locked.is_some()
     }
 
-    /// Locks the start of an extent for a command that writes it; that start. `None` if its first block is locked: a later unlock
-    /// wakes all threads.
+    /// Locks the start of an extent for a command that writes it. Returns that start, or `None` if
+    /// the first block is locked; then a later unlock wakes all threads.
     pub(crate) fn lock_start(
         &self,
         command: &mut InProgress<'_>,
@@ -123,7 +126,7 @@ impl Storage {
         }
     }
 
-    /// Volatile Write Cache: whether writes may wait for a Flush.
+    /// Volatile Write Cache: returns `true` if writes may wait for a Flush.
     pub(crate) fn write_cache(&self) -> bool {
         self.write_cache.load(Ordering::Acquire)
     }
@@ -133,12 +136,12 @@ impl Storage {
         self.write_cache.store(on, Ordering::Release);
     }
 
-    /// What I/O commands may do with the media.
+    /// Returns the access that I/O commands have to the media.
     pub(crate) fn media(&self) -> Media {
         Media::from_repr(self.media.load(Ordering::Acquire)).unwrap_or(Media::Failed)
     }
 
-    /// Sets what those may do that start from now on.
+    /// Sets the access of commands that start from now on.
     pub(crate) fn set_media(&self, media: Media) {
         self.media.store(media as u8, Ordering::Release);
     }
@@ -152,8 +155,8 @@ impl Storage {
         }
     }
 
-    /// Makes all namespaces and the Persistent Memory Region zeros, on stable storage; with `deallocate`, gives the namespaces'
-    /// storage back too. No command is in progress.
+    /// Zeroes all namespaces and the Persistent Memory Region on stable storage; with `deallocate`,
+    /// also frees the namespaces' storage. No command may be in progress.
     pub(crate) fn erase(&self, deallocate: bool) -> Result<(), Status> {
         let mut outcome = Ok(());
         for namespace in &self.namespaces {
@@ -168,7 +171,8 @@ impl Storage {
         outcome.and(self.flush_all())
     }
 
-    /// Logs a command that has failed; its status, which points to the log (NVMe Base 2.0, 5.16.1.2).
+    /// Logs a command that has failed. Returns its status, which points to the log (NVMe Base 2.0,
+    /// 5.16.1.2).
     pub(crate) fn failed(&self, sqid: u16, entry: &SubmissionEntry, status: Status) -> Status {
         log::debug!(
             "queue {sqid}, command {}: opcode {:#04x} fails: {status:?}",
@@ -180,7 +184,7 @@ impl Storage {
         status
     }
 
-    /// Brings a namespace to stable storage, and waits for that.
+    /// Brings a namespace to stable storage, and waits until it is there.
     pub(crate) fn flush(&self, namespace: &Namespace) -> io::Result<()> {
         if !namespace.is_file() {
             namespace.settle(None);
@@ -193,7 +197,7 @@ impl Storage {
         outcome.and_then(|()| namespace.check_kept())
     }
 
-    /// Flushes all namespaces, as far as they can be; the status of the first that cannot.
+    /// Flushes all namespaces, even if some fail. Returns the first failure.
     pub(crate) fn flush_all(&self) -> Result<(), Status> {
         let mut outcome = Ok(());
         for namespace in &self.namespaces {
@@ -203,25 +207,27 @@ impl Storage {
         outcome
     }
 
-    /// Brings the Persistent Memory Region to stable storage. With `may_lose_power` a power loss takes what is written later.
+    /// Brings the Persistent Memory Region to stable storage. With `may_lose_power`, a power loss
+    /// affects later writes.
     pub(crate) fn persist(&self, may_lose_power: bool) {
         if let Some(pmr) = &self.pmr {
             pmr.sync(may_lose_power);
         }
     }
 
-    /// Whether the Persistent Memory Region does not work any more.
+    /// Returns `true` if the Persistent Memory Region has failed.
     pub(crate) fn pmr_has_failed(&self) -> bool {
         let failure = self.pmr.as_ref().and_then(|pmr| pmr.failure());
         failure.is_some()
     }
 
-    /// The namespace before these, which has been synced.
+    /// Returns the namespace before these, which has been synced.
     pub(crate) fn synced(&self, rest: &Range<usize>) -> Option<&Namespace> {
         self.namespaces.get(rest.start.checked_sub(1)?)
     }
 
-    /// A sync of the namespace before `rest` has ended. It has succeeded if all syncs before the returned ticket have.
+    /// Ends a sync of the namespace before `rest`. It has succeeded if all syncs before the
+    /// returned ticket have.
     pub(crate) fn end_sync(&self, rest: &Range<usize>, ticket: Ticket, is_ok: bool) -> Ticket {
         self.synced(rest).map_or(ticket, |namespace| {
             self.end_sync_of(namespace, ticket, is_ok)
@@ -237,12 +243,12 @@ impl Storage {
         before
     }
 
-    /// The power is lost. `pattern` picks what is lost of the data that was not flushed.
+    /// Records a power loss. `pattern` selects the unflushed data that is lost.
     pub(crate) fn lose_power(&self, pattern: u64) {
         *self.power_loss.lock() = Some(pattern);
     }
 
-    /// Loses what goes with the power, if that has been lost. No command is in progress.
+    /// Carries out a recorded power loss, if there is one. No command may be in progress.
     pub(crate) fn settle_power_loss(&self) {
         let Some(pattern) = self.power_loss.lock().take() else {
             return;
@@ -259,14 +265,14 @@ impl Storage {
         }
     }
 
-    /// Whether data that was written to any namespace may be lost.
+    /// Returns `true` if data that was written to any namespace may be lost.
     pub(crate) fn has_lost_data(&self) -> bool {
         let mut namespaces = self.namespaces.iter();
         namespaces.any(|namespace| namespace.check_kept().is_err())
     }
 }
 
-/// The index of a namespace: NSIDs begin at 1.
+/// Returns the index of a namespace: NSIDs begin at 1.
 fn index_of(nsid: u32) -> Option<usize> {
     usize::try_from(nsid.checked_sub(1)?).ok()
 }

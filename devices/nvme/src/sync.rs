@@ -1,4 +1,5 @@
-//! What threads share their state by. With the feature `loom` it is loom's, by which `models.rs` tries every order of events.
+//! The types by which threads share state. With the feature `loom` they are loom's, so that
+//! `models.rs` can try every order of events.
 
 #[cfg(not(feature = "loom"))]
 mod host {

@@ -21,7 +21,7 @@ struct Handle {
     runs: Runs,
 }
 
-/// What a worker runs on.
+/// The thread of a worker.
 enum Runs {
     Thread(JoinHandle<()>),
     /// The engine's thread.
@@ -30,7 +30,7 @@ enum Runs {
 }
 
 impl Handle {
-    /// Has the worker work if it has no thread for that.
+    /// Runs the worker, if it has no thread.
     fn work(&self) {
         match &self.runs {
             Runs::Thread(_) => {}
@@ -61,7 +61,7 @@ impl WorkerPool {
         Ok(Self { notifier, workers })
     }
 
-    /// `count` workers without threads, each made by `make`.
+    /// Makes `count` workers without threads, each made by `make`.
     #[cfg(feature = "stepped")]
     pub(crate) fn stepped(
         notifier: Arc<Notifier>,
@@ -80,7 +80,7 @@ impl WorkerPool {
         Self { notifier, workers }
     }
 
-    /// Has all workers without threads work until they have nothing left to do.
+    /// Runs all workers without threads until they have nothing left to do.
     #[cfg(feature = "stepped")]
     pub(crate) fn work(&self) {
         self.workers.iter().for_each(Handle::work);
@@ -89,7 +89,7 @@ impl WorkerPool {
     /// Sends a request to a worker and waits until it is confirmed.
     pub(crate) fn request(&self, owner: Owner, request: WorkerRequest) {
         if let Some(done) = self.send(owner, request) {
-            // It fails if the worker has panicked, which is logged at the end.
+            // Receiving fails if the worker has panicked, which is logged at the end.
             let _ = done.recv();
         }
     }

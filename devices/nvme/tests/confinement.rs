@@ -1,4 +1,5 @@
-//! What a controller can still do after it was taken over.
+//! The confinement of a controller: the actions that remain possible after an attacker has taken it
+//! over.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 

@@ -1,4 +1,4 @@
-//! Which admin command does what, and Abort.
+//! Dispatch of the admin commands, and Abort.
 
 use peerbar_nvme_spec::command::admin::Abort;
 use peerbar_nvme_spec::command::{AdminOpcode, SubmissionEntry};
@@ -8,7 +8,7 @@ use super::reply::Reply;
 use crate::engine::Engine;
 
 impl Engine {
-    /// Carries out a command of the admin queue.
+    /// Executes a command of the admin queue.
     pub(crate) fn admin_command(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
         let opcode = AdminOpcode::try_from(entry.opcode)
             .map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
@@ -29,9 +29,10 @@ impl Engine {
         }
     }
 
-    /// NVMe Base 2.0, 5.1. Other commands are carried out as soon as they are fetched, or the kernel works on them, so only an
-    /// Asynchronous Event Request can still be aborted. It completes first, so it needs a free entry beside the one that this
-    /// command owns. Dword 0 says whether it was not aborted.
+    /// NVMe Base 2.0, 5.1. Other commands are executed as soon as they are fetched, or the kernel
+    /// works on them, so only an Asynchronous Event Request can still be aborted. It completes
+    /// first, so it needs a free entry in addition to the one that this command owns. Bit 0 of
+    /// dword 0 is set if it was not aborted.
     fn abort(&mut self, entry: &SubmissionEntry) -> Reply {
         let command = Abort::from(entry);
         if command.sqid.get() != 0 || !self.has_free_entry() {

@@ -12,14 +12,16 @@ use crate::prp::PAGE;
 use crate::registers::QUEUE_PAIRS;
 
 impl Engine {
-    /// Whether the guest may keep doorbells in its own memory. Not if it is interrupted by the INTx pin, which falls with the
-    /// ring of a head: a head that is only written to memory leaves the pin asserted, and spurious interrupts follow.
+    /// Returns `true` if the guest may keep doorbells in its own memory. It may not if it is
+    /// interrupted by the INTx pin, which falls when a head doorbell is rung: a head that is only
+    /// written to memory leaves the pin asserted, and spurious interrupts follow.
     pub(super) fn offers_doorbell_buffer(&self) -> bool {
         self.admin.identity.offers_shadow_doorbells() && self.notifier.sends_messages()
     }
 
-    /// From now on workers poll the I/O queues' doorbells in a page of the guest's. Pages that take messages to the client
-    /// are refused: each poll would be one.
+    /// From now on workers poll the I/O queues' doorbells in a page of the guest's memory. Pages
+    /// that can only be reached by messages to the client are refused: each poll would cost a
+    /// message.
     pub(super) fn configure_doorbell_buffer(
         &mut self,
         entry: &SubmissionEntry,

@@ -8,7 +8,7 @@ use peerbar_nvme_spec::log::lid;
 
 use super::reply::{Late, Reply};
 
-/// How many requests may wait at once.
+/// Asynchronous Event Requests that may wait at once.
 pub(super) const LIMIT: usize = 4;
 
 /// Requests that wait for an event, and events that wait for a request.
@@ -31,14 +31,14 @@ impl Events {
         Ok(Reply::Later)
     }
 
-    /// An event has happened. One that already waits to be reported is the same one.
+    /// Records that an event has happened. One that already waits to be reported is the same event.
     pub(crate) fn raise(&mut self, event: AsyncEvent) {
         if !self.events.contains(&event) {
             self.events.push_back(event);
         }
     }
 
-    /// The host has read log page `lid`: the events of its kind may be reported again.
+    /// Allows events of a kind to be reported again: the host has read their log page, `lid`.
     pub(crate) fn clear(&mut self, lid: u8) {
         let kind = match lid {
             lid::ERROR => kind::ERROR,
@@ -50,7 +50,7 @@ impl Events {
         self.masked_kinds &= !(1 << kind);
     }
 
-    /// Gives a waiting request up, if there is one: how it completes.
+    /// Aborts a waiting request. Returns its completion, or `None` if no such request waits.
     pub(crate) fn abort(&mut self, cid: u16) -> Option<Late> {
         let index = self.requests.iter().position(|waiting| *waiting == cid)?;
         self.requests.remove(index)?;
@@ -61,7 +61,7 @@ impl Events {
         })
     }
 
-    /// The next request that completes.
+    /// Returns the next request that completes.
     pub(crate) fn next(&mut self) -> Option<Late> {
         let masked = self.masked_kinds;
         let index = self

@@ -1,6 +1,6 @@
 //! Get Features and Set Features (NVMe Base 2.0, 5.15 and 5.27; NVM Command Set 1.0, 4.1.3).
 //!
-//! Nothing is saved over a power cycle.
+//! No value is saved across a power cycle.
 
 use peerbar_dma::Purpose;
 use peerbar_nvme_spec::command::admin::{GetFeatures, SetFeatures};
@@ -68,9 +68,9 @@ impl Engine {
             };
         }
         if fid == fid::VOLATILE_WRITE_CACHE && !VolatileWriteCache::from_bits(dword).wce() {
-            // Without a cache no Flush will come for what is in it.
+            // Without a cache the host sends no Flush, so cached data is flushed here.
             self.storage.set_write_cache(false);
-            // Else it stays as it was: on, or off already.
+            // On failure the cache stays as it was: on, or already off.
             let before = self.admin.features.write_cache();
             self.storage
                 .flush_all()
@@ -82,7 +82,7 @@ impl Engine {
         Ok(Reply::Now(result))
     }
 
-    /// Has the workers follow what is set.
+    /// Applies the features' values to the workers.
     pub(crate) fn apply_features(&self) {
         let features = &self.admin.features;
         self.storage.set_write_cache(features.write_cache());
@@ -90,8 +90,8 @@ impl Engine {
         self.coalescing.set(settings, disabled);
     }
 
-    /// The namespaces that a feature is set for: one, or with the broadcast value all. A feature of the whole
-    /// controller names none.
+    /// Returns the namespaces that a feature is set for: one, or all with the broadcast value. A
+    /// feature of the whole controller ignores the namespace.
     fn namespaces_of(&self, fid: u8, nsid: u32) -> Result<std::ops::Range<usize>, Status> {
         let of_namespace = fid == fid::ERROR_RECOVERY;
         if nsid == NSID_ALL || nsid == 0 && !of_namespace {

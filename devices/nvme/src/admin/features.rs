@@ -35,7 +35,7 @@ const PLAIN: [(u8, u32); 6] = [
     (fid::ASYNC_EVENT_CONFIGURATION, 0),
 ];
 
-/// The features that there are.
+/// The supported features.
 pub(super) const SUPPORTED: [u8; 14] = [
     fid::ARBITRATION,
     fid::POWER_MANAGEMENT,
@@ -63,7 +63,7 @@ pub(crate) struct Features {
     uncoalesced: Vec<bool>,
     /// Submission and completion queues, 0's based.
     granted_queues: [u16; 2],
-    /// How many more of each than the host asks for are granted.
+    /// Queue pairs that are granted in addition to those that the host asks for.
     spare_queues: u16,
     timestamp: (u64, Instant, TimestampAttributes),
     host_behavior: [u8; 512],
@@ -87,7 +87,8 @@ impl Features {
         }
     }
 
-    /// A controller reset: all features have their defaults but the timestamp and the Software Progress Marker, which counts boots.
+    /// A controller reset: all features get their defaults, except the timestamp and the Software
+    /// Progress Marker, which counts boots.
     pub(super) fn reset(&mut self) {
         *self = Self {
             timestamp: self.timestamp,
@@ -96,30 +97,31 @@ impl Features {
         };
     }
 
-    /// Number of Queues: the highest number that a submission and a completion queue may have.
+    /// Number of Queues: returns the highest number that a submission and a completion queue may
+    /// have.
     pub(super) fn granted_queues(&self) -> [u16; 2] {
         self.granted_queues.map(|granted| granted + 1)
     }
 
-    /// Volatile Write Cache: whether writes may wait for a Flush.
+    /// Volatile Write Cache: returns `true` if writes may wait for a Flush.
     pub(super) fn write_cache(&self) -> bool {
         self.plain(fid::VOLATILE_WRITE_CACHE)
             .is_some_and(|value| VolatileWriteCache::from_bits(value).wce())
     }
 
-    /// Interrupt Coalescing, and by vector whether that is disabled.
+    /// Returns Interrupt Coalescing, and for each vector `true` if coalescing is disabled.
     pub(super) fn coalescing(&self) -> (InterruptCoalescing, &[bool]) {
         let bits = self.plain(fid::INTERRUPT_COALESCING).unwrap_or(0);
         (InterruptCoalescing::from_bits(bits), &self.uncoalesced)
     }
 
-    /// What SMART warns of: the temperature is beyond a threshold.
+    /// Returns the SMART warnings that follow from the features: a temperature beyond a threshold.
     pub(super) fn warning(&self) -> CriticalWarning {
         let [over, under] = self.thresholds;
         CriticalWarning::new().with_temperature(TEMPERATURE >= over || TEMPERATURE <= under)
     }
 
-    /// Whether the host has enabled events of this SMART warning.
+    /// Returns `true` if the host has enabled events for this SMART warning.
     pub(super) fn wants(&self, warning: CriticalWarning) -> bool {
         let wanted = self
             .plain(fid::ASYNC_EVENT_CONFIGURATION)
@@ -137,7 +139,8 @@ impl Features {
         set.saturating_add(passed) & 0xffff_ffff_ffff
     }
 
-    /// A feature's value in dword 0. `dword` is the command's dword 11, `index` the namespace's, if it names one.
+    /// Returns a feature's value for dword 0. `dword` is the command's dword 11; `index` is the
+    /// namespace's index, if the command names one.
     pub(super) fn value(&self, fid: u8, dword: u32, index: Option<usize>) -> Result<u32, Status> {
         let [submission, completion] = self.granted_queues;
         Ok(match fid {
@@ -177,7 +180,7 @@ impl Features {
         })
     }
 
-    /// What a feature returns as data, if it does.
+    /// Returns a feature's data, or `None` if the feature has no data.
     pub(super) fn data(&self, fid: u8, dword: u32) -> Option<Vec<u8>> {
         match fid {
             fid::TIMESTAMP => {
@@ -215,7 +218,7 @@ impl Features {
         Ok(())
     }
 
-    /// Sets a feature that dword 11 tells all of; what dword 0 of the completion says.
+    /// Sets a feature whose value is dword 11. Returns dword 0 of the completion.
     pub(super) fn set_value(
         &mut self,
         fid: u8,
@@ -258,8 +261,8 @@ impl Features {
         Ok(0)
     }
 
-    /// Number of Queues: grants what is asked for and the spare ones, up to what there is. A controller may grant more than it is
-    /// asked for (NVMe Base 2.0, 5.27.1.5).
+    /// Number of Queues: grants the requested and the spare queues, up to the limit. A controller
+    /// may grant more queues than the host requests (NVMe Base 2.0, 5.27.1.5).
     pub(super) fn grant_queues(&mut self, dword: u32) -> Result<u32, Status> {
         let asked = NumberOfQueues::from_bits(dword);
         if asked.nsq() == u16::MAX || asked.ncq() == u16::MAX {
@@ -284,7 +287,8 @@ fn host_identifier_bytes(dword: u32) -> usize {
     }
 }
 
-/// How much data a feature's Set Features brings, if any.
+/// Returns the length of the data that Set Features transfers for a feature, or `None` for a
+/// feature without data.
 pub(super) fn data_bytes(fid: u8, dword: u32) -> Option<usize> {
     match fid {
         fid::TIMESTAMP => Some(8),

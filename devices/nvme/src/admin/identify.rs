@@ -107,7 +107,7 @@ fn namespace_data(namespace: &Namespace) -> NamespaceData {
     data
 }
 
-/// NVMe Base 2.0, 5.17.2.8: what holds for a namespace of any command set.
+/// NVMe Base 2.0, 5.17.2.8: the data that is independent of the command set.
 fn independent_namespace() -> [u8; DATA_SIZE] {
     let mut data = IndependentNamespace::new_zeroed();
     data.nstat.set_nrdy(true);
@@ -126,7 +126,7 @@ fn controllers_from(id: u16) -> [u8; DATA_SIZE] {
     bytes(&list)
 }
 
-/// NVMe Base 2.0, 5.17.2.21; FFFFh stands for the controller that is asked.
+/// NVMe Base 2.0, 5.17.2.21; FFFFh stands for the controller that executes the command.
 fn command_sets(controller: u16) -> Result<[u8; DATA_SIZE], Status> {
     if controller != CONTROLLER_ID && controller != u16::MAX {
         return Err(Status::INVALID_CONTROLLER_ID.with_dnr(true));

@@ -1,4 +1,4 @@
-//! What the controller says of itself: Identify Controller, names and UUIDs.
+//! The controller's identity: Identify Controller, names and UUIDs.
 
 use peerbar_nvme_spec::identify::controller::{
     Controller, Ctratt, EntrySizes, Frmw, Lpa, Oacs, Oncs, Sanicap, Vwc,
@@ -19,13 +19,13 @@ use crate::namespace::Namespace;
 pub(super) const CONTROLLER_ID: u16 = 1;
 /// The locally administered prefix that QEMU and KVM use, least significant byte first.
 const OUI: [u8; 3] = [0x00, 0x54, 0x52];
-/// Most power that is drawn, in units of 0.01 W.
+/// Maximum power, in units of 0.01 W.
 const MAX_POWER: u16 = 2500;
 /// Temperatures in kelvins at which a real drive would warn and fail.
 const WARNING_TEMPERATURE: u16 = 343;
 const CRITICAL_TEMPERATURE: u16 = 373;
 
-/// ACL: how many Abort commands may be outstanding. None ever is.
+/// ACL: Abort commands that may be outstanding. In practice none ever is.
 const ABORT_LIMIT: u8 = 4;
 
 /// The controller's identity.
@@ -47,8 +47,9 @@ impl ControllerIdentity {
         }
     }
 
-    /// Whether the guest may keep doorbells in its own memory. With `never` a worker does not poll, so each
-    /// doorbell must reach the controller; with `always` the guest maps the doorbell page instead.
+    /// Returns `true` if the guest may keep doorbells in its own memory. With `never` a worker does
+    /// not poll, so each doorbell must reach the controller; with `always` the guest maps the
+    /// doorbell page instead.
     pub(super) fn offers_shadow_doorbells(&self) -> bool {
         self.shadow_doorbells
     }
@@ -72,7 +73,8 @@ impl ControllerIdentity {
         data.acl = ABORT_LIMIT - 1;
         data.aerl = u8::try_from(events::LIMIT - 1).unwrap_or(0);
         data.frmw = Frmw::new().with_slots(1).with_slot_1_read_only(true);
-        // Not the supported pages: that bit also claims command scopes, of which Linux warns, and log page 13h.
+        // Supported Log Pages stays clear: that bit also claims command scopes, which Linux warns
+        // about, and log page 13h.
         data.lpa = Lpa::new()
             .with_command_effects(true)
             .with_extended_data(true);
@@ -103,7 +105,7 @@ impl ControllerIdentity {
         data
     }
 
-    /// SUBNQN: the name of the NVM subsystem, by its UUID (NVMe Base 2.0, 4.5).
+    /// SUBNQN: returns the name of the NVM subsystem, by its UUID (NVMe Base 2.0, 4.5).
     fn subsystem_name(&self) -> [u8; 256] {
         let uuid = hyphenated(uuid(&self.serial, 0));
         let name = format!("nqn.2014-08.org.nvmexpress:uuid:{uuid}");
@@ -135,7 +137,7 @@ pub(super) fn capacity(namespace: &Namespace) -> u128 {
     u128::from(namespace.blocks()) * u128::from(namespace.block_bytes())
 }
 
-/// These bytes, and zeroes behind them.
+/// Returns these bytes, followed by zeros.
 pub(super) fn zero_padded<const LEN: usize>(start: &[u8]) -> [u8; LEN] {
     let mut padded = [0; LEN];
     for (to, from) in padded.iter_mut().zip(start) {
@@ -144,7 +146,8 @@ pub(super) fn zero_padded<const LEN: usize>(start: &[u8]) -> [u8; LEN] {
     padded
 }
 
-/// A UUID that a serial number always leads to, another for each NSID (RFC 9562, version 8; FNV-1a behind it).
+/// A UUID that is derived from the serial number and the NSID, and always the same for them (RFC
+/// 9562, version 8, from an FNV-1a hash).
 fn uuid(serial: &str, nsid: u32) -> [u8; 16] {
     let fnv = |half: u8| {
         let input = serial.bytes().chain(nsid.to_le_bytes()).chain([half]);

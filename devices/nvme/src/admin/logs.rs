@@ -19,7 +19,7 @@ use super::reply::Reply;
 use crate::engine::Engine;
 use crate::health::ERROR_ENTRIES;
 
-/// The pages that there are.
+/// The supported pages.
 const PAGES: [u8; 10] = [
     lid::SUPPORTED_LOG_PAGES,
     lid::ERROR,
@@ -33,7 +33,7 @@ const PAGES: [u8; 10] = [
     dma_log::ATS_LID,
 ];
 
-/// The admin commands that there are.
+/// The supported admin commands.
 const ADMIN: [AdminOpcode; 10] = [
     AdminOpcode::DeleteSubmissionQueue,
     AdminOpcode::CreateSubmissionQueue,
@@ -47,7 +47,7 @@ const ADMIN: [AdminOpcode; 10] = [
     AdminOpcode::AsyncEventRequest,
 ];
 
-/// The I/O commands that there are, and whether each changes what a namespace holds.
+/// The supported I/O commands; `true` for one that changes a namespace's contents.
 const IO: [(NvmOpcode, bool); 7] = [
     (NvmOpcode::Flush, false),
     (NvmOpcode::Write, true),
@@ -62,7 +62,7 @@ impl Engine {
     pub(super) fn get_log_page(&mut self, entry: &SubmissionEntry) -> Result<Reply, Status> {
         let invalid = Status::INVALID_FIELD.with_dnr(true);
         let command = GetLogPage::from(entry);
-        // No page is one namespace's own (Identify Controller, LPA).
+        // No log page is specific to a namespace (Identify Controller, LPA).
         if command.lid == lid::SMART && !matches!(entry.nsid.get(), 0 | NSID_ALL) {
             return Err(invalid);
         }
@@ -115,7 +115,7 @@ impl Engine {
         })
     }
 
-    /// NVMe Base 2.0, 5.16.1.2: the latest errors first, and zeroes for those that have not happened.
+    /// NVMe Base 2.0, 5.16.1.2: the latest errors first, then zeros.
     fn errors(&self) -> Vec<u8> {
         let mut page: Vec<u8> = self
             .storage
@@ -148,7 +148,7 @@ fn firmware_slots() -> FirmwareSlot {
     log
 }
 
-/// NVMe Base 2.0, 5.16.1.6. The I/O commands are those of the command set that is asked for.
+/// NVMe Base 2.0, 5.16.1.6. The I/O commands are those of the requested command set.
 fn command_effects(command_set: u8) -> Result<CommandEffectsLog, Status> {
     if command_set != csi::NVM {
         return Err(Status::INVALID_IO_COMMAND_SET.with_dnr(true));

@@ -19,8 +19,8 @@ use crate::io_queue::submission::{SUBMISSION_BYTES, SubmissionQueue};
 use crate::pmr::PMR_BAR;
 use crate::registers::{MAX_ENTRIES, QUEUE_PAIRS, Registers};
 
-/// CC.IOSQES and CC.IOCQES as powers of two: the only entry sizes there are. The host may set them when the controller is
-/// enabled already (NVMe Base 2.0, 3.1.3.5).
+/// CC.IOSQES and CC.IOCQES as powers of two: the only supported entry sizes. The host may set them
+/// after it has enabled the controller (NVMe Base 2.0, 3.1.3.5).
 const SUBMISSION_SIZE: u8 = 6;
 const COMPLETION_SIZE: u8 = 4;
 
@@ -91,7 +91,8 @@ impl Engine {
         Ok(Reply::DONE)
     }
 
-    /// Commands that have not been fetched are gone with their queue. Those under way are completed before it is deleted.
+    /// Commands that have not been fetched are lost with their queue. The queue is deleted once the
+    /// commands in progress have completed.
     pub(super) fn delete_submission_queue(
         &mut self,
         entry: &SubmissionEntry,
@@ -108,7 +109,8 @@ impl Engine {
         let doorbells = &self.notifier.doorbells;
         doorbells.set_owner(Doorbell::SubmissionTail(id), None);
         match self.notifier.quiet() {
-            // Commands may be in progress, and their memory in use: the controller has failed, or is reset.
+            // Commands may be in progress, and their memory may be in use: the controller has
+            // failed, or is reset.
             true => Ok(Reply::Later),
             false => Ok(Reply::DONE),
         }
@@ -134,8 +136,9 @@ impl Engine {
         Ok(Reply::DONE)
     }
 
-    /// Queues are contiguous (CAP.CQR), start at a page, lie in the Controller Memory Buffer only if it takes them, and in the
-    /// Persistent Memory Region never, by neither of its addresses: that takes data only (PMRCAP).
+    /// Queues are contiguous (CAP.CQR) and start at a page. They lie in the Controller Memory
+    /// Buffer only if it supports them. They never lie in the Persistent Memory Region, at either
+    /// of its addresses: the region is for data only (PMRCAP).
     fn check_memory(&self, ring: Ring, entry_bytes: u64, contiguous: bool) -> Result<(), Status> {
         if !contiguous {
             return Err(Status::INVALID_FIELD.with_dnr(true));
@@ -153,8 +156,8 @@ impl Engine {
         }
     }
 
-    /// Whether any of `len` bytes at `address` lies in a Controller Memory Buffer that takes no queues: where commands find it, or in
-    /// its BAR.
+    /// Returns `true` if any of `len` bytes at `address` lies in a Controller Memory Buffer that
+    /// does not support queues. The address may be one that commands use or one in the BAR.
     fn meets_cmb_without_queues(&self, address: u64, len: u64) -> bool {
         let takes_none =
             |registers: &Registers| registers.cmb().is_some_and(|cmb| !cmb.takes_queues());
@@ -163,7 +166,8 @@ impl Engine {
         self.notifier.read(takes_none) && meets()
     }
 
-    /// Whether a queue would lie in the Persistent Memory Region: where commands find it, or in its BAR.
+    /// Returns `true` if a queue would lie in the Persistent Memory Region, at an address that
+    /// commands use or in its BAR.
     pub(crate) fn meets_pmr(&self, ring: Ring, entry_bytes: u64) -> bool {
         let has_pmr = self.notifier.read(|registers| registers.pmr().is_some());
         let windows = [WindowId::Pmr, WindowId::Bar(PMR_BAR)];
@@ -172,7 +176,8 @@ impl Engine {
     }
 }
 
-/// A queue number that can be used: not 0, within what was granted, and its slot free.
+/// Checks that a queue number can be used: it is not 0, within the granted numbers, and its slot is
+/// free.
 fn check_id<Q>(id: u16, granted: u16, slot: Option<&mut Option<Q>>) -> Result<(), Status> {
     if id == 0 || id > granted || !slot.is_some_and(|queue| queue.is_none()) {
         return Err(Status::INVALID_QUEUE_ID.with_dnr(true));

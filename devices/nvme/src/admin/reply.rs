@@ -1,18 +1,18 @@
-//! How admin commands end.
+//! Outcomes of admin commands.
 
 use peerbar_nvme_spec::completion::Status;
 
-/// What a command comes to, if not to an error.
+/// The outcome of a command that has not failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// It is complete, with this in dword 0 of its completion.
+    /// The command is complete, with this in dword 0 of its completion.
     Now(u32),
-    /// It completes later, by itself (Asynchronous Event Request).
+    /// The command completes later (Asynchronous Event Request).
     Later,
 }
 
 impl Reply {
-    /// Complete, with nothing to say.
+    /// Complete, with dword 0 zero.
     pub(crate) const DONE: Self = Self::Now(0);
 }
 

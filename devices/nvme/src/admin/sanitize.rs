@@ -1,7 +1,9 @@
-//! Sanitize (NVMe Base 2.0, 5.24 and 8.21): Block Erase, of all namespaces and of the Persistent Memory Region.
+//! Sanitize (NVMe Base 2.0, 5.24 and 8.21): Block Erase, of all namespaces and of the Persistent
+//! Memory Region.
 //!
-//! The engine erases while no I/O command is in progress, and completes the command afterwards. So no other admin command sees
-//! the operation in progress; I/O commands that come meanwhile are aborted.
+//! The engine erases while no I/O command is in progress, and completes the command afterwards. So
+//! no other admin command sees the operation in progress; I/O commands that arrive during it are
+//! aborted.
 
 use peerbar_dma::WindowId;
 use peerbar_nvme_spec::command::SubmissionEntry;
@@ -27,7 +29,7 @@ impl Engine {
         }
     }
 
-    /// Nothing is to be left of a failure, if the operation that failed was an unrestricted one.
+    /// Exits the failure mode, if the operation that failed was an unrestricted one.
     fn exit_failure_mode(&mut self) -> Result<Reply, Status> {
         if self.storage.media() != Media::Failed {
             return Ok(Reply::DONE);
@@ -47,7 +49,8 @@ impl Engine {
         self.storage.set_media(Media::BeingSanitized);
         self.workers.request_all(|| WorkerRequest::Finish);
         if self.notifier.urgent() || self.notifier.quiet() {
-            // A reset or a fatal status, in which the kernel may still write for commands. The operation has not begun.
+            // A reset or a fatal status arrived, and the kernel may still write for commands. The
+            // operation has not begun.
             self.storage.set_media(before);
             self.release_pmr();
             return Err(Status::ABORT_REQUESTED);
@@ -68,7 +71,8 @@ impl Engine {
         Ok(Reply::DONE)
     }
 
-    /// The Persistent Memory Region may be used again, and is ready if the host has enabled it meanwhile.
+    /// Releases the Persistent Memory Region. It becomes ready if the host has enabled it during
+    /// the operation.
     fn release_pmr(&self) {
         let _ending = self.notifier.report(|registers| {
             registers.release_pmr();

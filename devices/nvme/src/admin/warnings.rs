@@ -1,4 +1,4 @@
-//! The warnings of SMART (NVMe Base 2.0, 5.16.1.3), and the events by which they are reported.
+//! The SMART warnings (NVMe Base 2.0, 5.16.1.3), and the events that report them.
 
 use peerbar_nvme_spec::event::AsyncEvent;
 use peerbar_nvme_spec::log::CriticalWarning;
@@ -6,7 +6,8 @@ use peerbar_nvme_spec::log::CriticalWarning;
 use crate::engine::Engine;
 
 impl Engine {
-    /// A new threshold, or an enabled notification, may make the temperature an event.
+    /// Reports a temperature warning: a new threshold, or a newly enabled notification, may require
+    /// an event.
     pub(super) fn check_temperature(&mut self) {
         let warning = self.admin.features.warning();
         if warning.temperature() && self.admin.features.wants(warning) {
@@ -14,7 +15,7 @@ impl Engine {
         }
     }
 
-    /// What SMART warns of.
+    /// Returns the current SMART warnings.
     pub(super) fn warning(&self) -> CriticalWarning {
         let warning = self.admin.features.warning();
         warning
@@ -22,7 +23,7 @@ impl Engine {
             .with_pmr(self.storage.pmr_has_failed())
     }
 
-    /// Lost data, and a Persistent Memory Region that has failed, are events, each once after each reset.
+    /// Reports lost data and a failed Persistent Memory Region, each once after each reset.
     pub(crate) fn check_reliability(&mut self) {
         let lost_data = self.storage.has_lost_data();
         let warnings = [

@@ -16,7 +16,7 @@ use crate::data::BlockMemory;
 use crate::job::{InProgress, Work};
 use crate::namespace::{DirectAccess, Extent, LockMode, Namespace, Ticket};
 
-/// How much of a namespace is read in one step where no data is transferred to the host.
+/// Bytes of a namespace that are read in one step if no data is transferred to the host.
 const STEP: usize = 1 << 14;
 
 impl Io {
@@ -31,7 +31,7 @@ impl Io {
         let opcode =
             NvmOpcode::try_from(entry.opcode).map_err(|_| Status::INVALID_OPCODE.with_dnr(true))?;
         if !matches!(opcode, NvmOpcode::Read | NvmOpcode::Write) {
-            // It may take its time with the disk.
+            // The disk may be slow.
             self.data.session.release();
         }
         match opcode {
@@ -69,7 +69,8 @@ impl Io {
         }
     }
 
-    /// The kernel has ended its work for a command, or those that it waited for have ended.
+    /// Continues a command: the kernel has ended its work for it, or the commands that it waited
+    /// for have ended.
     pub(super) fn proceed(
         &mut self,
         command: &mut InProgress<'_>,
@@ -170,7 +171,7 @@ impl Io {
         self.sync_written(command, Some(extent))
     }
 
-    /// The kernel has moved the data of a Read or Write.
+    /// Continues a Read or Write whose data the kernel has moved.
     fn moved_data(
         &mut self,
         command: &mut InProgress<'_>,
@@ -217,7 +218,7 @@ impl Io {
         Ok(())
     }
 
-    /// Only what is in an image can have become unreadable.
+    /// Only blocks in an image can have become unreadable.
     fn verify(&mut self, command: &mut InProgress<'_>, extent: Extent) -> Result<(), Status> {
         let namespace = self.storage.find(command.entry.nsid.get())?;
         let DirectAccess::File(file) = namespace.backend().direct() else {
@@ -231,7 +232,7 @@ impl Io {
         Ok(())
     }
 
-    /// The kernel has read the blocks of a Compare or Verify.
+    /// Continues a Compare or Verify whose blocks the kernel has read.
     fn checked(
         &mut self,
         command: &mut InProgress<'_>,
@@ -245,7 +246,8 @@ impl Io {
         Ok(())
     }
 
-    /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or with the broadcast value all.
+    /// NVM Command Set 1.0, 3.2 refers to NVMe Base 2.0, 7.1: one namespace, or all with the
+    /// broadcast value.
     fn flush(&mut self, command: &mut InProgress<'_>) -> Result<(), Status> {
         let namespaces = match command.entry.nsid.get() {
             NSID_ALL => 0..self.storage.namespaces.len(),
@@ -254,8 +256,9 @@ impl Io {
         self.sync_rest(command, namespaces, None)
     }
 
-    /// Blocks have been written, all in `written` if it is there. Without a write cache, or with Force Unit Access, the command
-    /// completes when they are on stable storage. The cache may have been turned off, and flushed, while they were written.
+    /// Completes a write. All written blocks lie in `written`, if that is given. Without a write
+    /// cache, or with Force Unit Access, the command completes when they are on stable storage. The
+    /// cache may have been turned off, and flushed, while they were written.
     fn sync_written(
         &mut self,
         command: &mut InProgress<'_>,
@@ -269,8 +272,8 @@ impl Io {
         self.sync_rest(command, index, written)
     }
 
-    /// Brings these namespaces, by their indices, to stable storage for a command, one after the other; of the first one only
-    /// `part`, if that is there.
+    /// Brings these namespaces, by their indices, to stable storage for a command, one after the
+    /// other. If `part` is given, only that part of the first one.
     fn sync_rest(
         &mut self,
         command: &mut InProgress<'_>,
@@ -299,7 +302,8 @@ impl Io {
         Ok(())
     }
 
-    /// A sync of the namespace before `rest` has ended. It has succeeded if all syncs before that ticket have.
+    /// Continues after the sync of the namespace before `rest`. It has succeeded if all syncs
+    /// before that ticket have.
     fn synced(
         &mut self,
         command: &mut InProgress<'_>,
@@ -345,7 +349,8 @@ impl Io {
         self.zero_rest(command, list)
     }
 
-    /// Keeps what is in blocks before they are written, if a power loss may come.
+    /// Keeps the former contents of blocks before they are written, if a power loss may be
+    /// injected.
     fn keep_former(&self, namespace: &Namespace, extent: Extent) -> Result<(), Status> {
         if !self.data.requester().faults().loses_power() {
             return Ok(());
@@ -354,7 +359,7 @@ impl Io {
         kept.map_err(read_error(namespace))
     }
 
-    /// An empty list.
+    /// Returns an empty list.
     fn list(&mut self) -> Vec<Extent> {
         let mut list = self.lists.pop().unwrap_or_default();
         list.clear();
@@ -408,7 +413,7 @@ impl Io {
     }
 }
 
-/// The blocks of a command.
+/// Returns the blocks of a command.
 fn blocks(namespace: &Namespace, entry: &SubmissionEntry) -> Result<Extent, Status> {
     let range = BlockRange::from(entry);
     namespace
@@ -416,7 +421,8 @@ fn blocks(namespace: &Namespace, entry: &SubmissionEntry) -> Result<Extent, Stat
         .map_err(out_of_range)
 }
 
-/// How much data a command transfers to or from the host. The buffer's length is the limit (Identify Controller, MDTS).
+/// Returns the number of bytes that a command transfers to or from the host. The buffer's length is
+/// the limit (Identify Controller, MDTS).
 fn data_bytes(extent: Extent) -> Result<usize, Status> {
     usize::try_from(extent.len).map_err(|_| Status::INVALID_FIELD.with_dnr(true))
 }

@@ -1,4 +1,4 @@
-//! Reads whose data come after their completion: a fault.
+//! Reads whose data follows their completion: a fault.
 
 use peerbar_dma::Purpose;
 use peerbar_fault::{Action, Kind};
@@ -11,7 +11,7 @@ use crate::late_data::LateData;
 use crate::namespace::Extent;
 
 impl Io {
-    /// Carries out a Read but for its data, which follow its completion, if a rule demands that; whether it does.
+    /// Executes a Read without its data if a rule asks for late data. Returns `true` in that case.
     pub(super) fn read_reordered(
         &mut self,
         command: &InProgress<'_>,
@@ -21,7 +21,7 @@ impl Io {
         let InProgress { queue, entry, .. } = *command;
         let storage = self.storage.clone();
         let namespace = storage.find(entry.nsid.get())?;
-        // Without a slot the rule does not count a match.
+        // Without a free slot the rule counts no match.
         let Some(slot) = self.late_slots.take() else {
             return Ok(false);
         };

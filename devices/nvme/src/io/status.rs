@@ -8,7 +8,8 @@ use rustix::io::Errno;
 
 use crate::namespace::{Namespace, OutOfRange};
 
-/// The status of a command if the kernel could not move its data, because of the memory or for another reason.
+/// Returns the status of a command whose data the kernel could not move, because of the memory or
+/// for another reason.
 pub(super) fn data_error(other: impl Fn(io::Error) -> Status) -> impl Fn(io::Error) -> Status {
     move |error| match Errno::from_io_error(&error) {
         Some(Errno::FAULT) => Status::DATA_TRANSFER_ERROR,
@@ -16,7 +17,7 @@ pub(super) fn data_error(other: impl Fn(io::Error) -> Status) -> impl Fn(io::Err
     }
 }
 
-/// The status of a command if its blocks could not be read, or differ from what they were compared with.
+/// Returns the status of a command whose blocks could not be read, or differ from the host's data.
 pub(super) fn check_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
     move |error| match error.get_ref() {
         Some(cause) if cause.is::<Differs>() => Status::COMPARE_FAILURE,
@@ -29,7 +30,7 @@ pub(super) fn out_of_range(error: OutOfRange) -> Status {
     Status::LBA_OUT_OF_RANGE.with_dnr(true)
 }
 
-/// The status of a command if the backend could not read.
+/// Returns the status of a command whose blocks the backend could not read.
 pub(super) fn read_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
     |error| {
         namespace.complain("read", &error);
@@ -37,7 +38,7 @@ pub(super) fn read_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status 
     }
 }
 
-/// The status of a command if the backend could not write.
+/// Returns the status of a command whose blocks the backend could not write.
 pub(crate) fn write_error(namespace: &Namespace) -> impl Fn(io::Error) -> Status {
     |error| {
         namespace.complain("written", &error);

@@ -30,7 +30,8 @@ fn storage() -> Storage {
     Storage::new(vec![image(), ram, image()], None, || {})
 }
 
-/// A thread's means with guest memory, all zero, at 0; `None` on a machine that permits no io_uring.
+/// Returns a thread's state with guest memory, all zero, at 0, or `None` on a machine that does not
+/// permit io_uring.
 fn io_on(storage: Arc<Storage>, event: &EventFd) -> Option<(Io, MemoryFile)> {
     let requester = Arc::new(Requester::new());
     let ram = MemoryFile::create("ram", RAM_BYTES).unwrap();
@@ -59,14 +60,14 @@ fn on_blocks(opcode: NvmOpcode, nsid: u32, page: u64) -> SubmissionEntry {
     entry
 }
 
-/// Waits until the kernel has ended everything that was started; queue and status of each command.
+/// Waits until the kernel has ended all operations. Returns queue and status of each command.
 fn finish(io: &mut Io, event: &EventFd) -> Vec<(u16, Status)> {
     let mut ended = Vec::new();
     loop {
         while let Some(one) = take_ended(io) {
             ended.push(one);
         }
-        // That may have started what was deferred.
+        // That may have started deferred commands.
         assert!(io.submit());
         if io.data.files.as_ref().is_none_or(FileRing::is_empty) {
             break;
@@ -83,7 +84,8 @@ fn command(opcode: NvmOpcode, nsid: u32) -> SubmissionEntry {
     entry
 }
 
-/// Carries out a command of a queue with a permit of its own; how it ends, unless the kernel works on it.
+/// Executes a command of a queue with a new permit. Returns its status, unless the kernel works on
+/// it.
 fn execute(io: &mut Io, queue: u16, entry: &SubmissionEntry) -> Option<Status> {
     let permit = Permit::new(&io.generation);
     let ended = io.execute(queue, entry, permit)?;
@@ -91,7 +93,7 @@ fn execute(io: &mut Io, queue: u16, entry: &SubmissionEntry) -> Option<Status> {
     Some(ended.status)
 }
 
-/// Queue and status of a command that the kernel has ended.
+/// Returns queue and status of a command that the kernel has ended.
 fn take_ended(io: &mut Io) -> Option<(u16, Status)> {
     let ended = io.take_ended()?;
     ended.permit.expire();
@@ -188,8 +190,8 @@ fn commands_with_the_same_blocks_wait_for_each_other() {
     assert!(io.deferred.is_empty());
 }
 
-/// Zeroes 64 MiB while eight Reads at a time of the blocks behind them follow each other; it ends within a number of
-/// their completions. `direct`: a thread without io_uring zeroes.
+/// Zeroes 64 MiB while Reads of the blocks behind them follow each other, eight at a time. It must
+/// end within a number of their completions. `direct`: a thread without io_uring zeroes.
 fn zero_beside_reads(opcode: NvmOpcode, direct: bool) {
     const DEPTH: u64 = 8;
     const BLOCKS: u64 = 1 << 14;

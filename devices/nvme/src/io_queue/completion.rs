@@ -26,13 +26,13 @@ pub(crate) struct CompletionQueue {
     pub(crate) id: u16,
     ring: Ring,
     head: u32,
-    /// How many entries the guest has taken since the queue was created.
+    /// Entries that the guest has taken since the queue was created.
     taken: u64,
     /// The slot of the next entry.
     tail: u32,
     /// The phase tag of the next entry.
     phase: bool,
-    /// How many entries are owned by permits.
+    /// Entries that permits own.
     reserved: u32,
     /// The entries just before the tail that are not flushed.
     staged: Vec<CompletionEntry>,
@@ -64,12 +64,12 @@ impl CompletionQueue {
         }
     }
 
-    /// Has permits expire with a thread's generation.
+    /// Ties permits to the thread's generation, so that a reset invalidates them.
     pub(crate) fn join(&mut self, generation: &Generation) {
         self.generation = generation.clone();
     }
 
-    /// How many entries can be reserved.
+    /// Returns the number of entries that can be reserved.
     pub(crate) fn free_entries(&self) -> u32 {
         let free = distance(self.tail + 1, self.head, self.ring.entries);
         free.saturating_sub(self.reserved)
@@ -83,7 +83,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Gives an entry back that no completion comes for.
+    /// Releases an entry that no completion will use.
     pub(crate) fn release(&mut self, permit: Permit) {
         if self.generation.is_current(&permit) {
             self.reserved = self.reserved.saturating_sub(1);
@@ -91,8 +91,9 @@ impl CompletionQueue {
         }
     }
 
-    /// Stages a completion in the entry of its permit, with the phase tag. Returns whether the queue must be flushed before the
-    /// next one is staged. A late permit expires.
+    /// Stages a completion in the entry of its permit, with the phase tag. Returns `true` if the
+    /// queue must be flushed before the next completion is staged. A permit of an earlier
+    /// generation expires.
     pub(crate) fn stage(
         &mut self,
         permit: Permit,
@@ -121,7 +122,7 @@ impl CompletionQueue {
         self.late_writes.keep(self.taken + u64::from(left), data);
     }
 
-    /// Whether the guest has taken a completion that data follow.
+    /// Returns `true` if the guest has taken a completion that is followed by data.
     pub(super) fn has_late_due(&self) -> bool {
         self.late_writes.is_due(self.taken)
     }
@@ -131,8 +132,9 @@ impl CompletionQueue {
         self.late_writes.take_due(self.taken)
     }
 
-    /// Writes the staged entries to the queue. [`CompletionQueue::signal`] is to follow before the owner waits
-    /// for anything, which it does at most until the deadline of the interrupt that may be pending then.
+    /// Writes the staged entries to the queue. The owner must call [`CompletionQueue::signal`]
+    /// before it waits, and may wait at most until the deadline of the interrupt that may then be
+    /// pending.
     pub(crate) fn flush(
         &mut self,
         interrupts: &QueueInterrupts,
@@ -140,7 +142,7 @@ impl CompletionQueue {
     ) -> Result<(), DmaError> {
         while let [first, others @ ..] = self.staged.as_slice() {
             let start = self.flushed_tail();
-            // Those behind the last slot go on at the first.
+            // Entries beyond the last slot continue at the first.
             let most = usize::try_from(self.ring.entries - start).unwrap_or(usize::MAX);
             let entries = self.staged.get(..most).unwrap_or(&self.staged);
             let origin = match others {
@@ -161,7 +163,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Reads the head doorbell, if an interrupt waits until the guest has answered the last one.
+    /// Reads the head doorbell, if an interrupt waits for the guest's response to the last one.
     pub(crate) fn take_answer(
         &mut self,
         interrupts: &QueueInterrupts,
@@ -172,22 +174,22 @@ impl CompletionQueue {
         }
     }
 
-    /// Interrupts for the entries that were flushed, if that is due.
+    /// Raises the interrupt for the flushed entries, if it is due.
     pub(crate) fn signal(&mut self, interrupts: &QueueInterrupts, next: Next) {
         if let Some(vector) = self.vector {
             interrupts.raise_due(vector, &mut self.interrupt, next);
         }
     }
 
-    /// Interrupts for the entries that were flushed, due or not.
+    /// Raises the interrupt for the flushed entries, due or not.
     pub(crate) fn signal_all(&mut self, interrupts: &QueueInterrupts) {
         if let Some(vector) = self.vector {
             interrupts.raise(vector, &mut self.interrupt);
         }
     }
 
-    /// Reads the head doorbell and frees the entries that the guest has taken. A doorbell that is not mapped is found out when the
-    /// queue, or one that is bound to it, is armed.
+    /// Reads the head doorbell and frees the entries that the guest has taken. A doorbell that is
+    /// not mapped is detected when the queue, or one that is bound to it, is armed.
     pub(crate) fn take_head(&mut self, interrupts: &QueueInterrupts, memory: &mut impl GuestWords) {
         let Ok(value) = self.doorbell.read(memory) else {
             return;
@@ -203,12 +205,13 @@ impl CompletionQueue {
                 self.interrupt.answer(self.unread());
             }
         }
-        // At each move: a full queue is read only after the guest has gone almost once around it.
+        // Read at each move: a full queue is read only after the guest has gone almost once around
+        // it.
         self.doorbell.advance(memory, self.head, self.ring, 1);
     }
 
-    /// Has the guest ring when it next takes entries, and frees those that it has taken meanwhile. It ends, since the guest
-    /// cannot take more than there are.
+    /// Makes the guest ring when it next takes entries, and frees the entries that it takes during
+    /// the call. The loop ends, since the guest cannot take more entries than there are.
     pub(crate) fn arm(
         &mut self,
         interrupts: &QueueInterrupts,
@@ -224,12 +227,12 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// How many entries the guest has left to take.
+    /// Returns the number of flushed entries that the guest has not taken.
     pub(crate) fn unread(&self) -> u32 {
         distance(self.head, self.flushed_tail(), self.ring.entries)
     }
 
-    /// The vector, if interrupts are enabled.
+    /// Returns the vector, if interrupts are enabled.
     pub(crate) fn vector(&self) -> Option<u16> {
         self.vector
     }

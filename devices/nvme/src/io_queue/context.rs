@@ -1,4 +1,4 @@
-//! What a worker serves its queues with.
+//! The state that a worker's queues share.
 
 use peerbar_dma::BusMastering;
 use peerbar_nvme_spec::completion::CompletionEntry;
@@ -13,7 +13,7 @@ use crate::registers::Registers;
 /// At most as many commands of one queue are fetched before the next queue's turn.
 const BATCH: usize = 32;
 
-/// What is not of one queue: the way to data, interrupts, and a batch of commands.
+/// The shared state: the path to data, interrupts, and a batch of commands.
 pub(crate) struct Context {
     pub(super) io: Io,
     pub(super) interrupts: QueueInterrupts,
@@ -37,7 +37,7 @@ impl Context {
         self.bus.follow(self.io.data.requester())
     }
 
-    /// Whether commands, completions and interrupts wait until bus mastering is on.
+    /// Returns `true` if commands, completions and interrupts wait until bus mastering is on.
     pub(super) fn is_held(&self) -> bool {
         !self.bus.is_on()
     }
@@ -46,7 +46,7 @@ impl Context {
         &self.interrupts.notifier
     }
 
-    /// Whether no command is to be fetched, and those in progress are to be dropped.
+    /// Returns `true` if no command may be fetched and those in progress must be dropped.
     pub(super) fn is_quiet(&self) -> bool {
         self.notifier().quiet()
     }
@@ -66,7 +66,8 @@ impl Context {
         }
     }
 
-    /// Writes the data that follow completions of a queue, as far as the guest has taken these; whether there were any.
+    /// Writes the data that follows completions of a queue, if the guest has taken these. Returns
+    /// `true` if there was any.
     pub(super) fn write_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
         if completions.late_writes.is_empty() {
             return false;
@@ -82,16 +83,17 @@ impl Context {
         any
     }
 
-    /// Has the guest ring when it takes a completion that data follow; whether it has taken none of these by now.
+    /// Makes the guest ring when it takes a completion that is followed by data. Returns `true` if
+    /// it has not yet taken any of these.
     pub(super) fn arm_late_data(&mut self, completions: &mut CompletionQueue) -> bool {
         if !completions.late_writes.is_empty() {
-            // A doorbell that is not mapped is found out when the submission queue is armed.
+            // A doorbell that is not mapped is detected when the submission queue is armed.
             let _ = completions.arm(&self.interrupts, &mut self.io.data.session);
         }
         !completions.has_late_due()
     }
 
-    /// Interrupts for the completions that were flushed, if that is due.
+    /// Raises the interrupt for the flushed completions, if it is due.
     pub(super) fn signal(&mut self, completions: &mut CompletionQueue, next: Next) {
         if self.is_held() {
             return;
@@ -102,7 +104,8 @@ impl Context {
         completions.signal(&self.interrupts, next);
     }
 
-    /// Frees the entries that the guest has taken, if few are free. If none is, the guest rings when it takes one.
+    /// Frees the entries that the guest has taken, if few are free. If no entry is free, the guest
+    /// rings when it takes one.
     pub(super) fn free_entries(&mut self, completions: &mut CompletionQueue) {
         let (interrupts, session) = (&self.interrupts, &mut self.io.data.session);
         let has_few = |free| usize::try_from(free).is_ok_and(|free| free < BATCH);
@@ -114,8 +117,8 @@ impl Context {
         }
     }
 
-    /// A queue cannot be reached: the controller fails, unless that is for want of bus mastering. Then the worker is notified once
-    /// it is on.
+    /// Fails the controller because a queue cannot be reached, unless the cause may be that bus
+    /// mastering is off. In that case the worker is notified once it is on.
     pub(super) fn fail(&mut self, queue: u16, cause: &str) {
         self.io.data.session.release();
         log::debug!("queue {queue}: {cause}");

@@ -1,17 +1,20 @@
-//! The doorbell of one queue: a register, or a word of the shadow buffer in guest memory with its event index (NVMe Base 2.0,
-//! 5.8, Doorbell Buffer Config).
+//! The doorbell of one queue: a register, or a word of the shadow buffer in guest memory with its
+//! event index (NVMe Base 2.0, 5.8, Doorbell Buffer Config).
 //!
-//! With a shadow buffer the guest writes the register only if its new value passes the event index. While the owner polls it
-//! advances the event index, so that the guest never writes the register. Before the owner blocks it arms the event index at
-//! the value that it has seen, and reads the doorbell once more.
+//! With a shadow buffer the guest writes the register only if its new value passes the event index.
+//! While the owner polls, it advances the event index, so that the guest never writes the register.
+//! Before the owner blocks, it sets the event index to the value that it has seen, and reads the
+//! doorbell once more.
 //!
-//! A register that is written all the same takes effect: a peer that drives a queue of its own knows nothing of the buffer, which
-//! holds for all I/O queues. If both have changed since the last read, the buffer counts: its owner writes the register after the
-//! buffer, and its next value after that, so the register has nothing newer. That takes register writes that wait for their answer, as
-//! all do here (`RegionMapping::NoArea`): a posted one could come after the next value.
+//! Writes to the register still take effect: a peer that drives one of the queues does not know
+//! about the buffer, which applies to all I/O queues. If both have changed since the last read, the
+//! buffer's value is used: the guest writes the buffer, then the register, and only then the next
+//! value, so the register's value is never newer. This requires that register writes are not
+//! posted, as is the case here (`RegionMapping::NoArea`): a posted write could arrive after the
+//! next value.
 //!
-//! Both pages of the buffer belong to the guest and may be unmapped at any moment. The controller fails then, as it does when it
-//! cannot reach a queue.
+//! Both pages of the buffer belong to the guest and may be unmapped at any time. Then the
+//! controller fails, as it does when it cannot reach a queue.
 
 use std::sync::Arc;
 
@@ -22,11 +25,11 @@ use super::ring::{Ring, distance};
 use crate::doorbell_page::{DoorbellPage, VALUE};
 use crate::sync::{Ordering, fence};
 
-/// Words of guest memory that are polled. It is a [`Session`] but in models.
+/// Words of guest memory that are polled. Implemented by [`Session`], and by doubles in models.
 pub(crate) trait GuestWords {
-    /// Reads a word, if it is mapped.
+    /// Reads a word, or returns `None` if it is not mapped.
     fn load(&mut self, address: u64) -> Option<u32>;
-    /// Writes a word; whether it is mapped.
+    /// Writes a word. Returns `true` if it is mapped.
     fn store(&mut self, address: u64, value: u32) -> bool;
 }
 
@@ -50,8 +53,9 @@ pub(crate) struct ShadowBuffer {
 }
 
 impl ShadowBuffer {
-    /// Whether both pages are mapped, before the controller relies on them. All words between the first and the last doorbell
-    /// are taken for mapped, too. Their event indexes start from 0.
+    /// Returns `true` if both pages are mapped. Called before the controller relies on them. All
+    /// words between the first and the last doorbell are assumed to be mapped, too. Sets the event
+    /// indexes of those two to 0.
     pub(crate) fn is_mapped(
         self,
         memory: &mut impl GuestWords,
@@ -87,12 +91,12 @@ struct Shadow {
     /// The values that were read last: in the buffer, and in the register.
     value: u32,
     register: u32,
-    /// That of the two which was written last.
+    /// The newer of the two.
     latest: u32,
 }
 
 impl Shadow {
-    /// Takes note of both values; the one that was written last.
+    /// Records both values. Returns the one that was written last.
     fn latest(&mut self, value: u32, register: u32) -> u32 {
         if value != self.value {
             self.latest = value;
@@ -108,11 +112,11 @@ impl Shadow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unreachable;
 
-/// The doorbell of one queue, as its owner uses it.
+/// The doorbell of one queue, from its owner's side.
 pub(crate) struct QueueDoorbell {
     register: Doorbell,
     page: Arc<DoorbellPage>,
-    /// Set if the doorbell is in the shadow buffer.
+    /// The shadow state, if the doorbell is in the shadow buffer.
     shadow: Option<Shadow>,
     /// The last value that was read, valid or not.
     seen: u32,
@@ -121,7 +125,7 @@ pub(crate) struct QueueDoorbell {
 }
 
 impl QueueDoorbell {
-    /// The doorbell of a new queue, which starts from 0.
+    /// Makes the doorbell of a new queue, which starts from 0.
     pub(crate) fn new(page: Arc<DoorbellPage>, register: Doorbell) -> Self {
         Self {
             register,
@@ -134,13 +138,13 @@ impl QueueDoorbell {
 
     /// Moves the doorbell to the shadow buffer, where it continues from its present value.
     pub(crate) fn move_to(&mut self, buffer: ShadowBuffer, memory: &mut impl GuestWords) {
-        // In a former buffer it may be newer than its register.
+        // A previous buffer may be newer than its register.
         let latest = self.read(memory).ok();
         let latest = latest.or(self.shadow.map(|shadow| shadow.latest));
         let register = self.page.value(self.register);
         let present = latest.unwrap_or(register);
         self.shadow = buffer.words(self.register).map(|words| {
-            // An unmapped page is found out by the next read.
+            // The next read detects an unmapped page.
             let _ = memory.store(words.value, present) && memory.store(words.event, present);
             Shadow {
                 words,
@@ -159,20 +163,22 @@ impl QueueDoorbell {
         let mut value = memory.load(shadow.words.value).ok_or(Unreachable)?;
         let register = self.page.value(self.register);
         if register != shadow.register {
-            // The owner of the buffer stored this value there first. If that was after the load above, the buffer's own value is not
-            // known yet; it would not look new once the owner has gone around the ring to the old one.
+            // The owner of the buffer stored this value there first. If that was after the load
+            // above, the buffer's own value is not known yet. Without a second load, a later value
+            // could equal the old one, once the owner has gone around the ring, and would not look
+            // new.
             value = memory.load(shadow.words.value).ok_or(Unreachable)?;
         }
         Ok(shadow.latest(value & VALUE, register))
     }
 
-    /// Takes note of a value that was read; whether it differs from the one before.
+    /// Records a value that was read. Returns `true` if it differs from the previous one.
     pub(crate) fn is_new(&mut self, value: u32) -> bool {
         std::mem::replace(&mut self.seen, value) != value
     }
 
-    /// Has the guest write the register with its next change. Returns whether the value has not changed since it was taken note
-    /// of; if it has, the guest may not write the register.
+    /// Makes the guest write the register with its next change. Returns `true` if the value has not
+    /// changed since it was recorded; if it has, the guest may not write the register.
     pub(crate) fn arm(&mut self, memory: &mut impl GuestWords) -> Result<bool, Unreachable> {
         if let Some(shadow) = self.shadow {
             if !memory.store(shadow.words.event, self.seen) {
@@ -184,7 +190,7 @@ impl QueueDoorbell {
         self.is_unchanged(memory)
     }
 
-    /// Whether the value is still the one that was taken note of.
+    /// Returns `true` if the value is still the recorded one.
     pub(crate) fn is_unchanged(
         &mut self,
         memory: &mut impl GuestWords,
@@ -192,9 +198,10 @@ impl QueueDoorbell {
         Ok(self.read(memory)? == self.seen)
     }
 
-    /// Moves the event index to the slot just behind `position`, the guest's in the ring, if it has moved by `step` since the
-    /// last time. The guest cannot pass it before it has gone once around the ring. With two advances in a turn it
-    /// never writes the register.
+    /// Moves the event index to the slot just before `position`, the guest's position in the ring,
+    /// if that has moved by `step` since the last time. The guest cannot pass the event index
+    /// before it has gone once around the ring. With two advances in a turn it never writes the
+    /// register.
     pub(crate) fn advance(
         &mut self,
         memory: &mut impl GuestWords,
@@ -207,7 +214,7 @@ impl QueueDoorbell {
         };
         if distance(self.advanced_at, position, entries) >= step {
             self.advanced_at = position;
-            // An unmapped page is found out when the doorbell is armed.
+            // An unmapped page is detected when the doorbell is armed.
             memory.store(words.event, distance(1, position, entries));
         }
     }

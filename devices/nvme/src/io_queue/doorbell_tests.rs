@@ -80,7 +80,7 @@ fn doorbell_moves_to_a_second_buffer_with_its_latest_value() {
     ram.store(24, 40).unwrap();
     assert_eq!(doorbell.read(&mut session), Ok(40));
     assert!(doorbell.is_new(40));
-    // The guest has written once more, and puts the value into the new buffer itself.
+    // The guest has written once more, and itself puts the value into the new buffer.
     ram.store(24, 41).unwrap();
     ram.store(0x2018, 41).unwrap();
     doorbell.move_to(buffer(0x1_2000), &mut session);

@@ -1,4 +1,4 @@
-//! What the tests of queues are made with.
+//! Fixtures for the tests of queues.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -44,7 +44,7 @@ impl Interrupts for Sent {
     fn set_pin(&self, _asserted: bool) {}
 }
 
-/// Guest memory of two pages, of each of which the word of queue 1's doorbell is used.
+/// Two pages of guest memory. Only the word of queue 1's doorbell is used in each.
 #[derive(Default)]
 pub(crate) struct TwoWords {
     pub(crate) value: u32,
@@ -72,7 +72,7 @@ impl GuestWords for TwoWords {
     }
 }
 
-/// The interrupts of a worker, and the messages that are sent.
+/// Returns the interrupts of a worker, and the messages that it sends.
 pub(crate) fn interrupts(settings: InterruptCoalescing) -> (QueueInterrupts, Arc<Sent>) {
     let sent = Arc::new(Sent::default());
     let page = DoorbellPage::new(3, 0x4000).unwrap();
@@ -113,13 +113,13 @@ pub(crate) fn submission_queue(
     )
 }
 
-/// Stages an empty completion; whether the queue must be flushed.
+/// Stages an empty completion. Returns `true` if the queue must be flushed.
 pub(crate) fn stage(queue: &mut CompletionQueue) -> bool {
     let permit = queue.reserve().unwrap();
     queue.stage(permit, CompletionEntry::new_zeroed(), Status::SUCCESS)
 }
 
-/// Flushes what is staged: where, and its bytes.
+/// Flushes the staged entries. Returns their address and bytes.
 pub(crate) fn flush(
     queue: &mut CompletionQueue,
     interrupts: &QueueInterrupts,

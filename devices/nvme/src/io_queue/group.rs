@@ -1,4 +1,5 @@
-//! Serving queues: fetch a batch of commands, carry them out, flush their completions, interrupt.
+//! Service of queues: fetches a batch of commands, executes them, flushes their completions and
+//! interrupts.
 
 use peerbar_dma::Origin;
 
@@ -19,14 +20,15 @@ pub(crate) struct QueueGroup {
 }
 
 impl QueueGroup {
-    /// The doorbells of all its queues.
+    /// Returns the doorbells of all its queues.
     pub(super) fn doorbells(&mut self) -> impl Iterator<Item = &mut QueueDoorbell> {
         let submissions = self.submissions.iter_mut();
         let tails = submissions.map(|queue| &mut queue.doorbell);
         std::iter::once(&mut self.completions.doorbell).chain(tails)
     }
 
-    /// The submission queue of a number, if it belongs to the group, and its completion queue.
+    /// Returns the submission queue with number `id`, if it belongs to the group, and its
+    /// completion queue.
     pub(super) fn queue(
         &mut self,
         id: u16,
@@ -35,8 +37,9 @@ impl QueueGroup {
         Some((queue, &mut self.completions))
     }
 
-    /// How many commands the guest has outstanding, not complete or with a completion that it has not taken, if it is interrupted
-    /// for them. A guest that polls has no interrupts to save.
+    /// Returns the number of commands that are outstanding: those that are not complete, and
+    /// completions that the guest has not taken. Returns 0 without interrupts: a guest that polls
+    /// has no interrupts to save.
     pub(super) fn outstanding(&self) -> usize {
         let fetched = self.submissions.iter().map(|queue| queue.outstanding);
         let unread = usize::try_from(self.completions.unread()).unwrap_or(usize::MAX);
@@ -46,8 +49,8 @@ impl QueueGroup {
 }
 
 impl SubmissionQueue {
-    /// Carries out a batch of commands, unless the queue is being deleted; whether there were any. It shares the kernel's
-    /// operations with the other ones of `queues` queues.
+    /// Executes a batch of commands, unless the queue is being deleted. Returns `true` if there
+    /// were any. The queue shares the kernel's operations with the others of `queues` queues.
     pub(super) fn serve(
         &mut self,
         completions: &mut CompletionQueue,
@@ -78,7 +81,8 @@ impl SubmissionQueue {
         count > 0
     }
 
-    /// Carries out the batch. The processor prefetches blocks of the next command while it copies those of the one before.
+    /// Executes the batch. The processor prefetches blocks of the next command while it copies
+    /// those of the previous one.
     fn carry_out(&mut self, completions: &mut CompletionQueue, cx: &mut Context) {
         let mut batch = std::mem::replace(&mut cx.batch, Batch::new(0));
         let half = batch.len() / 2;
@@ -89,14 +93,14 @@ impl SubmissionQueue {
             }
             cx.io.expect(command.next);
             if cx.is_quiet() {
-                // It is dropped: the queue is forgotten before commands are fetched again.
+                // The command is dropped: the queue is forgotten before commands are fetched again.
                 permit.expire();
                 continue;
             }
             if let Some(ended) = cx.io.execute(self.id, entry, permit) {
                 self.complete(completions, cx, ended);
             }
-            // With half of few commands the guest continues while the other half is carried out.
+            // With half of a small batch the guest continues while the other half is executed.
             if number == half || cx.io.copied >= WAIT_BYTES {
                 cx.flush(completions);
             }

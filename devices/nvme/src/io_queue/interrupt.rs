@@ -1,14 +1,16 @@
-//! Interrupts for completions: Interrupt Coalescing as the host configures it (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7). Where it sets
-//! nothing, an interrupt is pending while the worker is busy and the guest has not answered the one before.
+//! Interrupts for completions: Interrupt Coalescing as the host configures it (NVMe Base 2.0,
+//! 5.27.1.6 and 5.27.1.7). If the host has not configured it, an interrupt stays pending while the
+//! worker is busy and the guest has not responded to the previous one.
 //!
-//! **No completion is left without a later interrupt, unless the guest has taken it.** A pending interrupt is raised at the latest
-//! when its aggregation time is over, whatever the guest does. `models/completions.rs` tries every order of events while
-//! time stands still.
+//! **No completion is left without a later interrupt, unless the guest has taken it.** A pending
+//! interrupt is raised at the latest when its aggregation time is over, independently of the guest.
+//! `models/completions.rs` tries every order of events while time stands still.
 //!
-//! Entries are aggregated for each queue. Queues that share a vector may bring more interrupts than the threshold recommends.
+//! Entries are aggregated for each queue. Queues that share a vector may bring more interrupts than
+//! the threshold recommends.
 //!
-//! Completions of the admin queue and the INTx pin are not coalesced: the pin is a level, and one signal masks it until the guest has
-//! handled it.
+//! Completions of the admin queue and the INTx pin are not coalesced: the pin is a level, and one
+//! signal masks it until the guest has handled it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,7 +23,8 @@ use crate::notifier::Notifier;
 /// The unit of the aggregation time.
 const TICK: Duration = Duration::from_micros(100);
 
-/// How a busy worker's interrupts are coalesced that follow one which the guest has not answered: it has taken no entry since.
+/// Coalescing for a busy worker's interrupts, if the guest has not responded to the previous
+/// interrupt: it has taken no entry since.
 const UNANSWERED: Aggregation = Aggregation {
     threshold: u32::MAX,
     time: TICK,
@@ -32,7 +35,7 @@ const UNANSWERED: Aggregation = Aggregation {
 pub(crate) struct Aggregation {
     /// An interrupt is raised for this many completions of a queue.
     pub(crate) threshold: u32,
-    /// No completion waits longer for others.
+    /// The longest time for which a completion waits for others.
     pub(crate) time: Duration,
 }
 
@@ -46,14 +49,14 @@ pub(crate) struct Coalescing {
 const DISABLED: u32 = u32::MAX;
 
 impl Coalescing {
-    /// No coalescing for any of `vectors` vectors.
+    /// Makes settings for `vectors` vectors, without coalescing.
     pub(crate) fn new(vectors: u16) -> Self {
         Self {
             vectors: (0..vectors).map(|_| AtomicU32::new(0)).collect(),
         }
     }
 
-    /// Sets THR and TIME, and by vector whether coalescing is disabled (CD).
+    /// Sets THR and TIME, and for each vector whether coalescing is disabled (CD).
     pub(crate) fn set(&self, settings: InterruptCoalescing, disabled: &[bool]) {
         for (vector, disabled) in self.vectors.iter().zip(disabled) {
             let bits = if *disabled {
@@ -65,8 +68,8 @@ impl Coalescing {
         }
     }
 
-    /// The settings of a vector, if both threshold and time are set; those for unanswered interrupts if not, and if these are to be
-    /// coalesced.
+    /// Returns the settings of a vector, if both threshold and time are set. If they are not,
+    /// returns those for unanswered interrupts if `unanswered` is set.
     pub(crate) fn of(&self, vector: u16, unanswered: bool) -> Option<Aggregation> {
         let bits = self.vectors.get(usize::from(vector))?;
         let bits = bits.load(Ordering::Relaxed);
@@ -84,12 +87,12 @@ impl Coalescing {
     }
 }
 
-/// What a worker is about to do when it signals completions.
+/// The next action of a worker that signals completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// It looks for further commands.
     Work,
-    /// It waits, as it has found no work.
+    /// It waits, because it has found no work.
     Wait,
 }
 
@@ -100,21 +103,22 @@ pub(crate) struct PendingInterrupt {
     entries: u32,
     /// One of them reports a failure, which is not coalesced (NVMe Base 2.0, 5.27.1.6).
     has_failure: bool,
-    /// When the aggregation time is over.
+    /// The end of the aggregation time.
     pub(super) deadline: Option<Instant>,
     /// The guest has taken no entry since the last interrupt.
     is_unanswered: bool,
 }
 
 impl PendingInterrupt {
-    /// The guest can see further entries.
+    /// Adds entries that the guest can now see.
     pub(crate) fn add(&mut self, entries: u32, has_failure: bool) {
         self.entries = self.entries.saturating_add(entries);
         self.has_failure |= has_failure;
     }
 
-    /// The guest has taken entries and has `unread` left. What it has taken needs no interrupt. For what is left one may come too early,
-    /// by what was known of the others, and none too late.
+    /// Records that the guest has taken entries and has `unread` left. Entries that it has taken
+    /// need no interrupt. The interrupt for the remaining ones may come too early, because the
+    /// deadline was set for the others, but never too late.
     pub(crate) fn answer(&mut self, unread: u32) {
         self.is_unanswered = false;
         self.entries = self.entries.min(unread);
@@ -123,12 +127,12 @@ impl PendingInterrupt {
         }
     }
 
-    /// Whether it waits for the guest to answer the last one.
+    /// Returns `true` if the interrupt waits for the guest's response to the last one.
     pub(super) fn awaits_answer(&self) -> bool {
         self.entries > 0 && self.is_unanswered
     }
 
-    /// Whether it is to be raised by now.
+    /// Returns `true` if the interrupt is due now.
     fn is_due(&mut self, settings: Option<Aggregation>, clock: fn() -> Instant) -> bool {
         let coalesces = |set: &Aggregation| self.entries < set.threshold && !self.has_failure;
         let Some(set) = settings.filter(coalesces) else {
@@ -139,7 +143,7 @@ impl PendingInterrupt {
     }
 }
 
-/// How the completion queues of one thread interrupt the guest.
+/// The interrupts of one thread's completion queues.
 pub(crate) struct QueueInterrupts {
     pub(crate) notifier: Arc<Notifier>,
     settings: Arc<Coalescing>,
@@ -147,7 +151,7 @@ pub(crate) struct QueueInterrupts {
 }
 
 impl QueueInterrupts {
-    /// Interrupts with these coalescing settings.
+    /// Makes interrupts with these coalescing settings.
     pub(crate) fn new(notifier: Arc<Notifier>, settings: Arc<Coalescing>) -> Self {
         Self {
             notifier,
@@ -156,7 +160,7 @@ impl QueueInterrupts {
         }
     }
 
-    /// Raises a pending interrupt by a vector, if it is due.
+    /// Raises a pending interrupt on a vector, if it is due.
     pub(crate) fn raise_due(&self, vector: u16, pending: &mut PendingInterrupt, next: Next) {
         if pending.entries == 0 {
             return;
@@ -169,7 +173,7 @@ impl QueueInterrupts {
         }
     }
 
-    /// Raises a pending interrupt by a vector.
+    /// Raises a pending interrupt on a vector.
     pub(crate) fn raise(&self, vector: u16, pending: &mut PendingInterrupt) {
         if pending.entries > 0 {
             *pending = PendingInterrupt {

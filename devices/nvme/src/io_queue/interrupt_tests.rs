@@ -17,7 +17,7 @@ use crate::doorbell_page::Owner;
 const NONE: InterruptCoalescing = InterruptCoalescing::new();
 
 thread_local! {
-    /// How much later it is than at the start of the test.
+    /// Time that has passed since the start of the test.
     static LATER: Cell<Duration> = const { Cell::new(Duration::ZERO) };
     static START: Instant = Instant::now();
 }
@@ -53,7 +53,7 @@ impl Scene {
         }
     }
 
-    /// A completion has been flushed to a queue.
+    /// Flushes a completion to a queue.
     fn write(&mut self, index: usize, status: Status) {
         let queue = &mut self.queues[index];
         let permit = queue.reserve().unwrap();
@@ -61,7 +61,7 @@ impl Scene {
         flush(queue, &self.interrupts).unwrap();
     }
 
-    /// How many interrupts have been raised after the completions of a queue are signalled.
+    /// Signals the completions of a queue. Returns the number of interrupts raised so far.
     fn signal_before(&mut self, index: usize, next: Next) -> usize {
         let queue = &mut self.queues[index];
         queue.take_answer(&self.interrupts, &mut TwoWords::default());
@@ -74,19 +74,19 @@ impl Scene {
         self.signal_before(index, Next::Work)
     }
 
-    /// How many interrupts have been raised after a completion of a queue.
+    /// Posts a completion to a queue. Returns the number of interrupts raised so far.
     fn post(&mut self, index: usize) -> usize {
         self.write(index, Status::SUCCESS);
         self.signal(index)
     }
 
-    /// The guest rings the head doorbell of a queue.
+    /// Rings the head doorbell of a queue, as the guest.
     fn ring(&mut self, index: u16, head: u32) {
         let doorbell = Doorbell::CompletionHead(index + 1);
         self.interrupts.notifier.ring(doorbell, head);
     }
 
-    /// The guest rings, and the head is taken.
+    /// Rings as the guest, and takes the head.
     fn take(&mut self, index: u16, head: u32) {
         self.ring(index, head);
         let memory = &mut TwoWords::default();
@@ -94,7 +94,8 @@ impl Scene {
         queue.take_head(&self.interrupts, memory);
     }
 
-    /// How many interrupts have been raised after a round of work with other queues.
+    /// Signals both queues, as after a round of work with other queues. Returns the number of
+    /// interrupts raised so far.
     fn settle(&mut self) -> usize {
         self.signal(0);
         self.signal(1)

@@ -1,10 +1,10 @@
-//! Data that are written once the guest has taken their completions: a fault, see [`crate::late_data`].
+//! Data that is written once the guest has taken its completion: a fault, see [`crate::late_data`].
 
 use std::collections::VecDeque;
 
 use crate::late_data::LateData;
 
-/// The data that follow completions of one queue, in the order of these.
+/// Data that follows completions of one queue, in the order of the completions.
 #[derive(Default)]
 pub(crate) struct LateWrites(VecDeque<(u64, Box<LateData>)>);
 
@@ -14,17 +14,17 @@ impl LateWrites {
         self.0.push_back((taken, data));
     }
 
-    /// Whether there are any.
+    /// Returns `true` if there is no such data.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether data are due once the guest has taken `taken` entries.
+    /// Returns `true` if data is due once the guest has taken `taken` entries.
     pub(super) fn is_due(&self, taken: u64) -> bool {
         self.0.front().is_some_and(|(at, _)| *at <= taken)
     }
 
-    /// Takes data that are due.
+    /// Takes data that is due.
     pub(super) fn take_due(&mut self, taken: u64) -> Option<Box<LateData>> {
         self.is_due(taken)
             .then(|| self.0.pop_front())?
@@ -87,7 +87,7 @@ mod tests {
         take(&mut queue, &interrupts, 1);
         assert!(!queue.late_writes.is_empty() && !queue.has_late_due());
         assert!(queue.take_late().is_none());
-        // The queue goes around: the slot of the completion is in use again.
+        // The ring wraps around: the slot of the completion is in use again.
         for head in [2, 0, 1, 2] {
             take(&mut queue, &interrupts, head);
             assert!(queue.has_late_due(), "head {head}");

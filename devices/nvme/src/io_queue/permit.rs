@@ -1,4 +1,4 @@
-//! Permits: by which commands own entries of a completion queue.
+//! Permits: a command's ownership of a completion queue entry.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ impl Generation {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether a permit has not expired.
+    /// Returns `true` if a permit has not expired.
     #[inline]
     pub(crate) fn is_current(&self, permit: &Permit) -> bool {
         permit.generation == self.number()
@@ -53,7 +53,8 @@ impl Permit {
         }
     }
 
-    /// The queue of this permit has been deleted, or is forgotten before it is used again, and its entries with it.
+    /// Drops the permit. Its queue and the queue's entries have been deleted, or are forgotten
+    /// before they are used again.
     #[inline]
     pub(crate) fn expire(mut self) {
         self.generation = Self::USED;

@@ -1,12 +1,14 @@
-//! How a worker waits for commands: it polls the doorbells, sleeps for a fixed time, or blocks until it is notified.
+//! A worker's wait for commands: it polls the doorbells, sleeps for a fixed time, or blocks until
+//! it is notified.
 //!
-//! A guest with one outstanding command waits for it, so the worker polls for the next one. A guest with several does not wait:
-//! to serve each at once would interrupt it for each, and take a processor from it where processors are few. So the worker
-//! sleeps for a fixed time, in which commands add up to a batch. A guest that submits its next command within [`SOON`] is too
-//! fast for that.
+//! A guest with one outstanding command waits for it, so the worker polls for the next one. A guest
+//! with several does not wait: serving each command at once would interrupt the guest for each, and
+//! take a processor from it if the host has few. So the worker sleeps for a fixed time, in which
+//! commands add up to a batch. A guest that submits its next command within [`SOON`] is too fast
+//! for that.
 //!
-//! A guest that notifies a blocked worker is stopped until its access is answered. So the worker sleeps for short times before
-//! it blocks, if the last pause was short.
+//! A guest that notifies a blocked worker is stopped until its access is answered. So the worker
+//! sleeps for short times before it blocks, if the last pause was short.
 
 use std::time::{Duration, Instant};
 
@@ -15,20 +17,20 @@ use thiserror::Error;
 
 /// The clock is read at every 16th poll.
 const POLLS: u32 = 16;
-/// How long the worker polls before it sleeps for a batch.
+/// Polling time before the worker sleeps for a batch.
 pub(super) const SOON: Duration = Duration::from_micros(5);
-/// How long it sleeps for a batch.
+/// Length of a sleep for a batch.
 pub(super) const BATCH_SLEEP: Duration = Duration::from_micros(200);
-/// How long it polls for the next command of a guest that waits.
+/// Polling time for the next command of a guest that waits.
 pub(super) const POLL_TIME: Duration = Duration::from_micros(100);
-/// How long it sleeps after that, again and again, if the last pause was short.
+/// Length of the sleeps that follow, repeated, if the last pause was short.
 const SHORT_SLEEP: Duration = Duration::from_micros(25);
 /// A pause is short up to this time. After it the worker blocks.
 pub(super) const SHORT_PAUSE: Duration = Duration::from_millis(1);
 /// A guest with fewer outstanding commands waits for them.
 const SEVERAL: usize = 4;
 
-/// What a worker does when it finds no work.
+/// The behaviour of a worker that finds no work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString)]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownPolicy, parse_err_fn = unknown)]
 pub enum PollPolicy {
@@ -42,7 +44,7 @@ pub enum PollPolicy {
     Always,
 }
 
-/// A name that is none of a policy. The message continues after the name.
+/// A name that is not the name of a policy. The message continues after the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("is none of never, adaptive, always")]
 pub struct UnknownPolicy;
@@ -51,30 +53,30 @@ fn unknown(_: &str) -> UnknownPolicy {
     UnknownPolicy
 }
 
-/// What a worker does next that has found no work.
+/// The next action of a worker that has found no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// It polls again at once.
     Poll,
-    /// It polls again at this moment, or when it is notified. The guest need not ring.
+    /// It polls again at this time, or when it is notified. The guest need not ring.
     Sleep(Instant),
-    /// It blocks until it is notified, and has the guest ring.
+    /// It blocks until it is notified, and makes the guest ring.
     Block,
 }
 
-/// A worker's state of waiting.
+/// A worker's waiting state.
 #[derive(Debug)]
 pub(crate) struct Poller {
     pub(crate) policy: PollPolicy,
-    /// Since when there has been no work, as far as the clock was read.
+    /// The time since which there has been no work, as of the last clock reading.
     idle_since: Option<Instant>,
     /// Polls without work.
     polls: u32,
-    /// Whether it has slept since there was work.
+    /// The worker has slept since there was work.
     has_slept: bool,
-    /// How many commands the guest had outstanding lately.
+    /// Commands that the guest had outstanding recently.
     outstanding: usize,
-    /// How long the last pause was.
+    /// Length of the last pause.
     last_pause: Duration,
 }
 
@@ -90,12 +92,13 @@ impl Poller {
         }
     }
 
-    /// Whether there has been a pause without work.
+    /// Returns `true` if there has been a pause without work.
     pub(crate) fn has_paused(&self) -> bool {
         self.idle_since.is_some()
     }
 
-    /// There was work. `outstanding`: how many commands an interrupt-driven guest has with the worker, which counts after a pause.
+    /// Records that there was work. `outstanding` is the number of commands that an
+    /// interrupt-driven guest has with the worker; it is used after a pause.
     pub(crate) fn worked(&mut self, outstanding: usize, clock: impl FnOnce() -> Instant) {
         if let Some(since) = self.idle_since.take() {
             let before = self.outstanding.saturating_sub(1);
@@ -105,7 +108,8 @@ impl Poller {
         (self.polls, self.has_slept) = (0, false);
     }
 
-    /// There was no work. `is_busy`: an operation of the worker's own is in progress, whose end wakes it.
+    /// Records that there was no work, and decides how to wait. `is_busy`: an operation of this
+    /// worker is in progress, and its end wakes the worker.
     pub(crate) fn wait(
         &mut self,
         is_busy: impl FnOnce() -> bool,
@@ -138,7 +142,7 @@ impl Poller {
         }
     }
 
-    /// It has blocked.
+    /// Records that the worker has blocked.
     pub(crate) fn blocked(&mut self, clock: impl FnOnce() -> Instant) {
         self.worked(0, clock);
         self.outstanding = 0;

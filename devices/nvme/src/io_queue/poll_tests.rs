@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::poll::{BATCH_SLEEP, POLL_TIME, PollPolicy, Poller, SHORT_PAUSE, SOON, Wait};
 
-/// A poller, and a clock that only this moves on.
+/// A poller, and a clock that only the tests advance.
 struct Scene {
     poller: Poller,
     now: Instant,
@@ -28,7 +28,8 @@ impl Scene {
         wait
     }
 
-    /// Work comes after a pause, which ends a sleep; how often it has slept, and whether it has blocked.
+    /// Brings work after a pause, which ends a sleep. Returns the number of sleeps, and `true` if
+    /// the worker has blocked.
     fn work_after(&mut self, pause: Duration, outstanding: usize) -> (usize, bool) {
         let end = self.now + pause;
         let mut sleeps = 0;

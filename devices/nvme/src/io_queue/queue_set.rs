@@ -9,7 +9,7 @@ use super::group::QueueGroup;
 use super::interrupt::Next;
 use super::submission::SubmissionQueue;
 
-/// The queues of a worker, and what it serves them with.
+/// The queues of a worker, and the context that serves them.
 pub(crate) struct QueueSet {
     pub(super) cx: Context,
     groups: Vec<QueueGroup>,
@@ -17,7 +17,7 @@ pub(crate) struct QueueSet {
 }
 
 impl QueueSet {
-    /// No queues.
+    /// Makes an empty set.
     pub(super) fn new(cx: Context) -> Self {
         Self {
             cx,
@@ -26,7 +26,7 @@ impl QueueSet {
         }
     }
 
-    /// Gives every queue a turn; whether there were commands.
+    /// Gives every queue a turn. Returns `true` if there were commands.
     pub(super) fn serve(&mut self) -> bool {
         if self.cx.is_quiet() || self.cx.is_held() {
             self.cx.io.data.session.release();
@@ -43,7 +43,7 @@ impl QueueSet {
         busy
     }
 
-    /// Takes note of bus mastering. Once it is on again, completions that were kept are flushed.
+    /// Reads bus mastering. Once it is on again, flushes pending completions.
     pub(super) fn follow_bus(&mut self) {
         if !self.cx.follow_bus() || self.cx.is_quiet() {
             return;
@@ -54,7 +54,7 @@ impl QueueSet {
         self.cx.io.data.session.release();
     }
 
-    /// Completes the commands that the kernel has ended; whether there were any.
+    /// Completes the commands that the kernel has ended. Returns `true` if there were any.
     pub(super) fn complete_ended(&mut self) -> bool {
         let (mut any, cx) = (false, &mut self.cx);
         while let Some(ended) = cx.io.take_ended() {
@@ -74,13 +74,14 @@ impl QueueSet {
         any
     }
 
-    /// Writes the data that may follow their completions by now; whether there were any.
+    /// Writes late data that is now due. Returns `true` if there was any.
     pub(super) fn write_late_data(&mut self) -> bool {
         let (mut any, cx) = (false, &mut self.cx);
         for group in &mut self.groups {
             any |= !cx.is_quiet() && !cx.is_held() && cx.write_late_data(&mut group.completions);
         }
-        // Nothing may wait with a reader slot locked: whoever changes the memory waits for it.
+        // A thread must not wait while it holds its reader slot: a change of the memory waits for
+        // the slot.
         cx.io.data.session.release();
         any
     }
@@ -107,14 +108,15 @@ impl QueueSet {
         }
     }
 
-    /// Interrupts for all completions, however they are to be coalesced.
+    /// Raises the interrupts of all completions, regardless of coalescing.
     pub(super) fn signal_all(&mut self) {
         for group in &mut self.groups {
             group.completions.signal_all(&self.cx.interrupts);
         }
     }
 
-    /// When the worker must continue, whatever it is notified of: with an interrupt, or with what is held back.
+    /// Returns the time at which the worker must continue without a notification, for an interrupt
+    /// or a held-back item.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let pending = self.groups.iter().map(|group| &group.completions.interrupt);
         let pending = pending.filter(|_| !self.cx.is_held());
@@ -122,18 +124,20 @@ impl QueueSet {
         deadlines.chain(self.cx.io.due()).min()
     }
 
-    /// How many commands an interrupt-driven guest has outstanding. Without a shadow buffer that is not seen in time.
+    /// Returns the number of commands that an interrupt-driven guest has outstanding. Returns
+    /// `None` without a shadow buffer, because then the heads are not known in time.
     pub(super) fn outstanding(&mut self) -> Option<usize> {
         self.shadow?;
         self.take_heads();
         Some(self.groups.iter().map(QueueGroup::outstanding).sum())
     }
 
-    /// Has the guest ring for its next command; whether there is none at this moment.
+    /// Makes the guest ring for its next command. Returns `true` if there is none at the moment.
     pub(super) fn arm(&mut self) -> bool {
         let cx = &mut self.cx;
         if cx.is_quiet() || cx.is_held() {
-            // Whatever the guest rings, nothing is done until the engine requests it, or bus mastering is on.
+            // Doorbells have no effect until the engine's next request, or until bus mastering is
+            // on.
             cx.io.data.session.forget();
             return true;
         }
@@ -162,7 +166,7 @@ impl QueueSet {
         });
     }
 
-    /// Adds a submission queue to the completion queue of this number.
+    /// Adds a submission queue that is bound to completion queue number `completion`.
     pub(super) fn add_submission(&mut self, completion: u16, mut queue: SubmissionQueue) {
         self.move_doorbell(&mut queue.doorbell);
         let mut groups = self.groups.iter_mut();
@@ -171,7 +175,7 @@ impl QueueSet {
         }
     }
 
-    /// Moves all doorbells to a shadow buffer, and those of later queues.
+    /// Moves the doorbells of all queues, and of later ones, to a shadow buffer.
     pub(super) fn set_shadow(&mut self, buffer: ShadowBuffer) {
         self.shadow = Some(buffer);
         let session = &mut self.cx.io.data.session;
@@ -190,14 +194,15 @@ impl QueueSet {
         }
     }
 
-    /// Fetches no more commands of a submission queue; whether it is here.
+    /// Stops fetching commands of a submission queue. Returns `true` if the worker has the queue.
     pub(super) fn close_submission(&mut self, id: u16) -> bool {
         let mut groups = self.groups.iter_mut();
         let found = groups.find_map(|group| group.queue(id));
         found.map(|(queue, _)| queue.is_closing = true).is_some()
     }
 
-    /// Whether no command of a submission queue, or with `None` of any, is outstanding, or all are dropped by a reset.
+    /// Returns `true` if no command of a submission queue, or of any queue if `None`, is
+    /// outstanding, or if a reset drops all commands.
     pub(super) fn have_ended(&self, id: Option<u16>) -> bool {
         let mut queues = self.submissions();
         let has_ended =

@@ -1,4 +1,4 @@
-//! Where the entries of a queue are.
+//! The location of a queue's entries.
 
 use crate::prp::PAGE;
 
@@ -10,19 +10,19 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Whether it lies in the address space, from a page boundary on.
+    /// Returns `true` if the ring starts at a page boundary and lies within the address space.
     pub(crate) fn fits(self, entry_bytes: u64) -> bool {
         let end = self.base.checked_add(u64::from(self.entries) * entry_bytes);
         self.base % PAGE == 0 && end.is_some()
     }
 
-    /// The address of a slot.
+    /// Returns the address of a slot.
     pub(crate) fn address(self, slot: u32, entry_bytes: u64) -> u64 {
         self.base.wrapping_add(u64::from(slot) * entry_bytes)
     }
 }
 
-/// How far it is from one slot of a ring of `entries` to another.
+/// Returns the distance from one slot of a ring of `entries` to another.
 pub(crate) fn distance(from: u32, to: u32, entries: u32) -> u32 {
     (to + entries - from) % entries.max(1)
 }

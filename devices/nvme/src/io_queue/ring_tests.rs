@@ -15,14 +15,14 @@ fn interrupts() -> QueueInterrupts {
     fixture::interrupts(InterruptCoalescing::new()).0
 }
 
-/// A submission queue and a completion queue with plenty of entries.
+/// A submission queue and a completion queue with enough entries.
 fn pair() -> (SubmissionQueue, CompletionQueue) {
     let interrupts = interrupts();
     let submission = submission_queue(&interrupts, 1, (0x1000, 4));
     (submission, completion_queue(&interrupts, 1, (0x9000, 64)))
 }
 
-/// Fetches up to `most` commands: where from, and how many.
+/// Fetches up to `most` commands. Returns their address and number.
 fn fetch(
     (submission, completion): &mut (SubmissionQueue, CompletionQueue),
     most: usize,
@@ -121,14 +121,14 @@ impl Scene {
         }
     }
 
-    /// Stages and flushes an entry: where, and its phase.
+    /// Stages and flushes an entry. Returns its address and phase.
     fn push(&mut self) -> (u64, bool) {
         stage(&mut self.queue);
         let (address, bytes) = flush(&mut self.queue, &self.interrupts).unwrap();
         (address, bytes[14] & 1 == 1)
     }
 
-    /// Whether the queue can have this head.
+    /// Rings the head doorbell. Returns `true` if the queue accepts the value.
     fn set_head(&mut self, value: u32) -> bool {
         let notifier = self.interrupts.notifier.clone();
         let register = peerbar_nvme_spec::registers::Doorbell::CompletionHead(1);

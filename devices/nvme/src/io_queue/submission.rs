@@ -22,19 +22,19 @@ pub(crate) const SUBMISSION_BYTES: u64 = 64;
 /// A command that was fetched. It owns a completion entry.
 pub(crate) struct Command<'a> {
     pub(crate) entry: &'a SubmissionEntry,
-    /// The command behind it, if that was fetched, too.
+    /// The command that follows it, if that was fetched, too.
     pub(crate) next: Option<&'a SubmissionEntry>,
     pub(crate) permit: Permit,
 }
 
-/// Commands that were fetched together. It is empty but while they are carried out.
+/// Commands that were fetched together. The batch is empty except while they are executed.
 pub(crate) struct Batch {
     entries: Vec<SubmissionEntry>,
     permits: Vec<Permit>,
 }
 
 impl Batch {
-    /// A batch of up to `most` commands.
+    /// Makes a batch of up to `most` commands.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             entries: vec![SubmissionEntry::new_zeroed(); most],
@@ -42,7 +42,7 @@ impl Batch {
         }
     }
 
-    /// How many commands it has.
+    /// Returns the number of commands.
     pub(crate) fn len(&self) -> usize {
         self.permits.len()
     }
@@ -70,9 +70,9 @@ pub(crate) struct SubmissionQueue {
     ring: Ring,
     head: u32,
     tail: u32,
-    /// How many commands have been fetched and are not complete.
+    /// Commands that have been fetched and are not complete.
     pub(crate) outstanding: usize,
-    /// The queue is being deleted: no command is fetched any more.
+    /// The queue is being deleted: no more commands are fetched.
     pub(crate) is_closing: bool,
     pub(crate) doorbell: QueueDoorbell,
 }
@@ -100,7 +100,8 @@ impl SubmissionQueue {
     ) -> Result<(), Unreachable> {
         let before = self.tail;
         let value = self.doorbell.read(session);
-        // The entry comes from the guest's processor as the doorbell does, and may be on its way at the same time.
+        // The guest's processor writes the entry just before the doorbell, so it may still be in
+        // that processor's cache.
         session.prefetch(Purpose::Command, self.next_address(), SUBMISSION_BYTES);
         if !self.set_tail(value?, session) {
             notifier.report_bad_value();
@@ -117,25 +118,25 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// Takes over a value of the tail doorbell; whether the queue can have it.
+    /// Accepts a value of the tail doorbell. Returns `true` if the value is valid for the queue.
     pub(crate) fn set_tail(&mut self, value: u32, memory: &mut impl GuestWords) -> bool {
         let is_new = self.doorbell.is_new(value);
         let is_valid = !is_new || value < self.ring.entries;
         if is_new && is_valid {
             self.tail = value;
         }
-        // Twice in a turn, which permits a guest that submits half a queue at once.
+        // Twice in a turn, which allows for a guest that submits half a queue at once.
         let half = self.ring.entries.div_ceil(2);
         self.doorbell.advance(memory, self.tail, self.ring, half);
         is_valid
     }
 
-    /// Where the next entry to fetch is, or will be.
+    /// Returns the address of the next entry to fetch.
     pub(super) fn next_address(&self) -> u64 {
         self.ring.address(self.head, SUBMISSION_BYTES)
     }
 
-    /// Whether there are entries to fetch.
+    /// Returns `true` if there are entries to fetch.
     pub(crate) fn has_entries(&self) -> bool {
         self.head != self.tail
     }
@@ -176,7 +177,8 @@ impl SubmissionQueue {
         Ok(())
     }
 
-    /// A command of this queue has ended: a completion entry with the state of the queue (NVMe Base 2.0, 3.3.3.2).
+    /// Ends a command of this queue. Returns a completion entry with the state of the queue (NVMe
+    /// Base 2.0, 3.3.3.2).
     pub(crate) fn end(&mut self, cid: U16) -> CompletionEntry {
         self.outstanding = self.outstanding.saturating_sub(1);
         let mut entry = CompletionEntry::new_zeroed();

@@ -19,7 +19,7 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
-/// The worker that polls the admin doorbells for the engine, where the guest may map them.
+/// The worker that polls the admin doorbells for the engine, if the guest may map them.
 const ADMIN_POLLER: Owner = Owner(1);
 
 /// Owner of some I/O queues.
@@ -30,7 +30,8 @@ pub(crate) struct Worker {
     poller: Poller,
     /// The values of the admin doorbells that the engine was notified of, if this worker polls them.
     admin_values: Option<[u32; 2]>,
-    /// To be confirmed when no command of this queue is outstanding, which is deleted then, or with `None` of any queue.
+    /// Pending confirmation, sent once this queue has no outstanding commands, which is then
+    /// deleted; with `None`, once no queue has any.
     unconfirmed: Option<(Option<u16>, Done)>,
 }
 
@@ -54,7 +55,8 @@ impl Worker {
 
     /// Works until it is requested to stop.
     pub(crate) fn run(mut self) {
-        // Sleeps are shorter than what the kernel adds to them. If it refuses they are longer.
+        // With the default timer slack, short sleeps would take much longer than requested. If the
+        // kernel refuses the change, they do.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         loop {
             match self.step() {
@@ -71,9 +73,10 @@ impl Worker {
         while self.step() == ControlFlow::Continue(true) {}
     }
 
-    /// Takes what it is notified of, and gives every queue a turn; whether there was work. Breaks if it is to stop.
+    /// Handles notifications, and gives every queue a turn. Returns `true` if there was work.
+    /// Breaks if the worker must stop.
     fn step(&mut self) -> ControlFlow<(), bool> {
-        // Taken before anything is read: what is stored later brings a notification of its own.
+        // Taken before anything is read: work that is stored later brings another notification.
         let notifier = self.queues.cx.notifier();
         if notifier.events(self.owner).take_notification() {
             self.take_requests()?;
@@ -89,7 +92,8 @@ impl Worker {
         ControlFlow::Continue(busy)
     }
 
-    /// Reads the admin doorbells, which the guest may write without a notification, however busy the worker is.
+    /// Reads the admin doorbells, which the guest may write without a notification, even while the
+    /// worker is busy.
     fn poll_admin_doorbells(&mut self) {
         let (Some(seen), notifier) = (&mut self.admin_values, self.queues.cx.notifier()) else {
             return;
@@ -101,7 +105,8 @@ impl Worker {
         }
     }
 
-    /// Notes that there was work, and after a pause how many commands the guest has outstanding.
+    /// Records that there was work, and after a pause also the number of commands that the guest
+    /// has outstanding.
     fn note_work(&mut self) {
         let queues = &mut self.queues;
         let has_paused = self.poller.has_paused();
@@ -109,7 +114,7 @@ impl Worker {
         self.poller.worked(outstanding.unwrap_or(1), Instant::now);
     }
 
-    /// Waits by the poll policy.
+    /// Waits according to the poll policy.
     fn wait(&mut self) {
         let queues = &mut self.queues;
         if self.poller.policy == PollPolicy::Always {

@@ -1,8 +1,8 @@
-//! The path of a completion: it is flushed, the guest is interrupted, takes it, and rings the head doorbell of its queue, while
-//! the worker continues and the function may be reset.
+//! The path of a completion: it is flushed, the guest is interrupted, takes it, and rings the head
+//! doorbell of its queue, while the worker continues and the function may be reset.
 //!
-//! What is tried is the controller's own code; the guest, its memory and its interrupt controller are made here, and so is
-//! the order in which a worker calls that code.
+//! The models run the controller's own code. The guest, its memory, its interrupt controller and
+//! the order of a worker's calls are modelled here.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
@@ -27,7 +27,7 @@ use crate::sync::{AtomicBool, AtomicU32, EventFd, Ordering};
 
 const PREEMPTIONS: usize = 2;
 
-/// Number and vector of the only queue, and how many entries it has.
+/// Number and vector of the only queue, and the number of its entries.
 const QUEUE: u16 = 1;
 const ENTRIES: u32 = 4;
 const HEAD: Doorbell = Doorbell::CompletionHead(QUEUE);
@@ -47,7 +47,8 @@ impl GuestWords for NoMemory {
     }
 }
 
-/// The guest's interrupt controller. It interrupts for each message, and whenever the pin goes up.
+/// The guest's interrupt controller. It interrupts for each message, and each time the pin is
+/// asserted.
 struct Line {
     mode: InterruptMode,
     interrupt: EventFd,
@@ -69,7 +70,8 @@ impl Interrupts for Line {
     }
 
     fn set_pin(&self, asserted: bool) {
-        // No load where it is lowered: loom tries a store before a load only if there is no load in between.
+        // No load when the pin is lowered: loom tries a store before a load only if there is no
+        // load in between.
         if asserted {
             assert!(!self.over.load(Ordering::SeqCst), "the pin goes up again");
         }
@@ -80,7 +82,7 @@ impl Interrupts for Line {
     }
 }
 
-/// When the guest rings the head doorbell.
+/// The time at which the guest rings the head doorbell.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Rings {
     EachTime,
@@ -91,7 +93,7 @@ enum Rings {
 struct Scene {
     notifier: Arc<Notifier>,
     line: Arc<Line>,
-    /// Whether there is a new entry at each index of the queue.
+    /// 1 at each index of the queue with a new entry.
     entries: [AtomicU32; ENTRIES as usize],
 }
 
@@ -116,7 +118,7 @@ impl Scene {
         })
     }
 
-    /// The guest's interrupt handler: takes what there is from `head` on.
+    /// The guest's interrupt handler: takes the new entries from `head` on. Returns the new head.
     fn handle(&self, mut head: u32) -> u32 {
         while head < ENTRIES && self.entries[head as usize].load(Ordering::Acquire) == 1 {
             head += 1;
@@ -124,7 +126,8 @@ impl Scene {
         head
     }
 
-    /// The guest sleeps until it is interrupted, and takes `count` entries. It rings each time, or once it has all.
+    /// The guest sleeps until it is interrupted, and takes `count` entries. It rings each time, or
+    /// only after the last.
     fn take(&self, count: u32, rings: Rings) {
         let mut head = 0;
         while head < count {
@@ -143,7 +146,7 @@ impl Scene {
     }
 }
 
-/// Time stands still: no completion needs an aggregation time to be over.
+/// Time stands still: the models do not depend on the aggregation time.
 fn clock() -> Instant {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
     *START
@@ -177,7 +180,8 @@ impl Worker {
         }
     }
 
-    /// Carries out a batch of commands. The guest can see the completion of each before it is interrupted for all.
+    /// Executes a batch of commands. The guest can see the completion of each before it is
+    /// interrupted for all.
     fn post(&mut self, commands: u32) {
         for _ in 0..commands {
             let permit = self.queue.reserve().unwrap();
@@ -203,7 +207,8 @@ impl Worker {
         self.queue.take_head(&self.interrupts, &mut NoMemory);
     }
 
-    /// A round of work, with commands to carry out or without; whether the guest has completions left to take.
+    /// Does a round of work, with commands to execute or without. Returns `true` if the guest has
+    /// completions left to take.
     fn round(&mut self, batch: Option<u32>) -> bool {
         let notifier = self.scene.notifier.clone();
         if notifier.events(WORKER).take_notification() {
@@ -221,7 +226,7 @@ impl Worker {
     }
 }
 
-/// The guest takes as many completions as a worker posts.
+/// Checks that the guest takes as many completions as a worker posts.
 fn every_completion_is_taken(
     mode: InterruptMode,
     rings: Rings,

@@ -1,4 +1,4 @@
-//! How a thread blocks without missing anything.
+//! Models of a thread that blocks without missing work.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -14,10 +14,10 @@ const PREEMPTIONS: usize = 3;
 
 const TAIL: Doorbell = Doorbell::SubmissionTail(1);
 
-/// An event index of long ago: the guest does not ring.
+/// An outdated event index: the guest does not ring.
 const BEHIND: u32 = 99;
 
-/// A shadow buffer of which one doorbell is used.
+/// A shadow buffer with one doorbell in use.
 const SHADOW: ShadowBuffer = ShadowBuffer {
     values: 0,
     events: 0x1000,
@@ -43,7 +43,7 @@ impl GuestWords for ShadowWords {
     }
 }
 
-/// The event count of a thread, and what brings it work.
+/// The event count of a thread, and the sources of its work.
 struct Scene {
     count: EventCount,
     /// A doorbell.

@@ -1,8 +1,9 @@
-//! Locks of a namespace's blocks: what writes blocks has them to itself, so that a block is never a mix of two writes (NVM Command
-//! Set 1.0, 2.1.4; AWUN and NAWUN are at least one block). Neither the page cache nor a copy in memory promises that.
+//! Locks of a namespace's blocks: a command that writes blocks has exclusive access to them, so
+//! that a block is never a mix of two writes (NVM Command Set 1.0, 2.1.4; AWUN and NAWUN are at
+//! least one block). Neither the page cache nor a copy in memory guarantees that.
 //!
-//! No thread waits for a lock, since its owner may be a transfer of the same thread. A command whose blocks are locked is deferred
-//! until some are unlocked.
+//! No thread waits for a lock, since its owner may be a transfer of the same thread. A command
+//! whose blocks are locked is deferred until some are unlocked.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -12,24 +13,25 @@ use super::backend::Extent;
 const GRANULE: u64 = 4096;
 /// Number of locks. Granules that are a multiple of it apart share one.
 const LOCKS: u64 = 4096;
-/// A command writes. Below it: how many commands read.
+/// A command writes. The bits below it count the commands that read.
 const WRITER: u32 = 1 << 30;
-/// A command has been deferred for this lock, which is given to no other before it has been free.
+/// A command has been deferred for this lock. No other command gets the lock before it has been
+/// free.
 const AWAITED: u32 = 1 << 31;
 
-/// What a command does with its blocks.
+/// A command's access to its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockMode {
-    /// It reads them, as others may.
+    /// The command reads the blocks, as others may.
     Shared,
-    /// It writes them.
+    /// The command writes the blocks.
     Exclusive,
 }
 
-/// Blocks are locked by other commands.
+/// Other commands have locked some blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Busy {
-    /// Whether a command was deferred for a lock that was free again in this attempt.
+    /// A command was deferred for a lock that became free again during this attempt.
     pub(crate) is_awaited: bool,
 }
 
@@ -37,12 +39,12 @@ pub(crate) struct Busy {
 pub(crate) struct BlockLocks(Vec<AtomicU32>);
 
 impl BlockLocks {
-    /// Locks that are free.
+    /// Makes locks that are free.
     pub(crate) fn new() -> Self {
         Self((0..LOCKS).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// Locks an extent, or nothing.
+    /// Locks the whole extent, or none of it.
     pub(crate) fn lock(&self, extent: Extent, mode: LockMode) -> Result<(), Busy> {
         let locked = self.of(extent).take_while(|lock| try_lock(lock, mode));
         let count = locked.count();
@@ -54,8 +56,9 @@ impl BlockLocks {
         })
     }
 
-    /// Locks the start of an extent for a writer, up to the first block that another command has locked, for which a command is
-    /// deferred then. `None` if that is its first block. It ends with a granule, thus with a block, or is the whole extent.
+    /// Locks the start of an extent for a writer, up to the first block that another command has
+    /// locked; a command is then deferred for that block. Returns `None` if that is the extent's
+    /// first block. The locked part ends with a granule, thus with a block, or is the whole extent.
     pub(crate) fn lock_start(&self, extent: Extent) -> Option<Extent> {
         let locked = self
             .of(extent)
@@ -69,12 +72,12 @@ impl BlockLocks {
         Some(Extent { len, ..extent })
     }
 
-    /// Unlocks an extent; whether a command was deferred for it.
+    /// Unlocks an extent. Returns `true` if a command was deferred for it.
     pub(crate) fn unlock(&self, extent: Extent, mode: LockMode) -> bool {
         unlock_all(self.of(extent), mode)
     }
 
-    /// The locks of an extent, each once.
+    /// Returns the locks of an extent, each once.
     fn of(&self, Extent { offset, len }: Extent) -> impl Iterator<Item = &AtomicU32> {
         let first = offset / GRANULE;
         let end = offset.saturating_add(len).div_ceil(GRANULE);
@@ -83,7 +86,7 @@ impl BlockLocks {
     }
 }
 
-/// How much a lock's value grows.
+/// Returns the amount that an access adds to a lock's value.
 fn share(mode: LockMode) -> u32 {
     match mode {
         LockMode::Shared => 1,

@@ -13,32 +13,32 @@ use thiserror::Error;
 
 use super::backend::{Backend, DirectAccess};
 
-/// Why an image cannot be used.
+/// Errors of an image.
 #[derive(Debug, Error)]
 pub enum ImageError {
-    /// There is none.
+    /// The image does not exist.
     #[error("image {}: there is none; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
     Missing(PathBuf),
-    /// It cannot be opened for reading and writing.
+    /// The image cannot be opened for reading and writing.
     #[error("image {}: must be open to this user for reading and writing", path.display())]
     Open {
         /// The image.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// Another process has locked it.
+    /// Another process has locked the image.
     #[error("image {}: in use by another run; stop that one or name another image", .0.display())]
     InUse(PathBuf),
-    /// Two namespaces of one disk have it.
+    /// Two namespaces of one disk use the image.
     #[error("image {}: two namespaces have it; name another image for one of them", .0.display())]
     Twice(PathBuf),
-    /// It is neither a file nor a block device.
+    /// The path is neither a file nor a block device.
     #[error("image {}: is no regular file and no block device", .0.display())]
     Kind(PathBuf),
 }
 
-/// A raw image, locked against other runs for as long as it is open.
+/// A raw image, locked against other runs as long as it is open.
 pub(crate) struct FileBackend {
     file: RingFile,
     size: u64,
@@ -195,7 +195,7 @@ mod tests {
         let error = FileBackend::open(&missing).err().unwrap();
         assert!(error.to_string().contains("missing.img"), "{error}");
         assert!(!missing.exists());
-        // What is there might hold data: no advice to create it again.
+        // The folder might hold data, so the error must not advise to create an image.
         let error = FileBackend::open(folder.path()).err().unwrap();
         assert!(!error.to_string().contains("truncate"), "{error}");
     }

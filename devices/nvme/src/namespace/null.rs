@@ -1,14 +1,14 @@
-//! No blocks at all: what is left when the cost of storage is taken away.
+//! A namespace without blocks, to measure without the cost of storage.
 
 use std::io;
 
 use super::backend::{Backend, DirectAccess};
 
-/// A size. What is written is forgotten; commands that read bring no data.
+/// A size. Writes are dropped, and reads transfer no data.
 pub(crate) struct NullBackend(u64);
 
 impl NullBackend {
-    /// Nothing, of `size` bytes.
+    /// Makes a namespace of `size` bytes without storage.
     pub(crate) fn new(size: u64) -> Self {
         Self(size)
     }

@@ -1,4 +1,4 @@
-//! Blocks in memory, gone when the daemon ends.
+//! Blocks in memory, lost when the daemon ends.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use super::backend::{Backend, DirectAccess};
 pub(crate) struct RamBackend(PrivateMemory);
 
 impl RamBackend {
-    /// `size` bytes, all zero.
+    /// Makes `size` bytes, all zero.
     pub(crate) fn new(size: u64) -> Result<Self, MemoryError> {
         PrivateMemory::create(size).map(Self)
     }

@@ -1,15 +1,15 @@
-//! The syncs of a namespace to stable storage, and whether data has been lost.
+//! The syncs of a namespace to stable storage, and the record of lost data.
 //!
-//! The kernel reports a failed writeback to one sync of the file only. Another one, which began before or after it, may succeed
-//! although its data is lost. So a sync has succeeded only when all that were in progress at its end have ended, and none has ever
-//! failed.
+//! The kernel reports a failed writeback to one sync of the file only. Another sync, which began
+//! before or after it, may succeed although its data is lost. So a sync has succeeded only when all
+//! that were in progress at its end have ended, and none has ever failed.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
-/// The number of a sync, in the order of their beginnings.
+/// The number of a sync, in the order in which they begin.
 pub(crate) type Ticket = u64;
 
 /// The syncs of a namespace.
@@ -24,7 +24,7 @@ pub(crate) struct Syncs {
 struct SyncsState {
     next: Ticket,
     in_progress: BTreeSet<Ticket>,
-    /// A command has been deferred until some have ended.
+    /// A command has been deferred until some syncs have ended.
     is_awaited: bool,
 }
 
@@ -37,12 +37,12 @@ impl SyncsState {
 }
 
 impl Syncs {
-    /// The ticket of the next sync.
+    /// Returns the ticket of the next sync.
     pub(crate) fn next(&self) -> Ticket {
         self.state.lock().next
     }
 
-    /// A sync begins.
+    /// Begins a sync.
     pub(crate) fn begin(&self) -> Ticket {
         let mut state = self.state.lock();
         let ticket = state.next;
@@ -51,12 +51,13 @@ impl Syncs {
         ticket
     }
 
-    /// A sync has ended. It has succeeded when those before the returned ticket have, too. Also returns whether a command has been
-    /// deferred until then.
+    /// Ends a sync. It has succeeded if those before the returned ticket have, too. Also returns
+    /// `true` if a command has been deferred until then.
     pub(crate) fn end(&self, ticket: Ticket, is_ok: bool) -> (Ticket, bool) {
         let mut state = self.state.lock();
         if !is_ok {
-            // With the lock held: a thread that sees this sync ended also sees it.
+            // Stored while the lock is held: a thread that sees this sync ended also sees the
+            // failure.
             self.failed.store(true, Ordering::Relaxed);
         }
         state.in_progress.remove(&ticket);
@@ -64,7 +65,8 @@ impl Syncs {
         (state.next, std::mem::take(&mut state.is_awaited))
     }
 
-    /// Whether all syncs before a ticket have ended. If not, the end of one of them reports it.
+    /// Returns `true` if all syncs before a ticket have ended. If not, the end of one of them
+    /// reports it.
     pub(crate) fn have_ended(&self, before: Ticket) -> bool {
         let mut state = self.state.lock();
         let have_ended = state.have_ended(before);
@@ -79,13 +81,13 @@ impl Syncs {
             .wait_while(&mut state, |state| !state.have_ended(before));
     }
 
-    /// As if none had failed: its owner has looked after the disk.
+    /// Forgets earlier failures: the owner has repaired the disk.
     #[cfg(feature = "stepped")]
     pub(crate) fn forgive(&self) {
         self.failed.store(false, Ordering::Relaxed);
     }
 
-    /// Whether one has ever failed: data that was written may be lost.
+    /// Returns `true` if a sync has ever failed: written data may be lost.
     pub(crate) fn have_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }

@@ -1,8 +1,10 @@
-//! What a power loss may take: blocks that were written and not brought to stable storage since.
+//! Blocks that a power loss may affect: those that were written and not brought to stable storage
+//! since.
 //!
-//! While a power loss may come, the contents that a block had before a write are kept until a sync that began after the write has
-//! ended. A power loss gives each block for which there are some these contents, or leaves it as it is. So a write is kept, lost
-//! or, at the limits of blocks, torn (NVMe Base 2.0, AWUPF; NVM Command Set 1.0, 2.1.4.2).
+//! While a power loss may be injected, the contents that a block had before a write are kept until
+//! a sync that began after the write has ended. A power loss restores former contents of each such
+//! block, or leaves the block as it is. So a write is kept, lost or, at the limits of blocks, torn
+//! (NVMe Base 2.0, AWUPF; NVM Command Set 1.0, 2.1.4.2).
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
@@ -14,8 +16,8 @@ use parking_lot::Mutex;
 use super::backend::Backend;
 use super::syncs::Ticket;
 
-/// At most as many bytes are kept. The oldest ones are given up for further ones: their blocks are on stable storage from then on,
-/// as a cache that is full writes back.
+/// At most as many bytes are kept. The oldest ones are dropped in favour of newer ones: from then
+/// on their blocks count as on stable storage, as if a full cache had written them back.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Former contents of blocks of a namespace.
@@ -28,27 +30,28 @@ struct UnflushedState {
     former: VecDeque<Former>,
     /// The ticket of the newest former contents of a block.
     newest: HashMap<u64, Ticket>,
-    /// Syncs of these blocks only.
+    /// Parts of the blocks, for syncs of these only.
     parts: HashMap<Ticket, Range<u64>>,
     bytes: usize,
 }
 
-/// What was in a block before a write.
+/// A block's contents before a write.
 struct Former {
-    /// The next sync when the write began: that one, and later ones, bring it to stable storage.
+    /// The next sync when the write began: this sync, and later ones, bring the write to stable
+    /// storage.
     ticket: Ticket,
     block: u64,
     contents: Box<[u8]>,
 }
 
 impl Unflushed {
-    /// Keeps the contents of blocks from `first` on, each `block_bytes` long, which are about to be written. `ticket` is that of the
-    /// next sync.
+    /// Keeps the contents of blocks from `first` on, each `block_bytes` long, which are about to be
+    /// written. `ticket` is the next sync's.
     pub(crate) fn keep(&self, first: u64, block_bytes: usize, contents: &[u8], ticket: Ticket) {
         let mut state = self.0.lock();
         for (block, contents) in (first..).zip(contents.chunks(block_bytes.max(1))) {
             if state.newest.insert(block, ticket) == Some(ticket) {
-                // The same sync would bring these and the newer ones to stable storage.
+                // One sync brings these contents and the newer ones to stable storage.
                 continue;
             }
             state.bytes += contents.len();
@@ -66,12 +69,13 @@ impl Unflushed {
         }
     }
 
-    /// The sync with this ticket is one of these blocks only.
+    /// Records that the sync with this ticket covers these blocks only.
     pub(crate) fn is_part(&self, ticket: Ticket, blocks: Range<u64>) {
         self.0.lock().parts.insert(ticket, blocks);
     }
 
-    /// The sync with this ticket has ended, and with `is_ok` brought what was written before it to stable storage.
+    /// Records that the sync with this ticket has ended. With `is_ok`, earlier writes are on stable
+    /// storage.
     pub(crate) fn synced(&self, ticket: Ticket, is_ok: bool) {
         let mut state = self.0.lock();
         let part = state.parts.remove(&ticket);
@@ -80,12 +84,13 @@ impl Unflushed {
         }
     }
 
-    /// What was written to these blocks until now, or without any to all of them, is on stable storage.
+    /// Records that earlier writes to these blocks, or to all if `None`, are on stable storage.
     pub(crate) fn settle(&self, blocks: Option<Range<u64>>) {
         self.0.lock().give_up(Ticket::MAX, blocks);
     }
 
-    /// The power is lost: gives each block, by `rng`, contents of a time since it was last on stable storage.
+    /// Loses power: gives each block contents, chosen by `rng`, from the time since it was last on
+    /// stable storage.
     pub(crate) fn lose(
         &self,
         backend: &dyn Backend,
@@ -99,7 +104,7 @@ impl Unflushed {
             of_block.push(former.contents);
         }
         for (block, contents) in versions {
-            // Behind the last of them: the block stays as it is.
+            // An index after the last of them leaves the block as it is.
             if let Some(former) = contents.get(rng.usize(0..=contents.len())) {
                 backend.write(block.saturating_mul(block_bytes), former)?;
             }
@@ -109,7 +114,8 @@ impl Unflushed {
 }
 
 impl UnflushedState {
-    /// Gives up what this sync, or one before it, has brought to stable storage.
+    /// Drops the former contents of blocks that this sync, or an earlier one, has brought to stable
+    /// storage.
     fn give_up(&mut self, ticket: Ticket, blocks: Option<Range<u64>>) {
         let is_kept = |former: &Former| {
             let blocks = blocks.as_ref();
@@ -156,7 +162,7 @@ mod tests {
             }
         }
 
-        /// The bytes of the blocks after a power loss.
+        /// Loses power. Returns the bytes of the blocks afterwards.
         fn lose(&self, pattern: u64) -> Vec<u8> {
             let mut rng = Rng::with_seed(pattern);
             self.1.lose(&self.0, 512, &mut rng).unwrap();

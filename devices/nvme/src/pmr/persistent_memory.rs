@@ -20,11 +20,11 @@ use thiserror::Error;
 
 use super::unsynced::Unsynced;
 
-/// The sizes of a Persistent Memory Region in bytes, of which each must be a power of two, as a BAR is.
+/// The sizes of a Persistent Memory Region in bytes. Each must be a power of two, like a BAR.
 pub const PMR_SIZES: RangeInclusive<u64> = 2 << 20..=64 << 30;
 
-/// Types of file systems (linux/magic.h, fs/smb/client/cifsglob.h) in which a page fault waits for another process or host:
-/// FUSE, NFS, 9P, SMB, Ceph.
+/// Types of file systems (linux/magic.h, fs/smb/client/cifsglob.h) where a page fault waits for
+/// another process or host: FUSE, NFS, 9P, SMB, Ceph.
 const DISTANT: [FsWord; 6] = [
     0x6573_5546,
     0x6969,
@@ -43,26 +43,26 @@ const BLOCK: u64 = 512;
 /// Bytes that are overwritten at a time; all sizes are multiples.
 const STEP: usize = 1 << 16;
 
-/// Why there cannot be a Persistent Memory Region.
+/// Errors of a Persistent Memory Region.
 #[derive(Debug, Error)]
 pub enum PmrError {
-    /// There is no file.
+    /// The file does not exist.
     #[error("PMR {}: there is no such file; `truncate -s 64M {}` makes an empty one", .0.display(), .0.display())]
     Missing(PathBuf),
-    /// It cannot be opened for reading and writing, or the host's disk has no room for it.
+    /// The file cannot be opened for reading and writing, or the host's disk has no room for it.
     #[error("PMR {}: cannot {action} the file", path.display())]
     Os {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
-    /// A page fault in it may wait for another process or host.
+    /// A page fault in the file may wait for another process or host.
     #[error("PMR {}: the file is in FUSE or on a network; name one on ext4, XFS, btrfs or tmpfs", .0.display())]
     Distant(PathBuf),
-    /// Another process has locked it.
+    /// Another process has locked the file.
     #[error("PMR {}: in use by another run; stop that one or name another file", .0.display())]
     InUse(PathBuf),
     /// A BAR cannot be as long as the file.
@@ -73,46 +73,48 @@ pub enum PmrError {
         /// Its length in bytes.
         size: u64,
     },
-    /// It cannot be mapped.
+    /// The file cannot be mapped.
     #[error("PMR {}: cannot map the file", path.display())]
     Memory {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: MemoryError,
     },
 }
 
-/// Why the region does not work any more, until the server is started again. PMRSTS.ERR has the number.
+/// The reason why the region has failed, which lasts until the server is started again. PMRSTS.ERR
+/// has the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
 #[repr(u8)]
 pub(crate) enum PmrFailure {
-    /// The host could not bring data to its disk, and may have dropped it.
+    /// The host could not bring data to its disk, and may have dropped the data.
     Sync = 1,
     /// The file has been shortened, or lost pages otherwise.
     Lost = 2,
 }
 
-/// The memory of a Persistent Memory Region, in a file that is locked for as long as this lives, even if other processes map it.
+/// The memory of a Persistent Memory Region, in a file that is locked during the lifetime of this
+/// value, even if other processes map it.
 ///
-/// What is written there is at once in the file as other processes of the host see it, so it outlives the server. A
+/// Other processes of the host see each write in the file at once, so the data outlives the server.
 /// [`PersistentMemory::sync`] brings it to the host's disk.
 pub(crate) struct PersistentMemory {
     memory: Arc<MemoryFile>,
-    /// Has the lock. A lock is the open file description's (flock(2)): a process that has a descriptor of `memory`, or a mapping
-    /// made of one, could neither keep this lock nor remove it.
+    /// Holds the lock. A lock belongs to the open file description (flock(2)): a process that has a
+    /// descriptor of `memory`, or a mapping made of one, can neither keep this lock nor remove it.
     _lock: File,
-    /// Whether the file loses blocks only if a process punches holes or shortens it.
+    /// The file loses blocks only if a process punches holes or shortens it.
     keeps_blocks: bool,
     /// A [`PmrFailure`], or 0.
     failure: AtomicU8,
-    /// Locked for a whole sync, so that they end in their order.
+    /// Locked for a whole sync, so that syncs end in the order in which they begin.
     unsynced: Mutex<Unsynced>,
 }
 
 impl PersistentMemory {
-    /// Opens and locks the file at `path`, and reserves its space on the host's disk: a store to a page for which there is none
-    /// would end the process, and QEMU too.
+    /// Opens and locks the file at `path`, and reserves its space on the host's disk: a store to a
+    /// page without disk space would end the process, and QEMU too.
     pub(crate) fn open(path: &Path) -> Result<Self, PmrError> {
         Self::open_within(path, file_lock::LONGEST_AFTER_A_KILL)
     }
@@ -169,24 +171,24 @@ impl PersistentMemory {
         })
     }
 
-    /// The file, mapped.
+    /// Returns the file, mapped.
     pub(crate) fn file(&self) -> &Arc<MemoryFile> {
         &self.memory
     }
 
-    /// Its size in bytes, a power of two.
+    /// Returns its size in bytes, a power of two.
     pub(crate) fn size(&self) -> u64 {
         self.memory.size()
     }
 
-    /// Why it does not work any more.
+    /// Returns the reason why the region has failed, if it has.
     pub(crate) fn failure(&self) -> Option<PmrFailure> {
         PmrFailure::from_repr(self.failure.load(Ordering::Acquire))
     }
 
-    /// Brings all that was written before to the host's disk, and waits for that. What fails shows in
-    /// [`PersistentMemory::failure`]: of a further sync the kernel might say that it succeeded. With `may_lose_power` a power
-    /// loss takes what is written from now on.
+    /// Brings all earlier writes to the host's disk, and waits until they are there. A failure
+    /// shows in [`PersistentMemory::failure`] permanently: the kernel might report success for a
+    /// further sync. With `may_lose_power`, a power loss affects later writes.
     pub(crate) fn sync(&self, may_lose_power: bool) {
         let mut unsynced = self.unsynced.lock();
         unsynced.prepare(may_lose_power, &self.memory);
@@ -209,13 +211,13 @@ impl PersistentMemory {
         }
     }
 
-    /// Whether nothing of the region has been taken away, as far as the file says.
+    /// Returns `true` if the file still has all of the region, as far as its metadata shows.
     fn is_whole(&self, file: &Metadata) -> bool {
         let has_blocks = !self.keeps_blocks || has_all_blocks(file, self.size());
         file.len() >= self.size() && has_blocks && !self.memory.is_lost()
     }
 
-    /// Makes all of it zeros. Its space on the disk stays reserved.
+    /// Zeroes the whole region. Its space on the disk stays reserved.
     pub(crate) fn erase(&self) -> io::Result<()> {
         let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
         match fallocate(self.memory.file(), flags, 0, self.size()) {
@@ -230,13 +232,13 @@ impl PersistentMemory {
         }
     }
 
-    /// The power is lost, and with it, as `rng` says, what was written since the last sync.
+    /// Loses power: writes since the last sync may be lost, as `rng` decides.
     pub(crate) fn lose_power(&self, rng: &mut Rng) -> Result<(), MemoryError> {
         self.unsynced.lock().lose(&self.memory, rng)
     }
 }
 
-/// Whether all of `size` bytes have blocks on the host's disk.
+/// Returns `true` if all of `size` bytes have blocks on the host's disk.
 fn has_all_blocks(file: &Metadata, size: u64) -> bool {
     file.blocks().saturating_mul(BLOCK) >= size
 }

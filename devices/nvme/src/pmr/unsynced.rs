@@ -1,32 +1,35 @@
-//! What a power loss may take of persistent memory: what was written since the last barrier.
+//! The writes to persistent memory that a power loss may affect: those since the last barrier.
 //!
-//! The guest and the peers write the memory without a message, so the controller sees no single write. While a power loss may come, a
-//! barrier therefore copies the whole region. A power loss compares the two, and gives each line that differs its former
-//! contents, or leaves it. So what is lost of a write that no barrier followed is torn at lines.
+//! The guest and the peers write the memory without a message, so the controller sees no single
+//! write. While a power loss may be injected, a barrier therefore copies the whole region. A power
+//! loss compares the copy with the region. It restores the former contents of each line that
+//! differs, or leaves the line. So a write that no barrier followed is torn at lines.
 
 use fastrand::Rng;
 use peerbar_dma::{MemoryError, MemoryFile};
 
-/// Bytes that a power loss keeps or takes as one: a cache line, as memory controllers write them.
+/// The unit of a power loss: a cache line, because memory controllers write whole lines.
 const LINE: usize = 64;
 
-/// The largest memory that a power loss may come to: two copies of it are kept.
+/// The largest memory for which a power loss may be injected: two copies of it are kept.
 pub(crate) const LARGEST_UNSYNCED: u64 = 256 << 20;
 
-/// How many bytes are compared at a time, a multiple of a line.
+/// Bytes that are compared at a time, a multiple of a line.
 const STEP: usize = 1 << 16;
 
 /// The contents of persistent memory at its last barrier.
 #[derive(Default)]
 pub(super) struct Unsynced {
-    /// `None` until there is a barrier that a power loss may follow: nothing is lost.
+    /// The contents, or `None` until there is a barrier after which a power loss may come: no write
+    /// is lost.
     durable: Option<Vec<u8>>,
-    /// Those at a barrier in progress.
+    /// The contents at a barrier in progress.
     next: Option<Vec<u8>>,
 }
 
 impl Unsynced {
-    /// A barrier begins. What it covers is copied now; or forgotten, if no power loss may come.
+    /// Begins a barrier. Copies the memory that it covers; or forgets the copies, if no power loss
+    /// may come.
     pub(super) fn prepare(&mut self, may_lose_power: bool, memory: &MemoryFile) {
         if !may_lose_power {
             *self = Self::default();
@@ -34,19 +37,19 @@ impl Unsynced {
         }
         let mut contents = self.next.take().unwrap_or_default();
         contents.resize(usize::try_from(memory.size()).unwrap_or(0), 0);
-        // Of memory that is gone nothing is lost any more.
+        // If the memory is gone, no write can be lost any more.
         self.next = memory.read(0, &mut contents).is_ok().then_some(contents);
     }
 
-    /// The barrier has ended, and what it covers is durable.
+    /// Ends the barrier: the data that it covers is durable.
     pub(super) fn synced(&mut self) {
         if self.next.is_some() {
             std::mem::swap(&mut self.durable, &mut self.next);
         }
     }
 
-    /// The power is lost: gives each line that was written since the last barrier, as `rng` says, its former contents. What it
-    /// leaves is durable.
+    /// Loses power: each line that was written since the last barrier gets its former contents, or
+    /// keeps the new ones, as `rng` decides. The remaining contents are durable.
     pub(super) fn lose(&mut self, memory: &MemoryFile, rng: &mut Rng) -> Result<(), MemoryError> {
         let Some(durable) = &mut self.durable else {
             return Ok(());
@@ -85,7 +88,7 @@ mod tests {
         unsynced.synced();
     }
 
-    /// The first byte of each line from `offset` on, none of which is torn.
+    /// Returns the first byte of each line from `offset` on. No line may be torn.
     fn lines(memory: &MemoryFile, offset: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         memory.read(offset, &mut data).unwrap();

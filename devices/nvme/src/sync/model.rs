@@ -1,4 +1,5 @@
-//! Doubles of what threads share, made of loom's types. A double has what the models use; the rest of it is never called.
+//! Doubles of shared types, made of loom's types. A double implements the functions that the models
+//! use; the others are never called.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -19,7 +19,7 @@ fn with_blocks_of(block_bytes: u32) -> Driver {
     })
 }
 
-/// What `count` blocks from `start` on hold.
+/// Returns the contents of `count` blocks from `start` on.
 fn stored(driver: &mut Driver, start: u64, count: u32, block_bytes: usize) -> Vec<u8> {
     let len = count as usize * block_bytes;
     let read = driver.prps(blocks(READ, start, count), DATA, len, LIST);

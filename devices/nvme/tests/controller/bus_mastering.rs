@@ -1,5 +1,5 @@
-//! Bus mastering that the guest turns off and on while commands are on their way, as blktests' block/011 does: the function
-//! keeps its requests until it may issue them (PCIe Base 6.0, 7.5.1.1.3).
+//! Bus mastering that the guest turns off and on while commands are in progress, as in blktests'
+//! block/011: the function keeps its requests until it may issue them (PCIe Base 6.0, 7.5.1.1.3).
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ fn ring_while_off(driver: &mut Driver) -> u16 {
     cid
 }
 
-/// Fails if anything moves for a while, or if the controller does.
+/// Fails if anything changes for a while, or if the controller fails.
 fn nothing_moves(driver: &mut Driver) {
     let (before, start) = (driver.ram_image(), Instant::now());
     while start.elapsed() < A_WHILE {
@@ -62,7 +62,8 @@ fn doorbells_in_memory_that_is_out_of_reach_are_read_once_it_is_on() {
         ..config()
     });
     driver.use_shadow_doorbells();
-    // It writes the register only if the event index asks for it. What is read once bus mastering is on is the buffer.
+    // The guest writes the register only if the event index asks for it. Once bus mastering is on,
+    // the worker reads the buffer.
     let cid = ring_while_off(&mut driver);
     driver.set_command(ON);
     let done = driver.take(1);
@@ -90,7 +91,7 @@ fn a_completion_is_kept_while_it_is_off() {
     let by = Duration::from_millis(20);
     driver.inject("delay completion read lba=0..8 by=20ms");
     let cid = driver.submit(1, blocks(READ, 0, 1).at(DATA, 0));
-    // A later command of its queue is complete, so it has been carried out.
+    // A later command of its queue is complete, so it has been executed.
     driver.ok(1, blocks(READ, 64, 1).at(LIST, 0));
     driver.set_command(OFF);
     driver.take_vector(1);
@@ -109,7 +110,7 @@ fn the_guest_is_interrupted_again_for_what_it_has_left_to_take() {
     let mut driver = Driver::new();
     driver.submit(1, blocks(READ, 0, 1).at(DATA, 0));
     driver.wait_for_vector(1);
-    // QEMU may have dropped that message, which came as bus mastering went off.
+    // QEMU may have dropped that message, which arrived as bus mastering was turned off.
     driver.take_vector(1);
     driver.set_command(OFF);
     driver.set_command(ON);

@@ -7,7 +7,7 @@ use crate::machine::{CMB, CMB_BYTES, CMBLOC, CMBMSC, CMBSZ, config, pattern};
 /// Submission and completion queues, lists, reads, writes.
 const USES: u32 = 0x1f;
 
-/// Bytes that CMBSZ tells of: SZ in units of 4 KiB times 16 to the power of SZU.
+/// Bytes that CMBSZ announces: SZ in units of 4 KiB times 16 to the power of SZU.
 fn bytes(cmbsz: u32) -> u64 {
     u64::from(cmbsz >> 12) << (12 + 4 * (cmbsz >> 8 & 0xf))
 }

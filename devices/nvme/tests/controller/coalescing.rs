@@ -1,5 +1,5 @@
-//! Interrupt Coalescing and Interrupt Vector Configuration (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7). When exactly a message
-//! goes is tested without a machine around it (`src/io_queue/interrupt_tests.rs`).
+//! Interrupt Coalescing and Interrupt Vector Configuration (NVMe Base 2.0, 5.27.1.6 and 5.27.1.7).
+//! The exact time of a message is tested without a machine (`src/io_queue/interrupt_tests.rs`).
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,8 @@ fn flush() -> Command {
     Command::new(FLUSH, 1, &[])
 }
 
-/// A driver whose completions are coalesced as far as they can be, and no message of before is left.
+/// Returns a driver whose completions are coalesced as much as possible, without earlier messages
+/// left.
 fn coalesced() -> Driver {
     let mut driver = Driver::new();
     driver.ok(0, set_feature(COALESCING, MOST));
@@ -34,7 +35,7 @@ fn coalesced() -> Driver {
     driver
 }
 
-/// How many messages come by a vector, if there are `least`.
+/// Waits for at least `least` messages on a vector. Returns the number of messages.
 #[track_caller]
 fn messages(driver: &Driver, vector: usize, least: u64) -> u64 {
     let mut seen = 0;
@@ -65,7 +66,7 @@ fn completions_share_messages_unless_their_vector_disables_it() {
             driver.submit(queue, flush());
             driver.take_silently(queue);
         }
-        // Later: what has been taken needs no message.
+        // Later, so that entries that have been taken need no message.
         for queue in [1, 2] {
             driver.acknowledge(queue);
         }
@@ -73,16 +74,17 @@ fn completions_share_messages_unless_their_vector_disables_it() {
     assert_eq!(messages(&driver, 2, COMMANDS), COMMANDS);
     driver.submit(1, flush());
     let shared = messages(&driver, 1, 1);
-    // However slow the machine is: they are too few for their number, so each has waited its time.
+    // This holds on a machine of any speed: the completions are too few for the threshold, so each
+    // has waited its time.
     let waited = TIME * u32::try_from(shared).unwrap();
     assert!(waited <= start.elapsed(), "{shared} messages");
 }
 
-/// 7 batches of commands, for which there would be as many messages. The commands are on memory: when images are done with theirs is up to
-/// the kernel.
+/// 7 batches of commands, which without coalescing would cause as many messages. The namespace is
+/// in memory: with an image, the kernel would decide when commands end.
 #[test]
 fn completions_share_messages_until_the_last_one_is_answered() {
-    /// How long a message waits for the answer to the one before.
+    /// The time for which a message waits for the response to the previous one.
     const TIME: Duration = Duration::from_micros(100);
     let mut driver = Driver::with(&Config {
         namespaces: vec![Source::Ram(MIB)],
@@ -98,7 +100,8 @@ fn completions_share_messages_until_the_last_one_is_answered() {
         assert_eq!(driver.take_silently(2).code(), 0);
     }
     let shared = messages(&driver, 2, 2);
-    // However slow the machine is: each has waited its time but the first one, and the last one, as no work is left.
+    // This holds on a machine of any speed: each has waited its time except the first one, and the
+    // last one, because no work is left.
     let waited = TIME * u32::try_from(shared - 2).unwrap();
     assert!(waited <= start.elapsed(), "{shared} messages");
 }
@@ -109,7 +112,7 @@ fn completions_of_the_admin_queue_are_never_held_back() {
     for _ in 0..COMMANDS {
         driver.ok(0, get_feature(COALESCING, 0, 0));
     }
-    // The one before may have been under way yet when it was looked for.
+    // The previous message may still have been on its way when the test looked for it.
     let seen = messages(&driver, 0, COMMANDS);
     assert!((COMMANDS..=COMMANDS + 1).contains(&seen), "{seen} messages");
 }

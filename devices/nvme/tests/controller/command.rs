@@ -82,11 +82,11 @@ pub(crate) fn async_event_request() -> Command {
     Command::new(0x0c, 0, &[])
 }
 
-/// Create I/O Completion Queue, contiguous, with interrupts.
 pub(crate) fn doorbell_buffer(values: u64, events: u64) -> Command {
     Command::new(0x7c, 0, &[]).at(values, events)
 }
 
+/// Create I/O Completion Queue, contiguous, with interrupts.
 pub(crate) fn create_cq(id: u16, entries: u32, vector: u16, address: u64) -> Command {
     let dwords = [
         u32::from(id) | (entries - 1) << 16,
@@ -116,7 +116,7 @@ pub(crate) struct Completion {
     pub(crate) sqhd: u16,
     pub(crate) sqid: u16,
     pub(crate) cid: u16,
-    /// Dword 3 behind the phase tag.
+    /// Dword 3 after the phase tag.
     status: u16,
 }
 

@@ -1,4 +1,5 @@
-//! Creating and deleting queues with every wrong parameter, and its status (NVMe Base 2.0, 5.4 to 5.7).
+//! Creating and deleting queues with each parameter wrong in turn, and the resulting status (NVMe
+//! Base 2.0, 5.4 to 5.7).
 
 use std::time::Instant;
 
@@ -160,7 +161,7 @@ fn queues_made_for_others_work_until_deleted() {
     let mut controller = Controller::enable(machine.clone(), machine.clone(), usual(0)).unwrap();
     let [tail, head] = controller.create_queues_at(3, usual(3)).unwrap();
     assert_eq!([tail, head], [0x1018, 0x101c]);
-    // A Flush without a namespace fails, and completes.
+    // A Flush without a namespace fails, and so completes.
     machine.write_doorbell(tail, 1).unwrap();
     let completion = || machine.load64(usual(3).completion + 8).unwrap();
     let begun = Instant::now();

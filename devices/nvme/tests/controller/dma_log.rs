@@ -6,7 +6,7 @@ use crate::command::{READ, WRITE, blocks};
 use crate::driver::{DATA, Driver, LIST, queues};
 use crate::machine::{self, CMB, RAM_BYTES, config};
 
-/// Bytes of a purpose and direction by a route to a completer.
+/// Returns the bytes of a purpose and direction by a route to a completer.
 fn bytes(log: &[Entry], purpose: Purpose, direction: Direction, at: (Route, Completer)) -> u64 {
     log.iter()
         .filter(|entry| (entry.purpose, entry.direction) == (purpose, direction))
@@ -18,7 +18,7 @@ fn bytes(log: &[Entry], purpose: Purpose, direction: Direction, at: (Route, Comp
 const OWN: (Route, Completer) = (Route::OwnBar, Completer::OwnMemory);
 const RAM: (Route, Completer) = (Route::GuestRam, Completer::GuestRam);
 
-/// How much more of these bytes there is after `work`.
+/// Returns a function for the increase of these bytes during `work`.
 fn moved(
     driver: &mut Driver,
     work: impl FnOnce(&mut Driver),
@@ -53,7 +53,7 @@ fn data_in_the_cmb_counts_as_own_memory_to_the_byte() {
             assert_eq!(moved(purpose, direction, RAM), 0);
         }
     }
-    // The admin queue's: the first log page's completion, the second's command.
+    // These are the admin queue's: the first log page's completion, the second's command.
     assert_eq!(moved(Command, Read, RAM), 64);
     assert_eq!(moved(Completion, Write, RAM), 16);
 }
@@ -90,7 +90,7 @@ fn a_transfer_that_fails_is_a_failure_and_no_byte() {
 fn ats_log_counts_requests_hits_and_invalidations() {
     let mut driver = Driver::bare(&config());
     driver.open_cmb();
-    // All memory is unmapped in the end, and a driver's doorbells must not be.
+    // The test unmaps all memory in the end, so the driver's doorbells must not lie there.
     driver.bring_up_by_registers();
     assert_eq!(driver.ats_log(), [1, 0, 0, 0, 0, 0, 0, 0]);
     driver.turn_ats_on();

@@ -11,11 +11,11 @@ use peerbar_nvme_spec::dma_log;
 use crate::command::{Command, Completion, READ, WRITE, blocks, create_cq, create_sq, get_log};
 use crate::machine::{ACQ, AQA, ASQ, CC, CMB, CMBMSC, CSTS, Machine, PAGE, RAM, TIMEOUT, config};
 
-/// Where the driver's memory is: admin queues, I/O queues, a PRP list, data.
+/// Addresses of the driver's memory: admin queues, I/O queues, a PRP list, data.
 const QUEUES: u64 = RAM;
 pub(crate) const LIST: u64 = RAM + (3 << 20);
 pub(crate) const DATA: u64 = RAM + (4 << 20);
-/// Entries of the admin queues, and of I/O queues unless a test says otherwise.
+/// Entries of the admin queues, and of I/O queues unless a test sets another number.
 pub(crate) const ENTRIES: u16 = 16;
 /// CC: enabled, submission entries of 64 bytes, completion entries of 16.
 pub(crate) const ENABLED: u32 = 0x0046_0001;
@@ -38,7 +38,7 @@ pub(crate) fn queues(
     }
 }
 
-/// The usual addresses of a pair in guest RAM: two pages of its own.
+/// The usual addresses of a pair in guest RAM: two pages for each pair.
 pub(crate) fn usual(id: u16) -> QueueMemory {
     let submission = QUEUES + 2 * PAGE * u64::from(id);
     queues(submission, submission + PAGE, ENTRIES, ENTRIES)
@@ -70,7 +70,7 @@ impl DerefMut for Driver {
 }
 
 impl Driver {
-    /// An enabled controller with the CMB open and queue pair 1.
+    /// Returns an enabled controller with the CMB open and queue pair 1.
     pub(crate) fn new() -> Self {
         Self::with(&config())
     }
@@ -82,7 +82,7 @@ impl Driver {
         driver
     }
 
-    /// A controller that is not enabled.
+    /// Returns a controller that is not enabled.
     pub(crate) fn bare(config: &Config) -> Self {
         Self {
             machine: Machine::new(config),
@@ -105,7 +105,7 @@ impl Driver {
         }
     }
 
-    /// The same, with doorbells that are registers whatever the suite is run with.
+    /// The same, but the doorbells are registers, regardless of the suite's environment.
     pub(crate) fn bring_up_by_registers(&mut self) {
         self.enable();
         self.create_pair(1, usual(1));
@@ -131,7 +131,7 @@ impl Driver {
         *self.pair(id).doorbells() = doorbells;
     }
 
-    /// New doorbells of a queue pair: in memory if those of I/O queues are.
+    /// Makes doorbells for a queue pair: in memory if those of I/O queues are.
     fn doorbells(&self, id: u16) -> [Doorbell<Machine, Machine>; 2] {
         self.doorbells_in(id, self.shadowed && id > 0)
     }
@@ -204,7 +204,7 @@ impl Driver {
         self.pairs.get_mut(&id).unwrap()
     }
 
-    /// Puts a command on a queue; its CID.
+    /// Puts a command on a queue. Returns its CID.
     pub(crate) fn put(&mut self, id: u16, command: Command) -> u16 {
         self.cid = self.cid.wrapping_add(1);
         let entry = command.encode(self.cid);
@@ -212,12 +212,12 @@ impl Driver {
         self.cid
     }
 
-    /// Tells the controller of the commands that were put on a queue.
+    /// Rings the doorbell for the commands that were put on a queue.
     pub(crate) fn ring(&mut self, id: u16) {
         self.pair(id).ring_tail().unwrap();
     }
 
-    /// Tells the controller of the completions that were taken.
+    /// Rings the doorbell for the completions that were taken.
     pub(crate) fn acknowledge(&mut self, id: u16) {
         self.pair(id).ring_head().unwrap();
     }
@@ -228,7 +228,7 @@ impl Driver {
         cid
     }
 
-    /// The next completion of a queue, if it is there. It is not acknowledged.
+    /// Returns the next completion of a queue, if there is one. It is not acknowledged.
     pub(crate) fn poll(&mut self, id: u16) -> Option<Completion> {
         let pair = self.pair(id);
         let taken = pair.pop().unwrap()?;
@@ -258,7 +258,7 @@ impl Driver {
         }
     }
 
-    /// Has a command done and takes its completion.
+    /// Executes a command and takes its completion.
     #[track_caller]
     pub(crate) fn run(&mut self, id: u16, command: Command) -> Completion {
         let cid = self.submit(id, command);
@@ -267,7 +267,7 @@ impl Driver {
         entry
     }
 
-    /// Has a command done well; dword 0 of its completion.
+    /// Executes a command, which must succeed. Returns dword 0 of its completion.
     #[track_caller]
     pub(crate) fn ok(&mut self, id: u16, command: Command) -> u32 {
         let entry = self.run(id, command);
@@ -275,20 +275,20 @@ impl Driver {
         entry.dw0
     }
 
-    /// Has a command done well, and does not acknowledge its completion.
+    /// Executes a command, which must succeed, and does not acknowledge its completion.
     #[track_caller]
     pub(crate) fn ok_silently(&mut self, id: u16, command: Command) {
         self.submit(id, command);
         assert_eq!(self.take_silently(id).code(), 0, "{command:x?}");
     }
 
-    /// The status that a command comes to.
+    /// Executes a command. Returns its status.
     #[track_caller]
     pub(crate) fn code(&mut self, id: u16, command: Command) -> u16 {
         self.run(id, command).code()
     }
 
-    /// Has an admin command that returns one page or less done well.
+    /// Executes an admin command that returns one page or less, and must succeed.
     #[track_caller]
     pub(crate) fn fetch(&mut self, command: Command, len: usize) -> Vec<u8> {
         self.write(DATA, &vec![0xa5; len]);
@@ -296,8 +296,8 @@ impl Driver {
         self.read(DATA, len)
     }
 
-    /// Returns when every queue has had its turn with what was rung before: queues are served one after the other, so
-    /// the second of two commands is taken in a later round.
+    /// Returns when every queue has had a turn since the last doorbell: queues are served one after
+    /// the other, so the second of two commands is fetched in a later round.
     #[track_caller]
     pub(crate) fn let_every_queue_have_a_turn(&mut self) {
         for _ in 0..2 {
@@ -305,7 +305,7 @@ impl Driver {
         }
     }
 
-    /// Puts `len` bytes at `data` into PRPs, with a list at `list` if it takes one.
+    /// Puts `len` bytes at `data` into PRPs, with a list at `list` if one is needed.
     pub(crate) fn prps(&mut self, command: Command, data: u64, len: usize, list: u64) -> Command {
         let end = data + len as u64;
         let next = (data / PAGE + 1) * PAGE;
@@ -337,7 +337,6 @@ impl Driver {
         self.read(DATA, len)
     }
 
-    /// The DMA log. Fetching it is in it already, but for its own data and completion.
     #[track_caller]
     pub(crate) fn ats_log(&mut self) -> Vec<u64> {
         let page = self.fetch(get_log(dma_log::ATS_LID, 0, 64), 64);
@@ -345,6 +344,7 @@ impl Driver {
         words.map(|word| u64::from_le_bytes(*word)).collect()
     }
 
+    /// Returns the DMA log. It includes its own fetch, except for the page's data and completion.
     pub(crate) fn dma_log(&mut self) -> Vec<dma_log::Entry> {
         let len = dma_log::MAX_SIZE;
         let page = self.fetch(get_log(dma_log::LID, 0, len as u32), len);

@@ -9,7 +9,7 @@ use crate::machine::{MIB, PAGE, RAM, config, pattern};
 
 pub(crate) const CFS: u32 = 1 << 1;
 
-/// Pages of data, a list or data beyond the first that the tests take away.
+/// Pages of data, of a list, or of data after the first, which the tests take away.
 const GONE: u64 = DATA + 0x10_0000;
 
 #[test]
@@ -72,7 +72,7 @@ pub(crate) fn create_failing_pair(driver: &mut Driver) {
     driver.unmap(GONE, PAGE);
 }
 
-/// Has the controller fail by those queues.
+/// Makes the controller fail by those queues.
 pub(crate) fn fail(driver: &mut Driver) {
     driver.submit(2, blocks(READ, 0, 1).at(DATA, 0));
     driver.wait_for_status(CFS, CFS);
@@ -118,7 +118,7 @@ fn a_completion_that_cannot_be_posted_is_fatal_until_a_reset() {
     recovers(&mut driver);
 }
 
-/// A controller reset clears CSTS.CFS, and the controller works again.
+/// Checks that a controller reset clears CSTS.CFS, and that the controller works again.
 fn recovers(driver: &mut Driver) {
     driver.disable();
     driver.wait_for_status(CFS, 0);

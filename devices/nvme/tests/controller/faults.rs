@@ -15,7 +15,7 @@ fn driver(rule: &str) -> Driver {
     driver
 }
 
-/// A read that no block range of these tests meets.
+/// A read that does not meet the block ranges of these tests.
 fn other_read(driver: &mut Driver) {
     driver.ok(1, blocks(READ, 2000, 1).at(DATA + 0x2000, 0));
 }
@@ -104,7 +104,8 @@ fn delayed_command_or_completion_comes_when_due() {
     }
 }
 
-/// Has queue 1 read blocks 0 to 7 to [`DATA`], which stays as it is; takes the completion, and does not give back its entry.
+/// Makes queue 1 read blocks 0 to 7 to [`DATA`], which must not change yet. Takes the completion,
+/// and does not free its entry.
 fn read_reordered(driver: &mut Driver) -> Vec<u8> {
     let data = pattern(4096, 48);
     driver.store(0, &data);
@@ -127,7 +128,7 @@ fn reordered_data_follow_when_the_completion_is_taken() {
     while driver.read(DATA, 4096) != data {
         assert!(start.elapsed() < TIMEOUT, "they do not come");
     }
-    // The rule is over.
+    // The rule has reached its limit.
     driver.write(DATA, &[0xa5; 4096]);
     driver.ok(1, blocks(READ, 0, 8).at(DATA, 0));
     assert_eq!(driver.read(DATA, 4096), data);
@@ -135,7 +136,7 @@ fn reordered_data_follow_when_the_completion_is_taken() {
 
 #[test]
 fn reordered_data_of_a_failed_controller_hold_up_no_unmap() {
-    // Each queue has a worker of its own.
+    // Each queue has its own worker.
     let mut driver = Driver::with(&Config {
         workers: 2,
         ..config()

@@ -23,19 +23,20 @@ use crate::machine::{config, pattern};
 
 /// Blocks of the namespace.
 const BLOCKS: usize = 256;
-/// Where the range of a Deallocate is.
+/// Address of the range of a Deallocate.
 const RANGE: u64 = DATA - 0x1000;
 
-/// How the host fails.
+/// A kind of failure of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     /// The image loses its end: reads there fail, writes make it grow again.
     Short,
-    /// It loses its end, and writes there fail.
+    /// The image loses its end, and writes there fail.
     Sealed,
     /// Its file system is full: any write may fail.
     Full,
-    /// It is a disk, with sectors of this many bytes, that loses what it has taken: any Flush may fail.
+    /// The disk, with sectors of this many bytes, loses data that it has accepted: any Flush may
+    /// fail.
     Lossy(u32),
 }
 
@@ -87,7 +88,7 @@ struct Disk {
     failure: Failure,
     path: PathBuf,
     file: File,
-    /// What it lies on.
+    /// The mount or device below the disk.
     _below: Box<dyn Any>,
 }
 
@@ -129,18 +130,18 @@ impl Disk {
         }
     }
 
-    /// How many bytes it has.
+    /// Returns its size in bytes.
     fn len(&mut self) -> usize {
         self.file.seek(SeekFrom::End(0)).unwrap() as usize
     }
 }
 
-/// A namespace, and what is known of it.
+/// A namespace, and its expected contents.
 struct Model {
     driver: Driver,
     disk: Disk,
     block: usize,
-    /// `None`: a command that writes this has failed.
+    /// The expected byte, or `None` after a failed command that writes it.
     bytes: Vec<Option<u8>>,
     is_lost: bool,
 }
@@ -225,14 +226,14 @@ impl Model {
                     && range.start < self.disk.len()
                 {
                     self.disk.file.set_len(range.start as u64).unwrap();
-                    // What is there after it has grown again.
+                    // The contents after the image has grown again.
                     self.bytes[range.start..].fill(Some(0));
                 }
             }
         }
     }
 
-    /// A command that writes, or syncs what was written, has ended with this code.
+    /// Records that a command that writes, or syncs earlier writes, has ended with this code.
     fn written(&mut self, range: Range<usize>, code: u16, syncs: bool, data: impl Fn(usize) -> u8) {
         let failure = self.disk.failure;
         let may_fail = match failure {
@@ -293,7 +294,7 @@ impl Model {
         assert!(expected.contains(&code), "{code:#x}");
     }
 
-    /// What is known is in the image.
+    /// Checks that all known bytes are in the image.
     fn check_image(&mut self) {
         let len = self.disk.len().min(self.bytes.len());
         let mut image = vec![0; len];
@@ -303,7 +304,7 @@ impl Model {
     }
 }
 
-/// Runs `cases` random sequences of steps, or as many as the environment says.
+/// Runs `cases` random sequences of steps, or as many as the environment specifies.
 fn hold(cases: u32, failures: &'static [Failure]) {
     let wanted = std::env::var("PEERBAR_TEST_CASES").ok();
     let cases = wanted.map_or(cases, |text| text.parse().unwrap());

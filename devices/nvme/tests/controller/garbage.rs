@@ -11,7 +11,7 @@ const REGISTERS: u32 = 0;
 const REGISTER_BYTES: u64 = 0x4000;
 const CONFIG_BYTES: u64 = 0x1000;
 
-/// An access with these bytes at an offset where they fit.
+/// An access with these bytes, at an offset where they fit.
 fn access(region: u32, region_bytes: u64) -> impl Strategy<Value = (u32, u64, Vec<u8>)> {
     (0..region_bytes, prop::collection::vec(any::<u8>(), 1..9)).prop_map(move |(offset, data)| {
         let last = region_bytes - data.len() as u64;
@@ -27,7 +27,7 @@ fn likely() -> impl Strategy<Value = (u32, u64, Vec<u8>)> {
         .prop_map(|(offset, data)| (REGISTERS, offset, data.to_vec()))
 }
 
-/// The controller is as good as new after a reset.
+/// Checks that the controller works like a new one after a reset.
 #[track_caller]
 fn works_after_a_reset(driver: &mut Driver) {
     driver.reset_by_client();

@@ -1,5 +1,6 @@
-//! A guest of random habits with doorbells in memory: queues of all sizes, bursts and pauses, completions that it takes late
-//! or does not tell of. None of its commands is left to a worker that sleeps.
+//! A guest of random behaviour with doorbells in memory: queues of all sizes, bursts and pauses,
+//! completions that it takes late or does not acknowledge. No worker may sleep while one of its
+//! commands waits.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use crate::machine::{TIMEOUT, config};
 
 const IDS: [u16; 2] = [2, 3];
 const SIZES: [u16; 8] = [2, 3, 4, 5, 17, 33, 64, 128];
-/// Microseconds; most are none.
+/// Microseconds; most are 0.
 const PAUSES: [u64; 32] = {
     let mut pauses = [0; 32];
     [pauses[0], pauses[1], pauses[2], pauses[3]] = [1200, 300, 60, 60];
@@ -42,7 +43,7 @@ impl Guest {
         }
     }
 
-    /// The queues go, one or the other with a command that is not fetched yet.
+    /// Deletes the queues, one of them perhaps with a command that has not been fetched.
     fn delete_queues(&mut self) {
         for id in IDS {
             if self.random.bool() {
@@ -69,7 +70,7 @@ impl Guest {
         self.out[which] += count;
     }
 
-    /// Takes some of the completions that are there, and sometimes tells of them.
+    /// Takes some of the completions that are there, and sometimes rings for them.
     fn take_some(&mut self, which: usize) {
         let id = IDS[which];
         for _ in 0..self.random.u32(..=self.out[which]) {
@@ -80,8 +81,8 @@ impl Guest {
         }
     }
 
-    /// Takes all completions that are yet to come, and does nothing else. It tells of the first ones so late that a worker
-    /// without free completion entries sleeps.
+    /// Takes all outstanding completions, and does nothing else. It rings for the first ones so
+    /// late that a worker without free completion entries sleeps.
     fn take_all(&mut self, which: usize) {
         let id = IDS[which];
         let there = std::iter::from_fn(|| self.driver.poll(id)).count();

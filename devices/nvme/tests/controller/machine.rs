@@ -18,10 +18,11 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const PAGE: u64 = 4096;
-/// Where guest RAM starts, and how much there is.
+/// Start and size of guest RAM.
 pub(crate) const RAM: u64 = 0x1000_0000;
 pub(crate) const RAM_BYTES: u64 = 16 * MIB;
-/// Where the guest has put BAR2, and where commands find the CMB: not the same, so that nothing mixes them up.
+/// The address of BAR2, and the address at which commands find the CMB. They differ, so that a
+/// mix-up shows.
 pub(crate) const BAR2: u64 = 0x40_0000_0000;
 pub(crate) const CMB: u64 = 0x60_0000_0000;
 pub(crate) const CMB_BYTES: u64 = 2 * MIB;
@@ -30,7 +31,7 @@ const INTX: u32 = 0;
 const MSI_X: u32 = 2;
 /// The admin queues' vector and one for each of 64 I/O queues.
 const VECTORS: u32 = 65;
-/// No test waits longer than this for what does not come.
+/// Longest wait of any test.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Registers (NVMe Base 2.0, 3.1.3).
@@ -43,11 +44,11 @@ pub(crate) const CMBLOC: u64 = 0x38;
 pub(crate) const CMBSZ: u64 = 0x3c;
 pub(crate) const CMBMSC: u64 = 0x50;
 
-/// How addresses of guest RAM lie in its file.
+/// The layout of guest RAM in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     Linear,
-    /// Each page somewhere else.
+    /// Each page at an unrelated place.
     Scattered,
 }
 
@@ -72,7 +73,7 @@ struct MachineState {
     events: Vec<OwnedFd>,
 }
 
-/// Two namespaces of 4 MiB and 1 MiB, MDTS of 128 KiB, a CMB of 2 MiB that takes queues.
+/// Two namespaces of 4 MiB and 1 MiB, MDTS of 128 KiB, a CMB of 2 MiB that supports queues.
 pub(crate) fn config() -> Config {
     Config {
         serial: "disk0".to_owned(),
@@ -91,7 +92,7 @@ pub(crate) fn config() -> Config {
     }
 }
 
-/// A namespace of `bytes` bytes: in RAM, or in an image of its own.
+/// A namespace of `bytes` bytes: in RAM, or in a new image.
 pub(crate) fn source(bytes: u64) -> Source {
     if from_environment("PEERBAR_TEST_IMAGES").is_none() {
         return Source::Ram(bytes);
@@ -102,7 +103,8 @@ pub(crate) fn source(bytes: u64) -> Source {
     Source::File(format!("/proc/self/fd/{}", image.into_raw_fd()).into())
 }
 
-/// The whole suite holds for every number of workers and every way of polling: these name others than the usual.
+/// The whole suite holds for every number of workers and every poll policy: these variables set
+/// others than the usual.
 fn from_environment(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
@@ -118,7 +120,8 @@ fn way_of_polling() -> PollPolicy {
 }
 
 impl Machine {
-    /// Guest RAM mapped, BARs assigned, vectors taken: as the kernel leaves a function to its driver.
+    /// Makes a machine with guest RAM mapped, BARs assigned and vectors set: the state in which the
+    /// kernel passes a function to its driver.
     pub(crate) fn new(config: &Config) -> Self {
         let fd = rustix::fs::memfd_create("ram", MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::fs::ftruncate(&fd, RAM_BYTES).unwrap();
@@ -143,14 +146,14 @@ impl Machine {
         })
     }
 
-    /// Puts a rule for a fault in force.
+    /// Adds a fault rule.
     #[track_caller]
     pub(crate) fn inject(&self, rule: &str) {
         let rule = rule.parse().unwrap();
         self.0.controller.borrow().endpoint.add_fault(rule).unwrap();
     }
 
-    /// Takes all rules for faults out of force.
+    /// Removes all fault rules.
     pub(crate) fn clear_faults(&self) {
         self.0.controller.borrow().endpoint.clear_faults();
     }
@@ -177,7 +180,8 @@ impl Machine {
         self.device().dma_map(map).unwrap();
     }
 
-    /// Writes a register in the page of doorbells as a guest does that has mapped it: without a message.
+    /// Writes a register in the page of doorbells like a guest that has mapped it: without a
+    /// message.
     pub(crate) fn write_mapped(&self, offset: u64, value: u32) {
         let controller = self.0.controller.borrow();
         let region = controller.endpoint.region(0).unwrap();
@@ -198,7 +202,7 @@ impl Machine {
         self.device().dma_unmap(span).unwrap();
     }
 
-    /// Maps guest RAM again, page by page, neighbours far from each other.
+    /// Maps guest RAM again, page by page, with adjacent pages far from each other.
     pub(crate) fn scatter_ram(&self) {
         self.unmap(RAM, RAM_BYTES);
         self.0.layout.set(Layout::Scattered);
@@ -259,7 +263,7 @@ impl Machine {
         self.device().region_write(region, offset, data).unwrap();
     }
 
-    /// Gives the vectors up for the INTx pin; the event that it signals.
+    /// Gives up the vectors in favour of the INTx pin. Returns the event that the pin signals.
     pub(crate) fn use_pin(&self) -> OwnedFd {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let pin = IrqAction::Events(vec![Some(event.try_clone().unwrap().try_into().unwrap())]);
@@ -282,12 +286,12 @@ impl Machine {
         self.configure(express + 8, &0x8000_u16.to_le_bytes());
     }
 
-    /// A reset of the whole machine, as the client tells of it.
+    /// Resets the whole machine, as the client reports it.
     pub(crate) fn reset_by_client(&self) {
         self.device().reset().unwrap();
     }
 
-    /// Where in configuration space the capability of that number is.
+    /// Returns the offset in configuration space of the capability with this number.
     fn capability(&self, id: u8) -> u64 {
         let read = |offset| {
             let mut bytes = [0; 2];
@@ -319,7 +323,7 @@ impl Machine {
             .unwrap();
     }
 
-    /// Waits until CSTS, as far as `mask` goes, is this.
+    /// Waits until CSTS has `value` in the bits of `mask`.
     #[track_caller]
     pub(crate) fn wait_for_status(&self, mask: u32, value: u32) {
         let start = Instant::now();
@@ -340,18 +344,20 @@ impl Machine {
         wait_for_event(&self.0.events[vector], &format!("vector {vector}"));
     }
 
-    /// Waits until a vector has been raised, and takes that; how often it has been raised since it was last asked.
+    /// Waits until a vector has been raised. Returns the number of times it has been raised since
+    /// the last call.
     #[track_caller]
     pub(crate) fn wait_for_messages(&self, vector: usize) -> u64 {
         wait_for_events(&self.0.events[vector], &format!("vector {vector}"))
     }
 
-    /// Whether a vector has been raised since it was last asked.
+    /// Returns `true` if a vector has been raised since the last call.
     pub(crate) fn take_vector(&self, vector: usize) -> bool {
         take_event(&self.0.events[vector])
     }
 
-    /// Writes memory where a driver's CPU would: in guest RAM or in the CMB, by the addresses that commands use.
+    /// Writes memory as a driver's CPU would: in guest RAM or in the CMB, by the addresses that
+    /// commands use.
     pub(crate) fn write(&self, address: u64, data: &[u8]) {
         match self.cmb_offset(address) {
             (Some(cmb), at) => cmb.write_all_at(data, at).unwrap(),
@@ -372,7 +378,7 @@ impl Machine {
         data
     }
 
-    /// All of guest RAM, in the order of its file.
+    /// Returns all of guest RAM, in the order of its file.
     pub(crate) fn ram_image(&self) -> Vec<u8> {
         let mut image = vec![0; RAM_BYTES as usize];
         self.0.ram.read_exact_at(&mut image, 0).unwrap();
@@ -392,7 +398,7 @@ impl Machine {
         (Some(file), address - CMB)
     }
 
-    /// Calls `each` with an offset in the RAM's file and the part of the data that is there.
+    /// Calls `each` with an offset in the RAM's file and the part of the data that lies there.
     fn each_page(
         &self,
         address: u64,
@@ -450,12 +456,12 @@ fn wait_for_events(event: &OwnedFd, name: &str) -> u64 {
     u64::from_ne_bytes(count)
 }
 
-/// Whether an interrupt has come since it was last asked.
+/// Returns `true` if an interrupt has come since the last call.
 pub(crate) fn take_event(event: &OwnedFd) -> bool {
     rustix::io::read(event, &mut [0; 8]).is_ok()
 }
 
-/// Bytes that say where they are.
+/// Returns bytes that identify their own position.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|i| (i % 251) as u8 ^ (i / 251) as u8 ^ seed)

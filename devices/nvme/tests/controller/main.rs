@@ -1,5 +1,5 @@
-//! The NVMe controller as a driver meets it: through its regions, interrupts and DMA mappings, written from the
-//! specifications and from what Linux and nvme-cli ask for.
+//! The NVMe controller from the view of a driver: through its regions, interrupts and DMA mappings,
+//! written from the specifications and from the needs of Linux and nvme-cli.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -28,7 +28,7 @@ fn mapped_admin_doorbell_is_seen_while_a_worker_is_busy() {
         driver.put(2, blocks(VERIFY, 0, 1 << 12));
     }
     driver.ring(2);
-    // More than one, as the engine may still be up from what came before.
+    // More than one, because the engine may still be awake from earlier work.
     for _ in 0..3 {
         driver.put(0, get_feature(0x07, 0, 0));
         let tail = driver.pair(0).tail().into();

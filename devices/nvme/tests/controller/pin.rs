@@ -1,4 +1,5 @@
-//! The INTx pin: a level that is up as long as there is something to take (NVMe over PCIe 1.0, 3.5.1.1).
+//! The INTx pin: a level that is asserted as long as there are entries to take (NVMe over PCIe 1.0,
+//! 3.5.1.1).
 
 use std::os::fd::OwnedFd;
 

@@ -22,11 +22,11 @@ const UNRELIABLE: u32 = Pmrsts::new().with_hsts(Pmrsts::UNRELIABLE).into_bits();
 const BASE_INVALID: u32 = Pmrsts::new().with_cbai(true).into_bits();
 
 const BYTES: u64 = 4 * MIB;
-/// Where commands find the region, and where its BAR is.
+/// The address at which commands find the region, and that of its BAR.
 const PMR: u64 = 0x70_0000_0000;
 const BAR4: u64 = 0x50_0000_0000;
 
-/// The file that a region is kept in.
+/// The file of a region.
 struct Kept(TempDir);
 
 impl Kept {
@@ -47,7 +47,7 @@ impl Kept {
         }
     }
 
-    /// An enabled controller whose region is ready, for commands too.
+    /// Returns an enabled controller whose region is ready, also for commands.
     fn driver(&self) -> Driver {
         let driver = Driver::with(&self.config());
         driver.assign_bar(4, BAR4);
@@ -62,7 +62,7 @@ fn enable(machine: &Machine, base: u64) {
     machine.set_register(PMRMSCL, base as u32 | 2);
 }
 
-/// The region as the guest has it mapped.
+/// Returns the region as the guest maps it.
 fn mapped(machine: &Machine) -> File {
     let device = machine.device();
     let region = device.region(4).unwrap();
@@ -111,12 +111,12 @@ fn commands_find_it_at_its_base_address_while_it_is_enabled() {
     let region = mapped(&driver);
     let data = pattern(8192, 3);
     driver.store(0, &data);
-    // From the disk to the region, and back from there, the second page in the CMB.
+    // From the disk to the region, and back, with the second page in the CMB.
     driver.ok(1, blocks(READ, 0, 16).at(PMR + 0x3000, CMB + 0x1000));
     assert_eq!(contents(&region, 0x3000, 4096), data[..4096]);
     driver.ok(1, blocks(WRITE, 64, 8).at(PMR + 0x3000, 0));
     assert_eq!(driver.load(64, 4096), data[..4096]);
-    // By the BAR's address too.
+    // By the BAR's address, too.
     driver.ok(1, blocks(READ, 8, 8).at(BAR4 + 0x5000, 0));
     assert_eq!(contents(&region, 0x5000, 4096), data[4096..]);
     driver.set_register(PMRCTL, 0);
@@ -177,7 +177,7 @@ fn shortened_file_shows_in_pmrsts_smart_and_an_event() {
     assert_eq!(driver.load(0, 512), [1; 512], "the namespaces go on");
 }
 
-/// The first byte of each line of the first megabyte, after a loss of power.
+/// Returns the first byte of each line of the first megabyte, after a power loss.
 fn lines_after_power_loss(pattern: u64) -> Vec<u8> {
     let kept = Kept::new();
     let mut driver = kept.driver();
@@ -185,13 +185,14 @@ fn lines_after_power_loss(pattern: u64) -> Vec<u8> {
     let region = mapped(&driver);
     region.write_all_at(&[1; 0x8000], 0).unwrap();
     driver.register(PMRSTS);
-    // By the guest, and by a command.
+    // One write by the guest, and one by a command.
     region.write_all_at(&[2; 0x4000], 0x4000).unwrap();
     driver.store(0, &[3; 0x1000]);
     driver.ok(1, blocks(READ, 0, 8).at(PMR + 0x8000, 0));
     driver.submit(1, Command::new(FLUSH, 1, &[]));
     driver.wait_for_status(!0, !0);
-    // The power is lost in the reset, which the link's end brings about; the controller's end waits for it.
+    // The power is lost in the reset that follows the end of the link; the controller's end waits
+    // for it.
     drop((driver, region));
     let bytes = std::fs::read(kept.path()).unwrap();
     let lines = bytes[..0x9000].chunks(64).map(|line| {

@@ -4,7 +4,8 @@ use crate::command::{Command, READ, WRITE, blocks, sc};
 use crate::driver::{DATA, Driver};
 use crate::machine::{CMB, PAGE, pattern};
 
-/// Stores `data` and has it read back into `pages`, the first from an offset on, by a command with these PRPs.
+/// Stores `data` and makes a command with these PRPs read it back into `pages`, the first from an
+/// offset on.
 fn reads_into(driver: &mut Driver, len: usize, prp1: u64, prp2: u64, pages: &[u64]) {
     let data = pattern(len, 9);
     driver.store(0, &data);
@@ -32,10 +33,10 @@ fn list(driver: &Driver, at: u64, entries: &[u64]) {
     driver.write(at, &bytes);
 }
 
-/// Where lists are that the driver's own transfers do not touch.
+/// Address of lists that the driver's own transfers do not touch.
 const LIST: u64 = crate::driver::LIST + 0x1_0000;
 
-/// Some pages, in no order.
+/// Some pages, in no particular order.
 const PAGES: [u64; 4] = [
     DATA + 9 * PAGE,
     DATA + 3 * PAGE,
@@ -69,7 +70,7 @@ fn a_list_may_start_anywhere_in_its_page_and_go_on_in_another() {
         LIST + 0x8f8,
         &[a + 0x800, b, c, d],
     );
-    // The last slot of a page holds the only entry left, or the address of more.
+    // The last slot of a page holds the only remaining entry, or the address of the next list.
     list(&driver, end - 8, &[b, c]);
     reads_into(&mut driver, 3 * 4096, a, end - 8, &[a, b, c]);
     list(&driver, end - 8, &[b, LIST + 2 * PAGE]);

@@ -1,4 +1,4 @@
-//! Queues at work: many of them, full ones, and around their ends (NVMe Base 2.0, 3.3).
+//! Queues at work: many queues, full ones, and wrap-around (NVMe Base 2.0, 3.3).
 
 use crate::command::{Command, FLUSH, delete_cq, delete_sq};
 use crate::driver::{DATA, Driver, queues, usual};

@@ -1,4 +1,5 @@
-//! Resets while queues are at work: afterwards there is no DMA and no interrupt of before (NVMe Base 2.0, 3.7).
+//! Resets while queues are at work: afterwards there is no DMA and no interrupt from before the
+//! reset (NVMe Base 2.0, 3.7).
 
 use crate::command::{READ, WRITE, blocks};
 use crate::driver::{DATA, Driver, ENABLED, LIST, queues};
@@ -6,13 +7,13 @@ use crate::machine::{CC, pattern};
 
 type Reset = fn(&mut Driver);
 
-/// Resets after whose answer nothing moves any more.
+/// Resets after whose completion all DMA has stopped.
 const OF_THE_FUNCTION: [(&str, Reset); 2] = [
     ("function level", |driver| driver.reset_function()),
     ("client", |driver| driver.reset_by_client()),
 ];
 
-/// Queue 2 with as many of the largest reads as it holds.
+/// Queue 2 with as many reads of the largest size as it holds.
 fn at_work() -> Driver {
     let mut driver = Driver::new();
     driver.create_pair(2, queues(DATA, DATA + 0x1_0000, 512, 512));

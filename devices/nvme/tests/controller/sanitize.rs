@@ -1,4 +1,4 @@
-//! Sanitize (NVMe Base 2.0, 5.24), and what it does to namespaces and the Persistent Memory Region.
+//! Sanitize (NVMe Base 2.0, 5.24), and its effect on namespaces and the Persistent Memory Region.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -107,7 +107,7 @@ fn other_ways_to_sanitize_are_refused() {
     assert_eq!(identify[328..332], [2, 0, 0, 0x40], "SANICAP");
 }
 
-/// A controller with an image on which nothing can be erased any more.
+/// A controller with an image that can no longer be erased.
 fn sealed() -> (Driver, File) {
     let image = memfd_create("image", MemfdFlags::ALLOW_SEALING).unwrap();
     let image = File::from(image);
@@ -161,7 +161,7 @@ fn commands_in_progress_end_before_the_media_is_erased() {
 
 #[test]
 fn sanitize_of_a_failing_controller_has_not_begun() {
-    // A reset that follows at once may keep one from beginning, too.
+    // A reset that follows at once may also keep a sanitize from beginning.
     for round in 0..10 {
         let mut driver = Driver::new();
         let data = pattern(512, 3);

@@ -1,4 +1,4 @@
-//! Guest RAM of which each page lies somewhere else, as behind an IOMMU that maps page by page.
+//! Guest RAM whose pages lie at unrelated places, as behind an IOMMU that maps page by page.
 
 use crate::command::{READ, WRITE, blocks};
 use crate::driver::{DATA, Driver, LIST, queues};
@@ -15,7 +15,7 @@ fn queues_lists_and_data_cross_pages_that_are_no_neighbours() {
     let data = pattern(len, 61);
     driver.write(from, &data);
     let write = driver.prps(blocks(WRITE, 0, 256), from, len, LIST + 0xfc0);
-    // The list crosses into the next page, where the chain is to lead.
+    // The list crosses into the next page, where the chain must continue.
     let entries = driver.read(LIST + 0xff8, 8 * 26);
     driver.write(LIST + 0x2000, &entries);
     driver.write(LIST + 0xff8, &(LIST + 0x2000).to_le_bytes());

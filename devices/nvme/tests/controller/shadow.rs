@@ -35,7 +35,8 @@ fn shadow_doorbell_reaches_a_worker_awake_or_asleep() {
     }
 }
 
-/// Submits `count` commands to queue 1 one by one, so slowly that others may be waited for; takes none of their completions.
+/// Submits `count` commands to queue 1 one by one, so slowly that the worker may wait for others.
+/// Takes none of their completions.
 fn submit_slowly(driver: &mut Driver, count: usize) -> Vec<u16> {
     let submit = |_| {
         let start = Instant::now();
@@ -137,7 +138,8 @@ fn a_full_completion_queue_waits_for_its_head_in_memory() {
     assert_eq!(taken, cids);
 }
 
-/// As those of a peer, which knows nothing of the guest's buffer, beside those of the guest.
+/// A peer knows nothing of the guest's buffer, so its doorbells are registers while the guest's are
+/// in memory.
 #[test]
 fn queue_rung_by_registers_works_beside_shadow_doorbells() {
     let mut driver = driver();
@@ -185,7 +187,7 @@ fn unmapped_event_indexes_are_fatal() {
     let mut driver = driver();
     driver.ok(1, flush());
     driver.unmap(RAM + (2 << 20) + 4096, 4096);
-    // It wakes, finds nothing, and is about to sleep again.
+    // The worker wakes, finds no work, and is about to sleep again.
     driver.set_register(0x1000 + 8, 0);
     driver.wait_for_status(0b10, 0b10);
 }

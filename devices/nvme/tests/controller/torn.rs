@@ -1,4 +1,5 @@
-//! Logical blocks that several commands write and read at the same time. It takes many: a block is torn rarely.
+//! Logical blocks that several commands write and read at the same time. It takes many attempts: a
+//! block is torn rarely.
 
 use peerbar_nvme::{Config, Source};
 

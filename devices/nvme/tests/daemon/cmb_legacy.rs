@@ -12,7 +12,7 @@ use crate::wire::Wire;
 
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
-/// The BAR that is the buffer, its registers in config space, and where a client puts it.
+/// The buffer's BAR, its BAR register in config space, and its bus address.
 const BUFFER: u32 = 2;
 const BAR: u64 = 0x18;
 const ADDRESS: u64 = 0x70_0000_0000;
@@ -31,7 +31,7 @@ fn host_of_nvme_1_3_finds_the_buffer_at_its_bar() {
     wire.map((RAM, RAM_BYTES), Some(memory.as_fd())).unwrap();
     let capabilities = u64::from_le_bytes(register(&mut wire, CAP));
     assert_eq!(capabilities >> 57 & 1, 0, "CAP.CMBS, reserved in 1.3");
-    // Without a write to CMBMSC, and after one, which 1.3 does not have.
+    // Without a write to CMBMSC, and after one, although 1.3 does not define it.
     for control in [0_u64, ADDRESS | 3] {
         wire.write(REGISTERS, CMBMSC, &control.to_le_bytes());
         assert_eq!(register(&mut wire, CMBMSC), [0; 8]);

@@ -1,4 +1,4 @@
-//! Command lines that cannot be: one line that names the thing and the value, and the right exit status.
+//! Invalid command lines: one line that names the thing and the value, and the right exit status.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! A driver of few commands, over whatever client reaches the controller.
+//! A driver with a few commands, over any client that reaches the controller.
 
 use std::cell::{RefCell, RefMut};
 use std::fs::File;
@@ -19,10 +19,10 @@ use crate::wait_until;
 /// The BAR with the registers.
 pub(crate) const REGISTERS: u32 = 0;
 
-/// Where guest RAM is, and how much of it there is.
+/// Start and size of guest RAM.
 pub(crate) const RAM: u64 = 0x1000_0000;
 pub(crate) const RAM_BYTES: u64 = 4 << 20;
-/// Where a transfer's data lies in RAM, away from the queues.
+/// Address of a transfer's data in RAM, away from the queues.
 pub(crate) const DATA: u64 = RAM + (1 << 20);
 const LIST: u64 = RAM + 0x8000;
 const IDENTIFY: u64 = RAM + 0x9000;
@@ -34,7 +34,7 @@ pub(crate) const SUCCESS: u16 = 0;
 /// NVME_SC_DATA_XFER_ERROR.
 pub(crate) const DATA_TRANSFER_ERROR: u16 = 4;
 
-/// What a driver needs of a client.
+/// The functions of a client that a driver needs.
 pub(crate) trait Link {
     fn read(&mut self, region: u32, offset: u64, data: &mut [u8]);
     fn write(&mut self, region: u32, offset: u64, data: &[u8]);
@@ -118,12 +118,12 @@ impl<L: Link> Driver<L> {
         }
     }
 
-    /// The client.
+    /// Returns the client.
     pub(crate) fn link(&self) -> RefMut<'_, L> {
         self.link.borrow_mut()
     }
 
-    /// The client and guest RAM, to be brought up again.
+    /// Returns the client and guest RAM, for another bring-up.
     pub(crate) fn into_parts(self) -> (L, File) {
         let Self {
             link,
@@ -145,7 +145,8 @@ impl<L: Link> Driver<L> {
         });
     }
 
-    /// Reads or writes `blocks` blocks of 512 bytes from block 0 on, the data at [`DATA`] or `at`; the status.
+    /// Reads or writes `blocks` blocks of 512 bytes from block 0 on, the data at [`DATA`] or `at`.
+    /// Returns the status.
     #[track_caller]
     pub(crate) fn io(&mut self, opcode: u8, at: u64, blocks: u32) -> u16 {
         self.io_from(0, opcode, at, blocks)
@@ -184,7 +185,7 @@ impl<L: Link> Driver<L> {
         doorbell.write(tail).unwrap();
     }
 
-    /// Waits for the next completion of the I/O queue; its status.
+    /// Waits for the next completion of the I/O queue. Returns its status.
     #[track_caller]
     pub(crate) fn wait(&mut self) -> u16 {
         let slot = self.io.head();
@@ -194,7 +195,7 @@ impl<L: Link> Driver<L> {
         completion.status & 0x7ff
     }
 
-    /// Identify Controller; its serial number.
+    /// Executes Identify Controller. Returns the serial number.
     #[track_caller]
     pub(crate) fn serial(&mut self) -> String {
         let mut entry = SubmissionEntry::new_zeroed();
@@ -219,7 +220,7 @@ impl<L: Link> Driver<L> {
             .unwrap();
     }
 
-    /// The data that a read has brought.
+    /// Returns the data that a read has brought.
     pub(crate) fn data(&self, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.memory.read_exact_at(&mut data, DATA - RAM).unwrap();

@@ -1,4 +1,5 @@
-//! Errant addresses in a driver's commands: the client is asked, so that its IOMMU may log them, and nothing is touched.
+//! Errant addresses in a driver's commands: the client is asked, so that its IOMMU may log them,
+//! and no memory changes.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -35,7 +36,7 @@ fn driver(daemon: &Daemon) -> Driver<Wire> {
     Driver::bring_up(wire, memory)
 }
 
-/// Guest RAM but for the queues and the list of pages, which a command may change.
+/// Guest RAM without the queues and the list of pages, which a command may change.
 fn data(driver: &Driver<Wire>) -> Vec<u8> {
     let mut bytes = vec![0; (RAM_BYTES - 0xa000) as usize];
     driver.memory.read_exact_at(&mut bytes, 0xa000).unwrap();

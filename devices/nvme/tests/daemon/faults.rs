@@ -86,7 +86,7 @@ fn delayed_interrupt_comes_late() {
     let event = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     let start = Instant::now();
     inject(&control, "delay interrupt vector=0 by=20ms");
-    // Admin commands raise vector 0. Once this one is complete, those of before have done so.
+    // Admin commands raise vector 0. Once this one is complete, the earlier ones have done so.
     assert_eq!(driver.serial(), "test");
     driver.link().signal_by(MSI_X, event.as_fd());
     assert_eq!(driver.serial(), "test");
@@ -174,7 +174,8 @@ fn link_that_goes_down_at_a_dma_comes_up_by_itself() {
     driver.fill(0xff, 4096);
     let start = Instant::now();
     driver.submit_io(READ, DATA, 8);
-    // It reads as ones while the link is down, which may be over before anyone looks.
+    // The register reads as ones while the link is down, but that may be over before the test reads
+    // it.
     wait_until("the reset at the link's end, and the link is up", || {
         (read(&mut driver.link(), CONFIG_REGION, 4) == [0; 2]).then_some(())
     });
@@ -186,8 +187,8 @@ fn link_that_goes_down_at_a_dma_comes_up_by_itself() {
     assert_eq!(driver.io(READ, DATA, 8), SUCCESS);
 }
 
-/// The bytes of the blocks of an image after a loss of power: 64 were flushed as 1; then 0..64 were written as 2, of which 0..16
-/// were flushed, and then 32..48 as 3.
+/// Returns the bytes of an image's blocks after a power loss: 64 were flushed as 1; then 0..64 were
+/// written as 2, with 0..16 flushed, and then 32..48 as 3.
 fn blocks_after_power_loss(options: &[&str]) -> Vec<u8> {
     let folder = TempDir::new().unwrap();
     let image = folder.path().join("disk.img");
@@ -209,7 +210,7 @@ fn blocks_after_power_loss(options: &[&str]) -> Vec<u8> {
     };
     write(2, 16, 48);
     write(3, 32, 16);
-    // The flush at which the power is lost is never complete.
+    // The flush during which the power is lost never completes.
     driver.submit_io(FLUSH, DATA, 1);
     wait_until("no power", || {
         (read(&mut driver.link(), CONFIG_REGION, 0) == [0xff; 4]).then_some(())

@@ -1,4 +1,5 @@
-//! The flight record: it outlives the daemon, and the sanitizer reads in it what a careless driver has left.
+//! The flight record: it outlives the daemon, and the sanitizer finds the traces of a careless
+//! driver in it.
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -17,7 +18,7 @@ use crate::wait_until;
 use crate::wire::Wire;
 
 const READ: u8 = 0x02;
-/// A mapping of its own for one command's data.
+/// A mapping for one command's data.
 const BUFFER: u64 = 0x9000_0000;
 
 /// A daemon that records everything, with a driver.
@@ -47,7 +48,7 @@ fn count(flight: &Flight, wanted: impl Fn(&Event) -> bool) -> usize {
 
 #[test]
 fn client_doorbells_are_counted_unless_it_may_map_them() {
-    // The tail of I/O queue 1, where it is already.
+    // The tail of I/O queue 1, unchanged.
     const TAIL: u64 = 0x1008;
     for (poll, counted) in [("adaptive", Some(3)), ("always", None)] {
         let folder = TempDir::new().unwrap();
@@ -213,7 +214,7 @@ fn a_mapping_that_its_driver_leaves_behind_is_found() {
     assert_eq!(daemon.terminate().code, Some(0));
     let mut flight = file.read().unwrap();
     assert!(flight.header.ended);
-    // Drivers have a second to take a mapping away: as if the end came later.
+    // Drivers have a second to remove a mapping: this stands for a later end.
     let mut records = flight.records.iter();
     let end = records.position(|record| record.event == Event::Client(false));
     for record in &mut flight.records[end.unwrap()..] {

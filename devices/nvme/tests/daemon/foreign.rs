@@ -1,4 +1,4 @@
-//! Another author's reading of the protocol: the client of the `vfio_user` crate.
+//! An independent implementation of the protocol: the client of the `vfio_user` crate.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;

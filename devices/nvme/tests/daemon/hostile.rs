@@ -1,4 +1,4 @@
-//! A client that turns what it has handed over against the daemon.
+//! A client that turns memory and descriptors that it has passed to the daemon against it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,8 @@ const ENOSPC: u32 = 28;
 /// VFIO_PCI_INTX_IRQ_INDEX and VFIO_PCI_MSIX_IRQ_INDEX.
 const INTERRUPTS: [u32; 2] = [0, 2];
 
-/// Keeps an eventfd full, and O_NONBLOCK off but for an instant, until `stop` is set or the test has failed.
+/// Keeps an eventfd full, and O_NONBLOCK off except for an instant, until `stop` is set or the test
+/// has failed.
 fn fill(event: &OwnedFd, stop: &AtomicBool) {
     let start = Instant::now();
     while !stop.load(Ordering::Relaxed) && start.elapsed() < 2 * TIMEOUT {
@@ -31,7 +32,7 @@ fn fill(event: &OwnedFd, stop: &AtomicBool) {
 
 #[test]
 fn splits_of_a_mapping_take_no_memory_without_bound() {
-    /// As many mappings as a client may have (vfio-user, max_dma_maps).
+    /// The most mappings that a client may have (vfio-user, max_dma_maps).
     const MAPPINGS: u64 = 65535;
     let daemon = start(&["--namespace", "ram=1M"]);
     let before = daemon.resident_bytes();
@@ -97,7 +98,7 @@ fn silent_file_of_fuse_delays_no_client() {
     let requests = driver.link().upstream.seen();
     assert_eq!(requests, [], "its memory is mapped");
     drop(driver);
-    // A process ends only once the close(2) of its thread returns.
+    // A process ends only once its thread's close(2) returns.
     drop(file);
     assert_eq!(daemon.terminate().code, Some(0));
 }

@@ -1,4 +1,4 @@
-//! From start to end: sockets, images, signals, clients that come and go.
+//! The daemon from start to end: sockets, images, signals, clients that come and go.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;

@@ -16,7 +16,7 @@ use crate::process::start;
 
 const LINGER: Duration = Duration::from_secs(3600);
 
-/// A socket with data that the other one, which must stay, does not take.
+/// A socket whose data the other one, which must stay open, does not take.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut full = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -32,7 +32,7 @@ fn lingering() -> (TcpStream, TcpStream) {
     (full, other)
 }
 
-/// Sends a message that has the only copy of the socket afterwards, unless the server has hung up.
+/// Sends a message, which then holds the only copy of the socket, unless the server has hung up.
 fn send(stream: &UnixStream, message: &[u8], socket: TcpStream) {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -53,7 +53,8 @@ fn lingering_sockets_delay_no_client() {
     let first = daemon.connect(|path| UnixStream::connect(path));
     send(&first, &message, socket);
 
-    // Another client's while that one is served, and one that is cut off within a message.
+    // A message of another client while the first one is served, and one that is cut off within a
+    // message.
     let (socket, _other) = lingering();
     let second = daemon.connect(|path| UnixStream::connect(path));
     send(&second, &message, socket);

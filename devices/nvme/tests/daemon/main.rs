@@ -1,5 +1,6 @@
-//! The daemon as a process behind its socket: with a client that others have written, with one of hand-made bytes that
-//! answers the daemon's requests for memory as it likes, and under command lines that cannot be.
+//! The daemon as a process behind its socket: with an independent client, with a client of
+//! hand-made bytes that answers the daemon's requests for memory as a test chooses, and with
+//! invalid command lines.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,10 +30,10 @@ mod wire;
 
 use std::time::{Duration, Instant};
 
-/// No test waits longer than this for what does not come.
+/// Longest wait of any test.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Asks again and again until there is an answer; `what` says what was waited for.
+/// Asks repeatedly until there is an answer; `what` names the awaited event.
 #[track_caller]
 fn wait_until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! A Persistent Memory Region over the life of servers.
+//! A Persistent Memory Region across restarts of the server.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -21,9 +21,9 @@ use crate::wire::Wire;
 const READ: u8 = 0x02;
 const WRITE: u8 = 0x01;
 const BYTES: u64 = 4 << 20;
-/// The BAR that is the region.
+/// The region's BAR.
 const REGION: u32 = 4;
-/// Where commands find it.
+/// Address at which commands find the region.
 const BASE: u64 = 0x70_0000_0000;
 
 fn kept(folder: &TempDir) -> PathBuf {

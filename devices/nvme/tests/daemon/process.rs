@@ -15,18 +15,18 @@ pub(crate) fn start(args: &[&str]) -> Daemon {
     command().args(args).start()
 }
 
-/// Runs a daemon that cannot start to its end.
+/// Runs a daemon that cannot start until it exits.
 #[track_caller]
 pub(crate) fn refused(args: &[&str]) -> Exit {
     command().args(args).refused()
 }
 
-/// Waits until the thread of that name sleeps.
+/// Waits until the thread with this name sleeps.
 #[track_caller]
 pub(crate) fn wait_until_asleep(daemon: &Daemon, thread: &str) {
     wait_until(thread, || {
         let tasks = std::fs::read_dir(daemon.proc_path("task")).unwrap();
-        // A thread may end meanwhile.
+        // A thread may end during the search.
         let mut stats = tasks.filter_map(|task| {
             let stat = task.ok()?.path().join("stat");
             std::fs::read_to_string(stat).ok()

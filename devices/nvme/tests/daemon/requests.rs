@@ -1,4 +1,4 @@
-//! Memory that the client does not lend: the daemon has to ask for it.
+//! Memory that the client does not share: the daemon has to ask for it.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,10 +15,10 @@ use crate::upstream::{Answer, UpstreamRequest};
 use crate::wait_until;
 use crate::wire::Wire;
 
-/// Where a peer's memory is, as far as the tests are concerned.
+/// Address of a peer's memory in these tests.
 const PEER: u64 = 0x80_0000_0000;
 
-/// A driver whose queues are in RAM that is lent, and a peer that is not.
+/// A driver whose queues are in shared RAM, and a peer's memory that is not shared.
 #[track_caller]
 fn driver(daemon: &Daemon) -> Driver<Wire> {
     let memory = ram(SealFlags::SHRINK);
@@ -135,7 +135,8 @@ fn a_reset_ends_a_transfer_that_waits_for_the_client() {
         let mut driver = self::driver(&daemon);
         let asked = driver.link().upstream.clone();
         asked.answer_with(|_| Answer::Late);
-        // More than is asked for at once: 1 MiB, or what follows the probe of an address that is not mapped.
+        // More than one request at once: 1 MiB, or the requests that follow the probe of an address
+        // that is not mapped.
         driver.submit_io(opcode, at, 2048);
         let before = asked.wait_for(if at == PEER { 16 } else { 1 }).len();
         driver.link().reset();
@@ -173,7 +174,7 @@ fn client_hanging_up_in_a_transfer_leaves_a_working_daemon() {
         [0x42; 4096],
         "what was written before, and nothing else"
     );
-    // Whether there is still time to tell that it failed is a matter of luck.
+    // There may or may not be time left to report the failure.
     memory.read_exact_at(&mut completion, 0x3010).unwrap();
     let status = u16::from_le_bytes([completion[14], completion[15]]);
     assert!(

@@ -1,4 +1,4 @@
-//! INTx as QEMU has it under KVM: the end of interrupt comes by an eventfd.
+//! INTx as QEMU uses it under KVM: the end of interrupt arrives by an eventfd.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use crate::process::start;
 use crate::wait_until;
 use crate::wire::Wire;
 
-/// Ends the thread that takes signals, at the end of a test that fails, too. The device takes what it has not delivered from the
-/// pin's eventfd, so the end has one of its own.
+/// Ends the thread that takes signals at the end of a test, even of one that fails. The device
+/// takes undelivered signals back from the pin's eventfd, so the end has its own eventfd.
 struct End<'e>(&'e OwnedFd);
 
 impl Drop for End<'_> {
@@ -51,7 +51,7 @@ fn eventfd_unmasks_the_pin() {
     let taken = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| take_signals(&pin, &end, &taken));
-        // The device takes back what was not taken when a command is done.
+        // The device takes undelivered signals back when a command completes.
         let mut interrupts = |wanted| {
             driver.serial();
             (taken.load(Ordering::SeqCst) == wanted).then_some(())

@@ -1,4 +1,5 @@
-//! A file of FUSE whose server, in this process, does not answer: fstat(2), read(2) and close(2) of the file wait (Linux include/uapi/linux/fuse.h).
+//! A FUSE file whose server, in this process, does not answer: fstat(2), read(2) and close(2) of
+//! the file wait (Linux include/uapi/linux/fuse.h).
 
 use std::ffi::CString;
 use std::fs::File;
@@ -14,14 +15,14 @@ use crate::wait_until;
 
 const OPEN: u32 = 14;
 const RELEASE: u32 = 18;
-/// What close(2) waits for.
+/// The request that close(2) waits for.
 pub(crate) const FLUSH: u32 = 25;
 const INIT: u32 = 26;
 
 /// Bytes that a read of requests offers, at least (FUSE_MIN_READ_BUFFER).
 const REQUEST_BYTES: usize = 8192;
 
-/// The file. When it is dropped its server answers everything.
+/// The file. When it is dropped, its server answers all requests.
 pub(crate) struct SilentFile {
     file: OwnedFd,
     server: Arc<Server>,
@@ -29,7 +30,7 @@ pub(crate) struct SilentFile {
 
 struct Server {
     device: OwnedFd,
-    /// Requests that wait; none while all are answered.
+    /// Requests that wait, or `None` while all are answered.
     waiting: Mutex<Option<Vec<FuseRequest>>>,
 }
 
@@ -40,7 +41,7 @@ struct FuseRequest {
 }
 
 impl SilentFile {
-    /// Mounts a file system that is this file alone. It needs root.
+    /// Mounts a file system that consists of this file. It needs root.
     #[track_caller]
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -68,7 +69,7 @@ impl SilentFile {
         Self { file, server }
     }
 
-    /// Waits until a process waits for the file, and says by which request.
+    /// Waits until a process waits for the file. Returns the opcode of the request.
     #[track_caller]
     pub(crate) fn awaited(&self) -> u32 {
         let first = || Some(self.server.waiting.lock().as_ref()?.first()?.opcode);
@@ -92,13 +93,13 @@ impl Drop for SilentFile {
 }
 
 impl Server {
-    /// Until no process has the file any more.
+    /// Serves until no process has the file any more.
     fn run(&self) {
         let mut space = [0; REQUEST_BYTES];
         loop {
             let bytes = match read(&self.device, &mut space) {
                 Ok(count) => &space[..count],
-                // It was given up before it was read.
+                // The request was interrupted before it was read.
                 Err(Errno::NOENT | Errno::INTR) => continue,
                 Err(_) => return,
             };
@@ -130,7 +131,7 @@ impl Server {
         bytes.extend_from_slice(&error.to_ne_bytes());
         bytes.extend_from_slice(&request.unique.to_ne_bytes());
         bytes.extend(data.iter().flat_map(|word| word.to_ne_bytes()));
-        // It fails if no process waits any more.
+        // Writing fails if no process waits any more.
         let _ = write(&self.device, &bytes);
     }
 }

@@ -1,6 +1,7 @@
-//! SPDK's host, as its vfio-user client (lib/vfio_user/host) and its NVMe driver on top of it behave: each message has id 0,
-//! VERSION has no JSON, registers are accessed by messages and doorbells in mapped memory, memory is lent unsealed, there are
-//! no interrupts, and a request of the device's is taken for the reply to its own.
+//! SPDK's host: its vfio-user client (lib/vfio_user/host) and the NVMe driver on top of it: each
+//! message has id 0, VERSION has no JSON, registers are accessed by messages and doorbells in
+//! mapped memory, memory is shared unsealed, there are no interrupts, and a request of the device
+//! is taken for the reply to the client's own request.
 
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut, Read};
@@ -30,7 +31,8 @@ const GET_REGION_INFO: u16 = 5;
 const REGION_READ: u16 = 9;
 const REGION_WRITE: u16 = 10;
 
-/// What SPDK says of its space for a region's information: that of a page, less one `struct vfio_region_info`.
+/// The space that SPDK announces for a region's information: a page, less one
+/// `struct vfio_region_info`.
 const REGION_SPACE: u32 = 4096 - 32;
 /// VFIO_REGION_INFO_FLAG_MMAP and VFIO_REGION_INFO_FLAG_CAPS.
 const MMAP: u32 = 1 << 2;
@@ -54,7 +56,8 @@ struct Spdk {
 }
 
 impl Spdk {
-    /// The whole attach; `None` if there are no doorbells to be mapped ("Error to get device BAR0").
+    /// Attaches as SPDK does. Returns `None` if no doorbells can be mapped ("Error to get device
+    /// BAR0").
     fn attach(daemon: &Daemon, memory: &File) -> Option<Self> {
         let stream = UnixStream::connect(daemon.socket()).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
@@ -109,8 +112,9 @@ impl Spdk {
         self.ask(command, &ask, Some(memory.as_fd()));
     }
 
-    /// DMA_MAP of all memory with a descriptor of `page`, the file of its first page: the error number of the reply, as a client does
-    /// whose memory has a file for each huge page (without -g).
+    /// DMA_MAP of all memory with a descriptor of `page`, the file of its first page, as from a
+    /// client whose memory has a file for each huge page (without -g). Returns the error number of
+    /// the reply.
     fn lend_by_first_page(&mut self, page: &File) -> u32 {
         let ask = [words(&[32, 3]), quads(&[0, RAM, RAM_BYTES])].concat();
         self.send(DMA_MAP, &ask, Some(page.as_fd()));
@@ -119,7 +123,8 @@ impl Spdk {
         word(&header, 12)
     }
 
-    /// Sends a command and takes what comes next for its reply: the payload and the descriptors.
+    /// Sends a command and takes the next message for its reply. Returns the payload and the
+    /// descriptors.
     fn ask(
         &mut self,
         command: u16,
@@ -132,7 +137,7 @@ impl Spdk {
         assert_eq!((id_and_command, flags), (u32::from(command) << 16, 1));
         let mut reply = vec![0; word(&header, 4) as usize - header.len()];
         if !reply.is_empty() {
-            // SPDK reads once, whatever comes.
+            // SPDK reads once, however many bytes arrive.
             assert_eq!(self.stream.read(&mut reply).unwrap(), reply.len());
         }
         (reply, descriptors)
@@ -168,7 +173,8 @@ impl Spdk {
         (header, descriptors.flatten().collect())
     }
 
-    /// The mapped area that an access is made in, and where; `None` if it is made by message.
+    /// Returns the mapped area for an access, and the offset in it, or `None` if the access is made
+    /// by a message.
     fn area(&self, region: u32, offset: u64, len: usize) -> Option<(&Area, u64)> {
         let first = self.areas.first().filter(|_| region == REGISTERS)?;
         if offset < first.offset {
@@ -199,7 +205,7 @@ impl Link for Spdk {
             area.memory.write_all_at(data, at).unwrap();
             return;
         }
-        // SPDK sets no more in the command register than this.
+        // SPDK sets only these bits in the command register.
         let mut command = [0; 2];
         let data = if (region, offset) == (CONFIG_REGION, 4) {
             self.read(CONFIG_REGION, 4, &mut command);
@@ -261,7 +267,7 @@ fn data_in_no_mapping_fails_without_asking_the_client() {
         let status = driver.io(opcode, 0x7000_0000_0000, 8);
         assert_eq!(status, DATA_TRANSFER_ERROR);
     }
-    // A request of the server's would be taken for the answer to one of these.
+    // A request of the server would be taken for the answer to one of these.
     assert_eq!(driver.serial(), "test");
     driver.wait_for_csts(1, 1);
 }
@@ -284,7 +290,7 @@ fn memory_with_a_file_for_each_page_is_refused_by_name() {
     let page = ram(SealFlags::empty());
     page.set_len(RAM_BYTES - 4096).unwrap();
     assert_eq!(spdk.lend_by_first_page(&page), EINVAL);
-    // What was refused is not mapped, so the whole memory can be.
+    // The refused memory is not mapped, so the whole memory can be.
     spdk.lend(DMA_MAP, &memory);
     let mut driver = Driver::bring_up(spdk, memory);
     assert_eq!(driver.serial(), "test");

@@ -1,4 +1,4 @@
-//! What a client says to the device's requests for memory.
+//! A client's answers to the device's requests for memory.
 
 use std::fmt::{self, Debug};
 
@@ -6,28 +6,28 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::TIMEOUT;
 
-/// A DMA_READ or DMA_WRITE of the device.
+/// A DMA_READ or DMA_WRITE from the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UpstreamRequest {
     pub(crate) id: u16,
     pub(crate) address: u64,
     pub(crate) len: usize,
-    /// What is to be written; `None` for a read.
+    /// The data to write, or `None` for a read.
     pub(crate) data: Option<Vec<u8>>,
 }
 
-/// What becomes of a request.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// It is done; a read brings this.
+    /// The request succeeds; a read returns this.
     Data(Vec<u8>),
-    /// It is done; a read brings nothing but this byte.
+    /// The request succeeds; a read returns only this byte.
     AllAs(u8),
-    /// It fails with this errno.
+    /// The request fails with this errno.
     Refused(u32),
-    /// It waits until the test answers.
+    /// The request waits until the test answers.
     Late,
-    /// It is answered with too much.
+    /// The answer is too long.
     Nonsense,
 }
 
@@ -42,10 +42,10 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// ENODEV, which QEMU answers where nothing is mapped.
+    /// ENODEV, which QEMU answers for an address that is not mapped.
     pub(crate) const UNMAPPED: Answer = Answer::Refused(19);
 
-    /// A client that serves nothing.
+    /// Makes a client that serves no request.
     pub(crate) fn new() -> Self {
         Self {
             rule: Mutex::new(Box::new(|_| Self::UNMAPPED)),
@@ -55,7 +55,7 @@ impl Upstream {
         }
     }
 
-    /// From now on requests are answered by this rule.
+    /// Sets the rule that answers requests from now on.
     pub(crate) fn answer_with(
         &self,
         rule: impl FnMut(&UpstreamRequest) -> Answer + Send + 'static,
@@ -63,7 +63,7 @@ impl Upstream {
         *self.rule.lock() = Box::new(rule);
     }
 
-    /// Every request so far.
+    /// Returns every request so far.
     pub(crate) fn seen(&self) -> Vec<UpstreamRequest> {
         self.seen.lock().clone()
     }
@@ -83,7 +83,7 @@ impl Upstream {
         seen.clone()
     }
 
-    /// The requests that wait for an answer.
+    /// Returns the requests that wait for an answer.
     pub(crate) fn take_late(&self) -> Vec<UpstreamRequest> {
         std::mem::take(&mut *self.late.lock())
     }

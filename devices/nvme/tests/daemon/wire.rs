@@ -32,10 +32,10 @@ const DMA_READ: u16 = 11;
 const DMA_WRITE: u16 = 12;
 const RESET: u16 = 13;
 
-/// What a device may do with a mapping: read and write.
+/// The device's access to a mapping: read and write.
 const ACCESS: u32 = 1 | 2;
 
-/// A message as it comes over the wire.
+/// A message from the wire.
 #[derive(Debug)]
 struct Message {
     id: u16,
@@ -73,7 +73,7 @@ impl Wire {
         wire
     }
 
-    /// Connects and says nothing.
+    /// Connects and sends no message.
     pub(crate) fn connect_silently(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         let incoming = stream.try_clone().unwrap();
@@ -98,7 +98,8 @@ impl Wire {
         }
     }
 
-    /// DMA_MAP, with the memory behind it or without: the answer's errno if it is an error.
+    /// Sends DMA_MAP, with or without a descriptor of the memory. Returns the answer's errno if it
+    /// is an error.
     #[track_caller]
     pub(crate) fn map(
         &mut self,
@@ -116,7 +117,7 @@ impl Wire {
         self.try_unmap(span).unwrap();
     }
 
-    /// DMA_UNMAP that wants no reply.
+    /// Sends DMA_UNMAP without requesting a reply.
     pub(crate) fn post_unmap(&mut self, (iova, size): (u64, u64)) {
         let payload = [words(&[24, 0]), quads(&[iova, size])].concat();
         let sent = self
@@ -125,14 +126,14 @@ impl Wire {
         sent.unwrap();
     }
 
-    /// DMA_UNMAP: the answer's errno if it is an error.
+    /// Sends DMA_UNMAP. Returns the answer's errno if it is an error.
     #[track_caller]
     pub(crate) fn try_unmap(&mut self, (iova, size): (u64, u64)) -> Result<(), u32> {
         let payload = [words(&[24, 0]), quads(&[iova, size])].concat();
         self.ask(DMA_UNMAP, &payload, &[]).map(drop)
     }
 
-    /// DEVICE_SET_IRQS: has the first vector of an interrupt index signalled by `event`.
+    /// DEVICE_SET_IRQS: sets `event` as the signal of the first vector of an interrupt index.
     #[track_caller]
     pub(crate) fn signal_by(&mut self, index: u32, event: BorrowedFd<'_>) {
         /// VFIO_IRQ_SET_DATA_EVENTFD and VFIO_IRQ_SET_ACTION_TRIGGER.
@@ -141,7 +142,7 @@ impl Wire {
         self.ask(SET_IRQS, &payload, &[event]).unwrap();
     }
 
-    /// DEVICE_SET_IRQS: has INTx unmasked by `event`.
+    /// DEVICE_SET_IRQS: sets `event` to unmask INTx.
     #[track_caller]
     pub(crate) fn unmask_by(&mut self, event: BorrowedFd<'_>) {
         /// VFIO_IRQ_SET_DATA_EVENTFD and VFIO_IRQ_SET_ACTION_UNMASK.
@@ -156,7 +157,7 @@ impl Wire {
         self.ask(RESET, &[], &[]).unwrap();
     }
 
-    /// Answers every request that waits for it, the last one first: reads bring nothing but `byte`.
+    /// Answers every request that waits for it, the last one first. Reads return only `byte`.
     pub(crate) fn answer_late(&self, byte: u8) {
         for request in self.upstream.take_late().into_iter().rev() {
             let data = vec![byte; request.len];
@@ -169,7 +170,7 @@ impl Wire {
         self.outgoing.stream.shutdown(Shutdown::Both).unwrap();
     }
 
-    /// Whether the device has hung up, waiting for it.
+    /// Waits until the device hangs up. Returns `true` if it has.
     pub(crate) fn is_hung_up_on(&self) -> bool {
         matches!(
             self.replies.recv_timeout(TIMEOUT),
@@ -269,7 +270,7 @@ impl Outgoing {
     }
 }
 
-/// The thread that takes what comes.
+/// The thread that receives messages.
 struct Reader {
     incoming: UnixStream,
     outgoing: Arc<Outgoing>,
@@ -290,7 +291,7 @@ impl Reader {
         }
     }
 
-    /// The next message; descriptors that come with it are dropped.
+    /// Receives the next message. Drops descriptors that come with it.
     fn receive(&mut self) -> Option<Message> {
         let mut header = [0; 16];
         self.incoming.read_exact(&mut header).ok()?;

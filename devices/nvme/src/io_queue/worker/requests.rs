@@ -6,7 +6,7 @@ use super::Worker;
 use crate::io_queue::request::WorkerRequest;
 
 impl Worker {
-    /// Carries out what the engine has requested; breaks if the thread is to end.
+    /// Executes the engine's requests. Breaks if the thread must end.
     pub(super) fn take_requests(&mut self) -> ControlFlow<()> {
         while let Ok((request, done)) = self.requests.try_recv() {
             match request {
@@ -21,7 +21,7 @@ impl Worker {
                 WorkerRequest::RemoveCompletion(id) => self.queues.remove_completion(id),
                 WorkerRequest::Shadow(buffer) => self.queues.set_shadow(buffer),
                 WorkerRequest::Forget => {
-                    // They are 0 after a reset.
+                    // The doorbells are 0 after a reset.
                     self.admin_values = self.admin_values.map(|_| [0; 2]);
                     self.queues.forget();
                 }
@@ -35,13 +35,14 @@ impl Worker {
                     return ControlFlow::Break(());
                 }
             }
-            // It fails if the engine does not wait any more.
+            // Sending fails if the engine no longer waits.
             let _ = done.send(());
         }
         ControlFlow::Continue(())
     }
 
-    /// Confirms a request that waits for commands to end, if these have, or are dropped by a reset.
+    /// Confirms a request that waits for commands to end, once they have ended or a reset has
+    /// dropped them.
     pub(super) fn confirm_end(&mut self, busy: bool) {
         let Some((id, done)) = self.unconfirmed.take() else {
             return;

@@ -1,4 +1,4 @@
-//! A worker, its queues in memory, and namespaces on pipes, which are as slow as a test needs.
+//! A worker, its queues in memory, and namespaces on pipes, which a test can slow down.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -36,14 +36,14 @@ use crate::storage::Storage;
 const TIME_OUT: Duration = Duration::from_secs(20);
 const BLOCK: usize = 512;
 const RAM_BYTES: u64 = 0x4_0000;
-/// Where data goes, away from the queues.
+/// Address of the data, away from the queues.
 const DATA: u64 = 0x2_0000;
-/// NSIDs of a namespace on a pipe that nothing comes out of, of one in memory, and of one on a pipe that takes nothing.
+/// NSIDs of a namespace on an empty pipe, of one in memory, and of one on a full pipe.
 const SLOW: u32 = 1;
 const FAST: u32 = 2;
 const FULL: u32 = 3;
 const ENTRIES: u32 = 4;
-/// How much a pipe holds.
+/// Capacity of a pipe.
 const FILLING: usize = 0x1000;
 
 /// A namespace whose blocks come out of a pipe, or go into one.
@@ -90,16 +90,16 @@ struct Scene {
     ram: MemoryFile,
     requests: Sender<(WorkerRequest, Done)>,
     worker: Option<JoinHandle<()>>,
-    /// What the slow namespace is waiting for.
+    /// The other end of the slow namespace's pipe.
     data: File,
-    /// Where the blocks of the full one go.
+    /// The other end of the full namespace's pipe.
     sink: File,
     tails: [u32; 3],
     heads: [u32; 3],
 }
 
 impl Scene {
-    /// `None` on a machine that permits no io_uring, where there is nothing to test.
+    /// Returns `None` on a machine that does not permit io_uring. Then the test is skipped.
     fn new(poll: PollPolicy) -> Option<Self> {
         let doorbells = DoorbellPage::new(3, 0x4000).unwrap();
         let (registers, intx) = (Registers::new(None, None), Intx::new(3));
@@ -171,7 +171,7 @@ impl Scene {
         }
     }
 
-    /// Sends a request; where it is confirmed.
+    /// Sends a request. Returns the channel of its confirmation.
     fn request(&self, request: WorkerRequest) -> Receiver<()> {
         let (done, wait) = sync_channel(1);
         self.requests.send((request, done)).unwrap();
@@ -183,12 +183,13 @@ impl Scene {
         self.request(request).recv_timeout(TIME_OUT).unwrap();
     }
 
-    /// Has queue `id` read a block of a namespace to `DATA` and the page of that number.
+    /// Makes queue `id` read a block of a namespace to page `page` at `DATA`.
     fn read(&mut self, id: u16, nsid: u32, page: u64) {
         self.command(id, NvmOpcode::Read, nsid, page);
     }
 
-    /// Gives queue `id` a command on the first block of a namespace, whose data is at `DATA` in the page of that number.
+    /// Gives queue `id` a command on the first block of a namespace, with its data in page `page`
+    /// at `DATA`.
     fn command(&mut self, id: u16, opcode: NvmOpcode, nsid: u32, page: u64) {
         let mut entry = SubmissionEntry::new_zeroed();
         entry.opcode = opcode as u8;
@@ -201,7 +202,7 @@ impl Scene {
         self.submit(id, &[entry]);
     }
 
-    /// Has queue `id` take up commands, together.
+    /// Submits commands to queue `id` together.
     fn submit(&mut self, id: u16, entries: &[SubmissionEntry]) {
         let tail = &mut self.tails[usize::from(id)];
         for entry in entries {
@@ -212,7 +213,7 @@ impl Scene {
         self.notifier.ring(Doorbell::SubmissionTail(id), *tail);
     }
 
-    /// CID and status of the next completion of a queue, if it is there.
+    /// Returns CID and status of the next completion of a queue, if there is one.
     fn completion(&mut self, id: u16) -> Option<(u16, u16)> {
         let head = &mut self.heads[usize::from(id)];
         let mut entry = CompletionEntry::new_zeroed();
@@ -239,12 +240,12 @@ impl Scene {
         }
     }
 
-    /// The slow namespace delivers `blocks` blocks.
+    /// Makes the slow namespace deliver `blocks` blocks.
     fn deliver(&mut self, blocks: usize) {
         self.data.write_all(&vec![7; blocks * BLOCK]).unwrap();
     }
 
-    /// The full namespace takes `blocks` blocks; their bytes.
+    /// Makes the full namespace take `blocks` blocks. Returns their bytes.
     fn empty(&mut self, blocks: usize) -> Vec<u8> {
         let mut data = vec![0; FILLING + blocks * BLOCK];
         self.sink.read_exact(&mut data).unwrap();
@@ -261,7 +262,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // What still waits for the slow namespace comes to an end with it.
+        // Commands that still wait for the slow namespace end with its pipe.
         let (_, data) = rustix::pipe::pipe().unwrap();
         self.data = data.into();
         (self.sink, _) = full_pipe();
@@ -271,7 +272,7 @@ impl Drop for Scene {
     }
 }
 
-/// A pipe that takes nothing until `FILLING` bytes have been read from it.
+/// Returns a pipe that takes no data until `FILLING` bytes have been read from it.
 fn full_pipe() -> (File, File) {
     let (reads, writes) = rustix::pipe::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&writes, FILLING).unwrap();
@@ -404,8 +405,8 @@ fn completion_queue_keeps_entries_for_slow_commands() {
     assert_eq!(scene.wait(1), (4, 0));
 }
 
-/// Reads of a page, of more bytes than a completion waits for, and of data that the worker itself waits for, as its address is
-/// not mapped.
+/// Reads of a page, of more bytes than a completion waits for, and of data that makes the worker
+/// itself wait, because its address is not mapped.
 fn a_small_a_large_and_a_slow_read(ram: &MemoryFile) -> [SubmissionEntry; 3] {
     let pages = WAIT_BYTES / 0x1000;
     let list: Vec<u8> = (1..pages)
