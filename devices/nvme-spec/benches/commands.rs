@@ -1,4 +1,5 @@
-//! What it costs to read a command out of the bytes of a submission queue entry: `cargo bench -p peerbar-nvme-spec`.
+//! The cost of reading a command from the bytes of a submission queue entry:
+//! `cargo bench -p peerbar-nvme-spec`.
 
 #![allow(
     clippy::unwrap_used,

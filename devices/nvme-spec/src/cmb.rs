@@ -23,7 +23,7 @@ pub struct Cmbloc {
     pub cqda: bool,
     #[bits(3)]
     __: u8,
-    /// OFST: where in the BAR the buffer starts, in units of CMBSZ.SZU.
+    /// OFST: offset of the buffer in the BAR, in units of CMBSZ.SZU.
     #[bits(20)]
     pub ofst: u32,
 }
@@ -56,7 +56,8 @@ impl Cmbsz {
     /// The largest SZU: 64 GiB.
     pub const SZU_MAX: u8 = 6;
 
-    /// Sets SZ and SZU to `bytes`, in the smallest unit that holds it exactly; `None` if no unit does.
+    /// Sets SZ and SZU to `bytes`, in the smallest unit that holds it exactly. Returns `None` if no
+    /// unit does.
     pub fn with_bytes(self, bytes: u64) -> Option<Self> {
         (0..=Self::SZU_MAX).find_map(|szu| {
             let unit = unit(szu);
@@ -68,13 +69,13 @@ impl Cmbsz {
         })
     }
 
-    /// Size in bytes; `None` if SZU is reserved.
+    /// Returns the size in bytes, or `None` if SZU is reserved.
     pub fn bytes(self) -> Option<u64> {
         (self.szu() <= Self::SZU_MAX).then(|| u64::from(self.sz()) * unit(self.szu()))
     }
 }
 
-/// The unit that `szu` stands for in bytes. `szu` is at most [`Cmbsz::SZU_MAX`].
+/// Returns the unit that `szu` stands for, in bytes. `szu` is at most [`Cmbsz::SZU_MAX`].
 const fn unit(szu: u8) -> u64 {
     4096 << (4 * szu)
 }
@@ -83,19 +84,19 @@ const fn unit(szu: u8) -> u64 {
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct Cmbmsc {
-    /// CRE: CMBLOC and CMBSZ read as what they are.
+    /// CRE: CMBLOC and CMBSZ read as their values instead of 0.
     pub cre: bool,
-    /// CMSE: addresses from CBA on are taken for the buffer.
+    /// CMSE: addresses from CBA on refer to the buffer.
     pub cmse: bool,
     #[bits(10)]
     __: u16,
-    /// CBA: the address by which commands name the start of the buffer, in units of 4 KiB.
+    /// CBA: the address at which the buffer starts for commands, in units of 4 KiB.
     #[bits(52)]
     pub cba: u64,
 }
 
 impl Cmbmsc {
-    /// CBA in bytes.
+    /// Returns CBA in bytes.
     pub const fn base_address(self) -> u64 {
         self.cba() << 12
     }

@@ -1,8 +1,9 @@
 //! Commands: the 64 bytes of a submission queue entry and the opcodes (NVMe Base 2.0, 3.3.3.1).
 //!
-//! What dwords 10 to 15 say differs by command. [`admin`] and [`nvm`] have one view for each command that says
-//! something there, `View::from(&entry)` and `view.apply_to(&mut entry)`. Asynchronous Event Request, Keep Alive
-//! and Flush say nothing there. A field that NVMe calls 0's based is kept as it is; a method gives the count.
+//! The meaning of dwords 10 to 15 depends on the command. [`admin`] and [`nvm`] have one view for
+//! each command that uses them, with `View::from(&entry)` and `view.apply_to(&mut entry)`.
+//! Asynchronous Event Request, Keep Alive and Flush do not use them. A field that NVMe calls 0's
+//! based keeps its encoding; a method returns the count.
 
 pub mod admin;
 pub mod nvm;
@@ -14,7 +15,7 @@ use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned, try_transmute,
 };
 
-/// NSID that names every namespace (NVMe Base 2.0, 3.2.1).
+/// NSID that stands for every namespace (NVMe Base 2.0, 3.2.1).
 pub const NSID_ALL: u32 = 0xffff_ffff;
 
 /// A submission queue entry (NVMe Base 2.0, 3.3.3.1).
@@ -27,7 +28,7 @@ pub struct SubmissionEntry {
     pub flags: CommandFlags,
     /// CID: the host's name for this command, unique among those outstanding on the queue.
     pub cid: U16,
-    /// NSID: the namespace, 0 if none, [`NSID_ALL`] for every one.
+    /// NSID: the namespace, 0 for no namespace, [`NSID_ALL`] for all.
     pub nsid: U32,
     /// CDW2.
     pub cdw2: U32,
@@ -54,7 +55,7 @@ pub struct SubmissionEntry {
 }
 
 impl SubmissionEntry {
-    /// Dwords 10 to 15.
+    /// Returns dwords 10 to 15.
     fn command_dwords(&self) -> [U32; 6] {
         [
             self.cdw10, self.cdw11, self.cdw12, self.cdw13, self.cdw14, self.cdw15,
@@ -69,7 +70,7 @@ impl SubmissionEntry {
     }
 }
 
-/// Gives a struct of 24 bytes the two ways between it and dwords 10 to 15 of an entry.
+/// Implements conversions between a struct of 24 bytes and dwords 10 to 15 of an entry.
 macro_rules! views_of_command_dwords {
     ($($view:ty),+ $(,)?) => {$(
         impl From<&$crate::command::SubmissionEntry> for $view {
@@ -79,7 +80,7 @@ macro_rules! views_of_command_dwords {
         }
 
         impl $view {
-            /// Sets dwords 10 to 15 of `entry`; its opcode and the rest stay as they are.
+            /// Sets dwords 10 to 15 of `entry`, and leaves its opcode and the rest unchanged.
             pub fn apply_to(self, entry: &mut $crate::command::SubmissionEntry) {
                 entry.set_command_dwords(zerocopy::transmute!(self));
             }
@@ -92,7 +93,7 @@ use views_of_command_dwords;
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct CommandFlags {
-    /// FUSE: 0 a command of its own, 1 the first and 2 the second of a fused pair.
+    /// FUSE: 0 a single command, 1 the first and 2 the second of a fused pair.
     #[bits(2)]
     pub fuse: u8,
     #[bits(4)]
@@ -102,11 +103,12 @@ pub struct CommandFlags {
     pub psdt: u8,
 }
 
-/// Which entry of the UUID list gives a vendor specific value its meaning (NVMe Base 2.0, 5.17.2.16).
+/// The entry of the UUID list that gives a vendor specific value its meaning (NVMe Base 2.0,
+/// 5.17.2.16).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct UuidIndex {
-    /// 0: none.
+    /// The entry's index, 0 for no entry.
     #[bits(7)]
     pub index: u8,
     #[bits(1)]

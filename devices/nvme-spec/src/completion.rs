@@ -12,7 +12,7 @@ pub struct CompletionEntry {
     pub dw0: U32,
     /// DW1: command specific.
     pub dw1: U32,
-    /// SQHD: how far the controller has taken entries from the submission queue.
+    /// SQHD: the head of the submission queue, up to which the controller has taken entries.
     pub sqhd: U16,
     /// SQID: the submission queue of the command.
     pub sqid: U16,
@@ -22,7 +22,7 @@ pub struct CompletionEntry {
     pub status: StatusField,
 }
 
-/// The upper half of dword 3 of a completion (NVMe Base 2.0, 3.3.3.2); also what the error log reports.
+/// The upper half of dword 3 of a completion (NVMe Base 2.0, 3.3.3.2), also used in the error log.
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct StatusField {
@@ -37,15 +37,15 @@ pub struct StatusField {
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct Status {
-    /// SC: Status Code, in the terms of SCT.
+    /// SC: Status Code, whose meaning depends on SCT.
     pub sc: u8,
     /// SCT: Status Code Type.
     #[bits(3)]
     pub sct: u8,
-    /// CRD: which of the controller's Command Retry Delays applies, 0 for none.
+    /// CRD: the number of the Command Retry Delay to apply, 0 for no delay.
     #[bits(2)]
     pub crd: u8,
-    /// M: the error log has more about this.
+    /// M: the error log has more information.
     pub more: bool,
     /// DNR: the same command would fail again.
     pub dnr: bool,
@@ -133,7 +133,8 @@ impl Status {
     pub const FEATURE_NOT_NAMESPACE_SPECIFIC: Self = command_specific(0x0f);
     /// Invalid Controller Identifier.
     pub const INVALID_CONTROLLER_ID: Self = command_specific(0x1f);
-    /// Invalid I/O Command Set. Linux has it among the generic codes; the specification, QEMU and SPDK here.
+    /// Invalid I/O Command Set. Linux lists it with the generic codes; the specification, QEMU and
+    /// SPDK list it here.
     pub const INVALID_IO_COMMAND_SET: Self = command_specific(0x2c);
 }
 

@@ -1,12 +1,13 @@
-//! The vendor specific log page in which a controller of peerbar counts its DMA by route.
+//! The vendor specific log page in which a peerbar controller counts its DMA by route.
 //!
-//! The page itself is the same for every device of peerbar; `peerbar-dma-log` describes, writes and reads it. A host
-//! reads all of it, [`MAX_SIZE`] bytes, by one command: the counters change between two.
+//! The page itself is the same for every peerbar device; `peerbar-dma-log` describes, writes and
+//! reads it. A host reads all of it, [`MAX_SIZE`] bytes, with one command, because the counters
+//! change between two commands.
 
 pub use peerbar_dma_log::*;
 
-/// LID of the page, the first that NVMe leaves to vendors (NVMe Base 2.0, 5.16.1).
+/// LID of the page, the first vendor specific one (NVMe Base 2.0, 5.16.1).
 pub const LID: u8 = 0xc0;
 
-/// Its number for what has become of the translations that the controller asked for ([`AtsCounts`]).
+/// LID of the page with the outcomes of the controller's translation requests ([`AtsCounts`]).
 pub const ATS_LID: u8 = 0xc1;

@@ -13,7 +13,7 @@ pub struct AsyncEvent {
     pub kind: u8,
     #[bits(5)]
     __: u8,
-    /// Asynchronous Event Information: which event of its kind.
+    /// Asynchronous Event Information: the event within its type.
     pub info: u8,
     /// Log Page Identifier: the page whose reading clears the event.
     pub lid: u8,
@@ -40,9 +40,9 @@ const fn event(kind: u8, info: u8, lid: u8) -> AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// A doorbell of a queue that does not exist was written.
+    /// The host wrote a doorbell of a queue that does not exist.
     pub const INVALID_DOORBELL_REGISTER: Self = event(kind::ERROR, 0x00, lid::ERROR);
-    /// A doorbell was set beyond its queue, or to a value that it had.
+    /// The host set a doorbell beyond its queue, or to its previous value.
     pub const INVALID_DOORBELL_VALUE: Self = event(kind::ERROR, 0x01, lid::ERROR);
     /// The NVM subsystem is less reliable than it was.
     pub const RELIABILITY_DEGRADED: Self = event(kind::SMART, 0x00, lid::SMART);
@@ -56,7 +56,8 @@ impl AsyncEvent {
 mod tests {
     use super::*;
 
-    /// Type, information and log page, taken out of the dword as Linux does in `nvme_complete_async_event`.
+    /// Returns type, information and log page, extracted from the dword as in Linux's
+    /// `nvme_complete_async_event`.
     fn as_linux_sees_it(event: AsyncEvent) -> (u32, u32, u32) {
         let result = event.into_bits();
         (result & 0x07, (result & 0xff00) >> 8, (result >> 16) & 0xff)

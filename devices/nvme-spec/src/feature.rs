@@ -1,4 +1,5 @@
-//! Features: their identifiers, and what Get Features and Set Features carry for each (NVMe Base 2.0, 5.27.1).
+//! Features: their identifiers, and the values that Get Features and Set Features carry for each
+//! (NVMe Base 2.0, 5.27.1).
 
 use bitfield_struct::bitfield;
 use thiserror::Error;
@@ -38,17 +39,17 @@ pub mod fid {
     pub const HOST_IDENTIFIER: u8 = 0x81;
 }
 
-/// SEL: which value Get Features returns (NVMe Base 2.0, 5.15).
+/// SEL: selects the value that Get Features returns (NVMe Base 2.0, 5.15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(u8)]
 pub enum Select {
     /// The value in effect.
     Current = 0,
-    /// The value that the controller came with.
+    /// The default value.
     Default = 1,
-    /// The value that a power cycle brings back.
+    /// The value that a power cycle restores.
     Saved = 2,
-    /// No value, but [`Capabilities`].
+    /// No value; [`Capabilities`] instead.
     SupportedCapabilities = 3,
 }
 
@@ -65,13 +66,13 @@ impl TryFrom<u8> for Select {
     }
 }
 
-/// What Get Features returns for [`Select::SupportedCapabilities`] (NVMe Base 2.0, 5.15.2).
+/// The data of Get Features for [`Select::SupportedCapabilities`] (NVMe Base 2.0, 5.15.2).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Capabilities {
     /// The value can be saved.
     pub saveable: bool,
-    /// Each namespace has a value of its own.
+    /// Each namespace has its own value.
     pub namespace_specific: bool,
     /// The value can be changed.
     pub changeable: bool,
@@ -148,7 +149,8 @@ pub struct VolatileWriteCache {
     __: u32,
 }
 
-/// Number of Queues (NVMe Base 2.0, 5.27.1.5): asked for in dword 11, granted in the completion's dword 0.
+/// Number of Queues (NVMe Base 2.0, 5.27.1.5): requested in dword 11, granted in the completion's
+/// dword 0.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct NumberOfQueues {
@@ -164,7 +166,7 @@ pub struct NumberOfQueues {
 pub struct InterruptCoalescing {
     /// THR: Aggregation Threshold in completions, 0's based.
     pub thr: u8,
-    /// TIME: Aggregation Time in units of 100 microseconds, 0 none.
+    /// TIME: Aggregation Time in units of 100 microseconds, 0 for no delay.
     pub time: u8,
     #[bits(16)]
     __: u16,
@@ -182,11 +184,11 @@ pub struct InterruptVectorConfiguration {
     __: u16,
 }
 
-/// Asynchronous Event Configuration: which events are reported (NVMe Base 2.0, 5.27.1.8).
+/// Asynchronous Event Configuration: the events to report (NVMe Base 2.0, 5.27.1.8).
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct AsyncEventConfiguration {
-    /// The bits of [`crate::log::CriticalWarning`] that are reported.
+    /// The bits of [`crate::log::CriticalWarning`] to report.
     pub critical_warnings: u8,
     /// Namespace Attribute Notices.
     pub namespace_attribute: bool,
@@ -213,13 +215,13 @@ pub struct AsyncEventConfiguration {
 #[repr(C)]
 pub struct Timestamp {
     milliseconds: [u8; 6],
-    /// Where the time comes from (Get Features).
+    /// The origin of the time (Get Features).
     pub attributes: TimestampAttributes,
     _reserved_7: u8,
 }
 
 impl Timestamp {
-    /// A timestamp of `milliseconds`; `None` if they do not fit 48 bits.
+    /// Returns a timestamp of `milliseconds`, or `None` if they do not fit 48 bits.
     pub fn new(milliseconds: u64, attributes: TimestampAttributes) -> Option<Self> {
         let [a, b, c, d, e, f, 0, 0] = milliseconds.to_le_bytes() else {
             return None;
@@ -231,14 +233,15 @@ impl Timestamp {
         })
     }
 
-    /// Milliseconds since the start of 1970 UTC, or since a reset, by `attributes`.
+    /// Returns milliseconds since the start of 1970 UTC, or since a reset, according to
+    /// `attributes`.
     pub fn milliseconds(&self) -> u64 {
         let [a, b, c, d, e, f] = self.milliseconds;
         u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
     }
 }
 
-/// Where a timestamp comes from (NVMe Base 2.0, 5.27.1.11).
+/// The origin of a timestamp (NVMe Base 2.0, 5.27.1.11).
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct TimestampAttributes {

@@ -1,4 +1,5 @@
-//! What Identify returns (NVMe Base 2.0, 5.17): which structures there are, the lists, and the strings in them.
+//! The data of Identify (NVMe Base 2.0, 5.17): the numbers of the structures, the lists, and their
+//! strings.
 
 pub mod controller;
 pub mod namespace;
@@ -8,10 +9,10 @@ use thiserror::Error;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Size of everything that Identify returns, in bytes.
+/// Size of every structure that Identify returns, in bytes.
 pub const DATA_SIZE: usize = 4096;
 
-/// CNS: which structure is asked for (NVMe Base 2.0, 5.17.1).
+/// CNS: the requested structure (NVMe Base 2.0, 5.17.1).
 pub mod cns {
     /// Identify Namespace: [`crate::identify::namespace::Namespace`].
     pub const NAMESPACE: u8 = 0x00;
@@ -67,13 +68,13 @@ pub struct NamespaceList {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ControllerList {
-    /// How many identifiers follow.
+    /// Number of identifiers that follow.
     pub count: U16,
     /// Controller identifiers in increasing order, then zeroes.
     pub cntlids: [U16; 2047],
 }
 
-/// Identify I/O Command Set: which sets may be in use together (NVMe Base 2.0, 5.17.2.21).
+/// Identify I/O Command Set: the sets that may be in use together (NVMe Base 2.0, 5.17.2.21).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CommandSetVectors {
@@ -95,10 +96,10 @@ pub struct CommandSets {
     __: u64,
 }
 
-/// Why a text does not fit an ASCII field.
+/// Errors of a text for an ASCII field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AsciiError {
-    /// It is longer than the field.
+    /// The text is longer than the field.
     #[error("{length} characters do not fit a field of {field}")]
     TooLong {
         /// Length of the text in bytes.
@@ -111,7 +112,8 @@ pub enum AsciiError {
     NotPrintable(char),
 }
 
-/// `text` as an ASCII string field: left justified, padded with spaces (NVMe Base 2.0, 1.4.2).
+/// Returns `text` as an ASCII string field: left justified, padded with spaces (NVMe Base 2.0,
+/// 1.4.2).
 pub fn ascii<const N: usize>(text: &str) -> Result<[u8; N], AsciiError> {
     if let Some(character) = text
         .chars()

@@ -1,4 +1,4 @@
-//! Log pages (NVMe Base 2.0, 5.16.1). The vendor specific page of peerbar is in [`crate::dma_log`].
+//! Log pages (NVMe Base 2.0, 5.16.1). peerbar's vendor specific page is in [`crate::dma_log`].
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64, U128};
@@ -34,11 +34,11 @@ pub struct SupportedLogPages {
     pub pages: [LogPageSupport; 256],
 }
 
-/// How one log page is supported (NVMe Base 2.0, 5.16.1.1).
+/// The support for one log page (NVMe Base 2.0, 5.16.1.1).
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct LogPageSupport {
-    /// LSUPP: it is.
+    /// LSUPP: the page is supported.
     pub lsupp: bool,
     /// IOS: an offset may be an index.
     pub ios: bool,
@@ -48,11 +48,11 @@ pub struct LogPageSupport {
     pub parameter: u16,
 }
 
-/// Error Information Log Entry (NVMe Base 2.0, 5.16.1.2). All zero: there is no such entry.
+/// Error Information Log Entry (NVMe Base 2.0, 5.16.1.2). An entry of zeros is unused.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ErrorEntry {
-    /// Error Count: number of this error since the first power-on, from 1.
+    /// Error Count: the number of this error, counted from 1 since the first power-on.
     pub error_count: U64,
     /// Submission Queue ID, FFFFh if the error belongs to no command.
     pub sqid: U16,
@@ -195,26 +195,27 @@ pub struct CommandEffectsLog {
     _reserved_2048: [u8; 2048],
 }
 
-/// What one command does beside its work (NVMe Base 2.0, 5.16.1.6).
+/// The effects of one command, in addition to its purpose (NVMe Base 2.0, 5.16.1.6).
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct CommandEffects {
-    /// CSUPP: it is supported.
+    /// CSUPP: the command is supported.
     pub csupp: bool,
-    /// LBCC: it may change the contents of blocks.
+    /// LBCC: the command may change the contents of blocks.
     pub lbcc: bool,
-    /// NCC: it may change what a namespace is capable of.
+    /// NCC: the command may change the capabilities of a namespace.
     pub ncc: bool,
-    /// NIC: it may change which namespaces there are.
+    /// NIC: the command may change the inventory of namespaces.
     pub nic: bool,
-    /// CCC: it may change what the controller is capable of.
+    /// CCC: the command may change the capabilities of the controller.
     pub ccc: bool,
     #[bits(11)]
     __: u16,
-    /// CSE: 0 no restriction, 1 no other command for the same namespace, 2 none for any namespace may be in flight.
+    /// CSE: 0 no restriction, 1 no other command for the same namespace may be in flight, 2 no
+    /// other command for any namespace.
     #[bits(3)]
     pub cse: u8,
-    /// USS: the UUID Index matters.
+    /// USS: the command uses the UUID Index.
     pub uss: bool,
     #[bits(12)]
     __: u16,
@@ -224,7 +225,7 @@ pub struct CommandEffects {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SanitizeStatus {
-    /// SPROG: how much is done, in units of 1/65536; [`SanitizeStatus::NOT_IN_PROGRESS`].
+    /// SPROG: progress in units of 1/65536, or [`SanitizeStatus::NOT_IN_PROGRESS`].
     pub sprog: U16,
     /// SSTAT.
     pub sstat: SanitizeState,
@@ -237,9 +238,9 @@ pub struct SanitizeStatus {
 }
 
 impl SanitizeStatus {
-    /// SPROG while there is no operation.
+    /// SPROG while no operation is in progress.
     pub const NOT_IN_PROGRESS: u16 = 0xffff;
-    /// An estimate that is not made.
+    /// No estimate is reported.
     pub const NO_ESTIMATE: u32 = 0xffff_ffff;
 }
 
@@ -247,13 +248,14 @@ impl SanitizeStatus {
 #[bitfield(u16, repr = U16, from = U16::new, into = U16::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct SanitizeState {
-    /// Status of the last operation: 0 if there was none, [`SanitizeState::COMPLETED`] and its like.
+    /// Status of the last operation: 0 if there was none, or for example
+    /// [`SanitizeState::COMPLETED`].
     #[bits(3)]
     pub status: u8,
-    /// Passes of an overwrite that are done.
+    /// Completed passes of an overwrite.
     #[bits(5)]
     pub passes: u8,
-    /// Global Data Erased: nothing was written since.
+    /// Global Data Erased: no data has been written since.
     pub global_data_erased: bool,
     #[bits(7)]
     __: u8,
@@ -262,7 +264,7 @@ pub struct SanitizeState {
 impl SanitizeState {
     /// The last operation has succeeded.
     pub const COMPLETED: u8 = 1;
-    /// It has failed.
+    /// The last operation has failed.
     pub const FAILED: u8 = 3;
 }
 
@@ -274,23 +276,23 @@ pub struct FeatureEffectsLog {
     pub features: [FeatureEffects; 256],
 }
 
-/// What changing one feature does beside its work (NVMe Base 2.0, 5.16.1.19).
+/// The effects of changing one feature, in addition to its purpose (NVMe Base 2.0, 5.16.1.19).
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct FeatureEffects {
-    /// FSUPP: it is supported.
+    /// FSUPP: the feature is supported.
     pub fsupp: bool,
-    /// UDCC: it may change user data.
+    /// UDCC: the change may affect user data.
     pub udcc: bool,
-    /// NCC: it may change what a namespace is capable of.
+    /// NCC: the change may affect the capabilities of a namespace.
     pub ncc: bool,
-    /// NIC: it may change which namespaces there are.
+    /// NIC: the change may affect the inventory of namespaces.
     pub nic: bool,
-    /// CCC: it may change what the controller is capable of.
+    /// CCC: the change may affect the capabilities of the controller.
     pub ccc: bool,
     #[bits(14)]
     __: u16,
-    /// USS: the UUID Index matters.
+    /// USS: the feature uses the UUID Index.
     pub uss: bool,
     /// FSP: one value for each namespace.
     pub namespace_scope: bool,

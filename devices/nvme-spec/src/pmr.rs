@@ -12,20 +12,21 @@ pub struct Pmrcap {
     pub rds: bool,
     /// WDS: data that the host transfers to the controller may lie in the region.
     pub wds: bool,
-    /// BIR: the BAR that is the region as a whole: 2, 3, 4 or 5.
+    /// BIR: the BAR that the region fills: 2, 3, 4 or 5.
     #[bits(3)]
     pub bir: u8,
     /// PMRTU: the unit of PMRTO: 0 for 500 ms, 1 for minutes.
     #[bits(2)]
     pub pmrtu: u8,
-    /// PMRWBM: what makes earlier writes persistent: a read of the region (bit 0) or of PMRSTS ([`Pmrcap::BARRIER_STATUS`]).
+    /// PMRWBM: the read that makes earlier writes persistent: one of the region (bit 0) or one of
+    /// PMRSTS ([`Pmrcap::BARRIER_STATUS`]).
     #[bits(4)]
     pub pmrwbm: u8,
     #[bits(2)]
     __: u8,
     /// PMRTO: the longest wait for PMRSTS.NRDY after a change of PMRCTL.EN, in units of PMRTU.
     pub pmrto: u8,
-    /// CMSS: PMRMSC is supported, so that commands can name the region.
+    /// CMSS: PMRMSC is supported, so that commands can address the region.
     pub cmss: bool,
     #[bits(7)]
     __: u8,
@@ -40,7 +41,7 @@ impl Pmrcap {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Pmrctl {
-    /// EN: the region is to be ready for reads and writes.
+    /// EN: makes the region ready for reads and writes.
     pub en: bool,
     #[bits(31)]
     __: u32,
@@ -50,14 +51,15 @@ pub struct Pmrctl {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct Pmrsts {
-    /// ERR: 0 if all earlier writes have succeeded; else the region does not work, and the value is the vendor's.
+    /// ERR: 0 if all earlier writes have succeeded; otherwise the region has failed, and the value
+    /// is vendor specific.
     pub err: u8,
     /// NRDY: the region is not ready for reads and writes.
     pub nrdy: bool,
-    /// HSTS: health, [`Pmrsts::NORMAL`] and its like.
+    /// HSTS: health, for example [`Pmrsts::NORMAL`].
     #[bits(3)]
     pub hsts: u8,
-    /// CBAI: commands cannot name the region, because PMRMSC's base address is invalid.
+    /// CBAI: commands cannot address the region, because PMRMSC's base address is invalid.
     pub cbai: bool,
     #[bits(19)]
     __: u32,
@@ -66,9 +68,9 @@ pub struct Pmrsts {
 impl Pmrsts {
     /// HSTS: the region works.
     pub const NORMAL: u8 = 0;
-    /// HSTS: writes do not change it.
+    /// HSTS: writes have no effect.
     pub const READ_ONLY: u8 = 2;
-    /// HSTS: reads may bring anything, and writes may be lost.
+    /// HSTS: reads may return anything, and writes may be lost.
     pub const UNRELIABLE: u8 = 3;
 }
 
@@ -77,17 +79,17 @@ impl Pmrsts {
 #[derive(PartialEq, Eq)]
 pub struct Pmrmsc {
     __: bool,
-    /// CMSE: addresses from CBA on are taken for the region.
+    /// CMSE: addresses from CBA on refer to the region.
     pub cmse: bool,
     #[bits(10)]
     __: u16,
-    /// CBA: the address by which commands name the start of the region, in units of 4 KiB.
+    /// CBA: the address at which the region starts for commands, in units of 4 KiB.
     #[bits(52)]
     pub cba: u64,
 }
 
 impl Pmrmsc {
-    /// CBA in bytes.
+    /// Returns CBA in bytes.
     pub const fn base_address(self) -> u64 {
         self.cba() << 12
     }

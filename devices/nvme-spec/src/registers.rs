@@ -1,6 +1,6 @@
-//! Controller properties: where the registers are and what is in them (NVMe Base 2.0, 3.1.3), and where the
-//! doorbells are (NVMe over PCIe 1.0, 3.1.2). The registers of the Controller Memory Buffer are in [`crate::cmb`],
-//! those of the Persistent Memory Region in [`crate::pmr`].
+//! Controller properties: offsets and fields of the registers (NVMe Base 2.0, 3.1.3), and offsets
+//! of the doorbells (NVMe over PCIe 1.0, 3.1.2). The registers of the Controller Memory Buffer are
+//! in [`crate::cmb`], those of the Persistent Memory Region in [`crate::pmr`].
 
 use bitfield_struct::bitfield;
 
@@ -71,20 +71,20 @@ pub struct Cap {
     /// DSTRD: doorbells are `4 << dstrd` bytes apart.
     #[bits(4)]
     pub dstrd: u8,
-    /// NSSRS: NSSR works.
+    /// NSSRS: an NVM subsystem reset by NSSR is supported.
     pub nssrs: bool,
     /// CSS: the NVM command set is supported.
     pub css_nvm: bool,
     #[bits(5)]
     __: u8,
-    /// CSS: I/O command sets can be selected by the host.
+    /// CSS: the host can select I/O command sets.
     pub css_iocs: bool,
     /// CSS: no I/O command set is supported.
     pub css_admin_only: bool,
     /// BPS: boot partitions are supported.
     pub bps: bool,
-    /// CPS: what a change of power state affects: 1 the controller, 2 its domain, 3 the NVM subsystem; 0 if not
-    /// reported.
+    /// CPS: the scope of a change of power state: 1 the controller, 2 its domain, 3 the NVM
+    /// subsystem; 0 if not reported.
     #[bits(2)]
     pub cps: u8,
     /// MPSMIN: the smallest memory page is `1 << (12 + mpsmin)` bytes.
@@ -97,7 +97,7 @@ pub struct Cap {
     pub pmrs: bool,
     /// CMBS: there is a Controller Memory Buffer, and CMBMSC enables CMBLOC and CMBSZ.
     pub cmbs: bool,
-    /// NSSS: NSSD works.
+    /// NSSS: an NVM subsystem shutdown by NSSD is supported.
     pub nsss: bool,
     /// CRMS: Controller Ready With Media is supported, and CRTO is valid.
     pub crwms: bool,
@@ -132,16 +132,16 @@ pub struct Cc {
     pub en: bool,
     #[bits(3)]
     __: u8,
-    /// CSS: the I/O command sets in use, [`Cc::CSS_NVM`] and its like.
+    /// CSS: the I/O command sets in use, for example [`Cc::CSS_NVM`].
     #[bits(3)]
     pub css: u8,
     /// MPS: a memory page is `1 << (12 + mps)` bytes.
     #[bits(4)]
     pub mps: u8,
-    /// AMS: arbitration, [`Cc::AMS_ROUND_ROBIN`] and its like.
+    /// AMS: arbitration, for example [`Cc::AMS_ROUND_ROBIN`].
     #[bits(3)]
     pub ams: u8,
-    /// SHN: shutdown notification, [`Cc::SHN_NONE`] and its like.
+    /// SHN: shutdown notification, for example [`Cc::SHN_NONE`].
     #[bits(2)]
     pub shn: u8,
     /// IOSQES: an I/O submission queue entry is `1 << iosqes` bytes.
@@ -165,7 +165,7 @@ impl Cc {
     pub const SHN_NONE: u8 = 0;
     /// SHN: a normal shutdown.
     pub const SHN_NORMAL: u8 = 1;
-    /// Size of a memory page in bytes: 4 KiB to 128 MiB.
+    /// Returns the size of a memory page in bytes: 4 KiB to 128 MiB.
     pub const fn page_size(self) -> u64 {
         4096 << self.mps()
     }
@@ -179,23 +179,23 @@ pub struct Csts {
     pub rdy: bool,
     /// CFS: a fatal error that the controller could not report otherwise.
     pub cfs: bool,
-    /// SHST: shutdown status, [`Csts::SHST_NORMAL`] and its like.
+    /// SHST: shutdown status, for example [`Csts::SHST_NORMAL`].
     #[bits(2)]
     pub shst: u8,
     /// NSSRO: an NVM subsystem reset has occurred; writing 1 clears it.
     pub nssro: bool,
     /// PP: processing is paused.
     pub pp: bool,
-    /// ST: what SHST is about: 0 a controller shutdown, 1 an NVM subsystem shutdown.
+    /// ST: the subject of SHST: 0 a controller shutdown, 1 an NVM subsystem shutdown.
     pub st: bool,
     #[bits(25)]
     __: u32,
 }
 
 impl Csts {
-    /// SHST: no shutdown has been asked for.
+    /// SHST: no shutdown has been requested.
     pub const SHST_NORMAL: u8 = 0;
-    /// SHST: a shutdown is under way.
+    /// SHST: a shutdown is in progress.
     pub const SHST_OCCURRING: u8 = 1;
     /// SHST: the shutdown is complete.
     pub const SHST_COMPLETE: u8 = 2;
@@ -227,7 +227,7 @@ pub struct Crto {
     pub crimt: u16,
 }
 
-/// A doorbell register and the queue that it belongs to (NVMe over PCIe 1.0, 3.1.2).
+/// A doorbell register, named by its queue (NVMe over PCIe 1.0, 3.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbell {
     /// SQyTDBL: the tail of submission queue y.
@@ -237,15 +237,15 @@ pub enum Doorbell {
 }
 
 impl Doorbell {
-    /// The number of its queue.
+    /// Returns the number of its queue.
     pub fn queue(self) -> u16 {
         match self {
             Self::SubmissionTail(queue) | Self::CompletionHead(queue) => queue,
         }
     }
 
-    /// Offset from the start of the registers for a stride of `4 << dstrd` bytes; `None` if `dstrd` does not fit
-    /// CAP.DSTRD.
+    /// Returns the offset from the start of the registers for a stride of `4 << dstrd` bytes, or
+    /// `None` if `dstrd` does not fit CAP.DSTRD.
     pub fn offset(self, dstrd: u8) -> Option<u64> {
         let head = match self {
             Self::SubmissionTail(_) => 0,
@@ -255,7 +255,8 @@ impl Doorbell {
         Some(offset::DOORBELLS + index * stride(dstrd)?)
     }
 
-    /// The doorbell that starts at `offset` from the start of the registers; `None` if none does.
+    /// Returns the doorbell that starts at `offset` from the start of the registers, or `None` if
+    /// none does.
     pub fn at(offset: u64, dstrd: u8) -> Option<Self> {
         let distance = offset.checked_sub(offset::DOORBELLS)?;
         let stride = stride(dstrd)?;
@@ -272,7 +273,7 @@ impl Doorbell {
     }
 }
 
-/// Distance between two doorbells in bytes.
+/// Returns the distance between two doorbells in bytes.
 fn stride(dstrd: u8) -> Option<u64> {
     (dstrd <= 15).then(|| 4 << dstrd)
 }

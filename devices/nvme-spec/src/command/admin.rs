@@ -1,4 +1,4 @@
-//! What the admin commands say in dwords 10 to 15 (NVMe Base 2.0, 5).
+//! Dwords 10 to 15 of the admin commands (NVMe Base 2.0, 5).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -44,7 +44,7 @@ pub struct CreateCompletionQueue {
 }
 
 impl CreateCompletionQueue {
-    /// How many entries the queue has.
+    /// Returns the number of the queue's entries.
     pub fn entries(&self) -> u32 {
         u32::from(self.qsize.get()) + 1
     }
@@ -72,7 +72,7 @@ pub struct CreateSubmissionQueue {
     pub qsize: U16,
     /// PC and QPRIO.
     pub flags: SubmissionQueueFlags,
-    /// CQID: the completion queue that it answers to.
+    /// CQID: the completion queue for its commands.
     pub cqid: U16,
     /// NVMSETID: the NVM Set that the queue is associated with, 0 for none.
     pub nvmsetid: U16,
@@ -81,7 +81,7 @@ pub struct CreateSubmissionQueue {
 }
 
 impl CreateSubmissionQueue {
-    /// How many entries the queue has.
+    /// Returns the number of the queue's entries.
     pub fn entries(&self) -> u32 {
         u32::from(self.qsize.get()) + 1
     }
@@ -110,7 +110,8 @@ pub struct DeleteQueue {
     _cdw11: [U32; 5],
 }
 
-/// Get Features (NVMe Base 2.0, 5.15). The value comes back in the completion's dword 0, or in the data buffer.
+/// Get Features (NVMe Base 2.0, 5.15). The value is returned in the completion's dword 0, or in the
+/// data buffer.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct GetFeatures {
@@ -132,7 +133,7 @@ pub struct GetFeatures {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct SelectField {
-    /// SEL: which value is asked for, a [`crate::feature::Select`].
+    /// SEL: the value to return, a [`crate::feature::Select`].
     #[bits(3)]
     pub sel: u8,
     #[bits(5)]
@@ -185,7 +186,7 @@ pub struct GetLogPage {
     pub numdu: U16,
     /// LSI: Log Specific Identifier.
     pub lsi: U16,
-    /// LPOL and LPOU: where in the page to start, in bytes, or an index, by OT.
+    /// LPOL and LPOU: offset in the page, in bytes, or an index, according to OT.
     pub lpo: U64,
     /// UUID Index.
     pub uuid: UuidIndex,
@@ -198,7 +199,7 @@ pub struct GetLogPage {
 }
 
 impl GetLogPage {
-    /// How many bytes are asked for: 4 to 16 GiB.
+    /// Returns the requested bytes: 4 to 16 GiB.
     pub fn bytes(&self) -> u64 {
         let dwords = (u64::from(self.numdu.get()) << 16 | u64::from(self.numdl.get())) + 1;
         dwords * 4
@@ -212,7 +213,7 @@ pub struct LogFlags {
     /// LSP: Log Specific Parameter.
     #[bits(7)]
     pub lsp: u8,
-    /// RAE: reading does not clear the event that the page belongs to.
+    /// RAE: reading the page does not clear its event.
     pub rae: bool,
 }
 
@@ -230,7 +231,7 @@ pub struct OffsetTypeField {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Identify {
-    /// CNS: what to identify, one of [`crate::identify::cns`].
+    /// CNS: the structure to return, one of [`crate::identify::cns`].
     pub cns: u8,
     _cdw10_8: u8,
     /// CNTID: Controller Identifier.
@@ -251,12 +252,12 @@ pub struct Identify {
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct SanitizeControl {
-    /// SANACT: what to do, [`SanitizeControl::BLOCK_ERASE`] and its like.
+    /// SANACT: the action, for example [`SanitizeControl::BLOCK_ERASE`].
     #[bits(3)]
     pub sanact: u8,
-    /// AUSE: a failure may be left by [`SanitizeControl::EXIT_FAILURE_MODE`].
+    /// AUSE: [`SanitizeControl::EXIT_FAILURE_MODE`] may end the state after a failure.
     pub ause: bool,
-    /// OWPASS: how many passes an overwrite takes, 0 for 16.
+    /// OWPASS: number of passes of an overwrite, 0 for 16.
     #[bits(4)]
     pub owpass: u8,
     /// OIPBP: the pattern is inverted between passes.
@@ -268,7 +269,7 @@ pub struct SanitizeControl {
 }
 
 impl SanitizeControl {
-    /// SANACT: leave the state after a failure.
+    /// SANACT: end the state after a failure.
     pub const EXIT_FAILURE_MODE: u8 = 1;
     /// SANACT: erase the blocks of all media.
     pub const BLOCK_ERASE: u8 = 2;
@@ -285,7 +286,7 @@ mod tests {
     use super::*;
     use crate::command::SubmissionEntry;
 
-    /// Where dword 10 is in Linux's command structs.
+    /// Offset of dword 10 in Linux's command structs.
     const CDW10: usize = 40;
 
     #[test]

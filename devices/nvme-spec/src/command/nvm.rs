@@ -1,5 +1,5 @@
-//! What the commands of the NVM command set say in dwords 10 to 15, and the list that one of them points to
-//! (NVM Command Set 1.0, 3.2).
+//! Dwords 10 to 15 of the commands of the NVM command set, and the list of Dataset Management (NVM
+//! Command Set 1.0, 3.2).
 
 use bitfield_struct::bitfield;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -16,11 +16,11 @@ views_of_command_dwords!(BlockRange, DatasetManagement);
 pub struct BlockRange {
     /// SLBA: the first block.
     pub slba: U64,
-    /// NLB: how many blocks, 0's based.
+    /// NLB: number of blocks, 0's based.
     pub nlb: U16,
-    /// FUA, LR, DEAC and the like.
+    /// FUA, LR, DEAC and others.
     pub control: Control,
-    /// DSM: hints on how the blocks are used.
+    /// DSM: hints on the use of the blocks.
     pub dsm: u8,
     _cdw13_8: u8,
     /// DSPEC: Directive Specific (Write and Write Zeroes).
@@ -34,7 +34,7 @@ pub struct BlockRange {
 }
 
 impl BlockRange {
-    /// How many blocks: 1 to 65536.
+    /// Returns the number of blocks: 1 to 65536.
     pub fn blocks(&self) -> u32 {
         u32::from(self.nlb.get()) + 1
     }
@@ -58,7 +58,7 @@ pub struct Control {
     pub prinfo: u8,
     /// FUA: the data must come from, or have reached, non-volatile media.
     pub fua: bool,
-    /// LR: give up early rather than retry.
+    /// LR: limited retry; give up early.
     pub lr: bool,
 }
 
@@ -66,7 +66,7 @@ pub struct Control {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DatasetManagement {
-    /// NR: how many ranges, 0's based.
+    /// NR: number of ranges, 0's based.
     pub nr: u8,
     _cdw10_8: [u8; 3],
     /// IDR, IDW and AD.
@@ -75,7 +75,7 @@ pub struct DatasetManagement {
 }
 
 impl DatasetManagement {
-    /// How many ranges: 1 to 256.
+    /// Returns the number of ranges: 1 to 256.
     pub fn ranges(&self) -> usize {
         usize::from(self.nr) + 1
     }
@@ -85,9 +85,9 @@ impl DatasetManagement {
 #[bitfield(u32, repr = U32, from = U32::new, into = U32::get)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct DatasetAttributes {
-    /// IDR: the ranges are to be optimised for reads as a unit.
+    /// IDR: optimise the ranges for reads as a unit.
     pub idr: bool,
-    /// IDW: the ranges are to be optimised for writes as a unit.
+    /// IDW: optimise the ranges for writes as a unit.
     pub idw: bool,
     /// AD: the ranges may be deallocated.
     pub ad: bool,
@@ -99,7 +99,7 @@ pub struct DatasetAttributes {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DatasetRange {
-    /// Context Attributes: hints on how the range is used.
+    /// Context Attributes: hints on the use of the range.
     pub cattr: U32,
     /// Length in blocks, not 0's based.
     pub nlb: U32,

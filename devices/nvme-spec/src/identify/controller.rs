@@ -22,9 +22,9 @@ pub struct Controller {
     pub rab: u8,
     /// IEEE: the vendor's OUI, least significant byte first.
     pub ieee: [u8; 3],
-    /// CMIC: how the NVM subsystem may be shared.
+    /// CMIC: multi-path and sharing capabilities.
     pub cmic: Cmic,
-    /// MDTS: the largest transfer is `CAP.MPSMIN << mdts`; 0 is no limit.
+    /// MDTS: the largest transfer is `CAP.MPSMIN << mdts`; 0 means no limit.
     pub mdts: u8,
     /// CNTLID: Controller ID.
     pub cntlid: U16,
@@ -41,7 +41,7 @@ pub struct Controller {
     /// RRLS: Read Recovery Levels Supported.
     pub rrls: U16,
     _reserved_102: [u8; 9],
-    /// CNTRLTYPE: Controller Type, [`Controller::TYPE_IO`] and its like.
+    /// CNTRLTYPE: Controller Type, for example [`Controller::TYPE_IO`].
     pub cntrltype: u8,
     /// FGUID: FRU Globally Unique Identifier.
     pub fguid: [u8; 16],
@@ -68,7 +68,8 @@ pub struct Controller {
     pub elpe: u8,
     /// NPSS: Number of Power States Support, 0's based.
     pub npss: u8,
-    /// AVSCC: Admin Vendor Specific Command Configuration: bit 0, they all have the standard format.
+    /// AVSCC: Admin Vendor Specific Command Configuration: bit 0, all such commands have the
+    /// standard format.
     pub avscc: u8,
     /// APSTA: Autonomous Power State Transition Attributes: bit 0, they are supported.
     pub apsta: u8,
@@ -92,7 +93,8 @@ pub struct Controller {
     pub edstt: U16,
     /// DSTO: Device Self-test Options.
     pub dsto: u8,
-    /// FWUG: Firmware Update Granularity in units of 4 KiB; 0 if not reported, FFh if there is none.
+    /// FWUG: Firmware Update Granularity in units of 4 KiB; 0 if not reported, FFh for no
+    /// restriction.
     pub fwug: u8,
     /// KAS: Keep Alive Support: granularity of the timer in units of 100 ms, 0 if there is none.
     pub kas: U16,
@@ -148,7 +150,8 @@ pub struct Controller {
     pub awun: U16,
     /// AWUPF: Atomic Write Unit Power Fail in blocks, 0's based.
     pub awupf: U16,
-    /// ICSVSCC: I/O Command Set Vendor Specific Command Configuration: bit 0, they all have the standard format.
+    /// ICSVSCC: I/O Command Set Vendor Specific Command Configuration: bit 0, all such commands
+    /// have the standard format.
     pub icsvscc: u8,
     /// NWPC: Namespace Write Protection Capabilities.
     pub nwpc: u8,
@@ -238,7 +241,7 @@ pub struct Ctratt {
     pub endurance_groups: bool,
     /// Predictable Latency Mode.
     pub predictable_latency: bool,
-    /// TBKAS: any command keeps the controller alive.
+    /// TBKAS: traffic keeps the controller alive.
     pub traffic_based_keep_alive: bool,
     /// Namespace Granularity.
     pub namespace_granularity: bool,
@@ -304,9 +307,10 @@ pub struct Sanicap {
     pub overwrite: bool,
     #[bits(26)]
     __: u32,
-    /// NDI: a sanitize without deallocation is refused or not, by a feature.
+    /// NDI: a feature may make the controller refuse a sanitize without deallocation.
     pub no_deallocate_inhibited: bool,
-    /// NODMMAS: whether media is modified after a sanitize without deallocation: 1 no, 2 yes; 0 if not reported.
+    /// NODMMAS: modification of media after a sanitize without deallocation: 1 not modified, 2
+    /// modified, 0 not reported.
     #[bits(2)]
     pub nodmmas: u8,
 }
@@ -317,7 +321,7 @@ pub struct Sanicap {
 pub struct Frmw {
     /// Slot 1 is read only.
     pub slot_1_read_only: bool,
-    /// How many slots there are: 1 to 7.
+    /// Number of slots: 1 to 7.
     #[bits(3)]
     pub slots: u8,
     /// Firmware is activated without a reset.
@@ -336,7 +340,7 @@ pub struct Lpa {
     pub smart_per_namespace: bool,
     /// Commands Supported and Effects.
     pub command_effects: bool,
-    /// Get Log Page takes offsets and 32 bits of length.
+    /// Get Log Page accepts offsets and 32 bits of length.
     pub extended_data: bool,
     /// Telemetry.
     pub telemetry: bool,
@@ -364,9 +368,9 @@ pub struct EntrySizes {
 }
 
 impl EntrySizes {
-    /// What the NVM command set requires of submission queues: 64 bytes, no other.
+    /// The entry size that the NVM command set requires of submission queues: 64 bytes.
     pub const SUBMISSION: Self = Self::new().with_required(6).with_maximum(6);
-    /// What the NVM command set requires of completion queues: 16 bytes, no other.
+    /// The entry size that the NVM command set requires of completion queues: 16 bytes.
     pub const COMPLETION: Self = Self::new().with_required(4).with_maximum(4);
 }
 
@@ -400,9 +404,10 @@ pub struct Oncs {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Vwc {
-    /// There is one.
+    /// The controller has a volatile write cache.
     pub present: bool,
-    /// How Flush takes NSID FFFFFFFFh: [`Vwc::FLUSH_ALL`], 2 if it is refused, 0 if that is not reported.
+    /// Effect of Flush with NSID FFFFFFFFh: [`Vwc::FLUSH_ALL`], 2 if it is refused, 0 if not
+    /// reported.
     #[bits(2)]
     pub flush_behavior: u8,
     #[bits(5)]
@@ -447,7 +452,7 @@ pub struct PowerState {
     _reserved_23: [u8; 9],
 }
 
-/// Identify Controller of the NVM command set (NVM Command Set 1.0, 4.1.5). A limit of 0 is none.
+/// Identify Controller of the NVM command set (NVM Command Set 1.0, 4.1.5). 0 means no limit.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct NvmController {

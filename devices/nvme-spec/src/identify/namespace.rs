@@ -99,7 +99,7 @@ pub struct Nsfeat {
     pub nsabp: bool,
     /// DAE: reading deallocated blocks can be made an error.
     pub dae: bool,
-    /// UIDREUSE: NGUID and EUI64 are never used again.
+    /// UIDREUSE: NGUID and EUI64 are never reused.
     pub uidreuse: bool,
     /// OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are valid.
     pub optperf: bool,
@@ -137,7 +137,7 @@ pub struct Nmic {
 #[bitfield(u8)]
 #[derive(PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 pub struct Dlfeat {
-    /// What deallocated blocks read as, [`Dlfeat::READS_ZEROES`] and its like; 0 is not reported.
+    /// Contents of deallocated blocks, for example [`Dlfeat::READS_ZEROES`]; 0 if not reported.
     #[bits(3)]
     pub read_behavior: u8,
     /// Write Zeroes may deallocate.
@@ -206,7 +206,7 @@ impl DescriptorHeader {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IndependentNamespace {
-    /// NSFEAT: Common Namespace Features, of [`Nsfeat`] only UIDREUSE.
+    /// NSFEAT: Common Namespace Features: only UIDREUSE of [`Nsfeat`].
     pub nsfeat: Nsfeat,
     /// NMIC: Namespace Multi-path I/O and Namespace Sharing Capabilities.
     pub nmic: Nmic,
