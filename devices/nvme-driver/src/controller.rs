@@ -18,7 +18,7 @@ use crate::error::DriverError;
 use crate::prp::PAGE;
 use crate::queue::{QueueMemory, QueuePair};
 
-/// How long a controller may take for anything.
+/// Longest wait for any response of a controller.
 const TIME_OUT: Duration = Duration::from_secs(20);
 
 /// A controller that is enabled, with its admin queue.
@@ -65,7 +65,8 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         Ok(controller)
     }
 
-    /// Disables the controller and waits until it is not ready: it carries out no command and does no DMA then (NVMe Base 2.0, 3.1.3.5, CC.EN).
+    /// Disables the controller and waits until it is not ready: afterwards it executes no command
+    /// and does no DMA (NVMe Base 2.0, 3.1.3.5, CC.EN).
     pub fn disable(&self) -> Result<(), DriverError> {
         let cc = Cc::new().with_iosqes(6).with_iocqes(4);
         self.registers
@@ -75,24 +76,24 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         })
     }
 
-    /// Controller Status (NVMe Base 2.0, 3.1.3.6).
+    /// Returns Controller Status (NVMe Base 2.0, 3.1.3.6).
     pub fn status(&self) -> Result<Csts, DriverError> {
         let mut csts = [0; 4];
         self.registers.read_register(offset::CSTS, &mut csts)?;
         Ok(Csts::from_bits(u32::from_le_bytes(csts)))
     }
 
-    /// The registers.
+    /// Returns the registers.
     pub fn registers(&self) -> &R {
         &self.registers
     }
 
-    /// The memory that it shares with the host.
+    /// Returns the memory that the controller shares with the host.
     pub fn memory(&self) -> &M {
         &self.memory
     }
 
-    /// Executes an admin command; dword 0 of its completion.
+    /// Executes an admin command. Returns dword 0 of its completion.
     pub fn admin(&mut self, entry: SubmissionEntry) -> Result<u32, DriverError> {
         let admin = &mut self.admin;
         admin.push(&transmute!(entry))?;
@@ -109,9 +110,9 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         }
     }
 
-    /// Has I/O queues keep their doorbells in the pages at `values` and `events`, if the controller has Doorbell Buffer
-    /// Config (NVMe Base 2.0, 5.8). The page `values` is used for Identify Controller first. The admin queue keeps its
-    /// registers, as in Linux.
+    /// Keeps the doorbells of I/O queues in the pages at `values` and `events`, if the controller
+    /// supports Doorbell Buffer Config (NVMe Base 2.0, 5.8). Identify Controller uses the page
+    /// `values` first. The admin queue keeps its registers, as in Linux.
     pub fn use_shadow_doorbells(&mut self, [values, events]: [u64; 2]) -> Result<(), DriverError> {
         let mut entry = command(AdminOpcode::Identify);
         entry.prp1 = values.into();
@@ -135,12 +136,13 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         Ok(())
     }
 
-    /// Whether I/O queues created from now on keep their doorbells in memory.
+    /// Returns `true` if I/O queues that are created from now on keep their doorbells in memory.
     pub fn has_shadow_doorbells(&self) -> bool {
         self.shadows.is_some()
     }
 
-    /// Set Features, Number of Queues: as many as the controller has (NVMe Base 2.0, 5.27.1.5).
+    /// Set Features, Number of Queues: requests as many queues as the controller has (NVMe Base
+    /// 2.0, 5.27.1.5).
     pub fn request_all_queues(&mut self) -> Result<(), DriverError> {
         let mut entry = command(AdminOpcode::SetFeatures);
         let mut features = SetFeatures::from(&entry);
@@ -162,8 +164,9 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         Ok(pair)
     }
 
-    /// The same for queues that another one uses, such as a peer: their memory need not be reachable from here, and the
-    /// completion queue must be zeroed already. Returns the offsets of the tail's and the head's doorbell.
+    /// Creates queues for another user, such as a peer. Their memory need not be reachable from
+    /// here, and the completion queue must already be zeroed. Returns the offsets of the tail's and
+    /// the head's doorbell.
     pub fn create_queues_at(&mut self, id: u16, at: QueueMemory) -> Result<[u64; 2], DriverError> {
         let mut entry = command(AdminOpcode::CreateCompletionQueue);
         entry.prp1 = at.completion.into();
@@ -182,7 +185,7 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
         submission.cqid = id.into();
         submission.apply_to(&mut entry);
         if let Err(error) = self.admin(entry) {
-            // The first error is the one that counts.
+            // The first error is the one to report.
             let _ = self.delete(AdminOpcode::DeleteCompletionQueue, id);
             return Err(error);
         }
@@ -206,7 +209,8 @@ impl<R: Registers + Clone, M: DmaMemory + Clone> Controller<R, M> {
     }
 }
 
-/// Whether a controller that has been enabled is ready: `Some`, or `None` as long as it may become so.
+/// Returns `Some` if a controller that has been enabled is ready, or `None` while it may become
+/// ready.
 fn is_ready(csts: Csts) -> Result<Option<()>, DriverError> {
     match csts.into_bits() {
         dead if csts.cfs() => Err(DriverError::Dead { csts: dead }),
@@ -214,13 +218,14 @@ fn is_ready(csts: Csts) -> Result<Option<()>, DriverError> {
     }
 }
 
-/// Offsets of the doorbells of the submission queue and the completion queue `id` (NVMe over PCIe 1.0, 3.1.2), at `stride`.
+/// Returns the offsets of the doorbells of the submission queue and the completion queue `id` (NVMe
+/// over PCIe 1.0, 3.1.2), at `stride`.
 fn doorbell_offsets(stride: u64, id: u16) -> [u64; 2] {
     let first = 2 * u64::from(id);
     [first, first + 1].map(|number| offset::DOORBELLS + number * stride)
 }
 
-/// The doorbells at [`doorbell_offsets`].
+/// Makes the doorbells at [`doorbell_offsets`].
 fn doorbells<R: Registers + Clone, M: DmaMemory + Clone>(
     registers: &R,
     memory: &M,
@@ -245,7 +250,7 @@ fn command(opcode: AdminOpcode) -> SubmissionEntry {
     entry
 }
 
-/// Asks until there is an answer.
+/// Asks repeatedly until there is an answer.
 fn wait<T>(
     what: &'static str,
     mut ask: impl FnMut() -> Result<Option<T>, DriverError>,

@@ -26,7 +26,7 @@ pub struct Doorbell<R, M> {
 }
 
 impl<R: Registers, M: DmaMemory> Doorbell<R, M> {
-    /// The doorbell whose register is at `offset`, with the value 0.
+    /// Makes a doorbell whose register is at `offset`, with the value 0.
     pub fn new(registers: R, memory: M, offset: u64, shadow: Option<Shadow>) -> Self {
         Self {
             registers,
@@ -37,7 +37,8 @@ impl<R: Registers, M: DmaMemory> Doorbell<R, M> {
         }
     }
 
-    /// Has the controller see a new value. A register is written whatever its value was.
+    /// Passes a new value to the controller. A register is written even if the value has not
+    /// changed.
     pub fn write(&mut self, value: u16) -> io::Result<()> {
         self.store(value)?;
         fence(Ordering::SeqCst);
@@ -63,8 +64,9 @@ impl<R: Registers, M: DmaMemory> Doorbell<R, M> {
     }
 }
 
-/// Has the controller see the values of a queue pair's doorbells that are new. Their words are neighbours: both are
-/// stored before the fence, so that the controller, which polls the first, does not take their cache line in between.
+/// Passes the new values of a queue pair's doorbells to the controller. Their words are adjacent:
+/// both are stored before the fence, so that the controller, which polls the first, does not take
+/// their cache line between the two stores.
 pub(crate) fn write_both<R: Registers, M: DmaMemory>(
     doorbells: &mut [Doorbell<R, M>; 2],
     values: [u16; 2],
@@ -74,8 +76,8 @@ pub(crate) fn write_both<R: Registers, M: DmaMemory>(
             doorbell.store(value)?;
         }
     }
-    // The controller writes its event index before it reads the value a last time: one of both sides sees the other's
-    // store.
+    // The controller writes its event index before it reads the value a last time: at least one
+    // side sees the other's store.
     fence(Ordering::SeqCst);
     for (doorbell, value) in doorbells.iter_mut().zip(values) {
         if value != doorbell.last {
@@ -85,8 +87,8 @@ pub(crate) fn write_both<R: Registers, M: DmaMemory>(
     Ok(())
 }
 
-/// Whether one of the values after `last` up to `value` is the one behind the event index (NVMe Base 2.0, annex B.5;
-/// indexes wrap).
+/// Returns `true` if one of the values after `last` up to `value` is the one that follows the event
+/// index (NVMe Base 2.0, annex B.5; indexes wrap).
 fn passes(event: u32, value: u16, last: u16) -> bool {
     let [low, high, ..] = event.to_le_bytes();
     let event = u16::from_le_bytes([low, high]);

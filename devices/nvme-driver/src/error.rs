@@ -1,10 +1,10 @@
-//! Why a controller could not be driven.
+//! The errors of driving a controller.
 
 use std::io;
 
 use thiserror::Error;
 
-/// Why a controller could not be driven.
+/// The errors of driving a controller.
 #[derive(Debug, Error)]
 pub enum DriverError {
     /// Registers or shared memory could not be reached.
@@ -18,7 +18,8 @@ pub enum DriverError {
         /// The limit.
         seconds: u64,
     },
-    /// The controller reports a fatal error (CSTS.CFS), or does not answer: then registers are all ones.
+    /// The controller reports a fatal error (CSTS.CFS), or does not answer: then registers read as
+    /// all ones.
     #[error(
         "the controller has a fatal error, or does not answer any more: Controller Status is {csts:#010x}"
     )]
@@ -26,10 +27,10 @@ pub enum DriverError {
         /// CSTS (NVMe Base 2.0, 3.1.3.6).
         csts: u32,
     },
-    /// The controller has no pages of 4 KiB.
+    /// The controller does not support pages of 4 KiB.
     #[error("the controller's smallest page is {bytes} bytes, and this driver has pages of 4096")]
     LargePages {
-        /// By CAP.MPSMIN (NVMe Base 2.0, 3.1.3.1).
+        /// The smallest page, by CAP.MPSMIN (NVMe Base 2.0, 3.1.3.1).
         bytes: u64,
     },
     /// An admin command failed.

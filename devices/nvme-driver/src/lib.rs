@@ -1,11 +1,12 @@
 //! The host's side of NVMe, for benchmarks, tests and programs that drive a controller themselves.
 //!
-//! [`Registers`] says how the registers are reached (a vfio-user socket, a controller in the same process, a mapped
-//! BAR), [`DmaMemory`] how the memory is reached that host and controller share. On top of them stand [`Doorbell`]s,
-//! with or without shadow buffers, [`QueuePair`]s, and [`Controller`], which enables a controller and creates queues.
+//! [`Registers`] gives access to the registers (over a vfio-user socket, of a controller in the
+//! same process, in a mapped BAR), and [`DmaMemory`] to the memory that host and controller share.
+//! They are the base of [`Doorbell`]s, with or without shadow buffers, [`QueuePair`]s, and
+//! [`Controller`], which enables a controller and creates queues.
 //!
-//! Not here: interrupts (the host polls), SGLs, metadata, and the meaning of I/O commands. An entry is whatever the
-//! caller encodes, so a test may submit garbage.
+//! Not here: interrupts (the host polls), SGLs, metadata, and the meaning of I/O commands. The
+//! caller encodes entries freely, so a test may submit garbage.
 
 #![forbid(unsafe_code)]
 

@@ -7,8 +7,9 @@ use crate::access::DmaMemory;
 /// Bytes of a memory page (CC.MPS is 0).
 pub const PAGE: u64 = 4096;
 
-/// The PRP entries of a command whose data lie in `pages`, each but the first at the start of its page. More than two
-/// pages take a list, which is written at the address that `list` gives, one page for up to 513 pages of data.
+/// Returns the PRP entries of a command whose data lies in `pages`, each except the first at the
+/// start of its page. More than two pages need a list, which is written at the address that `list`
+/// returns, one page for up to 513 pages of data.
 pub fn prps<E: From<io::Error>>(
     pages: &[u64],
     memory: &impl DmaMemory,

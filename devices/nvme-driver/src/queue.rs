@@ -28,7 +28,7 @@ pub struct QueueMemory {
 /// The last 8 bytes of a completion queue entry (NVMe Base 2.0, 3.3.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// SQHD: how far the controller has taken entries from the submission queue.
+    /// SQHD: the head of the submission queue, up to which the controller has taken entries.
     pub sqhd: u16,
     /// SQID: the submission queue of the command.
     pub sqid: u16,
@@ -45,14 +45,14 @@ pub struct QueuePair<R, M> {
     at: QueueMemory,
     tail: u16,
     head: u16,
-    /// The phase of completions that are new.
+    /// The phase of new completions.
     phase: bool,
-    /// Those of tail and head.
+    /// The doorbells of tail and head.
     doorbells: [Doorbell<R, M>; 2],
 }
 
 impl<R: Registers, M: DmaMemory> QueuePair<R, M> {
-    /// An empty pair, before the controller gets to know it: the completion queue is zeroed.
+    /// Makes an empty pair, before it is created in the controller. Zeroes the completion queue.
     pub fn new(memory: M, at: QueueMemory, doorbells: [Doorbell<R, M>; 2]) -> io::Result<Self> {
         let bytes = usize::from(at.completion_entries) * 16;
         memory.write(at.completion, &vec![0; bytes])?;
@@ -66,23 +66,24 @@ impl<R: Registers, M: DmaMemory> QueuePair<R, M> {
         })
     }
 
-    /// Where it is.
+    /// Returns the location of its memory.
     pub fn memory(&self) -> QueueMemory {
         self.at
     }
 
-    /// The next free entry of the submission queue.
+    /// Returns the next free entry of the submission queue.
     pub fn tail(&self) -> u16 {
         self.tail
     }
 
-    /// The next entry of the completion queue.
+    /// Returns the next entry of the completion queue.
     pub fn head(&self) -> u16 {
         self.head
     }
 
-    /// Puts a command into the next entry, unseen by the controller until the tail's doorbell is written. The caller has
-    /// fewer commands outstanding than there are entries.
+    /// Puts a command into the next entry, which the controller does not see until the tail's
+    /// doorbell is written. The caller must have fewer commands outstanding than the queue has
+    /// entries.
     pub fn push(&mut self, entry: &[u8; 64]) -> io::Result<()> {
         let address = self.at.submission + u64::from(self.tail) * SUBMISSION_BYTES;
         self.memory.write(address, entry)?;
@@ -109,7 +110,8 @@ impl<R: Registers, M: DmaMemory> QueuePair<R, M> {
         }))
     }
 
-    /// Dword 0 of the completion that was taken last, which the controller overwrites once it has been given back.
+    /// Returns dword 0 of the completion that was taken last. The controller may overwrite it once
+    /// the head's doorbell has been written.
     pub fn result(&self) -> io::Result<u32> {
         let last = match self.head {
             0 => self.at.completion_entries - 1,
@@ -118,13 +120,13 @@ impl<R: Registers, M: DmaMemory> QueuePair<R, M> {
         self.memory.load32(self.entry(last))
     }
 
-    /// Has the controller see the commands pushed and gives it back the entries of the completions taken, where there are
-    /// any.
+    /// Rings both doorbells, each only if it is new: the controller sees the pushed commands, and
+    /// gets back the entries of the completions that were taken.
     pub fn ring(&mut self) -> io::Result<()> {
         write_both(&mut self.doorbells, [self.tail, self.head])
     }
 
-    /// Writes the tail's doorbell, even if no command is new.
+    /// Writes the tail's doorbell, even without new commands.
     pub fn ring_tail(&mut self) -> io::Result<()> {
         let [tail, _] = &mut self.doorbells;
         tail.write(self.tail)
@@ -136,7 +138,7 @@ impl<R: Registers, M: DmaMemory> QueuePair<R, M> {
         head.write(self.head)
     }
 
-    /// The doorbells of tail and head, to be written with any value.
+    /// Returns the doorbells of tail and head, for writing any value.
     pub fn doorbells(&mut self) -> &mut [Doorbell<R, M>; 2] {
         &mut self.doorbells
     }
@@ -146,13 +148,13 @@ impl<R: Registers, M: DmaMemory> QueuePair<R, M> {
     }
 }
 
-/// The index after `index`.
+/// Returns the index after `index`.
 fn after(index: u16, entries: u16) -> u16 {
     let next = index + 1;
     if next == entries { 0 } else { next }
 }
 
-/// The four words of 8 bytes, little-endian.
+/// Returns the four words of 8 bytes, little-endian.
 fn words(bytes: u64) -> [u16; 4] {
     let [a0, a1, b0, b1, c0, c1, d0, d1] = bytes.to_le_bytes();
     [[a0, a1], [b0, b1], [c0, c1], [d0, d1]].map(u16::from_le_bytes)
