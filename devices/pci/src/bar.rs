@@ -2,26 +2,26 @@
 
 use thiserror::Error;
 
-/// Smallest BAR that makes sense here: one page, so that it can be mapped.
+/// Smallest useful BAR: one page, so that it can be mapped.
 const MIN_BYTES: u64 = 4096;
 
-/// Why a BAR cannot be.
+/// Errors of a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum BarError {
-    /// Its size is no power of two or below a page.
+    /// The size is not a power of two, or is less than a page.
     #[error(
         "BAR{index} of {size:#x} bytes: the size must be a power of two of at least {MIN_BYTES:#x}"
     )]
     Size {
-        /// Which BAR.
+        /// The BAR.
         index: u8,
         /// Its size.
         size: u64,
     },
-    /// A 64-bit BAR takes two registers of the six, and starts at an even one here.
+    /// A 64-bit BAR takes two of the six registers, and must start at an even one.
     #[error("BAR{index}: a 64-bit BAR is number 0, 2 or 4")]
     Index {
-        /// Which BAR.
+        /// The BAR.
         index: u8,
     },
 }
@@ -35,7 +35,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// BAR `index` (0, 2 or 4) of `size` bytes, a power of two of at least 4096.
+    /// Makes BAR `index` (0, 2 or 4) of `size` bytes, a power of two of at least 4096.
     pub fn new(index: u8, size: u64, prefetchable: bool) -> Result<Self, BarError> {
         if !matches!(index, 0 | 2 | 4) {
             return Err(BarError::Index { index });
@@ -50,24 +50,24 @@ impl Bar {
         })
     }
 
-    /// Number of its first register.
+    /// Returns the number of its first register.
     pub fn index(&self) -> u8 {
         self.index
     }
 
-    /// Size in bytes.
+    /// Returns its size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The register pair as it reads after reset: type bits, address 0.
+    /// Returns the register pair after reset: type bits, address 0.
     pub(crate) fn initial(&self) -> u64 {
         const TYPE_64_BIT: u64 = 0b100;
         const PREFETCHABLE: u64 = 0b1000;
         TYPE_64_BIT | if self.prefetchable { PREFETCHABLE } else { 0 }
     }
 
-    /// Which bits of the register pair the guest can write.
+    /// Returns the bits of the register pair that the guest can write.
     pub(crate) fn mask(&self) -> u64 {
         !(self.size - 1)
     }

@@ -1,4 +1,5 @@
-//! Capability structures: the bytes of configuration space, and which bits the guest can write.
+//! Capability structures: their bytes in configuration space, and the bits that the guest can
+//! write.
 
 use bitfield_struct::bitfield;
 
@@ -47,7 +48,7 @@ pub(crate) const PM_CONTROL_STATUS: usize = 4;
 /// MSI-X Message Control (PCI Local Bus 3.0, 6.8.2.3).
 #[bitfield(u16)]
 struct MsiXControl {
-    /// Vectors less one.
+    /// Number of vectors minus one.
     #[bits(11)]
     table_size: u16,
     #[bits(3)]
@@ -58,10 +59,10 @@ struct MsiXControl {
     enable: bool,
 }
 
-/// Where a function keeps its MSI-X table and pending bits.
+/// The location of a function's MSI-X table and pending bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsiX {
-    /// How many vectors, 1 to 2048.
+    /// Number of vectors, 1 to 2048.
     pub vectors: u16,
     /// The BAR that holds both.
     pub bar: u8,
@@ -91,7 +92,7 @@ pub(crate) fn msi_x(msi_x: &MsiX) -> Capability {
 /// Offset of Device Control in the PCI Express capability.
 pub(crate) const DEVICE_CONTROL: usize = 8;
 
-/// Device Control (PCIe Base 6.0, 7.5.3.4): the bits that matter here.
+/// Device Control (PCIe Base 6.0, 7.5.3.4): the relevant bits.
 #[bitfield(u16)]
 pub(crate) struct DeviceControl {
     #[bits(4)]
@@ -120,12 +121,12 @@ pub(crate) struct AtsControl {
     stu: u8,
     #[bits(10)]
     __: u16,
-    /// The function may ask for translations and keep them.
+    /// The function may request translations and cache them.
     pub(crate) enable: bool,
 }
 
-/// ATS extended capability, the last of its list (PCIe Base 6.0, 10.5.1). Its invalidate queue has 32 entries, which the
-/// field encodes as 0, and its requests are for whole pages.
+/// ATS extended capability, the last of its list (PCIe Base 6.0, 10.5.1). Its invalidate queue has
+/// 32 entries, which the field encodes as 0, and its requests are page aligned.
 pub(crate) fn ats() -> Capability {
     const VERSION_1: u8 = 1;
     const PAGE_ALIGNED_REQUEST: u16 = 1 << 5;

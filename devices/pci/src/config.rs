@@ -18,7 +18,7 @@ const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
 const FIRST_CAPABILITY: usize = 0x40;
-/// Where extended capabilities start (PCIe Base 6.0, 7.6.1).
+/// Start of the extended capabilities (PCIe Base 6.0, 7.6.1).
 const EXTENDED: usize = 0x100;
 
 /// The identity of a function (PCI Local Bus 3.0, 6.2.1).
@@ -42,15 +42,15 @@ pub struct Identity {
 #[bitfield(u16)]
 #[derive(PartialEq, Eq)]
 pub struct CommandRegister {
-    /// Answers I/O space; always 0 here.
+    /// The function responds to I/O space; always 0 here.
     pub io_space: bool,
-    /// Answers memory space: the BARs are decoded.
+    /// The function responds to memory space: the BARs are decoded.
     pub memory_space: bool,
-    /// May issue requests.
+    /// The function may issue requests.
     pub bus_master: bool,
     #[bits(3)]
     __: u8,
-    /// Answers to parity errors.
+    /// The function responds to parity errors.
     pub parity_error_response: bool,
     __: bool,
     /// SERR# is enabled.
@@ -62,17 +62,17 @@ pub struct CommandRegister {
     __: u8,
 }
 
-/// What a write to configuration space has changed.
+/// The effects of a write to configuration space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Effects {
-    /// Bus mastering, ATS or the windows of the BARs.
+    /// Bus mastering, ATS or the windows of the BARs have changed.
     pub routing: bool,
-    /// A function-level reset is asked for; [`ConfigSpace::reset`] has been done.
+    /// A function-level reset was requested; [`ConfigSpace::reset`] has been done.
     pub function_reset: bool,
 }
 
-/// A type 0 configuration space: bytes, and which bits of them the guest can write.
+/// A type 0 configuration space: its bytes, and the mask of bits that the guest can write.
 pub struct ConfigSpace {
     bytes: Box<[u8; CONFIG_BYTES]>,
     initial: Box<[u8; CONFIG_BYTES]>,
@@ -84,7 +84,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// The configuration space of an endpoint with these BARs and MSI-X.
+    /// Makes the configuration space of an endpoint with these BARs and MSI-X.
     pub fn new(identity: &Identity, bars: &[Bar], msi_x: &MsiX) -> Self {
         let mut space = Self {
             bytes: Box::new([0; CONFIG_BYTES]),
@@ -107,8 +107,8 @@ impl ConfigSpace {
         space
     }
 
-    /// Offers the guest that the function asks for translations of addresses (PCIe Base 6.0, 10.5.1). To be called before
-    /// the guest sees the function.
+    /// Offers ATS to the guest: the function requests translations of addresses (PCIe Base 6.0,
+    /// 10.5.1). Must be called before the guest sees the function.
     pub fn offer_ats(&mut self) {
         let ats = capability::ats();
         self.set(EXTENDED, &ats.bytes, &ats.writable);
@@ -116,7 +116,7 @@ impl ConfigSpace {
         self.offers_ats = true;
     }
 
-    /// Whether the guest has the function ask for translations of addresses.
+    /// Returns `true` if the guest has enabled ATS.
     pub fn ats(&self) -> bool {
         self.offers_ats && AtsControl::from_bits(self.u16(EXTENDED + ATS_CONTROL)).enable()
     }
@@ -152,7 +152,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Of a function for tests: `bars`, one MSI-X vector with its table at 4 KiB of BAR0, and the class of a 3D controller.
+    /// Makes the configuration space of a test function: `bars`, one MSI-X vector with its table at
+    /// 4 KiB of BAR0, and the class of a 3D controller.
     #[cfg(feature = "test-function")]
     #[must_use]
     pub fn of_test_function(bars: &[Bar]) -> Self {
@@ -173,7 +174,7 @@ impl ConfigSpace {
         Self::new(&identity, bars, &msi_x)
     }
 
-    /// Appends a capability to the list; its offset.
+    /// Appends a capability to the list. Returns its offset.
     fn add(&mut self, end: &mut ListEnd, capability: &Capability) -> usize {
         let at = end.at;
         self.set(at, &capability.bytes, &capability.writable);
@@ -192,7 +193,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Reads what the guest sees; beyond the end it is zero.
+    /// Reads configuration space for the guest. Bytes beyond the end read as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let bytes = usize::try_from(offset)
@@ -204,7 +205,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Writes the writable bits, ignores the others; what that changed.
+    /// Writes the writable bits and ignores the others. Returns the effects.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Effects {
         let before = self.routing();
         let Ok(start) = usize::try_from(offset) else {
@@ -225,7 +226,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Whether a write sets Initiate Function Level Reset, which is never stored.
+    /// Returns `true` if a write sets Initiate Function Level Reset, which is never stored.
     fn asks_for_reset(&self, start: usize, data: &[u8]) -> bool {
         let high = self.express + DEVICE_CONTROL + 1;
         let [_, bit] = DeviceControl::new()
@@ -237,7 +238,7 @@ impl ConfigSpace {
             .is_some_and(|byte| byte & bit != 0)
     }
 
-    /// Back to the state after power-on. The interrupt line, which belongs to the firmware, stays.
+    /// Restores the state after power-on. The interrupt line, which belongs to the firmware, stays.
     pub fn reset(&mut self) {
         let mut line = [0];
         self.read(INTERRUPT_LINE as u64, &mut line);
@@ -245,9 +246,10 @@ impl ConfigSpace {
         self.set(INTERRUPT_LINE, &line, &[]);
     }
 
-    /// A reset that QEMU does not know of: a function-level reset by the guest, or that of a link that goes down. The BARs
-    /// stay: QEMU answers reads of them itself and knows nothing of this reset, so a guest that restores what it finds
-    /// changed would never write them again.
+    /// Resets the function without QEMU's knowledge: a function-level reset by the guest, or the
+    /// reset by a link that goes down. The BARs stay: QEMU answers reads of them itself and does
+    /// not see this reset, so a guest that restores only changed registers would never write them
+    /// again.
     pub fn reset_function(&mut self) {
         let mut bars = [0; BARS_BYTES];
         self.read(BARS as u64, &mut bars);
@@ -255,18 +257,19 @@ impl ConfigSpace {
         self.set(BARS, &bars, &[]);
     }
 
-    /// The command register.
+    /// Returns the command register.
     pub fn command(&self) -> CommandRegister {
         CommandRegister::from_bits(self.u16(COMMAND))
     }
 
-    /// Whether the function may issue requests: bus mastering is on and it is in D0.
+    /// Returns `true` if the function may issue requests: bus mastering is on and the function is
+    /// in D0.
     pub fn bus_master(&self) -> bool {
         self.command().bus_master() && self.in_d0()
     }
 
-    /// Bus address of a BAR, if the function answers there: memory space is on, it is in D0, and the guest has given the
-    /// BAR an address.
+    /// Returns the bus address of a BAR, if the function responds there: memory space is on, the
+    /// function is in D0, and the guest has given the BAR an address.
     pub fn window(&self, bar: &Bar) -> Option<u64> {
         let mut register = [0; 8];
         self.read(bar_offset(bar) as u64, &mut register);
@@ -275,7 +278,7 @@ impl ConfigSpace {
             .then_some(address)
     }
 
-    /// The BARs.
+    /// Returns the BARs.
     pub fn bars(&self) -> &[Bar] {
         &self.bars
     }
@@ -299,7 +302,7 @@ impl ConfigSpace {
     }
 }
 
-/// The end of the capability list: the offset of its last next pointer, and the free offset behind it.
+/// The end of the capability list: the offset of its last next pointer, and the next free offset.
 struct ListEnd {
     link: usize,
     at: usize,
@@ -309,8 +312,9 @@ fn bar_offset(bar: &Bar) -> usize {
     BARS + usize::from(bar.index()) * 4
 }
 
-/// Where the capability of a number is, as a guest finds it: it walks the list (PCI Local Bus 3.0, 6.7), which has no more
-/// entries than there is room for. `read` reads configuration space. For tests of functions.
+/// Returns the offset of the capability with this number, found as a guest finds it: by a walk of
+/// the list (PCI Local Bus 3.0, 6.7), which has no more entries than configuration space has room
+/// for. `read` reads configuration space. For tests of functions.
 #[cfg(feature = "test-function")]
 pub fn find_capability(id: u8, mut read: impl FnMut(u64) -> [u8; 2]) -> Option<u64> {
     let [mut at, _] = read(CAPABILITIES as u64);
@@ -361,7 +365,7 @@ mod tests {
         u64::from_le_bytes(data)
     }
 
-    /// Walks the capability list as a guest does: (ID, offset).
+    /// Walks the capability list as a guest does. Returns (ID, offset) of each capability.
     fn capabilities(space: &ConfigSpace) -> Vec<(u64, u64)> {
         let mut list = Vec::new();
         let mut at = read::<1>(space, 0x34);

@@ -4,11 +4,12 @@ use std::io;
 
 use thiserror::Error;
 
-/// The logic behind one PCI function, as its bus sees it.
+/// The logic of one PCI function, from the view of its bus.
 ///
-/// Every method may be called from the thread that answers the guest's accesses, and `peer_read` and `peer_write` at the same
-/// time from the one that answers peers below the same switch: none may wait for DMA or for a lock that is held across DMA. Only
-/// `bar_read` and `bar_write` may wait for a disk.
+/// Every method may be called from the thread that answers the guest's accesses, and `peer_read`
+/// and `peer_write` at the same time from the thread that answers peers below the same switch. No
+/// method may wait for DMA or for a lock that is held across DMA. Only `bar_read` and `bar_write`
+/// may wait for a disk.
 pub trait Function: Send + Sync {
     /// Reads `data.len()` bytes at `offset` of a trapped BAR. The range lies inside the BAR.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
@@ -16,43 +17,46 @@ pub trait Function: Send + Sync {
     /// Writes `data` at `offset` of a trapped BAR. The range lies inside the BAR.
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
 
-    /// As [`Function::bar_read`], for a peer below the same switch. While this runs the function takes no change of its peers'
-    /// windows, and the switch gives it up after 2 s: it may wait for nothing but a copy in progress.
+    /// Like [`Function::bar_read`], for a peer below the same switch. While this runs, the function
+    /// accepts no change of its peers' windows, and the switch gives up on the function after 2 s:
+    /// the method may only wait for a copy in progress.
     fn peer_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), UnsupportedRequest> {
         self.bar_read(bar, offset, data);
         Ok(())
     }
 
-    /// As [`Function::bar_write`], for a peer below the same switch, with the limits of [`Function::peer_read`].
+    /// Like [`Function::bar_write`], for a peer below the same switch, with the limits of
+    /// [`Function::peer_read`].
     fn peer_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
         self.bar_write(bar, offset, data);
         Ok(())
     }
 
-    /// A conventional or function-level reset. No DMA and no interrupt of the time before may be seen
-    /// once this returns (PCIe Base 6.0, 6.6.2).
+    /// A conventional or function-level reset. No earlier DMA or interrupt may become visible once
+    /// this returns (PCIe Base 6.0, 6.6.2).
     fn reset(&self);
 
-    /// The guest has turned bus mastering on. Requests that the function has kept may be issued from now on.
+    /// The guest has turned bus mastering on. The function may now issue its pending requests.
     fn bus_master_enabled(&self) {}
 
-    /// The client has left, and the function was reset: gives each BAR that a client maps fresh memory, of zeros, since the client may have
-    /// kept its mapping. Whatever the function had begun for that client touches none of it. May wait for a step of an engine.
+    /// The client has left, and the function was reset: gives each BAR that a client maps new,
+    /// zeroed memory, since the client may have kept its mapping. Operations that the function had
+    /// begun for that client do not touch the new memory. May wait for a step of an engine.
     ///
     /// # Errors
-    /// There is no memory or descriptor left, or an engine does not come to an end: the next client is disconnected, and
-    /// this is called once more.
+    /// There is no memory or descriptor left, or an engine does not finish its step. The next
+    /// client is disconnected, and this is called again.
     fn renew_memory(&self) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// The function does not carry out the request of a peer (PCIe Base 6.0, 2.3.1).
+/// The function does not support a peer's request (PCIe Base 6.0, 2.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the function does not answer this request of a peer")]
 pub struct UnsupportedRequest;
 
-/// How the guest has set up the function's interrupts.
+/// The guest's configuration of the function's interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
     /// Not set up.
@@ -65,7 +69,7 @@ pub enum InterruptMode {
 
 /// Interrupts from a function to the guest.
 pub trait Interrupts: Send + Sync {
-    /// How the guest has set up interrupts at this moment.
+    /// Returns the guest's current configuration of interrupts.
     fn mode(&self) -> InterruptMode;
 
     /// Sends the MSI-X message of `vector`. A vector that the guest has not set up is ignored.

@@ -1,11 +1,12 @@
-//! What every PCI function has: configuration space with BAR sizing, capabilities and the bits that decide what the
-//! function may do on the bus.
+//! The parts that every PCI function has: configuration space with BAR sizing, capabilities, and
+//! the bits that permit the function's actions on the bus.
 //!
-//! [`ConfigSpace`] is a PCI Express endpoint's type 0 header with power management, MSI-X and PCI Express
-//! capabilities. It is registers only: a write returns its [`Effects`]. The traits
+//! [`ConfigSpace`] is a PCI Express endpoint's type 0 header with power management, MSI-X and PCI
+//! Express capabilities. It is registers only: a write returns its [`Effects`]. The traits
 //! [`Function`] and [`Interrupts`] are the interface between a device's logic and its bus.
 //!
-//! Not here: type 1 headers (the switch ports are QEMU's), MSI, resizable BARs (QEMU hides them), AER.
+//! Not here: type 1 headers (the switch ports are QEMU's), MSI, resizable BARs (QEMU hides them),
+//! AER.
 #![forbid(unsafe_code)]
 
 mod bar;

@@ -2,7 +2,7 @@
 
 use crate::function::Function;
 
-/// A function without registers of its own.
+/// A function without registers.
 #[derive(Clone, Copy, Debug)]
 pub struct NoRegisters;
 
