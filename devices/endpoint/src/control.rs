@@ -1,4 +1,5 @@
-//! The control socket: rules for faults, while the device is served. An order is a rule, `clear`, or `rules`.
+//! The control socket: accepts fault rules while the device is served. A command is a rule,
+//! `clear`, or `rules`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,12 +8,13 @@ use peerbar_dma::Requester;
 use peerbar_fault::Rule;
 use peerbar_socket_file::line_server::{LineServer, LineServerError, in_force};
 
-/// Makes the control socket at `path`, and takes rules for the faults of `requester`'s function.
+/// Makes the control socket at `path`, which accepts rules for the faults of `requester`'s
+/// function.
 pub(crate) fn start(path: &Path, requester: Arc<Requester>) -> Result<LineServer, LineServerError> {
     LineServer::start(path, move |line| obey(line, &requester))
 }
 
-/// What was done, or why not, in one line.
+/// Executes a command. Returns the result, or the reason of a failure, in one line.
 fn obey(line: &str, requester: &Requester) -> Result<String, String> {
     let faults = requester.faults();
     match line {

@@ -1,4 +1,4 @@
-//! A daemon's `main`: from a device to a socket that serves it until a signal comes.
+//! A daemon's `main`: from a device to a socket that serves it until a signal arrives.
 
 use std::error::Error;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use crate::options::{DeviceOptions, FaultError};
 use crate::recording::RecordFiles;
 use crate::running::{Running, StartError};
 
-/// Exit status for a command line that cannot be (sysexits(3) has 64; clap and this project use 2).
+/// Exit status for an invalid command line (sysexits(3) has 64; clap and this project use 2).
 const USAGE: u8 = 2;
 /// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
 const ENVIRONMENT: u8 = 69;
@@ -30,7 +30,7 @@ pub enum Fault {
     Environment,
 }
 
-/// Why a device is not served, or not any more.
+/// The reason why a device is not served, or no longer served.
 #[derive(Debug, Error)]
 enum ServeError {
     /// The socket cannot be made.
@@ -47,8 +47,8 @@ enum ServeError {
     SetUp(#[from] io::Error),
 }
 
-/// Runs the program `daemon`: starts its device and serves it until a signal comes, confined to its `files` and its socket.
-/// `fault` tells what is at fault if its configuration is impossible.
+/// Runs the program `daemon`: starts its device and serves it until a signal arrives, confined to
+/// its `files` and its socket. `fault` names the cause if the configuration is invalid.
 pub fn run<F: Function + 'static, C: Error + 'static>(
     daemon: &str,
     options: &DeviceOptions,
@@ -83,7 +83,8 @@ pub fn run<F: Function + 'static, C: Error + 'static>(
     }
 }
 
-/// Makes the files that the device records in, and restricts the daemon to the others that it needs.
+/// Makes the files in which the device records, and confines the daemon to the other files that it
+/// needs. Returns the files that were made.
 fn confined_files(
     options: &DeviceOptions,
     access: &[FileAccess<'_>],
@@ -144,7 +145,8 @@ fn serve(
     Ok(served?)
 }
 
-/// Says in one line on standard error why `daemon` ends, causes included, and gives the exit status for it.
+/// Reports on standard error, in one line, why `daemon` ends, with all causes. Returns the exit
+/// status.
 fn give_up(daemon: &str, error: &dyn Error, fault: Fault) -> ExitCode {
     let mut line = format!("{daemon}: {error}");
     let mut cause = error.source();

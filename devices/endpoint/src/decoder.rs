@@ -18,21 +18,21 @@ pub(crate) struct OpenWindow {
     pub(crate) address: u64,
     /// Length in bytes.
     pub(crate) size: u64,
-    /// What is behind it.
+    /// The memory behind the window.
     pub(crate) memory: BarMemory,
 }
 
-/// A function and its open windows. The address of a request is decoded when it arrives, so that one that was under way when
-/// a window moved does not reach another BAR.
+/// A function and its open windows. The address of a request is decoded when the request arrives,
+/// so that a request that was in progress when a window moved does not reach another BAR.
 pub(crate) struct Decoder<F> {
     function: Arc<F>,
-    /// The function's own, which records what peers write to registers.
+    /// The function's requester, which records peers' writes to registers.
     requester: Arc<Requester>,
     windows: RwLock<Vec<OpenWindow>>,
 }
 
 impl<F: Function> Decoder<F> {
-    /// A function without open windows.
+    /// Makes a decoder without open windows.
     pub(crate) fn new(function: Arc<F>, requester: Arc<Requester>) -> Self {
         Self {
             function,
@@ -41,13 +41,14 @@ impl<F: Function> Decoder<F> {
         }
     }
 
-    /// Opens these windows and closes all others. Once this returns, no request uses the former ones.
+    /// Opens these windows and closes all others. Once this returns, no request uses the previous
+    /// ones.
     pub(crate) fn set(&self, windows: Vec<OpenWindow>) {
         *self.windows.write() = windows;
     }
 
-    /// A peer reads or writes. Nothing is reached while the function's link is down. An access to an unmapped page fails and is
-    /// passed to the function, which may record the fault.
+    /// Reads or writes on behalf of a peer. Fails while the function's link is down. An access to
+    /// an unmapped page fails and is also passed to the function, which may record the fault.
     pub(crate) fn access(
         &self,
         peer: PortId,
@@ -72,7 +73,7 @@ impl<F: Function> Decoder<F> {
                 let mut parts = table.parts(offset, data);
                 parts.try_for_each(|(offset, mut part)| {
                     table.access(offset, part.reborrow()).map_err(|_| {
-                        // It records the fault, whatever it answers.
+                        // The function records the fault; its answer does not matter.
                         let _ = to_function(offset, part);
                         Unsupported
                     })
@@ -89,7 +90,7 @@ impl<F: Function> Decoder<F> {
     }
 }
 
-/// What a peer writes to registers, for the record.
+/// Returns the record of a peer's write to registers.
 fn register_write(peer: PortId, (bar, offset): (u8, u64), data: &[u8]) -> RegisterWrite {
     let mut value = [0; 8];
     value
@@ -105,7 +106,7 @@ fn register_write(peer: PortId, (bar, offset): (u8, u64), data: &[u8]) -> Regist
     }
 }
 
-/// The window that holds `len` bytes at `address`, and how far into it they are.
+/// Returns the window that holds `len` bytes at `address`, and their offset in it.
 fn find(
     windows: &[OpenWindow],
     address: u64,
@@ -134,7 +135,7 @@ mod tests {
     /// A register that peers cannot read.
     const REFUSED: u64 = 0xe08;
 
-    /// A function that records all accesses and reads as the number of the BAR.
+    /// A function that records all accesses. Its registers read as the number of the BAR.
     #[derive(Default)]
     struct RecordingFunction(Mutex<Vec<(u8, u64, usize)>>);
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// How many interrupts are delayed at most. Further ones are not.
+/// Limit of delayed interrupts. Further ones are not delayed.
 const MOST: usize = 1 << 16;
 
 /// Interrupts that are delayed, and the thread that raises them, once there has been one.
@@ -25,14 +25,15 @@ struct Queue {
 
 #[derive(Default)]
 struct DelayedState {
-    /// By the time, then in the order of their coming: when it is due, its number and its vector.
+    /// The due time, number and vector of each interrupt, in the order of time, then of arrival.
     waiting: BTreeSet<(Instant, u64, u16)>,
     count: u64,
     stop: bool,
 }
 
 impl Delayed {
-    /// Has `raise` called with a vector after the time `by`; whether it will be.
+    /// Arranges a call of `raise` with a vector after the time `by`. Returns `true` if the call
+    /// will be made.
     pub(crate) fn add(
         &self,
         vector: u16,
@@ -47,18 +48,18 @@ impl Delayed {
         is_added
     }
 
-    /// Forgets all that are not due yet.
+    /// Forgets all interrupts that are not due yet.
     pub(crate) fn clear(&self) {
         self.queue.state.lock().waiting.clear();
     }
 
-    /// How many are not due yet.
+    /// Returns the number of interrupts that are not due yet.
     #[cfg(test)]
     pub(crate) fn waiting(&self) -> usize {
         self.queue.state.lock().waiting.len()
     }
 
-    /// Whether the thread runs, which is started if it has not been.
+    /// Starts the thread if necessary. Returns `true` if it runs.
     fn runs(&self, raise: impl Fn(u16) + Send + 'static) -> bool {
         let mut thread = self.thread.lock();
         if thread.is_none() {
@@ -89,7 +90,7 @@ impl Queue {
         let mut state = self.state.lock();
         while !state.stop {
             if let Some(vector) = state.take_due(Instant::now()) {
-                // Its raising takes locks of others.
+                // Raising takes locks of other objects.
                 parking_lot::MutexGuard::unlocked(&mut state, || raise(vector));
                 continue;
             }

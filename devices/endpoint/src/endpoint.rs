@@ -1,4 +1,4 @@
-//! The vfio-user device that a PCI function is.
+//! The vfio-user device that represents a PCI function.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -31,32 +31,32 @@ const MSI_X: u32 = 2;
 const ERROR: u32 = 3;
 const REQUEST: u32 = 4;
 
-/// What is behind a BAR.
+/// The memory behind a BAR.
 #[derive(Clone, Debug)]
 pub enum BarMemory {
     /// Registers: every access goes to [`Function::bar_read`] and [`Function::bar_write`].
     Registers,
-    /// Registers of which the guest may map some pages: areas (offset, size) of a file as long as the BAR. The function, which
-    /// has the file too, gets every access but those by a mapping.
+    /// Registers with some pages that the guest may map: areas (offset, size) of a file as long as
+    /// the BAR. The function, which also has the file, gets every access except those by a mapping.
     RegistersWithPages(Arc<MemoryFile>, Vec<(u64, u64)>, PeerPages),
-    /// Memory that lies page by page elsewhere, so that nothing of it can be mapped: every access goes to the function.
-    /// Its own DMA follows the page table.
+    /// Memory whose pages lie elsewhere, so that no part of it can be mapped: every access goes to
+    /// the function. The function's own DMA follows the page table.
     Pages(Arc<PageTable>),
     /// Memory from the start of a file on, which the guest maps as a whole.
     Memory(Span),
 }
 
-/// How peers below the same switch write pages of registers that the guest may map.
+/// The way in which peers below the same switch write register pages that the guest may map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerPages {
-    /// As the guest, by a mapping: the function polls them.
+    /// By a mapping, like the guest: the function polls them.
     Lent,
-    /// By messages: the function must be notified, as the guest does after it has written.
+    /// By messages: the function must be notified, as it is by the guest after a write.
     Notified,
 }
 
 impl BarMemory {
-    /// What the function's own DMA finds behind the BAR.
+    /// Returns the memory that the function's own DMA finds behind the BAR.
     fn behind_window(&self) -> OwnWindowMemory {
         match self {
             Self::Registers | Self::RegistersWithPages(..) => OwnWindowMemory::Registers,
@@ -65,12 +65,13 @@ impl BarMemory {
         }
     }
 
-    /// What of the BAR the guest may map.
+    /// Returns the part of the BAR that the guest may map.
     fn mapping(&self) -> RegionMapping<'_> {
         match self {
-            // The guest must not go on before the function knows of a write. Else it may have done all there is to do
-            // while the function raises the INTx pin for that, and since QEMU lowers the pin at an access to the
-            // device only, a guest with nothing left to do is interrupted indefinitely.
+            // The guest must not continue before the function knows of a write. Otherwise the guest
+            // may finish all work while the function raises the INTx pin for it. QEMU lowers the
+            // pin only at an access to the device, so a guest without further work would be
+            // interrupted indefinitely.
             Self::Registers => RegionMapping::NoArea,
             Self::Pages(_) => RegionMapping::Nothing,
             Self::RegistersWithPages(file, areas, _) => {
@@ -89,21 +90,22 @@ pub struct Endpoint<F> {
     requester: Arc<Requester>,
     vectors: Arc<Vectors>,
     port: Option<SwitchPort<F>>,
-    /// What to tell of a client that leaves without a write.
+    /// A message for the log if a client leaves without a write.
     hint: Option<&'static str>,
     /// The client has written to a region.
     written: bool,
-    /// How often the link had gone down when the function was reset for that.
+    /// The link-down count at the last reset that followed one.
     link_downs: u64,
-    /// A client has left that may have kept a mapping of the BARs' memory, which could not be renewed.
+    /// A client has left that may have kept a mapping of the BARs' memory, and the memory could not
+    /// be renewed.
     is_memory_shared: bool,
     /// The link has gone down, and the guest has not given the function its memory space since.
     is_unconfigured: bool,
 }
 
 impl<F: Function + 'static> Endpoint<F> {
-    /// Attaches the function to the switch at `path`, under a name of its own there. From now on its peers reach it and it
-    /// reaches them.
+    /// Attaches the function to the switch at `path`, under a name that is unique there. From now
+    /// on its peers reach it and it reaches them.
     pub fn attach_to_switch(&mut self, path: &Path, name: &str) -> Result<(), AttachError> {
         let (function, requester) = (self.function.clone(), self.requester.clone());
         let port = SwitchPort::attach(path, name, function, requester)?;
@@ -114,42 +116,44 @@ impl<F: Function + 'static> Endpoint<F> {
 }
 
 impl<F: Function> Endpoint<F> {
-    /// Offers the guest that the function asks for translations of addresses. To be called before it is served.
+    /// Offers ATS to the guest: the function requests translations of addresses. Must be called
+    /// before it is served.
     pub fn offer_ats(&mut self) {
         self.config.offer_ats();
     }
 
-    /// Transfers on the function's link take time from now on. To be called before it is attached to a switch.
+    /// Makes transfers on the function's link take time from now on. Must be called before it is
+    /// attached to a switch.
     pub fn set_link(&mut self, link: Link) {
         self.requester.set_link(link);
     }
 
-    /// Has all DMA of the function, and what it depends on, recorded from now on.
+    /// Records all DMA of the function, and the state that it depends on, from now on.
     pub fn record_in(&self, recorder: Recorder) {
         self.requester.record_in(recorder);
     }
 
-    /// Puts a rule for a fault in force. To be called after [`Endpoint::record_in`], which notes its text.
+    /// Adds a fault rule. Must be called after [`Endpoint::record_in`], which notes its text.
     pub fn add_fault(&self, rule: Rule) -> Result<(), AddError> {
         self.requester.add_fault(rule)
     }
 
-    /// Its way to memory, which has the rules for its faults.
+    /// Returns the function's requester, which holds its fault rules.
     pub(crate) fn requester(&self) -> Arc<Requester> {
         self.requester.clone()
     }
 
-    /// Takes all rules for faults out of force; how many there were.
+    /// Removes all fault rules. Returns their number.
     pub fn clear_faults(&self) -> usize {
         self.requester.faults().clear()
     }
 
-    /// Has all DMA of the function counted in this file from now on.
+    /// Counts all DMA of the function in this file from now on.
     pub fn count_in(&self, file: CounterFile) {
         self.requester.count_in(file);
     }
 
-    /// Puts a function on its bus. `memory` has what is behind each BAR of `config`, in order.
+    /// Puts a function on its bus. `memory` has the memory behind each BAR of `config`, in order.
     pub fn new(
         function: Arc<F>,
         config: ConfigSpace,
@@ -175,7 +179,8 @@ impl<F: Function> Endpoint<F> {
         }
     }
 
-    /// Has `hint` logged when a client leaves without a write to the device: what such a client may have missed.
+    /// Sets a hint that is logged when a client leaves without a write to the device: a step that
+    /// such a client may have missed.
     pub fn hint_at_departure(&mut self, hint: &'static str) {
         self.hint = Some(hint);
     }
@@ -186,8 +191,9 @@ impl<F: Function> Endpoint<F> {
             .find(|(bar, _)| u32::from(bar.index()) == index)
     }
 
-    /// Applies bus mastering, ATS and windows to the requester, announces the windows to the peers, and tells the function if it
-    /// has become a bus master. Once this returns, no requester begins a request to the former windows.
+    /// Applies bus mastering, ATS and windows to the requester, announces the windows to the peers,
+    /// and tells the function if it has become a bus master. Once this returns, no requester begins
+    /// a request to the previous windows.
     fn apply_routing(&mut self) {
         let mut bus = self.requester.bus_mastering();
         self.requester.set_bus_master(self.config.bus_master());
@@ -223,7 +229,8 @@ impl<F: Function> Endpoint<F> {
         self.memory.iter().filter_map(open).collect()
     }
 
-    /// Resets the function if its link has gone down since the last call (PCIe Base 6.0, 2.9.1); whether the link is up.
+    /// Resets the function if its link has gone down since the last call (PCIe Base 6.0, 2.9.1).
+    /// Returns `true` if the link is up.
     fn follow_link(&mut self) -> bool {
         let downs = self.requester.link_downs();
         if std::mem::replace(&mut self.link_downs, downs) != downs {
@@ -235,20 +242,20 @@ impl<F: Function> Endpoint<F> {
         self.requester.link_is_up()
     }
 
-    /// Whether an access to a region reaches the function.
+    /// Returns `true` if an access to a region reaches the function.
     fn is_reached(&mut self, region: u32) -> bool {
         let is_up = self.follow_link();
         self.is_unconfigured &= !self.config.command().memory_space();
         is_up && (region == CONFIG_REGION || !self.is_unconfigured)
     }
 
-    /// Resets the function. Its interrupts that are held back are lost.
+    /// Resets the function. Interrupts that are held back are lost.
     fn reset_function(&self) {
         self.function.reset();
         self.vectors.forget();
     }
 
-    /// Gives the BARs memory that no client has mapped that has left.
+    /// Gives the BARs memory that is not mapped by any client that has left.
     fn renew_memory(&mut self) {
         let renewed = self.function.renew_memory();
         self.is_memory_shared = renewed.is_err();
@@ -271,7 +278,7 @@ impl<F: Function> Device for Endpoint<F> {
     fn attached(&mut self, client: Client) {
         self.written = false;
         if self.is_memory_shared {
-            // Its departure is the next attempt.
+            // When it leaves, the renewal is attempted again.
             client.disconnect();
         }
         self.requester.set_link_up();
@@ -402,7 +409,8 @@ impl<F: Function> Device for Endpoint<F> {
         match index {
             INTX => self.vectors.set_pin_events(action)?,
             MSI_X => self.vectors.set_msi_x(start, count, action)?,
-            // Nothing here ever reports an error or asks to be unplugged; the client may set the events up all the same.
+            // The device never reports an error or asks to be unplugged, but the client may set up
+            // the events.
             ERROR | REQUEST => {}
             _ => return Err(Errno::INVAL),
         }
@@ -444,7 +452,7 @@ fn map_errno(error: MapError) -> Errno {
     }
 }
 
-/// The client as the way upstream.
+/// The client as the path upstream.
 struct ClientMemory(Client);
 
 impl Upstream for ClientMemory {
@@ -494,7 +502,7 @@ mod tests {
 
     use super::*;
 
-    /// A function that records all writes and reads as the number of the BAR.
+    /// A function that records all writes. Its registers read as the number of the BAR.
     #[derive(Default)]
     struct RecordingFunction(Mutex<Vec<(u8, u64, Vec<u8>)>>);
 

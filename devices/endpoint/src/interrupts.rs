@@ -15,31 +15,35 @@ use rustix::io::Errno;
 
 use crate::delayed::Delayed;
 
-/// The interrupts of one function, shared between the thread that serves the client and those that raise them.
+/// The interrupts of one function, shared between the thread that serves the client and those that
+/// raise them.
 ///
-/// The client masks MSI-X vectors on its own side without a message, so a vector is signalled whether masked or not. The
-/// INTx pin is level-triggered: one signal masks it, and the client unmasks it at the guest's end of interrupt
-/// (vfio-user, DEVICE_SET_IRQS; VFIO_IRQ_INFO_AUTOMASKED).
+/// The client masks MSI-X vectors on its own side without a message, so a vector is signalled
+/// whether masked or not. The INTx pin is level-triggered: one signal masks it, and the client
+/// unmasks it at the guest's end of interrupt (vfio-user, DEVICE_SET_IRQS;
+/// VFIO_IRQ_INFO_AUTOMASKED).
 ///
-/// MSI-X messages are requests, so a function that is no bus master sends none (PCIe Base 6.0, 7.5.1.1.3). They are sent once it is one
-/// again. Then messages of the time before are sent again, too: the client drops those that it finds after it has turned bus
-/// mastering off, and a driver finds nothing to do at worst.
+/// MSI-X messages are requests, so a function that is not a bus master sends none (PCIe Base 6.0,
+/// 7.5.1.1.3). They are sent once it is a bus master again. Then earlier messages are sent again,
+/// too, because the client drops those that it receives after it has turned bus mastering off. At
+/// worst, a driver finds no work.
 pub struct Vectors {
     messages: Arc<Messages>,
     delayed: Delayed,
     pin: Mutex<Pin>,
-    /// Whether there is any event descriptor of each kind. They decide the mode without a lock: it is read for each interrupt.
+    /// Set if there is any event descriptor of each kind. These flags decide the mode without a
+    /// lock: it is read for each interrupt.
     has_msi_x: AtomicBool,
     has_pin: AtomicBool,
 }
 
-/// The event descriptors of the MSI-X vectors, and what signals them and the pin's.
+/// The event descriptors of the MSI-X vectors, and the signaller for them and for the pin's.
 struct Messages {
     signaller: Signaller,
     events: RwLock<Vec<Option<Event>>>,
     /// The vectors that have been raised since messages were set up, and since the last reset.
     raised: Vec<AtomicBool>,
-    /// It has the rules for faults, and the flight record.
+    /// The requester, with the fault rules and the flight record.
     requester: OnceLock<Arc<Requester>>,
 }
 
@@ -58,9 +62,10 @@ impl Messages {
         }
     }
 
-    /// The function has become a bus master: signals all vectors that have been raised.
+    /// Signals all vectors that have been raised: the function has become a bus master.
     fn signal_raised(&self) {
-        // Whoever has found bus mastering off holds the lock no more, and its vector is seen here.
+        // A thread that has found bus mastering off has released the lock, so its vector is seen
+        // here.
         let events = self.events.write();
         for ((vector, event), raised) in (0..).zip(&*events).zip(&self.raised) {
             if let Some(event) = event.as_ref().filter(|_| raised.load(Ordering::Relaxed)) {
@@ -79,7 +84,8 @@ impl Messages {
         self.signal_event(0, event)
     }
 
-    /// Records an interrupt, and signals its event descriptor, unless the link is down; whether it does.
+    /// Records an interrupt and signals its event descriptor, unless the link is down. Returns
+    /// `true` if it has.
     fn signal_event(&self, vector: u16, event: &Event) -> bool {
         let requester = self.requester.get();
         if requester.is_some_and(|requester| !requester.link_is_up()) {
@@ -97,14 +103,15 @@ impl Messages {
 struct Pin {
     event: Option<Event>,
     asserted: bool,
-    /// By the client, or by the last signal.
+    /// Masked, by the client or by the last signal.
     masked: bool,
-    /// The last signal masks it.
+    /// The last signal has masked the pin.
     signalled: bool,
 }
 
 impl Vectors {
-    /// Interrupts of a function with this many MSI-X vectors. Fails where the kernel has no asynchronous I/O (io_setup(2)).
+    /// Makes the interrupts of a function with this many MSI-X vectors. Fails if the kernel has no
+    /// asynchronous I/O (io_setup(2)).
     pub fn new(vectors: u16) -> io::Result<Self> {
         let events = (0..vectors).map(|_| None).collect();
         let messages = Messages {
@@ -122,13 +129,14 @@ impl Vectors {
         })
     }
 
-    /// Has faults injected by the rules of this function's requester, and interrupts recorded in its flight record, from now on.
+    /// Uses this function's requester from now on: its rules inject faults into interrupts, and its
+    /// flight record records them.
     pub(crate) fn attach(&self, requester: Arc<Requester>) {
         let _ = self.messages.requester.set(requester);
     }
 
-    /// How often a vector that is raised is signalled now: once, unless a rule injects a fault. No rule is asked while the link
-    /// is down.
+    /// Returns how often a vector that is raised is signalled now: once, unless a rule injects a
+    /// fault. While the link is down no rule is consulted.
     fn times(&self, vector: u16) -> usize {
         let requester = self.messages.requester.get();
         let armed = requester.filter(|requester| {
@@ -148,25 +156,25 @@ impl Vectors {
         }
     }
 
-    /// Has a vector signalled after the time `by`; whether it will be.
+    /// Signals a vector after the time `by`. Returns `true` if it will be signalled.
     pub(crate) fn delay(&self, vector: u16, by: Duration) -> bool {
         let messages = self.messages.clone();
         let signal = move |vector| messages.signal(vector);
         self.delayed.add(vector, by, signal)
     }
 
-    /// How many vectors are delayed.
+    /// Returns the number of delayed vectors.
     #[cfg(test)]
     pub(crate) fn delayed(&self) -> usize {
         self.delayed.waiting()
     }
 
-    /// How many MSI-X vectors there are.
+    /// Returns the number of MSI-X vectors.
     pub fn count(&self) -> u32 {
         u32::try_from(self.messages.events.read().len()).unwrap_or(u32::MAX)
     }
 
-    /// Closes every event descriptor; the level of the pin stays the function's.
+    /// Closes every event descriptor. The function keeps the level of the pin.
     pub(crate) fn clear(&self) {
         self.forget();
         self.change_msi_x(|vectors| vectors.fill_with(|| None));
@@ -179,7 +187,7 @@ impl Vectors {
         self.messages.clear_raised();
     }
 
-    /// The function has become a bus master.
+    /// Signals pending vectors: the function has become a bus master.
     pub(crate) fn bus_master_enabled(&self) {
         self.messages.signal_raised();
     }
@@ -285,7 +293,7 @@ impl Interrupts for Vectors {
 }
 
 impl Pin {
-    /// Closes its event descriptor; its level stays the function's.
+    /// Closes the event descriptor. The function keeps the level.
     fn clear(&mut self) {
         *self = Self {
             asserted: self.asserted,
@@ -299,7 +307,8 @@ impl Pin {
         self.deliver(signal);
     }
 
-    /// Signals a level that is asserted and not masked, and masks it. `signal` returns whether it signals.
+    /// Signals a level that is asserted and not masked, and masks it. `signal` returns `true` if it
+    /// signals.
     fn deliver(&mut self, signal: impl FnOnce(&Event) -> bool) {
         if self.asserted && !self.masked && self.event.as_ref().is_some_and(signal) {
             self.masked = true;
@@ -307,8 +316,9 @@ impl Pin {
         }
     }
 
-    /// Takes a signal back that the client has not taken yet. QEMU would assert the guest's line for it, and keep it
-    /// asserted until the guest's next access to the device, which a guest that finds nothing to do never makes.
+    /// Takes back a signal that the client has not taken yet. QEMU would assert the guest's line
+    /// for it, and keep it asserted until the guest's next access to the device. A guest that finds
+    /// no work never makes that access.
     fn withdraw(&mut self) {
         if self.signalled && self.event.as_ref().is_some_and(Event::take) {
             self.masked = false;
@@ -329,7 +339,7 @@ mod tests {
 
     use super::*;
 
-    /// An eventfd, by the device's descriptor and by the client's.
+    /// Makes an eventfd. Returns the device's descriptor and the client's.
     fn event() -> (Event, Event) {
         let event = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let same = event.try_clone().unwrap();
@@ -586,7 +596,7 @@ mod tests {
         vectors
             .set_msi_x(0, 1, IrqAction::Events(vec![Some(message)]))
             .unwrap();
-        // The client shares the file description, and its flags.
+        // The client shares the open file description, and thus its flags.
         for event in [&pin_seen, &message_seen] {
             rustix::fs::fcntl_setfl(event, OFlags::empty()).unwrap();
         }

@@ -1,10 +1,10 @@
 //! A PCI function served over vfio-user: the adapter between a device's logic and its bus.
 //!
-//! [`Endpoint`] answers what a vfio-user client asks of a PCI device: configuration space and BARs become regions, the
-//! client's event descriptors become interrupts, its DMA mappings the memory map of the function's
-//! [`Requester`](peerbar_dma::Requester), and its connection the path upstream. Below a switch
-//! ([`Endpoint::attach_to_switch`]) its peers reach its open BARs, and it reaches theirs. [`daemon::run`] is a
-//! daemon's `main`.
+//! [`Endpoint`] answers the requests that a vfio-user client makes to a PCI device. Configuration
+//! space and BARs become regions, the client's event descriptors become interrupts, its DMA
+//! mappings become the memory map of the function's [`Requester`](peerbar_dma::Requester), and its
+//! connection becomes the path upstream. Below a switch ([`Endpoint::attach_to_switch`]) its peers
+//! reach its open BARs, and it reaches theirs. [`daemon::run`] is a daemon's `main`.
 #![forbid(unsafe_code)]
 
 mod control;

@@ -37,7 +37,7 @@ pub struct DeviceOptions {
     pub(crate) sandbox: SandboxOptions,
 }
 
-/// Why a device does not take a rule for a fault.
+/// The reason why a device does not accept a fault rule.
 #[derive(Debug, Error)]
 #[error("`{rule}` {cause}")]
 pub(crate) struct FaultError {
@@ -46,7 +46,7 @@ pub(crate) struct FaultError {
 }
 
 impl DeviceOptions {
-    /// The control socket, if there shall be one.
+    /// Makes the control socket, if one is configured.
     pub(crate) fn control<F: Function>(
         &self,
         endpoint: &Endpoint<F>,
@@ -56,7 +56,7 @@ impl DeviceOptions {
             .transpose()
     }
 
-    /// Puts the rules for faults in force.
+    /// Adds the fault rules.
     pub(crate) fn add_faults<F: Function>(&self, endpoint: &Endpoint<F>) -> Result<(), FaultError> {
         self.faults.iter().try_for_each(|rule| {
             let added =
@@ -89,19 +89,19 @@ pub(crate) struct LinkOptions {
     ats: bool,
 }
 
-/// Why a device has no link.
+/// The reason why a device's link cannot be set up.
 #[derive(Debug, Error)]
 pub(crate) enum LinkError {
-    /// Its link's meters could not be made.
+    /// The link's meters could not be made.
     #[error("cannot make the meters of the link")]
     Link(#[from] MemoryError),
-    /// It cannot attach to its switch.
+    /// The device cannot attach to its switch.
     #[error(transparent)]
     Switch(#[from] AttachError),
 }
 
 impl LinkOptions {
-    /// The connections that the device makes while it is served.
+    /// Returns the kinds of connections that the device makes while it is served.
     pub(crate) fn connections(&self) -> Connections {
         match self.switch {
             Some(_) => Connections::Unix,
@@ -109,7 +109,7 @@ impl LinkOptions {
         }
     }
 
-    /// Gives the link to a device that will be served at `socket_path`.
+    /// Sets up the link of a device that will be served at `socket_path`.
     pub(crate) fn apply<F: Function + 'static>(
         &self,
         endpoint: &mut Endpoint<F>,
@@ -136,10 +136,10 @@ impl LinkOptions {
     }
 }
 
-/// A size in bytes on the command line.
+/// Parses a size in bytes from the command line.
 ///
 /// # Errors
-/// The text is no [`Size`].
+/// The text is not a [`Size`].
 pub fn size(text: &str) -> Result<u64, SizeError> {
     text.parse().map(|Size(bytes)| bytes)
 }

@@ -33,7 +33,7 @@ enum What {
 }
 
 impl Recording {
-    /// Makes the files. A device whose flight record cannot be made goes on without it.
+    /// Makes the files. A device whose flight record cannot be made continues without it.
     pub(crate) fn make(&self) -> Result<RecordFiles, MappedFileError> {
         let counters = self.counters.as_deref().map(CounterFile::create);
         Ok(RecordFiles {
@@ -42,7 +42,7 @@ impl Recording {
         })
     }
 
-    /// The recorder that writes to `path`, under the name of that file.
+    /// Makes the recorder that writes to `path`, named after that file.
     fn recorder(&self, path: &Path) -> Option<Recorder> {
         let name = path.file_stem().unwrap_or_default().to_string_lossy();
         let level = match self.record {
@@ -61,14 +61,14 @@ impl Recording {
     }
 }
 
-/// The files that a device records in.
+/// The files in which the device records.
 pub(crate) struct RecordFiles {
     counters: Option<CounterFile>,
     flight: Option<Recorder>,
 }
 
 impl RecordFiles {
-    /// Has the device record and count.
+    /// Starts recording and counting for the device.
     pub(crate) fn start<F: Function>(self, endpoint: &Endpoint<F>) {
         if let Some(counters) = self.counters {
             endpoint.count_in(counters);

@@ -1,4 +1,4 @@
-//! A device at work: its endpoint, and the thread of its engine.
+//! A running device: its endpoint, and the thread of its engine.
 
 use std::error::Error;
 use std::io;
@@ -11,33 +11,33 @@ use thiserror::Error;
 
 use crate::Endpoint;
 
-/// Why a device cannot be started. `C` is the error of its configuration.
+/// The reason why a device cannot be started. `C` is the error of its configuration.
 #[derive(Debug, Error)]
 pub enum StartError<C: Error + 'static> {
-    /// Its configuration is impossible.
+    /// Its configuration is invalid.
     #[error(transparent)]
     Config(C),
-    /// A BAR is impossible.
+    /// A BAR is invalid.
     #[error(transparent)]
     Bar(#[from] BarError),
-    /// There is no memory for its doorbells.
+    /// There is not enough memory for its doorbells.
     #[error("no memory for the doorbells")]
     Doorbells(#[source] MemoryError),
-    /// The kernel lends it no way to signal interrupts.
+    /// The kernel offers no way to signal interrupts.
     #[error(
         "no context of asynchronous I/O (io_setup) for the interrupts: raise /proc/sys/fs/aio-max-nr, or allow it in the container"
     )]
     Interrupts(#[source] io::Error),
-    /// A thread of it cannot be started.
+    /// One of its threads cannot be started.
     #[error("cannot start a thread of the device")]
     Thread(#[source] io::Error),
 }
 
-/// A device at work. Its engine is stopped when this is dropped.
+/// A running device. Its engine is stopped when this is dropped.
 pub struct Running<F> {
     /// The device on its bus.
     pub endpoint: Endpoint<F>,
-    /// The connections that the device makes by itself while it is served.
+    /// The connections that the device makes while it is served.
     pub(crate) connections: Connections,
     stop: Box<dyn Fn() + Send>,
     engine: Option<JoinHandle<()>>,
@@ -59,7 +59,8 @@ impl<F> Running<F> {
         })
     }
 
-    /// The device connects to Unix sockets while it is served, not only to its switch's.
+    /// Declares that the device connects to Unix sockets other than its switch's while it is
+    /// served.
     pub fn with_unix_connections(mut self) -> Self {
         self.connections = Connections::Unix;
         self

@@ -1,4 +1,4 @@
-//! The registers as the thread that answers the guest's accesses and the engine's thread share them.
+//! The registers, shared by the engine's thread and the thread that answers the guest's accesses.
 
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,19 +6,20 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-/// Far longer than a step of an engine takes, unless that waits for peers below a switch that do not answer.
+/// Far longer than a step of an engine takes, unless the step waits for peers below a switch that
+/// do not answer.
 pub const LONGEST_STEP: Duration = Duration::from_secs(4);
 
 /// Registers that have requests for the engine.
 pub trait EngineRequests {
-    /// What the engine is to do.
+    /// A request to the engine.
     type Request;
 
-    /// The request that comes before all others, if there is one.
+    /// Takes the most urgent request, if there is one.
     fn take_request(&mut self) -> Option<Self::Request>;
 }
 
-/// What the engine should do next; `R` is a request of its registers.
+/// The engine's next task; `R` is a request of its registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task<R> {
     /// The daemon ends.
@@ -27,21 +28,22 @@ pub enum Task<R> {
     Registers(R),
     /// A doorbell may have been written, or the engine has work left.
     Doorbells,
-    /// The time that the engine waited for has come.
+    /// The due time has come.
     Time,
 }
 
 /// The registers, and the notification of the engine.
 ///
-/// The engine checks for tasks with the lock held before it sleeps, and a new task takes the lock before it notifies the
-/// engine, so no wake-up is lost. A doorbell that is written through a mapping does not notify it: the engine reads it before it sleeps.
+/// The engine checks for tasks while it holds the lock, before it sleeps, and a new task takes the
+/// lock before it notifies the engine, so no wake-up is lost. A write to a doorbell through a
+/// mapping does not notify the engine, which reads the doorbell before it sleeps.
 #[derive(Debug)]
 pub struct SharedRegisters<R> {
     state: Mutex<RegistersState<R>>,
     wake: Condvar,
-    /// The engine has carried out a request ([`Self::complete`]).
+    /// The engine has executed a request ([`Self::complete`]).
     completed: Condvar,
-    /// Checked between any two steps, without the lock.
+    /// Checked between two steps, without the lock.
     urgent: AtomicBool,
 }
 
@@ -53,7 +55,7 @@ struct RegistersState<R> {
 }
 
 impl<R: EngineRequests> SharedRegisters<R> {
-    /// These registers, without a task for the engine.
+    /// Shares these registers, without a task for the engine.
     pub fn new(registers: R) -> Self {
         Self {
             state: Mutex::new(RegistersState {
@@ -67,23 +69,24 @@ impl<R: EngineRequests> SharedRegisters<R> {
         }
     }
 
-    /// Reads the registers, or changes them. A request that this makes is to be announced by [`Self::notify`] or
-    /// [`Self::interrupt`].
+    /// Reads the registers, or changes them. The caller must announce a request that this makes by
+    /// [`Self::notify`] or [`Self::interrupt`].
     pub fn with<T>(&self, act: impl FnOnce(&mut R) -> T) -> T {
         act(&mut self.state.lock().registers)
     }
 
-    /// As [`Self::with`], once the engine has carried out a request for which [`Self::wait`] may wait.
+    /// Like [`Self::with`], after the engine has executed a request for which [`Self::wait`] may
+    /// wait.
     pub fn complete<T>(&self, act: impl FnOnce(&mut R) -> T) -> T {
         let result = self.with(act);
         self.completed.notify_all();
         result
     }
 
-    /// Waits until `is_done` of the registers.
+    /// Waits until `is_done` returns `true` for the registers.
     ///
     /// # Errors
-    /// [`ErrorKind::TimedOut`]: it is not, after this time.
+    /// [`ErrorKind::TimedOut`]: it still returns `false` after this time.
     pub fn wait(&self, limit: Duration, is_done: impl Fn(&R) -> bool) -> io::Result<()> {
         let mut state = self.state.lock();
         let mut is_open = |state: &mut RegistersState<R>| !is_done(&state.registers);
@@ -99,31 +102,31 @@ impl<R: EngineRequests> SharedRegisters<R> {
         }
     }
 
-    /// Has the engine take a request once it has nothing else to do.
+    /// Makes the engine take a request once it has no other work.
     pub fn notify(&self) {
         let _state = self.state.lock();
         self.wake.notify_one();
     }
 
-    /// Has the engine take a request before its next step.
+    /// Makes the engine take a request before its next step.
     pub fn interrupt(&self) {
         let _state = self.state.lock();
         self.urgent.store(true, Ordering::Release);
         self.wake.notify_one();
     }
 
-    /// Has the engine read the doorbells.
+    /// Makes the engine read the doorbells.
     pub fn kick(&self) {
         self.state.lock().is_kicked = true;
         self.wake.notify_one();
     }
 
-    /// Whether the engine should do no step before its next task.
+    /// Returns `true` if the engine should take its next task before its next step.
     pub fn urgent(&self) -> bool {
         self.urgent.load(Ordering::Acquire)
     }
 
-    /// The next task. Waits for one until `due`, unless the engine has work left (`busy`).
+    /// Returns the next task. Waits for one until `due`, unless the engine has work left (`busy`).
     pub fn next(&self, busy: bool, due: Option<Instant>) -> Task<R::Request> {
         let mut state = self.state.lock();
         loop {
@@ -131,7 +134,8 @@ impl<R: EngineRequests> SharedRegisters<R> {
                 return Task::Stop;
             }
             if let Some(request) = state.registers.take_request() {
-                // There may be more, and until the last is taken the engine may use what a request takes away.
+                // There may be more. Until the last is taken, `urgent` stays set, because the
+                // engine may use state that a request takes away.
                 return Task::Registers(request);
             }
             self.urgent.store(false, Ordering::Release);

@@ -1,4 +1,4 @@
-//! The function below a switch: its windows for its peers, and theirs for it.
+//! A function's port at a switch: its windows for its peers, and their windows for it.
 
 use std::io;
 use std::path::Path;
@@ -25,14 +25,14 @@ const MOST_AREAS: usize = 1;
 pub(crate) struct SwitchPort<F> {
     link: Link,
     decoder: Arc<Decoder<F>>,
-    /// (BAR, bus address) of each window as it was announced last.
+    /// (BAR, bus address) of each window as last announced.
     announced: Vec<(u8, u64)>,
     leases: Leases,
     lent_leases: Descriptor,
 }
 
 impl<F: Function + 'static> SwitchPort<F> {
-    /// Attaches a function to the switch at `path`, by a name of its own there.
+    /// Attaches a function to the switch at `path`, by a name that is unique there.
     pub(crate) fn attach(
         path: &Path,
         name: &str,
@@ -65,8 +65,8 @@ impl<F: Function + 'static> SwitchPort<F> {
 }
 
 impl<F: Function> SwitchPort<F> {
-    /// Opens these windows to the peers and closes all others. Once this returns, no peer begins a request to the former ones
-    /// ([`Link::announce`]).
+    /// Opens these windows to the peers and closes all others. Once this returns, no peer begins a
+    /// request to the previous ones ([`Link::announce`]).
     pub(crate) fn set(&mut self, windows: Vec<OpenWindow>) {
         let announced: Vec<(u8, u64)> = windows.iter().map(|w| (w.bar, w.address)).collect();
         if announced == self.announced {
@@ -93,7 +93,7 @@ struct SwitchPeers<F> {
 }
 
 impl<F: Function> SwitchPeers<F> {
-    /// A peer's memory; none if it cannot be mapped safely.
+    /// Returns a peer's memory, or `None` if it cannot be mapped safely.
     fn borrowed(
         &self,
         peer: PeerId,
@@ -144,7 +144,7 @@ impl<F: Function> PeerHandler for SwitchPeers<F> {
             },
         });
         let drain = self.requester.set_peer(peer, windows.collect());
-        // The function's own requests need not wait for those of before.
+        // The function's own requests need not wait for earlier ones.
         self.requester.know_changes(known);
         drop(drain);
     }
@@ -201,7 +201,7 @@ impl Peers for ByMessage {
     }
 }
 
-/// A peer's leases; none if no window of it is lent, or they cannot be mapped safely.
+/// Returns a peer's leases, or `None` if they cannot be mapped safely.
 fn borrowed_leases(requester: &Requester, leases: &Descriptor) -> Option<PeerLeases> {
     let leases = requester.borrow_leases(leases.try_clone().ok()?);
     leases
@@ -209,8 +209,8 @@ fn borrowed_leases(requester: &Requester, leases: &Descriptor) -> Option<PeerLea
         .ok()
 }
 
-/// A window as it is announced, in one part or several: memory is lent, and so are pages of registers that the function polls.
-/// Everything else is reached by messages.
+/// Returns a window as it is announced, in one part or several. Memory is lent, and so are register
+/// pages that the function polls. All other parts are reached by messages.
 fn lent_windows(window: &OpenWindow, generation: u32) -> Vec<BarWindow> {
     let part = |(offset, size), backing| BarWindow {
         bar: window.bar,

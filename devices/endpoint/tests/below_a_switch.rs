@@ -1,6 +1,6 @@
 //! Two endpoints below a real switch, transferring to each other.
 
-// Clippy sees tests only in functions that are marked so, not in what they call.
+// Clippy recognises tests only by their attribute, not the functions that they call.
 #![allow(clippy::unwrap_used)]
 
 use std::io;
@@ -79,7 +79,7 @@ impl Drop for Switch {
     }
 }
 
-/// A function that notes what is written to its registers, which read as 0x5a.
+/// A function that records writes to its registers, which read as 0x5a.
 #[derive(Default)]
 struct Notes(Mutex<Vec<(u64, Vec<u8>)>>);
 
@@ -95,7 +95,7 @@ impl Function for Notes {
     fn reset(&self) {}
 }
 
-/// An endpoint with registers in BAR0, memory in BAR2 and two pages, the second over nothing, in BAR4.
+/// An endpoint with registers in BAR0, memory in BAR2 and two pages, the second unmapped, in BAR4.
 struct Card {
     endpoint: Endpoint<Notes>,
     notes: Arc<Notes>,
@@ -213,7 +213,7 @@ fn memory_registers_and_pages_of_a_peer_are_reached() {
     );
 }
 
-/// A function that notes for each write to its registers the first word of a memory.
+/// A function that records the first word of a memory at each write to its registers.
 struct Watcher {
     memory: Arc<MemoryFile>,
     seen: Mutex<Vec<(u32, u32)>>,
@@ -231,7 +231,7 @@ impl Function for Watcher {
     fn reset(&self) {}
 }
 
-/// An endpoint "b" with nothing but registers at `B`.
+/// Makes an endpoint "b" with only registers at `B`.
 fn with_registers<F: Function + 'static>(
     switch: &Switch,
     function: Arc<F>,
@@ -377,7 +377,7 @@ fn register_of_a_closed_or_moved_window_is_not_written() {
     assert_eq!(noted, [(0x1000, 2u32.to_le_bytes().to_vec())]);
 }
 
-/// A flood of register writes keeps neither the function's own accesses waiting nor another peer's.
+/// A flood of register writes blocks neither the function's own accesses nor another peer's.
 #[test]
 fn flood_of_register_writes_lets_guest_and_others_through() {
     let switch = Switch::start(&[]);
@@ -558,7 +558,7 @@ fn a_peer_that_vanishes_fails_its_partners_until_it_is_back() {
     b.program(B);
     let memory = b.memory.clone();
     drop(b);
-    // The switch takes one message after another, so it has noticed the end when a's change is through.
+    // The switch handles messages in order, so it has noticed the end when a's change is complete.
     a.program(A + 0x1000_0000);
     assert_eq!(peer_error(a.write(B + MEMORY, &[1; 8])), PeerError::Gone);
     assert_eq!(peer_error(a.write(B, &[1; 8])), PeerError::Gone);
@@ -572,7 +572,7 @@ fn a_peer_that_vanishes_fails_its_partners_until_it_is_back() {
     assert_eq!(data, [2; 8]);
 }
 
-/// Tries until it succeeds: what it waits for takes a moment.
+/// Tries repeatedly until the condition holds.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let limit = Instant::now() + Duration::from_secs(20);
     while !is_so() {
@@ -591,7 +591,7 @@ fn without_its_switch_an_endpoint_has_no_peers_until_it_is_back() {
     b.program(B);
     let moved = B + 0x2000_0000;
     c.program(moved);
-    // It knows of all windows.
+    // It knows all windows.
     a.write(moved + MEMORY, &[1; 8]).unwrap();
     switch.end();
     // An announcement returns only when the link's end is known.
@@ -638,12 +638,12 @@ fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
     let pinned = stalled.pin(Purpose::Payload, Direction::Write, range);
     let pinned = pinned.unwrap();
     assert_eq!(pinned.intact(), Ok(()));
-    // From here to its release its thread relies on the routes of before.
+    // From here until the pin is released, its thread relies on the old routes.
     let begun = Instant::now();
     b.program(B + 0x1000_0000);
     let first = begun.elapsed();
     assert!(first >= CLOSING_TIME_OUT, "{first:?}");
-    // Further ones are not delayed by it: otherwise these would take 50 s or more.
+    // It does not delay further changes: otherwise these would take 50 s or more.
     for base in (0..200).map(|number| B + 0x1000_0000 * (number % 2)) {
         b.program(base);
     }
@@ -651,7 +651,7 @@ fn a_stalled_peer_is_waited_for_once_and_uses_no_closed_window() {
     assert!(all < first + 160 * CLOSING_TIME_OUT, "{all:?}");
     assert!(pinned.intact().is_err());
     drop(pinned);
-    // It goes on, and sees that there is something that it has not learned of.
+    // It continues, and notices a change that it has not learned of.
     assert_eq!(write(&mut stalled, B + MEMORY), None);
     let mut data = [1; 8];
     b.memory.read(0, &mut data).unwrap();
@@ -669,7 +669,8 @@ fn the_first_request_after_an_opening_goes_to_the_window() {
     let mut a = Card::new(&switch.path, "a");
     let mut b = Card::new(&switch.path, "b");
     a.program(A);
-    // An opening is answered at once, and the next request comes before its peers have learned of it, if they are as slow as that.
+    // An opening is answered at once, so the next request may come before the peers have learned of
+    // the window.
     for round in 0..200 {
         b.program(B);
         a.write(B + MEMORY, &[7; 8]).unwrap();
@@ -694,10 +695,10 @@ fn two_that_move_and_transfer_to_each_other_at_once_get_on() {
         let (requester, over) = (device.requester.clone(), over.clone());
         std::thread::spawn(move || {
             let mut done = 0;
-            // On a busy machine it may have had no turn before the moves end.
+            // On a busy machine the thread may not have run before the moves end.
             while !over.load(Ordering::Relaxed) || done == 0 {
                 for address in [target + MEMORY, target] {
-                    // Fails while the peer is elsewhere.
+                    // The request fails while the peer has another address.
                     done += u32::from(
                         requester
                             .write(Purpose::Payload, address, &[1; 0x1000])

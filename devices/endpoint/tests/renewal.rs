@@ -1,6 +1,6 @@
 //! A client that has left, and the memory of the next one.
 
-// Clippy sees tests only in functions that are marked so, not in what they call.
+// Clippy recognises tests only by their attribute, not the functions that they call.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{self, ErrorKind};
@@ -13,7 +13,7 @@ use peerbar_pci::{Bar, ConfigSpace, Function};
 use peerbar_vfio_user::{Listener, Options, Stop};
 use vfio_user::Client;
 
-/// A function whose engine comes to no end while this is set.
+/// A function whose engine never finishes its step while this is set.
 #[derive(Default)]
 struct StuckFunction(AtomicBool);
 
@@ -57,10 +57,10 @@ fn no_client_is_served_while_a_former_one_may_map_its_memory() {
         let is_served = || Client::new(&path).is_ok();
         let first = [is_served(), is_served()];
         function.0.store(true, Ordering::SeqCst);
-        // The memory was renewed after the last client unless that is still being left.
+        // The memory was renewed after the last client, unless that client is still leaving.
         let stuck = [is_served(), is_served(), is_served()];
         function.0.store(false, Ordering::SeqCst);
-        // The first may be what the renewal comes after.
+        // The first client may be the one whose departure brings the renewal.
         let last = [is_served(), is_served(), is_served()];
         stop.trigger();
         served.join().unwrap().unwrap();
