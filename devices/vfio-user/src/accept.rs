@@ -3,7 +3,8 @@
 use std::io::{self, ErrorKind};
 use std::os::unix::net::{UnixListener, UnixStream};
 
-/// The next connection, if there is one. One that has failed for a reason of its client is none.
+/// Returns the next connection, or `None` if there is none, or if it has failed because of its
+/// client.
 pub(crate) fn accept(listener: &UnixListener) -> io::Result<Option<UnixStream>> {
     match listener.accept() {
         Ok((stream, _)) => Ok(Some(stream)),

@@ -1,4 +1,4 @@
-//! REGION_READ, REGION_WRITE and REGION_WRITE_MULTI: no range reaches the device that is not inside a region.
+//! REGION_READ, REGION_WRITE and REGION_WRITE_MULTI: only ranges inside a region reach the device.
 
 use std::time::{Duration, Instant};
 
@@ -43,13 +43,15 @@ pub(crate) fn write<'d>(device: &mut dyn Device, payload: &[u8]) -> Result<Answe
     Ok(access.as_bytes().to_vec().into())
 }
 
-/// Most writes of a REGION_WRITE_MULTI: QEMU sends no more (VFIO_USER_MULTI_MAX).
+/// Limit of writes in a REGION_WRITE_MULTI: QEMU sends no more (VFIO_USER_MULTI_MAX).
 const MOST_WRITES: usize = 200;
-/// How long the writes of one message may take. A device whose write waits for a peer shall serve its next client, or a stop, soon.
+/// Time limit for the writes of one message, so that a device whose writes wait for a peer can soon
+/// serve its next client, or stop.
 const LONGEST: Duration = Duration::from_secs(1);
 
-/// vfio-user, REGION_WRITE_MULTI. Ends at the first write that fails, and after [`LONGEST`]. The reply has the number of writes
-/// that succeeded, and is an error only if there are none. E2BIG for more than [`MOST_WRITES`].
+/// vfio-user, REGION_WRITE_MULTI. Ends at the first write that fails, and after [`LONGEST`]. The
+/// reply has the number of writes that succeeded, and is an error only if that is 0. E2BIG for more
+/// than [`MOST_WRITES`].
 pub(crate) fn write_multi<'d>(
     device: &mut dyn Device,
     payload: &[u8],
@@ -90,7 +92,7 @@ fn write_one(device: &mut dyn Device, one: &RegionWrite) -> Result<(), Errno> {
     device.region_write(one.access.region.get(), one.access.offset.get(), data)
 }
 
-/// The length of an access that may be made.
+/// Checks an access. Returns its length.
 fn check(device: &dyn Device, access: &RegionAccess, direction: Direction) -> Result<usize, Errno> {
     let region = device.region(access.region.get()).ok_or(Errno::INVAL)?;
     let allowed = match direction {

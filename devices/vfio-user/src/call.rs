@@ -1,4 +1,5 @@
-//! A call: requests of one thread to the client, cut into messages of which many are under way at a time.
+//! A call: one thread's requests to the client, cut into messages. Many of these are in flight at a
+//! time.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -9,16 +10,16 @@ use crate::reply::{check_written, read_data};
 use crate::request_error::RequestError;
 use crate::wire::command;
 
-/// How many messages of one call may be under way: enough to keep the client busy, and the most that delay a request of
-/// another call.
+/// Messages of one call that may be in flight: enough to keep the client busy, and the most that
+/// may delay a request of another call.
 const MAX_UNDER_WAY: usize = 16;
 
 /// The data of a request.
 #[derive(Debug)]
 pub enum Data<'a> {
-    /// Receives what is read; undefined unless all of it came.
+    /// Buffer for the data that is read. Its contents are undefined unless all of the data arrived.
     Read(&'a mut [u8]),
-    /// What is written.
+    /// The data to write.
     Write(&'a [u8]),
 }
 
@@ -31,17 +32,17 @@ impl Data<'_> {
     }
 }
 
-/// Something to be read or written by the client.
+/// A read or write for the client to perform.
 #[derive(Debug)]
 pub struct DmaRequest<'a> {
     address: u64,
     data: Data<'a>,
-    /// `None` while it has not been sent.
+    /// The outcome, or `None` while the request has not been sent.
     pub outcome: Option<Result<(), RequestError>>,
 }
 
 impl<'a> DmaRequest<'a> {
-    /// To be carried out at `address` of the guest's memory, an IOVA or a bus address.
+    /// Makes a request at `address` of the guest's memory, an IOVA or a bus address.
     pub fn new(address: u64, data: Data<'a>) -> Self {
         Self {
             address,
@@ -51,13 +52,14 @@ impl<'a> DmaRequest<'a> {
     }
 }
 
-/// The requests, and which chunks of them are under way.
+/// The requests, and the chunks of them that are in flight.
 pub(crate) struct Call<'c, 'a> {
     channel: &'c Channel,
     requests: &'c mut [DmaRequest<'a>],
     sender: Sender<Arrival>,
     arrivals: Receiver<Arrival>,
-    /// Each chunk that is not answered yet and the index of its request, by the number that its reply has.
+    /// Each chunk that is not answered yet, with the index of its request, by the number that its
+    /// reply will have.
     under_way: [Option<(usize, Chunk)>; MAX_UNDER_WAY],
     failed: bool,
 }
@@ -87,7 +89,8 @@ impl<'c, 'a> Call<'c, 'a> {
         }
     }
 
-    /// Sends a request unless something fails, and takes replies while [`MAX_UNDER_WAY`] messages are not answered.
+    /// Sends a request unless another has failed, and takes replies while [`MAX_UNDER_WAY`]
+    /// messages are not answered.
     fn begin(&mut self, index: usize, may_go_on: &dyn Fn() -> bool) {
         let Some(request) = self.requests.get_mut(index) else {
             return;
@@ -133,7 +136,7 @@ impl<'c, 'a> Call<'c, 'a> {
         sent
     }
 
-    /// Waits for the next reply. If none comes in time, all requests without a reply fail.
+    /// Waits for the next reply. If it does not come in time, all requests without a reply fail.
     fn take_reply(&mut self) {
         let Ok((slot, reply)) = self.arrivals.recv_timeout(self.channel.time_out) else {
             for (index, _) in std::mem::take(&mut self.under_way).into_iter().flatten() {
@@ -167,7 +170,7 @@ impl<'c, 'a> Call<'c, 'a> {
         }
     }
 
-    /// A request keeps the first of its failures.
+    /// Records a failure. A request keeps its first one.
     fn fail(&mut self, index: usize, error: RequestError) {
         self.failed = true;
         let request = self.requests.get_mut(index);

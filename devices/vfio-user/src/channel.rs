@@ -1,4 +1,5 @@
-//! What all calls of a session share: how requests are sent, and which of them are not answered yet.
+//! The state that all calls of a session share: the path of requests, and the list of those that
+//! are not answered yet.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -15,9 +16,9 @@ use crate::version::Capabilities;
 use crate::wire::{DmaAccess, HEADER_SIZE, Header, flags};
 use crate::writer::{Closed, Writer};
 
-/// The most data of one message, in bytes. QEMU sends the reply to DMA_READ at once and loses its stream when a larger one
-/// does not fit into the socket buffer. It takes larger ones of DMA_WRITE, but serves neither other threads' requests nor
-/// the guest before it has completed one.
+/// The most data of one message, in bytes. QEMU sends the reply to DMA_READ at once, and loses its
+/// stream if a larger reply does not fit into the socket buffer. It accepts larger DMA_WRITEs, but
+/// until it has completed one, it serves neither other threads' requests nor the guest.
 const CHUNK_SIZE: usize = 32 << 10;
 
 #[derive(Debug)]
@@ -26,11 +27,11 @@ pub(crate) struct Channel {
     /// Wakes the session's thread.
     pub(crate) attention: Arc<EventFd>,
     pub(crate) pending: Pending,
-    /// How long a call waits for its next reply.
+    /// The longest wait of a call for its next reply.
     pub(crate) time_out: Duration,
     /// The most data of one message, in bytes.
     pub(crate) chunk_size: usize,
-    /// Whether the client answers.
+    /// Set once the client answers.
     is_answered: bool,
 }
 
@@ -59,7 +60,7 @@ impl Channel {
         self.pending.close();
     }
 
-    /// Registers a message of slot `slot` with `arrivals`, where its reply will come; its number.
+    /// Registers a message of slot `slot`. Its reply will come to `arrivals`. Returns its number.
     pub(crate) fn register(
         &self,
         slot: usize,

@@ -19,7 +19,7 @@ pub(crate) struct Chunks {
 pub(crate) struct Chunk {
     pub(crate) address: u64,
     pub(crate) length: u64,
-    /// Its bytes of the caller's data.
+    /// The part of the caller's data.
     pub(crate) range: Range<usize>,
 }
 
@@ -48,7 +48,7 @@ impl Iterator for Chunks {
             .filter(|length| *length > 0)?;
         let address = self.address;
         self.left.start = end;
-        // Wraps behind the last chunk of all if that ends with the address space.
+        // The address wraps after the last chunk if that ends with the address space.
         self.address = address.wrapping_add(length);
         Some(Chunk {
             address,

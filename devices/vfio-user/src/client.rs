@@ -1,4 +1,5 @@
-//! Requests to the client: it reads and writes the guest's memory for us, through the guest's IOMMU.
+//! Requests to the client, which reads and writes the guest's memory for the device, through the
+//! guest's IOMMU.
 
 use std::sync::Arc;
 
@@ -6,10 +7,11 @@ use crate::call::{Call, DmaRequest};
 use crate::channel::Channel;
 use crate::pending::Reply;
 
-/// Requests to the client of a session, from any number of threads. All clones are the same one.
+/// Requests to the client of a session, from any number of threads. All clones refer to the same
+/// session.
 ///
-/// A call blocks until the client has answered, which QEMU does only after its own accesses are answered: so never
-/// call from a method of [`Device`](crate::Device).
+/// A call blocks until the client has answered, which QEMU does only after its own accesses are
+/// answered. So never call it from a method of [`Device`](crate::Device).
 #[derive(Clone, Debug)]
 pub struct Client {
     channel: Arc<Channel>,
@@ -21,16 +23,17 @@ impl Client {
         Self { channel }
     }
 
-    /// Carries out `requests`, many at a time and in any order, and notes the outcome of each. If a read fails (vfio-user,
-    /// DMA_READ), the contents of its data are undefined; if a write fails (DMA_WRITE), any part of it may have been written,
-    /// but nothing is written after the return, unless it is [`TimedOut`](crate::RequestError::TimedOut). It calls `may_go_on` before each
-    /// message; once that returns false, or a request has failed, it sends no more and waits for the replies to what it has
-    /// sent.
+    /// Executes `requests`, many at a time and in any order, and records the outcome of each. If a
+    /// read fails (vfio-user, DMA_READ), the contents of its data are undefined; if a write fails
+    /// (DMA_WRITE), any part of it may have been written, but none is written after the return,
+    /// unless it is [`TimedOut`](crate::RequestError::TimedOut). It calls `may_go_on` before each
+    /// message; once that returns `false`, or a request has failed, it sends no more messages and
+    /// waits for the outstanding replies.
     pub fn carry_out(&self, requests: &mut [DmaRequest<'_>], may_go_on: &dyn Fn() -> bool) {
         Call::new(&self.channel, requests).carry_out(may_go_on);
     }
 
-    /// Hands a reply to the call that waits for it. False if there is none.
+    /// Passes a reply to the call that waits for it. Returns `false` if no call does.
     pub(crate) fn complete(&self, reply: Reply) -> bool {
         self.channel.pending.complete(reply)
     }
@@ -40,7 +43,7 @@ impl Client {
         self.channel.disconnect();
     }
 
-    /// Has [`Device::woken`](crate::Device::woken) called, by the thread that serves the session.
+    /// Makes the thread that serves the session call [`Device::woken`](crate::Device::woken).
     pub fn wake(&self) {
         self.channel.attention.signal();
     }

@@ -11,18 +11,19 @@ pub const CONFIG_REGION: u32 = 7;
 
 /// A device that the server loop serves to one client at a time.
 ///
-/// All methods are called from the thread that reads the socket, in the order of the client's messages. None may
-/// wait for a request to the client ([`Client`]): QEMU answers those only after its own access is answered.
+/// All methods are called from the thread that reads the socket, in the order of the client's
+/// messages. No method may wait for a request to the client ([`Client`]): QEMU answers such a
+/// request only after its own access is answered.
 pub trait Device {
-    /// A client has agreed on a version; `client` takes requests until [`Device::detached`].
+    /// A client has agreed on a version; `client` accepts requests until [`Device::detached`].
     fn attached(&mut self, client: Client);
     /// The client has gone. Its DMA mappings are gone with it.
     fn detached(&mut self);
     /// vfio-user, DEVICE_GET_INFO.
     fn info(&self) -> DeviceInfo;
-    /// vfio-user, DEVICE_GET_REGION_INFO. `None`: there is no such region (EINVAL).
+    /// vfio-user, DEVICE_GET_REGION_INFO. Returns `None` if there is no such region (EINVAL).
     fn region(&self, index: u32) -> Option<Region<'_>>;
-    /// vfio-user, DEVICE_GET_IRQ_INFO. `None`: there is no such interrupt (EINVAL).
+    /// vfio-user, DEVICE_GET_IRQ_INFO. Returns `None` if there is no such interrupt (EINVAL).
     fn irq(&self, index: u32) -> Option<Irq>;
     /// vfio-user, REGION_READ. The range lies inside the region.
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), Errno>;
@@ -38,20 +39,21 @@ pub trait Device {
     ) -> Result<(), Errno>;
     /// vfio-user, DMA_MAP. `iova + size` does not overflow.
     fn dma_map(&mut self, map: DmaMap) -> Result<(), Errno>;
-    /// vfio-user, DMA_UNMAP. The span may cover any number of mappings, or none, and may end at 2^64.
+    /// vfio-user, DMA_UNMAP. The span may cover any number of mappings, even 0, and may end at
+    /// 2^64.
     fn dma_unmap(&mut self, span: DmaSpan) -> Result<(), Errno>;
     /// vfio-user, DEVICE_RESET.
     fn reset(&mut self) -> Result<(), Errno>;
-    /// [`Client::wake`] has been called, once or more often, since the last time.
+    /// [`Client::wake`] has been called at least once since the last call of this method.
     fn woken(&mut self) {}
 }
 
 /// vfio-user, DEVICE_GET_INFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// How many regions there are; PCI has 9 (VFIO_PCI_NUM_REGIONS).
+    /// Number of regions; PCI has 9 (VFIO_PCI_NUM_REGIONS).
     pub regions: u32,
-    /// How many interrupt indexes there are; PCI has 5 (VFIO_PCI_NUM_IRQS).
+    /// Number of interrupt indexes; PCI has 5 (VFIO_PCI_NUM_IRQS).
     pub irqs: u32,
 }
 
@@ -60,22 +62,25 @@ pub struct DeviceInfo {
 pub struct Region<'a> {
     /// Size in bytes.
     pub size: u64,
-    /// Whether the client may read it.
+    /// The client may read it.
     pub readable: bool,
-    /// Whether the client may write it.
+    /// The client may write it.
     pub writable: bool,
-    /// What of it the client may map.
+    /// The part that the client may map.
     pub mapping: RegionMapping<'a>,
 }
 
-/// What of a region the client may map. Offset 0 of the descriptor is offset 0 of the region.
+/// The part of a region that the client may map. Offset 0 of the descriptor is offset 0 of the
+/// region.
 #[derive(Clone, Debug)]
 pub enum RegionMapping<'a> {
-    /// Nothing. If that is so of all regions of a device, QEMU's client writes to them without waiting for the answers.
+    /// No part. If this holds for all regions of a device, QEMU's client writes to them without
+    /// waiting for the answers.
     Nothing,
-    /// Nothing, by a list of areas that is empty: QEMU's client waits for the answer to each write to the device.
+    /// No part, expressed as an empty list of areas: QEMU's client waits for the answer to each
+    /// write to the device.
     NoArea,
-    /// All of it.
+    /// The whole region.
     Whole(BorrowedFd<'a>),
     /// These areas (offset, size).
     Areas(BorrowedFd<'a>, Vec<(u64, u64)>),
@@ -84,11 +89,11 @@ pub enum RegionMapping<'a> {
 /// vfio-user, DEVICE_GET_IRQ_INFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Irq {
-    /// How many vectors.
+    /// Number of vectors.
     pub count: u32,
     /// Level-triggered: masked by the server at each trigger, unmasked by the client (INTx).
     pub automasked: bool,
-    /// Whether the client can mask and unmask it.
+    /// The client can mask and unmask it.
     pub maskable: bool,
 }
 
@@ -101,9 +106,9 @@ pub enum IrqAction {
     Unmask,
     /// Trigger the vectors at once, for testing.
     Trigger,
-    /// From now on signal these; `None` takes a vector's event away. One entry for each vector.
+    /// Signal these from now on, one entry for each vector; `None` removes a vector's event.
     Events(Vec<Option<Event>>),
-    /// Take every vector of the index away.
+    /// Remove every vector of the index.
     Disable,
 }
 
@@ -114,11 +119,12 @@ pub struct DmaMap {
     pub iova: u64,
     /// Length in bytes, not 0.
     pub size: u64,
-    /// Whether the device may read it.
+    /// The device may read it.
     pub readable: bool,
-    /// Whether the device may write it.
+    /// The device may write it.
     pub writable: bool,
-    /// The memory behind it, if the client lends it, and where in it the span starts. A regular file or a character device.
+    /// The memory behind it, if the client shares it, and the offset of the span in it. A regular
+    /// file or a character device.
     pub memory: Option<(OwnedFd, u64)>,
 }
 

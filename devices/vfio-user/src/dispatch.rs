@@ -1,4 +1,5 @@
-//! One command of the client: checked, carried out by the device, answered. Knows no socket.
+//! Dispatch of the client's commands: each is checked, executed by the device, and answered.
+//! Independent of the socket.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +15,8 @@ use crate::request::{Answer, ClientCommand, check_argsz, parse};
 use crate::wire::{self, command};
 use crate::{access, irqs, region_info};
 
-/// Carries out `request`. The error is for the header of the reply; ENOTSUP for a command that we do not know.
+/// Executes `request`. The error goes into the header of the reply; it is ENOTSUP for an unknown
+/// command.
 pub(crate) fn dispatch<'d>(
     device: &'d mut dyn Device,
     unmasking: &mut Option<Unmasking>,
@@ -32,7 +34,7 @@ pub(crate) fn dispatch<'d>(
         command::REGION_WRITE => access::write(device, payload),
         command::REGION_WRITE_MULTI => access::write_multi(device, payload),
         command::DEVICE_RESET => device.reset().map(|()| Answer::default()),
-        // A VERSION comes here when the version is agreed upon already.
+        // The version has already been agreed upon.
         command::VERSION => Err(Errno::INVAL),
         _ => Err(Errno::NOTSUP),
     }
@@ -101,8 +103,8 @@ fn lent_memory(
     }
 }
 
-/// Refuses what can be no memory, as a pipe, a socket, a directory or an eventfd. A file system in user space is not asked:
-/// it may never answer.
+/// Refuses descriptors that cannot be memory, such as a pipe, a socket, a directory or an eventfd.
+/// Does not query a file system in user space, which may never answer.
 fn check_memory(memory: &OwnedFd) -> Result<(), Errno> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = statx(memory, c"", flags, StatxFlags::TYPE)?;
@@ -127,7 +129,7 @@ fn unmapped_span(unmap: &wire::DmaUnmap) -> Result<DmaSpan, Errno> {
             last: u64::MAX,
         }),
         (0, iova, 1..) => {
-            // Not iova + size: that is 2^64 for a span that reaches the end of the address space.
+            // iova + size would be 2^64 for a span that reaches the end of the address space.
             let last = iova.checked_add(unmap.size.get() - 1).ok_or(Errno::INVAL)?;
             Ok(DmaSpan { iova, last })
         }

@@ -1,15 +1,17 @@
-//! Bytes and descriptors in, whole messages out. Knows no socket, and takes any input without failing in any other way
-//! than [`FramingError`].
+//! Framing: turns bytes and descriptors into whole messages. Independent of the socket. It accepts
+//! any input, and its only failure is [`FramingError`].
 //!
-//! The reader takes all messages that are complete ([`Deframer::next_message`]), then receives into [`Deframer::space`]
-//! and reports what came ([`Deframer::filled`]). One reception can bring several messages. What is missing of a payload
-//! is received straight into that payload, and nothing beyond it.
+//! The reader takes all complete messages ([`Deframer::next_message`]), then receives into
+//! [`Deframer::space`] and reports the received data ([`Deframer::filled`]). One reception can
+//! bring several messages. The missing part of a payload is received directly into that payload,
+//! and no further byte with it.
 //!
 //! # Descriptors
-//! A Unix stream attaches descriptors to the first byte of the sendmsg(2) that they came with, and no recvmsg(2) returns
-//! bytes from beyond a sendmsg that carries some (unix(7); Linux, `unix_stream_read_generic`). So the descriptors of a
-//! reception belong to the message that its last byte belongs to, as long as the client sends no two messages by one
-//! sendmsg with descriptors.
+//! A Unix stream attaches descriptors to the first byte of the sendmsg(2) that they came with, and
+//! no recvmsg(2) returns bytes from beyond a sendmsg with descriptors (unix(7); Linux,
+//! `unix_stream_read_generic`). So the descriptors of a reception belong to the message that its
+//! last byte belongs to, as long as the client sends no two messages by one sendmsg with
+//! descriptors.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -20,13 +22,15 @@ use zerocopy::FromBytes;
 
 use crate::wire::{HEADER_SIZE, Header};
 
-/// How many bytes are received at once where no payload has been begun: all messages but transfers of more than a page.
+/// Bytes that are received at once if no payload has begun. All messages fit, except transfers of
+/// more than a page.
 const BUFFER_SIZE: usize = 8192;
 
-/// Why a stream can no longer be cut into messages.
+/// The reason why a stream can no longer be cut into messages.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum FramingError {
-    /// A header announces a message that is smaller than the header: where the next one begins is unknown.
+    /// A header announces a message that is smaller than the header, so the start of the next
+    /// message is unknown.
     #[error("a message says it is {0} bytes long, less than its own header of {HEADER_SIZE}")]
     TooShort(u32),
     /// The stream ended inside a message.
@@ -50,7 +54,7 @@ pub struct Message {
 pub enum Payload {
     /// All of it.
     Whole(Vec<u8>),
-    /// It was longer than the limit, and was thrown away.
+    /// The payload was longer than the limit, and was discarded.
     TooLong,
 }
 
@@ -59,16 +63,16 @@ pub enum Payload {
 pub struct Descriptors {
     /// At most [`MAX_DESCRIPTORS`], close-on-exec.
     pub kept: Vec<OwnedFd>,
-    /// How many more there were, of file systems that another process or host serves. They are not kept.
+    /// Further descriptors, of file systems that another process or host serves. They are not kept.
     pub foreign: usize,
-    /// How many more there were, which are sockets. They are not kept, and belong to no message.
+    /// Further descriptors, which are sockets. They are not kept, and belong to no message.
     pub sockets: usize,
-    /// There were more, or this process may have no more. Those that are missing are closed.
+    /// There were more, or this process may have no more. The missing ones are closed.
     pub lost: bool,
 }
 
 impl Descriptors {
-    /// Whether none came.
+    /// Returns `true` if no descriptors came.
     pub(crate) fn is_empty(&self) -> bool {
         self.kept.is_empty() && self.foreign == 0 && self.sockets == 0 && !self.lost
     }
@@ -87,7 +91,7 @@ impl Descriptors {
 pub struct Deframer {
     limit: usize,
     buffer: Box<[u8; BUFFER_SIZE]>,
-    /// The bytes of the buffer that no message has taken yet.
+    /// The bytes of the buffer that do not belong to a message yet.
     unread: Range<usize>,
     part: Part,
     /// Descriptors of the message that is being read, from earlier receptions.
@@ -96,18 +100,18 @@ pub struct Deframer {
     latest: Descriptors,
 }
 
-/// Which part of a message is being read.
+/// The part of a message that is being read.
 #[derive(Debug)]
 enum Part {
     Header,
-    /// A payload, and how many bytes of it are there.
+    /// A payload, and the number of its bytes received so far.
     Payload(Header, Vec<u8>, usize),
-    /// A payload that is thrown away, and how many bytes of it are still to come.
+    /// A payload that is being discarded, and the number of its bytes still to come.
     Drain(Header, usize),
 }
 
 impl Deframer {
-    /// A deframer for a stream that has just begun. A payload longer than `limit` bytes is thrown away.
+    /// Makes a deframer for a new stream. It discards a payload longer than `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
@@ -119,20 +123,21 @@ impl Deframer {
         }
     }
 
-    /// Where the next bytes of the stream belong, if [`Deframer::next_message`] had no more messages. Never empty then.
+    /// Returns the space for the next bytes of the stream. It is not empty if
+    /// [`Deframer::next_message`] has returned `None`.
     pub fn space(&mut self) -> &mut [u8] {
         if let Part::Payload(_, payload, filled) = &mut self.part {
             return payload.get_mut(*filled..).unwrap_or_default();
         }
-        // Less than a header.
+        // The bytes of an incomplete header.
         let kept = self.unread.len();
         self.buffer.copy_within(self.unread.clone(), 0);
         self.unread = 0..kept;
         self.buffer.get_mut(kept..).unwrap_or_default()
     }
 
-    /// Takes note that the first `count` bytes of [`Deframer::space`] are filled, and of the descriptors that came with
-    /// them.
+    /// Records that the first `count` bytes of [`Deframer::space`] are filled, and the descriptors
+    /// that came with them.
     pub fn filled(&mut self, count: usize, descriptors: Descriptors) {
         self.begun
             .add(std::mem::replace(&mut self.latest, descriptors));
@@ -143,7 +148,7 @@ impl Deframer {
         *filled = filled.saturating_add(count).min(most);
     }
 
-    /// The next message, if all of it is there.
+    /// Returns the next message, if it is complete.
     pub fn next_message(&mut self) -> Result<Option<Message>, FramingError> {
         loop {
             match &mut self.part {
@@ -170,7 +175,7 @@ impl Deframer {
         }
     }
 
-    /// The header of the message whose payload is being received.
+    /// Returns the header of the message whose payload is being received.
     pub(crate) fn begun(&self) -> Option<&Header> {
         match &self.part {
             Part::Header => None,
@@ -178,7 +183,8 @@ impl Deframer {
         }
     }
 
-    /// How many bytes are missing of the next part, header or payload, of a message that has begun; 0 where none has.
+    /// Returns the number of missing bytes of the next part, header or payload, of a message that
+    /// has begun, or 0 if no message has begun.
     pub(crate) fn missing(&self) -> usize {
         match &self.part {
             Part::Header if self.unread.is_empty() => 0,
@@ -188,7 +194,7 @@ impl Deframer {
         }
     }
 
-    /// The stream has ended. An error if that is inside a message.
+    /// Reports the end of the stream. Fails if it is inside a message.
     pub fn end(&self) -> Result<(), FramingError> {
         match self.missing() {
             0 => Ok(()),
@@ -196,7 +202,7 @@ impl Deframer {
         }
     }
 
-    /// The message that is complete.
+    /// Takes the message, if it is complete.
     fn take(&mut self) -> Option<Message> {
         let (header, payload) = match std::mem::replace(&mut self.part, Part::Header) {
             Part::Header => return None,
@@ -215,7 +221,8 @@ impl Deframer {
     }
 }
 
-/// What follows `header`, as far as it is at the beginning of `received`; how many bytes that is.
+/// Returns the part that follows `header`, with its bytes from the start of `received`, and the
+/// number of those bytes.
 fn begin(header: Header, received: &[u8], limit: usize) -> Result<(Part, usize), FramingError> {
     let size = header.size.get();
     let size = usize::try_from(size)
@@ -255,7 +262,8 @@ mod tests {
         [header.as_bytes(), payload].concat()
     }
 
-    /// Receives the first bytes of `bytes`, at most `most`, and `count` descriptors; the rest.
+    /// Receives the first bytes of `bytes`, at most `most`, and `count` descriptors. Returns the
+    /// rest.
     fn receive<'b>(
         deframer: &mut Deframer,
         bytes: &'b [u8],
@@ -296,7 +304,7 @@ mod tests {
         Ok(all)
     }
 
-    /// The id of each message and how many descriptors came with it.
+    /// Returns the id of each message and the number of its descriptors.
     fn ids_and_descriptors(messages: &[Message]) -> Vec<(u16, usize)> {
         let each = messages.iter();
         each.map(|message| (message.header.id.get(), message.descriptors.kept.len()))

@@ -1,4 +1,4 @@
-//! The messages that a client has sent, in their order: received, and not yet dealt with.
+//! The messages that a client has sent, in order: received, but not yet handled.
 
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
@@ -12,17 +12,17 @@ use crate::socket;
 use crate::unanswered::{Unanswered, wants_answer};
 use crate::wire::{HEADER_SIZE, Header};
 
-/// How many bytes are looked at before they are received: some of QEMU's usual requests.
+/// Bytes that are peeked at before they are received: enough for some of QEMU's usual requests.
 const LOOK_AHEAD: usize = 256;
 
-/// Cuts a client's stream into messages, and keeps account of those that want an answer.
+/// Cuts a client's stream into messages, and tracks those that need an answer.
 pub(crate) struct Inbox<'a> {
     deframer: Deframer,
     messages: VecDeque<Message>,
     unanswered: Option<&'a Unanswered>,
-    /// How many of the next messages that want an answer are listed as unanswered already.
+    /// Number of the next messages that need an answer and are already listed as unanswered.
     listed: usize,
-    /// Whether the last message was a reply: others are likely to follow.
+    /// The last message was a reply, so more replies are likely to follow.
     replies: bool,
 }
 
@@ -30,16 +30,16 @@ pub(crate) struct Inbox<'a> {
 #[derive(Clone, Copy)]
 struct Ahead {
     bytes: usize,
-    /// Nothing is behind them.
+    /// The socket holds no further bytes.
     is_all: bool,
 }
 
-/// What a reception brought.
+/// The result of a reception.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reception {
-    /// All that is there, or a part.
+    /// All bytes in the socket, or a part.
     Bytes {
-        /// Nothing more is there.
+        /// The socket holds no further bytes.
         is_all: bool,
     },
     /// The end of the stream.
@@ -47,7 +47,7 @@ pub(crate) enum Reception {
 }
 
 impl<'a> Inbox<'a> {
-    /// An inbox for a stream that has just begun. A payload longer than `limit` bytes is thrown away.
+    /// Makes an inbox for a new stream. It discards a payload longer than `limit` bytes.
     pub(crate) fn new(limit: usize, unanswered: Option<&'a Unanswered>) -> Self {
         Self {
             deframer: Deframer::new(limit),
@@ -58,7 +58,7 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing.
+    /// Receives the available bytes without waiting. Fails with [`Errno::AGAIN`] if there are none.
     pub(crate) fn receive(&mut self, stream: &UnixStream) -> Result<Reception, Errno> {
         let ahead = self.look_ahead(stream)?;
         let space = self.deframer.space();
@@ -68,11 +68,11 @@ impl<'a> Inbox<'a> {
         if received.bytes == 0 {
             return Ok(Reception::End);
         }
-        // A reception also ends where descriptors came, whatever is behind them.
+        // A reception also ends at descriptors, even if more bytes follow.
         let is_all = ahead.map_or(received.bytes < size, |ahead| ahead.is_all);
         let is_all = is_all && received.descriptors.is_empty();
         self.deframer.filled(received.bytes, received.descriptors);
-        // An error waits until the messages before it are dealt with: `next_message` finds it again.
+        // An error waits until the messages before it are handled: `next_message` returns it again.
         while let Ok(Some(message)) = self.deframer.next_message() {
             self.list(&message.header);
             self.replies = message.header.is_reply();
@@ -80,7 +80,7 @@ impl<'a> Inbox<'a> {
         }
         if let Some(unanswered) = self.unanswered {
             let begun = self.deframer.begun().filter(|header| wants_answer(header));
-            // It is the first of those that are listed and not received, if it is listed.
+            // If it is listed, it is the first that is listed and not received.
             if let (Some(header), 0) = (begun, self.listed) {
                 unanswered.received(header);
                 self.listed = 1;
@@ -90,9 +90,10 @@ impl<'a> Inbox<'a> {
         Ok(Reception::Bytes { is_all })
     }
 
-    /// Lists the requests at the front of the socket as unanswered, while they are still there: a server that is killed as it receives
-    /// them has them nowhere else. It does not look where a message has been received in part, nor, as that takes a system call, while the
-    /// client sends replies. `None` if it has not seen a whole message.
+    /// Lists the requests at the front of the socket as unanswered while they are still in the
+    /// socket: if the server is killed while it receives them, no other record of them exists. Does
+    /// not look if a message has been received in part, nor, because it costs a system call, while
+    /// the client sends replies. Returns `None` if it has not seen a whole message.
     fn look_ahead(&mut self, stream: &UnixStream) -> Result<Option<Ahead>, Errno> {
         let looks = !self.replies && self.deframer.missing() == 0;
         let Some(unanswered) = self.unanswered.filter(|_| looks) else {
@@ -135,7 +136,7 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// The next message, if all of it was received.
+    /// Returns the next message, if it is complete.
     pub(crate) fn next_message(&mut self) -> Result<Option<Message>, FramingError> {
         match self.messages.pop_front() {
             Some(message) => Ok(Some(message)),
@@ -143,14 +144,15 @@ impl<'a> Inbox<'a> {
         }
     }
 
-    /// The message with this header, the first one that was not, was dealt with.
+    /// Records that the message with this header has been handled. It was the first that had not
+    /// been.
     pub(crate) fn answered(&self, header: &Header) {
         if let Some(unanswered) = self.unanswered.filter(|_| wants_answer(header)) {
             unanswered.answered();
         }
     }
 
-    /// The stream has ended. An error if that is inside a message.
+    /// Reports the end of the stream. Fails if it is inside a message.
     pub(crate) fn end(&self) -> Result<(), FramingError> {
         self.deframer.end()
     }
@@ -179,7 +181,8 @@ mod tests {
     }
 
     proptest! {
-        /// The client sends `messages` in parts of the sizes in `cuts`. After each part some are received, and some of those answered.
+        /// The client sends `messages` in parts of the sizes in `cuts`. After each part some are
+        /// received, and some of those are answered.
         #[test]
         fn list_has_each_request_received_and_not_answered(
             messages in prop::collection::vec(
@@ -192,7 +195,8 @@ mod tests {
             let unanswered = Unanswered::new().unwrap();
             let mut inbox = Inbox::new(500, Some(&unanswered));
             let mut stream = Vec::new();
-            // The id of each message that wants an answer, and where in the stream its header ends.
+            // The id of each message that needs an answer, and the offset in the stream at which
+            // its header ends.
             let mut wanted = Vec::new();
             for (id, (flags, payload)) in (0..).zip(&messages) {
                 let header_end = stream.len() + HEADER_SIZE;
@@ -233,8 +237,9 @@ mod tests {
         }
     }
 
-    /// The list begins with all requests whose header is within the first `received` bytes, but for those of the first `answered` messages; others follow
-    /// that are still in the socket.
+    /// Checks that the list begins with all requests whose header is within the first `received`
+    /// bytes, except those of the first `answered` messages. Requests that are still in the socket
+    /// may follow.
     fn check_list(
         unanswered: &Unanswered,
         wanted: &[(u16, usize)],

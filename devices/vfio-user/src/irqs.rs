@@ -1,4 +1,5 @@
-//! DEVICE_GET_IRQ_INFO and DEVICE_SET_IRQS: which interrupts a device has, and their event descriptors.
+//! DEVICE_GET_IRQ_INFO and DEVICE_SET_IRQS: the interrupts of a device, and their event
+//! descriptors.
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -39,11 +40,12 @@ pub(crate) struct Unmasking {
 }
 
 impl Unmasking {
-    /// How often the signals of an eventfd are taken at once. One time takes all of them, unless the client signals meanwhile.
+    /// Number of times that the signals of an eventfd are taken at once. One time takes all of
+    /// them, unless the client signals in between.
     const MOST: usize = 16;
 
-    /// Unmasks the vector if the client has signalled. False if its signals have no end: an eventfd with EFD_SEMAPHORE gives them away
-    /// one by one, and may have 2^64.
+    /// Unmasks the vector if the client has signalled. Returns `false` if its signals do not end:
+    /// an eventfd with EFD_SEMAPHORE delivers them one by one, and may have 2^64.
     pub(crate) fn carry_out(&self, device: &mut dyn Device) -> bool {
         let taken = (0..Self::MOST).take_while(|_| self.event.take()).count();
         if taken > 0 {
@@ -56,8 +58,9 @@ impl Unmasking {
     }
 }
 
-/// vfio-user, DEVICE_SET_IRQS. ENOTSUP for masking by eventfd, which Linux' vfio-pci does not do either, and for a second
-/// vector that is unmasked by eventfd: only INTx is.
+/// vfio-user, DEVICE_SET_IRQS. ENOTSUP for masking by eventfd, which Linux's vfio-pci does not
+/// support either, and for a second vector that is unmasked by eventfd: only INTx is unmasked in
+/// that way.
 pub(crate) fn set<'d>(
     device: &mut dyn Device,
     unmasking: &mut Option<Unmasking>,
@@ -93,7 +96,7 @@ pub(crate) fn set<'d>(
     Ok(Answer::default())
 }
 
-/// The action of a message without descriptors.
+/// Returns the action of a message without descriptors.
 fn by_message(action: u32) -> Result<IrqAction, Errno> {
     match action {
         MASK => Ok(IrqAction::Mask),
@@ -103,7 +106,7 @@ fn by_message(action: u32) -> Result<IrqAction, Errno> {
     }
 }
 
-/// Vectors of one interrupt index, all of which exist.
+/// Vectors of one interrupt index. All of them exist.
 #[derive(Clone, Copy)]
 struct Vectors {
     index: u32,
@@ -131,7 +134,8 @@ impl Vectors {
         device.set_irqs(self.index, self.start, self.count, action)
     }
 
-    /// Acts on those vectors whose byte in `chosen` is not 0, each run of adjacent vectors at once.
+    /// Applies an action to the vectors whose byte in `chosen` is not 0, with one call for each run
+    /// of adjacent vectors.
     fn set_where(self, device: &mut dyn Device, chosen: &[u8], action: u32) -> Result<(), Errno> {
         if u32::try_from(chosen.len()) != Ok(self.count) {
             return Err(Errno::INVAL);
@@ -147,7 +151,7 @@ impl Vectors {
         Ok(())
     }
 
-    /// Without a descriptor, it is unmasked by messages only.
+    /// Sets the eventfd that unmasks the vector. Without a descriptor, only messages unmask it.
     fn unmask_by(self, unmasking: &mut Option<Unmasking>, sent: Descriptors) -> Result<(), Errno> {
         let (index, vector) = (self.index, self.start);
         let other = |unmasking: &Unmasking| (unmasking.index, unmasking.vector) != (index, vector);
@@ -163,7 +167,8 @@ impl Vectors {
         Ok(())
     }
 
-    /// One event for each vector; without any descriptor all are taken away. EINVAL for what is no eventfd.
+    /// Returns one event for each vector; without descriptors all events are removed. EINVAL for a
+    /// descriptor that is not an eventfd.
     fn events(self, sent: Descriptors) -> Result<Vec<Option<Event>>, Errno> {
         if sent.lost {
             return Err(Errno::MFILE);

@@ -18,7 +18,7 @@ use crate::server::{Options, serve_alone};
 use crate::stop::Stop;
 use crate::unanswered::Unanswered;
 
-/// How many clients may wait to be accepted; all but one are disconnected.
+/// Clients that may wait to be accepted; all except one are disconnected.
 const BACKLOG: i32 = 128;
 
 /// No client can connect any more.
@@ -40,7 +40,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Makes the socket file, in place of one that a dead server has left.
+    /// Makes the socket file. Replaces one that a dead server has left.
     pub fn bind(path: &Path) -> Result<Self, BindError> {
         let unanswered = Unanswered::new().map_err(|source| BindError::System {
             path: path.to_owned(),
@@ -84,7 +84,7 @@ impl Listener {
         }
     }
 
-    /// Has the client's requests answered should this process be killed.
+    /// Arranges answers to the client's requests in case this process is killed.
     fn hold(&self, stream: Option<&UnixStream>) {
         if let Err(error) = self.file.hold(stream.map(AsFd::as_fd)) {
             log::warn!(
@@ -94,7 +94,7 @@ impl Listener {
         }
     }
 
-    /// The next client; `None` when we are to stop.
+    /// Returns the next client, or `None` after a stop.
     fn accept(&self, stop: &Stop) -> io::Result<Option<UnixStream>> {
         while !stop.is_triggered() {
             let client = match accept(&self.socket) {

@@ -20,7 +20,7 @@ pub(crate) struct Reply {
 /// The outcome of one message of a call: its number within the call, and its reply.
 pub(crate) type Arrival = (usize, Result<Reply, RequestError>);
 
-/// Which call waits for which message id.
+/// The calls that wait for replies, by message id.
 #[derive(Debug)]
 pub(crate) struct Pending {
     table: Mutex<Table>,
@@ -30,7 +30,8 @@ pub(crate) struct Pending {
 struct Table {
     open: bool,
     next_id: u16,
-    /// An entry stays until its reply comes, even if its call has timed out: so no late reply can reach another call.
+    /// An entry stays until its reply comes, even if its call has timed out, so that a late reply
+    /// cannot reach another call.
     waiting: HashMap<u16, (usize, Sender<Arrival>)>,
 }
 
@@ -45,7 +46,7 @@ impl Pending {
         }
     }
 
-    /// Reserves a message id for message `number` of the call that receives by `call`.
+    /// Reserves a message id for message `number` of the call that receives on `call`.
     pub(crate) fn register(
         &self,
         number: usize,
@@ -67,7 +68,7 @@ impl Pending {
         Err(RequestError::TimedOut)
     }
 
-    /// Hands `reply` to the call that waits for it. False if there is none.
+    /// Passes `reply` to the call that waits for it. Returns `false` if no call does.
     pub(crate) fn complete(&self, reply: Reply) -> bool {
         let waiter = self.table.lock().waiting.remove(&reply.header.id.get());
         waiter.is_some_and(|(number, call)| call.send((number, Ok(reply))).is_ok())

@@ -1,4 +1,4 @@
-//! Waiting until there is something to read.
+//! Waiting for descriptors to become readable.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use std::os::fd::BorrowedFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// Waits until one of `descriptors` has something to read, or its end; which of them do. A signal may end the wait early.
-/// The descriptors are polled in the given order.
+/// Waits until one of `descriptors` is readable, or at its end. Returns `true` for each that is. A
+/// signal may end the wait early. The descriptors are polled in the given order.
 pub(crate) fn wait<const N: usize>(descriptors: [BorrowedFd<'_>; N]) -> Result<[bool; N], Errno> {
     wait_for(None, descriptors)
 }
 
-/// Like [`wait`], but for this time at most.
+/// Like [`wait`], for at most this time.
 pub(crate) fn wait_for<const N: usize>(
     time: Option<Duration>,
     descriptors: [BorrowedFd<'_>; N],

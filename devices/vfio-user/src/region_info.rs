@@ -9,8 +9,8 @@ use crate::request::{Answer, check_argsz, parse};
 use crate::wire::region_info::{CAPS, MMAP, READ, WRITE};
 use crate::wire::{RegionInfo, SparseArea, SparseMmap};
 
-/// vfio-user, DEVICE_GET_REGION_INFO. A client whose argsz is too small for the capabilities gets the size that it needs,
-/// and neither them nor the descriptor until it asks with that argsz.
+/// vfio-user, DEVICE_GET_REGION_INFO. A client whose argsz is too small for the capabilities gets
+/// the required size. It gets the capabilities and the descriptor once it asks with that argsz.
 pub(crate) fn answer<'d>(device: &'d dyn Device, payload: &[u8]) -> Result<Answer<'d>, Errno> {
     let (asked, _) = parse::<RegionInfo>(payload)?;
     check_argsz::<RegionInfo>(asked.argsz)?;
@@ -53,7 +53,7 @@ fn flags(region: &Region<'_>) -> u32 {
     .sum()
 }
 
-/// The capability that lists the mappable areas, if there is a list.
+/// Returns the capability that lists the mappable areas, if there is a list.
 fn sparse_mmap(region: &Region<'_>) -> Result<Vec<u8>, Errno> {
     let areas = match &region.mapping {
         RegionMapping::Nothing | RegionMapping::Whole(_) => return Ok(Vec::new()),

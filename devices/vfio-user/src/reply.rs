@@ -9,7 +9,7 @@ use crate::request::parse;
 use crate::request_error::RequestError;
 use crate::wire::{DmaAccess, command};
 
-/// The data of a reply to DMA_READ.
+/// Returns the data of a reply to DMA_READ.
 pub(crate) fn read_data<'r>(chunk: &Chunk, reply: &'r Reply) -> Result<&'r [u8], RequestError> {
     let payload = success(reply, command::DMA_READ)?;
     let (access, data) = parse::<DmaAccess>(payload).map_err(|_| RequestError::MALFORMED)?;
@@ -45,7 +45,7 @@ fn success(reply: &Reply, command: u16) -> Result<&[u8], RequestError> {
     }
 }
 
-/// The errno of a reply, EIO if Linux has no such errno.
+/// Returns the errno of a reply, or EIO if Linux has no such errno.
 fn errno(raw: u32) -> Errno {
     match i32::try_from(raw) {
         Ok(raw @ 1..4096) => Errno::from_raw_os_error(raw),

@@ -1,4 +1,4 @@
-//! A command of the client as it is checked and answered.
+//! A command of the client, and its answer.
 
 use std::os::fd::BorrowedFd;
 
@@ -8,15 +8,15 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::framing::Descriptors;
 
-/// A command, its header aside.
+/// A command without its header.
 pub(crate) struct ClientCommand<'p> {
     pub(crate) command: u16,
     pub(crate) payload: &'p [u8],
-    /// Dropped, and so closed, by every command that does not take them.
+    /// Dropped, and thus closed, by every command that does not use them.
     pub(crate) descriptors: Descriptors,
 }
 
-/// What a reply carries.
+/// The contents of a reply.
 #[derive(Debug, Default)]
 pub(crate) struct Answer<'d> {
     pub(crate) payload: Vec<u8>,
@@ -32,7 +32,7 @@ impl From<Vec<u8>> for Answer<'_> {
     }
 }
 
-/// The structure at the start of `payload`, and what follows it.
+/// Returns the structure at the start of `payload`, and the bytes that follow it.
 pub(crate) fn parse<T>(payload: &[u8]) -> Result<(&T, &[u8]), Errno>
 where
     T: FromBytes + KnownLayout + Immutable + Unaligned,

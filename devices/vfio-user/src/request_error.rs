@@ -1,9 +1,9 @@
-//! Why a request to the client failed.
+//! The errors of a request to the client.
 
 use rustix::io::Errno;
 use thiserror::Error;
 
-/// Why a request to the client failed.
+/// The errors of a request to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RequestError {
     /// The client refused it: no mapping, no permission, bus mastering off. EPROTO if its reply makes no sense, EINVAL
@@ -16,15 +16,17 @@ pub enum RequestError {
     /// The client did not answer in time.
     #[error("the client did not answer in time")]
     TimedOut,
-    /// It was not sent: the client has connected without a word on what it can do, as SPDK's does, which answers no request for DMA.
+    /// The request was not sent: the client has connected without a statement of its capabilities.
+    /// SPDK's client does so, and does not answer requests for DMA.
     #[error("not sent: the client serves no DMA, so it must have the memory mapped")]
     Unserved,
-    /// It was not sent, or not all of it: the caller has cancelled it, or another request of the call had failed.
+    /// The request was not sent, or only in part: the caller has cancelled it, or another request
+    /// of the call had failed.
     #[error("not sent to the client: the call was cancelled or had failed")]
     Stopped,
 }
 
 impl RequestError {
-    /// A reply that is not the one to our request.
+    /// A reply that does not match our request.
     pub(crate) const MALFORMED: Self = Self::Refused(Errno::PROTO);
 }

@@ -32,19 +32,20 @@ use crate::writer::{Closed, Writer};
 /// The longest payload that is parsed: a full transfer and its description.
 const PAYLOAD_LIMIT: usize = MAX_TRANSFER as usize + 4096;
 
-/// How a session is served.
+/// The options of a session.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Ends the session, as if the client had left.
     pub stop: Stop,
-    /// How long a call of [`Client`] waits for its next reply. 30 s unless set.
+    /// The longest wait of a call of [`Client`] for its next reply. 30 s by default.
     pub request_time_out: Duration,
-    /// How long a message may wait for free space in the socket buffer before the session ends. 10 s unless set.
+    /// The longest wait of a message for free space in the socket buffer before the session ends.
+    /// 10 s by default.
     pub send_time_out: Duration,
 }
 
 impl Options {
-    /// The usual time-outs, and `stop` as the way to end.
+    /// Makes options with the default time-outs, and with `stop` to end the session.
     pub fn new(stop: Stop) -> Self {
         Self {
             stop,
@@ -54,10 +55,10 @@ impl Options {
     }
 }
 
-/// Why a session ended, other than by a hang-up or a stop.
+/// The reason for which a session ended, other than a hang-up or a stop.
 #[derive(Debug, Error)]
 pub enum SessionError {
-    /// The client's stream is no sequence of messages.
+    /// The client's stream is not a sequence of messages.
     #[error(transparent)]
     Framing(#[from] FramingError),
     /// The socket failed.
@@ -71,8 +72,9 @@ pub enum SessionError {
     NotReading(Duration),
 }
 
-/// Serves `device` to the client at the other end of `stream` until the client hangs up or [`Options::stop`] is
-/// triggered. Whatever happens, the device is detached if it was attached, and the stream is closed.
+/// Serves `device` to the client at the other end of `stream` until the client hangs up or
+/// [`Options::stop`] is triggered. In every case, the device is detached if it was attached, and
+/// the stream is closed.
 pub fn serve(
     stream: UnixStream,
     device: &mut dyn Device,
@@ -81,7 +83,8 @@ pub fn serve(
     serve_alone(stream, device, options, None, None)
 }
 
-/// Like [`serve`]; clients that connect to `listener` meanwhile are disconnected, and the client's requests are listed in `unanswered`.
+/// Like [`serve`], but disconnects clients that connect to `listener` during the session, and lists
+/// the client's requests in `unanswered`.
 pub(crate) fn serve_alone(
     stream: UnixStream,
     device: &mut dyn Device,
@@ -113,10 +116,10 @@ struct Session<'a> {
     options: &'a Options,
     listener: Option<&'a UnixListener>,
     attention: Arc<EventFd>,
-    /// `None` until a version is agreed upon.
+    /// The client, or `None` until a version is agreed upon.
     client: Option<Client>,
     unmasking: Option<Unmasking>,
-    /// The last reception took all that was there.
+    /// The last reception emptied the socket.
     drained: bool,
 }
 
@@ -134,7 +137,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// `None` when the client has hung up or is disconnected, or after a stop.
+    /// Returns `None` if the client has hung up or is disconnected, or after a stop.
     fn next_message(&mut self, inbox: &mut Inbox<'_>) -> Result<Option<Message>, SessionError> {
         while !self.options.stop.is_triggered() && !self.writer.is_disconnected() {
             if let Some(message) = inbox.next_message()? {
@@ -146,7 +149,7 @@ impl Session<'_> {
             match inbox.receive(&self.stream) {
                 Err(Errno::AGAIN) => self.drained = true,
                 Err(Errno::INTR) => {}
-                // So ends a client that has left something unread.
+                // The session of a client that has left data unread ends like this.
                 Err(Errno::CONNRESET) => break,
                 Err(error) => return Err(SessionError::Receive(error)),
                 Ok(Reception::End) => {
@@ -253,7 +256,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Closes everything before the device is notified: its threads may wait for replies that will never come.
+    /// Closes everything before the device is notified: its threads may wait for replies that will
+    /// not come.
     fn end(
         self,
         inbox: &mut Inbox<'_>,
@@ -289,12 +293,14 @@ fn refuse_client(stream: UnixStream) {
     );
 }
 
-/// Answers with `error` what the client has sent. What it sends from now on fails at its side.
+/// Answers with `error` all messages that the client has sent. Later sends fail on the client's
+/// side.
 ///
-/// QEMU waits for the answer to a request that it has sent, with its own lock held and so with the guest stopped, also when
-/// the connection is closed meanwhile (hw/vfio-user/proxy.c, `vfio_user_send_wait`). A Unix socket that is shut down for
-/// reading takes no more data, and what it took before can still be received: so no request is left without an answer, unless
-/// the client reads them more slowly than in the time for one message.
+/// QEMU waits for the answer to a request that it has sent, even if the connection is closed during
+/// the wait. It holds its own lock, so the guest is stopped (hw/vfio-user/proxy.c,
+/// `vfio_user_send_wait`). A Unix socket that is shut down for reading accepts no more data, but
+/// the data that it has accepted can still be received. So every request gets an answer, unless the
+/// client takes longer to read them than the time-out of one message.
 fn refuse(stream: &UnixStream, writer: &Writer, inbox: &mut Inbox<'_>, error: Errno) {
     // Fails only if the other side has closed the socket already.
     let _ = stream.shutdown(Shutdown::Read);
@@ -340,7 +346,7 @@ fn reply(
     let header = Header {
         id: asked.id,
         command: asked.command,
-        // An answer is a transfer at most.
+        // An answer is at most a full transfer.
         size: U32::new(u32::try_from(size).unwrap_or(u32::MAX)),
         flags: U32::new(flags),
         error: U32::new(error),

@@ -12,16 +12,16 @@ use rustix::net::ReturnFlags;
 
 use crate::framing::Descriptors;
 
-/// What one call of [`receive`] brought.
+/// The result of one call of [`receive`].
 #[derive(Debug)]
 pub struct Received {
-    /// How many bytes; 0 is the end of the stream.
+    /// Number of bytes; 0 is the end of the stream.
     pub bytes: usize,
     /// The descriptors that came with them.
     pub descriptors: Descriptors,
 }
 
-/// Receives what is there, without waiting: [`Errno::AGAIN`] when that is nothing.
+/// Receives the available bytes without waiting. Fails with [`Errno::AGAIN`] if there are none.
 pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno> {
     let received = descriptors::receive(stream, space)?;
     Ok(Received {
@@ -30,7 +30,7 @@ pub fn receive(stream: &UnixStream, space: &mut [u8]) -> Result<Received, Errno>
             kept: received.descriptors,
             foreign: received.foreign,
             sockets: received.sockets,
-            // The kernel has closed those that found no free entry.
+            // The kernel has closed the descriptors for which there was no free entry.
             lost: received.flags.contains(ReturnFlags::CTRUNC),
         },
     })

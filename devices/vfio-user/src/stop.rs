@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use peerbar_eventfd::EventFd;
 use rustix::io::Errno;
 
-/// Ends a [`Listener`](crate::Listener) and its session, from any thread. All clones are the same one.
+/// Ends a [`Listener`](crate::Listener) and its session, from any thread. All clones refer to the
+/// same request.
 #[derive(Clone, Debug)]
 pub struct Stop {
     inner: Arc<Inner>,
@@ -16,12 +17,12 @@ pub struct Stop {
 #[derive(Debug)]
 struct Inner {
     stopped: AtomicBool,
-    /// Readable from the stop on: no thread reads it.
+    /// Readable from the stop on, because no thread reads it.
     event: EventFd,
 }
 
 impl Stop {
-    /// A handle that is not triggered. Fails when the process may have no more descriptors.
+    /// Makes a handle that is not triggered. Fails if the process may have no more descriptors.
     pub fn new() -> Result<Self, Errno> {
         let inner = Inner {
             stopped: AtomicBool::new(false),

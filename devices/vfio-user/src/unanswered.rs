@@ -1,13 +1,18 @@
-//! A client's requests that have no answer yet, in memory that outlives the server, and their answers where the server is killed.
+//! A client's requests that have no answer yet, in memory that outlives the server, and the answers
+//! to them if the server is killed.
 //!
-//! QEMU waits for an answer with its own lock held, and so with the guest stopped, also when the connection is closed meanwhile. And
-//! QEMU 11.1 aborts where a message of its own is unread when the socket of the server closes: its next read fails with
-//! ECONNRESET, for which `vfio_user_recv_hdr` sets an error that qio has set already (hw/vfio-user/proxy.c). So the process that
-//! cleans up after a server ([`peerbar_socket_file::SocketFile::hold`]) answers in its place, and reads all that is there.
+//! QEMU waits for an answer even if the connection is closed during the wait. It holds its own
+//! lock, so the guest is stopped. QEMU 11.1 also aborts if one of its messages is unread when the
+//! socket of the server closes: its next read fails with ECONNRESET, for which `vfio_user_recv_hdr`
+//! sets an error that qio has already set (hw/vfio-user/proxy.c). So the process that cleans up
+//! after a server ([`peerbar_socket_file::SocketFile::hold`]) answers in its place, and empties the
+//! socket.
 //!
-//! Limits: a request has two answers if the server was killed as it had sent its own. A request has none if the server was killed as it received it
-//! right after a reply, or had received a part of its header only. A message of the server that was cut off stays cut off, and the answers are
-//! taken for its rest. An id is of one request at a time, as QEMU's are.
+//! Limits: a request gets two answers if the server was killed just after it had sent its own. A
+//! request gets no answer if the server was killed while it received the request right after a
+//! reply, or if it had received only a part of the header. A message of the server that was cut off
+//! stays cut off, and the answers are taken for its rest. Each id may belong to only one
+//! outstanding request, as with QEMU.
 
 use std::fs::File;
 use std::io;
@@ -26,23 +31,24 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::wire::{HEADER_SIZE, Header, flags};
 
-/// More requests than one reception brings.
+/// More requests than one reception can bring.
 const SLOTS: u64 = 1024;
-/// The numbers by their index in words of 8 bytes: requests that were received and answered, bytes that are missing of the message that
-/// is being received. The requests follow, the n-th at n modulo [`SLOTS`]: the id and the command.
+/// The numbers by their index in words of 8 bytes: requests received, requests answered, and
+/// missing bytes of the message that is being received. The requests follow, the n-th at n modulo
+/// [`SLOTS`]: the id and the command.
 const RECEIVED: u64 = 0;
 const ANSWERED: u64 = 1;
 const MISSING: u64 = 2;
 const REQUESTS: u64 = 3;
 const BYTES: u64 = (REQUESTS + SLOTS) * 8;
 
-/// How long the client of a killed server may take to read the answers.
+/// Time that the client of a killed server has to read the answers.
 const TIME_OUT: Duration = Duration::from_secs(10);
-/// It is disconnected once it has sent nothing for `QUIET`, or has gone on sending for `BUSY`.
+/// The client is disconnected once it has sent nothing for `QUIET`, or has kept sending for `BUSY`.
 const QUIET: Duration = Duration::from_millis(100);
 const BUSY: Duration = Duration::from_millis(500);
 
-/// What an answer repeats of its request.
+/// The fields that an answer repeats from its request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct UnansweredRequest {
     id: U16,
@@ -70,7 +76,7 @@ impl UnansweredRequest {
     }
 }
 
-/// The requests of one session at a time. They are answered in the order in which they come.
+/// The requests of one session at a time. They are answered in the order in which they arrive.
 #[derive(Debug)]
 pub(crate) struct Unanswered {
     memory: MmapRegion,
@@ -81,7 +87,7 @@ impl Unanswered {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = memfd_create(c"peerbar-unanswered", flags)?;
         ftruncate(&file, BYTES)?;
-        // A server that was taken over cannot take its pages away.
+        // A server that an attacker has taken over cannot take its pages away.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let size = usize::try_from(BYTES).map_err(io::Error::other)?;
         let memory = MmapRegion::from_file(FileOffset::new(File::from(file), 0), size);
@@ -90,13 +96,13 @@ impl Unanswered {
         })
     }
 
-    /// A session begins.
+    /// Begins a session.
     pub(crate) fn clear(&self) {
         self.set(ANSWERED, self.get(RECEIVED));
         self.set(MISSING, 0);
     }
 
-    /// A message was received that wants an answer.
+    /// Records that a message that needs an answer was received.
     pub(crate) fn received(&self, header: &Header) {
         let number = self.get(RECEIVED);
         self.set(
@@ -106,31 +112,33 @@ impl Unanswered {
         self.set(RECEIVED, number.wrapping_add(1));
     }
 
-    /// The first message that was received was answered.
+    /// Records that the first message that was received was answered.
     pub(crate) fn answered(&self) {
         self.set(ANSWERED, self.get(ANSWERED).wrapping_add(1));
     }
 
-    /// All messages have been received but one, of which `bytes` bytes are missing; 0 if there is none.
+    /// Records that `bytes` bytes of the last message are missing, and that all others are
+    /// complete; 0 if all are.
     pub(crate) fn set_missing(&self, bytes: usize) {
         self.set(MISSING, u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
-    /// Answers all requests of `client` with ENODEV, those too that are still in the socket. What it sends from now on fails at its
-    /// side. Allocates nothing and takes no lock.
+    /// Answers all requests of `client` with ENODEV, also those that are still in the socket. Later
+    /// sends fail on the client's side. Allocates no memory and takes no lock.
     pub(crate) fn refuse(&self, client: &OwnedFd) {
         let busy = Instant::now() + BUSY;
         self.refuse_while(client, QUIET, || Instant::now() < busy);
     }
 
-    /// The same, for as long as the client `may_send`, or until it has sent nothing for `quiet`.
+    /// The same, as long as `may_send` permits, or until the client has sent nothing for `quiet`.
     fn refuse_while(&self, client: &OwnedFd, quiet: Duration, may_send: impl Fn() -> bool) {
         let deadline = Instant::now() + TIME_OUT;
         let listed = self
             .requests()
             .try_for_each(|request| refuse(client, request, deadline));
         let mut outcome = listed.and_then(|()| skip(client, self.get(MISSING), deadline));
-        // QEMU reads no answers any more once it cannot send, so what waits for space in the socket must come first.
+        // QEMU no longer reads answers once it cannot send, so data that waits for space in the
+        // socket must come first.
         while outcome.is_ok() && may_send() {
             outcome = self.refuse_all(client, &may_send, deadline);
             let until = Some(Instant::now() + quiet);
@@ -141,13 +149,14 @@ impl Unanswered {
         // Fails only if the other side has closed the socket already.
         let _ = shutdown(client, Shutdown::Read);
         if outcome.is_ok() {
-            // It fails at the end of the stream. Whatever is left unread would end the connection by ECONNRESET.
+            // It fails at the end of the stream. Unread data would end the connection with
+            // ECONNRESET.
             let _ = self.refuse_all(client, || Instant::now() < deadline, deadline);
         }
         let _ = skip(client, u64::MAX, deadline);
     }
 
-    /// Answers messages until the socket is empty, or the client may send no more.
+    /// Answers messages until the socket is empty, or until the client may send no more.
     fn refuse_all(
         &self,
         client: &OwnedFd,
@@ -163,7 +172,8 @@ impl Unanswered {
         Ok(())
     }
 
-    /// Answers the next message in the socket, if it wants an answer and is not listed. An error at the end.
+    /// Answers the next message in the socket, if it needs an answer and is not listed. Fails at
+    /// the end of the stream.
     fn refuse_next(&self, client: &OwnedFd, deadline: Instant) -> Result<(), Errno> {
         let mut header = Header::new_zeroed();
         fill(client, header.as_mut_bytes(), false, deadline)?;
@@ -177,7 +187,7 @@ impl Unanswered {
         }
     }
 
-    /// Those that are listed.
+    /// Returns the listed requests.
     fn requests(&self) -> impl Iterator<Item = UnansweredRequest> {
         let (answered, received) = (self.get(ANSWERED), self.get(RECEIVED));
         let listed = received.wrapping_sub(answered).min(SLOTS);
@@ -203,14 +213,14 @@ impl Unanswered {
         }
     }
 
-    /// `None` beyond the end, which no index above is.
+    /// Returns the word at `index`. All indexes above are valid.
     fn word(&self, index: u64) -> Option<&AtomicU64> {
         let at = usize::try_from(index).ok()?.checked_mul(8)?;
         self.memory.get_atomic_ref(at).ok()
     }
 }
 
-/// Whether the server answers a message.
+/// Returns `true` if the server answers a message.
 pub(crate) fn wants_answer(header: &Header) -> bool {
     !header.is_reply() && !header.no_reply()
 }
@@ -224,7 +234,7 @@ fn refuse(client: &OwnedFd, request: UnansweredRequest, deadline: Instant) -> Re
         flags: U32::new(flags::REPLY | flags::ERROR),
         error: U32::new(Errno::NODEV.raw_os_error().unsigned_abs()),
     };
-    // A message this short is sent as a whole.
+    // A message this short is sent whole.
     while let Err(error) = descriptors::send(client, &[io::IoSlice::new(header.as_bytes())], &[]) {
         match error {
             Errno::AGAIN => descriptors::wait_until(client, PollFlags::OUT, Some(deadline))?,
@@ -235,7 +245,8 @@ fn refuse(client: &OwnedFd, request: UnansweredRequest, deadline: Instant) -> Re
     Ok(())
 }
 
-/// Receives bytes until `space` is full. Of a message that has begun it waits for the rest; else [`Errno::AGAIN`] if nothing is there.
+/// Receives bytes until `space` is full. Waits for the rest of a message that has begun; otherwise
+/// fails with [`Errno::AGAIN`] if the socket is empty.
 fn fill(
     client: &OwnedFd,
     mut space: &mut [u8],
@@ -243,7 +254,7 @@ fn fill(
     deadline: Instant,
 ) -> Result<(), Errno> {
     while !space.is_empty() {
-        // Descriptors that come along are dropped by the kernel.
+        // The kernel drops descriptors that come with the bytes.
         match retry_on_intr(|| recv(client, &mut *space, RecvFlags::DONTWAIT)) {
             Ok((0, _)) => return Err(Errno::PIPE),
             Ok((received, _)) => space = space.get_mut(received..).unwrap_or_default(),
@@ -257,7 +268,7 @@ fn fill(
     Ok(())
 }
 
-/// Receives `count` bytes, the rest of a message, and forgets them.
+/// Receives and discards `count` bytes, the rest of a message.
 fn skip(client: &OwnedFd, mut count: u64, deadline: Instant) -> Result<(), Errno> {
     let mut space = [0; 4096];
     while count > 0 && Instant::now() < deadline {
@@ -287,7 +298,7 @@ mod tests {
         }
     }
 
-    /// The ids of the refusals that a client finds, up to the end of the stream.
+    /// Returns the ids of the refusals that a client receives, up to the end of the stream.
     fn refused(mut client: UnixStream) -> Vec<u16> {
         let mut bytes = Vec::new();
         client.read_to_end(&mut bytes).unwrap();
@@ -380,7 +391,7 @@ mod tests {
             reader
         });
         let start = Instant::now();
-        // It never falls silent.
+        // The client never stops sending.
         unanswered.refuse_while(&server, TIME_OUT, || sent.load(Ordering::Relaxed) < 1000);
         assert!(start.elapsed() < TIME_OUT);
         drop(server);

@@ -8,23 +8,23 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::wire::Version;
 
-/// The one major version there is.
+/// The only major version.
 const MAJOR: u16 = 0;
-/// QEMU takes no higher one.
+/// QEMU accepts no higher one.
 const MINOR: u16 = 0;
 
-/// The most data in one message, in bytes, that we take and that we send.
+/// The most data in one message, in bytes, in both directions.
 pub(crate) const MAX_TRANSFER: u32 = 1 << 20;
 
 /// The client's capabilities.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities {
-    /// The names of all that it proposes.
+    /// The names of all proposed capabilities.
     proposed: Vec<String>,
-    /// The most data that the client takes with one message, in bytes, not 0.
+    /// The most data that the client accepts in one message, in bytes, not 0.
     pub(crate) max_data_xfer_size: u64,
-    /// Whether it answers requests for DMA. One that names nothing, not even that it has no capabilities, is SPDK's, which takes such a
-    /// request for the answer to one of its own.
+    /// The client answers requests for DMA. A client that sends no capabilities at all, not even an
+    /// empty set, is SPDK's, which takes such a request for the answer to one of its own requests.
     pub(crate) serves_dma: bool,
 }
 
@@ -74,7 +74,8 @@ fn parse_capabilities(capabilities: &Map<String, Value>) -> Result<Capabilities,
     })
 }
 
-/// Our answer to a client's VERSION: those of our capabilities that it proposes. The protocol's defaults hold for the others.
+/// Returns our answer to a client's VERSION: those of our capabilities that it proposes. The others
+/// have the protocol's defaults.
 pub(crate) fn answer(client: &Capabilities) -> Vec<u8> {
     let version = Version {
         major: U16::new(MAJOR),

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Size of a [`Header`] in bytes.
 pub(crate) const HEADER_SIZE: usize = size_of::<Header>();
 
-/// What every message begins with (vfio-user, Header).
+/// The start of every message (vfio-user, Header).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,
 )]
@@ -20,27 +20,27 @@ pub struct Header {
     pub size: U32,
     /// The type in bits 3:0, then `NO_REPLY` and `ERROR`.
     pub flags: U32,
-    /// In a reply with `ERROR`: an errno, or 0 for none in particular.
+    /// In a reply with `ERROR`: an errno, or 0 if it is unspecified.
     pub error: U32,
 }
 
 impl Header {
-    /// Whether this begins a reply, not a command.
+    /// Returns `true` if this begins a reply, not a command.
     pub fn is_reply(&self) -> bool {
         self.flags.get() & flags::TYPE == flags::REPLY
     }
 
-    /// Whether this begins a command.
+    /// Returns `true` if this begins a command.
     pub fn is_command(&self) -> bool {
         self.flags.get() & flags::TYPE == flags::COMMAND
     }
 
-    /// Whether the sender of this command wants no reply.
+    /// Returns `true` if the sender of this command wants no reply.
     pub fn no_reply(&self) -> bool {
         self.flags.get() & flags::NO_REPLY != 0
     }
 
-    /// Whether this reply reports a failure.
+    /// Returns `true` if this reply reports a failure.
     pub fn is_error(&self) -> bool {
         self.flags.get() & flags::ERROR != 0
     }
@@ -86,7 +86,7 @@ pub(crate) struct Version {
 pub(crate) struct DmaMap {
     pub(crate) argsz: U32,
     pub(crate) flags: U32,
-    /// Where in the descriptor the span starts.
+    /// Offset of the span in the descriptor.
     pub(crate) offset: U64,
     pub(crate) iova: U64,
     pub(crate) size: U64,
@@ -111,7 +111,7 @@ pub(crate) struct DmaUnmap {
 /// Bits of [`DmaUnmap::flags`].
 pub(crate) mod dma_unmap {
     pub(crate) const GET_DIRTY_BITMAP: u32 = 1 << 0;
-    /// Everything; IOVA and size are 0.
+    /// Unmap all; IOVA and size are 0.
     pub(crate) const ALL: u32 = 1 << 1;
 }
 
@@ -161,7 +161,8 @@ pub(crate) mod region_info {
     pub(crate) const CAPS: u32 = 1 << 3;
 }
 
-/// The capability that lists what of a region may be mapped (vfio-user, VFIO sparse mmap). The areas follow.
+/// The capability that lists the mappable parts of a region (vfio-user, VFIO sparse mmap). The
+/// areas follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct SparseMmap {

@@ -1,4 +1,5 @@
-//! The sending half of a session, shared by the thread that answers and those that ask: one whole message at a time.
+//! The sending half of a session, shared by the thread that answers and the threads that make
+//! requests: one whole message at a time.
 
 use std::io::IoSlice;
 use std::net::Shutdown;
@@ -26,11 +27,11 @@ pub(crate) struct Writer {
 #[derive(Debug)]
 enum State {
     Open(Arc<UnixStream>),
-    /// With the failure that closed it, if it was one.
+    /// The writer is closed, with the failure that closed it, if there was one.
     Closed(Option<Errno>),
 }
 
-/// The writer is closed: nothing is sent any more.
+/// The writer is closed: no more messages are sent.
 #[derive(Debug)]
 pub(crate) struct Closed;
 
@@ -54,12 +55,12 @@ impl Writer {
         self.send_by(header, payload, descriptor, self.deadline())
     }
 
-    /// When a message that is sent now has had its time.
+    /// Returns the deadline of a message that is sent now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.time_out
     }
 
-    /// Like [`Writer::send`]; it fails if the message has found no free space by `deadline`.
+    /// Like [`Writer::send`]; it fails if there is no free space for the message by `deadline`.
     pub(crate) fn send_by(
         &self,
         header: &Header,
@@ -83,8 +84,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Ends the session: the client can send no more, and the session's reader wakes. What the client has sent can still be
-    /// answered.
+    /// Ends the session: the client can send no more, and the session's reader wakes. Messages that
+    /// the client has sent can still be answered.
     pub(crate) fn disconnect(&self) {
         self.disconnected.store(true, Ordering::SeqCst);
         if let State::Open(stream) = &*self.state.lock() {
@@ -97,8 +98,8 @@ impl Writer {
         self.disconnected.load(Ordering::SeqCst)
     }
 
-    /// Closes the writer; the failure that had closed it before. A send that is under way must have been cut off by
-    /// shutting the stream down.
+    /// Closes the writer. Returns the failure that had closed it before. A send in progress must
+    /// have been cut off by shutting the stream down.
     pub(crate) fn close(&self) -> Option<Errno> {
         match std::mem::replace(&mut *self.state.lock(), State::Closed(None)) {
             State::Open(_) => None,

@@ -1,4 +1,4 @@
-//! The device that the tests serve, and the session that they serve it in.
+//! The device that the tests serve, and its session.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::raw::RawClient;
 
-/// Where a write fails with EIO, in any region.
+/// Offset at which a write fails with EIO, in any region.
 pub(crate) const BAD_OFFSET: u64 = 0x800;
 /// The IOVA that cannot be mapped.
 pub(crate) const BAD_IOVA: u64 = 0xbad_0000;
@@ -50,7 +50,7 @@ pub(crate) struct Rig {
     session: JoinHandle<Result<(), SessionError>>,
 }
 
-/// A board, and the receivers of its reports.
+/// Returns a board, and the receivers of its reports.
 pub(crate) fn board() -> (Board, Receiver<Call>, Receiver<Client>) {
     let (calls, reported) = channel();
     let (clients, attached) = channel();
@@ -65,12 +65,12 @@ pub(crate) fn board() -> (Board, Receiver<Call>, Receiver<Client>) {
 }
 
 impl Rig {
-    /// A session before its first message.
+    /// Returns a session before its first message.
     pub(crate) fn fresh() -> Self {
         Self::with(|_| {})
     }
 
-    /// A session before its first message, with other options than the usual.
+    /// Returns a session before its first message, with other options than the usual ones.
     pub(crate) fn with(change: impl FnOnce(&mut Options)) -> Self {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let (mut board, calls, clients) = board();
@@ -88,7 +88,7 @@ impl Rig {
         }
     }
 
-    /// A session that has agreed on a version.
+    /// Returns a session that has agreed on a version.
     pub(crate) fn agreed() -> Self {
         let mut rig = Self::fresh();
         rig.agree();
@@ -100,7 +100,7 @@ impl Rig {
         assert_eq!(self.calls.recv().unwrap(), Call::Attached);
     }
 
-    /// Hangs up; the outcome of the session and the calls of the device until then.
+    /// Hangs up. Returns the outcome of the session and the calls of the device until then.
     pub(crate) fn hang_up(self) -> (Result<(), SessionError>, Vec<Call>) {
         drop(self.raw);
         let outcome = self.session.join().unwrap();
@@ -197,7 +197,7 @@ impl Device for Board {
         let action = match action {
             IrqAction::Events(events) => {
                 assert_eq!(events.len(), count as usize);
-                // Proves which descriptor went to which vector.
+                // Proves that each descriptor went to its vector.
                 for (vector, event) in (u64::from(start)..).zip(events.iter().flatten()) {
                     rustix::io::write(event, &(vector + 1).to_ne_bytes()).unwrap();
                 }
@@ -234,7 +234,7 @@ impl Device for Board {
     }
 }
 
-/// What every readable byte holds, by its address.
+/// Returns the contents of every readable byte, by its address.
 pub(crate) fn pattern(address: u64) -> u8 {
     (address % 251) as u8
 }

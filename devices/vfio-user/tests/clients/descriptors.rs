@@ -11,8 +11,8 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use crate::board::{Call, Rig, board};
 use crate::raw::*;
 
-/// How many descriptors of this process lead to what `/proc` calls by a name with `part` in it. Other tests run in the
-/// same process, so a count of all descriptors would prove nothing.
+/// Returns the number of descriptors of this process whose target in `/proc` has `part` in its
+/// name. Other tests run in the same process, so a count of all descriptors would prove nothing.
 fn open_descriptors(part: &str) -> usize {
     fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -29,7 +29,7 @@ fn unexpected_descriptors_are_closed_at_once() {
     rig.raw.ask_with(13, &[], &fds).errno();
     rig.raw.ask_with(1, &version(0, 0, "{}"), &fds).ok();
     for command in 0..=20 {
-        // Refused or not: neither takes three descriptors for what this payload says.
+        // The command may succeed or fail: none takes three descriptors with this payload.
         rig.raw.ask_with(command, &[0; 40], &fds);
     }
     let unmap = dma_unmap(0, 0x1000, 0x1000);
@@ -43,7 +43,8 @@ fn unexpected_descriptors_are_closed_at_once() {
     assert_eq!(open_descriptors("memfd:unasked"), 1);
 }
 
-/// The kernel attaches descriptors to a sendmsg, and one recvmsg of the server may return the bytes of several.
+/// The kernel attaches descriptors to a sendmsg, and one recvmsg of the server may return the bytes
+/// of several sendmsgs.
 #[test]
 fn back_to_back_messages_keep_their_descriptors() {
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -72,7 +73,7 @@ fn back_to_back_messages_keep_their_descriptors() {
         let offset_if_lent = lent.map(|_| offset);
         expected.push(Call::Map(offset, 4096, true, true, offset_if_lent));
         if round % 5 == 0 {
-            // Longer than what is received at once.
+            // Longer than the bytes that are received at once.
             let data = vec![round as u8; 0x1000];
             let write = [region_access(2, 0, 0x1000), data.clone()].concat();
             raw.send(&message(5, 10, NO_REPLY, &write).repeat(3));

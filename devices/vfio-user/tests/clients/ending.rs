@@ -1,4 +1,4 @@
-//! The end of a session that the server brings about: no request that the client could send stays without an answer.
+//! A session that the server ends: every request that the client could send gets an answer.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,13 +12,14 @@ use crate::raw::*;
 const EBUSY: u32 = 16;
 const ENODEV: u32 = 19;
 
-/// How long a round that refuses a request is waited for.
+/// The longest wait for a round that refuses a request.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Requests that fit into the socket buffer together.
 const REQUESTS: u16 = 100;
 
-/// Sends requests, ends the session by `end`, and takes the answers; how many requests were refused.
+/// Sends requests, ends the session by `end`, and takes the answers. Returns the number of refused
+/// requests.
 fn requests_that_cross(mut rig: Rig, end: impl FnOnce(&Rig)) -> usize {
     let read = region_access(0, 0, 8);
     let requests: Vec<u8> = (0..REQUESTS)
@@ -43,7 +44,8 @@ fn requests_that_cross(mut rig: Rig, end: impl FnOnce(&Rig)) -> usize {
     refused
 }
 
-/// Twenty rounds, and more while no request was refused in any: a server that runs first answers all of them.
+/// Runs twenty rounds, and more until a request was refused in some round: a server that runs first
+/// answers all of them.
 fn rounds_with_refused_requests(round: impl Fn() -> usize) {
     let start = Instant::now();
     let mut refused: usize = (0..20).map(|_| round()).sum();
@@ -110,7 +112,7 @@ fn slow_reader_holds_up_the_end_for_one_time_out() {
     /// With this pause, all answers take ten times as long.
     const PAUSE: Duration = Duration::from_millis(20);
     let (ours, theirs) = UnixStream::pair().unwrap();
-    // The least that Linux gives: some answers.
+    // The smallest buffer that Linux grants, for a few answers.
     rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).unwrap();
     let mut client = RawClient::new(ours);
     let read = region_access(0, 0, 8);

@@ -1,4 +1,4 @@
-//! The client of the `vfio_user` crate, which others have written.
+//! The client of the `vfio_user` crate, an independent implementation.
 
 use std::fs::File;
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Clients that mean no good, or are broken.
+//! Malicious or broken clients.
 
 use std::fs::File;
 use std::io::Write;
@@ -162,7 +162,7 @@ fn a_client_that_never_reads_loses_its_session() {
     let mut rig = Rig::with(|options| options.send_time_out = Duration::from_millis(20));
     rig.agree();
     let ask = message(1, 9, 0, &region_access(5, 0, 1 << 20));
-    // Ends with a broken pipe when the server has had enough.
+    // Ends with a broken pipe when the server gives up on the client.
     while rig.raw.stream.write_all(&ask).is_ok() {}
     assert!(matches!(rig.wait(), Err(SessionError::NotReading(_))));
 }
@@ -202,7 +202,7 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 0..2000),
     ) {
         let mut rig = Rig::agreed();
-        // Fails when the server has seen enough.
+        // Fails when the server gives up on the client.
         let _ = rig.raw.stream.write_all(&bytes);
         let (outcome, calls) = rig.hang_up();
         prop_assert!(matches!(outcome, Ok(()) | Err(SessionError::Framing(_))));

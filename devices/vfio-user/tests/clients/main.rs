@@ -1,6 +1,7 @@
-//! The server against clients: one that sends hand-made bytes, and one that others have written.
+//! The server against two clients: one that sends hand-made bytes, and an independent
+//! implementation.
 
-// Clippy sees tests only in functions that are marked so, not in what they call.
+// Clippy recognises tests only by their attribute, not the functions that they call.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,

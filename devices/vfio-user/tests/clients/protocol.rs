@@ -321,7 +321,8 @@ fn set_irqs_takes_an_eventfd_that_unmasks() {
             assert_eq!(rig.calls.recv().unwrap(), unmasked());
         }
     }
-    // Replaced, it is not heard any more; taken away or disabled, neither is the other.
+    // Once it is replaced, its signals have no effect. After a removal or a disable, nor do those
+    // of the other.
     for last in [&ask, &set_irqs(0x21, 0, 0, 0)] {
         rig.raw.ask_with(8, &ask, &[second.as_fd()]).ok();
         signal(&first);
@@ -556,7 +557,8 @@ fn dma_map_with_and_without_memory() {
     assert_eq!(calls, expected);
 }
 
-/// A file of procfs stands for one of FUSE, whose close(2) may wait without end: neither has a block device, or seals.
+/// A procfs file stands for a FUSE file, whose close(2) may wait indefinitely: neither has a block
+/// device, or seals.
 #[test]
 fn dma_map_of_a_foreign_file_is_one_without_a_descriptor() {
     let mut rig = Rig::agreed();

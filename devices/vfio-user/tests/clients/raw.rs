@@ -1,4 +1,4 @@
-//! A client that knows the protocol's bytes by heart and shares no line with the server.
+//! A client that encodes the protocol's bytes itself and shares no code with the server.
 
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -26,7 +26,7 @@ pub(crate) const EEXIST: u32 = 17;
 pub(crate) const EMSGSIZE: u32 = 90;
 pub(crate) const ENOTSUP: u32 = 95;
 
-/// A message as it comes over the wire.
+/// A message from the wire.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) id: u16,
@@ -38,14 +38,14 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// The payload of a success.
+    /// Returns the payload of a success.
     #[track_caller]
     pub(crate) fn ok(self) -> Vec<u8> {
         assert_eq!((self.flags, self.error), (REPLY, 0));
         self.payload
     }
 
-    /// The errno of a failure, which carries nothing else.
+    /// Returns the errno of a failure, which carries nothing else.
     #[track_caller]
     pub(crate) fn errno(self) -> u32 {
         assert_eq!(self.flags, REPLY | ERROR);
@@ -68,7 +68,7 @@ impl Drop for RawClient {
 }
 
 impl RawClient {
-    /// No test waits longer than this for what does not come.
+    /// Longest wait of any test.
     const TIME_OUT: Duration = Duration::from_secs(20);
 
     pub(crate) fn new(stream: UnixStream) -> Self {
@@ -158,12 +158,12 @@ impl RawClient {
         }
     }
 
-    /// Whether the server has hung up and sent nothing before.
+    /// Returns `true` if the server has hung up without sending anything first.
     pub(crate) fn is_hung_up_on(&mut self) -> bool {
         matches!(self.stream.read(&mut [0]), Ok(0))
     }
 
-    /// Whether something has come.
+    /// Returns `true` if there is data to read.
     pub(crate) fn is_readable(&self) -> bool {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
         poll(&mut polled, Some(&Timespec::default())).unwrap() > 0

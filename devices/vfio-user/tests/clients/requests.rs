@@ -16,7 +16,7 @@ const READ: u16 = 11;
 const WRITE: u16 = 12;
 const PROTO: RequestError = RequestError::Refused(Errno::PROTO);
 
-/// A request as the client sees it.
+/// A request from the client's side.
 struct Request {
     id: u16,
     command: u16,
@@ -38,7 +38,7 @@ fn request(raw: &mut RawClient) -> Request {
 }
 
 impl Request {
-    /// The reply to a read of memory that holds [`pattern`] everywhere.
+    /// Returns the reply to a read of memory that holds [`pattern`] everywhere.
     fn with_data(&self) -> Vec<u8> {
         let data = (self.address..).take(self.count as usize).map(pattern);
         let access = quads(&[self.address, self.count]);
@@ -73,7 +73,7 @@ fn one(client: &Client, request: asked::DmaRequest<'_>) -> Result<(), RequestErr
     requests[0].outcome.unwrap()
 }
 
-/// Reads in a thread of its own; the data, or the error.
+/// Reads in a separate thread, which returns the data, or the error.
 fn read_apart(
     client: &Client,
     address: u64,
@@ -182,7 +182,7 @@ fn replies_reach_their_threads_in_any_order() {
     let reads: Vec<_> = addresses
         .map(|address| (address, read_apart(&client, address, 200_000)))
         .collect();
-    // Seven chunks each, all under way at once, answered backwards.
+    // Seven chunks each, all in flight at once, answered backwards.
     let waiting: Vec<Request> = (0..56).map(|_| request(&mut rig.raw)).collect();
     for request in waiting.iter().rev() {
         rig.raw.send(&request.with_data());
@@ -460,7 +460,7 @@ fn request_without_reply_times_out_and_late_reply_is_dropped() {
     let reader = client.clone();
     thread::spawn(move || {
         let mut data = [0; 4];
-        // Repeated, for this machine may be slower than the time-out.
+        // Repeated, because this machine may be slower than the time-out.
         while dma_read(&reader, 0x2000, &mut data) == Err(RequestError::TimedOut) {}
         done.send(data).unwrap();
     });
@@ -490,12 +490,13 @@ fn time_out_fails_all_pending_and_late_replies_are_dropped() {
         let request = request(&mut rig.raw);
         rig.raw.send(&request.with_data());
     }
-    // Answered after the replies: they have been taken by then, and no seventeenth chunk has been sent.
+    // This is answered after the replies. So the server has taken them, and has not sent a
+    // seventeenth chunk.
     rig.raw.ask(13, &[]).ok();
     assert_eq!(data, vec![2; 20 * 32768]);
 }
 
-/// What a client does with a request.
+/// The client's reaction to a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Manner {
     Right,
