@@ -57,7 +57,7 @@ impl MappedMemory {
     }
 
     /// Whether an access has met pages that were taken away: all accesses fail since.
-    pub(crate) fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         self.lent.as_ref().is_some_and(LentMapping::is_lost)
     }
 

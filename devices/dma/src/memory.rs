@@ -99,24 +99,20 @@ impl MemoryFile {
         Self::of_other(file, 0, size, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// Maps the first `size` bytes of a file in memory that another process shares, for reading and writing. A process has at most
+    /// Maps a file of `size` bytes in memory that another process shares, for reading and writing. A process has at most
     /// [`MOST_SHARED_FILES`](crate::MOST_SHARED_FILES) of them. If the other one shortens it, accesses fail.
     ///
     /// # Errors
-    /// [`MemoryError::NotInMemory`]; [`MemoryError::OutOfRange`] if the file is shorter; [`MemoryError::Os`].
+    /// [`MemoryError::NotInMemory`]; [`MemoryError::OutOfRange`] if the file has another size; [`MemoryError::Os`].
     pub fn shared(fd: OwnedFd, size: u64) -> Result<Self, MemoryError> {
         let lent = LentFile::new(fd);
         let length = lent.status.map_or(0, |status| status.stx_size);
-        if length < size {
+        let file = lent.in_memory()?;
+        if length != size {
             let (offset, len, size) = (0, size, length);
             return Err(MemoryError::OutOfRange { offset, len, size });
         }
-        Self::of_other(
-            lent.in_memory()?,
-            0,
-            size,
-            ProtFlags::READ | ProtFlags::WRITE,
-        )
+        Self::of_other(file, 0, size, ProtFlags::READ | ProtFlags::WRITE)
     }
 
     /// Maps `size` bytes of a file of another process, from `first` on ([`LentMapping::new`]).
@@ -252,8 +248,10 @@ mod tests {
         let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, PAGE).unwrap();
         let duplicate = || fd.try_clone().unwrap();
-        let longer = MemoryFile::shared(duplicate(), PAGE + 1);
-        assert!(matches!(longer, Err(MemoryError::OutOfRange { .. })));
+        for other in [PAGE - 1, PAGE + 1] {
+            let refused = MemoryFile::shared(duplicate(), other);
+            assert!(matches!(refused, Err(MemoryError::OutOfRange { .. })));
+        }
         let on_disk = File::open(std::env::current_exe().unwrap()).unwrap();
         let refused = MemoryFile::shared(on_disk.into(), PAGE);
         assert!(matches!(refused, Err(MemoryError::NotInMemory)));

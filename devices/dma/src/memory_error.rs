@@ -18,10 +18,12 @@ pub enum MemoryError {
         source: io::Error,
     },
     /// A page fault in such a file may wait for another process, as in FUSE, or for a network.
-    #[error("lent file is neither in memory (memfd, tmpfs, hugetlbfs) nor on a block device")]
+    #[error(
+        "file of another process is neither in memory (memfd, tmpfs, hugetlbfs) nor on a block device"
+    )]
     NotLocal,
     /// A page fault in such a file may wait for a disk.
-    #[error("lent file is not in memory (memfd, tmpfs, hugetlbfs)")]
+    #[error("file of another process is not in memory (memfd, tmpfs, hugetlbfs)")]
     NotInMemory,
     /// The lender has too much of its memory mapped here.
     #[error("{mappings} mappings of {mapped:#x} bytes are lent: none of {size:#x} bytes is added")]

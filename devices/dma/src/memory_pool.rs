@@ -47,7 +47,6 @@ impl MappedPart {
 #[derive(Debug)]
 pub struct MemoryPool {
     parts: Vec<MappedPart>,
-    access: ProtFlags,
     /// How many mappings it has at most, and how many bytes.
     most: (usize, u64),
 }
@@ -56,7 +55,6 @@ impl Default for MemoryPool {
     fn default() -> Self {
         Self {
             parts: Vec::new(),
-            access: ProtFlags::READ | ProtFlags::WRITE,
             most: (MOST_MAPPINGS, MOST_BYTES),
         }
     }
@@ -130,7 +128,7 @@ impl MemoryPool {
             .min(length)
             - first;
         self.reserve(bytes)?;
-        let memory = MemoryFile::of_other(file, first, bytes, self.access)?;
+        let memory = MemoryFile::of_other(file, first, bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         let file = Arc::new(match lease {
             Some(lease) => memory.under(lease),
             None => memory,

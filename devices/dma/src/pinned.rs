@@ -99,7 +99,7 @@ impl Pinned {
 
     /// Copies the memory to that of `to`, which is as long, by one copy, and ends both requests.
     pub fn copy_to(self, to: Self) -> Result<(), CopyError> {
-        let mut moved = 0;
+        let mut moved = Moved::default();
         let bytes = |pinned: &Self| pinned.memory().map(|(_, len)| len).sum();
         let lengths: (usize, usize) = (bytes(&self), bytes(&to));
         let copied = if lengths.0 == lengths.1 {
@@ -113,8 +113,8 @@ impl Pinned {
             Err(CopyError::Source(fault)) => (Some(fault), None),
             Err(CopyError::Destination(fault)) => (None, Some(fault)),
         };
-        self.end(moved, from_fault);
-        to.end(moved, to_fault);
+        self.end(moved.read, from_fault);
+        to.end(moved.written, to_fault);
         copied
     }
 
@@ -124,13 +124,13 @@ impl Pinned {
     /// [`CopyError::Source`] if `from` is too short or was taken away; [`CopyError::Destination`], which is recorded, if the pinned memory
     /// was.
     pub fn copy_from(self, from: &Span) -> Result<(), CopyError> {
-        let mut moved = 0;
+        let mut moved = Moved::default();
         let copied = copy_spans(iter::once((from, usize::MAX)), self.memory(), &mut moved);
         let fault = match copied {
             Err(CopyError::Destination(fault)) => Some(fault),
             _ => None,
         };
-        self.end(moved, fault);
+        self.end(moved.written, fault);
         copied
     }
 
@@ -140,14 +140,14 @@ impl Pinned {
     /// [`CopyError::Destination`] if `to` is too short or was taken away; [`CopyError::Source`], which is recorded, if the pinned memory
     /// was.
     pub fn copy_into(self, to: &Span) -> Result<(), CopyError> {
-        let mut moved = 0;
+        let mut moved = Moved::default();
         let bytes = self.memory().map(|(_, len)| len).sum();
         let copied = copy_spans(self.memory(), iter::once((to, bytes)), &mut moved);
         let fault = match copied {
             Err(CopyError::Source(fault)) => Some(fault),
             _ => None,
         };
-        self.end(moved, fault);
+        self.end(moved.read, fault);
         copied
     }
 
@@ -193,11 +193,19 @@ impl Pinned {
     }
 }
 
-/// Copies range by range, and counts what was moved.
+/// How many bytes a copy has read, and written.
+#[derive(Default)]
+struct Moved {
+    read: usize,
+    written: usize,
+}
+
+/// Copies range by range, and counts what was moved. A source that is lost during the copy reads as zeros, which the destination has
+/// then: they count as written.
 fn copy_spans<'a>(
     mut sources: impl Iterator<Item = (&'a Span, usize)>,
     to: impl Iterator<Item = (&'a Span, usize)>,
-    moved: &mut usize,
+    moved: &mut Moved,
 ) -> Result<(), CopyError> {
     let mut source: Option<(&Span, usize, usize)> = None;
     for (span, len) in to {
@@ -210,15 +218,28 @@ fn copy_spans<'a>(
             };
             let part = (len - done).min(from_len - at);
             let offsets = (from.offset + at as u64, span.offset + done as u64);
+            if from.file.check_access(offsets.0, part).is_err() {
+                return Err(CopyError::Source(DmaFault::NoMemory));
+            }
+            if span.file.check_access(offsets.1, part).is_err() {
+                return Err(CopyError::Destination(DmaFault::NoMemory));
+            }
             let copied = from.file.copy_to(offsets.0, &span.file, offsets.1, part);
             if copied.is_err() {
                 return Err(match from.file.check_access(offsets.0, part) {
-                    Err(_) => CopyError::Source(DmaFault::NoMemory),
-                    Ok(()) => CopyError::Destination(DmaFault::NoMemory),
+                    Err(_) => {
+                        moved.written += part;
+                        CopyError::Source(DmaFault::NoMemory)
+                    }
+                    Ok(()) => {
+                        moved.read += part;
+                        CopyError::Destination(DmaFault::NoMemory)
+                    }
                 });
             }
             done += part;
-            *moved += part;
+            moved.read += part;
+            moved.written += part;
             source = Some((from, at + part, from_len));
         }
     }
@@ -479,7 +500,8 @@ mod tests {
             let counted = counts(&requester);
             let failures: u64 = counted.iter().map(|(_, it)| it.failures).sum();
             let bytes: u64 = counted.iter().map(|(_, it)| it.bytes).sum();
-            assert_eq!((failures, bytes), (1, 0));
+            // The memory of the other side was read, or written with zeros.
+            assert_eq!((failures, bytes), (1, 0x100));
         }
     }
 

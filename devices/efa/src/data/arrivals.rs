@@ -23,26 +23,23 @@ impl Turn<'_> {
         if let Some(wire) = self.state.wire.get() {
             wire.receive();
         }
-        let mut has_free_slot = false;
         for _ in 0..MAIL {
             let Some((token, answer)) = self.state.mailbox.next_answer() else {
                 break;
             };
             match self.state.sent.remove(&token) {
-                Some(Sent::Packet(sent)) => {
-                    self.take_answer(&sent, answer);
-                    has_free_slot |= sent.slot.is_some();
-                }
+                Some(Sent::Packet(sent)) => self.take_answer(&sent, answer),
                 Some(Sent::Buffer { gid, number }) => {
                     let is_taken = answer.is_ok_and(|it| packet::decode_answer(&it).is_ok());
                     self.buffer_is_shared(gid, number, is_taken);
                 }
                 None => {}
             }
+            if self.state.staged >= STAGED_IN_A_TURN {
+                break;
+            }
         }
-        if has_free_slot {
-            self.try_slots_again();
-        }
+        self.wake_slot_waiters();
         for _ in 0..MAIL {
             match self.state.mailbox.next_mail() {
                 Some(Mail::Packet(arrival)) => self.take_arrival(arrival),

@@ -117,6 +117,8 @@ pub(super) struct Unsent {
     pub(super) data: Vec<u8>,
     /// The slot of its payload.
     pub(super) slot: Option<Slot>,
+    /// The part was sent before, through a slot that could not be used.
+    pub(super) is_repeated: bool,
 }
 
 /// The work requests of one queue pair in progress, oldest first.
@@ -135,10 +137,8 @@ impl Jobs {
         if self.0.len() >= usize::from(entries) {
             return true;
         }
-        let holds_up = |job: &&Job| {
-            let waits_to_send = job.remote.busy_since.is_some() || job.remote.needs_slot;
-            waits_to_send || !matches!(job.wait, Wait::Until(_))
-        };
+        let holds_up =
+            |job: &&Job| job.remote.busy_since.is_some() || !matches!(job.wait, Wait::Until(_));
         self.0.iter().filter(holds_up).count() >= WINDOW
     }
 
@@ -170,10 +170,16 @@ impl Jobs {
         Some((index, self.0.remove(index)))
     }
 
-    /// A slot is free: has the jobs that wait for one try again.
-    pub(super) fn try_slots_again(&mut self) {
-        let waiting = self.0.iter_mut().filter(|job| job.remote.needs_slot);
-        waiting.for_each(|job| job.wait = Wait::Turn);
+    /// Has the first job that waits for a slot to this adapter try again. Returns `true` if there is one.
+    pub(super) fn wake_slot_waiter(&mut self, gid: Gid) -> bool {
+        let waits = |job: &&mut Job| {
+            job.remote.needs_slot && job.remote.gid == Some(gid) && job.wait == Wait::Answer
+        };
+        let Some(job) = self.0.iter_mut().find(waits) else {
+            return false;
+        };
+        job.wait = Wait::Turn;
+        true
     }
 
     /// Takes out this job. Where it was.

@@ -19,6 +19,8 @@ pub(super) struct NextPacket {
     pub(super) part: Part,
     /// Its payload may go through a slot.
     pub(super) is_staged: bool,
+    /// The part was sent before, through a slot that could not be used.
+    pub(super) is_repeated: bool,
 }
 
 impl NextPacket {
@@ -28,6 +30,7 @@ impl NextPacket {
             verb,
             part,
             is_staged: false,
+            is_repeated: false,
         }
     }
 }
@@ -57,6 +60,15 @@ pub(super) fn next_packet(job: &mut Job, stages: bool) -> Option<NextPacket> {
     next_part(request, remote, verb, stages).or_else(|| next_report(request, remote, verb))
 }
 
+/// Returns `true` if payload of the work request may go through slots.
+pub(super) fn may_be_staged(request: &WorkRequest) -> bool {
+    let is_rdma = matches!(
+        request.operation,
+        Operation::RdmaRead | Operation::RdmaWrite
+    );
+    is_rdma && request.bytes > SHORT && matches!(request.data, Data::Buffers(_))
+}
+
 /// The next packet about data of an RDMA write or read. `None` if there was one about each part.
 fn next_part(
     request: &WorkRequest,
@@ -70,17 +82,19 @@ fn next_part(
             let rest = Part::new(whole.offset + part.len, whole.len - part.len);
             remote.again.push(rest);
         }
-        return Some(NextPacket::new(verb, part));
+        return Some(NextPacket {
+            is_repeated: true,
+            ..NextPacket::new(verb, part)
+        });
     }
     // An empty transfer is one part, so that the other side checks it.
     if remote.sent >= request.bytes && remote.has_begun {
         return None;
     }
     let left = request.bytes.saturating_sub(remote.sent);
-    let is_staged = stages && request.bytes > SHORT && matches!(request.data, Data::Buffers(_));
-    let most = if is_staged { SLOT_BYTES } else { PART_BYTES };
+    let most = if stages { SLOT_BYTES } else { PART_BYTES };
     Some(NextPacket {
-        is_staged,
+        is_staged: stages,
         ..NextPacket::new(verb, Part::new(remote.sent, left.min(most)))
     })
 }

@@ -7,7 +7,7 @@ use peerbar_fabric::{REQUEST_TIME_OUT, RequestError, SendError};
 use zerocopy::IntoBytes;
 
 use super::job::{Job, Unsent, Wait};
-use super::next_packet::{NextPacket, next_packet};
+use super::next_packet::{NextPacket, may_be_staged, next_packet};
 use super::packet::{self, PART_BYTES, Packet, Refusal, Verb};
 use super::requester::{Requester, Step, part_of, payload, tag, unreliable};
 use super::responder::Payload;
@@ -21,8 +21,6 @@ use crate::objects::{Gid, Need, QueuePairKind};
 const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// How long a peer may have as many requests in progress as it can: each of them ends in half of that.
 const BUSY_TIME_OUT: Duration = REQUEST_TIME_OUT.saturating_mul(2);
-/// How long a part waits for a free slot at most before it looks again. It looks earlier if a request that had one is answered.
-const SLOT_WAIT: Duration = Duration::from_millis(1);
 
 /// An unanswered request to another adapter.
 #[derive(Debug)]
@@ -58,7 +56,7 @@ impl Turn<'_> {
         let next = match job.remote.unsent.take() {
             Some(unsent) => Ok(Some(unsent)),
             None => {
-                let stages = self.stages(gid);
+                let stages = may_be_staged(&job.request) && self.stages(gid);
                 let Some(next) = next_packet(job, stages) else {
                     return ended(job);
                 };
@@ -69,8 +67,9 @@ impl Turn<'_> {
             Ok(Some(packet)) => self.send_packet(requester, gid, job, packet),
             Ok(None) => {
                 job.remote.needs_slot = true;
-                self.state.staging.add_waiter(requester.sender.pair);
-                Step::After(Wait::Until(self.now + SLOT_WAIT))
+                let waiter = (requester.sender.pair, gid);
+                self.state.staging.waiters.push_back(waiter);
+                Step::After(Wait::Answer)
             }
             Err(status) => self.give_up(job, status),
         }
@@ -162,7 +161,9 @@ impl Turn<'_> {
             }
         }
         if verb == Verb::Write || verb == Verb::Message && job.not_ready == 0 {
-            self.count_sent(part.len);
+            if !packet.is_repeated {
+                self.count_sent(part.len);
+            }
             let statistics = &mut self.state.statistics;
             match is_staged {
                 true => statistics.staged_bytes += u64::from(part.len),
@@ -192,6 +193,7 @@ impl Turn<'_> {
                     part,
                     data,
                     slot,
+                    is_repeated: false,
                 }));
             }
         }
@@ -202,6 +204,7 @@ impl Turn<'_> {
             part,
             data,
             slot: None,
+            is_repeated: next.is_repeated,
         }))
     }
 

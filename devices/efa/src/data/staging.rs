@@ -7,7 +7,7 @@
 //!
 //! Where no buffer can be shared, or no slot is free, payload goes in packets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -89,8 +89,8 @@ pub(super) struct Staging {
     shared: HashMap<Gid, (u32, Arc<MemoryFile>)>,
     /// The number of the last buffer. None is used twice, so that no slot is taken for one of an earlier buffer.
     last_number: u32,
-    /// Queue pairs whose work requests wait for a free slot.
-    waiters: Vec<u16>,
+    /// Queue pairs of work requests that wait for a free slot, each with the adapter that it is to, in their order.
+    pub(super) waiters: VecDeque<(u16, Gid)>,
     /// How often an adapter did not take a buffer, or lost it.
     pub(super) refusals: u64,
 }
@@ -100,7 +100,7 @@ pub(super) struct Staging {
 struct Peer {
     buffer: Option<Buffer>,
     refused_until: Option<Instant>,
-    /// What the wire has said of sharing memory with it, and when.
+    /// The answer of the wire whether memory may be shared with it, and when that was.
     permitted: Option<(Instant, bool)>,
 }
 
@@ -115,10 +115,10 @@ struct Buffer {
 }
 
 impl Staging {
-    /// Another adapter. If there are too many, all are forgotten: their buffers are made anew.
+    /// Another adapter. If there are too many, those without a buffer are forgotten.
     fn peer(&mut self, gid: Gid) -> &mut Peer {
         if self.peers.len() >= MOST_PEERS && !self.peers.contains_key(&gid) {
-            self.peers.clear();
+            self.peers.retain(|_, peer| peer.buffer.is_some());
         }
         self.peers.entry(gid).or_default()
     }
@@ -137,11 +137,17 @@ impl Staging {
         })
     }
 
-    /// A work request of this queue pair waits for a free slot.
-    pub(super) fn add_waiter(&mut self, pair: u16) {
-        if !self.waiters.contains(&pair) {
-            self.waiters.push(pair);
-        }
+    /// How many work requests to that adapter need not wait: one for each free slot, all without a buffer.
+    fn free_slots(&self, gid: Gid) -> usize {
+        let buffer = self.peers.get(&gid).and_then(|peer| peer.buffer.as_ref());
+        let buffer = buffer.filter(|it| it.is_known);
+        buffer.map_or(usize::MAX, |it| it.free.lock().len())
+    }
+
+    /// Returns `true` if a work request waits in vain.
+    pub(super) fn can_wake(&self) -> bool {
+        let mut waiters = self.waiters.iter();
+        waiters.any(|(_, gid)| self.free_slots(*gid) > 0)
     }
 
     /// Gives up the buffer of an adapter, which may still use a slot of it, or does not know it. It gets another one later.
@@ -173,7 +179,7 @@ impl Staging {
     fn take_buffer(&mut self, from: Gid, number: u32, fd: OwnedFd) -> bool {
         self.shared.remove(&from);
         if self.shared.len() >= MOST_SHARED_FILES {
-            log::warn!(
+            log::debug!(
                 "payload of {from} comes in packets: {MOST_SHARED_FILES} adapters share a staging buffer already"
             );
             return false;
@@ -197,7 +203,7 @@ impl Staging {
         span(file, name.index.get())
     }
 
-    /// An adapter is gone, or all are if there is none.
+    /// An adapter is gone, or, if `gone` is `None`, all are.
     pub(super) fn forget(&mut self, gone: Option<Gid>) {
         let is_gone = |gid: &Gid| gone.is_none_or(|gone| gone == *gid);
         self.peers.retain(|gid, _| !is_gone(gid));
@@ -251,9 +257,10 @@ impl Turn<'_> {
         let known = peer
             .permitted
             .filter(|(at, _)| now.saturating_duration_since(*at) < PERMITTED);
-        let (_, is_permitted) = *peer
-            .permitted
-            .insert(known.unwrap_or_else(|| (now, wire.shares_memory(gid))));
+        let (_, is_permitted) = *peer.permitted.insert(known.unwrap_or_else(|| {
+            self.state.transfers.session.release();
+            (now, wire.shares_memory(gid))
+        }));
         let is_refused = peer.refused_until.is_some_and(|until| now < until);
         if !is_permitted || is_refused {
             return false;
@@ -267,13 +274,27 @@ impl Turn<'_> {
         }
     }
 
-    /// A slot may be free: the work requests that wait for one try again.
-    pub(super) fn try_slots_again(&mut self) {
-        for number in std::mem::take(&mut self.state.staging.waiters) {
-            if let Ok(pair) = self.objects.queue_pair_mut(number) {
-                pair.jobs.try_slots_again();
-                self.state.make_ready(number);
+    /// Wakes as many work requests as there are free slots for, those that have waited longest first and before all others.
+    pub(super) fn wake_slot_waiters(&mut self) {
+        let mut free = HashMap::new();
+        let mut woken = Vec::new();
+        for (number, gid) in std::mem::take(&mut self.state.staging.waiters) {
+            let free = free
+                .entry(gid)
+                .or_insert_with(|| self.state.staging.free_slots(gid));
+            if *free == 0 {
+                self.state.staging.waiters.push_back((number, gid));
+                continue;
             }
+            // It is not there if its queue pair was reset or is in error.
+            let pair = self.objects.queue_pair_mut(number);
+            if pair.is_ok_and(|pair| pair.jobs.wake_slot_waiter(gid)) {
+                *free -= 1;
+                woken.push(number);
+            }
+        }
+        for number in woken.into_iter().rev() {
+            self.state.make_ready_first(number);
         }
     }
 
@@ -282,6 +303,7 @@ impl Turn<'_> {
         let Some((number, fd)) = self.state.staging.new_buffer(gid) else {
             return;
         };
+        self.state.transfers.session.release();
         let token = Token(self.state.next_id());
         let packet = Packet::of_adapter(Verb::Share, number.into()).encode(&[]);
         let wire = self.state.wire.get().ok_or(SendError::Lost);

@@ -46,7 +46,7 @@ pub struct Statistics {
     pub bounced_bytes: u64,
     /// Bytes of payload that were sent to other adapters through staging buffers.
     pub staged_bytes: u64,
-    /// How often another adapter did not take a staging buffer, or lost it, so that payload went in packets for a while.
+    /// How often a staging buffer was given up, so that payload went in packets for a while.
     pub refused_buffers: u64,
     /// Bytes of payload that were sent to other adapters in packets, which is several copies.
     pub packet_bytes: u64,

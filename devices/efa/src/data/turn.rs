@@ -56,6 +56,12 @@ impl WorkerState {
         self.ids
     }
 
+    /// A queue pair may have something to do, before all others.
+    pub(super) fn make_ready_first(&mut self, pair: u16) {
+        self.ready.retain(|ready| *ready != pair);
+        self.ready.push_front(pair);
+    }
+
     /// A queue pair may have something to do.
     pub(super) fn make_ready(&mut self, pair: u16) {
         if !self.ready.contains(&pair) {

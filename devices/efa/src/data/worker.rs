@@ -126,7 +126,8 @@ impl Turn<'_> {
                 first = Some(first.map_or(due, |first| first.min(due)));
             }
         }
-        if self.state.ready.is_empty() && self.state.mailbox.is_empty() {
+        let is_idle = self.state.mailbox.is_empty() && !self.state.staging.can_wake();
+        if self.state.ready.is_empty() && is_idle {
             NextTurn::Wait(first)
         } else {
             NextTurn::AtOnce

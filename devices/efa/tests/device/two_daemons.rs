@@ -1,4 +1,4 @@
-//! Two daemons at a fabric, and the rest of one when the other is killed.
+//! Two daemons at a fabric, and the survivor when the other is killed.
 
 use std::fs;
 use std::io;

@@ -22,6 +22,8 @@ use crate::objects::{Gid, QueuePairState};
 
 /// Many parts, the last of them of one byte.
 const LENGTH: u32 = (2 << 20) + 1;
+/// The first read, whose payload goes in a packet while the buffer is shared.
+const FIRST: u32 = 4097;
 
 /// How many bytes of payload a function has read, or written, and how many of its requests failed.
 fn payload(requester: &Requester, direction: Direction) -> (u64, u64) {
@@ -41,8 +43,8 @@ fn two(operation: Operation) -> (Two, Post) {
     let (local, remote) = ((near.local, PAYLOAD, LENGTH), (far.remote, TO, LENGTH));
     let first = it.rdma(
         Operation::RdmaRead,
-        (near.local, PAYLOAD, 1),
-        (far.remote, TO, 1),
+        (near.local, PAYLOAD, FIRST),
+        (far.remote, TO, FIRST),
     );
     assert_eq!(it.done(&first).status, CompletionStatus::Ok);
     let post = it.rdma(operation, local, remote);
@@ -96,19 +98,21 @@ fn read_passes_through_slots_and_is_counted_on_both_sides() {
     let data = it.far.fill(TO, LENGTH as usize, 6);
     assert_eq!(it.done(&post).status, CompletionStatus::Ok);
     assert!(it.near.bytes(PAYLOAD, LENGTH as usize) == data);
-    // A byte was read before the buffer was shared.
-    let (one, length) = (1, u64::from(LENGTH));
-    assert_eq!(sent(&it.far), (one, length));
+    let (first, length) = (u64::from(FIRST), u64::from(LENGTH));
+    assert_eq!(sent(&it.far), (first, length));
     let (near, far) = (it.near.path.statistics(), it.far.path.statistics());
-    assert_eq!(far.read_response_bytes, one + length);
-    assert_eq!((near.received_bytes, near.bounced_bytes), (one + length, 0));
+    assert_eq!(far.read_response_bytes, first + length);
+    assert_eq!(
+        (near.received_bytes, near.bounced_bytes),
+        (first + length, 0)
+    );
     assert_eq!(
         payload(&it.far.requester, Direction::Read),
-        (one + length, 0)
+        (first + length, 0)
     );
     assert_eq!(
         payload(&it.near.requester, Direction::Write),
-        (one + length, 0)
+        (first + length, 0)
     );
     assert_eq!(slots_in_use(&it.near), Some(0));
 }
@@ -142,6 +146,46 @@ fn transfers_that_need_more_slots_than_there_are_come_to_an_end() {
     assert!(statuses.iter().all(|it| it.1 == CompletionStatus::Ok));
     assert!(it.far.bytes(TO, LENGTH as usize) == data);
     assert_eq!(slots_in_use(&it.near), Some(0));
+}
+
+#[test]
+fn long_transfers_of_one_queue_pair_leave_slots_to_another() {
+    let (mut it, long) = two(Operation::RdmaWrite);
+    let mut other = it.near.reliable();
+    let short = Post {
+        local: vec![(long.local[0].0, PAYLOAD, 8192)],
+        remote: (long.remote.0, TO, 8192),
+        ..long.clone()
+    };
+    for _ in 0..12 {
+        it.send(&long);
+    }
+    it.near.work();
+    it.near.send(&mut other, &short);
+    for answers in 0.. {
+        it.near.work();
+        if !it.near.statuses(&mut other).is_empty() {
+            break;
+        }
+        assert!(answers < 40, "the short transfer starves");
+        assert!(it.deliver());
+        it.far.work();
+    }
+    it.work();
+    assert_eq!(it.near.statuses(&mut it.a).len(), 12);
+}
+
+#[test]
+fn messages_and_short_transfers_share_no_buffer() {
+    let mut it = Two::sharing();
+    let (from, to) = (it.near.region(PAYLOAD, 4096), it.far.region(TO, 4096));
+    it.far.receive(&mut it.b, 1, &[(to.local, TO, 100)]);
+    let message = Post::send(&it.b, it.handle, &[(from.local, PAYLOAD, 100)]);
+    assert_eq!(it.done(&message).status, CompletionStatus::Ok);
+    let (local, remote) = ((from.local, PAYLOAD, 4096), (to.remote, TO, 4096));
+    let write = it.rdma(Operation::RdmaWrite, local, remote);
+    assert_eq!(it.done(&write).status, CompletionStatus::Ok);
+    assert_eq!(slots_in_use(&it.near), None);
 }
 
 #[test]
@@ -247,6 +291,9 @@ fn adapter_that_lost_the_buffer_gets_packets_and_then_another_one() {
         assert_eq!(it.done(&post).status, CompletionStatus::Ok);
         let (in_packets, _) = sender(&it);
         assert_eq!(in_packets - before, length);
+        if operation == Operation::RdmaWrite {
+            assert_eq!(it.near.path.statistics().sent_bytes, length, "each once");
+        }
         assert_eq!(it.near.path.statistics().refused_buffers, 1);
         it.near.now += Duration::from_secs(2);
         assert_eq!(it.done(&post).status, CompletionStatus::Ok);
@@ -352,8 +399,15 @@ fn buffer_that_its_owner_shortens_fails_its_own_transfers_alone() {
         let answer = ask(&mut it, &packet, slot.as_bytes(), vec![]).unwrap();
         assert!(decode_answer(&answer).is_ok(), "{verb:?}");
         ftruncate(&fd, 0).unwrap();
-        let answer = ask(&mut it, &packet, slot.as_bytes(), vec![]).unwrap();
-        assert_eq!(decode_answer(&answer), Err(Refusal::NotStaged), "{verb:?}");
+        let written = payload(&it.far.requester, Direction::Write).0;
+        for _ in 0..2 {
+            let answer = ask(&mut it, &packet, slot.as_bytes(), vec![]).unwrap();
+            assert_eq!(decode_answer(&answer), Err(Refusal::NotStaged), "{verb:?}");
+        }
+        // The first copy has met zeros in place of the slot, and has written them.
+        let zeros = if verb == Verb::Write { 4096 } else { 0 };
+        let now = payload(&it.far.requester, Direction::Write).0;
+        assert_eq!(now - written, zeros);
         assert_eq!(it.done(&post).status, CompletionStatus::Ok);
     }
 }
