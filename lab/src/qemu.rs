@@ -493,7 +493,7 @@ fn qemu_nvme(nvme: &Nvme, bus: &str) -> String {
         "serial": nvme.name,
         "bus": bus,
         "drive": image_node(nvme),
-        "cmb_size_mb": nvme.cmb.unwrap_or(0) >> 20,
+        "cmb_size_mb": nvme.config.cmb_bytes.unwrap_or(0) >> 20,
     });
     device.to_string()
 }

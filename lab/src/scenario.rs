@@ -31,6 +31,7 @@ mod rdma_network;
 mod reference;
 mod root_ports;
 mod sanitize;
+mod settings;
 mod share;
 mod together;
 mod user_drivers;
@@ -44,7 +45,7 @@ use std::time::Duration;
 use peerbar_dma::LinkSpeed;
 use peerbar_fault::Rule;
 use peerbar_flight::Level;
-use peerbar_nvme::{PollPolicy, SeededFault};
+use peerbar_nvme::PollPolicy;
 use peerbar_report::{
     Check, CheckTable, HostFolder, Inventory, Module, Mount, Plan, Rdma, way_out,
 };
@@ -69,6 +70,7 @@ pub use sanitize::Sanitize;
 pub use share::Share;
 
 use check::Endpoints;
+use settings::Settings;
 
 use crate::firmware::Firmware;
 use crate::guest_access::GuestAccess;
@@ -190,30 +192,14 @@ pub struct Nvme {
     pub link_speed: LinkSpeed,
     /// Whether it offers address translation services.
     pub ats: bool,
-    /// Size of the Controller Memory Buffer in bytes.
-    pub cmb: Option<u64>,
-    /// Whether it permits queues in the CMB (Linux puts submission queues there).
-    pub cmb_queues: bool,
-    /// Whether its CMB is as NVMe 1.3 has it, for hosts that do not know CMBMSC.
-    pub cmb_legacy: bool,
+    /// Its settings, without the files that a run makes.
+    pub config: peerbar_nvme::Config,
     /// Its Persistent Memory Region.
     pub pmr: Option<Pmr>,
-    /// Size of a logical block in bytes.
-    pub block_size: u32,
-    /// Largest data transfer as a power of two of 4 KiB pages, the server's own choice if none.
-    pub mdts: Option<u8>,
-    /// How many queue pairs it grants beyond those that its driver asks for.
-    pub spare_queues: u16,
-    /// How many threads share the I/O queues, the server's own choice if none.
-    pub workers: Option<u8>,
-    /// How those threads learn of new commands, the server's own choice if none.
-    pub poll: Option<PollPolicy>,
     /// Size of the first namespace in bytes.
     pub disk_bytes: u64,
     /// Its namespaces.
     pub namespaces: Vec<Namespace>,
-    /// What it does wrong on purpose.
-    pub seeded_faults: Vec<SeededFault>,
     /// The faults that are injected into what it does.
     pub faults: Vec<Rule>,
     /// Whether its DMA counts where the traffic of all devices is looked at.
@@ -337,9 +323,13 @@ impl Scenario {
         interactive: bool,
     ) -> Result<Self, error::Problem> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let file = file::File::deserialize(Deserializer::from(document.clone()));
-        let file = file.map_err(|error| error::Problem::of_toml(&error, document.get_ref()))?;
-        let checks = CheckTable::all(document.get_ref())?;
+        let checks = CheckTable::all(document.get_ref());
+        let mut rest = document.clone();
+        let nvme_settings = Settings::take::<file::NvmeTable>(rest.get_mut(), "nvme")?;
+        let file = file::File::deserialize(Deserializer::from(rest));
+        let mut file = file.map_err(|error| error::Problem::of_toml(&error, document.get_ref()))?;
+        file.nvme_settings = nvme_settings;
+        let checks = checks?;
         let mut scenario = validate::scenario(file, checks, folder, interactive)?;
         scenario.path = path.to_owned();
         Ok(scenario)
@@ -349,8 +339,9 @@ impl Scenario {
     pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<PollPolicy>) {
         let own = |nvme: &&mut Nvme| nvme.model == Model::Peerbar;
         for nvme in self.nvmes.iter_mut().filter(own) {
-            nvme.workers = workers.or(nvme.workers);
-            nvme.poll = poll.or(nvme.poll);
+            let config = &mut nvme.config;
+            config.workers = workers.unwrap_or(config.workers);
+            config.poll = poll.unwrap_or(config.poll);
         }
     }
 
@@ -606,7 +597,7 @@ mod tests {
             panic!("{:?}", scenario.nvmes)
         };
         assert_eq!(
-            (nvme.cmb, nvme.block_size, &nvme.attach),
+            (nvme.config.cmb_bytes, nvme.config.block_bytes, &nvme.attach),
             (None, 512, &AttachPoint::Root)
         );
     }
@@ -644,12 +635,12 @@ mod tests {
         );
         assert_eq!(
             parse(format!("{HEAD}colour = 1\n{DISK}")).unwrap_err(),
-            "x.toml:8: there is no key `colour`: there are `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `cmb`, `cmb-queues`, `cmb-legacy`, `pmr`, `block-size`, \
-             `mdts`, `spare-queues`, `workers`, `poll`, `seed-fault`, `faults`, `counted`, `namespaces`"
+            "x.toml:8: there is no key `colour`: there are `name`, `model`, `below`, `link`, `link-latency`, `link-bandwidth`, `ats`, `pmr`, `faults`, `counted`, `namespaces`, \
+             `cmb`, `cmb-queues`, `cmb-legacy`, `block-size`, `mdts`, `spare-queues`, `workers`, `poll`, `seed-fault`"
         );
         assert_eq!(
             nvme("cmb = \"64MB\""),
-            "x.toml:8: `64MB` is no size: write bytes, or a number with K, M, G or T, such as `64M`"
+            "x.toml:8: `cmb`: `64MB` is no size: write bytes, or a number with K, M, G or T, such as `64M`"
         );
     }
 
@@ -696,12 +687,18 @@ mod tests {
     fn a_run_may_say_how_our_disks_are_served() {
         let mut scenario = Scenario::demo().unwrap();
         scenario.nvmes[0].model = Model::Qemu;
-        scenario.nvmes[1].workers = Some(2);
+        scenario.nvmes[1].config.workers = 2;
         scenario.serve_disks_by(None, Some(PollPolicy::Always));
-        let ways: Vec<_> = scenario.nvmes.iter().map(|n| (n.workers, n.poll)).collect();
-        assert_eq!(ways, [(None, None), (Some(2), Some(PollPolicy::Always))]);
+        let ways = |scenario: &Scenario| -> Vec<_> {
+            let configs = scenario.nvmes.iter().map(|nvme| &nvme.config);
+            configs
+                .map(|config| (config.workers, config.poll))
+                .collect()
+        };
+        let own = PollPolicy::default();
+        assert_eq!(ways(&scenario), [(1, own), (2, PollPolicy::Always)]);
         scenario.serve_disks_by(Some(3), None);
-        assert_eq!(scenario.nvmes[1].workers, Some(3));
+        assert_eq!(ways(&scenario), [(1, own), (3, PollPolicy::Always)]);
     }
 
     /// Checks that a controller with these keys, from line 8 on, is refused with that message.
@@ -742,15 +739,15 @@ mod tests {
         assert_refused([
             (
                 format!("cmb = \"3M\"\n{DISK}"),
-                "8: `cmb = \"3M\"`: Linux takes multiples of 2M only, and 64G is the most",
+                "8: `cmb`: CMB of 3145728 bytes: the size must be a multiple of 2 MiB up to 64 GiB, or Linux ignores it; try 4M",
             ),
             (
                 format!("cmb = 0\n{DISK}"),
-                "8: `cmb = \"0\"`: Linux takes multiples of 2M only, and 64G is the most",
+                "8: `cmb`: CMB of 0 bytes: the size must be a multiple of 2 MiB up to 64 GiB, or Linux ignores it; try 2M",
             ),
             (
                 format!("cmb = \"65538M\"\n{DISK}"),
-                "8: `cmb = \"65538M\"`: Linux takes multiples of 2M only, and 64G is the most",
+                "8: `cmb`: CMB of 68721573888 bytes: the size must be a multiple of 2 MiB up to 64 GiB, or Linux ignores it; try 65536M",
             ),
             (
                 format!("pmr = {{ size = \"3M\" }}\n{DISK}"),
@@ -762,11 +759,11 @@ mod tests {
             ),
             (
                 format!("{DISK}cmb-queues = true"),
-                "9: `cmb-queues`: `d0` has no CMB: give it a `cmb`",
+                "9: `cmb-queues`: there is no CMB: give it a size with `cmb`",
             ),
             (
                 format!("{DISK}cmb-legacy = true"),
-                "9: `cmb-legacy`: `d0` has no CMB: give it a `cmb`",
+                "9: `cmb-legacy`: there is no CMB: give it a size with `cmb`",
             ),
         ]);
     }
@@ -776,20 +773,23 @@ mod tests {
         assert_refused([
             (
                 format!("{DISK}block-size = 1024"),
-                "9: `block-size = 1024`: blocks have 512 or 4096 bytes",
+                "9: `block-size`: block size 1024: must be 512 or 4096",
             ),
-            (format!("{DISK}mdts = 11"), "9: `mdts = 11`: from 1 to 10"),
+            (
+                format!("{DISK}mdts = 11"),
+                "9: `mdts`: MDTS 11: must be 1 (8 KiB) to 10 (4 MiB)",
+            ),
             (
                 format!("{DISK}spare-queues = 64"),
-                "9: `spare-queues = 64`: at most 63, of 64 queues for I/O",
+                "9: `spare-queues`: 64 spare queues: at most 63, of 64 queue pairs for I/O",
             ),
             (
                 format!("{DISK}workers = 0"),
-                "9: `workers = 0`: from 1 to 64",
+                "9: `workers`: 0 workers: must be 1 to 64, as there are 64 I/O queues to share",
             ),
             (
                 format!("{DISK}workers = 1000"),
-                "9: `workers = 1000`: from 1 to 64",
+                "9: `workers` takes a whole number from 0 to 255, not integer `1000`",
             ),
             (
                 format!("{DISK}poll = \"often\""),

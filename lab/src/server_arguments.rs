@@ -4,7 +4,10 @@ use std::net::Ipv6Addr;
 
 use peerbar_dma::Latency;
 use peerbar_flight::Level;
+use peerbar_nvme::{Config, Source};
 use peerbar_switch::LinkMode;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
 use crate::pci_holes::pci_holes;
 use crate::qemu::Sockets;
@@ -178,46 +181,43 @@ fn nic_arguments(nic: &Nic, sockets: Option<&Sockets>) -> Vec<String> {
 }
 
 fn nvme_arguments(nvme: &Nvme, sockets: &Sockets) -> Vec<String> {
-    let mut words = vec!["--serial".to_owned(), nvme.name.clone()];
-    if let Some(bytes) = nvme.cmb {
-        words.extend(["--cmb".to_owned(), Size(bytes).to_string()]);
-    }
-    if nvme.cmb_queues {
-        words.push("--cmb-queues".to_owned());
-    }
-    if nvme.cmb_legacy {
-        words.push("--cmb-legacy".to_owned());
-    }
-    if nvme.pmr.is_some() {
-        let file = sockets.pmr(nvme).display().to_string();
-        words.extend(["--pmr".to_owned(), file]);
-    }
-    words.extend(["--block-size".to_owned(), nvme.block_size.to_string()]);
-    if let Some(power) = nvme.mdts {
-        words.extend(["--mdts".to_owned(), power.to_string()]);
-    }
-    if nvme.spare_queues > 0 {
-        words.extend(["--spare-queues".to_owned(), nvme.spare_queues.to_string()]);
-    }
-    if let Some(workers) = nvme.workers {
-        words.extend(["--workers".to_owned(), workers.to_string()]);
-    }
-    if let Some(poll) = nvme.poll {
-        words.extend(["--poll".to_owned(), poll.to_string()]);
-    }
-    for fault in &nvme.seeded_faults {
-        words.extend(["--seed-fault".to_owned(), fault.to_string()]);
-    }
-    for (nsid, namespace) in (1..).zip(&nvme.namespaces) {
-        let value = match namespace {
-            Namespace::Ram(bytes) => format!("ram={}", Size(*bytes)),
-            Namespace::Null(bytes) => format!("null={}", Size(*bytes)),
-            Namespace::Image(_) => {
-                format!("file={}", sockets.scratch(&nvme.name, nsid).display())
-            }
-            Namespace::File { path, .. } => format!("file={}", path.display()),
-        };
-        words.extend(["--namespace".to_owned(), value]);
+    let namespaces = (1..).zip(&nvme.namespaces);
+    let sources = namespaces.map(|(nsid, namespace)| match namespace {
+        Namespace::Ram(bytes) => Source::Ram(*bytes),
+        Namespace::Null(bytes) => Source::Null(*bytes),
+        Namespace::Image(_) => Source::File(sockets.scratch(&nvme.name, nsid)),
+        Namespace::File { path, .. } => Source::File(path.clone()),
+    });
+    options(&Config {
+        pmr: nvme.pmr.as_ref().map(|_| sockets.pmr(nvme)),
+        namespaces: sources.collect(),
+        ..nvme.config.clone()
+    })
+}
+
+/// The options of a server for the settings that differ from their defaults.
+fn options<C: Default + Serialize>(config: &C) -> Vec<String> {
+    let settings = |config: &C| match serde_json::to_value(config) {
+        Ok(Value::Object(settings)) => settings,
+        other => {
+            log::error!("settings without keys: {other:?}");
+            Map::new()
+        }
+    };
+    let defaults = settings(&C::default());
+    let mut words = Vec::new();
+    let mut add = |option: &str, value: &Value| match value {
+        Value::Bool(_) | Value::Null => words.push(option.to_owned()),
+        Value::String(text) => words.extend([option.to_owned(), text.clone()]),
+        other => words.extend([option.to_owned(), other.to_string()]),
+    };
+    for (key, value) in &settings(config) {
+        let option = format!("--{key}");
+        match value {
+            value if defaults.get(key) == Some(value) => {}
+            Value::Array(values) => values.iter().for_each(|value| add(&option, value)),
+            value => add(&option, value),
+        }
     }
     words
 }
@@ -255,16 +255,17 @@ mod tests {
             bytes: 2 << 20,
             file: None,
         });
-        nvme.cmb_legacy = true;
-        nvme.mdts = Some(5);
-        nvme.spare_queues = 3;
-        nvme.workers = Some(2);
-        nvme.poll = Some(PollPolicy::Always);
+        nvme.config.cmb_legacy = true;
+        nvme.config.mdts = 5;
+        nvme.config.spare_queues = 3;
+        nvme.config.workers = 2;
+        nvme.config.poll = PollPolicy::Always;
+        nvme.config.block_bytes = 4096;
         nvme.namespaces.push(Namespace::Null(1 << 30));
         nvme.ats = true;
         nvme.link_speed.latency = "2us".parse().unwrap();
         nvme.link_speed.bandwidth = Some("4GiB/s".parse().unwrap());
-        nvme.seeded_faults = vec!["wraps:9".parse().unwrap()];
+        nvme.config.seeded_faults = vec!["wraps:9".parse().unwrap()];
         nvme.faults = vec!["drop completion nth=2".parse().unwrap()];
         nvme.namespaces.push(Namespace::File {
             path: "/d.img".into(),
@@ -273,8 +274,9 @@ mod tests {
         assert_eq!(
             lines(&scenario),
             [
-                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 --serial disk0 --cmb 64M --cmb-queues --cmb-legacy --pmr /s/disk0-pmr.img --block-size 512 --mdts 5 --spare-queues 3 --workers 2 --poll always --seed-fault wraps:9 \
-              --namespace ram=320M --namespace null=1G --namespace file=/d.img"
+                "--socket-path /s/nvme-disk0.sock --control /s/nvme-disk0.control --link-latency 2us --link-bandwidth 4GiB/s --ats --fault drop completion nth=2 \
+                 --block-size 4096 --cmb 64M --cmb-legacy --cmb-queues --mdts 5 --namespace ram=320M --namespace null=1G --namespace file=/d.img \
+                 --pmr /s/disk0-pmr.img --poll always --seed-fault wraps:9 --serial disk0 --spare-queues 3 --workers 2"
             ]
         );
     }

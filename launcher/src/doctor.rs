@@ -226,7 +226,8 @@ fn bytes_in_memory(scenario: &Scenario) -> u64 {
                 Namespace::Ram(bytes) => *bytes,
                 Namespace::File { .. } | Namespace::Image(_) | Namespace::Null(_) => 0,
             });
-            ram.chain(nvme.cmb).fold(0, u64::saturating_add)
+            ram.chain(nvme.config.cmb_bytes)
+                .fold(0, u64::saturating_add)
         }
     };
     let devices = scenario.devices().map(of_device);

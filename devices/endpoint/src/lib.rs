@@ -21,8 +21,9 @@ mod switch_port;
 
 pub use endpoint::{BarMemory, Endpoint, PeerPages};
 pub use interrupts::Vectors;
-pub use options::{DeviceOptions, size};
+pub use options::{DeviceOptions, optional_size, size};
 pub use peerbar_sandbox::FileAccess;
+pub use peerbar_size::Size;
 pub use peerbar_switch::AttachError;
 pub use running::{Running, StartError};
 pub use shared_registers::{EngineRequests, LONGEST_STEP, SharedRegisters, Task};

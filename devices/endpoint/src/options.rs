@@ -136,6 +136,32 @@ impl LinkOptions {
     }
 }
 
+/// A size in bytes that a file of settings may leave out (`#[serde(with)]`).
+pub mod optional_size {
+    use peerbar_size::Size;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    /// Writes the size as [`Size`] is shown.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(size: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+        size.map(|bytes| Size(bytes).to_string())
+            .serialize(serializer)
+    }
+
+    /// Reads a [`Size`].
+    ///
+    /// # Errors
+    /// The value is no size.
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<u64>, D::Error> {
+        let size = Option::<Size>::deserialize(deserializer)?;
+        Ok(size.map(|Size(bytes)| bytes))
+    }
+}
+
 /// Parses a size in bytes from the command line.
 ///
 /// # Errors

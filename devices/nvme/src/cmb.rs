@@ -35,6 +35,14 @@ pub enum CmbError {
     },
 }
 
+/// Checks that Linux takes all of a buffer of this size.
+pub(crate) fn check_size(size: u64) -> Result<(), CmbError> {
+    if size == 0 || size % CMB_UNIT != 0 || size > LARGEST_CMB {
+        return Err(CmbError::Size { size });
+    }
+    Ok(())
+}
+
 /// A Controller Memory Buffer (NVMe Base 2.0, 8.5).
 pub(crate) struct Cmb {
     memory: Arc<MemoryFile>,
@@ -50,9 +58,7 @@ impl Cmb {
     /// Makes a buffer of `size` bytes for data and PRP lists, and if `queues` is set also for
     /// queues. With `legacy` it is as in NVMe 1.3.
     pub(crate) fn new(size: u64, queues: bool, legacy: bool) -> Result<Self, CmbError> {
-        if size == 0 || size % CMB_UNIT != 0 || size > LARGEST_CMB {
-            return Err(CmbError::Size { size });
-        }
+        check_size(size)?;
         let memory = MemoryFile::create("peerbar-nvme-cmb", size.next_power_of_two())
             .map_err(|source| CmbError::Memory { size, source })?;
         Ok(Self {

@@ -1,6 +1,7 @@
 //! The configuration of a controller.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
@@ -9,10 +10,11 @@ use std::sync::Arc;
 
 use clap::ArgAction;
 use peerbar_dma::MemoryError;
-use peerbar_endpoint::{FileAccess, size};
+use peerbar_endpoint::{FileAccess, Size, optional_size, size};
+use serde::{Deserialize, Serialize, Serializer};
 use thiserror::Error;
 
-use crate::cmb::{Cmb, CmbError};
+use crate::cmb::{self, Cmb, CmbError};
 use crate::io_queue::poll::PollPolicy;
 use crate::namespace::{Backend, FileBackend, ImageError, Namespace, NullBackend, RamBackend};
 use crate::pmr::{PersistentMemory, PmrError};
@@ -50,6 +52,12 @@ pub enum ConfigError {
     /// The number of workers is zero or too large.
     #[error("{} workers: must be {} to {}, as there are 64 I/O queues to share", .0, WORKERS.start(), WORKERS.end())]
     Workers(u8),
+    /// More spare queue pairs than the controller has.
+    #[error("{0} spare queues: at most {MOST_SPARE_QUEUES}, of 64 queue pairs for I/O")]
+    SpareQueues(u16),
+    /// A setting of a Controller Memory Buffer that is not there.
+    #[error("there is no CMB: give it a size with `cmb`")]
+    NoCmb,
     /// There is no namespace.
     #[error("no namespace: name at least one, as ram=64M or file=disk.img")]
     NoNamespace,
@@ -117,14 +125,35 @@ fn source(text: &str) -> Result<Source, String> {
     }
 }
 
-/// A controller's set-up. The texts are those of the options.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+impl fmt::Display for Source {
+    /// Writes it as the command line has it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ram(bytes) => write!(f, "ram={}", Size(*bytes)),
+            Self::Null(bytes) => write!(f, "null={}", Size(*bytes)),
+            Self::File(path) => write!(f, "file={}", path.display()),
+        }
+    }
+}
+
+impl Serialize for Source {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A controller's settings: the options of `peerbar-nvme`, whose help has these texts, and keys of an `[[nvme]]` table. A scenario sets the
+/// serial number and the files itself.
+#[derive(Clone, Debug, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Config {
     /// Serial number, 1 to 20 characters
     #[arg(long)]
+    #[serde(skip_deserializing)]
     pub serial: String,
     /// Size of the Controller Memory Buffer, a multiple of 2M [default: none]
     #[arg(long = "cmb", value_name = "SIZE", value_parser = size)]
+    #[serde(rename = "cmb", with = "optional_size")]
     pub cmb_bytes: Option<u64>,
     /// Let queues lie in the Controller Memory Buffer
     #[arg(long, requires = "cmb_bytes")]
@@ -134,13 +163,16 @@ pub struct Config {
     pub cmb_legacy: bool,
     /// Have a Persistent Memory Region, kept in this file of 2M to 64G, a power of two [default: none]
     #[arg(long = "pmr", value_name = "FILE")]
+    #[serde(skip_deserializing)]
     pub pmr: Option<PathBuf>,
     /// A namespace: ram=SIZE, file=PATH or null=SIZE, which drops what is written and whose reads transfer nothing; repeat
     /// it for more
     #[arg(long = "namespace", value_name = "SOURCE", value_parser = source, required = true)]
+    #[serde(rename = "namespace", skip_deserializing)]
     pub namespaces: Vec<Source>,
     /// Bytes in a logical block: 512 or 4096
     #[arg(long = "block-size", value_name = "BYTES", default_value_t = 512)]
+    #[serde(rename = "block-size")]
     pub block_bytes: u32,
     /// Maximum data transfer size as a power of two of 4 KiB pages, 1 to 10
     #[arg(long, value_name = "POWER", default_value_t = 8)]
@@ -158,12 +190,35 @@ pub struct Config {
     pub poll: PollPolicy,
     /// Read and write images by system calls, one command of a worker after the other, as where the kernel has no io_uring
     #[arg(long = "no-io-uring", action = ArgAction::SetFalse)]
+    #[serde(skip)]
     pub io_uring: bool,
     /// Do commands that start at this logical block wrong, to test the checks that find faults. KIND is unmapped,
     /// beyond-52-bits, wraps, after-unmap or past-end (a wrong address), or write-back (writes zeros where it should read);
     /// repeat it for more
     #[arg(long = "seed-fault", value_name = "KIND:BLOCK")]
+    #[serde(rename = "seed-fault")]
     pub seeded_faults: Vec<SeededFault>,
+}
+
+impl Default for Config {
+    /// A controller that lacks only its serial number and its namespaces.
+    fn default() -> Self {
+        Self {
+            serial: String::new(),
+            cmb_bytes: None,
+            cmb_queues: false,
+            cmb_legacy: false,
+            pmr: None,
+            namespaces: Vec::new(),
+            block_bytes: 512,
+            mdts: 8,
+            spare_queues: 0,
+            workers: 1,
+            poll: PollPolicy::default(),
+            io_uring: true,
+            seeded_faults: Vec::new(),
+        }
+    }
 }
 
 /// The files and memory that a configuration opens.
@@ -182,21 +237,40 @@ impl Config {
         images.chain(pmr).collect()
     }
 
+    /// Checks the keys of a scenario. An error comes with the name of its key.
+    ///
+    /// # Errors
+    /// A value that no controller can have.
+    pub fn check_keys(&self) -> Result<(), (&'static str, ConfigError)> {
+        match self.cmb_bytes.map(cmb::check_size) {
+            Some(Err(error)) => return Err(("cmb", error.into())),
+            Some(Ok(())) => {}
+            None if self.cmb_queues => return Err(("cmb-queues", ConfigError::NoCmb)),
+            None if self.cmb_legacy => return Err(("cmb-legacy", ConfigError::NoCmb)),
+            None => {}
+        }
+        if !BLOCK_SIZES.contains(&self.block_bytes) {
+            return Err(("block-size", ConfigError::BlockSize(self.block_bytes)));
+        }
+        if !MDTS.contains(&self.mdts) {
+            return Err(("mdts", ConfigError::Mdts(self.mdts)));
+        }
+        if self.spare_queues > MOST_SPARE_QUEUES {
+            return Err(("spare-queues", ConfigError::SpareQueues(self.spare_queues)));
+        }
+        if !WORKERS.contains(&self.workers) {
+            return Err(("workers", ConfigError::Workers(self.workers)));
+        }
+        Ok(())
+    }
+
     /// Checks the settings that can be checked without opening a file.
     fn check(&self) -> Result<(), ConfigError> {
         let printable = self.serial.bytes().all(|byte| matches!(byte, b' '..=b'~'));
         if self.serial.is_empty() || self.serial.len() > SERIAL_BYTES || !printable {
             return Err(ConfigError::Serial(self.serial.clone()));
         }
-        if !BLOCK_SIZES.contains(&self.block_bytes) {
-            return Err(ConfigError::BlockSize(self.block_bytes));
-        }
-        if !MDTS.contains(&self.mdts) {
-            return Err(ConfigError::Mdts(self.mdts));
-        }
-        if !WORKERS.contains(&self.workers) {
-            return Err(ConfigError::Workers(self.workers));
-        }
+        self.check_keys().map_err(|(_, error)| error)?;
         match self.namespaces.len() {
             0 => Err(ConfigError::NoNamespace),
             1..=1024 => Ok(()),
@@ -273,18 +347,8 @@ pub(crate) mod tests {
     pub(crate) fn config() -> Config {
         Config {
             serial: "disk0".to_owned(),
-            cmb_bytes: None,
-            cmb_queues: false,
-            cmb_legacy: false,
-            pmr: None,
-            block_bytes: 512,
-            mdts: 8,
             namespaces: vec![Source::Ram(1 << 20)],
-            spare_queues: 0,
-            workers: 1,
-            poll: PollPolicy::default(),
-            io_uring: true,
-            seeded_faults: Vec::new(),
+            ..Config::default()
         }
     }
 

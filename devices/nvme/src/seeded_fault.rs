@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use peerbar_nvme_spec::command::SubmissionEntry;
 use peerbar_nvme_spec::command::nvm::BlockRange;
+use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString};
 use thiserror::Error;
 
@@ -38,7 +39,8 @@ pub enum FaultKind {
 }
 
 /// A fault, and the block whose commands it affects; on a command line `KIND:BLOCK`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct SeededFault {
     /// The kind of fault.
     pub kind: FaultKind,
@@ -61,6 +63,21 @@ impl FromStr for SeededFault {
         let kind = word.parse().map_err(|_| UnknownFault)?;
         let block = block.parse().map_err(|_| UnknownFault)?;
         Ok(Self { kind, block })
+    }
+}
+
+impl TryFrom<String> for SeededFault {
+    type Error = String;
+
+    fn try_from(word: String) -> Result<Self, String> {
+        let fault = word.parse();
+        fault.map_err(|error: UnknownFault| format!("`{word}` {error}"))
+    }
+}
+
+impl From<SeededFault> for String {
+    fn from(fault: SeededFault) -> Self {
+        fault.to_string()
     }
 }
 

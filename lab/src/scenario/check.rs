@@ -23,13 +23,13 @@ pub(super) fn inventory(
 ) -> Inventory {
     let nvme = |nvme: &Nvme| NvmeDevice {
         name: nvme.name.clone(),
-        cmb_bytes: nvme.cmb.unwrap_or(0),
-        cmb_queues: nvme.cmb_queues,
+        cmb_bytes: nvme.config.cmb_bytes.unwrap_or(0),
+        cmb_queues: nvme.config.cmb_queues,
         pmr_bytes: nvme.pmr.as_ref().map_or(0, |pmr| pmr.bytes),
         disk_bytes: nvme.disk_bytes,
-        block_bytes: nvme.block_size,
+        block_bytes: nvme.config.block_bytes,
         namespaces: u32::try_from(nvme.namespaces.len()).unwrap_or(u32::MAX),
-        spare_queues: nvme.spare_queues,
+        spare_queues: nvme.config.spare_queues,
         uncounted: !nvme.counted,
     };
     let gpu = |gpu: &Gpu| peerbar_report::Gpu {

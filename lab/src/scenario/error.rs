@@ -123,6 +123,19 @@ impl Problem {
         TableError::of_toml(error, key_of(document, &at), at).into()
     }
 
+    /// What is wrong with a value of `settings`, whose key comes first.
+    pub(super) fn of_setting(error: &toml::de::Error, settings: &DeTable<'_>) -> Self {
+        let problem = Self::of_toml(error, settings);
+        let key = key_of(settings, &problem.at);
+        match key.filter(|key| !problem.message.contains(&format!("`{key}`"))) {
+            Some(key) => Self {
+                message: format!("`{key}`: {}", problem.message),
+                ..problem
+            },
+            None => problem,
+        }
+    }
+
     /// The problem, which `other` has a part in.
     pub(super) fn with(mut self, other: Range<usize>) -> Self {
         self.other = Some(other);

@@ -10,6 +10,7 @@ use toml::Spanned;
 
 use super::Model;
 use super::sanitize::{self, Sanitize};
+use super::settings::Settings;
 use crate::firmware::Firmware;
 use crate::iommu::Iommu;
 use crate::size::Size;
@@ -36,6 +37,9 @@ pub(super) struct File {
     pub(super) switch: Vec<SwitchTable>,
     #[serde(default)]
     pub(super) nvme: Vec<NvmeTable>,
+    /// The other keys of those tables.
+    #[serde(skip)]
+    pub(super) nvme_settings: Vec<Settings<peerbar_nvme::Config>>,
     #[serde(default)]
     pub(super) gpu: Vec<GpuTable>,
     #[serde(default)]
@@ -95,7 +99,7 @@ pub(super) struct SwitchTable {
     pub(super) below: Option<Spanned<String>>,
 }
 
-/// An NVMe controller, served by a process of its own.
+/// An NVMe controller, served by a process of its own. Its [`Settings`] are further keys.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NvmeTable {
@@ -107,17 +111,7 @@ pub(super) struct NvmeTable {
     pub(super) link_latency: Option<Spanned<String>>,
     pub(super) link_bandwidth: Option<Spanned<String>>,
     pub(super) ats: Option<Spanned<bool>>,
-    pub(super) cmb: Option<Spanned<Size>>,
-    pub(super) cmb_queues: Option<Spanned<bool>>,
-    pub(super) cmb_legacy: Option<Spanned<bool>>,
     pub(super) pmr: Option<Spanned<PmrTable>>,
-    pub(super) block_size: Option<Spanned<u32>>,
-    pub(super) mdts: Option<Spanned<u8>>,
-    pub(super) spare_queues: Option<Spanned<u16>>,
-    pub(super) workers: Option<Spanned<i64>>,
-    pub(super) poll: Option<Spanned<String>>,
-    #[serde(default)]
-    pub(super) seed_fault: Vec<Spanned<String>>,
     #[serde(default)]
     pub(super) faults: Vec<Spanned<String>>,
     pub(super) counted: Option<bool>,

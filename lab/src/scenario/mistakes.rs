@@ -755,7 +755,7 @@ mod tests {
         let found = mistakes(&text);
         let expected = [
             "1: `tools` takes `true` or `false`, not string \"yes\"",
-            "7: `workers` takes a whole number, not boolean `true`",
+            "7: `workers` takes a whole number from 0 to 255, not boolean `true`",
             "8: `cmb-queues` takes `true` or `false`, not integer `1`",
             "9: `mdts` takes a whole number from 0 to 255, not integer `300`",
         ];

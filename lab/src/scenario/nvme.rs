@@ -4,10 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use peerbar_fault::{Faults, Kind};
-use peerbar_nvme::{
-    BLOCK_SIZES, CMB_UNIT, LARGEST_CMB, MDTS, MOST_SPARE_QUEUES, PMR_SIZES, PollPolicy,
-    SeededFault, UnknownFault, VECTORS, WORKERS,
-};
+use peerbar_nvme::{Config, PMR_SIZES, VECTORS};
 use toml::Spanned;
 
 use super::attach::AttachPoints;
@@ -16,35 +13,32 @@ use super::fault::faults;
 use super::file::{NamespaceTable, NvmeTable, PmrTable};
 use super::link::{link, speed};
 use super::qemu_nvme;
+use super::settings::Settings;
 use super::{Model, Namespace, Nvme, Pmr};
 use crate::size::Size;
 
 /// Checks one controller, whose name is known to fit; images are relative to `folder`.
 pub(super) fn nvme(
     table: NvmeTable,
+    settings: Settings<Config>,
     attach_points: &AttachPoints,
     folder: &Path,
 ) -> Result<Nvme, Problem> {
     if table.model == Model::Qemu {
-        qemu_nvme::check(&table)?;
+        qemu_nvme::check(&table, &settings)?;
     }
     let name = table.name.into_inner();
     let attach = attach_points.of_device(table.below)?;
     let link = link(table.link, &name, &attach)?;
     let link_speed = speed(table.link_latency, table.link_bandwidth)?;
-    let cmb = table.cmb.map(cmb).transpose()?;
-    let of_cmb = |key, value| of_cmb(key, value, &name, cmb);
-    let cmb_queues = of_cmb("cmb-queues", table.cmb_queues)?;
-    let cmb_legacy = of_cmb("cmb-legacy", table.cmb_legacy)?;
+    let checked = settings.config.check_keys();
+    checked.map_err(|(key, error)| settings.problem(key, error))?;
+    let config = Config {
+        serial: name.clone(),
+        ..settings.config
+    };
     let pmr = table.pmr.map(|pmr| self::pmr(pmr, folder)).transpose()?;
-    let block_size = table.block_size.map_or(Ok(512), block_size)?;
-    let mdts = table.mdts.map(mdts).transpose()?;
-    let spare_queues = table.spare_queues.map_or(Ok(0), spare_queues)?;
-    let workers = table.workers.map(workers).transpose()?;
-    let poll = table.poll.map(poll).transpose()?;
-    let (namespaces, sizes) = namespaces(table.namespaces, &name, block_size, folder)?;
-    let seeded_faults = table.seed_fault.into_iter().map(seeded_fault);
-    let seeded_faults = seeded_faults.collect::<Result<_, _>>()?;
+    let (namespaces, sizes) = namespaces(table.namespaces, &name, config.block_bytes, folder)?;
     let disk_bytes = sizes.first().copied().unwrap_or(0);
     Ok(Nvme {
         name,
@@ -53,19 +47,11 @@ pub(super) fn nvme(
         link,
         link_speed,
         ats: table.ats.is_some_and(Spanned::into_inner),
-        cmb,
-        cmb_queues,
-        cmb_legacy,
+        config,
         pmr,
-        block_size,
-        mdts,
-        spare_queues,
-        workers,
-        poll,
         disk_bytes,
         faults: faults(&table.faults, &fault_subjects(namespaces.len()))?,
         namespaces,
-        seeded_faults,
         counted: table.counted.unwrap_or(true),
     })
 }
@@ -77,36 +63,6 @@ fn fault_subjects(namespaces: usize) -> Faults {
     subjects.set_vectors(VECTORS.into());
     subjects.set_namespaces(u32::try_from(namespaces).unwrap_or(u32::MAX));
     subjects
-}
-
-fn cmb(size: Spanned<Size>) -> Result<u64, Problem> {
-    let bytes = size.get_ref().0;
-    if bytes == 0 || bytes > LARGEST_CMB || bytes % CMB_UNIT != 0 {
-        let message = format!(
-            "`cmb = \"{}\"`: Linux takes multiples of {} only, and {} is the most",
-            size.get_ref(),
-            Size(CMB_UNIT),
-            Size(LARGEST_CMB)
-        );
-        return Err(Problem::new(size.span(), message));
-    }
-    Ok(bytes)
-}
-
-/// The `value` of a `key` that only a controller with a CMB can have.
-fn of_cmb(
-    key: &str,
-    value: Option<Spanned<bool>>,
-    name: &str,
-    cmb: Option<u64>,
-) -> Result<bool, Problem> {
-    match value {
-        Some(value) if *value.get_ref() && cmb.is_none() => Err(Problem::new(
-            value.span(),
-            format!("`{key}`: `{name}` has no CMB: give it a `cmb`"),
-        )),
-        value => Ok(value.is_some_and(Spanned::into_inner)),
-    }
 }
 
 fn pmr(table: Spanned<PmrTable>, folder: &Path) -> Result<Pmr, Problem> {
@@ -135,67 +91,6 @@ fn pmr(table: Spanned<PmrTable>, folder: &Path) -> Result<Pmr, Problem> {
         }
         _ => Ok(Pmr { bytes, file }),
     }
-}
-
-fn block_size(size: Spanned<u32>) -> Result<u32, Problem> {
-    if !BLOCK_SIZES.contains(size.get_ref()) {
-        let message = format!(
-            "`block-size = {}`: blocks have 512 or 4096 bytes",
-            size.get_ref()
-        );
-        return Err(Problem::new(size.span(), message));
-    }
-    Ok(size.into_inner())
-}
-
-fn mdts(power: Spanned<u8>) -> Result<u8, Problem> {
-    if !MDTS.contains(power.get_ref()) {
-        let message = format!(
-            "`mdts = {}`: from {} to {}",
-            power.get_ref(),
-            MDTS.start(),
-            MDTS.end()
-        );
-        return Err(Problem::new(power.span(), message));
-    }
-    Ok(power.into_inner())
-}
-
-fn seeded_fault(word: Spanned<String>) -> Result<SeededFault, Problem> {
-    let fault = word.get_ref().parse();
-    fault.map_err(|error: UnknownFault| {
-        let message = format!("`seed-fault`: `{}` {error}", word.get_ref());
-        Problem::new(word.span(), message)
-    })
-}
-
-fn spare_queues(count: Spanned<u16>) -> Result<u16, Problem> {
-    if *count.get_ref() > MOST_SPARE_QUEUES {
-        let message = format!(
-            "`spare-queues = {}`: at most {MOST_SPARE_QUEUES}, of 64 queues for I/O",
-            count.get_ref()
-        );
-        return Err(Problem::new(count.span(), message));
-    }
-    Ok(count.into_inner())
-}
-
-fn workers(count: Spanned<i64>) -> Result<u8, Problem> {
-    let workers = u8::try_from(*count.get_ref()).ok();
-    workers
-        .filter(|workers| WORKERS.contains(workers))
-        .ok_or_else(|| {
-            let (least, most) = (WORKERS.start(), WORKERS.end());
-            let message = format!("`workers = {}`: from {least} to {most}", count.get_ref());
-            Problem::new(count.span(), message)
-        })
-}
-
-fn poll(word: Spanned<String>) -> Result<PollPolicy, Problem> {
-    word.get_ref().parse().map_err(|error| {
-        let message = format!("`poll`: `{}` {error}", word.get_ref());
-        Problem::new(word.span(), message)
-    })
 }
 
 fn namespaces(

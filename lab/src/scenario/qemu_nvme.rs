@@ -2,36 +2,30 @@
 
 use std::ops::Range;
 
+use peerbar_nvme::Config;
 use toml::Spanned;
 
 use super::error::Problem;
 use super::file::NvmeTable;
+use super::settings::Settings;
 
-/// Checks that `table` asks of QEMU's controller only what its command line has options for.
-pub(super) fn check(table: &NvmeTable) -> Result<(), Problem> {
-    let keys = [
+/// Checks that a table asks of QEMU's controller only what its command line has options for.
+pub(super) fn check(table: &NvmeTable, settings: &Settings<Config>) -> Result<(), Problem> {
+    let own = [
         ("link", span(&table.link)),
         ("link-latency", span(&table.link_latency)),
         ("link-bandwidth", span(&table.link_bandwidth)),
         ("ats", span(&table.ats)),
-        ("cmb-queues", span(&table.cmb_queues)),
-        ("cmb-legacy", span(&table.cmb_legacy)),
         ("pmr", span(&table.pmr)),
-        ("block-size", span(&table.block_size)),
-        ("mdts", span(&table.mdts)),
-        ("spare-queues", span(&table.spare_queues)),
-        ("workers", span(&table.workers)),
-        ("poll", span(&table.poll)),
-        ("seed-fault", table.seed_fault.first().map(Spanned::span)),
         ("faults", table.faults.first().map(Spanned::span)),
     ];
-    for (key, span) in keys {
-        if let Some(at) = span {
-            let message = format!(
-                "QEMU's own controller has no `{key}`: leave it out, or leave `model = \"qemu\"` out"
-            );
-            return Err(Problem::new(at, message));
-        }
+    let own = own.into_iter().filter_map(|(key, at)| Some((key, at?)));
+    let others = settings.keys().filter(|(key, _)| *key != "cmb");
+    if let Some((key, at)) = own.chain(others).next() {
+        let message = format!(
+            "QEMU's own controller has no `{key}`: leave it out, or leave `model = \"qemu\"` out"
+        );
+        return Err(Problem::new(at, message));
     }
     if table.namespaces.get_ref().len() > 1 {
         let message = "QEMU's own controller gets one namespace here: leave the others out";

@@ -27,6 +27,7 @@ use super::packages;
 use super::program::{self, HostProgram};
 use super::rdma_network::fabric;
 use super::root_ports;
+use super::settings::Settings;
 use super::share;
 use super::together;
 use super::user_drivers;
@@ -174,7 +175,9 @@ struct AttachedDevices {
 impl AttachedDevices {
     /// Takes its tables out of the file.
     fn read(file: &mut File, points: &AttachPoints, folder: &Path) -> Result<Self, Problem> {
-        let (nvmes, gpus) = (take(&mut file.nvme), take(&mut file.gpu));
+        let settings = take(&mut file.nvme_settings);
+        let nvmes = take(&mut file.nvme).into_iter().zip(settings).collect();
+        let gpus = take(&mut file.gpu);
         let (nvmes, gpus) = endpoints(nvmes, gpus, points, folder)?;
         let mut nics = nics(take(&mut file.nic), points, &nvmes, &gpus)?;
         nic::number(nics.iter_mut());
@@ -312,16 +315,16 @@ fn switches(
 }
 
 fn endpoints(
-    nvmes: Vec<NvmeTable>,
+    nvmes: Vec<(NvmeTable, Settings<peerbar_nvme::Config>)>,
     gpus: Vec<GpuTable>,
     attach_points: &AttachPoints,
     folder: &Path,
 ) -> Result<(Vec<Nvme>, Vec<Gpu>), Problem> {
-    let names = nvmes.iter().map(|nvme| nvme.name.clone());
+    let names = nvmes.iter().map(|(nvme, _)| nvme.name.clone());
     let taken = unique(names, &attach_points.names(), LONGEST_SERIAL)?;
     let nvmes = nvmes
         .into_iter()
-        .map(|table| nvme(table, attach_points, folder))
+        .map(|(table, settings)| nvme(table, settings, attach_points, folder))
         .collect::<Result<_, _>>()?;
     let names = gpus.iter().map(|gpu| gpu.name.clone());
     unique(

@@ -7,7 +7,7 @@ use peerbar_lab::scenario::{DeviceSpec, Scenario};
 /// All pairs of `scenario`: of each device with memory for others, and last its own use of it where it has one.
 pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
     let provides = |device: &DeviceSpec<'_>| match device {
-        DeviceSpec::Nvme(nvme) => nvme.cmb.is_some(),
+        DeviceSpec::Nvme(nvme) => nvme.config.cmb_bytes.is_some(),
         DeviceSpec::Gpu(gpu, _) => !gpu.window,
         DeviceSpec::Nic(..) => false,
     };

@@ -12,6 +12,7 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString};
 use thiserror::Error;
 
@@ -31,7 +32,10 @@ pub(super) const SHORT_PAUSE: Duration = Duration::from_millis(1);
 const SEVERAL: usize = 4;
 
 /// The behaviour of a worker that finds no work.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Display, EnumString, Serialize, Deserialize,
+)]
+#[serde(try_from = "String", into = "String")]
 #[strum(serialize_all = "lowercase", parse_err_ty = UnknownPolicy, parse_err_fn = unknown)]
 pub enum PollPolicy {
     /// It blocks at once. The guest's doorbells wake it.
@@ -51,6 +55,21 @@ pub struct UnknownPolicy;
 
 fn unknown(_: &str) -> UnknownPolicy {
     UnknownPolicy
+}
+
+impl TryFrom<String> for PollPolicy {
+    type Error = String;
+
+    fn try_from(word: String) -> Result<Self, String> {
+        let policy = word.parse();
+        policy.map_err(|error: UnknownPolicy| format!("`{word}` {error}"))
+    }
+}
+
+impl From<PollPolicy> for String {
+    fn from(policy: PollPolicy) -> Self {
+        policy.to_string()
+    }
 }
 
 /// The next action of a worker that has found no work.

@@ -79,16 +79,12 @@ pub(crate) fn config() -> Config {
         serial: "disk0".to_owned(),
         cmb_bytes: Some(CMB_BYTES),
         cmb_queues: true,
-        cmb_legacy: false,
-        pmr: None,
-        block_bytes: 512,
         mdts: 5,
         namespaces: vec![source(4 * MIB), source(MIB)],
-        spare_queues: 0,
         workers: from_environment("PEERBAR_TEST_WORKERS").map_or(1, |text| text.parse().unwrap()),
         poll: way_of_polling(),
         io_uring: from_environment("PEERBAR_TEST_NO_IO_URING").is_none(),
-        seeded_faults: Vec::new(),
+        ..Config::default()
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 
-use peerbar_nvme::{Config, PollPolicy, Source};
+use peerbar_nvme::{Config, Source};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// One worker, a disk of 1 MiB, a CMB of 2 MiB that takes queues.
@@ -13,16 +13,10 @@ pub(crate) fn config() -> Config {
         serial: "fuzz".to_owned(),
         cmb_bytes: Some(2 << 20),
         cmb_queues: true,
-        cmb_legacy: false,
-        pmr: None,
-        block_bytes: 512,
         mdts: 5,
         namespaces: vec![Source::Ram(1 << 20)],
-        spare_queues: 0,
-        workers: 1,
-        poll: PollPolicy::Adaptive,
         io_uring: false,
-        seeded_faults: Vec::new(),
+        ..Config::default()
     }
 }
 
