@@ -22,18 +22,19 @@ use crate::{Cache, manifest, mirror, package_names};
 /// Lines of output that a failure shows.
 const TAIL: usize = 12;
 
-/// Where the packages' archives are until their names have been read.
+/// Folder of the packages' archives until their names have been read.
 const ARCHIVES: &str = "var/cache/apt/archives";
 
-/// What a tree was made of.
+/// The results of unpacking a tree.
 pub(crate) struct Bootstrapped {
-    /// Whether the suite's release file had expired, in which case the date check was off, and only that.
+    /// The suite's release file had expired, and the date check, but no other, was off.
     pub(crate) expired: bool,
     /// The version of every package, by name.
     pub(crate) packages: BTreeMap<String, String>,
 }
 
-/// Unpacks `packages` and what they depend on into `target`. The names of all packages are kept in `cache`.
+/// Unpacks `packages` and their dependencies into `target`. The names of all packages are kept in
+/// `cache`.
 pub(crate) fn run(
     target: &Path,
     packages: &[&str],
@@ -51,12 +52,13 @@ pub(crate) fn run(
     Ok(Bootstrapped { expired, packages })
 }
 
-/// The output of the last mmdebstrap.
+/// Returns the path of the output of the last mmdebstrap.
 pub(crate) fn log(cache: &Cache) -> PathBuf {
     cache.path().join("mmdebstrap.log")
 }
 
-/// Does so, and leaves the archives and the lists. Returns whether the suite's release file had expired.
+/// Unpacks them, and leaves the archives and the lists. Returns `true` if the suite's release file
+/// had expired.
 fn unpack(
     target: &Path,
     packages: &[&str],
@@ -108,8 +110,9 @@ fn arguments(
     let mut arguments = vec![
         "--debug".to_owned(),
         "--variant=extract".to_owned(),
-        // No maintainer script runs in this variant, so none can harm the host; and without a chroot there are
-        // no mounts that a killed run would leave behind, and no need of root or of subordinate user ids.
+        // No maintainer script runs in this variant, so no script can harm the host. Without a
+        // chroot a killed run leaves no mounts behind, and neither root nor subordinate user ids
+        // are needed.
         "--mode=chrootless".to_owned(),
         "--skip=check/chrootless,cleanup/apt/cache,cleanup/apt/lists".to_owned(),
         "--architectures=amd64".to_owned(),
@@ -173,7 +176,7 @@ fn attempt(
                 .map_err(io_error("share the pipe of", Path::new("mmdebstrap")))?,
         )
         .stderr(input)
-        // Only this process asks it to end, so that it cleans up.
+        // Only this process may ask it to end, so that it cleans up.
         .process_group(0)
         .spawn()
         .map_err(|error| match error.kind() {
@@ -211,8 +214,8 @@ fn follow(
     Ok(seen)
 }
 
-/// Runs `work`, which ends when the processes of `group` end. Terminates them if the work is to stop, and returns whether
-/// it did.
+/// Runs `work`, which ends when the processes of `group` end. Terminates them if the work must
+/// stop. Returns `true` in that case.
 fn end_if_stopped<T>(
     group: Pid,
     lock: &BuildLock,
@@ -277,7 +280,7 @@ impl Output {
         self.remember(line);
     }
 
-    /// The package that the archive does not have, if that is why it failed.
+    /// Returns the package that the archive does not have, if that caused the failure.
     fn missing_package(&self) -> Option<&str> {
         let error = self.first_error.as_deref()?;
         let missing = error.strip_prefix("Unable to locate package ");
@@ -310,7 +313,7 @@ enum Sign<'a> {
     Packages(u64),
     /// The size of the download in bytes.
     Size(u64),
-    /// A package, or a list of packages, of so many bytes begins to be downloaded.
+    /// The download of a package, or of a list of packages, of so many bytes begins.
     Download(u64),
     /// A package is being unpacked.
     Unpack(&'a str),
@@ -348,7 +351,7 @@ impl<'a> Sign<'a> {
     }
 }
 
-/// The bytes of a size that apt writes: "263 MB".
+/// Returns the bytes of a size that apt writes: "263 MB".
 fn bytes(size: &str) -> Option<u64> {
     let (number, unit) = size.split_once(' ')?;
     let factor = match unit {

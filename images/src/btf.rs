@@ -1,5 +1,6 @@
-//! Facts about the kernel by which the agent watches it, from the kernel's debugging information (BTF; Linux,
-//! `Documentation/bpf/btf.rst`). The guest's kernel could look them up itself, but that is slow under emulation.
+//! Facts about the kernel that the agent needs to watch it, from the kernel's debugging information
+//! (BTF; Linux, `Documentation/bpf/btf.rst`). The guest's kernel could look them up itself, but
+//! that is slow under emulation.
 
 use crate::elf;
 
@@ -21,9 +22,10 @@ const PROTOTYPE: u32 = 13;
 /// The function that decides how one PCI function reaches another's memory (Linux, drivers/pci/p2pdma.c).
 const DECIDES: &str = "calc_map_type_and_dist";
 
-/// Lines for the agent: `pci_dev.dev.kobj.name BYTES`, the offset of the pointer to its name in a `pci_dev`; `provider N` and
-/// `client N`, the positions of these parameters of the function that decides on peer-to-peer DMA. Facts that `kernel`, an
-/// ELF file, does not contain are left out.
+/// Returns lines for the agent: `pci_dev.dev.kobj.name BYTES`, the offset of the pointer to its
+/// name in a `pci_dev`; `provider N` and `client N`, the positions of these parameters of the
+/// function that decides on peer-to-peer DMA. Facts that `kernel`, an ELF file, does not contain
+/// are left out.
 pub(crate) fn facts(kernel: &[u8]) -> String {
     let Some(btf) = elf::section(kernel, ".BTF").and_then(Btf::parse) else {
         return String::new();
@@ -41,7 +43,7 @@ pub(crate) fn facts(kernel: &[u8]) -> String {
     .collect()
 }
 
-/// The types of a kernel, the first of which has the number 1, and their names.
+/// The types of a kernel, numbered from 1, and their names.
 struct Btf<'a> {
     types: Vec<Type<'a>>,
     names: &'a [u8],
@@ -51,7 +53,7 @@ struct Btf<'a> {
 struct Type<'a> {
     name: u32,
     kind: u32,
-    /// Whether offsets of members share their word with the size of a bit field.
+    /// Offsets of members share their word with the size of a bit field.
     bit_fields: bool,
     /// The type that this one refers to, if any.
     of: u32,
@@ -83,7 +85,7 @@ impl<'a> Btf<'a> {
         Some(Self { types, names })
     }
 
-    /// Bytes from the start of the structure `name` to the member that `path` leads to.
+    /// Returns the bytes from the start of the structure `name` to the member at the end of `path`.
     fn offset(&self, name: &str, path: &[&str]) -> Option<u32> {
         let mut at = *self.named(STRUCT, name)?;
         let mut bits = 0_u32;
@@ -95,7 +97,7 @@ impl<'a> Btf<'a> {
         (bits % 8 == 0).then_some(bits / 8)
     }
 
-    /// Which parameter of `function` has this name; the first is 1.
+    /// Returns the number of the parameter of `function` with this name; the first is 1.
     fn parameter(&self, function: &str, name: &str) -> Option<u32> {
         let prototype = self.numbered(self.named(FUNCTION, function)?.of)?;
         if prototype.kind != PROTOTYPE {
@@ -106,7 +108,8 @@ impl<'a> Btf<'a> {
         u32::try_from(index.checked_add(1)?).ok()
     }
 
-    /// Bits from the start of the structure `of` to its member `name`, and the number of the member's type.
+    /// Returns the bits from the start of the structure `of` to its member `name`, and the number
+    /// of the member's type.
     fn member(&self, of: &Type<'_>, name: &str) -> Option<(u32, u32)> {
         if of.kind != STRUCT {
             return None;
@@ -117,7 +120,7 @@ impl<'a> Btf<'a> {
         Some((word(member, 2)? & mask, word(member, 1)?))
     }
 
-    /// The type of this number, without typedefs and qualifiers.
+    /// Returns the type with this number, without typedefs and qualifiers.
     fn plain(&self, number: u32) -> Option<Type<'a>> {
         let mut found = self.numbered(number)?;
         // At most one step for each type, since broken types may form a cycle.
@@ -149,7 +152,7 @@ impl<'a> Btf<'a> {
 }
 
 impl<'a> Type<'a> {
-    /// The type at the start of `bytes`, and the rest.
+    /// Returns the type at the start of `bytes`, and the rest.
     fn parse(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let (name, info, of) = (word(bytes, 0)?, word(bytes, 1)?, word(bytes, 2)?);
         let kind = info >> 24 & 0x1f;
@@ -180,7 +183,7 @@ impl<'a> Type<'a> {
     }
 }
 
-/// The 32-bit word with this number in `bytes`.
+/// Returns the 32-bit word with this number in `bytes`.
 fn word(bytes: &[u8], number: usize) -> Option<u32> {
     let bytes = bytes.get(number.checked_mul(4)?..)?.first_chunk()?;
     Some(u32::from_le_bytes(*bytes))
@@ -204,7 +207,8 @@ mod tests {
         [vec![name, info, of], parts.concat()].concat()
     }
 
-    /// A kernel whose `pci_dev` has its device, of a type of this number, 16 bytes from its start.
+    /// Returns a kernel whose `pci_dev` has its device, of the type with this number, 16 bytes from
+    /// its start.
     fn kernel(device: u32) -> Vec<u8> {
         let parameters = [at("client"), 0, at("provider"), 0];
         let types = [

@@ -1,4 +1,4 @@
-//! What kernels are built with: compiler, make and their companions, run where they lie.
+//! The tools for building kernels: compiler, make and their companions, run in place.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,8 +10,8 @@ use crate::ImageError;
 use crate::error::io_error;
 use crate::toolchain::{Loader, PREFIX, compiler_proper, names_in};
 
-/// The Debian packages that the tools are in, with what they depend on. `base-files` has the links `lib` and `lib64`, through
-/// which the linker finds the C library.
+/// The Debian packages with the tools; their dependencies come with them. `base-files` has the
+/// links `lib` and `lib64`, through which the linker finds the C library.
 pub(crate) const PACKAGES: [&str; 9] = [
     "base-files",
     "bc",
@@ -31,7 +31,8 @@ const OF_COMPILER: [&str; 2] = ["cc1", "collect2"];
 
 /// Scripts that start the tools of a Debian tree through its own dynamic loader.
 ///
-/// Programs that a kernel build makes for itself, as modpost, are linked to that loader too, so the tree must stay where it is.
+/// Programs that a kernel build makes for itself, such as modpost, are also linked to that loader,
+/// so the tree must not be moved.
 pub(crate) struct BuildTools<'a> {
     tree: &'a Path,
     programs: PathBuf,
@@ -77,7 +78,8 @@ impl<'a> BuildTools<'a> {
         Ok(tools)
     }
 
-    /// Where the compiler finds its companions, its own headers, and those of the tree's C library.
+    /// Returns the arguments that name the compiler's companions, its own headers, and those of the
+    /// tree's C library.
     fn compiler_arguments(&self, version: &Path) -> String {
         let own = self.tree.join("usr/lib/gcc/x86_64-linux-gnu").join(version);
         format!(
@@ -88,7 +90,8 @@ impl<'a> BuildTools<'a> {
         )
     }
 
-    /// Programs for this machine find the tree's C library by themselves.
+    /// Returns the arguments for programs for this machine, which find the tree's C library
+    /// themselves.
     fn host_arguments(&self) -> String {
         let tree = self.tree.display();
         format!(
@@ -96,7 +99,7 @@ impl<'a> BuildTools<'a> {
         )
     }
 
-    /// A make that uses these tools.
+    /// Returns a make that uses these tools.
     pub(crate) fn command(&self) -> Command {
         let mut path = OsString::from(&self.programs);
         if let Some(rest) = env::var_os("PATH") {

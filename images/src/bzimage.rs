@@ -21,7 +21,7 @@ const SECTOR: usize = 512;
 /// Type of the ELF note, of the owner "Xen", with the entry point of a PVH boot (Xen, `public/elfnote.h`).
 const XEN_ELFNOTE_PHYS32_ENTRY: NoteType = NoteType(18);
 
-/// Release of the kernel, as in `uname -r`; `None` if this is no bzImage.
+/// Returns the release of the kernel, as in `uname -r`, or `None` if this is not a bzImage.
 pub(crate) fn release(image: &[u8]) -> Option<String> {
     if image.get(MAGIC..PROTOCOL)? != b"HdrS" {
         return None;
@@ -35,14 +35,15 @@ pub(crate) fn release(image: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// The least size in bytes that holds the whole payload of a bzImage, if `image` is smaller.
+/// Returns the least size in bytes that holds the whole payload of a bzImage, if `image` is
+/// smaller.
 pub(crate) fn cut(image: &[u8]) -> Option<usize> {
     payload_range(image)
         .map(|range| range.end)
         .filter(|&end| end > image.len())
 }
 
-/// The uncompressed kernel if QEMU can start it, or the reason why not.
+/// Returns the uncompressed kernel if QEMU can start it, or the reason why it cannot.
 ///
 /// Such a guest need not unpack itself, which takes seconds under emulation.
 pub(crate) fn vmlinux(image: &[u8]) -> Result<Vec<u8>, String> {
@@ -59,17 +60,19 @@ pub(crate) fn vmlinux(image: &[u8]) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The kernel proper of a bzImage, whether QEMU can start it or not; `None` for any other file.
+/// Returns the kernel proper of a bzImage, even if QEMU cannot start it, or `None` for any other
+/// file.
 pub(crate) fn unpacked(image: &[u8]) -> Option<Cow<'_, [u8]>> {
     unpack(payload(image)?).ok()
 }
 
-/// Whether a kernel has KASAN, by the start of its reports (Linux, `mm/kasan/report.c`).
+/// Returns `true` if a kernel has KASAN, which the start of its reports shows (Linux,
+/// `mm/kasan/report.c`).
 pub(crate) fn has_kasan(kernel: &[u8]) -> bool {
     find(kernel, b"BUG: KASAN: ").is_some()
 }
 
-/// Where `words` are first in `bytes`.
+/// Returns the first position of `words` in `bytes`.
 pub(crate) fn find(bytes: &[u8], words: &[u8]) -> Option<usize> {
     bytes
         .windows(words.len())
@@ -80,7 +83,7 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
     image.get(payload_range(image)?)
 }
 
-/// The payload's range according to the header; `None` without such a header.
+/// Returns the payload's range according to the header, or `None` without such a header.
 fn payload_range(image: &[u8]) -> Option<Range<usize>> {
     if image.get(MAGIC..PROTOCOL)? != b"HdrS" || u16_at(image, PROTOCOL)? < PAYLOAD_PROTOCOL {
         return None;
@@ -96,7 +99,8 @@ fn payload_range(image: &[u8]) -> Option<Range<usize>> {
     Some(start..start.checked_add(usize_at(image, PAYLOAD_LENGTH)?)?)
 }
 
-/// `None` if this is no ELF file for x86-64.
+/// Returns `Some(true)` if the kernel has a PVH entry point, or `None` if this is not an ELF file
+/// for x86-64.
 pub(crate) fn has_pvh_entry(kernel: &[u8]) -> Option<bool> {
     let header = FileHeader64::<LittleEndian>::parse(kernel).ok()?;
     let endian = header.endian().ok()?;
@@ -119,7 +123,8 @@ pub(crate) fn has_pvh_entry(kernel: &[u8]) -> Option<bool> {
     Some(found)
 }
 
-/// Release of the kernel in an ELF file, by its version banner; `None` without a banner.
+/// Returns the release of the kernel in an ELF file, from its version banner, or `None` without a
+/// banner.
 pub(crate) fn release_of_elf(kernel: &[u8]) -> Option<String> {
     const BANNER: &[u8] = b"Linux version ";
     if !kernel.starts_with(b"\x7fELF") {
@@ -154,7 +159,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::unpack::tests::{gzip, zstd};
 
-    /// An ELF file with one segment, a note of `owner`.
+    /// Returns an ELF file with one segment, a note of `owner`.
     pub(crate) fn elf(owner: &[u8; 4], n_type: u32) -> Vec<u8> {
         let note_at = 64 + 56;
         let mut file = Vec::new();
@@ -171,7 +176,8 @@ pub(crate) mod tests {
         file
     }
 
-    /// A kernel image of one setup sector that carries `payload`, with something behind it, as kernels have.
+    /// Returns a kernel image of one setup sector that carries `payload` and a trailer, like real
+    /// kernels.
     pub(crate) fn bzimage(payload: &[u8], setup_sectors: u8) -> Vec<u8> {
         let code = SECTOR * (usize::from(if setup_sectors == 0 { 4 } else { setup_sectors }) + 1);
         let mut image = vec![0; code + 16];

@@ -1,9 +1,10 @@
-//! The cache folder of everything that takes long to build.
+//! The cache folder of artifacts that take long to build.
 //!
-//! An entry is a file or a folder whose name contains a hash of its inputs, so it is either right or
-//! missing. It is built in a work folder beside and renamed into place: an interrupted build leaves only a work
-//! folder, which the next build removes. Entries are built at the same time, each by one process. A [`Cache`] marks each entry that it has returned as used for as long as it lives
-//! ([`crate::entry_use`]).
+//! An entry is a file or a folder whose name contains a hash of its inputs, so it is either right
+//! or missing. It is built in a work folder next to it and renamed into place: an interrupted build
+//! leaves only a work folder, which the next build removes. Several entries may be built at the
+//! same time, each by one process. A [`Cache`] marks each entry that it has returned as used, until
+//! the cache is dropped ([`crate::entry_use`]).
 
 use std::collections::BTreeMap;
 use std::env;
@@ -29,11 +30,11 @@ use crate::entry_use::{self, Removal};
 use crate::error::io_error;
 use crate::progress::say;
 
-/// Start of the names of what is being built or removed.
+/// Prefix of the names of items that are being built or removed.
 pub(crate) const WORK_PREFIX: &str = ".peerbar-building-";
-/// Name of the file of the lock that builds share, and that a removal takes alone.
+/// Name of the lock file. Builds share the lock; a removal takes it alone.
 pub(crate) const LOCK: &str = "lock";
-/// End of the names of files that say which process builds an entry.
+/// Suffix of the names of files that identify the process that builds an entry.
 const HOLDER: &str = ".lock";
 /// Longest text of such a file that is read.
 const LONGEST_HOLDER: u64 = 200;
@@ -47,7 +48,7 @@ const LOCK_PAUSE: Timespec = Timespec {
 /// Hexadecimal digits of a key.
 const KEY_DIGITS: usize = 16;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// A Debian tree and its manifest.
@@ -62,11 +63,11 @@ pub(crate) enum Kind {
     Modules,
     /// All modules of a user's kernel, and their index.
     ModuleTree,
-    /// What a QEMU has said about itself.
+    /// The properties of a QEMU.
     Probe,
     /// A kernel built from source.
     BuiltKernel,
-    /// What the next state of a kernel's source is built on.
+    /// The base for building the next state of a kernel's source.
     KernelWork,
 }
 
@@ -97,12 +98,12 @@ impl Kind {
         }
     }
 
-    /// Its name for people.
+    /// Returns its name for messages.
     pub(crate) fn word(self) -> &'static str {
         self.prefix().trim_end_matches('-')
     }
 
-    /// Whether it takes seconds to build, and no network.
+    /// Returns `true` if it takes seconds to build, and no network.
     pub(crate) fn is_quickly_built(self) -> bool {
         match self {
             Self::Root | Self::Packages | Self::BuiltKernel | Self::KernelWork => false,
@@ -110,7 +111,7 @@ impl Kind {
         }
     }
 
-    /// How long an unused entry is kept.
+    /// Returns the time for which an unused entry is kept.
     pub(crate) fn lifetime(self) -> Duration {
         if self.is_quickly_built() {
             DAY
@@ -119,7 +120,7 @@ impl Kind {
         }
     }
 
-    /// The kind of the entry of this name; `None` if it is no entry.
+    /// Returns the kind of the entry with this name, or `None` if it is not an entry.
     pub(crate) fn of(name: &str) -> Option<Self> {
         let is_key = |key: &str| {
             key.len() == KEY_DIGITS && key.bytes().all(|digit| digit.is_ascii_hexdigit())
@@ -134,7 +135,7 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Cache {
     dir: PathBuf,
-    /// A cache that is only read, and that `dir` takes precedence over.
+    /// A read-only cache over which `dir` takes precedence.
     below: Option<PathBuf>,
     stop: Option<Arc<OwnedFd>>,
     /// The marks of the entries that were returned, by their paths.
@@ -142,11 +143,12 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The user's cache: `$PEERBAR_CACHE`, else `$XDG_CACHE_HOME/peerbar`, else `~/.cache/peerbar`; made if missing. It lies over the
-    /// machine's cache, `$PEERBAR_SYSTEM_CACHE`, else `/var/cache/peerbar`, if that is there.
+    /// Opens the user's cache: `$PEERBAR_CACHE`, otherwise `$XDG_CACHE_HOME/peerbar`, otherwise
+    /// `~/.cache/peerbar`. Makes it if it is missing. It lies over the machine's cache,
+    /// `$PEERBAR_SYSTEM_CACHE` or by default `/var/cache/peerbar`, if that exists.
     ///
     /// # Errors
-    /// [`ImageError::NoCacheDir`] if none of the three is set, and as [`Cache::at`].
+    /// [`ImageError::NoCacheDir`] if no variable is set, and those of [`Cache::at`].
     pub fn open() -> Result<Self, ImageError> {
         let set = |name| {
             env::var_os(name)
@@ -172,8 +174,9 @@ impl Cache {
         Ok(cache)
     }
 
-    /// The same cache over another one, whose entries are used and never changed. A folder that is missing, or that another user but root
-    /// can write, is left out: its programs would run with this user's rights. So is one whose path is not UTF-8.
+    /// Lays the cache over another one, whose entries are used and never changed. Ignores a folder
+    /// that is missing, or that a user other than this one and root can write, because its programs
+    /// would run with this user's rights. Also ignores a folder whose path is not UTF-8.
     #[must_use]
     pub fn over(self, below: &Path) -> Self {
         let below = below.canonicalize().ok();
@@ -182,13 +185,13 @@ impl Cache {
         Self { below, ..self }
     }
 
-    /// The folder of the cache that this one lies over.
+    /// Returns the folder of the cache over which this one lies.
     #[must_use]
     pub fn below(&self) -> Option<&Path> {
         self.below.as_deref()
     }
 
-    /// The cache in `dir`, which is made if missing.
+    /// Opens the cache in `dir`, and makes it if it is missing.
     ///
     /// # Errors
     /// [`ImageError::CacheNotUtf8`], and [`ImageError::Io`] if the folder cannot be made.
@@ -206,7 +209,8 @@ impl Cache {
         })
     }
 
-    /// The same cache, where long work ends with [`ImageError::Stopped`], and leaves nothing behind, once `stop` is readable.
+    /// Makes long work end with [`ImageError::Stopped`], and leave nothing behind, once `stop` is
+    /// readable.
     #[must_use]
     pub fn stopped_by(self, stop: OwnedFd) -> Self {
         Self {
@@ -215,24 +219,24 @@ impl Cache {
         }
     }
 
-    /// The folder.
+    /// Returns the folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// Whether there is an entry of this kind and key.
+    /// Returns `true` if there is an entry with this kind and key.
     pub(crate) fn has(&self, kind: Kind, key: &str) -> bool {
         let name = name_of(kind, key);
         self.folders().any(|folder| folder.join(&name).exists())
     }
 
-    /// This cache, then the one below.
+    /// Returns this cache's folder, then that of the cache below.
     pub(crate) fn folders(&self) -> impl Iterator<Item = &Path> {
         [Some(self.path()), self.below()].into_iter().flatten()
     }
 
-    /// The path of a file without the folder of the cache that it is in: caches may lie elsewhere later.
+    /// Returns the path of a file without the folder of its cache: caches may be moved.
     pub(crate) fn relative<'a>(&self, path: &'a Path) -> &'a Path {
         let inside = self
             .folders()
@@ -240,25 +244,25 @@ impl Cache {
         inside.unwrap_or(path)
     }
 
-    /// Where the entry of this kind and key is built.
+    /// Returns the path at which the entry with this kind and key is built.
     pub(crate) fn path_of(&self, kind: Kind, key: &str) -> PathBuf {
         self.dir.join(name_of(kind, key))
     }
 
-    /// The entry of this kind and key; `None` if it is missing.
+    /// Returns the entry with this kind and key, or `None` if it is missing.
     pub(crate) fn known(&self, kind: Kind, key: &str) -> Result<Option<PathBuf>, ImageError> {
         let path = self.path_of(kind, key);
         if self.is_there(&path, Removal::Possible)? {
             return Ok(Some(path));
         }
         let below = self.below().map(|below| below.join(name_of(kind, key)));
-        // One that cannot be opened is as good as none.
+        // An entry that cannot be opened counts as missing.
         let is_used = |path: &PathBuf| self.is_there(path, Removal::Possible).unwrap_or(false);
         Ok(below.filter(is_used))
     }
 
-    /// The entry of this kind and key. If it is missing, `build` creates it at the path that it gets, while no other process builds it.
-    /// `build` must not request another entry.
+    /// Returns the entry with this kind and key. If it is missing, `build` creates it at the path
+    /// that it gets, while no other process builds it. `build` must not request another entry.
     pub(crate) fn entry(
         &self,
         kind: Kind,
@@ -281,14 +285,16 @@ impl Cache {
         build(&made, &lock)?;
         persist(&made).map_err(io_error("write", &made))?;
         let renamed = fs::rename(&made, &path);
-        // Two processes may have built it, if one of them was killed and a child of its went on.
+        // Two processes may have built it, if one of them was killed and a child of that process
+        // continued.
         if !self.is_there(&path, Removal::Excluded)? {
             renamed.map_err(io_error("create", &path))?;
         }
         Ok(path)
     }
 
-    /// Marks the entry that the file at `path` is in as used, if it is in one: a kernel of the cache that the user names.
+    /// Marks the entry that contains the file at `path` as used, if there is one: the user may name
+    /// a kernel in the cache.
     ///
     /// # Errors
     /// [`ImageError::Io`] if the entry cannot be opened.
@@ -305,7 +311,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Has a program that this process becomes (execve(2)) keep the marks of the entries in use.
+    /// Makes a program that this process becomes (execve(2)) keep the marks of the entries in use.
     ///
     /// # Errors
     /// [`ImageError::Io`] if a mark cannot be kept.
@@ -317,7 +323,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Whether the entry is there; it is then marked as used, and counts as used today.
+    /// Returns `true` if the entry exists. It is then marked as used, and counts as used today.
     fn is_there(&self, path: &Path, removal: Removal) -> Result<bool, ImageError> {
         let Some(entry) = entry_use::mark(path, removal).map_err(io_error("open", path))? else {
             return Ok(false);
@@ -363,13 +369,14 @@ impl Cache {
         Ok(lock)
     }
 
-    /// Waits for `folder`, open at `path`, where the states of one source are built after each other. A file in it names this process.
+    /// Waits for the lock of `folder`, open at `path`, in which the states of one source are built
+    /// one after the other. A file in it names this process.
     pub(crate) fn lock_work(&self, folder: File, path: &Path) -> Result<BuildLock, ImageError> {
         let mut lock = self.open_lock()?;
         let named = path.join(HOLDER);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         lock.take(&folder, Exclusive, || waiting_for(&name, &named))?;
-        // Whoever had it may have removed the folder.
+        // Its previous owner may have removed the folder.
         fs::create_dir_all(path).map_err(io_error("create", path))?;
         let file = open_or_create(&named)?;
         let entry = lock.entry.insert(HeldEntry {
@@ -391,7 +398,7 @@ impl Cache {
         })
     }
 
-    /// The entries that are being built, each with its process.
+    /// Returns the entries that are being built, each with its process.
     fn builds(&self) -> Vec<String> {
         let files = fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let build = |file: fs::DirEntry| {
@@ -403,7 +410,7 @@ impl Cache {
     }
 }
 
-/// The name of an entry.
+/// Returns the name of an entry.
 fn name_of(kind: Kind, key: &str) -> String {
     format!("{}{key}", kind.prefix())
 }
@@ -418,7 +425,7 @@ fn check_utf8(path: &Path) -> Result<(), ImageError> {
     }
 }
 
-/// Whether only root and this user can write a folder.
+/// Returns `true` if only root and this user can write a folder.
 fn is_trusted(folder: &Path) -> bool {
     const OTHERS: u32 = 0o022;
     let own = rustix::process::geteuid().as_raw();
@@ -438,13 +445,14 @@ fn open_or_create(path: &Path) -> Result<File, ImageError> {
         .map_err(io_error("open", path))
 }
 
-/// Why the entry `name`, whose builder has written itself into the file at `path`, is waited for.
+/// Returns the reason for waiting for the entry `name`, whose builder has recorded itself in the
+/// file at `path`.
 fn waiting_for(name: &str, path: &Path) -> String {
     let holder = holder(path).unwrap_or_else(|| "another process".to_owned());
     format!("waiting for {name}, which {holder} builds")
 }
 
-/// Which process has written itself into the file at `path`.
+/// Returns the process that has recorded itself in the file at `path`.
 fn holder(path: &Path) -> Option<String> {
     let mut text = String::new();
     let file = File::open(path).ok()?;
@@ -464,7 +472,7 @@ pub(crate) struct BuildLock {
     stop: Option<Arc<OwnedFd>>,
 }
 
-/// A file that says who builds an entry. Dropped, it is removed.
+/// A file that identifies the builder of an entry. It is removed when this is dropped.
 struct HeldEntry {
     /// The lock, if it is not on the file.
     _lock: Option<File>,
@@ -491,7 +499,7 @@ impl HeldEntry {
 
 impl Drop for HeldEntry {
     fn drop(&mut self) {
-        // One that stays names a process that is gone, and is read only while it is locked.
+        // A remaining file names a process that is gone, and is read only while it is locked.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -505,7 +513,7 @@ impl BuildLock {
         }
     }
 
-    /// Waits for a lock that `how` does not wait for. The user learns the `reason`.
+    /// Waits for a lock that `how` does not wait for. Tells the user the `reason`.
     fn take(
         &self,
         file: &File,
@@ -525,7 +533,8 @@ impl BuildLock {
         Ok(())
     }
 
-    /// Waits until the work is to stop, one of `others` is ready, or `limit` passes. Returns whether the work is to stop.
+    /// Waits until the work must stop, one of `others` is ready, or `limit` passes. Returns `true`
+    /// if the work must stop.
     pub(crate) fn wait_for_stop(
         &self,
         others: &[BorrowedFd<'_>],
@@ -542,8 +551,9 @@ impl BuildLock {
         Ok(first.is_some_and(|stop| !stop.revents().is_empty()))
     }
 
-    /// The lock as an (empty) standard input of a child: if this process is killed, the lock stays taken until the
-    /// last of its children has ended too, so that no other build removes the work folder of a live writer.
+    /// Returns the lock as an (empty) standard input of a child: if this process is killed, the
+    /// lock stays taken until the last of its children has ended too, so that no other build
+    /// removes the work folder of a live writer.
     pub(crate) fn stdin(&self) -> Result<File, ImageError> {
         self.whole
             .try_clone()
@@ -551,7 +561,7 @@ impl BuildLock {
     }
 }
 
-/// The hash that names an entry made of `parts`.
+/// Returns the hash that names an entry made of `parts`.
 pub(crate) fn key<P: AsRef<[u8]>>(parts: impl IntoIterator<Item = P>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -579,7 +589,8 @@ pub(crate) fn stamp(path: &Path) -> Result<String, ImageError> {
     ))
 }
 
-/// Has a file, or all of a folder, reach the disk: after a loss of power an entry with its final name would pass for a whole one.
+/// Makes a file, or a whole folder, reach the disk: after a power loss an incomplete entry with its
+/// final name would pass for a complete one.
 fn persist(made: &Path) -> io::Result<()> {
     let file = fs::File::open(made)?;
     match file.metadata()?.is_dir() {
@@ -761,7 +772,7 @@ mod tests {
         assert_eq!(used.unwrap(), known);
         assert!(cache.has(Kind::Kernel, KEY));
         assert_eq!(cache.relative(&known.join("x")), Path::new(ENTRY).join("x"));
-        // Another key is another entry, which the cache above gets.
+        // Another key means another entry, which the cache above gets.
         let other = "00000000fedcba98";
         assert!(!cache.has(Kind::Kernel, other));
         let made = cache.entry(Kind::Kernel, other, make_empty).unwrap();

@@ -6,7 +6,7 @@ use crate::ImageError;
 const REGULAR: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
 const CHARACTER: u32 = 0o020_000;
-/// The entry that ends an archive.
+/// The entry at the end of an archive.
 const TRAILER: &str = "TRAILER!!!";
 
 /// An archive under construction. Every entry belongs to root and has time 0, so that equal content gives an equal
@@ -34,7 +34,7 @@ impl Archive {
         })
     }
 
-    /// A file of the permissions `mode`.
+    /// Adds a file with the permissions `mode`.
     pub(crate) fn file(&mut self, name: &str, mode: u32, content: &[u8]) -> Result<(), ImageError> {
         self.push(&Entry {
             name,
@@ -44,7 +44,7 @@ impl Archive {
         })
     }
 
-    /// A character device that only root may use.
+    /// Adds a character device that only root may use.
     pub(crate) fn character_device(
         &mut self,
         name: &str,
@@ -80,7 +80,8 @@ impl Archive {
             u32::try_from(entry.name.len() + 1).map_err(|_| too_big(entry.name.len()))?;
         self.inode += 1;
         let (major, minor) = entry.device;
-        // inode, mode, user, group, links, time, size, device of the file (2), device that it is (2), name, checksum
+        // inode, mode, user, group, links, time, size, device of the file (2), device that it
+        // represents (2), name, checksum
         let fields = [
             self.inode, entry.mode, 0, 0, 1, 0, size, 0, 0, major, minor, name_size, 0,
         ];

@@ -4,7 +4,8 @@ use object::LittleEndian;
 use object::elf::FileHeader64;
 use object::read::elf::{FileHeader, SectionHeader};
 
-/// The content of section `name` of `file`; `None` if there is no such section, or `file` is no ELF file.
+/// Returns the contents of section `name` of `file`, or `None` if there is no such section, or if
+/// `file` is not an ELF file.
 pub(crate) fn section<'a>(file: &'a [u8], name: &str) -> Option<&'a [u8]> {
     let header = FileHeader64::<LittleEndian>::parse(file).ok()?;
     let endian = header.endian().ok()?;
@@ -17,7 +18,7 @@ pub(crate) fn section<'a>(file: &'a [u8], name: &str) -> Option<&'a [u8]> {
 pub(crate) mod tests {
     use super::*;
 
-    /// An ELF file with nothing but one section.
+    /// Returns an ELF file with only one section.
     pub(crate) fn with_section(name: &str, content: &[u8]) -> Vec<u8> {
         let names = format!("\0{name}\0.shstrtab\0");
         let content_at = 64_u64;

@@ -11,16 +11,18 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::{Errno, retry_on_intr};
 
-/// Whether no process can be about to remove the entry.
+/// Excludes, or not, that a process is about to remove the entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// One may.
+    /// A process may be about to remove it.
     Possible,
-    /// The caller holds the build lock, under which entries are removed. A lock that is taken for a moment is waited for.
+    /// The caller holds the build lock, under which entries are removed. A lock that is taken for a
+    /// moment is waited for.
     Excluded,
 }
 
-/// Marks the entry at `path` as used, until the result is dropped. `None` if it is missing, or about to be.
+/// Marks the entry at `path` as used, until the result is dropped. Returns `None` if it is missing,
+/// or about to be.
 pub(crate) fn mark(path: &Path, removal: Removal) -> io::Result<Option<File>> {
     let entry = match File::open(path) {
         Ok(entry) => entry,
@@ -31,17 +33,18 @@ pub(crate) fn mark(path: &Path, removal: Removal) -> io::Result<Option<File>> {
         Removal::Possible => FlockOperation::NonBlockingLockShared,
         Removal::Excluded => FlockOperation::LockShared,
     };
-    // Another error is that of a file system without locks: its cache has no marks.
+    // Another error means a file system without locks: its cache has no marks.
     if retry_on_intr(|| flock(&entry, how)) == Err(Errno::WOULDBLOCK) {
         return Ok(None);
     }
-    // It may have been removed, or replaced, between the two calls.
+    // The entry may have been removed, or replaced, between the two calls.
     let locked = identity(&entry.metadata()?);
     let is_same = fs::symlink_metadata(path).is_ok_and(|now| identity(&now) == locked);
     Ok(is_same.then_some(entry))
 }
 
-/// Keeps others from marking the entry at `path`, until the result is dropped. `None` if a process uses it, or it has vanished.
+/// Keeps others from marking the entry at `path`, until the result is dropped. Returns `None` if a
+/// process uses it, or if it has vanished.
 pub(crate) fn exclude(path: &Path) -> io::Result<Option<File>> {
     let entry = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),

@@ -1,10 +1,10 @@
-//! What can go wrong before a guest can be started.
+//! The errors of preparing a guest.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a part of the guest or QEMU is not available. Variants that name "the user's argument" are wrong usage; all others are
-/// faults of the machine.
+/// The reason why a part of the guest or QEMU is not available. Variants that name "the user's
+/// argument" are wrong usage; all others are faults of the machine.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// No environment variable names a folder for the cache.
@@ -57,7 +57,7 @@ pub enum ImageError {
         log.display()
     )]
     Mmdebstrap {
-        /// How it ended.
+        /// The exit status.
         status: String,
         /// The first error that it printed.
         reason: String,
@@ -72,7 +72,8 @@ pub enum ImageError {
         /// The suites that were searched.
         suites: [&'static str; 2],
     },
-    /// The kernel's source is not of the kernel's version: its modules would corrupt the kernel.
+    /// The version of the kernel's source is not the kernel's: modules from it would corrupt the
+    /// kernel.
     #[error(
         "{package} in the cache is version {source_version}, and the kernel of the root is {kernel_version}: remove {} if it is \
          the older one, else {}, and run again",
@@ -99,23 +100,23 @@ pub enum ImageError {
         /// The file with its whole output.
         log: PathBuf,
     },
-    /// The manifest beside the root cannot be parsed.
+    /// The manifest next to the root cannot be parsed.
     #[error("cannot understand {}; remove {} and run again", path.display(), entry.display())]
     Manifest {
         /// The manifest.
         path: PathBuf,
         /// The cache entry to remove.
         entry: PathBuf,
-        /// What is wrong with it.
+        /// The parser's error.
         source: serde_json::Error,
     },
-    /// The user's argument names a QEMU that is not there.
+    /// The user's argument names a QEMU that does not exist.
     #[error("no QEMU at {}; leave --qemu (in a Rust test: LabOptions::qemu) out to use peerbar's own", path.display())]
     NoQemu {
         /// The path, as given.
         path: PathBuf,
     },
-    /// A program that should be QEMU does not answer as QEMU does.
+    /// A program that should be QEMU does not answer like QEMU.
     #[error("{} does not answer `{question}` as QEMU does: {answer:?}; leave --qemu (in a Rust test: LabOptions::qemu) out to use peerbar's own", path.display())]
     NotQemu {
         /// The program.
@@ -132,7 +133,7 @@ pub enum ImageError {
         path: PathBuf,
         /// Its version.
         found: crate::version::Version,
-        /// The lowest version that will do.
+        /// The lowest supported version.
         needed: crate::version::Version,
     },
     /// The user's argument names a QEMU that was built without the vfio-user client.
@@ -147,7 +148,7 @@ pub enum ImageError {
         /// The path, as given.
         path: PathBuf,
     },
-    /// The user's argument names a file that is no x86-64 Linux kernel.
+    /// The user's argument names a file that is not an x86-64 Linux kernel.
     #[error(
         "{} is no x86 Linux kernel, as it has neither a boot header nor a version string in an ELF file; give a bzImage, a \
          vmlinux or a kernel build tree",
@@ -196,7 +197,7 @@ pub enum ImageError {
         /// The tree.
         tree: PathBuf,
     },
-    /// A kernel tree holds a kernel of another configuration than it has now.
+    /// A kernel tree holds a kernel of a configuration other than its current one.
     #[error(
         "{} is older than {}: run `make` again; or name the image itself with --kernel; or take peerbar's own kernel with \
          `--kernel default`",
@@ -229,7 +230,7 @@ pub enum ImageError {
     NoModule {
         /// The module's name, as in `/proc/modules`.
         name: String,
-        /// The module that depends on it, if it was not asked for itself.
+        /// The module that depends on it, if it was not requested itself.
         needed_by: Option<String>,
         /// The kernel's release.
         release: String,
@@ -262,7 +263,7 @@ pub enum ImageError {
         /// The header, by its path in a kernel's tree.
         header: String,
     },
-    /// The user's argument names a folder that no module can be built from.
+    /// The user's argument names a folder from which no module can be built.
     #[error("{} is no folder of a module: it has neither a Kbuild nor a Makefile", path.display())]
     NoSources {
         /// The folder.
@@ -282,7 +283,7 @@ pub enum ImageError {
     /// The compiler refused a driver.
     #[error("make failed ({status}): {reason}; all of its output is in {}", log.display())]
     ModuleBuild {
-        /// How it ended.
+        /// The exit status.
         status: String,
         /// The first error that it printed.
         reason: String,
@@ -294,12 +295,12 @@ pub enum ImageError {
     Depmod {
         /// The kernel's release.
         release: String,
-        /// How it ended.
+        /// The exit status.
         status: String,
         /// The first line that it printed.
         reason: String,
     },
-    /// The user's argument names a folder that is no kernel tree.
+    /// The user's argument names a folder that is not a kernel tree.
     #[error("{} is no kernel tree: name the top folder of a kernel's sources", path.display())]
     NoKernelTree {
         /// The path, as given.
@@ -318,7 +319,7 @@ pub enum ImageError {
         command: String,
         /// The working tree.
         tree: PathBuf,
-        /// What it says.
+        /// Its error message.
         reason: String,
     },
     /// A kernel's configuration lacks options that a fragment sets.
@@ -326,10 +327,10 @@ pub enum ImageError {
         "the kernel's configuration drops {options}: set what they depend on in a fragment too, or leave them out"
     )]
     DroppedOptions {
-        /// The options, with where each is from.
+        /// The options, with the origin of each.
         options: String,
     },
-    /// The tools that a kernel is built with are missing.
+    /// The tools for building a kernel are missing.
     #[error("no compiler in {}: build the kernel again with `peerbar kernel build`", tree.display())]
     NoCompiler {
         /// The tree of the tools.
@@ -340,7 +341,7 @@ pub enum ImageError {
     BadModule {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
     /// The agent cannot be the guest's first program.
@@ -351,7 +352,7 @@ pub enum ImageError {
     BadAgent {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: &'static str,
     },
     /// A file is too big for the archive format of an initramfs.
@@ -364,7 +365,7 @@ pub enum ImageError {
     },
 }
 
-/// Turns an I/O error into one that names what was tried, and on what.
+/// Returns a function that turns an I/O error into one that names the action and the path.
 pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
     let path = path.to_path_buf();
     move |source| match source.kind() {

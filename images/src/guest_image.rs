@@ -9,7 +9,7 @@ use crate::{Cache, ImageError, Kernel, initramfs};
 pub struct GuestImage {
     /// For `-kernel`.
     pub kernel: PathBuf,
-    /// The bzImage that it was unpacked from, if it was: QEMU starts that in another way.
+    /// The bzImage from which it was unpacked, if it was: QEMU starts a bzImage differently.
     pub packed: Option<PathBuf>,
     /// For `-initrd`.
     pub initramfs: PathBuf,
@@ -20,11 +20,11 @@ pub struct GuestImage {
 }
 
 impl GuestImage {
-    /// The files for `kernel` with the static program `agent` as the guest's init, and `modules` with their
-    /// dependencies.
+    /// Makes the files for `kernel` with the static program `agent` as the guest's init, and
+    /// `modules` with their dependencies.
     ///
     /// # Errors
-    /// As [`Kernel::boot_image`] and [`initramfs`].
+    /// Those of [`Kernel::boot_image`] and [`initramfs`].
     pub fn prepare(
         cache: &Cache,
         kernel: &Kernel,

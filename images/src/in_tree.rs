@@ -9,12 +9,12 @@ use crate::out_of_tree::{Author, ModuleBuild, Sources};
 use crate::progress::{Counted, Progress};
 use crate::{Cache, ImageError, Kernel, PackageTree, Root, cache, out_of_tree};
 
-/// Modules that belong together: they are built with options that the kernel lacks.
+/// Modules that belong together: they are built with options that the kernel was built without.
 #[derive(Debug)]
 struct ModuleSet {
     /// The module that a kernel with these options has.
     name: &'static str,
-    /// What is taken of the kernel's tree: folders with all that is in them, and files.
+    /// The parts of the kernel's tree that are used: whole folders, and files.
     sources: &'static [&'static str],
     /// Options that are set: as make variables, and as macros for the preprocessor.
     options: &'static [(&'static str, &'static str)],
@@ -34,8 +34,8 @@ const IOMMUFD: ModuleSet = ModuleSet {
     ],
     additions: &[
         ("Kbuild", "obj-y += drivers/iommu/iommufd/ drivers/vfio/\n"),
-        // The kernel has its interval tree without the iterator over spans. A file that includes another is compiled in
-        // the folder of its module.
+        // The kernel's interval tree lacks the iterator over spans. A file that includes another is
+        // compiled in the folder of its module.
         (
             "drivers/iommu/iommufd/interval_tree_spans.c",
             "#include \"../../../lib/interval_tree.c\"\n",
@@ -47,7 +47,7 @@ const IOMMUFD: ModuleSet = ModuleSet {
     ],
 };
 
-/// The driver of the Elastic Fabric Adapter, beside the RDMA core that the kernel has.
+/// The driver of the Elastic Fabric Adapter, for the RDMA core of the kernel.
 const EFA: ModuleSet = ModuleSet {
     name: "efa",
     sources: &["drivers/infiniband/hw/efa"],
@@ -58,15 +58,16 @@ const EFA: ModuleSet = ModuleSet {
 /// All sets.
 const SETS: [&ModuleSet; 2] = [&IOMMUFD, &EFA];
 
-/// The most that the sources of a set may have, in bytes.
+/// The largest size of the sources of a set, in bytes.
 const LARGEST: u64 = 64 << 20;
 
-/// The files of modules that `wanted` names and that `kernel`, the one of `root`, was built without, as far as a set has
-/// them. They are built if the cache lacks them; then the source of the kernel is fetched.
+/// Returns the files of modules that `wanted` names and that `kernel`, the kernel of `root`, was
+/// built without, if a set has them. Builds them if the cache lacks them, which needs the source of
+/// the kernel, and fetches that.
 ///
 /// # Errors
-/// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::OtherSource`] if it is of another version,
-/// [`ImageError::ModuleBuild`], [`ImageError::Io`].
+/// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::OtherSource`] if it is of
+/// another version, [`ImageError::ModuleBuild`], [`ImageError::Io`].
 pub(crate) fn missing(
     cache: &Cache,
     kernel: &Kernel,
@@ -82,8 +83,8 @@ pub(crate) fn missing(
     Ok(built)
 }
 
-/// Whether [`missing`] may build a module that `wanted` names, so that it needs the kernel's source. Without a `kernel` it is not known which
-/// modules that has.
+/// Returns `true` if [`missing`] may build a module that `wanted` names, so that it needs the
+/// kernel's source. Without a `kernel` its modules are not known.
 pub(crate) fn needs_source(kernel: Option<&Kernel>, wanted: &[String]) -> Result<bool, ImageError> {
     for set in SETS {
         if wanted.iter().any(|name| name == set.name) {
@@ -115,8 +116,9 @@ fn build(
     out_of_tree::build(cache, kernel, Some(root), &build)
 }
 
-/// The modules that the folder `sources` of this project builds for `kernel` with `headers` of the kernel's own tree, which packages of
-/// headers lack: for the kernel of `root` they are taken of its source, a user's kernel has them in its build tree.
+/// Returns the modules that the folder `sources` of this project builds for `kernel` with `headers`
+/// of the kernel's own tree, which packages of headers lack. For the kernel of `root` they come
+/// from its source; a user's kernel has them in its build tree.
 ///
 /// # Errors
 /// [`ImageError::NoPrivateHeader`], and those of [`missing`].
@@ -153,7 +155,8 @@ pub(crate) fn with_headers(
     out_of_tree::build(cache, kernel, Some(root), &build)
 }
 
-/// The archive with the source of `kernel`, which is `root`'s; fetched if the cache lacks it.
+/// Returns the archive with the source of `kernel`, the kernel of `root`. Fetches it if the cache
+/// lacks it.
 fn source_archive(cache: &Cache, kernel: &Kernel, root: &Root) -> Result<PathBuf, ImageError> {
     let package = source_package(&kernel.release);
     let tree = PackageTree::get(cache, std::slice::from_ref(&package))?;
@@ -161,7 +164,8 @@ fn source_archive(cache: &Cache, kernel: &Kernel, root: &Root) -> Result<PathBuf
     Ok(tree.path().join("usr/src").join(package + ".tar.xz"))
 }
 
-/// Debian's package with the source of `release`: of `7.3.4+deb13-amd64` it is `linux-source-7.3`.
+/// Returns Debian's package with the source of `release`: for `7.3.4+deb13-amd64` it is
+/// `linux-source-7.3`.
 pub(crate) fn source_package(release: &str) -> String {
     let mut numbers = release.split(|letter: char| !letter.is_ascii_digit());
     let major = numbers.next().unwrap_or_default();
@@ -169,8 +173,8 @@ pub(crate) fn source_package(release: &str) -> String {
     format!("linux-source-{major}.{minor}")
 }
 
-/// Checks that the source in `tree` is of the very version of `root`'s kernel: what is built shares private structures with the
-/// kernel, and nothing refuses to load it.
+/// Checks that the source in `tree` has exactly the version of `root`'s kernel: the modules share
+/// private structures with the kernel, and no check refuses to load mismatched ones.
 fn check_version(
     package: &str,
     tree: &PackageTree,
@@ -193,7 +197,8 @@ fn check_version(
     })
 }
 
-/// Whether two packages are of one version of their source. A number `+b1` at the end counts builds of one source.
+/// Returns `true` if two packages are of one version of their source. A number `+b1` at the end
+/// counts builds of one source.
 fn is_same(kernel: Option<&str>, source: Option<&str>) -> bool {
     fn of_source(version: &str) -> &str {
         match version.rsplit_once("+b") {
@@ -213,7 +218,7 @@ impl ModuleSet {
         variables
     }
 
-    /// What `include/generated/autoconf.h` would have of the options.
+    /// Returns the definitions that `include/generated/autoconf.h` would have for the options.
     fn macros(&self) -> Vec<String> {
         let options = self.options.iter();
         let set = options.filter_map(|(name, value)| match *value {
@@ -240,7 +245,8 @@ impl ModuleSet {
     }
 }
 
-/// Takes the files that `wanted` names, and those in the folders that it names, out of the archive of a kernel's tree.
+/// Extracts the files that `wanted` names, and those in the folders that it names, from the archive
+/// of a kernel's tree.
 fn read_archive(archive: &Path, wanted: &[&str]) -> Result<Vec<(PathBuf, Vec<u8>)>, ImageError> {
     let progress = Progress::start(&format!("reading {}", archive.display()));
     let stream = Counted::open(archive, "reading", &progress)?;

@@ -17,17 +17,18 @@ const DIRECTORIES: [&str; 8] = [
     "dev", "mnt", "modules", "proc", "run", "sys", "tmp", "tools",
 ];
 
-/// The initramfs of `kernel`, which is started from `image`, with `agent` as `/init`; made if the cache has none of these
-/// inputs.
+/// Returns the initramfs of `kernel`, which is started from `image`, with `agent` as `/init`. Makes
+/// it if the cache has none with these inputs.
 ///
-/// It holds `modules`, whatever they need and their soft dependencies, uncompressed, as `/modules/NAME.ko`, and
-/// `/modules/index`: a line `NAME NEED… pre: NAME… post: NAME…` for each, after the lines of what it needs. Names are as in
-/// `/proc/modules`; what is built in is left out, and so is a soft dependency that the kernel lacks.
-/// `/layout` has the facts by which the agent watches the kernel; it is empty for a packed image.
+/// It holds `modules`, their dependencies and soft dependencies, uncompressed, as
+/// `/modules/NAME.ko`, and `/modules/index`: a line `NAME NEED… pre: NAME… post: NAME…` for each,
+/// after the lines of its dependencies. Names are as in `/proc/modules`. Built-in modules are left
+/// out, and so are soft dependencies that the kernel lacks. `/layout` has the facts that the agent
+/// needs to watch the kernel; it is empty for a packed image.
 ///
 /// # Errors
-/// [`ImageError::NoModule`] for one that the kernel lacks, [`ImageError::BadModule`], [`ImageError::BadAgent`], and
-/// [`ImageError::Io`].
+/// [`ImageError::NoModule`] for a module that the kernel lacks, [`ImageError::BadModule`],
+/// [`ImageError::BadAgent`], and [`ImageError::Io`].
 pub fn initramfs(
     cache: &Cache,
     kernel: &Kernel,
@@ -91,7 +92,7 @@ fn load(
     }
 }
 
-/// There is no dynamic loader in the guest's first root.
+/// Checks that the agent needs no dynamic loader: the guest's first root has none.
 fn check_agent(path: &Path, program: &[u8]) -> Result<(), ImageError> {
     let bad = |reason| ImageError::BadAgent {
         path: path.to_path_buf(),
@@ -116,7 +117,8 @@ fn check_agent(path: &Path, program: &[u8]) -> Result<(), ImageError> {
     }
 }
 
-/// The archive, uncompressed: to unpack it costs a guest under emulation more time than to copy it.
+/// Makes the archive, uncompressed: under emulation, a guest unpacks it more slowly than it copies
+/// it.
 fn archive(agent: &[u8], layout: &str, modules: &[Module]) -> Result<Vec<u8>, ImageError> {
     let mut archive = Archive::default();
     for name in DIRECTORIES {
@@ -156,7 +158,7 @@ mod tests {
     use super::*;
     use crate::modules::tests::module;
 
-    /// Entries of an archive: name and content.
+    /// Returns the entries of an archive: name and contents.
     fn entries(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
         let mut entries = Vec::new();
         let mut rest = archive;
@@ -179,7 +181,7 @@ mod tests {
         String::from_utf8(content.clone()).unwrap()
     }
 
-    /// A kernel with a plain `nvme` on top of a plain `nvme-core`, and a built-in virtio.
+    /// Returns a kernel with a plain `nvme` on top of a plain `nvme-core`, and a built-in virtio.
     fn kernel(dir: &Path) -> Kernel {
         fs::write(dir.join("nvme.ko"), module(b"depends=nvme-core,virtio\0")).unwrap();
         fs::write(dir.join("nvme-core.ko"), module(b"depends=\0")).unwrap();

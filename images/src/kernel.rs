@@ -1,4 +1,4 @@
-//! Which kernel the guest runs.
+//! The kernel that the guest runs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::{
     Cache, ImageError, KernelConfig, KernelTree, Root, bzimage, cache, in_tree, out_of_tree,
 };
 
-/// Which kernels are unpacked: another rule makes other cache entries.
+/// The rule by which kernels are unpacked: another rule makes other cache entries.
 const UNPACKING: &str = "without KASAN";
 
 /// A kernel and its modules.
@@ -20,18 +20,20 @@ const UNPACKING: &str = "without KASAN";
 pub struct Kernel {
     /// The image, as it was given or found.
     pub image: PathBuf,
-    /// Its release, as `uname -r` says it.
+    /// Its release, as in `uname -r`.
     pub release: String,
-    /// The folder with its modules: `lib/modules/RELEASE`, or its build tree. None if it has none that are known.
+    /// The folder with its modules: `lib/modules/RELEASE`, or its build tree; `None` if no modules
+    /// are known.
     pub modules: Option<PathBuf>,
-    /// Modules that are no part of it but were built for it: files `NAME.ko`, which win over its own.
+    /// Modules that were built for it outside its tree: files `NAME.ko`, which take precedence over
+    /// its own.
     pub added: Vec<PathBuf>,
     /// Its configuration, if that of a user's kernel is known.
     pub config: Option<KernelConfig>,
 }
 
 impl Kernel {
-    /// The kernel of `root`.
+    /// Returns the kernel of `root`.
     #[must_use]
     pub fn from_root(root: &Root) -> Self {
         let release = root.manifest().kernel.clone();
@@ -45,12 +47,14 @@ impl Kernel {
         }
     }
 
-    /// This kernel with the modules that the folder `sources` (C sources and a `Kbuild`) builds for it. They are built if
-    /// the cache has none of these sources: for the kernel of `root` with the root's own compiler, for a user's kernel in
-    /// its build tree, with the host's make and compiler. A warning is an error. Nothing touches the network.
+    /// Adds the modules that the folder `sources` (C sources and a `Kbuild`) builds for this
+    /// kernel. Builds them if the cache has none of these sources: for the kernel of `root` with
+    /// the root's own compiler, for a user's kernel in its build tree, with the host's make and
+    /// compiler. A warning is an error. This does not use the network.
     ///
     /// # Errors
-    /// [`ImageError::NoBuildTree`] for a user's kernel without one, [`ImageError::ModuleBuild`], [`ImageError::Io`].
+    /// [`ImageError::NoBuildTree`] for a user's kernel without one, [`ImageError::ModuleBuild`],
+    /// [`ImageError::Io`].
     pub fn with_sources(
         mut self,
         cache: &Cache,
@@ -62,12 +66,13 @@ impl Kernel {
         Ok(self)
     }
 
-    /// As [`Kernel::with_sources`], for modules that also include `headers` of the kernel's own tree, which packages of headers lack.
-    /// For the kernel of `root` they are taken of its source, which is fetched if the cache lacks it.
+    /// Like [`Kernel::with_sources`], for modules that also include `headers` of the kernel's own
+    /// tree, which packages of headers lack. For the kernel of `root` they come from its source,
+    /// which is fetched if the cache lacks it.
     ///
     /// # Errors
-    /// [`ImageError::NoPrivateHeader`] for a user's kernel without them, and those of [`Kernel::with_sources`] and
-    /// [`Kernel::with_missing_modules`].
+    /// [`ImageError::NoPrivateHeader`] for a user's kernel without them, and those of
+    /// [`Kernel::with_sources`] and [`Kernel::with_missing_modules`].
     pub fn with_sources_and_headers(
         mut self,
         cache: &Cache,
@@ -80,11 +85,13 @@ impl Kernel {
         Ok(self)
     }
 
-    /// This kernel, which is that of `root`, with the modules that `wanted` names, that it was built without, and that can be built
-    /// from its source: iommufd, and vfio with character devices. Built if the cache lacks them; then the source is fetched.
+    /// Adds modules to this kernel, which must be that of `root`: those that `wanted` names, that
+    /// the kernel was built without, and that can be built from its source: iommufd, and vfio with
+    /// character devices. Builds them if the cache lacks them, which fetches the source.
     ///
     /// # Errors
-    /// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::ModuleBuild`], [`ImageError::Io`].
+    /// [`ImageError::NoPackage`] if Debian has no such source, [`ImageError::ModuleBuild`],
+    /// [`ImageError::Io`].
     pub fn with_missing_modules(
         mut self,
         cache: &Cache,
@@ -96,14 +103,14 @@ impl Kernel {
         Ok(self)
     }
 
-    /// Debian's package with its source, as `linux-source-7.3`.
+    /// Returns Debian's package with its source, such as `linux-source-7.3`.
     #[must_use]
     pub fn source_package(&self) -> String {
         in_tree::source_package(&self.release)
     }
 
-    /// Whether [`Kernel::with_missing_modules`] may need the kernel's source for the modules that `wanted` names. Without a `kernel` it is not
-    /// known which modules that has.
+    /// Returns `true` if [`Kernel::with_missing_modules`] may need the kernel's source for the
+    /// modules that `wanted` names. Without a `kernel` its modules are not known.
     ///
     /// # Errors
     /// [`ImageError::Io`] if its modules cannot be listed.
@@ -111,12 +118,12 @@ impl Kernel {
         in_tree::needs_source(kernel, wanted)
     }
 
-    /// This kernel with the modules that the user's folder `sources` builds for it, as for [`Kernel::with_sources`], but
-    /// with its warnings left alone. Returns the files of those modules as well: `NAME.ko`, with the name as in
-    /// `/proc/modules`.
+    /// Adds the modules that the user's folder `sources` builds for this kernel, like
+    /// [`Kernel::with_sources`], but without turning warnings into errors. Returns the files of
+    /// those modules as well: `NAME.ko`, with the name as in `/proc/modules`.
     ///
     /// # Errors
-    /// [`ImageError::NoSources`], and as [`Kernel::with_sources`].
+    /// [`ImageError::NoSources`], and those of [`Kernel::with_sources`].
     pub fn with_user_sources(
         mut self,
         cache: &Cache,
@@ -128,12 +135,14 @@ impl Kernel {
         Ok((self, built))
     }
 
-    /// The user's own kernel: a bzImage, a vmlinux, or a build tree. `modules` is `lib/modules/RELEASE`, a folder that
-    /// contains it, or a build tree; without it, the modules are looked for in the build tree and in `/lib/modules`.
+    /// Returns the user's own kernel: a bzImage, a vmlinux, or a build tree. `modules` is
+    /// `lib/modules/RELEASE`, a folder that contains it, or a build tree; without it, the modules
+    /// are looked for in the build tree and in `/lib/modules`.
     ///
     /// # Errors
-    /// [`ImageError::NoKernel`], [`ImageError::NotBuilt`], [`ImageError::StaleBuild`], [`ImageError::NotAKernel`],
-    /// [`ImageError::CutOff`], [`ImageError::NoPvh`] or [`ImageError::NoModules`], each about an argument.
+    /// [`ImageError::NoKernel`], [`ImageError::NotBuilt`], [`ImageError::StaleBuild`],
+    /// [`ImageError::NotAKernel`], [`ImageError::CutOff`], [`ImageError::NoPvh`] or
+    /// [`ImageError::NoModules`], each about an argument.
     pub fn user(kernel: &Path, modules: Option<&Path>) -> Result<Self, ImageError> {
         let tree = KernelTree::around(kernel).filter(|tree| tree.path() == kernel);
         let image = match tree {
@@ -162,7 +171,8 @@ impl Kernel {
         })
     }
 
-    /// The kernel with its symbols: of its build tree, or where distributions install it. `None` if there is none.
+    /// Returns the kernel with its symbols, from its build tree or from the place where
+    /// distributions install it, or `None` if there is none.
     #[must_use]
     pub fn symbols(&self) -> Option<PathBuf> {
         let of_tree = self
@@ -183,7 +193,7 @@ impl Kernel {
         of_tree.chain(installed).find(|path| path.is_file())
     }
 
-    /// Whether it has the module `name`, as a file or built in.
+    /// Returns `true` if it has the module `name`, as a file or built in.
     ///
     /// # Errors
     /// [`ImageError::Io`] if its modules cannot be listed.
@@ -194,8 +204,8 @@ impl Kernel {
         Ok(is_in_tree || config.is_some_and(|config| config.builds_in(name)))
     }
 
-    /// What QEMU should be given as `-kernel`: the kernel proper, unpacked, if it can be started so, since a guest under
-    /// emulation takes seconds to unpack itself; otherwise the unchanged image.
+    /// Returns the file for `-kernel`: the kernel proper, unpacked, if QEMU can start that, since a
+    /// guest under emulation takes seconds to unpack itself; otherwise the unchanged image.
     ///
     /// # Errors
     /// [`ImageError::Io`] if the image cannot be read or the cache cannot be written.
@@ -262,7 +272,8 @@ fn no_modules(dir: &Path, release: &str) -> ImageError {
     }
 }
 
-/// The build tree that `image` was made in, or the folder that the host has installed for that release.
+/// Returns the build tree in which `image` was made, or the folder that the host has installed for
+/// that release.
 fn known_modules(image: &Path, release: &str) -> Option<PathBuf> {
     let is_build_tree =
         |dir: &Path| dir.join(BUILT_IMAGE).is_file() || dir.join("vmlinux") == image;

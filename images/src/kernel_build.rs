@@ -27,10 +27,11 @@ use crate::{Cache, ImageError, Kernel, PackageTree, Root, cache};
 pub(crate) use self::export::TOOLS;
 pub use self::source::KernelSource;
 
-/// The file of the cache that says how many object files the last whole build compiled. It is an estimate for the next one.
+/// The file of the cache with the number of object files that the last whole build compiled. It is
+/// an estimate for the next build.
 const OBJECTS: &str = "kernel-objects";
 
-/// Configuring a kernel leaves fewer object files, of programs of its own.
+/// Configuring a kernel leaves fewer object files than this, of its own programs.
 const FEW: u64 = 100;
 
 /// A kernel to build.
@@ -38,15 +39,16 @@ const FEW: u64 = 100;
 pub struct KernelBuild {
     /// The source.
     pub source: KernelSource,
-    /// Whether it looks for mistakes of drivers, and has symbols for a debugger.
+    /// Build a kernel that finds mistakes of drivers, with symbols for a debugger.
     pub debug: bool,
     /// Files with further options.
     pub fragments: Vec<PathBuf>,
-    /// Jobs of make at once; one for each processor if none.
+    /// Jobs of make at once; by default one for each processor.
     pub jobs: Option<usize>,
 }
 
-/// The parts of a work folder, which stays so that the next state of a tree is built from that of the last.
+/// The parts of a work folder, which stays so that the next state of a tree is built on the last
+/// one.
 struct WorkFolder {
     path: PathBuf,
     /// Held while anything is built there.
@@ -54,13 +56,13 @@ struct WorkFolder {
 }
 
 impl KernelBuild {
-    /// The kernel's folder in the cache, for [`crate::Kernel::user`]; built if the cache has none of this state of the
-    /// source with these options.
+    /// Returns the kernel's folder in the cache, for [`crate::Kernel::user`]. Builds it if the
+    /// cache has none with this state of the source and these options.
     ///
     /// # Errors
-    /// [`ImageError::NoKernelTree`], [`ImageError::NoRepository`], [`ImageError::Git`] about the source,
-    /// [`ImageError::DroppedOptions`], [`ImageError::ModuleBuild`] with the compiler's first complaint, and what
-    /// [`PackageTree::get`] says.
+    /// [`ImageError::NoKernelTree`], [`ImageError::NoRepository`], [`ImageError::Git`] about the
+    /// source, [`ImageError::DroppedOptions`], [`ImageError::ModuleBuild`] with the compiler's
+    /// first error, and those of [`PackageTree::get`].
     pub fn run(&self, cache: &Cache) -> Result<PathBuf, ImageError> {
         let fragments = Fragments::read(self.debug, &self.fragments)?;
         let text = fragments.text();
@@ -89,10 +91,11 @@ impl KernelBuild {
         Ok(built)
     }
 
-    /// Gets what a build of Debian's source of the kernel of `root` takes from the network, if the cache lacks it: the source and the tools.
+    /// Downloads the inputs for a build of Debian's source of the kernel of `root`, if the cache
+    /// lacks them: the source and the tools.
     ///
     /// # Errors
-    /// As [`PackageTree::get`].
+    /// Those of [`PackageTree::get`].
     pub fn fetch(cache: &Cache, root: &Root) -> Result<(), ImageError> {
         PackageTree::get(cache, &build_tools::PACKAGES.map(String::from))?;
         PackageTree::get(cache, &[Kernel::from_root(root).source_package()])?;
@@ -129,7 +132,7 @@ impl KernelBuild {
         ));
         let scripts = self.debug.then_some("scripts_gdb");
         let targets: Vec<&str> = ["bzImage", "modules"].into_iter().chain(scripts).collect();
-        // How much of an earlier build is compiled anew is not known.
+        // The part of an earlier build that is compiled again is not known.
         let is_whole = make::objects_in(&make.build) < FEW;
         let expected = known_objects(cache).filter(|_| is_whole);
         progress.part("building", Unit::Objects, expected);
@@ -142,7 +145,7 @@ impl KernelBuild {
     }
 }
 
-/// How many object files the last whole build compiled, if there was one.
+/// Returns the number of object files that the last whole build compiled, if there was one.
 fn known_objects(cache: &Cache) -> Option<u64> {
     let number = |folder: &Path| fs::read_to_string(folder.join(OBJECTS)).ok()?.parse().ok();
     cache.folders().find_map(number)
@@ -153,7 +156,8 @@ impl WorkFolder {
         let path = cache.path_of(Kind::KernelWork, key);
         fs::create_dir_all(&path).map_err(io_error("create", &path))?;
         let folder = File::open(&path).map_err(io_error("open", &path))?;
-        // It counts as used today. Nothing can be built in a cache of another user's, so a failure shows below.
+        // It counts as used today. No build is possible in another user's cache, so a failure shows
+        // below.
         let _ = folder.set_modified(SystemTime::now());
         let lock = cache.lock_work(folder, &path)?;
         Ok(Self { path, _lock: lock })

@@ -9,10 +9,11 @@ use crate::error::io_error;
 use crate::unpack::unpack;
 use crate::{ImageError, modules};
 
-/// What `CONFIG_IKCONFIG` puts before the packed configuration (Linux, `kernel/configs.c`).
+/// The mark that `CONFIG_IKCONFIG` puts before the packed configuration (Linux,
+/// `kernel/configs.c`).
 const IKCONFIG: &[u8] = b"IKCFG_ST";
 
-/// A configuration, and where it was found.
+/// A configuration, and its origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelConfig {
     text: String,
@@ -21,7 +22,7 @@ pub struct KernelConfig {
 }
 
 impl KernelConfig {
-    /// The configuration in the file `path`, as `make` writes it to `.config`.
+    /// Reads the configuration in the file `path`, as `make` writes it to `.config`.
     ///
     /// # Errors
     /// [`ImageError::Io`] if the file cannot be read.
@@ -30,11 +31,12 @@ impl KernelConfig {
         Ok(Self::parse(text, path))
     }
 
-    /// The configuration of the kernel in `image` with the modules `modules`: of its build tree, of `/boot`, or of the
-    /// image itself (`CONFIG_IKCONFIG`). `None` if there is none of these.
+    /// Finds the configuration of the kernel in `image` with the modules `modules`: in its build
+    /// tree, in `/boot`, or in the image itself (`CONFIG_IKCONFIG`). Returns `None` if there is
+    /// none.
     ///
     /// # Errors
-    /// [`ImageError::Io`] if a file that is there cannot be read.
+    /// [`ImageError::Io`] if an existing file cannot be read.
     pub fn find(
         image: &Path,
         modules: Option<&Path>,
@@ -44,7 +46,7 @@ impl KernelConfig {
         let of_modules = modules
             .into_iter()
             .flat_map(|dir| [".config", "config", "build/.config"].map(|file| dir.join(file)));
-        // bzImage is four folders below its build tree, vmlinux in it.
+        // A bzImage is four folders below its build tree, a vmlinux directly in it.
         let of_image = image.ancestors().skip(1).take(4);
         let of_image = of_image.map(|dir| dir.join(".config"));
         let beside = [
@@ -77,39 +79,40 @@ impl KernelConfig {
         }
     }
 
-    /// All of it, as `make` writes it to `.config`.
+    /// Returns all of it, as `make` writes it to `.config`.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The value of an option, written without `CONFIG_`; `None` if it is not set.
+    /// Returns the value of an option, written without `CONFIG_`, or `None` if it is not set.
     #[must_use]
     pub fn value(&self, option: &str) -> Option<&str> {
         self.options.get(option).map(String::as_str)
     }
 
-    /// Whether the option is built in or a module.
+    /// Returns `true` if the option is built in or a module.
     #[must_use]
     pub fn has(&self, option: &str) -> bool {
         matches!(self.value(option), Some("y" | "m"))
     }
 
-    /// Whether the module of this name is built in.
+    /// Returns `true` if the module with this name is built in.
     pub(crate) fn builds_in(&self, module: &str) -> bool {
         let option = modules::option_of(module);
         let option = option.trim_start_matches("CONFIG_");
         self.value(option) == Some("y")
     }
 
-    /// The file that it was read from: a configuration, or the kernel's image.
+    /// Returns the file from which it was read: a configuration, or the kernel's image.
     #[must_use]
     pub fn origin(&self) -> &Path {
         &self.origin
     }
 }
 
-/// The configuration inside an unpacked kernel (as Linux' `scripts/extract-ikconfig` finds it).
+/// Returns the configuration inside an unpacked kernel (found like in Linux's
+/// `scripts/extract-ikconfig`).
 fn embedded(kernel: &[u8]) -> Option<String> {
     let start = bzimage::find(kernel, IKCONFIG)?.checked_add(IKCONFIG.len())?;
     let text = unpack(kernel.get(start..)?).ok()?;

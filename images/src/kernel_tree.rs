@@ -1,4 +1,4 @@
-//! Kernel trees: sources in which a kernel is built, or the folder of a build elsewhere (`make O=`).
+//! Kernel trees: sources in which a kernel is built, or the folder of a separate build (`make O=`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use crate::ImageError;
 use crate::error::io_error;
 
-/// Where a build of the kernel leaves its image, below the build tree.
+/// Path of the built image, below the build tree.
 pub(crate) const BUILT_IMAGE: &str = "arch/x86/boot/bzImage";
 /// The same kernel, uncompressed and with its symbols.
 const SYMBOLS: &str = "vmlinux";
@@ -20,23 +20,24 @@ pub struct KernelTree {
 }
 
 impl KernelTree {
-    /// The tree that `folder` is in; `None` if it is in none.
+    /// Returns the tree that contains `folder`, or `None`.
     #[must_use]
     pub fn around(folder: &Path) -> Option<Self> {
         let path = folder.ancestors().find(|dir| is_tree(dir))?.to_path_buf();
         Some(Self { path })
     }
 
-    /// The tree's top folder.
+    /// Returns the tree's top folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The kernel that was built in it: its bzImage, else its vmlinux.
+    /// Returns the kernel that was built in it: its bzImage, otherwise its vmlinux.
     ///
     /// # Errors
-    /// [`ImageError::NotBuilt`] if there is none, [`ImageError::StaleBuild`] if `.config` has changed since.
+    /// [`ImageError::NotBuilt`] if there is no kernel, [`ImageError::StaleBuild`] if `.config` has
+    /// changed since.
     pub fn image(&self) -> Result<PathBuf, ImageError> {
         let image = [BUILT_IMAGE, SYMBOLS]
             .map(|image| self.path.join(image))
@@ -52,8 +53,9 @@ impl KernelTree {
         Ok(image)
     }
 
-    /// Whether no make has read `config` since it was changed. A make that finds nothing to build leaves an image that is
-    /// older, but it updates `auto.conf` (Linux, `scripts/kconfig/confdata.c`, `conf_write_autoconf`).
+    /// Returns `true` if no make has read `config` since it was changed. A make without work leaves
+    /// an older image, but it updates `auto.conf` (Linux, `scripts/kconfig/confdata.c`,
+    /// `conf_write_autoconf`).
     fn is_stale(&self, config: &Path, image: &Path) -> Result<bool, ImageError> {
         let read = self.path.join("include/config/auto.conf");
         let changed = modified(config)?;
@@ -72,7 +74,7 @@ fn is_tree(dir: &Path) -> bool {
     dir.join("Makefile").is_file() && (is_source(dir) || is_build())
 }
 
-/// Other projects have a Kconfig and a Makefile, too.
+/// Returns `true` for the source of a kernel. Other projects have a Kconfig and a Makefile, too.
 fn is_source(dir: &Path) -> bool {
     dir.join("Kconfig").is_file()
         && dir.join("arch/x86").is_dir()
@@ -94,7 +96,7 @@ mod tests {
         fs::write(path, content).unwrap();
     }
 
-    /// Sources of a kernel, with a folder `drivers/nvme`.
+    /// Returns sources of a kernel, with a folder `drivers/nvme`.
     fn sources() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("linux");

@@ -1,11 +1,12 @@
 //! Gets QEMU, the guest kernel, the initramfs and the guest's root.
 //!
 //! Five artifacts, each built only if the [`Cache`] lacks it:
-//! - the [`Root`]: a Debian tree with QEMU, a kernel and tools, made by mmdebstrap from the archive that the host's apt
-//!   uses. Only this one and the next need the network;
-//! - a [`PackageTree`]: further packages, beside that root;
+//! - the [`Root`]: a Debian tree with QEMU, a kernel and tools, made by mmdebstrap from the archive
+//!   that the host's apt uses. Only this one and the next need the network;
+//! - a [`PackageTree`]: further packages, in addition to that root;
 //! - [`Qemu`]: the user's, the host's or the root's, the first that has vfio-user;
-//! - the [`Kernel`]: the root's or the user's, unpacked so that it boots faster, with drivers of our own built for it;
+//! - the [`Kernel`]: the root's or the user's, unpacked so that it boots faster, with drivers of
+//!   our own built for it;
 //! - the [`initramfs`]: the agent and the modules that the guest needs.
 //!
 //! Nothing here starts a guest, and nothing needs root.

@@ -8,20 +8,20 @@ use rustix::termios::tcgetwinsize;
 /// Columns of a terminal that does not say how many it has.
 const COLUMNS: usize = 80;
 
-/// Lines at the end of standard error, a terminal. Dropped, they are removed.
+/// Lines at the end of standard error, a terminal. They are removed when this is dropped.
 #[derive(Debug)]
 pub struct LiveLines {
-    /// How many lines there are. The cursor is at the end of the last one.
+    /// Number of lines. The cursor is at the end of the last one.
     shown: usize,
 }
 
 impl LiveLines {
-    /// No lines yet, or `None` where standard error is not a terminal.
+    /// Starts without lines. Returns `None` if standard error is not a terminal.
     pub fn on_terminal() -> Option<Self> {
         stderr().is_terminal().then_some(Self { shown: 0 })
     }
 
-    /// Shows these lines in place of those before, each as far as it fits.
+    /// Shows these lines in place of the previous ones, each cut to the width.
     pub fn show(&mut self, lines: &[String]) {
         let size = tcgetwinsize(stderr()).ok();
         let columns = size.map(|size| usize::from(size.ws_col));
@@ -44,7 +44,8 @@ impl LiveLines {
     fn draw(&mut self, lines: &[&str]) {
         let text = replacement(self.shown, lines);
         self.shown = lines.len();
-        // In one call, so that no half of it is seen. Who has closed standard error sees nothing.
+        // One call, so that no incomplete text is visible. A failure is ignored: a closed standard
+        // error shows nothing.
         let _ = stderr().write_all(text.as_bytes());
     }
 }
@@ -55,12 +56,12 @@ impl Drop for LiveLines {
     }
 }
 
-/// Whether a person may want colours (no-color.org).
+/// Returns `true` if the user may want colours (no-color.org).
 pub(crate) fn are_colours_wanted() -> bool {
     env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// What replaces `shown` lines on a terminal (ECMA-48, CUU and ED).
+/// Returns the text that replaces `shown` lines on a terminal (ECMA-48, CUU and ED).
 fn replacement(shown: usize, lines: &[&str]) -> String {
     let up = match shown {
         0 | 1 => String::new(),
@@ -69,7 +70,7 @@ fn replacement(shown: usize, lines: &[&str]) -> String {
     format!("\r{up}\x1b[J{}", lines.join("\r\n"))
 }
 
-/// As many characters of `line` as fit. Escape sequences take no column.
+/// Returns as many characters of `line` as fit. Escape sequences take no column.
 fn cut(line: &str, columns: usize) -> &str {
     let (mut used, mut is_sequence) = (0, false);
     for (at, character) in line.char_indices() {

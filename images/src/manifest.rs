@@ -1,4 +1,4 @@
-//! What a root was made of.
+//! The manifest of a root.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,21 +12,21 @@ use crate::error::io_error;
 use crate::recipe::LAB_PACKAGES;
 use crate::version::Version;
 
-/// The record kept beside a root, so that every run can report its versions.
+/// The record next to a root, from which every run can report its versions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Version of its QEMU, as QEMU itself says it.
+    /// Version of its QEMU, as QEMU reports it.
     pub qemu: Version,
-    /// Release of its kernel, as `uname -r` says it.
+    /// Release of its kernel, as in `uname -r`.
     pub kernel: String,
-    /// Whether the archive's release file had expired, so that its date was not checked.
+    /// The archive's release file had expired, so its date was not checked.
     pub expired: bool,
     /// Version of every package in it, by name.
     pub packages: BTreeMap<String, String>,
 }
 
 impl Manifest {
-    /// Version of the package `name`.
+    /// Returns the version of the package `name`.
     #[must_use]
     pub fn version(&self, name: &str) -> Option<&str> {
         self.packages.get(name).map(String::as_str)
@@ -48,7 +48,8 @@ impl fmt::Display for Manifest {
     }
 }
 
-/// Names and versions of the package archives in `dir`: the very files that a root was unpacked from.
+/// Returns names and versions of the package archives in `dir`: exactly the files from which a root
+/// was unpacked.
 pub(crate) fn packages_in(dir: &Path) -> Result<BTreeMap<String, String>, ImageError> {
     let mut packages = BTreeMap::new();
     for found in fs::read_dir(dir).map_err(io_error("list", dir))? {

@@ -6,11 +6,12 @@ use std::process::{Command, Stdio};
 /// The fields of an index target that [`choose`] reads, for `apt-get indextargets --format`.
 const FORMAT: &str = "$(REPO_URI)|$(RELEASE)|$(COMPONENT)|$(ORIGIN)|$(LABEL)";
 
-/// Where apt has never run, it knows neither origin nor label of its archives; these names are Debian's only.
+/// If apt has never run, it knows neither origin nor label of its archives; these names are used
+/// only by Debian.
 const DEBIAN_RELEASES: &[&str] = &["bookworm", "oldstable", "stable", "trixie"];
 
-/// URL of a Debian archive: `$PEERBAR_MIRROR`, else that of the host's apt, else `None`, which leaves the choice to
-/// mmdebstrap.
+/// Returns the URL of a Debian archive: `$PEERBAR_MIRROR`, otherwise that of the host's apt,
+/// otherwise `None`, which leaves the choice to mmdebstrap.
 pub(crate) fn find() -> Option<String> {
     if let Some(mirror) = env::var("PEERBAR_MIRROR")
         .ok()
@@ -26,7 +27,8 @@ pub(crate) fn find() -> Option<String> {
     choose(&String::from_utf8_lossy(&targets.stdout))
 }
 
-/// The archive with a main suite of Debian, not one of updates, backports or security fixes.
+/// Returns the archive with a main suite of Debian, not one of updates, backports or security
+/// fixes.
 fn choose(targets: &str) -> Option<String> {
     targets.lines().find_map(|line| {
         let mut fields = line.split('|');

@@ -9,15 +9,16 @@ use crate::error::io_error;
 use crate::modules::Tree;
 use crate::{Cache, ImageError, Kernel, Root, cache, depmod};
 
-/// What depmod reads beside the modules.
+/// Files that depmod reads in addition to the modules.
 const LISTS: [&str; 3] = [
     "modules.builtin",
     "modules.builtin.modinfo",
     "modules.order",
 ];
 
-/// A folder with `usr/lib/modules/RELEASE`: all modules of `kernel` and their index, for a guest that lays it over `root`. None
-/// if the root has them itself, or no one has.
+/// Returns a folder with `usr/lib/modules/RELEASE`: all modules of `kernel` and their index, for a
+/// guest that lays it over `root`. Returns `None` if the root itself has them, or if there are no
+/// modules.
 ///
 /// # Errors
 /// [`ImageError::Depmod`], and [`ImageError::Io`].
@@ -54,7 +55,8 @@ pub fn module_tree(
     Ok(Some(entry))
 }
 
-/// The file `from` as `to` too: as another name of it, or as a copy where that is on another file system.
+/// Makes the file `from` available as `to`, too: as a link, or as a copy if that is on another file
+/// system.
 fn link_or_copy(from: &Path, to: &Path) -> Result<(), ImageError> {
     let folder = to.parent().unwrap_or(to);
     fs::create_dir_all(folder).map_err(io_error("create", folder))?;

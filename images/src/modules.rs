@@ -1,6 +1,6 @@
-//! The modules of a kernel: where they are, what is built in, and the order in which they load.
+//! The modules of a kernel: their files, the built-in ones, and the order in which they load.
 //!
-//! Nothing here needs `depmod` to have run: a module names its dependencies itself.
+//! `depmod` need not have run: a module names its dependencies itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,14 +13,14 @@ use crate::{ImageError, cache, elf};
 
 const SUFFIXES: [&str; 4] = [".ko", ".ko.xz", ".ko.zst", ".ko.gz"];
 
-/// What is below a kernel's module folder or build tree.
+/// The modules below a kernel's module folder or build tree.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     files: BTreeMap<String, PathBuf>,
     builtin: BTreeSet<String>,
-    /// Modules by a further name, if depmod has run.
+    /// Modules by an additional name, if depmod has run.
     aliases: BTreeMap<String, Vec<String>>,
-    /// Changes when any module does.
+    /// Changes when any module changes.
     pub(crate) stamp: String,
 }
 
@@ -44,7 +44,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Takes in a module that is elsewhere, in place of one of the same name.
+    /// Adds a module from elsewhere, in place of one with the same name.
     pub(crate) fn add(&mut self, path: &Path) -> Result<(), ImageError> {
         if let Some(name) = name_of(path) {
             self.stamp.push_str(&cache::stamp(path)?);
@@ -82,12 +82,12 @@ impl Tree {
         Ok(())
     }
 
-    /// The files of all modules.
+    /// Returns the files of all modules.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.values().map(PathBuf::as_path)
     }
 
-    /// The source of module `name`; `None` if there is none.
+    /// Returns the source of module `name`, or `None` if there is none.
     pub(crate) fn find(&self, name: &str) -> Option<ModuleSource<'_>> {
         match self.files.get(name) {
             Some(path) => Some(ModuleSource::File(path)),
@@ -95,7 +95,7 @@ impl Tree {
         }
     }
 
-    /// The modules that `names` of a soft dependency stand for, as far as they are files.
+    /// Returns the modules that the `names` of a soft dependency stand for, if they are files.
     pub(crate) fn resolve(&self, names: &[String]) -> Vec<String> {
         let modules = names.iter().flat_map(|name| match self.find(name) {
             Some(_) => std::slice::from_ref(name),
@@ -106,7 +106,7 @@ impl Tree {
     }
 }
 
-/// Where a module is.
+/// The location of a module.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ModuleSource<'a> {
     File(&'a Path),
@@ -116,9 +116,9 @@ pub(crate) enum ModuleSource<'a> {
 /// A module, uncompressed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Module {
-    /// As in `/proc/modules`.
+    /// Its name, as in `/proc/modules`.
     pub(crate) name: String,
-    /// The modules that must be loaded before.
+    /// The modules that must be loaded first.
     pub(crate) needs: Vec<String>,
     /// Its soft dependencies.
     pub(crate) soft: SoftDependencies,
@@ -135,7 +135,8 @@ pub(crate) struct SoftDependencies {
 }
 
 impl SoftDependencies {
-    /// The text in a module's section `.modinfo`. Words that follow neither `pre:` nor `post:` are ignored, as by modprobe.
+    /// Parses the text in a module's section `.modinfo`. Words that follow neither `pre:` nor
+    /// `post:` are ignored, as by modprobe.
     fn of_facts(facts: &[u8]) -> Self {
         let mut soft = Self::default();
         for fact in facts.split(|&byte| byte == 0) {
@@ -153,7 +154,7 @@ impl SoftDependencies {
         soft
     }
 
-    /// Those that `tree` has as files, by their own names.
+    /// Returns those that `tree` has as files, by their own names.
     pub(crate) fn within(&self, tree: &Tree) -> Self {
         Self {
             before: tree.resolve(&self.before),
@@ -191,10 +192,12 @@ impl Module {
     }
 }
 
-/// Returns a module by its name and the name of the module that needs it; `None` if it is built in.
+/// Returns a module by its name and the name of the module that needs it, or `None` if it is built
+/// in.
 type Load<'a> = dyn FnMut(&str, Option<&str>) -> Result<Option<Module>, ImageError> + 'a;
 
-/// `wanted` and their dependencies, each after its own dependencies. Soft dependencies come along if they can be loaded.
+/// Returns `wanted` and their dependencies, each after its own dependencies. Soft dependencies are
+/// included if they can be loaded.
 pub(crate) fn in_order(wanted: &[String], load: &mut Load<'_>) -> Result<Vec<Module>, ImageError> {
     let mut order = Order {
         load,
@@ -214,7 +217,7 @@ pub(crate) fn in_order(wanted: &[String], load: &mut Load<'_>) -> Result<Vec<Mod
 
 struct Order<'a, 'b> {
     load: &'a mut Load<'b>,
-    /// Whether a module that was met is a file.
+    /// The modules visited so far; `true` for one that is a file.
     seen: BTreeMap<String, bool>,
     modules: Vec<Module>,
 }
@@ -256,7 +259,8 @@ impl Order<'_, '_> {
     }
 }
 
-/// The name of the module in a file, as in `/proc/modules`; `None` if the file is no module.
+/// Returns the name of the module in a file, as in `/proc/modules`, or `None` if the file is not a
+/// module.
 fn name_of(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     SUFFIXES
@@ -265,12 +269,13 @@ fn name_of(path: &Path) -> Option<String> {
         .map(normal)
 }
 
-/// The kernel takes `-` and `_` for the same, and shows `_`.
+/// Normalises a name: the kernel does not distinguish `-` and `_`, and shows `_`.
 fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// The names in a `modules.alias` that stand for modules. Those with a wildcard match devices.
+/// Returns the names in a `modules.alias` that stand for modules. Names with a wildcard match
+/// devices.
 fn aliases(list: &str) -> BTreeMap<String, Vec<String>> {
     let mut aliases: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for line in list.lines() {
@@ -287,7 +292,8 @@ fn aliases(list: &str) -> BTreeMap<String, Vec<String>> {
     aliases
 }
 
-/// The dependencies that a module states in its section `.modinfo` (Linux, `scripts/mod/modpost.c`, `add_depends`).
+/// Returns the dependencies that a module states in its section `.modinfo` (Linux,
+/// `scripts/mod/modpost.c`, `add_depends`).
 fn needs_of(facts: &[u8]) -> Option<Vec<String>> {
     let depends = facts
         .split(|&byte| byte == 0)
@@ -302,7 +308,8 @@ fn needs_of(facts: &[u8]) -> Option<Vec<String>> {
     )
 }
 
-/// The option of the kernel's configuration that builds the module, as far as it is one of those that a guest needs.
+/// Returns the option of the kernel's configuration that builds the module, for modules that a
+/// guest needs.
 pub(crate) fn option_of(module: &str) -> String {
     let option = match module {
         "9p" => "9P_FS",
@@ -332,7 +339,7 @@ pub(crate) mod tests {
     use crate::elf::tests::with_section;
     use crate::unpack::tests::{gzip, zstd};
 
-    /// A module with nothing but its facts.
+    /// Returns a module with only its facts.
     pub(crate) fn module(modinfo: &[u8]) -> Vec<u8> {
         with_section(".modinfo", modinfo)
     }

@@ -1,4 +1,4 @@
-//! Modules that are no part of a kernel: built from source against its headers, once.
+//! Modules outside a kernel's tree: built from source against its headers, once.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,19 +15,19 @@ use crate::progress::Progress;
 use crate::toolchain::Toolchain;
 use crate::{Cache, ImageError, Kernel, Root, cache, kernel_build};
 
-/// Set for every build: nothing here reads type information.
+/// Set for every build: peerbar does not read type information.
 const NO_TYPE_INFO: &str = "CONFIG_DEBUG_INFO_BTF_MODULES=";
 
-/// What makes a folder one that modules are built from.
+/// Files that mark a folder from which modules are built.
 const RULES: [&str; 2] = ["Kbuild", "Makefile"];
-/// The most that the files of such a folder may have, in bytes.
+/// The largest size of the files in such a folder, in bytes.
 const LARGEST: u64 = 64 << 20;
-/// How many lines of the compiler's complaints are printed.
+/// Lines of the compiler's errors that are printed.
 const SHOWN: usize = 40;
-/// Ends of names of files that a build leaves.
+/// Suffixes of files that a build leaves.
 const BUILT: [&str; 7] = [".o", ".ko", ".mod", ".mod.c", ".cmd", ".order", ".symvers"];
 
-/// Whose sources they are.
+/// The author of the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Author {
     /// This project: a warning is an error.
@@ -38,33 +38,34 @@ pub(crate) enum Author {
     Linux,
 }
 
-/// Sources that modules are built from.
+/// Sources from which modules are built.
 pub(crate) struct ModuleBuild<'a> {
-    /// Where they are from, for messages.
+    /// Their origin, for messages.
     pub(crate) folder: &'a Path,
-    /// Whose they are.
+    /// Their author.
     pub(crate) author: Author,
-    /// Variables for make, beside those of every build.
+    /// Variables for make, in addition to those of every build.
     pub(crate) options: Vec<String>,
-    /// What identifies the sources.
+    /// The identity of the sources.
     pub(crate) inputs: Vec<String>,
-    /// Reads them, if the cache lacks what they are built into.
+    /// Reads them, if the cache lacks the result.
     pub(crate) read: &'a dyn Fn() -> Result<Sources, ImageError>,
 }
 
-/// Nor does anything read debugging information, unless the kernel's versions of symbols are made from it.
+/// Debugging information is also unused, unless the kernel's versions of symbols are made from it.
 const NO_DEBUG_INFO: &str = "CONFIG_DEBUG_INFO=";
 
-/// Whether `folder` has what a module is built by: a `Kbuild` or a `Makefile`.
+/// Returns `true` if `folder` has the rules for building a module: a `Kbuild` or a `Makefile`.
 #[must_use]
 pub fn is_module_folder(folder: &Path) -> bool {
     RULES.iter().any(|rules| folder.join(rules).is_file())
 }
 
-/// The modules that the folder `folder` (with a `Kbuild` or a `Makefile`) builds for `kernel`, as [`build`].
+/// Returns the modules that the folder `folder` (with a `Kbuild` or a `Makefile`) builds for
+/// `kernel`, like [`build`].
 ///
 /// # Errors
-/// [`ImageError::NoSources`], and as [`build`].
+/// [`ImageError::NoSources`], and those of [`build`].
 pub(crate) fn build_folder(
     cache: &Cache,
     kernel: &Kernel,
@@ -88,7 +89,8 @@ pub(crate) fn build_folder(
     self::build(cache, kernel, root, &build)
 }
 
-/// Checks that the build tree of `kernel`, a user's, has these files of the kernel's own tree.
+/// Checks that the build tree of `kernel`, a user's kernel, has these files of the kernel's own
+/// tree.
 ///
 /// # Errors
 /// [`ImageError::NoBuildTree`], [`ImageError::NoPrivateHeader`].
@@ -98,7 +100,7 @@ pub(crate) fn check_headers(kernel: &Kernel, headers: &[&str]) -> Result<(), Ima
         Target::Root { tree, .. } => tree,
         Target::Tree(tree) | Target::Built { kernel: tree, .. } => tree.as_path(),
     };
-    // A folder that a kernel was built in, apart from its source, links to that.
+    // A folder in which a kernel was built, separate from its source, links to the source.
     let has =
         |header: &str| tree.join(header).is_file() || tree.join("source").join(header).is_file();
     match headers.iter().find(|header| !has(header)) {
@@ -111,12 +113,13 @@ pub(crate) fn check_headers(kernel: &Kernel, headers: &[&str]) -> Result<(), Ima
     }
 }
 
-/// The modules of `build` for `kernel`; built if the cache has none of these
-/// sources for that kernel. The kernel of `root` is built for with the root's own compiler, a user's kernel with the
-/// host's, in its build tree.
+/// Returns the modules of `build` for `kernel`. Builds them if the cache has none of these sources
+/// for that kernel: for the kernel of `root` with the root's own compiler, for a user's kernel with
+/// the host's, in its build tree.
 ///
 /// # Errors
-/// [`ImageError::NoBuildTree`], [`ImageError::ModuleBuild`] with the compiler's first complaint, [`ImageError::Io`].
+/// [`ImageError::NoBuildTree`], [`ImageError::ModuleBuild`] with the compiler's first error,
+/// [`ImageError::Io`].
 pub(crate) fn build(
     cache: &Cache,
     kernel: &Kernel,
@@ -147,13 +150,13 @@ pub(crate) fn build(
     modules_in(&entry)
 }
 
-/// What modules are built against.
+/// The build tree and the tools for modules.
 enum Target<'a> {
     /// The kernel of a root, with the root's compiler.
     Root { tree: &'a Path, release: &'a str },
     /// A build tree, with the host's compiler.
     Tree(PathBuf),
-    /// A kernel that [`crate::KernelBuild`] made, with the tools in a tree of their own.
+    /// A kernel that [`crate::KernelBuild`] made, with the tools in a separate tree.
     Built { kernel: PathBuf, tools: PathBuf },
 }
 
@@ -171,7 +174,8 @@ impl<'a> Target<'a> {
             let release = &kernel.release;
             return Ok(Self::Root { tree, release });
         }
-        // An installed kernel links to its build tree; what is given may also be the build tree itself.
+        // An installed kernel links to its build tree; the argument may also be the build tree
+        // itself.
         [modules.join("build"), modules.to_path_buf()]
             .into_iter()
             .find(|dir| dir.join("Makefile").is_file())
@@ -189,14 +193,16 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Whether gendwarfksyms makes the versions of exported symbols. Debian's kernels have none.
+    /// Returns `true` if gendwarfksyms makes the versions of exported symbols. Debian's kernels
+    /// have no such versions.
     fn has_dwarf_versions(&self) -> bool {
         let Self::Tree(tree) = self else { return false };
         fs::read_to_string(tree.join("include/config/auto.conf"))
             .is_ok_and(|config| config.lines().any(|line| line == "CONFIG_GENDWARFKSYMS=y"))
     }
 
-    /// Changes with each build of the kernel. A root is an entry of `cache`, whose name tells its content: the cache may lie elsewhere later.
+    /// Changes with each build of the kernel. A root is an entry of `cache`, whose name identifies
+    /// its contents: the cache may be moved.
     fn stamp(&self, cache: &Cache) -> Result<Vec<u8>, ImageError> {
         match self {
             Self::Root { tree, .. } => {
@@ -212,12 +218,13 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Source files: their paths relative to the folder, and their contents. What is hidden or was built is none.
+/// Source files: their paths relative to the folder, and their contents. Hidden files and results
+/// of a build are left out.
 #[derive(Clone)]
 pub(crate) struct Sources(Vec<(PathBuf, Vec<u8>)>);
 
 impl Sources {
-    /// Files by their paths relative to a folder.
+    /// Takes files by their paths relative to a folder.
     pub(crate) fn of_files(files: Vec<(PathBuf, Vec<u8>)>) -> Self {
         Self(files)
     }
@@ -227,7 +234,7 @@ impl Sources {
         self.0.extend(files);
     }
 
-    /// Those in the folder `dir`.
+    /// Reads the files in the folder `dir`.
     pub(crate) fn read(dir: &Path) -> Result<Self, ImageError> {
         let mut files = Vec::new();
         let mut bytes: u64 = 0;
@@ -260,7 +267,7 @@ impl Sources {
         Ok(Self(files))
     }
 
-    /// Changes when any of them does.
+    /// Returns a key that changes when any of them does.
     pub(crate) fn key(&self) -> String {
         let bytes = |path: &Path| path.as_os_str().as_encoded_bytes().to_vec();
         let files = self.0.iter();
@@ -290,7 +297,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Builds in a folder beside what is kept: the modules alone.
+    /// Builds in a work folder, and keeps only the modules.
     fn run(&self, entry: &Path, lock: &BuildLock) -> Result<(), ImageError> {
         let work = entry.with_extension("work");
         let sources = work.join("sources");
@@ -340,7 +347,7 @@ impl Job<'_> {
         })
     }
 
-    /// The compiler's words, with the names of the user's own files.
+    /// Returns the compiler's output, with the names of the user's own files.
     fn of_user(&self, output: &str, sources: &Path) -> String {
         let built_in = sources.display().to_string();
         let folder = self.build.folder.display().to_string();
@@ -363,7 +370,7 @@ impl Job<'_> {
                 let toolchain = Toolchain::make(tree, release, &work.join("toolchain"))?;
                 let mut command = Command::new(toolchain.programs.join("make"));
                 command.env("PATH", before_path(&toolchain.programs));
-                // Of a compiler that is known, its further warnings can be demanded too.
+                // The root's compiler is known, so its further warnings can be demanded, too.
                 command.args((self.build.author == Author::Peerbar).then_some("W=1"));
                 command.arg("-C").arg(&toolchain.kernel);
                 command
@@ -407,7 +414,8 @@ fn before_path(dir: &Path) -> OsString {
     path
 }
 
-/// The compiler's errors with the lines that it quotes. If it found none, make's.
+/// Returns the compiler's errors with the lines that it quotes. If there are none, returns make's
+/// errors.
 pub(crate) fn complaints(output: &str) -> Vec<&str> {
     let mut is_quoted = false;
     let of_compiler = |line: &&str| {
@@ -422,7 +430,7 @@ pub(crate) fn complaints(output: &str) -> Vec<&str> {
     complaints
 }
 
-/// All modules in a folder and in those below it.
+/// Returns all modules in a folder and in the folders below it.
 fn modules_below(dir: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let mut modules = modules_in(dir)?;
     for found in fs::read_dir(dir).map_err(io_error("list", dir))? {
@@ -451,7 +459,7 @@ fn modules_in(dir: &Path) -> Result<Vec<PathBuf>, ImageError> {
 mod tests {
     use super::*;
 
-    /// A build tree with the "compiler" `rule`, a driver's sources, and a cache.
+    /// Returns a build tree with the "compiler" `rule`, a driver's sources, and a cache.
     fn lab(rule: &str) -> (tempfile::TempDir, Cache, Kernel, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("tree");

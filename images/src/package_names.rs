@@ -1,4 +1,5 @@
-//! The names of Debian's packages, kept of the lists that each mmdebstrap fetches, so that a mistyped name is found without a download.
+//! The names of Debian's packages, from the lists that each mmdebstrap fetches, so that a mistyped
+//! name is found without a download.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,14 +11,14 @@ use tempfile::NamedTempFile;
 use crate::error::io_error;
 use crate::{Cache, ImageError};
 
-/// Where apt keeps its lists in a tree.
+/// Folder of apt's lists in a tree.
 const LISTS: &str = "var/lib/apt/lists";
 /// The end of the name of a list of packages.
 const LIST: &str = "_Packages";
 /// The file of the cache that has the names, one in a line.
 const NAMES: &str = "package-names";
 
-/// The names of all packages of the suites that a root is made of; `None` before the first download.
+/// Returns the names of all packages of the suites for a root, or `None` before the first download.
 ///
 /// # Errors
 /// The cache cannot be read.
@@ -33,7 +34,7 @@ pub fn package_names(cache: &Cache) -> Result<Option<BTreeSet<String>>, ImageErr
     Ok(None)
 }
 
-/// Moves what apt's lists of `tree` say into `cache`.
+/// Moves the names in apt's lists of `tree` into `cache`.
 pub(crate) fn keep(tree: &Path, cache: &Path) -> Result<(), ImageError> {
     let lists = tree.join(LISTS);
     let mut names = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Packages beyond the root's: a tree of their own, which a guest lays over its root.
+//! Packages beyond the root's: a separate tree, which a guest lays over its root.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,7 +13,8 @@ use crate::{Cache, ImageError, bootstrap, cache, recipe};
 const MANIFEST: &str = "packages.json";
 const TREE: &str = "tree";
 
-/// What a tree has besides packages' files: apt's and mmdebstrap's own, and copies of the host's.
+/// Parts of a tree that are not packages' files: those of apt and mmdebstrap, and copies of the
+/// host's.
 const FOREIGN: [&str; 12] = [
     "dev",
     "etc/apt",
@@ -29,7 +30,7 @@ const FOREIGN: [&str; 12] = [
     "var/lib/dpkg",
 ];
 
-/// Debian packages and what they depend on, unpacked. Their maintainer scripts have not run.
+/// Debian packages and their dependencies, unpacked. Their maintainer scripts have not run.
 #[derive(Clone, Debug)]
 pub struct PackageTree {
     path: PathBuf,
@@ -37,11 +38,12 @@ pub struct PackageTree {
 }
 
 impl PackageTree {
-    /// The packages `names`, in any order, of the suites that the root is made of; fetched and unpacked if the cache lacks
-    /// them.
+    /// Returns the packages `names`, in any order, of the suites of the root. Fetches and unpacks
+    /// them if the cache lacks them.
     ///
     /// # Errors
-    /// [`ImageError::NoPackage`] for a name that Debian does not have, and whatever else stops mmdebstrap.
+    /// [`ImageError::NoPackage`] for a name that Debian does not have, and other failures of
+    /// mmdebstrap.
     pub fn get(cache: &Cache, names: &[String]) -> Result<Self, ImageError> {
         let (names, key) = names_and_key(names);
         let entry = cache.entry(Kind::Packages, &key, |entry, lock| {
@@ -50,7 +52,7 @@ impl PackageTree {
         Self::read(&entry)
     }
 
-    /// The same tree, or where it will be if the cache lacks it. Nothing is fetched.
+    /// Returns the same tree, or its future path if the cache lacks it. Does not fetch anything.
     ///
     /// # Errors
     /// A tree of the cache that cannot be read.
@@ -65,7 +67,8 @@ impl PackageTree {
         }
     }
 
-    /// Whether the cache has these packages, so that [`PackageTree::get`] needs no network.
+    /// Returns `true` if the cache has these packages, so that [`PackageTree::get`] needs no
+    /// network.
     #[must_use]
     pub fn is_cached(cache: &Cache, names: &[String]) -> bool {
         cache.has(Kind::Packages, &names_and_key(names).1)
@@ -85,20 +88,20 @@ impl PackageTree {
         Ok(Self { path, versions })
     }
 
-    /// The tree's top folder.
+    /// Returns the tree's top folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The version of every package in it, by name.
+    /// Returns the version of every package in it, by name.
     #[must_use]
     pub fn versions(&self) -> &BTreeMap<String, String> {
         &self.versions
     }
 }
 
-/// The names in order, each once, and the key of the tree that they make.
+/// Returns the names in order, each once, and the key of their tree.
 fn names_and_key(names: &[String]) -> (Vec<&str>, String) {
     let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
     names.sort_unstable();
@@ -124,7 +127,7 @@ fn build(entry: &Path, names: &[&str], cache: &Cache, lock: &BuildLock) -> Resul
     fs::write(&path, text).map_err(io_error("write", &path))
 }
 
-/// Leaves packages' files alone, so that nothing else hides what the root has.
+/// Removes all but packages' files, so that no other file hides a file of the root.
 fn strip(tree: &Path) -> Result<(), ImageError> {
     for foreign in FOREIGN {
         let path = tree.join(foreign);

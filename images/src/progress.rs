@@ -1,4 +1,5 @@
-//! How far a long piece of work is, on standard error: a bar on a terminal; elsewhere a line for every tenth of what takes long.
+//! The progress of long work, on standard error: a bar on a terminal; elsewhere a line for every
+//! tenth, if the work takes long.
 
 use std::fs::File;
 use std::io::{self, Read, Write, stderr};
@@ -16,21 +17,21 @@ const BAR: usize = 20;
 /// Steps that follow each other faster are not all shown.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// Away from a terminal a share is said when it has grown by as much, in percent.
+/// Without a terminal a share is printed when it has grown by this much, in percent.
 const PLAIN_STEP: u128 = 10;
-/// Away from a terminal no two shares are said sooner after each other.
+/// Without a terminal two shares are printed at least this far apart.
 const PLAIN_PAUSE: Duration = Duration::from_secs(10);
 
 /// The progress of one piece of work, which may have several parts.
 pub struct Progress(Mutex<State>);
 
 struct State {
-    /// `None` away from a terminal.
+    /// The lines, or `None` without a terminal.
     lines: Option<LiveLines>,
     part: Part,
-    /// When the part was last shown.
+    /// The time at which the part was last shown.
     shown: Option<Instant>,
-    /// The share that was last said, in percent, away from a terminal.
+    /// The share that was last printed, in percent, without a terminal.
     said: u128,
 }
 
@@ -45,7 +46,7 @@ pub enum Unit {
     Objects,
 }
 
-/// A part of the work, and how far it is.
+/// A part of the work, and its progress.
 struct Part {
     /// Empty before the first one.
     what: String,
@@ -53,7 +54,7 @@ struct Part {
     /// The units to do, if their number is known.
     total: Option<u64>,
     done: u64,
-    /// The step that is under way.
+    /// The step in progress.
     step: String,
     began: Instant,
 }
@@ -65,7 +66,7 @@ impl Progress {
         Self::of("", Unit::Bytes)
     }
 
-    /// Nothing of `what` has been done yet.
+    /// Starts `what` without progress.
     pub fn of(what: &str, unit: Unit) -> Self {
         Self(Mutex::new(State {
             lines: LiveLines::on_terminal(),
@@ -75,7 +76,7 @@ impl Progress {
         }))
     }
 
-    /// A line that stays, above the bar.
+    /// Prints a line that stays, above the bar.
     pub(crate) fn say(&self, line: &str) {
         let mut state = self.0.lock();
         if let Some(lines) = &mut state.lines {
@@ -87,31 +88,31 @@ impl Progress {
         }
     }
 
-    /// Begins a part of `total` units, if it is known how many.
+    /// Begins a part of `total` units, if their number is known.
     pub(crate) fn part(&self, what: &str, unit: Unit, total: Option<u64>) {
         let mut state = self.0.lock();
         state.part = Part::new(what, unit, total);
         state.said = 0;
-        // Nothing is said of it before it takes long.
+        // Work is not reported before it has taken long.
         state.shown = Some(Instant::now());
         if state.lines.is_some() {
             state.show();
         }
     }
 
-    /// So many units are to be done.
+    /// Sets the number of units to do.
     pub fn expect(&self, total: u64) {
         self.0.lock().part.total = Some(total);
     }
 
-    /// So many units more have been done.
+    /// Adds units that have been done.
     pub fn add(&self, units: u64) {
         let mut state = self.0.lock();
         state.part.done = state.part.done.saturating_add(units);
         state.show_if_due();
     }
 
-    /// The step `what` is under way; of the steps before it, `units` more have been done.
+    /// Shows that the step `what` is in progress, and adds `units` of the earlier steps.
     pub(crate) fn step(&self, what: &str, units: u64) {
         let mut state = self.0.lock();
         what.clone_into(&mut state.part.step);
@@ -160,7 +161,8 @@ impl Part {
         }
     }
 
-    /// How much is done, in percent. A total may be an estimate, and what a folder holds may grow while it is copied.
+    /// Returns the share that is done, in percent. A total may be an estimate, and a folder may
+    /// grow while it is copied.
     fn share(&self) -> Option<u128> {
         let total = self.total.filter(|total| *total > 0)?;
         Some(u128::from(self.done.min(total)) * 100 / u128::from(total))
@@ -192,7 +194,7 @@ impl Part {
         format!("{}: {share}%, {}", self.what, self.amount())
     }
 
-    /// How much is done, of how much.
+    /// Returns the amount done, and the total.
     fn amount(&self) -> String {
         let total = self.total.filter(|total| *total > 0);
         match (self.unit, total) {
@@ -251,7 +253,7 @@ fn share_of(done: &str, total: &str) -> String {
     }
 }
 
-/// A number of bytes with one decimal, as `1.5 GiB`.
+/// Returns a number of bytes with one decimal, such as `1.5 GiB`.
 pub(crate) fn rounded(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;
@@ -266,7 +268,7 @@ pub(crate) fn rounded(bytes: u64) -> String {
     format!("{}.{} {name}", tenths / 10, tenths % 10)
 }
 
-/// A bar that is as full as `done` of `steps` tells.
+/// Returns a bar that is filled to `done` of `steps`.
 fn bar(done: u64, steps: u64, has_colours: bool) -> String {
     let share = done.saturating_mul(BAR as u64).checked_div(steps);
     let full = usize::try_from(share.unwrap_or(0)).map_or(BAR, |full| full.min(BAR));
@@ -309,7 +311,7 @@ mod tests {
             "░".repeat(10)
         );
         assert_eq!(line, expected);
-        // More than was expected, and nothing at all.
+        // More than was expected, and no total.
         part.done = 19 << 19;
         assert!(part.line(second, false).contains(" 100%  9.5 of"));
         part.total = Some(0);

@@ -1,4 +1,4 @@
-//! What the cache holds, and what of it can go.
+//! The contents of the cache, and the entries that can be removed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, Metadata};
@@ -13,46 +13,47 @@ use crate::cache::{BuildLock, Kind, WORK_PREFIX};
 use crate::error::io_error;
 use crate::{Cache, ImageError, entry_use};
 
-/// Initramfs images that are kept however many there are: every change of the agent, and every other set of modules, makes
-/// another one.
+/// Initramfs images that are always kept: every change of the agent, and every other set of
+/// modules, makes another one.
 const NEWEST: usize = 64;
-/// How long an entry stays after its last use, whatever the rule but [`PruneRule::Everything`]: other versions of this program
-/// may share the folder and mark no use.
+/// Time for which an entry stays after its last use under every rule except
+/// [`PruneRule::Everything`]: other versions of this program may share the folder and mark no use.
 const RECENT: Duration = Duration::from_secs(600);
 
-/// What the cache has of one file or folder.
+/// A file or folder in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CacheEntry {
     /// Name in the cache's folder.
     pub name: String,
-    /// What it is: `root`, `kernel`, `initramfs`, ...; `other` for what is no entry, which is never removed.
+    /// Its kind: `root`, `kernel`, `initramfs`, ...; `other` for a foreign file, which is never
+    /// removed.
     pub kind: &'static str,
     /// Bytes on disk.
     pub bytes: u64,
-    /// When it was last used.
+    /// The time of its last use.
     #[serde(serialize_with = "seconds")]
     pub last_use: SystemTime,
-    /// Whether a process uses it now.
+    /// A process uses it now.
     pub in_use: bool,
 }
 
-/// Which entries are removed. None that is in use ever is.
+/// The rule that selects the entries to remove. Entries in use are never removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PruneRule {
-    /// What is done whenever something is built: those unused for the lifetime of their kind, and of initramfs images all but
-    /// the newest few.
+    /// The routine after each build: entries unused for the lifetime of their kind, and all
+    /// initramfs images except the newest few.
     Routine,
-    /// Those of [`PruneRule::Routine`], and what is quickly built again and was last used before this time, at which the
-    /// present programs were built.
+    /// The entries of [`PruneRule::Routine`], and entries that are quick to rebuild and were last
+    /// used before this time, at which the present programs were built.
     Superseded(SystemTime),
-    /// Those unused for as long.
+    /// The entries unused for this time.
     UnusedFor(Duration),
-    /// All.
+    /// All entries.
     Everything,
 }
 
 impl Cache {
-    /// All that is in the folder, by kind, the last used first.
+    /// Returns everything in the folder, by kind, the last used first.
     ///
     /// # Errors
     /// [`ImageError::Io`] if the folder cannot be read.
@@ -61,7 +62,7 @@ impl Cache {
         Ok(found.iter().map(StoredFile::entry).collect())
     }
 
-    /// Bytes on disk of all that is in the folder; 0 if it cannot be read.
+    /// Returns the bytes on disk of everything in the folder, or 0 if it cannot be read.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         bytes_in(self.path())
@@ -73,7 +74,8 @@ impl Cache {
         self.below().map_or(0, bytes_in)
     }
 
-    /// Removes the entries that `rule` names, or with `dry_run` none, and returns them. Waits for a build that is under way.
+    /// Returns the entries that `rule` selects, and removes them unless `dry_run` is set. Waits for
+    /// a build in progress.
     ///
     /// # Errors
     /// [`ImageError::Io`], or [`ImageError::Stopped`] while it waits.
@@ -90,21 +92,22 @@ impl Cache {
         Ok(pruned)
     }
 
-    /// Removes leftovers of dead builds, and what [`PruneRule::Routine`] names. It leaves foreign files, since the user may
-    /// keep some in that folder.
+    /// Removes leftovers of dead builds, and the entries of [`PruneRule::Routine`]. Keeps foreign
+    /// files, since the user may keep some in that folder.
     pub(crate) fn sweep(&self, lock: &BuildLock) -> Result<(), ImageError> {
         for left in names(self.path())? {
             if !left.0.starts_with(WORK_PREFIX) {
                 continue;
             }
             if let Err(error) = remove_all(&self.path().join(&left.0), &left.1) {
-                // No process has it locked. Where the cache is the overlay of another one, it may be a build in progress there.
+                // No process has locked it. If the cache is the overlay of another one, it may be a
+                // build in progress there.
                 log::warn!("a build's leftover stays: {error}");
             }
         }
         let found = found(self.path())?;
         for each in doomed(&found, PruneRule::Routine, SystemTime::now()) {
-            // A build needs none of these gone.
+            // A build does not depend on these removals.
             if let Err(error) = self.remove(each, lock) {
                 log::warn!("an unused entry of the cache stays: {error}");
             }
@@ -112,9 +115,10 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes an entry, unless it is in use. It first gets the name of a dead build's leftover, so that one that is removed in
-    /// part only is found by no user and by every builder. False if it is in use, or gone already: over a cache that is read-only
-    /// (overlayfs), its owner's removals take no lock that is seen here.
+    /// Removes an entry, unless it is in use. It first gets the name of a dead build's leftover, so
+    /// that an entry that is only partly removed is found by no user and by every builder. Returns
+    /// `false` if it is in use, or gone already: over a read-only cache (overlayfs), the locks of
+    /// its owner's removals are not visible here.
     fn remove(&self, found: &StoredFile, _: &BuildLock) -> Result<bool, ImageError> {
         let path = self.path().join(&found.name);
         let Some(_excluded) = entry_use::exclude(&path).map_err(io_error("lock", &path))? else {
@@ -135,7 +139,7 @@ impl Cache {
 struct StoredFile {
     name: String,
     path: PathBuf,
-    /// What it is; `None` if it is no entry.
+    /// Its kind, or `None` if it is not an entry.
     kind: Option<Kind>,
     metadata: Metadata,
     last_use: SystemTime,
@@ -160,7 +164,7 @@ fn bytes_in(dir: &Path) -> u64 {
     entries.fold(0, |sum, entry| sum.saturating_add(entry.bytes))
 }
 
-/// All but leftovers of builds and the lock.
+/// Returns everything except leftovers of builds and the lock.
 fn found(dir: &Path) -> Result<Vec<StoredFile>, ImageError> {
     let names = names(dir)?.into_iter();
     let names =
@@ -191,7 +195,7 @@ fn names(dir: &Path) -> Result<Vec<(String, Metadata)>, ImageError> {
     let mut names = Vec::new();
     for each in fs::read_dir(dir).map_err(io_error("list", dir))? {
         let each = each.map_err(io_error("list", dir))?;
-        // One that is gone by now belonged to a build that ended.
+        // A leftover that is gone by now belonged to a build that ended.
         if let (Ok(name), Ok(metadata)) = (each.file_name().into_string(), each.metadata()) {
             names.push((name, metadata));
         }
@@ -199,7 +203,8 @@ fn names(dir: &Path) -> Result<Vec<(String, Metadata)>, ImageError> {
     Ok(names)
 }
 
-/// Which of `found`, of which the last used of a kind come first, `rule` names.
+/// Returns those of `found` that `rule` selects. Within a kind, `found` must be in the order of
+/// last use, the latest first.
 fn doomed(found: &[StoredFile], rule: PruneRule, now: SystemTime) -> Vec<&StoredFile> {
     let mut images: usize = 0;
     let is_doomed = |each: &&StoredFile| {
@@ -222,7 +227,8 @@ fn doomed(found: &[StoredFile], rule: PruneRule, now: SystemTime) -> Vec<&Stored
     found.iter().filter(is_doomed).collect()
 }
 
-/// Removes a file or folder. One that vanishes meanwhile is removed, too (see [`Cache::remove`]).
+/// Removes a file or folder. If it vanishes during the removal, that is also a success (see
+/// [`Cache::remove`]).
 fn remove_all(path: &Path, metadata: &Metadata) -> Result<(), ImageError> {
     let removed = if metadata.is_dir() {
         fs::remove_dir_all(path)
@@ -235,7 +241,8 @@ fn remove_all(path: &Path, metadata: &Metadata) -> Result<(), ImageError> {
     }
 }
 
-/// A file of several names, of which `seen` has the first, counts once. What vanishes meanwhile counts nothing.
+/// Returns the bytes on disk. A file with several names counts once: `seen` has the files counted
+/// so far. A file that vanishes counts 0.
 fn bytes_on_disk(path: &Path, metadata: &Metadata, seen: &mut BTreeSet<(u64, u64)>) -> u64 {
     /// The unit of `st_blocks` (stat(3)).
     const BLOCK: u64 = 512;
@@ -284,7 +291,7 @@ mod tests {
         remove_all(&dir.path().join("file/x"), &folder).unwrap_err();
     }
 
-    /// A cache with an entry for each name and hours since its last use.
+    /// Returns a cache with an entry for each name and hours since its last use.
     fn cache(entries: &[(&str, u32)]) -> (tempfile::TempDir, Cache) {
         let dir = tempfile::tempdir().unwrap();
         for (name, hours) in entries {

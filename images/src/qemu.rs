@@ -1,4 +1,4 @@
-//! Which QEMU to start, and how.
+//! The choice of QEMU, and its start.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -14,12 +14,12 @@ use crate::error::io_error;
 use crate::version::Version;
 use crate::{Cache, ImageError, Root, cache};
 
-/// What QEMU permits itself by its option `-sandbox` (seccomp(2)): it starts no program, and changes neither its user nor its
-/// priority.
+/// The restrictions that QEMU applies to itself with `-sandbox` (seccomp(2)): it starts no program,
+/// and changes neither its user nor its priority.
 pub const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 
 const PROGRAM: &str = "qemu-system-x86_64";
-/// 10.1.0 has the client too, but lays DMA requests out differently (a 32-bit count).
+/// 10.1.0 also has the client, but with another layout of DMA requests (a 32-bit count).
 const OLDEST: Version = Version {
     major: 10,
     minor: 1,
@@ -36,15 +36,15 @@ pub struct Qemu {
     pub program: PathBuf,
     /// Arguments before those of the virtual machine.
     pub args: Vec<OsString>,
-    /// What it needs in its environment.
+    /// Environment variables that it needs.
     pub env: Vec<(OsString, OsString)>,
     /// Its version.
     pub version: Version,
     /// Its origin.
     pub origin: Origin,
-    /// Whether it finds a firmware [`QBOOT`].
+    /// It finds a firmware [`QBOOT`].
     pub qboot: bool,
-    /// Whether it can confine itself (its option `-sandbox`).
+    /// It can confine itself (its option `-sandbox`).
     pub sandbox: bool,
 }
 
@@ -60,12 +60,14 @@ pub enum Origin {
 }
 
 impl Qemu {
-    /// The QEMU at `explicit`, else the one on `PATH` if it has vfio-user, else the one of the [`Root`], which is made if the
-    /// cache has none. Fit means 10.1.1 or later with a `vfio-user-pci` device.
+    /// Finds the QEMU at `explicit`, otherwise the one on `PATH` if it is fit, otherwise the one of
+    /// the [`Root`], which is made if the cache has none. Fit means 10.1.1 or later with a
+    /// `vfio-user-pci` device.
     ///
     /// # Errors
-    /// About `explicit`: [`ImageError::NoQemu`], [`ImageError::NotQemu`], [`ImageError::QemuTooOld`],
-    /// [`ImageError::QemuWithoutVfioUser`]. Else what [`Root::get`] says.
+    /// About `explicit`: [`ImageError::NoQemu`], [`ImageError::NotQemu`],
+    /// [`ImageError::QemuTooOld`], [`ImageError::QemuWithoutVfioUser`]. Otherwise those of
+    /// [`Root::get`].
     pub fn find(explicit: Option<&Path>, cache: &Cache) -> Result<Self, ImageError> {
         if let Some(path) = explicit {
             return Self::named(path);
@@ -76,13 +78,14 @@ impl Qemu {
         }
     }
 
-    /// The QEMU of `root`. It needs neither chroot nor privileges: it runs on its own dynamic loader and libraries.
+    /// Returns the QEMU of `root`. It needs neither chroot nor privileges: it runs on its own
+    /// dynamic loader and libraries.
     #[must_use]
     pub fn from_root(root: &Root) -> Self {
         Self::in_tree(root.path(), root.manifest().qemu)
     }
 
-    /// A command that starts it, without the options of a virtual machine.
+    /// Returns a command that starts it, without the options of a virtual machine.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
@@ -147,7 +150,7 @@ impl Qemu {
         Ok(qemu.probed(probe))
     }
 
-    /// The QEMU on `PATH`, if it is fit.
+    /// Returns the QEMU on `PATH`, if it is fit.
     #[must_use]
     pub fn on_path(cache: &Cache) -> Option<Self> {
         let qemu = Self::plain(search(OsStr::new(PROGRAM))?, Origin::Path);
@@ -167,7 +170,7 @@ impl Qemu {
         }
     }
 
-    /// The processor models that it has, as for `-cpu`.
+    /// Returns its processor models, as for `-cpu`.
     ///
     /// # Errors
     /// It does not start.
@@ -187,7 +190,7 @@ impl Qemu {
         }
     }
 
-    /// With the results of its probe.
+    /// Adds the results of its probe.
     fn probed(self, probe: Probe) -> Self {
         Self {
             version: probe.version,
@@ -218,9 +221,9 @@ impl Qemu {
         })
     }
 
-    /// As [`Qemu::probe`], but a program that has not changed since is not asked again.
+    /// Like [`Qemu::probe`], but a program that has not changed since is not asked again.
     fn remembered_probe(&self, cache: &Cache) -> Result<Probe, ImageError> {
-        // What it is asked decides, too: an entry of before has no answer to a new question.
+        // The questions are part of the key, too: an older entry has no answer to a new question.
         let asked = format!("-version, -device help, -L help, -sandbox {SANDBOX}");
         let key = cache::key([cache::stamp(&self.program)?.as_str(), asked.as_str()]);
         let path = cache.entry(Kind::Probe, &key, |path, _| {
@@ -235,7 +238,7 @@ impl Qemu {
         })
     }
 
-    /// Whether it has the network back end `user`, which takes libslirp.
+    /// Returns `true` if it has the network back end `user`, which needs libslirp.
     ///
     /// # Errors
     /// [`ImageError::Io`] if it does not start.
@@ -259,15 +262,16 @@ impl Qemu {
     }
 }
 
-/// What a QEMU says about itself.
+/// The properties that a QEMU reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Probe {
     pub(crate) version: Version,
-    /// Whether it has the device `vfio-user-pci`.
+    /// It has the device `vfio-user-pci`.
     pub(crate) vfio_user: bool,
-    /// The folders that it takes firmware from.
+    /// The folders in which it looks for firmware.
     pub(crate) firmware: Vec<PathBuf>,
-    /// Whether it starts with [`SANDBOX`]: a QEMU without libseccomp does not, though its help has the option.
+    /// It starts with [`SANDBOX`]: a QEMU without libseccomp does not, although its help has the
+    /// option.
     pub(crate) sandbox: bool,
 }
 
@@ -277,7 +281,7 @@ impl Probe {
     }
 }
 
-/// The models in the answer to `-cpu help`: those of its first paragraph, one in a line.
+/// Returns the models in the answer to `-cpu help`: those of its first paragraph, one in a line.
 fn cpu_models(answer: &str) -> BTreeSet<String> {
     let lines = answer.lines().skip(1);
     let lines = lines.take_while(|line| !line.trim().is_empty());
@@ -289,7 +293,7 @@ fn has_qboot(folders: &[PathBuf]) -> bool {
     folders.iter().any(|folder| folder.join(QBOOT).is_file())
 }
 
-/// The file that a shell would run as `name`.
+/// Returns the file that a shell would run as `name`.
 fn search(name: &OsStr) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?)
         .map(|dir| dir.join(name))
@@ -302,7 +306,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
 
-    /// A program that answers as a QEMU of `version` would, and counts how often it is asked.
+    /// Makes a program that answers like a QEMU of `version`, and counts the questions.
     fn fake(dir: &Path, version: &str, device: &str) -> PathBuf {
         let path = dir.join("qemu");
         let script = format!(

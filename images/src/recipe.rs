@@ -14,10 +14,11 @@ pub(crate) const LAB_PACKAGES: &[&str] = &[
     "linux-image-amd64",
     "qemu-system-x86",
     "seabios",
-    // What the kernel's drivers of our own are built with; the headers bring their compiler along.
+    // Tools for building the kernel drivers of this project; the headers bring their compiler
+    // along.
     "linux-headers-amd64",
     "make",
-    // What a guest runs against the devices.
+    // Programs that a guest runs against the devices.
     "e2fsprogs",
     "fio",
     "iproute2",
@@ -29,7 +30,8 @@ pub(crate) const LAB_PACKAGES: &[&str] = &[
     "xfsprogs",
 ];
 
-/// What a shell script expects of any Debian; nothing is essential to mmdebstrap's variant `extract`.
+/// Programs that a shell script expects of any Debian; mmdebstrap's variant `extract` treats no
+/// package as essential.
 pub(crate) const SHELL_PACKAGES: &[&str] = &[
     "base-files",
     "bash",
@@ -61,19 +63,20 @@ pub(crate) const SHELL_PACKAGES: &[&str] = &[
     "util-linux",
 ];
 
-/// All packages that are asked for.
+/// Returns all requested packages.
 pub(crate) fn packages() -> impl Iterator<Item = &'static str> {
     LAB_PACKAGES.iter().chain(SHELL_PACKAGES).copied()
 }
 
-/// Takes the whole of backports, since its QEMU and its firmware must be of one age.
+/// Takes the whole of backports, since its QEMU and its firmware must match.
 pub(crate) const PREFERENCES: &str =
     "Package: *\\nPin: release n=trixie-backports\\nPin-Priority: 900\\n";
 
-/// Where packages come from.
+/// The sources of packages.
 pub(crate) const SOURCES: [&str; 3] = [SUITE, BACKPORTS, PREFERENCES];
 
-/// Symbolic links that Debian makes in maintainer scripts, which do not run here, and programs that BusyBox stands in for: where, and to what.
+/// Symbolic links that Debian makes in maintainer scripts, which do not run here, and programs that
+/// BusyBox replaces: path, and target.
 pub(crate) const LINKS: &[(&str, &str)] = &[
     ("usr/bin/awk", "mawk"),
     ("usr/bin/ping", "busybox"),
@@ -81,7 +84,7 @@ pub(crate) const LINKS: &[(&str, &str)] = &[
     ("usr/bin/which", "which.debianutils"),
 ];
 
-/// Files that Debian makes in maintainer scripts: where, and their text.
+/// Files that Debian makes in maintainer scripts: path, and text.
 pub(crate) const FILES: &[(&str, &str)] = &[
     (
         "etc/passwd",
@@ -94,12 +97,13 @@ pub(crate) const FILES: &[(&str, &str)] = &[
     ("etc/hostname", "peerbar\n"),
     ("etc/hosts", "127.0.0.1 localhost peerbar\n::1 localhost\n"),
     ("etc/ssh/sshd_config", SSHD),
-    // In place of a copy of the host's.
+    // Replaces a copy of the host's.
     ("etc/resolv.conf", "# A guest has no network.\n"),
 ];
 
-/// The settings of the server that `peerbar ssh-config` starts for each connection, and that has no terminal or log of its own: its errors
-/// go to the client's. The keys are those of the run. The tree belongs to the host's user, so its owners say nothing (`StrictModes`).
+/// The settings of the server that `peerbar ssh-config` starts for each connection, and that has
+/// neither a terminal nor a log: its errors go to the client's. The keys are those of the run. The
+/// tree belongs to the host's user, so its owners are meaningless (`StrictModes`).
 const SSHD: &str = "HostKey /run/peerbar-ssh/host_key\n\
                     AuthorizedKeysFile /run/peerbar-ssh/authorized_keys\n\
                     AuthenticationMethods publickey\n\
@@ -114,13 +118,13 @@ const SSHD: &str = "HostKey /run/peerbar-ssh/host_key\n\
 const GROUPS: &str = "root:x:0:\ntty:x:5:\ndisk:x:6:\nlp:x:7:\nkmem:x:15:\ndialout:x:20:\ncdrom:x:24:\ntape:x:26:\n\
                       audio:x:29:\nvideo:x:44:\nsgx:x:101:\nkvm:x:102:\nrender:x:103:\ninput:x:104:\nnogroup:x:65534:\n";
 
-/// Folders that a guest mounts something on.
+/// Mount points of a guest.
 pub(crate) const MOUNT_POINTS: &[&str] = &["dev", "host", "mnt", "proc", "run", "sys", "tmp"];
 
-/// Changes when what is done with the unpacked tree does.
+/// Changes when the processing of the unpacked tree changes.
 const STEPS: &str = "depmod";
 
-/// The hash of the recipe: a root of another recipe is another cache entry.
+/// Returns the hash of the recipe: a root of another recipe is another cache entry.
 pub(crate) fn key() -> String {
     let mut parts = SOURCES.to_vec();
     parts.push(STEPS);

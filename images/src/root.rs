@@ -24,11 +24,13 @@ pub struct Root {
 }
 
 impl Root {
-    /// The root of this version of peerbar; made if the cache has none, which takes a Debian archive, some 300 MB of
-    /// download and some 900 MB of disk. Nothing touches the network if it is there.
+    /// Returns the root of this version of peerbar. Makes it if the cache has none, which needs a
+    /// Debian archive, some 300 MB of download and some 900 MB of disk. Does not use the network if
+    /// the cache has it.
     ///
     /// # Errors
-    /// Whatever stops mmdebstrap, and [`ImageError::Io`] or [`ImageError::Manifest`] if the cache is damaged.
+    /// Failures of mmdebstrap, and [`ImageError::Io`] or [`ImageError::Manifest`] if the cache is
+    /// damaged.
     pub fn get(cache: &Cache) -> Result<Self, ImageError> {
         let entry = cache.entry(Kind::Root, &recipe::key(), |entry, lock| {
             build(entry, cache, lock)
@@ -48,19 +50,19 @@ impl Root {
         })
     }
 
-    /// Whether the cache has it, so that [`Root::get`] needs neither network nor time.
+    /// Returns `true` if the cache has it, so that [`Root::get`] needs neither network nor time.
     #[must_use]
     pub fn is_cached(cache: &Cache) -> bool {
         cache.has(Kind::Root, &recipe::key())
     }
 
-    /// The tree's top folder.
+    /// Returns the tree's top folder.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the tree was made of.
+    /// Returns the tree's manifest.
     #[must_use]
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
@@ -95,7 +97,8 @@ fn build(entry: &Path, cache: &Cache, lock: &BuildLock) -> Result<(), ImageError
     Ok(())
 }
 
-/// Does what Debian leaves to maintainer scripts, and drops what was only needed to get here.
+/// Does the work that Debian leaves to maintainer scripts, and removes files that were needed only
+/// for unpacking.
 fn finish(tree: &Path) -> Result<(), ImageError> {
     for (path, target) in recipe::LINKS {
         let path = tree.join(path);
@@ -127,7 +130,7 @@ fn qemu_version(tree: &Path, log: &Path) -> Result<Version, ImageError> {
     }
 }
 
-/// The release of the kernel, which must have its headers in the root.
+/// Returns the release of the kernel, which must have its headers in the root.
 fn kernel_release(tree: &Path, log: &Path) -> Result<String, ImageError> {
     let broken = |what| ImageError::BrokenRoot {
         what,

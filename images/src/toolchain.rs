@@ -1,9 +1,9 @@
-//! The root's compiler and the build system of its kernel, run where they lie.
+//! The root's compiler and the build system of its kernel, run in place.
 //!
-//! Nothing of the root can be started as it is: its programs want a dynamic loader and a C library newer than the
-//! host's may be. A chroot would need rights that a container or a normal user may not have, so each program gets a
-//! script of its name that starts it through the root's own loader; the kernel's headers get a folder beside them in
-//! which their build tools are such scripts.
+//! The root's programs cannot be started directly: they may need a newer dynamic loader and C
+//! library than the host's. A chroot would need rights that a container or a normal user may not
+//! have. So each program gets a script of the same name that starts it through the root's own
+//! loader, and the kernel's headers get a folder in which their build tools are such scripts.
 
 use std::fs;
 use std::io::{self, Read};
@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use crate::ImageError;
 use crate::error::io_error;
 
-/// What Debian puts before the name of a compiler or linker for x86-64.
+/// Debian's prefix for a compiler or linker for x86-64.
 pub(crate) const PREFIX: &str = "x86_64-linux-gnu-";
-/// What Debian's chooser programs in the kernel's build tools start, by the end of their own name.
+/// Suffixes of the programs that Debian's chooser programs in the kernel's build tools start.
 const CHOICES: [&str; 2] = [".real-x86", ".real-lsb-64"];
 
 /// A folder from which modules for the root's kernel can be built.
@@ -26,7 +26,7 @@ pub(crate) struct Toolchain {
     pub(crate) kernel: PathBuf,
 }
 
-/// Whether the root in `tree` has what modules for its kernel are built with.
+/// Returns `true` if the root in `tree` has the tools for building modules for its kernel.
 pub(crate) fn is_in(tree: &Path, release: &str) -> bool {
     headers(tree, release).join("Module.symvers").is_file()
         && tree.join("usr/bin/make").is_file()
@@ -69,7 +69,8 @@ impl Toolchain {
         Ok(())
     }
 
-    /// The folder of the kernel's configuration, with its Makefile and its build tools changed.
+    /// Makes the folder of the kernel's configuration, with its Makefile and its build tools
+    /// changed.
     fn make_kernel(&self, loader: &Loader<'_>, release: &str) -> Result<(), ImageError> {
         let headers = headers(loader.tree, release);
         fs::create_dir(&self.kernel).map_err(io_error("create", &self.kernel))?;
@@ -78,7 +79,7 @@ impl Toolchain {
             match name.as_str() {
                 "Makefile" => self.make_makefile(&from, &to, loader.tree)?,
                 "scripts" | "tools" => loader.mirror(&from, &to)?,
-                // Of the kernel itself, for type information that is not used here.
+                // The kernel itself, for type information that is not used here.
                 "vmlinux" => {}
                 _ => symlink(&from, &to).map_err(io_error("create", &to))?,
             }
@@ -105,7 +106,7 @@ fn headers(tree: &Path, release: &str) -> PathBuf {
         .join(format!("linux-headers-{release}"))
 }
 
-/// The program that `gcc` starts to compile C.
+/// Returns the program that `gcc` starts to compile C.
 pub(crate) fn compiler_proper(tree: &Path) -> Option<PathBuf> {
     fs::read_dir(tree.join("usr/libexec/gcc/x86_64-linux-gnu"))
         .ok()?
@@ -120,7 +121,8 @@ pub(crate) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// A script that starts `program` with `argument` before its own. It keeps its own name: make(1) starts itself again.
+    /// Makes a script that starts `program` with `argument` before its own. It keeps its own name:
+    /// make(1) starts itself again.
     pub(crate) fn script(
         &self,
         path: &Path,
@@ -139,7 +141,7 @@ impl Loader<'_> {
             .map_err(io_error("change the mode of", path))
     }
 
-    /// The folder `from` as `to`: programs become scripts, other files links.
+    /// Makes the folder `to` like `from`: programs become scripts, other files links.
     fn mirror(&self, from: &Path, to: &Path) -> Result<(), ImageError> {
         fs::create_dir(to).map_err(io_error("create", to))?;
         for name in names_in(from)? {
@@ -156,7 +158,8 @@ impl Loader<'_> {
     }
 }
 
-/// What a chooser program would start for x86-64; the program itself if it is none.
+/// Returns the program that a chooser program would start for x86-64, or the program itself if it
+/// is not a chooser.
 fn chosen(program: &Path) -> PathBuf {
     CHOICES
         .iter()
@@ -185,7 +188,7 @@ pub(crate) fn names_in(dir: &Path) -> Result<Vec<String>, ImageError> {
     Ok(names)
 }
 
-/// One word of a shell's command line.
+/// Returns one word of a shell's command line.
 fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', "'\\''"))
 }
@@ -199,7 +202,7 @@ mod tests {
         fs::write(path, content).unwrap();
     }
 
-    /// A root with a compiler, make, and the headers of kernel `7.2-x`.
+    /// Returns a root with a compiler, make, and the headers of kernel `7.2-x`.
     fn root() -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let tree = dir.path().join("it's a root");

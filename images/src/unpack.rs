@@ -8,7 +8,8 @@ use ruzstd::decoding::StreamingDecoder;
 /// No kernel and no module is bigger than this once unpacked; a damaged one may claim to be.
 const LIMIT: u64 = 1 << 30;
 
-/// The content of a gzip, xz or zstd stream, which may have trailing bytes; other input unchanged.
+/// Returns the contents of a gzip, xz or zstd stream, which may have trailing bytes; other input
+/// unchanged.
 pub(crate) fn unpack(bytes: &[u8]) -> io::Result<Cow<'_, [u8]>> {
     match bytes {
         [0x1f, 0x8b, ..] => read(flate2::bufread::GzDecoder::new(bytes)),
@@ -18,7 +19,8 @@ pub(crate) fn unpack(bytes: &[u8]) -> io::Result<Cow<'_, [u8]>> {
     }
 }
 
-/// A zstd stream. The decoder keeps as much of the content as the stream's header asks for.
+/// Decodes a zstd stream. The decoder keeps as much of the contents as the stream's header
+/// requests.
 fn zstd(bytes: &[u8]) -> io::Result<impl Read> {
     /// A kernel is packed with the longest window that zstd has for ordinary use.
     const LONGEST_WINDOW: u64 = 1 << 27;
@@ -32,7 +34,8 @@ fn zstd(bytes: &[u8]) -> io::Result<impl Read> {
     }
 }
 
-/// Returns the window that a frame's header asks for (RFC 8878, 3.1.1.1.2), or `None` if it is all of the content.
+/// Returns the window that a frame's header requests (RFC 8878, 3.1.1.1.2), or `None` if it is the
+/// whole contents.
 fn zstd_window(frame: &[u8]) -> Option<u64> {
     const SINGLE_SEGMENT: u8 = 1 << 5;
     let [_, _, _, _, flags, window, ..] = *frame else {

@@ -1,4 +1,4 @@
-//! Which accelerator QEMU gets.
+//! The choice of QEMU's accelerator.
 
 use std::fs;
 use std::sync::OnceLock;
@@ -25,23 +25,24 @@ pub enum AccelChoice {
     TcgMulti,
 }
 
-/// How the guest's instructions are run.
+/// The way in which the guest's instructions are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
     /// By the CPU, through the kernel's virtual machines.
     Kvm,
     /// By QEMU's translator.
     Tcg {
-        /// Whether each virtual CPU has a thread of its own. QEMU 11.1 then does not patch code safely: one virtual CPU may go on
-        /// with a breakpoint that another has replaced (QEMU accel/tcg/cputlb.c, `notdirty_write`).
+        /// Set if each virtual CPU has a separate thread. QEMU 11.1 then does not patch code
+        /// safely: one virtual CPU may go on with a breakpoint that another has replaced (QEMU
+        /// accel/tcg/cputlb.c, `notdirty_write`).
         threads: bool,
-        /// How fast the guest's time stamp counter counts, if that is known.
+        /// Rate of the guest's time stamp counter in kHz, if that is known.
         tsc_khz: Option<u64>,
     },
 }
 
 impl Accel {
-    /// What `choice` comes to with `qemu`. KVM is tried before it is taken, once for a process.
+    /// Returns the accelerator for `choice` with `qemu`. KVM is tried first, once for a process.
     ///
     /// # Errors
     /// [`Failure::Environment`] if KVM is demanded and does not run a guest.
@@ -66,7 +67,7 @@ impl Accel {
         }
     }
 
-    /// Watching a counter takes its time, so it is done once.
+    /// The rate is measured once, because that takes time.
     fn tcg(threads: bool) -> Self {
         static TSC_KHZ: OnceLock<Option<u64>> = OnceLock::new();
         let tsc_khz = *TSC_KHZ.get_or_init(|| {
@@ -85,7 +86,7 @@ impl Accel {
         }
     }
 
-    /// The kernel parameters that the guest needs for it, if any.
+    /// Returns the kernel parameters that the guest needs for it, if any.
     pub fn kernel_parameters(self) -> String {
         match self {
             Self::Tcg {

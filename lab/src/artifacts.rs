@@ -1,4 +1,4 @@
-//! What a run is made of: QEMU, a kernel, an initramfs, our own programs.
+//! The parts of a run: QEMU, a kernel, an initramfs, our programs.
 
 use std::ffi::OsString;
 use std::fs;
@@ -29,10 +29,10 @@ use crate::terminal::say;
 /// The word for peerbar's own kernel, in place of a path.
 const DEFAULT_KERNEL: &str = "default";
 
-/// Makes the tools root writable. A kernel without it has a root that is read-only and has no layers.
+/// Makes the tools root writable. A kernel without it has a read-only root without layers.
 const OVERLAY: &str = "overlay";
 
-/// The file system by which programs configure parts of the kernel, such as NVMe targets.
+/// The file system with which programs configure parts of the kernel, such as NVMe targets.
 const CONFIGFS: &str = "configfs";
 
 /// The user's own pieces, in place of ours.
@@ -66,10 +66,12 @@ pub struct Own {
 }
 
 impl Own {
-    /// The same with the kernel of the tree around the current folder, if no kernel is named; that is said on stderr.
+    /// Uses the kernel of the tree around the current folder, if no kernel is named, and says so on
+    /// stderr.
     ///
     /// # Errors
-    /// [`Failure::Usage`] for a tree without a build, or with one that is older than its configuration.
+    /// [`Failure::Usage`] for a tree without a build, or with one that is older than its
+    /// configuration.
     pub fn or_kernel_tree_here(&self) -> Result<Self, Failure> {
         let mut own = self.clone();
         let here = std::env::current_dir().ok();
@@ -119,11 +121,11 @@ impl Own {
 pub struct Artifacts {
     /// The QEMU to start.
     pub qemu: Qemu,
-    /// What the guest boots from.
+    /// Kernel and initramfs from which the guest boots.
     pub guest: GuestImage,
     /// The Debian tree, if anything of it is used.
     pub root: Option<Root>,
-    /// How the guest's instructions are run.
+    /// The accelerator of the guest.
     pub accel: Accel,
     /// The user's parameters for the guest's kernel.
     pub append: String,
@@ -133,19 +135,19 @@ pub struct Artifacts {
     pub cache: Cache,
     /// The user's own words for QEMU.
     pub qemu_arguments: Vec<String>,
-    /// Packages beside those of the tree.
+    /// Packages in addition to those of the tree.
     pub packages: Option<PackageTree>,
     /// Modules that were built for the guest's kernel.
     pub built: BuiltModules,
-    /// Whether the guest can lay folders over the tree, and write in it.
+    /// Set if the guest can lay folders over the tree, and write in it.
     pub has_overlay: bool,
     /// The modules of a user's kernel, for modprobe.
     module_tree: Option<PathBuf>,
 }
 
 impl Artifacts {
-    /// Finds or makes all that `needs` says, with `init` as the guest's first program. The tree is made only if it is the
-    /// user's lack of a QEMU or a kernel that asks for it, or `needs` does. A signal ends it.
+    /// Finds or makes all parts in `needs`, with `init` as the guest's first program. The tree is
+    /// made only if the user has no QEMU or no kernel, or if `needs` asks for it. A signal ends it.
     pub fn prepare(
         own: &Own,
         needs: &GuestNeeds,
@@ -237,8 +239,8 @@ impl Artifacts {
         }
     }
 
-    /// What the guest of `scenario` may mount, the folder `files` of its own files and the tools root: each lies over those
-    /// after it.
+    /// Returns the folders that the guest of `scenario` may mount: the folder `files` of its files
+    /// and the tools root. Each lies over those after it.
     pub fn shared<'a>(
         &'a self,
         scenario: &Scenario,
@@ -258,11 +260,11 @@ impl Artifacts {
             .collect()
     }
 
-    /// Puts the kernel's configuration into `files`, what the guest sees of the host's files, as `/boot/config-RELEASE`, unless the user has
-    /// put one there or none is known.
+    /// Puts the kernel's configuration into `files`, the guest's view of the host's files, as
+    /// `/boot/config-RELEASE`, unless the user has put one there or none is known.
     ///
     /// # Errors
-    /// What the system says of the file.
+    /// Those of the system about the file.
     pub(crate) fn stage_configuration(&self, files: &Path) -> anyhow::Result<()> {
         let release = &self.guest.release;
         let path = files.join("boot").join(format!("config-{release}"));
@@ -338,9 +340,9 @@ fn package_tree(needs: &GuestNeeds, cache: &Cache) -> Result<Option<PackageTree>
     })
 }
 
-/// The module that makes queues beside those of nvme.
+/// The module that makes queues in addition to those of nvme.
 pub(crate) const NVME_QUEUES: &str = "peerbar_nvme_queues";
-/// What it includes of the kernel's own tree.
+/// Headers of the kernel's tree that it includes.
 const NVME_HEADERS: &[&str] = &["drivers/nvme/host/nvme.h"];
 
 /// The kernel with the modules of this project, as far as `modules` names one that is built with them.
@@ -366,7 +368,8 @@ fn with_own_drivers(
     Ok(kernel)
 }
 
-/// The folder `name` beside this project's programs, with the sources of modules.
+/// Returns the folder `name` with the sources of modules, which is in the same folder as this
+/// project's programs.
 fn source_folder(name: &str) -> Result<PathBuf, Failure> {
     let rules = program(&format!("{name}/Kbuild"))?;
     Ok(rules.parent().unwrap_or(&rules).to_path_buf())

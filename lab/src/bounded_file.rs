@@ -1,4 +1,5 @@
-//! A file of what a guest sends or causes, in the run's folder: the guest is not trusted with the host's disk.
+//! A file with data from a guest or caused by it, in the run's folder: the guest is not trusted
+//! with the host's disk.
 
 use std::fs::File;
 use std::io::{self, Write};

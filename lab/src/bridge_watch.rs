@@ -25,19 +25,19 @@ const MIN_INTERVAL: Duration = Duration::from_millis(20);
 /// The most bytes of a question, without the end of its line.
 const LONGEST: usize = 63;
 
-/// The socket by which a switch asks.
+/// The socket through which a switch asks.
 #[derive(Clone, Debug)]
 pub(crate) struct SwitchSocket {
     /// The switch's name in the scenario.
     switch: String,
     /// Names of the devices below it that have servers of peerbar's.
     devices: Vec<String>,
-    /// This process's end, on which nothing waits.
+    /// This process's end, without any threads that wait on it.
     socket: Arc<UnixStream>,
 }
 
 impl SwitchSocket {
-    /// That of a switch, and the switch's own end.
+    /// Makes the socket of a switch, and the switch's end of it.
     ///
     /// # Errors
     /// That of socketpair(2).
@@ -69,7 +69,7 @@ pub(crate) struct BridgeWatch {
 }
 
 impl BridgeWatch {
-    /// Answers `switches` by what the monitor at `monitor` shows.
+    /// Answers `switches` by the output of the monitor at `monitor`.
     ///
     /// # Errors
     /// A system without threads or descriptors.
@@ -117,7 +117,7 @@ impl Drop for BridgeWatch {
 struct Client {
     of: SwitchSocket,
     question: LastLine,
-    /// When it may ask again.
+    /// The time from which it may ask again.
     free: Instant,
 }
 
@@ -150,7 +150,8 @@ impl Answerer {
         }
     }
 
-    /// Waits until switches have asked: which. None if `stop` is closed.
+    /// Waits until switches have asked, and returns a flag for each. Returns `None` if `stop` is
+    /// closed.
     fn wait(&self, stop: &UnixStream) -> io::Result<Option<Vec<bool>>> {
         let now = Instant::now();
         let paced = self.clients.iter().map(|client| client.free);
@@ -186,7 +187,8 @@ impl Answerer {
         (&*client.of.socket).write_all(answer.as_bytes())
     }
 
-    /// Says once why QEMU does not show its bridges. That its monitor is not there is usual before its start and after its end.
+    /// Logs once why QEMU does not show its bridges. A missing monitor is usual before QEMU's start
+    /// and after its end.
     fn log(&mut self, error: &io::Error) {
         let is_there =
             is_late(error) || matches!(error.kind(), ErrorKind::Other | ErrorKind::InvalidData);
@@ -203,7 +205,7 @@ impl Answerer {
             Some(monitor) => monitor,
             None => match Monitor::connect(&self.path) {
                 Ok(monitor) => monitor,
-                // There is no QEMU, so what the last one's bridges have forwarded is void.
+                // There is no QEMU, so the windows of the last one's bridges are void.
                 Err(error) if is_absent(&error) => return Ok(BridgeWindows::default()),
                 Err(error) => return Err(error),
             },
@@ -217,7 +219,7 @@ impl Answerer {
     }
 }
 
-/// Whether no process listens at a socket.
+/// Returns `true` if no process listens at a socket.
 fn is_absent(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -235,7 +237,8 @@ impl Client {
         number.ok_or(io::Error::other("no question"))
     }
 
-    /// It is gone, asks what is no question, or reads no answers: it is answered no more, and sees that.
+    /// Disconnects a switch that is gone, asks an invalid question, or reads no answers. The switch
+    /// notices that.
     fn disconnect(self, error: &io::Error) {
         if error.kind() != ErrorKind::UnexpectedEof {
             log::warn!(
@@ -282,14 +285,15 @@ struct MemoryRange {
 }
 
 impl MemoryRange {
-    /// None if its base is above its limit, as the bridge forwards nothing then.
+    /// Returns the forwarded range, or `None` if its base is above its limit: the bridge forwards
+    /// nothing then.
     fn bus_range(&self) -> Option<BusRange> {
         let [base, limit] = [self.base, self.limit].map(|it| u64::from_ne_bytes(it.to_ne_bytes()));
         BusRange::new(base, limit)
     }
 }
 
-/// What the ports of a switch forward, by the names of the devices below them.
+/// Returns the windows of a switch's ports, by the names of the devices below them.
 fn bridge_windows(buses: &[Bus], of: &SwitchSocket) -> BridgeWindows {
     let bridges: BTreeMap<&str, &Bridge> =
         buses.iter().flat_map(|bus| bridges(&bus.devices)).collect();
@@ -321,7 +325,7 @@ mod tests {
 
     use super::*;
 
-    /// What QEMU 11.1 shows of the demo, without what is not read: a switch with three devices.
+    /// Output of QEMU 11.1 for the demo, without unused parts: a switch with three devices.
     const BUSES: &str = r#"[{"bus": 0, "devices": [
         {"qdev_id": "", "regions": []},
         {"qdev_id": "root.switch0", "pci_bridge": {
@@ -364,7 +368,7 @@ mod tests {
         (ours, theirs)
     }
 
-    /// A switch's end of a socket, and how many questions it has asked.
+    /// A switch's end of a socket, and the number of its questions.
     struct Switch(BufReader<UnixStream>, u64);
 
     impl Switch {

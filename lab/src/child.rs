@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::run_file;
 use crate::terminal::printable;
 
-/// Bytes at the end of a log in which its last line is looked for.
+/// Bytes at the end of a log that are searched for its last line.
 const LONGEST_END: u64 = 64 << 10;
 
 /// A running or ended child. Dropped, it is killed and reaped.
@@ -42,12 +42,12 @@ impl Child {
         }
     }
 
-    /// Its standard output, if that is a pipe; once.
+    /// Returns its standard output, if that is a pipe; only the first call succeeds.
     pub fn take_stdout(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
 
-    /// Its standard error, if that is a pipe; once.
+    /// Returns its standard error, if that is a pipe; only the first call succeeds.
     pub fn take_stderr(&mut self) -> Option<ChildStderr> {
         self.child.stderr.take()
     }
@@ -62,12 +62,12 @@ impl Child {
         self.pidfd.as_fd()
     }
 
-    /// How it ended, if it has.
+    /// Returns its status, or `None` if it still runs.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         self.child.try_wait().context("cannot ask after a child")
     }
 
-    /// Asks it to end, and does not wait for that. One that has ended is no error.
+    /// Asks it to end, and does not wait for that. A child that has already ended is no error.
     pub fn ask_to_end(&self) -> anyhow::Result<()> {
         match pidfd_send_signal(&self.pidfd, Signal::TERM) {
             Ok(()) | Err(Errno::SRCH) => Ok(()),
@@ -91,13 +91,14 @@ impl Child {
         self.child.kill().context("cannot kill a child")
     }
 
-    /// What kills it, from any thread.
+    /// Returns an object that can kill it from any thread.
     pub(crate) fn killer(&self) -> anyhow::Result<Killer> {
         let pidfd = self.pidfd.try_clone();
         Ok(Killer(pidfd.context("cannot share a child")?))
     }
 
-    /// Whether it has ended, or does within `grace`; a signal to this process cuts the wait short.
+    /// Returns `true` if it has ended, or does within `grace`. A signal to this process cuts the
+    /// wait short.
     fn ends_within(&self, grace: Duration) -> anyhow::Result<bool> {
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let timeout = Timespec::try_from(grace).context("the grace is too long")?;
@@ -129,8 +130,9 @@ impl Drop for Child {
     }
 }
 
-/// The last line of the log file of a child, for a message of one line. The log may be longer than the memory. QEMU's
-/// warnings, such as of CPUID bits that TCG lacks, are not why it ended.
+/// Returns the last line of the log file of a child, for a message of one line. The log may be
+/// longer than the memory. QEMU's warnings, such as those about CPUID bits that TCG lacks, are
+/// skipped, because they are not the reason for its end.
 pub fn last_line(log: &Path) -> String {
     let text = end_of(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

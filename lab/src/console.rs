@@ -1,4 +1,4 @@
-//! The guest's serial console: kept in a file, searched for a kernel in trouble.
+//! The guest's serial console: it is stored in a file and searched for kernel problems.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -11,12 +11,12 @@ use crate::terminal::printable;
 
 /// Lines that are shown when a run fails.
 const TAIL: usize = 30;
-/// Longest piece of a line that is looked at as one.
+/// Longest piece of a line that is examined as one.
 const LONGEST: usize = 4096;
 /// Largest log in bytes.
 const LARGEST: usize = 64 << 20;
 
-/// How the kernel begins a line when something is broken, after the time stamp.
+/// Starts of lines, after the time stamp, by which the kernel reports a problem.
 const TROUBLES: [&str; 10] = [
     "BUG: ",
     "WARNING: ",
@@ -47,17 +47,17 @@ struct Trouble {
     weight: Weight,
 }
 
-/// How specific a line of trouble is.
+/// Weight of a line: its precision about the problem.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Weight {
-    /// That there is trouble.
+    /// It shows that there is a problem.
     Trace,
-    /// Which trouble.
+    /// It shows the kind of problem.
     Cause,
 }
 
 impl Console {
-    /// A console that is kept in `file`. Warnings that are `known` are no trouble.
+    /// Makes a console that is stored in `file`. Warnings that are `known` are no problem.
     pub fn new(file: File, known: KnownWarnings) -> Self {
         Self {
             file: BoundedFile::new(file, LARGEST),
@@ -68,7 +68,7 @@ impl Console {
         }
     }
 
-    /// Warnings of these functions of the kernel are no trouble from now on.
+    /// Accepts warnings of these functions of the kernel from now on.
     pub fn expect_warnings(&mut self, functions: &[&'static str]) {
         self.known.add(functions);
     }
@@ -92,7 +92,8 @@ impl Console {
         Ok(lines)
     }
 
-    /// The first line that shows a kernel in trouble; one that only begins a trace if there is no better.
+    /// Returns the first line that shows a kernel problem. A line that only begins a trace counts
+    /// if there is no better one.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_ref().map(|trouble| trouble.line.as_str())
     }
@@ -121,7 +122,7 @@ impl Console {
     }
 }
 
-/// None if the line shows no trouble.
+/// Returns the weight of a line, or `None` if it shows no problem.
 fn weight(line: &str) -> Option<Weight> {
     let text = match line
         .strip_prefix('[')

@@ -2,7 +2,8 @@
 
 use std::str::FromStr;
 
-/// Reads a count for clap: a [`NonZero`](std::num::NonZero) number, or another `T` that has no zero.
+/// Reads a count for clap: a [`NonZero`](std::num::NonZero) number, or another type `T` without
+/// zero.
 ///
 /// # Errors
 /// The text is no whole number from 1 to the largest that `T` holds.

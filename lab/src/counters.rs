@@ -10,7 +10,7 @@ use peerbar_report::DeviceCounters;
 
 use crate::scenario::Scenario;
 
-/// Where in a run's `folder` the device of that name shares its counters.
+/// Returns the path in a run's `folder` at which the device with that name shares its counters.
 pub fn counter_file(folder: &Path, device: &str) -> PathBuf {
     folder.join(format!("{device}.counters"))
 }
@@ -20,7 +20,7 @@ pub fn counter_file(folder: &Path, device: &str) -> PathBuf {
 /// They are opened once, before the guest runs: with `--share-rw` it could put a FIFO in the place of one, whose open(2) waits.
 #[derive(Debug)]
 pub struct CounterFiles {
-    /// Each device's name and file, or why it has none.
+    /// Each device's name and file, or the reason why it has none.
     devices: Vec<(String, Result<Reader, String>)>,
     hides_owners: bool,
 }
@@ -45,8 +45,9 @@ impl CounterFiles {
         }
     }
 
-    /// As [`CounterFiles::read`], with the owners of memory that QEMU's virtio-iommu keeps from the devices
-    /// ([`Entry::kind_behind_virtio`]), and of how many bytes that is inferred.
+    /// Does the work of [`CounterFiles::read`], with the owners of memory that QEMU's virtio-iommu
+    /// hides from the devices ([`Entry::kind_behind_virtio`]), and the number of bytes for which
+    /// the owner is inferred.
     pub(crate) fn read_inferred(&self) -> impl Iterator<Item = (String, DeviceCounters, u64)> {
         let counters = self.read().into_iter();
         counters.map(|(name, mut counters)| {
@@ -74,7 +75,8 @@ impl CounterFiles {
     }
 }
 
-/// Names the owners of memory as of a device behind QEMU's virtio-iommu. How many bytes had others.
+/// Names the owners of memory for a device behind QEMU's virtio-iommu. Returns the number of bytes
+/// that had others.
 fn infer(counters: &mut DeviceCounters) -> u64 {
     let mut inferred: u64 = 0;
     if let DeviceCounters::Counted { dma, .. } = counters {

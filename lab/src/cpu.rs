@@ -1,4 +1,4 @@
-//! What QEMU's processor models say that they are.
+//! Vendor and family of QEMU's processor models.
 
 use peerbar_rule::{Cpu, Vendor};
 
@@ -43,8 +43,8 @@ const MODELS: [(&str, Vendor, u32); 36] = [
     ("Westmere", Vendor::Intel, 0x06),
 ];
 
-/// The processor that a guest sees with `-cpu model`; nothing if the name alone does not tell, or if a property in it may
-/// say otherwise.
+/// Returns the processor that a guest sees with `-cpu model`, or `None` if the name alone does not
+/// tell, or if a property in it may change it.
 pub fn of_model(model: &str) -> Option<Cpu> {
     let (name, properties) = model.split_once(',').unwrap_or((model, ""));
     if properties.contains("vendor=") || properties.contains("family=") {

@@ -10,13 +10,14 @@ use anyhow::anyhow;
 use crate::exit::Failure;
 use crate::terminal::printable;
 
-/// Where gdb(1)'s manuals of Linux and QEMU expect the stub.
+/// Port at which the gdb(1) manuals of Linux and QEMU expect the stub.
 pub const PORT: &str = "1234";
 
-/// How long a guest under a debugger may run: a person is in no hurry.
+/// Time limit of a guest under a debugger: a person is in no hurry.
 pub const NO_LIMIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Refuses a port that another program listens on. One may take it later, until the guest's QEMU has it.
+/// Rejects a port that another program listens on. A program may take it later, until the guest's
+/// QEMU has it.
 ///
 /// # Errors
 /// [`Failure::Usage`] with the port and, if it can be told, the process that has it.
@@ -85,7 +86,8 @@ fn program_of(command: &[u8]) -> Option<String> {
         .map(|name| printable(name.as_bytes()))
 }
 
-/// What a user must know: the line to type, and what to do then. `symbols` is the kernel with its symbols, if it is known.
+/// Returns instructions for the user: the line to type, and the next steps. `symbols` is the kernel
+/// with its symbols, if it is known.
 pub fn instructions(port: u16, symbols: Option<&Path>) -> Vec<String> {
     let target = format!("-ex 'target remote :{port}'");
     let mut lines = vec![format!(

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::signals::Signals;
 
-/// What an event comes from.
+/// Source of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventSource {
     /// The guest's agent.
@@ -28,18 +28,18 @@ pub enum EventSource {
     Server(usize),
     /// Work of this process, in another thread.
     Work,
-    /// The run of this index, which is a process of its own.
+    /// The run with this index, which is a separate process.
     Run(usize),
 }
 
-/// What happened.
+/// An event of a source.
 #[derive(Debug)]
 pub enum Event {
     /// Bytes arrived.
     Data(EventSource, Vec<u8>),
     /// No more bytes will.
     Closed(EventSource),
-    /// A peer connected; the listener is no longer watched.
+    /// A peer connected. The listener is no longer watched.
     Connected(EventSource, UnixStream),
     /// A child ended.
     Ended(EventSource),
@@ -60,7 +60,7 @@ impl<R: Read + AsFd> ReadFd for R {}
 pub struct Events<'a> {
     signals: &'a Signals,
     sources: Vec<(EventSource, Source)>,
-    /// The source whose turn it is, so that one that always has something keeps no other waiting.
+    /// The source whose turn it is. The turns prevent a busy source from delaying the others.
     turn: usize,
 }
 
@@ -96,8 +96,8 @@ impl<'a> Events<'a> {
         self.sources.retain(|(source, _)| *source != of);
     }
 
-    /// The next event, or none after `deadline`. Of several, a signal comes first, and the end of a child last. Sources of bytes take
-    /// turns.
+    /// Returns the next event, or `None` after `deadline`. Of several, a signal comes first, and
+    /// the end of a child last. Sources of bytes take turns.
     pub fn next(&mut self, deadline: Instant) -> anyhow::Result<Option<Event>> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -135,7 +135,8 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// When the descriptor `index` is served among others: rank, and distance from the source whose turn it is.
+    /// Returns the order in which the descriptor `index` is served: rank, and distance from the
+    /// source whose turn it is.
     fn rank(&self, index: usize) -> (u8, usize) {
         let Some(index) = index.checked_sub(self.signals.fds().count()) else {
             return (0, index);
@@ -147,7 +148,7 @@ impl<'a> Events<'a> {
         }
     }
 
-    /// Takes what the source `index` has.
+    /// Takes the event of the source `index`.
     fn take(&mut self, index: usize) -> anyhow::Result<Event> {
         let (of, source) = self
             .sources
@@ -182,7 +183,8 @@ impl Source {
     }
 }
 
-/// A peer that is gone says so by an error as well as by an end of file.
+/// Reads the next bytes. A peer that is gone causes an error or an end of file, so both count as
+/// the end.
 fn read_some(stream: &mut impl Read) -> Option<Vec<u8>> {
     let mut bytes = vec![0; 64 << 10];
     loop {

@@ -1,4 +1,4 @@
-//! How the command ends, as exit codes.
+//! The exit codes of the command.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::terminal::say;
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "Outcome")]
@@ -54,13 +54,13 @@ impl fmt::Display for RunOutcome {
     }
 }
 
-/// Why the command has not done what it was asked for.
+/// The reason why the command has failed.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// It was tried, and cannot be done: a file that is not there, and the like.
+    /// The attempt has failed, for example because of a missing file.
     #[error("{0:#}")]
     Failed(anyhow::Error),
-    /// The user asked for something that cannot be.
+    /// The user has asked for something impossible.
     #[error("{0:#}")]
     Usage(anyhow::Error),
     /// The machine lacks something, or refuses it.
@@ -82,14 +82,14 @@ impl Failure {
         }
     }
 
-    /// Says why on one line of stderr and gives the exit code.
+    /// Prints the reason on one line of stderr and returns the exit code.
     pub fn report(&self) -> ExitCode {
         say(format_args!("peerbar: {self}"));
         ExitCode::from(self.code())
     }
 }
 
-/// What is not known to be the user's doing is the machine's.
+/// Errors that are not known to be the user's are attributed to the machine.
 impl From<anyhow::Error> for Failure {
     fn from(error: anyhow::Error) -> Self {
         Self::Environment(error)

@@ -1,4 +1,4 @@
-//! A run that is over: judged, and kept in its folder.
+//! A run that has ended: judged, and stored in its folder.
 
 use peerbar_report::{KtapError, Measure, Verdict};
 
@@ -13,24 +13,25 @@ use crate::scenario::Scenario;
 use crate::started::Started;
 use crate::verdict::{Ending, Evidence, RunVerdict, judge};
 
-/// What a run leaves: the text of its scenario.
+/// File in a run's folder: the text of its scenario.
 pub const SCENARIO: &str = "scenario.toml";
-/// What a run leaves: what the guest knew of peer-to-peer DMA, an array of [`peerbar_report::Evidence`].
+/// File in a run's folder: the guest's evidence about peer-to-peer DMA, an array of
+/// [`peerbar_report::Evidence`].
 pub const EVIDENCE: &str = "evidence.json";
-/// What a run leaves: when each of its checks ran, an array of [`crate::report::CheckTime`].
+/// File in a run's folder: the times of its checks, an array of [`crate::report::CheckTime`].
 pub const TIMES: &str = "times.json";
-/// What a run leaves last: its verdict in one line.
+/// The last file in a run's folder: its verdict in one line.
 pub const VERDICT: &str = "verdict";
 
-/// A run that is over and not yet judged.
+/// A run that has ended and is not yet judged.
 pub struct FinishedRun {
-    /// Why it is no longer watched.
+    /// The reason why it is no longer watched.
     pub ending: Ending,
     /// The guest's console.
     pub console: Console,
     /// The agent's report.
     pub report: Report,
-    /// About a server that failed, or what the sanitizer found.
+    /// Complaint about a server that failed, or from the sanitizer.
     pub complaint: Option<String>,
     /// From QEMU's start to its end.
     pub seconds: f64,
@@ -38,21 +39,21 @@ pub struct FinishedRun {
 
 /// A run that has been judged.
 pub struct Concluded {
-    /// How it ended, and why.
+    /// The verdict, with the reason.
     pub verdict: RunVerdict,
     /// The results, by the names that the scenario gives them.
     pub rows: Vec<Row>,
     /// The last diagnostics, which belong to no result.
     pub rest: Vec<String>,
-    /// What is wrong with the report.
+    /// The error in the report, if there is one.
     pub report: Result<(), KtapError>,
     /// The guest's console.
     pub console: Console,
-    /// Why it is no longer watched.
+    /// The reason why it is no longer watched.
     pub ending: Ending,
     /// From QEMU's start to its end.
     pub seconds: f64,
-    /// What programs are left of it.
+    /// The results for programs.
     pub results: RunResults,
 }
 
@@ -73,7 +74,7 @@ impl FinishedRun {
         })
     }
 
-    /// Judges the run, and keeps its results in its folder. [`Concluded::seal`] must follow.
+    /// Judges the run, and stores its results in its folder. [`Concluded::seal`] must follow.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -117,7 +118,8 @@ impl FinishedRun {
     }
 }
 
-/// The result of the check after `done` others, if the guest ended, or ran out of time, while that was at work.
+/// Returns the result of the check after `done` others, if the guest ended, or ran out of time,
+/// during that check.
 fn at_work(ending: &Ending, scenario: &Scenario, done: usize) -> Option<Row> {
     let way = match ending {
         Ending::Ended(_) => "the guest ended",

@@ -1,15 +1,16 @@
-//! The guest's firmware: what runs between QEMU's start and the kernel's.
+//! The guest's firmware, which runs between QEMU's start and the kernel's.
 
 use serde::Deserialize;
 use strum::IntoStaticStr;
 
-/// Which firmware the guest starts with.
+/// The firmware with which the guest starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Firmware {
-    /// Starts the kernel and does little else. BARs and windows of bridges are the kernel's to assign: while it looks for
-    /// them nothing is decoded yet, so QEMU's memory map stays as it is, and no server is notified of changes.
+    /// Starts the kernel and does little else. The kernel assigns BARs and windows of bridges.
+    /// Nothing is decoded yet while it looks for them, so QEMU's memory map stays unchanged, and no
+    /// server is notified of changes.
     Qboot,
     /// Assigns BARs and windows, as a PC's does.
     Seabios,
@@ -29,9 +30,10 @@ impl Firmware {
         }
     }
 
-    /// The 64-bit window for BARs in bytes, if QEMU's own does not hold `bars` bytes of them. QEMU tells the guest of a
-    /// window of 32 GiB, or of a larger one if the firmware has assigned more (QEMU hw/pci-host/q35.c); each BAR lies on a
-    /// multiple of its size, so up to twice as much is needed.
+    /// Returns the size of the 64-bit window for BARs, if QEMU's default is too small for `bars`
+    /// bytes. QEMU gives the guest a window of 32 GiB, or a larger one if the firmware has assigned
+    /// more (QEMU hw/pci-host/q35.c). Each BAR lies on a multiple of its size, so up to twice as
+    /// much is needed.
     pub fn window(self, bars: u64) -> Option<u64> {
         const OF_QEMU: u64 = 32 << 30;
         let needed = bars.saturating_mul(2);

@@ -29,13 +29,14 @@ pub const LATEST: &str = "latest";
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// The folder itself, with a shared lock while the run lasts ([`crate::runs`]) if its file system has locks.
+    /// The folder itself, with a shared lock during the run ([`crate::runs`]) if its file system
+    /// has locks.
     directory: Arc<File>,
     /// The series that it belongs to.
     series: Option<String>,
 }
 
-/// Where in a run's `folder` the device of that name leaves its flight record.
+/// Returns the path in a run's `folder` of the flight record of the device with that name.
 pub fn flight_record(folder: &Path, device: &str) -> PathBuf {
     folder.join(format!("{device}.flight"))
 }
@@ -130,8 +131,8 @@ impl Folder {
         self.series.as_deref()
     }
 
-    /// Writes the marker of what has started and, as long as there is no verdict beside it, not ended; `scenario` is where
-    /// its scenario was, if it has one.
+    /// Writes the marker of a run that has started and, as long as there is no verdict, not ended.
+    /// `scenario` is the original path of its scenario, if it has one.
     pub fn begin(&self, scenario: Option<&Path>, versions: Versions) -> anyhow::Result<()> {
         let started = Started {
             series: self.series.clone(),
@@ -140,7 +141,7 @@ impl Folder {
         self.write_json(STARTED, &started)
     }
 
-    /// Removes all that is in it, for another beginning.
+    /// Removes all its contents, for another beginning.
     pub fn clear(&self) -> anyhow::Result<()> {
         let clear = || {
             for entry in fs::read_dir(&self.path)? {
@@ -156,7 +157,7 @@ impl Folder {
         clear().with_context(|| format!("cannot clear {}", self.path.display()))
     }
 
-    /// Whether it is `other` or lies below it, wherever that has been moved to.
+    /// Returns `true` if it is `other` or lies below it, even if that has been moved.
     pub(crate) fn is_below(&self, other: &Path) -> io::Result<bool> {
         let other = stat(other)?;
         let mut folder = self.directory.try_clone()?;
@@ -175,13 +176,14 @@ impl Folder {
         }
     }
 
-    /// A path that leads to it, also for children of this process, whatever is by now where it was made (proc(5), `/proc/PID/fd`).
+    /// Returns a path that leads to it, also for children of this process, even if the original
+    /// path now leads elsewhere (proc(5), `/proc/PID/fd`).
     pub(crate) fn anchored(&self) -> PathBuf {
         let (process, descriptor) = (std::process::id(), self.directory.as_raw_fd());
         format!("/proc/{process}/fd/{descriptor}").into()
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -195,7 +197,7 @@ impl Folder {
         Ok(file.into())
     }
 
-    /// Opens the file `name` in it, to write behind what it has; makes it first if there is none.
+    /// Opens the file `name` in it for appending, and creates it first if it is missing.
     pub fn append(&self, name: &str) -> anyhow::Result<File> {
         let path = self.path.join(name);
         let flags = OFlags::CREATE | OFlags::APPEND | OFlags::WRONLY;

@@ -30,42 +30,42 @@ use crate::terminal::printable;
 
 /// The longest path of a disk in a guest.
 const LONGEST_PATH: u64 = 4096;
-/// Where a guest has the program of an end.
+/// Path in a guest of the program of an end.
 const PROGRAM: &str = "/opt/peerbar/peerbar-verbs";
 
-/// What the ends have done.
+/// The results of both ends.
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
     /// A result for each transfer.
     subtests: Vec<Subtest>,
     /// Payload bytes of those that succeeded.
     payload: u64,
-    /// What one end was permitted of the other, where that must refuse all else.
+    /// The access of one end to the other that was permitted, if that must reject all else.
     permitted: Permitted,
-    /// How long these took, one after the other.
+    /// Total time of these, one after the other.
     elapsed: Duration,
-    /// Why an end could not go on.
+    /// The reason why an end could not continue.
     failure: Option<String>,
     /// The counters of all devices before the transfers, and after them.
     before: Sample,
     after: Sample,
 }
 
-/// What a check needs of its guests.
+/// The resources of a check in its guests.
 pub(crate) struct Guests<'a> {
     /// The adapters of both ends with their guests' sockets for programs, that of the guest that asks first.
     pub(crate) sockets: [(&'a str, PathBuf); 2],
     /// The counters of all devices of all guests.
     pub(crate) counters: &'a [Arc<CounterFiles>],
-    /// Become readable when the check shall be given up.
+    /// Become readable when the check must be abandoned.
     pub(crate) stops: &'a [UnixStream],
-    /// When it is given up in any case.
+    /// The time at which it is abandoned in any case.
     pub(crate) deadline: Instant,
-    /// Kills what the check loses.
+    /// Kills the part that the check loses.
     pub(crate) killer: Option<Killer>,
 }
 
-/// Has both ends of `check` do their parts.
+/// Executes the parts of both ends of `check`.
 pub(crate) fn transfers(check: &AcrossCheck, guests: &Guests<'_>) -> Transfers {
     let mut done = Transfers::default();
     if let Err(failure) = done.conduct(check, guests) {
@@ -75,7 +75,7 @@ pub(crate) fn transfers(check: &AcrossCheck, guests: &Guests<'_>) -> Transfers {
 }
 
 impl Transfers {
-    /// What is left where `error` has ended the run.
+    /// Returns the result of a run that `error` has ended.
     pub(crate) fn failed(error: &LabError) -> Self {
         Self {
             failure: Some(error.to_string()),
@@ -122,7 +122,8 @@ impl Transfers {
         Ok(())
     }
 
-    /// Moves each size from disk to disk, by writes and then by reads, each at offsets of its own.
+    /// Moves each size from disk to disk, by writes and then by reads, at a different offset each
+    /// time.
     fn between_disks<N: End, F: End>(
         &mut self,
         check: &RdmaChain,
@@ -138,7 +139,7 @@ impl Transfers {
             let stored = ends.store(&step.source, step.length, seed);
             stored
                 .map_err(|error| format!("filling {}: {}", check.from.disk, in_one_line(&error)))?;
-            // What is there in the end is not what lay there before.
+            // So the data at the end differs from the data before.
             let overwritten = ends.overwrite(&step.target, step.length, !seed);
             overwritten
                 .map_err(|error| format!("filling {}: {}", check.to.disk, in_one_line(&error)))?;
@@ -165,7 +166,7 @@ impl Transfers {
     /// Adds the result of a transfer of `size` bytes.
     ///
     /// # Errors
-    /// Nothing more can be asked of an end.
+    /// An end is unusable.
     fn add(
         &mut self,
         name: String,
@@ -193,7 +194,7 @@ impl Transfers {
         }
     }
 
-    /// What gets the results of `work`, none of which has a size. Returns what `work` does.
+    /// Adds the results of `work`, none with a size. Returns the value of `work`.
     fn results<T>(
         &mut self,
         work: impl FnOnce(&mut dyn FnMut(&str, Result<(), Error>)) -> Result<T, Error>,
@@ -207,7 +208,8 @@ impl Transfers {
         over.map(|()| done)
     }
 
-    /// Has the first of `ends` ask the second, which has memory of a GPU if `of_gpu`, for what that must refuse.
+    /// Lets the first of `ends` send requests to the second that this must reject. The second has
+    /// memory of a GPU if `of_gpu`.
     fn refuse(
         &mut self,
         of_gpu: bool,
@@ -223,8 +225,8 @@ impl Transfers {
         })
     }
 
-    /// The result of `check`, which the report calls `name`. Of `uncounted` devices nothing is judged, and failed DMA only where no
-    /// faults are injected.
+    /// Returns the result of `check`, which has the name `name` in the report. `uncounted` devices
+    /// are not judged, and failed DMA only if no faults are injected.
     pub(crate) fn row(
         self,
         name: &str,
@@ -270,7 +272,7 @@ impl Transfers {
 }
 
 impl Transfers {
-    /// What was not counted but inferred, in words for each device but those that are `uncounted`.
+    /// Describes the inferred counts, in words for each device except those that are `uncounted`.
     fn inferences(&self, uncounted: &[&str]) -> impl Iterator<Item = String> {
         let after = self.after.inferred.iter();
         let after = after.filter(|(name, _)| !uncounted.contains(&name.as_str()));
@@ -282,7 +284,8 @@ impl Transfers {
 }
 
 impl<'a> Guests<'a> {
-    /// Starts two ends with `bytes` of memory each, has `work` ask them, and waits until they have ended.
+    /// Starts two ends with `bytes` of memory each, executes `work` with them, and waits until they
+    /// have ended.
     fn between<T>(
         &self,
         ends: [AcrossEnd<'_>; 2],
@@ -373,12 +376,12 @@ impl<'a> Guests<'a> {
     }
 }
 
-/// What a program said on its error output, in one line.
+/// Returns the error output of a program in one line.
 fn said(words: &str) -> String {
     printable(words.trim().replace('\n', "; ").as_bytes())
 }
 
-/// Why the end of the adapter `nic` did not end well, if it did not.
+/// Returns the reason why the end of the adapter `nic` failed, if it did.
 fn ended(nic: &str, end: io::Result<(i32, String)>) -> Result<(), String> {
     match end {
         Ok((0, _)) => Ok(()),
@@ -392,7 +395,7 @@ fn ended(nic: &str, end: io::Result<(i32, String)>) -> Result<(), String> {
     }
 }
 
-/// Has both ends know each other.
+/// Makes both ends known to each other.
 fn connect<'s, 'p>(
     [near, far]: &'s [ProgramStreams<'p>; 2],
 ) -> Result<Ends<Lines<'s, 'p>, Lines<'s, 'p>>, String> {
@@ -407,7 +410,8 @@ fn lines<'s, 'p>(streams: &'s ProgramStreams<'p>) -> Lines<'s, 'p> {
     LineEnd::new(BufReader::new(streams), streams)
 }
 
-/// What goes from `source` to `target`: each size by writes, then each by reads, one after the other on both.
+/// Returns the steps from `source` to `target`: each size by writes, then each by reads, one after
+/// the other on both.
 fn steps(sizes: &[u64], source: &Path, target: &Path) -> Result<Vec<Chain>, String> {
     let mut at = 0;
     let mut steps = Vec::new();

@@ -20,7 +20,7 @@ use crate::servers::{self, Server};
 use crate::signals::Signals;
 use crate::socket_folder::SocketFolder;
 
-/// A running fabric. Dropped, it is ended.
+/// A running fabric. It is ended on drop.
 pub(crate) struct GroupFabric {
     servers: Vec<Server>,
     socket: PathBuf,
@@ -58,16 +58,17 @@ impl GroupFabric {
         self.socket.clone()
     }
 
-    /// What kills it, because a check asks for its death.
+    /// Returns an object that kills it, for a check that asks for its death.
     pub(crate) fn expect_death(&mut self) -> anyhow::Result<Killer> {
         let server = self.servers.first_mut();
         server.context("the fabric has no server")?.expect_death()
     }
 
-    /// Watches it while `work` is done, which shall end once its stream closes.
+    /// Watches it during `work`, which must end once its stream closes.
     ///
     /// # Errors
-    /// [`LabError::ServerDied`] if it ends before the work does, unless a check asked for its death. The work is waited for then.
+    /// [`LabError::ServerDied`] if it ends before the work does, unless a check asked for its
+    /// death. It then waits for the work.
     pub(crate) fn run_beside<T: Send>(
         &mut self,
         work: impl FnOnce(UnixStream) -> T + Send,
@@ -109,7 +110,7 @@ impl GroupFabric {
         Ok(Some(servers::exit_message(server, status)))
     }
 
-    /// Ends it; its exit message if it had ended before, or fails.
+    /// Ends it. Returns its exit message if it had ended before, or fails.
     pub(crate) fn stop(mut self) -> anyhow::Result<Option<String>> {
         servers::stop(&mut self.servers)
     }

@@ -15,10 +15,10 @@ use crate::scenario::{AcrossCheck, GroupGuest, GuestGroup};
 use crate::utc::UtcTime;
 use crate::verdict::{RunVerdict, unsuccessful};
 
-/// What a run of several guests leaves: the results of all as KTAP.
+/// File in the folder of a run of several guests: the results of all as KTAP.
 const REPORT: &str = "report.ktap";
 
-/// What a run of several guests is judged by.
+/// Everything that determines the verdict on a run of several guests.
 pub(crate) struct Judged<'a> {
     pub(crate) group: &'a GuestGroup,
     pub(crate) guests: Vec<(&'a GroupGuest, Concluded)>,
@@ -28,8 +28,9 @@ pub(crate) struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    /// The verdict on the whole run. Its reason names all that is wrong: what ended the run, or each guest that is not well, then the checks that
-    /// did not pass, and what is wrong with the fabric.
+    /// Returns the verdict on the whole run. Its reason names all problems: the error that ended
+    /// the run, or each guest with a problem, then the failed checks, and the problem of the
+    /// fabric.
     pub(crate) fn verdict(&self) -> RunVerdict {
         if let Some(error) = self.failure {
             let ended = Some(error.to_string());

@@ -37,12 +37,13 @@ pub const QEMU_LOG: &str = "qemu.log";
 pub const GUEST_TRACE: &str = "guest.trace";
 /// Bytes that a pipe holds (pipe(7)).
 const PIPE: usize = 64 << 10;
-/// How long QEMU may take to end after it was asked to.
+/// Longest time that QEMU may take to end after a request.
 const END: Duration = Duration::from_secs(2);
-/// How long QEMU may take to fetch the plan, a request or an answer from its socket. It does not while the guest reads nothing.
+/// Longest time that QEMU may take to fetch the plan, a request or an answer from its socket. It
+/// does not while the guest reads nothing.
 const PLAN: Duration = Duration::from_secs(5);
 
-/// A guest that has been started. Dropped, all its processes are killed and reaped.
+/// A guest that has been started. On drop, all its processes are killed and reaped.
 pub struct Guest<'a> {
     qemu: Child,
     servers: Vec<Server>,
@@ -60,19 +61,19 @@ pub struct Guest<'a> {
     _link: Option<SocketLink>,
     /// The link to the socket of QEMU's monitor.
     _monitor: SocketLink,
-    /// How QEMU ended, if it has.
+    /// QEMU's status, once it has ended.
     ended: Option<ExitStatus>,
-    /// Where the kernel's trace events go, if they are wanted.
+    /// File for the kernel's trace events, if they are wanted.
     trace: Option<BoundedFile>,
     qemu_log: BoundedFile,
     search: GivenUp,
     /// QEMU's line, if KVM has given the guest up.
     given_up: Option<String>,
-    /// QEMU's own output, for what it says at its end.
+    /// QEMU's standard error, for its last messages.
     qemu_said: ChildStderr,
-    /// How many of console, QEMU's output, report and trace are still open.
+    /// Number of open streams among console, QEMU's output, report and trace.
     open: usize,
-    /// Keeps what the guest uses from being pruned.
+    /// Protects the guest's files from being pruned.
     _cache: Cache,
     /// Its serial console.
     pub console: Console,
@@ -80,7 +81,7 @@ pub struct Guest<'a> {
     pub report: Report,
 }
 
-/// What a guest did.
+/// An event of a guest.
 pub enum GuestEvent {
     /// Lines of the console.
     Console(Vec<String>),
@@ -90,7 +91,7 @@ pub enum GuestEvent {
     Ended(ExitStatus),
     /// KVM has given the guest up, and QEMU has stopped it: QEMU's line. Nothing else happens then.
     GivenUp(String),
-    /// A server has ended that should not have: its exit message.
+    /// A server has ended unexpectedly: its exit message.
     ServerDied(String),
     /// The other end of [`Guest::add_work`]'s stream is closed.
     WorkDone,
@@ -127,7 +128,8 @@ impl Guest<'_> {
         servers.map(|server| (server.name.as_str(), server.child.id()))
     }
 
-    /// No longer tells its switches what their ports forward; their sockets, for the next guest.
+    /// Stops telling its switches the windows of their ports, and returns their sockets for the
+    /// next guest.
     pub(crate) fn hand_over_switches(&mut self) -> Vec<SwitchSocket> {
         self.bridges = None;
         self.switches.clone()
@@ -144,7 +146,7 @@ impl Guest<'_> {
         Ok(serving)
     }
 
-    /// Whether nothing has come from inside yet, so that it may never have run.
+    /// Returns `true` if nothing has come from inside yet, so that it may never have run.
     pub fn is_silent(&self) -> bool {
         self.console.tail().is_empty() && self.report.is_empty()
     }
@@ -232,8 +234,8 @@ impl Guest<'_> {
         Arc::clone(&self.counters)
     }
 
-    /// Answers the last request for counters in `lines`: the agent waits for one answer at a time. An agent that is gone
-    /// meanwhile needs none.
+    /// Answers the last request for counters in `lines`: the agent waits for one answer at a time.
+    /// An agent that has already gone needs none.
     fn answer(&mut self, lines: &[Line]) -> anyhow::Result<()> {
         let request = lines.iter().rev().find_map(|line| match line {
             Line::Counters(request) => Some(*request),
@@ -256,14 +258,15 @@ impl Guest<'_> {
         Ok(())
     }
 
-    /// Kills the server of `name`, because a check has asked for it: the guest sees the device pulled out.
+    /// Kills the server of `name` for a check that has asked for it: the guest sees the device
+    /// pulled out.
     pub fn lose(&mut self, name: &str) -> anyhow::Result<()> {
         let server = self.server_to_lose(name)?;
         server.lost = true;
         server.child.kill()
     }
 
-    /// What kills the server of `name`, because a check asks for its death.
+    /// Returns an object that kills the server of `name`, for a check that asks for its death.
     pub(crate) fn expect_death(&mut self, name: &str) -> anyhow::Result<Killer> {
         self.server_to_lose(name)?.expect_death()
     }
@@ -273,12 +276,13 @@ impl Guest<'_> {
         server.with_context(|| format!("a check asks for the death of {name}, which has no server"))
     }
 
-    /// Warnings of these functions of the guest's kernel are no trouble from now on.
+    /// Accepts warnings of these functions of the guest's kernel from now on.
     pub(crate) fn expect_warnings(&mut self, functions: &[&'static str]) {
         self.console.expect_warnings(functions);
     }
 
-    /// Ends QEMU if it has not ended, then the servers; the last value is the exit message of the first server that failed.
+    /// Ends QEMU if it has not ended, then the servers. The last value is the exit message of the
+    /// first server that failed.
     pub fn stop(mut self) -> anyhow::Result<(Console, Report, Option<String>)> {
         self.qemu.end(END)?;
         self.log_rest()?;
@@ -286,13 +290,13 @@ impl Guest<'_> {
         Ok((self.console, self.report, complaint))
     }
 
-    /// Keeps what QEMU says.
+    /// Stores output of QEMU.
     fn log(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         let kept = self.qemu_log.take(bytes);
         kept.map(drop).context("cannot write QEMU's output")
     }
 
-    /// Keeps what QEMU has said at its end. No process writes into its pipe any more.
+    /// Stores QEMU's last output. No process writes into its pipe any more.
     fn log_rest(&mut self) -> anyhow::Result<()> {
         ioctl_fionbio(&self.qemu_said, true).context("cannot read QEMU's output")?;
         let mut bytes = vec![0; PIPE];
@@ -312,8 +316,8 @@ impl Guest<'_> {
         Ok(())
     }
 
-    /// The exit message of a server that has ended, unless a check asked for its death. A server goes on when QEMU leaves it, so
-    /// any other end is a fault, whatever its status.
+    /// Returns the exit message of a server that has ended, unless a check asked for its death. A
+    /// server continues when QEMU leaves it, so any other end is a fault, even with status 0.
     fn server_ended(&mut self, index: usize) -> anyhow::Result<Option<String>> {
         let server = self.servers.get_mut(index).context("an end of no server")?;
         let status = server
@@ -324,7 +328,7 @@ impl Guest<'_> {
     }
 }
 
-/// Writes all of `bytes` within `limit`, however slowly the other side reads.
+/// Writes all of `bytes` within `limit`, even if the other side reads slowly.
 fn write_within(mut stream: &UnixStream, bytes: &[u8], limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
     // The socket's time-out is for each of its buffers: a part fits into one.

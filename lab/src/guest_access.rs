@@ -1,4 +1,4 @@
-//! What the host may do in a running guest: start programs, which see a folder of the host.
+//! The host's access to a running guest: it may start programs, which see a folder of the host.
 
 use std::path::PathBuf;
 
@@ -9,6 +9,6 @@ use peerbar_report::HostFolder;
 pub struct GuestAccess {
     /// The folder of the host that programs see as `/host`.
     pub folder: PathBuf,
-    /// What they may do with it.
+    /// The programs' rights in it.
     pub permission: HostFolder,
 }

@@ -12,10 +12,10 @@ use crate::exit::Failure;
 /// The folder of a run that has them, each at its path in the guest.
 pub const FILES: &str = "files";
 
-/// What Debian keeps below `usr`, with links at the old paths. The guest's root is an overlay, in which a folder hides a
-/// link of its name.
+/// Folders that Debian has below `usr`, with links at the old paths. The guest's root is an
+/// overlay, in which a folder hides a link with the same name.
 const BELOW_USR: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
-/// Where the guest mounts something else, so that no file would be seen.
+/// Mount points of the guest, in which a file would be invisible.
 pub(crate) const MOUNTED: [&str; 6] = ["dev", "host", "proc", "run", "sys", "tmp"];
 
 /// A file or a folder of the host that the guest gets a copy of.
@@ -32,7 +32,7 @@ pub enum GuestPathError {
     /// It leaves the root, or names no file.
     #[error("`{0}` is no path of a file in the guest: write it as `usr/local/bin/x`, without `..`")]
     NotPlain(String),
-    /// Nothing there would be seen.
+    /// A file there would be invisible.
     #[error("`{path}`: the guest mounts /{mounted} itself: choose another path, such as `opt/x`")]
     Mounted {
         /// The path.
@@ -65,10 +65,10 @@ impl GuestFile {
         &self.guest
     }
 
-    /// Tells whether the host has it.
+    /// Checks that the host has it.
     ///
     /// # Errors
-    /// The path, and what the system said of it.
+    /// The path, and the error of the system.
     pub fn exists(&self) -> anyhow::Result<()> {
         let host = self.host.display();
         let found = fs::metadata(&self.host).map(drop);
@@ -105,7 +105,7 @@ impl GuestFile {
         ))
     }
 
-    /// Refuses a path that a link of an earlier file leads out of `folder`.
+    /// Rejects a path that leads out of `folder` through a link of an earlier file.
     fn stays_below(&self, folder: &Path) -> anyhow::Result<()> {
         let parent = self.guest.parent().unwrap_or(Path::new(""));
         let link = parent
@@ -153,7 +153,8 @@ fn guest_path(text: &str) -> Result<PathBuf, GuestPathError> {
 /// Copies `files` into the folder [`FILES`] of the run `run`, and returns that folder.
 ///
 /// # Errors
-/// A file that the host does not have or that cannot be copied, with what asked for it.
+/// A file that the host does not have or that cannot be copied, with the part of the scenario that
+/// asked for it.
 pub fn stage(files: &[GuestFile], run: &Path) -> Result<PathBuf, Failure> {
     let folder = run.join(FILES);
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;

@@ -1,24 +1,24 @@
-//! What a scenario has its guest made from.
+//! The parts from which a scenario's guest is made.
 
 use crate::module_sources::ModuleSources;
 use crate::scenario::Scenario;
 
-/// What a guest is made from.
+/// The parts from which a guest is made.
 #[derive(Clone, Debug, Default)]
 pub struct GuestNeeds {
-    /// Modules of its initramfs; those that they need come by themselves.
+    /// Modules of its initramfs. Their dependencies are added automatically.
     pub modules: Vec<String>,
-    /// Whether it has the tools root.
+    /// Set if it has the tools root.
     pub tools: bool,
-    /// Whether anything is laid over the tools root or written into it.
+    /// Set if anything is laid over the tools root or written into it.
     pub layers: bool,
-    /// Whether QEMU has its user network.
+    /// Set if QEMU has its user network.
     pub network: bool,
     /// Debian packages that lie over it.
     pub packages: Vec<String>,
     /// Folders that modules are built from.
     pub module_sources: Vec<ModuleSources>,
-    /// Whether the guest is only shown, so that packages that the cache lacks are not fetched.
+    /// Set if the guest is only shown, so that packages that the cache lacks are not fetched.
     pub is_dry_run: bool,
 }
 

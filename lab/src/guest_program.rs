@@ -21,7 +21,7 @@ const CHUNK: usize = 256 << 10;
 /// Longest answer to the request for a connection: `OK 4294967295`.
 const LONGEST_ANSWER: usize = 14;
 
-/// Why a program in the guest has no status.
+/// The reason why a program in the guest has no status.
 #[derive(Debug, Error)]
 pub enum ProgramError {
     /// The run has no guest that takes programs, or not any more.
@@ -51,7 +51,7 @@ pub enum ProgramError {
         /// The exit status that a shell has for that.
         status: i32,
     },
-    /// The request is none.
+    /// The request is invalid.
     #[error("the guest cannot be asked for that")]
     Request(#[from] RequestError),
     /// It has not ended in time.
@@ -60,7 +60,7 @@ pub enum ProgramError {
     /// The guest has stopped in the middle of something.
     #[error("the guest has neither sent nor taken anything for {} s", .0.as_secs())]
     Silent(Duration),
-    /// What [`GuestProgram::ends_with`] watches has ended before it.
+    /// The stream of [`GuestProgram::ends_with`] has become readable before it ended.
     #[error("the program was given up: a signal has come, or its guest or a server has ended")]
     GivenUp,
     /// The guest is gone, or does not keep to the protocol.
@@ -76,26 +76,27 @@ pub enum ProgramError {
     Output(#[source] io::Error),
 }
 
-/// A program in the guest. Dropped, it is ended by SIGHUP.
+/// A program in the guest. On drop, it is ended by SIGHUP.
 ///
-/// Nothing but [`GuestProgram::run`] waits for the guest, which may stop in the middle of a message or read nothing.
+/// Only [`GuestProgram::run`] waits for the guest, which may stop in the middle of a message or
+/// read nothing.
 #[derive(Debug)]
 pub struct GuestProgram {
     /// Does not block.
     stream: UnixStream,
-    /// Whether the guest has accepted the connection.
+    /// Set if the guest has accepted the connection.
     is_accepted: bool,
     /// The message that has begun to come.
     received: Vec<u8>,
-    /// What the socket has not taken.
+    /// Bytes that the socket has not taken.
     unsent: Vec<u8>,
     /// Bytes of input that the guest still takes.
     credit: u32,
-    /// When [`GuestProgram::run`] gives up.
+    /// Time at which [`GuestProgram::run`] gives up.
     deadline: Option<Instant>,
-    /// Has [`GuestProgram::run`] give up once it is readable.
+    /// Ends [`GuestProgram::run`] once it is readable.
     stop: Option<UnixStream>,
-    /// How long the guest may neither send nor take anything.
+    /// Longest time in which the guest may neither send nor take anything.
     silence: Option<Duration>,
 }
 
@@ -104,7 +105,7 @@ pub struct GuestProgram {
 /// # Errors
 /// [`ProgramError::NoGuest`].
 pub fn socket_of(run: &Path) -> Result<PathBuf, ProgramError> {
-    // The run's folder may be too deep for a socket's address; what the link names is not.
+    // The run's folder may be too deep for a socket's address, but the target of the link is not.
     let socket = std::fs::read_link(run.join(VSOCK)).ok();
     let socket = socket.filter(|socket| socket.exists());
     socket.ok_or_else(|| ProgramError::NoGuest(run.to_owned()))
@@ -124,10 +125,11 @@ pub(crate) fn check_stops(stops: &[UnixStream]) -> Result<(), ProgramError> {
 }
 
 impl GuestProgram {
-    /// Asks the guest behind `socket` to start `request`. Whether it has started shows with the first message.
+    /// Asks the guest behind `socket` to start `request`. The first message shows if it has
+    /// started.
     ///
     /// # Errors
-    /// What keeps the guest from being asked.
+    /// The reason why the guest cannot be asked.
     pub fn start(socket: &Path, request: &ProgramRequest) -> Result<Self, ProgramError> {
         request.check()?;
         let failed = |source: io::Error| {
@@ -155,25 +157,27 @@ impl GuestProgram {
         Ok(program)
     }
 
-    /// Has [`GuestProgram::run`] give up after `limit`.
+    /// Makes [`GuestProgram::run`] give up after `limit`.
     pub fn ends_within(self, limit: Duration) -> Self {
         let deadline = Instant::now().checked_add(limit);
         Self { deadline, ..self }
     }
 
-    /// Has [`GuestProgram::run`] give up when something comes by `stop`, or its other end is closed.
+    /// Makes [`GuestProgram::run`] give up when `stop` receives something, or its other end is
+    /// closed.
     pub fn ends_with(self, stop: UnixStream) -> Self {
         let stop = Some(stop);
         Self { stop, ..self }
     }
 
-    /// Has [`GuestProgram::run`] give up when the guest neither sends nor takes anything for so long.
+    /// Makes [`GuestProgram::run`] give up when the guest neither sends nor takes anything for this
+    /// time.
     pub fn is_silent_for_at_most(self, limit: Duration) -> Self {
         let silence = Some(limit);
         Self { silence, ..self }
     }
 
-    /// Whether the guest has answered at all.
+    /// Returns `true` if the guest has answered.
     pub fn is_accepted(&self) -> bool {
         self.is_accepted
     }
@@ -187,12 +191,12 @@ impl GuestProgram {
         }
     }
 
-    /// Whether [`GuestProgram::flush`] has something to do once the socket is writable.
+    /// Returns `true` if [`GuestProgram::flush`] has something to do once the socket is writable.
     pub fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
     }
 
-    /// Sends input, at most [`GuestProgram::input_credit`] bytes; the number of those sent.
+    /// Sends input, at most [`GuestProgram::input_credit`] bytes. Returns the number of bytes sent.
     ///
     /// # Errors
     /// [`ProgramError::Gone`].
@@ -230,10 +234,11 @@ impl GuestProgram {
         self.send(&HostMessage::Resize(size))
     }
 
-    /// Its next output, or its end, if that has come.
+    /// Returns its next output, or its end, or `None` if neither has arrived.
     ///
     /// # Errors
-    /// [`ProgramError::NotTaken`] and [`ProgramError::Refused`] for a program that was not started; [`ProgramError::Gone`].
+    /// [`ProgramError::NotTaken`] and [`ProgramError::Refused`] for a program that was not started;
+    /// [`ProgramError::Gone`].
     pub fn next_message(&mut self) -> Result<Option<GuestMessage>, ProgramError> {
         loop {
             match self.missing()? {
@@ -263,7 +268,8 @@ impl GuestProgram {
         }
     }
 
-    /// Bytes that complete what is coming: the answer to the request for a connection, then messages.
+    /// Returns the number of bytes that complete the current message: the answer to the request for
+    /// a connection, or a later message.
     fn missing(&self) -> Result<usize, ProgramError> {
         match self.received.as_slice() {
             message if self.is_accepted => {
@@ -276,7 +282,7 @@ impl GuestProgram {
         }
     }
 
-    /// Receives at most `count` bytes; false if there are none yet.
+    /// Receives at most `count` bytes. Returns `false` if there are none yet.
     fn receive(&mut self, count: usize) -> Result<bool, ProgramError> {
         let before = self.received.len();
         let mut bytes = vec![0; count];
@@ -298,10 +304,11 @@ impl GuestProgram {
         })
     }
 
-    /// Gives it `input`, writes what it prints, and waits for its end.
+    /// Gives it `input`, writes its output, and waits for its end.
     ///
     /// # Errors
-    /// As [`GuestProgram::wait_for_message`], [`ProgramError::Input`] and [`ProgramError::Output`].
+    /// Those of [`GuestProgram::wait_for_message`], [`ProgramError::Input`] and
+    /// [`ProgramError::Output`].
     pub fn run(
         mut self,
         input: &mut dyn Read,
@@ -349,7 +356,8 @@ impl GuestProgram {
         }
     }
 
-    /// Whether the program is to be given up. A guest that always says something is late, too.
+    /// Checks that the program need not be abandoned. A guest that never stops sending can exceed
+    /// the deadline, too.
     fn check_limits(&self) -> Result<(), ProgramError> {
         match self.deadline.is_some_and(|at| at <= Instant::now()) {
             true => Err(ProgramError::Late),
@@ -357,7 +365,8 @@ impl GuestProgram {
         }
     }
 
-    /// Waits until the guest says something, or takes what is unsent, or the program is to be given up.
+    /// Waits until the guest sends something, or takes unsent bytes, or the program must be
+    /// abandoned.
     fn wait(&mut self) -> Result<(), ProgramError> {
         let mut events = PollFlags::IN;
         events.set(PollFlags::OUT, self.has_unsent());
@@ -386,7 +395,7 @@ impl GuestProgram {
         self.flush()
     }
 
-    /// Sends what the socket takes of what is unsent.
+    /// Sends as many of the unsent bytes as the socket takes.
     ///
     /// # Errors
     /// [`ProgramError::Gone`].
@@ -397,7 +406,8 @@ impl GuestProgram {
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => break,
                     io::ErrorKind::Interrupted => {}
-                    // It has ended, or the guest has: the next message tells which.
+                    // The program has ended, or the guest has: the next message tells the
+                    // difference.
                     io::ErrorKind::BrokenPipe => self.unsent.clear(),
                     _ => return Err(gone(error)),
                 },
@@ -446,7 +456,7 @@ pub(crate) mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Why a program has no end within `limit`.
+    /// Returns the reason why a program has no end within `limit`.
     fn failed(path: &Path, limit: Duration) -> ProgramError {
         let program = GuestProgram::start(path, &ProgramRequest::new(["x"])).unwrap();
         let program = program.ends_within(limit);
@@ -458,7 +468,7 @@ pub(crate) mod tests {
     fn program_is_given_up_with_what_it_ends_with() {
         for says in [true, false] {
             let (stop, stopped) = UnixStream::pair().unwrap();
-            // It accepts and says nothing until the host leaves.
+            // It accepts and sends nothing until the host leaves.
             let (_folder, path, guest) = guest(move |mut stream| {
                 stream.get_ref().write_all(b"OK 1\n").unwrap();
                 let open = says.then_some(&stop);
@@ -491,7 +501,7 @@ pub(crate) mod tests {
             program.wait().unwrap();
             assert_eq!(program.next_message().unwrap(), None);
         }
-        // The server reads nothing of what is sent either.
+        // The server does not read the sent bytes either.
         for _ in 0..20_000 {
             program.signal(2).unwrap();
         }

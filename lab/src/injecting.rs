@@ -12,16 +12,16 @@ use thiserror::Error;
 
 use crate::terminal::printable;
 
-/// How long a device may take to answer.
+/// Longest time that a device may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest answer that is read: the most rules of a fabric, each as long as an order may be.
 const LONGEST: usize = 256 << 10;
-/// How the name of the link to a control socket ends.
+/// Suffix of the name of the link to a control socket.
 const LINK: &str = ".control";
 /// The name of the fabric's server, which no device has.
 pub const FABRIC: &str = "fabric";
 
-/// Why a device did not take a rule.
+/// The reason why a device did not take a rule.
 #[derive(Debug, Error)]
 pub enum InjectError {
     /// The run has no such device at this moment.
@@ -50,12 +50,12 @@ pub enum InjectError {
         /// The error of the system.
         source: io::Error,
     },
-    /// The device refuses.
+    /// The device rejects it.
     #[error("device {device}: {cause}")]
     Refused {
         /// The device's name.
         device: String,
-        /// Why.
+        /// The cause.
         cause: String,
     },
 }
@@ -71,8 +71,8 @@ impl InjectError {
     }
 }
 
-/// Puts a rule in force at the device `device` of the run in the folder `run`, behind those that are in force. Returns what the
-/// device says.
+/// Adds a rule to the device `device` of the run in the folder `run`, after its current rules.
+/// Returns the answer of the device.
 ///
 /// # Errors
 /// A device that is not there, or that does not take the rule.
@@ -80,7 +80,7 @@ pub fn inject(run: &Path, device: &str, rule: &Rule) -> Result<String, InjectErr
     ask(run, device, &rule.to_string())
 }
 
-/// Takes all rules of a device out of force, as [`inject`].
+/// Removes all rules of a device, and returns the same as [`inject`].
 ///
 /// # Errors
 /// A device that is not there.
@@ -88,8 +88,9 @@ pub fn clear_faults(run: &Path, device: &str) -> Result<String, InjectError> {
     ask(run, device, "clear")
 }
 
-/// Puts a rule in force at the fabric of the run in the folder `run`, as [`inject`] at a device. Of several rules for the same packets the last
-/// one holds. Once this returns, each packet meets it.
+/// Adds a rule to the fabric of the run in the folder `run`, as [`inject`] does to a device. Of
+/// several rules for the same packets the last one applies. Once this returns, the rule applies to
+/// each packet.
 ///
 /// # Errors
 /// A run without a fabric, or one that does not take the rule.
@@ -97,7 +98,7 @@ pub fn impair(run: &Path, rule: &Impairment) -> Result<String, InjectError> {
     ask(run, FABRIC, &rule.to_string())
 }
 
-/// Takes all rules of the fabric out of force, as [`impair`].
+/// Removes all rules of the fabric, and returns the same as [`impair`].
 ///
 /// # Errors
 /// A run without a fabric.
@@ -105,7 +106,8 @@ pub fn clear_impairments(run: &Path) -> Result<String, InjectError> {
     ask(run, FABRIC, "clear")
 }
 
-/// The rules in force at a device, or at the fabric, as [`inject`]: of a device with how often each matched and injected.
+/// Returns the current rules of a device, or of the fabric, with the number of matches and
+/// injections of each rule of a device.
 ///
 /// # Errors
 /// A device that is not there, or does not answer.
@@ -143,12 +145,12 @@ fn ask(run: &Path, device: &str, line: &str) -> Result<String, InjectError> {
 
 /// The control socket of a device, if that is served.
 fn socket(run: &Path, device: &str) -> Option<PathBuf> {
-    // The run's folder may be too deep for a socket's address; what the link names is not.
+    // The run's folder may be too deep for a socket's address, but the target of the link is not.
     let socket = fs::read_link(run.join(link_name(device)));
     socket.ok().filter(|socket| socket.exists())
 }
 
-/// What is served there and takes rules, by name.
+/// Returns the names of the servers there that take rules.
 fn served(run: &Path) -> Vec<String> {
     let files = fs::read_dir(run).into_iter().flatten().flatten();
     let names = files.filter_map(|file| {
@@ -202,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of a rule at a device that answers so.
+    /// Returns the result of a rule at a device with this answer.
     fn injected(answer: &'static str) -> Result<String, String> {
         let rule = "drop  dma nth=2".parse().unwrap();
         let (asked, done) = answered(answer, |run| inject(run, "disk0", &rule));
@@ -210,7 +212,7 @@ mod tests {
         done.map_err(|error| error.to_string())
     }
 
-    /// What disk0 is asked, which answers so, and what follows from that.
+    /// Returns the request that disk0, which gives this answer, received, and the result.
     fn answered<T>(answer: &'static str, ask: impl FnOnce(&Path) -> T) -> (String, T) {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("s");

@@ -30,7 +30,8 @@ impl Iommu {
         self.into()
     }
 
-    /// What is added to QEMU's `-M`: interrupts that an IOMMU of Intel's or AMD's could remap are split.
+    /// Returns the addition to QEMU's `-M`: interrupts that an IOMMU of Intel's or AMD's could
+    /// remap are split.
     pub fn machine(self) -> &'static str {
         match self {
             Self::None | Self::Virtio => "",
@@ -66,7 +67,7 @@ impl Iommu {
         }
     }
 
-    /// Whether the kernel has it translate the devices' requests.
+    /// Returns `true` if it translates the devices' requests under the kernel's settings.
     pub fn translates(self) -> bool {
         match self {
             Self::None | Self::IntelPassthrough => false,
@@ -82,7 +83,8 @@ impl Iommu {
         }
     }
 
-    /// Whether the machine has one, translating or not: the kernel enables ACS then, and vfio-pci takes devices.
+    /// Returns `true` if the machine has one, translating or not: the kernel enables ACS then, and
+    /// vfio-pci takes devices.
     pub fn is_present(self) -> bool {
         match self {
             Self::None => false,
@@ -90,7 +92,8 @@ impl Iommu {
         }
     }
 
-    /// Whether QEMU's model keeps the owners of memory from the devices, so that their counters have to infer them.
+    /// Returns `true` if QEMU's model hides the owners of memory from the devices, so that their
+    /// counters must infer them.
     pub fn hides_owners(self) -> bool {
         match self {
             Self::None | Self::Intel | Self::IntelPassthrough | Self::Amd => false,
@@ -108,7 +111,7 @@ impl Iommu {
         }
     }
 
-    /// A text that its driver logs for each DMA that it refuses, and for nothing else.
+    /// Returns a text that its driver logs for each DMA that it rejects, and for nothing else.
     fn fault_text(self) -> Option<&'static str> {
         match self {
             // All of Intel's are found by the same text.
@@ -126,7 +129,7 @@ impl Iommu {
             .filter_map(|iommu| iommu.fault_text())
     }
 
-    /// All but [`Iommu::None`].
+    /// Returns all except [`Iommu::None`].
     pub fn present() -> impl Iterator<Item = Self> {
         let all = Self::value_variants().iter().copied();
         all.filter(|iommu| iommu.is_present())

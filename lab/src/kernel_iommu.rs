@@ -1,21 +1,23 @@
-//! What the guest's kernel does with its IOMMU: the scenario's IOMMU under the parameters on the kernel's command line.
+//! The guest's kernel with its IOMMU: the scenario's IOMMU under the parameters on the kernel's
+//! command line.
 
 use std::collections::BTreeSet;
 
 use crate::iommu::Iommu;
 use crate::scenario::Machine;
 
-/// What the kernel does with an IOMMU, as far as peer-to-peer DMA depends on it.
+/// The kernel's use of an IOMMU, as far as peer-to-peer DMA depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelIommu {
-    /// Whether it enables ACS at the ports that can. With AMD's IOMMU and `iommu=off` that takes `CONFIG_IRQ_REMAP`, which
-    /// Debian's kernel has.
+    /// Set if it enables ACS at all ports with that capability. With AMD's IOMMU and `iommu=off`
+    /// this needs `CONFIG_IRQ_REMAP`, which Debian's kernel has.
     pub enables_acs: bool,
-    /// Whether devices get IOVAs, which the IOMMU translates.
+    /// Set if devices get IOVAs, which the IOMMU translates.
     pub translates: bool,
 }
 
-/// The parameters that decide it, as the kernel holds them once it has read its command line (Linux 7.3).
+/// The parameters that determine it, as the kernel holds them once it has read its command line
+/// (Linux 7.3).
 #[derive(Clone, Copy, Debug, Default)]
 struct Parameters {
     /// `iommu=off`, which nothing later takes back (arch/x86/kernel/pci-dma.c, `iommu_setup`).
@@ -29,7 +31,7 @@ struct Parameters {
 }
 
 impl KernelIommu {
-    /// What the kernel does with the IOMMU of `machine`.
+    /// Returns the kernel's use of the IOMMU of `machine`.
     pub fn of(machine: &Machine) -> Self {
         let ours = machine.iommu.kernel_parameters().split_whitespace();
         let parameters = Parameters::read(ours.chain(words(machine)));
@@ -38,9 +40,10 @@ impl KernelIommu {
             enables_acs: match machine.iommu {
                 Iommu::None => false,
                 Iommu::Intel | Iommu::IntelPassthrough => !is_off,
-                // AMD's driver asks for ACS as soon as it has found the table IVRS (`detect_ivrs`), before it looks at `amd_iommu`.
-                // With `iommu=off` it looks for the table to remap interrupts. The table VIOT, by which the kernel knows virtio's,
-                // is independent of them.
+                // AMD's driver asks for ACS as soon as it has found the table IVRS (`detect_ivrs`),
+                // before it looks at `amd_iommu`. With `iommu=off` it looks for the table to remap
+                // interrupts. The table VIOT, by which the kernel finds virtio's, does not depend
+                // on them.
                 Iommu::Amd | Iommu::Virtio => true,
             },
             translates: machine.iommu.is_present() && !is_off && !parameters.passthrough,
@@ -66,7 +69,7 @@ impl Parameters {
             "iommu.passthrough" => self.passthrough = boolean(value).unwrap_or(self.passthrough),
             "intel_iommu" => {
                 for option in value.split(',') {
-                    // As in the kernel, the start of an option is enough.
+                    // The kernel compares only the start of an option, too.
                     self.intel_off &= !option.starts_with("on");
                     self.intel_off |= option.starts_with("off");
                 }
@@ -84,7 +87,8 @@ impl Parameters {
         self.passthrough &= !option.starts_with("nopt");
     }
 
-    /// Whether they switch the driver of `iommu` off. That of virtio's has no such parameter.
+    /// Returns `true` if they switch the driver of `iommu` off. That of virtio's has no such
+    /// parameter.
     fn is_off(self, iommu: Iommu) -> bool {
         match iommu {
             Iommu::None | Iommu::Virtio => false,
@@ -94,7 +98,8 @@ impl Parameters {
     }
 }
 
-/// The words of a boolean parameter (Linux, lib/kstrtox.c, `kstrtobool`); nothing for others, which have no effect.
+/// Parses the words of a boolean parameter (Linux, lib/kstrtox.c, `kstrtobool`). Returns `None` for
+/// others, which have no effect.
 fn boolean(value: &str) -> Option<bool> {
     let value = value.to_ascii_lowercase();
     match value.as_bytes() {
@@ -135,7 +140,7 @@ mod tests {
         machine
     }
 
-    /// Whether the kernel enables ACS, and whether the IOMMU translates.
+    /// Returns two flags: the kernel enables ACS, and the IOMMU translates.
     fn uses(iommu: Iommu, parameters: &str) -> (bool, bool) {
         let kernel = KernelIommu::of(&machine(iommu, parameters));
         (kernel.enables_acs, kernel.translates)

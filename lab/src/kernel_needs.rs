@@ -7,11 +7,11 @@ use crate::exit::Failure;
 use crate::iommu::Iommu;
 use crate::scenario::Machine;
 
-/// An option, without `CONFIG_`, and what needs it.
+/// An option, without `CONFIG_`, and its purpose.
 struct Need {
     option: &'static str,
     purpose: &'static str,
-    /// Whether a module will do: something loads it.
+    /// Set if a module is sufficient, because something loads it.
     as_module: bool,
 }
 
@@ -31,7 +31,7 @@ const fn module(option: &'static str, purpose: &'static str) -> Need {
     }
 }
 
-/// What every guest needs. Nothing loads these as modules.
+/// The needs of every guest. Nothing loads these as modules.
 const ALWAYS: &[Need] = &[
     built_in("64BIT", "the agent, a 64-bit program"),
     built_in("BINFMT_ELF", "the agent"),
@@ -48,7 +48,7 @@ const ALWAYS: &[Need] = &[
     built_in("VIRTIO_CONSOLE", "the agent's port"),
 ];
 
-/// What a module that the initramfs shall hold stands for.
+/// Returns the needs of a module in the initramfs.
 fn of_module(name: &str) -> &'static [Need] {
     const NVME: &[Need] = &[module("BLK_DEV_NVME", "[[nvme]]")];
     const TOOLS: &[Need] = &[
@@ -101,13 +101,13 @@ fn of_iommu(iommu: Iommu) -> &'static [Need] {
     }
 }
 
-/// Refuses a kernel that lacks what every guest needs, or what a guest with these modules does.
+/// Rejects a kernel that lacks an option for every guest, or for a guest with these modules.
 pub(crate) fn check_modules(config: &KernelConfig, modules: &[String]) -> Result<(), Failure> {
     let of_modules = modules.iter().flat_map(|name| of_module(name));
     check(config, ALWAYS.iter().chain(of_modules))
 }
 
-/// Refuses a kernel that lacks the driver of the machine's IOMMU, or its huge pages.
+/// Rejects a kernel that lacks the driver of the machine's IOMMU, or its huge pages.
 pub(crate) fn check_machine(config: &KernelConfig, machine: &Machine) -> Result<(), Failure> {
     const HUGE_PAGES: &[Need] = &[built_in("HUGETLBFS", "hugepages")];
     let huge_pages = HUGE_PAGES.iter().filter(|_| machine.hugepages > 0);
@@ -146,7 +146,8 @@ mod tests {
     use super::*;
     use crate::scenario::Scenario;
 
-    /// A configuration with all that every guest needs but for `without`, and with these lines.
+    /// Returns a configuration with the needs of every guest except `without`, and with these
+    /// lines.
     fn config(without: &str, lines: &str) -> KernelConfig {
         let file = tempfile::NamedTempFile::new().unwrap();
         let needed = ALWAYS.iter().filter(|need| need.option != without);

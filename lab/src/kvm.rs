@@ -1,8 +1,8 @@
-//! Whether KVM runs a guest here, tried with a guest of a few instructions.
+//! A test of KVM on this host, with a guest of a few instructions.
 //!
-//! A `/dev/kvm` that opens is not enough: a kernel that is a guest itself may offer one that runs no unmodified kernel. So
-//! QEMU starts a ROM that goes from the reset vector to 64-bit mode with paging, moves a value through an SSE register, and
-//! reports it.
+//! A `/dev/kvm` that opens is not enough: a kernel that is a guest itself may offer one that runs
+//! no unmodified kernel. So QEMU starts a ROM that goes from the reset vector to 64-bit mode with
+//! paging, moves a value through an SSE register, and reports it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
@@ -20,11 +20,12 @@ use crate::parent_death;
 
 const DEVICE: &str = "/dev/kvm";
 
-/// How long the guest may take. It has some forty instructions, but QEMU is slow to start in a guest under TCG.
+/// Time limit of the guest. It has some forty instructions, but QEMU is slow to start in a guest
+/// under TCG.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// How QEMU's lines begin when KVM gives a guest up (QEMU, `accel/kvm/kvm-all.c`, `target/i386/kvm/kvm.c`). QEMU stops the guest
-/// then, and does not end.
+/// Starts of QEMU's lines when KVM gives a guest up (QEMU, `accel/kvm/kvm-all.c`,
+/// `target/i386/kvm/kvm.c`). QEMU stops the guest then, and does not end.
 const GIVEN_UP: [&str; 5] = [
     "KVM internal error",
     "KVM: entry failed",
@@ -33,7 +34,7 @@ const GIVEN_UP: [&str; 5] = [
     "error: kvm run failed",
 ];
 
-/// The longest part of a line of QEMU's output that is looked at, in bytes.
+/// The longest part of a line of QEMU's output that is examined, in bytes.
 const LINE: usize = 200;
 
 /// QEMU's exit status for the value 42 at its debug port: twice the value, plus 1 (QEMU, `hw/misc/debugexit.c`).
@@ -41,9 +42,9 @@ const REPORTED: i32 = 85;
 
 /// The size of a ROM in bytes, which ends at 4 GiB.
 const ROM_SIZE: usize = 64 << 10;
-/// Where [`CODE`] starts in the ROM.
+/// Offset of [`CODE`] in the ROM.
 const CODE_AT: usize = 0xf000;
-/// Where the processor starts in the ROM.
+/// Offset in the ROM at which the processor starts.
 const RESET_AT: usize = 0xfff0;
 /// `jmp` to [`CODE`], relative to the instruction after it.
 const RESET: [u8; 3] = [0xe9, 0x0d, 0xf0];
@@ -76,7 +77,8 @@ const CODE: [&[u8]; 24] = [
     // outb $42, $0xf4; 1: hlt; jmp 1b
     &[0xb0, 0x2a, 0xe6, 0xf4],
     &[0xf4, 0xeb, 0xfd, 0x66, 0x90],
-    // The GDT: none, 32-bit code, data, 64-bit code; then its limit and base, at offset 0xa8
+    // The GDT: a null entry, 32-bit code, data, 64-bit code; then its limit and base, at offset
+    // 0xa8
     &[0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00],
     &[0xff, 0xff, 0x00, 0x00, 0x00, 0x9b, 0xcf, 0x00],
     &[0xff, 0xff, 0x00, 0x00, 0x00, 0x93, 0xcf, 0x00],
@@ -93,7 +95,7 @@ pub(crate) struct GivenUp {
 }
 
 impl GivenUp {
-    /// Takes the next bytes of the output; the first such line that ends in them.
+    /// Takes the next bytes of the output. Returns the first such line that ends in them.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Option<String> {
         bytes.iter().filter_map(|byte| self.take_byte(*byte)).next()
     }
@@ -115,10 +117,10 @@ fn says_given_up(line: &str) -> bool {
     GIVEN_UP.iter().any(|start| line.starts_with(start))
 }
 
-/// Runs the guest with KVM; the reason if it does not come to its end.
+/// Runs the guest with KVM.
 ///
 /// # Errors
-/// The reason, for a message.
+/// The reason why it does not reach its end, for a message.
 pub fn works(qemu: &Qemu) -> Result<(), String> {
     open(Path::new(DEVICE))?;
     runs(qemu, "kvm")

@@ -33,10 +33,11 @@ use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
 use crate::verdict::{RunVerdict, died_of};
 
-/// How long a guest may take until it is ready: a loaded machine without KVM needs a while.
+/// Longest time until a guest is ready: a loaded machine without KVM needs a while.
 const READY: Duration = Duration::from_secs(180);
 
-/// A running lab. Dropped without [`Lab::shut_down`], it is ended at once and leaves no verdict.
+/// A running lab. If it is dropped without [`Lab::shut_down`], it is ended immediately and leaves
+/// no verdict.
 pub struct Lab {
     guest: Guest<'static>,
     scenario: Scenario,
@@ -48,16 +49,16 @@ pub struct Lab {
     temporary: SocketFolder,
 }
 
-/// What a command in the guest came to.
+/// The result of a command in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandOutput {
     /// Its exit status, as a shell counts them: 128 and the number of a signal that ended it.
     pub status: i32,
-    /// What it printed on standard output and standard error; control characters are blanks.
+    /// Its standard output and standard error. Control characters are blanks.
     pub text: String,
 }
 
-/// What a program in the guest came to.
+/// The result of a program in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramOutput {
     /// Its exit status, as a shell counts them: 128 and the number of a signal that ended it.
@@ -71,7 +72,7 @@ pub struct ProgramOutput {
 /// A lab that has ended.
 #[derive(Debug)]
 pub struct FinishedLab {
-    /// How it ended. A failed check, a complaint of the kernel or a server that died is a failure.
+    /// The verdict. A failed check, a complaint of the kernel or a server that died is a failure.
     pub verdict: RunVerdict,
     /// The results of all checks and commands.
     pub checks: Vec<Row>,
@@ -82,7 +83,7 @@ pub struct FinishedLab {
 }
 
 impl FinishedLab {
-    /// Whether everything was well.
+    /// Returns `true` if the verdict is a pass.
     pub fn is_passed(&self) -> bool {
         self.verdict.outcome == RunOutcome::Passed
     }
@@ -129,11 +130,12 @@ impl Lab {
         self.guest.servers()
     }
 
-    /// The switches and devices whose servers still serve, for [`LabOptions::survivors`] once QEMU has ended: a guest that
-    /// is gone has taken no device with it. Switches no longer learn what the ports of this guest forward.
+    /// Returns the switches and devices with running servers, for [`LabOptions::survivors`] once
+    /// QEMU has ended: the end of a guest does not end its devices. Switches no longer learn the
+    /// windows of this guest's ports.
     ///
     /// # Errors
-    /// A process that cannot be asked after.
+    /// A process with an unknown state.
     pub fn survivors(&mut self) -> Result<Survivors, LabError> {
         let serving = self.guest.serving()?;
         let switches = self.scenario.switches.iter().map(|switch| &*switch.name);
@@ -150,16 +152,17 @@ impl Lab {
         ))
     }
 
-    /// What was started.
+    /// Returns the scenario.
     pub fn scenario(&self) -> &Scenario {
         &self.scenario
     }
 
-    /// Runs `check` in the guest. A check that fails is no error: see [`Row::verdict`]. A program is built first.
+    /// Runs `check` in the guest. A check that fails is no error: see [`Row::verdict`]. A program
+    /// is built first.
     ///
     /// # Errors
-    /// What keeps the guest from running it. A guest that may write in a folder with the run in it gets no program: it could lead the copy
-    /// elsewhere.
+    /// The reason why the guest does not run it. A guest that may write in a folder with the run in
+    /// it gets no program: it could lead the copy elsewhere.
     pub fn check(&mut self, check: &Check) -> Result<Row, LabError> {
         match check {
             Check::Program(program) => self.check_program(program.clone(), &check.name()),
@@ -176,14 +179,13 @@ impl Lab {
         self.check(&check)
     }
 
-    /// Runs the line `run` by `sh -c` in the tools root, where `{disk0}` stands for the character device of the controller
-    /// `disk0`, `{disk0:disk}` for its first namespace and `{disk0:p2pmem}` for its p2pmem file. A status other than 0 is no
-    /// error.
+    /// Runs the line `run` by `sh -c` in the tools root, where `{disk0}` stands for the character
+    /// device of the controller `disk0`, `{disk0:disk}` for its first namespace and
+    /// `{disk0:p2pmem}` for its p2pmem file. A status other than 0 is no error.
     ///
     /// # Errors
-    /// [`LabError::CommandFailed`] without a tools root (`tools = true`), if the command did not end in time, or if the kernel
-    /// complained meanwhile; else as
-    /// [`Lab::check`].
+    /// [`LabError::CommandFailed`] without a tools root (`tools = true`), if the command did not
+    /// end in time, or if the kernel complained during it; else as [`Lab::check`].
     pub fn command(&mut self, run: &str) -> Result<CommandOutput, LabError> {
         let command = Check::Command(peerbar_report::Command {
             run: run.to_owned(),
@@ -214,7 +216,7 @@ impl Lab {
     fn guest_ended(&self, status: ExitStatus) -> LabError {
         let console = &self.guest.console;
         let message = match console.trouble() {
-            // A QEMU that has failed has a reason of its own.
+            // A QEMU that has failed gives a reason.
             Some(trouble) if status.success() => died_of(trouble),
             _ => crate::child::last_line(&self.folder.path().join(QEMU_LOG)),
         };
@@ -231,7 +233,7 @@ impl Lab {
         self.guest.counters()
     }
 
-    /// The same, to be read by another thread.
+    /// Returns the same counters, for another thread.
     pub(crate) fn counter_files(&self) -> Arc<CounterFiles> {
         self.guest.counter_files()
     }
@@ -249,12 +251,13 @@ impl Lab {
         Ok(file.read()?)
     }
 
-    /// What kills the server of `name`, because a check across guests asks for its death.
+    /// Returns an object that kills the server of `name`, for a check across guests that asks for
+    /// its death.
     pub(crate) fn expect_death(&mut self, name: &str) -> anyhow::Result<Killer> {
         self.guest.expect_death(name)
     }
 
-    /// Warnings of these functions of the guest's kernel are no trouble from now on.
+    /// Accepts warnings of these functions of the guest's kernel from now on.
     pub(crate) fn expect_warnings(&mut self, functions: &[&'static str]) {
         self.guest.expect_warnings(functions);
     }
@@ -269,12 +272,12 @@ impl Lab {
         self.guest.console.tail()
     }
 
-    /// Whether its agent is ready for checks.
+    /// Returns `true` if its agent is ready for checks.
     pub(crate) fn is_ready(&self) -> bool {
         self.guest.report.is_ready()
     }
 
-    /// Whether checks that the scenario has itself have no result yet.
+    /// Returns `true` if checks of the scenario have no result yet.
     pub(crate) fn is_busy(&self) -> bool {
         self.guest.report.rows().len() < self.scenario.checks.len()
     }
@@ -290,10 +293,10 @@ impl Lab {
         ready
     }
 
-    /// Waits for the agent, and for the checks that the scenario has itself.
+    /// Waits for the agent, and for the checks of the scenario.
     ///
     /// # Errors
-    /// What keeps the guest from being ready, which is its verdict then.
+    /// The reason why the guest does not become ready, which is its verdict then.
     pub(crate) fn become_ready(&mut self) -> Result<(), LabError> {
         if let Err(error) = self.wait_until_ready() {
             self.folder.write(VERDICT, &format!("not run: {error}\n"))?;
@@ -306,7 +309,7 @@ impl Lab {
         let mut said = Vec::new();
         let mut deadline = Instant::now() + READY;
         let checks = self.scenario.checks.len();
-        // The report may have gone on while another guest was waited for.
+        // The report may have continued during the wait for another guest.
         while !self.guest.report.is_ready() || self.guest.report.rows().len() < checks {
             for line in self.report_lines(deadline)? {
                 match line {
@@ -334,7 +337,7 @@ impl Lab {
         self.folder.path().join(CONSOLE_LOG)
     }
 
-    /// Runs a program of the host's, at a path of its own in the guest.
+    /// Runs a program of the host, at a separate path in the guest.
     fn check_program(&mut self, mut program: Program, name: &str) -> Result<Row, LabError> {
         self.programs = self.programs.saturating_add(1);
         let number = self.scenario.checks.len().saturating_add(self.programs);
@@ -348,7 +351,8 @@ impl Lab {
         Ok(self.request(&Check::Program(program))?.0)
     }
 
-    /// Whether what is copied into the run's folder stays there while the guest runs: not if the guest may make links in it.
+    /// Checks that files copied into the run's folder stay there while the guest runs: not if the
+    /// guest may make links in it.
     fn may_bring_files(&self, check: &str) -> Result<(), LabError> {
         let access = self.scenario.access.as_ref();
         let Some(access) = access.filter(|access| access.permission == HostFolder::ReadWrite)
@@ -414,7 +418,8 @@ impl Lab {
                     return Ok(lines);
                 }
                 GuestEvent::Console(_) => {}
-                // Only another guest's or the fabric's end closes the stream by which a signal would come: see become_ready_until.
+                // Only the end of another guest or of the fabric closes the stream for signals: see
+                // become_ready_until.
                 GuestEvent::WorkDone => {
                     return Err(anyhow!("something else has ended the run").into());
                 }

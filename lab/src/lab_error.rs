@@ -1,4 +1,4 @@
-//! Why a lab does not do what it was asked for.
+//! The reasons why a lab fails.
 
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -11,7 +11,7 @@ use crate::guest_program::ProgramError;
 use crate::scenario::ScenarioError;
 use crate::verdict::given_up;
 
-/// Why a [`crate::Lab`] does not do what it was asked for.
+/// The reason why a [`crate::Lab`] fails.
 #[derive(Debug, Error)]
 pub enum LabError {
     /// The scenario, or a check's table, makes no sense.
@@ -23,7 +23,7 @@ pub enum LabError {
     /// The guest's agent gave up before it was ready; its diagnostics.
     #[error("the guest is not ready: {said}; its console is in {}", console.display())]
     NotReady {
-        /// What it has said.
+        /// Its diagnostics.
         said: String,
         /// The log of the guest's console.
         console: PathBuf,
@@ -33,7 +33,7 @@ pub enum LabError {
     GuestEnded {
         /// QEMU's status.
         status: ExitStatus,
-        /// What the console says of a kernel in trouble, or else the last line that QEMU printed.
+        /// The console's line about a kernel problem, or else the last line that QEMU printed.
         message: String,
         /// The last lines of its console.
         console: Vec<String>,
@@ -43,7 +43,7 @@ pub enum LabError {
     /// KVM gave the guest up: QEMU's line.
     #[error("{}", given_up(.0))]
     GivenUp(String),
-    /// A server ended that should not have: its exit message.
+    /// A server ended unexpectedly: its exit message.
     #[error("{0}")]
     ServerDied(String),
     /// The guest does not answer; the log of its console.
@@ -54,7 +54,7 @@ pub enum LabError {
     CommandFailed {
         /// Its name in the report.
         name: String,
-        /// What the agent says.
+        /// The agent's reason.
         reason: String,
     },
     /// A program was not started, or not run to its end.
@@ -68,7 +68,7 @@ pub enum LabError {
     OfGuest {
         /// Its name.
         guest: String,
-        /// What it is.
+        /// The error.
         source: Box<LabError>,
     },
     /// A flight record cannot be read.
@@ -89,7 +89,7 @@ impl LabError {
         }
     }
 
-    /// Whether it is how a run that was possible has ended.
+    /// Returns `true` if it ended a run that was possible.
     pub(crate) fn is_of_run(&self) -> bool {
         match self {
             Self::NotReady { .. }
@@ -103,7 +103,7 @@ impl LabError {
         }
     }
 
-    /// How a run ends that this has ended.
+    /// Returns the outcome of a run that this has ended.
     pub(crate) fn outcome(&self) -> RunOutcome {
         match self {
             Self::NotReady { .. } | Self::GuestEnded { .. } | Self::GivenUp(_) => {

@@ -32,12 +32,13 @@ use crate::scenario::{AcrossCheck, GroupCheck, GroupGuest, GuestGroup};
 use crate::started::{Started, Versions};
 use crate::verdict::RunVerdict;
 
-/// What a run of several guests leaves: their names, each that of its folder in the run's.
+/// File in the folder of a run of several guests: their names, which are also those of their
+/// folders in it.
 pub const GUESTS: &str = "guests.json";
 /// The folder in a guest's that the guest sees as `/host`. It is empty.
 const HOST: &str = "host";
 
-/// The names of the guests of a run; none of a run of one guest.
+/// Returns the names of the guests of a run, which are none for a run of one guest.
 ///
 /// # Errors
 /// A list that cannot be read.
@@ -50,17 +51,18 @@ pub fn guests_of(run: &Path) -> anyhow::Result<Vec<String>> {
     serde_json::from_slice(&text).with_context(|| format!("{} is no list", path.display()))
 }
 
-/// Guests that run. Dropped without [`LabGroup::conclude`], they are ended at once and leave no verdict.
+/// Guests that run. If they are dropped without [`LabGroup::conclude`], they are ended immediately
+/// and leave no verdict.
 pub struct LabGroup {
     /// Before the fabric, which must outlive them.
     labs: Vec<Lab>,
-    /// How many of them are ready; they become so in their order.
+    /// Number of ready ones. They become ready in order.
     ready: usize,
     fabric: Option<GroupFabric>,
     group: GuestGroup,
     /// Checks across guests that have a result.
     rows: Vec<(AcrossCheck, Row)>,
-    /// What has ended the run early.
+    /// The error that has ended the run early.
     failure: Option<LabError>,
     folder: Folder,
     started: Instant,
@@ -68,9 +70,9 @@ pub struct LabGroup {
 
 /// Guests that have ended and are judged.
 pub struct ConcludedGroup {
-    /// How the run ended, and why.
+    /// The verdict on the run, with the reason.
     pub verdict: RunVerdict,
-    /// The results of all checks: names of those of a guest begin with its own.
+    /// The results of all checks. The name of a guest's check begins with the guest's name.
     pub rows: Vec<Row>,
     /// From the start to the end.
     pub seconds: f64,
@@ -78,7 +80,7 @@ pub struct ConcludedGroup {
 }
 
 impl ConcludedGroup {
-    /// Whether everything was well.
+    /// Returns `true` if the verdict is a pass.
     pub fn is_passed(&self) -> bool {
         self.verdict.outcome == RunOutcome::Passed
     }
@@ -98,11 +100,12 @@ impl ConcludedGroup {
 }
 
 impl LabOptions {
-    /// Starts the fabric and the guests of `group`, two at a time, and waits until all are ready and have run their own checks.
-    /// `progress` gets a line about each step. A guest that ends is no error here: see [`LabGroup::failure`].
+    /// Starts the fabric and the guests of `group`, two at a time, and waits until all are ready
+    /// and have run their checks. `progress` gets a line about each step. A guest that ends is no
+    /// error here: see [`LabGroup::failure`].
     ///
     /// # Errors
-    /// What keeps the guests from being started.
+    /// The reason why the guests cannot be started.
     pub fn start_group(
         self,
         group: GuestGroup,
@@ -128,7 +131,7 @@ impl LabOptions {
 }
 
 impl LabGroup {
-    /// What has ended the run early, if anything has.
+    /// Returns the error that has ended the run early, if there is one.
     pub fn failure(&self) -> Option<&LabError> {
         self.failure.as_ref()
     }
@@ -143,10 +146,10 @@ impl LabGroup {
         self.labs.get_mut(number)
     }
 
-    /// Runs the checks across guests that the scenario has. `progress` gets a line about each result.
+    /// Runs the scenario's checks across guests. `progress` gets a line about each result.
     ///
     /// # Errors
-    /// What keeps one from being run.
+    /// The reason why one cannot be run.
     pub fn run_checks(&mut self, progress: &mut dyn FnMut(&str)) -> Result<(), LabError> {
         for GroupCheck { name, check } in self.group.checks.clone() {
             if self.failure.is_none() {
@@ -157,10 +160,10 @@ impl LabGroup {
         Ok(())
     }
 
-    /// Runs a check whose ends are in different guests, which the report calls `name`.
+    /// Runs a check whose ends are in different guests, with the name `name` in the report.
     ///
     /// # Errors
-    /// [`LabError::NoDevice`]. A guest that ends is none: see [`LabGroup::failure`].
+    /// [`LabError::NoDevice`]. A guest that ends is no error: see [`LabGroup::failure`].
     pub fn check(&mut self, name: &str, check: &AcrossCheck) -> Result<Row, LabError> {
         let killer = self.expect_death(&check.check())?;
         let [near_nic, far_nic] = check.ends().map(|end| end.nic);
@@ -205,7 +208,7 @@ impl LabGroup {
         Ok(row)
     }
 
-    /// The results so far: names of those of a guest begin with its own.
+    /// Returns the results so far. The name of a guest's check begins with the guest's name.
     pub fn rows(&self) -> Vec<Row> {
         let guests = self.group.guests.iter().zip(&self.labs);
         let own = guests.flat_map(|(guest, lab)| {
@@ -221,7 +224,7 @@ impl LabGroup {
         own.chain(across).collect()
     }
 
-    /// Whether a check has failed so far.
+    /// Returns `true` if a check has failed so far.
     pub fn has_failed_check(&self) -> bool {
         let rows = self.rows();
         rows.iter().any(|row| row.verdict == Verdict::Fail)
@@ -232,7 +235,8 @@ impl LabGroup {
         self.folder.path()
     }
 
-    /// Keeps the guests as they are until a signal comes. A guest that ends meanwhile ends the run: see [`LabGroup::failure`].
+    /// Keeps the guests running until a signal comes. A guest that ends before ends the run: see
+    /// [`LabGroup::failure`].
     pub fn stay(&mut self) {
         let mut labs = named(&self.group, &mut self.labs);
         let work = Box::new(|stops: Vec<UnixStream>| wait_for(&stops));
@@ -245,7 +249,8 @@ impl LabGroup {
         self.failure = ended;
     }
 
-    /// What kills the server that `check` loses, if it loses one. The kernel of its guest may warn of that.
+    /// Returns an object that kills the server that `check` loses, if it loses one. The kernel of
+    /// its guest may warn of that.
     fn expect_death(&mut self, check: &Check) -> Result<Option<Killer>, LabError> {
         let Some(name) = check.kills() else {
             return Ok(None);
@@ -316,7 +321,7 @@ impl LabGroup {
         Ok(())
     }
 
-    /// Writes what has started.
+    /// Writes the marker of the run.
     fn begin(&self, versions: Versions) -> anyhow::Result<()> {
         let path = std::path::absolute(&self.group.path);
         let path = path.context("cannot tell where the scenario is")?;
@@ -342,7 +347,7 @@ impl LabGroup {
         options.boot(guest.scenario.clone(), Some(share))
     }
 
-    /// Waits until the next guest is ready; false if the run is over.
+    /// Waits until the next guest is ready. Returns `false` if the run has ended.
     fn wait_for_next(&mut self, progress: &mut dyn FnMut(&str)) -> Result<bool, LabError> {
         let guest = self.group.guests.get(self.ready);
         let guest = guest.context("there is no guest to wait for")?;
@@ -375,7 +380,7 @@ impl LabGroup {
     }
 }
 
-/// What takes streams that become readable when it shall stop.
+/// Work that takes streams, which become readable when it must stop.
 type Work<'w, T> = Box<dyn FnOnce(Vec<UnixStream>) -> T + Send + 'w>;
 
 /// The guests that have been booted, by their names.
@@ -384,7 +389,7 @@ fn named<'a>(group: &'a GuestGroup, labs: &'a mut [Lab]) -> Vec<(&'a str, &'a mu
     names.zip(labs).collect()
 }
 
-/// Keeps the fabric and all guests going while `work` is done.
+/// Serves the fabric and all guests during `work`.
 fn run_beside_group<T: Send>(
     fabric: Option<&mut GroupFabric>,
     labs: &mut [(&str, &mut Lab)],
@@ -396,7 +401,7 @@ fn run_beside_group<T: Send>(
     }
 }
 
-/// Keeps all guests going while `work` is done.
+/// Serves all guests during `work`.
 fn run_beside_all<T: Send>(
     labs: &mut [(&str, &mut Lab)],
     mut stops: Vec<UnixStream>,
@@ -412,7 +417,7 @@ fn run_beside_all<T: Send>(
     done.map_err(|error| error.of_guest(name))?
 }
 
-/// Waits until one of `stops` has something to say.
+/// Waits until one of `stops` is readable.
 fn wait_for(stops: &[UnixStream]) -> io::Result<()> {
     let mut polled: Vec<PollFd<'_>> = stops
         .iter()

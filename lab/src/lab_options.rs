@@ -1,4 +1,4 @@
-//! How a [`Lab`] is started.
+//! The options for the start of a [`Lab`].
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,8 @@ use crate::signals::{self, Signals};
 use crate::socket_folder::SocketFolder;
 use crate::survivors::Survivors;
 
-/// How a [`Lab`] is started: by default with peerbar's own QEMU and kernel, in the folder `runs`, where the last 20 runs stay.
+/// The options for the start of a [`Lab`]. By default it uses peerbar's own QEMU and kernel, and
+/// the folder `runs`, in which the last 20 runs stay.
 #[derive(Clone, Debug, Default)]
 pub struct LabOptions {
     own: Own,
@@ -32,7 +33,7 @@ pub struct LabOptions {
 }
 
 impl LabOptions {
-    /// Folder that gets a folder for each run, and from which none is removed.
+    /// Sets the folder that gets a folder for each run, and from which none is removed.
     pub fn runs(self, runs: impl AsRef<Path>) -> Self {
         Self {
             runs: Runs::below(runs.as_ref()),
@@ -58,7 +59,7 @@ impl LabOptions {
         self
     }
 
-    /// Where the run's folder is, with all its settings.
+    /// Sets the place of the run's folder, with all its settings.
     pub fn runs_as(self, runs: Runs) -> Self {
         Self { runs, ..self }
     }
@@ -90,13 +91,13 @@ impl LabOptions {
         Self { survivors, ..self }
     }
 
-    /// Starts the devices and the guest of `scenario`, runs its checks if it has any, and waits until the guest is ready for
-    /// requests.
+    /// Starts the devices and the guest of `scenario`, runs its checks if it has any, and waits
+    /// until the guest is ready for requests.
     ///
     /// The calling thread must live as long as the lab: the processes die with it.
     ///
     /// # Errors
-    /// What keeps the guest from being ready. The run's folder has the logs.
+    /// The reason why the guest does not become ready. The run's folder has the logs.
     pub fn start(self, scenario: Scenario) -> Result<Lab, LabError> {
         let mut lab = self.boot(scenario, None)?;
         lab.become_ready()?;
@@ -156,13 +157,13 @@ impl LabOptions {
         self.signals.unwrap_or(&signals::NONE)
     }
 
-    /// Whether the host may start programs.
+    /// Returns `true` if the host may start programs.
     pub(crate) fn has_access(&self) -> bool {
         self.access.is_some()
     }
 }
 
-/// What a guest of several shares with the others.
+/// The parts that a guest of several shares with the others.
 pub(crate) struct Share {
     /// Its folder in theirs.
     pub(crate) folder: Folder,
@@ -170,7 +171,7 @@ pub(crate) struct Share {
     pub(crate) fabric: Option<PathBuf>,
 }
 
-/// Has the module loaded before the first check, as some kinds of checks want it.
+/// Adds a module that is loaded before the first check, for some kinds of checks.
 fn add_module(scenario: &mut Scenario, name: &str) {
     if !scenario.modules.iter().any(|module| module.name == name) {
         scenario.modules.push(Module {

@@ -1,9 +1,10 @@
-//! Starts the devices and the guest of a scenario, runs checks in it, and collects its report and the devices' records.
+//! Starts the devices and the guest of a scenario, runs checks in it, and collects its report and
+//! the devices' records.
 //!
 //! # For tests
-//! A [`Lab`] is a running guest with its devices. A test starts one from a scenario file, from TOML or from a
-//! [`scenario::ScenarioBuilder`], asks it for checks and commands, and reads on the host's side what the devices counted and
-//! recorded:
+//! A [`Lab`] is a running guest with its devices. A test starts one from a scenario file, from TOML
+//! or from a [`scenario::ScenarioBuilder`], asks it for checks and commands, and reads the devices'
+//! counters and records on the host:
 //!
 //! ```no_run
 //! use peerbar_lab::scenario::{NvmeBuilder, ScenarioBuilder};
@@ -43,14 +44,16 @@
 //! # fn main() {}
 //! ```
 //!
-//! The programs that `scripts/build` makes are looked for beside the test and in the folder `peerbar` of its target folder;
-//! the environment variable `PEERBAR_PROGRAMS` ([`programs::FOLDER`]) names another, as a crate outside peerbar's tree needs.
-//! Each lab leaves a folder as `peerbar run` does, which `peerbar explain` and `peerbar iommu` read.
+//! A test finds the programs that `scripts/build` makes in its own folder, or in the folder
+//! `peerbar` of its target folder. The environment variable `PEERBAR_PROGRAMS`
+//! ([`programs::FOLDER`]) names another, which is necessary for a crate outside of peerbar's tree.
+//! Each lab leaves a folder like that of `peerbar run`, which `peerbar explain` and `peerbar iommu`
+//! can read.
 //!
 //! # For programs
-//! `peerbar` and the benchmarks use the parts: [`artifacts::Artifacts`] are QEMU, kernel and initramfs; a
-//! [`topology::Topology`] says what is plugged into what; a [`guest::Guest`] is started from both, and followed to its
-//! [`verdict::RunVerdict`].
+//! `peerbar` and the benchmarks use the parts: [`artifacts::Artifacts`] are QEMU, kernel and
+//! initramfs; a [`topology::Topology`] describes the devices and the ports above them; a
+//! [`guest::Guest`] is started from both, and followed to its [`verdict::RunVerdict`].
 
 #![deny(unsafe_code)]
 
@@ -125,7 +128,8 @@ pub use lab::{CommandOutput, FinishedLab, Lab, ProgramOutput};
 pub use lab_error::LabError;
 pub use lab_group::{ConcludedGroup, GUESTS, LabGroup, guests_of};
 pub use lab_options::LabOptions;
-// What the methods of a lab take and return, so that a test needs no other crate of this project.
+// The parameters and results of a lab's methods, so that a test needs no other crate of this
+// project.
 pub use peerbar_exec::{ProgramRequest, TerminalSize};
 pub use peerbar_flight::{Event, Flight, FlightError, Header, Record};
 pub use peerbar_report::{

@@ -1,4 +1,4 @@
-//! A writer with a limit, for what a guest sends: it is not trusted with the host's disk and memory.
+//! A writer with a limit, for data from a guest: it is not trusted with the host's disk and memory.
 
 use std::io::{self, Write};
 
@@ -14,7 +14,7 @@ pub struct Limited<W> {
 }
 
 impl<W> Limited<W> {
-    /// At most `limit` bytes for `to`; `way_out` tells in the error what to do about more.
+    /// Passes at most `limit` bytes to `to`. The error about more ends with the advice `way_out`.
     pub fn new(to: W, limit: Size, way_out: &'static str) -> Self {
         let left = limit.0;
         Self {
@@ -25,7 +25,7 @@ impl<W> Limited<W> {
         }
     }
 
-    /// What has the bytes.
+    /// Returns the inner writer.
     pub fn into_inner(self) -> W {
         self.to
     }

@@ -14,7 +14,7 @@ use crate::exit::Failure;
 pub struct ModuleSources {
     /// The folder, with a `Kbuild` or a `Makefile`.
     pub folder: PathBuf,
-    /// Which of its modules is loaded; all of them if none is named.
+    /// The module that is loaded, or `None` for all of them.
     pub name: Option<String>,
     /// Parameters of the module that is loaded.
     pub parameters: String,
@@ -30,7 +30,7 @@ pub struct BuiltModules {
 }
 
 impl ModuleSources {
-    /// What is loaded of the modules `built`, which the folder has come to.
+    /// Returns the modules to load among `built`, which were built in the folder.
     fn loaded(&self, built: &[PathBuf]) -> anyhow::Result<Vec<Module>> {
         let folder = self.folder.display();
         let built: Vec<String> = built.iter().map(|file| name_of(file)).collect();
@@ -66,10 +66,10 @@ impl ModuleSources {
 }
 
 impl BuiltModules {
-    /// Takes in what `sources` has come to: the modules `files`.
+    /// Adds the modules `files`, which were built from `sources`.
     ///
     /// # Errors
-    /// What does not fit the modules that there are.
+    /// A conflict with the present modules.
     pub(crate) fn add(
         &mut self,
         sources: &ModuleSources,
@@ -80,8 +80,8 @@ impl BuiltModules {
         Ok(())
     }
 
-    /// Puts them into `root`, what the guest sees of the host's files, so that modprobe finds them beside the modules of the
-    /// kernel `release`.
+    /// Puts them into `root`, the guest's view of the host's files, so that modprobe finds them in
+    /// addition to the modules of the kernel `release`.
     pub(crate) fn stage(&self, root: &Path, release: &str) -> anyhow::Result<()> {
         let updates = Path::new("usr/lib/modules").join(release).join("updates");
         let mut rules = String::new();
@@ -89,8 +89,9 @@ impl BuiltModules {
             let path = updates.join(file.file_name().unwrap_or_default());
             copy(file, &root.join(&path))?;
             let (name, path) = (name_of(file), path.display());
-            // The kernel's index has none of them, or its own of that name, and modprobe prefers a rule to its index. By its
-            // path, a module gets its parameters on the kernel's command line, too.
+            // The kernel's index has none of them, or the kernel's module with that name, and
+            // modprobe prefers a rule to its index. By its path, a module gets its parameters on
+            // the kernel's command line, too.
             rules += &format!(
                 "install {name} for need in $(modinfo -F depends /{path} | tr , ' '); do modprobe $need; done; \
                  modprobe --ignore-install /{path} $CMDLINE_OPTS\n"
@@ -106,7 +107,8 @@ impl BuiltModules {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Adds what is loaded to the modules of a plan. One that a plan has already keeps its position.
+    /// Adds the loaded ones to the modules of a plan. One that is already in the plan keeps its
+    /// position.
     pub(crate) fn add_to(&self, modules: &mut Vec<Module>) {
         for module in &self.loaded {
             add(module, modules);
@@ -122,7 +124,7 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As in `/proc/modules`.
+/// Returns a module's name as in `/proc/modules`.
 fn name_of(file: &Path) -> String {
     let name = file.file_stem().and_then(OsStr::to_str);
     name.unwrap_or_default().replace('-', "_")

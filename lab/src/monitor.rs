@@ -1,4 +1,5 @@
-//! QEMU's monitor: what a machine is asked while it runs (QMP, docs/interop/qmp-spec of QEMU).
+//! QEMU's monitor, which answers requests while the machine runs (QMP, docs/interop/qmp-spec of
+//! QEMU).
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde_json::{Value, json};
 
-/// How long QEMU may take to answer a command, with all events that come before.
+/// Longest time for QEMU's answer to a command, with all events that come before.
 const TIME_OUT: Duration = Duration::from_secs(10);
 /// The longest line that is read.
 const LONGEST: u64 = 1 << 20;
@@ -19,7 +20,7 @@ pub(crate) struct Monitor {
     time_out: Duration,
     /// The number of the last command. An answer has it, too: one that came too late is not taken for the next one's.
     last: u64,
-    /// What has been read of the next line.
+    /// The part of the next line that has been read.
     line: Vec<u8>,
 }
 
@@ -57,7 +58,8 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Has a command carried out; what it returns. One that has taken too long (`TimedOut`, `WouldBlock`) may be followed by others.
+    /// Executes a command, and returns its result. After a late command (`TimedOut`, `WouldBlock`)
+    /// others may follow.
     pub(crate) fn execute(&mut self, command: &Value) -> io::Result<Value> {
         self.last += 1;
         let mut command = command.clone();
@@ -81,7 +83,7 @@ impl Monitor {
         }
     }
 
-    /// Has a command of the human monitor carried out; what it prints.
+    /// Executes a command of the human monitor, and returns its output.
     pub(crate) fn human(&mut self, line: &str) -> io::Result<String> {
         let arguments = json!({"command-line": line});
         let command = json!({"execute": "human-monitor-command", "arguments": arguments});
@@ -101,7 +103,7 @@ impl Monitor {
     }
 }
 
-/// Whether a command has taken too long.
+/// Returns `true` if a command has taken too long.
 pub(crate) fn is_late(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock)
 }

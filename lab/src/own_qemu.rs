@@ -1,5 +1,5 @@
-//! What a virtual machine of the user's own needs for the devices of a scenario: QEMU's arguments, or a domain of libvirt. Pure,
-//! as [`crate::qemu`].
+//! The configuration of a user's virtual machine for the devices of a scenario: QEMU's arguments,
+//! or a domain of libvirt. Pure, as [`crate::qemu`].
 
 use std::path::PathBuf;
 
@@ -13,7 +13,8 @@ use crate::qemu::{Numbering, QemuArguments, Sockets, functions};
 use crate::scenario::Machine;
 use crate::topology::{ROOT_BUS, Topology};
 
-/// Chassis and slot of each port must be its own, and the user's machine, or libvirt, has ports that count from 1.
+/// The chassis and slot of each port must be unique, and the ports of the user's machine, or of
+/// libvirt, count from 1.
 const CHASSIS: u32 = 100;
 /// Namespace of the elements that libvirt passes to QEMU as they are (libvirt, "Domain XML: QEMU namespace").
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
@@ -22,7 +23,7 @@ const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 pub struct Emulator {
     /// The program.
     pub path: PathBuf,
-    /// Whether KVM runs its guests.
+    /// Set if KVM runs its guests.
     pub kvm: bool,
 }
 
@@ -32,15 +33,17 @@ impl Emulator {
         if self.kvm { "kvm" } else { "qemu" }
     }
 
-    /// How many of `cpus` processors a guest has. Without KVM libvirt has QEMU give each one a thread, by which a guest may be lost as it
-    /// boots ([`crate::accel::Accel::Tcg`]).
+    /// Returns the number of processors for a guest that wants `cpus`. Without KVM, QEMU under
+    /// libvirt gives each one a thread, and then a guest may be lost during its boot
+    /// ([`crate::accel::Accel::Tcg`]).
     fn processors(&self, cpus: u32) -> u32 {
         if self.kvm { cpus } else { 1 }
     }
 }
 
-/// The device numbers of the root bus, those first that libvirt gives out last or never. It counts from 1, and has 0x1a, 0x1b, 0x1d, 0x1e
-/// and 0x1f for devices of its own (libvirt, src/qemu/qemu_domain_address.c, `qemuDomainValidateDevicePCISlotsQ35`).
+/// Returns the device numbers of the root bus, starting with those that libvirt assigns last or
+/// never. It counts from 1, and reserves 0x1a, 0x1b, 0x1d, 0x1e and 0x1f for its devices (libvirt,
+/// src/qemu/qemu_domain_address.c, `qemuDomainValidateDevicePCISlotsQ35`).
 fn device_numbers() -> impl Iterator<Item = u8> {
     let rarely_used = (0x10..=0x19).chain([0x1c]);
     let counted = (0x01..=0x0f).rev();
@@ -51,14 +54,15 @@ fn device_numbers() -> impl Iterator<Item = u8> {
 pub struct OwnQemu<'a> {
     /// Processor, memory and IOMMU.
     pub machine: &'a Machine,
-    /// What is plugged into what.
+    /// The topology of the devices.
     pub topology: &'a Topology<'a>,
-    /// Where the servers listen.
+    /// The sockets of the servers.
     pub sockets: &'a Sockets,
 }
 
 impl OwnQemu<'_> {
-    /// The arguments of a machine with the devices. It lacks what it boots, disks, and a display.
+    /// Returns the arguments of a machine with the devices. It lacks a boot medium, disks, and a
+    /// display.
     pub fn arguments(&self) -> Vec<String> {
         let machine = self.machine;
         let mut words = QemuArguments::default();
@@ -114,8 +118,8 @@ impl OwnQemu<'_> {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// A domain `name` for libvirt with the devices and a serial console, which `emulator` starts. It lacks what it boots, disks, and a
-    /// display.
+    /// Returns a domain `name` for libvirt with the devices and a serial console, which `emulator`
+    /// starts. It lacks a boot medium, disks, and a display.
     ///
     /// # Errors
     /// None that depends on the scenario.
@@ -183,7 +187,7 @@ impl OwnQemu<'_> {
         self.write_command_line(xml)
     }
 
-    /// What libvirt has no elements for. Of two `-cpu`, QEMU takes the second.
+    /// Writes the parts for which libvirt has no elements. Of two `-cpu`, QEMU takes the second.
     fn write_command_line(&self, xml: &mut Writer<Vec<u8>>) -> std::io::Result<()> {
         let cpu = ["-cpu".to_owned(), self.machine.cpu.clone()];
         let words = cpu.into_iter().chain(self.devices());

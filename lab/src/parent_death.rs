@@ -46,17 +46,18 @@ fn wrapper() -> Result<PathBuf, Failure> {
     program(WRAPPER)
 }
 
-/// `command` with its program, arguments and environment, which dies with this process.
+/// Returns `command` with its program, arguments and environment, but it dies with this process.
 ///
-/// It gets a process group of its own, so that Ctrl-C reaches this process alone, which then ends its children in
-/// order. The thread that spawns it must live as long as the child is wanted (prctl(2), `PR_SET_PDEATHSIG`).
+/// It gets a separate process group, so that Ctrl-C reaches this process alone, which then ends its
+/// children in order. The thread that spawns it must live as long as the child is wanted (prctl(2),
+/// `PR_SET_PDEATHSIG`).
 pub fn wrapped(command: &Command) -> Result<Command, Failure> {
     wrapped_with(&[], command)
 }
 
-/// As [`wrapped`], for a child that serves a guest: neither it nor a program that it starts gains privileges, as by a
-/// set-user-ID file (prctl(2), `PR_SET_NO_NEW_PRIVS`), and it inherits no descriptor but its standard streams, whatever
-/// this process was started with.
+/// Does the work of [`wrapped`], for a child that serves a guest: neither it nor a program that it
+/// starts gains privileges, for example by a set-user-ID file (prctl(2), `PR_SET_NO_NEW_PRIVS`),
+/// and it inherits only its standard streams, independent of this process's descriptors.
 pub fn confined(command: &Command) -> Result<Command, Failure> {
     wrapped_with(&[CONFINED], command)
 }
@@ -76,8 +77,8 @@ fn wrapped_with(options: &[&str], command: &Command) -> Result<Command, Failure>
     Ok(wrapped)
 }
 
-/// Becomes the program `words` after it has tied its life to that of the process `parent`, [`confined`] or not. Returns only
-/// if that fails.
+/// Becomes the program `words` after it has tied its life to that of the process `parent`,
+/// optionally [`confined`]. Returns only if that fails.
 pub fn become_program(parent: i32, is_confined: bool, words: &[OsString]) -> Failure {
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return anyhow!(error)
@@ -109,8 +110,8 @@ fn confine() -> io::Result<()> {
     close_at_exec()
 }
 
-/// Has exec close every descriptor but the standard streams: one by one, as close_range(2) is of Linux 5.11, and not every container
-/// permits it.
+/// Makes exec close every descriptor except the standard streams: one by one, because
+/// close_range(2) is of Linux 5.11, and not every container permits it.
 #[expect(
     unsafe_code,
     reason = "the descriptors are those of whatever started this process"

@@ -1,16 +1,16 @@
-//! Where QEMU's machine q35 has no RAM.
+//! The address ranges in which QEMU's machine q35 has no RAM.
 
 use peerbar_switch::BusRange;
 
 /// 4 GiB and 1 TiB. RAM that does not fit below the first continues there, or with an AMD processor and BARs beyond the
 /// HyperTransport range at the second (QEMU, `pc_memory_init`).
 const HIGH_RAM: [u64; 2] = [1 << 32, 1 << 40];
-/// Where the I/O APIC is: the end of the lower hole (QEMU, `mch_realize`).
+/// Address of the I/O APIC, which ends the lower hole (QEMU, `mch_realize`).
 const IO_APIC: u64 = 0xfec0_0000;
 
 /// The PCI holes of a q35 machine with `memory` bytes of RAM, in ascending order.
 pub(crate) fn pci_holes(memory: u64) -> Vec<BusRange> {
-    // How much of the RAM is low (QEMU, `pc_q35_init`).
+    // The size of the low RAM (QEMU, `pc_q35_init`).
     let low = if memory >= 0xb000_0000 {
         0x8000_0000
     } else {

@@ -77,7 +77,8 @@ pub fn pci_tree(scenario: &Scenario) -> PciTree {
     Topology::of(scenario).pci_tree(KernelIommu::of(&scenario.machine))
 }
 
-/// The platform of `machine` under a kernel of `kernel`; nothing if the CPU model's name does not tell its family.
+/// Returns the platform of `machine` under a kernel of `kernel`, or `None` if the CPU model's name
+/// does not tell its family.
 pub fn platform(machine: &Machine, kernel: Release) -> Option<Platform> {
     Some(Platform {
         cpu: cpu::of_model(&machine.cpu)?,

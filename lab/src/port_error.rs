@@ -14,7 +14,8 @@ use crate::monitor::Monitor;
 /// Name of the link in a run's folder to the socket of QEMU's monitor.
 pub(crate) const MONITOR: &str = "qemu.monitor";
 
-/// The errors: name, whether it is correctable, and its bit in the status register of that kind.
+/// The errors: name, a flag that is set if it is correctable, and its bit in the status register of
+/// that kind.
 const ERRORS: [(&str, bool, u32); 9] = [
     ("receiver-error", true, 0),
     ("bad-tlp", true, 6),
@@ -35,7 +36,7 @@ pub struct PortError {
     bit: u32,
 }
 
-/// A name is none of a port's errors.
+/// The name is not one of a port's errors.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("is no error of a port: write {}", ERRORS.map(|(name, ..)| name).join(", "))]
 pub struct UnknownPortError;
@@ -65,7 +66,8 @@ impl PortError {
     }
 }
 
-/// Has the port above the device `device` of the run in the folder `run` report an error to the guest. Returns what was done.
+/// Makes the port above the device `device` of the run in the folder `run` report an error to the
+/// guest. Returns a confirmation.
 ///
 /// # Errors
 /// A guest or a device that is not there, and a port that does not report errors.
@@ -104,7 +106,8 @@ pub fn report_port_error(
     }
 }
 
-/// The identifier of the port above a device, among QEMU's devices: a name of the switch or `root`, a dot, and the device's.
+/// Returns the identifier of the port above a device, among QEMU's devices: a name of the switch or
+/// `root`, a dot, and the device's.
 fn port_above(listed: &Value, device: &str) -> Option<String> {
     let listed = listed.as_array()?.iter();
     let mut names = listed.filter_map(|entry| entry.get("name")?.as_str());

@@ -1,4 +1,4 @@
-//! What a run would take that is there without a download, for `peerbar doctor`.
+//! The parts of a run that are available without a download, for `peerbar doctor`.
 
 use peerbar_images::{Cache, Kernel, PackageTree, Qemu, Root};
 
@@ -8,10 +8,10 @@ use crate::guest_needs::GuestNeeds;
 use crate::kernel_needs;
 use crate::scenario::Scenario;
 
-/// QEMU; `None` if a run would fetch it.
+/// Returns QEMU, or `None` if a run would fetch it.
 ///
 /// # Errors
-/// The one that the user names is not fit.
+/// The user's QEMU is not suitable.
 pub fn qemu(own: &Own, cache: &Cache) -> Result<Option<Qemu>, Failure> {
     if own.qemu.is_some() {
         return Ok(Some(Qemu::find(own.qemu.as_deref(), cache)?));
@@ -23,10 +23,11 @@ pub fn qemu(own: &Own, cache: &Cache) -> Result<Option<Qemu>, Failure> {
     }
 }
 
-/// The guest's kernel, which has the options that `scenario` needs as far as they are known; `None` if a run would fetch it.
+/// Returns the guest's kernel, which has the options that `scenario` needs as far as they are
+/// known, or `None` if a run would fetch it.
 ///
 /// # Errors
-/// The one that the user names is none, or lacks an option.
+/// The user's kernel is invalid, or lacks an option.
 pub fn kernel(own: &Own, scenario: &Scenario, cache: &Cache) -> Result<Option<Kernel>, Failure> {
     let Some(kernel) = own.kernel() else {
         let is_cached = Root::is_cached(cache);

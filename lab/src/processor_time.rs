@@ -1,13 +1,15 @@
-//! For how long the host's processors have worked as those of a guest.
+//! The time that the host's processors have spent as processors of a guest.
 
 use std::fs;
 use std::path::Path;
 
-/// How QEMU's names of the threads of virtual processors start.
+/// Prefix of QEMU's names of the threads of virtual processors.
 const THREAD: &str = "CPU ";
 
-/// Time that the host's processors gave to the virtual processors of this QEMU, in nanoseconds. A processor of the guest that is halted, or that
-/// the host makes wait, takes none. `None` if QEMU names its threads in another way or has ended, or if the host's kernel does not count.
+/// Returns the time that the host's processors gave to the virtual processors of this QEMU, in
+/// nanoseconds. A processor of the guest takes none while it is halted or waits for the host.
+/// Returns `None` if QEMU names its threads in another way or has ended, or if the host's kernel
+/// does not count.
 pub(crate) fn of_guest(qemu: u32) -> Option<u64> {
     sum(Path::new(&format!("/proc/{qemu}/task")))
 }

@@ -1,4 +1,4 @@
-//! Programs of the user's own are built before the guest boots.
+//! The user's programs are built before the guest boots.
 
 use std::fs::File;
 use std::io::Write;
@@ -19,18 +19,19 @@ use crate::scenario::HostProgram;
 use crate::signals::Signals;
 use crate::terminal::say;
 
-/// What builds print, in a run's folder.
+/// File in a run's folder: the output of builds.
 const LOG: &str = "build.log";
 /// Bytes at the end of a build's output that are shown; the file has them all.
 const SHOWN: usize = 64 << 10;
-/// How long a build may take.
+/// Time limit of a build.
 const LIMIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Builds `programs`, each command once, and checks that the guest can start them. What they print is in `build.log` of the run's
-/// `folder`; it is shown if a build fails, and while it runs if that is `live`.
+/// Builds `programs`, each command once, and checks that the guest can start them. The output is in
+/// `build.log` of the run's `folder`. It is shown if a build fails, and while it runs if that is
+/// `live`.
 ///
 /// # Errors
-/// A build that fails, or a program that is not there afterwards.
+/// A build that fails, or a program that is missing afterwards.
 pub(crate) fn build(
     programs: &[HostProgram],
     live: bool,
@@ -72,7 +73,8 @@ pub(crate) fn build(
         .map_err(Failure::Usage)
 }
 
-/// Runs `line` by a shell, to its end or to a signal: its status, and the end of what it printed on either stream.
+/// Runs `line` by a shell, to its end or to a signal. Returns its status, and the end of its output
+/// on both streams.
 fn run(
     program: &HostProgram,
     line: &str,
@@ -87,7 +89,7 @@ fn run(
     let deadline = Instant::now() + LIMIT;
     let mut printed = Vec::new();
     loop {
-        // What has been printed comes before the end.
+        // The output comes before the end.
         match events.next(deadline)? {
             Some(Event::Data(_, bytes)) => {
                 log.write_all(&bytes).context("cannot write build.log")?;
@@ -116,7 +118,7 @@ fn run(
     }
 }
 
-/// Starts the build in a process group of its own.
+/// Starts the build in a separate process group.
 fn start(program: &HostProgram, line: &str) -> Result<(Child, File), Failure> {
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).context("cannot create a pipe")?;
     let mut shell = Command::new("sh");
@@ -135,7 +137,7 @@ fn start(program: &HostProgram, line: &str) -> Result<(Child, File), Failure> {
     Ok((child.map_err(Failure::Usage)?, File::from(reader)))
 }
 
-/// Ends all that a build has started. ESRCH only says that nothing is left.
+/// Ends all processes of a build. ESRCH only means that nothing is left.
 fn end(build: &Child) {
     let group = i32::try_from(build.id()).ok().and_then(Pid::from_raw);
     if let Some(group) = group {

@@ -22,7 +22,7 @@ const MOST_ERRORS: usize = 8 << 10;
 pub(crate) struct ProgramStreams<'a> {
     inner: RefCell<Inner>,
     deadline: Instant,
-    /// Become readable when the work shall be given up.
+    /// Become readable when the work must be abandoned.
     stops: &'a [UnixStream],
 }
 
@@ -48,10 +48,11 @@ impl<'a> ProgramStreams<'a> {
         }
     }
 
-    /// Ends its input, and waits for its end: its exit status, and the start of its error output.
+    /// Ends its input, and waits for its end. Returns its exit status, and the start of its error
+    /// output.
     ///
     /// # Errors
-    /// As for reading.
+    /// Those of reading.
     pub(crate) fn finish(self) -> io::Result<(i32, String)> {
         self.inner.borrow_mut().program.end_input().map_err(other)?;
         io::copy(&mut &self, &mut io::sink())?;
@@ -60,8 +61,8 @@ impl<'a> ProgramStreams<'a> {
         Ok((inner.status.unwrap_or_default(), errors))
     }
 
-    /// Checks that there is time left, and that the caller does not want the work given up. A guest that never pauses must not pass by it, so
-    /// every message is preceded by it.
+    /// Checks that there is time left, and that the work must not be abandoned. This precedes every
+    /// message, so that a guest that never pauses is also stopped.
     fn may_go_on(&self) -> io::Result<()> {
         if self.deadline <= Instant::now() {
             return Err(other(ProgramError::Late));
@@ -69,7 +70,7 @@ impl<'a> ProgramStreams<'a> {
         check_stops(self.stops).map_err(|_| io::Error::other("it was given up"))
     }
 
-    /// Waits until the program says something, or takes more, or the work shall end.
+    /// Waits until the program sends something, or takes more, or the work must end.
     fn wait(&self, program: &mut GuestProgram) -> io::Result<()> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).map_err(io::Error::other)?;
@@ -83,7 +84,7 @@ impl<'a> ProgramStreams<'a> {
         program.flush().map_err(other)
     }
 
-    /// Takes the next message, or waits for one; [`Inner::take`] says whether there was one.
+    /// Takes the next message, or waits for one; [`Inner::take`] returns `true` if there was one.
     fn step(&self, inner: &mut Inner) -> io::Result<()> {
         self.may_go_on()?;
         match inner.take()? {
@@ -94,7 +95,7 @@ impl<'a> ProgramStreams<'a> {
 }
 
 impl Inner {
-    /// Takes what the program has said; whether that was something.
+    /// Takes the next message of the program. Returns `true` if there was one.
     fn take(&mut self) -> io::Result<bool> {
         match self.program.next_message().map_err(other)? {
             Some(GuestMessage::Output(bytes)) => {

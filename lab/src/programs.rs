@@ -1,4 +1,5 @@
-//! Where this project's programs are: the servers, the agent, the parent-death wrapper, and the sources of the kernel modules.
+//! The paths of this project's programs: the servers, the agent, the parent-death wrapper, and the
+//! sources of the kernel modules.
 
 use std::path::{Path, PathBuf};
 
@@ -6,13 +7,14 @@ use anyhow::{Context, anyhow};
 
 use crate::exit::Failure;
 
-/// Environment variable that names the folder, where it is not beside or above the running program.
+/// Environment variable that names the folder, if it is neither the running program's nor above it.
 pub const FOLDER: &str = "PEERBAR_PROGRAMS";
-/// What `scripts/build` calls the folder.
+/// Name of the folder that `scripts/build` makes.
 const BUILT: &str = "peerbar";
 
-/// The file `name` of this project: in the folder that [`FOLDER`] names; else beside this program; else, for a test, in the
-/// folder `peerbar` of the target folder that it was built in.
+/// Returns the file `name` of this project: in the folder that [`FOLDER`] names; else in the folder
+/// of this program; else, for a test, in the folder `peerbar` of the target folder in which it was
+/// built.
 pub fn program(name: &str) -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().context("cannot find this program's own file")?;
     let named = std::env::var_os(FOLDER).map(PathBuf::from);

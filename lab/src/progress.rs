@@ -17,10 +17,10 @@ const WINDOW: usize = 6;
 /// Columns of a line in the window; a longer one is cut.
 const COLUMNS: usize = 100;
 const TICK: Duration = Duration::from_millis(120);
-/// What the spinner shows, one after the other.
+/// Characters of the spinner, one after the other.
 const SPINNER: [char; 8] = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠇'];
 
-/// Tells what is going on.
+/// Displays the progress of the work.
 pub struct Progress(Option<Spinner>);
 
 /// Keeps the display up to date until it is dropped.
@@ -31,7 +31,7 @@ struct Spinner {
     ticker: Option<JoinHandle<()>>,
 }
 
-/// What is on the terminal.
+/// Contents of the terminal.
 struct Display {
     lines: LiveLines,
     content: Content,
@@ -45,14 +45,14 @@ struct Content {
 }
 
 impl Default for Progress {
-    /// Progress that suits what stderr is.
+    /// Returns progress that suits stderr: a terminal or not.
     fn default() -> Self {
         Self(LiveLines::on_terminal().map(Spinner::start))
     }
 }
 
 impl Progress {
-    /// Says what begins now.
+    /// Shows the stage that begins now.
     pub fn stage(&mut self, text: &str) {
         match &self.0 {
             Some(spinner) => {
@@ -67,7 +67,7 @@ impl Progress {
         }
     }
 
-    /// Shows a line that matters only while it is new; on a terminal alone.
+    /// Shows a line that matters only while it is new; only on a terminal.
     pub fn passing(&mut self, line: &str) {
         let Some(spinner) = &self.0 else { return };
         let window = &mut spinner.display.lock().content.window;

@@ -1,4 +1,4 @@
-//! QEMU's arguments. Pure: what goes in are paths and a scenario, what comes out is a list of words.
+//! QEMU's arguments. Pure: the input is paths and a scenario, the output a list of words.
 
 use std::ffi::OsString;
 use std::iter;
@@ -19,21 +19,22 @@ use crate::socket_folder::SCRATCH;
 use crate::survivors::Survivors;
 use crate::topology::{Function, FunctionKind, ROOT_BUS, Topology};
 
-/// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server under a debugger,
-/// or on a loaded machine, is not dead.
+/// QEMU ends the whole vfio-user stream when a server answers later than this, in ms. A server may
+/// be slow under a debugger, or on a loaded machine.
 const SERVER_TIMEOUT_MS: u32 = 600_000;
 
-/// What is faster without: the guest need not look for hardware of these kinds.
+/// The machine, without hardware that would slow the guest's boot: the guest need not look for it.
 const MACHINE: &str = "q35,hpet=off,vmport=off,smm=off,sata=off,memory-backend=ram";
 
-/// Kernel parameters of every boot. `quiet` hides what a healthy boot says, `loglevel=5` lets warnings through
-/// again because the console is searched for them; by `iomem=relaxed` our agent reads a GPU's counters out of its registers, and
-/// programs such as `nvme show-regs` those of a disk that has its driver; the rest skips work that no scenario needs.
+/// Kernel parameters of every boot. `quiet` hides the messages of a healthy boot, and `loglevel=5`
+/// lets warnings through again because the console is searched for them. With `iomem=relaxed` our
+/// agent can read a GPU's counters from its registers, and programs such as `nvme show-regs` those
+/// of a disk with a driver. The rest skips work that no scenario needs.
 const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 oops=panic nokaslr mitigations=off \
     tsc=reliable no_timer_check nowatchdog audit=0 apparmor=0 cryptomgr.notests random.trust_cpu=on \
     iomem=relaxed rcupdate.rcu_expedited=1";
 
-/// A machine and what it boots, without any device of ours.
+/// A machine with its kernel, without our devices.
 pub struct Boot<'a> {
     /// The accelerator.
     pub accel: Accel,
@@ -41,9 +42,9 @@ pub struct Boot<'a> {
     pub machine: &'a Machine,
     /// The user's parameters for the kernel, after all others.
     pub append: &'a str,
-    /// The port of the stub for gdb, on which a halted guest waits.
+    /// Port of the gdb stub, on which a halted guest waits.
     pub gdb: Option<u16>,
-    /// What starts the kernel.
+    /// The firmware, which starts the kernel.
     pub firmware: Firmware,
     /// Kernel image.
     pub kernel: &'a Path,
@@ -51,12 +52,12 @@ pub struct Boot<'a> {
     pub initramfs: &'a Path,
     /// The user's own words, after all others.
     pub qemu_arguments: &'a [String],
-    /// Whether QEMU can confine itself.
+    /// Set if QEMU can confine itself.
     pub sandbox: bool,
 }
 
 impl Boot<'_> {
-    /// Whether QEMU is to confine itself, unless the user's own words say how.
+    /// Returns `true` if QEMU must confine itself, unless the user's words specify that.
     fn is_confined(&self) -> bool {
         let own = self.qemu_arguments.iter();
         self.sandbox
@@ -214,12 +215,12 @@ fn host_folder(words: &mut QemuArguments<OsString>, tag: &str, folder: &Path, is
     );
 }
 
-/// How host bridges and ports are numbered.
+/// Numbering of host bridges and ports.
 #[derive(Default)]
 pub(crate) struct Numbering {
     /// The numbers of chassis and slots begin after this one.
     pub(crate) chassis: u32,
-    /// Device numbers on the machine's root bus, in the order in which they are taken. QEMU chooses those beyond them.
+    /// Device numbers on the machine's root bus, in order of use. QEMU chooses further ones.
     pub(crate) devices: Vec<u8>,
 }
 
@@ -266,7 +267,7 @@ pub(crate) fn functions(
 /// Name of the socket of the guest's vsock ports, and of the link to it in a run's folder.
 pub const VSOCK: &str = "vsock.sock";
 
-/// Where the sockets of one run are.
+/// The paths of the sockets of one run.
 pub struct Sockets {
     folder: PathBuf,
     survivors: Survivors,
@@ -288,7 +289,7 @@ impl Sockets {
         }
     }
 
-    /// Of devices for a QEMU of the user's own, whose monitor this process does not know.
+    /// Marks the sockets for devices of a user's QEMU, whose monitor this process does not know.
     pub fn without_monitor(self) -> Self {
         Self {
             has_monitor: false,
@@ -296,7 +297,7 @@ impl Sockets {
         }
     }
 
-    /// Whether this process has a monitor of QEMU's.
+    /// Returns `true` if this process has a monitor of QEMU.
     pub(crate) fn has_monitor(&self) -> bool {
         self.has_monitor
     }
@@ -309,7 +310,7 @@ impl Sockets {
         }
     }
 
-    /// Whether the fabric serves other guests, too, and need not be started.
+    /// Returns `true` if the fabric serves other guests, too, and need not be started.
     pub fn has_shared_fabric(&self) -> bool {
         self.shared_fabric.is_some()
     }
@@ -324,7 +325,7 @@ impl Sockets {
         &self.survivors
     }
 
-    /// The folder that they are in, but for those of survivors and of a shared fabric.
+    /// Returns the folder of the sockets, except those of survivors and of a shared fabric.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -462,12 +463,12 @@ impl<Word: From<&'static str>> QemuArguments<Word> {
     }
 }
 
-/// Identifier of what is behind the namespace of QEMU's own NVMe controller.
+/// Returns the identifier of the image behind the namespace of QEMU's own NVMe controller.
 fn image_node(nvme: &Nvme) -> String {
     format!("image.{}", nvme.name)
 }
 
-/// What is behind the namespace of QEMU's own NVMe controller.
+/// Returns the image behind the namespace of QEMU's own NVMe controller.
 fn image(nvme: &Nvme, sockets: &Sockets) -> String {
     let node = image_node(nvme);
     let image = |path: &Path| {
@@ -512,7 +513,7 @@ fn vfio_user(device: DeviceSpec<'_>, bus: &str, socket: &Path) -> String {
         DeviceSpec::Nvme(_) => None,
     };
     if let (Some(number), Some(properties)) = (number, properties.as_object_mut()) {
-        // It has no serial number: this is what the guest knows it by.
+        // It has no serial number, so the guest identifies it by this.
         properties.insert("x-pci-sub-device-id".to_owned(), number.into());
     }
     properties.to_string()

@@ -1,4 +1,4 @@
-//! What the guest's agent has reported so far.
+//! The report of the guest's agent so far.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -36,27 +36,27 @@ pub struct Report {
     is_ready: bool,
     reader: KtapReader,
     pending: Pending,
-    /// The names of the checks whose results are to come.
+    /// The names of the checks without a result yet.
     awaited: VecDeque<String>,
     rows: Vec<Row>,
     evidence: Vec<Evidence>,
-    /// How many bytes of subtests have come.
+    /// Number of bytes of subtests so far.
     nested_bytes: usize,
-    /// When the next check began, as far as is known: CLOCK_MONOTONIC in nanoseconds.
+    /// Begin of the next check, as far as is known: CLOCK_MONOTONIC in nanoseconds.
     began_ns: u64,
     times: Vec<CheckTime>,
 }
 
-/// When a check ran, by the host's clock.
+/// The time of a check, by the host's clock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckTime {
     /// Name of the check.
     pub name: String,
-    /// How it ended: `pass`, `fail` or `skip`.
+    /// Its result: `pass`, `fail` or `skip`.
     pub verdict: String,
-    /// When the result before it came, or the request for it: CLOCK_MONOTONIC in nanoseconds.
+    /// Time of the result before it, or of the request for it: CLOCK_MONOTONIC in nanoseconds.
     pub began_ns: u64,
-    /// When its result came.
+    /// Time of its result.
     pub ended_ns: u64,
 }
 
@@ -70,7 +70,7 @@ struct Pending {
 }
 
 impl Pending {
-    /// Whether a diagnostic is kept.
+    /// Returns `true` if a diagnostic can be stored.
     fn has_room_for(&self, text: &str) -> bool {
         let bytes: usize = self.diagnostics.iter().map(String::len).sum();
         self.diagnostics.len() < MOST_DIAGNOSTICS
@@ -83,13 +83,13 @@ impl Pending {
 pub struct Row {
     /// Name of the check.
     pub name: String,
-    /// How it ended.
+    /// Its verdict.
     pub verdict: Verdict,
     /// Its figures.
     pub measure: Measure,
-    /// What the agent said about it.
+    /// Diagnostics of the agent about it.
     pub diagnostics: Vec<String>,
-    /// What a program has reported by itself.
+    /// Subtests that the program has reported.
     pub subtests: Vec<Subtest>,
 }
 
@@ -121,12 +121,12 @@ impl Report {
         self.awaited.push_back(reported_name(&check.name()));
     }
 
-    /// Notes that the next check begins now.
+    /// Records that the next check begins now.
     pub(crate) fn check_begins(&mut self) {
         self.began_ns = monotonic_ns();
     }
 
-    /// When each check ran whose result has come.
+    /// Returns the times of all checks with a result.
     pub fn times(&self) -> &[CheckTime] {
         &self.times
     }
@@ -142,12 +142,12 @@ impl Report {
         Ok(lines)
     }
 
-    /// Whether every check that was announced has a result.
+    /// Returns `true` if every announced check has a result.
     pub fn complete(&self) -> bool {
         self.reader.complete()
     }
 
-    /// Whether the guest has said that all devices are there.
+    /// Returns `true` if the guest has reported that all devices are there.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
@@ -157,17 +157,18 @@ impl Report {
         &self.rows
     }
 
-    /// Whether nothing has been reported.
+    /// Returns `true` if nothing has been reported.
     pub fn is_empty(&self) -> bool {
         self.is_empty
     }
 
-    /// What the guest knows of peer-to-peer DMA.
+    /// Returns the guest's evidence about peer-to-peer DMA.
     pub fn evidence(&self) -> &[Evidence] {
         &self.evidence
     }
 
-    /// Ends the report: its rows, the last diagnostics, which belong to no result, and what is wrong with the report.
+    /// Ends the report. Returns its rows, the last diagnostics, which belong to no result, and the
+    /// error in the report.
     pub fn finish(self) -> (Vec<Row>, Vec<String>, Result<(), KtapError>) {
         (self.rows, self.pending.diagnostics, self.reader.finish())
     }
@@ -240,7 +241,8 @@ impl Report {
         }
     }
 
-    /// Whether a piece of evidence is kept. What a guest says is multiplied in pictures and explanations.
+    /// Returns `true` if a piece of evidence can be stored. Pictures and explanations multiply the
+    /// output of a guest.
     fn has_room_for(&self, evidence: &Evidence) -> bool {
         let is_function = |evidence: &&Evidence| matches!(evidence, Evidence::Function(_));
         let is_plausible = match evidence {

@@ -1,6 +1,7 @@
-//! What a run leaves for programs: `results.json`.
+//! The results of a run for programs: `results.json`.
 //!
-//! `docs/schema/run-1.json` is the JSON schema of it, made from the structs here. A reader ignores fields that it does not know.
+//! `docs/schema/run-1.json` is its JSON schema, generated from the structs here. A reader ignores
+//! fields that it does not know.
 
 use peerbar_report::{Check, Measure, Nested, Pair, Subtest, Verdict};
 use schemars::JsonSchema;
@@ -13,9 +14,9 @@ use crate::started::{Started, Versions};
 use crate::utc::UtcTime;
 use crate::verdict::RunVerdict;
 
-/// What a run leaves: [`RunResults`].
+/// File in a run's folder: [`RunResults`].
 pub const RESULTS: &str = "results.json";
-/// Version of the file: it changes with what a reader would have to change for.
+/// Version of the file. It changes with incompatible changes.
 pub const FORMAT: u32 = 1;
 
 /// The results of a run.
@@ -25,18 +26,18 @@ pub struct RunResults {
     pub format: u32,
     /// Name of the scenario.
     pub scenario: String,
-    /// How it ended, and why.
+    /// The verdict, with the reason.
     pub verdict: RunVerdict,
-    /// What `peerbar run` ends with.
+    /// Exit code of `peerbar run`.
     pub exit_code: u8,
-    /// When QEMU was started.
+    /// Time of QEMU's start.
     pub started: UtcTime,
     /// From QEMU's start to its end.
     pub seconds: f64,
     /// The series that it belongs to: that of all runs of one process.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<String>,
-    /// Versions of what it consisted of.
+    /// Versions of its parts.
     pub versions: Versions,
     /// The results of its checks, in order.
     pub checks: Vec<CheckResult>,
@@ -49,19 +50,19 @@ pub struct RunResults {
 pub struct CheckResult {
     /// Its name.
     pub name: String,
-    /// Its kind, as a scenario calls it; none for one that a test asked for by itself.
+    /// Its kind, as in a scenario, or none for a check that only a test requested.
     #[serde(default)]
     pub kind: Option<String>,
-    /// How it ended.
+    /// Its result.
     pub verdict: CheckStatus,
-    /// Why it was skipped, if it was.
+    /// The reason why it was skipped, if it was.
     #[serde(default)]
     pub skipped: Option<String>,
     /// Its figures.
     pub measure: Measure,
-    /// What the agent said about it.
+    /// Diagnostics of the agent about it.
     pub diagnostics: Vec<String>,
-    /// What a program has reported by itself.
+    /// Results that the program has reported.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subtests: Vec<SubtestResult>,
     /// The pairs between which it moves data from peer to peer, or tries to.
@@ -77,15 +78,15 @@ pub struct CheckResult {
 pub struct SubtestResult {
     /// Its name.
     pub name: String,
-    /// How it ended. A failure that was expected (`TODO`, `XFAIL`) is none.
+    /// Its result. An expected failure (`TODO`, `XFAIL`) is none.
     pub verdict: CheckStatus,
-    /// Why it was skipped, if it was.
+    /// The reason why it was skipped, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
-    /// What the program said about it.
+    /// Diagnostics of the program about it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub diagnostics: Vec<String>,
-    /// What it consists of.
+    /// Its parts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub subtests: Vec<SubtestResult>,
 }
@@ -100,7 +101,7 @@ impl Nested for SubtestResult {
     }
 }
 
-/// How a check ended.
+/// Result of a check.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Display,
 )]
@@ -117,7 +118,7 @@ pub enum CheckStatus {
 }
 
 impl CheckResult {
-    /// Whether nothing was against it.
+    /// Returns `true` if the check passed.
     pub fn passed(&self) -> bool {
         self.verdict == CheckStatus::Pass
     }
@@ -153,7 +154,7 @@ impl SubtestResult {
     }
 }
 
-/// A verdict as results have it, and why it was skipped.
+/// Returns a verdict in the form of the results, and the reason why the check was skipped.
 fn status(verdict: &Verdict) -> (CheckStatus, Option<String>) {
     match verdict {
         Verdict::Pass => (CheckStatus::Pass, None),

@@ -1,7 +1,7 @@
-//! A file of a run's folder, as a later command reads or adds it.
+//! A file of a run's folder, for a later command that reads or adds it.
 //!
-//! With `--share-rw` the guest may have put anything in its place: a FIFO, whose open(2) waits, a link to a file of the user's, or a
-//! file of any length.
+//! With `--share-rw` the guest may have put anything in its place: a FIFO, whose open(2) waits, a
+//! link to a file of the user, or a file of any length.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -15,7 +15,7 @@ const MOST: u64 = 1 << 30;
 /// Opens the file at `path`, without waiting and not through a link.
 ///
 /// # Errors
-/// What the system says; [`ErrorKind::InvalidInput`] if it is no regular file.
+/// Those of the system; [`ErrorKind::InvalidInput`] if it is no regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
@@ -49,10 +49,10 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|error| io::Error::new(ErrorKind::InvalidData, error))
 }
 
-/// Makes a new file at `path`, in place of what is there. Nothing is written through a link.
+/// Makes a new file at `path`, and replaces any present one. Nothing is written through a link.
 ///
 /// # Errors
-/// What the system says.
+/// Those of the system.
 pub fn replace(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),

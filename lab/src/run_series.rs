@@ -1,4 +1,5 @@
-//! The runs that one process makes: they have a mark in common, and none is removed while the process may make more.
+//! The runs that one process makes: they have a common mark, and none is removed while the process
+//! may make more.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -12,7 +13,8 @@ use crate::run_file;
 
 /// Start of the name of a series' lock in the folder of runs.
 const LOCK: &str = ".series-";
-/// Age of a lock's file from which it is a leftover, if no process holds it: one that is younger may be about to be locked.
+/// Age of a lock's file from which it is a leftover, if no process holds it. A younger one may be
+/// about to be locked.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
 /// The runs of this process.
@@ -46,7 +48,7 @@ impl RunSeries {
         &self.id
     }
 
-    /// Whether the process that makes the series `id` in the folder `runs` may make more.
+    /// Returns `true` if the process that makes the series `id` in the folder `runs` may make more.
     pub(crate) fn is_at_work(runs: &Path, id: &str) -> bool {
         is_held(&lock_path(runs, id))
     }

@@ -1,4 +1,4 @@
-//! The folders of runs: what a run's is called, and which of former runs stay.
+//! The folders of runs: their names, and the rules by which former runs stay.
 
 use std::ffi::OsString;
 use std::fs;
@@ -20,9 +20,9 @@ use crate::folder::{Folder, LATEST};
 use crate::run_series::RunSeries;
 use crate::started::{STARTED, Started};
 
-/// Where runs leave their folders unless the user says otherwise.
+/// Default folder of the runs.
 pub const DEFAULT: &str = "runs";
-/// How many stay there unless the user says otherwise.
+/// Default number of runs that stay there.
 const KEPT: usize = 20;
 /// End of the name of a folder that is being removed.
 const REMOVED: &str = ".removed";
@@ -54,7 +54,7 @@ pub struct Runs {
     /// Former runs have been removed: this is done once, so that a series removes none of its own.
     #[arg(skip)]
     pruned: OnceLock<()>,
-    /// What all of them belong to.
+    /// The series of all runs that begin here.
     #[arg(skip)]
     series: OnceLock<Arc<RunSeries>>,
 }
@@ -82,7 +82,7 @@ impl Runs {
     /// Makes the folder of a run of `scenario`, and removes those of former runs that do not stay.
     ///
     /// # Errors
-    /// [`Failure::Usage`] if the name is taken; what the file system says.
+    /// [`Failure::Usage`] if the name is taken; those of the file system.
     pub fn begin(&self, scenario: &str) -> Result<Folder, Failure> {
         if let (Some(folder), Some(series)) = (&self.run_folder, &self.run_series) {
             return Ok(Folder::opened(folder.clone())?.of_series(series));
@@ -109,7 +109,8 @@ impl Runs {
         Ok(folder)
     }
 
-    /// The words of a command line by which another process makes the run of `folder`, which began here.
+    /// Returns the words of a command line with which another process makes the run of `folder`,
+    /// which began here.
     pub fn words_of(&self, folder: &Folder) -> [OsString; 4] {
         let series = self.series().id();
         [
@@ -120,13 +121,13 @@ impl Runs {
         ]
     }
 
-    /// What all runs that begin here belong to.
+    /// Returns the series of all runs that begin here.
     pub fn series(&self) -> &RunSeries {
         let begin = || Arc::new(RunSeries::begin(&self.folder));
         self.series.get_or_init(begin)
     }
 
-    /// How many stay; `None` for all.
+    /// Returns the number of runs that stay; `None` for all.
     fn kept(&self) -> Option<usize> {
         let by_default = (self.folder == Path::new(DEFAULT)).then_some(KEPT);
         self.keep_runs.map(NonZero::get).or(by_default)
@@ -137,7 +138,7 @@ impl Runs {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunName(String);
 
-/// Why a text is no name of a run.
+/// The reason why a text is no name of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
     "`{0}` is no name of a run: take letters, digits, `-`, `_` and inner dots, and neither `latest` nor a time"
@@ -158,7 +159,8 @@ impl FromStr for RunName {
     }
 }
 
-/// Whether `name` begins with a time, as the folder of a run without a name does: `20261121T031500Z-`.
+/// Returns `true` if `name` begins with a time, as the folder of a run without a name does:
+/// `20261121T031500Z-`.
 fn is_timed(name: &str) -> bool {
     const PATTERN: &[u8] = b"00000000T000000Z-";
     let like = |(pattern, byte): (&u8, &u8)| match pattern {
@@ -168,9 +170,10 @@ fn is_timed(name: &str) -> bool {
     name.len() >= PATTERN.len() && PATTERN.iter().zip(name.as_bytes()).all(like)
 }
 
-/// Removes all runs of `folder` that have no name but the newest `kept`. One that runs stays, as do those of a series that goes on,
-/// the one that the link to the newest names, and one that cannot be removed. Links and other files are not touched. Another
-/// process may do the same meanwhile.
+/// Removes all runs of `folder` without a name, except the newest `kept`. Current runs stay, as do
+/// those of a series that continues, the target of the link to the newest, and those that cannot be
+/// removed. Links and other files are not touched. Another process may do the same at the same
+/// time.
 fn prune(folder: &Path, kept: usize) -> io::Result<()> {
     let latest = fs::read_link(folder.join(LATEST)).unwrap_or_default();
     let mut runs = Vec::new();
@@ -206,7 +209,7 @@ fn prune(folder: &Path, kept: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the series of `run` may have more runs.
+/// Returns `true` if the series of `run` may have more runs.
 fn goes_on(run: &Path, folder: &Path) -> bool {
     let series = Started::read(run).ok().and_then(|started| started.series);
     series.is_some_and(|id| RunSeries::is_at_work(folder, &id))
@@ -223,7 +226,8 @@ fn tell_failure(run: &Path, removed: io::Result<()>) {
     }
 }
 
-/// Removes a run that is over. It gets another name first: one that is removed in part is not taken for a run.
+/// Removes a run that has ended. It gets another name first: a run that is removed in part is not
+/// mistaken for a run.
 fn remove(run: &Path) -> io::Result<()> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let lock = rustix::fs::open(run, flags, Mode::empty())?;

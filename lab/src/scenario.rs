@@ -1,7 +1,7 @@
-//! A scenario: which devices are where, what the machine around them is, and what is checked.
+//! A scenario: the devices and their places, the machine around them, and the checks.
 //!
-//! [`Scenario::load`] reads a file, [`Scenario::demo`] the one that is built in. What they return makes sense as a
-//! whole; what does not is refused with the line that is wrong.
+//! [`Scenario::load`] reads a file, [`Scenario::demo`] the one that is built in. Their results are
+//! consistent as a whole. Inconsistent input is rejected, with the line of the mistake.
 
 mod attach;
 mod builder;
@@ -80,24 +80,24 @@ use crate::module_sources::ModuleSources;
 
 const DEMO: &str = include_str!("../../scenarios/demo.toml");
 
-/// A scenario that makes sense.
+/// A valid scenario.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Its name, fit for a folder's name.
+    /// Its name, which is suitable for a folder.
     pub name: String,
     /// The file that it was read from; paths in it are relative to that.
     pub path: PathBuf,
     /// The text that it was read from.
     pub text: String,
-    /// How long the guest may run.
+    /// Time limit of the guest.
     pub timeout: Duration,
-    /// How many times as long as usual a check without a limit of its own may take.
+    /// Factor for the time limits of checks without an explicit limit.
     slowness: u32,
     /// The virtual machine around the devices.
     pub machine: Machine,
-    /// Names of the host bridges beside the machine's own.
+    /// Names of the host bridges in addition to the machine's own.
     pub host_bridges: Vec<String>,
-    /// How much the devices record: everything if that is looked at.
+    /// Amount that the devices record: everything if the records are examined.
     pub recording: Level,
     /// The PCIe switches.
     pub switches: Vec<Switch>,
@@ -107,35 +107,35 @@ pub struct Scenario {
     pub gpus: Vec<Gpu>,
     /// The RDMA network adapters.
     pub nics: Vec<Nic>,
-    /// What joins them, if anything does.
+    /// The fabric that joins them, if there is one.
     pub fabric: Option<RdmaNetwork>,
     /// Kernel modules that are loaded before the first check.
     pub modules: Vec<Module>,
     /// Folders that modules are built from, which are loaded after those.
     pub module_sources: Vec<ModuleSources>,
-    /// Whether the guest gets the tools root.
+    /// Set if the guest gets the tools root.
     pub tools: bool,
-    /// Debian packages that the tools root has beside its own.
+    /// Debian packages of the tools root in addition to the default ones.
     pub packages: Vec<String>,
-    /// Whether udevd runs in the tools root.
+    /// Set if udevd runs in the tools root.
     pub udev: bool,
     /// Files of the host that the guest gets, in the tools root.
     pub files: Vec<GuestFile>,
     /// Folders of the host that the guest mounts in the tools root.
     pub shares: Vec<Share>,
-    /// Whether the guest takes requests after the checks.
+    /// Set if the guest takes requests after the checks.
     pub interactive: bool,
-    /// Whether what commands and programs print is reported while they run.
+    /// Set if the output of commands and programs is reported while they run.
     pub live: bool,
-    /// Whether the guest starts programs for the host; see [`Scenario::give_access`].
+    /// Access of the host that lets it start programs in the guest; see [`Scenario::give_access`].
     pub access: Option<GuestAccess>,
     /// The checks, in order.
     pub checks: Vec<Check>,
-    /// Whether it has what an end of an RDMA check across guests needs: see [`GuestGroup`].
+    /// Set if it has the programs for an end of an RDMA check across guests: see [`GuestGroup`].
     pub rdma_ends: bool,
     /// Programs of the host's that checks run.
     pub programs: Vec<HostProgram>,
-    /// What the scenario calls each of them, if it does.
+    /// The scenario's name for each of them, if it has one.
     pub labels: Vec<Option<String>>,
 }
 
@@ -150,21 +150,21 @@ pub struct Machine {
     pub cpus: u32,
     /// Bytes of the RAM that the kernel sets aside for huge pages.
     pub hugepages: u64,
-    /// What starts the kernel, if QEMU has it.
+    /// The firmware, which starts the kernel, if QEMU has it.
     pub firmware: Firmware,
     /// The IOMMU.
     pub iommu: Iommu,
     /// Parameters for the guest's kernel beyond ours.
     pub kernel_parameters: String,
-    /// If the sanitizer watches all DMA, what it must find.
+    /// Expected findings of the sanitizer, if that watches all DMA.
     pub sanitize: Option<Sanitize>,
-    /// Whether some device offers address translation services, so that the IOMMU shall, too.
+    /// Set if some device offers address translation services, so that the IOMMU must, too.
     pub ats: bool,
-    /// Whether it has QEMU's virtio-gpu, whose memory is the guest's.
+    /// Set if it has QEMU's virtio-gpu, whose memory is the guest's.
     pub virtio_gpu: bool,
-    /// Whether it has QEMU's user network.
+    /// Set if it has QEMU's user network.
     pub network: bool,
-    /// Whether it has a port for the kernel's trace events.
+    /// Set if it has a port for the kernel's trace events.
     pub trace: bool,
 }
 
@@ -173,7 +173,7 @@ pub struct Machine {
 pub struct Switch {
     /// Its name.
     pub name: String,
-    /// What it is plugged into: never below another switch.
+    /// Its place: never below another switch.
     pub attach: AttachPoint,
 }
 
@@ -184,13 +184,13 @@ pub struct Nvme {
     pub name: String,
     /// Ours or QEMU's.
     pub model: Model,
-    /// What it is plugged into.
+    /// Its place.
     pub attach: AttachPoint,
-    /// What the switch does with its requests to peers.
+    /// The switch's treatment of its requests to peers.
     pub link: LinkMode,
-    /// How fast its link is.
+    /// Speed of its link.
     pub link_speed: LinkSpeed,
-    /// Whether it offers address translation services.
+    /// Set if it offers address translation services.
     pub ats: bool,
     /// Its settings, without the files that a run makes.
     pub config: peerbar_nvme::Config,
@@ -200,9 +200,9 @@ pub struct Nvme {
     pub disk_bytes: u64,
     /// Its namespaces.
     pub namespaces: Vec<Namespace>,
-    /// The faults that are injected into what it does.
+    /// The faults that are injected into its operations.
     pub faults: Vec<Rule>,
-    /// Whether its DMA counts where the traffic of all devices is looked at.
+    /// Set if its DMA counts in the traffic of all devices.
     pub counted: bool,
 }
 
@@ -211,7 +211,8 @@ pub struct Nvme {
 pub struct Pmr {
     /// Size in bytes, a power of two.
     pub bytes: u64,
-    /// The file that it is kept in, created if it is missing; without one it is gone with the run.
+    /// The file for its contents, created if it is missing. Without one they are lost after the
+    /// run.
     pub file: Option<PathBuf>,
 }
 
@@ -226,7 +227,7 @@ pub enum Model {
     Qemu,
 }
 
-/// What a namespace is made of.
+/// Storage of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Namespace {
     /// Zeroed memory of this number of bytes, gone with the run.
@@ -248,7 +249,7 @@ impl Scenario {
     /// Path of the built-in scenario below the project, as its messages name it.
     pub const DEMO_PATH: &str = "scenarios/demo.toml";
 
-    /// A scenario to begin with, which has every key: those that are off behind a `#`.
+    /// A scenario to begin with, which has every key; inactive ones follow a `#`.
     pub const TEMPLATE: &str = include_str!("scenario/template.toml");
 
     /// Reads a scenario file, or the shipped one of a bare name. Paths of images in it are relative to its folder.
@@ -267,13 +268,15 @@ impl Scenario {
         Self::read(path, text, false)
     }
 
-    /// As [`Scenario::load`], for a [`crate::Lab`]: it needs no checks, as requests can follow.
+    /// Does the work of [`Scenario::load`] for a [`crate::Lab`]: it needs no checks, because
+    /// requests can follow.
     pub fn load_interactive(path: &Path) -> Result<Self, ScenarioError> {
         let path = &catalogue::resolve(path);
         Self::parse_interactive(path, file_text(path)?)
     }
 
-    /// As [`Scenario::parse`], for a [`crate::Lab`]: it needs no checks, as requests can follow.
+    /// Does the work of [`Scenario::parse`] for a [`crate::Lab`]: it needs no checks, because
+    /// requests can follow.
     pub fn parse_interactive(path: &Path, text: impl Into<String>) -> Result<Self, ScenarioError> {
         Self::read(path, text.into(), true)
     }
@@ -296,7 +299,7 @@ impl Scenario {
         read().map_err(located)
     }
 
-    /// What checks can name.
+    /// Returns everything that checks can name.
     pub fn inventory(&self) -> Inventory {
         let devices = Endpoints {
             nvmes: &self.nvmes,
@@ -345,10 +348,10 @@ impl Scenario {
         }
     }
 
-    /// Keeps those checks that have one of these names in the report; all if there are no names.
+    /// Keeps the checks that have one of these names in the report, or all if there are no names.
     ///
     /// # Errors
-    /// A name that no check has, with the names that there are.
+    /// An unknown name, with the list of names.
     pub fn select_checks(&mut self, names: &[String]) -> anyhow::Result<()> {
         if names.is_empty() {
             return Ok(());
@@ -367,7 +370,7 @@ impl Scenario {
             .collect()
     }
 
-    /// Keeps those checks that have one of these names.
+    /// Keeps the checks with one of these names.
     fn keep_checks(&mut self, names: &[String]) {
         let known = self.check_names();
         let wanted = |name: &String| names.contains(name);
@@ -378,7 +381,7 @@ impl Scenario {
         self.labels.retain(|_| keep.next().unwrap_or(false));
     }
 
-    /// Has every command and DMA recorded, and the guest's kernel traced, for `peerbar trace`.
+    /// Records every command and DMA, and traces the guest's kernel, for `peerbar trace`.
     pub fn trace(&mut self) {
         self.machine.trace = true;
         self.recording = Level::All;
@@ -391,7 +394,7 @@ impl Scenario {
         self.access = Some(access);
     }
 
-    /// Refuses to kill the server of a device that no check wants to lose.
+    /// Rejects the death of a device's server if no check wants to lose it.
     pub fn may_lose(&self, name: &str) -> anyhow::Result<()> {
         let wants = |check: &Check| check.kills() == Some(name);
         anyhow::ensure!(
@@ -401,7 +404,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// What the guest's agent is asked to do.
+    /// Returns the plan for the guest's agent.
     pub fn plan(&self) -> Plan {
         let Inventory {
             nvmes, gpus, nics, ..
@@ -441,28 +444,30 @@ impl Scenario {
         mounts.collect()
     }
 
-    /// What the scenario calls check `number`, counted from 1, if it does.
+    /// Returns the scenario's name for check `number`, counted from 1, if it has one.
     pub fn label(&self, number: u32) -> Option<&str> {
         let index = usize::try_from(number).ok()?.checked_sub(1)?;
         self.labels.get(index)?.as_deref()
     }
 
-    /// The agent must give a hung check up, and say so, before the launcher gives up the guest.
+    /// Returns the time limit of a check: the agent must abandon a hung check, and say so, before
+    /// the launcher abandons the guest.
     pub(crate) fn check_seconds(&self) -> u32 {
         let half = self.timeout.as_secs().div_ceil(2);
         let most = Plan::CHECK_SECONDS.saturating_mul(self.slowness);
         u32::try_from(half).map_or(most, |half| half.min(most))
     }
 
-    /// Sets another limit. A longer one is for a slow machine or kernel: checks without a limit of their own get as much
-    /// more.
+    /// Sets another time limit. A longer one is for a slow machine or kernel: it raises the limits
+    /// of checks without an explicit limit by the same factor.
     pub fn set_timeout(&mut self, timeout: Duration) {
         let times = timeout.as_secs() / self.timeout.as_secs().max(1);
         self.slowness = u32::try_from(times).unwrap_or(u32::MAX).max(1);
         self.timeout = timeout;
     }
 
-    /// What the guest gets of the host's files: those that the scenario lists, and the programs of its checks.
+    /// Returns the files that the guest gets from the host: those that the scenario lists, and the
+    /// programs of its checks.
     pub fn guest_files(&self) -> Vec<GuestFile> {
         let programs = self.programs.iter();
         let brought = programs.map(|program| program.brought.clone());
@@ -701,7 +706,7 @@ mod tests {
         assert_eq!(ways(&scenario), [(1, own), (3, PollPolicy::Always)]);
     }
 
-    /// Checks that a controller with these keys, from line 8 on, is refused with that message.
+    /// Checks that a controller with these keys, from line 8 on, is rejected with that message.
     fn assert_refused<const N: usize>(cases: [(String, &str); N]) {
         for (lines, message) in cases {
             assert_eq!(nvme(&lines), format!("x.toml:{message}"));
@@ -941,7 +946,7 @@ mod tests {
         let derived = derived.unwrap().checks[0].name();
         let early = format!("{}{and}{reset}", named(&derived));
         assert_eq!(check(&early), format!("x.toml:14: {}", taken(&derived)));
-        // Who writes no name has chosen none twice.
+        // Without explicit names, there is no conflict to report.
         parse(format!("{HEAD}{DISK}[[check]]\n{reset}{and}{reset}\n")).unwrap();
     }
 
@@ -1009,7 +1014,7 @@ mod tests {
             unknown.starts_with("check:1: there is no kind of check `copied`"),
             "{unknown}"
         );
-        // What is missing is missed at the header, which is not the caller's.
+        // A missing key is reported at the header, which is not part of the caller's text.
         assert_eq!(
             error("kind = \"provider\""),
             "check:1: a check of this kind needs the key `device`"

@@ -17,15 +17,15 @@ use crate::topology::Topology;
 
 /// A server to be started.
 pub struct ServerCommand {
-    /// What it serves, as its log is named after.
+    /// Kind of the served device, which is part of its log's name.
     pub kind: &'static str,
-    /// Name of that in the scenario.
+    /// Name of the device in the scenario.
     pub name: String,
     /// Its program.
     pub program: &'static str,
-    /// Its arguments, but for those of the flight recorder.
+    /// Its arguments, without those of the flight recorder.
     pub arguments: Vec<String>,
-    /// How much its flight recorder records, if it has one.
+    /// Amount that its flight recorder records, if it has one.
     pub recording: Option<Level>,
 }
 

@@ -24,9 +24,9 @@ use crate::scenario::{DeviceSpec, Model, Namespace, Nvme};
 use crate::server_arguments::{ServerCommand, server_commands};
 use crate::topology::Topology;
 
-/// How long a server may take to bind its socket and fill its memory.
+/// Longest time until a server has bound its socket and filled its memory.
 const START: Duration = Duration::from_secs(20);
-/// How long a server may take to write back and end.
+/// Longest time that a server may take to write back and end.
 const END: Duration = Duration::from_secs(5);
 
 /// A running server.
@@ -37,29 +37,32 @@ pub struct Server {
     pub log: PathBuf,
     /// The process.
     pub child: Child,
-    /// Whether a check has asked for its death: then its end is no failure.
+    /// Set if a check has asked for its death: then its end is no failure.
     pub lost: bool,
-    /// Where it asks what its ports forward, if it is a switch that does.
+    /// Its socket for questions about the windows of its ports, if it is a switch with such
+    /// questions.
     pub(crate) bridges: Option<SwitchSocket>,
     /// The link to its control socket.
     _control: Option<SocketLink>,
 }
 
 impl Server {
-    /// Has the run's folder name its control socket for as long as it lives.
+    /// Creates a link to its control socket in the run's folder, for as long as it lives.
     pub(crate) fn link(&mut self, control: &Path, folder: &Folder) -> anyhow::Result<()> {
         self._control = Some(folder.link(&link_name(&self.name), control)?);
         Ok(())
     }
 
-    /// What kills it, because a check asks for its death: from now on its end is no failure.
+    /// Returns an object that kills it, for a check that asks for its death. From now on its end is
+    /// no failure.
     pub(crate) fn expect_death(&mut self) -> anyhow::Result<Killer> {
         self.lost = true;
         self.child.killer()
     }
 }
 
-/// Starts the servers of `topology` but for those of [`Sockets::survivors`], and returns once all of them listen.
+/// Starts the servers of `topology`, except those of [`Sockets::survivors`], and returns once all
+/// of them listen.
 pub fn start(
     topology: &Topology<'_>,
     recording: Level,
@@ -113,8 +116,9 @@ pub fn start(
     Ok(servers)
 }
 
-/// Asks each server to end, the last first, so that a switch outlives what is below it, and waits for it. A server that fails
-/// may have lost data, and one that has ended unasked has left its guest: the exit message of the first such is returned.
+/// Asks each server to end, the last first, so that a switch outlives the devices below it, and
+/// waits for it. A server that fails may have lost data, and one that has ended unexpectedly has
+/// left its guest. Returns the exit message of the first such server.
 pub fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
     let mut complaint = None;
     for server in servers.iter_mut().rev() {
@@ -127,7 +131,7 @@ pub fn stop(servers: &mut [Server]) -> anyhow::Result<Option<String>> {
     Ok(complaint)
 }
 
-/// How a server ended, and the last line of its log.
+/// Returns a server's status, and the last line of its log.
 pub fn exit_message(server: &Server, status: ExitStatus) -> String {
     let last_line = last_line(&server.log);
     format!("server {} ended ({status}): {last_line}", server.name)
@@ -144,7 +148,7 @@ pub(crate) fn spawn(server: &ServerCommand, folder: &Folder) -> Result<Server, F
     spawn_with(server, folder, Stdio::null())
 }
 
-/// Starts a switch that asks what its ports forward.
+/// Starts a switch that asks for the windows of its ports.
 fn spawn_switch(server: &ServerCommand, folder: &Folder) -> Result<Server, Failure> {
     let socket = SwitchSocket::new(&server.name);
     let (ours, theirs) = socket.context("cannot make a socket pair")?;

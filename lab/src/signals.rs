@@ -15,8 +15,8 @@ use signal_hook::low_level::{pipe, unregister};
 
 const NUMBERS: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
 
-/// The signals that would end this process: taken note of as long as this lives, so that none gets lost between two
-/// stages of a run.
+/// The signals that would end this process. They are recorded as long as this lives, so that none
+/// gets lost between two stages of a run.
 #[derive(Debug)]
 pub struct Signals {
     each: Vec<Signal>,
@@ -30,15 +30,16 @@ struct Signal {
     registrations: [SigId; 2],
 }
 
-/// No signals: a test's process ends by them.
+/// No signals, because a test's process ends by them.
 pub static NONE: Signals = Signals {
     each: Vec::new(),
     any: None,
 };
 
 impl Signals {
-    /// Begins to take note. A signal that was ignored when this process started stays ignored: nohup(1) does that with SIGHUP, and a shell
-    /// without job control with SIGINT for what it starts in the background.
+    /// Starts to record signals. A signal that was ignored when this process started stays ignored:
+    /// nohup(1) does that with SIGHUP, and a shell without job control with SIGINT for background
+    /// processes.
     pub fn new() -> anyhow::Result<Self> {
         let (any, write_any) = pair()?;
         let mut each = Vec::new();
@@ -68,12 +69,13 @@ impl Signals {
         Ok(any.context("cannot share the signals")?.map(OwnedFd::from))
     }
 
-    /// What becomes readable with a signal, one for each number.
+    /// Returns the descriptors that become readable with a signal, one for each number.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.each.iter().map(|signal| signal.stream.as_fd())
     }
 
-    /// Takes the signal behind descriptor `index` of [`Signals::fds`]; none if another thread has taken it.
+    /// Takes the signal behind descriptor `index` of [`Signals::fds`], or `None` if another thread
+    /// has taken it.
     pub fn take(&self, index: usize) -> anyhow::Result<Option<i32>> {
         let Some(signal) = self.each.get(index) else {
             return Ok(None);

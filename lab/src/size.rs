@@ -7,7 +7,7 @@ pub fn human(bytes: u64) -> String {
     scaled(bytes as f64, &["B", "KiB", "MiB", "GiB", "TiB"])
 }
 
-/// A throughput for a table, `310 MiB/s`; a dash where nothing was timed.
+/// Returns a throughput for a table, `310 MiB/s`, or a dash without a time.
 pub fn throughput(bytes: u64, seconds: f64) -> String {
     if bytes == 0 || seconds.is_nan() || seconds <= 0.0 {
         return "-".to_owned();

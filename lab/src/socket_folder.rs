@@ -22,14 +22,15 @@ pub const SCRATCH: &str = "img";
 /// First characters of the names of keys that are gone with the run.
 pub const SSH: &str = "ssh-";
 
-/// A folder for sockets. Dropped, it is removed with all that is in it.
+/// A folder for sockets. On drop, it is removed with its contents.
 pub struct SocketFolder {
     folder: TempDir,
     _lock: File,
 }
 
 impl SocketFolder {
-    /// Makes one where temporary files go, and removes those that killed runs have left there.
+    /// Makes one in the folder for temporary files, and removes those that killed runs have left
+    /// there.
     pub fn create() -> anyhow::Result<Self> {
         let parent = std::env::temp_dir();
         Sockets::check_folder(&parent)?;
@@ -55,7 +56,7 @@ impl SocketFolder {
         })
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }

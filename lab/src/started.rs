@@ -1,4 +1,4 @@
-//! What a run was started with: the first file of its folder.
+//! The start of a run: the first file of its folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,20 +12,21 @@ use crate::run_file;
 /// Name of the file.
 pub const STARTED: &str = "started.json";
 
-/// What a run was started with.
+/// The start of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Started {
     /// The words of the command line.
     pub command: Vec<String>,
     /// The process.
     pub process: u32,
-    /// Where its scenario was; none of a matrix. JSON has no names that are not UTF-8, so these stay for people alone.
+    /// Original path of its scenario; none for a matrix. JSON has no names that are not UTF-8, so
+    /// these are only printed for people.
     #[serde(serialize_with = "readable")]
     pub scenario: Option<PathBuf>,
     /// The series that it belongs to, as [`crate::run_series::RunSeries::id`].
     #[serde(default)]
     pub series: Option<String>,
-    /// Versions of what it consists of.
+    /// Versions of its parts.
     pub versions: Versions,
 }
 
@@ -34,7 +35,7 @@ fn readable<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> Result<S::O
     path.serialize(serializer)
 }
 
-/// Versions of what a run consists of.
+/// Versions of the parts of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Versions {
     /// Of peerbar.
@@ -43,12 +44,12 @@ pub struct Versions {
     pub qemu: String,
     /// Of the guest's kernel: `uname -r`.
     pub kernel: String,
-    /// Of the Debian packages that QEMU, kernel and tools are from; none if the user brings his own.
+    /// Of the Debian packages of QEMU, kernel and tools; none if all of these are the user's.
     pub packages: Option<BTreeMap<String, String>>,
 }
 
 impl Started {
-    /// This process, started now.
+    /// Returns the start of this process, which is now.
     pub(crate) fn now(scenario: Option<&Path>, versions: Versions) -> Self {
         let words = std::env::args_os();
         Self {

@@ -20,7 +20,7 @@ pub struct Survivors {
     sockets: PathBuf,
     /// The folder of their run.
     run: PathBuf,
-    /// Where the switches among them ask what their ports forward.
+    /// The sockets of its switches for questions about the windows of their ports.
     switches: Vec<SwitchSocket>,
 }
 
@@ -44,12 +44,12 @@ impl Survivors {
         self.names.iter().map(String::as_str)
     }
 
-    /// Whether the switch or the device of that name is one of them.
+    /// Returns `true` if the switch or the device with that name is one of them.
     pub fn contains(&self, name: &str) -> bool {
         self.names.contains(name)
     }
 
-    /// Where the switches among them ask what their ports forward.
+    /// Returns the sockets of its switches for questions about the windows of their ports.
     pub(crate) fn switches(&self) -> impl Iterator<Item = SwitchSocket> {
         self.switches.iter().cloned()
     }

@@ -14,7 +14,7 @@ pub struct Table {
     rows: Vec<Vec<Cell>>,
     /// Columns whose texts are flush right.
     right: Vec<usize>,
-    /// Characters of a line at most.
+    /// Most characters of a line.
     limit: Option<usize>,
 }
 
@@ -25,10 +25,10 @@ pub struct Cell {
     style: Style,
 }
 
-/// How a cell's text is set off on a terminal.
+/// The style of a cell's text on a terminal.
 #[derive(Clone, Copy, Debug, Default, EnumIter, PartialEq, Eq)]
 pub enum Style {
-    /// Not at all.
+    /// Without a style.
     #[default]
     Plain,
     /// In bold.
@@ -44,7 +44,7 @@ pub enum Style {
 }
 
 impl Cell {
-    /// A cell whose text is set off.
+    /// Makes a cell with a style.
     pub fn styled(text: impl Into<String>, style: Style) -> Self {
         let text = text.into();
         Self { text, style }
@@ -74,7 +74,7 @@ impl Style {
         }
     }
 
-    /// `text`, set off.
+    /// Returns `text` with the style.
     fn paint(self, text: &str) -> String {
         match self {
             Self::Plain => text.to_owned(),
@@ -83,7 +83,8 @@ impl Style {
     }
 }
 
-/// Whether these are the parameters of a control sequence by which a table sets text off, or ends that.
+/// Returns `true` if these are the parameters of a control sequence that starts or ends a style of
+/// a table.
 pub(crate) fn is_style(parameters: &str) -> bool {
     Style::iter().any(|style| style.code() == parameters)
 }
@@ -148,7 +149,7 @@ impl Table {
             .collect()
     }
 
-    /// How wide each column is.
+    /// Returns the width of each column.
     fn widths(&self) -> Vec<usize> {
         let mut widths: Vec<usize> = self.header.iter().map(Cell::width).collect();
         for row in &self.rows {
@@ -269,7 +270,8 @@ fn broken(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Takes up to `excess` characters from the widest columns, none of which gets narrower than `least`. Returns what is left of it.
+/// Takes up to `excess` characters from the widest columns. None becomes narrower than `least`.
+/// Returns the remaining excess.
 fn narrow(widths: &mut [usize], least: &[usize], mut excess: usize) -> usize {
     while excess > 0 {
         let columns = widths.iter_mut().zip(least);

@@ -8,19 +8,20 @@ use peerbar_report::steers;
 
 use crate::table::is_style;
 
-/// Writes a line to stderr, without control characters, as a guest may have written part of it. A reader or a terminal that is gone
-/// is no error.
+/// Writes a line to stderr, without control characters, because a guest may have written part of
+/// it. A closed reader or terminal is no error.
 pub fn say(line: impl Display) {
     let _ = writeln!(stderr(), "{}", without_control(&line.to_string()));
 }
 
-/// Lines without control characters but tabs.
+/// Returns lines without control characters except tabs.
 fn without_control(lines: &str) -> String {
     let is_harmless = |character: &char| ['\t', '\n'].contains(character) || !steers(*character);
     lines.chars().filter(is_harmless).collect()
 }
 
-/// Lines without control characters but tabs, and what tables have colours and bold text by (SGR, ECMA-48, 8.3.117).
+/// Returns lines without control characters except tabs, and the sequences with which tables make
+/// coloured and bold text (SGR, ECMA-48, 8.3.117).
 fn coloured(lines: &str) -> String {
     const START: &str = "\x1b[";
     let mut parts = lines.split(START);
@@ -37,7 +38,7 @@ fn coloured(lines: &str) -> String {
     harmless
 }
 
-/// A guest's line without control characters, by which it could steer the terminal.
+/// Returns a guest's line without control characters, with which it could control the terminal.
 pub fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
     text.trim_end()
@@ -46,19 +47,21 @@ pub fn printable(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// Whether results may be coloured: on a terminal, unless the user says otherwise (no-color.org).
+/// Returns `true` if results may be coloured: on a terminal, unless the user forbids it
+/// (no-color.org).
 pub fn colours() -> bool {
     stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Width of the terminal that results go to; none elsewhere, or if it does not know.
+/// Returns the width of the terminal for results, or `None` without a terminal or if it does not
+/// know its width.
 pub fn columns() -> Option<u16> {
     let size = rustix::termios::tcgetwinsize(stdout()).ok()?;
     (size.ws_col > 0).then_some(size.ws_col)
 }
 
-/// Prints a result, without control sequences but colours: a server or a guest may have written part of it. A reader that has seen
-/// enough of it is no failure.
+/// Prints a result, without control sequences except colours: a server or a guest may have written
+/// part of it. A reader that closes early is no failure.
 pub fn print(text: &str) -> anyhow::Result<()> {
     match stdout().write_all(coloured(text).as_bytes()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),

@@ -1,18 +1,18 @@
-//! What is plugged into what: the one description of a scenario's PCI functions.
+//! The topology: the single description of a scenario's PCI functions.
 //!
-//! QEMU's arguments ([`crate::qemu`]), the servers' arguments ([`crate::server_arguments`]) and the tree that the kernel's rule
-//! is asked about ([`Topology::pci_tree`]) are renderings of it.
+//! It is rendered as QEMU's arguments ([`crate::qemu`]), as the servers' arguments
+//! ([`crate::server_arguments`]) and as the tree for the kernel's rule ([`Topology::pci_tree`]).
 
 use crate::guest_access::GuestAccess;
 use crate::scenario::{AttachPoint, DeviceSpec, RdmaNetwork, Scenario, Share, first_buses};
 
-/// The machine's own host bridge, as QEMU calls its bus.
+/// The machine's own host bridge, by QEMU's name of its bus.
 pub const ROOT_BUS: &str = "pcie.0";
 
-/// Size of the BAR in which an adapter has its doorbells and its low-latency queues.
+/// Size of the BAR with an adapter's doorbells and low-latency queues.
 const NIC_BAR_BYTES: u64 = 64 << 20;
 
-/// The host bridges and PCI functions of a scenario, without what QEMU adds by itself.
+/// The host bridges and PCI functions of a scenario, without those that QEMU adds by itself.
 #[derive(Clone, Debug)]
 pub struct Topology<'a> {
     /// The machine's own host bridge first.
@@ -21,9 +21,9 @@ pub struct Topology<'a> {
     pub functions: Vec<Function<'a>>,
     /// RAM of the machine in bytes.
     pub memory: u64,
-    /// What joins the adapters.
+    /// The fabric that joins the adapters.
     pub fabric: Option<&'a RdmaNetwork>,
-    /// What the host may do in the guest; takes a vsock device and a 9p export.
+    /// The host's access to the guest. It takes a vsock device and a 9p export.
     pub access: Option<&'a GuestAccess>,
     /// Folders of the host that the guest mounts; each takes a 9p export.
     pub shares: &'a [Share],
@@ -45,11 +45,11 @@ pub struct Function<'a> {
     pub id: String,
     /// Identifier of the host bridge or port that it is plugged into.
     pub bus: String,
-    /// What it is.
+    /// Its kind.
     pub kind: FunctionKind<'a>,
 }
 
-/// What a function is.
+/// The kind of a function.
 #[derive(Clone, Copy, Debug)]
 pub enum FunctionKind<'a> {
     /// A root port; its slot's number is used by no other port.
@@ -68,7 +68,7 @@ pub(crate) fn port_id(switch: &str, below: &str) -> String {
 }
 
 impl<'a> Topology<'a> {
-    /// The topology of `scenario`. Each switch and each device has a port of its own.
+    /// Returns the topology of `scenario`. Each switch and each device has a separate port.
     pub fn of(scenario: &'a Scenario) -> Self {
         let bridges = &scenario.host_bridges;
         let further = bridges.iter().zip(first_buses(bridges.len()));

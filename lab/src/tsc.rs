@@ -1,18 +1,18 @@
-//! The host's time stamp counter, whose rate a guest under emulation is given.
+//! The rate of the host's time stamp counter, which is given to a guest under emulation.
 //!
-//! A guest under emulation calibrates its time stamp counter against QEMU's timers. On a busy host the result may be several
-//! times too small; then its clock runs too fast and checks hit their time limits. So the guest is given the rate on its
-//! command line.
+//! A guest under emulation calibrates its time stamp counter against QEMU's timers. On a busy host
+//! the result may be several times too small; then its clock runs too fast and checks hit their
+//! time limits. So the guest is given the rate on its command line.
 
 use std::time::{Duration, Instant};
 
-/// For how long the counter is watched. Linux corrects the given frequency by up to 1%.
+/// Measuring time. Linux corrects the given frequency by up to 1%.
 const WINDOW: Duration = Duration::from_millis(20);
 
-/// How often the counter and the clock are read for a pair of values that are of the same moment.
+/// Number of times that the counter and the clock are read for a pair of simultaneous values.
 const TRIES: u32 = 16;
 
-/// The counter's rate in kHz, if it counts at the same rate whatever the processor does.
+/// Returns the counter's rate in kHz, if it is constant in all states of the processor.
 pub(crate) fn khz(cpuinfo: &str) -> Option<u64> {
     let steady = ["constant_tsc", "nonstop_tsc"]
         .into_iter()

@@ -46,7 +46,7 @@ impl UtcTime {
     }
 }
 
-/// Some readers take no `Z`.
+/// Converts the `Z`, which some readers reject.
 fn with_offset(time: impl fmt::Display) -> String {
     time.to_string().replace('Z', "+00:00")
 }
@@ -123,7 +123,7 @@ mod tests {
             let json = serde_json::to_string(&time).unwrap();
             assert_eq!(serde_json::from_str::<UtcTime>(&json).unwrap(), time);
         }
-        // As files of earlier versions have it.
+        // Files of earlier versions have this form.
         let earlier = serde_json::from_str("\"2026-11-21T03:28:38.001900Z\"");
         assert_eq!(earlier.unwrap_or_else(|_| time(0)), time(1_900_000));
         let error = serde_json::from_str::<UtcTime>("\"noon\"").unwrap_err();

@@ -1,4 +1,4 @@
-//! How a run ended, and why.
+//! The verdict on a run, with the reason.
 
 use std::process::ExitStatus;
 
@@ -11,20 +11,20 @@ use crate::exit::RunOutcome;
 use crate::guest::QEMU_LOG;
 use crate::report::Row;
 
-/// How many of the checks that did not pass the reason names.
+/// Most failed checks that the reason names.
 const NAMED: usize = 3;
 
-/// How a run ended, and why.
+/// Verdict on a run, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Verdict")]
 pub struct RunVerdict {
-    /// How.
+    /// The outcome.
     pub outcome: RunOutcome,
-    /// Why, in one line.
+    /// The reason, in one line.
     pub reason: String,
 }
 
-/// Why a run stopped being watched.
+/// The reason why a run is no longer watched.
 pub enum Ending {
     /// QEMU ended by itself.
     Ended(ExitStatus),
@@ -32,19 +32,21 @@ pub enum Ending {
     GivenUp(String),
     /// A server died; its exit message.
     ServerDied(String),
-    /// Another guest, the fabric between guests, or what the guest asks for has ended the run: what it was.
+    /// Another guest, the fabric between guests, or a request of the guest has ended the run: the
+    /// description.
     Stopped(String),
     /// A signal came.
     Signal(i32),
-    /// The guest did not end in time: its whole time in seconds.
+    /// The guest did not end in time: its time limit in seconds.
     TimedOut(u64),
     /// Its report was complete, but it did not power off within this number of seconds.
     StayedOn(u64),
 }
 
 impl Ending {
-    /// With a server that `failed` as the cause, if QEMU has crashed: behind an IOMMU QEMU 11.1 may abort when a server has gone
-    /// (docs/src/efa.md), and which of the two ends is seen first is chance. A QEMU that crashes by itself makes no server fail.
+    /// Names a server that `failed` as the cause, if QEMU has crashed: behind an IOMMU QEMU 11.1
+    /// may abort when a server has gone (docs/src/efa.md), and either end may be seen first. A QEMU
+    /// that crashes by itself makes no server fail.
     pub fn caused_by(self, failed: Option<&str>) -> Self {
         match (self, failed) {
             (Self::Ended(status), Some(message)) if !status.success() => {
@@ -55,26 +57,26 @@ impl Ending {
     }
 }
 
-/// All that a run is judged by.
+/// Everything that determines the verdict on a run.
 pub struct Evidence<'a> {
-    /// Why it stopped being watched.
+    /// The reason why it is no longer watched.
     pub ending: &'a Ending,
-    /// How many checks were asked for; none if any number will do.
+    /// Number of requested checks, or `None` if any number will do.
     pub asked: Option<usize>,
     /// The results.
     pub rows: &'a [Row],
-    /// What is wrong with the report.
+    /// The error in the report, if there is one.
     pub report: &'a Result<(), KtapError>,
-    /// The first line of the console that shows a kernel in trouble.
+    /// The first line of the console that shows a kernel problem.
     pub trouble: Option<&'a str>,
-    /// About a server that failed, or what the sanitizer found.
+    /// Complaint about a server that failed, or from the sanitizer.
     pub complaint: Option<&'a str>,
     /// The last line of QEMU's own output.
     pub qemu: &'a str,
 }
 
-/// Judges a run. Only a run that is clean in every respect has passed. The reason of any other names all that is wrong with it: how it ended,
-/// the checks that did not pass, and what the kernel complained of.
+/// Judges a run. Only a run without any problem has passed. The reason of any other names all its
+/// problems: its ending, the failed checks, and the complaints of the kernel.
 pub fn judge(evidence: &Evidence<'_>) -> RunVerdict {
     let (outcome, reason) = match evidence.ending {
         Ending::Signal(signal) => (
@@ -128,15 +130,16 @@ impl fmt::Display for RunVerdict {
     }
 }
 
-/// What to say of a guest that KVM gave up.
+/// Returns the message about a guest that KVM gave up.
 pub(crate) fn given_up(line: &str) -> String {
     format!(
         "KVM gave the guest up: {line} ({QEMU_LOG} has its registers); --accel tcg does without KVM"
     )
 }
 
-/// What to say of a guest that died of `trouble`, a line of its console. QEMU's translator may keep a stale translation of a breakpoint with
-/// which Linux patches its code (docs/src/reliability.md, Known problems).
+/// Returns the message about a guest that died of `trouble`, a line of its console. QEMU's
+/// translator may keep a stale translation of a breakpoint with which Linux patches its code
+/// (docs/src/reliability.md, Known problems).
 pub(crate) fn died_of(trouble: &str) -> String {
     let hint = match trouble.contains("Oops: int3") {
         true => "; with --accel tcg-multi that may be a race in QEMU, which --accel tcg avoids",
@@ -153,7 +156,8 @@ fn all_passed(checks: usize) -> String {
     }
 }
 
-/// How many of the `checks` (what the rows are) did not pass, with their names. Returns `None` if all did.
+/// Returns the number of failed `checks` (the word for the rows), with their names, or `None` if
+/// all passed.
 pub(crate) fn unsuccessful(rows: &[Row], checks: &str) -> Option<String> {
     let lacking = rows.iter().filter(|row| row.verdict != Verdict::Pass);
     let lacking: Vec<&Row> = lacking.collect();
@@ -185,7 +189,7 @@ pub(crate) fn unsuccessful(rows: &[Row], checks: &str) -> Option<String> {
     ))
 }
 
-/// What is wrong with a run whose report is complete, apart from its checks and the console.
+/// Returns the problems of a run whose report is complete, apart from its checks and the console.
 fn flaws(evidence: &Evidence<'_>, status: ExitStatus) -> impl Iterator<Item = String> {
     let rows = evidence.rows.len();
     let qemu = (!status.success()).then(|| format!("QEMU ended with {status}"));

@@ -1,5 +1,5 @@
-//! What is rendered from one topology agrees: QEMU's arguments and the tree that the kernel's rule is asked about, for every
-//! scenario that comes with the project.
+//! The renderings of one topology agree: QEMU's arguments and the tree for the kernel's rule, for
+//! every scenario that comes with the project.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
@@ -52,7 +52,8 @@ impl QemuDevice {
     }
 }
 
-/// The devices of a scenario's topology, in the order in which QEMU plugs them in. What has no bus QEMU puts where it likes.
+/// Returns the devices of a scenario's topology, in the order in which QEMU plugs them in. Those
+/// without a bus get one from QEMU.
 fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
     let boot = Boot {
         accel: Accel::Tcg {

@@ -19,14 +19,14 @@ use peerbar_lab::signals::Signals;
 use peerbar_lab::started::Started;
 use peerbar_lab::terminal::say;
 
-/// How often work is looked after in any case.
+/// Longest wait for an event.
 const ATTENDED: Duration = Duration::from_secs(3600);
 
-/// Has `work` done in the guest of the run in the folder `run`, as [`crate::guest_session::in_guest`]. A scenario that cannot be read
-/// any more is not checked.
+/// Does `work` in the guest of the run in the folder `run`, as [`crate::guest_session::in_guest`].
+/// A scenario that has become unreadable is not checked.
 ///
 /// # Errors
-/// A run without such a guest, or what keeps `work` from being done.
+/// A run without such a guest, or the reason why `work` is impossible.
 pub(crate) fn in_running_guest<T: Send>(
     run: &Path,
     check: impl FnOnce(&Scenario) -> Result<(), Failure>,
@@ -82,7 +82,7 @@ fn pass_signals(events: &mut Events<'_>, mut numbers: UnixStream) -> anyhow::Res
             Some(Event::Closed(EventSource::Work)) => return Ok(()),
             Some(Event::Signal(number)) => {
                 let number = u8::try_from(number).unwrap_or_default();
-                // Work that is done takes none.
+                // The error is ignored: work that has ended reads no signals.
                 let _ = numbers.write_all(&[number]);
             }
             _ => {}
@@ -90,20 +90,20 @@ fn pass_signals(events: &mut Events<'_>, mut numbers: UnixStream) -> anyhow::Res
     }
 }
 
-/// The scenario of a run. What it names is relative to where its file was.
+/// Returns the scenario of a run. Its paths are relative to the original folder of its file.
 fn scenario_of(run: &Path) -> Option<Scenario> {
     let path = Started::read(run).ok()?.scenario?;
     let text = run_file::read_to_string(&run.join(SCENARIO)).ok()?;
     Scenario::parse_interactive(&path, text).ok()
 }
 
-/// What a run's guest sees as `/host`: the folder that the run's process is in.
+/// Returns the folder that a run's guest sees as `/host`: the current folder of the run's process.
 fn shared_folder(run: &Path) -> Option<PathBuf> {
     let started = Started::read(run).ok()?;
     fs::read_link(format!("/proc/{}/cwd", started.process)).ok()
 }
 
-/// Where the guest sees the folder `here`, if it does.
+/// Returns the path of the folder `here` in the guest, or `None` if the guest does not see it.
 fn inside(shared: &Path, here: &Path) -> Option<String> {
     let below = here.strip_prefix(shared).ok()?;
     let inside = Path::new(HOST_FOLDER).join(below);

@@ -22,12 +22,12 @@ use crate::cli;
 use crate::kernel;
 use crate::runnable::Runnable;
 
-/// What git-bisect-run(1) takes for a commit that tells nothing.
+/// Exit code by which git-bisect-run(1) skips a commit.
 const SKIP: u8 = 125;
-/// What it takes for the end of the search.
+/// Exit code that ends the search.
 const ABORT: u8 = 128;
 
-/// Runs `peerbar bisect`.
+/// Implements `peerbar bisect`.
 pub(crate) fn bisect(options: &cli::Bisect) -> Result<ExitCode, Failure> {
     let signals = Signals::new()?;
     let step = options.step()?;
@@ -64,7 +64,7 @@ pub(crate) fn bisect(options: &cli::Bisect) -> Result<ExitCode, Failure> {
 }
 
 impl cli::Bisect {
-    /// What is done for each commit, with paths that hold in any folder.
+    /// Returns the options for the step of each commit, with paths that are valid in any folder.
     fn step(&self) -> anyhow::Result<cli::BisectStep> {
         let absolute = |path: &Path| {
             std::path::absolute(path)
@@ -83,7 +83,7 @@ impl cli::Bisect {
 }
 
 impl cli::BisectStep {
-    /// The command line that does it.
+    /// Returns the command line of that step.
     fn words(&self) -> anyhow::Result<Vec<OsString>> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut words = vec![program.into(), "bisect-step".into()];
@@ -144,7 +144,7 @@ fn judged(options: &cli::BisectStep) -> Result<u8, Failure> {
     Ok(verdict(status, &options.runs.join(LATEST)))
 }
 
-/// What a run says about its commit. A guest that ended before any check did not boot.
+/// Returns the exit code for git after a run. A guest that ended before any check did not boot.
 fn verdict(status: ExitStatus, run: &Path) -> u8 {
     let has_checked = || {
         let report = run_file::read_to_string(&run.join("report.ktap")).unwrap_or_default();

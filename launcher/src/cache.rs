@@ -1,4 +1,4 @@
-//! `peerbar cache`: what the cache holds, and how to free its disk space.
+//! `peerbar cache`: the contents of the cache, and ways to free its disk space.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -39,7 +39,7 @@ pub(crate) fn cache(command: &CacheCommand) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a summary says of the entries.
+/// The verb of a summary: the state of the entries.
 #[derive(Clone, Copy)]
 enum Verb {
     Holds,
@@ -60,7 +60,7 @@ fn rule(options: &Prune) -> Result<PruneRule, Failure> {
     Ok(PruneRule::Superseded(built))
 }
 
-/// A line for each entry.
+/// Returns a line for each entry.
 fn text(entries: &[CacheEntry], now: SystemTime) -> String {
     let line = |entry: &CacheEntry| {
         let age = now.duration_since(entry.last_use).unwrap_or_default();
@@ -79,7 +79,7 @@ fn text(entries: &[CacheEntry], now: SystemTime) -> String {
     format!("{:<10} {:>9}  {:>9}  entry\n", "kind", "size", "last use") + &lines
 }
 
-/// The sums of each kind, and of all.
+/// Returns the sums of each kind, and of all.
 fn summary(entries: &[CacheEntry], verb: Verb, cache: &Cache) -> String {
     let mut kinds: BTreeMap<&str, (usize, u64)> = BTreeMap::new();
     for entry in entries {
@@ -116,7 +116,7 @@ fn summary(entries: &[CacheEntry], verb: Verb, cache: &Cache) -> String {
     }
 }
 
-/// A time in its largest unit.
+/// Returns a time in its largest unit.
 fn ago(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

@@ -10,8 +10,9 @@ use peerbar_lab::present;
 use peerbar_lab::scenario::{Known, Review, review};
 use peerbar_lab::terminal::{print, say};
 
-/// Prints the mistakes of each of `files`, or that it has none. One that cannot be read does not keep the others from being checked.
-/// Nothing is fetched: processor models and packages are checked if the cache knows them.
+/// Prints the mistakes of each of `files`, or that it has none. After an unreadable file, the
+/// others are still checked. Nothing is fetched: processor models and packages are checked if the
+/// cache knows them.
 pub(crate) fn check(files: &[PathBuf]) -> Result<ExitCode, Failure> {
     let known = known()?;
     let (mut code, mut unread) = (ExitCode::SUCCESS, None);
@@ -29,7 +30,8 @@ pub(crate) fn check(files: &[PathBuf]) -> Result<ExitCode, Failure> {
     Ok(unread.unwrap_or(code))
 }
 
-/// The processor models of QEMU and the packages that the cache lists. A line on stderr tells what is not checked.
+/// Returns the processor models of QEMU and the packages that the cache lists. A line on stderr
+/// names the parts that are not checked.
 fn known() -> Result<Known, Failure> {
     let cache = Cache::open()?;
     let qemu = present::qemu(&Own::default(), &cache)?;
@@ -52,7 +54,7 @@ fn known() -> Result<Known, Failure> {
     Ok(known)
 }
 
-/// A line for each mistake, or one line that says that the file is right.
+/// Returns a line for each mistake, or one line that says that the file is right.
 fn text(file: &Path, review: &Review) -> String {
     if !review.mistakes.is_empty() {
         let lines = review.mistakes.iter();

@@ -1,11 +1,11 @@
-//! Peer to peer beside its control: what a detour through guest RAM would have cost.
+//! Compares peer-to-peer DMA with its control: the cost that a detour through guest RAM would have.
 
 use peerbar_report::{Check, Verdict};
 
 use peerbar_lab::report::Row;
 use peerbar_lab::size::human;
 
-/// A line for each passed check whose control passed too.
+/// Returns a line for each passed check whose control passed too.
 pub(crate) fn comparison(checks: &[Check], rows: &[Row]) -> String {
     let passed = |row: &&Row| row.verdict == Verdict::Pass;
     let compared = checks.iter().zip(rows).filter_map(|(check, straight)| {

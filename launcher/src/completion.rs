@@ -24,7 +24,7 @@ use crate::runnable::Runnable;
 
 /// The variable by which a shell's script asks for words.
 const VARIABLE: &str = "PEERBAR_COMPLETE";
-/// Whether the shell puts words into the command line as they are: bash does, others quote them.
+/// Set if the shell puts words into the command line unchanged, as bash does. Others quote them.
 static TAKES_WORDS_AS_TYPED: AtomicBool = AtomicBool::new(false);
 /// Words of a command line that are looked at, at most: each is perhaps a scenario that is read.
 const MOST_WORDS: usize = 32;

@@ -24,23 +24,23 @@ use peerbar_lab::terminal::printable;
 use crate::attached::naming;
 use crate::guest_folder::GuestName;
 
-/// What comes before a path of the guest.
+/// Prefix of a path in the guest.
 const GUEST: &str = "guest:";
 /// The only entry at the top of an archive.
 const TOP: &str = "x";
 /// Bytes of an archive's header, and of a block of its data.
 const BLOCK: u64 = 512;
-/// What an entry counts beside its size, and each folder that unpacking it makes, so that a limit of bytes is one of files and
-/// folders, too.
+/// Bytes that an entry counts in addition to its size, as does each folder that unpacking makes: so
+/// a limit of bytes also limits the number of files and folders.
 const ENTRY: u64 = 4096;
 
-/// How many bytes of a program's errors are shown.
+/// Longest excerpt from a program's errors in bytes.
 const MOST_OUTPUT: usize = 4 << 10;
 /// Longest line with sizes: two numbers of 20 digits.
 const LONGEST_SIZES: usize = 42;
 /// Most bytes that a guest sends after an archive: GNU tar fills its last record.
 const MOST_PADDING: u64 = 128 << 10;
-/// How long a guest may neither send nor take anything.
+/// Longest time in which a guest may neither send nor take anything.
 const SILENCE: Duration = Duration::from_secs(120);
 
 /// Exit status of a script whose path is not there.
@@ -49,15 +49,18 @@ const NOT_THERE: i32 = 44;
 const NOT_EMPTY: i32 = 45;
 /// Exit status of a script that has printed how little is free.
 const NO_SPACE: i32 = 46;
-/// Exit status of a script that has printed what it would replace, which is neither a file nor a folder.
+/// Exit status of a script that would replace something that is neither a file nor a folder, and
+/// has printed its path.
 const NOT_FILE: i32 = 47;
 
 /// Why a copy does not replace something that is neither a file nor a folder.
 const SPECIAL: &str =
     "is a link, device, FIFO or socket, which a copy would replace: name another path";
 
-/// Unpacks an archive beside `$1`, or in it if it is a folder, under the name `$2`, and renames it to that name in one step. It takes `$3`
-/// bytes. `$4` is the name of a folder that the agent removes. Few programs are started: each takes a guest without KVM a tenth of a second.
+/// Unpacks an archive into the parent folder of `$1`, or into `$1` if it is a folder, under the
+/// name `$2`, and renames it to that name in one step. It takes `$3` bytes. `$4` is the name of a
+/// folder that the agent removes. Few programs are started: each takes a guest without KVM a tenth
+/// of a second.
 const UNPACK: &str = r#"to=${1%/}
 [ -d "$to/" ] && to=$to/$2
 [ -L "$to" ] || { [ -e "$to" ] && [ ! -f "$to" ] && [ ! -d "$to" ]; } && printf '%s\n' "$to" && exit 47
@@ -76,9 +79,10 @@ if [ "$free" -lt "$3" ]; then echo "$free"; exit 46; fi
 at=$in$4
 mkdir -m 700 "$at" || exit
 tar -xb 512 -f - -C "$at" && exec mv -T "$at/x" "$to""#;
-/// Packs `$1` without its name. Links in it keep their targets. A file without blocks is copied first: those of procfs, sysfs,
-/// debugfs and tracefs do not tell how long they are. `$2` is a folder that the agent removes. A line comes first: what unpacking takes of
-/// the disk, and the bytes of the archive.
+/// Packs `$1` without its name. Links in it keep their targets. A file without blocks is copied
+/// first, because those of procfs, sysfs, debugfs and tracefs do not tell their length. `$2` is a
+/// folder that the agent removes. A line comes first: the disk space for unpacking, and the bytes
+/// of the archive.
 const PACK: &str = r#"[ -e "$1" ] || exit 44
 sizes() {
     find -H "$1" -printf '%y %s\n' | awk '
@@ -164,7 +168,7 @@ impl Guest<'_> {
         let (name, needed) = (source.name.clone(), source.needed);
         let beside = temporary_name();
         let words = [UNPACK, "cp", to, &name, &needed.to_string(), &beside];
-        // It is in the folder that `to` is, or in that which `to` is in.
+        // It is in the folder `to`, or in the parent folder of `to`.
         let parent = Path::new(to).parent().unwrap_or(Path::new("/"));
         let folders = [parent, Path::new(to)].map(|folder| folder.join(&beside));
         let mut archive = source.pack(Progress::of(&format!("cp {name}"), Unit::Bytes));
@@ -243,7 +247,7 @@ impl Guest<'_> {
         })
     }
 
-    /// A guest that is gone is no failure of the copy.
+    /// Returns the failure of the copy. The loss of the guest is a failure of the environment.
     fn not_copied(&self, path: &str, error: ProgramError) -> Failure {
         if let (ProgramError::GivenUp, Ok(Some(signal))) = (&error, self.signals.pending()) {
             return Failure::Interrupted(signal);
@@ -276,7 +280,8 @@ fn receive(output: &mut ProgramOutput, from: &str, to: &Path, limit: Size) -> an
     copy.rename_to(to)
 }
 
-/// Reads the line before an archive: what unpacking it takes of the disk, and its bytes.
+/// Reads the line before an archive: the disk space for unpacking, and the archive's length in
+/// bytes.
 fn sizes(output: &mut impl Read) -> anyhow::Result<(u64, u64)> {
     let (mut line, mut byte) = (Vec::new(), [0]);
     while line.len() < LONGEST_SIZES {
@@ -300,14 +305,14 @@ fn temporary_name() -> String {
     )
 }
 
-/// What a program of the guest prints, to be read. Its end is that of the program.
+/// The output of a program in the guest, as a reader. It ends with the program.
 struct ProgramOutput {
     program: GuestProgram,
-    /// What has come and was not read.
+    /// Output that has arrived and is still unread.
     bytes: io::Cursor<Vec<u8>>,
     errors: BoundedOutput,
     end: Option<ProgramEnd>,
-    /// Why nothing more comes.
+    /// The reason why no more output will come.
     lost: Option<ProgramError>,
     progress: Progress,
 }
@@ -359,7 +364,7 @@ impl Read for ProgramOutput {
 struct BoundedOutput(Vec<u8>);
 
 impl BoundedOutput {
-    /// What was printed, in one line.
+    /// Returns the output in one line.
     fn line(&self) -> String {
         let lines = self.0.split(|byte| *byte == b'\n').map(printable);
         let lines: Vec<String> = lines.filter(|line| !line.is_empty()).collect();

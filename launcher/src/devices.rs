@@ -74,7 +74,8 @@ pub(crate) fn devices(options: &cli::Devices) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Starts the servers, describes them, and prints what happens until a signal comes, or a server fails: the message of that.
+/// Starts the servers, describes them, and prints events until a signal comes, or a server fails.
+/// Returns the message of that failure.
 fn serve(
     options: &cli::Devices,
     scenario: &Scenario,
@@ -103,12 +104,12 @@ fn serve(
     let mut watch = Watch::of(scenario, folder.path())?;
     let ending = follow(&mut watch, options.json, &mut events, &mut servers);
     let complaint = servers::stop(&mut servers)?;
-    // What the servers recorded before they ended is in their files now.
+    // The servers have ended, so their files hold all their records.
     print(&watch.news(options.json)?)?;
     Ok(ending?.or(complaint))
 }
 
-/// Prints what happens until a signal comes, or a server dies: the message of that.
+/// Prints events until a signal comes, or a server dies. Returns the message of that failure.
 fn follow(
     watch: &mut Watch,
     as_json: bool,

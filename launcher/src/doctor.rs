@@ -1,4 +1,5 @@
-//! `peerbar doctor`: whether this machine runs a scenario, and what to do where it does not.
+//! `peerbar doctor`: checks that this machine can run a scenario, and explains how to remedy its
+//! problems.
 
 mod finding;
 mod host;
@@ -33,9 +34,9 @@ use host::MemoryFiles;
 use idle::IdleProcessors;
 use software::Tool;
 
-/// Exit code if something keeps a run from working.
+/// Exit code if something prevents a run.
 const FAILED: u8 = 1;
-/// What the root takes on disk, and some room for images.
+/// Disk space for the root, and some more for images.
 const ROOT: u64 = 1200 << 20;
 /// Room for images and for a run's folder.
 const FILES: u64 = 200 << 20;
@@ -215,7 +216,7 @@ fn described(qemu: &Qemu) -> String {
     format!("{} {origin}", qemu.version)
 }
 
-/// Guest RAM, and what the devices keep in memory.
+/// Returns the size of guest RAM and of the memory of the devices.
 fn bytes_in_memory(scenario: &Scenario) -> u64 {
     let of_device = |device: DeviceSpec<'_>| match device {
         DeviceSpec::Gpu(gpu, _) => gpu.vram,
@@ -263,13 +264,13 @@ fn of_idle_processors(cpuinfo: &str) -> Finding {
     })
 }
 
-/// What is free for this user on the file system of `folder`.
+/// Returns the free space for this user on the file system of `folder`.
 fn free(folder: &Path) -> Option<u64> {
     let stat = statvfs(folder).ok()?;
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// A file of the kernel's; empty where there is none.
+/// Returns the contents of a file of the kernel, or an empty string if it is unreadable.
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }

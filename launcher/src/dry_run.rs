@@ -1,7 +1,7 @@
 //! The command lines of a run, quoted as a shell reads them.
 //!
-//! They show what a run starts and do not make one: the launcher has the folder of the sockets, listens for the report,
-//! and says so in a comment above them.
+//! They show the programs of a run but do not replace one: the launcher makes the folder of the
+//! sockets, listens for the report, and says so in a comment above them.
 
 use std::path::Path;
 
@@ -17,7 +17,8 @@ use peerbar_lab::topology::Topology;
 /// Stands for the folder that a run makes for its sockets.
 const SOCKETS: &str = "/tmp/peerbar";
 
-/// The sockets of one guest of several: a folder of its own, and the fabric of all.
+/// Returns the sockets of one guest of several: a folder for its sockets only, and the fabric of
+/// all.
 pub(crate) fn sockets_of(guest: &str) -> Sockets {
     let all = Path::new(SOCKETS);
     let fabric = Sockets::in_folder(all).fabric();
@@ -29,7 +30,7 @@ pub(crate) fn sockets() -> Sockets {
     Sockets::in_folder(Path::new(SOCKETS))
 }
 
-/// What comes before the guests of `group`: the fabric's line, if there is one.
+/// Returns the text before the guests of `group`: the fabric's line, or nothing without a fabric.
 pub(crate) fn text_before_guests(group: &GuestGroup) -> Result<String, Failure> {
     let fabric = group.fabric.iter();
     let fabric = fabric.map(|fabric| fabric_command(fabric, &sockets()));
@@ -106,7 +107,7 @@ fn line(words: impl Iterator<Item = String>) -> String {
     words.join(" ") + "\n"
 }
 
-/// A word as a POSIX shell reads it back.
+/// Quotes a word for a POSIX shell.
 pub(crate) fn quoted(word: &str) -> String {
     let plain =
         |character: char| character.is_ascii_alphanumeric() || "-_./=,:+@%".contains(character);

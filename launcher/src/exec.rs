@@ -30,7 +30,7 @@ const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 const LONGEST_LIST: Size = Size(64 << 10);
 /// Most libraries of it that are looked for.
 const MOST_LIBRARIES: usize = 16;
-/// How long the guest may take to list them.
+/// Longest time that the guest may take to list them.
 const LISTED: Duration = Duration::from_secs(10);
 
 /// Runs a program in a guest, with our input, output and signals. Its exit status is ours. It starts in /host, which is the
@@ -125,7 +125,8 @@ fn are_known(words: &[String], inventory: &Inventory) -> Result<(), Failure> {
     checked.map_err(|message| Failure::Usage(anyhow!(message)))
 }
 
-/// What to write for a program of the current folder, which is not looked for on the guest's `PATH`.
+/// Returns advice for a program of the current folder, because the guest's `PATH` does not lead
+/// there.
 fn is_here(request: &ProgramRequest) -> Option<String> {
     let program = request
         .words
@@ -135,7 +136,8 @@ fn is_here(request: &ProgramRequest) -> Option<String> {
     is_file.then(|| format!("; the current folder has it: write ./{program}"))
 }
 
-/// What to say of the libraries of a program that the guest's root lacks, if it has not run because of them.
+/// Returns a message about the libraries of a program that the guest's root lacks, if these have
+/// prevented its start.
 fn missing_libraries(socket: &Path, request: &ProgramRequest, status: i32) -> Option<String> {
     let program = request
         .words
@@ -157,7 +159,7 @@ fn missing_libraries(socket: &Path, request: &ProgramRequest, status: i32) -> Op
     (!missing.is_empty()).then(|| missing_text(program, &missing, packages))
 }
 
-/// What to say of `missing` libraries, of which some are of known Debian packages.
+/// Returns a message about `missing` libraries. Some are of known Debian packages.
 fn missing_text(program: &str, missing: &[&str], packages: Vec<Option<String>>) -> String {
     let library_of = |(library, package): (&&str, &Option<String>)| {
         let file = format!("\"usr/lib/{library}\" = \"FILE OF THE HOST\"");
@@ -217,7 +219,7 @@ fn libraries_not_found(list: &str) -> Vec<&str> {
     libraries
 }
 
-/// Whether it is a file name without patterns.
+/// Returns `true` if it is a file name without patterns.
 fn is_library(name: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
     (1..=100).contains(&name.len()) && name.chars().all(is_plain)

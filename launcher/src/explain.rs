@@ -1,7 +1,8 @@
-//! `peerbar explain`: which route peer-to-peer DMA takes, and why.
+//! `peerbar explain`: the route of peer-to-peer DMA, and the reason for it.
 //!
-//! The kernel's rule ([`peerbar_rule`]) is applied to what the guest of a run found, or to a scenario that has not been run.
-//! Beside it stand what the kernel did, what the devices counted, and what to change.
+//! The kernel's rule ([`peerbar_rule`]) is applied to the observations of a run's guest, or to a
+//! scenario without a run. The output also shows the kernel's decision, the devices' counters, and
+//! possible changes.
 
 mod advice;
 mod case;
@@ -31,7 +32,7 @@ use peerbar_lab::scenario::{DeviceSpec, Scenario};
 use peerbar_lab::terminal::print;
 use peerbar_results::{Explained, Refusal};
 
-/// What is said of a machine without pairs.
+/// Message for a machine without pairs.
 const NOTHING: &str = "nothing to explain: no device has memory for others; give an [[nvme]] a `cmb`, or add a [[gpu]]\n";
 
 /// Explains the pairs that are asked for.
@@ -64,7 +65,7 @@ fn asked_runs(options: &cli::Explain) -> Result<Vec<(Option<String>, PathBuf)>, 
     }
 }
 
-/// Explains the run in `folder`; whether its kernel did not do what its rule says.
+/// Explains the run in `folder`. Returns `true` if its kernel did not follow the rule.
 fn explain_run(folder: &Path, options: &cli::Explain) -> Result<bool, Failure> {
     let case = Case::of_run(Recorded::read(folder)?)?;
     let disagrees = explain_case(&case, options)?;
@@ -81,7 +82,7 @@ fn explain_run(folder: &Path, options: &cli::Explain) -> Result<bool, Failure> {
     Ok(disagrees)
 }
 
-/// Explains the pairs of `case` that are asked for; whether its kernel did not do what its rule says.
+/// Explains the requested pairs of `case`. Returns `true` if its kernel did not follow the rule.
 fn explain_case(case: &Case, options: &cli::Explain) -> Result<bool, Failure> {
     let (occasion, pairs) = asked(case, options)?;
     let explanations = explained(case, &pairs)?;
@@ -110,7 +111,7 @@ pub(crate) fn of_run(folder: &Path) -> Result<(Vec<PciFunction>, Vec<Explained>)
     Ok((functions.unwrap_or_default(), explained))
 }
 
-/// Why the kernel refuses, if it does.
+/// Returns the reason why the kernel refuses, or `None` if it does not.
 fn refusal(explanation: Explanation) -> Option<Refusal> {
     let kernel = explanation.kernel.map(|kernel| kernel.messages);
     let change = explanation.changes.into_iter().next();
@@ -121,7 +122,7 @@ fn refusal(explanation: Explanation) -> Option<Refusal> {
     })
 }
 
-/// All that is known about each of `pairs`.
+/// Returns all that is known about each of `pairs`.
 ///
 /// # Errors
 /// A device of one was not in the guest: silence would look like good news.

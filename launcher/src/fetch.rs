@@ -1,4 +1,4 @@
-//! `peerbar fetch`: gets what runs need from the network, before they need it.
+//! `peerbar fetch`: downloads everything that runs need from the network in advance.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -34,7 +34,7 @@ pub(crate) struct Fetch {
     pub own: Own,
 }
 
-/// Gets what the scenarios need.
+/// Fetches everything that the scenarios need.
 pub(crate) fn fetch(options: &Fetch) -> Result<ExitCode, Failure> {
     let signals = Signals::new()?;
     let agent = program("peerbar-agent")?;
@@ -79,7 +79,7 @@ fn runnables(options: &Fetch) -> Result<Vec<Runnable>, Failure> {
     all.chain(named).map(load).collect()
 }
 
-/// The failure itself is said last.
+/// Prints the name. The failure itself is printed last.
 fn say_who_failed(name: &str, failure: &Failure) {
     if !matches!(failure, Failure::Interrupted(_)) {
         say(format_args!(

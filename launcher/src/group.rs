@@ -89,7 +89,7 @@ fn stay(labs: &mut LabGroup, group: &GuestGroup, progress: &Progress) -> usize {
     rows.len()
 }
 
-/// How the command ends that a lab has failed.
+/// Converts the error of a lab into the failure of the command.
 pub(crate) fn of_lab(error: LabError) -> Failure {
     match error {
         LabError::Host(failure) => failure,

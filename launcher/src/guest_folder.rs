@@ -17,16 +17,17 @@ pub(crate) struct GuestName {
 }
 
 impl GuestName {
-    /// The folder of the guest that is meant in `run`.
+    /// Returns the folder of the selected guest in `run`.
     ///
     /// # Errors
-    /// A run of several guests where none is named, and a name that none has.
+    /// A run of several guests without a selected guest, or an unknown name.
     pub(crate) fn folder(&self, run: &Path) -> Result<PathBuf, Failure> {
         let guest = self.find(run, guests_of(run)?)?;
         Ok(guest.map_or_else(|| run.to_owned(), |guest| run.join(guest)))
     }
 
-    /// The one of `guests` that is meant; none of a run or scenario at `path` that has one guest.
+    /// Returns the selected one of `guests`, or `None` for a run or scenario at `path` that has one
+    /// guest.
     fn find(&self, path: &Path, guests: Vec<String>) -> Result<Option<String>, Failure> {
         let path = path.display();
         match &self.guest {
@@ -46,10 +47,11 @@ impl GuestName {
         }
     }
 
-    /// The scenario of the guest that is meant in the file `path`; that of a file with one guest is read by `load`.
+    /// Returns the scenario of the selected guest in the file `path`. That of a file with one guest
+    /// is read by `load`.
     ///
     /// # Errors
-    /// A file of several guests where none is named, a name that none has, and what makes no sense.
+    /// A file of several guests without a selected guest, an unknown name, or an invalid file.
     pub(crate) fn scenario(
         &self,
         path: &Path,
@@ -67,10 +69,11 @@ impl GuestName {
         Ok(guest.scenario)
     }
 
-    /// The folders of the guests that are meant in `run`, each with the guest's name: all of several where none is named.
+    /// Returns the folders of the selected guests in `run`, each with the guest's name: all of
+    /// several if none is selected.
     ///
     /// # Errors
-    /// A name that no guest has.
+    /// An unknown name.
     pub(crate) fn folders(&self, run: &Path) -> Result<Vec<(Option<String>, PathBuf)>, Failure> {
         let guests = guests_of(run)?;
         if self.guest.is_some() || guests.is_empty() {

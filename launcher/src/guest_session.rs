@@ -51,11 +51,12 @@ pub(crate) struct InGuest {
     pub own: Own,
 }
 
-/// Has `work` done in a guest: with its socket, the folder in it that is our current one, and the numbers of signals as bytes. The
-/// status that it returns is the exit code. The guest's scenario must pass `check` first, before a boot.
+/// Does `work` in a guest. It gets the guest's socket, the path of the current folder in the guest,
+/// and the numbers of signals as bytes. The status that it returns is the exit code. The guest's
+/// scenario must pass `check` first, before a boot.
 ///
 /// # Errors
-/// What keeps the guest from running, or `work` from being done.
+/// The reason why the guest does not run, or why `work` is impossible.
 pub(crate) fn in_guest(
     options: &InGuest,
     access: GuestAccess,
@@ -110,10 +111,10 @@ fn in_new_guest(
     let done = done.map_err(of_lab).and_then(|done| done);
     let flaw = flaw(&done);
     let finished = lab.shut_down_after(flaw.clone()).map_err(of_lab);
-    // The exit code tells how the work has ended, which is all that is wrong here.
+    // The exit code describes the end of the work, and nothing else is wrong here.
     let is_clean =
         |ended: &FinishedLab| ended.is_passed() || Some(&ended.verdict.reason) == flaw.as_ref();
-    // Work that failed has often lost the guest, and how that ended is the reason.
+    // Work that failed has often lost the guest, and the end of that is the reason.
     let status = done.inspect_err(|error| {
         let error = error.to_string();
         let unclean = finished.iter().filter(|ended| !is_clean(ended));
@@ -126,7 +127,8 @@ fn in_new_guest(
     Ok(status)
 }
 
-/// Why a run does not pass because of what was done in its guest. Returns `None` if that succeeded.
+/// Returns the reason why a run does not pass after the work in its guest, or `None` if that
+/// succeeded.
 fn flaw(done: &Result<i32, Failure>) -> Option<String> {
     match done {
         Ok(0) => None,
@@ -140,7 +142,8 @@ fn flaw(done: &Result<i32, Failure>) -> Option<String> {
     }
 }
 
-/// Shows how a guest has ended that was not well. What the `error` says, which follows, is not said twice.
+/// Shows the end of a guest that has failed. A reason that equals the `error`, which follows, is
+/// not printed twice.
 fn show_end(finished: &FinishedLab, error: &str) {
     let lines = finished.console.lines();
     let mut tail: Vec<_> = lines.rev().take(CONSOLE_LINES).collect();

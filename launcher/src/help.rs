@@ -1,5 +1,5 @@
-//! `peerbar completions` and `peerbar man`: what `cli` says, for shells and for man. The examples of each command are those
-//! that its help starts with.
+//! `peerbar completions` and `peerbar man`: the contents of `cli` for shells and for man. The
+//! examples of each command are those at the start of its help.
 
 use std::fs;
 use std::path::Path;
@@ -89,7 +89,7 @@ fn page(command: &Command) -> std::io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The command lines that a command's help starts with.
+/// Returns the command lines at the start of a command's help.
 fn examples(command: &Command) -> Vec<String> {
     let text = command.get_before_help().map(ToString::to_string);
     let text = text.unwrap_or_default();
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// Whether a command line is one that `cli` takes, up to what the shell makes of it.
+    /// Checks that `cli` accepts a command line, up to the part that the shell interprets.
     fn parses(line: &str) -> Result<(), String> {
         let words = line.split_whitespace();
         let words = words.take_while(|word| ![">", "|"].contains(word));
@@ -134,7 +134,8 @@ mod tests {
         assert!(seen >= 10, "{seen}");
     }
 
-    /// The lines of `recipe` that start a `peerbar`, from there on, with what a CI puts into them.
+    /// Returns the lines of `recipe` that start a `peerbar`, from there on, with the values that a
+    /// CI puts into them.
     fn commands(recipe: &str) -> Vec<String> {
         let variables = [
             ("${{ matrix.shard }}", "1"),

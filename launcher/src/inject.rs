@@ -15,8 +15,8 @@ use peerbar_lab::terminal::print;
 
 use crate::cli::Inject;
 
-/// Has the device take the rule, or forget all its rules, or its port report an error, and prints what was done. Without any of these it prints
-/// the rules in force.
+/// Adds the rule to the device, or removes all its rules, or makes its port report an error, and
+/// prints a confirmation. Without any of these it prints the current rules.
 pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     let Inject { device, words, .. } = options;
     let is_fabric = device == FABRIC;
@@ -46,7 +46,7 @@ pub(crate) fn inject(options: &Inject) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line for each rule in force.
+/// Returns a line for each current rule.
 fn in_force(rules: &[String]) -> String {
     match rules {
         [] => "no rule is in force".to_owned(),
@@ -54,7 +54,7 @@ fn in_force(rules: &[String]) -> String {
     }
 }
 
-/// The folder of the run whose fabric is meant: that of all guests.
+/// Returns the folder of the run whose fabric is meant: that of all guests.
 fn of_fabric(options: &Inject) -> Result<PathBuf, Failure> {
     let mistake = match (&options.guest.guest, &options.port_error) {
         (Some(guest), _) => format!("the fabric is that of all guests: leave --guest {guest} out"),
@@ -64,7 +64,7 @@ fn of_fabric(options: &Inject) -> Result<PathBuf, Failure> {
     Err(Failure::Usage(anyhow!(mistake)))
 }
 
-/// What the user has written.
+/// Parses the user's rule.
 fn rule<R: FromStr<Err: Display>>(text: &str) -> Result<R, Failure> {
     let parsed = text.parse();
     parsed.map_err(|error| Failure::Usage(anyhow!("`{text}` {error}")))
@@ -87,7 +87,7 @@ mod tests {
         }
     }
 
-    /// Why `peerbar inject` with these words is refused: as a mistake of the user's.
+    /// Returns the reason why `peerbar inject` rejects these words, as a mistake of the user.
     fn refusal(device: &str, words: &[&str]) -> String {
         refusal_of(&options(device, words))
     }

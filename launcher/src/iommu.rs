@@ -1,4 +1,5 @@
-//! `peerbar iommu`: what the devices of a run saw of mappings, and why a DMA failed, from their flight records.
+//! `peerbar iommu`: the mappings that the devices of a run knew, and the reasons why a DMA failed,
+//! from their flight records.
 
 mod behind;
 mod data;
@@ -29,7 +30,7 @@ use peerbar_results::Explained;
 /// Exit code if the sanitizer has found something, or could not judge all.
 const FINDINGS: u8 = 1;
 
-/// Shows what is asked for.
+/// Shows the requested parts.
 pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
     let run = options.guest.folder(options.run.path())?;
     let mut recorded = Recorded::open(&run).map_err(Failure::Usage)?;
@@ -70,13 +71,13 @@ pub(crate) fn iommu(options: &cli::Debugger) -> Result<ExitCode, Failure> {
 pub(crate) struct NewFaults {
     /// The first of them.
     pub(crate) first: Vec<ExplainedFault>,
-    /// How many more there are.
+    /// Number of further faults.
     pub(crate) more: usize,
-    /// When the last one was, CLOCK_MONOTONIC in nanoseconds.
+    /// Time of the last one, CLOCK_MONOTONIC in nanoseconds.
     pub(crate) last: u64,
 }
 
-/// A fault and what is known of its address.
+/// A fault and all that is known about its address.
 pub(crate) struct ExplainedFault {
     /// Lines for people.
     pub(crate) text: String,
@@ -84,7 +85,8 @@ pub(crate) struct ExplainedFault {
     pub(crate) data: Value,
 }
 
-/// The faults of `device` in a run after `nanos` of CLOCK_MONOTONIC; `most` of them are explained.
+/// Returns the faults of `device` in a run after `nanos` of CLOCK_MONOTONIC; `most` of them are
+/// explained.
 pub(crate) fn faults_since(
     run: &Path,
     device: &str,
@@ -108,7 +110,8 @@ pub(crate) fn faults_since(
     })
 }
 
-/// Why DMA failed in the run in `folder`, one text for each device that had any; nothing without flight records.
+/// Returns the reasons why DMA failed in the run in `folder`, one text for each device with a
+/// failure; nothing without flight records.
 pub(crate) fn faults(folder: &Path) -> Vec<Explained> {
     let recorded = match Recorded::open(folder) {
         Ok(recorded) => recorded,
@@ -130,7 +133,8 @@ pub(crate) fn faults(folder: &Path) -> Vec<Explained> {
 /// The start of each [`complaint`].
 pub(crate) const SANITIZER: &str = "the sanitizer has ";
 
-/// What the sanitizer has against the run of `scenario` that is over, if anything, in one line. Nothing if it is not asked for.
+/// Returns the complaint of the sanitizer about the completed run of `scenario` in one line, or
+/// `None` if it has found nothing or is not requested.
 pub(crate) fn complaint(folder: &Path, scenario: &Scenario) -> anyhow::Result<Option<String>> {
     let Some(wanted) = &scenario.machine.sanitize else {
         return Ok(None);
@@ -140,7 +144,7 @@ pub(crate) fn complaint(folder: &Path, scenario: &Scenario) -> anyhow::Result<Op
     judged(folder, wanted, &names)
 }
 
-/// As [`complaint`], of the devices that should have a record.
+/// Does the work of [`complaint`] for the devices that should have a record.
 fn judged(folder: &Path, wanted: &Sanitize, names: &[String]) -> anyhow::Result<Option<String>> {
     let recorded = match Recorded::open(folder) {
         Ok(recorded) => recorded,

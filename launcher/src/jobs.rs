@@ -13,30 +13,30 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::parent_death;
 use peerbar_lab::signals::Signals;
 
-/// How long a job may take to end in order after it was asked to.
+/// Longest time from the request to end to the regular end of a job.
 const END: Duration = Duration::from_secs(20);
-/// How long to wait for any news; a run has a time limit of its own.
+/// Longest wait for an event. A run has a separate time limit.
 const NEWS: Duration = Duration::from_secs(3600);
 
-/// What jobs there are, and what becomes of them.
+/// A list of jobs, with a handler for their ends.
 pub(crate) trait Jobs {
-    /// Starts the job `number`, counted from 0; `None` if there are no more.
+    /// Starts the job `number`, counted from 0. Returns `None` if there are no more.
     ///
     /// # Errors
-    /// What ends all jobs.
+    /// A reason to end all jobs.
     fn start(&mut self, number: usize) -> Result<Option<Child>, Failure>;
 
-    /// Takes note of the end of the job `number`.
+    /// Handles the end of the job `number`.
     ///
     /// # Errors
-    /// What ends all jobs.
+    /// A reason to end all jobs.
     fn ended(&mut self, number: usize, status: ExitStatus) -> Result<(), Failure>;
 }
 
-/// Has all `jobs` done, `most` at a time. A signal ends those that are running, and is returned.
+/// Executes all `jobs`, `most` at a time. A signal ends those that are running, and is returned.
 ///
 /// # Errors
-/// Those of `jobs`, and what the system says.
+/// Those of `jobs`, and those of the system.
 pub(crate) fn run(
     jobs: &mut impl Jobs,
     most: usize,
@@ -75,7 +75,7 @@ pub(crate) fn run(
     }
 }
 
-/// Starts this program with `words`. It dies with this process, and `log` gets what it says.
+/// Starts this program with `words`. It dies with this process, and its output goes to `log`.
 ///
 /// # Errors
 /// It cannot be started.

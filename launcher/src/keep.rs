@@ -15,20 +15,20 @@ use peerbar_report::{HostFolder, Line, Request, Verdict};
 use crate::results::failure;
 use crate::table::table;
 
-/// What becomes of a guest after its last check, if that is for us to say.
+/// The state of a guest after its last check, if the launcher decides about it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) enum Keeping {
     /// The guest ends by itself.
     #[default]
     Never,
-    /// The guest waits for what we say, once it is ready and has run its checks.
+    /// The guest waits for a decision, once it is ready and has run its checks.
     Undecided {
-        /// Whether it is ready. One that does not get so ends by itself.
+        /// Set once it is ready. A guest that never becomes ready ends by itself.
         is_ready: bool,
     },
-    /// It stays until a signal comes. The failures of that many checks have been shown.
+    /// It stays until a signal comes. The number is that of failed checks already shown.
     Kept(usize),
-    /// It has been asked to end, after the same.
+    /// It has been asked to end. The number is the same.
     Ending(usize),
 }
 
@@ -86,12 +86,12 @@ impl Keeping {
         Ok(())
     }
 
-    /// Whether the guest is kept.
+    /// Returns `true` if the guest is kept.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self, Self::Kept(_))
     }
 
-    /// Of how many checks the failures have been shown.
+    /// Returns the number of failed checks that have already been shown.
     pub(crate) fn shown(&self) -> usize {
         match self {
             Self::Kept(shown) | Self::Ending(shown) => *shown,
@@ -106,14 +106,14 @@ impl Keeping {
     }
 }
 
-/// Shows what failed, and the table of all checks.
+/// Shows the failures, and the table of all checks.
 pub(crate) fn show(rows: &[Row], progress: &Progress) {
     let failures = rows.iter().flat_map(|row| failure(&row.name, row));
     failures.for_each(|line| progress.lasting(&line));
     progress.lasting(table(rows, false, columns()).trim_end());
 }
 
-/// How to enter the guest of the run in `folder`, and how to end it.
+/// Explains how to enter the guest of the run in `folder`, and how to end it.
 fn invitation(folder: &Path) -> String {
     let folder = folder.display().to_string();
     let lines = ways_in(&folder);
@@ -123,7 +123,7 @@ fn invitation(folder: &Path) -> String {
     )
 }
 
-/// How to enter each of the guests of the run in `folder`, and how to end them.
+/// Explains how to enter each of the guests of the run in `folder`, and how to end them.
 pub(crate) fn invitation_to_all<'a>(
     folder: &Path,
     guests: impl Iterator<Item = &'a str>,

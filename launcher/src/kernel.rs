@@ -44,7 +44,7 @@ pub(crate) fn built(
     build.run(cache).map_err(failure)
 }
 
-/// The tree that is named, that of the current folder, or the version of the root's kernel.
+/// Returns the named tree, that of the current folder, or the version of the root's kernel.
 fn source(options: &cli::KernelBuildOptions, cache: &Cache) -> Result<KernelSource, Failure> {
     let tree = |path: &Path| KernelSource::Tree {
         path: path.to_path_buf(),
@@ -76,7 +76,8 @@ fn source(options: &cli::KernelBuildOptions, cache: &Cache) -> Result<KernelSour
     }
 }
 
-/// What the user named is the user's mistake; the rest is the machine's, or the source's.
+/// Classifies an error: wrong names are the user's mistake, the rest concerns the machine or the
+/// source.
 fn failure(error: ImageError) -> Failure {
     match error {
         ImageError::NoKernelTree { .. }

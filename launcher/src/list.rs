@@ -17,7 +17,7 @@ use crate::cli::List;
 const NAME: usize = 19;
 /// Width of the names of keys.
 const KEY: usize = 10;
-/// What stands before the lines below a name.
+/// Indentation of the lines below a name.
 const INDENT: &str = "    ";
 
 /// Prints the kind that is asked for with its keys, or the scenario with its file, or all with a line for each.
@@ -54,7 +54,7 @@ fn explained(file: &ScenarioFile, columns: Option<u16>) -> String {
     format!("{name}\n{about}{INDENT}File: {}\n", path.display())
 }
 
-/// A kind's name, what it checks, its keys, and those of every kind.
+/// Returns a kind's name, its purpose, its keys, and those of every kind.
 fn section(kind: &Kind, columns: Option<u16>) -> String {
     let keys = kind.keys().chain(&COMMON_KEYS).map(|key| {
         let default = key.default;

@@ -1,8 +1,9 @@
-//! `peerbar matrix`: which route data takes between two devices, for every topology, IOMMU, CPU and flow, by the kernel's rule
-//! and as it happens.
+//! `peerbar matrix`: the route of data between two devices, for every topology, IOMMU, CPU and
+//! flow, by the kernel's rule and as observed.
 //!
-//! One machine holds all topologies, so a boot fills a column. Nothing is expected by a table of old results: what must
-//! happen is computed from the rule ([`peerbar_rule`]), what has happened is what the devices have recorded.
+//! One machine holds all topologies, so a boot fills a column. The expectations are not a table of
+//! old results: they are computed from the rule ([`peerbar_rule`]), and compared with the devices'
+//! records.
 
 mod boots;
 mod cell;
@@ -78,7 +79,7 @@ pub(crate) fn run(options: &cli::Matrix) -> Result<ExitCode, Failure> {
         print(&format!("shard {shard} has no boot of the matrix\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    // What has to be fetched or built is, once and before several runs ask for it.
+    // Downloads and builds happen once, before several runs ask for them.
     let artifacts = artifacts(options, &orders, &signals)?;
     let kernel = kernel(&artifacts.guest.release)?;
     let rules = rules(&boots, &orders, kernel)?;
@@ -131,7 +132,7 @@ fn kernel(release: &str) -> Result<Release, Failure> {
         .with_context(|| format!("the kernel's release `{release}` has no number"))?)
 }
 
-/// What the kernel's rule says of each cell of each boot.
+/// Returns the kernel's rule for each cell of each boot.
 fn rules(boots: &[Boot], orders: &[Order], kernel: Release) -> Result<Vec<Vec<Rule>>, Failure> {
     let of_boot = |(boot, order): (&Boot, &Order)| {
         let scenario = parsed(order)?;
@@ -144,7 +145,8 @@ fn rules(boots: &[Boot], orders: &[Order], kernel: Release) -> Result<Vec<Vec<Ru
     boots.iter().zip(orders).map(of_boot).collect()
 }
 
-/// As many boots at once as there are processors, for each guest has one.
+/// Returns the number of concurrent boots: one for each processor by default, because each guest
+/// has one.
 fn jobs(options: &cli::Matrix) -> usize {
     let given = options.jobs.map(NonZero::get);
     given.unwrap_or_else(|| available_parallelism().map_or(1, NonZero::get))
@@ -156,9 +158,9 @@ struct Filled {
     device: TestedDevices,
     versions: Versions,
     seconds: f64,
-    /// Why the rule may not be that of this kernel.
+    /// A warning if the rule may not be that of this kernel.
     caveat: Option<String>,
-    /// What went wrong with boots beyond their cells.
+    /// Problems of boots outside of their cells.
     flaws: Vec<String>,
     cells: Vec<Cell>,
 }
@@ -175,7 +177,7 @@ impl Filled {
         }
     }
 
-    /// Takes what the boot called `name` has left.
+    /// Adds the results of the boot `name`.
     fn take(&mut self, boot: &Boot, name: &str, rules: Vec<Rule>, folder: &Path) {
         let left = boots::left(name, folder).map_err(|error| error.to_string());
         if let Ok(Left {
@@ -198,7 +200,8 @@ impl Filled {
         }
     }
 
-    /// Of our devices every cell must agree with the rule. Of QEMU's every cell must have been tried, whatever it shows.
+    /// Returns the outcome. Of our devices every cell must agree with the rule. Of QEMU's every
+    /// cell must have been tried, with any result.
     fn outcome(&self) -> RunOutcome {
         let is_bad = |cell: &Cell| match self.device {
             TestedDevices::Peerbar => cell.disagreement.is_some(),
@@ -237,7 +240,7 @@ impl Filled {
         Ok(ExitCode::from(outcome.code()))
     }
 
-    /// What does not agree, and how much does.
+    /// Returns the disagreements, and the number of agreeing cells.
     fn summary(&self, folder: &Path) -> String {
         let mut text = "\n".to_owned();
         let disagreements = self

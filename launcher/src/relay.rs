@@ -96,9 +96,10 @@ struct Relay<'a> {
     program: GuestProgram,
     signals: UnixStream,
     window: Option<&'a UnixStream>,
-    /// Whether our input has not ended.
+    /// Set until our input has ended.
     reads: bool,
-    /// What the program has said and our streams have not taken. No message is read meanwhile.
+    /// Output of the program that our streams have not yet accepted. Until then, no message is
+    /// read.
     output: Option<Output>,
     interrupts: u32,
 }
@@ -119,7 +120,8 @@ impl Output {
         }
     }
 
-    /// Writes what `stream` takes without blocking, as poll(2) calls it writable; whether that was the last.
+    /// Writes as much as `stream` accepts without blocking, if poll(2) calls it writable. Returns
+    /// `true` if that was the last.
     fn write_to(&mut self, stream: impl AsFd) -> Result<bool, Errno> {
         let rest = self.bytes.get(self.written..).unwrap_or_default();
         let some = rest.get(..UNBLOCKED).unwrap_or(rest);
@@ -132,7 +134,7 @@ impl Output {
     }
 }
 
-/// What has something to take.
+/// An event source that is ready.
 #[derive(Clone, Copy)]
 enum Source {
     Program,
@@ -219,7 +221,7 @@ impl Relay<'_> {
                 }
                 Ok(None)
             }
-            // As a program of the host ends that writes into a pipe without a reader.
+            // This is the status of a program of the host that writes into a pipe without a reader.
             Err(Errno::PIPE) => Ok(Some(141)),
             Err(error) => Err(ProgramError::Output(error.into()).into()),
         }
@@ -253,7 +255,7 @@ impl Relay<'_> {
 
     fn take_input(&mut self) -> anyhow::Result<Option<i32>> {
         let mut bytes = vec![0; self.program.input_credit()];
-        // Not by the standard library's buffer: what that holds shows in no poll.
+        // Not through the standard library's buffer, whose contents are invisible to poll(2).
         match rustix::io::read(stdin(), bytes.as_mut_slice()) {
             Ok(0) => {
                 self.reads = false;
@@ -264,7 +266,7 @@ impl Relay<'_> {
                 self.program.send_input(&bytes)?;
             }
             Err(Errno::WOULDBLOCK | Errno::INTR) => {}
-            // As of a terminal that is gone.
+            // The terminal may be gone, for example.
             Err(error) => {
                 log::debug!("standard input: {error}");
                 self.reads = false;

@@ -17,16 +17,16 @@ use crate::cli::{self, ReportFormat};
 use crate::guest_folder::GuestName;
 use crate::{dry_run, explain, iommu};
 
-/// What a run leaves for the readers of test results.
+/// File for readers of test results.
 const JUNIT: &str = "junit.xml";
-/// What a run leaves to be read.
+/// File for people.
 const PAGE: &str = "report.html";
-/// How many lines of the kernel are told below a verdict.
+/// Most lines of the kernel that are printed below a verdict.
 const KERNEL_LINES: usize = 3;
-/// What is left for programs of several runs together.
+/// File for programs about several runs together.
 const REPORT: &str = "report.json";
 
-/// Writes or prints what is asked for.
+/// Writes or prints the requested report.
 pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
     let folders = match options.runs.as_slice() {
         [] => vec![PathBuf::from("runs/latest")],
@@ -55,14 +55,16 @@ pub(crate) fn report(options: &cli::Report) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Adds to the folder of a run what is made from its results. Returns what a person is told below the verdict: nothing if it passed.
+/// Adds the reports to the folder of a run. Returns the text to print below the verdict, which is
+/// empty if the run passed.
 pub(crate) fn write(folder: &Path) -> anyhow::Result<String> {
     let collection = explained(folder)?;
     write_views(&collection, folder)?;
     Ok(way_out(&collection, folder))
 }
 
-/// What a person is told of the run in `folder` below its verdict, which [`write()`] has returned where the run was made.
+/// Returns the text to print below the verdict of the run in `folder`, as [`write()`] did when the
+/// run was made.
 ///
 /// # Errors
 /// The results cannot be read.
@@ -77,7 +79,8 @@ fn explained(folder: &Path) -> anyhow::Result<Collection> {
     Ok(collection)
 }
 
-/// Where to look after the run in `folder` if it did not pass: what the kernel says, the commands that explain it, the page.
+/// Lists the places to look at after a failed run in `folder`: the messages of the kernel, the
+/// commands that explain it, the page.
 fn way_out(collection: &Collection, folder: &Path) -> String {
     let failed = collection.runs.first().filter(|_| !collection.is_passed());
     let Some(run) = failed else {
@@ -91,7 +94,8 @@ fn way_out(collection: &Collection, folder: &Path) -> String {
     words.chain(why).chain([page]).collect()
 }
 
-/// The commands that tell why a run failed, in lines. They name its folder: another run may be the newest by the time that they are given.
+/// Returns the commands that explain the failure of a run, in lines. They name its folder, because
+/// another run may be the newest by the time of their use.
 fn commands(reason: &str, has_explanations: bool, folder: &Path) -> Vec<String> {
     let is_sanitized = reason.contains(iommu::SANITIZER);
     let commands = [
@@ -105,7 +109,7 @@ fn commands(reason: &str, has_explanations: bool, folder: &Path) -> Vec<String> 
         .collect()
 }
 
-/// Adds the explanations to a run. One that cannot be explained has none.
+/// Adds the explanations to a run, if there are any.
 fn explain(run: &mut ReportedRun) {
     let folders = match GuestName::default().folders(&run.folder) {
         Ok(folders) => folders,
@@ -141,7 +145,7 @@ fn function_of(guest: Option<&str>, mut function: PciFunction) -> PciFunction {
     function
 }
 
-/// What is explained of a guest of several.
+/// Adds the guest's name to an explanation, in a run of several guests.
 fn titled(guest: Option<&str>, mut explained: Explained) -> Explained {
     if let Some(guest) = guest {
         explained.title = format!("{guest}: {}", explained.title);
@@ -173,7 +177,7 @@ fn formatted(collection: &Collection, format: ReportFormat) -> anyhow::Result<St
     })
 }
 
-/// A line for each run and matrix, and for what is missing.
+/// Returns a line for each run and matrix, and for each missing one.
 fn summary(collection: &Collection) -> String {
     let run = |(name, run): (String, &RunResults)| {
         let passed = run.checks.iter().filter(|check| check.passed()).count();

@@ -15,8 +15,8 @@ use peerbar_lab::scenario::Scenario;
 use peerbar_lab::terminal::{colours, columns, say};
 use peerbar_lab::verdict::{Ending, RunVerdict};
 
-/// Keeps the results of a run, and shows what failed beyond the first `shown` checks. What is returned beside the verdict is still
-/// to be printed.
+/// Stores the results of a run, and shows the failures after the first `shown` ones. Returns the
+/// verdict, and a text that the caller must still print.
 pub(crate) fn conclude(
     run: FinishedRun,
     shown: usize,
@@ -47,7 +47,7 @@ pub(crate) fn conclude(
     Ok((run.verdict, text))
 }
 
-/// What was said about the check called `name`, in lines; nothing if it passed.
+/// Returns the output of the check `name`, in lines; nothing if it passed.
 pub(crate) fn failure(name: &str, row: &Row) -> Vec<String> {
     if row.verdict == Verdict::Pass {
         return Vec::new();
@@ -55,7 +55,7 @@ pub(crate) fn failure(name: &str, row: &Row) -> Vec<String> {
     said(name, row)
 }
 
-/// What was said about the check called `name`, however it ended, in lines.
+/// Returns the output of the check `name` in lines, for any result.
 pub(crate) fn said(name: &str, row: &Row) -> Vec<String> {
     let mut lines = vec![format!("{name}:")];
     if let Verdict::Skip(reason) = &row.verdict {
@@ -65,7 +65,7 @@ pub(crate) fn said(name: &str, row: &Row) -> Vec<String> {
     lines
 }
 
-/// Shows what was said last without a result.
+/// Shows the last output without a result.
 fn show_rest(rest: &[String]) {
     if !rest.is_empty() {
         say(format_args!("the agent's last words:"));

@@ -30,12 +30,12 @@ use peerbar_lab::socket_folder::SocketFolder;
 use peerbar_lab::terminal::print;
 use peerbar_lab::verdict::{Ending, RunVerdict};
 
-/// How long a guest may take to power off after its last check.
+/// Longest time from a guest's last check to its power-off.
 const POWER_OFF: Duration = Duration::from_secs(10);
 
 /// A run that has ended.
 pub(crate) struct EndedRun {
-    /// How it ended.
+    /// Its outcome.
     pub outcome: RunOutcome,
     /// Its folder.
     pub folder: PathBuf,
@@ -65,7 +65,7 @@ pub(crate) fn run(
     })
 }
 
-/// Prints what a run of `runnable` would start.
+/// Prints the command lines of a run of `runnable`.
 pub(crate) fn dry_run(
     options: &cli::Run,
     runnable: &Runnable,
@@ -90,7 +90,7 @@ pub(crate) fn dry_run(
     Ok(())
 }
 
-/// What a run of one guest would start.
+/// Returns the command lines of a run of one guest.
 fn dry_text(
     options: &cli::Run,
     scenario: &Scenario,
@@ -101,7 +101,7 @@ fn dry_text(
         is_dry_run: true,
         ..GuestNeeds::of(scenario)
     };
-    // A program that is built may be missing before.
+    // The program is possibly built later, so it may be missing now.
     let mut given = scenario
         .programs
         .iter()
@@ -143,9 +143,9 @@ fn begin(
     Ok(folder)
 }
 
-/// Writes what has started into the folder of a run.
+/// Writes the scenario and the versions of the programs into the folder of a run.
 fn mark(folder: &Folder, scenario: &Scenario, artifacts: &Artifacts) -> Result<(), Failure> {
-    // What a scenario names is relative to its file.
+    // The paths in a scenario are relative to its file.
     let path = std::path::absolute(&scenario.path)
         .with_context(|| format!("cannot tell where {} is", scenario.path.display()))?;
     folder.begin(Some(&path), artifacts.versions())?;
@@ -268,18 +268,18 @@ fn watch(
     }
 }
 
-/// How many checks have ended: the next one is at work.
+/// Number of completed checks, which is the index of the current one.
 #[derive(Default)]
 struct Running(u32);
 
 impl Running {
-    /// The check that is at work.
+    /// Returns the current check.
     fn check<'a>(&self, scenario: &'a Scenario) -> Option<&'a Check> {
         let index = usize::try_from(self.0).ok()?;
         scenario.checks.get(index)
     }
 
-    /// The name of the check that is at work, short enough for the start of a line.
+    /// Returns the name of the current check, short enough for the start of a line.
     fn name(&self, scenario: &Scenario) -> String {
         const LONGEST: usize = 24;
         let label = scenario.label(self.0.saturating_add(1));

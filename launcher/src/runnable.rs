@@ -1,4 +1,4 @@
-//! What `peerbar run` takes: a scenario of one guest, or of several.
+//! The input of `peerbar run`: a scenario of one guest, or of several.
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl Runnable {
         }
     }
 
-    /// As [`Runnable::load`], for a scenario that may have no checks.
+    /// Does the work of [`Runnable::load`], for a scenario that may have no checks.
     pub(crate) fn load_interactive(path: &Path) -> Result<Self, ScenarioError> {
         match GuestGroup::load_interactive(path)? {
             Some(group) => Ok(Self::Group(Box::new(group))),
@@ -80,7 +80,7 @@ impl Runnable {
         }
     }
 
-    /// Keeps those checks that have one of these names; all if there are no names.
+    /// Keeps the checks with one of these names, or all if there are no names.
     pub(crate) fn select_checks(&mut self, names: &[String]) -> anyhow::Result<()> {
         match self {
             Self::Single(scenario) => scenario.select_checks(names),
@@ -88,7 +88,7 @@ impl Runnable {
         }
     }
 
-    /// Has every command and DMA recorded, and the kernels traced.
+    /// Records every command and DMA, and traces the kernels.
     pub(crate) fn trace(&mut self) {
         match self {
             Self::Single(scenario) => scenario.trace(),

@@ -19,7 +19,7 @@ use crate::group;
 use crate::run::{self, EndedRun};
 use crate::runnable::Runnable;
 
-/// Runs what `options` ask for. All scenarios are read before the first starts.
+/// Executes the runs of `options`. All scenarios are read before the first starts.
 pub(crate) fn run(options: &cli::Run) -> Result<ExitCode, Failure> {
     // One for the whole life of the process.
     let signals: &'static Signals = Box::leak(Box::new(Signals::new()?));
@@ -113,7 +113,7 @@ fn separate_port(options: &cli::Run) -> Option<u16> {
     options.gdb.and(ports.next())
 }
 
-/// The names of what is run in shards. A merge finds what is missing by them.
+/// Returns the names of the runs in shards. A merge finds the missing ones by them.
 fn distinct(names: impl Iterator<Item = String>) -> Result<Vec<String>, Failure> {
     let mut items: Vec<String> = Vec::new();
     for name in names {
@@ -127,7 +127,7 @@ fn distinct(names: impl Iterator<Item = String>) -> Result<Vec<String>, Failure>
     Ok(items)
 }
 
-/// Refuses one name for the folders of several scenarios; clap refuses it for repeated runs.
+/// Rejects one name for the folders of several scenarios. Clap rejects it for repeated runs.
 fn named_once(name: Option<&RunName>, scenarios: usize) -> Result<(), Failure> {
     match name {
         Some(_) if scenarios > 1 => Err(Failure::Usage(anyhow!(
@@ -138,7 +138,8 @@ fn named_once(name: Option<&RunName>, scenarios: usize) -> Result<(), Failure> {
     }
 }
 
-/// Whether another round is wanted after this number of them, if nothing has failed.
+/// Returns `true` if another round must follow this number of them, provided that nothing has
+/// failed.
 fn wants_more(options: &cli::Run, rounds: u32) -> bool {
     match options.repeat {
         Some(most) => rounds < most.get(),
@@ -146,13 +147,13 @@ fn wants_more(options: &cli::Run, rounds: u32) -> bool {
     }
 }
 
-/// How many results a scenario has at the end, or at least.
+/// Returns the number of results that a scenario has at the end, or at least.
 fn results_of_each(options: &cli::Run) -> usize {
     let repeat = options.repeat.filter(|_| !options.until_fail);
     repeat.map_or(1, |most| usize::try_from(most.get()).unwrap_or(usize::MAX))
 }
 
-/// Writes what all shards run, and the series of this one, into the folder of all runs.
+/// Writes the items of all shards, and the series of this one, into the folder of all runs.
 pub(crate) fn write_plan(
     of: ShardedList,
     shard: Shard,
@@ -173,7 +174,7 @@ pub(crate) fn write_plan(
     fs::write(&path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What has become of the runs so far.
+/// The results of the runs so far.
 #[derive(Default)]
 struct Series {
     runs: usize,
@@ -183,7 +184,8 @@ struct Series {
 }
 
 impl Series {
-    /// Takes a run of the scenario `name`. What kept it from being run is said at once if others may follow.
+    /// Adds a run of the scenario `name`. The reason why it did not run is printed immediately if
+    /// others may follow.
     fn take(&mut self, name: &str, run: Result<EndedRun, Failure>) -> Result<(), Failure> {
         match &run {
             Err(Failure::Interrupted(signal)) => return Err(Failure::Interrupted(*signal)),
@@ -194,7 +196,7 @@ impl Series {
         Ok(())
     }
 
-    /// Takes note of a run of the scenario `name`.
+    /// Adds a run of the scenario `name`.
     fn note(&mut self, name: &str, run: Result<EndedRun, Failure>) {
         self.runs += 1;
         match run {
@@ -212,7 +214,7 @@ impl Series {
         }
     }
 
-    /// Whether no run must follow.
+    /// Returns `true` if no run must follow.
     fn ends(&self, until_fail: bool) -> bool {
         self.interrupted || until_fail && !self.failed.is_empty()
     }
@@ -223,7 +225,8 @@ impl Series {
         first.unwrap_or(RunOutcome::Passed.code())
     }
 
-    /// How many runs passed, and which did not; nothing of a single run, which has said it itself.
+    /// Returns the number of passed runs, and the failed ones; an empty text for a single run,
+    /// which has printed it itself.
     fn summary(&self) -> String {
         if self.runs < 2 {
             return String::new();

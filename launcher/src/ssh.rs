@@ -1,7 +1,9 @@
 //! `peerbar ssh-config`: OpenSSH's programs in a running guest.
 //!
-//! Each connection has a server of its own in the guest, `sshd -i`, which is started as any program of `peerbar exec`: there is no port and no
-//! daemon. Both ends' keys are made for the run and are in the folder of its sockets, which no guest sees and which is gone with the run.
+//! Each connection has a separate server in the guest, `sshd -i`, which is started like any program
+//! of `peerbar exec`: there is no port and no daemon. The keys of both ends are made for the run
+//! and are in the folder of its sockets, which is invisible to the guest and is removed with the
+//! run.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -22,7 +24,7 @@ use crate::dry_run::quoted;
 use crate::guest_folder::GuestName;
 use crate::relay::relay;
 
-/// What makes keys.
+/// The program that makes keys.
 const KEYGEN: &str = "ssh-keygen";
 
 /// Starts the guest's server with the host key `$1`, for the owner of the public key `$2`. The first of several that come at once sets the
@@ -50,7 +52,7 @@ pub(crate) struct SshConfig {
     pub guest: GuestName,
 }
 
-/// Makes the keys of a run that has none, and prints the stanza.
+/// Makes the keys of a run if there are none, and prints the stanza.
 pub(crate) fn config(options: &SshConfig) -> Result<ExitCode, Failure> {
     let run = options.guest.folder(&options.attach)?;
     let socket = socket_of(&run).map_err(|error| Failure::Usage(error.into()))?;
@@ -96,7 +98,7 @@ struct Keys {
     user: PathBuf,
     /// The guest's private key.
     host: PathBuf,
-    /// The guest's public key, by which the client knows it. Written last.
+    /// The guest's public key, by which the client recognises it. It is written last.
     known: PathBuf,
 }
 
@@ -120,7 +122,7 @@ impl Keys {
             return Ok(());
         }
         for key in [&self.user, &self.host] {
-            // What an earlier process began and did not end.
+            // Removes an incomplete key of an earlier process.
             let _ = fs::remove_file(key);
             make_key(key)?;
         }
@@ -130,7 +132,7 @@ impl Keys {
     }
 }
 
-/// Makes a private key at `path` that has no passphrase, and the public one beside it.
+/// Makes a private key at `path` that has no passphrase, and the public one in the same folder.
 fn make_key(path: &Path) -> anyhow::Result<()> {
     let mut keygen = Command::new(KEYGEN);
     keygen.args(["-q", "-t", "ed25519", "-N", "", "-C", "peerbar", "-f"]);
@@ -145,7 +147,8 @@ fn make_key(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The text by which OpenSSH's client reaches the guest as `host` (`ssh_config(5)`).
+/// Returns the configuration with which OpenSSH's client reaches the guest as `host`
+/// (`ssh_config(5)`).
 fn stanza(host: &str, keys: &Keys, program: &Path) -> Result<String, Failure> {
     Ok(format!(
         "Host {host}\n    \
@@ -175,7 +178,7 @@ fn shell_word(path: &Path) -> Result<String, Failure> {
     Ok(quoted(&plain(path)?))
 }
 
-/// The text of a path, in which ssh replaces nothing.
+/// Returns the text of a path, in which ssh replaces nothing.
 fn plain(path: &Path) -> Result<String, Failure> {
     let text = path.to_str().filter(|text| !text.contains(['\n', '$']));
     let text = text.ok_or_else(|| {

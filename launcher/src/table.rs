@@ -20,8 +20,9 @@ const LONGEST_NAME: usize = 56;
 /// Columns of figures, aligned to the right.
 const NUMBERS: [usize; 3] = [2, 4, 5];
 
-/// The table of `rows`, empty without any; the verdicts are coloured if `colour`, and cells are broken where the table
-/// would be wider than `columns`. Where no check moved anything, there are no columns of figures.
+/// Returns the table of `rows`, empty without any. The verdicts are coloured if `colour`, and cells
+/// are broken where the table would be wider than `columns`. If no check moved anything, there are
+/// no columns of figures.
 pub(crate) fn table(rows: &[Row], colour: bool, columns: Option<u16>) -> String {
     if rows.is_empty() {
         return String::new();
@@ -84,7 +85,7 @@ pub(crate) fn word(verdict: &Verdict) -> String {
     }
 }
 
-/// How many subtests a program has reported, and how many of them it skipped.
+/// Returns the number of subtests that a program has reported, and of those that it skipped.
 fn subtests(row: &Row) -> String {
     let leaves = Subtest::leaves(&row.subtests);
     let skipped = leaves
@@ -109,7 +110,7 @@ fn shortened(name: &str) -> String {
     }
 }
 
-/// Every route that carried payload, in the words that the devices record.
+/// Returns every route that carried payload, in the words that the devices record.
 fn route(row: &Row) -> String {
     let taken = row.measure.routes.iter().filter(|&(_, &bytes)| bytes > 0);
     let words: Vec<&str> = taken.map(|(route, _)| route.word()).collect();

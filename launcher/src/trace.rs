@@ -1,5 +1,5 @@
-//! `peerbar trace`: what the devices recorded, the guest's kernel traced and the checks did, on one time line for Perfetto
-//! (perfetto.dev). All times are CLOCK_MONOTONIC of the host.
+//! `peerbar trace`: the records of the devices, the trace of the guest's kernel and the checks, on
+//! one time line for Perfetto (perfetto.dev). All times are CLOCK_MONOTONIC of the host.
 
 mod clock;
 mod device;
@@ -36,17 +36,17 @@ use file::{Argument, TimedEvent, TraceFile};
 use guest_activity::GuestActivity;
 use kernel_events::KernelTrace;
 
-/// What the file is called unless the user says otherwise.
+/// Default name of the file.
 const FILE: &str = "trace.pftrace";
 
-/// What a time line has, for people and programs.
+/// The contents of a time line, for people and programs.
 #[derive(Debug, Serialize)]
 struct Contents {
     file: PathBuf,
     checks: usize,
     devices: Vec<DeviceContents>,
     guest: Option<GuestContents>,
-    /// What is not on it, and why.
+    /// The missing parts, with the reasons.
     missing: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ struct GuestContents {
     commands: usize,
     /// Those of them that were found in the devices' records.
     commands_found: usize,
-    /// At most how far its times are off, in nanoseconds.
+    /// Largest error of its times, in nanoseconds.
     clock_error_ns: u64,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn trace(options: &cli::Trace) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a time line is made of.
+/// The sources of a time line.
 struct Inputs {
     recorded: Recorded,
     checks: Vec<CheckTime>,
@@ -102,7 +102,7 @@ struct Inputs {
 }
 
 impl Inputs {
-    /// What a run has left.
+    /// Reads the files of a run.
     fn of(run: &Path, recorded: Recorded) -> anyhow::Result<Self> {
         let checks = match optional(&run.join(TIMES))? {
             Some(text) => serde_json::from_slice(&text)
@@ -178,7 +178,7 @@ impl Inputs {
         Ok(contents)
     }
 
-    /// What is not on the time line, and how to have it there.
+    /// Returns the missing parts of the time line, with advice on how to add them.
     fn missing(&self, guest: Option<&GuestActivity>) -> Vec<String> {
         let mut missing = Vec::new();
         for device in &self.recorded.devices {

@@ -1,4 +1,4 @@
-//! What `peerbar iommu` tells of records that were made here, as devices make them.
+//! The output of `peerbar iommu` for records that the test makes in the same way as devices.
 
 #![allow(clippy::unwrap_used, reason = "a test that goes wrong shall panic")]
 
@@ -18,7 +18,8 @@ const CONSOLE: &str = "\
 [    4.2] DMAR: [DMA Write NO_PASID] Request device [0000:01:00.0] fault addr 0x4000f000 [fault reason 0x05] not set
 ";
 
-/// A run's folder in which two devices have shared a page, and the first has used one that was taken from it.
+/// Returns a run's folder in which two devices have shared a page, and the first has used one that
+/// was taken from it.
 fn run() -> TempDir {
     let folder = TempDir::new().unwrap();
     fs::write(folder.path().join("nvme-disk0.log"), "").unwrap();

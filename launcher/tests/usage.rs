@@ -1,4 +1,4 @@
-//! What the user gets wrong ends with exit code 2 and one line that says so.
+//! Mistakes of the user end with exit code 2 and one line that describes the mistake.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,5 @@
-//! All that is reported together: runs and matrices, read from their folders, and what is missing of them.
+//! The runs and matrices that are reported together, read from their folders, and the results that
+//! are missing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -17,12 +18,14 @@ use crate::matrix::{MATRIX, MatrixFile, MatrixResults};
 use crate::shard::{ShardPlan, ShardedList};
 use crate::shard_series::ShardSeries;
 
-/// How many lines of a console's end stand for it where there is no room for all of them, and how many characters of each.
+/// Lines of a console's end that represent it if there is no room for all of them, and characters
+/// of each.
 const TAIL: usize = 60;
 const LONGEST_LINE: usize = 400;
 /// Most bytes of a console's start, and of its end, that are kept: a guest may print without end.
 const MOST_CONSOLE: usize = 256 << 10;
-/// How deep below a folder runs are looked for: folders of a CI's artifacts, of the runs, of a matrix, of its boots.
+/// Depth below a folder to which runs are searched for: folders of a CI's artifacts, of the runs,
+/// of a matrix, of its boots.
 const DEPTH: usize = 5;
 
 /// Runs and matrices that are reported together.
@@ -30,13 +33,13 @@ const DEPTH: usize = 5;
 pub struct Collection {
     /// The runs, in the order of their start.
     pub runs: Vec<ReportedRun>,
-    /// The matrices, one for each kind of device that was tried.
+    /// The matrices, one for each kind of tested device.
     pub matrices: Vec<MatrixResults>,
-    /// What shards should have run and have not, a line each.
+    /// Results that shards should have and do not have, a line each.
     pub missing: Vec<String>,
 }
 
-/// A run, with all that a report shows of it.
+/// A run, with everything that a report shows of it.
 #[derive(Clone, Debug)]
 pub struct ReportedRun {
     /// Its folder.
@@ -47,38 +50,38 @@ pub struct ReportedRun {
     pub functions: Vec<PciFunction>,
     /// The guest's console, without its middle if it is long.
     pub console: String,
-    /// Why DMA between its devices goes where it goes.
+    /// The reasons for the routes of DMA between its devices.
     pub explanations: Vec<Explained>,
-    /// DMA that failed, and why, by device.
+    /// Failed DMA, and the reasons, by device.
     pub faults: Vec<Explained>,
 }
 
 /// A text with a title.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explained {
-    /// What it is about, in a line.
+    /// Its subject, in a line.
     pub title: String,
     /// The explanation, in lines.
     pub text: String,
-    /// The pair of devices that it is about, if it is about one.
+    /// The pair of devices that it explains, if it explains a pair.
     pub pair: Option<Pair>,
-    /// Why the kernel refuses peer-to-peer DMA between the two, if it does.
+    /// The reason why the kernel refuses peer-to-peer DMA between the two, if it does.
     pub refusal: Option<Refusal>,
 }
 
-/// Why the kernel refuses peer-to-peer DMA between two devices.
+/// The reason why the kernel refuses peer-to-peer DMA between two devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Refusal {
-    /// What decides, and why, in a few words.
+    /// The deciding component, and the reason, in a few words.
     pub reason: String,
-    /// What the kernel has said of it.
+    /// The kernel's messages about it.
     pub kernel: Vec<String>,
     /// The smallest change that helps, if one is known.
     pub change: Option<String>,
 }
 
 impl ReportedRun {
-    /// A run of which nothing but its results is known.
+    /// Returns a run of which only the results are known.
     pub fn of(results: RunResults) -> Self {
         Self {
             folder: PathBuf::new(),
@@ -90,11 +93,12 @@ impl ReportedRun {
         }
     }
 
-    /// Reads the run in `folder`, without functions, explanations and faults: the caller that explains the run adds them.
+    /// Reads the run in `folder`, without functions, explanations and faults: the caller that
+    /// explains the run adds them.
     ///
     /// # Errors
-    /// It has no results, or they are of another format, or a guest has changed them so that one part says that the run passed and
-    /// another that it did not.
+    /// It has no results, or results of another format, or contradictory ones: a guest has changed
+    /// them so that one part says that the run passed and another that it did not.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let results: RunResults = json(&folder.join(RESULTS))?;
         if results.format != FORMAT {
@@ -119,7 +123,7 @@ impl ReportedRun {
         })
     }
 
-    /// The explanations of the pairs of a check, with their numbers from 0.
+    /// Returns the explanations of the pairs of a check, with their numbers from 0.
     pub fn explanations_of<'a>(
         &'a self,
         check: &'a CheckResult,
@@ -131,13 +135,14 @@ impl ReportedRun {
         })
     }
 
-    /// The checks that failed, with their numbers from 0.
+    /// Returns the checks that failed, with their numbers from 0.
     pub fn failed(&self) -> impl Iterator<Item = (usize, &CheckResult)> {
         let checks = self.results.checks.iter().enumerate();
         checks.filter(|(_, check)| check.verdict == CheckStatus::Fail)
     }
 
-    /// Why the kernel refuses DMA between the devices of checks that failed, once for each of these checks.
+    /// Returns the reasons why the kernel refuses DMA between the devices of failed checks, once
+    /// for each of these checks.
     pub fn refusals(&self) -> impl Iterator<Item = &Refusal> {
         let explained = self
             .failed()
@@ -145,7 +150,7 @@ impl ReportedRun {
         explained.filter_map(|(_, one)| one.refusal.as_ref())
     }
 
-    /// What the kernel has said of the [refusals](Self::refusals), each line once.
+    /// Returns the kernel's messages about the [refusals](Self::refusals), each line once.
     pub fn kernel_words(&self) -> Vec<&str> {
         let mut words: Vec<&str> = Vec::new();
         for line in self.refusals().flat_map(|refusal| &refusal.kernel) {
@@ -156,7 +161,7 @@ impl ReportedRun {
         words
     }
 
-    /// The last lines of the console.
+    /// Returns the last lines of the console.
     pub fn console_tail(&self) -> String {
         let lines: Vec<&str> = self.console.lines().collect();
         let from = lines.len().saturating_sub(TAIL);
@@ -169,7 +174,7 @@ impl ReportedRun {
     }
 }
 
-/// The start and the end of a console, with what is left out between them.
+/// Returns the start and the end of a console, with a note of the omitted part between them.
 fn without_middle(console: &[u8]) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let Some(omitted) = console
@@ -192,7 +197,7 @@ impl Collection {
     /// Reads `folders`, each of a run or of a matrix.
     ///
     /// # Errors
-    /// A folder that is neither.
+    /// A folder that has neither.
     pub fn read(folders: &[PathBuf]) -> anyhow::Result<Self> {
         let mut collection = Self::default();
         for folder in folders {
@@ -216,8 +221,9 @@ impl Collection {
         Ok(collection)
     }
 
-    /// Reads all runs, matrices and plans of shards below `folders`, and finds what is missing of the plans. What there is of
-    /// another series than theirs is left out. The boots of a matrix are no runs of their own, and links are not followed.
+    /// Reads all runs, matrices and plans of shards below `folders`, and finds the results that the
+    /// plans lack. Leaves out results of other series than the plans'. The boots of a matrix do not
+    /// count as runs, and links are not followed.
     ///
     /// # Errors
     /// A folder without any of them, or plans of shards that do not belong together.
@@ -277,7 +283,8 @@ impl Collection {
         Ok(collection)
     }
 
-    /// What each run is called among the others: its scenario, with a number if that was run several times.
+    /// Returns the name of each run among the others: its scenario, with a number if that was run
+    /// several times.
     pub fn run_names(&self) -> Vec<String> {
         let scenarios: Vec<&str> = self.runs.iter().map(|run| &*run.results.scenario).collect();
         let count = |of: &[&str], name| of.iter().filter(|other| **other == name).count();
@@ -291,7 +298,7 @@ impl Collection {
         names.collect()
     }
 
-    /// Whether all of it passed, and nothing is missing.
+    /// Returns `true` if everything passed, and nothing is missing.
     pub fn is_passed(&self) -> bool {
         let runs = self.runs.iter().all(|run| run.results.exit_code == 0);
         runs && self.matrices.iter().all(MatrixResults::is_passed) && self.missing.is_empty()
@@ -307,7 +314,7 @@ impl Collection {
     }
 }
 
-/// What a run cannot have left, if `results` have it.
+/// Returns a contradiction in `results` that no run can have left, if there is one.
 fn contradiction(results: &RunResults) -> Option<String> {
     let RunResults {
         verdict, exit_code, ..
@@ -327,7 +334,7 @@ fn contradiction(results: &RunResults) -> Option<String> {
     })
 }
 
-/// What is below the folders of a merge.
+/// The contents of the folders of a merge.
 #[derive(Default)]
 struct FoundRuns {
     folders: BTreeSet<PathBuf>,
@@ -375,7 +382,8 @@ impl FoundRuns {
     }
 }
 
-/// How the run in `folder` ended, or that it has not ended: the run has no results. `None` if no run is there.
+/// Describes how the run in `folder` ended, or that it has not ended: the run has no results.
+/// Returns `None` if there is no run.
 fn verdict_without_results(folder: &Path) -> Option<String> {
     if !folder.join(STARTED).exists() {
         return None;
@@ -397,7 +405,7 @@ impl MatrixResults {
     /// Reads the matrix in `folder`.
     ///
     /// # Errors
-    /// It is not there, or of another format.
+    /// It is missing, or has another format.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let path = folder.join(MATRIX);
         let file: MatrixFile = json(&path)?;
@@ -414,7 +422,7 @@ mod tests {
     use crate::samples;
     use crate::shard::ShardItem;
 
-    /// A run of the series "series".
+    /// Writes a run of the series "series".
     fn write_run(folder: &Path, scenario: &str) {
         write_run_of("series", folder, scenario);
     }

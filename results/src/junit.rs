@@ -1,4 +1,4 @@
-//! JUnit XML, as the readers of GitHub's, GitLab's and Jenkins' world take it.
+//! JUnit XML, in the form that the readers of GitHub, GitLab and Jenkins accept.
 
 use std::io;
 
@@ -10,8 +10,9 @@ use crate::collection::{Collection, ReportedRun};
 use crate::junit_file::{Case, Outcome, Suite, Trouble, write};
 use crate::matrix::MatrixResults;
 
-/// A suite for each run and each matrix. Runs of one scenario have suites and classes of their own by [`Collection::run_names`], since
-/// readers tell cases apart by class and name. What is missing of shards is a suite of its own, with an error for each.
+/// Returns a suite for each run and each matrix. Runs of one scenario have separate suites and
+/// classes, named by [`Collection::run_names`], since readers distinguish cases by class and name.
+/// Missing results of shards are in a separate suite, with an error for each.
 pub fn junit(collection: &Collection) -> io::Result<String> {
     let runs = collection.run_names().into_iter().zip(&collection.runs);
     let mut suites: Vec<Suite> = runs.map(|(name, run)| run_suite(name, run)).collect();

@@ -11,14 +11,14 @@ use quick_xml::events::{BytesDecl, BytesText, Event};
 #[derive(Debug, Default)]
 pub(crate) struct Suite {
     pub(crate) name: String,
-    /// When it began.
+    /// The time at which it began.
     pub(crate) timestamp: Option<String>,
-    /// How long it took.
+    /// Its duration.
     pub(crate) seconds: Option<f64>,
-    /// More about it, by key.
+    /// Further facts, by key.
     pub(crate) properties: Vec<(&'static str, String)>,
     pub(crate) cases: Vec<Case>,
-    /// What it printed.
+    /// Its output.
     pub(crate) output: String,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// A case without a time.
+    /// Makes a case without a time.
     pub(crate) fn new(class: &str, name: &str, outcome: Outcome) -> Self {
         Self {
             class: class.to_owned(),
@@ -49,14 +49,14 @@ impl Case {
         }
     }
 
-    /// With how long it took.
+    /// Sets its duration.
     pub(crate) fn lasting(mut self, seconds: f64) -> Self {
         self.seconds = Some(seconds);
         self
     }
 }
 
-/// How a case ended.
+/// The outcome of a case.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     Success,
@@ -64,21 +64,21 @@ pub(crate) enum Outcome {
     Skipped(String),
     Trouble {
         kind: Trouble,
-        /// A word for what went wrong.
+        /// A word for the failure.
         what: String,
-        /// All that is known. Its first line is the message.
+        /// All details. The first line is the message.
         text: String,
     },
 }
 
-/// Whether a case found something wrong, or could not be carried out.
+/// The kind of a failure: the case found an error, or could not be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
     Failure,
     Error,
 }
 
-/// The file.
+/// Returns the file.
 pub(crate) fn write(name: &str, suites: &[Suite]) -> io::Result<String> {
     let mut bytes = Vec::new();
     let mut file = Writer::new_with_indent(&mut bytes, b' ', 4);
@@ -96,7 +96,7 @@ pub(crate) fn write(name: &str, suites: &[Suite]) -> io::Result<String> {
     String::from_utf8(bytes).map_err(io::Error::other)
 }
 
-/// How many cases there are, and how many were skipped, failed, and had an error.
+/// Returns the number of all cases, and of those that were skipped, failed, or had an error.
 fn counts(count: impl Fn(fn(&Outcome) -> bool) -> usize) -> [String; 4] {
     let are: [fn(&Outcome) -> bool; 4] = [
         |_| true,
@@ -152,9 +152,10 @@ fn write_suite(file: &mut Writer<&mut Vec<u8>>, suite: &Suite) -> io::Result<()>
     Ok(())
 }
 
-/// The `name` of a case, with a number if another case of its class has it: readers take cases of one name for attempts of one test, and a
-/// failure beside a pass for a flaky one. Subtests have the names that a program gives them, and checks that the scenario does not name may
-/// share one.
+/// Returns the `name` of a case, with a number if another case of its class has that name: readers
+/// take cases with the same name for attempts of one test, and a failure together with a pass for a
+/// flaky test. A program chooses the names of subtests, and checks that the scenario does not name
+/// may share a name.
 fn free_name(name: String, mut take: impl FnMut(&str) -> bool) -> String {
     if take(&name) {
         return name;
@@ -203,8 +204,8 @@ fn time(seconds: f64) -> String {
     format!("{:.3}", seconds.max(0.0))
 }
 
-/// The text without what XML cannot hold, without a terminal's escape sequences, which a guest's console has, and without characters that
-/// reorder text.
+/// Returns the text without characters that XML cannot hold, without a terminal's escape sequences,
+/// which a guest's console has, and without characters that reorder text.
 fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars();

@@ -1,6 +1,6 @@
 //! The results of runs, for programs and for people.
 //!
-//! Not here: what a result is made from (`peerbar-lab`), and the command line.
+//! Not here: the source of results (`peerbar-lab`), and the command line.
 #![forbid(unsafe_code)]
 
 mod collection;

@@ -1,4 +1,4 @@
-//! What `peerbar matrix` leaves for programs: `matrix.json`.
+//! The result file of `peerbar matrix` for programs: `matrix.json`.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 /// Name of the file in a matrix' folder.
 pub const MATRIX: &str = "matrix.json";
-/// Version of it; it changes with what a reader would have to change for.
+/// Version of the file; it changes when readers would have to change.
 pub const MATRIX_FORMAT: u32 = 1;
 
 /// The file.
@@ -18,7 +18,7 @@ pub const MATRIX_FORMAT: u32 = 1;
 pub struct MatrixFile {
     /// Version of this format: 1.
     format: u32,
-    /// What `peerbar matrix` ended with.
+    /// Exit code of `peerbar matrix`.
     exit_code: u8,
     /// The series that it belongs to: that of all runs of one process.
     #[serde(default)]
@@ -33,18 +33,18 @@ pub struct MatrixResults {
     /// Exit code of the command that filled it; of parts, the first that is not 0.
     #[serde(default)]
     pub exit_code: u8,
-    /// The series that it belongs to, if it is of one.
+    /// The series that it belongs to, if it belongs to one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub series: Option<String>,
     /// The devices that were tried.
     pub device: String,
-    /// Versions of what the boots consisted of.
+    /// Versions of the components of the boots.
     pub versions: Versions,
-    /// How long it took.
+    /// Its duration in seconds.
     pub seconds: f64,
-    /// Why the rule may not be that of this kernel.
+    /// The reason why the rule may not be that of this kernel.
     pub caveat: Option<String>,
-    /// What went wrong with boots beyond their cells.
+    /// Failures of boots that belong to no cell.
     pub flaws: Vec<String>,
     /// The cells.
     pub cells: Vec<MatrixCell>,
@@ -57,61 +57,61 @@ pub struct MatrixCell {
     pub cpu: String,
     /// Its IOMMU.
     pub iommu: String,
-    /// Where the devices are.
+    /// The positions of the devices.
     pub topology: String,
-    /// What they do.
+    /// The transfer.
     pub flow: String,
     /// The device that owns the memory.
     pub provider: String,
     /// The device that issues the DMA.
     pub client: String,
-    /// What the kernel's rule says.
+    /// The result by the kernel's rule.
     pub rule: CellWay,
-    /// What has happened.
+    /// The observed result.
     pub seen: CellWay,
-    /// What keeps the two from agreeing.
+    /// The reason why the two disagree.
     pub disagreement: Option<String>,
 }
 
 /// The outcome of a transfer, and its details.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct CellWay {
-    /// The way in one word.
+    /// The outcome in one word.
     pub way: TransferOutcome,
-    /// All else.
+    /// All other details.
     #[serde(flatten)]
     pub more: Map<String, Value>,
 }
 
-/// The path of data between two devices, or why there is none.
+/// The path of data between two devices, or the reason why there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransferOutcome {
     /// Inside the device whose own memory it is.
     OwnMemory,
-    /// Straight from device to device below a switch.
+    /// Directly from device to device below a switch.
     Peer,
     /// Up, through the host bridge or bridges, and down.
     HostBridge,
-    /// The kernel refuses it: an error reaches the program, and no DMA is tried.
+    /// The kernel refuses it: the program gets an error, and no DMA is tried.
     Refused,
-    /// The data is right, and there is no record of its route.
+    /// The data is correct, but its route is not recorded.
     Unrecorded,
-    /// The data is right, but it took more than one way, or another than these.
+    /// The data is correct, but it took more than one route, or another route than these.
     Mixed,
-    /// An error reaches the program.
+    /// The program gets an error.
     Failed,
-    /// Success reaches the program, with wrong data.
+    /// The program gets a success, with wrong data.
     Wrong,
     /// Not tried.
     NotRun,
 }
 
 impl MatrixFile {
-    /// The matrix of this file.
+    /// Returns the matrix of this file.
     ///
     /// # Errors
-    /// It is of another format.
+    /// It has another format.
     pub fn into_matrix(self) -> anyhow::Result<MatrixResults> {
         if self.format != MATRIX_FORMAT {
             bail!(
@@ -128,12 +128,13 @@ impl MatrixFile {
 }
 
 impl MatrixResults {
-    /// Whether the command that filled it, or all that filled parts of it, ended well.
+    /// Returns `true` if the command that filled it, or all commands that filled parts of it,
+    /// succeeded.
     pub fn is_passed(&self) -> bool {
         self.exit_code == 0
     }
 
-    /// Adds another part of the same matrix. A cell that is there already is replaced.
+    /// Adds another part of the same matrix. Replaces cells that are there already.
     pub(crate) fn add(&mut self, other: Self) {
         if self.exit_code == 0 {
             self.exit_code = other.exit_code;
@@ -154,14 +155,14 @@ impl MatrixResults {
 }
 
 impl MatrixCell {
-    /// Its CPU, IOMMU, topology and flow, which no other cell of a matrix shares.
+    /// Returns its CPU, IOMMU, topology and flow, which no other cell of a matrix shares.
     pub(crate) fn coordinates(&self) -> [&str; 4] {
         [&self.cpu, &self.iommu, &self.topology, &self.flow]
     }
 }
 
 impl TransferOutcome {
-    /// As a table calls it.
+    /// Returns its name in a table.
     pub fn symbol(self) -> &'static str {
         match self {
             Self::OwnMemory => "OWN",

@@ -7,26 +7,26 @@ use serde::{Deserialize, Serialize};
 use crate::collection::Collection;
 use crate::matrix::MatrixResults;
 
-/// Version of the file; it changes with what a reader would have to change for.
+/// Version of the file; it changes when readers would have to change.
 pub const REPORT_FORMAT: u32 = 1;
 
-/// Runs and matrices together, and what is missing.
+/// Runs and matrices together, and the missing results.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct ReportFile {
     /// Version of this format: 1.
     pub format: u32,
-    /// Whether all of it passed, and nothing is missing.
+    /// Whether everything passed, and nothing is missing.
     pub passed: bool,
     /// The runs, in the order of their start.
     pub runs: Vec<RunResults>,
     /// The matrices.
     pub matrices: Vec<MatrixResults>,
-    /// What shards should have run and have not, a line each.
+    /// Results that shards should have and do not have, a line each.
     pub missing: Vec<String>,
 }
 
 impl ReportFile {
-    /// The file of `collection`.
+    /// Returns the file of `collection`.
     pub fn of(collection: &Collection) -> Self {
         let runs = collection.runs.iter();
         Self {
@@ -39,12 +39,12 @@ impl ReportFile {
     }
 }
 
-/// The schema of a run's `results.json`: `docs/schema/run-1.json`.
+/// Returns the schema of a run's `results.json`: `docs/schema/run-1.json`.
 pub fn run_schema() -> Schema {
     schema_for!(RunResults)
 }
 
-/// The schema of `report.json`: `docs/schema/report-1.json`.
+/// Returns the schema of `report.json`: `docs/schema/report-1.json`.
 pub fn report_schema() -> Schema {
     schema_for!(ReportFile)
 }

@@ -14,7 +14,8 @@ use peerbar_report::{
 use crate::collection::{Explained, Refusal, ReportedRun};
 use crate::matrix::{MatrixFile, MatrixResults};
 
-/// A run with a check of each verdict and one that was not run, and characters that mean something in XML and HTML.
+/// Returns a run with a check of each verdict and one that was not run, and characters that mean
+/// something in XML and HTML.
 pub(crate) fn run() -> RunResults {
     let flow = |route, completer, direction| PayloadFlow {
         requester: "disk0".to_owned(),
@@ -96,7 +97,7 @@ fn subtest(name: &str, verdict: CheckStatus) -> SubtestResult {
     }
 }
 
-/// A disk and a GPU below a switch, and a disk at a root port.
+/// Returns a disk and a GPU below a switch, and a disk at a root port.
 pub(crate) fn functions() -> Vec<PciFunction> {
     let function = |address: &str, parent: &str, port_type, class| PciFunction {
         address: address.to_owned(),
@@ -134,7 +135,7 @@ pub(crate) fn functions() -> Vec<PciFunction> {
     ]
 }
 
-/// The run in that machine, where the kernel refuses the pair of the check that passes.
+/// Returns the run in that machine, where the kernel refuses the pair of the check that passes.
 pub(crate) fn reported() -> ReportedRun {
     let explained = |title: &str| Explained {
         title: title.to_owned(),
@@ -158,7 +159,7 @@ pub(crate) fn reported() -> ReportedRun {
     }
 }
 
-/// A matrix with a cell that agrees and one that does not.
+/// Returns a matrix with a cell that agrees and one that does not.
 pub(crate) fn matrix() -> MatrixResults {
     let text = r#"{
         "format": 1, "exit_code": 1,

@@ -1,13 +1,14 @@
-//! Whether a value fits a JSON schema (json-schema.org, 2020-12), for tests.
+//! Checks that a value fits a JSON schema (json-schema.org, 2020-12), for tests.
 //!
-//! It knows the keywords that the schemas of `docs/schema` have, and panics on any other: a keyword that it passed over would
-//! be a promise that no test holds.
+//! It knows the keywords that the schemas of `docs/schema` use, and panics on any other: ignoring a
+//! keyword would leave its promise untested.
 
 use std::fmt::Display;
 
 use serde_json::{Map, Value};
 
-/// Returns what of `value` does not fit `schema`, each with its place; nothing if it fits.
+/// Returns the parts of `value` that do not fit `schema`, each with its place; an empty list if it
+/// fits.
 ///
 /// # Panics
 /// The schema has a keyword, a type or a format that is unknown here, or a reference to nothing.
@@ -116,7 +117,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// A format is of strings, or, as schemars has it, of numbers.
+    /// Checks a format. Strings have formats, and in schemars also numbers.
     fn format(&mut self, format: &str, value: &Value, at: &str) {
         let fits = match format {
             "date-time" => value

@@ -9,54 +9,56 @@ use thiserror::Error;
 
 /// One of several parts of a list: `2/5` is the second of five.
 ///
-/// The items are assigned in turn: item 0 to shard 1, item 1 to shard 2. So the same list in the same order gives the same parts
-/// everywhere, and neighbours, which often take alike long, are apart.
+/// The items are assigned in turn: item 0 to shard 1, item 1 to shard 2. So the same list in the
+/// same order gives the same parts everywhere, and neighbours, which often take similar time, are
+/// in different parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "RawShard")]
 pub struct Shard {
-    /// Which, from 1.
+    /// Its number, counted from 1.
     index: NonZero<usize>,
-    /// How many there are, not less than `index`.
+    /// Number of parts, not less than `index`.
     count: NonZero<usize>,
 }
 
-/// Why a text is no shard.
+/// The reason why a text is not a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{0}` is no shard: write M/N, as `2/5` for the second of five")]
 pub struct ShardError(String);
 
-/// A shard as a file has it, before it is checked.
+/// A shard as stored in a file, before it is checked.
 #[derive(Deserialize)]
 struct RawShard {
     index: NonZero<usize>,
     count: NonZero<usize>,
 }
 
-/// What all shards together run, and which of them this is: written before a shard's first run, so that a merge knows what is
-/// missing.
+/// The items that all shards together run, and the number of this shard: written before a shard's
+/// first run, so that a merge knows the missing results.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardPlan {
-    /// What the items are.
+    /// The kind of the items.
     pub of: ShardedList,
-    /// Which part this is.
+    /// The part of this shard.
     #[serde(flatten)]
     pub shard: Shard,
-    /// The series of this shard's runs: results of another one are none of its.
+    /// The series of this shard's runs: results of another series do not belong to it.
     pub series: String,
     /// All items of all shards, in their order.
     pub items: Vec<ShardItem>,
 }
 
-/// What one shard runs, once or more often.
+/// An item that one shard runs, once or more often.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardItem {
     /// Its name, which no other item has.
     pub name: String,
-    /// How many results it has: the runs of a scenario, at least one if that is left open, or the cells of a boot.
+    /// The number of its results: the runs of a scenario, at least one if that is left open, or the
+    /// cells of a boot.
     pub results: usize,
 }
 
-/// What can be run in shards.
+/// The lists that can be run in shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ShardedList {
@@ -67,7 +69,7 @@ pub enum ShardedList {
 }
 
 impl ShardedList {
-    /// As files and messages call it.
+    /// Returns its name in files and messages.
     pub fn word(self) -> &'static str {
         match self {
             Self::Scenarios => "scenarios",
@@ -77,14 +79,14 @@ impl ShardedList {
 }
 
 impl Shard {
-    /// All parts of the same list.
+    /// Returns all parts of the same list.
     pub(crate) fn all(self) -> impl Iterator<Item = Self> {
         let Self { count, .. } = self;
         let indices = (1..=count.get()).filter_map(NonZero::new);
         indices.map(move |index| Self { index, count })
     }
 
-    /// The items of `all` that belong to it, in their order.
+    /// Returns the items of `all` that belong to it, in order.
     pub fn part<T>(self, all: impl IntoIterator<Item = T>) -> Vec<T> {
         let first = self.index.get().saturating_sub(1);
         all.into_iter()
@@ -125,12 +127,12 @@ impl fmt::Display for Shard {
 }
 
 impl ShardPlan {
-    /// Whether both are of one list, divided alike.
+    /// Returns `true` if both are of one list, divided in the same way.
     pub(crate) fn is_of_same_list(&self, other: &Self) -> bool {
         (self.shard.count, &self.items) == (other.shard.count, &other.items)
     }
 
-    /// Name of its file in the folder of all runs.
+    /// Returns the name of its file in the folder of all runs.
     pub fn file_name(&self) -> String {
         let Shard { index, count } = self.shard;
         format!("{}-shard-{index}-of-{count}.json", self.of.word())

@@ -1,4 +1,4 @@
-//! What the shards of one list have run, held against what they planned.
+//! The results of the shards of one list, compared with their plans.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub(crate) struct ShardSeries<'a> {
 }
 
 impl<'a> ShardSeries<'a> {
-    /// Those of the list `of` among `plans`.
+    /// Takes the plans of the list `of` among `plans`.
     ///
     /// # Errors
     /// Plans of different lists, or two of one shard.
@@ -40,7 +40,8 @@ impl<'a> ShardSeries<'a> {
         Ok(Self { of, plans: found })
     }
 
-    /// Whether what is in `folder`, of this `series`, is theirs, or there are no plans. The others are named.
+    /// Returns `true` if the results in `folder`, of this `series`, belong to them, or if there are
+    /// no plans. Logs the names of the others.
     pub(crate) fn has(&self, series: Option<&str>, folder: &Path) -> bool {
         let mut plans = self.plans.values();
         let has = self.plans.is_empty() || plans.any(|plan| Some(&*plan.series) == series);
@@ -53,7 +54,8 @@ impl<'a> ShardSeries<'a> {
         has
     }
 
-    /// What was planned and is not among `results`, each with its series and the name of its item; a line each.
+    /// Returns the planned items that are not among `results`, each with its series and the name of
+    /// its item; a line each.
     pub(crate) fn missing<'r>(
         &self,
         results: impl Iterator<Item = (Option<&'r str>, String)>,

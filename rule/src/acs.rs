@@ -1,4 +1,4 @@
-//! Access Control Services: what a port does with peer-to-peer requests (PCIe Base 6.0, 7.7.11).
+//! Access Control Services: a port's control of peer-to-peer requests (PCIe Base 6.0, 7.7.11).
 
 use std::fmt;
 
@@ -21,29 +21,30 @@ const NAMES: [(u16, &str, &str); 7] = [
 ];
 
 impl AcsControl {
-    /// Request redirect, completion redirect, egress control: with any of them Linux assumes that requests do not go
-    /// straight to a peer (drivers/pci/p2pdma.c, `pci_bridge_has_acs_redir`).
+    /// Request redirect, completion redirect, egress control: with any of them Linux assumes that
+    /// requests do not go directly to a peer (drivers/pci/p2pdma.c, `pci_bridge_has_acs_redir`).
     const REDIRECTING: u16 = 0x04 | 0x08 | 0x20;
     /// Source validation, request redirect, completion redirect, upstream forwarding (drivers/pci/pci.c,
     /// `pci_std_enable_acs`).
     const ENABLED_BY_LINUX: u16 = 0x01 | 0x04 | 0x08 | 0x10;
 
-    /// The value that Linux writes to a function with ACS capabilities `capability` on a machine with an IOMMU.
+    /// Returns the value that Linux writes to a function with ACS capabilities `capability` on a
+    /// machine with an IOMMU.
     pub fn with_an_iommu(capability: u16) -> Self {
         Self(capability & Self::ENABLED_BY_LINUX)
     }
 
-    /// Those of the bits that keep requests from going straight to a peer.
+    /// Returns the bits that keep requests from going directly to a peer.
     pub fn redirecting(self) -> Self {
         Self(self.0 & Self::REDIRECTING)
     }
 
-    /// Whether no bit is set.
+    /// Returns `true` if no bit is set.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The bits as `lspci -vv` writes them: `ReqRedir+ CmpltRedir+`.
+    /// Returns the bits as `lspci -vv` writes them: `ReqRedir+ CmpltRedir+`.
     pub fn as_lspci(self) -> String {
         let set = NAMES.iter().filter(|(bit, ..)| self.0 & bit != 0);
         let words: Vec<String> = set.map(|(.., word)| format!("{word}+")).collect();

@@ -10,25 +10,26 @@ use crate::pci_tree::{DeviceId, FunctionId, HostBridgeId, PciTree};
 use crate::platform::{Cpu, Platform};
 use crate::walk::{Climb, climb, meeting, redirects};
 
-/// How a client may reach a provider's memory, and why.
+/// The way in which a client may reach a provider's memory, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The kernel's map type.
     pub verdict: MapType,
-    /// The kernel's measure of distance: hops from both sides up to where they meet. Of several providers the kernel
-    /// takes the nearest.
+    /// The kernel's measure of distance: hops from both sides up to their meeting point. If there
+    /// are several providers, the kernel takes the nearest.
     pub distance: usize,
     /// The path of a request from client to provider, both included.
     pub path: Vec<Hop>,
-    /// What decided.
+    /// The deciding reason.
     pub reason: Reason,
 }
 
-/// The kernel's map type, `enum pci_p2pdma_map_type`, with what it means for the address that the client is given.
+/// The kernel's map type, `enum pci_p2pdma_map_type`, and its meaning for the address that the
+/// client is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MapType {
-    /// `PCI_P2PDMA_MAP_BUS_ADDR`: the address on the bus, which a switch routes and no IOMMU sees.
+    /// `PCI_P2PDMA_MAP_BUS_ADDR`: the address on the bus, which a switch routes without the IOMMU.
     BusAddress,
     /// `PCI_P2PDMA_MAP_THRU_HOST_BRIDGE` behind an IOMMU that translates: an IOVA.
     ThroughHostBridgeIova,
@@ -47,7 +48,7 @@ pub enum Hop {
     HostBridge(HostBridgeId),
 }
 
-/// What decided.
+/// The deciding reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The memory is the client's own.
@@ -56,14 +57,14 @@ pub enum Reason {
     CommonBridge(FunctionId),
     /// Requests must go through the root complex.
     RootComplex {
-        /// Why the request must go up.
+        /// The reason why the request must go up.
         ascent: Ascent,
-        /// Whether the root complex may forward it.
+        /// The reason why the root complex may, or may not, forward it.
         permit: Permit,
     },
 }
 
-/// Why requests must go up to the root complex.
+/// The reason why requests must go up to the root complex.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ascent {
     /// No bridge is above both.
@@ -72,7 +73,7 @@ pub enum Ascent {
     Redirected(Vec<Redirect>),
 }
 
-/// A function that redirects, and the bits that make it do so.
+/// A function that redirects, and its bits that redirect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Redirect {
     /// The function.
@@ -81,20 +82,22 @@ pub struct Redirect {
     pub bits: AcsControl,
 }
 
-/// Whether peer-to-peer requests may go through the root complex.
+/// The reason why peer-to-peer requests may, or may not, go through the root complex.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permit {
     /// Yes: Linux trusts every root complex of this processor.
     Cpu(Cpu),
     /// Yes: the host bridges of both are on the list. This is the client's.
     Listed(HostBridgeId),
-    /// No: this host bridge is not on the list under this ID; `None` if the kernel finds no ID for it.
+    /// No: this host bridge is not on the list under this ID, or `None` if the kernel finds no ID
+    /// for it.
     NotListed(HostBridgeId, Option<DeviceId>),
     /// No: this host bridge is on the list only for peers that are both below it.
     OnlyWithin(HostBridgeId, DeviceId),
 }
 
-/// Decides how `client` may reach the memory of `provider`; `None` if one of them is not in `tree`.
+/// Decides how `client` may reach the memory of `provider`. Returns `None` if one of them is not in
+/// `tree`.
 pub fn decide(
     tree: &PciTree,
     platform: &Platform,
@@ -115,7 +118,8 @@ pub fn decide(
     Some(through_the_root(tree, platform, &provider, &client, ascent))
 }
 
-/// From client up to the meeting point and down to the provider.
+/// Returns the decision for a path from the client up to the meeting point and down to the
+/// provider.
 fn straight(provider: &Climb, client: &Climb, (up, down): (usize, usize)) -> Decision {
     let below_meeting = provider.functions.iter().take(up).rev();
     let path = client.functions.iter().take(down.saturating_add(1));
@@ -135,7 +139,8 @@ fn straight(provider: &Climb, client: &Climb, (up, down): (usize, usize)) -> Dec
     }
 }
 
-/// From client up to its host bridge, over to the provider's, and down.
+/// Returns the decision for a path from the client up to its host bridge, over to the provider's,
+/// and down.
 fn through_the_root(
     tree: &PciTree,
     platform: &Platform,
@@ -145,7 +150,7 @@ fn through_the_root(
 ) -> Decision {
     let distance = match meeting(provider, client) {
         Some((up, down)) => up.saturating_add(down),
-        // The kernel counts the step beyond the last bridge too.
+        // The kernel counts the step beyond the last bridge, too.
         None => provider
             .functions
             .len()
@@ -202,8 +207,8 @@ fn permit(
 }
 
 impl Decision {
-    /// The hop that decided: the common bridge; the first port that redirects; the host bridge that is, or is
-    /// not, trusted; the function that owns the memory.
+    /// Returns the hop that decided: the common bridge; the first port that redirects; the host
+    /// bridge that is, or is not, trusted; or the function that owns the memory.
     pub fn decisive(&self) -> Option<Hop> {
         match &self.reason {
             Reason::OwnMemory => self.path.first().copied(),
@@ -226,12 +231,13 @@ impl Decision {
 }
 
 impl MapType {
-    /// Whether the kernel permits the transfer.
+    /// Returns `true` if the kernel permits the transfer.
     pub fn is_supported(self) -> bool {
         self != Self::NotSupported
     }
 
-    /// The kernel's number of the map type (Linux include/linux/pci-p2pdma.h, `enum pci_p2pdma_map_type`).
+    /// Returns the kernel's number of the map type (Linux include/linux/pci-p2pdma.h,
+    /// `enum pci_p2pdma_map_type`).
     pub fn number(self) -> u32 {
         match self {
             Self::NotSupported => 2,

@@ -1,5 +1,5 @@
-//! The host bridges that Linux trusts to forward requests from peer to peer, whatever the processor
-//! (drivers/pci/p2pdma.c, `pci_p2pdma_whitelist`).
+//! The host bridges that Linux trusts to forward requests from peer to peer, independently of the
+//! processor (drivers/pci/p2pdma.c, `pci_p2pdma_whitelist`).
 
 use crate::pci_tree::DeviceId;
 use crate::platform::Release;
@@ -8,9 +8,9 @@ use crate::platform::Release;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     vendor: u16,
-    /// `None` stands for all devices of the vendor.
+    /// The device; `None` stands for all devices of the vendor.
     device: Option<u16>,
-    /// Whether both functions must be below this one host bridge.
+    /// Both functions must be below this one host bridge.
     pub(crate) same_only: bool,
     /// The first release with it. Backports to older stable series are not considered.
     since: Release,
@@ -50,7 +50,7 @@ const ENTRIES: [Entry; 25] = [
     // Ice Lake servers and later.
     entry(INTEL, Some(0x09a2), false, OLD),
     entry(GOOGLE, None, false, V7_1),
-    // Accelerators that are alone on a root bus of Intel's: DSA and IAA, then QAT.
+    // Accelerators that are alone on one of Intel's root buses: DSA and IAA, then QAT.
     entry(INTEL, Some(0x0b25), false, V7_2),
     entry(INTEL, Some(0x0cfe), false, V7_2),
     entry(INTEL, Some(0x11fb), false, V7_2),
@@ -61,14 +61,14 @@ const ENTRIES: [Entry; 25] = [
     entry(INTEL, Some(0x4944), false, V7_2),
     entry(INTEL, Some(0x4946), false, V7_2),
     entry(INTEL, Some(0x4948), false, V7_2),
-    // Processors with host bridges of NVIDIA's.
+    // Processors with NVIDIA's host bridges.
     entry(NVIDIA, Some(0x2f95), false, V7_3),
     entry(NVIDIA, Some(0x2f96), false, V7_3),
     entry(NVIDIA, Some(0x2f97), false, V7_3),
     entry(NVIDIA, Some(0x2f98), false, V7_3),
 ];
 
-/// The entry for a host bridge known by `id` in the list of `kernel`.
+/// Returns the entry for a host bridge known by `id` in the list of `kernel`.
 pub(crate) fn find(id: DeviceId, kernel: Release) -> Option<Entry> {
     let matches = |entry: &&Entry| {
         entry.vendor == id.vendor

@@ -1,12 +1,13 @@
-//! Which way Linux lets one PCI function reach the memory of another, and why.
+//! Decides how Linux lets one PCI function reach the memory of another, and why.
 //!
-//! The kernel decides this once for each pair of a provider, which owns the memory, and a client, which issues the DMA
-//! (Linux drivers/pci/p2pdma.c, `calc_map_type_and_dist`). Here the same decision is a pure function of two arguments:
-//! a [`PciTree`] of host bridges, ports and endpoints, and a [`Platform`]: processor, IOMMU and kernel release. The
-//! result, a [`Decision`], has the verdict, the path of a request hop by hop, and the hop that decided.
+//! The kernel decides this once for each pair of a provider, which owns the memory, and a client,
+//! which issues the DMA (Linux drivers/pci/p2pdma.c, `calc_map_type_and_dist`). Here the same
+//! decision is a pure function of two arguments: a [`PciTree`] of host bridges, ports and
+//! endpoints, and a [`Platform`]: processor, IOMMU and kernel release. The result, a [`Decision`],
+//! has the verdict, the path of a request hop by hop, and the hop that decided.
 //!
-//! It holds for Linux 6.13 to 7.3, which differ only in their lists of host bridges. [`Release::caveat`] warns of other
-//! kernels.
+//! It applies to Linux 6.13 to 7.3, which differ only in their lists of host bridges.
+//! [`Release::caveat`] warns of other kernels.
 //!
 //! ```
 //! use peerbar_rule::{Cpu, DeviceId, PciTree, Function, PortType, Platform, Release, Vendor, MapType, decide};

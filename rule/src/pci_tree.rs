@@ -21,7 +21,7 @@ struct Node {
     parent: Parent,
 }
 
-/// A root bus and what joins it to the processor.
+/// A root bus, and its connection to the processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostBridge {
     /// Its name in output.
@@ -39,7 +39,7 @@ pub struct Function {
     pub kind: PortType,
     /// Its vendor and device ID.
     pub id: DeviceId,
-    /// Its ACS Control register; `None` without an ACS capability.
+    /// Its ACS Control register, or `None` without an ACS capability.
     pub acs: Option<AcsControl>,
 }
 
@@ -57,7 +57,7 @@ pub enum PortType {
     Endpoint,
     /// An endpoint on a root bus, without a port above it.
     IntegratedEndpoint,
-    /// Anything else: bridges to conventional PCI, and functions without a PCIe capability.
+    /// Any other type: bridges to conventional PCI, and functions without a PCIe capability.
     Other,
 }
 
@@ -78,7 +78,7 @@ pub struct HostBridgeId(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FunctionId(usize);
 
-/// What a function is attached to.
+/// The place to which a function is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parent {
     /// The root bus of a host bridge.
@@ -100,8 +100,9 @@ impl From<FunctionId> for Parent {
 }
 
 impl HostBridge {
-    /// The ID that the kernel looks up for a host bridge, from the first function on its root bus: that function's ID if
-    /// it is at device 0, function 0, or is a root port; else `None`, and the host bridge is on no list (Linux
+    /// Returns the ID that the kernel looks up for a host bridge, derived from the first function
+    /// on its root bus: that function's ID if it is at device 0, function 0, or is a root port.
+    /// Otherwise returns `None`, and the host bridge is not on the list (Linux
     /// drivers/pci/p2pdma.c, `pci_host_bridge_dev`). `devfn` is device times 8 plus function.
     pub fn known_by(devfn: u8, kind: PortType, id: DeviceId) -> Option<DeviceId> {
         (devfn == 0 || kind == PortType::RootPort).then_some(id)
@@ -109,7 +110,7 @@ impl HostBridge {
 }
 
 impl Function {
-    /// A function without ACS.
+    /// Makes a function without ACS.
     pub fn new(name: impl Into<String>, kind: PortType, id: DeviceId) -> Self {
         Self {
             name: name.into(),
@@ -127,7 +128,7 @@ impl Function {
         }
     }
 
-    /// The ACS bits that keep requests from going straight to a peer.
+    /// Returns the ACS bits that keep requests from going directly to a peer.
     pub fn redirecting(&self) -> AcsControl {
         self.acs.unwrap_or_default().redirecting()
     }
@@ -156,35 +157,35 @@ impl PciTree {
         id
     }
 
-    /// Replaces the ACS Control register of the function of this id.
+    /// Replaces the ACS Control register of the function with this id.
     pub fn set_acs(&mut self, id: FunctionId, control: AcsControl) {
         if let Some(node) = self.functions.get_mut(id.0) {
             node.function.acs = Some(control);
         }
     }
 
-    /// The function of this id.
+    /// Returns the function with this id.
     pub fn function(&self, id: FunctionId) -> Option<&Function> {
         self.functions.get(id.0).map(|node| &node.function)
     }
 
-    /// The host bridge of this id.
+    /// Returns the host bridge with this id.
     pub fn host_bridge(&self, id: HostBridgeId) -> Option<&HostBridge> {
         self.host_bridges.get(id.0)
     }
 
-    /// What the function of this id is attached to.
+    /// Returns the place to which the function with this id is attached.
     pub fn parent(&self, id: FunctionId) -> Option<Parent> {
         self.functions.get(id.0).map(|node| node.parent)
     }
 
-    /// The first function of this name.
+    /// Returns the first function with this name.
     pub fn find(&self, name: &str) -> Option<FunctionId> {
         let named = |node: &Node| node.function.name == name;
         self.functions.iter().position(named).map(FunctionId)
     }
 
-    /// All functions, in the order in which they were added.
+    /// Returns all functions, in the order in which they were added.
     pub fn functions(&self) -> impl Iterator<Item = (FunctionId, &Function)> {
         let ids = (0..).map(FunctionId);
         ids.zip(self.functions.iter().map(|node| &node.function))

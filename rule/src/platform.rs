@@ -1,4 +1,4 @@
-//! What the decision depends on beside the PCI tree: processor, IOMMU, kernel release.
+//! The inputs of the decision other than the PCI tree: processor, IOMMU, kernel release.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Platform {
     /// The first processor.
     pub cpu: Cpu,
-    /// Whether an IOMMU translates the client's requests, so that the kernel gives it IOVAs.
+    /// An IOMMU translates the client's requests, so that the kernel gives it IOVAs.
     pub translates: bool,
     /// The kernel's release.
     pub kernel: Release,
@@ -32,12 +32,13 @@ pub enum Vendor {
     Amd,
     /// `GenuineIntel`.
     Intel,
-    /// Any other. Hygon is among them: its processors derive from Zen, but Linux does not trust them.
+    /// Any other. This includes Hygon: its processors derive from Zen, but Linux does not trust
+    /// them.
     Other,
 }
 
 impl Vendor {
-    /// The vendor with this name in CPUID, which is `vendor_id` in /proc/cpuinfo.
+    /// Returns the vendor with this name in CPUID, which is `vendor_id` in /proc/cpuinfo.
     pub fn from_id(id: &str) -> Self {
         match id {
             "AuthenticAMD" => Self::Amd,
@@ -51,7 +52,8 @@ impl Cpu {
     /// The first AMD family whose root complexes Linux trusts to forward peer-to-peer requests.
     const ZEN: u32 = 0x17;
 
-    /// Whether Linux trusts any root complex of this processor (drivers/pci/p2pdma.c, `cpu_supports_p2pdma`).
+    /// Returns `true` if Linux trusts any root complex of this processor (drivers/pci/p2pdma.c,
+    /// `cpu_supports_p2pdma`).
     pub fn is_trusted(self) -> bool {
         self.vendor == Vendor::Amd && self.family >= Self::ZEN
     }
@@ -68,7 +70,7 @@ impl fmt::Display for Cpu {
     }
 }
 
-/// A kernel release, as far as the rule depends on it.
+/// The part of a kernel release on which the rule depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Release {
     /// First number.
@@ -87,7 +89,8 @@ impl Release {
     /// The newest release that this crate has been compared with.
     pub const NEWEST: Self = Self { major: 7, minor: 3 };
 
-    /// A warning for a kernel older than [`Self::OLDEST`] or newer than [`Self::NEWEST`], whose rule may differ.
+    /// Returns a warning for a kernel older than [`Self::OLDEST`] or newer than [`Self::NEWEST`],
+    /// whose rule may differ.
     pub fn caveat(self) -> Option<String> {
         let (age, compared) = match self {
             old if old < Self::OLDEST => ("older", format!("{}, the oldest", Self::OLDEST)),
@@ -100,7 +103,8 @@ impl Release {
         ))
     }
 
-    /// Parses the output of `uname -r`: `7.2.12+deb13-amd64`, `6.13.0-rc4`. `None` if it does not start with two numbers.
+    /// Parses the output of `uname -r`: `7.2.12+deb13-amd64`, `6.13.0-rc4`. Returns `None` if it
+    /// does not start with two numbers.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.split(|c: char| !c.is_ascii_digit());
         let major = numbers.next()?.parse().ok()?;

@@ -1,9 +1,9 @@
-//! The paths from two functions up to where they meet.
+//! The paths from two functions up to their meeting point.
 
 use crate::decision::Redirect;
 use crate::pci_tree::{FunctionId, HostBridgeId, Parent, PciTree};
 
-/// What is above a function.
+/// The bridges above a function.
 #[derive(Debug)]
 pub(crate) struct Climb {
     /// The function itself and all bridges above it, in this order.
@@ -12,7 +12,7 @@ pub(crate) struct Climb {
     pub(crate) host_bridge: HostBridgeId,
 }
 
-/// What is above `function`; `None` if it is of another tree.
+/// Returns the bridges above `function`, or `None` if it belongs to another tree.
 pub(crate) fn climb(tree: &PciTree, function: FunctionId) -> Option<Climb> {
     let mut functions = vec![function];
     let mut at = function;
@@ -35,7 +35,8 @@ pub(crate) fn climb(tree: &PciTree, function: FunctionId) -> Option<Climb> {
     }
 }
 
-/// How many hops of each climb are below the lowest function in both. That function may be one of the ends.
+/// Returns the number of hops of each climb below the lowest common function. That function may be
+/// one of the ends.
 pub(crate) fn meeting(provider: &Climb, client: &Climb) -> Option<(usize, usize)> {
     let mut steps = provider.functions.iter().enumerate();
     steps.find_map(|(up, function)| {
@@ -45,8 +46,8 @@ pub(crate) fn meeting(provider: &Climb, client: &Climb) -> Option<(usize, usize)
     })
 }
 
-/// The functions that redirect: from the provider up to the meeting point inclusive, then from the client up to it
-/// exclusive.
+/// Returns the functions that redirect: from the provider up to the meeting point inclusive, then
+/// from the client up to it exclusive.
 pub(crate) fn redirects(
     tree: &PciTree,
     provider: &Climb,

@@ -4,7 +4,7 @@ use crate::decision::{Ascent, Decision, Hop, Permit, Reason};
 use crate::pci_tree::{FunctionId, HostBridgeId, PciTree};
 
 impl PciTree {
-    /// The name of `hop`; empty if it is of another tree.
+    /// Returns the name of `hop`, or an empty text if it belongs to another tree.
     pub fn name(&self, hop: Hop) -> &str {
         match hop {
             Hop::Function(id) => self.function(id).map_or("", |function| &function.name),
@@ -22,7 +22,7 @@ impl PciTree {
 }
 
 impl Decision {
-    /// The reason, as a sentence without a full stop, with the names of `tree`.
+    /// Returns the reason, as a sentence without a full stop, with the names of `tree`.
     pub fn why(&self, tree: &PciTree) -> String {
         match &self.reason {
             Reason::OwnMemory => "the memory is the client's own".to_owned(),
@@ -47,7 +47,8 @@ impl Decision {
 }
 
 impl Decision {
-    /// What refuses, and why, in a few words. Returns `None` if the client may reach the provider.
+    /// Returns in a few words the component that refuses, and the reason, or `None` if the client
+    /// may reach the provider.
     pub fn refusal(&self, tree: &PciTree) -> Option<String> {
         let Reason::RootComplex { permit, .. } = &self.reason else {
             return None;

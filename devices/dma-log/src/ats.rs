@@ -1,4 +1,5 @@
-//! What a device's address translation cache has done, and the page in which it shows that to its guest.
+//! The statistics of a device's address translation cache, and the page in which the device shows
+//! them to its guest.
 
 /// Words of the page, 8 bytes each, little-endian, in the order of the fields.
 const WORDS: usize = 8;
@@ -6,27 +7,27 @@ const WORDS: usize = 8;
 /// Version of the page.
 const VERSION: u64 = 1;
 
-/// What a device's address translation cache has done since the device was started.
+/// The statistics of a device's address translation cache since the device was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AtsCounts {
-    /// Whether the guest has it turned on.
+    /// The guest has turned the cache on.
     pub enabled: bool,
-    /// Requests that used a translation of the cache.
+    /// Requests that used a cached translation.
     pub hits: u64,
-    /// Translations asked for.
+    /// Translations that the device requested.
     pub asked: u64,
-    /// Of those, the ones that were refused: no mapping, no permission, or no known address.
+    /// Requested translations that were refused: no mapping, no permission, or no known address.
     pub refused: u64,
-    /// Cached translations that the guest's unmapping has taken away.
+    /// Cached translations that an unmap by the guest has removed.
     pub invalidated: u64,
     /// Cached translations that were evicted for others.
     pub evicted: u64,
-    /// Translations in the cache at this moment.
+    /// Translations currently in the cache.
     pub cached: u64,
 }
 
 impl AtsCounts {
-    /// The page.
+    /// Returns the page.
     pub fn page(&self) -> Vec<u8> {
         self.words()
             .into_iter()
@@ -34,7 +35,7 @@ impl AtsCounts {
             .collect()
     }
 
-    /// The words of the page.
+    /// Returns the words of the page.
     pub(crate) fn words(&self) -> [u64; WORDS] {
         [
             VERSION,
@@ -48,7 +49,7 @@ impl AtsCounts {
         ]
     }
 
-    /// What the words of a page say.
+    /// Returns the statistics in the words of a page.
     pub(crate) fn from_words(words: [u64; WORDS]) -> Self {
         let [
             _version,

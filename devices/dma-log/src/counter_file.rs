@@ -1,7 +1,8 @@
 //! The file in which a device shares its counters with other processes of the host.
 //!
-//! The device maps the file and counts in it, so a reader sees each DMA at once, without a lock and without a request to the
-//! device; the last counts outlive the device. All numbers are little-endian and aligned:
+//! The device maps the file and counts in it, so a reader sees each DMA at once, without a lock and
+//! without a request to the device; the last counts outlive the device. All numbers are
+//! little-endian and aligned:
 //!
 //! | bytes | content |
 //! | --- | --- |
@@ -16,12 +17,13 @@
 //! | 256 + 8 * n | [`DeviceEvents::doorbells`] of queue n, 0 to 255 |
 //! | 4096 + 7296 * n | slot n |
 //!
-//! A slot has three numbers for each [`DmaKind`], in the order of [`DmaKind::index`]: DMAs that succeeded, their bytes, DMAs
-//! that failed. Each slot has one writer at a time, so that threads do not share cache lines; [`SHARED_SLOT`] is for
-//! everything else. The counters of the device are the sums over all slots. They never go back.
+//! A slot has three numbers for each [`DmaKind`], in the order of [`DmaKind::index`]: DMAs that
+//! succeeded, their bytes, DMAs that failed. Each slot has one writer at a time, so that threads do
+//! not share cache lines; [`SHARED_SLOT`] is for all other threads. The counters of the device are
+//! the sums over all slots. They never decrease.
 //!
-//! [`Reader::read`] reads until two successive copies are the same. As counters never go back, such a copy is what the file
-//! held at one moment.
+//! [`Reader::read`] reads until two successive copies are the same. Because counters never
+//! decrease, such a copy shows the file at one moment.
 
 use std::fs::File;
 use std::io;
@@ -55,11 +57,12 @@ pub const NUMBERS: usize = 3;
 /// Bytes of a slot: a multiple of the two cache lines that processors fetch together.
 const SLOT_BYTES: usize = (DmaKind::COUNT * NUMBERS * 8).next_multiple_of(128);
 
-/// Where the translation cache's counts are, and how many bytes they take.
+/// Offset and length of the translation cache's counts.
 const ATS_AT: usize = 64;
 const ATS_BYTES: usize = 64;
 
-/// Where the counts of other events are, whether those of the doorbells mean anything, and where these are.
+/// Offsets of the counts of other events, of the flag that the doorbells' counts are valid, and of
+/// these counts.
 const INTERRUPTS_AT: usize = 128;
 const INJECTED_FAULTS_AT: usize = 136;
 const COUNTS_DOORBELLS_AT: usize = 144;
@@ -70,26 +73,26 @@ const SLOTS_AT: usize = 4096;
 /// Bytes of a file.
 pub const FILE_BYTES: usize = SLOTS_AT + SLOTS * SLOT_BYTES;
 
-/// How often a file that changes all the time is read before a copy is taken as it is.
+/// Number of times that a constantly changing file is read before a copy is accepted as it is.
 const ATTEMPTS: usize = 64;
 
-/// Why counters cannot be read.
+/// The reason why counters cannot be read.
 #[derive(Debug, Error)]
 pub enum CounterFileError {
     /// The file cannot be opened or read.
     #[error("counter file: {0}")]
     Io(#[from] io::Error),
-    /// The signature is another.
+    /// The signature does not match.
     #[error("counter file without the signature PBCOUNT: not made by a device of peerbar")]
     Signature,
-    /// The layout is another.
+    /// The layout has another version.
     #[error(
         "counter file of version {0}, not {VERSION}: device and reader are of different builds"
     )]
     Version(u32),
 }
 
-/// The start of a file of the process with that identifier.
+/// Returns the start of a file of the process with that identifier.
 pub fn header(process: u32) -> [u8; ATS_AT] {
     let mut header = [0; ATS_AT];
     let slots = u32::try_from(SLOTS).unwrap_or(u32::MAX);
@@ -103,7 +106,7 @@ pub fn header(process: u32) -> [u8; ATS_AT] {
     header
 }
 
-/// Where in the file the numbers of a kind start in that slot.
+/// Returns the offset in the file of the numbers of a kind in that slot.
 pub fn numbers_at(slot: usize, kind: DmaKind) -> usize {
     SLOTS_AT + slot * SLOT_BYTES + kind.index() * NUMBERS * 8
 }
@@ -119,7 +122,7 @@ pub enum DeviceEvent {
     Doorbell(u16),
 }
 
-/// Where in the file the number of an event is.
+/// Returns the offset in the file of the number of an event.
 pub fn event_at(event: DeviceEvent) -> usize {
     match event {
         DeviceEvent::Interrupt => INTERRUPTS_AT,
@@ -130,12 +133,12 @@ pub fn event_at(event: DeviceEvent) -> usize {
     }
 }
 
-/// Where in the file a device writes 1 if it counts the doorbells of its client.
+/// Returns the offset in the file at which a device writes 1 if it counts its client's doorbells.
 pub fn counts_doorbells_at() -> usize {
     COUNTS_DOORBELLS_AT
 }
 
-/// Where in the file each number of the translation cache belongs, and the number.
+/// Returns the offset in the file of each number of the translation cache, and the number.
 pub fn ats_numbers(counts: &AtsCounts) -> impl Iterator<Item = (usize, u64)> {
     (ATS_AT..).step_by(8).zip(counts.words())
 }
@@ -147,9 +150,9 @@ pub struct DeviceCounters {
     pub process: u32,
     /// The DMA, one entry for each kind that has occurred, in the order of [`DmaKind::index`].
     pub entries: Vec<Entry>,
-    /// What the address translation cache has done.
+    /// The statistics of the address translation cache.
     pub ats: AtsCounts,
-    /// What else has happened.
+    /// The counts of other events.
     pub events: DeviceEvents,
 }
 
@@ -160,7 +163,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Opens the file at `path` and checks that it is one of this version.
+    /// Opens the file at `path` and checks that it has this version.
     pub fn open(path: &Path) -> Result<Self, CounterFileError> {
         let reader = Self {
             file: File::open(path)?,
@@ -177,7 +180,7 @@ impl Reader {
         }
     }
 
-    /// The counters at this moment.
+    /// Returns the current counters.
     pub fn read(&self) -> Result<DeviceCounters, CounterFileError> {
         let mut copy = self.copy()?;
         for _ in 1..ATTEMPTS {
@@ -197,7 +200,7 @@ impl Reader {
     }
 }
 
-/// The counters in a copy of a whole file.
+/// Returns the counters in a copy of a whole file.
 fn decode(copy: &[u8]) -> DeviceCounters {
     let numbers = <[U64]>::ref_from_bytes(copy).unwrap_or_default();
     let number = |at: usize| numbers.get(at / 8).map_or(0, |number| number.get());
@@ -225,7 +228,7 @@ fn decode(copy: &[u8]) -> DeviceCounters {
     }
 }
 
-/// The events, by the number at each offset of a file.
+/// Returns the events. `number` returns the number at an offset of the file.
 fn events(number: impl Fn(usize) -> u64) -> DeviceEvents {
     let count = |event| number(event_at(event));
     let queues = 0..=DeviceEvents::LAST_QUEUE;
@@ -252,7 +255,7 @@ mod tests {
         direction: Direction::Write,
     };
 
-    /// A file of process 77 in a folder of its own.
+    /// A file of process 77 in a new folder.
     struct CounterFolder {
         folder: std::path::PathBuf,
         bytes: Vec<u8>,
@@ -281,7 +284,7 @@ mod tests {
 
     impl Drop for CounterFolder {
         fn drop(&mut self) {
-            // A folder that is left over does no harm.
+            // A remaining folder does no harm.
             let _ = fs::remove_dir_all(&self.folder);
         }
     }

@@ -1,4 +1,4 @@
-//! The combinations that DMA is counted by.
+//! The combinations by which DMA is counted.
 
 use strum::VariantArray;
 
@@ -7,31 +7,31 @@ use crate::words::{Completer, Direction, Purpose, Route};
 /// Purpose, route, completer and direction of a DMA: each combination is counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DmaKind {
-    /// What it was for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// Its route.
     pub route: Route,
     /// The owner of the memory that it met.
     pub completer: Completer,
-    /// Which way the data went.
+    /// The direction of the data.
     pub direction: Direction,
 }
 
 impl DmaKind {
-    /// How many kinds there are.
+    /// Number of kinds.
     pub const COUNT: usize = Purpose::VARIANTS.len()
         * Route::VARIANTS.len()
         * Completer::VARIANTS.len()
         * Direction::VARIANTS.len();
 
-    /// Its position in [`DmaKind::all`].
+    /// Returns its position in [`DmaKind::all`].
     pub fn index(self) -> usize {
         let index = self.purpose as usize * Route::VARIANTS.len() + self.route as usize;
         let index = index * Completer::VARIANTS.len() + self.completer as usize;
         index * Direction::VARIANTS.len() + self.direction as usize
     }
 
-    /// Every kind, in their order.
+    /// Returns every kind, in order.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..Self::COUNT).filter_map(|index| {
             let (rest, direction) = split::<Direction>(index);
@@ -47,7 +47,7 @@ impl DmaKind {
     }
 }
 
-/// Takes the last word off an index.
+/// Splits the last word off an index.
 fn split<W: VariantArray>(index: usize) -> (usize, Option<&'static W>) {
     let words = W::VARIANTS.len();
     (index / words, W::VARIANTS.get(index % words))

@@ -1,8 +1,10 @@
-//! The counters of a device's DMA: the words that they are kept in, the page in which a device reports them to its guest, and
-//! the file in which it shares them, and its counts of other events, with the host ([`counter_file`]).
+//! The counters of a device's DMA: the words that describe a DMA, the page in which a device
+//! reports the counters to its guest, and the file in which it shares them, with its counts of
+//! other events, with the host ([`counter_file`]).
 //!
-//! Device, guest and host share this crate: `peerbar-dma` records in its words, the agent in the guest reads its page, the
-//! launcher its file. Each device has its own way to the page: a log page command of the NVMe controller, a BAR of the GPU.
+//! Device, guest and host share this crate: `peerbar-dma` records DMA in its words, the agent in
+//! the guest reads its page, and the launcher reads its file. Each device offers the page in its
+//! own way: the NVMe controller by a log page command, the GPU in a BAR.
 #![forbid(unsafe_code)]
 
 mod ats;

@@ -1,26 +1,27 @@
-//! The origin of a DMA: the queue and the command that it is done for.
+//! The origin of a DMA: the queue and the command for which it is made.
 
 use std::fmt;
 
-/// The queue and command that a device makes a request for.
+/// The queue and command for which a device makes a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
-    /// The device's own.
+    /// The device itself.
     #[default]
     Device,
-    /// A queue's: its next command is fetched, and not known yet.
+    /// A queue whose next command is being fetched, and not known yet.
     Queue(u16),
-    /// A command's.
+    /// A command.
     Command {
         /// NVMe: the submission queue's identifier. GPU: the channel.
         queue: u16,
-        /// NVMe: the command identifier, which the driver uses again. GPU: how many commands the channel has had before.
+        /// NVMe: the command identifier, which the driver reuses. GPU: the number of earlier
+        /// commands of the channel.
         command: u32,
     },
 }
 
 impl Origin {
-    /// The command of that number in that queue.
+    /// Returns the origin of the command with that number in that queue.
     pub fn command(queue: u16, command: impl Into<u32>) -> Self {
         Self::Command {
             queue,

@@ -1,8 +1,8 @@
-//! The page: its layout, and how it is written and read.
+//! The page: its layout, and functions to write and read it.
 //!
 //! All numbers are little-endian. A header of 64 bytes:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! | --- | --- |
 //! | 7:0 | signature, "PEERBAR" and a zero byte |
 //! | 11:8 | version, 2 |
@@ -12,7 +12,7 @@
 //!
 //! and then for each combination that has occurred an entry of 32 bytes:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! | --- | --- |
 //! | 0 | [`Purpose`] |
 //! | 1 | [`Route`] |
@@ -23,7 +23,7 @@
 //! | 23:16 | bytes that they moved |
 //! | 31:24 | DMAs that failed |
 //!
-//! Counters run from the start of the device's process and never go back.
+//! Counters start with the device's process and never decrease.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,32 +35,33 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::kind::DmaKind;
 use crate::words::{Completer, Direction, Purpose, Route};
 
-/// What the page starts with.
+/// The start of the page.
 pub const SIGNATURE: [u8; 8] = *b"PEERBAR\0";
 
 /// The version of the layout that this module writes and reads.
 pub const VERSION: u32 = 2;
 
-/// The most bytes a page has: what a command's two PRP entries describe, so that its reader's own DMA takes no list.
+/// The largest size of a page: the most that a command's two PRP entries describe, so that the
+/// reader's own DMA needs no list.
 pub const MAX_SIZE: usize = 8192;
 
-/// The most entries a page has. There are more combinations than that, but a device does not meet all: a route determines who may own the
-/// memory.
+/// The most entries of a page. There are more combinations than that, but a device does not meet
+/// all of them: a route determines the possible owners of the memory.
 pub const MAX_ENTRIES: usize = (MAX_SIZE - size_of::<RawHeader>()) / size_of::<RawEntry>();
 
 /// Size of an entry in bytes, a field of the header.
 const ENTRY_SIZE: u32 = 32;
 
-/// One combination that has occurred, and how often.
+/// One combination that has occurred, and its counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What the DMAs were for.
+    /// The purpose of the DMAs.
     pub purpose: Purpose,
-    /// The way that they took.
+    /// Their route.
     pub route: Route,
-    /// The owner of the memory that they met.
+    /// The owner of the memory that they accessed.
     pub completer: Completer,
-    /// Which way their data went.
+    /// The direction of their data.
     pub direction: Direction,
     /// DMAs that succeeded.
     pub requests: u64,
@@ -71,7 +72,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// An entry of that kind that counts nothing.
+    /// Returns an entry of that kind with counts of 0.
     pub fn none(kind: DmaKind) -> Self {
         Self {
             purpose: kind.purpose,
@@ -84,7 +85,7 @@ impl Entry {
         }
     }
 
-    /// What distinguishes it from other entries.
+    /// Returns the kind, which distinguishes it from other entries.
     pub fn kind(&self) -> DmaKind {
         DmaKind {
             purpose: self.purpose,
@@ -94,8 +95,10 @@ impl Entry {
         }
     }
 
-    /// The same, of a device behind QEMU's virtio-iommu. That passes no mapping on that Linux makes as one of MMIO (`VIRTIO_IOMMU_MAP_F_MMIO`),
-    /// which it does for a BAR by a dma-buf, and never for RAM. So what a device has found without a mapping is another device's.
+    /// Returns the kind for a device behind QEMU's virtio-iommu. That IOMMU does not pass on
+    /// mappings that Linux marks as MMIO (`VIRTIO_IOMMU_MAP_F_MMIO`). Linux does so for a BAR in a
+    /// dma-buf, and never for RAM. So memory that a device has reached without a mapping belongs to
+    /// another device.
     pub fn kind_behind_virtio(&self) -> DmaKind {
         let mut kind = self.kind();
         if kind.completer == Completer::Unknown {
@@ -104,7 +107,7 @@ impl Entry {
         kind
     }
 
-    /// Whether it counts anything.
+    /// Returns `true` if it has any count.
     pub(crate) fn occurred(&self) -> bool {
         self.requests != 0 || self.failures != 0
     }
@@ -116,18 +119,18 @@ impl Entry {
     }
 }
 
-/// Why bytes are not a page of this kind.
+/// The reason why bytes are not such a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DmaLogError {
-    /// There are fewer bytes than the page says it has, or than its header has.
+    /// There are fewer bytes than the page or its header needs.
     #[error("DMA log cut short: {actual} bytes of {expected}")]
     Truncated {
         /// Bytes needed.
         expected: usize,
-        /// Bytes there are.
+        /// Bytes available.
         actual: usize,
     },
-    /// The signature is another: the device is none of peerbar's.
+    /// The signature does not match: this is not a peerbar device.
     #[error("DMA log without the signature PEERBAR: not a device of peerbar")]
     Signature,
     /// The page has another version.
@@ -139,12 +142,12 @@ pub enum DmaLogError {
     /// There are more entries than combinations.
     #[error("DMA log of {0} entries, more than {MAX_ENTRIES}")]
     TooManyEntries(u32),
-    /// A word of an entry has a number without a meaning.
+    /// A word of an entry has an unknown number.
     #[error("DMA log entry {entry}: {word} {value} is unknown")]
     UnknownWord {
-        /// Which entry, from 0.
+        /// The entry, counted from 0.
         entry: usize,
-        /// Which of its words.
+        /// The word.
         word: &'static str,
         /// The number.
         value: u8,
@@ -152,7 +155,7 @@ pub enum DmaLogError {
     /// Two entries are of the same combination.
     #[error("DMA log entry {entry} repeats an earlier one")]
     Repeated {
-        /// The later of the two, from 0.
+        /// The later of the two, counted from 0.
         entry: usize,
     },
 }
@@ -198,7 +201,7 @@ impl From<&Entry> for RawEntry {
 }
 
 impl RawEntry {
-    /// The entry that these bytes are, the `number`th of its page.
+    /// Decodes these bytes, the `number`th entry of a page.
     fn decode(&self, number: usize) -> Result<Entry, DmaLogError> {
         let unknown = |word, value| DmaLogError::UnknownWord {
             entry: number,
@@ -220,8 +223,8 @@ impl RawEntry {
     }
 }
 
-/// A page of `entries`, of the first [`MAX_ENTRIES`] of them. Entries of the same combination are added up, and those that count nothing are
-/// left out.
+/// Returns a page of the first [`MAX_ENTRIES`] of `entries`. Adds up entries of the same
+/// combination, and leaves out those with counts of 0.
 pub fn encode(entries: impl IntoIterator<Item = Entry>) -> Vec<u8> {
     let mut combinations: BTreeMap<DmaKind, Entry> = BTreeMap::new();
     for entry in entries {
@@ -248,7 +251,7 @@ pub fn encode(entries: impl IntoIterator<Item = Entry>) -> Vec<u8> {
     [header.as_bytes(), &body].concat()
 }
 
-/// The entries of the page at the start of `page`. Whatever follows the page is ignored, so a reader may hand in a
+/// Parses the page at the start of `page`. Ignores bytes after the page, so a reader may pass a
 /// whole buffer of [`MAX_SIZE`].
 pub fn parse(page: &[u8]) -> Result<Vec<Entry>, DmaLogError> {
     let truncated = |expected| DmaLogError::Truncated {
@@ -273,7 +276,7 @@ pub fn parse(page: &[u8]) -> Result<Vec<Entry>, DmaLogError> {
 }
 
 impl RawHeader {
-    /// How many entries follow, if the header is one of ours.
+    /// Returns the number of entries that follow, if the header is valid.
     fn check(&self) -> Result<usize, DmaLogError> {
         if self.signature != SIGNATURE {
             return Err(DmaLogError::Signature);
@@ -316,7 +319,7 @@ mod tests {
         failures: u64::MAX,
     };
 
-    /// Every kind, each with other counts.
+    /// Returns every kind, each with different counts.
     fn all() -> Vec<Entry> {
         let entries = (1..).zip(DmaKind::all()).map(|(requests, kind)| Entry {
             requests,
@@ -327,7 +330,7 @@ mod tests {
         entries.collect()
     }
 
-    /// A page of two entries with one byte changed.
+    /// Returns a page of two entries with one byte changed.
     fn spoilt(at: usize, value: u8) -> Vec<u8> {
         let mut page = encode([FETCH, REFUSED]);
         page[at] = value;

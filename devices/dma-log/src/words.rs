@@ -1,4 +1,4 @@
-//! The words in which a DMA is recorded.
+//! The words that describe a DMA.
 
 use serde::{Deserialize, Serialize};
 use strum::{FromRepr, IntoStaticStr, VariantArray};
@@ -18,7 +18,7 @@ macro_rules! words {
         }
 
         impl $name {
-            /// Its word in results and messages.
+            /// Returns its word in results and messages.
             pub fn word(self) -> &'static str {
                 self.into()
             }
@@ -27,11 +27,11 @@ macro_rules! words {
 }
 
 words! {
-    /// What a DMA was for, in words that fit any command-driven device.
+    /// The purpose of a DMA, in words that fit any command-driven device.
     Purpose {
         /// Fetching a command (NVMe: a submission queue entry).
         Command,
-        /// Telling an outcome (NVMe: a completion queue entry).
+        /// Reporting an outcome (NVMe: a completion queue entry).
         Completion,
         /// Walking a list of addresses (NVMe: a PRP list).
         List,
@@ -43,21 +43,21 @@ words! {
         Register,
     }
 
-    /// The way that a DMA took.
+    /// The route of a DMA.
     Route {
         /// Inside the requester's own CMB or BAR.
         OwnBar,
-        /// Straight to a peer below the same switch.
+        /// Directly to a peer below the same switch.
         Peer,
-        /// Straight into guest RAM.
+        /// Directly into guest RAM.
         GuestRam,
-        /// Asked of the client (QEMU).
+        /// By a request to the client (QEMU).
         Upstream,
-        /// Not done at all.
+        /// Not performed.
         Refused,
     }
 
-    /// The owner of the memory that a DMA met.
+    /// The owner of the memory that a DMA accessed.
     Completer {
         /// The requester itself.
         OwnMemory,
@@ -72,7 +72,7 @@ words! {
         Unknown,
     }
 
-    /// Which way the data of a DMA went.
+    /// The direction of a DMA's data.
     Direction {
         /// The requester reads.
         Read,

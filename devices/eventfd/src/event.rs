@@ -1,4 +1,4 @@
-//! The eventfds that a client hands over.
+//! The eventfds that a client passes.
 
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,22 +6,23 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{CWD, readlinkat};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
-/// An eventfd of the client's.
+/// An eventfd of the client.
 ///
-/// The client shares the open file description and its flags, so it can make a read(2) or a write(2) of it block at any
-/// moment, O_NONBLOCK or not. [`Event::take`] never waits. A device signals it by means that do not wait either, as the
-/// completion of an asynchronous operation (IORING_REGISTER_EVENTFD, or [`crate::Signaller`]).
+/// The client shares the open file description and its flags, so it can make a read(2) or a
+/// write(2) of it block at any moment, with or without O_NONBLOCK. [`Event::take`] never waits. A
+/// device signals the eventfd by means that do not wait either, such as the completion of an
+/// asynchronous operation (IORING_REGISTER_EVENTFD, or [`crate::Signaller`]).
 #[derive(Debug)]
 pub struct Event(OwnedFd);
 
 impl Event {
-    /// Takes the signals since the last call; whether there were any.
+    /// Takes the signals since the last call. Returns `true` if there were any.
     pub fn take(&self) -> bool {
         take(self.0.as_fd())
     }
 }
 
-/// Takes the signals of an eventfd, without waiting; whether there were any.
+/// Takes the signals of an eventfd without waiting. Returns `true` if there were any.
 pub(crate) fn take(eventfd: BorrowedFd<'_>) -> bool {
     /// The file's own position (preadv2(2)).
     const NO_OFFSET: u64 = u64::MAX;
@@ -33,8 +34,8 @@ pub(crate) fn take(eventfd: BorrowedFd<'_>) -> bool {
 impl TryFrom<OwnedFd> for Event {
     type Error = Errno;
 
-    /// EINVAL for what is no eventfd. Only the kernel's own inodes have such a name in /proc: that of a file begins with a
-    /// slash.
+    /// Fails with EINVAL if the descriptor is not an eventfd. Only the kernel's own inodes have
+    /// such a name in /proc: the name of a file begins with a slash.
     fn try_from(fd: OwnedFd) -> Result<Self, Errno> {
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());

@@ -8,13 +8,13 @@ use rustix::io::Errno;
 
 use crate::event;
 
-/// An eventfd(2) of the process, by which its threads and the kernel end a wait, now or later. No other process may have it: what a client
-/// hands over is an [`Event`](crate::Event).
+/// An eventfd(2) of the process, with which its threads and the kernel end a wait, now or later. No
+/// other process may have it: an eventfd from a client is an [`Event`](crate::Event).
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// An eventfd without a signal.
+    /// Makes an eventfd without a signal.
     ///
     /// # Errors
     /// EMFILE or ENFILE: the process or the machine may have no more descriptors.
@@ -24,16 +24,17 @@ impl EventFd {
 
     /// Makes it readable: ends the wait that is in progress, or the next one.
     pub fn signal(&self) {
-        // It waits only after 2^64 signals of which none was taken.
+        // It waits only after 2^64 signals if none of them was taken.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Takes the signals since the last time, without waiting; whether there were any.
+    /// Takes the signals since the last call without waiting. Returns `true` if there were any.
     pub fn take(&self) -> bool {
         event::take(self.0.as_fd())
     }
 
-    /// Waits for a signal since the last time, or until the deadline, and takes it. It may return early.
+    /// Waits for a signal since the last call, or until the deadline, and takes it. It may return
+    /// early.
     pub fn wait(&self, deadline: Option<Instant>) {
         if deadline.is_none_or(|deadline| self.is_signalled_before(deadline)) {
             let _ = rustix::io::read(&self.0, &mut [0; 8]);

@@ -1,7 +1,8 @@
-//! Eventfds: those of the process itself, and those that a client hands over.
+//! Eventfds: those of the process itself, and those that a client passes.
 //!
-//! [`EventFd`] is one of the process. [`Event`] is one of a client, and [`Signaller`] signals it. These two never wait, whatever the
-//! client does with the eventfd's counter and flags, which it shares.
+//! [`EventFd`] belongs to the process. [`Event`] belongs to a client, and [`Signaller`] signals it.
+//! The latter two never wait, even though the client shares the eventfd's counter and flags and can
+//! change them.
 #![forbid(unsafe_code)]
 
 mod event;

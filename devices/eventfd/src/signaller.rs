@@ -17,9 +17,9 @@ use crate::Event;
 const POLL: u16 = 5;
 /// POLLIN (poll(2)).
 const READABLE: u64 = 1;
-/// How many completions the kernel keeps at least until they are discarded.
+/// The least number of completions that the kernel keeps until they are discarded.
 const COMPLETIONS: u32 = 64;
-/// How often a signal is tried while other threads take the space that one has made in the completion queue.
+/// Attempts at a signal while other threads take the space that was made in the completion queue.
 const ATTEMPTS: usize = 1000;
 
 /// Signals eventfds, from any number of threads.
@@ -31,7 +31,7 @@ pub struct Signaller {
 }
 
 impl Signaller {
-    /// A signaller with a context of asynchronous I/O.
+    /// Makes a signaller with a context of asynchronous I/O.
     ///
     /// # Errors
     /// The kernel has no asynchronous I/O, or no context left (/proc/sys/fs/aio-max-nr).
@@ -42,7 +42,7 @@ impl Signaller {
         })
     }
 
-    /// Adds one to an eventfd. A full one stays full.
+    /// Adds one to the counter of an eventfd. A full counter stays full.
     pub fn signal(&self, event: &Event) {
         if let Err(error) = self.submit(event) {
             log::debug!("an eventfd cannot be signalled: {error}");

@@ -1,4 +1,4 @@
-//! How an adapter attaches to its fabric.
+//! The attachment of an adapter to its fabric.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,10 +16,10 @@ use crate::limits::{FABRIC_TIME_OUT, MAX_NAME, PROTOCOL};
 use crate::link::{Link, PacketHandler};
 use crate::message::{Message, Refusal};
 
-/// Why an adapter cannot attach to its fabric.
+/// The reason why an adapter cannot attach to its fabric.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// Its name does not fit.
+    /// Its name is not valid.
     #[error(
         "name {0:?}: a fabric takes 1 to {MAX_NAME} ASCII letters, digits, hyphens, underscores and dots"
     )]
@@ -27,32 +27,32 @@ pub enum AttachError {
     /// No process listens there.
     #[error("no fabric at {path}: start `peerbar-fabric --socket-path {path}` first", path = .0.display())]
     NotThere(PathBuf),
-    /// The fabric refuses it.
+    /// The fabric refuses the adapter.
     #[error("the fabric at {} does not take {name} with {gid}: {refusal}", path.display())]
     Refused {
-        /// Where the fabric is.
+        /// Path of the fabric.
         path: PathBuf,
         /// Name of the adapter.
         name: String,
         /// Its address.
         gid: Gid,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
-    /// The process that listens there does not answer as a fabric does.
+    /// The process that listens there does not answer like a fabric.
     #[error("the server at {} is no fabric: name the socket of a peerbar-fabric", .0.display())]
     NoFabric(PathBuf),
-    /// The system refuses.
+    /// The operating system reported an error.
     #[error("cannot attach to the fabric at {}", path.display())]
     System {
-        /// Where the fabric is.
+        /// Path of the fabric.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Where an adapter attaches, and as what.
+/// The path of an adapter's fabric, and the adapter's name and address there.
 #[derive(Clone, Debug)]
 pub(crate) struct FabricAddress {
     path: PathBuf,
@@ -61,7 +61,7 @@ pub(crate) struct FabricAddress {
 }
 
 impl FabricAddress {
-    /// A connection to the fabric there.
+    /// Connects to the fabric.
     pub(crate) fn connect(&self) -> Result<OwnedFd, AttachError> {
         packets::connection(&self.path).map_err(|errno| match errno {
             Errno::NOENT | Errno::CONNREFUSED => AttachError::NotThere(self.path.clone()),
@@ -101,7 +101,7 @@ impl FabricAddress {
     }
 }
 
-/// An adapter that is attached, and exchanges nothing yet.
+/// An adapter that is attached, but does not exchange messages yet.
 #[derive(Debug)]
 pub struct Attachment {
     address: FabricAddress,
@@ -109,7 +109,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Attaches to the fabric at `path` under a name and an address of its own there.
+    /// Attaches to the fabric at `path` under a name and an address that are unique there.
     ///
     /// # Errors
     /// [`AttachError`].
@@ -127,7 +127,7 @@ impl Attachment {
         Ok(Self { address, socket })
     }
 
-    /// Starts the link's thread, which calls `handler` for what peers send.
+    /// Starts the link's thread, which calls `handler` for peers' packets.
     ///
     /// # Errors
     /// [`AttachError::System`].

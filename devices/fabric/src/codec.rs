@@ -1,4 +1,4 @@
-//! A message on the wire: its bytes in postcard's format, and the descriptors beside them.
+//! A message on the wire: its bytes in postcard's format, and its descriptors.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use thiserror::Error;
 use crate::limits::{MAX_DESCRIPTORS, MAX_NAME, MAX_PACKET};
 use crate::message::{Body, Incarnation, Message};
 
-/// Why a packet is no message.
+/// The reason why a packet is not a message.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
-    /// Its bytes are no message.
+    /// Its bytes are not a message.
     #[error(transparent)]
     Contents(#[from] ContentsError),
     /// There are more descriptors than the message may have.
     #[error("message with {came} descriptors instead of at most {most}")]
     Descriptors {
-        /// How many it has.
+        /// Number of its descriptors.
         came: usize,
-        /// How many it may have.
+        /// Number of descriptors that it may have.
         most: usize,
     },
     /// A direct connection has no socket.
@@ -30,7 +30,7 @@ pub enum WireError {
 }
 
 impl Message {
-    /// Its form on the wire.
+    /// Returns the message as a packet.
     pub fn encode(&self) -> Packet {
         let descriptors = match self {
             Self::Packet {
@@ -56,7 +56,7 @@ impl Message {
         Ok(message)
     }
 
-    /// Takes the descriptors that came with it.
+    /// Takes the descriptors that came with the message.
     fn take_descriptors(&mut self, came: Vec<OwnedFd>) -> Result<(), WireError> {
         let most = match self {
             Self::Packet {
@@ -83,7 +83,7 @@ impl Message {
         Ok(())
     }
 
-    /// A field whose value no adapter or fabric would send.
+    /// Returns the name of a field with a value that no adapter or fabric would send.
     fn wrong_field(&self) -> Option<&'static str> {
         match self {
             Self::Hello { name, .. } if !is_name(name) => Some("a name"),
@@ -107,7 +107,7 @@ impl packets::Message for Message {
     }
 }
 
-/// Whether an adapter may have this name. None of its characters has a meaning in a rule.
+/// Returns `true` if an adapter may have this name. No valid character has a meaning in a rule.
 pub(crate) fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain)
@@ -185,7 +185,7 @@ mod tests {
         ]
     }
 
-    /// The packet as it arrives: with descriptors of its own.
+    /// Returns the packet as it arrives, with its own copies of the descriptors.
     fn received(message: &Message) -> (Vec<u8>, Vec<OwnedFd>) {
         let packet = message.encode();
         let descriptors = packet.descriptors.iter().map(|fd| fd.try_clone().unwrap());

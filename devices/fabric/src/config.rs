@@ -8,12 +8,13 @@ use crate::record::Record;
 /// The settings of a fabric.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// From this and the packets follows which of them are impaired.
+    /// Seed that, together with the packets, determines which of them are impaired.
     pub seed: u64,
-    /// What is done to packets.
+    /// Rules for the impairment of packets.
     pub impairments: Vec<Impairment>,
-    /// What happened.
+    /// The record of events.
     pub record: Record,
-    /// Where rules are taken meanwhile ([`Impairment`], `clear`, `rules`), if anywhere.
+    /// Path of the control socket, if there is one, which accepts rules while the fabric is served
+    /// ([`Impairment`], `clear`, `rules`).
     pub control: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! One adapter's connection, as the fabric holds it.
+//! One adapter's connection, on the side of the fabric.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -30,8 +30,9 @@ impl AdapterConnection {
         }
     }
 
-    /// Sends messages until there are no more, or the socket buffer is full. What the system has no memory or descriptors for is
-    /// dropped, as a fabric may. Fails when the adapter is gone.
+    /// Sends messages until there are no more, or the socket buffer is full. Drops packets for
+    /// which the system has no memory or descriptors, which a fabric may do. Fails if the adapter
+    /// is gone.
     pub(crate) fn send_all(
         &mut self,
         mut next: impl FnMut() -> Option<Message>,
@@ -55,7 +56,7 @@ impl AdapterConnection {
         }
     }
 
-    /// Whether a packet waits for free space.
+    /// Returns `true` if a packet waits for free space.
     pub(crate) fn is_full(&self) -> bool {
         self.waiting.is_some()
     }

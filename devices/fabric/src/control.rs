@@ -1,4 +1,5 @@
-//! The control socket: rules for impairments, while the fabric is served. An order is a rule, `clear`, or `rules`.
+//! The control socket: accepts impairment rules while the fabric is served. A command is a rule,
+//! `clear`, or `rules`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ pub(crate) fn start(
     LineServer::start(path, obey)
 }
 
-/// What was done, or why not, in one line.
+/// Executes a command. Returns the result, or the reason of a failure, in one line.
 fn obey(line: &str, impairments: &mut Impairments, record: &Record) -> Result<String, String> {
     match line {
         "clear" => {

@@ -1,4 +1,5 @@
-//! The fabric itself: what each message of an adapter leads to. No I/O and no clock of its own.
+//! The logic of the fabric: the effects of each message of an adapter. It contains no I/O and no
+//! clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ mod port;
 mod tests;
 mod transit;
 
-/// A direct connection takes as many descriptors of the fabric: its own end, and those that the adapters have not read.
+/// Descriptors of the fabric that a direct connection uses: its own end, and those that the
+/// adapters have not read.
 const DESCRIPTORS_OF_DIRECT: usize = 3;
 
 /// One fabric.
@@ -31,10 +33,11 @@ const DESCRIPTORS_OF_DIRECT: usize = 3;
 pub(crate) struct PacketFabric {
     impairments: Arc<Mutex<Impairments>>,
     record: Record,
-    /// How many descriptors the packets have that it holds, and may have. As many more are for direct connections.
+    /// Numbers of descriptors that the held packets have and may have. Direct connections may have
+    /// as many again.
     descriptors: usize,
     most_descriptors: usize,
-    /// An incarnation by its number.
+    /// Returns the incarnation with this number.
     incarnation: fn(u64) -> Incarnation,
     ports: BTreeMap<PortId, Port>,
     /// The holder of each GID.
@@ -46,8 +49,8 @@ pub(crate) struct PacketFabric {
 }
 
 impl PacketFabric {
-    /// A fabric without adapters. `incarnation` makes incarnations of numbers; an adapter must not be able to guess one. The packets that it
-    /// holds may have `most_descriptors`.
+    /// Makes a fabric without adapters. `incarnation` makes incarnations of numbers; an adapter
+    /// must not be able to guess one. The held packets may have `most_descriptors` descriptors.
     pub(crate) fn new(
         impairments: Arc<Mutex<Impairments>>,
         record: Record,
@@ -69,7 +72,7 @@ impl PacketFabric {
         }
     }
 
-    /// A connection, before its Hello.
+    /// Adds a connection, before its Hello.
     pub(crate) fn connect(&mut self, now: Instant) -> PortId {
         self.last_port += 1;
         let port = PortId(self.last_port);
@@ -77,12 +80,12 @@ impl PacketFabric {
         port
     }
 
-    /// The connections that are to be closed. The fabric has forgotten them already.
+    /// Takes the connections to close. The fabric has already forgotten them.
     pub(crate) fn take_cut_off(&mut self) -> Vec<CutOff> {
         std::mem::take(&mut self.cut_off)
     }
 
-    /// The next message for an adapter, which is to be sent.
+    /// Returns the next message to send to an adapter.
     pub(crate) fn next(&mut self, to: PortId) -> Option<Message> {
         let port = self.ports.get_mut(&to)?;
         if let Some(answer) = port.answers.pop_front() {
@@ -96,7 +99,7 @@ impl PacketFabric {
         Some(parcel.message())
     }
 
-    /// Handles a message. One of a connection that has ended does nothing.
+    /// Handles a message. Ignores it if the connection has ended.
     pub(crate) fn receive(&mut self, from: PortId, message: Message, now: Instant) {
         let Some(port) = self.ports.get(&from) else {
             return;
@@ -136,7 +139,7 @@ impl PacketFabric {
         }
     }
 
-    /// Delivers what was delayed until now, and ends every wait that has taken too long.
+    /// Delivers packets whose delay is over, and ends every wait that has taken too long.
     pub(crate) fn expire(&mut self, now: Instant) {
         while let Some(parcel) = self.transit.due(now) {
             self.arrive(parcel);
@@ -152,7 +155,7 @@ impl PacketFabric {
         }
     }
 
-    /// When [`PacketFabric::expire`] will have something to do.
+    /// Returns the time at which [`PacketFabric::expire`] must be called.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let ports = self.ports.values();
         let waits = ports.filter_map(|port| match &port.awaited {
@@ -162,7 +165,7 @@ impl PacketFabric {
         waits.chain(self.transit.deadline()).min()
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub(crate) fn leave(&mut self, leaving: PortId, now: Instant) {
         let Some(port) = self.ports.remove(&leaving) else {
             return;
@@ -174,7 +177,8 @@ impl PacketFabric {
         self.welcome_next(now);
     }
 
-    /// An adapter has left. One that has learned of it receives no packet of it any more.
+    /// Forgets an adapter that has left. Adapters that learn of this receive none of its packets
+    /// any more.
     fn forget_holder(&mut self, gid: Gid) {
         self.drop_packets_of(gid);
         if let Some(holder) = self.holders.remove(&gid) {
@@ -217,7 +221,7 @@ impl PacketFabric {
         self.welcome(from, adapter)
     }
 
-    /// Whether an adapter has the name or the GID.
+    /// Returns `true` if an adapter has the name or the GID.
     fn is_taken(&self, wanted: &Adapter) -> bool {
         let mut adapters = self.ports.values().filter_map(|port| port.adapter.as_ref());
         adapters.any(|adapter| adapter.gid == wanted.gid || adapter.name == wanted.name)
@@ -247,7 +251,7 @@ impl PacketFabric {
         Ok(())
     }
 
-    /// A name and a GID are free: they belong to the first that waits for them.
+    /// Gives a name and a GID that are free to the first adapter that waits for them.
     fn welcome_next(&mut self, now: Instant) {
         for port in self.ports_that(|port| port.awaited.is_some()) {
             let awaited = self.ports.get(&port).and_then(|port| port.awaited.clone());
@@ -370,7 +374,8 @@ impl PacketFabric {
         }
     }
 
-    /// Takes a packet in, if the fabric may hold one more of its sender. One that waits for an adapter that does not read makes room.
+    /// Accepts a packet, if the fabric may hold one more of its sender. To make room, it drops a
+    /// packet that waits for an adapter that does not read.
     fn admit(&mut self, parcel: &Parcel) -> bool {
         let (gid, descriptors) = (parcel.sender.gid, parcel.body.descriptors());
         let Some(held) = self.holders.get(&gid).map(|holder| holder.held) else {
@@ -388,12 +393,13 @@ impl PacketFabric {
             holder.held.packets += 1;
             holder.held.descriptors += descriptors;
         }
-        // What was dropped has been taken off by now.
+        // Dropped packets have been subtracted by now.
         self.descriptors += descriptors;
         true
     }
 
-    /// Drops the oldest packet of an adapter that waits where most of them wait. False if none waits anywhere.
+    /// Drops the oldest packet of an adapter at the destination where most of its packets wait.
+    /// Returns `false` if none waits.
     fn drop_oldest_of(&mut self, gid: Gid) -> bool {
         let ports = self.ports.values_mut();
         let most = ports.max_by_key(|port| port.waiting_of(gid));
@@ -405,7 +411,8 @@ impl PacketFabric {
         true
     }
 
-    /// A packet has arrived at its destination, if that is still there. If too many of its sender wait there, the oldest is dropped.
+    /// Handles the arrival of a packet at its destination, if that still exists. If too many
+    /// packets of its sender wait there, drops the oldest.
     fn arrive(&mut self, parcel: Parcel) {
         let gid = parcel.sender.gid;
         let dropped = match self.ports.get_mut(&parcel.destination) {
@@ -434,7 +441,7 @@ impl PacketFabric {
         });
     }
 
-    /// The fabric holds this packet no longer.
+    /// Stops holding this packet.
     fn release(&mut self, parcel: &Parcel) {
         let descriptors = parcel.body.descriptors();
         self.descriptors = self.descriptors.saturating_sub(descriptors);

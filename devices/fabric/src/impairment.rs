@@ -1,4 +1,5 @@
-//! What a fabric does to the packets between two adapters, and how that is written: `nic0->nic1 loss=1% delay=2ms`.
+//! The impairments of the packets between two adapters, and their notation:
+//! `nic0->nic1 loss=1% delay=2ms`.
 
 use std::fmt::{self, Display};
 use std::str::FromStr;
@@ -11,7 +12,7 @@ use crate::codec::is_name;
 /// Parts of a percent that a share can have.
 const PARTS: u32 = 10_000;
 
-/// Of how many a [`Share`] is a part.
+/// The whole of which a [`Share`] is a part.
 pub(crate) const ALL: u32 = 100 * PARTS;
 /// The word for no effect.
 const NONE: &str = "none";
@@ -20,51 +21,52 @@ const NONE: &str = "none";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Share(pub(crate) u32);
 
-/// What happens to packets.
+/// The effects on packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Effects {
     /// No packet arrives.
     pub partition: bool,
-    /// These are lost.
+    /// Share of packets that are lost.
     pub loss: Share,
-    /// These arrive twice.
+    /// Share of packets that arrive twice.
     pub duplicate: Share,
-    /// These arrive some milliseconds later than others, so that later ones overtake them.
+    /// Share of packets that arrive some milliseconds later than others, so that later ones
+    /// overtake them.
     pub reorder: Share,
     /// Time from one adapter to the other.
     pub delay: Latency,
-    /// How much longer it may take, each packet by itself.
+    /// The largest additional time, chosen for each packet.
     pub jitter: Latency,
-    /// How much goes through; what would wait longer than a second is lost.
+    /// The bandwidth; a packet that would wait for it longer than a second is lost.
     pub bandwidth: Option<Bandwidth>,
 }
 
-/// An adapter that a rule is about.
+/// An adapter that a rule selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Selector {
     Any,
     Name(String),
 }
 
-/// A rule: what happens to packets from one adapter to another, or in both directions. Of several rules for the same packets
-/// the last one holds.
+/// A rule: the effects on packets from one adapter to another, or in both directions. If several
+/// rules select the same packets, the last one applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Impairment {
     from: Selector,
     to: Selector,
     is_mutual: bool,
-    /// What happens to the packets.
+    /// The effects on the packets.
     pub effects: Effects,
 }
 
 impl Impairment {
-    /// Whether it is about packets from the adapter of one name to that of another.
+    /// Returns `true` if the rule selects packets from the adapter `from` to the adapter `to`.
     pub(crate) fn is_about(&self, from: &str, to: &str) -> bool {
         let matches = |one: &str, other: &str| self.from.is(one) && self.to.is(other);
         matches(from, to) || (self.is_mutual && matches(to, from))
     }
 
-    /// The names of adapters in it, each once.
+    /// Returns the names of adapters in it, each once.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         let to = Some(&self.to).filter(|to| **to != self.from);
         let selectors = [Some(&self.from), to].into_iter().flatten();
@@ -84,10 +86,10 @@ impl Selector {
     }
 }
 
-/// A text that is no rule. The message continues after the text.
+/// The text is not a rule. The message continues after the text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UnknownImpairment {
-    /// It does not begin with two adapters.
+    /// The text does not begin with two adapters.
     #[error(
         "begins with no pair of adapters: write FROM->TO or ONE<->OTHER, each a name or * for any"
     )]
@@ -97,13 +99,13 @@ pub enum UnknownImpairment {
         "has no effect: add partition, loss=P%, duplicate=P%, reorder=P%, delay=TIME, jitter=TIME, bandwidth=RATE, or none"
     )]
     Empty,
-    /// A word is no effect.
+    /// A word is not an effect.
     #[error(
         "has {0:?}, which is no effect: write partition, loss=P%, duplicate=P%, reorder=P% (P from 0 to 100), delay=TIME up to \
          100ms, jitter=TIME, bandwidth=RATE from 1MiB/s on, or none"
     )]
     Effect(String),
-    /// A word says of an effect what another one has said.
+    /// An effect is given twice.
     #[error("has {0:?} beside a word about the same: write each effect once, and none alone")]
     Twice(String),
 }

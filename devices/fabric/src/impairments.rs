@@ -1,8 +1,8 @@
-//! The outcome of each packet. It follows from the seed, the pair of adapters, and the number of the packet between the two: what the fabric does to
-//! one pair changes nothing for another.
+//! The outcome of each packet. It follows from the seed, the pair of adapters, and the number of
+//! the packet between the two. So pairs do not influence each other.
 //!
-//! Adapters that no rule is about may have a direct connection, which carries their packets past the fabric. It has ended once a rule is in force
-//! that changes anything for the two.
+//! Adapters that no rule selects may have a direct connection, which carries their packets past the
+//! fabric. It ends before a rule that affects the two takes effect.
 
 mod direct;
 
@@ -17,11 +17,11 @@ use crate::gid::Gid;
 use crate::impairment::{ALL, Effects, Impairment};
 use direct::PairConnections;
 
-/// How long a packet may wait for bandwidth.
+/// The longest wait of a packet for bandwidth.
 const LONGEST_QUEUE: Duration = Duration::from_secs(1);
-/// How much later a packet arrives that is overtaken, at least; up to five times that.
+/// The least delay of a packet that is overtaken; it may be up to five times as long.
 const OVERTAKEN: Duration = Duration::from_millis(1);
-/// How many rules there may be.
+/// The most rules.
 const MOST_RULES: usize = 256;
 
 /// Source and destination of a packet.
@@ -32,39 +32,39 @@ pub(crate) type Pair = (Gid, Gid);
 #[error("is one rule too many: `clear` them, {MOST_RULES} are the most")]
 pub(crate) struct TooMany;
 
-/// Why a packet does not arrive.
+/// The reason why a packet does not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lost {
     Partition,
     Loss,
-    /// It would wait too long for bandwidth.
+    /// The packet would wait too long for bandwidth.
     Bandwidth,
 }
 
-/// What happens to a packet.
+/// The outcome of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PacketOutcome {
-    /// Its number among those of its pair, from 1 on.
+    /// Its number among the packets of its pair, counted from 1.
     pub(crate) number: u64,
-    /// When each copy of it arrives, from now on.
+    /// The time from now at which each copy of it arrives.
     pub(crate) copies: Result<Vec<Duration>, Lost>,
-    /// Whether later packets may overtake it.
+    /// Later packets may overtake it.
     pub(crate) is_overtaken: bool,
 }
 
 impl PacketOutcome {
-    /// Whether it arrives once, and at once.
+    /// Returns `true` if it arrives once, without delay.
     pub(crate) fn is_plain(&self) -> bool {
         matches!(self.copies.as_deref(), Ok([delay]) if delay.is_zero())
     }
 }
 
-/// The rules in force, and what has passed between each pair.
+/// The rules, and the state of each pair.
 #[derive(Debug)]
 pub(crate) struct Impairments {
     seed: u64,
     rules: Vec<Impairment>,
-    /// The names of the adapters that are attached.
+    /// The names of the attached adapters.
     names: BTreeMap<Gid, String>,
     pairs: BTreeMap<Pair, Passed>,
     direct: PairConnections,
@@ -74,7 +74,7 @@ pub(crate) struct Impairments {
 struct Passed {
     draws: fastrand::Rng,
     number: u64,
-    /// When the packets before are through.
+    /// The time at which the earlier packets have passed.
     through: Option<Instant>,
 }
 
@@ -89,7 +89,7 @@ impl Impairments {
         }
     }
 
-    /// Puts a rule in force, which holds before all others.
+    /// Adds a rule, which takes precedence over all others.
     pub(crate) fn add(&mut self, rule: Impairment) -> Result<(), TooMany> {
         if self.rules.len() >= MOST_RULES {
             return Err(TooMany);
@@ -100,28 +100,30 @@ impl Impairments {
         Ok(())
     }
 
-    /// Puts all rules out of force; how many there were.
+    /// Removes all rules. Returns their number.
     pub(crate) fn clear(&mut self) -> usize {
         std::mem::take(&mut self.rules).len()
     }
 
-    /// The rules in force.
+    /// Returns the rules.
     pub(crate) fn rules(&self) -> &[Impairment] {
         &self.rules
     }
 
-    /// Whether a rule changes anything for packets between adapters of these names, in either direction.
+    /// Returns `true` if a rule affects packets between adapters of these names, in either
+    /// direction.
     pub(crate) fn affects(&self, one: &str, other: &str) -> bool {
         affects(&self.rules, (one, other))
     }
 
-    /// How many direct connections there are.
+    /// Returns the number of direct connections.
     pub(crate) fn direct_connections(&self) -> usize {
         self.direct.count()
     }
 
-    /// An end of a direct connection for each of two adapters that have these names, in place of an earlier one. `None` if a rule is about them,
-    /// or they got that just now.
+    /// Makes a direct connection for two adapters with these names, in place of an earlier one.
+    /// Returns an end for each, or `None` if a rule selects them, or if they got a connection just
+    /// now.
     pub(crate) fn connect(
         &mut self,
         pair: Pair,
@@ -132,18 +134,18 @@ impl Impairments {
         is_free.then(|| self.direct.open(pair, names, now))?
     }
 
-    /// An adapter has attached.
+    /// Adds an adapter that has attached.
     pub(crate) fn meet(&mut self, gid: Gid, name: String) {
         self.names.insert(gid, name);
     }
 
-    /// The names in a rule that no adapter has that is attached.
+    /// Returns the names in a rule that no attached adapter has.
     pub(crate) fn unknown<'a>(&'a self, rule: &'a Impairment) -> impl Iterator<Item = &'a str> {
         let is_known = |name: &str| self.names.values().any(|known| known == name);
         rule.names().filter(move |name| !is_known(name))
     }
 
-    /// An adapter has left: what follows between it and others begins again.
+    /// Forgets an adapter that has left: the state of its pairs begins again.
     pub(crate) fn forget(&mut self, gid: Gid) {
         self.names.remove(&gid);
         self.direct.end_of(gid);
@@ -151,7 +153,7 @@ impl Impairments {
             .retain(|(from, to), _| ![from, to].contains(&&gid));
     }
 
-    /// The outcome of the next packet of a pair, whose adapters have these names.
+    /// Returns the outcome of the next packet of a pair, whose adapters have these names.
     pub(crate) fn next_outcome(
         &mut self,
         pair: Pair,
@@ -170,13 +172,14 @@ impl Impairments {
     }
 }
 
-/// Whether one of the rules changes anything for packets between adapters of these names, in either direction.
+/// Returns `true` if one of the rules affects packets between adapters of these names, in either
+/// direction.
 fn affects(rules: &[Impairment], (one, other): (&str, &str)) -> bool {
     let has_effect = |names| effects(rules, names) != Effects::default();
     has_effect((one, other)) || has_effect((other, one))
 }
 
-/// What happens to packets from the adapter of one name to that of another.
+/// Returns the effects on packets from the adapter `from` to the adapter `to`.
 fn effects(rules: &[Impairment], (from, to): (&str, &str)) -> Effects {
     let mut rules = rules.iter().rev();
     let rule = rules.find(|rule| rule.is_about(from, to));
@@ -184,7 +187,8 @@ fn effects(rules: &[Impairment], (from, to): (&str, &str)) -> Effects {
 }
 
 impl Passed {
-    /// It draws equally often for each packet, so a rule does not change the outcome of those that come after it.
+    /// Returns the outcome of the next packet. Each packet takes the same number of draws, so a
+    /// rule does not change the outcome of later packets.
     fn next_outcome(&mut self, effects: &Effects, bytes: usize, now: Instant) -> PacketOutcome {
         self.number += 1;
         let [loss, reorder, duplicate, jitter, late] = [(); 5].map(|()| self.draws.u32(..ALL));
@@ -214,7 +218,7 @@ impl Passed {
         }
     }
 
-    /// How long the packet waits for bandwidth and takes to go through.
+    /// Returns the time that the packet waits for bandwidth and takes to pass.
     fn queue(&mut self, effects: &Effects, bytes: usize, now: Instant) -> Result<Duration, Lost> {
         let Some(bandwidth) = effects.bandwidth else {
             return Ok(Duration::ZERO);
@@ -236,12 +240,12 @@ fn time(latency: Latency) -> Duration {
     Duration::from_nanos(latency.nanoseconds())
 }
 
-/// `millionths` of a time.
+/// Returns `millionths` of a time.
 fn share(time: Duration, millionths: u32) -> Duration {
     time.saturating_mul(millionths) / ALL
 }
 
-/// A seed for each pair (FNV-1a, 64 bits).
+/// Returns a seed for each pair (FNV-1a, 64 bits).
 fn mixed(seed: u64, (from, to): Pair) -> u64 {
     let bytes = seed.to_le_bytes().into_iter().chain(from.0).chain(to.0);
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {

@@ -1,34 +1,42 @@
 //! The fabric between network adapters, each known by a GID.
 //!
-//! The daemon `peerbar-fabric` ([`serve`]) joins the adapters of one or several guests. Each attaches by a socket ([`Attachment`], then
-//! [`Link`]) with a name and an address of its own, and sends datagrams and requests to others ([`LinkSender`], [`PacketHandler`]). The fabric
-//! knows nothing of what they say to each other.
+//! The daemon `peerbar-fabric` ([`serve`]) joins the adapters of one or several guests. Each
+//! attaches through a socket ([`Attachment`], then [`Link`]) with a unique name and address, and
+//! sends datagrams and requests to others ([`LinkSender`], [`PacketHandler`]). The fabric does not
+//! interpret their contents.
 //!
-//! # What holds
-//! - **A request is carried out once at most**, and its requester gets the response, or an error that there is none. The fabric may lose,
-//!   delay, reorder and duplicate packets ([`Impairment`]); the links send requests again, and remember those of their peers.
-//! - **No wait is without an end.** A request to an adapter that is not there, or has left, ends at once or when it is next sent again, half
-//!   a second later at most. One to an adapter that gives no sign of life ends after [`PEER_TIME_OUT`], any other after
-//!   [`REQUEST_TIME_OUT`].
-//! - **No adapter is taken for another.** Each attachment has an incarnation that only the fabric can make, and a request reaches the
-//!   incarnation that its requester knows. What an adapter sent reaches no adapter that the fabric has told that it left.
-//! - **No adapter stalls or disconnects another.** The fabric waits for none of them. It holds a limited number of packets of each, and of
-//!   each pair; what is more is dropped and sent again.
-//! - **Which packets are impaired follows from the seed**, the pair and the number of the packet between the two. The record
-//!   ([`Record`]) says what happened to which packet.
-//! - **Most packets need no third process.** Two adapters that no rule is about have a direct connection, a socket that the fabric
-//!   makes and can end: it has ended once a rule about the two is in force, and soon after one of them has left. The first packets of the two
-//!   go through the fabric, those that the socket has no space for, and all that is sent again.
+//! # Guarantees
+//! - **A request is executed at most once**, and its requester gets the response, or an error. The
+//!   fabric may lose, delay, reorder and duplicate packets ([`Impairment`]); the links send
+//!   requests again, and remember those of their peers.
+//! - **Every wait ends.** A request to an adapter that does not exist, or has left, ends at once or
+//!   when it is next sent again, at most half a second later. A request to an adapter that gives no
+//!   sign of life ends after [`PEER_TIME_OUT`], any other after [`REQUEST_TIME_OUT`].
+//! - **No adapter is taken for another.** Each attachment has an incarnation that only the fabric
+//!   can make, and a request reaches the incarnation that its requester knows. Once the fabric has
+//!   told an adapter that another one has left, it delivers none of that one's packets to it.
+//! - **No adapter stalls or disconnects another.** The fabric does not wait for adapters. It holds
+//!   a limited number of packets of each, and of each pair; further packets are dropped and sent
+//!   again.
+//! - **Which packets are impaired follows from the seed**, the pair and the number of the packet
+//!   between the two. The record ([`Record`]) has the fate of each impaired packet.
+//! - **Most packets need no third process.** Two adapters that no rule selects have a direct
+//!   connection, a socket that the fabric makes and can end: it ends before a rule that selects the
+//!   two takes effect, and soon after one of them has left. The fabric still carries the first
+//!   packets of the two, those for which the socket has no space, and all packets that are sent
+//!   again.
 //!
-//! # What does not hold
-//! - Requests are not ordered: one that is sent again may be carried out after later ones.
-//! - Descriptors do not travel between adapters that a rule is about ([`RequestError::NoDescriptors`]): memory that is shared would pass by
-//!   the rule. A new rule is noticed within a second or so.
-//! - A request that ended without a response may have been carried out, or may be while a packet of it is still delayed.
+//! # Limits
+//! - Requests are not ordered: one that is sent again may be executed after later ones.
+//! - Descriptors do not travel between adapters that a rule selects
+//!   ([`RequestError::NoDescriptors`]): shared memory would bypass the rule. A new rule is noticed
+//!   within a second or so.
+//! - A request that ended without a response may have been executed, or may yet be while a packet
+//!   of it is still delayed.
 //!
 //! # The messages
-//! Packets of a `SOCK_SEQPACKET` socket, one message each, in postcard's format; [`PROTOCOL`] numbers the whole. Descriptors come with
-//! the request that they belong to.
+//! Messages are packets of a `SOCK_SEQPACKET` socket, one message each, in postcard's format;
+//! [`PROTOCOL`] is the version number. Descriptors come with the request to which they belong.
 //!
 //! | from | message | answered by |
 //! | --- | --- | --- |

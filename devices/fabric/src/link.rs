@@ -19,33 +19,37 @@ use crate::message::{Body, Incarnation, Message};
 use crate::request::{RequestData, RequestError, RequestId, SendError};
 use shared::SharedLink;
 
-/// Receives what peers send. All methods are called one at a time, from the link's own thread and from [`LinkSender::receive`]. While one
-/// runs, the link sends nothing again, so none may wait.
+/// Receives peers' packets. All methods are called one at a time, from the link's own thread and
+/// from [`LinkSender::receive`]. While one runs, the link does not send packets again, so no method
+/// may wait.
 pub trait PacketHandler: Send + Sync {
-    /// `from` has sent a datagram. Some are lost, late or come twice.
+    /// `from` has sent a datagram. Datagrams may be lost, late or duplicated.
     fn datagram(&self, from: Gid, data: &[u8]);
-    /// `from` has sent a request, which is to be carried out. It comes once. `reply` may be sent later, by any thread.
+    /// `from` has sent a request, which must be executed. It comes once. `reply` may be sent later,
+    /// by any thread.
     fn request(&self, from: Gid, data: Vec<u8>, descriptors: Vec<OwnedFd>, reply: Reply);
-    /// `peer` has left, or another adapter has its address now: what is kept for it is of no use.
+    /// `peer` has left, or another adapter has its address now: state that is kept for it is
+    /// useless.
     fn gone(&self, peer: Gid);
     /// The fabric is gone. All requests have ended, and all peers are gone; the link attaches again by itself.
     fn lost(&self);
 }
 
-/// The link at work. Dropped, the adapter leaves its fabric, and its requests end.
+/// A working link. When it is dropped, the adapter leaves its fabric, and its requests end.
 #[derive(Debug)]
 pub struct Link {
     shared: Arc<SharedLink>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Sends to other adapters, from any number of threads, and never waits. All clones send by the same link.
+/// Sends to other adapters, from any number of threads, and never waits. All clones use the same
+/// link.
 #[derive(Clone, Debug)]
 pub struct LinkSender {
     shared: Arc<SharedLink>,
 }
 
-/// The answer to one request. Dropped, it refuses the request.
+/// The answer to one request. Dropping it refuses the request.
 #[derive(Debug)]
 pub struct Reply {
     shared: Arc<SharedLink>,
@@ -71,7 +75,7 @@ impl Link {
         })
     }
 
-    /// The way to other adapters.
+    /// Returns the path to other adapters.
     pub fn sender(&self) -> LinkSender {
         LinkSender {
             shared: self.shared.clone(),
@@ -117,19 +121,21 @@ impl LinkSender {
         Ok(())
     }
 
-    /// Whether descriptors can be sent to a peer at present, as far as it is known: not where the fabric impairs what passes between the
-    /// two, so that all data meets the impairments.
+    /// Returns `Some(true)` if descriptors can currently be sent to a peer, or `None` if that is
+    /// not known. They cannot if the fabric impairs packets between the two, so that all data meets
+    /// the impairments.
     pub fn takes_descriptors(&self, to: Gid) -> Option<bool> {
         self.shared.state.lock().transport.takes_descriptors(to)
     }
 
-    /// What the link has sent again since its start.
+    /// Returns the numbers of packets that the link has sent again since its start.
     pub fn statistics(&self) -> LinkStatistics {
         self.shared.state.lock().transport.statistics()
     }
 
-    /// Sends a request: at most [`MAX_DATA`] bytes and [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS) descriptors. The peer carries it out
-    /// once at most, in no particular order with others. `done` gets its response, or why there is none, as [`PacketHandler`] is called,
+    /// Sends a request: at most [`MAX_DATA`] bytes and [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS)
+    /// descriptors. The peer executes it at most once, in no particular order with others. `done`
+    /// gets its response, or the reason why there is none. It is called like a [`PacketHandler`],
     /// and may not wait; it is dropped if nothing is sent.
     ///
     /// # Errors
@@ -159,9 +165,10 @@ impl LinkSender {
         sent.map_err(|(_, error)| error)
     }
 
-    /// Receives some of what has come by direct connections, without waiting, and has `handler` handle it: the one that the link was started
-    /// with. The link's thread receives there only what it would otherwise give up or send again. While there is something, the descriptor of
-    /// this value is readable.
+    /// Receives some of the packets on direct connections, without waiting, and passes them to
+    /// `handler`, which must be the one with which the link was started. The link's thread only
+    /// receives there before it would give up a request or send it again. The descriptor of this
+    /// value is readable while there are packets.
     pub fn receive(&self, handler: &dyn PacketHandler) {
         self.shared.receive_directly(handler);
     }

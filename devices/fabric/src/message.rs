@@ -11,15 +11,16 @@ use thiserror::Error;
 use crate::gid::Gid;
 use crate::limits::MAX_DATA;
 
-/// What a link carries beside the data of a packet, in bytes.
+/// Bytes that a link carries in addition to the data of a packet.
 const HEADER: usize = 64;
 
-/// Number of one attachment of an adapter. The fabric chooses it; no other adapter can guess it, and it is never given twice.
+/// Number of one attachment of an adapter. The fabric chooses it; no other adapter can guess it,
+/// and it is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
 impl Incarnation {
-    /// That of no adapter, or of any that has a GID.
+    /// No adapter, or any adapter that has a GID.
     pub const NONE: Self = Self(0);
 }
 
@@ -36,40 +37,41 @@ impl fmt::Display for Incarnation {
     }
 }
 
-/// Why an adapter may not attach.
+/// The reason why an adapter may not attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum Refusal {
-    /// It speaks another version of the protocol.
+    /// The adapter uses another version of the protocol.
     #[error("it speaks another protocol: build fabric and adapters from the same source")]
     Protocol,
-    /// An adapter of that name or GID is attached.
+    /// An adapter with that name or GID is attached.
     #[error("its name or GID is taken: give each adapter a name and a GID of its own")]
     Taken,
-    /// As many adapters are attached as may be.
+    /// The limit of attached adapters is reached.
     #[error("it has as many adapters as it takes: end one of them")]
     Full,
 }
 
-/// A message, as the table in the crate's documentation has it.
+/// A message; the table in the crate's documentation describes them.
 ///
-/// On the wire it is in postcard's format, and Hello stays first: an adapter of another protocol is to be refused.
+/// On the wire it has postcard's format. Hello must stay first, so that an adapter with another
+/// protocol version can be refused.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Message {
     /// An adapter wants to attach.
     Hello {
-        /// [`PROTOCOL`](crate::PROTOCOL) as it has it.
+        /// The adapter's [`PROTOCOL`](crate::PROTOCOL).
         protocol: u32,
         /// Its name: 1 to 32 ASCII letters, digits, `-`, `_` or `.`.
         name: String,
         /// Its address.
         gid: Gid,
     },
-    /// It is attached.
+    /// The adapter is attached.
     Welcome {
-        /// Of this attachment.
+        /// The incarnation of this attachment.
         incarnation: Incarnation,
     },
-    /// It may not attach.
+    /// The adapter may not attach.
     Refused(Refusal),
     /// An adapter asks for the holder of this GID.
     Resolve {
@@ -80,27 +82,29 @@ pub enum Message {
     Peer {
         /// The address.
         gid: Gid,
-        /// The adapter that has it; none if no adapter has.
+        /// The adapter that has it, or [`Incarnation::NONE`].
         incarnation: Incarnation,
-        /// Whether descriptors can be sent to it: the fabric impairs nothing between the two.
+        /// Descriptors can be sent to it: the fabric does not impair packets between the two.
         takes_descriptors: bool,
     },
     /// A packet, to or from another adapter.
     Packet {
-        /// Its destination; its source when it arrives there.
+        /// Its destination; on arrival there, its source.
         peer: Gid,
-        /// Of the destination, or none if any will do; of the source when it arrives there.
+        /// The incarnation of the destination, or [`Incarnation::NONE`] if any will do; on arrival
+        /// there, that of the source.
         incarnation: Incarnation,
-        /// What the adapters say to each other.
+        /// The contents.
         body: Body,
     },
-    /// An adapter asks for a direct connection with the holder of this GID. There is no answer if it cannot have one.
+    /// An adapter asks for a direct connection with the holder of this GID. There is no answer if
+    /// it cannot have one.
     Connect {
         /// The address.
         gid: Gid,
     },
-    /// A direct connection: a socket whose other end the holder of this GID has. Packets between the two may pass there as they do at the
-    /// fabric, until the fabric ends it.
+    /// A direct connection: a socket whose other end the holder of this GID has. Packets between
+    /// the two may use it as they use the fabric, until the fabric ends it.
     Direct {
         /// The address.
         gid: Gid,
@@ -112,17 +116,18 @@ pub enum Message {
     },
 }
 
-/// What an adapter says to another one.
+/// A message from one adapter to another.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Body {
-    /// Data that may be lost, come twice or come late.
+    /// Data that may be lost, duplicated or late.
     Datagram {
         /// At most [`MAX_DATA`](crate::MAX_DATA) bytes.
         data: ByteBuf,
     },
     /// Data that asks for a response. It is sent again until an answer comes.
     Request {
-        /// Of the request. A requester gives its requests to one peer the tags 0, 1, 2 and so on.
+        /// The request's tag. A requester gives its requests to one peer the tags 0, 1, 2 and so
+        /// on.
         tag: u64,
         /// The lowest tag that the requester still waits for.
         oldest: u64,
@@ -134,14 +139,14 @@ pub enum Body {
     },
     /// A request has arrived, and its response will come later.
     Working {
-        /// That of the request.
+        /// The request's tag.
         tag: u64,
     },
     /// The outcome of a request.
     Response {
-        /// That of the request.
+        /// The request's tag.
         tag: u64,
-        /// At most [`MAX_DATA`](crate::MAX_DATA) bytes; none if the peer does not carry it out.
+        /// At most [`MAX_DATA`](crate::MAX_DATA) bytes, or `None` if the peer refuses the request.
         data: Option<ByteBuf>,
     },
     /// The requester waits for no response with a lower tag.
@@ -152,7 +157,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// How much a link carries for it, in bytes.
+    /// Returns the bytes that a link carries for it.
     pub(crate) fn size(&self) -> usize {
         match self {
             Self::Datagram { data }
@@ -166,7 +171,7 @@ impl Body {
         }
     }
 
-    /// How many descriptors come with it.
+    /// Returns the number of descriptors that come with it.
     pub(crate) fn descriptors(&self) -> usize {
         match self {
             Self::Request { descriptors, .. } => descriptors.len(),
@@ -174,7 +179,7 @@ impl Body {
         }
     }
 
-    /// A field whose value no adapter would send.
+    /// Returns the name of a field with a value that no adapter would send.
     pub(crate) fn wrong_field(&self) -> Option<&'static str> {
         match self {
             Self::Datagram { data }
@@ -187,7 +192,7 @@ impl Body {
         }
     }
 
-    /// What it is, for the record.
+    /// Returns its summary, for the record.
     pub(crate) fn summary(&self) -> Summary {
         let (kind, tag) = match self {
             Self::Datagram { .. } => ("datagram", None),

@@ -1,5 +1,6 @@
-//! Adapters with the real transport, at the real fabric, by a clock of the test's: whatever the fabric does to packets, and whichever adapter leaves,
-//! stops or comes back, no request is carried out twice, and each ends with its own response or with an error, in time.
+//! Adapters with the real transport, at the real fabric, with the test's clock. For any
+//! impairments, and any adapters that leave, stop or come back, no request is executed twice, and
+//! each ends with its own response or with an error, in time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::transport::{Output, Transport};
 
 const ADAPTERS: u8 = 3;
 
-/// A request of the test's: its number, and how often it was carried out.
+/// A request of the test: its number, and the number of times that it was executed.
 #[derive(Debug)]
 struct Asked {
     at: Instant,
@@ -34,7 +35,7 @@ struct Adapter {
     port: PortId,
     transport: Transport<usize>,
     direct: PeerConnections,
-    /// It neither reads nor lets time pass.
+    /// The adapter neither reads nor lets time pass.
     is_stopped: bool,
     /// Requests of peers that it has not answered.
     working: Vec<(RequestId, Vec<u8>)>,
@@ -43,7 +44,7 @@ struct Adapter {
 struct World {
     fabric: PacketFabric,
     impairments: Arc<Mutex<Impairments>>,
-    /// Packets that went past the fabric.
+    /// Packets that bypassed the fabric.
     direct_packets: usize,
     adapters: BTreeMap<u8, Adapter>,
     asked: Vec<Asked>,
@@ -77,7 +78,7 @@ enum Step {
     Pass {
         milliseconds: u64,
     },
-    /// A rule about the packets between two, or none any more.
+    /// A rule for the packets between two, or the removal of all rules.
     Rule {
         from: u8,
         to: u8,
@@ -109,7 +110,8 @@ impl World {
         world
     }
 
-    /// A world in which all this has happened and every request has ended, checked after each step.
+    /// Returns a world after all these steps, in which every request has ended. Checks it after
+    /// each step.
     fn after(seed: u64, rules: &[&str], steps: &[Step]) -> Self {
         let mut world = Self::new(seed, rules);
         for step in steps {
@@ -209,7 +211,7 @@ impl World {
         }
     }
 
-    /// Lets time pass, and everything happen that is due meanwhile.
+    /// Lets time pass, and makes everything happen that is due in that time.
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         loop {
@@ -229,7 +231,7 @@ impl World {
         }
     }
 
-    /// Carries out everything that needs no time.
+    /// Executes everything that takes no time.
     fn settle(&mut self) {
         loop {
             let mut is_quiet = true;
@@ -362,7 +364,7 @@ fn step_with_rules() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Bad enough that packets are lost, and good enough that no request ends by that.
+/// Bad enough that packets are lost, and good enough that no request fails because of it.
 const BAD: &[&str] =
     &["*->* loss=5% duplicate=20% reorder=20% delay=5ms jitter=100ms bandwidth=1MiB/s"];
 const WORSE: &[&str] = &["*->* loss=30% duplicate=20% reorder=20% delay=1ms jitter=100ms"];

@@ -1,4 +1,5 @@
-//! The record of what a fabric did to packets, so that a run can be explained: a text file, one line for each event.
+//! The record of the fate of packets in a fabric, which explains a run: a text file, one line for
+//! each event.
 
 use std::fmt;
 use std::fs::File;
@@ -17,16 +18,16 @@ use crate::message::Summary;
 /// The longest record in bytes.
 const LONGEST: usize = 64 << 20;
 
-/// Something that is recorded.
+/// A recorded event.
 #[derive(Clone, Debug)]
 pub(crate) enum Happened {
     Attached(String, Gid),
     Left(String, Gid),
-    /// A rule is in force.
+    /// A rule was added.
     Rule(Impairment),
-    /// No rule is in force any more.
+    /// All rules were removed.
     Cleared,
-    /// A packet was lost, or is not to arrive at once and once.
+    /// A packet was lost, or will not arrive once and without delay.
     Impaired {
         names: (String, String),
         outcome: PacketOutcome,
@@ -81,19 +82,19 @@ fn impaired(f: &mut fmt::Formatter<'_>, outcome: &PacketOutcome) -> fmt::Result 
     Ok(())
 }
 
-/// The record; without a file, nothing is recorded. All clones are the same one.
+/// The record; without a file, nothing is recorded. All clones write to the same file.
 #[derive(Clone, Debug, Default)]
 pub struct Record(Option<Arc<Mutex<RecordFile>>>);
 
 #[derive(Debug)]
 struct RecordFile {
     file: File,
-    /// How many bytes it takes; none once it has ended.
+    /// Bytes that it still takes, or `None` once it has ended.
     left: Option<usize>,
 }
 
 impl Record {
-    /// A record in a new file.
+    /// Makes a record in a new file.
     ///
     /// # Errors
     /// The file cannot be made.

@@ -1,4 +1,4 @@
-//! A request to another adapter, and why it fails or is not sent.
+//! A request to another adapter, and the errors of it.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -9,27 +9,29 @@ use thiserror::Error;
 use crate::gid::Gid;
 use crate::message::Incarnation;
 
-/// Why a request failed.
+/// The reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Error)]
 pub enum RequestError {
-    /// No adapter has that GID, or the one that had it has left, or the fabric is gone. The request may have been carried out.
+    /// No adapter has that GID, or the one that had it has left, or the fabric is gone. The request
+    /// may have been executed.
     #[error("no adapter has that GID, or it is gone")]
     Gone,
-    /// The peer gave no sign of life. The request may have been carried out.
+    /// The peer gave no sign of life. The request may have been executed.
     #[error("the peer did not answer in time")]
     TimedOut,
-    /// The peer does not carry it out.
+    /// The peer refuses it.
     #[error("the peer refuses the request")]
     Refused,
-    /// A rule is about the two: no descriptor can be sent.
+    /// A rule selects the two, so no descriptor can be sent.
     #[error("no descriptor can be sent to that peer: send the data instead")]
     NoDescriptors,
 }
 
-/// Why nothing was sent.
+/// The reason why nothing was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SendError {
-    /// As many requests to that peer are under way as may be. There is room again once the oldest of them is done.
+    /// The limit of pending requests to that peer is reached. There is room again once the oldest
+    /// of them is done.
     #[error("too many requests to that adapter are under way")]
     Busy,
     /// More data or descriptors than a packet takes.
@@ -40,14 +42,14 @@ pub enum SendError {
     Lost,
 }
 
-/// What a request carries.
+/// The contents of a request.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestData {
     pub(crate) data: ByteBuf,
     pub(crate) descriptors: Vec<Arc<OwnedFd>>,
 }
 
-/// A request of a peer, as the adapter answers it.
+/// The identity of a peer's request, for the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestId {
     pub(crate) from: Gid,

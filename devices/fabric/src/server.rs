@@ -26,10 +26,10 @@ use crate::message::{Incarnation, Message};
 /// The most connections at once: all adapters, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_ADAPTERS;
 
-/// How many messages of one adapter are handled before it is the next one's turn.
+/// Messages of one adapter that are handled before the next one's turn.
 const TURN: usize = 8;
 
-/// Why a fabric is not, or no longer, there.
+/// The reason why a fabric cannot be served, or no longer.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The socket cannot be made.
@@ -38,10 +38,10 @@ pub enum ServeError {
     /// The control socket cannot be made.
     #[error(transparent)]
     Control(#[from] LineServerError),
-    /// The system refuses to go on.
+    /// The operating system reported an error.
     #[error("fabric at {}: cannot go on", path.display())]
     System {
-        /// Where its socket is.
+        /// Path of its socket.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
@@ -78,7 +78,8 @@ pub fn serve(
     })
 }
 
-/// How many descriptors packets may have that wait: a quarter of what this process may open.
+/// Returns the number of descriptors that waiting packets may have: a quarter of those that this
+/// process may open.
 fn most_descriptors() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| {
@@ -122,7 +123,7 @@ impl Server {
         self.listener.wait(stop, None, clients, deadlines)
     }
 
-    /// Some messages of one adapter.
+    /// Receives some messages of one adapter.
     fn receive(&mut self, port: PortId) {
         for _ in 0..TURN {
             let Some(connection) = self.connections.get(&port) else {
@@ -147,7 +148,8 @@ impl Server {
         Ok(())
     }
 
-    /// Sends what there is for each adapter, and closes the connections of those that are cut off.
+    /// Sends the messages for each adapter, and closes the connections of adapters that are cut
+    /// off.
     fn carry_out(&mut self) {
         let mut lost = Vec::new();
         for (port, connection) in &mut self.connections {
@@ -165,7 +167,7 @@ impl Server {
                 _ => None,
             };
             if let Some(mut connection) = self.connections.remove(&port) {
-                // It may have left.
+                // The adapter may have left.
                 let _ = connection.send_all(|| last.take());
             }
         }

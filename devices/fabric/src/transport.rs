@@ -1,9 +1,10 @@
-//! The transport of an adapter: what each message of the fabric, each request and the passing of time lead to. No I/O and no clock of
-//! its own.
+//! The transport of an adapter: the effects of each message of the fabric, of each request and of
+//! time. It contains no I/O and no clock.
 //!
-//! The fabric may lose, delay, reorder and duplicate packets. A request is sent again until its response comes, and its peer carries it out
-//! once at most: it remembers each request until the requester waits for it no longer. Both know each other by their incarnations,
-//! so neither takes its peer's successor for the peer.
+//! The fabric may lose, delay, reorder and duplicate packets. A request is sent again until its
+//! response comes, and its peer executes it at most once: the peer remembers each request until the
+//! requester no longer waits for it. Both know each other by their incarnations, so neither takes
+//! its peer's successor for the peer.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -25,20 +26,21 @@ mod outgoing;
 #[cfg(test)]
 mod tests;
 
-/// How often the fabric is asked whether a peer is still there.
+/// Interval at which the fabric is asked whether a peer still exists.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The same for one that no request goes to, while there is no room for other peers: adapters that come and go occupy entries until
-/// the fabric says that they have left.
+/// The same for a peer without pending requests, while there is no room for other peers: adapters
+/// that come and go occupy entries until the fabric reports that they have left.
 const INTERVAL_WHEN_FULL: Duration = Duration::from_millis(50);
 
-/// A step for the link, to be carried out in order. `D` is what the adapter knows its own request by.
+/// A step for the link. Steps are executed in order. `D` identifies an adapter's own request.
 #[derive(Debug)]
 pub(crate) enum Output<D> {
     /// Send it to the fabric, or to the peer by a direct connection. It may be lost.
     Send(Message),
-    /// Send it to the fabric, as it may have been lost, and the fabric knows whether the peer is there.
+    /// Send it to the fabric, because it may have been lost, and because the fabric knows whether
+    /// the peer exists.
     SendByFabric(Message),
-    /// A request of this adapter's has ended.
+    /// A request of this adapter has ended.
     Complete(D, Result<Vec<u8>, RequestError>),
     /// A peer has sent a datagram.
     Datagram(Gid, Vec<u8>),
@@ -50,14 +52,14 @@ pub(crate) enum Output<D> {
     Direct(Gid, Incarnation, Arc<OwnedFd>),
 }
 
-/// The dealings with one peer.
+/// The state of the communication with one peer.
 #[derive(Debug)]
 struct Peer<D> {
-    /// None while the fabric resolves the GID.
+    /// The peer, or `None` while the fabric resolves the GID.
     known: Option<Known>,
     outgoing: Outgoing<D>,
     incoming: Incoming,
-    /// When the fabric was asked, or has answered.
+    /// The time at which the fabric was asked, or has answered.
     asked_at: Instant,
     is_direct: bool,
 }
@@ -65,18 +67,19 @@ struct Peer<D> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     incarnation: Incarnation,
-    /// None until the fabric has said so.
+    /// The peer takes descriptors; `None` until the fabric has told.
     takes_descriptors: Option<bool>,
 }
 
-/// All dealings of one attachment.
+/// The state of one attachment.
 #[derive(Debug)]
 pub(crate) struct Transport<D> {
     peers: BTreeMap<Gid, Peer<D>>,
-    /// Number of requests of each GID that are carried out at the moment, of former holders too, waited for or not.
+    /// Number of requests of each GID that are being executed, including those of former holders
+    /// and those that nobody waits for.
     running: BTreeMap<Gid, usize>,
     outputs: Vec<Output<D>>,
-    /// Of all attachments.
+    /// Statistics of all attachments.
     statistics: LinkStatistics,
 }
 
@@ -90,17 +93,17 @@ impl<D> Transport<D> {
         }
     }
 
-    /// What was sent again.
+    /// Returns the statistics.
     pub(crate) fn statistics(&self) -> LinkStatistics {
         self.statistics
     }
 
-    /// What is to be done, in order. Doing it may lead to more.
+    /// Takes the outputs to execute, in order. Executing them may lead to more.
     pub(crate) fn take_outputs(&mut self) -> Vec<Output<D>> {
         std::mem::take(&mut self.outputs)
     }
 
-    /// Sends a request, whose end `done` stands for. `done` comes back if nothing is sent.
+    /// Sends a request. `done` identifies it at its end, and is returned if nothing is sent.
     pub(crate) fn request(
         &mut self,
         to: Gid,
@@ -122,13 +125,13 @@ impl<D> Transport<D> {
         Ok(())
     }
 
-    /// Whether a peer takes descriptors, as far as the fabric has said so.
+    /// Returns `Some(true)` if a peer takes descriptors, or `None` if the fabric has not told yet.
     pub(crate) fn takes_descriptors(&self, gid: Gid) -> Option<bool> {
         self.peers.get(&gid)?.known?.takes_descriptors
     }
 
-    /// Sends the response to a request of a peer; none if it is not carried out. One that waits for it no longer is not sent any. To be
-    /// called once for each [`Output::Request`].
+    /// Sends the response to a request of a peer, or a refusal if `data` is `None`. Sends nothing
+    /// if the requester no longer waits for it. Must be called once for each [`Output::Request`].
     pub(crate) fn respond(&mut self, id: RequestId, data: Option<ByteBuf>) {
         if let Some(running) = self.running.get_mut(&id.from) {
             *running -= 1;
@@ -143,7 +146,7 @@ impl<D> Transport<D> {
         }
     }
 
-    /// Handles a message of the fabric. False if a fabric would not send it.
+    /// Handles a message of the fabric. Returns `false` if a fabric would not send it.
     pub(crate) fn receive(&mut self, message: Message, now: Instant) -> bool {
         match message {
             Message::Peer {
@@ -171,8 +174,9 @@ impl<D> Transport<D> {
         true
     }
 
-    /// Handles a packet that came by a direct connection. It makes no sender a peer: before the connection ends, the fabric may have named the
-    /// peer's successor, or have said that the peer has left.
+    /// Handles a packet that came by a direct connection. It does not make the sender a peer:
+    /// before the connection ends, the fabric may have named the peer's successor, or reported that
+    /// the peer has left.
     pub(crate) fn receive_directly(&mut self, packet: Message, now: Instant) {
         let is_known = match &packet {
             Message::Packet {
@@ -185,7 +189,8 @@ impl<D> Transport<D> {
         }
     }
 
-    /// Sends again what no answer has come to, ends what has taken too long, and forgets peers that have left.
+    /// Sends unanswered packets again, ends requests that have taken too long, and forgets peers
+    /// that have left.
     pub(crate) fn expire(&mut self, now: Instant) {
         let is_full = self.is_full();
         let gids: Vec<Gid> = self.peers.keys().copied().collect();
@@ -215,7 +220,7 @@ impl<D> Transport<D> {
         }
     }
 
-    /// When [`Transport::expire`] will have something to do.
+    /// Returns the time at which [`Transport::expire`] must be called.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let (peers, is_full) = (self.peers.values(), self.is_full());
         peers
@@ -224,7 +229,7 @@ impl<D> Transport<D> {
             .min()
     }
 
-    /// The fabric is gone, and all peers with it. What is under way ends.
+    /// Handles the loss of the fabric, and of all peers. Pending requests end.
     pub(crate) fn lose(&mut self) {
         let gids: Vec<Gid> = self.peers.keys().copied().collect();
         gids.into_iter().for_each(|gid| self.forget(gid));
@@ -234,7 +239,7 @@ impl<D> Transport<D> {
         self.peers.len() >= MAX_PEERS
     }
 
-    /// The fabric has resolved a GID.
+    /// Handles the fabric's answer for a GID.
     fn resolved(
         &mut self,
         gid: Gid,
@@ -249,7 +254,7 @@ impl<D> Transport<D> {
         if self.peers.get(&gid).is_some_and(is_other) {
             self.forget(gid);
         }
-        // An answer that comes late makes no adapter a peer.
+        // A late answer does not make an adapter a peer.
         if let Some(peer) = self.peers.get_mut(&gid) {
             peer.known = Some(Known {
                 incarnation,
@@ -264,7 +269,7 @@ impl<D> Transport<D> {
         }
     }
 
-    /// There is a direct connection with a peer.
+    /// Handles a new direct connection with a peer.
     fn connected(
         &mut self,
         gid: Gid,
@@ -275,19 +280,22 @@ impl<D> Transport<D> {
         if let Some(peer) = self.introduce(gid, incarnation, now) {
             peer.is_direct = true;
         }
-        // What comes there from one that there is no room for is not taken, until the fabric has brought a packet of it.
+        // Packets on it from an adapter for which there is no room are not taken, until the fabric
+        // has brought a packet of it.
         let direct = Output::Direct(gid, incarnation, socket);
         self.outputs.push(direct);
     }
 
-    /// The direct connection with a peer has ended. The fabric is asked for another one when it is asked for the peer next.
+    /// Handles the end of the direct connection with a peer. The fabric is asked for another one
+    /// when it is next asked for the peer.
     pub(crate) fn disconnected(&mut self, gid: Gid) {
         if let Some(peer) = self.peers.get_mut(&gid) {
             peer.is_direct = false;
         }
     }
 
-    /// The peer that the fabric has named. `None` with no room, until those that have left are forgotten.
+    /// Returns the peer that the fabric has named. Returns `None` if there is no room, until
+    /// adapters that have left are forgotten.
     fn introduce(
         &mut self,
         gid: Gid,
@@ -312,7 +320,8 @@ impl<D> Transport<D> {
         Some(peer)
     }
 
-    /// Whether the sender of a packet is known. Only a request makes it so, as that takes an entry; with no room, it is sent again.
+    /// Returns `true` if the sender of a packet is known. Only a request makes it known, because
+    /// that takes an entry; without room, the request will be sent again.
     fn knows_sender(
         &mut self,
         from: Gid,
@@ -326,7 +335,7 @@ impl<D> Transport<D> {
         }
     }
 
-    /// Whether a GID's holder is a peer, and the one of that incarnation.
+    /// Returns `true` if a GID's holder is a peer with that incarnation.
     fn knows(&self, gid: Gid, incarnation: Incarnation) -> bool {
         self.peers.get(&gid).and_then(Peer::incarnation) == Some(incarnation)
     }
@@ -389,7 +398,7 @@ impl<D> Transport<D> {
         }
     }
 
-    /// Sends what is due to a peer, if it is known.
+    /// Sends the packets that are due to a peer, if it is known.
     fn transmit(&mut self, to: Gid, now: Instant) {
         let Some(peer) = self.peers.get_mut(&to) else {
             return;
@@ -434,7 +443,7 @@ impl<D> Transport<D> {
         }));
     }
 
-    /// The peer is gone.
+    /// Forgets a peer that is gone.
     fn forget(&mut self, gid: Gid) {
         let Some(peer) = self.peers.remove(&gid) else {
             return;
@@ -460,7 +469,7 @@ impl<D> Peer<D> {
         }
     }
 
-    /// When the fabric is asked next.
+    /// Returns the time at which the fabric is asked next.
     fn ask_at(&self, is_full: bool) -> Instant {
         let is_idle = self.outgoing.settled().is_some();
         let interval = match is_full && is_idle {

@@ -1,4 +1,5 @@
-//! What a fabric can still do after it was taken over.
+//! The confinement of a fabric: the actions that remain possible after an attacker has taken it
+//! over.
 
 use peerbar_sandbox::take_over::assert_confined;
 use peerbar_sandbox::{Connections, ServerKind};

@@ -1,4 +1,4 @@
-//! The rules of one device, and which of them fires.
+//! The rules of one device, and the decision which of them fires.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -17,24 +17,24 @@ const MOST: usize = 64;
 /// The rules of one device; shared by all its threads.
 #[derive(Debug)]
 pub struct Faults {
-    /// Kinds that there are rules for, a bit each. A thread that misses a rule that was added just now acts as if it had come
-    /// before the rule.
+    /// The kinds that have rules, one bit each. A thread that misses a newly added rule acts as if
+    /// it had run before the rule was added.
     armed: AtomicU16,
-    /// There are rules by which the device loses power.
+    /// Set if there are rules by which the device loses power.
     loses_power: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Kinds that the device has subjects of, a bit each.
+    /// The kinds of subjects that the device has, one bit each.
     served: u16,
-    /// How many MSI-X vectors and namespaces the device has; `None` while that is not known.
+    /// Numbers of the device's MSI-X vectors and namespaces; `None` while unknown.
     vectors: Option<u32>,
     namespaces: Option<u32>,
-    /// Why the device cannot lose power.
+    /// The reason why the device cannot lose power.
     powerless: Option<&'static str>,
-    /// How many rules there ever were.
+    /// Number of rules that have ever been added.
     added: u32,
     rules: Vec<Armed>,
 }
@@ -53,9 +53,9 @@ struct Armed {
 pub struct InForce {
     /// The rule.
     pub rule: Rule,
-    /// How often its subject matched.
+    /// Number of matches of its subject.
     pub matches: u64,
-    /// How often it fired then.
+    /// Number of times that it has fired.
     pub fired: u64,
 }
 
@@ -73,7 +73,7 @@ impl fmt::Display for InForce {
 /// A rule that fires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fired {
-    /// What happens.
+    /// The action of the rule.
     pub action: Action,
     /// The number of the rule at its device, from 1 on.
     pub rule: u32,
@@ -81,35 +81,35 @@ pub struct Fired {
     pub matches: u64,
 }
 
-/// Why a device does not take a rule. The message continues after the rule.
+/// The reason why a device does not accept a rule. The message continues after the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AddError {
-    /// It has no such subjects.
+    /// The device has no such subjects.
     #[error("is for another device: this one has no {0}")]
     NoSubject(&'static str),
-    /// It has no such interrupt vector.
+    /// The device has no such interrupt vector.
     #[error("has `vector={vector}`: {}", range("vectors", 0, *count))]
     Vector {
         /// The vector that the rule names.
         vector: u16,
-        /// How many the device has, from 0 on.
+        /// The number of the device's vectors, counted from 0.
         count: u32,
     },
-    /// It has no such namespace.
+    /// The disk has no such namespace.
     #[error("has `nsid={nsid}`: {}", range("namespaces", 1, *count))]
     Namespace {
         /// The namespace that the rule names.
         nsid: u32,
-        /// How many the disk has, from 1 on.
+        /// The number of the disk's namespaces, counted from 1.
         count: u32,
     },
-    /// It cannot lose power.
+    /// The device cannot lose power.
     #[error("takes the device's power: {0}")]
     Power(&'static str),
-    /// It has too many already.
+    /// The device has too many rules.
     #[error("is one too many: {MOST} rules are in force; clear them first")]
     Full,
-    /// It fires at once, and no client has the device yet.
+    /// The rule fires at once, but no client has the device yet.
     #[error(
         "fires at once, and no guest has the device yet: give it to `peerbar inject`, or to the socket of --control, while a guest runs"
     )]
@@ -123,7 +123,7 @@ impl Default for Faults {
 }
 
 impl Faults {
-    /// No rules yet, for a device that has subjects of these kinds.
+    /// Makes an empty set of rules, for a device that has subjects of these kinds.
     pub fn new(served: &[Kind]) -> Self {
         let state = State {
             served: served.iter().fold(0, |all, kind| all | bit(*kind)),
@@ -140,7 +140,7 @@ impl Faults {
         }
     }
 
-    /// The device has subjects of these kinds, too.
+    /// Adds kinds of subjects that the device has.
     pub fn serve(&self, kinds: &[Kind]) {
         let mut state = self.state.lock();
         state.served = kinds
@@ -148,22 +148,23 @@ impl Faults {
             .fold(state.served, |all, kind| all | bit(*kind));
     }
 
-    /// The device has this number of MSI-X vectors.
+    /// Sets the number of the device's MSI-X vectors.
     pub fn set_vectors(&self, count: u32) {
         self.state.lock().vectors = Some(count);
     }
 
-    /// The disk has this number of namespaces, numbered from 1 on.
+    /// Sets the number of the disk's namespaces, which are counted from 1.
     pub fn set_namespaces(&self, count: u32) {
         self.state.lock().namespaces = Some(count);
     }
 
-    /// Rules by which the device loses power are refused from now on, for this reason.
+    /// Refuses rules by which the device loses power from now on, for this reason.
     pub fn refuse_power_loss(&self, reason: &'static str) {
         self.state.lock().powerless = Some(reason);
     }
 
-    /// Puts a rule in force, behind the others. A rule for the device itself fires at once instead, which is returned, and is over.
+    /// Adds a rule, after the others. A rule for the device itself fires at once instead, and is
+    /// not kept: then returns the fired rule.
     pub fn add(&self, rule: Rule) -> Result<Option<Fired>, AddError> {
         let mut state = self.state.lock();
         let kind = rule.subject.kind();
@@ -188,10 +189,11 @@ impl Faults {
         Ok(None)
     }
 
-    /// Whether a rule may be put in force before a client has the device.
+    /// Checks that a rule may be added before a client has the device.
     ///
     /// # Errors
-    /// [`AddError::NoClient`] for a rule of the device itself: it would fire at once, without an effect on the first client.
+    /// [`AddError::NoClient`] for a rule of the device itself: it would fire at once, without an
+    /// effect on the first client.
     pub fn check_before_client(rule: &Rule) -> Result<(), AddError> {
         match rule.subject {
             Subject::Device => Err(AddError::NoClient),
@@ -199,7 +201,8 @@ impl Faults {
         }
     }
 
-    /// Takes all rules out of force; how many there were. What is held back at this moment still comes late.
+    /// Removes all rules. Returns their number. Items that are held back at the moment still come
+    /// late.
     pub fn clear(&self) -> usize {
         let mut state = self.state.lock();
         let count = state.rules.len();
@@ -208,7 +211,7 @@ impl Faults {
         count
     }
 
-    /// The rules in force, in the order in which they act.
+    /// Returns all rules, in the order in which they act.
     pub fn rules(&self) -> Vec<InForce> {
         let state = self.state.lock();
         let rules = state.rules.iter().map(|armed| InForce {
@@ -228,36 +231,36 @@ impl Faults {
         self.armed.store(armed, Ordering::Relaxed);
     }
 
-    /// Whether there are rules by which the device loses its power.
+    /// Returns `true` if there are rules by which the device loses power.
     #[inline]
     pub fn loses_power(&self) -> bool {
         self.loses_power.load(Ordering::Relaxed)
     }
 
-    /// Whether there are rules for this kind.
+    /// Returns `true` if there are rules for this kind.
     #[inline]
     pub fn is_armed(&self, kind: Kind) -> bool {
         self.armed.load(Ordering::Relaxed) & bit(kind) != 0
     }
 
-    /// The rule that fires for a command that begins.
+    /// Returns the rule that fires for a command that begins.
     pub fn command(&self, command: &BlockCommand) -> Option<Fired> {
         self.fire(|subject| matches!(subject, Subject::Command(wanted) if wanted.matches(command)))
     }
 
-    /// The rule that fires for the completion of a command.
+    /// Returns the rule that fires for the completion of a command.
     pub fn completion(&self, command: &BlockCommand) -> Option<Fired> {
         self.fire(
             |subject| matches!(subject, Subject::Completion(wanted) if wanted.matches(command)),
         )
     }
 
-    /// The rule that fires for the data of a Read.
+    /// Returns the rule that fires for the data of a Read.
     pub fn data(&self, command: &BlockCommand) -> Option<Fired> {
         self.fire(|subject| matches!(subject, Subject::Data(wanted) if wanted.matches(command)))
     }
 
-    /// The rule that fires for a command of the admin queue with this opcode.
+    /// Returns the rule that fires for a command of the admin queue with this opcode.
     pub fn admin_command(&self, opcode: u8) -> Option<Fired> {
         self.fire(|subject| match subject {
             Subject::AdminCommand(wanted) => wanted.is_none_or(|wanted| wanted as u8 == opcode),
@@ -265,19 +268,19 @@ impl Faults {
         })
     }
 
-    /// The rule that fires for a submission queue entry that a GPU writes.
+    /// Returns the rule that fires for a submission queue entry that a GPU writes.
     pub fn submission_entry(&self) -> Option<Fired> {
         self.fire(|subject| matches!(subject, Subject::SubmissionEntry))
     }
 
-    /// The rule that fires for a command of a GPU with this opcode, of this channel.
+    /// Returns the rule that fires for a GPU's command with this opcode, of this channel.
     pub fn gpu_command(&self, opcode: u8, channel: u8) -> Option<Fired> {
         self.fire(|subject| {
             matches!(subject, Subject::GpuCommand(wanted) if wanted.matches(opcode, channel))
         })
     }
 
-    /// The rule that fires for a mapping of `size` bytes at `iova`.
+    /// Returns the rule that fires for a mapping of `size` bytes at `iova`.
     pub fn mapping(&self, iova: u64, size: u64) -> Option<Fired> {
         let span = iova..iova.saturating_add(size);
         self.fire(|subject| match subject {
@@ -286,12 +289,12 @@ impl Faults {
         })
     }
 
-    /// The rule that fires for a segment of a DMA.
+    /// Returns the rule that fires for a segment of a DMA.
     pub fn dma(&self, segment: &Segment) -> Option<Fired> {
         self.fire(|subject| matches!(subject, Subject::Dma(wanted) if wanted.matches(segment)))
     }
 
-    /// The rule that fires for an interrupt.
+    /// Returns the rule that fires for an interrupt.
     pub fn interrupt(&self, vector: u16) -> Option<Fired> {
         self.fire(|subject| match subject {
             Subject::Interrupt(wanted) => wanted.is_none_or(|wanted| wanted == vector),
@@ -299,7 +302,7 @@ impl Faults {
         })
     }
 
-    /// Counts a match of every rule that matches; the first of these that fires.
+    /// Counts a match of every rule that matches. Returns the first of these that fires.
     fn fire(&self, matches: impl Fn(&Subject) -> bool) -> Option<Fired> {
         let mut state = self.state.lock();
         let matched = state.rules.iter_mut();
@@ -317,7 +320,8 @@ impl Faults {
 }
 
 impl State {
-    /// Refuses a subject by a number that the device does not have. A command may address all namespaces at once.
+    /// Refuses a subject with a number that the device does not have. A command may address all
+    /// namespaces at once.
     fn check_numbers(&self, subject: &Subject) -> Result<(), AddError> {
         match (subject, self.vectors, self.namespaces) {
             (Subject::Interrupt(Some(vector)), Some(count), _) if u32::from(*vector) >= count => {
@@ -359,7 +363,7 @@ impl Armed {
         self.matches = self.matches.saturating_add(1);
     }
 
-    /// Counts a match; what the rule does if it fires for it.
+    /// Counts a match. Returns the rule's action if the rule fires for it.
     fn meet(&mut self) -> Option<Fired> {
         self.count();
         if !self.is_picked() {
@@ -373,7 +377,7 @@ impl Armed {
         })
     }
 
-    /// Whether the rule fires for the match that was counted last.
+    /// Returns `true` if the rule fires for the match that was counted last.
     fn is_picked(&mut self) -> bool {
         let when = self.rule.when;
         if when.limit.is_some_and(|limit| self.fired >= limit.get()) {
@@ -388,7 +392,7 @@ impl Armed {
     }
 }
 
-/// What a device has, as a message names it.
+/// Describes the device's numbers of a kind, for a message.
 fn range(what: &str, first: u32, count: u32) -> String {
     match count {
         0 => format!("this device has no {what}"),
@@ -399,7 +403,7 @@ fn range(what: &str, first: u32, count: u32) -> String {
     }
 }
 
-/// The bit of a kind in a set.
+/// Returns the bit of a kind in a set.
 fn bit(kind: Kind) -> u16 {
     const { assert!(Kind::VARIANTS.len() <= 16) };
     1 << kind as u16
@@ -420,7 +424,7 @@ mod tests {
         faults
     }
 
-    /// The numbers of the interrupts, of 1000, that a rule fires for.
+    /// Returns those of 1000 interrupts for which a rule fires.
     fn fired(rule: &str) -> Vec<u64> {
         let faults = faults(&[rule]);
         let all = (0..1000).filter_map(|_| faults.interrupt(1));

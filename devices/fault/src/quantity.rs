@@ -6,7 +6,7 @@ use std::time::Duration;
 
 const UNITS: [(&str, u64); 3] = [("us", 1), ("ms", 1000), ("s", 1_000_000)];
 
-/// A number, decimal or with 0x hexadecimal.
+/// Parses a number, decimal or hexadecimal with 0x.
 pub(crate) fn number(text: &str) -> Option<u64> {
     let (digits, radix) = match text.strip_prefix("0x") {
         Some(digits) => (digits, 16),
@@ -16,12 +16,12 @@ pub(crate) fn number(text: &str) -> Option<u64> {
     u64::from_str_radix(digits, radix).ok().filter(|_| plain)
 }
 
-/// A number from 1 on.
+/// Parses a number from 1 on.
 pub(crate) fn positive(text: &str) -> Option<NonZeroU64> {
     number(text).and_then(NonZeroU64::new)
 }
 
-/// `A..B`, without B and not empty, or one number.
+/// Parses `A..B`, without B and not empty, or one number.
 pub(crate) fn range(text: &str) -> Option<Range<u64>> {
     let (start, end) = match text.split_once("..") {
         Some((start, end)) => (number(start)?, number(end)?),
@@ -30,14 +30,14 @@ pub(crate) fn range(text: &str) -> Option<Range<u64>> {
     (start < end).then_some(start..end)
 }
 
-/// `A/B`, A not more than B and neither 0.
+/// Parses `A/B`, with A not more than B and neither 0.
 pub(crate) fn fraction(text: &str) -> Option<(NonZeroU64, NonZeroU64)> {
     let (of, among) = text.split_once('/')?;
     let (of, among) = (positive(of)?, positive(among)?);
     (of <= among).then_some((of, among))
 }
 
-/// A time from 1us on.
+/// Parses a time from 1us on.
 pub(crate) fn time(text: &str) -> Option<Duration> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = text.strip_prefix(digits)?;
@@ -46,7 +46,7 @@ pub(crate) fn time(text: &str) -> Option<Duration> {
     Some(Duration::from_micros(micros))
 }
 
-/// A time in the largest unit of which it is a multiple.
+/// Returns a time as text, in the largest unit that divides it.
 pub(crate) fn time_text(time: Duration) -> String {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let mut units = UNITS.iter().rev();

@@ -9,46 +9,47 @@ use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 use peerbar_nvme_spec::completion::Status;
 use strum::{IntoStaticStr, VariantArray};
 
-/// A fault to inject: what happens to which matches of a subject.
+/// A fault to inject: an action, its subject, and the choice of the subject's matches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// What happens.
+    /// The action.
     pub action: Action,
-    /// To what it happens.
+    /// The subject.
     pub subject: Subject,
-    /// To which of the matches.
+    /// The choice of matches.
     pub when: When,
 }
 
-/// What happens to a match.
+/// The effect on a match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// A command ends with this status, and nothing else of it happens.
+    /// A command ends with this status, and has no other effect.
     FailCommand(Status),
-    /// A DMA, a mapping or a GPU's command fails, and nothing of it happens.
+    /// A DMA, a mapping or a GPU's command fails, and has no other effect.
     Fail,
-    /// It happens later by this time.
+    /// The match takes effect later by this time.
     Delay(Duration),
-    /// It does not happen. A read by DMA ends as one whose completion has not come.
+    /// The match has no effect. A read by DMA ends as if its completion had not come.
     Drop,
-    /// It happens twice.
+    /// The match takes effect twice.
     Duplicate,
-    /// It happens after what should come next.
+    /// The match takes effect after its successor.
     Reorder,
     /// The first bytes of the data of a DMA, at most this number, are inverted.
     Corrupt(NonZeroU64),
     /// The device is gone for its client, as if its server had died.
     Remove,
-    /// The device's link goes down, for this time or until [`Action::LinkUp`]: it cannot be reached, and is reset.
+    /// The device's link goes down, for this time or until [`Action::LinkUp`]: the device cannot be
+    /// reached, and is reset.
     LinkDown(Option<Duration>),
     /// The device's link comes up again.
     LinkUp,
-    /// The device loses its power, and what was written and not flushed may be lost. Its link is down for this time or until
-    /// [`Action::LinkUp`].
+    /// The device loses its power, and data that was written and not flushed may be lost. Its link
+    /// is down for this time or until [`Action::LinkUp`].
     LosePower {
-        /// Picks the blocks that are lost.
+        /// Selects the blocks that are lost.
         pattern: u64,
-        /// For how long.
+        /// The time for which the link is down.
         down: Option<Duration>,
     },
 }
@@ -57,15 +58,15 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "kebab-case")]
 pub enum Kind {
-    /// An I/O command of a disk, before it is carried out.
+    /// An I/O command of a disk, before it is executed.
     Command,
     /// The completion of an I/O command of a disk.
     Completion,
-    /// The data of a Read of a disk, on their way to the host's memory.
+    /// The data of a Read of a disk, before it is written to the host's memory.
     Data,
-    /// A command of a disk's admin queue, before it is carried out.
+    /// A command of a disk's admin queue, before it is executed.
     AdminCommand,
-    /// A command of a GPU's channel, before it is carried out.
+    /// A command of a GPU's channel, before it is executed.
     GpuCommand,
     /// A segment of a DMA.
     Dma,
@@ -73,30 +74,31 @@ pub enum Kind {
     Interrupt,
     /// A mapping that the client makes (vfio-user, DMA_MAP).
     Mapping,
-    /// The device itself: the rule fires once, when it is put in force.
+    /// The device itself: the rule fires once, when it is added.
     Device,
     /// A submission queue entry that a GPU writes for a disk, before its doorbell.
     SubmissionEntry,
 }
 
-/// What a rule applies to, and what that must match. What is `None` matches all.
+/// The subject of a rule, and the conditions on it. A condition of `None` matches all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// An I/O command of a disk, before it is carried out.
+    /// An I/O command of a disk, before it is executed.
     Command(MatchCommand),
     /// The completion of an I/O command of a disk.
     Completion(MatchCommand),
-    /// The data of a Read of a disk, on their way to the host's memory: [`MatchCommand::opcode`] is `None`.
+    /// The data of a Read of a disk, before it is written to the host's memory:
+    /// [`MatchCommand::opcode`] is `None`.
     Data(MatchCommand),
-    /// A command of a disk's admin queue, before it is carried out: its opcode.
+    /// A command of a disk's admin queue, before it is executed: its opcode.
     AdminCommand(Option<AdminOpcode>),
-    /// A command of a GPU's channel, before it is carried out.
+    /// A command of a GPU's channel, before it is executed.
     GpuCommand(MatchGpuCommand),
     /// A segment of a DMA.
     Dma(MatchDma),
     /// An interrupt by an MSI-X vector: its number.
     Interrupt(Option<u16>),
-    /// A mapping that the client makes: IOVAs of which it has one or more; not empty.
+    /// A mapping that the client makes: a range of IOVAs that must overlap it; not empty.
     Mapping(Option<Range<u64>>),
     /// The device itself.
     Device,
@@ -105,19 +107,19 @@ pub enum Subject {
 }
 
 impl Kind {
-    /// What a disk has beside the subjects of every device.
+    /// The subjects of a disk, in addition to those of every device.
     pub const OF_DISKS: [Self; 4] = [
         Self::Command,
         Self::Completion,
         Self::Data,
         Self::AdminCommand,
     ];
-    /// What a GPU has beside the subjects of every device.
+    /// The subjects of a GPU, in addition to those of every device.
     pub const OF_GPUS: [Self; 2] = [Self::GpuCommand, Self::SubmissionEntry];
 }
 
 impl Subject {
-    /// Its kind.
+    /// Returns its kind.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Command(_) => Kind::Command,
@@ -134,19 +136,19 @@ impl Subject {
     }
 }
 
-/// What an I/O command must match.
+/// The conditions on an I/O command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MatchCommand {
     /// Its opcode.
     pub opcode: Option<NvmOpcode>,
     /// Its namespace.
     pub nsid: Option<u32>,
-    /// Logical blocks of which it has one or more; not empty.
+    /// A range of logical blocks that must overlap the command's; not empty.
     pub blocks: Option<Range<u64>>,
 }
 
 impl MatchCommand {
-    /// Whether a command matches.
+    /// Returns `true` if a command matches.
     pub fn matches(&self, command: &BlockCommand) -> bool {
         let has_blocks = |wanted: &Range<u64>| {
             let blocks = command.blocks.as_ref();
@@ -170,7 +172,7 @@ pub struct BlockCommand {
     pub blocks: Option<Range<u64>>,
 }
 
-/// What a command of a GPU must match.
+/// The conditions on a GPU's command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchGpuCommand {
     /// Its opcode (`devices/gpu/INTERFACE.md`, Commands).
@@ -180,28 +182,28 @@ pub struct MatchGpuCommand {
 }
 
 impl MatchGpuCommand {
-    /// Whether a command with this opcode, of this channel, matches.
+    /// Returns `true` if a command with this opcode, of this channel, matches.
     pub fn matches(&self, opcode: u8, channel: u8) -> bool {
         self.opcode.is_none_or(|wanted| wanted == opcode)
             && self.channel.is_none_or(|wanted| wanted == channel)
     }
 }
 
-/// What a segment of a DMA must match.
+/// The conditions on a segment of a DMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatchDma {
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// Which way the data goes.
+    /// The direction of its data.
     pub direction: Option<Direction>,
-    /// The route that it takes.
+    /// Its route.
     pub route: Option<Route>,
-    /// Addresses of which it has one or more; not empty.
+    /// A range of addresses that must overlap the segment; not empty.
     pub addresses: Option<Range<u64>>,
 }
 
 impl Default for MatchDma {
-    /// Every segment that moves what the device exists to move.
+    /// Matches every segment of payload, the data that the device exists to move.
     fn default() -> Self {
         Self {
             purpose: Purpose::Payload,
@@ -213,7 +215,7 @@ impl Default for MatchDma {
 }
 
 impl MatchDma {
-    /// Whether a segment matches.
+    /// Returns `true` if a segment matches.
     pub fn matches(&self, segment: &Segment) -> bool {
         let span = segment.address..segment.address.saturating_add(segment.len);
         self.purpose == segment.purpose
@@ -231,11 +233,11 @@ impl MatchDma {
 /// A segment of a DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
-    /// Which way the data goes.
+    /// The direction of its data.
     pub direction: Direction,
-    /// The route that it takes.
+    /// Its route.
     pub route: Route,
     /// First address.
     pub address: u64,
@@ -243,22 +245,22 @@ pub struct Segment {
     pub len: u64,
 }
 
-/// Which of the matches meet the fault.
+/// The choice of matches for which a rule fires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct When {
-    /// Which of them.
+    /// The matches that are picked.
     pub pick: Pick,
-    /// At most this number of them.
+    /// The most matches for which it fires.
     pub limit: Option<NonZeroU64>,
 }
 
-/// Which of the matches are picked.
+/// The matches that are picked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pick {
     /// All.
     #[default]
     All,
-    /// The one of this number, from 1 on.
+    /// The match with this number, counted from 1.
     Nth(NonZeroU64),
     /// Those whose number is a multiple.
     Every(NonZeroU64),
@@ -273,7 +275,7 @@ pub enum Pick {
     },
 }
 
-/// Whether two ranges have something in common.
+/// Returns `true` if two ranges overlap.
 pub(crate) fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }

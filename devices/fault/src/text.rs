@@ -18,8 +18,8 @@ use crate::words::{ADMIN_OPCODES, GPU_OPCODES, OPCODES, STATUSES, list, value, w
 
 /// The longest text of a rule in bytes.
 const LONGEST: usize = 300;
-/// The longest delays. A reset does not wait for what is held back, but for a DMA. The client waits for a mapping, and the engine
-/// of a GPU for an entry.
+/// The longest delays. A reset does not wait for items that are held back, except for a DMA. The
+/// client waits for a mapping, and the engine of a GPU waits for an entry.
 const LONGEST_HELD: (&str, Duration) = ("60s", Duration::from_secs(60));
 const LONGEST_AWAITED: (&str, Duration) = ("1s", Duration::from_secs(1));
 const ACTIONS: [(&str, &[Kind]); 10] = [
@@ -67,17 +67,17 @@ const ACTIONS: [(&str, &[Kind]); 10] = [
 ];
 /// The last channel of a GPU.
 const LAST_CHANNEL: u8 = 15;
-/// What may stand in `address=`.
+/// The valid values of `address=`.
 const ADDRESSES: &str = "an address or a range, such as 0x1000..0x2000";
 const DIRECTIONS: [(&str, Direction); 2] = [("read", Direction::Read), ("write", Direction::Write)];
 
-/// Why a text is no rule. The message continues after the text.
+/// The reason why a text is not a rule. The message continues after the text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RuleError {
-    /// It is too long.
+    /// The text is too long.
     #[error("is longer than {LONGEST} bytes")]
     Length,
-    /// It does not begin with an action.
+    /// The text does not begin with an action.
     #[error("begins with no action: write {}", list(&ACTIONS))]
     Action,
     /// The action is not for this subject.
@@ -85,33 +85,33 @@ pub enum RuleError {
     Subject {
         /// The action.
         action: &'static str,
-        /// What may stand there.
+        /// The valid subjects.
         subjects: String,
     },
-    /// A word behind the subject is none of its.
+    /// A word after the subject is not valid for it.
     #[error("has `{word}`: write {words}, or a KEY=VALUE")]
     Word {
         /// The word.
         word: String,
-        /// What may stand there.
+        /// The valid words.
         words: String,
     },
-    /// A key is none of this rule's, or stands there twice.
+    /// A key is not valid for this rule, or is given twice.
     #[error("has `{key}=`: write {keys}")]
     Key {
         /// The key.
         key: String,
-        /// What may stand there.
+        /// The valid keys.
         keys: String,
     },
-    /// A value is none of its key's.
+    /// A value is not valid for its key.
     #[error("has `{key}={value}`: write {values}")]
     Value {
         /// The key.
         key: &'static str,
         /// Its value.
         value: String,
-        /// What may stand there.
+        /// The valid values.
         values: String,
     },
     /// A key is missing.
@@ -119,7 +119,7 @@ pub enum RuleError {
     Missing {
         /// The key.
         key: &'static str,
-        /// How it may be written.
+        /// An example.
         example: &'static str,
     },
     /// Two keys exclude each other.
@@ -127,14 +127,14 @@ pub enum RuleError {
     Picks,
 }
 
-/// The keys of a text and their values.
+/// The keys of a text, and their values.
 struct Keys<'a> {
     left: Vec<(&'a str, &'a str)>,
     asked: Vec<&'static str>,
 }
 
 impl<'a> Keys<'a> {
-    /// Takes the value of a key, if the key is there. `values` tells what may stand there.
+    /// Takes the value of a key, if the key is given. `values` describes the valid values.
     fn take<T>(
         &mut self,
         key: &'static str,
@@ -154,7 +154,7 @@ impl<'a> Keys<'a> {
         read(text).ok_or_else(wrong).map(Some)
     }
 
-    /// Takes a key whose value is one of these words.
+    /// Takes a key whose value must be one of these words.
     fn take_word<T: Copy>(
         &mut self,
         key: &'static str,
@@ -163,7 +163,7 @@ impl<'a> Keys<'a> {
         self.take(key, &list(words), |text| value(words, text))
     }
 
-    /// Nothing may be left.
+    /// Checks that no key is left.
     fn finish(self) -> Result<(), RuleError> {
         match self.left.first() {
             None => Ok(()),
@@ -264,7 +264,7 @@ fn subject(kind: Kind, words: &[&str], keys: &mut Keys<'_>) -> Result<Subject, R
     })
 }
 
-/// The value of the one word that may stand behind a subject.
+/// Returns the value of the only word that may follow a subject.
 fn one_of<T: Copy>(known: &[(&str, T)], words: &[&str]) -> Result<Option<T>, RuleError> {
     let (first, wrong) = match words {
         [] => return Ok(None),
@@ -292,7 +292,7 @@ fn command(words: &[&str], keys: &mut Keys<'_>) -> Result<MatchCommand, RuleErro
 
 fn dma(words: &[&str], keys: &mut Keys<'_>) -> Result<MatchDma, RuleError> {
     let purposes: Vec<_> = Purpose::VARIANTS.iter().map(|p| (p.word(), *p)).collect();
-    // What is refused does not happen in any case.
+    // A refused DMA does not happen in any case.
     let routes = Route::VARIANTS.iter().filter(|r| **r != Route::Refused);
     let routes: Vec<_> = routes.map(|r| (r.word(), *r)).collect();
     Ok(MatchDma {
@@ -343,7 +343,7 @@ fn read_action(action: &str, kind: Kind, keys: &mut Keys<'_>) -> Result<Action, 
     })
 }
 
-/// For how long a link is down.
+/// Takes the time for which a link is down.
 fn down(keys: &mut Keys<'_>) -> Result<Option<Duration>, RuleError> {
     let (text, longest) = LONGEST_HELD;
     let values = format!("a time from 1us to {text}, such as 2s");
@@ -412,7 +412,7 @@ impl Display for Rule {
     }
 }
 
-/// What a subject must match, each word and key behind a blank.
+/// The conditions on a subject, each word and key after a blank.
 impl Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -455,7 +455,7 @@ impl Display for Subject {
     }
 }
 
-/// Each key behind a blank.
+/// Each key after a blank.
 impl Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.pick {

@@ -3,7 +3,7 @@
 use peerbar_nvme_spec::command::{AdminOpcode, NvmOpcode};
 use peerbar_nvme_spec::completion::Status;
 
-/// Opcodes of I/O commands that a disk carries out.
+/// Opcodes of I/O commands that a disk executes.
 pub(crate) const OPCODES: [(&str, NvmOpcode); 7] = [
     ("read", NvmOpcode::Read),
     ("write", NvmOpcode::Write),
@@ -14,7 +14,7 @@ pub(crate) const OPCODES: [(&str, NvmOpcode); 7] = [
     ("dataset-management", NvmOpcode::DatasetManagement),
 ];
 
-/// Opcodes of admin commands that a disk carries out.
+/// Opcodes of admin commands that a disk executes.
 pub(crate) const ADMIN_OPCODES: [(&str, AdminOpcode); 11] = [
     ("identify", AdminOpcode::Identify),
     ("get-log-page", AdminOpcode::GetLogPage),
@@ -53,7 +53,7 @@ pub(crate) const GPU_OPCODES: [(&str, u8); 8] = [
     ("wait", 7),
 ];
 
-/// Statuses that a command may be made to fail with. The first one is the default.
+/// Statuses with which a command may be made to fail. The first one is the default.
 pub(crate) const STATUSES: [(&str, Status); 7] = [
     ("internal-error", Status::INTERNAL_ERROR),
     ("abort-requested", Status::ABORT_REQUESTED),
@@ -64,19 +64,19 @@ pub(crate) const STATUSES: [(&str, Status); 7] = [
     ("write-fault", Status::WRITE_FAULT),
 ];
 
-/// The value of a word.
+/// Returns the value of a word.
 pub(crate) fn value<T: Copy>(words: &[(&str, T)], word: &str) -> Option<T> {
     let found = words.iter().find(|(known, _)| *known == word);
     found.map(|(_, value)| *value)
 }
 
-/// The word of a value.
+/// Returns the word of a value.
 pub(crate) fn word<T: PartialEq>(words: &[(&'static str, T)], value: &T) -> Option<&'static str> {
     let found = words.iter().find(|(_, known)| known == value);
     found.map(|(word, _)| *word)
 }
 
-/// All words, as a message lists them.
+/// Returns all words, as a list for a message.
 pub(crate) fn list<T>(words: &[(&str, T)]) -> String {
     let words: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
     words.join(", ")

@@ -1,5 +1,5 @@
-//! Reads and writes of an image in the page cache, many at once: by the kernel straight to memory, and by a system call for
-//! each into a buffer that is then copied.
+//! Reads and writes of an image in the page cache, many at once: by the kernel directly to memory,
+//! and by one system call each into a buffer that is then copied.
 #![allow(clippy::unwrap_used, missing_docs, reason = "benchmarks")]
 
 use std::os::fd::AsFd;
@@ -13,7 +13,7 @@ use peerbar_file_ring::{FileRing, RingFile};
 use rustix::event::{EventfdFlags, eventfd};
 
 const BYTES: usize = 16 << 20;
-/// How many transfers are handed over at once.
+/// Transfers that are submitted at once.
 const BATCH: usize = 32;
 const SIZES: [usize; 3] = [4 << 10, 16 << 10, 128 << 10];
 
@@ -21,7 +21,7 @@ fn main() {
     divan::main();
 }
 
-/// An image, and guest RAM of the same size.
+/// Makes an image, and guest RAM of the same size.
 fn scene() -> (RingFile, Session) {
     let image = tempfile::tempfile().unwrap();
     image.write_all_at(&vec![7; BYTES], 0).unwrap();
@@ -37,7 +37,7 @@ fn scene() -> (RingFile, Session) {
     (RingFile::new(image), Session::new(requester))
 }
 
-/// Addresses in random order, each of this many bytes.
+/// Returns addresses in random order, each of this many bytes.
 fn addresses(bytes: usize) -> impl Iterator<Item = u64> {
     let mut at = 1_usize;
     std::iter::repeat_with(move || {

@@ -1,4 +1,4 @@
-//! A part of a file that is read, step by step, and compared with pinned memory if there is any.
+//! Reads a part of a file step by step, and compares it with pinned memory if there is any.
 
 use std::io;
 
@@ -10,30 +10,30 @@ use thiserror::Error;
 
 use crate::progress::Progress;
 
-/// How much one step reads.
+/// Bytes that one step reads.
 pub(crate) const STEP: usize = 1 << 14;
 
-/// What a file holds is not what it was compared with.
+/// The contents of the file differ from the memory that they were compared with.
 #[derive(Debug, Error)]
 #[error("the file holds something else")]
 pub struct Differs;
 
-/// A part of a file that is not checked yet.
+/// A part of a file that has not been checked yet.
 pub(crate) struct Check {
     offset: u64,
     left: u64,
-    /// Where a step reads to: [`STEP`] bytes.
+    /// Buffer for a step: [`STEP`] bytes.
     buffer: Span,
-    /// The address of that.
+    /// The address of the buffer.
     address: usize,
-    /// The expected content, if any, and how much of it has been compared.
+    /// The expected contents, if any.
     memory: Option<Pinned>,
     seen: usize,
 }
 
 impl Check {
-    /// `len` bytes from `offset` on, which are what the memory holds, if there is any. It fails if the buffer is smaller
-    /// than a step.
+    /// Makes a check of `len` bytes from `offset` on, which must equal the memory, if there is any.
+    /// Fails if the buffer is smaller than a step.
     pub(crate) fn new(
         (offset, len): (u64, u64),
         memory: Option<Pinned>,
@@ -54,7 +54,7 @@ impl Check {
         self.memory.is_some()
     }
 
-    /// The next step.
+    /// Returns the next step.
     pub(crate) fn entry(&self, file: Fd) -> Entry {
         let buffer = std::ptr::with_exposed_provenance_mut(self.address);
         let len = u32::try_from(self.next()).unwrap_or(0);
@@ -63,12 +63,12 @@ impl Check {
             .build()
     }
 
-    /// How much the next step reads at most.
+    /// Returns the most bytes that the next step reads.
     fn next(&self) -> usize {
         usize::try_from(self.left).map_or(STEP, |left| left.min(STEP))
     }
 
-    /// A step has read `count` bytes.
+    /// Records that a step has read `count` bytes.
     pub(crate) fn advance(&mut self, count: usize) -> Progress {
         if count == 0 && self.left > 0 {
             return Progress::Over(Err(io::ErrorKind::UnexpectedEof.into()));
@@ -84,7 +84,7 @@ impl Check {
         }
     }
 
-    /// Compares what a step has read with the memory.
+    /// Compares the bytes that a step has read with the memory.
     fn compare(&mut self, count: usize) -> io::Result<()> {
         let Some(memory) = &self.memory else {
             return Ok(());
@@ -95,7 +95,7 @@ impl Check {
         let expected = expected.get_mut(..count).ok_or(too_much)?;
         let buffer = self.buffer.file.read(self.buffer.offset, found);
         buffer.map_err(io::Error::other)?;
-        // As the kernel reports a fault.
+        // The error with which the kernel reports a fault.
         let fault = |_| io::Error::from_raw_os_error(libc::EFAULT);
         memory.read(self.seen, expected).map_err(fault)?;
         self.seen = self.seen.saturating_add(count);
@@ -106,7 +106,7 @@ impl Check {
         }
     }
 
-    /// Unpins the memory and records what was compared.
+    /// Unpins the memory and records the comparison.
     pub(crate) fn end(self, outcome: &io::Result<()>) {
         let errno = outcome.as_ref().err().and_then(io::Error::raw_os_error);
         let fault = (errno == Some(libc::EFAULT)).then_some(DmaFault::NoMemory);

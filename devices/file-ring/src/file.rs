@@ -1,4 +1,4 @@
-//! A file of a ring.
+//! A file that a ring uses.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use crate::zeroing::Zeroing;
 /// FUSE_SUPER_MAGIC (Linux, fs/fuse/inode.c), which FUSE on a block device has, too.
 const FUSE: libc::__fsword_t = 0x6573_5546;
 
-/// A file that a ring moves data from and to.
+/// A file between which and memory a ring moves data.
 #[derive(Clone, Debug)]
 pub struct RingFile {
     file: Arc<File>,
@@ -19,7 +19,7 @@ pub struct RingFile {
 }
 
 impl RingFile {
-    /// This file.
+    /// Wraps this file.
     pub fn new(file: File) -> Self {
         Self {
             in_memory: is_in_memory(&file),
@@ -27,18 +27,20 @@ impl RingFile {
         }
     }
 
-    /// The file itself.
+    /// Returns the file itself.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Makes `len` bytes from `offset` on read as zero, as [`crate::FileRing::zero`] does, and waits for it.
+    /// Makes `len` bytes from `offset` on read as zero, like [`crate::FileRing::zero`], and waits
+    /// for it.
     pub fn zero(&self, range: (u64, u64), deallocate: bool) -> io::Result<()> {
         Zeroing::new(range, deallocate).finish(&self.file)
     }
 
-    /// Whether the kernel moves its data between the page cache and addresses of memory. A file system in user space or of a network
-    /// may take hold of the pages behind the addresses instead, and still move data once they lead elsewhere.
+    /// Returns `true` if the kernel moves its data between the page cache and virtual addresses. A
+    /// file system in user space or of a network may instead keep the pages behind the addresses,
+    /// and still move data when the addresses have been mapped elsewhere.
     pub fn is_cached(&self) -> bool {
         let flags = (AtFlags::EMPTY_PATH, StatxFlags::TYPE);
         let status = statx(&*self.file, "", flags.0, flags.1);
@@ -51,13 +53,15 @@ impl RingFile {
             }) && system.is_ok_and(|system| system.f_type != FUSE)
     }
 
-    /// Whether all of its data is in memory, so that transfers do not wait and none of it is ever on stable storage.
+    /// Returns `true` if all of its data is in memory, so that transfers do not wait and no data is
+    /// ever on stable storage.
     pub(crate) fn is_in_memory(&self) -> bool {
         self.in_memory
     }
 }
 
-/// Whether this is a file of tmpfs (statfs(2)), and not just the name of a disk there, as those in `/dev` are.
+/// Returns `true` if this is a file of tmpfs (statfs(2)), and not only the name of a device there,
+/// like those in `/dev`.
 fn is_in_memory(file: &File) -> bool {
     file.metadata().is_ok_and(|about| about.is_file())
         && rustix::fs::fstatfs(file).is_ok_and(|about| about.f_type == libc::TMPFS_MAGIC)
@@ -76,7 +80,7 @@ mod tests {
         assert!(!RingFile::new(elsewhere).is_in_memory());
         let (pipe, _) = rustix::pipe::pipe().unwrap();
         assert!(!RingFile::new(pipe.into()).is_in_memory());
-        // Where there is a tmpfs at /dev, it is the name of a device that lies there.
+        // If /dev is a tmpfs, this is the name of a device in it.
         let device = File::open("/dev/null").unwrap();
         assert!(!RingFile::new(device).is_in_memory());
     }

@@ -1,15 +1,19 @@
-//! Transfers between files and memory by the kernel (io_uring(7)): many at once, without a buffer in between.
+//! Transfers between files and memory by the kernel (io_uring(7)): many at once, without a buffer
+//! in between.
 //!
-//! A [`FileRing`] belongs to one thread, which starts operations, submits them ([`FileRing::submit`]) and takes those that have
-//! ended ([`FileRing::take_ended`]); an eventfd signals that there are any. Only functions whose documentation says so wait.
+//! A [`FileRing`] belongs to one thread, which starts operations, submits them
+//! ([`FileRing::submit`]) and takes those that have ended ([`FileRing::take_ended`]); an eventfd
+//! signals that there are any. Only functions whose documentation says so wait.
 //!
-//! Memory is pinned ([`Pinned`]) for as long as the kernel may touch it, and no longer: a change of the memory map waits for
-//! that. The thread of the ring unpins it when it takes in what has ended. So that thread empties the ring of pins
-//! ([`FileRing::unpin`]) before it waits for a thread that may wait for such a change.
+//! Memory is pinned ([`Pinned`]) only as long as the kernel may touch it: a change of the memory
+//! map waits for that. The thread of the ring unpins the memory when it processes completions. So
+//! before that thread waits for another thread that may wait for such a change, it must release all
+//! pins ([`FileRing::unpin`]).
 //!
-//! A transfer is whole or it has failed: a short step is continued, and a file that ends too early is an error.
+//! A transfer is complete or it has failed: a short step is continued, and a file that ends too
+//! early is an error.
 //!
-//! There is unsafe code here, as the kernel gets addresses.
+//! The crate contains unsafe code, because the kernel gets addresses.
 
 mod check;
 mod file;
@@ -37,16 +41,18 @@ use slab::Slab;
 use transfer::{Addresses, Transfer};
 use zeroing::Zeroing;
 
-/// How many operations a ring takes at once.
+/// Operations that a ring accepts at once.
 pub const MOST: usize = 1024;
-/// The same as entries of the kernel's ring: each operation has at most one there.
+/// Entries of the kernel's ring: each operation uses at most one.
 const ENTRIES: u32 = 1024;
 
-/// The kernel's threads for operations that block, such as every sync. If all of them wait for a slow disk, other operations
-/// wait for them; the kernel's default limit, four for each processor, is soon reached.
+/// The kernel's threads for operations that block, such as every sync. If all of them wait for a
+/// slow disk, other operations wait, too. The kernel's default limit, four for each processor, is
+/// quickly reached.
 const THREADS: u32 = 64;
 
-/// The only operations of a ring. Without a limit it opens files and connects, past a filter of system calls.
+/// The only operations of a ring. Without this restriction a ring could open files and connect,
+/// past a filter of system calls.
 const OPERATIONS: [u8; 6] = [
     opcode::Fallocate::CODE,
     opcode::Fsync::CODE,
@@ -56,28 +62,28 @@ const OPERATIONS: [u8; 6] = [
     opcode::Writev::CODE,
 ];
 
-/// How long a wait lasts before it is logged.
+/// Time after which a wait is logged.
 const LOGGED_AFTER: Timespec = Timespec::new().sec(10);
 
-/// Operations on files that the kernel carries out.
+/// Operations on files that the kernel executes.
 pub struct FileRing<T> {
     ring: IoUring,
-    /// By their keys, which are their numbers for the kernel.
+    /// The operations by their keys, which are also their numbers for the kernel.
     operations: Slab<Operation<T>>,
-    /// How many of them have memory pinned.
+    /// Number of operations with pinned memory.
     pinned: usize,
-    /// No operation makes a further step.
+    /// Set while no operation may make a further step.
     stopping: bool,
     ended: VecDeque<(T, io::Result<()>)>,
-    /// Empty lists of transfers that have ended: a new one allocates none.
+    /// Empty lists of transfers that have ended, so that a new transfer need not allocate.
     spare: Vec<Addresses>,
     /// Buffers of checks: a step for each key, sparse until used.
     checked: Arc<MemoryFile>,
 }
 
 impl<T> FileRing<T> {
-    /// A ring that signals the eventfd `ended` whenever operations have ended. It fails where the kernel has no io_uring (before
-    /// 5.11), or permits none.
+    /// Makes a ring that signals the eventfd `ended` whenever operations have ended. Fails if the
+    /// kernel has no io_uring (before 5.11), or does not permit it.
     pub fn new(ended: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = IoUring::builder().setup_r_disabled().build(ENTRIES)?;
         if !ring.params().is_feature_ext_arg() {
@@ -103,29 +109,29 @@ impl<T> FileRing<T> {
         })
     }
 
-    /// How many operations are in progress.
+    /// Returns the number of operations in progress.
     pub fn len(&self) -> usize {
         self.operations.len()
     }
 
-    /// Whether no operation is in progress.
+    /// Returns `true` if no operation is in progress.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many more can be started.
+    /// Returns the number of operations that can still be started.
     pub fn free_entries(&self) -> usize {
         MOST.saturating_sub(self.len())
     }
 
-    /// Whether any of them has memory pinned.
+    /// Returns `true` if any operation has pinned memory.
     pub fn has_pinned(&self) -> bool {
         self.pinned > 0
     }
 
-    /// Starts to move data between pinned memory and a file from `offset` on: to the file if the memory is pinned to be read.
-    /// If the file is in memory the transfer ends at once: io_uring would use a thread, as such file systems do not declare
-    /// that they never block.
+    /// Starts a transfer between pinned memory and a file from `offset` on: to the file if the
+    /// memory is pinned for reading. If the file is in memory, the transfer ends at once: io_uring
+    /// would use a thread, because such file systems do not declare that they never block.
     pub fn transfer(&mut self, (file, offset): (&RingFile, u64), memory: Pinned, owner: T) {
         let addresses = self.spare.pop().unwrap_or_default();
         let mut transfer = match Transfer::new(memory, offset, addresses) {
@@ -145,8 +151,8 @@ impl<T> FileRing<T> {
         });
     }
 
-    /// Starts to read `len` bytes of a file from `offset` on, and to compare them with pinned memory, if there is any: it fails
-    /// with [`Differs`] where they are not the same.
+    /// Starts to read `len` bytes of a file from `offset` on, and to compare them with pinned
+    /// memory, if there is any. It fails with [`Differs`] if they are not equal.
     pub fn check(
         &mut self,
         file: &RingFile,
@@ -171,10 +177,11 @@ impl<T> FileRing<T> {
         });
     }
 
-    /// Starts to bring to stable storage what was written to a file, or to a `part` of it, an offset and a length. If the file is
-    /// in memory this ends at once.
+    /// Starts to bring earlier writes to a file, or to a `part` of it (an offset and a length), to
+    /// stable storage. If the file is in memory, this ends at once.
     ///
-    /// The kernel reports a failure to one sync only, which need not be the one that waited for the lost data.
+    /// The kernel reports a failure to only one sync, which need not be the one that waited for the
+    /// lost data.
     pub fn sync(&mut self, file: &RingFile, part: Option<(u64, u64)>, owner: T) {
         if file.is_in_memory() {
             return self.ended.push_back((owner, Ok(())));
@@ -188,8 +195,8 @@ impl<T> FileRing<T> {
         });
     }
 
-    /// Starts to make `len` bytes of a file from `offset` on read as zero, and with `deallocate` gives their storage back too.
-    /// They are written where the file system cannot do either.
+    /// Starts to make `len` bytes of a file from `offset` on read as zero, and with `deallocate`
+    /// also frees their storage. Zeros are written if the file system supports neither.
     pub fn zero(&mut self, file: &RingFile, (offset, len): (u64, u64), deallocate: bool, owner: T) {
         self.start(Operation {
             file: file.clone(),
@@ -209,17 +216,18 @@ impl<T> FileRing<T> {
             return;
         };
         let entry = operation.entry().user_data(key as u64);
-        // SAFETY: the entry names a file, and static zeroes, or an address, or a list of addresses, and memory there. The
-        // operation, which is kept until the kernel has completed the step, keeps all three: the file open, the list, whose
-        // items lie on the heap, in key and unchanged, the memory mapped. Other processes write that memory too; there is
-        // no reference to it.
+        // SAFETY: the entry names a file, and static zeroes, or an address, or a list of addresses,
+        // and memory there. The operation, which is kept until the kernel has completed the step,
+        // keeps all three: the file open, the list (whose items lie on the heap) unchanged, and the
+        // memory mapped. Other processes write that memory too; there is no reference to it.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
             self.end(key, Err(io::ErrorKind::ResourceBusy.into()));
         }
     }
 
-    /// Submits everything that has been started; whether the kernel has taken all of it. If not, call this again.
+    /// Submits all started operations. Returns `true` if the kernel has taken all of them. If not,
+    /// call this again.
     pub fn submit(&mut self) -> bool {
         if self.ring.submission().is_empty() {
             return true;
@@ -230,7 +238,7 @@ impl<T> FileRing<T> {
         self.ring.submission().is_empty()
     }
 
-    /// An operation that has ended, and how.
+    /// Returns an operation that has ended, and its result.
     pub fn take_ended(&mut self) -> Option<(T, io::Result<()>)> {
         if self.ended.is_empty() {
             self.reap();
@@ -238,15 +246,16 @@ impl<T> FileRing<T> {
         self.ended.pop_front()
     }
 
-    /// Waits until no memory is pinned. What has ended by then comes out of [`FileRing::take_ended`].
+    /// Waits until no memory is pinned. [`FileRing::take_ended`] returns the operations that have
+    /// ended by then.
     pub fn unpin(&mut self) {
         while self.has_pinned() {
             self.wait();
         }
     }
 
-    /// Waits until the kernel touches no memory and changes no file any more: operations other than syncs have ended then, or
-    /// were given up after the step in progress.
+    /// Waits until the kernel no longer touches memory or changes files: by then, operations other
+    /// than syncs have ended, or were abandoned after the step in progress.
     pub fn stop(&mut self) {
         self.stopping = true;
         let is_met =
@@ -257,7 +266,7 @@ impl<T> FileRing<T> {
         self.stopping = false;
     }
 
-    /// Waits until every operation has ended, or was given up after the step in progress.
+    /// Waits until every operation has ended, or was abandoned after the step in progress.
     pub fn finish(&mut self) {
         self.stopping = true;
         while !self.is_empty() {
@@ -266,8 +275,9 @@ impl<T> FileRing<T> {
         self.stopping = false;
     }
 
-    /// Waits until a step of some operation is over, however long that takes: the kernel may touch the memory until then. If it
-    /// does not let this thread wait, the process ends, and the kernel ends the operations before the memory goes.
+    /// Waits without a limit until a step of some operation is over: until then the kernel may
+    /// touch the memory. If it does not let this thread wait, the process ends, and the kernel ends
+    /// the operations before the memory goes.
     fn wait(&mut self) {
         let limit = SubmitArgs::new().timespec(&LOGGED_AFTER);
         let waited = self.ring.submitter().submit_with_args(1, &limit);
@@ -287,10 +297,10 @@ impl<T> FileRing<T> {
         }
     }
 
-    /// Takes in what the kernel has done.
+    /// Processes the completions of the kernel.
     fn reap(&mut self) {
         loop {
-            // A statement of its own: it ends the borrow of the queue.
+            // A separate statement, so that the borrow of the queue ends here.
             let done = self.ring.completion().next();
             let Some(done) = done else {
                 return;
@@ -305,7 +315,7 @@ impl<T> FileRing<T> {
         }
     }
 
-    /// A step of an operation is over.
+    /// Continues an operation after a step.
     fn advance(&mut self, key: usize, result: io::Result<usize>) {
         let Some(operation) = self.operations.get_mut(key) else {
             return;
@@ -319,7 +329,7 @@ impl<T> FileRing<T> {
         }
     }
 
-    /// An operation is over: the kernel no longer touches its memory, which is unpinned, and its file.
+    /// Ends an operation: the kernel no longer touches its memory, which is unpinned, or its file.
     fn end(&mut self, key: usize, outcome: io::Result<()>) {
         let Some(Operation { work, owner, .. }) = self.operations.try_remove(key) else {
             return;

@@ -25,8 +25,8 @@ pub(crate) enum Work {
     Transfer(Transfer),
     Zeroing(Zeroing),
     Check(Check),
-    /// Brings `len` bytes from `offset` on to stable storage, with the metadata that is needed to read them (fdatasync(2)). Both
-    /// 0: the whole file.
+    /// Brings `len` bytes from `offset` on to stable storage, with the metadata that is needed to
+    /// read them (fdatasync(2)). If both are 0, the whole file.
     Sync {
         offset: u64,
         len: u32,
@@ -34,7 +34,7 @@ pub(crate) enum Work {
 }
 
 impl<T> Operation<T> {
-    /// Its next step, for the kernel.
+    /// Returns its next step, for the kernel.
     pub(crate) fn entry(&self) -> Entry {
         let fd = Fd(self.file.file().as_raw_fd());
         match &self.work {

@@ -6,6 +6,6 @@ use std::io;
 pub(crate) enum Progress {
     /// There is another step.
     More,
-    /// It has ended.
+    /// The operation has ended.
     Over(io::Result<()>),
 }

@@ -1,4 +1,4 @@
-//! Transfers with files that are there, and with pipes, which are slow until a test feeds them.
+//! Transfers with existing files, and with pipes, which block until a test feeds them.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -29,7 +29,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// None on a machine that permits no io_uring, where there is nothing to test.
+    /// Returns `None` on a machine that does not permit io_uring. Then the test is skipped.
     fn new() -> Option<Self> {
         let event_fd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let ring = match FileRing::new(event_fd.as_fd()) {
@@ -70,7 +70,7 @@ impl Scene {
         self.ring.transfer(file, memory.unwrap(), owner);
     }
 
-    /// Starts to compare a file from an offset on with memory.
+    /// Starts a comparison of a file, from an offset on, with memory.
     fn check(&mut self, (file, offset): (&RingFile, u64), memory: &[(u64, usize)], owner: u32) {
         let mut session = Session::new(self.requester.clone());
         let len = memory.iter().map(|(_, len)| *len as u64).sum();
@@ -79,18 +79,18 @@ impl Scene {
             .check(file, (offset, len), Some(memory.unwrap()), owner);
     }
 
-    /// Starts to bring the first page of RAM to a file.
+    /// Starts a write of the first page of RAM to a file.
     fn store(&mut self, file: (&RingFile, u64), owner: u32) {
         self.start(Direction::Read, file, &[(0, 0x1000)], owner);
     }
 
-    /// The next operation that ends, waited for by the eventfd.
+    /// Waits, by the eventfd, for the next operation that ends.
     fn next(&mut self) -> (u32, io::Result<()>) {
         loop {
             if let Some(ended) = self.ring.take_ended() {
                 return ended;
             }
-            // After the poll, which may have put a further step there.
+            // After the poll, which may have queued a further step.
             assert!(self.ring.submit());
             rustix::io::read(&self.event_fd, &mut [0; 8]).unwrap();
         }
@@ -102,7 +102,7 @@ impl Scene {
         data
     }
 
-    /// Payload so far: requests, bytes and failures.
+    /// Returns the payload so far: requests, bytes and failures.
     fn counts(&self) -> (u64, u64, u64) {
         let counts = self.requester.counters().snapshot();
         counts.iter().fold((0, 0, 0), |sum, (_, count)| {
@@ -133,7 +133,7 @@ fn file(data: &[u8]) -> RingFile {
     RingFile::new(file)
 }
 
-/// A file that is empty until something is written to the other.
+/// Returns a file that is empty until data is written to the other one.
 fn pipe() -> (RingFile, File) {
     let (reads, writes) = rustix::pipe::pipe().unwrap();
     (RingFile::new(reads.into()), writes.into())
@@ -173,7 +173,7 @@ fn more_stretches_of_memory_than_one_step_takes_are_filled() {
     };
     let data = pattern(1500 * 4096);
     let image = file(&data);
-    // From the last page to the first, so that none joins another.
+    // From the last page to the first, so that no two are joined.
     let list: Vec<_> = (0..1500).rev().map(|page| (page * 4096, 4096)).collect();
     scene.start(Direction::Write, (&image, 0), &list, 1);
     assert!(matches!(scene.next(), (1, Ok(()))));
@@ -327,7 +327,7 @@ fn slow_operation_blocks_no_other_and_is_continued() {
     assert_eq!(scene.ram(0x1800, 0x800), [8; 0x800]);
 }
 
-/// A pipe that takes nothing until its other end is read.
+/// Returns a pipe that accepts no data until its other end is read.
 fn full_pipe() -> (RingFile, File) {
     let (reads, writes) = rustix::pipe::pipe().unwrap();
     rustix::io::ioctl_fionbio(&writes, true).unwrap();
@@ -357,7 +357,7 @@ fn zeroes_are_written_where_the_file_system_has_no_other_way() {
     let Some(mut scene) = Scene::new() else {
         return;
     };
-    // tmpfs zeroes no range that keeps its storage.
+    // tmpfs cannot zero a range and keep its storage.
     let memory = MemoryFile::create("image", 0x10_0000).unwrap();
     memory.write(0, &[7; 0x10_0000]).unwrap();
     let image = RingFile::new(memory.file().try_clone().unwrap());
@@ -462,7 +462,7 @@ fn stop_waits_for_the_step_in_progress_and_no_other() {
     };
     let (full, mut full_end) = full_pipe();
     scene.ring.zero(&full, (0, 1 << 30), true, 1);
-    // The pipe has no holes, so it is written to.
+    // The pipe has no holes, so zeros are written to it.
     assert!(scene.ring.submit());
     rustix::io::read(&scene.event_fd, &mut [0; 8]).unwrap();
     assert!(scene.ring.take_ended().is_none() && scene.ring.submit());
@@ -520,7 +520,7 @@ fn unmap_waits_for_a_transfer_and_none_follows() {
     assert_eq!((dma.address, dma.len), (0x1000, 0x1000));
 }
 
-/// What a change of the routes does if the host's disk does not answer.
+/// A change of the routes while the host's disk does not answer.
 #[test]
 fn hung_read_touches_no_memory_after_the_unmap() {
     let Some(mut scene) = Scene::new() else {
@@ -531,7 +531,7 @@ fn hung_read_touches_no_memory_after_the_unmap() {
     scene.start(Direction::Write, (&slow, 0), &[(0x1800, 0x1000)], 1);
     assert!(scene.ring.submit());
     scene.requester.unmap(0x1000, 0x1fff);
-    // The other mapping of the same file goes without a wait.
+    // Another mapping of the same file is removed without a wait.
     scene.requester.unmap_all();
     slow_end.write_all(&[5; 0x1000]).unwrap();
     let (1, Err(error)) = scene.next() else {
@@ -620,7 +620,7 @@ fn a_ring_goes_only_when_its_transfers_have_ended() {
     } = scene;
     std::thread::scope(|scope| {
         let gone = scope.spawn(|| drop(ring));
-        // The end of the file, before any of the data.
+        // The end of the file comes before any data.
         drop(slow_end);
         gone.join().unwrap();
     });
@@ -679,7 +679,7 @@ fn ring_refuses_every_operation_but_its_own() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// Set in the process of the test below that is to end.
+/// Set in the process of the test below that must end.
 const DOOMED: &str = "PEERBAR_TEST_REFUSED_WAIT";
 
 #[test]
@@ -704,9 +704,10 @@ fn refused_wait_for_pinned_memory_ends_the_process() {
     .unwrap();
     let (slow, _slow_end) = pipe();
     scene.start(Direction::Write, (&slow, 0), &[(0x1000, 0x1000)], 1);
-    // The ring's descriptor is no ring any more.
+    // The ring's descriptor no longer refers to a ring.
     let file = File::open("/dev/null").unwrap();
-    // SAFETY: the kernel keeps the ring for its mappings; nothing else owns the descriptor that is replaced.
+    // SAFETY: the kernel keeps the ring for its mappings; no other object owns the descriptor that
+    // is replaced.
     assert!(unsafe { libc::dup2(file.as_raw_fd(), scene.ring.ring.as_raw_fd()) } >= 0);
     scene.ring.unpin();
 }

@@ -26,7 +26,7 @@ unsafe impl Send for Addresses {}
 pub(crate) struct Transfer {
     memory: Pinned,
     addresses: Addresses,
-    /// The first of them that are yet to be filled or emptied.
+    /// The first of them that is yet to be filled or emptied.
     next: usize,
     offset: u64,
     left: usize,
@@ -34,8 +34,8 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// All of the memory, from `offset` of the file on, with `addresses` to be used again. It fails where the memory is smaller
-    /// than it was said to be.
+    /// Makes a transfer of all of the memory, from `offset` of the file on. Reuses the list
+    /// `addresses`. Fails if the memory is smaller than announced.
     pub(crate) fn new(memory: Pinned, offset: u64, mut addresses: Addresses) -> io::Result<Self> {
         addresses.0.clear();
         for (span, len) in memory.memory() {
@@ -55,7 +55,7 @@ impl Transfer {
         })
     }
 
-    /// The next step.
+    /// Returns the next step.
     pub(crate) fn entry(&self, file: Fd) -> Entry {
         let (parts, count) = self.next_parts();
         match self.memory.direction() {
@@ -68,14 +68,14 @@ impl Transfer {
         }
     }
 
-    /// The parts of memory of the next step, and their number.
+    /// Returns the parts of memory of the next step, and their number.
     fn next_parts(&self) -> (*const iovec, u16) {
         let parts = self.addresses.0.get(self.next..).unwrap_or_default();
         let count = parts.len().min(MOST);
         (parts.as_ptr(), u16::try_from(count).unwrap_or(0))
     }
 
-    /// Moves all at once, to or from a file that is in memory.
+    /// Moves all data at once, to or from a file that is in memory.
     pub(crate) fn move_now(&mut self, file: &File) -> io::Result<()> {
         loop {
             let moved = match self.step_now(file) {
@@ -89,12 +89,12 @@ impl Transfer {
         }
     }
 
-    /// Makes the next step; how many bytes it moved.
+    /// Makes the next step. Returns the number of bytes moved.
     fn step_now(&self, file: &File) -> io::Result<usize> {
         let (fd, (parts, count)) = (file.as_raw_fd(), self.next_parts());
         let offset = off_t::try_from(self.offset).map_err(io::Error::other)?;
-        // SAFETY: there are `count` parts, which lie in memory that stays mapped as long as it is pinned. Other processes write
-        // it too; there is no reference to it.
+        // SAFETY: there are `count` parts, which lie in memory that stays mapped as long as it is
+        // pinned. Other processes also write it; there is no reference to it.
         let moved = unsafe {
             match self.memory.direction() {
                 Direction::Write => libc::preadv(fd, parts, count.into(), offset),
@@ -104,10 +104,10 @@ impl Transfer {
         usize::try_from(moved).map_err(|_| io::Error::last_os_error())
     }
 
-    /// A step has moved `count` bytes.
+    /// Records that a step has moved `count` bytes.
     pub(crate) fn advance(&mut self, count: usize) -> Progress {
         if self.memory.intact().is_err() {
-            // As the kernel reports a fault.
+            // The error with which the kernel reports a fault.
             return Progress::Over(Err(io::Error::from_raw_os_error(libc::EFAULT)));
         }
         if count == 0 && self.left > 0 {
@@ -134,7 +134,7 @@ impl Transfer {
         }
     }
 
-    /// The error of a step that moved nothing.
+    /// Returns the error of a step that moved no data.
     fn stuck(&self) -> io::ErrorKind {
         match self.memory.direction() {
             Direction::Write => io::ErrorKind::UnexpectedEof,
@@ -142,7 +142,7 @@ impl Transfer {
         }
     }
 
-    /// Unpins the memory and records what was moved; the list, to be used again.
+    /// Unpins the memory and records the transfer. Returns the list, for reuse.
     pub(crate) fn end(self, outcome: &io::Result<()>) -> Addresses {
         let errno = outcome.as_ref().err().and_then(io::Error::raw_os_error);
         let fault = (errno == Some(libc::EFAULT)).then_some(DmaFault::NoMemory);

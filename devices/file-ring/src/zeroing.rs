@@ -1,4 +1,4 @@
-//! A part of a file that is made to read as zero: by the file system, or else by writes of bounded length.
+//! Makes a part of a file read as zero: by the file system, or by writes of bounded length.
 
 use std::fs::File;
 use std::io;
@@ -11,10 +11,10 @@ use rustix::fs::FallocateFlags;
 
 use crate::progress::Progress;
 
-/// What one step writes.
+/// The data that one step writes.
 static ZEROES: [u8; 1 << 16] = [0; 1 << 16];
 
-/// How it is done.
+/// The method of zeroing.
 enum Method {
     /// fallocate(2) with these flags.
     Allocate(FallocateFlags),
@@ -29,7 +29,8 @@ pub(crate) struct Zeroing {
 }
 
 impl Zeroing {
-    /// `len` bytes from `offset` on, whose storage is given back with `deallocate`, if the file system can do that.
+    /// Makes a zeroing of `len` bytes from `offset` on. With `deallocate` their storage is freed,
+    /// if the file system supports that.
     pub(crate) fn new((offset, len): (u64, u64), deallocate: bool) -> Self {
         let flags = if deallocate {
             FallocateFlags::PUNCH_HOLE
@@ -43,7 +44,7 @@ impl Zeroing {
         }
     }
 
-    /// The next step.
+    /// Returns the next step.
     pub(crate) fn entry(&self, file: Fd) -> Entry {
         match self.method {
             Method::Allocate(flags) => opcode::Fallocate::new(file, self.left)
@@ -60,13 +61,13 @@ impl Zeroing {
         }
     }
 
-    /// What the next step writes.
+    /// Returns the data that the next step writes.
     fn zeroes(&self) -> &'static [u8] {
         let len = usize::try_from(self.left).map_or(ZEROES.len(), |left| left.min(ZEROES.len()));
         ZEROES.get(..len).unwrap_or_default()
     }
 
-    /// Makes all steps at once, by system calls.
+    /// Executes all steps at once, by system calls.
     pub(crate) fn finish(mut self, file: &File) -> io::Result<()> {
         loop {
             let result = match self.method {
@@ -105,8 +106,9 @@ impl Zeroing {
     }
 }
 
-/// Whether fallocate(2) is not possible here, so that zeroes must be written: the file system has no holes, nor has a pipe, or
-/// the range does not end at sectors of a block device (EINVAL).
+/// Returns `true` if fallocate(2) is not possible here, so that zeros must be written: the file
+/// system, or a pipe, has no holes, or the range does not end at sectors of a block device
+/// (EINVAL).
 fn is_missing(error: &io::Error) -> bool {
     let errno = error.raw_os_error();
     matches!(

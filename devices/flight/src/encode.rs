@@ -1,6 +1,6 @@
 //! A record in 64 bytes.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! | --- | --- |
 //! | 7:0 | sequence number, from 1 on |
 //! | 15:8 | CLOCK_MONOTONIC in ns |
@@ -25,8 +25,8 @@
 //! | 14 interrupt | | vector |
 //! | 15 register written by a peer | BAR | peer, offset, length, value |
 //!
-//! An origin is 0 for the device itself, else queue << 32 with bit 62 set, and if it is a command, its number with bit 63 set.
-//! Memory is 0 registers, 1 memory, 2 pages, 3 gone.
+//! An origin is 0 for the device itself, otherwise queue << 32 with bit 62 set, and if it is a
+//! command, its number with bit 63 set. Memory is 0 registers, 1 memory, 2 pages, 3 gone.
 
 use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 use zerocopy::little_endian::{U32, U64};

@@ -1,50 +1,52 @@
-//! What is recorded.
+//! The recorded events.
 
 use peerbar_dma_log::{Completer, Direction, Origin, Purpose, Route};
 use strum::{Display, FromRepr};
 
-/// Something that happened, and when.
+/// An event, and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its number, from 1 on. What was recorded under one lock is numbered in the order in which it happened.
+    /// Its number, counted from 1. Events that were recorded under one lock are numbered in the
+    /// order in which they happened.
     pub sequence: u64,
-    /// When, in nanoseconds of CLOCK_MONOTONIC.
+    /// The time, in nanoseconds of CLOCK_MONOTONIC.
     pub nanos: u64,
-    /// What.
+    /// The event.
     pub event: Event,
 }
 
-/// Something that happened to a device, or that it did.
+/// An event at a device, or an action of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The client maps (vfio-user, DMA_MAP).
     Map(Mapping),
-    /// The client unmaps all between two addresses, both included (vfio-user, DMA_UNMAP). Nothing may have been there.
+    /// The client unmaps all between two addresses, both included (vfio-user, DMA_UNMAP). The range
+    /// may have been unmapped already.
     Unmap {
         /// First IOVA.
         iova: u64,
         /// Last IOVA.
         last: u64,
     },
-    /// A segment of a DMA, all of which took one route.
+    /// A segment of a DMA. All of it took one route.
     Dma(Dma),
     /// A command begins.
     Begin {
-        /// Which.
+        /// The command.
         origin: Origin,
-        /// Its device's number for what it asks.
+        /// The device's number for the command's kind.
         opcode: u8,
     },
     /// A command is complete: its driver is notified next.
     End {
-        /// Which.
+        /// The command.
         origin: Origin,
-        /// 0 if it succeeded; else its device's number for the reason.
+        /// 0 if it succeeded; otherwise the device's number for the reason.
         status: u16,
     },
-    /// A window of the device's own opens, moves or closes.
+    /// One of the device's own windows opens, moves or closes.
     Window(WindowEvent),
-    /// A window of a peer below the same switch opens. It replaces none.
+    /// A window of a peer below the same switch opens. It replaces no other window.
     PeerWindow(PeerWindowEvent),
     /// All windows of a peer close.
     PeerLeaves(u32),
@@ -60,31 +62,33 @@ pub enum Event {
     Doorbell(DoorbellEvent),
     /// A peer below the same switch has written to the device's registers.
     RegisterWrite(RegisterWrite),
-    /// The client has written to registers in a way that means nothing there. The device ignores it.
+    /// The client has written to registers in an invalid way. The device ignores it.
     IgnoredWrite(IgnoredWrite),
-    /// The client is signalled to interrupt the guest.
+    /// The device signals the client to interrupt the guest.
     Interrupt {
         /// The MSI-X vector, or 0 for the INTx pin.
         vector: u16,
     },
 }
 
-/// A new value of a queue's doorbell, as the device has read it, and what that brings.
+/// A new value of a queue's doorbell, as the device has read it, and its effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DoorbellEvent {
     /// The queue.
     pub queue: u16,
     /// The value.
     pub tail: u32,
-    /// How many entries the driver has added since the value before.
+    /// Number of entries that the driver has added since the previous value.
     pub added: u32,
-    /// How many entries are to be fetched now, the ones added among them.
+    /// Number of entries to fetch now, including the added ones.
     pub waiting: u32,
-    /// The vector that interrupts for these entries' completions; none if the driver polls for them.
+    /// The vector of the interrupts for these entries' completions; `None` if the driver polls for
+    /// them.
     pub vector: Option<u16>,
 }
 
-/// A peer's write to the device's registers. One that comes by the root is the client's, and not recorded.
+/// A peer's write to the device's registers. A write that comes through the root is the client's,
+/// and is not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegisterWrite {
     /// The peer's number at the switch.
@@ -110,39 +114,40 @@ pub struct IgnoredWrite {
     pub len: u32,
 }
 
-/// A fault that was injected by a rule.
+/// A fault that a rule has injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Injection {
-    /// The number of the rule, from 1 on. [`Header::rules`](crate::Header::rules) has its text.
+    /// The number of the rule, counted from 1. [`Header::rules`](crate::Header::rules) has its
+    /// text.
     pub rule: u32,
-    /// The number of the match, from 1 on.
+    /// The number of the match, counted from 1.
     pub matches: u64,
     /// The queue and command that met it.
     pub origin: Origin,
 }
 
-/// A range of IOVAs and what is behind it.
+/// A range of IOVAs and its backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
     /// First IOVA.
     pub iova: u64,
     /// Last IOVA, not less than the first.
     pub last: u64,
-    /// Whether it may be read through.
+    /// Reads through it are permitted.
     pub readable: bool,
-    /// Whether it may be written through.
+    /// Writes through it are permitted.
     pub writable: bool,
-    /// What is behind it.
+    /// Its backing.
     pub backing: Backing,
 }
 
 impl Mapping {
-    /// Length in bytes, of which 2^64 counts as one less.
+    /// Returns the length in bytes; 2^64 counts as one less.
     pub fn size(&self) -> u64 {
         self.last.saturating_sub(self.iova).saturating_add(1)
     }
 
-    /// The part of it from `iova` to `last`.
+    /// Returns the part of it from `iova` to `last`.
     pub(crate) fn part(&self, iova: u64, last: u64) -> Self {
         let skip = iova.saturating_sub(self.iova);
         let after = |span: FileSpan| FileSpan {
@@ -163,19 +168,19 @@ impl Mapping {
     }
 }
 
-/// What is behind a mapping.
+/// The backing of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backing {
-    /// Guest RAM: a part of a file that the device has mapped too.
+    /// Guest RAM: a part of a file that the device has also mapped.
     Ram(FileSpan),
     /// Guest RAM in a file that the device does not trust, and reaches through the client.
     RemoteRam(FileSpan),
-    /// A mapping for which the client passed no file: some device's BAR, or a ROM.
+    /// A mapping for which the client passed no file: a device's BAR, or a ROM.
     Device,
 }
 
 impl Backing {
-    /// The part of a file that it is.
+    /// Returns the part of a file that backs it.
     pub fn file(&self) -> Option<FileSpan> {
         match self {
             Self::Ram(span) | Self::RemoteRam(span) => Some(*span),
@@ -191,7 +196,7 @@ pub struct FileSpan {
     pub device: u64,
     /// Its inode number (st_ino).
     pub inode: u64,
-    /// How many bytes into it.
+    /// Offset in bytes.
     pub offset: u64,
 }
 
@@ -200,43 +205,43 @@ pub struct FileSpan {
 pub struct Dma {
     /// The queue and command that it was made for.
     pub origin: Origin,
-    /// What for.
+    /// The purpose.
     pub purpose: Purpose,
-    /// Which way the data went.
+    /// The direction of the data.
     pub direction: Direction,
     /// First address.
     pub address: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The way it took.
+    /// The route.
     pub route: Route,
-    /// The owner of the memory that it met.
+    /// The owner of the memory that it accessed.
     pub completer: Completer,
     /// Its outcome.
     pub outcome: DmaOutcome,
-    /// How long it took in nanoseconds; 0 if only failures are recorded.
+    /// Duration in nanoseconds; 0 if only failures are recorded.
     pub took: u64,
 }
 
 /// The outcome of a DMA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum DmaOutcome {
-    /// It was done.
+    /// It succeeded.
     #[strum(to_string = "done")]
     Done,
-    /// The device may not issue requests: bus mastering is off, or a reset is under way.
+    /// The device may not issue requests: bus mastering is off, or a reset is in progress.
     #[strum(to_string = "the device may not issue requests")]
     NotMaster,
     /// The address is a register of the device itself.
     #[strum(to_string = "a register of the device itself")]
     OwnRegisters,
-    /// There is no page behind that part of the device's own window.
+    /// The page table has no page for that part of the device's own window.
     #[strum(to_string = "no page in the device's own window")]
     NoPage,
     /// The range wraps around.
     #[strum(to_string = "the range wraps around")]
     Wraps,
-    /// The register that is to be written does not start at a multiple of its size.
+    /// The register to write does not start at a multiple of its size.
     #[strum(to_string = "an unaligned register")]
     Unaligned,
     /// The client refused it, with this errno.
@@ -260,7 +265,7 @@ pub enum DmaOutcome {
     /// The mapping does not permit it.
     #[strum(to_string = "the mapping does not permit it")]
     Forbidden,
-    /// There is no memory behind the mapping or the window.
+    /// The mapping or the window has no memory.
     #[strum(to_string = "no memory behind it")]
     NoMemory,
     /// A fault was injected.
@@ -268,31 +273,31 @@ pub enum DmaOutcome {
     Injected,
 }
 
-/// A window of the device's own.
+/// One of the device's own windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowEvent {
-    /// Which.
+    /// The window.
     pub id: WindowId,
     /// First bus address.
     pub address: u64,
     /// Length in bytes; 0 if it is closed.
     pub size: u64,
-    /// What is behind it.
+    /// The memory behind it.
     pub memory: WindowKind,
 }
 
-/// Which of a device's windows is meant.
+/// Names one of a device's windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WindowId {
     /// The Controller Memory Buffer, where the controller believes it to be (NVMe Base 2.0, 3.1.3.16).
     Cmb,
-    /// The Persistent Memory Region, where PMRMSC has the controller find it (NVMe Base 2.0, 8.14).
+    /// The Persistent Memory Region, at the address in PMRMSC (NVMe Base 2.0, 8.14).
     Pmr,
     /// A base address register.
     Bar(u8),
 }
 
-/// What is behind a window. The flight record has their numbers.
+/// The memory behind a window. The numbers are those of the flight record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromRepr)]
 #[repr(u8)]
 pub enum WindowKind {
@@ -300,9 +305,9 @@ pub enum WindowKind {
     Registers,
     /// Memory.
     Memory,
-    /// Memory by a page table.
+    /// Memory through a page table.
     Pages,
-    /// Of a peer that has vanished.
+    /// The window of a peer that has vanished.
     Gone,
 }
 
@@ -315,8 +320,8 @@ pub struct PeerWindowEvent {
     pub address: u64,
     /// Length in bytes.
     pub size: u64,
-    /// Of several windows over one address, the one with the smallest claim answers.
+    /// If several windows cover one address, the one with the smallest claim answers.
     pub claim: u64,
-    /// What is behind it.
+    /// The memory behind it.
     pub memory: WindowKind,
 }

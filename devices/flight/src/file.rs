@@ -12,21 +12,22 @@ use crate::encode::Raw;
 use crate::event::Record;
 use crate::layout::{FlightError, HEADER_BYTES, Header, RECORD_BYTES};
 
-/// How much of a table or ring is read at once: a multiple of a record.
+/// Bytes of a table or ring that are read at once: a multiple of a record.
 const STEP: u64 = 1 << 20;
 
-/// What a flight recorder has recorded, as of one moment.
+/// The contents of a flight record at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flight {
-    /// What the record says of itself.
+    /// The header.
     pub header: Header,
-    /// What was true at that moment: mappings and windows, in no order.
+    /// The state at that moment: mappings and windows, in no order.
     pub now: Vec<Record>,
-    /// What happened, the oldest first.
+    /// The events, the oldest first.
     pub records: Vec<Record>,
-    /// How many older records have been overwritten.
+    /// Number of older records that have been overwritten.
     pub overwritten: u64,
-    /// How many records are not whole: they were being written when they were read, or when their device was killed.
+    /// Number of records that are incomplete: they were being written when they were read, or when
+    /// their device was killed.
     pub torn: u64,
 }
 
@@ -72,7 +73,8 @@ impl Flight {
             slot += 1;
         })?;
         let overwritten = header.begun - written;
-        // Records that were begun after the header was read may be among them, in the slots of older ones.
+        // They may include records that were begun after the header was read, in the slots of older
+        // ones.
         records.retain(|record| record.sequence > overwritten);
         records.sort_unstable_by_key(|record| record.sequence);
         torn += written.saturating_sub(records.len() as u64);
@@ -93,7 +95,8 @@ pub struct FlightFile {
 }
 
 impl FlightFile {
-    /// Opens the record at `path`, a regular file. Does not wait and follows no link: a guest may write to the folder.
+    /// Opens the record at `path`, a regular file. Neither waits nor follows a link, because a
+    /// guest may write to the folder.
     pub fn open(path: &Path) -> Result<Self, FlightError> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty()).map_err(io::Error::from)?;
@@ -106,7 +109,7 @@ impl FlightFile {
         Ok(flight)
     }
 
-    /// Whether the device's process is still there.
+    /// Returns `true` if the device's process still exists.
     pub fn is_live(&self) -> Result<bool, FlightError> {
         match rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => {
@@ -118,7 +121,7 @@ impl FlightFile {
         }
     }
 
-    /// What is recorded at this moment.
+    /// Returns the current contents.
     pub fn read(&self) -> Result<Flight, FlightError> {
         let length = self.file.metadata().map_err(FlightError::from)?.len();
         Flight::read(self.header()?, length, |at, buffer| {
@@ -126,7 +129,8 @@ impl FlightFile {
         })
     }
 
-    /// What has been recorded since record number `since`, up to the first one that is still being written.
+    /// Returns the records since record number `since`, up to the first one that is still being
+    /// written.
     pub fn tail(&self, since: u64) -> Result<Tail, FlightError> {
         let header = self.header()?;
         let oldest = header.begun.saturating_sub(header.ring_slots);
@@ -168,9 +172,10 @@ impl FlightFile {
 pub struct Tail {
     /// The records, the oldest first.
     pub records: Vec<Record>,
-    /// What to ask from next time.
+    /// The number to pass next time.
     pub next: u64,
-    /// How many were overwritten before they could be read, or will never be whole.
+    /// Number of records that were overwritten before they could be read, or that will never be
+    /// complete.
     pub lost: u64,
 }
 

@@ -32,9 +32,9 @@ impl From<&Record> for Moment {
 pub struct Command {
     /// Queue and number.
     pub origin: Origin,
-    /// Its device's number for what it asks.
+    /// The device's number for the command's kind.
     pub opcode: u8,
-    /// When it began.
+    /// The time at which it began.
     pub begun: Moment,
 }
 
@@ -43,38 +43,38 @@ pub struct Command {
 pub struct MappingLife {
     /// The mapping as it was made.
     pub mapping: Mapping,
-    /// When it was made.
+    /// The time at which it was made.
     pub mapped: Moment,
-    /// When the last of it was taken away.
+    /// The time at which its last part was unmapped.
     pub unmapped: Option<Moment>,
     /// The first command that used it.
     pub first_user: Option<Command>,
-    /// When the last command that used it was complete.
+    /// The time at which the last command that used it was complete.
     pub used_until: Option<Moment>,
-    /// How many commands have used it.
+    /// Number of commands that have used it.
     pub users: u64,
-    /// Whether all DMA by it was of commands' data.
+    /// All DMA through it was of commands' data.
     pub only_payload: bool,
-    /// Whether it was made before the device was a bus master for this client. Such a mapping is the machine's, not a driver's: QEMU maps all RAM
-    /// until the guest turns its IOMMU on.
+    /// It was made before the device was a bus master for this client. Such a mapping belongs to
+    /// the machine, not to a driver: QEMU maps all RAM until the guest turns its IOMMU on.
     pub is_of_machine: bool,
 }
 
 /// Addresses that are no longer mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmapped {
-    /// Number of the [`MappingLife`] that they last belonged to.
+    /// Number of the [`MappingLife`] to which they last belonged.
     pub life: usize,
-    /// When they were unmapped.
+    /// The time at which they were unmapped.
     pub unmapped: Moment,
 }
 
-/// What lies around an address at one moment. Numbers are those of a [`MappingLife`].
+/// The mappings around an address at one moment. Numbers are those of a [`MappingLife`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// The mapping that holds the address.
     pub at: Option<usize>,
-    /// What held it last, if nothing does.
+    /// The last mapping that held the address, if none does now.
     pub was: Option<Unmapped>,
     /// The nearest mapping below.
     pub below: Option<usize>,
@@ -82,20 +82,20 @@ pub struct Surroundings {
     pub above: Option<usize>,
 }
 
-/// A DMA that failed, and the mappings around it then.
+/// A DMA that failed, and the mappings around it at that time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// When.
+    /// The time.
     pub at: Moment,
     /// The DMA.
     pub dma: Dma,
     /// Its command, if commands are recorded.
     pub command: Option<Command>,
-    /// What was around its address.
+    /// The mappings around its address.
     pub around: Surroundings,
 }
 
-/// A DMA as it was followed.
+/// A DMA with its context.
 pub(crate) struct Followed {
     pub(crate) dma: Dma,
     pub(crate) at: Moment,
@@ -110,21 +110,23 @@ struct Running {
     used: HashSet<usize>,
 }
 
-/// The device was turned off, or everything was unmapped at once: its driver should have taken its mappings away.
+/// The device was turned off, or everything was unmapped at once: its driver should have removed
+/// its mappings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Teardown {
-    /// When.
+    /// The time.
     pub at: Moment,
-    /// How many mappings were still there.
+    /// Number of mappings that were left.
     pub mappings: usize,
     /// Bytes of them that were still mapped; 2^64 counts as one less.
     pub bytes: u64,
 }
 
-/// At least this many addresses are unmapped at once when a whole table is.
+/// When a whole table is unmapped, at least this many addresses are unmapped at once.
 const WHOLE: u64 = 1 << 40;
 
-/// Whether the device is turned off (bus mastering, or its client leaves), or everything is unmapped at once.
+/// Returns `true` if the device is turned off (bus mastering, or its client leaves), or everything
+/// is unmapped at once.
 pub(crate) fn is_teardown(event: &Event) -> bool {
     match event {
         Event::Client(false) | Event::BusMaster(false) => true,
@@ -136,25 +138,27 @@ pub(crate) fn is_teardown(event: &Event) -> bool {
 /// A device's mappings over time.
 #[derive(Debug, Default)]
 pub struct History {
-    /// Every mapping that is known of.
+    /// Every known mapping.
     pub mappings: Vec<MappingLife>,
-    /// Every DMA that failed, but for those that bus mastering or a reset forbade or a fault was injected into.
+    /// Every DMA that failed, except those that bus mastering or a reset forbade, or into which a
+    /// fault was injected.
     pub faults: Vec<Fault>,
-    /// Mappings made, and spans unmapped of which something was mapped.
+    /// Mappings made.
     pub maps: u64,
-    /// Spans unmapped of which something was mapped.
+    /// Unmapped spans in which something was mapped.
     pub unmaps: u64,
     /// The most mappings at once.
     pub peak: usize,
     /// DMA segments recorded.
     pub dmas: u64,
-    /// Segments that failed, for whatever reason.
+    /// Segments that failed, for any reason.
     pub failed: u64,
     /// Segments into which a fault was injected.
     pub injected: u64,
-    /// Each time that the device was turned off, or everything unmapped at once, with mappings left.
+    /// Each time at which the device was turned off, or everything was unmapped at once, while
+    /// mappings were left.
     pub teardowns: Vec<Teardown>,
-    /// Whether the device is a bus master, if the record shows it.
+    /// The device is a bus master, if the record shows it.
     is_master: Option<bool>,
     live: RangeInclusiveMap<u64, usize>,
     unmapped_ranges: RangeInclusiveMap<u64, Unmapped>,
@@ -164,7 +168,7 @@ pub struct History {
 }
 
 impl History {
-    /// The history in a whole record.
+    /// Returns the history in a whole record.
     pub fn of(flight: &Flight) -> Self {
         let mut history = Self::before(flight);
         for record in &flight.records {
@@ -173,7 +177,8 @@ impl History {
         history
     }
 
-    /// The start: what is mapped now since before the oldest record that is left.
+    /// Returns the history at the start: current mappings that are older than the oldest remaining
+    /// record.
     pub(crate) fn before(flight: &Flight) -> Self {
         let mut history = Self::default();
         let old = |record: &&Record| record.sequence <= flight.overwritten;
@@ -185,17 +190,17 @@ impl History {
         history
     }
 
-    /// Takes in the next record.
+    /// Adds the next record.
     pub fn follow(&mut self, record: &Record) {
         self.step(record);
     }
 
-    /// The mapping of this number.
+    /// Returns the mapping with this number.
     pub fn mapping(&self, number: usize) -> Option<&MappingLife> {
         self.mappings.get(number)
     }
 
-    /// The mappings that are there after all that was followed, by address.
+    /// Returns the current mappings after all added records, by address.
     pub fn current(&self) -> impl Iterator<Item = (Mapping, &MappingLife)> {
         self.live.iter().filter_map(|(range, number)| {
             let life = self.mappings.get(*number)?;
@@ -203,12 +208,12 @@ impl History {
         })
     }
 
-    /// How many mappings that are.
+    /// Returns the number of current mappings.
     pub fn current_count(&self) -> usize {
         self.current_count
     }
 
-    /// What is around an address after all that was followed.
+    /// Returns the mappings around an address after all added records.
     pub fn around(&self, address: u64) -> Surroundings {
         let at = self.live.get(&address).copied();
         let below = address.checked_sub(1).map(|last| 0..=last);
@@ -231,14 +236,15 @@ impl History {
         }
     }
 
-    /// How many bytes from `address` on are in the mapping that holds it; 2^64 counts as one less.
+    /// Returns the number of bytes from `address` to the end of the mapping that holds it; 2^64
+    /// counts as one less.
     pub(crate) fn left_at(&self, address: u64) -> Option<u64> {
         let (range, _) = self.live.get_key_value(&address)?;
         Some(range.end().saturating_sub(address).saturating_add(1))
     }
 
-    /// The addresses of a mapping and of its neighbours that were mapped in one go with it, for the same command: some
-    /// IOMMUs map each page separately.
+    /// Returns the addresses of a mapping and of its neighbours that were mapped together with it,
+    /// for the same command: some IOMMUs map each page separately.
     pub fn contiguous_range(&self, number: usize) -> Option<RangeInclusive<u64>> {
         let life = self.mappings.get(number)?;
         let alike = |one: &MappingLife, next: &MappingLife| {
@@ -265,7 +271,7 @@ impl History {
         Some(first.mapping.iova..=last.mapping.last)
     }
 
-    /// Takes in the next record; the DMA in its context, if it is one.
+    /// Adds the next record. Returns its context if it is a DMA.
     pub(crate) fn step(&mut self, record: &Record) -> Option<Followed> {
         let at = Moment::from(record);
         if is_teardown(&record.event) && self.current_count > 0 {
@@ -289,7 +295,7 @@ impl History {
     }
 
     fn map(&mut self, mapping: Mapping, at: Moment) {
-        // Nothing is mapped there, unless the record of an unmap is lost.
+        // No address is mapped there, unless the record of an unmap is lost.
         self.unmap(mapping.iova, mapping.last, at);
         let number = self.mappings.len();
         self.mappings.push(MappingLife {

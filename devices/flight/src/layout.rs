@@ -1,8 +1,8 @@
-//! The file: a header, the table of what is true now, and the ring of what happened.
+//! The file: a header, the table of the current state, and the ring of events.
 //!
 //! All numbers are little-endian. The header takes 4096 bytes:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! | --- | --- |
 //! | 7:0 | signature, "PBFLIGHT" |
 //! | 11:8 | version, 2 |
@@ -19,9 +19,10 @@
 //! | 191:128 | name of the device, UTF-8, filled up with zeros |
 //! | 4095:192 | texts of the fault rules, ASCII, one a line, in the order of their numbers; filled up with zeros |
 //!
-//! Then comes the table, then the ring; both consist of records (`encode.rs`). A slot of the table is free if it is all
-//! zeros, else it is a copy of the record that made it true, its range cut down to what is left. Record number n is in slot
-//! (n - 1) modulo the ring's size. The process that writes the file holds a lock on it (flock(2)) for as long as it lives.
+//! Then comes the table, then the ring; both consist of records (`encode.rs`). A slot of the table
+//! is free if it is all zeros. Otherwise it is a copy of the record that made the entry, with the
+//! range reduced to the part that remains. Record number n is in slot (n - 1) modulo the ring's
+//! size. The process that writes the file holds a lock on it (flock(2)) until it ends.
 
 use thiserror::Error;
 use zerocopy::little_endian::{U32, U64};
@@ -31,30 +32,31 @@ pub(crate) const SIGNATURE: [u8; 8] = *b"PBFLIGHT";
 pub(crate) const VERSION: u32 = 2;
 pub(crate) const HEADER_BYTES: u64 = 4096;
 pub(crate) const RECORD_BYTES: u64 = 64;
-/// Slots of the table: as many as a client may have mappings (vfio-user, VERSION, `max_dma_maps`), and windows beside.
+/// Slots of the table: enough for all mappings that a client may have (vfio-user, VERSION,
+/// `max_dma_maps`), and for windows.
 pub(crate) const TABLE_SLOTS: u64 = 1 << 16;
 /// The largest table and ring that are read.
 const SLOTS_LIMIT: u64 = 1 << 26;
 
-/// Where in the header the numbers are that change.
+/// Offsets in the header of the numbers that change.
 pub(crate) const BEGUN_AT: usize = 32;
 pub(crate) const ENDED_AT: usize = 40;
 pub(crate) const UNTRACKED_AT: usize = 72;
-/// Where in the header the texts of fault rules begin.
+/// Offset in the header of the texts of fault rules.
 pub(crate) const RULES_AT: u64 = 192;
 
-/// How much is recorded.
+/// The level of detail of the record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Level {
     /// Mappings, windows, resets, and every DMA that failed or was lost.
     #[default]
     Maps,
-    /// Every DMA and every command too.
+    /// Also every DMA and every command.
     All,
 }
 
 impl Level {
-    /// Slots of the ring: 4 MiB of mappings, or 64 MiB of everything.
+    /// Returns the slots of the ring: 4 MiB of mappings, or 64 MiB of everything.
     pub(crate) fn ring_slots(self) -> u64 {
         match self {
             Self::Maps => 1 << 16,
@@ -68,7 +70,7 @@ impl Level {
 pub struct Header {
     /// Name of the device.
     pub name: String,
-    /// How much was recorded.
+    /// The level of detail.
     pub level: Level,
     /// The device's process.
     pub process: u32,
@@ -76,48 +78,49 @@ pub struct Header {
     pub monotonic: u64,
     /// CLOCK_REALTIME at the start, in nanoseconds since 1970.
     pub realtime: u64,
-    /// How many records were begun so far.
+    /// Number of records begun so far.
     pub begun: u64,
-    /// Whether the device has ended in order.
+    /// The device has ended in order.
     pub ended: bool,
-    /// How many mappings and windows the table had no slot for.
+    /// Number of mappings and windows for which the table had no slot.
     pub untracked: u64,
-    /// The texts of its fault rules, from number 1 on. The last ones are missing if there was no room for them.
+    /// The texts of its fault rules, from number 1 on. The last ones are missing if there was no
+    /// room for them.
     pub rules: Vec<String>,
     /// Slots of the ring.
     pub ring_slots: u64,
     pub(crate) table_slots: u64,
 }
 
-/// Why a file is no flight record that can be read.
+/// The reason why a file is not a readable flight record.
 #[derive(Debug, Error)]
 pub enum FlightError {
-    /// It does not start as one does.
+    /// The file does not have the signature.
     #[error("no flight record: it does not start with PBFLIGHT")]
     Signature,
-    /// It is of another version.
+    /// The file has another version.
     #[error("flight record of version {0}, not {VERSION}: use the peerbar that it was made with")]
     Version(u32),
-    /// A number in its header is impossible.
+    /// A number in its header is invalid.
     #[error("flight record with {what} of {value}")]
     Number {
-        /// Which number.
+        /// The name of the number.
         what: &'static str,
         /// Its value.
         value: u64,
     },
-    /// It ends too early.
+    /// The file ends too early.
     #[error("flight record of {actual} bytes, not {expected}: it was cut short")]
     Truncated {
-        /// How long it should be.
+        /// The expected length.
         expected: u64,
-        /// How long it is.
+        /// The actual length.
         actual: u64,
     },
-    /// The name of the device is no text.
+    /// The name of the device is not text.
     #[error("flight record of a device whose name is no text")]
     Name,
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("flight record cannot be read")]
     Io(#[from] std::io::Error),
 }
@@ -148,17 +151,17 @@ const _: () = assert!(std::mem::offset_of!(RawHeader, ended) == ENDED_AT);
 const _: () = assert!(std::mem::offset_of!(RawHeader, untracked) == UNTRACKED_AT);
 
 impl Header {
-    /// Length of the file.
+    /// Returns the length of the file.
     pub(crate) fn file_bytes(&self) -> u64 {
         self.ring_at() + self.ring_slots * RECORD_BYTES
     }
 
-    /// Where the ring starts.
+    /// Returns the offset of the ring.
     pub(crate) fn ring_at(&self) -> u64 {
         HEADER_BYTES + self.table_slots * RECORD_BYTES
     }
 
-    /// The header as it is in the file. A long name is cut.
+    /// Returns the header as it is in the file. A long name is cut.
     pub(crate) fn to_raw(&self) -> RawHeader {
         let mut name = [0; 64];
         for (at, letter) in self.name.char_indices() {
@@ -225,7 +228,7 @@ impl Header {
     }
 }
 
-/// The texts of fault rules in what follows the header's numbers and name.
+/// Returns the texts of fault rules in the bytes that follow the header's numbers and name.
 fn rules(bytes: &[u8]) -> Vec<String> {
     let limit = usize::try_from(HEADER_BYTES - RULES_AT).unwrap_or(0);
     let text = bytes.get(..limit).unwrap_or_default();

@@ -1,17 +1,21 @@
-//! The flight recorder of a device: what it has seen of mappings and done by DMA, in a file that outlives the device.
+//! The flight recorder of a device: a record of its mappings and its DMA, in a file that outlives
+//! the device.
 //!
-//! A [`Recorder`] belongs to the device. It writes records of 64 bytes into a ring in a mapped file: no lock, no
-//! allocation and no system call for a DMA or a command, so that it may be on while performance is measured. The
-//! current mappings and windows are also kept in a table, so that they are known after their records were overwritten. A
-//! [`FlightFile`] can be read at any time, while the device runs or after it was killed: each record has a sequence
-//! number and a check sum, so one that was being written is recognised and left out.
+//! A [`Recorder`] belongs to the device. It writes records of 64 bytes into a ring in a mapped
+//! file. It needs no lock, allocation or system call for a DMA or a command, so that it may be on
+//! while performance is measured. A table also keeps the current mappings and windows, so that they
+//! are known after their records were overwritten. A [`FlightFile`] can be read at any time, while
+//! the device runs or after it was killed: each record has a sequence number and a checksum, so
+//! that an incomplete record is recognised and left out.
 //!
-//! [`History`] follows the records: the mappings over time, their users, and what was around the address of a DMA that failed.
-//! [`Sanitizer`] looks for what should not be.
+//! [`History`] follows the records: the mappings over time, their users, and the mappings around
+//! the address of a DMA that failed. [`Sanitizer`] looks for errors of devices and drivers.
 //!
-//! The layout of the file is described in `layout.rs` and `encode.rs`; a change of it is a new version.
+//! The layout of the file is described in `layout.rs` and `encode.rs`; each change of it needs a
+//! new version.
 //!
-//! Not here: the display (`peerbar iommu`), and what a device does (the crate is independent of devices).
+//! Not here: the display (`peerbar iommu`), and the behaviour of devices (the crate is independent
+//! of them).
 #![forbid(unsafe_code)]
 
 mod encode;

@@ -7,32 +7,32 @@ use rangemap::RangeInclusiveMap;
 
 use crate::event::{Event, Mapping, WindowId};
 
-/// A slot of the table and its new content; `None`: it is free.
+/// A slot of the table and its new contents, or `None` if it becomes free.
 pub(crate) type Change = (u64, Option<Event>);
 
-/// A current mapping, all or part of it.
+/// A current mapping, or a part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LiveMapping {
     whole: Mapping,
     slot: Option<u64>,
 }
 
-/// What is in the table, and its free slots.
+/// The contents of the table, and its free slots.
 #[derive(Debug, Default)]
 pub(crate) struct LiveTable {
     mappings: RangeInclusiveMap<u64, LiveMapping>,
     windows: BTreeMap<WindowId, u64>,
     peers: BTreeMap<u32, Vec<u64>>,
     freed: Vec<u64>,
-    /// Slots that have ever been used; those from here on are free.
+    /// Number of slots that have ever been used; those from here on are free.
     used: u64,
     slots: u64,
-    /// How many mappings and windows had no free slot.
+    /// Number of mappings and windows for which no slot was free.
     pub(crate) untracked: u64,
 }
 
 impl LiveTable {
-    /// For a table of this number of slots.
+    /// Makes a table with this number of slots.
     pub(crate) fn new(slots: u64) -> Self {
         Self {
             slots,
@@ -40,7 +40,7 @@ impl LiveTable {
         }
     }
 
-    /// What an event changes in the table.
+    /// Applies an event. Returns the changes of the table.
     pub(crate) fn apply(&mut self, event: &Event) -> Vec<Change> {
         match event {
             Event::Map(mapping) => {
@@ -76,7 +76,7 @@ impl LiveTable {
         }
     }
 
-    /// Takes a range out of all mappings; what is left of them on either side stays.
+    /// Removes a range from all mappings. The parts on either side stay.
     fn unmap(&mut self, range: RangeInclusive<u64>) -> Vec<Change> {
         let met = self.mappings.overlapping(&range);
         let met: Vec<_> = met.map(|(span, held)| (span.clone(), *held)).collect();
@@ -140,7 +140,7 @@ mod tests {
         }
     }
 
-    /// The table after the changes of these events.
+    /// Returns the table after the changes of these events.
     fn after(live: &mut LiveTable, events: &[Event]) -> BTreeMap<u64, Event> {
         let mut table = BTreeMap::new();
         for (slot, event) in events.iter().flat_map(|event| live.apply(event)) {

@@ -9,7 +9,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock,
 use thiserror::Error;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
-/// Why there is no such file.
+/// The reason why the file cannot be made.
 #[derive(Debug, Error)]
 #[error("{name}: cannot {action}")]
 pub struct MappedFileError {
@@ -18,20 +18,20 @@ pub struct MappedFileError {
     source: io::Error,
 }
 
-/// A file that is mapped, and locked.
+/// A file that is mapped and locked.
 #[derive(Debug)]
 pub struct MappedFile {
     /// Its bytes.
     pub region: MmapRegion,
-    /// Has the lock, and not the mapping, which a child process keeps that this one has forked.
+    /// Holds the lock. It is separate from the mapping, which a forked child process keeps.
     _lock: File,
 }
 
-/// Makes a file of `bytes` bytes at `path`, in place of one that is there, with `header` at its start, and maps it. It is
-/// locked as long as it is mapped. `name` says what it is in an error.
+/// Makes a file of `bytes` bytes at `path`, replaces an existing file, writes `header` at its
+/// start, and maps it. It is locked as long as it is mapped. `name` names the file in an error.
 ///
-/// It has all its blocks, as a store into a hole of a full file system would kill the process (SIGBUS). So would a store
-/// after the file was cut short.
+/// All its blocks are allocated, because a store into a hole of a full file system would kill the
+/// process (SIGBUS). So would a store after the file was shortened.
 pub fn create_mapped(
     name: &'static str,
     path: &Path,
@@ -59,7 +59,7 @@ pub fn create_mapped(
     let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
     locked.map_err(|error| step("lock the file")(error.into()))?;
     if let Err(error) = fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-        // A file that cannot be written is no record.
+        // A file without its blocks is useless as a record.
         let _ = fs::remove_file(path);
         return Err(step("reserve its blocks")(error.into()));
     }
@@ -72,7 +72,8 @@ pub fn create_mapped(
     })
 }
 
-/// Another description of `file`, which is at `path` unless another process has put something there.
+/// Opens another file description of `file`, which is at `path` unless another process has replaced
+/// it.
 fn lock_of(file: &File, path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let lock = File::from(open(path, flags, Mode::empty())?);
@@ -119,7 +120,7 @@ mod tests {
     fn file_without_space_is_an_error_and_removed() {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("shared");
-        // More than any file system has.
+        // More than any file system can hold.
         let error = create_mapped("record", &path, 1 << 62, &[]).unwrap_err();
         assert_eq!(error.to_string(), "record: cannot reserve its blocks");
         assert!(!path.exists());

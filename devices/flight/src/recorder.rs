@@ -18,17 +18,18 @@ use crate::layout::{
 use crate::live_table::LiveTable;
 use crate::mapped_file::{MappedFile, MappedFileError, create_mapped};
 
-/// A device's flight recorder; shared by all its threads.
+/// A device's flight recorder, shared by all its threads.
 pub struct Recorder {
     file: MappedFile,
     header: Header,
     table: Mutex<LiveTable>,
-    /// Where the text of the next fault rule goes.
+    /// Offset of the next fault rule's text.
     rules_end: Mutex<u64>,
 }
 
 impl Recorder {
-    /// Makes the file at `path`, in place of one that is there, and records what happens to the device `name` in it.
+    /// Makes the file at `path`, in place of an existing one, and records the events of the device
+    /// `name` in it.
     pub fn create(path: &Path, name: &str, level: Level) -> Result<Self, MappedFileError> {
         let header = Header {
             name: name.to_owned(),
@@ -53,18 +54,19 @@ impl Recorder {
         })
     }
 
-    /// Whether every DMA and every command is wanted, not only those that fail.
+    /// Returns `true` if every DMA and every command is recorded, not only those that fail.
     pub fn wants_all(&self) -> bool {
         self.header.level == Level::All
     }
 
-    /// The time for [`Recorder::dma`], if it is wanted.
+    /// Returns the time for [`Recorder::dma`], if it is needed.
     pub fn clock(&self) -> u64 {
         if self.wants_all() { monotonic_ns() } else { 0 }
     }
 
-    /// Records a segment of a DMA that began at `started` ([`Recorder::clock`]), if it is wanted. One that went nowhere is always wanted,
-    /// also if it succeeds for the device.
+    /// Records a segment of a DMA that began at `started` ([`Recorder::clock`]), if the level
+    /// requires it. A segment that reached no memory is always recorded, even if the device sees a
+    /// success.
     pub fn dma(&self, dma: Dma, started: u64) {
         let went_nowhere = dma.outcome != DmaOutcome::Done || dma.route == Route::Refused;
         if self.wants_all() || went_nowhere {
@@ -77,7 +79,8 @@ impl Recorder {
         }
     }
 
-    /// Records an event. Those that change what is mapped or where windows are must come one after the other.
+    /// Records an event. Events that change mappings or windows must be recorded one after the
+    /// other.
     pub fn record(&self, event: Event) {
         let wanted = match event {
             Event::Begin { .. }
@@ -105,7 +108,7 @@ impl Recorder {
         }
     }
 
-    /// Notes the text of the fault rule with the next number, if there is room for it.
+    /// Records the text of the fault rule with the next number, if there is room for it.
     pub fn rule(&self, text: &str) {
         let mut end = self.rules_end.lock();
         let line = format!("{text}\n");
@@ -114,7 +117,7 @@ impl Recorder {
             self.put(*end, line.as_bytes());
             *end = next;
         } else {
-            // A later one would be taken for this one.
+            // Otherwise a later text would be taken for this one.
             *end = HEADER_BYTES;
         }
     }
@@ -136,7 +139,7 @@ impl Recorder {
         self.set(UNTRACKED_AT, table.untracked);
     }
 
-    /// Adds a record to the ring; its number.
+    /// Adds a record to the ring. Returns its number.
     fn append(&self, nanos: u64, event: Event) -> u64 {
         let begun = self.counter(BEGUN_AT);
         let before = begun.map_or(0, |begun| begun.fetch_add(1, Ordering::Relaxed));
@@ -152,7 +155,7 @@ impl Recorder {
         sequence
     }
 
-    /// Writes a record. One that is read half written is recognised by its check sum.
+    /// Writes a record. A reader recognises an incomplete record by its checksum.
     fn put(&self, at: u64, bytes: &[u8]) {
         let slice = usize::try_from(at)
             .ok()
@@ -179,12 +182,13 @@ impl Drop for Recorder {
     }
 }
 
-/// The time of every record: CLOCK_MONOTONIC in nanoseconds (clock_gettime(2)), which runs alike for all processes of the machine.
+/// Returns the time of a record: CLOCK_MONOTONIC in nanoseconds (clock_gettime(2)), which is the
+/// same for all processes of the machine.
 pub fn monotonic_ns() -> u64 {
     now(ClockId::Monotonic)
 }
 
-/// A clock in nanoseconds.
+/// Returns a clock's time in nanoseconds.
 fn now(clock: ClockId) -> u64 {
     let time = rustix::time::clock_gettime(clock);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

@@ -1,11 +1,12 @@
-//! The DMA sanitizer: what no device, or no driver, should do, found in the records.
+//! The DMA sanitizer: finds actions in the records that no device, or no driver, should do.
 //!
-//! A DMA that was refused is judged, and so is one that was done: an errant DMA that succeeds is a finding too. But nothing
-//! is guessed. A DMA by an address that was unmapped and mapped again for another
-//! purpose, before the command began, looks like a correct one; so does one past the end of a mapping that meets a
-//! neighbouring mapping older than the command. A mapping counts as left behind only if all that used it was the data of
-//! one command, which has long been complete when the device is turned off or the record ends: queues, lists, and buffers
-//! that are used again are none.
+//! It judges DMAs that were refused and DMAs that were performed: an errant DMA that succeeds is
+//! also a finding. But it never guesses. A DMA by an address that was unmapped and mapped again for
+//! another purpose, before the command began, looks like a correct one; so does one past the end of
+//! a mapping that meets a neighbouring mapping older than the command. A mapping counts as left
+//! behind only if its only use was for the data of one command, and that command has long been
+//! complete when the device is turned off or the record ends. So queues, lists, and reused buffers
+//! do not count.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -16,31 +17,33 @@ use crate::event::{Dma, DmaOutcome, Event, FileSpan, Mapping, Record};
 use crate::file::Flight;
 use crate::history::{Command, Followed, History, MappingLife, Moment, is_teardown};
 
-/// How long before the end a command must have been complete for its mapping to count as left behind, in nanoseconds: its
-/// driver needs time for the interrupt and the unmap.
+/// Time before the end by which a command must have been complete for its mapping to count as left
+/// behind, in nanoseconds: its driver needs time for the interrupt and the unmap.
 const GRACE: u64 = 1_000_000_000;
 
-/// The largest mapping that a driver makes for one command's data; a larger one is for many commands.
+/// The largest mapping that a driver makes for one command's data; a larger one serves many
+/// commands.
 const LARGEST: u64 = 16 << 20;
 
 const PAGE: u64 = 4096;
 
-/// What is wrong.
+/// The kind of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FindingKind {
-    /// A DMA by an address that had been unmapped.
+    /// A DMA to an address that had been unmapped.
     AfterUnmap,
-    /// A DMA by an address that was mapped for another command only after the DMA's command had begun.
+    /// A DMA to an address that was mapped for another command only after the DMA's command had
+    /// begun.
     Remapped,
     /// A DMA that ran over the end of a mapping.
     PastEnd,
-    /// A DMA by an address that no driver has mapped since the record began.
+    /// A DMA to an address that no driver has mapped since the record began.
     NeverMapped,
-    /// A write through a mapping for reading only.
+    /// A write through a read-only mapping.
     WriteReadOnly,
-    /// A mapping that is still there long after the only command that used it.
+    /// A mapping that still exists long after the only command that used it.
     LeftBehind,
-    /// A page mapped for two devices at once, for one of them to write.
+    /// A page that is mapped for two devices at once, and that one of them may write.
     Shared,
 }
 
@@ -64,27 +67,28 @@ impl fmt::Display for FindingKind {
     }
 }
 
-/// Something wrong.
+/// An error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What.
+    /// Its kind.
     pub kind: FindingKind,
     /// The origin of the command.
     pub origin: Origin,
-    /// The command, if it was seen to begin.
+    /// The command, if its beginning was recorded.
     pub command: Option<Command>,
-    /// When: of the DMA; of the end of the record for what is left behind; of the second mapping for what is shared.
+    /// The time: that of the DMA; for a mapping that was left behind, the end of the record; for a
+    /// shared page, the time of the second mapping.
     pub at: Moment,
     /// First address.
     pub address: u64,
     /// Length in bytes.
     pub len: u64,
-    /// The mapping that it is about, and its time: when it was unmapped, or (for [`FindingKind::Remapped`],
-    /// [`FindingKind::PastEnd`], [`FindingKind::WriteReadOnly`] and [`FindingKind::Shared`]) mapped, or for what is left
-    /// behind when its command was complete.
+    /// The mapping concerned, and a time: when it was unmapped; for [`FindingKind::Remapped`],
+    /// [`FindingKind::PastEnd`], [`FindingKind::WriteReadOnly`] and [`FindingKind::Shared`], when
+    /// it was mapped; for a mapping that was left behind, when its command was complete.
     pub mapping: Option<(Mapping, Moment)>,
-    /// For [`FindingKind::Shared`] the device that came first, by its index in what [`shared`] was given, and the command
-    /// that its mapping was made for.
+    /// For [`FindingKind::Shared`], the first device, by its index in the argument of [`shared`],
+    /// and the command for which its mapping was made.
     pub other: Option<(usize, Option<Command>)>,
 }
 
@@ -93,12 +97,12 @@ pub struct Finding {
 pub struct Sanitizer {
     history: History,
     findings: Vec<Finding>,
-    /// Where the last good segment of each origin's DMA ended, and in which mapping.
+    /// The end of the last good segment of each origin's DMA, and its mapping.
     ends: HashMap<Origin, (u64, usize)>,
 }
 
 impl Sanitizer {
-    /// What is wrong in a record, and its history.
+    /// Returns the errors in a record, and its history.
     pub fn of(flight: &Flight) -> (Vec<Finding>, History) {
         let mut sanitizer = Self {
             history: History::before(flight),
@@ -115,7 +119,7 @@ impl Sanitizer {
         (sanitizer.findings, sanitizer.history)
     }
 
-    /// Takes in the next record.
+    /// Adds the next record.
     pub fn watch(&mut self, record: &Record) {
         if is_teardown(&record.event) {
             self.find_left_behind(record.into());
@@ -128,7 +132,7 @@ impl Sanitizer {
         }
     }
 
-    /// The findings so far.
+    /// Returns the findings so far.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -141,7 +145,8 @@ impl Sanitizer {
                 self.ends.insert(dma.origin, (end, *number));
                 self.wrongly_done(followed, *number)
             }
-            // A mapping from before the oldest record that is left, unmapped since, may be unknown.
+            // A mapping may be unknown if it is older than the oldest remaining record and has been
+            // unmapped since.
             (DmaOutcome::Done, None) if dma.route == Route::GuestRam => {
                 let is_known = self.history.around(dma.address).was.is_some();
                 Some(self.errant(dma)).filter(|kind| is_known || *kind != FindingKind::NeverMapped)
@@ -169,8 +174,9 @@ impl Sanitizer {
         }
     }
 
-    /// What is wrong with a DMA that was done and met a mapping. Only copies by the device itself are judged by the mapping;
-    /// requests to the client, and those to a peer's window, are not.
+    /// Returns the error of a DMA that was performed and met a mapping. Only copies by the device
+    /// itself are judged by the mapping; requests to the client, and those to a peer's window, are
+    /// not.
     fn wrongly_done(&self, followed: &Followed, number: usize) -> Option<FindingKind> {
         let dma = &followed.dma;
         let itself = dma.route == Route::GuestRam;
@@ -183,7 +189,7 @@ impl Sanitizer {
         }
     }
 
-    /// Whether a command's data met a mapping that is younger than the command.
+    /// Returns `true` if a command's data met a mapping that is newer than the command.
     fn is_remapped(&self, followed: &Followed) -> bool {
         let life = followed
             .life
@@ -199,7 +205,7 @@ impl Sanitizer {
         life.is_some_and(|life| life.mapping.writable)
     }
 
-    /// The kind of a DMA that met no mapping.
+    /// Returns the kind of a DMA that met no mapping.
     fn errant(&self, dma: &Dma) -> FindingKind {
         let ran_over = self.ends.get(&dma.origin);
         if ran_over.is_some_and(|(end, _)| *end == dma.address) {
@@ -211,7 +217,7 @@ impl Sanitizer {
         }
     }
 
-    /// Whether a driver had mapped an address that is unmapped now.
+    /// Returns `true` if a driver had mapped an address that is now unmapped.
     fn was_mapped(&self, address: u64) -> bool {
         let was = self.history.around(address).was;
         let life = was.and_then(|unmapped| self.history.mapping(unmapped.life));
@@ -257,7 +263,7 @@ impl Sanitizer {
     }
 }
 
-/// Whether a mapping is one that a driver makes for a command's data.
+/// Returns `true` if a mapping is one that a driver makes for a command's data.
 fn is_for_payload(life: &MappingLife) -> bool {
     life.only_payload && life.users > 0 && life.mapping.size() <= LARGEST
 }
@@ -270,7 +276,7 @@ struct PageUse<'a> {
 }
 
 impl PageUse<'_> {
-    /// What names the page.
+    /// Returns the identity of the page.
     fn page(&self) -> (u64, u64, u64) {
         let FileSpan {
             device,
@@ -280,24 +286,25 @@ impl PageUse<'_> {
         (device, inode, offset / PAGE)
     }
 
-    /// Whether the device still had its page after this many nanoseconds.
+    /// Returns `true` if the device still had its page after this many nanoseconds.
     fn outlasts(&self, nanos: u64) -> bool {
         let unmapped = self.life.unmapped;
         unmapped.is_none_or(|unmapped| unmapped.nanos > nanos)
     }
 }
 
-/// What [`shared`] has found.
+/// The results of [`shared`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SharedPages {
-    /// One finding for each command of the device that came second, with the number of that device.
+    /// One finding for each command of the second device, with the number of that device.
     pub findings: Vec<(usize, Finding)>,
-    /// How many pages of mappings were not compared, as there were more than the limit.
+    /// Number of pages of mappings that were not compared, because of the limit.
     pub uncompared: u64,
 }
 
-/// Pages that were mapped for the data of commands of two devices at once, of which one could write. The devices' clocks are one.
-/// Compares at most `most` pages of mappings: a guest may map without end.
+/// Finds pages that were mapped for the data of commands of two devices at once, and that one of
+/// them could write. The devices must share a clock. Compares at most `most` pages of mappings,
+/// because a guest may map without end.
 pub fn shared(histories: &[&History], most: u64) -> SharedPages {
     let has_some = |history: &&&History| history.mappings.iter().any(is_comparable);
     if histories.iter().filter(has_some).count() < 2 {
@@ -306,7 +313,7 @@ pub fn shared(histories: &[&History], most: u64) -> SharedPages {
     let (mut uses, uncompared) = page_uses(histories, most);
     uses.sort_unstable_by_key(|page_use| (page_use.page(), page_use.life.mapped.nanos));
     let pages = uses.chunk_by(|one, other| one.page() == other.page());
-    // The first of each command.
+    // The first finding of each command.
     let mut found: BTreeMap<(usize, Moment), Finding> = BTreeMap::new();
     for (device, finding) in pages.flat_map(collisions) {
         let since = finding.command.map_or(finding.at, |command| command.begun);
@@ -326,12 +333,12 @@ pub fn shared(histories: &[&History], most: u64) -> SharedPages {
     }
 }
 
-/// Whether a mapping is of memory that another device may have, for a command's data.
+/// Returns `true` if a mapping is for a command's data, and of memory that another device may have.
 fn is_comparable(life: &MappingLife) -> bool {
     is_for_payload(life) && life.mapping.backing.file().is_some()
 }
 
-/// The pages of all mappings that fit into `most`, and how many pages the others have.
+/// Returns the pages of all mappings that fit into `most`, and the number of pages of the others.
 fn page_uses<'a>(histories: &[&'a History], most: u64) -> (Vec<PageUse<'a>>, u64) {
     let mut uses = Vec::new();
     let (mut left, mut beyond) = (most, 0_u64);
@@ -352,9 +359,10 @@ fn page_uses<'a>(histories: &[&'a History], most: u64) -> (Vec<PageUse<'a>>, u64
     (uses, beyond)
 }
 
-/// Where a page, whose uses these are in the order of their begins, comes to be used by a second device.
+/// Returns the points at which a page gets a second device. `uses` are the uses of the page in the
+/// order of their begin.
 fn collisions<'a>(uses: &'a [PageUse<'a>]) -> impl Iterator<Item = (usize, Finding)> {
-    // Of each device's uses that may write, and of its others, the one that lasts longest.
+    // The longest use of each device, separately for those that may write and the others.
     let mut longest: BTreeMap<(usize, bool), &PageUse<'_>> = BTreeMap::new();
     uses.iter().filter_map(move |second| {
         let begin = second.life.mapped.nanos;
@@ -372,7 +380,7 @@ fn collisions<'a>(uses: &'a [PageUse<'a>]) -> impl Iterator<Item = (usize, Findi
     })
 }
 
-/// Where a mapping's pages lie in their file.
+/// Returns the locations of a mapping's pages in their file.
 fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
     let file = mapping.backing.file();
     let size = mapping.size();
@@ -385,7 +393,7 @@ fn pages_of(mapping: &Mapping) -> impl Iterator<Item = FileSpan> {
     })
 }
 
-/// Whether two that have a page at once are two devices, of which one may write.
+/// Returns `true` if two simultaneous uses of a page are of two devices, and one may write.
 fn collide(first: &PageUse<'_>, second: &PageUse<'_>) -> bool {
     first.device != second.device && (first.life.mapping.writable || second.life.mapping.writable)
 }

@@ -1,4 +1,5 @@
-//! What a recorder has written, a reader finds: while it is written, after the device is gone, and damaged.
+//! A reader finds the records of a recorder: while the file is written, after the device is gone,
+//! and in a damaged file.
 
 #![allow(
     clippy::unwrap_used,
@@ -234,7 +235,7 @@ fn second_device_at_the_same_path_gets_a_new_file() {
     );
 }
 
-/// A small file with a few records.
+/// Returns a small file with a few records.
 fn sample() -> Vec<u8> {
     let (_folder, path) = recording_path();
     let recorder = Recorder::create(&path, "disk0", Level::Maps).unwrap();
@@ -242,7 +243,7 @@ fn sample() -> Vec<u8> {
     recorder.dma(dma(DmaOutcome::Forbidden), 0);
     drop(recorder);
     let mut bytes = std::fs::read(&path).unwrap();
-    // Table and ring of 8 slots each, so that there is little to read.
+    // Table and ring of 8 slots each, to keep the file small.
     bytes[16..24].copy_from_slice(&8u64.to_le_bytes());
     bytes[24..32].copy_from_slice(&8u64.to_le_bytes());
     let ring = 4096 + (1 << 16) * 64;

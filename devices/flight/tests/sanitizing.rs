@@ -1,4 +1,4 @@
-//! What the history knows of a fault, and what the sanitizer finds and does not find.
+//! The history of a fault, and the findings of the sanitizer, including errors that it cannot find.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 const MILLISECOND: u64 = 1_000_000;
 const REFUSED: DmaOutcome = DmaOutcome::ClientRefused(19);
 
-/// A device's records in the making: a millisecond between any two.
+/// A device's records, built step by step: a millisecond between any two.
 #[derive(Default)]
 struct Story(Vec<Record>);
 
@@ -101,7 +101,7 @@ impl Story {
         }))
     }
 
-    /// A command as it should be.
+    /// Adds a correct command.
     fn command(self, command: u32, iova: u64) -> Self {
         let story = self.map(iova, 0x2000, true).begin(command);
         let story = story
@@ -122,7 +122,7 @@ impl Story {
         sanitizer.findings().to_vec()
     }
 
-    /// The only finding.
+    /// Returns the only finding.
     fn finding(&self) -> Finding {
         let mut findings = self.findings();
         assert_eq!(findings.len(), 1, "{findings:?}");
@@ -392,7 +392,7 @@ fn a_page_of_two_devices_at_once_is_found_if_one_may_write() {
     assert_eq!(shared(&[&one(true), &Story::default().history()]), []);
 }
 
-/// A device with two pages for a command's data, at this address.
+/// Returns a device with two pages for a command's data, at this address.
 fn two_pages(address: u64, backing: Backing) -> History {
     let last = address + 0x1fff;
     let story = Story::default().then(Event::Map(Mapping {
@@ -418,7 +418,7 @@ fn shared_pages_beyond_the_limit_are_counted() {
     assert_eq!((compared.findings.len(), compared.uncompared), (1, 0));
     let cut = shared(&histories, 3);
     assert_eq!((cut.findings.len(), cut.uncompared), (0, 2));
-    // Nothing is to be compared with those of one device, nor those of no file.
+    // There is nothing to compare with the pages of one device, or with those without a file.
     assert_eq!(shared(&histories[..1], 0), SharedPages::default());
     let window = two_pages(0x4000, Backing::Device);
     let beside = shared(&[&window, histories[0], histories[1]], 4);
@@ -474,7 +474,7 @@ fn pages_of_one_command_are_one_contiguous_range() {
     assert_eq!(history.contiguous_range(4), None);
 }
 
-/// A step of a hostile record: what, and where.
+/// A step of a hostile record: its kind, an address and a size.
 type Step = (u8, u64, u64);
 
 fn strange(story: Story, (kind, address, size): Step) -> Story {

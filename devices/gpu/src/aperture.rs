@@ -5,8 +5,8 @@ use peerbar_dma::{Buffer, PageTable};
 /// Size of a page of the window.
 pub(crate) const PAGE: u64 = 64 << 10;
 
-/// Reads or writes at `offset` of the window. A part without a page reads all-ones and is not written, and `fault` gets its
-/// offset.
+/// Reads or writes at `offset` of the window. A part without a page reads as all-ones and ignores
+/// writes, and `fault` gets its offset.
 pub(crate) fn access(table: &PageTable, offset: u64, data: Buffer<'_>, mut fault: impl FnMut(u64)) {
     for (at, mut part) in table.parts(offset, data) {
         if table.access(at, part.reborrow()).is_err() {

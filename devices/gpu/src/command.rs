@@ -19,14 +19,14 @@ const LENGTH_LIMIT: u64 = 1 << 30;
 const THREAD_LIMIT: u64 = 1 << 24;
 /// The most threads of a block.
 const BLOCK_LIMIT: u64 = 1024;
-/// A fence is written in two halves that stay together.
+/// A fence is written in two aligned halves.
 const FENCE_ALIGNMENT: u64 = 16;
 
 const FLAG_FENCE: u8 = 1 << 0;
 const FLAG_INTERRUPT: u8 = 1 << 1;
 const FLAG_FENCE_IN_VRAM: u8 = 1 << 2;
 
-/// A command as it lies in its ring.
+/// A command as stored in its ring.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct Entry {
@@ -41,7 +41,7 @@ pub(crate) struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 128);
 
-/// What a command does.
+/// The operation of a command.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Operation {
     Nop,
@@ -72,7 +72,7 @@ pub(crate) enum Operation {
     Wait(Wait),
 }
 
-/// A kernel with its operands. A count is that of the elements for which there is a thread.
+/// A kernel with its operands. A count is the number of elements for which there is a thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Launch {
     VectorAdd {
@@ -110,19 +110,19 @@ pub(crate) struct Command {
     pub(crate) operation: Operation,
     /// The address of the fence, and its value.
     pub(crate) fence: Option<(GpuAddress, u64)>,
-    /// Whether the channel's vector is raised when it is done.
+    /// Raise the channel's vector when the command is complete.
     pub(crate) interrupt: bool,
 }
 
 impl Command {
-    /// One that does nothing, and reports nothing.
+    /// A command without effect or report.
     pub(crate) const NOTHING: Self = Self {
         operation: Operation::Nop,
         fence: None,
         interrupt: false,
     };
 
-    /// Whether it, or its fence, needs DMA.
+    /// Returns `true` if the command, or its fence, needs DMA.
     pub(crate) fn uses_bus(&self) -> bool {
         self.operation.uses_bus()
             || self
@@ -164,12 +164,12 @@ impl Launch {
 }
 
 impl Entry {
-    /// An entry with nothing in it yet.
+    /// Returns an empty entry.
     pub(crate) fn empty() -> Self {
         Self::new_zeroed()
     }
 
-    /// The decoded command.
+    /// Returns the decoded command.
     pub(crate) fn decode(&self) -> Result<Command, FaultCode> {
         let operation = match self.opcode {
             0 => Operation::Nop,
@@ -223,7 +223,8 @@ impl Entry {
 
     fn launch(&self) -> Result<Launch, FaultCode> {
         let threads = self.threads()?;
-        // Threads beyond the number of elements do nothing, and elements beyond that of threads stay as they are.
+        // Threads beyond the number of elements do nothing, and elements beyond the number of
+        // threads stay unchanged.
         let elements = |operand, bytes| Ok(limited(self.number(operand), bytes)?.min(threads));
         Ok(match self.kernel.get() {
             0 => Launch::VectorAdd {
@@ -257,7 +258,7 @@ impl Entry {
         })
     }
 
-    /// The operands of the kernel `nvme io`.
+    /// Returns the operands of the kernel `nvme io`.
     fn nvme_io(&self, threads: u64) -> Result<NvmeIo, FaultCode> {
         let entries = self.number(7);
         let requests = u16::try_from(self.number(6))
@@ -284,7 +285,7 @@ impl Entry {
         io.is_possible().then_some(io).ok_or(FaultCode::BadCommand)
     }
 
-    /// The word that operands 0 and 2 describe.
+    /// Returns the word that operands 0 and 2 describe.
     fn word(&self) -> Result<Word, FaultCode> {
         let size = match self.number(2) {
             4 => WordSize::Four,
@@ -333,7 +334,7 @@ impl Entry {
     }
 }
 
-/// A count of elements of `bytes` bytes each, if they do not exceed the limit.
+/// Returns a count of elements of `bytes` bytes each, if it is within the limit.
 fn limited(count: u64, bytes: u64) -> Result<u64, FaultCode> {
     if count > LENGTH_LIMIT / bytes {
         return Err(FaultCode::TooLong);
@@ -341,12 +342,12 @@ fn limited(count: u64, bytes: u64) -> Result<u64, FaultCode> {
     Ok(count)
 }
 
-/// A time of this many nanoseconds; 0 is no limit but that of every command.
+/// Returns a time of this many nanoseconds; 0 means only the limit of every command.
 fn time_limit(nanoseconds: u64) -> Option<Duration> {
     (nanoseconds != 0).then(|| Duration::from_nanos(nanoseconds))
 }
 
-/// Whether two ranges of the same space meet without being the same.
+/// Returns `true` if two ranges of the same space overlap without being equal.
 fn overlap(first: GpuAddress, second: GpuAddress, length: u64) -> bool {
     let distance = match (first, second) {
         (GpuAddress::Vram(first), GpuAddress::Vram(second))

@@ -1,4 +1,4 @@
-//! How a GPU is set up, and what cannot be.
+//! The settings of a GPU, and their checks.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const GRANULE: u64 = 2 << 20;
 const APERTURE_LIMIT: u64 = 16 << 30;
 /// The largest VRAM: 1 TiB.
 const VRAM_LIMIT: u64 = 1 << 40;
-/// The largest aperture that is made unasked: 256 MiB.
+/// The largest default aperture: 256 MiB.
 const APERTURE_DEFAULT: u64 = 256 << 20;
 
 const _: () = assert!(GRANULE % PAGE == 0);
@@ -45,7 +45,7 @@ pub struct Config {
     pub job_timeout: Duration,
 }
 
-/// Why a GPU cannot be set up.
+/// The reason why a GPU cannot be set up.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// Linux would take only a part of the memory.
@@ -57,7 +57,7 @@ pub enum ConfigError {
         aperture_near(*.0) >> 20
     )]
     Aperture(u64),
-    /// The aperture would show what does not exist.
+    /// The aperture would be larger than VRAM.
     #[error(
         "aperture of {aperture} bytes over VRAM of {vram}: make VRAM larger or the aperture smaller"
     )]
@@ -67,24 +67,24 @@ pub enum ConfigError {
         /// Size of VRAM.
         vram: u64,
     },
-    /// The machine does not give the memory.
+    /// The machine has not enough memory.
     #[error("VRAM of {size} bytes")]
     Memory {
-        /// The size asked for.
+        /// The requested size.
         size: u64,
-        /// Why not.
+        /// The cause.
         source: MemoryError,
     },
 }
 
 impl Config {
-    /// Size of the aperture, asked for or not.
+    /// Returns the size of the aperture, given or by default.
     pub(crate) fn aperture(&self) -> u64 {
         let fitting = self.vram_bytes.checked_ilog2().map_or(0, |log| 1 << log);
         self.aperture_bytes.unwrap_or(fitting.min(APERTURE_DEFAULT))
     }
 
-    /// Whether such a GPU can be.
+    /// Checks that the settings are valid.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let (vram, aperture) = (self.vram_bytes, self.aperture());
         if vram == 0 || vram % GRANULE != 0 || vram > VRAM_LIMIT {
@@ -100,7 +100,7 @@ impl Config {
     }
 }
 
-/// The next possible size of an aperture.
+/// Returns the next valid size of an aperture.
 fn aperture_near(size: u64) -> u64 {
     size.clamp(GRANULE, APERTURE_LIMIT).next_power_of_two()
 }

@@ -1,34 +1,36 @@
-//! The doorbell page, and the protocol by which the device may sleep without missing a doorbell.
+//! The doorbell page, and the protocol that lets the device sleep without missing a doorbell.
 //!
-//! The driver writes its doorbell and then reads the device's word; the device writes its word and then reads the
-//! doorbells. Each has a full barrier between the two, so at least one of them sees the other's write: either the
-//! device finds the doorbell before it sleeps, or the driver finds it asleep and writes KICK.
+//! The driver writes its doorbell and then reads the device's word; the device writes its word and
+//! then reads the doorbells. Each has a full barrier between the two, so at least one of them sees
+//! the other's write: either the device finds the doorbell before it sleeps, or the driver finds it
+//! asleep and writes KICK.
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use peerbar_dma::{MemoryError, MemoryFile};
 
-/// How many channels there are.
+/// Number of channels.
 pub(crate) const CHANNELS: u8 = 16;
 
-/// Where in BAR0 the page starts.
+/// Offset of the page in BAR0.
 pub(crate) const PAGE_OFFSET: u64 = 0x8000;
 /// Its length.
 pub(crate) const PAGE_BYTES: u64 = 0x1000;
-/// From one channel's doorbell to the next.
+/// Distance from one channel's doorbell to the next.
 const STRIDE: u64 = 0x40;
-/// From a doorbell to the device's word beside it.
+/// Distance from a doorbell to the device's word that follows it.
 const WORD: u64 = 4;
 
-/// The doorbells of all channels, and beside each the device's word: 1 while the device does not poll.
+/// The doorbells of all channels. Each is followed by the device's word, which is 1 while the
+/// device does not poll.
 pub(crate) struct Doorbells {
-    /// As long as BAR0; of it only the page is used.
+    /// A file as long as BAR0; only the page is used.
     file: Arc<MemoryFile>,
 }
 
 impl Doorbells {
-    /// Doorbells that are not polled yet, in a file as long as the BAR.
+    /// Makes doorbells that are not polled yet, in a file as long as the BAR.
     pub(crate) fn new(bar_bytes: u64) -> Result<Self, MemoryError> {
         let file = Arc::new(MemoryFile::create("peerbar-gpu-doorbells", bar_bytes)?);
         let doorbells = Self { file };
@@ -36,22 +38,23 @@ impl Doorbells {
         Ok(doorbells)
     }
 
-    /// The file in which the page lies where it lies in the BAR.
+    /// Returns the file, in which the page has the same offset as in the BAR.
     pub(crate) fn file(&self) -> Arc<MemoryFile> {
         self.file.clone()
     }
 
-    /// The doorbell of a channel.
+    /// Returns the doorbell of a channel.
     pub(crate) fn value(&self, channel: u8) -> u32 {
         self.file.load(doorbell_offset(channel)).unwrap_or(0)
     }
 
-    /// A channel starts: its doorbell is 0.
+    /// Sets the doorbell of a channel that starts to 0.
     pub(crate) fn clear(&self, channel: u8) {
         self.store(doorbell_offset(channel), 0);
     }
 
-    /// As after power-on. The device's words say that it does not poll, which costs at most a needless KICK.
+    /// Restores the state after power-on. The device's words say that it does not poll, which costs
+    /// at most a needless KICK.
     pub(crate) fn reset(&self) {
         for channel in 0..CHANNELS {
             self.clear(channel);
@@ -59,32 +62,33 @@ impl Doorbells {
         self.set_words(1);
     }
 
-    /// As after power-on, in fresh memory ([`MemoryFile::renew`]).
+    /// Restores the state after power-on, in new memory ([`MemoryFile::renew`]).
     pub(crate) fn renew(&self) -> Result<(), MemoryError> {
         self.file.renew()?;
         self.reset();
         Ok(())
     }
 
-    /// The device is about to sleep. Before it does, it reads every doorbell once more.
+    /// Announces that the device is about to sleep. Before it does, it must read every doorbell
+    /// once more.
     pub(crate) fn announce_sleep(&self) {
         self.set_words(1);
         fence(Ordering::SeqCst);
     }
 
-    /// The device is awake and polls.
+    /// Announces that the device is awake and polls.
     pub(crate) fn announce_poll(&self) {
         self.set_words(0);
     }
 
-    /// A trapped read of the page.
+    /// Handles a trapped read of the page.
     pub(crate) fn read(&self, bar_offset: u64, data: &mut [u8]) {
         if let Err(error) = self.file.read(bar_offset, data) {
             log::debug!("doorbell page: {error}");
         }
     }
 
-    /// A trapped write to the page; a doorbell is written in one piece, as by a mapping.
+    /// Handles a trapped write to the page. A doorbell is written in one piece, as by a mapping.
     pub(crate) fn write(&self, bar_offset: u64, data: &[u8]) {
         let written = match <[u8; 4]>::try_from(data) {
             Ok(word) if bar_offset % 4 == 0 => {
@@ -150,7 +154,8 @@ mod tests {
         assert_eq!(doorbells.value(0), 0xffff_ff00);
     }
 
-    /// The driver's two steps of a ring, as INTERFACE.md has them; the second tells whether it kicks.
+    /// The driver's two steps of a ring, as in INTERFACE.md; the second returns `true` if the
+    /// driver kicks.
     struct Driver<'a>(&'a Doorbells);
 
     impl Driver<'_> {
@@ -165,8 +170,8 @@ mod tests {
         }
     }
 
-    /// Every order in which the driver's two steps and the device's two can happen: with full barriers between the two
-    /// steps of each side there is no other outcome than that of one of these orders.
+    /// Every order of the driver's two steps and the device's two. With full barriers between the
+    /// two steps of each side, no other outcome is possible than that of one of these orders.
     #[test]
     fn no_order_of_steps_loses_a_ring() {
         let mut lost_without_the_second_poll = 0;

@@ -1,4 +1,5 @@
-//! The engine: one thread that gives the channels slices in turn, carries their commands out and reports the outcomes.
+//! The engine: one thread that gives the channels slices in turn, executes their commands and
+//! reports the outcomes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -21,11 +22,13 @@ use crate::registers::{EngineRequest, Registers, Setup};
 use crate::ring::Ring;
 use crate::word::check_time;
 
-/// How long a channel has the engine before the next channel's turn. The step in progress is completed.
+/// Time for which a channel has the engine before the next channel's turn. The step in progress is
+/// completed.
 const SLICE: Duration = Duration::from_millis(1);
-/// How long commands wait before the engine sleeps between two polls of them.
+/// Time for which commands wait before the engine sleeps between two polls of them.
 const SPIN: Duration = Duration::from_micros(50);
-/// The longest such sleep, and what part it is of the time that has been waited: a wait takes an eighth longer at most.
+/// The longest such sleep, and its share of the time waited so far: a wait takes at most an eighth
+/// longer.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 const SLEEP_PART: u32 = 8;
 /// The vector of faults.
@@ -39,7 +42,7 @@ pub(crate) struct Engine {
     doorbells: Arc<Doorbells>,
     interrupts: Arc<dyn Interrupts>,
     executor: Executor,
-    /// How long the engine may work on one command.
+    /// Time limit of the engine's work on one command.
     job_timeout: Duration,
     /// The channels that are on and not in error.
     channels: [Option<EngineChannel>; CHANNELS as usize],
@@ -53,7 +56,7 @@ struct EngineChannel {
     ring: Ring,
     /// The command at the ring's head, once it is fetched.
     job: Option<Job>,
-    /// The value of its doorbell that was read last.
+    /// The last value read from its doorbell.
     doorbell: u32,
 }
 
@@ -67,7 +70,7 @@ impl EngineChannel {
         }
     }
 
-    /// Whether its next step needs DMA: to carry out its command, or to fetch one.
+    /// Returns `true` if its next step needs DMA: to execute its command, or to fetch one.
     fn uses_bus(&self) -> bool {
         match &self.job {
             Some(job) => job.command.uses_bus(),
@@ -80,12 +83,12 @@ impl EngineChannel {
 #[derive(Clone, Copy)]
 struct Job {
     command: Command,
-    /// Where its entry lies.
+    /// Address of its entry.
     entry: GpuAddress,
     progress: Progress,
-    /// Since when its steps have found nothing to do, and the end of the last of them.
+    /// The time since which its steps have found no work, and the end of the last of them.
     waiting: Option<Waiting>,
-    /// A rule holds it back until then, while it waits.
+    /// The time until which a rule holds it back, while it waits.
     held_until: Option<Instant>,
 }
 
@@ -97,7 +100,7 @@ struct Waiting {
 }
 
 impl Job {
-    /// Whether a rule holds it back now. That is no work of its.
+    /// Returns `true` if a rule holds it back now. That time does not count as its work.
     fn is_held_back(&mut self, now: Instant) -> bool {
         let is_held = self.held_until.is_some_and(|until| now < until);
         if !is_held && self.held_until.take().is_some() {
@@ -106,7 +109,7 @@ impl Job {
         is_held
     }
 
-    /// A fault of its, at the address that the interface says.
+    /// Returns a fault of the command, at the address that the interface defines.
     fn fault(&self, fault: Fault) -> Fault {
         let address = match fault.code {
             FaultCode::BadCommand | FaultCode::TimeOut => self.entry.raw(),
@@ -135,7 +138,7 @@ impl Engine {
         }
     }
 
-    /// The GPU's memory.
+    /// Returns the GPU's memory.
     #[cfg(feature = "stepped")]
     pub(crate) fn vram(&self) -> &Arc<MemoryFile> {
         self.executor.memory.vram()
@@ -149,7 +152,7 @@ impl Engine {
         }
     }
 
-    /// Works until there is nothing left to do, or other devices have to act first.
+    /// Works until there is no work left, or other devices have to act first.
     #[cfg(feature = "stepped")]
     pub(crate) fn work(&mut self) {
         loop {
@@ -162,21 +165,22 @@ impl Engine {
         }
     }
 
-    /// Carries out a task, then gives the channels a turn; whether there is work left. Breaks if the daemon ends.
+    /// Executes a task, then gives the channels a turn. Returns `true` if there is work left.
+    /// Breaks if the daemon ends.
     fn take_up(&mut self, task: Task<EngineRequest>) -> ControlFlow<(), bool> {
         match task {
             Task::Stop => return ControlFlow::Break(()),
             Task::Registers(EngineRequest::Reset) => self.reset(),
             Task::Registers(EngineRequest::Release(channel)) => self.release(channel),
             Task::Registers(EngineRequest::Start(channel, setup)) => self.start(channel, &setup),
-            // It waits for no time.
+            // The engine waits for no time.
             Task::Doorbells | Task::Time => {}
         }
         ControlFlow::Continue(self.turn())
     }
 
-    /// Waits for the next task. Before it sleeps it announces that to the driver, and reads the doorbells once more. While
-    /// commands wait it polls the doorbells, with short sleeps.
+    /// Waits for the next task. Before it sleeps, it announces that to the driver, and reads the
+    /// doorbells once more. While commands wait, it polls the doorbells, with short sleeps.
     fn next_task(&self, busy: bool) -> Task<EngineRequest> {
         if busy {
             if let Some(time) = self.sleep_of_waiting() {
@@ -190,7 +194,7 @@ impl Engine {
         task
     }
 
-    /// Whether all commands that there are wait for other devices, or for bus mastering.
+    /// Returns `true` if all current commands wait for other devices, or for bus mastering.
     fn waits_only(&self) -> bool {
         (0..).zip(&self.channels).all(|(number, channel)| {
             channel.is_none_or(|channel| match channel.job {
@@ -201,14 +205,14 @@ impl Engine {
         })
     }
 
-    /// Whether a channel waits for bus mastering: without it the GPU issues no request (PCIe Base 6.0, 7.5.1.1.3). It is kicked once it
-    /// is on.
+    /// Returns `true` if a channel waits for bus mastering: without it the GPU issues no request
+    /// (PCIe Base 6.0, 7.5.1.1.3). The engine is kicked once it is on.
     fn is_held(&self, channel: &EngineChannel) -> bool {
         let requester = self.executor.memory.requester();
         channel.uses_bus() && !requester.bus_mastering().is_on()
     }
 
-    /// How long the engine may sleep, if all commands that there are wait.
+    /// Returns the time for which the engine may sleep, if all current commands wait.
     fn sleep_of_waiting(&self) -> Option<Duration> {
         if !self.waits_only() {
             return None;
@@ -219,7 +223,8 @@ impl Engine {
         Some(time.min(LONGEST_SLEEP))
     }
 
-    /// Whether any channel has a command in progress, or a doorbell ahead of its ring, and does not wait for bus mastering.
+    /// Returns `true` if any channel has a command in progress, or a doorbell ahead of its ring,
+    /// and does not wait for bus mastering.
     fn has_work(&self) -> bool {
         (0..).zip(&self.channels).any(|(number, channel)| {
             channel.is_some_and(|channel| {
@@ -230,7 +235,7 @@ impl Engine {
         })
     }
 
-    /// A reset of the device: every DMA has been refused since it began.
+    /// Resets the device: every DMA has been refused since the reset began.
     fn reset(&mut self) {
         (0..CHANNELS).for_each(|channel| self.forget(channel));
         self.shared.complete(|registers| {
@@ -280,8 +285,9 @@ impl Engine {
         }
     }
 
-    /// Gives every channel a slice, unless the registers have a task; whether there is work left. The next turn starts with
-    /// the channel after the last one that had a slice, so no number of tasks keeps one from its slice.
+    /// Gives every channel a slice, unless the registers have a task. Returns `true` if there is
+    /// work left. The next turn starts after the last channel that had a slice, so that no number
+    /// of tasks can keep a channel from its slice.
     fn turn(&mut self) -> bool {
         for _ in 0..CHANNELS {
             if self.shared.urgent() {
@@ -303,7 +309,7 @@ impl Engine {
         }
     }
 
-    /// Carries out commands of a channel, step by step, until its slice is over.
+    /// Executes commands of a channel, step by step, until its slice is over.
     fn slice(&mut self, number: u8, channel: &mut EngineChannel) -> Result<(), Fault> {
         let mut step_start = Instant::now();
         let end = step_start + SLICE;
@@ -346,7 +352,8 @@ impl Engine {
         };
         let doorbell = self.read_doorbell(number, channel);
         if self.shared.urgent() {
-            // The channel may have been disabled and enabled since, and the doorbell be one of its next ring.
+            // The channel may have been disabled and enabled since, and the doorbell may belong to
+            // its next ring.
             return Ok(None);
         }
         let ring = &channel.ring;
@@ -386,7 +393,7 @@ impl Engine {
         }))
     }
 
-    /// The value of a channel's doorbell, which is recorded if it is new.
+    /// Returns the value of a channel's doorbell, and records it if it is new.
     fn read_doorbell(&self, number: u8, channel: &mut EngineChannel) -> u32 {
         let tail = self.doorbells.value(number);
         let before = std::mem::replace(&mut channel.doorbell, tail);
@@ -402,10 +409,11 @@ impl Engine {
         tail
     }
 
-    /// Carries out a step of a command, which has begun at `start`; whether it was the last one.
+    /// Executes a step of a command, which has begun at `start`. Returns `true` if it was the last
+    /// one.
     fn step(&mut self, job: &mut Job, start: Instant) -> Result<bool, Fault> {
         if let Some(waiting) = job.waiting {
-            // Time in which it waited is its own, whatever the engine did.
+            // The time for which it waited counts as its own, even if the engine served others.
             job.progress.worked += start.saturating_duration_since(waiting.until);
         }
         job.progress.is_waiting = false;
@@ -431,7 +439,7 @@ impl Engine {
         outcome
     }
 
-    /// Carries out a step of a command, and writes its fence after the last one.
+    /// Executes a step of a command, and writes its fence after the last one.
     fn next_step(&mut self, job: &mut Job) -> Result<bool, Fault> {
         if let Some((fence_address, _)) = job.command.fence {
             self.executor.memory.check(fence_address, 16, true)?;
@@ -451,7 +459,7 @@ impl Engine {
         Ok(true)
     }
 
-    /// The command in progress is complete.
+    /// Completes the command in progress.
     fn complete(&self, number: u8, channel: &mut EngineChannel) {
         let head = channel.ring.advance();
         let job = channel.job.take();
@@ -463,7 +471,7 @@ impl Engine {
         });
     }
 
-    /// The channel takes nothing more until it is disabled.
+    /// Fails the channel: it takes no more commands until it is disabled.
     fn fail(&self, channel: u8, generation: u64, fault: Fault) {
         self.shared.with(|registers| {
             if registers.fail(channel, generation, fault) {
@@ -474,7 +482,7 @@ impl Engine {
     }
 }
 
-/// The vector of a channel.
+/// Returns the vector of a channel.
 fn vector(channel: u8) -> u16 {
     u16::from(channel) + 1
 }
@@ -494,12 +502,13 @@ mod tests {
 
     const VRAM: u64 = 128 << 20;
 
-    /// An engine that has taken up channel 0, whose ring is at the start of VRAM.
+    /// Returns an engine that has taken up channel 0, whose ring is at the start of VRAM.
     fn engine() -> Engine {
         engine_with(&Arc::new(MemoryFile::create("test", VRAM).unwrap()), 1)
     }
 
-    /// An engine with this many channels, with their rings of two entries one after the other in VRAM.
+    /// Returns an engine with this many channels, with their rings of two entries one after the
+    /// other in VRAM.
     fn engine_with(vram: &Arc<MemoryFile>, channels: u8) -> Engine {
         engine_of(Arc::new(Requester::new()), vram, channels)
     }
@@ -681,8 +690,8 @@ mod tests {
         assert_eq!(filled, [1], "channel 0 is the last of this turn");
     }
 
-    /// An engine with two channels, a rule, and in each ring a command that fills 8 bytes at 1000h with the channel's number plus
-    /// one, with a fence at 2000h.
+    /// Returns an engine with two channels, a rule, and in each ring a command that fills 8 bytes
+    /// at 1000h with the channel's number plus one, with a fence at 2000h.
     fn engine_with_rule(rule: &str) -> (Engine, Arc<MemoryFile>) {
         let vram = Arc::new(MemoryFile::create("test", VRAM).unwrap());
         let requester = Arc::new(Requester::new());
@@ -706,7 +715,7 @@ mod tests {
         (engine, vram)
     }
 
-    /// What both channels have filled, and their fences.
+    /// Returns the bytes that both channels have filled, and their fences.
     fn outcome(vram: &MemoryFile) -> ([u8; 2], [u8; 2]) {
         let byte = |at| {
             let mut byte = [0];

@@ -1,4 +1,5 @@
-//! What carries out commands: its buffers, how far an operation is, and the steps that operands are worked on in.
+//! The executor of commands: its buffers, the progress of an operation, and the steps in which
+//! operands are processed.
 
 use std::time::{Duration, Instant};
 
@@ -11,27 +12,27 @@ use crate::nvme_queue::QueueProgress;
 /// The most bytes of each operand in a step.
 pub(crate) const STEP: usize = 256 << 10;
 
-/// How far an operation is.
+/// The progress of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Bytes of each operand that are done; of an atomic addition, threads.
+    /// Bytes of each operand that are processed; for an atomic addition, threads.
     pub(crate) done: u64,
-    /// The result of these.
+    /// The result so far.
     pub(crate) result: u64,
-    /// How long the engine has worked on it or waited for it, up to the step in progress.
+    /// Time for which the engine has worked on it or waited for it, up to the step in progress.
     pub(crate) worked: Duration,
-    /// Whether the last step found nothing to do: another device has to act first.
+    /// The last step found no work: another device has to act first.
     pub(crate) is_waiting: bool,
-    /// Of a launch of `nvme io`.
+    /// The progress of a launch of `nvme io`.
     pub(crate) queue: QueueProgress,
 }
 
-/// Carries out commands, with two buffers of a step each.
+/// Executes commands, with two buffers of a step each.
 pub(crate) struct Executor {
     pub(crate) memory: GpuMemory,
     pub(crate) first: Vec<u8>,
     pub(crate) second: Vec<u8>,
-    /// When the channel's slice ends.
+    /// The end of the channel's slice.
     slice_end: Option<Instant>,
 }
 
@@ -45,12 +46,13 @@ impl Executor {
         }
     }
 
-    /// A slice begins, which ends then.
+    /// Begins a slice that ends at this time.
     pub(crate) fn begin_slice(&mut self, end: Instant) {
         self.slice_end = Some(end);
     }
 
-    /// Whether the slice is over. A step of several requests ends then, since a peer may be late to answer each of them.
+    /// Returns `true` if the slice is over. A step of several requests ends then, since a peer may
+    /// answer each of them late.
     pub(crate) fn slice_is_over(&self) -> bool {
         self.slice_end.is_some_and(|end| Instant::now() >= end)
     }
@@ -59,16 +61,17 @@ impl Executor {
 /// One step of an operation: bytes of its operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
-    /// How far into each operand it starts.
+    /// Its offset in each operand.
     pub(crate) start: u64,
-    /// How many bytes of each.
+    /// Its length in each operand.
     pub(crate) len: usize,
-    /// Whether nothing is left after it.
+    /// It is the last step.
     pub(crate) is_last: bool,
 }
 
 impl Step {
-    /// The step after what is done of operands of `length` bytes, for which `GpuMemory::check` has succeeded.
+    /// Returns the next step of operands of `length` bytes, for which `GpuMemory::check` has
+    /// succeeded.
     pub(crate) fn next(progress: &Progress, length: u64) -> Self {
         let left = length.saturating_sub(progress.done);
         let len = usize::try_from(left).map_or(STEP, |left| left.min(STEP));
@@ -79,13 +82,13 @@ impl Step {
         }
     }
 
-    /// As much of a buffer as the step needs.
+    /// Returns as much of a buffer as the step needs.
     pub(crate) fn of(self, buffer: &mut [u8]) -> &mut [u8] {
         let len = self.len.min(buffer.len());
         buffer.split_at_mut(len).0
     }
 
-    /// The step is done; the result of the operation if it was the last one.
+    /// Records that the step is complete. Returns the operation's result if it was the last one.
     pub(crate) fn finish(self, progress: &mut Progress) -> Option<u64> {
         progress.done = self.start + self.len as u64;
         self.is_last.then_some(progress.result)

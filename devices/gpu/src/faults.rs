@@ -1,41 +1,41 @@
-//! Faults: what went wrong, and the log in which the driver finds it.
+//! Faults, and the log in which the driver finds them.
 
 use std::collections::VecDeque;
 
-/// How many faults are kept until the driver acknowledges them.
+/// Faults that are kept until the driver acknowledges them.
 const KEPT: usize = 64;
-/// FAULT_INFO, channel: the fault is none of a channel's.
+/// FAULT_INFO, channel: the fault belongs to no channel.
 const NO_CHANNEL: u32 = 0xff;
 
-/// What kind of fault.
+/// The kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum FaultCode {
-    /// There is no page behind that part of the aperture.
+    /// That part of the aperture has no page.
     NoPage = 1,
     /// A DMA failed.
     Dma = 2,
     /// An address is not in VRAM.
     VramRange = 3,
-    /// A command that does not exist, or has impossible operands.
+    /// A command that does not exist, or has invalid operands.
     BadCommand = 4,
-    /// An impossible ring, or a doorbell beyond it.
+    /// An invalid ring, or a doorbell beyond it.
     BadRing = 5,
     /// A command that is too long.
     TooLong = 6,
-    /// A command on which the engine has worked for longer than it may.
+    /// A command on which the engine has worked for longer than the limit.
     TimeOut = 7,
     /// An NVMe completion of a command that is not in progress.
     BadCompletion = 8,
-    /// A command that a rule for faults has fail.
+    /// A command that failed because of a fault rule.
     Injected = 9,
 }
 
-/// A fault, and where.
+/// A fault, and its location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) code: FaultCode,
-    /// Whether it was the device's, or the guest's, attempt to write.
+    /// The device, or the guest, tried to write.
     pub(crate) write: bool,
     /// In an address space that depends on the code.
     pub(crate) address: u64,
@@ -49,7 +49,8 @@ pub(crate) struct FaultLog {
 }
 
 impl FaultLog {
-    /// Records a fault of a channel, or of none. Without a free entry the fault is only counted.
+    /// Records a fault of a channel, or of the device. Without a free entry the fault is only
+    /// counted.
     pub(crate) fn record(&mut self, fault: Fault, channel: Option<u8>) {
         log::debug!("fault {fault:x?}, channel {channel:?}");
         self.total = self.total.saturating_add(1);
@@ -58,12 +59,12 @@ impl FaultLog {
         }
     }
 
-    /// FAULTS: how many there were.
+    /// FAULTS: returns the number of faults.
     pub(crate) fn total(&self) -> u32 {
         self.total
     }
 
-    /// FAULT_INFO of the oldest.
+    /// Returns FAULT_INFO of the oldest.
     pub(crate) fn info(&self) -> u32 {
         self.kept.front().map_or(0, |(fault, channel)| {
             let channel = channel.map_or(NO_CHANNEL, u32::from);
@@ -71,7 +72,7 @@ impl FaultLog {
         })
     }
 
-    /// FAULT_ADDRESS of the oldest.
+    /// Returns FAULT_ADDRESS of the oldest.
     pub(crate) fn address(&self) -> u64 {
         self.kept.front().map_or(0, |(fault, _)| fault.address)
     }

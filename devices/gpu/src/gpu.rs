@@ -24,12 +24,12 @@ use crate::registers::{Effect, Registers};
 const REGISTER_BAR: u8 = 0;
 const REGISTER_BAR_BYTES: u64 = 0x1_0000;
 const APERTURE_BAR: u8 = 2;
-/// Where in BAR0 the registers end.
+/// End of the registers in BAR0.
 const REGISTERS_END: u64 = 0x4000;
-/// Where in BAR0 the doorbells are.
+/// Range of the doorbells in BAR0.
 const DOORBELLS: std::ops::Range<u64> =
     doorbells::PAGE_OFFSET..doorbells::PAGE_OFFSET + doorbells::PAGE_BYTES;
-/// Where in BAR0 the DMA counters are shown.
+/// Range of the DMA counters in BAR0.
 const DMA_LOG: std::ops::Range<u64> = 0xc000..0xe000;
 
 /// Vector 0 is the device's, the others are the channels'.
@@ -59,7 +59,7 @@ pub struct Gpu {
     vram: Arc<MemoryFile>,
     requester: Arc<Requester>,
     interrupts: Arc<dyn Interrupts>,
-    /// The DMA counters as they were when the driver last asked.
+    /// The DMA counters at the driver's last request.
     dma_log: Mutex<Vec<u8>>,
 }
 
@@ -74,7 +74,7 @@ impl Gpu {
         Running::start(endpoint, || engine.run(), move || shared.stop()).map_err(StartError::Thread)
     }
 
-    /// A GPU whose engine does not work yet.
+    /// Makes a GPU whose engine does not work yet.
     pub(crate) fn assemble(config: &Config) -> Result<Assembled, StartError<ConfigError>> {
         let vectors = Arc::new(Vectors::new(VECTORS).map_err(StartError::Interrupts)?);
         let unstarted = UnstartedGpu::new(config, vectors.clone())?;
@@ -91,7 +91,7 @@ impl Gpu {
         })
     }
 
-    /// The engine behind this GPU.
+    /// Makes the engine of this GPU.
     fn engine(&self, job_timeout: Duration) -> Engine {
         let memory = GpuMemory::new(self.vram.clone(), self.requester.clone());
         let executor = Executor::new(memory);
@@ -104,7 +104,7 @@ impl Gpu {
         )
     }
 
-    /// What is behind each of the BARs.
+    /// Returns the memory behind each of the BARs.
     fn behind_bars(&self) -> Vec<BarMemory> {
         let page = (doorbells::PAGE_OFFSET, doorbells::PAGE_BYTES);
         // A peer does not kick engines that sleep.
@@ -144,7 +144,7 @@ impl Gpu {
         }
     }
 
-    /// An access of the guest to a part of the window that has no page.
+    /// Handles an access of the guest to a part of the window that has no page.
     fn no_page(&self, write: bool, address: u64) {
         self.shared.with(|registers| {
             registers.fault(Fault {
@@ -191,7 +191,8 @@ impl Function for Gpu {
         }
     }
 
-    /// A peer has the doorbells and the aperture only: by the other registers it would have the GPU carry out commands of its own.
+    /// A peer can access the doorbells and the aperture only: with the other registers it could
+    /// make the GPU execute the peer's own commands.
     fn peer_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), UnsupportedRequest> {
         if bar != APERTURE_BAR && !DOORBELLS.contains(&offset) {
             return Err(UnsupportedRequest);
@@ -233,7 +234,7 @@ struct UnstartedGpu {
     gpu: Gpu,
     engine: Engine,
     bars: Vec<Bar>,
-    /// What is behind each of the BARs.
+    /// The memory behind each of the BARs.
     behind: Vec<BarMemory>,
 }
 
@@ -295,7 +296,7 @@ mod tests {
         };
         let vectors = Arc::new(Vectors::new(VECTORS).unwrap());
         let gpu = UnstartedGpu::new(&config, vectors).unwrap().gpu;
-        // The ring of channel 0: where it is, and that it is on.
+        // The ring of channel 0: its address, and its enable bit.
         for (offset, value) in [(0x1000, 4096u32), (0x1010, 1)] {
             let refused = gpu.peer_write(REGISTER_BAR, offset, &value.to_le_bytes());
             assert_eq!(refused, Err(UnsupportedRequest), "{offset:#x}");

@@ -1,4 +1,4 @@
-//! What the GPU's engines can reach: VRAM, and by DMA everything else.
+//! The memory that the GPU's engines can access: VRAM, and everything else by DMA.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ pub(crate) enum GpuAddress {
 }
 
 impl GpuAddress {
-    /// The number itself.
+    /// Returns the number itself.
     pub(crate) fn raw(self) -> u64 {
         match self {
             Self::Vram(address) | Self::Bus(address) => address,
         }
     }
 
-    /// The address `bytes` further on; its caller has checked that it exists.
+    /// Returns the address `bytes` further on. The caller has checked that it exists.
     pub(crate) fn after(self, bytes: u64) -> Self {
         match self {
             Self::Vram(offset) => Self::Vram(offset.saturating_add(bytes)),
@@ -34,12 +34,12 @@ impl GpuAddress {
         }
     }
 
-    /// Whether it is reached by DMA.
+    /// Returns `true` if it is reached by DMA.
     pub(crate) fn is_bus(self) -> bool {
         matches!(self, Self::Bus(_))
     }
 
-    /// Whether `len` bytes from here on are all inside VRAM, or inside the address space.
+    /// Returns `true` if `len` bytes from here on are all inside VRAM, or inside the address space.
     pub(crate) fn holds(self, len: u64, vram_bytes: u64) -> bool {
         match self {
             Self::Vram(offset) => offset.checked_add(len).is_some_and(|end| end <= vram_bytes),
@@ -64,12 +64,12 @@ impl GpuMemory {
         }
     }
 
-    /// The command that memory is used for from now on.
+    /// Sets the command for which memory is used from now on.
     pub(crate) fn begin(&mut self, origin: Origin) {
         self.origin = origin;
     }
 
-    /// The command that memory is used for.
+    /// Returns the command for which memory is used.
     pub(crate) fn origin(&self) -> Origin {
         self.origin
     }
@@ -79,7 +79,7 @@ impl GpuMemory {
         self.requester.doorbell(event);
     }
 
-    /// The fault that a rule injects into the command with this opcode, of this channel.
+    /// Returns the fault that a rule injects into the command with this opcode, of this channel.
     pub(crate) fn injected(&self, opcode: u8, channel: u8) -> Option<Action> {
         let faults = self.requester.faults();
         if !faults.is_armed(Kind::GpuCommand) {
@@ -95,28 +95,28 @@ impl GpuMemory {
         self.requester.begin(self.origin, opcode);
     }
 
-    /// Records its end; the status is 0 if it succeeded.
+    /// Records the end of that command; the status is 0 if it succeeded.
     pub(crate) fn note_end(&self, status: u16) {
         self.requester.end(self.origin, status);
     }
 
-    /// VRAM.
+    /// Returns VRAM.
     #[cfg(feature = "stepped")]
     pub(crate) fn vram(&self) -> &Arc<MemoryFile> {
         &self.vram
     }
 
-    /// Size of VRAM in bytes.
+    /// Returns the size of VRAM in bytes.
     pub(crate) fn vram_bytes(&self) -> u64 {
         self.vram.size()
     }
 
-    /// The requester of its DMA.
+    /// Returns the requester of its DMA.
     pub(crate) fn requester(&self) -> &Requester {
         &self.requester
     }
 
-    /// Whether a command may use `len` bytes at `address`.
+    /// Checks that a command may use `len` bytes at `address`.
     pub(crate) fn check(&self, address: GpuAddress, len: u64, write: bool) -> Result<(), Fault> {
         if address.holds(len, self.vram.size()) {
             return Ok(());
@@ -181,7 +181,7 @@ impl GpuMemory {
         }
     }
 
-    /// Makes memory of VRAM zero, without host memory where whole pages are.
+    /// Zeroes memory of VRAM; whole pages free their host memory.
     pub(crate) fn zero(&self, offset: u64, len: u64) -> Result<(), Fault> {
         self.vram.zero(offset, len).map_err(|_| Fault {
             code: FaultCode::VramRange,

@@ -1,4 +1,5 @@
-//! The compute kernels. They exist so that a check can prove that the GPU sees what a disk wrote.
+//! The compute kernels. They exist so that a check can prove that the GPU sees the data that a disk
+//! wrote.
 //!
 //! Threads run one after the other, in their order.
 
@@ -11,13 +12,13 @@ use crate::gpu_memory::GpuAddress;
 
 /// Bytes of a u32 or f32.
 const WORD: u64 = 4;
-/// How many bins a histogram has.
+/// Number of bins of a histogram.
 const BINS: usize = 256;
 /// The most threads of an atomic addition in a step. Each may be two messages, to QEMU or to a peer.
 const ADDITIONS: u64 = 32;
 
 impl Executor {
-    /// Carries out the next step of a kernel; its result after the last one.
+    /// Executes the next step of a kernel. Returns its result after the last one.
     pub(crate) fn launch(
         &mut self,
         launch: &Launch,
@@ -121,8 +122,8 @@ impl Executor {
         Ok(step.finish(progress))
     }
 
-    /// Every thread reads the counter and writes it back, so that other devices see, and the record of the DMA
-    /// has, the accesses of that many threads.
+    /// Every thread reads the counter and writes it back, so that other devices see the accesses of
+    /// that many threads, and the DMA record shows them.
     fn atomic_add(
         &mut self,
         counter: GpuAddress,

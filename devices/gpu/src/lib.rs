@@ -1,21 +1,23 @@
-//! A GPU whose memory is a PCI BAR: what `INTERFACE.md` describes, and nothing that a driver would not see.
+//! A GPU whose memory is a PCI BAR, as `INTERFACE.md` describes it.
 //!
-//! # What is emulated
-//! A 3D controller with VRAM behind an aperture, either the start of VRAM, which the guest maps, or a window of 64 KiB
-//! pages that are put over VRAM and taken away again at run time. Sixteen command channels with rings in guest memory or
-//! in VRAM, doorbells in a page that the guest maps, fences, an MSI-X vector each. Copy, fill, compare, CRC-32C and a few
-//! compute kernels over VRAM, guest memory and peers. Writes to registers of peers and waits for words, and a kernel that
-//! drives the queues of an NVMe controller with them. Errors that stop one channel and are recorded.
+//! # Emulated
+//! A 3D controller with VRAM behind an aperture, either the start of VRAM, which the guest maps, or
+//! a window of 64 KiB pages that the driver maps to VRAM and unmaps again at run time. Sixteen
+//! command channels with rings in guest memory or in VRAM, doorbells in a page that the guest maps,
+//! fences, an MSI-X vector each. Copy, fill, compare, CRC-32C and a few compute kernels over VRAM,
+//! guest memory and peers. Writes to registers of peers and waits for words, and a kernel that
+//! drives the queues of an NVMe controller with them. Errors that stop one channel and are
+//! recorded.
 //!
-//! # What is not
-//! No shaders, no display, no address spaces of its own: a command names bus addresses, IOVAs and VRAM offsets. One
-//! command is carried out at a time, in slices that the channels have in turn; threads of a kernel run one after the
-//! other. No INTx, no memory that is coherent with the CPU beyond what a BAR is.
+//! # Not emulated
+//! No shaders, no display, no GPU address spaces: a command names bus addresses, IOVAs and VRAM
+//! offsets. One command is executed at a time, in slices that the channels have in turn; threads of
+//! a kernel run one after the other. No INTx, no coherence with the CPU other than that of a BAR.
 //!
-//! # How
-//! The thread that answers the guest's accesses touches [`registers`](Gpu), doorbells and the window; it notifies the
-//! engine, a thread of its own, which alone does DMA. A DMA that fails stops its channel: no fence, no
-//! result, and a fault record.
+//! # Design
+//! The thread that answers the guest's accesses touches [`registers`](Gpu), doorbells and the
+//! window; it notifies the engine, a separate thread, which alone does DMA. A DMA that fails stops
+//! its channel: no fence, no result, and a fault record.
 #![forbid(unsafe_code)]
 
 mod aperture;

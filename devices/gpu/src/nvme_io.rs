@@ -1,9 +1,10 @@
-//! The kernel `nvme io`: the GPU itself is the driver of a pair of NVMe I/O queues. It writes submission entries and doorbells,
-//! and polls the completion queue; no other driver touches the queues.
+//! The kernel `nvme io`: the GPU itself is the driver of a pair of NVMe I/O queues. It writes
+//! submission entries and doorbells, and polls the completion queue; no other driver touches the
+//! queues.
 //!
-//! The order is that of NVMe's drivers: an entry is visible before the doorbell that announces it, the phase tag of a
-//! completion is read before the rest of it, and an entry of the completion queue is read before the doorbell that gives it back
-//! (NVMe Base 2.0, 3.3.1 and 3.3.3.2).
+//! The order is that of NVMe's drivers: an entry is visible before the doorbell that announces it,
+//! the phase tag of a completion is read before the rest of it, and an entry of the completion
+//! queue is read before the doorbell that releases it (NVMe Base 2.0, 3.3.1 and 3.3.3.2).
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -21,22 +22,22 @@ use crate::nvme_queue::{
 };
 use crate::word::{Word, check_time};
 
-/// Where in a completion SQHD, SQID, CID and status are.
+/// Offset in a completion of SQHD, SQID, CID and status.
 const COMPLETION_TAIL: u64 = 8;
-/// An outcome: the request is submitted, or complete; in the low half the status.
+/// An outcome: the request is submitted, or complete, with the status in the low half.
 const SUBMITTED: u32 = 1 << 16;
 const COMPLETE: u32 = 1 << 17;
-/// Of the queue's state: a launch uses it, or one that did not end well has used it.
+/// A flag of the queue's state: a launch uses the queue, or a launch that failed has used it.
 const IN_USE: u32 = 1;
 
-/// A completion: which command, and how it ended.
+/// A completion: its command, and its status.
 struct Completion {
     cid: u16,
     status: u16,
 }
 
 impl Executor {
-    /// Carries out the next step: submits some commands, and takes the completions that are there.
+    /// Executes the next step: submits some commands, and takes the available completions.
     pub(crate) fn nvme_io(
         &self,
         io: &NvmeIo,
@@ -70,7 +71,8 @@ impl Executor {
         Ok(None)
     }
 
-    /// Keeps how far a launch is that has failed. Its queues have to be made again, since commands may be in progress.
+    /// Records the progress of a launch that has failed. Its queues have to be made again, since
+    /// commands may be in progress.
     pub(crate) fn fail_nvme_io(&self, io: &NvmeIo, progress: &Progress) {
         let queue = &progress.queue;
         if !queue.is_begun {
@@ -80,7 +82,7 @@ impl Executor {
             let outcome = self.outcome(io, *index);
             outcome.is_ok_and(|outcome| outcome & COMPLETE != 0)
         };
-        // Behind those that are submitted the outcomes are of an earlier launch.
+        // After the submitted ones, the outcomes are those of an earlier launch.
         let index = (0..queue.sent).find(|index| !is_complete(index));
         let state = queue.state(IN_USE, index.unwrap_or(queue.sent));
         if let Err(fault) = self.keep(io, &state) {
@@ -120,7 +122,8 @@ impl Executor {
             .write(Purpose::Payload, io.state, state.as_bytes())
     }
 
-    /// Submits commands, as many as queues and batch can take, with one doorbell; whether there were any.
+    /// Submits commands, as many as queues and batch can take, with one doorbell. Returns `true` if
+    /// there were any.
     fn submit(&self, io: &NvmeIo, queue: &mut QueueProgress) -> Result<bool, Fault> {
         let left = u64::from(io.count - queue.sent);
         let free = io.free_entries(queue);
@@ -165,7 +168,8 @@ impl Executor {
             .write(Purpose::Command, address, entry.as_bytes())
     }
 
-    /// What a rule has happen to an entry: it is late, so that its doorbell comes first, or never written.
+    /// Returns the action of a rule on an entry: the entry is late, so that its doorbell comes
+    /// first, or it is never written.
     fn fault_of_entry(&self) -> Option<Action> {
         let requester = self.memory.requester();
         if !requester.faults().is_armed(Kind::SubmissionEntry) {
@@ -176,8 +180,8 @@ impl Executor {
         Some(fired.action)
     }
 
-    /// Takes the completions that are there; whether there were any. The controller gets half of the queue's entries back with
-    /// one doorbell, and the last ones at the end of the launch.
+    /// Takes the available completions. Returns `true` if there were any. The controller gets half
+    /// of the queue's entries back with one doorbell, and the last ones at the end of the launch.
     fn take_completions(&self, io: &NvmeIo, queue: &mut QueueProgress) -> Result<bool, Fault> {
         let mut taken = false;
         for _ in 0..BATCH {
@@ -201,7 +205,7 @@ impl Executor {
         Ok(taken)
     }
 
-    /// The completion with this number, if it is there.
+    /// Returns the completion with this number, if it has arrived.
     fn completion(&self, io: &NvmeIo, number: u64) -> Result<Option<Completion>, Fault> {
         let (address, phase) = io.completion_entry(number);
         let mut tail = [0; 8];
@@ -218,7 +222,7 @@ impl Executor {
         Ok((status & 1 == u16::from(phase)).then_some(completion))
     }
 
-    /// Notes how a request has ended.
+    /// Records the end of a request.
     fn take(
         &self,
         io: &NvmeIo,
@@ -251,7 +255,7 @@ impl Executor {
             .write(Purpose::Payload, address, &outcome.to_le_bytes())
     }
 
-    /// Writes a doorbell: the index behind `number` entries.
+    /// Writes a doorbell: the index after `number` entries.
     fn ring(
         &self,
         doorbell: Word,

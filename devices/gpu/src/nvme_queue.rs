@@ -1,4 +1,5 @@
-//! The queues that the kernel `nvme io` drives: what a launch says of them, what is kept of them, and where their entries are.
+//! The queues of the kernel `nvme io`: the parameters of a launch, the state that is kept, and the
+//! locations of the entries.
 
 use std::time::Duration;
 
@@ -15,36 +16,36 @@ pub(crate) const SUBMISSION_BYTES: u64 = 64;
 pub(crate) const COMPLETION_BYTES: u64 = 16;
 pub(crate) const REQUEST_BYTES: u64 = 32;
 pub(crate) const STATE_BYTES: u64 = 32;
-/// How many entries a queue may have (NVMe Base 2.0, 3.3.3.1).
+/// Valid numbers of entries of a queue (NVMe Base 2.0, 3.3.3.1).
 const ENTRIES: std::ops::RangeInclusive<u32> = 2..=1 << 16;
 /// The most commands that are submitted, and completions that are taken, in a step.
 pub(crate) const BATCH: u32 = 32;
-/// Where in a request its outcome is.
+/// Offset of the outcome in a request.
 const OUTCOME: u64 = 28;
 
 /// A launch of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NvmeIo {
-    /// Where the queues start.
+    /// Start of the queues.
     pub(crate) submission: GpuAddress,
     pub(crate) completion: GpuAddress,
     /// The registers of tail and head.
     pub(crate) doorbells: [Word; 2],
-    /// Where the state of the queues is kept between launches.
+    /// Address of the state of the queues, which is kept between launches.
     pub(crate) state: GpuAddress,
-    /// Where the requests start, and how many there are.
+    /// Start and number of the requests.
     pub(crate) requests: GpuAddress,
     pub(crate) count: u16,
     pub(crate) submission_entries: u32,
     pub(crate) completion_entries: u32,
-    /// The most commands in progress, 0 for as many as the queues take.
+    /// The most commands in progress, 0 for as many as the queues hold.
     pub(crate) depth: u64,
     pub(crate) nsid: u32,
-    /// How long it may take until the next completion, if that is less than a command may take.
+    /// Time limit until the next completion, if it is shorter than that of a command.
     pub(crate) limit: Option<Duration>,
 }
 
-/// How far a launch is.
+/// The progress of a launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct QueueProgress {
     pub(crate) is_begun: bool,
@@ -54,18 +55,18 @@ pub(crate) struct QueueProgress {
     pub(crate) submitted: u64,
     pub(crate) completed: u64,
     pub(crate) doorbells: u64,
-    /// Completions of this launch whose entries the controller has not got back.
+    /// Completions of this launch whose entries the controller has not yet got back.
     pub(crate) kept: u64,
     /// Requests of this launch that are submitted, and that are complete.
     pub(crate) sent: u16,
     pub(crate) done: u16,
     /// The first request that has failed, and its status.
     pub(crate) failed: Option<(u16, u16)>,
-    /// When the last completion was taken, in the time of the launch.
+    /// The time of the last completion, since the start of the launch.
     pub(crate) last_completion: Duration,
 }
 
-/// What is kept of the queues between launches. All zeros is a pair that was just made.
+/// The state of the queues that is kept between launches. Zeros are a pair that was just made.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct NvmeIoState {
@@ -77,7 +78,7 @@ pub(crate) struct NvmeIoState {
     pub(crate) index: U32,
 }
 
-/// What a program asks for.
+/// A request of a program.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub(crate) struct NvmeIoRequest {
@@ -95,7 +96,7 @@ const _: () = assert!(size_of::<NvmeIoState>() as u64 == STATE_BYTES);
 const _: () = assert!(size_of::<NvmeIoRequest>() as u64 == REQUEST_BYTES);
 
 impl NvmeIo {
-    /// Whether such queues can be, apart from what memory there is.
+    /// Returns `true` if such queues are valid, apart from the size of the memory.
     pub(crate) fn is_possible(&self) -> bool {
         let is_aligned = |address: GpuAddress, to| address.raw() % to == 0;
         let in_vram = |address| matches!(address, GpuAddress::Vram(_));
@@ -111,13 +112,14 @@ impl NvmeIo {
             && ENTRIES.contains(&self.completion_entries)
     }
 
-    /// How many commands are submitted together at least, unless fewer are left: half of those that may be in progress, since a
-    /// doorbell may cost a message.
+    /// Returns the least number of commands that are submitted together, unless fewer are left:
+    /// half of those that may be in progress, since a doorbell may cost a message.
     pub(crate) fn least_together(&self) -> u64 {
         (self.most_in_progress() / 2).clamp(1, BATCH.into())
     }
 
-    /// How many commands may be submitted, so that each finds an entry of both queues.
+    /// Returns the number of commands that may be submitted, so that each finds an entry in both
+    /// queues.
     pub(crate) fn free_entries(&self, queue: &QueueProgress) -> u64 {
         let in_progress = queue.in_progress();
         let completions = u64::from(self.completion_entries) - 1;
@@ -126,30 +128,31 @@ impl NvmeIo {
             .saturating_sub(in_progress)
     }
 
-    /// How many commands may be in progress. A queue with all but one of its entries in use is full (NVMe Base 2.0, 3.3.1.2).
+    /// Returns the number of commands that may be in progress. A queue with all entries except one
+    /// in use is full (NVMe Base 2.0, 3.3.1.2).
     pub(crate) fn most_in_progress(&self) -> u64 {
         let fitting = self.submission_entries.min(self.completion_entries) - 1;
         let wanted = Some(self.depth).filter(|depth| *depth != 0);
         wanted.map_or(fitting.into(), |depth| depth.min(fitting.into()))
     }
 
-    /// Where request `index` is.
+    /// Returns the address of request `index`.
     pub(crate) fn request(&self, index: u16) -> GpuAddress {
         self.requests.after(u64::from(index) * REQUEST_BYTES)
     }
 
-    /// Where the outcome of request `index` is.
+    /// Returns the address of the outcome of request `index`.
     pub(crate) fn outcome(&self, index: u16) -> GpuAddress {
         self.request(index).after(OUTCOME)
     }
 
-    /// Where the entry of the submission with this number is.
+    /// Returns the address of the submission entry with this number.
     pub(crate) fn submission_entry(&self, number: u64) -> GpuAddress {
         let index = number % u64::from(self.submission_entries);
         self.submission.after(index * SUBMISSION_BYTES)
     }
 
-    /// Where the entry of the completion with this number is, and the phase tag that it will have.
+    /// Returns the address of the completion entry with this number, and its phase tag.
     pub(crate) fn completion_entry(&self, number: u64) -> (GpuAddress, bool) {
         let entries = u64::from(self.completion_entries);
         let address = self.completion.after(number % entries * COMPLETION_BYTES);
@@ -162,7 +165,7 @@ impl QueueProgress {
         u64::from(self.sent).saturating_sub(self.done.into())
     }
 
-    /// Takes the outcome of a request over.
+    /// Records the outcome of a request.
     pub(crate) fn complete(&mut self, index: u16, status: u16) {
         self.done = self.done.saturating_add(1);
         let is_first = self.failed.is_none_or(|(first, _)| index < first);
@@ -171,8 +174,8 @@ impl QueueProgress {
         }
     }
 
-    /// The result of a launch that is over: the index of the first request that has failed, in bits 47 to 32 its status; or
-    /// how many there were.
+    /// Returns the result of a launch that is over: the index of the first failed request, with its
+    /// status in bits 47 to 32, or the number of requests.
     pub(crate) fn result(&self, count: u16) -> u64 {
         self.failed.map_or(count.into(), |(index, status)| {
             u64::from(status) << 32 | u64::from(index)
@@ -191,7 +194,7 @@ impl QueueProgress {
 }
 
 impl NvmeIoRequest {
-    /// The command that asks the controller for it.
+    /// Returns the command for the controller.
     pub(crate) fn command(&self, cid: u16, nsid: u32) -> SubmissionEntry {
         let mut entry = SubmissionEntry::new_zeroed();
         entry.opcode = self.opcode;

@@ -6,7 +6,7 @@ use crate::faults::Fault;
 use crate::gpu_memory::GpuAddress;
 
 impl Executor {
-    /// Carries out the next step of an operation; its result after the last one.
+    /// Executes the next step of an operation. Returns its result after the last one.
     pub(crate) fn step(
         &mut self,
         operation: &Operation,
@@ -36,7 +36,8 @@ impl Executor {
         }
     }
 
-    /// Notes in memory how far an operation is that has failed, where its program looks for that.
+    /// Records the progress of an operation that has failed in memory, at the place where its
+    /// program looks for it.
     pub(crate) fn fail(&self, operation: &Operation, progress: &Progress) {
         if let Operation::Launch(Launch::NvmeIo(io)) = operation {
             self.fail_nvme_io(io, progress);
@@ -114,7 +115,7 @@ impl Executor {
         let step = Step::next(progress, length);
         let data = step.of(&mut self.first);
         fetch(&self.memory, source, step, data)?;
-        // The sum so far is of 32 bits.
+        // The sum so far has 32 bits.
         let before = u32::try_from(progress.result).unwrap_or(0);
         progress.result = crc32c::crc32c_append(before, data).into();
         Ok(step.finish(progress))

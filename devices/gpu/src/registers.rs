@@ -1,4 +1,5 @@
-//! The registers: what they read, what a write does at once, and its requests to the engine. No DMA.
+//! The registers: their values, the immediate effects of a write, and its requests to the engine.
+//! No DMA.
 
 mod channel;
 mod halves;
@@ -21,7 +22,8 @@ const VERSION: u32 = 1;
 const FEATURE_WINDOW: u32 = 1 << 0;
 const PRESENT: u64 = 1 << 0;
 
-/// Offsets of the device's registers. A read-only register of 4 bytes behind another is at that one's offset and 4.
+/// Offsets of the device's registers. A read-only register of 4 bytes that follows another one is
+/// at that one's offset plus 4.
 mod offset {
     pub(super) const ID: u64 = 0x00;
     pub(super) const CHANNELS: u64 = 0x08;
@@ -36,25 +38,25 @@ mod offset {
     pub(super) const WINDOW_INDEX: u64 = 0x40;
     pub(super) const WINDOW_ENTRY: u64 = 0x48;
     pub(super) const DMA_LOG: u64 = 0x50;
-    /// The registers of channel 0, and from one channel's to the next.
+    /// The registers of channel 0, and the distance from one channel's to the next.
     pub(super) const CHANNEL: u64 = 0x1000;
     pub(super) const CHANNEL_STRIDE: u64 = 0x100;
-    /// Where the registers end.
+    /// End of the registers.
     pub(super) const END: u64 = CHANNEL + CHANNEL_STRIDE * super::CHANNELS as u64;
 }
 
 /// The effect of a write beyond the registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// The device is to be reset.
+    /// Reset the device.
     Reset,
-    /// The engine is to read the doorbells.
+    /// Make the engine read the doorbells.
     Kick,
     /// The engine has a request.
     Engine,
     /// A fault has been recorded.
     Fault,
-    /// The DMA counters are to be shown as they are now.
+    /// Update the visible DMA counters.
     DmaLog,
 }
 
@@ -62,7 +64,7 @@ pub(crate) enum Effect {
 pub(crate) struct Registers {
     vram_bytes: u64,
     aperture_bytes: u64,
-    /// What is behind the aperture's pages, if it is a window.
+    /// The page table of the aperture, if it is a window.
     window: Option<Arc<PageTable>>,
     window_index: u32,
     doorbells: Arc<Doorbells>,
@@ -90,7 +92,7 @@ impl Registers {
         }
     }
 
-    /// Reads bytes at `offset`; a part of a register is taken out of the whole.
+    /// Reads bytes at `offset`. A narrower read returns its part of the register.
     pub(crate) fn read(&self, offset: u64, data: &mut [u8]) {
         for (index, byte) in (0..).zip(data.iter_mut()) {
             let at = offset.wrapping_add(index);
@@ -100,7 +102,8 @@ impl Registers {
         }
     }
 
-    /// Writes whole registers, 4 or 8 aligned bytes. Anything else, and what is read-only, is ignored.
+    /// Writes whole registers, 4 or 8 aligned bytes. Ignores other writes, and writes to read-only
+    /// registers.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Option<Effect> {
         let pair = <[u8; 8]>::try_from(data).ok().filter(|_| offset % 8 == 0);
         if let Some(value) = pair.map(u64::from_le_bytes) {
@@ -118,7 +121,7 @@ impl Registers {
         }
     }
 
-    /// The two registers of 4 bytes, or the one of 8, at `offset`, a multiple of 8.
+    /// Returns the two registers of 4 bytes, or the one of 8, at `offset`, a multiple of 8.
     fn pair(&self, offset: u64) -> u64 {
         let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         if let Some((number, offset)) = channel_at(offset) {
@@ -175,7 +178,8 @@ impl Registers {
             .map_or(0, |vram_offset| vram_offset | PRESENT)
     }
 
-    /// Puts a page over VRAM or takes it away. Once this returns, no access uses the previous entry.
+    /// Maps a page of the window to VRAM, or unmaps it. Once this returns, no access uses the
+    /// previous entry.
     fn write_window_entry(&mut self, value: u64) -> Option<Effect> {
         let table = self.window.as_ref()?;
         let index = u64::from(self.window_index);
@@ -198,7 +202,8 @@ impl Registers {
         Some(Effect::Fault)
     }
 
-    /// A reset of the device: everything is as after power-on at once, but the engine has to forget its channels before the device is ready.
+    /// Resets the device: the registers have their values after power-on at once, but the engine
+    /// has to forget its channels before the device is ready.
     pub(crate) fn reset(&mut self) {
         for channel in &mut self.channels {
             channel.reset();
@@ -212,7 +217,7 @@ impl Registers {
         self.resetting = true;
     }
 
-    /// The engine has forgotten every channel: a reset is complete.
+    /// Completes a reset: the engine has forgotten every channel.
     pub(crate) fn was_reset(&mut self) {
         self.channels
             .iter_mut()
@@ -220,25 +225,26 @@ impl Registers {
         self.resetting = false;
     }
 
-    /// Whether the engine has no channel of the time before a reset.
+    /// Returns `true` if the engine has no channel from before a reset.
     pub(crate) fn is_reset(&self) -> bool {
         !self.resetting
     }
 
-    /// The engine has forgotten a channel.
+    /// Records that the engine has forgotten a channel.
     pub(crate) fn released(&mut self, channel: u8) {
         if let Some(channel) = self.channel(channel) {
             channel.released();
         }
     }
 
-    /// A command of the channel is complete. `false`: the channel has been disabled since.
+    /// Records that a command of the channel is complete. Returns `false` if the channel has been
+    /// disabled since.
     pub(crate) fn advance(&mut self, channel: u8, generation: u64, head: u32) -> bool {
         self.channel(channel)
             .is_some_and(|channel| channel.advance(generation, head))
     }
 
-    /// A channel has failed. `false`: the channel has been disabled since.
+    /// Records that a channel has failed. Returns `false` if the channel has been disabled since.
     pub(crate) fn fail(&mut self, number: u8, generation: u64, fault: Fault) -> bool {
         let is_current = self
             .channel(number)
@@ -249,7 +255,7 @@ impl Registers {
         is_current
     }
 
-    /// Records a fault that is no channel's.
+    /// Records a fault that belongs to no channel.
     pub(crate) fn fault(&mut self, fault: Fault) {
         self.faults.record(fault, None);
     }
@@ -259,7 +265,7 @@ impl Registers {
     }
 }
 
-/// The channel and the register in it that are at an offset.
+/// Returns the channel at an offset, and the register in it.
 fn channel_at(offset: u64) -> Option<(u8, u64)> {
     if !(offset::CHANNEL..offset::END).contains(&offset) {
         return None;
@@ -328,7 +334,7 @@ mod tests {
         assert_eq!(put(registers, 0x1210, 1), Some(Effect::Engine));
     }
 
-    /// Takes the start of channel 2 that is asked for.
+    /// Takes the requested start of channel 2.
     fn start(registers: &mut Registers) -> Setup {
         match registers.take_request() {
             Some(EngineRequest::Start(2, setup)) => setup,

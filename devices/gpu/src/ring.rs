@@ -1,4 +1,4 @@
-//! A channel's ring: where its entries are, and how many of them are to be taken.
+//! A channel's ring: the location of its entries, and the number of entries to take.
 
 use crate::command::ENTRY_BYTES;
 use crate::faults::FaultCode;
@@ -7,7 +7,7 @@ use crate::registers::Setup;
 
 /// RING_SPACE: RING_ADDRESS is an offset in VRAM.
 const SPACE_VRAM: u32 = 1;
-/// How many entries a ring may have.
+/// Valid numbers of entries of a ring.
 const ENTRIES: std::ops::RangeInclusive<u32> = 2..=4096;
 
 /// The ring of a channel that is on.
@@ -21,7 +21,8 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// The ring that the registers describe, with all its length inside VRAM or the address space.
+    /// Returns the ring that the registers describe. All of it must lie inside VRAM or the address
+    /// space.
     pub(crate) fn new(setup: &Setup, vram_bytes: u64) -> Result<Self, FaultCode> {
         let Setup {
             address, entries, ..
@@ -45,17 +46,17 @@ impl Ring {
         })
     }
 
-    /// Where the ring starts.
+    /// Returns the start of the ring.
     pub(crate) fn start(&self) -> GpuAddress {
         self.start
     }
 
-    /// How many entries are done, modulo 2^32: the number of the next command.
+    /// Returns the number of completed entries, modulo 2^32: the number of the next command.
     pub(crate) fn head(&self) -> u32 {
         self.head
     }
 
-    /// Where the next entry is, if the doorbell is ahead.
+    /// Returns the address of the next entry, if the doorbell is ahead.
     pub(crate) fn next(&self, doorbell: u32) -> Result<Option<GpuAddress>, FaultCode> {
         match doorbell.wrapping_sub(self.head) {
             0 => Ok(None),
@@ -67,7 +68,8 @@ impl Ring {
         }
     }
 
-    /// The next entry is done; how many that makes since the start, modulo 2^32.
+    /// Completes the next entry. Returns the number of completed entries since the start, modulo
+    /// 2^32.
     pub(crate) fn advance(&mut self) -> u32 {
         self.head = self.head.wrapping_add(1);
         self.head

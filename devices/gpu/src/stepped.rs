@@ -1,4 +1,4 @@
-//! A GPU without a thread of its own, for tests that must know what happens when.
+//! A GPU without a thread, for tests that need a deterministic order of events.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::config::{Config, ConfigError};
 use crate::engine::Engine;
 use crate::gpu::Gpu;
 
-/// A GPU whose engine works when its caller has it work.
+/// A GPU whose engine works when its caller tells it to.
 pub struct SteppedGpu {
     /// The device on its bus.
     pub endpoint: Endpoint<Gpu>,
@@ -17,7 +17,7 @@ pub struct SteppedGpu {
 }
 
 impl SteppedGpu {
-    /// A GPU with VRAM that is all zero.
+    /// Makes a GPU with VRAM that is all zero.
     ///
     /// # Errors
     /// Those of [`Gpu::start`].
@@ -29,12 +29,12 @@ impl SteppedGpu {
         })
     }
 
-    /// Its memory.
+    /// Returns its memory.
     pub fn vram(&self) -> &Arc<MemoryFile> {
         self.engine.vram()
     }
 
-    /// Has the engine take its requests and carry out commands until there is nothing left to do.
+    /// Lets the engine take its requests and execute commands until there is no work left.
     pub fn work(&mut self) {
         self.engine.work();
     }

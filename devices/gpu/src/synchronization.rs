@@ -1,4 +1,5 @@
-//! How a channel acts together with other devices: it writes words that they watch, and waits for words that they write.
+//! The synchronisation of a channel with other devices: it writes words that they watch, and waits
+//! for words that they write.
 
 use crate::executor::{Executor, Progress};
 use crate::faults::Fault;
@@ -10,7 +11,7 @@ impl Executor {
         Ok(Some(0))
     }
 
-    /// Reads the word once; its value if it is the one that is waited for.
+    /// Reads the word once. Returns its value if it is the awaited one.
     pub(crate) fn wait(&self, wait: &Wait, progress: &mut Progress) -> Result<Option<u64>, Fault> {
         let word = wait.word.read(&self.memory)?;
         if word & wait.mask == wait.value {

@@ -1,4 +1,4 @@
-//! Words that other devices watch or write: how they are written and read, and a wait for one.
+//! Words that other devices watch or write: writing, reading, and waiting for a value.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub(crate) struct Wait {
     pub(crate) word: Word,
     pub(crate) mask: u64,
     pub(crate) value: u64,
-    /// How long, if that is less than a command may take.
+    /// Time limit, if it is shorter than that of a command.
     pub(crate) limit: Option<Duration>,
 }
 
@@ -40,7 +40,7 @@ impl WordSize {
         }
     }
 
-    /// The value of a register of this size, the low bytes of `value`.
+    /// Returns the value of a register of this size, the low bytes of `value`.
     fn register_value(self, value: u64) -> RegisterValue {
         let [a, b, c, d, ..] = value.to_le_bytes();
         match self {
@@ -51,31 +51,31 @@ impl WordSize {
 }
 
 impl Word {
-    /// The word at `address`, if that is aligned.
+    /// Returns the word at `address`, if that is aligned.
     pub(crate) fn new(address: GpuAddress, size: WordSize) -> Option<Self> {
         let is_aligned = address.raw() % size.bytes() as u64 == 0;
         is_aligned.then_some(Self { address, size })
     }
 
-    /// Where it is.
+    /// Returns its address.
     pub(crate) fn address(self) -> GpuAddress {
         self.address
     }
 
-    /// Writes it in one access, after all that was written before. At a bus address it is a register write.
+    /// Writes it in one access, after all earlier writes. At a bus address it is a register write.
     pub(crate) fn write(self, memory: &GpuMemory, value: u64) -> Result<(), Fault> {
         memory.check(self.address, self.size.bytes() as u64, true)?;
         if let GpuAddress::Bus(bus_address) = self.address {
             return memory.write_register(bus_address, self.size.register_value(value));
         }
-        // A reader that sees this word also sees what was written before it.
+        // A reader that sees this word also sees the earlier writes.
         fence(Ordering::SeqCst);
         let bytes = value.to_le_bytes();
         let (bytes, _) = bytes.split_at(self.size.bytes());
         memory.write(Purpose::Payload, self.address, bytes)
     }
 
-    /// Reads it in one access, before all that is read later.
+    /// Reads it in one access, before all later reads.
     pub(crate) fn read(self, memory: &GpuMemory) -> Result<u64, Fault> {
         memory.check(self.address, self.size.bytes() as u64, false)?;
         let mut value = [0; 8];
@@ -86,7 +86,8 @@ impl Word {
     }
 }
 
-/// Fails if more time is over than there was. The engine adds where the command's entry lies.
+/// Fails if the time that has passed exceeds the limit. The engine adds the address of the
+/// command's entry.
 pub(crate) fn check_time(limit: Option<Duration>, over: Duration) -> Result<(), Fault> {
     match limit.is_some_and(|limit| over > limit) {
         false => Ok(()),

@@ -1,4 +1,4 @@
-//! What a GPU can still do after it was taken over.
+//! The confinement of a GPU: the actions that remain possible after an attacker has taken it over.
 
 use peerbar_sandbox::take_over::assert_confined;
 use peerbar_sandbox::{Connections, ServerKind};

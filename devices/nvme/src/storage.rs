@@ -248,7 +248,7 @@ impl Storage {
         *self.power_loss.lock() = Some(pattern);
     }
 
-    /// Carries out a recorded power loss, if there is one. No command may be in progress.
+    /// Executes a recorded power loss, if there is one. No command may be in progress.
     pub(crate) fn settle_power_loss(&self) {
         let Some(pattern) = self.power_loss.lock().take() else {
             return;

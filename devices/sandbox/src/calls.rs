@@ -12,21 +12,22 @@ use crate::SandboxError;
 /// The connections that a server makes while it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connections {
-    /// None.
+    /// No connections.
     None,
     /// To Unix sockets, such as its switch's. A filter cannot distinguish them.
     Unix,
-    /// Pairs of connected Unix sockets, which it gives to its clients. Each of them holds descriptors that count for all servers of its
-    /// user (unix(7), `ETOOMANYREFS`).
+    /// Pairs of connected Unix sockets, which it gives to its clients. Each pair may hold
+    /// descriptors that count for all servers of its user (unix(7), `ETOOMANYREFS`).
     Pairs,
 }
 
-/// Rules by the number of their system call; a call without a rule is permitted with all arguments.
+/// Rules by the number of their system call; a call with an empty list of rules is permitted with
+/// all arguments.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// System calls that serving needs, with any arguments.
 const PERMITTED: &[i64] = &[
-    // Descriptors that are open.
+    // Operations on open descriptors.
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_pread64,
@@ -118,7 +119,7 @@ const PERMITTED: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// Calls that newer ones replace, which glibc uses where an architecture has them.
+/// System calls that newer ones replace, and that glibc uses on architectures that have them.
 #[cfg(target_arch = "x86_64")]
 const PERMITTED_HERE: &[i64] = &[
     libc::SYS_poll,
@@ -148,7 +149,8 @@ pub(crate) fn restrict(connections: Connections) -> Result<(), SandboxError> {
     Ok(())
 }
 
-/// The filters: no clone3, whose flags are in memory, so that glibc uses clone; then the permitted calls.
+/// Returns the filters. The first one refuses clone3, whose flags are in memory, so that glibc uses
+/// clone; the second one permits the listed calls.
 fn filters(connections: Connections) -> Result<[BpfProgram; 2], Error> {
     let old = Rules::from([(libc::SYS_clone3, Vec::new())]);
     let errno = |errno: i32| SeccompAction::Errno(errno.unsigned_abs());
@@ -179,11 +181,11 @@ fn permitted(connections: Connections) -> Result<Rules, BackendError> {
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![bits(2, libc::PROT_EXEC, 0)?]);
     }
-    // Not F_SETOWN and F_SETSIG, by which a descriptor signals any process.
+    // F_SETOWN and F_SETSIG are missing: with them a descriptor can signal any process.
     let fcntls = FCNTLS.iter().map(|command| equal(1, *command));
     rules.insert(libc::SYS_fcntl, fcntls.collect::<Result<_, _>>()?);
     if connections == Connections::Pairs {
-        // SOCK_STREAM and SOCK_SEQPACKET: datagrams reach any socket by its path.
+        // SOCK_STREAM and SOCK_SEQPACKET: datagram sockets could reach any socket by its path.
         rules.insert(libc::SYS_socketpair, vec![bits(1, libc::SOCK_DGRAM, 0)?]);
     }
     rules.insert(libc::SYS_prctl, vec![equal(0, libc::PR_SET_NAME)?]);

@@ -9,23 +9,26 @@ use landlock::{
 
 use crate::{SandboxError, folder};
 
-/// The newest version of Landlock whose restrictions are asked for; an older kernel gives what it has.
+/// The newest version of Landlock whose restrictions are requested; an older kernel applies those
+/// that it knows.
 const NEWEST: ABI = ABI::V6;
 
 /// A file that a server needs after its start.
 #[derive(Clone, Copy, Debug)]
 pub enum FileAccess<'a> {
-    /// It reads and writes this file or block device. One that is missing is left out: opening it fails as it would without.
+    /// The server reads and writes this file or block device. A missing file is left out: opening
+    /// it fails as it would without confinement.
     Image(&'a Path),
-    /// It maps this file, and lends it. A descriptor that is lent cannot truncate the file, which would take pages away from all that
-    /// map it; but it can collapse a range or punch a hole (fallocate(2)), for which Landlock has no right.
+    /// The server maps this file, and lends it. A descriptor that is lent cannot truncate the file,
+    /// which would take pages away from all processes that map it. But it can collapse a range or
+    /// punch a hole (fallocate(2)), for which Landlock has no right.
     Memory(&'a Path),
-    /// It makes and removes its socket at this path.
+    /// The server makes and removes its socket at this path.
     Socket(&'a Path),
 }
 
 impl FileAccess<'_> {
-    /// The path that a rule is about, and what it permits there.
+    /// Returns the path of a rule, and the access that the rule permits.
     fn rule(&self) -> (&Path, BitFlags<AccessFs>) {
         match self {
             Self::Image(path) => (
@@ -42,7 +45,8 @@ impl FileAccess<'_> {
     }
 }
 
-/// Permits `access` to this thread and all that it starts, and no other file, TCP connection, abstract socket or signal.
+/// Permits `access` to this thread and to all threads that it starts, and no other file, TCP
+/// connection, abstract socket or signal.
 pub(crate) fn restrict(access: &[FileAccess<'_>]) -> Result<(), SandboxError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)

@@ -1,11 +1,15 @@
-//! Confinement of a server: what it may still do after a client or a guest has taken it over.
+//! Confinement of a server: limits the actions that remain possible after a client or a guest has
+//! taken it over.
 //!
-//! - **Files** ([`SandboxOptions::restrict_files`], before the server starts a thread): Landlock permits its own images and
-//!   the folder of its socket, for the socket file only. No core file has guest memory, and descriptors and address space have limits.
-//! - **System calls** ([`SandboxOptions::restrict_calls`], once all files and sockets are open): seccomp permits what serving
-//!   needs. All others fail with EPERM: to open or delete a file, to start a program, to make a socket, to signal another process.
+//! - **Files** ([`SandboxOptions::restrict_files`], before the server starts a thread): Landlock
+//!   permits its own images and, for the socket file only, the folder of its socket. No core file
+//!   contains guest memory, and descriptors and address space are limited.
+//! - **System calls** ([`SandboxOptions::restrict_calls`], once all files and sockets are open):
+//!   seccomp permits the calls that serving needs. All others fail with EPERM, such as opening or
+//!   deleting a file, starting a program, making a socket, or signalling another process.
 //!
-//! A machine without Landlock gets the rest, and the server logs that. Neither layer hides that a path exists (stat(2), readlink(2)).
+//! On a machine without Landlock only the other restrictions apply, and the server logs that.
+//! Neither layer hides the existence of a path (stat(2), readlink(2)).
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -32,7 +36,7 @@ pub struct SandboxOptions {
     no_sandbox: bool,
 }
 
-/// Why a server is not confined. The way out is `--no-sandbox`.
+/// The reason why a server is not confined. The way out is `--no-sandbox`.
 #[derive(Debug, Error)]
 pub enum SandboxError {
     /// Landlock refuses a rule.
@@ -44,9 +48,9 @@ pub enum SandboxError {
     /// The kernel refuses a limit.
     #[error("cannot limit {what} of the server; `--no-sandbox` serves without")]
     Limit {
-        /// What is limited.
+        /// The resource.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The kernel refuses the filter of system calls.
@@ -84,7 +88,7 @@ impl SandboxOptions {
     }
 }
 
-/// The folder of a path as a path that can be opened: `.` for a bare name.
+/// Returns the folder of a path in a form that can be opened: `.` for a bare name.
 fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

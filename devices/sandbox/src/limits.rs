@@ -9,29 +9,30 @@ use crate::SandboxError;
 
 /// Descriptors of a device: its client's memory and event fds, peers' memory, rings.
 const DEVICE_DESCRIPTORS: u64 = 16_384;
-/// Descriptors of a switch or fabric: those that pass through it, of all its endpoints.
+/// Descriptors of a switch or fabric: those that it passes on, of all its endpoints.
 const INTERCONNECT_DESCRIPTORS: u64 = 32_768;
 /// Address space of a server: more than what its client (16 TiB) and its peers (32 TiB) may lend to it
 /// (`peerbar_dma`, memory_pool.rs).
 pub(crate) const ADDRESS_SPACE: u64 = 64 << 40;
-/// Memory that the kernel writes into a core file, should an administrator raise its limit: private memory, so neither a
-/// guest's nor a GPU's (core(5), coredump_filter).
+/// The memory that the kernel writes into a core file, in case an administrator raises its limit:
+/// only private memory, so neither a guest's nor a GPU's (core(5), coredump_filter).
 const DUMPED: &str = "0x11";
 
-/// What a server is, as its limits go.
+/// The kind of a server, which determines its limits.
 ///
-/// Linux compares the number of descriptors that all processes of a user have sent and none has received with the limit of the *sender*
-/// (unix(7), `ETOOMANYREFS`). So devices have the lowest: one that was taken over cannot keep a switch, a fabric or QEMU from sending.
+/// Linux compares the number of descriptors that all processes of a user have sent and none has
+/// received with the limit of the *sender* (unix(7), `ETOOMANYREFS`). So devices have the lowest
+/// limit: a device that was taken over cannot keep a switch, a fabric or QEMU from sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServerKind {
     /// A device.
     Device,
-    /// What connects devices: a switch or a fabric.
+    /// A server that connects devices: a switch or a fabric.
     Interconnect,
 }
 
 impl ServerKind {
-    /// How many descriptors it may have.
+    /// Returns the number of descriptors that it may have.
     pub(crate) fn descriptors(self) -> u64 {
         match self {
             Self::Device => DEVICE_DESCRIPTORS,

@@ -1,5 +1,5 @@
-//! A server that is taken over, for tests: its main thread, stopped by ptrace(2), does the system calls that a test asks
-//! for, so all of the server's restrictions hold.
+//! A server that is taken over, for tests: its main thread, stopped by ptrace(2), makes the system
+//! calls that a test requests, so that all of the server's restrictions apply.
 
 use std::ffi::{CStr, c_int, c_long};
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use crate::limits::{ADDRESS_SPACE, ServerKind};
 
 /// The `syscall` instruction.
 const SYSCALL: [u8; 2] = [0x0f, 0x05];
-/// Distance below the stack pointer of the text that a call is given: below the red zone.
+/// Distance below the stack pointer of the text that is passed to a call: below the red zone.
 const TEXT_BELOW: u64 = 4096;
 
 /// The limits of a server, as /proc/PID/limits names them.
@@ -29,7 +29,7 @@ fn limits(kind: ServerKind) -> [(&'static str, u64); 3] {
     ]
 }
 
-/// A child process whose main thread is stopped. It goes on when this is dropped.
+/// A child process whose main thread is stopped. It continues when this is dropped.
 #[derive(Debug)]
 pub struct TakenOver {
     pid: Pid,
@@ -46,11 +46,13 @@ pub enum Argument<'a> {
     Text(&'a CStr),
 }
 
-/// What an attacker tries first, each with its outcome, in the server that `command` starts. It must say `ready`, and is
-/// killed in the end. All of it fails in a server that is confined and makes `connections` while it serves; the first success is the last attempt.
+/// Makes the attempts that an attacker would make first in the server that `command` starts.
+/// Returns each with its outcome. The server must print `ready`, and is killed in the end. All
+/// attempts fail in a confined server that makes `connections` while it serves; the first success
+/// is the last attempt.
 ///
 /// # Errors
-/// As [`TakenOver::of`], or what starting a process says.
+/// Those of [`TakenOver::of`], or of starting a process.
 pub fn attempts(
     command: &mut Command,
     connections: Connections,
@@ -60,11 +62,12 @@ pub fn attempts(
     })
 }
 
-/// Fails a test unless the server that `command` starts has the limits of its `kind`, can gain no privileges, and is denied
-/// each of the [`attempts`].
+/// Fails a test unless the server that `command` starts has the limits of its `kind`, can gain no
+/// privileges, and is denied each of the [`attempts`].
 ///
 /// # Panics
-/// If it lacks a limit, or one of the attempts succeeds or fails for another reason, or the server does not start.
+/// If the server lacks a limit or does not start, or if an attempt succeeds or fails for another
+/// reason.
 #[track_caller]
 pub fn assert_confined(command: &mut Command, kind: ServerKind, connections: Connections) {
     let tried = while_serving(command, |child| {
@@ -79,7 +82,8 @@ pub fn assert_confined(command: &mut Command, kind: ServerKind, connections: Con
     }
 }
 
-/// What `look` finds in the server that `command` starts, once that has said `ready`. It is killed in the end.
+/// Calls `look` on the server that `command` starts, once it has printed `ready`. The server is
+/// killed in the end.
 fn while_serving<T>(
     command: &mut Command,
     look: impl FnOnce(&Child) -> io::Result<T>,
@@ -91,7 +95,7 @@ fn while_serving<T>(
     found
 }
 
-/// In which respects a process has more than a server may have: the lines of proc(5) that say so.
+/// Returns the lines of proc(5) that show more resources or privileges than a server may have.
 fn excesses(pid: u32, kind: ServerKind) -> io::Result<Vec<String>> {
     let read = |name| fs::read_to_string(format!("/proc/{pid}/{name}"));
     let (found, status) = (read("limits")?, read("status")?);
@@ -111,7 +115,8 @@ fn excesses(pid: u32, kind: ServerKind) -> io::Result<Vec<String>> {
     Ok(wrong.map(|(line, _)| line.to_owned()).collect())
 }
 
-/// Whether both the soft and the hard limit, which come first in the rest of a line, are numbers of at most `most`.
+/// Returns `true` if the soft and the hard limit, which come first in the rest of a line, are both
+/// numbers of at most `most`.
 fn is_at_most(rest: Option<&str>, most: u64) -> bool {
     let numbers = rest.into_iter().flat_map(str::split_whitespace).take(2);
     let within = numbers.filter(|number| number.parse().is_ok_and(|number: u64| number <= most));
@@ -132,7 +137,7 @@ impl TakenOver {
     /// Takes a child over.
     ///
     /// # Errors
-    /// What ptrace(2) says, or `NotFound` if no `syscall` instruction is in the child's memory.
+    /// The error of ptrace(2), or `NotFound` if no `syscall` instruction is in the child's memory.
     pub fn of(child: &Child) -> io::Result<Self> {
         let number = i32::try_from(child.id()).map_err(io::Error::other)?;
         let pid = Pid::from_raw(number);
@@ -155,10 +160,10 @@ impl TakenOver {
         })
     }
 
-    /// The result of a system call that the child does, or its error.
+    /// Makes a system call in the child. Returns its result, or its error.
     ///
     /// # Errors
-    /// That of the call, or of ptrace(2).
+    /// The error of the call, or of ptrace(2).
     pub fn call(&mut self, number: c_long, arguments: &[Argument<'_>]) -> io::Result<u64> {
         let before = ptrace::getregs(self.pid)?;
         let mut registers = before;
@@ -176,7 +181,7 @@ impl TakenOver {
         }
         registers.rip = self.syscall;
         registers.rax = u64::from_ne_bytes(number.to_ne_bytes());
-        // No call is restarted when the thread goes on.
+        // No call is restarted when the thread continues.
         registers.orig_rax = u64::MAX;
         [
             registers.rdi,
@@ -197,7 +202,7 @@ impl TakenOver {
         }
     }
 
-    /// What an attacker tries first.
+    /// Makes the attempts that an attacker would make first.
     fn attempts(&mut self, connections: Connections) -> Vec<(&'static str, io::Result<u64>)> {
         use Argument::{Number as N, Text};
         let parent = N(std::process::id().into());
@@ -216,7 +221,7 @@ impl TakenOver {
                 libc::SYS_openat,
                 &[at, Text(c"/tmp/taken-over"), new, N(0o600)],
             ),
-            // Where Landlock denies it, a file that is not there is still reported as such.
+            // If Landlock denies the deletion, a missing file is still reported as missing.
             (
                 "delete a file",
                 libc::SYS_unlinkat,
@@ -260,7 +265,7 @@ impl TakenOver {
             let outcome = self.call(number, with);
             let succeeded = outcome.is_ok();
             outcomes.push((name, outcome));
-            // A fork or a new program could not be stopped any more.
+            // A fork or a new program could no longer be stopped.
             if succeeded {
                 break;
             }
@@ -271,7 +276,7 @@ impl TakenOver {
 
 impl Drop for TakenOver {
     fn drop(&mut self) {
-        // It may be gone.
+        // The process may be gone.
         let _ = ptrace::detach(self.pid, None);
     }
 }
@@ -286,7 +291,7 @@ fn stopped(pid: Pid) -> io::Result<()> {
     }
 }
 
-/// Start and length of a line of /proc/PID/maps.
+/// Returns start and length of a line of /proc/PID/maps.
 fn range(line: &str) -> Option<(u64, usize)> {
     let (start, end) = line.split_once(' ')?.0.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
@@ -294,7 +299,7 @@ fn range(line: &str) -> Option<(u64, usize)> {
     Some((start, usize::try_from(end - start).ok()?))
 }
 
-/// The address of the first `syscall` instruction in a range of memory.
+/// Returns the address of the first `syscall` instruction in a range of memory.
 fn find(memory: &File, start: u64, len: usize) -> Option<u64> {
     let mut code = vec![0; len];
     memory.read_exact_at(&mut code, start).ok()?;

@@ -1,12 +1,14 @@
 //! The log of a server or of another program, on standard error.
 //!
-//! A guest or a client can provoke warnings at will, and the log is a file of the host. So each line of the code logs at most
-//! [`BURST`] warnings and errors in an [`INTERVAL`], as with Linux' `printk_ratelimited` (lib/ratelimit.c). The first one of the
-//! next interval, or the end of the server, reports how many were suppressed. Messages below a warning are not limited: only
+//! A guest or a client can provoke warnings at will, and the log is a file of the host. So each
+//! line of the code logs at most [`BURST`] warnings and errors in an [`INTERVAL`], as with Linux's
+//! `printk_ratelimited` (lib/ratelimit.c). The first one of the next interval, or the end of the
+//! server, reports how many were suppressed. Messages below a warning are not limited: only
 //! `RUST_LOG` enables them.
 //!
-//! The log, and what else a program writes, may come to be as large as `ulimit -f` permits. SIGXFSZ, which ends a process without a word then,
-//! is handled, so that a write fails with EFBIG (setrlimit(2), RLIMIT_FSIZE).
+//! The log, like other files of a program, may reach the size limit of `ulimit -f`. SIGXFSZ, which
+//! would then end the process without a message, is handled, so that a write fails with EFBIG
+//! instead (setrlimit(2), RLIMIT_FSIZE).
 #![forbid(unsafe_code)]
 
 mod rate_limit;
@@ -19,20 +21,20 @@ use std::time::{Duration, Instant};
 use crate::rate_limit::RateLimit;
 use crate::stderr_logger::StderrLogger;
 
-/// How many warnings and errors a line of the code logs in an interval.
+/// Warnings and errors that a line of the code logs in an interval.
 pub const BURST: u32 = 10;
 
 /// The interval, which begins with the first message.
 pub const INTERVAL: Duration = Duration::from_secs(60);
 
-/// The log of this process. Dropped, it reports what is suppressed.
+/// The log of this process. When it is dropped, it reports suppressed messages.
 #[derive(Debug)]
 #[must_use = "what is suppressed is reported when this is dropped"]
 pub struct ServerLog(());
 
 impl ServerLog {
-    /// Sets the logger of this process. `filter` is what is logged unless `RUST_LOG` says otherwise. A process that has a logger
-    /// keeps it.
+    /// Sets the logger of this process. `filter` applies unless `RUST_LOG` is set. A process that
+    /// has a logger keeps it.
     pub fn start(filter: &str) -> Self {
         outlive_file_size_limit();
         let logger = StderrLogger::from_env(filter);
@@ -44,7 +46,8 @@ impl ServerLog {
     }
 }
 
-/// Sets the logger of a program that a person starts: without a limit. `filter` is as for [`ServerLog::start`].
+/// Sets the logger of a program that a person starts: without a limit. For `filter` see
+/// [`ServerLog::start`].
 pub fn log_without_limit(filter: &str) {
     outlive_file_size_limit();
     let logger = StderrLogger::from_env(filter);
@@ -54,9 +57,10 @@ pub fn log_without_limit(filter: &str) {
     }
 }
 
-/// Has writes beyond the largest permitted size of a file fail, in place of ending the process. Programs that it starts have the default again.
+/// Makes writes beyond the largest permitted size of a file fail instead of ending the process.
+/// Programs that the process starts have the default again.
 fn outlive_file_size_limit() {
-    // A handler must be there, and has nothing to do. Only signals that cannot be handled are refused.
+    // A handler must exist, but has no work to do. Only signals that cannot be handled are refused.
     let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::new(AtomicBool::new(false)));
 }
 

@@ -11,14 +11,14 @@ use crate::{BURST, INTERVAL};
 /// A line of the code: file and number.
 type SourceLine = (&'static str, u32);
 
-/// Passes on what the limit permits. `now` is the clock.
+/// Passes on messages within the limit. `now` is the clock.
 pub(crate) struct RateLimit<L> {
     logger: L,
     now: fn() -> Instant,
     budgets: Mutex<HashMap<SourceLine, Budget>>,
 }
 
-/// What a line has logged in its interval.
+/// The messages of a line in its current interval.
 struct Budget {
     began: Instant,
     logged: u32,
@@ -34,7 +34,8 @@ impl<L: Log> RateLimit<L> {
         }
     }
 
-    /// Whether a message may be logged; if so, how many before it were suppressed and are not reported.
+    /// Returns `None` if a message may not be logged. Otherwise returns the number of earlier
+    /// messages that were suppressed and not reported.
     fn permits(&self, source: SourceLine) -> Option<u64> {
         let now = (self.now)();
         let mut budgets = self.budgets.lock();
@@ -42,7 +43,8 @@ impl<L: Log> RateLimit<L> {
         budget.take(now)
     }
 
-    /// Passes a message on. Control characters in it become blanks: clients have a say in what it says.
+    /// Passes a message on. Replaces its control characters with blanks, because clients can
+    /// influence the text.
     fn pass(&self, record: &Record<'_>) {
         let text = record.args().to_string();
         let is_harmful = |c: char| c.is_control() && c != '\n' && c != '\t';
@@ -144,7 +146,7 @@ mod tests {
         static NOW: Cell<Instant> = Cell::new(Instant::now());
     }
 
-    /// Keeps what is logged.
+    /// Keeps all logged messages.
     #[derive(Default)]
     struct Kept(Mutex<Vec<String>>);
 

@@ -1,4 +1,4 @@
-//! A logger that writes lines on standard error, filtered as `RUST_LOG` says.
+//! A logger that writes lines on standard error, filtered by `RUST_LOG`.
 
 use std::env;
 use std::fmt::{self, Write as _};
@@ -15,12 +15,12 @@ pub(crate) struct StderrLogger {
 }
 
 impl StderrLogger {
-    /// A logger with the filter of `RUST_LOG`, or this one without it.
+    /// Makes a logger with the filter of `RUST_LOG`, or with this one if that is not set.
     pub(crate) fn from_env(filter: &str) -> Self {
         let filter = env::var("RUST_LOG").unwrap_or_else(|_| filter.to_owned());
         let (filter, ignored) = Filter::parse(&filter);
         for part in ignored {
-            // There is no logger yet.
+            // No logger is set yet.
             let _ = writeln!(
                 stderr(),
                 "RUST_LOG: `{part}` is ignored: expected LEVEL, TARGET or TARGET=LEVEL"
@@ -33,7 +33,7 @@ impl StderrLogger {
         }
     }
 
-    /// The most that is logged for any target.
+    /// Returns the highest level that is logged for any target.
     pub(crate) fn most(&self) -> LevelFilter {
         let levels = self.filter.0.iter().map(|(_, level)| *level);
         levels.max().unwrap_or(LevelFilter::Off)
@@ -68,7 +68,8 @@ impl Log for StderrLogger {
         if !self.enabled(record.metadata()) {
             return;
         }
-        // In one call, so that lines of several processes do not mix. Who has closed standard error wants no log.
+        // One call for the whole line, so that lines of several processes do not mix. A failure is
+        // ignored: a user who has closed standard error wants no log.
         if let Ok(line) = self.line(SystemTime::now(), record) {
             let _ = stderr().write_all(line.as_bytes());
         }
@@ -77,12 +78,13 @@ impl Log for StderrLogger {
     fn flush(&self) {}
 }
 
-/// Levels by the start of a target, the longest last. The empty start is that of all.
+/// Levels by the start of a target, the longest last. The empty start matches all.
 #[derive(Debug, PartialEq, Eq)]
 struct Filter(Vec<(String, LevelFilter)>);
 
 impl Filter {
-    /// A filter as `warn,peerbar_dma=debug,peerbar_efa`, and the parts that mean nothing. Without any part, errors are logged.
+    /// Parses a filter such as `warn,peerbar_dma=debug,peerbar_efa`. Also returns the invalid
+    /// parts. Without any part, errors are logged.
     fn parse(text: &str) -> (Self, Vec<&str>) {
         let (mut levels, mut ignored) = (Vec::new(), Vec::new());
         let parts = text.split(',').map(str::trim);

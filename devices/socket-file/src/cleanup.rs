@@ -1,8 +1,11 @@
-//! The process that cleans up after a server: it ends the connection that a killed server leaves, and removes the socket file.
+//! The process that cleans up after a server: it ends the connection that a killed server leaves,
+//! and removes the socket file.
 //!
-//! A confined server must not delete files, and a killed one ends nothing, so a child process, made before the confinement, does both. It
-//! waits until the server drops its [`Cleanup`] or ends in any way. The server gives it one connection to hold, and what `end` reads of shared
-//! memory. So a compromised server can have it end a connection, remove the socket file, or do neither and stay.
+//! A confined server must not delete files, and a killed one ends nothing, so a child process, made
+//! before the confinement, does both. It waits until the server drops its [`Cleanup`] or ends in
+//! any way. The server gives it one connection to hold, and the shared memory that `end` reads. So
+//! a compromised server can only make it end a connection, remove the socket file, or do neither
+//! and stay.
 
 #![allow(unsafe_code, reason = "fork(2)")]
 
@@ -22,11 +25,11 @@ use rustix::net::{RecvAncillaryBuffer, RecvFlags, Shutdown, recvmsg, shutdown};
 
 use crate::{descriptors, file_lock};
 
-/// How long the process waits for the lock of the folder, and the server's end with it. After that the file stays: it is stale,
-/// and the next server replaces it.
+/// Time for which the process waits for the lock of the folder, and the server's end with it. After
+/// that the file stays: it is stale, and the next server replaces it.
 const LOCK_TIME_OUT: Duration = Duration::from_millis(500);
 
-/// The child process. Dropped, it has removed the file and ended.
+/// The child process. When this is dropped, the child has removed the file and ended.
 #[derive(Debug)]
 pub(crate) struct Cleanup {
     pipe: UnixStream,
@@ -34,10 +37,12 @@ pub(crate) struct Cleanup {
 }
 
 impl Cleanup {
-    /// Starts the process, which has closed all that it has of the server once this returns: a server that is killed then leaves no lock
-    /// of a file behind. The process removes what is at `path` only if that is still the file that `file` refers to, under the lock of
-    /// `directory`. Then it calls `end` with the connection that it holds when the server ends, if it holds one. `end` takes no lock and
-    /// allocates nothing, as other threads of this process may be within either.
+    /// Starts the process. Once this returns, the process has closed all descriptors of the server,
+    /// so that a server that is killed leaves no file locked. The process removes the file at
+    /// `path` only if it is still the file that `file` refers to, under the lock of `directory`.
+    /// Then it calls `end` with the connection that it holds when the server ends, if it holds one.
+    /// `end` must not take a lock or allocate, because other threads of this process may be doing
+    /// either during the fork.
     pub(crate) fn start(
         path: &Path,
         directory: &Path,
@@ -50,15 +55,16 @@ impl Cleanup {
             file,
         };
         let (ours, its) = UnixStream::pair()?;
-        // SAFETY: the child has only this thread. It does system calls, takes no lock, allocates nothing and leaves at once.
+        // SAFETY: the child has only this thread. It only makes system calls, takes no lock, does
+        // not allocate and ends without returning.
         match unsafe { libc::fork() } {
             -1 => Err(io::Error::last_os_error()),
             0 => {
                 if keep_only(&its, &file.file) {
-                    // Fails if the server has been killed meanwhile.
+                    // Fails if the server has been killed since the fork.
                     let _ = write(&its, &[0]);
                     let connection = held_at_end(&its);
-                    // First, since `end` may wait for the client.
+                    // Removed first, since `end` may wait for the client.
                     let _ = file.remove();
                     if let Some(connection) = connection {
                         end(connection);
@@ -68,7 +74,7 @@ impl Cleanup {
                 unsafe { libc::_exit(0) }
             }
             child => {
-                // It is the child's alone, and ends with it.
+                // The descriptor belongs to the child alone, and ends with it.
                 drop(its);
                 let begun = retry_on_intr(|| read(&ours, &mut [0_u8]))?;
                 let cleanup = Self { pipe: ours, child };
@@ -82,7 +88,8 @@ impl Cleanup {
         }
     }
 
-    /// Has the process hold this connection instead of what it held before, or none. It never waits.
+    /// Makes the process hold this connection, or none, instead of the previous one. It never
+    /// waits.
     pub(crate) fn hold(&self, connection: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         descriptors::send(&self.pipe, &[IoSlice::new(&[0])], connection.as_slice()).map(drop)
     }
@@ -98,11 +105,11 @@ impl Drop for Cleanup {
     }
 }
 
-/// The file that is removed. All of it is in memory before the fork.
+/// The file to remove. All fields are in memory before the fork.
 struct SocketPath {
     path: CString,
     directory: CString,
-    /// Keeps the inode from being freed, and so from becoming that of another server's socket.
+    /// Keeps the inode from being freed, and thus from being reused for another server's socket.
     file: OwnedFd,
 }
 
@@ -120,14 +127,15 @@ impl SocketPath {
     }
 }
 
-/// Leaves the server's session, so that a terminal's or a process group's signals do not reach this process, and closes all
-/// descriptors but two, which would outlive the server. Returns whether that was possible.
+/// Leaves the server's session, so that a terminal's or a process group's signals do not reach this
+/// process, and closes all descriptors except two, because they would outlive the server. Returns
+/// `true` if that succeeded.
 fn keep_only(one: &impl AsRawFd, other: &impl AsRawFd) -> bool {
     let (one, other) = (one.as_raw_fd(), other.as_raw_fd());
     let (low, high) = (one.min(other), one.max(other));
     let ranges = [(0, low), (low + 1, high), (high + 1, RawFd::MAX)];
     let close = |(first, end): (RawFd, RawFd)| {
-        // SAFETY: this process uses no descriptor but these two from here on.
+        // SAFETY: from here on this process uses no descriptor except these two.
         first == end || unsafe { libc::syscall(libc::SYS_close_range, first, end - 1, 0) } == 0
     };
     rustix::thread::set_name(c"server-cleanup").is_ok()
@@ -135,7 +143,8 @@ fn keep_only(one: &impl AsRawFd, other: &impl AsRawFd) -> bool {
         && ranges.into_iter().all(close)
 }
 
-/// Waits until the other end is shut down or closed; the connection that came with the last byte.
+/// Waits until the other end is shut down or closed. Returns the connection that came with the last
+/// byte.
 fn held_at_end(pipe: &UnixStream) -> Option<OwnedFd> {
     let mut held = None;
     loop {
@@ -149,7 +158,7 @@ fn held_at_end(pipe: &UnixStream) -> Option<OwnedFd> {
             }
             Err(Errno::INTR) => {}
             Ok(_) => return held,
-            // The server may live.
+            // The server may be alive.
             Err(_) => return None,
         }
     }
@@ -201,7 +210,7 @@ mod tests {
         file_lock::acquire(folder_of(&path), Duration::ZERO).unwrap();
         let child = Pid::from_raw(cleanup.child).unwrap();
         kill_process(child, Signal::STOP).unwrap();
-        // As when the server is killed.
+        // The same happens when the server is killed.
         shutdown(&cleanup.pipe, Shutdown::Write).unwrap();
         drop(socket);
         let successor = make(&path);
@@ -212,7 +221,8 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// What the other side of the last connection that `held` names finds, once the server has ended. The process says "end" to one that it holds.
+    /// Returns the data that the other side of the last connection in `held` receives once the
+    /// server has ended. The process says "end" to a connection that it holds.
     fn said_at_the_end(held: &[Option<&UnixStream>], mut client: UnixStream) -> String {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");

@@ -1,10 +1,12 @@
-//! Descriptors whose close(2) may wait for another process: a thread of their own closes them.
+//! Descriptors whose close(2) may wait for another process: a separate thread closes them.
 //!
-//! close(2) of a file of FUSE waits until the server of that file system has answered (FUSE_FLUSH), and no signal ends that wait. That of
-//! a TCP socket waits for as long as its SO_LINGER says until the other side has received all, also where the kernel closes it, as
-//! with a message that was never received. So no thread that serves closes a file that a client has sent, unless the file is of the
-//! host's memory or disks, nor a socket; none is left in a connection that is closed. While many of one connection wait to be closed no
-//! descriptors that come by it are handed on.
+//! close(2) of a FUSE file waits until the server of that file system has answered (FUSE_FLUSH),
+//! and no signal ends that wait. close(2) of a TCP socket waits, for the time of its SO_LINGER,
+//! until the other side has received all data. This also holds if the kernel closes it, for example
+//! with a message that was never received. So a thread that serves never closes a socket that a
+//! client has sent, nor a file, unless it lies in the host's memory or on its disks, and it leaves
+//! none in a connection that it closes. While many descriptors of one connection wait to be closed,
+//! no more descriptors that come on it are passed on.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,36 +23,38 @@ use rustix::net::{AddressFamily, Shutdown, shutdown};
 
 use crate::descriptors::{self, MOST_PACKETS};
 
-/// How many of a connection may wait to be closed before no more of it are handed on.
+/// Descriptors of one connection that may wait to be closed before no more of them are passed on.
 pub(crate) const MOST: usize = 64;
-/// How many of all may wait before the kernel has to drop others, so that the server keeps some descriptors for itself.
+/// Descriptors of all connections that may wait before the kernel has to drop others, so that the
+/// server keeps some descriptors for itself.
 const EXHAUSTED: usize = 4096;
 
-/// None before the first descriptor of this kind.
+/// Unset before the first such descriptor.
 static CLOSER: OnceLock<Closer<Closing>> = OnceLock::new();
 
-/// Closes a descriptor that has come by `socket` soon, and does not wait for that.
+/// Arranges that a descriptor that came on `socket` is closed soon, without waiting for it.
 pub(crate) fn close(socket: impl AsFd, descriptor: OwnedFd) {
     let closer = CLOSER.get_or_init(Closer::start);
     closer.close(connection(socket), Closing(descriptor));
 }
 
-/// The number of a connection, which Linux gives to no other before it has given out 2^32.
+/// Returns the number of a connection. Linux does not reuse it before it has assigned 2^32.
 fn connection(socket: impl AsFd) -> u64 {
     fstat(socket).map_or(0, |status| status.st_ino)
 }
 
-/// A descriptor that may be anything. Its drop waits for others only where nothing else is possible.
+/// A descriptor of any kind. Its drop waits for other processes only if that is unavoidable.
 struct Closing(OwnedFd);
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        // All of it fails if it is no socket. One that is reset is closed at once, and a Unix socket with what was not received of it.
+        // The calls fail if it is not a socket. A socket that is reset is closed at once. A Unix
+        // socket is emptied first.
         let _ = set_socket_linger(&self.0, Some(Duration::ZERO));
         let _ = shutdown(&self.0, Shutdown::Read);
         for _ in 0..MOST_PACKETS {
             match descriptors::take(&self.0) {
-                // The kernel nests sockets in sockets four times at most.
+                // The kernel nests sockets in sockets at most four times.
                 Ok(inner) => inner.into_iter().map(Closing).for_each(drop),
                 Err(_) => return,
             }
@@ -58,32 +62,35 @@ impl Drop for Closing {
     }
 }
 
-/// Whether [`EXHAUSTED`] descriptors wait to be closed, so the kernel has to drop those that come.
+/// Returns `true` if [`EXHAUSTED`] descriptors wait to be closed, so that the kernel has to drop
+/// new ones.
 pub(crate) fn is_exhausted() -> bool {
     CLOSER
         .get()
         .is_some_and(|closer| closer.waiting() >= EXHAUSTED)
 }
 
-/// Whether [`MOST`] descriptors that have come by `socket` wait to be closed, so no more of it may be handed on.
+/// Returns `true` if [`MOST`] descriptors that came on `socket` wait to be closed, so that no more
+/// of them may be passed on.
 pub(crate) fn is_full(socket: impl AsFd) -> bool {
     let closer = CLOSER.get().filter(|closer| closer.waiting() >= MOST);
     closer.is_some_and(|closer| closer.is_full(connection(socket)))
 }
 
-/// What a descriptor is, as far as its close(2) goes.
+/// The kind of a descriptor, with respect to its close(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Closed without asking another process.
     Own,
-    /// A regular file of a file system without a block device, as FUSE and NFS, that is not in memory: another process or host may have to
-    /// answer.
+    /// A regular file that is not in memory, of a file system without a block device, such as FUSE
+    /// and NFS: another process or host may have to answer.
     Foreign,
-    /// A socket but one of those that may come.
+    /// A socket of a kind that is not expected.
     Socket,
 }
 
-/// What a descriptor is. Only files in memory have seals (fcntl(2), F_GET_SEALS). This asks no other process.
+/// Returns the kind of a descriptor. Only files in memory have seals (fcntl(2), F_GET_SEALS). This
+/// asks no other process.
 pub(crate) fn kind(descriptor: &OwnedFd, sockets: Sockets) -> Kind {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let Ok(status) = statx(descriptor, "", flags, StatxFlags::TYPE) else {
@@ -98,26 +105,26 @@ pub(crate) fn kind(descriptor: &OwnedFd, sockets: Sockets) -> Kind {
     }
 }
 
-/// The sockets that a client may hand over.
+/// The sockets that a client may pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sockets {
-    /// None.
+    /// No sockets.
     None,
     /// Unix sockets.
     Unix,
 }
 
-/// A thread that drops what it gets, one after the other.
+/// A thread that drops the items that it receives, one after the other.
 struct Closer<T> {
     sender: Sender<(u64, T)>,
     waiting: Arc<Waiting>,
 }
 
-/// How many wait.
+/// The number of waiting items.
 #[derive(Default)]
 struct Waiting {
     all: AtomicUsize,
-    /// By connection, without those of which none waits.
+    /// The number for each connection with waiting items.
     each: Mutex<HashMap<u64, usize>>,
 }
 
@@ -152,7 +159,7 @@ impl<T: Send + 'static> Closer<T> {
                 left.remove(connection);
             }
         };
-        // Without the thread there is no receiver, and the caller drops what it sends.
+        // Without the thread there is no receiver, and the sender drops its items itself.
         if let Err(error) = thread::Builder::new().name("closer".to_owned()).spawn(run) {
             log::warn!("no thread closes clients' files: {error}");
         }
@@ -185,7 +192,7 @@ mod tests {
 
     use super::*;
 
-    /// Its drop waits for a word, as close(2) does for a server.
+    /// Its drop waits for a message, as close(2) waits for a server.
     struct Slow(Receiver<()>);
 
     impl Drop for Slow {

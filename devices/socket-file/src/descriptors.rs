@@ -1,6 +1,8 @@
-//! A Unix socket's messages with descriptors in ancillary data (SCM_RIGHTS). No call here waits but [`wait_until`].
+//! A Unix socket's messages with descriptors in ancillary data (SCM_RIGHTS). Only [`wait_until`]
+//! waits.
 //!
-//! A file of a file system in user space, or of a network, is not handed on, and a socket only where one may come: close(2) may not return.
+//! A file of a file system in user space, or of a network file system, is not passed on, and a
+//! socket only if one is expected: close(2) may not return.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -21,40 +23,42 @@ use crate::closing::{self, Kind};
 /// The most descriptors that one call sends or receives.
 pub const MAX_DESCRIPTORS: usize = 16;
 
-/// More messages than the queue of a socket has, whose buffer is of the usual size.
+/// More messages than the queue of a socket with the usual buffer size can hold.
 pub(crate) const MOST_PACKETS: usize = 1024;
 
-/// The most descriptors that a message can have (Linux, SCM_MAX_FD).
+/// The most descriptors in one message (Linux, SCM_MAX_FD).
 const MOST_OF_A_MESSAGE: usize = 253;
 
-/// What one call of [`receive`] brought.
+/// The result of one call of [`receive`].
 #[derive(Debug)]
 pub struct Received {
-    /// How many bytes; 0 is the end.
+    /// Number of bytes; 0 is the end.
     pub bytes: usize,
     /// The descriptors that came with them.
     pub descriptors: Vec<OwnedFd>,
-    /// How many others came, which are files of FUSE or a network's file system. Another thread closes them.
+    /// Number of other descriptors that were files of FUSE or of a network file system. Another
+    /// thread closes them.
     pub foreign: usize,
-    /// How many others came, which are sockets. They are closed, too.
+    /// Number of other descriptors that were sockets. They are closed, too.
     pub sockets: usize,
-    /// Whether bytes ([`ReturnFlags::TRUNC`]) or descriptors ([`ReturnFlags::CTRUNC`]) are lost.
+    /// Set if bytes ([`ReturnFlags::TRUNC`]) or descriptors ([`ReturnFlags::CTRUNC`]) are lost.
     pub flags: ReturnFlags,
 }
 
-/// Receives what is there: [`Errno::AGAIN`] when that is nothing. Sockets are not handed on.
+/// Receives the available data. Fails with [`Errno::AGAIN`] if there is none. Sockets are not
+/// passed on.
 pub fn receive(socket: impl AsFd, space: &mut [u8]) -> Result<Received, Errno> {
     receive_with(socket, space, Sockets::None)
 }
 
-/// As [`receive`], where the sender may hand over `sockets`.
+/// Like [`receive`], but the sender may pass `sockets`.
 pub fn receive_with(
     socket: impl AsFd,
     space: &mut [u8],
     sockets: Sockets,
 ) -> Result<Received, Errno> {
     let mut space_for_rights = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-    // Without space the kernel drops them, and says so by CTRUNC.
+    // Without space the kernel drops them, and reports that by CTRUNC.
     let space_for_rights = match closing::is_exhausted() {
         true => &mut [],
         false => space_for_rights.as_mut_slice(),
@@ -86,7 +90,7 @@ pub fn receive_with(
     Ok(result)
 }
 
-/// Receives a message, without waiting, and forgets it; its descriptors, whatever they are.
+/// Receives and discards a message without waiting. Returns its descriptors, of any kind.
 pub(crate) fn take(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
     let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MOST_OF_A_MESSAGE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -100,7 +104,7 @@ pub(crate) fn take(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
     Ok(rights(&mut control).collect())
 }
 
-/// The descriptors that a recvmsg(2) brought. Allocates nothing.
+/// Returns the descriptors of a recvmsg(2). Does not allocate.
 pub(crate) fn rights(control: &mut RecvAncillaryBuffer<'_>) -> impl Iterator<Item = OwnedFd> {
     let rights = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
@@ -109,8 +113,9 @@ pub(crate) fn rights(control: &mut RecvAncillaryBuffer<'_>) -> impl Iterator<Ite
     rights.flatten()
 }
 
-/// Receives and drops all that is left in a connection, which ends. Else the kernel would close what it still has when the socket is
-/// closed, and may wait for that. Another thread goes on where many descriptors do not close.
+/// Ends a connection: receives and drops the remaining data. Otherwise the kernel would close the
+/// remaining descriptors together with the socket, and might wait for that. Another thread
+/// continues if many descriptors do not close.
 pub fn discard(socket: impl AsFd) {
     // Fails only if the other side has closed the socket already.
     let _ = shutdown(&socket, Shutdown::Read);
@@ -119,20 +124,20 @@ pub fn discard(socket: impl AsFd) {
     for _ in 0..MOST_PACKETS {
         if closing::is_full(&socket) {
             if let Ok(rest) = socket.as_fd().try_clone_to_owned() {
-                // The other side sees the end now.
+                // The other side now sees the end.
                 let _ = shutdown(&socket, Shutdown::Both);
                 return closing::close(&socket, rest);
             }
         }
-        // What is there may come after the news that the other side has gone (ECONNRESET).
+        // Data may follow the news that the other side has gone (ECONNRESET).
         if receive(&socket, &mut space).is_err_and(|error| error == Errno::AGAIN) {
             return;
         }
     }
 }
 
-/// Sends some of `parts`, and all descriptors with the first byte; how many bytes it sent. [`Errno::AGAIN`] if the socket
-/// buffer is full.
+/// Sends some of `parts`, and all descriptors with the first byte. Returns the number of bytes
+/// sent. Fails with [`Errno::AGAIN`] if the socket buffer is full.
 pub fn send(
     socket: impl AsFd,
     parts: &[IoSlice<'_>],
@@ -147,7 +152,8 @@ pub fn send(
     sendmsg(socket, parts, &mut control, flags)
 }
 
-/// Waits until the socket is ready or a signal comes; [`Errno::TIMEDOUT`] if neither is so by `deadline`.
+/// Waits until the socket is ready or a signal comes. Fails with [`Errno::TIMEDOUT`] if neither
+/// happens by `deadline`.
 pub fn wait_until(
     socket: impl AsFd,
     ready: PollFlags,
@@ -174,7 +180,7 @@ mod tests {
         let (family, flags) = (AddressFamily::UNIX, SocketFlags::empty());
         let pair = socketpair(family, SocketType::SEQPACKET, flags, None);
         let (ours, theirs) = pair.unwrap();
-        // What they have not read has the next call here fail by ECONNRESET.
+        // Data that they have not read makes the next call here fail with ECONNRESET.
         send(&ours, &[IoSlice::new(b"unread")], &[]).unwrap();
         for _ in 0..2 {
             send(&theirs, &[IoSlice::new(b"left")], &[ours.as_fd()]).unwrap();

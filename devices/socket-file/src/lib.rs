@@ -1,6 +1,7 @@
-//! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), packets of them ([`packets`]), and the socket file
-//! of a server. It replaces a stale file of a dead server, but neither that of a live one nor another file. A child process removes
-//! it when its server ends, and ends the connection of a server that was killed. Only its owner may connect, which
+//! Unix sockets, for any protocol: messages with descriptors ([`descriptors`]), packets of them
+//! ([`packets`]), and the socket file of a server. A server replaces a stale file of a dead server,
+//! but never the file of a live one, nor any other file. A child process removes it when its server
+//! ends, and ends the connection of a server that was killed. Only its owner may connect, which
 //! [`SocketFile::check_peer`] checks once more.
 #![deny(unsafe_code)]
 
@@ -35,10 +36,10 @@ use crate::cleanup::Cleanup;
 /// The longest path that fits into a socket address (unix(7)).
 const LONGEST_PATH: usize = 107;
 
-/// How long the start of a server waits for others that start in the same folder.
+/// Time that a starting server waits for others that start in the same folder.
 const LOCK_TIME_OUT: Duration = Duration::from_secs(10);
 
-/// Why a server has no socket.
+/// The reason why a server has no socket.
 #[derive(Debug, Error)]
 pub enum BindError {
     /// The path does not fit into a socket address.
@@ -52,10 +53,10 @@ pub enum BindError {
     /// A live server has a socket there.
     #[error("socket path {} is in use by a live server: stop that one or choose another path", .0.display())]
     InUse(PathBuf),
-    /// A file there is no socket. It is left alone.
+    /// The file at the path is not a socket. It is left alone.
     #[error("{} exists and is no socket: choose another socket path", .0.display())]
     NotASocket(PathBuf),
-    /// The system refuses.
+    /// The operating system reported an error.
     #[error("cannot make the socket {}", path.display())]
     System {
         /// The path as given.
@@ -65,10 +66,10 @@ pub enum BindError {
     },
 }
 
-/// Why a peer is not served.
+/// The reason why a peer is not served.
 #[derive(Debug, Error)]
 pub enum PeerError {
-    /// It is another user's.
+    /// The peer belongs to another user.
     #[error("{}: process {pid} of user {uid} is refused, as the socket is user {owner}'s: run both as one user, or give it to user {uid} (chown)", path.display())]
     OtherUser {
         /// The socket's path.
@@ -80,7 +81,7 @@ pub enum PeerError {
         /// The owner of the socket file, or the server's user if the file is gone.
         owner: u32,
     },
-    /// The system does not say whose it is.
+    /// The system does not report the peer's user.
     #[error("{}: cannot tell whose a connection is", path.display())]
     System {
         /// The socket's path.
@@ -90,7 +91,8 @@ pub enum PeerError {
     },
 }
 
-/// A socket file. Removed from the file system when dropped, or when the process ends.
+/// A socket file. It is removed from the file system when this is dropped, or when the process
+/// ends.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -101,15 +103,17 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// Makes the file, of mode 0600, and a non-blocking socket of this kind that listens there; `backlog` connections may wait.
-    /// It forks, so a server calls it before its system calls are restricted.
+    /// Makes the file, of mode 0600, and a nonblocking socket of this kind that listens there;
+    /// `backlog` connections may wait. It forks, so a server calls it before its system calls are
+    /// restricted.
     pub fn make(path: &Path, kind: SocketType, backlog: i32) -> Result<(Self, OwnedFd), BindError> {
         Self::make_with(path, kind, backlog, drop)
     }
 
-    /// Like [`SocketFile::make`]. When this process is killed, another one calls `end` with the connection that [`SocketFile::hold`] was
-    /// given last, and closes it. `end` takes no lock and allocates nothing: it runs in a copy of this process that has none of
-    /// its other threads and descriptors.
+    /// Like [`SocketFile::make`]. If this process is killed, another one calls `end` with the
+    /// connection that was last passed to [`SocketFile::hold`], and closes it. `end` must not take
+    /// a lock or allocate: it runs in a copy of this process without its other threads and
+    /// descriptors.
     pub fn make_with(
         path: &Path,
         kind: SocketType,
@@ -131,7 +135,7 @@ impl SocketFile {
         let metadata = fs::symlink_metadata(&path).map_err(system)?;
         let identity = identity(&metadata);
         let cleanup = start_cleanup(&path, end).map_err(|source| {
-            // A second failure changes nothing: the file is stale then.
+            // A second failure does not matter: the file is stale then.
             let _ = fs::remove_file(&path);
             system(source)
         })?;
@@ -143,15 +147,16 @@ impl SocketFile {
         Ok((file, socket))
     }
 
-    /// Has another process hold `connection` as well, until this is called again: so its end is not that of this process. Only one is held. It never
-    /// waits; if it fails, what was held before still is.
+    /// Makes another process hold `connection` as well, until this is called again, so that the
+    /// connection does not end with this process. Only one is held. This never waits. If it fails,
+    /// the previous connection is still held.
     pub fn hold(&self, connection: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
         self.cleanup.hold(connection)
     }
 
     /// Refuses a connected peer unless it is run by the owner of the socket file, by this process's user or by root.
     pub fn check_peer(&self, peer: &impl AsFd) -> Result<(), PeerError> {
-        // Not rustix: its credentials have no room for process 0.
+        // rustix's credentials cannot represent process 0.
         let credentials = getsockopt(peer, PeerCredentials);
         self.check(credentials.map_err(|errno| PeerError::System {
             path: self.path.clone(),
@@ -179,7 +184,7 @@ impl SocketFile {
         identity(metadata) == self.identity
     }
 
-    /// Its path.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -187,7 +192,7 @@ impl SocketFile {
 
 fn listening(path: &Path, kind: SocketType, backlog: i32) -> Result<OwnedFd, Errno> {
     let socket = new_socket(kind)?;
-    // The file takes over the socket's mode, and so never has another.
+    // The file takes its mode from the socket, so it never has another mode.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
     listen(&socket, backlog)?;
@@ -209,7 +214,8 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Two servers that start at once must not take each other's fresh socket for a stale one.
+/// Locks the folder of `path`: two servers that start at once must not take each other's new socket
+/// for a stale one.
 fn lock_directory(path: &Path) -> io::Result<File> {
     let directory = File::open(directory(path))?;
     file_lock::acquire(&directory, LOCK_TIME_OUT).map_err(|errno| match errno {
@@ -227,7 +233,7 @@ fn directory(path: &Path) -> &Path {
     parent.unwrap_or(Path::new("."))
 }
 
-/// Removes a stale socket; refuses what must stay.
+/// Removes a stale socket. Fails if the file must stay.
 fn remove_stale(path: &Path) -> Result<(), BindError> {
     let system = |source| BindError::System {
         path: path.to_owned(),
@@ -246,7 +252,8 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     }
 }
 
-/// Whether a process listens, for any kind of socket. Never waits, even if that process never accepts.
+/// Returns `true` if a process listens, on any kind of socket. Never waits, even if that process
+/// never accepts.
 fn is_live(path: &Path) -> Result<bool, Errno> {
     match connect(new_socket(SocketType::STREAM)?, &SocketAddrUnix::new(path)?) {
         Ok(()) | Err(Errno::AGAIN | Errno::PROTOTYPE) => Ok(true),

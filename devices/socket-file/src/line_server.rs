@@ -1,7 +1,7 @@
-//! A socket that takes orders of one line each, while a server serves.
+//! A socket that accepts commands of one line each while a server serves.
 //!
-//! A client connects, sends one line, gets one line, and is disconnected. The answer begins with `ok` or `error`. A client that sends no
-//! line in time gets none.
+//! A client connects, sends one line, gets one line, and is disconnected. The answer begins with
+//! `ok` or `error`. A client that sends no line in time gets no answer.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,12 +21,12 @@ use crate::{BindError, SocketFile};
 
 /// The longest line in bytes.
 pub const LONGEST_LINE: usize = 512;
-/// How long a client may take to send its line, and to take its answer.
+/// Time that a client has to send its line, and to take its answer.
 const TIME_OUT: Duration = Duration::from_secs(1);
-/// How many clients may wait.
+/// Clients that may wait.
 const BACKLOG: i32 = 8;
 
-/// Why there is no such socket.
+/// The reason why the socket cannot be made.
 #[derive(Debug, Error)]
 pub enum LineServerError {
     /// The socket cannot be made.
@@ -37,7 +37,7 @@ pub enum LineServerError {
     Thread(#[from] io::Error),
 }
 
-/// A socket that takes orders, gone when dropped.
+/// A socket that accepts commands. It is removed when this is dropped.
 #[derive(Debug)]
 pub struct LineServer {
     stop: UnixStream,
@@ -45,7 +45,8 @@ pub struct LineServer {
 }
 
 impl LineServer {
-    /// Makes the socket at `path`. `obey` carries out a line: what was done, or why not, in one line.
+    /// Makes the socket at `path`. `obey` executes a line and returns the result, or the reason of
+    /// a failure, in one line.
     ///
     /// # Errors
     /// [`LineServerError`].
@@ -69,7 +70,8 @@ impl LineServer {
     }
 }
 
-/// The answer to `rules` of a server that takes rules: those in force, none of which has a semicolon, in one line.
+/// Returns the answer to `rules` of a server that accepts rules: all rules in one line. No rule
+/// contains a semicolon.
 pub fn in_force(rules: impl IntoIterator<Item: Display>) -> String {
     let rules: Vec<String> = rules.into_iter().map(|rule| rule.to_string()).collect();
     match rules.as_slice() {
@@ -80,7 +82,7 @@ pub fn in_force(rules: impl IntoIterator<Item: Display>) -> String {
 
 impl Drop for LineServer {
     fn drop(&mut self) {
-        // The thread sees the end of the pair. It fails only if that has ended.
+        // The thread sees the end of the pair. This fails only if the thread has ended.
         let _ = self.stop.shutdown(std::net::Shutdown::Both);
         if self
             .thread
@@ -111,7 +113,7 @@ fn serve(
         }
         let client = match socket.accept() {
             Ok((client, _)) => client,
-            // A client that has left meanwhile is none.
+            // A client that has already left is ignored.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -149,7 +151,8 @@ fn answer(
     client.write_all(answer.as_bytes())
 }
 
-/// A line without its end, all of which comes in time, or why it is none.
+/// Reads a line that must arrive completely and in time. Returns it without its end, or the reason
+/// why it is invalid.
 fn read_line(client: &mut UnixStream) -> io::Result<Result<String, String>> {
     let deadline = Instant::now() + TIME_OUT;
     let mut line = Vec::new();
@@ -159,7 +162,7 @@ fn read_line(client: &mut UnixStream) -> io::Result<Result<String, String>> {
         if left.is_zero() {
             return Err(ErrorKind::TimedOut.into());
         }
-        // No more is read than a line may have, in however many parts it comes.
+        // At most the longest line is read, in any number of parts.
         let free = buffer.get_mut(line.len()..).unwrap_or_default();
         if free.is_empty() {
             let wrong = format!("a line has at most {LONGEST_LINE} bytes, with its end");
@@ -191,7 +194,7 @@ mod tests {
 
     fn ask(path: &Path, line: &[u8]) -> String {
         let mut client = UnixStream::connect(path).unwrap();
-        // It may be disconnected before it has sent all.
+        // The client may be disconnected before it has sent everything.
         let _ = client.write_all(line);
         let mut answer = String::new();
         // A client that is disconnected without an answer may see a reset.

@@ -1,5 +1,5 @@
-//! Packets with descriptors over a `SOCK_SEQPACKET` socket (unix(7)), each one message of a protocol, and the listening socket of a
-//! server that has one thread.
+//! Packets with descriptors over a `SOCK_SEQPACKET` socket (unix(7)), one for each message of a
+//! protocol, and the listening socket of a single-threaded server.
 
 pub mod contents;
 
@@ -26,35 +26,35 @@ use crate::{BindError, SocketFile, exhaustion};
 pub struct Packet {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// The descriptors that go with it.
+    /// The descriptors that are sent with it.
     pub descriptors: Vec<Arc<OwnedFd>>,
 }
 
-/// Why no message came; `E` is why a packet is none.
+/// The reason why no message was received; `E` is the reason why a packet is not a message.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ReceiveError<E: std::error::Error + 'static> {
-    /// There is none at the moment.
+    /// There is no message at the moment.
     #[error("nothing to receive")]
     Nothing,
     /// The other side has left.
     #[error("the connection is closed")]
     Closed,
-    /// A packet is no message.
+    /// The packet is not a message.
     #[error(transparent)]
     Wire(E),
-    /// A packet is lost, as the system has no room for its descriptors.
+    /// A packet is lost, because the system has no room for its descriptors.
     #[error("no room for the descriptors of a packet")]
     Starved,
     /// A packet that is too long, or with too many descriptors.
     #[error("a packet or its descriptors are longer than any message")]
     TooLong,
-    /// The system refuses.
+    /// The operating system reported an error.
     #[error(transparent)]
     System(Errno),
 }
 
-/// A connection to the server at `path`, which never waits. [`Errno::AGAIN`] if too many others wait there,
-/// [`Errno::PROTOTYPE`] if the socket is of another kind.
+/// Connects to the server at `path` without waiting. Fails with [`Errno::AGAIN`] if too many others
+/// wait there, and with [`Errno::PROTOTYPE`] if the socket is of another kind.
 pub fn connection(path: &Path) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -62,13 +62,15 @@ pub fn connection(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// A number that no client can guess: a keyed hash of `number`. The same each time in this process.
+/// Returns a number that no client can guess: a keyed hash of `number`. It is the same each time in
+/// this process.
 pub fn unguessable(number: u64) -> u64 {
     static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEYS.hash_one(number)
 }
 
-/// Sends a packet, whole or not at all, without waiting: [`Errno::AGAIN`] if the socket buffer is full.
+/// Sends a packet as a whole or not at all, without waiting. Fails with [`Errno::AGAIN`] if the
+/// socket buffer is full.
 pub fn send(socket: impl AsFd, packet: &Packet) -> Result<(), Errno> {
     let rights: Vec<BorrowedFd<'_>> = packet.descriptors.iter().map(|fd| fd.as_fd()).collect();
     let parts = [IoSlice::new(&packet.bytes)];
@@ -87,7 +89,7 @@ pub fn send_until(socket: impl AsFd, packet: &Packet, deadline: Instant) -> Resu
 
 /// A message of a protocol, one in each packet.
 pub trait Message: Sized {
-    /// Why a packet is no message.
+    /// The reason why a packet is not a message.
     type Error: std::error::Error + 'static;
     /// The longest packet in bytes.
     const LONGEST: usize;
@@ -95,10 +97,10 @@ pub trait Message: Sized {
     /// Reads a packet. Descriptors that are not part of the message are closed.
     ///
     /// # Errors
-    /// The packet is no message.
+    /// The packet is not a message.
     fn from_packet(bytes: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self, Self::Error>;
 
-    /// Space for any packet.
+    /// Returns space for any packet.
     fn space() -> Vec<u8> {
         vec![0; Self::LONGEST]
     }
@@ -111,7 +113,7 @@ pub trait Message: Sized {
         Self::receive_with(socket, space, Sockets::None)
     }
 
-    /// As [`Message::receive`], where the sender may hand over `sockets`.
+    /// Like [`Message::receive`], but the sender may pass `sockets`.
     ///
     /// # Errors
     /// [`ReceiveError`].
@@ -140,7 +142,8 @@ pub trait Message: Sized {
         }
     }
 
-    /// Waits for a message until `deadline`, if there is one, and receives it as [`Message::receive`] does.
+    /// Waits for a message until `deadline`, if there is one, and receives it like
+    /// [`Message::receive`].
     ///
     /// # Errors
     /// [`ReceiveError`].
@@ -160,22 +163,23 @@ pub trait Message: Sized {
     }
 }
 
-/// What [`Listener::wait`] found; `K` is what the server knows its clients by.
+/// The result of [`Listener::wait`]; `K` identifies a client to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready<K> {
-    /// The server is to end.
+    /// The server must stop.
     pub stop: bool,
     /// A client wants to connect.
     pub listener: bool,
-    /// The other one that was waited for is readable, or closed.
+    /// The other descriptor is readable, or closed.
     pub other: bool,
     /// Clients that have sent something, or left.
     pub readable: Vec<K>,
-    /// Clients whose socket buffers have free space, of those for which packets wait.
+    /// Clients with waiting packets whose socket buffers have free space.
     pub writable: Vec<K>,
 }
 
-/// A socket that clients connect to, and its file. While the system lacks descriptors or memory, no client is accepted and they wait.
+/// A socket that clients connect to, and its file. While the system lacks descriptors or memory,
+/// clients are not accepted and wait.
 #[derive(Debug)]
 pub struct Listener {
     file: SocketFile,
@@ -185,10 +189,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Makes the socket file, in place of one that a dead server has left; `backlog` connections may wait.
+    /// Makes the socket file, and replaces one that a dead server has left. `backlog` connections
+    /// may wait.
     ///
     /// # Errors
-    /// As [`SocketFile::make`].
+    /// Those of [`SocketFile::make`].
     pub fn open(path: &Path, backlog: i32) -> Result<Self, BindError> {
         let (file, socket) = SocketFile::make(path, SocketType::SEQPACKET, backlog)?;
         Ok(Self {
@@ -199,16 +204,16 @@ impl Listener {
         })
     }
 
-    /// Path of the socket file.
+    /// Returns the path of the socket file.
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
-    /// Waits until something is to be done, at most until the earliest of `deadlines`. Each client is a key, its socket, and whether
-    /// packets wait for it. `other` wakes it, too.
+    /// Waits for an event, at most until the earliest of `deadlines`. Each client is a key, its
+    /// socket, and `true` if packets wait for it. `other` ends the wait, too.
     ///
     /// # Errors
-    /// That of poll(2).
+    /// The error of poll(2).
     pub fn wait<'a, K: Copy>(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -264,11 +269,12 @@ impl Listener {
         })
     }
 
-    /// The next connection, if there is one of the socket's owner. One beyond the server's limit (`is_full`) is closed. While the
-    /// system lacks descriptors or memory there is none, which is logged once.
+    /// Returns the next connection of the socket's owner, if there is one. Closes a connection
+    /// beyond the server's limit (`is_full`). Returns `None` while the system lacks descriptors or
+    /// memory, which is logged once.
     ///
     /// # Errors
-    /// The system refuses for good.
+    /// The system fails permanently.
     pub fn accept(&mut self, is_full: bool) -> Result<Option<OwnedFd>, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = match accept_with(&self.socket, flags) {

@@ -1,4 +1,4 @@
-//! How an endpoint attaches to its switch.
+//! The attachment of an endpoint to its switch.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Attaches to the switch at `path` under a name of its own there.
+    /// Attaches to the switch at `path` under a name that is unique there.
     pub fn new(path: &Path, name: &str) -> Result<Self, AttachError> {
         if !is_name(name) {
             return Err(AttachError::Name(name.to_owned()));
@@ -39,7 +39,7 @@ impl Attachment {
         })
     }
 
-    /// What the switch does with this endpoint's requests to its peers.
+    /// Returns the switch's treatment of this endpoint's requests to its peers.
     pub fn mode(&self) -> LinkMode {
         self.mode
     }

@@ -1,7 +1,7 @@
-//! The socket by which the switch asks what its ports forward.
+//! The socket on which the switch asks for the windows that its ports forward.
 //!
-//! A question is a line, `bridge-windows NUMBER`, and so is its answer: the number and a [`BridgeWindows`] as text, or `unknown` if the
-//! other end does not know that now.
+//! A question is a line, `bridge-windows NUMBER`, and so is its answer: the number and a
+//! [`BridgeWindows`] as text, or `unknown` if the other end does not know them at the moment.
 
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,24 +14,25 @@ use crate::limits::MAX_BRIDGE_WINDOWS;
 const QUESTION: &str = "bridge-windows";
 const UNKNOWN: &str = "unknown";
 
-/// The question of that number, with the end of its line.
+/// Returns the question with this number, including the end of its line.
 fn question(number: u64) -> String {
     format!("{QUESTION} {number}\n")
 }
 
-/// The number of a question, if it is one.
+/// Returns the number of a question, or `None` if the line is not a question.
 pub fn number_of(question: &str) -> Option<u64> {
     let number = question.strip_prefix(QUESTION)?.strip_prefix(' ')?;
     number.parse().ok()
 }
 
-/// The answer to a question, with the end of its line. None is that it is unknown now.
+/// Returns the answer to a question, including the end of its line. `windows` is `None` if they are
+/// unknown at the moment.
 pub fn answer_to(number: u64, windows: Option<&BridgeWindows>) -> String {
     let windows = windows.map_or_else(|| UNKNOWN.to_owned(), BridgeWindows::to_string);
     format!("{number} {windows}\n")
 }
 
-/// The switch's end of the socket. Nothing waits on it.
+/// The switch's end of the socket. No operation waits on it.
 #[derive(Debug)]
 pub struct BridgeSocket {
     stream: UnixStream,
@@ -39,17 +40,17 @@ pub struct BridgeSocket {
 }
 
 impl BridgeSocket {
-    /// The socket `stream`.
+    /// Makes a bridge socket of `stream`.
     ///
     /// # Errors
-    /// That of fcntl(2).
+    /// The error of fcntl(2).
     pub fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         let answer = LastLine::default();
         Ok(Self { stream, answer })
     }
 
-    /// Asks, unless the other end has many questions still to read. Whether it has asked.
+    /// Asks, unless the other end still has many questions to read. Returns `true` if it has asked.
     ///
     /// # Errors
     /// The other end is gone.
@@ -63,10 +64,11 @@ impl BridgeSocket {
         }
     }
 
-    /// The last whole answer that has come, if one has, and the number of its question. None in it is that it is unknown.
+    /// Returns the last complete answer, if there is one, and the number of its question. The
+    /// answer is `None` if the windows are unknown.
     ///
     /// # Errors
-    /// The other end is gone, or sends what is no answer.
+    /// The other end is gone, or sends a line that is not an answer.
     pub(crate) fn receive(&mut self) -> io::Result<Option<(u64, Option<BridgeWindows>)>> {
         let line = self.answer.receive(&self.stream, MAX_BRIDGE_WINDOWS)?;
         line.as_deref().map(answer).transpose()
@@ -113,7 +115,7 @@ mod tests {
         let unknown = answer_to(9, None);
         (&theirs).write_all(unknown.as_bytes()).unwrap();
         assert_eq!(socket.receive().unwrap(), Some((9, None)));
-        // No port forwards anything.
+        // No port has a window.
         (&theirs).write_all(b"10 \n").unwrap();
         let nothing = Some((10, Some(BridgeWindows::default())));
         assert_eq!(socket.receive().unwrap(), nothing);

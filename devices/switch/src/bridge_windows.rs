@@ -1,4 +1,4 @@
-//! What the port above each endpoint forwards to it.
+//! The windows that the port above each endpoint forwards to it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,33 +9,34 @@ use thiserror::Error;
 use crate::bus_range::{BusRange, NoBusRange};
 use crate::window::BarWindow;
 
-/// The bus addresses that the port above each endpoint forwards, by the endpoint's name: its base and limit registers (PCIe Base 6.0,
-/// 7.5.1.3). Those are in a bridge of the virtual machine, so the switch asks for them by a
-/// [`BridgeSocket`](crate::BridgeSocket).
+/// The bus addresses that the port above each endpoint forwards, by the endpoint's name: the port's
+/// base and limit registers (PCIe Base 6.0, 7.5.1.3). These belong to a bridge of the virtual
+/// machine, so the switch asks for them on a [`BridgeSocket`](crate::BridgeSocket).
 ///
-/// As text it is `NAME=FIRST-LAST,FIRST-LAST NAME=FIRST-LAST`, with hexadecimal addresses, on one line.
+/// As text it is `NAME=FIRST-LAST,FIRST-LAST NAME=FIRST-LAST`, with hexadecimal addresses, on one
+/// line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BridgeWindows(BTreeMap<String, Vec<BusRange>>);
 
-/// Text that says no bridge windows.
+/// Errors in the text of bridge windows.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoBridgeWindows {
     /// A word without a name.
     #[error("`{0}` is no NAME=FIRST-LAST,FIRST-LAST")]
     NoName(String),
-    /// A range is none.
+    /// A range is invalid.
     #[error("`{0}` {1}")]
     NoRange(String, NoBusRange),
 }
 
 impl BridgeWindows {
-    /// Whether the port of the endpoint `name` forwards all addresses of a window.
+    /// Returns `true` if the port of the endpoint `name` forwards all addresses of a window.
     pub(crate) fn holds(&self, name: &str, window: &BarWindow) -> bool {
         let mut ranges = self.0.get(name).into_iter().flatten();
         ranges.any(|range| range.holds(window))
     }
 
-    /// What the port of the endpoint `name` forwards, for a message.
+    /// Returns the ranges that the port of the endpoint `name` forwards, for a message.
     pub(crate) fn of(&self, name: &str) -> String {
         match self.0.get(name) {
             Some(ranges) if !ranges.is_empty() => joined(ranges),

@@ -14,18 +14,18 @@ pub struct BusRange {
     last: u64,
 }
 
-/// Text that is no range of bus addresses.
+/// The text is not a range of bus addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("is no FIRST-LAST, two hexadecimal addresses in ascending order")]
 pub struct NoBusRange;
 
 impl BusRange {
-    /// From `first` to `last`; `None` if that is before `first`.
+    /// Returns the range from `first` to `last`, or `None` if `last` is less than `first`.
     pub fn new(first: u64, last: u64) -> Option<Self> {
         (first <= last).then_some(Self { first, last })
     }
 
-    /// Whether all of a window lies in it.
+    /// Returns `true` if all of a window lies in the range.
     pub(crate) fn holds(&self, window: &BarWindow) -> bool {
         let ends = window.last().is_some_and(|last| last <= self.last);
         ends && self.first <= window.address

@@ -8,15 +8,17 @@ use crate::link_mode::LinkMode;
 /// The settings of a switch.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The modes of the links to the endpoints of these names; [`LinkMode::Route`] for any other.
+    /// The modes of the links to the endpoints with these names; [`LinkMode::Route`] for all
+    /// others.
     pub modes: BTreeMap<String, LinkMode>,
-    /// Where the machine has no RAM and windows may be (QEMU's term: PCI holes). One that is elsewhere is passed on to no endpoint.
+    /// Address ranges where the machine has no RAM and windows may lie (QEMU's term: PCI holes). A
+    /// window elsewhere is not passed on to any endpoint.
     pub holes: Vec<BusRange>,
 }
 
 impl Config {
-    /// 0x80000000-0xfebfffff, up to the I/O APIC, and everything from 4 GiB: right for a q35 machine with up to 2 GiB of RAM (QEMU,
-    /// `pc_q35_init` and `mch_realize`).
+    /// Returns 0x80000000-0xfebfffff, up to the I/O APIC, and everything from 4 GiB: right for a
+    /// q35 machine with up to 2 GiB of RAM (QEMU, `pc_q35_init` and `mch_realize`).
     pub fn default_holes() -> Vec<BusRange> {
         let holes = [(0x8000_0000, 0xfebf_ffff), (0x1_0000_0000, u64::MAX)];
         let holes = holes.into_iter();

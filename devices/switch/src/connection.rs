@@ -1,4 +1,4 @@
-//! One endpoint's connection, as the switch holds it.
+//! One endpoint's connection, on the side of the switch.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,8 +12,9 @@ use crate::message::Message;
 use crate::packet::WireError;
 use crate::requests::RequestId;
 
-/// The most packets that wait for an endpoint to read and are no peer's requests. It causes all of them itself, but for one change
-/// of a peer with the timing of its link, and the count of changes.
+/// The most packets that wait until an endpoint reads them and that are not peers' requests. The
+/// endpoint causes all of them itself, except one change of a peer with the timing of its link, and
+/// the count of changes.
 const MAX_QUEUED: usize = 2 * MAX_REQUESTS;
 
 /// A connection, and the packets that wait for free space in its socket buffer.
@@ -21,9 +22,9 @@ const MAX_QUEUED: usize = 2 * MAX_REQUESTS;
 pub(crate) struct Connection {
     socket: OwnedFd,
     queue: VecDeque<Packet>,
-    /// Peers' requests, which come last. Each peer may have a limited number of them.
+    /// Peers' requests, which are sent last. Each peer may have a limited number of them.
     requests: VecDeque<(RequestId, Packet)>,
-    /// The system refuses to carry more descriptors for now.
+    /// The system refuses to carry more descriptors at the moment.
     is_starved: bool,
 }
 
@@ -43,8 +44,8 @@ impl Connection {
         }
     }
 
-    /// Sends a message as soon as the socket buffer has free space. Fails when the endpoint is gone or does not read what it
-    /// has asked for.
+    /// Sends a message as soon as the socket buffer has free space. Fails if the endpoint is gone
+    /// or does not read the answers to its own requests.
     pub(crate) fn send(&mut self, message: &Message) -> Result<(), Errno> {
         let packet = message.encode();
         match message {
@@ -57,7 +58,7 @@ impl Connection {
         self.flush()
     }
 
-    /// Drops a request whose requester does not wait any more, if it is not sent yet.
+    /// Drops an unsent request whose requester no longer waits.
     pub(crate) fn withdraw(&mut self, id: RequestId) {
         self.requests.retain(|(other, _)| *other != id);
     }
@@ -85,12 +86,12 @@ impl Connection {
         self.queue.front().or(request)
     }
 
-    /// Whether packets wait for free space.
+    /// Returns `true` if packets wait for free space.
     pub(crate) fn is_full(&self) -> bool {
         !self.is_starved && self.next().is_some()
     }
 
-    /// Whether packets wait for the system.
+    /// Returns `true` if packets wait for the system.
     pub(crate) fn is_starved(&self) -> bool {
         self.is_starved
     }

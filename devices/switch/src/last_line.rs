@@ -1,17 +1,17 @@
-//! Lines of a socket on which nothing waits, of which only the last one matters.
+//! Lines of a socket that is read without waiting. Only the last line matters.
 
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::net::UnixStream;
 
-/// How much is read at once in bytes.
+/// Bytes that are read at once.
 const PART: usize = 4096;
 
-/// What has been received of a line that has no end yet.
+/// The received part of a line that has not ended yet.
 #[derive(Debug, Default)]
 pub struct LastLine(Vec<u8>);
 
 impl LastLine {
-    /// Reads once from a socket that does not block. The last whole line that has come, if one has.
+    /// Reads once from a nonblocking socket. Returns the last complete line, if there is one.
     ///
     /// # Errors
     /// The other end is gone (`UnexpectedEof`), or a line is longer than `longest` bytes.

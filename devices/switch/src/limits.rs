@@ -1,4 +1,4 @@
-//! Limits that switch and endpoints share.
+//! Limits that the switch and the endpoints share.
 
 use std::time::Duration;
 
@@ -7,18 +7,20 @@ use peerbar_dma::switch_limits;
 /// Number of the protocol: switch and endpoints must agree on it.
 pub const PROTOCOL: u32 = 6;
 
-/// How long the switch waits for an endpoint's name, and for its reply to a peer's request.
+/// Time that the switch waits for an endpoint's name, and for its reply to a peer's request.
 pub const ENDPOINT_TIME_OUT: Duration = Duration::from_secs(4);
 
-/// How long an announcement that closes a window, or comes before an earlier one is acknowledged, waits for that, and the guest with it.
-/// The lease keeps endpoints from beginning an access to a closed window, so this is for copies in progress. An endpoint that has not
-/// acknowledged a change for that time already is not waited for.
+/// Time that an announcement waits, and the guest with it, if it closes a window or comes before an
+/// earlier one is acknowledged. The lease keeps endpoints from beginning an access to a closed
+/// window, so the wait is for copies in progress. It excludes an endpoint that has not acknowledged
+/// a change for that time already.
 pub const CLOSING_TIME_OUT: Duration = switch_limits::CLOSING_TIME_OUT;
 
-/// How long a name that is taken may become free, as that of an endpoint whose end the switch has not read yet.
+/// Time within which a taken name may become free, for example that of an endpoint whose end the
+/// switch has not read yet.
 pub(crate) const NAME_TIME_OUT: Duration = Duration::from_secs(1);
 
-/// How long an endpoint waits for its switch, which itself waits for [`CLOSING_TIME_OUT`] at most.
+/// Time that an endpoint waits for its switch, which itself waits for [`CLOSING_TIME_OUT`] at most.
 pub(crate) const SWITCH_TIME_OUT: Duration = Duration::from_secs(4);
 
 /// The most endpoints that are attached at once, and the most vanished ones that keep their claims.
@@ -42,13 +44,14 @@ pub const MAX_PACKET: usize = MAX_DATA + 64;
 /// The longest name of an endpoint in bytes.
 pub(crate) const MAX_NAME: usize = 32;
 
-/// The shortest time between two questions about what the ports forward.
+/// The shortest time between two questions about the bridge windows.
 pub(crate) const BRIDGES_MIN_INTERVAL: Duration = Duration::from_millis(50);
 
-/// From an answer to the next question, if no window has waited for less. A window that is withheld for this time is logged.
+/// Time from an answer to the next question, if no window has waited for a shorter time. A window
+/// that is withheld for this time is logged.
 pub(crate) const BRIDGES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// When it no longer waits for an answer.
+/// Time after which the switch no longer waits for an answer.
 pub(crate) const BRIDGES_TIME_OUT: Duration = Duration::from_secs(15);
 
 /// The longest answer in bytes: a number, and a name and two ranges for each port.

@@ -20,29 +20,33 @@ use crate::message::{LinkTiming, Message, PortId, RequestError, RequestResult};
 use crate::switch_address::{AttachError, SwitchAddress};
 use crate::window::{BarWindow, Descriptor};
 
-/// How long an endpoint waits for the reply of a peer, for which the switch waits for [`ENDPOINT_TIME_OUT`] at most.
+/// Time that an endpoint waits for the reply of a peer, for which the switch waits for
+/// [`ENDPOINT_TIME_OUT`] at most.
 const REPLY_TIME_OUT: Duration = ENDPOINT_TIME_OUT.saturating_mul(2);
 
-/// Between two attempts to attach again.
+/// Time between two attempts to attach again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Receives changes and requests of the peers. All methods are called from the link's own thread, one at a time. While one
-/// runs, peers wait, and so do requests of this endpoint that have to know of a change. So none may issue a request, or wait for anything but a
-/// copy in progress.
+/// Receives changes and requests of the peers. All methods are called from the link's own thread,
+/// one at a time. While one runs, peers wait, and so do requests of this endpoint that have to know
+/// a change. So no method may issue a request, or wait for anything except a copy in progress.
 pub trait PeerHandler: Send + Sync {
-    /// The endpoint is attached, or is again, to a switch that counts the changes of all windows in this memory
-    /// ([`peerbar_dma::ChangeCount`]). Nothing is known of the peers yet. If this fails, the endpoint leaves the switch.
+    /// The endpoint has been attached, perhaps again, to a switch that counts the changes of all
+    /// windows in this memory ([`peerbar_dma::ChangeCount`]). No peer is known yet. If this fails,
+    /// the endpoint leaves the switch.
     fn attached(&self, changes: &Descriptor) -> io::Result<()>;
     /// All changes up to this count have been passed to [`PeerHandler::peer`].
     fn known(&self, count: u64);
-    /// These are all windows of `peer` from now on, with the leases of those that are lent. With them all changes up to the count `known`
-    /// are known. Once this returns, no request to its former windows is in progress, unless that takes more than
+    /// From now on `windows` are all windows of `peer`, with the leases of those that are lent.
+    /// With them, all changes up to the count `known` are known. Once this returns, no request to
+    /// the previous windows is in progress, unless it takes more than
     /// [`CLOSING_TIME_OUT`](crate::CLOSING_TIME_OUT).
     fn peer(&self, peer: PortId, windows: Vec<BarWindow>, leases: &Descriptor, known: u64);
     /// Transfers on the link of `peer` take this long from now on.
     fn link(&self, peer: PortId, timing: LinkTiming);
-    /// The link to the switch is lost or ended, and with it every peer. Their windows belong to [`PortId::NONE`], which has none any more
-    /// once the endpoint is attached again and the switch has sent it all peers again.
+    /// The link to the switch is lost or ended, and with it every peer. Their windows belong to
+    /// [`PortId::NONE`] until the endpoint is attached again and the switch has sent it all peers
+    /// again.
     fn lost(&self);
     /// `peer` reads at a bus address.
     fn read(&self, peer: PortId, address: u64, data: &mut [u8]) -> Result<(), Unsupported>;
@@ -55,18 +59,18 @@ pub trait PeerHandler: Send + Sync {
 #[error("no window of this endpoint is there")]
 pub struct Unsupported;
 
-/// There is no switch any more.
+/// The switch is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the switch is gone")]
 pub struct LinkLost;
 
-/// The link at work. Dropped, the endpoint leaves its switch.
+/// A working link. When it is dropped, the endpoint leaves its switch.
 pub struct Link {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Requests to peers, from any number of threads. All clones go by the same link.
+/// Requests to peers, from any number of threads. All clones use the same link.
 #[derive(Clone)]
 pub struct PeerRequests {
     shared: Arc<Shared>,
@@ -82,12 +86,12 @@ struct Shared {
 #[derive(Default)]
 struct State {
     lost: bool,
-    /// This endpoint ends the link itself.
+    /// This endpoint is ending the link itself.
     leaving: bool,
-    /// Of the last Announce sent, and of the last Announced.
+    /// The sequence numbers of the last Announce sent, and of the last Announced received.
     sent: u64,
     announced: u64,
-    /// What a switch is sent when this endpoint attaches again.
+    /// The state that is sent to a switch when this endpoint attaches again.
     timing: Option<LinkTiming>,
     windows: Vec<BarWindow>,
     leases: Descriptor,
@@ -96,7 +100,7 @@ struct State {
 }
 
 impl State {
-    /// What the endpoint has announced last.
+    /// Returns the endpoint's last announcement.
     fn announcement(&self) -> Message {
         Message::Announce {
             sequence: self.sent,
@@ -129,8 +133,8 @@ impl Link {
         })
     }
 
-    /// Sends the timing of this endpoint's link to the peers. To be called once at most, before the first window is
-    /// announced.
+    /// Sends the timing of this endpoint's link to the peers. Must be called at most once, before
+    /// the first window is announced.
     pub fn send_timing(&self, timing: LinkTiming) {
         let mut state = self.shared.state.lock();
         state.timing = Some(timing.clone());
@@ -139,23 +143,26 @@ impl Link {
         }
     }
 
-    /// Announces all windows of this endpoint. Once it returns, no peer begins a request to a former window, and each that begins one
-    /// later knows of the new windows. A copy that is in progress has ended, unless it takes more than 250 ms, its endpoint is late with
-    /// other changes, or has waited for many already. With [`LinkLost`] the peers notice that the switch is gone.
+    /// Announces all windows of this endpoint. Once it returns, no peer begins a request to a
+    /// previous window, and requests that begin later know the new windows. A copy that was in
+    /// progress has ended, unless it takes more than 250 ms, or its endpoint is late with other
+    /// changes or has waited for many already. If it fails with [`LinkLost`], the peers also notice
+    /// that the switch is gone.
     pub fn announce(&self, windows: Vec<BarWindow>, leases: &Descriptor) -> Result<(), LinkLost> {
         let deadline = Instant::now() + SWITCH_TIME_OUT;
         let mut state = self.shared.state.lock();
         state.windows = windows;
         state.leases.clone_from(leases);
-        // Nothing is sent before the Hello of an attachment in progress.
+        // Nothing may be sent before the Hello of an attachment in progress.
         self.settle(&mut state, deadline)?;
         state.sent += 1;
-        // With the lock held, so that sequence numbers arrive in order. A failure ends the link, which is waited for.
+        // The lock is held, so that sequence numbers arrive in order. A failure ends the link, and
+        // the wait below notices that.
         self.shared.send(&state.announcement());
         self.settle(&mut state, deadline)
     }
 
-    /// Waits until the switch has answered all announcements. At the deadline its link is given up.
+    /// Waits until the switch has answered all announcements. At the deadline it gives up the link.
     fn settle(&self, state: &mut MutexGuard<'_, State>, deadline: Instant) -> Result<(), LinkLost> {
         let unsettled = |state: &mut State| !state.lost && state.announced < state.sent;
         self.shared
@@ -170,7 +177,7 @@ impl Link {
         if state.lost { Err(LinkLost) } else { Ok(()) }
     }
 
-    /// The way to the peers.
+    /// Returns the path to the peers.
     pub fn requests(&self) -> PeerRequests {
         PeerRequests {
             shared: self.shared.clone(),
@@ -285,7 +292,8 @@ impl Shared {
         log::info!("the link to the switch has ended: {end}");
     }
 
-    /// Tries to attach until it succeeds, or this endpoint leaves: false. The switch is then sent again what this endpoint has.
+    /// Tries to attach until it succeeds. Returns `false` if this endpoint leaves. Afterwards sends
+    /// the switch the state of this endpoint again.
     fn attach_again(&self, address: &SwitchAddress, handler: &dyn PeerHandler) -> bool {
         loop {
             let mut state = self.state.lock();
@@ -302,7 +310,8 @@ impl Shared {
                     continue;
                 }
             };
-            // Before the lock is released: a thread that sets `leaving` next shuts this one down.
+            // Set before the lock is released: a thread that sets `leaving` next shuts this socket
+            // down.
             *self.socket.lock() = socket.clone();
             drop(state);
             let attached = address.attach(&socket).and_then(|(_, changes)| {
@@ -322,7 +331,7 @@ impl Shared {
         }
     }
 
-    /// Sends what the switch must know of this endpoint. A failure ends the link.
+    /// Sends the switch this endpoint's state. A failure ends the link.
     fn introduce(&self) {
         let mut state = self.state.lock();
         state.lost = false;
@@ -343,7 +352,7 @@ impl Shared {
         self.socket.lock().clone()
     }
 
-    /// Handles a message. False if the link cannot go on.
+    /// Handles a message. Returns `false` if the link cannot continue.
     fn take(&self, message: Message, handler: &dyn PeerHandler) -> bool {
         match message {
             Message::Peer {
@@ -426,7 +435,7 @@ impl Shared {
         }
     }
 
-    /// Sends a message. False if that fails, which ends the link.
+    /// Sends a message. Returns `false` if that fails, which ends the link.
     fn send(&self, message: &Message) -> bool {
         match packets::send_until(
             self.socket(),
@@ -451,7 +460,7 @@ impl Shared {
     }
 }
 
-/// The addresses of a request's parts. A range that wraps around has been refused before.
+/// Returns the addresses of a request's parts. A range that wraps around has been refused before.
 fn addresses(first: u64) -> impl Iterator<Item = u64> {
     (0..).map(move |index: u64| first.wrapping_add(index.wrapping_mul(MAX_DATA as u64)))
 }

@@ -1,4 +1,4 @@
-//! What the switch does with an endpoint's requests to its peers.
+//! The switch's treatment of an endpoint's requests to its peers.
 
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString};
@@ -14,15 +14,17 @@ pub enum LinkMode {
     /// They go to the peer.
     #[default]
     Route,
-    /// They go up to the root complex, as any other (PCIe Base 6.0, 6.12.1.1, ACS P2P Request Redirect).
+    /// They go up to the root complex, like any other (PCIe Base 6.0, 6.12.1.1, ACS P2P Request
+    /// Redirect).
     Redirect,
     /// They are refused with an error to the requester (PCIe Base 6.0, 2.3.1, Unsupported Request).
     UnsupportedRequest,
-    /// They vanish: a write without a report, a read ends with a completion time-out (PCIe Base 6.0, 2.8).
+    /// They vanish: a write without a report; a read ends with a completion time-out (PCIe Base
+    /// 6.0, 2.8).
     Drop,
 }
 
-/// A word that is no link mode.
+/// The word is not a link mode.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("link mode {0:?} is none of route, redirect, unsupported-request, drop")]
 pub struct UnknownLinkMode(pub String);

@@ -17,7 +17,7 @@ use rustix::net::sockopt::socket_type;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-/// Exit status for wrong usage, as clap has it.
+/// Exit status for wrong usage, as in clap.
 const USAGE: u8 = 2;
 /// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
 const ENVIRONMENT: u8 = 69;
@@ -89,7 +89,7 @@ fn run(
     Ok(())
 }
 
-/// Standard input, if it is a socket.
+/// Returns standard input, if it is a socket.
 fn bridge_socket() -> anyhow::Result<BridgeSocket> {
     let input = io::stdin().as_fd().try_clone_to_owned();
     let input = input.context("cannot copy standard input")?;
@@ -100,7 +100,7 @@ fn bridge_socket() -> anyhow::Result<BridgeSocket> {
     socket.context("cannot use standard input")
 }
 
-/// The mode of each link by its name; `Err` has one that is named twice.
+/// Returns the mode of each link by its name. `Err` has a name that is given twice.
 fn modes(links: Vec<(String, LinkMode)>) -> Result<BTreeMap<String, LinkMode>, String> {
     let mut modes = BTreeMap::new();
     for (name, mode) in links {

@@ -9,12 +9,13 @@ use thiserror::Error;
 use crate::link_mode::LinkMode;
 use crate::window::{BarWindow, Descriptor};
 
-/// Number of an endpoint at its switch. Never given twice.
+/// Number of an endpoint at its switch. It is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortId(pub u32);
 
 impl PortId {
-    /// No endpoint. The windows of the peers that an endpoint knew when it lost its link are of this port.
+    /// No endpoint. Windows of the peers that an endpoint knew when it lost its link belong to this
+    /// port.
     pub const NONE: Self = Self(0);
 }
 
@@ -29,20 +30,21 @@ impl fmt::Display for PortId {
 pub struct LinkTiming {
     /// Time from one end to the other, in nanoseconds.
     pub latency: u64,
-    /// Bytes per second in each direction; 0: as fast as can be.
+    /// Bytes per second in each direction; 0 means unlimited.
     pub bandwidth: u64,
-    /// Shared memory from its start on, in which every requester reserves the link. Its layout is the endpoints'.
+    /// Shared memory, from its start on, in which every requester reserves the link. The endpoints
+    /// define its layout.
     #[serde(skip)]
     pub meter: Descriptor,
 }
 
-/// Why an endpoint may not attach.
+/// The reason why an endpoint may not attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error, Serialize, Deserialize)]
 pub enum Refusal {
-    /// It speaks another version of the protocol.
+    /// The endpoint uses another version of the protocol.
     #[error("it speaks another protocol: build switch and devices from the same source")]
     Protocol,
-    /// An endpoint of that name is attached.
+    /// An endpoint with that name is attached.
     #[error("the name is taken: give each device below it a name of its own")]
     NameTaken,
     /// All ports are in use.
@@ -67,29 +69,30 @@ pub enum RequestError {
 /// The result of a request to a peer: the data that was read, nothing for a write.
 pub type RequestResult = Result<ByteBuf, RequestError>;
 
-/// A message, as the table in the crate's documentation has it.
+/// A message; the table in the crate's documentation describes them.
 ///
-/// On the wire it is in postcard's format, and Hello stays first: an endpoint of another protocol is to be refused.
+/// On the wire it has postcard's format. Hello must stay first, so that an endpoint with another
+/// protocol version can be refused.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Message {
     /// An endpoint wants to attach.
     Hello {
-        /// [`PROTOCOL`](crate::PROTOCOL) as it has it.
+        /// The endpoint's [`PROTOCOL`](crate::PROTOCOL).
         protocol: u32,
         /// Its name: 1 to 32 printable ASCII characters.
         name: String,
     },
-    /// It is attached.
+    /// The endpoint is attached.
     Welcome {
         /// Its number.
         port: PortId,
-        /// What the switch does with its requests to peers.
+        /// The switch's treatment of its requests to peers.
         mode: LinkMode,
-        /// The memory of its count of changes ([`peerbar_dma::ChangeCount`]).
+        /// The memory of the count of changes ([`peerbar_dma::ChangeCount`]).
         #[serde(skip)]
         changes: Descriptor,
     },
-    /// It may not attach.
+    /// The endpoint may not attach.
     Refused(Refusal),
     /// The timing of an endpoint's link. Without this message a link takes no time.
     Link {
@@ -102,20 +105,21 @@ pub enum Message {
     Announce {
         /// Chosen by the endpoint.
         sequence: u64,
-        /// The windows; their claims mean nothing.
+        /// The windows; their claims are ignored.
         windows: Vec<BarWindow>,
-        /// The leases of those that are lent. Not sent if none is.
+        /// The leases of the lent windows. Not sent if no window is lent.
         #[serde(skip)]
         leases: Descriptor,
     },
-    /// The guest may go on after an Announce.
+    /// The guest may continue after an Announce.
     Announced {
-        /// That of the Announce.
+        /// The sequence number of the Announce.
         sequence: u64,
     },
     /// All windows of a peer.
     Peer {
-        /// What the Ack repeats. It cannot be guessed, so the Ack shows that this was read.
+        /// The ticket to repeat in the Ack. It cannot be guessed, so the Ack shows that this was
+        /// read.
         ticket: u64,
         /// The owner of the windows.
         peer: PortId,
@@ -124,33 +128,33 @@ pub enum Message {
         /// The leases of those that are lent.
         #[serde(skip)]
         leases: Descriptor,
-        /// The count up to which all changes are known with this one.
+        /// The count up to which all changes are known once this is received.
         known: u64,
     },
     /// All changes up to this count have been sent.
     Known {
-        /// As in the memory of the Welcome.
+        /// The count, as in the memory of the Welcome.
         count: u64,
     },
     /// The windows from before a Peer are no longer used.
     Ack {
-        /// That of the Peer.
+        /// The ticket of the Peer.
         ticket: u64,
     },
     /// Read from a peer.
     Read {
-        /// The completer; the requester when it arrives there.
+        /// The completer; on arrival there, the requester.
         peer: PortId,
         /// Chosen by the requester.
         tag: u64,
         /// Bus address.
         address: u64,
-        /// How many bytes, 1 to [`MAX_DATA`](crate::MAX_DATA).
+        /// Number of bytes, 1 to [`MAX_DATA`](crate::MAX_DATA).
         length: u32,
     },
     /// Write to a peer.
     Write {
-        /// The completer; the requester when it arrives there.
+        /// The completer; on arrival there, the requester.
         peer: PortId,
         /// Chosen by the requester.
         tag: u64,
@@ -161,9 +165,9 @@ pub enum Message {
     },
     /// The answer to a Read or Write.
     Reply {
-        /// The requester; the completer when it arrives there.
+        /// The requester; on arrival there, the completer.
         peer: PortId,
-        /// That of the request.
+        /// The tag of the request.
         tag: u64,
         /// The outcome.
         outcome: RequestResult,

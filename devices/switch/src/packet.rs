@@ -1,4 +1,4 @@
-//! A message on the wire: its bytes in postcard's format, and the descriptors beside them.
+//! A message on the wire: its bytes in postcard's format, and its descriptors.
 
 use std::os::fd::OwnedFd;
 
@@ -10,24 +10,24 @@ use crate::limits::{MAX_DATA, MAX_NAME, MAX_PACKET, MAX_WINDOWS};
 use crate::message::Message;
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
-/// Why a packet is no message.
+/// The reason why a packet is not a message.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum WireError {
-    /// Its bytes are no message.
+    /// Its bytes are not a message.
     #[error(transparent)]
     Contents(#[from] ContentsError),
     /// There are more or fewer descriptors than the message has memory.
     #[error("message with {came} descriptors instead of {wanted}")]
     Descriptors {
-        /// How many it has.
+        /// Number of its descriptors.
         came: usize,
-        /// How many should have.
+        /// Number of descriptors that the message needs.
         wanted: usize,
     },
 }
 
 impl Message {
-    /// Its form on the wire.
+    /// Returns the message as a packet.
     pub fn encode(&self) -> Packet {
         let descriptors = self.descriptors().into_iter();
         Packet {
@@ -53,7 +53,7 @@ impl Message {
         Ok(message)
     }
 
-    /// The descriptors that are part of it, in order.
+    /// Returns the descriptors that are part of the message, in order.
     fn descriptors(&self) -> Vec<&Descriptor> {
         match self {
             Self::Welcome { changes, .. } => vec![changes],
@@ -78,7 +78,7 @@ impl Message {
         }
     }
 
-    /// A field whose value no endpoint or switch would send.
+    /// Returns the name of a field with a value that no endpoint or switch would send.
     fn wrong_field(&self) -> Option<&'static str> {
         let makes_sense =
             |window: &BarWindow| window.last().is_some() && usize::from(window.bar) < MAX_WINDOWS;
@@ -114,7 +114,7 @@ impl packets::Message for Message {
     }
 }
 
-/// Whether an endpoint may have this name: 1 to 32 printable ASCII characters.
+/// Returns `true` if an endpoint may have this name: 1 to 32 printable ASCII characters.
 pub(crate) fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| matches!(byte, b' '..=b'~'))
 }
@@ -212,14 +212,14 @@ mod tests {
         ]
     }
 
-    /// The packet as it arrives: with descriptors of its own.
+    /// Returns the packet as it arrives, with its own copies of the descriptors.
     fn received(message: &Message) -> (Vec<u8>, Vec<OwnedFd>) {
         let packet = message.encode();
         let descriptors = packet.descriptors.iter().map(|fd| fd.try_clone().unwrap());
         (packet.bytes, descriptors.collect())
     }
 
-    /// A message as text, without the numbers of its descriptors.
+    /// Returns a message as text, without the numbers of its descriptors.
     fn text(message: &Message) -> String {
         let text = format!("{message:?}");
         text.split("fd: ")

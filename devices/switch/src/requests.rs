@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::limits::{ENDPOINT_TIME_OUT, MAX_REQUESTS};
 use crate::message::PortId;
 
-/// A request: its requester, and the tag that it chose.
+/// A request, identified by its requester and the tag that the requester chose.
 pub(crate) type RequestId = (PortId, u64);
 
 #[derive(Clone, Debug)]
@@ -22,7 +22,8 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Notes a request. False if the requester has that tag in use, or too many requests.
+    /// Records a request. Returns `false` if the requester has that tag in use, or too many
+    /// requests.
     pub(crate) fn open(&mut self, id: RequestId, completer: PortId, now: Instant) -> bool {
         let (requester, _) = id;
         let all = (requester, u64::MIN)..=(requester, u64::MAX);
@@ -40,7 +41,7 @@ impl Requests {
         true
     }
 
-    /// Takes a request out, if `completer` is the one that it waits for.
+    /// Removes a request, if it waits for `completer`. Returns `true` in that case.
     pub(crate) fn close(&mut self, id: RequestId, completer: PortId) -> bool {
         let expected = self
             .waiting
@@ -49,19 +50,20 @@ impl Requests {
         expected && self.waiting.remove(&id).is_some()
     }
 
-    /// Takes out all requests of an endpoint, with their completers, and all that wait for it.
+    /// Removes all requests of an endpoint, with their completers, and all requests that wait for
+    /// it.
     pub(crate) fn leave(&mut self, port: PortId) -> (Vec<(RequestId, PortId)>, Vec<RequestId>) {
         let asked = self.extract(|(requester, _), _| *requester == port);
         let waiting = self.extract(|_, waiting| waiting.completer == port);
         (asked, waiting.into_iter().map(|(id, _)| id).collect())
     }
 
-    /// Takes out those whose deadline has passed, with their completers.
+    /// Removes the requests whose deadline has passed, with their completers.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<(RequestId, PortId)> {
         self.extract(|_, waiting| waiting.deadline <= now)
     }
 
-    /// The earliest deadline.
+    /// Returns the earliest deadline.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.waiting.values().map(|waiting| waiting.deadline).min()
     }

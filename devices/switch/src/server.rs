@@ -24,32 +24,32 @@ use crate::window::Descriptor;
 /// The most connections at once: all endpoints, and as many that have not sent their Hello yet.
 const MAX_CONNECTIONS: usize = 2 * MAX_PORTS;
 
-/// Why a switch is not, or no longer, there.
+/// The reason why a switch cannot be served, or no longer.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The socket cannot be made.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// There is no memory for its count of changes.
+    /// There is not enough memory for its count of changes.
     #[error("switch at {}: cannot share its count of changes", path.display())]
     Memory {
-        /// Where its socket is.
+        /// Path of its socket.
         path: PathBuf,
-        /// What is missing.
+        /// The cause.
         source: MemoryError,
     },
-    /// The system refuses to go on.
+    /// The operating system reported an error.
     #[error("switch at {}: cannot go on", path.display())]
     System {
-        /// Where its socket is.
+        /// Path of its socket.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Serves a switch at `path` until `stop` becomes readable. What its ports forward is asked by `bridges`, if there is such. Calls `ready`
-/// once endpoints can connect.
+/// Serves a switch at `path` until `stop` becomes readable. Asks on `bridges`, if it is given, for
+/// the windows that the ports forward. Calls `ready` once endpoints can connect.
 pub fn serve(
     path: &Path,
     config: Config,
@@ -73,7 +73,7 @@ pub fn serve(
     })
 }
 
-/// A count of changes, and its memory for endpoints.
+/// Makes a count of changes, with its memory for endpoints.
 fn count(path: &Path) -> Result<(ChangeCount, Descriptor), ServeError> {
     let changes = ChangeCount::new().map_err(|source| ServeError::Memory {
         path: path.to_owned(),
@@ -124,7 +124,7 @@ impl Server {
     }
 
     fn wait(&mut self, stop: BorrowedFd<'_>) -> Result<Ready<PortId>, Errno> {
-        // The system carries no more descriptors for some for now.
+        // At the moment, the system does not carry more descriptors for some of them.
         let is_starved = self.connections.values().any(Connection::is_starved);
         let again = is_starved.then(|| Instant::now() + BACK_OFF);
         let clients = self.connections.iter();
@@ -154,7 +154,7 @@ impl Server {
         self.switch.end_bridge_windows();
     }
 
-    /// One message of one endpoint, so that none keeps the others waiting.
+    /// Receives one message of one endpoint, so that no endpoint keeps the others waiting.
     fn receive(&mut self, port: PortId) {
         let Some(connection) = self.connections.get(&port) else {
             return;
@@ -175,7 +175,7 @@ impl Server {
         Ok(())
     }
 
-    /// Does what the system did not allow before.
+    /// Retries operations that the system did not allow before.
     fn try_again(&mut self) {
         let starved = self.connections.iter_mut();
         let starved = starved.filter(|(_, connection)| connection.is_starved());
@@ -185,7 +185,7 @@ impl Server {
         }
     }
 
-    /// Carries out the switch's outputs, and those that this leads to.
+    /// Executes the switch's outputs, and further outputs that result.
     fn carry_out(&mut self) {
         loop {
             let outputs = self.switch.take_outputs();
@@ -195,7 +195,7 @@ impl Server {
             for output in outputs {
                 match output {
                     Output::Count(count) => {
-                        // Its memory is this process's own.
+                        // The memory belongs to this process.
                         if let Err(error) = self.changes.set(count) {
                             log::error!("{}: changes are not counted: {error}", self.name());
                         }

@@ -1,4 +1,5 @@
-//! The switch itself: what each message of an endpoint leads to. No I/O and no clock of its own.
+//! The logic of the switch: the effects of each message of an endpoint. It contains no I/O and no
+//! clock.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -27,16 +28,16 @@ mod updates;
 #[derive(Clone, Debug)]
 pub(crate) struct Switch {
     config: Config,
-    /// What the ports forward, with a bridge socket.
+    /// The windows that the ports forward, if there is a bridge socket.
     forwarding: Option<Forwarding>,
     /// The memory of the count of changes.
     changes: Descriptor,
-    /// The ticket of an update by its number.
+    /// Returns the ticket of an update with this number.
     ticket: fn(u64) -> u64,
     ports: BTreeMap<PortId, Port>,
     vanished: BTreeMap<PortId, Vanished>,
     requests: Requests,
-    /// When the event that is handled has happened.
+    /// The time of the event that is being handled.
     now: Instant,
     last_port: u32,
     /// The count of changes of all windows.
@@ -47,8 +48,9 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    /// A switch without endpoints, whose count of changes is 0 and is kept in the memory of `changes`. With `has_bridge_windows` it
-    /// asks what its ports forward. `ticket` makes tickets of numbers; an endpoint must not be able to guess one.
+    /// Makes a switch without endpoints. Its count of changes is 0 and is kept in the memory of
+    /// `changes`. With `has_bridge_windows` it asks for the windows that its ports forward.
+    /// `ticket` makes tickets of numbers; an endpoint must not be able to guess one.
     pub(crate) fn new(
         config: Config,
         has_bridge_windows: bool,
@@ -73,12 +75,12 @@ impl Switch {
         }
     }
 
-    /// What is to be done, in order. Doing it may lead to more.
+    /// Takes the outputs to execute, in order. Executing them may lead to more.
     pub(crate) fn take_outputs(&mut self) -> Vec<Output> {
         std::mem::take(&mut self.outputs)
     }
 
-    /// A number that no port has, nor one that has vanished.
+    /// Returns a number that belongs to no port, attached or vanished.
     fn free_port(&mut self) -> PortId {
         loop {
             self.last_port = self.last_port.wrapping_add(1);
@@ -90,7 +92,7 @@ impl Switch {
         }
     }
 
-    /// A connection, before its Hello.
+    /// Adds a connection, before its Hello.
     pub(crate) fn connect(&mut self, now: Instant) -> PortId {
         self.now = now;
         let port = self.free_port();
@@ -113,7 +115,7 @@ impl Switch {
         port
     }
 
-    /// Handles a message. One of a connection that has ended does nothing.
+    /// Handles a message. Ignores it if the connection has ended.
     pub(crate) fn receive(&mut self, from: PortId, message: Message, now: Instant) {
         self.now = now;
         let Some(port) = self.ports.get(&from) else {
@@ -166,7 +168,7 @@ impl Switch {
         self.ask();
     }
 
-    /// When [`Switch::expire`] will have something to do.
+    /// Returns the time at which [`Switch::expire`] must be called.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let silent = self.ports.values().filter(|port| port.is_silent());
         let names = silent.map(|port| port.connected + ENDPOINT_TIME_OUT);

@@ -1,4 +1,4 @@
-//! A switch as an endpoint finds it: its socket, and the handshake there.
+//! A switch from an endpoint's side: its socket, and the handshake there.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,45 +14,45 @@ use crate::link_mode::LinkMode;
 use crate::message::{Message, Refusal};
 use crate::window::Descriptor;
 
-/// Why an endpoint cannot attach to its switch.
+/// The reason why an endpoint cannot attach to its switch.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// Its name does not fit.
+    /// Its name is not valid.
     #[error("name {0:?}: a switch takes 1 to {MAX_NAME} printable ASCII characters")]
     Name(String),
     /// No process listens there.
     #[error("no switch at {path}: start `peerbar-switch --socket-path {path}` first", path = .0.display())]
     NotThere(PathBuf),
-    /// The switch refuses it.
+    /// The switch refuses the endpoint.
     #[error("the switch at {} does not take {name}: {refusal}", path.display())]
     Refused {
-        /// Where the switch is.
+        /// Path of the switch.
         path: PathBuf,
         /// Name of the endpoint.
         name: String,
-        /// Why.
+        /// The reason.
         refusal: Refusal,
     },
-    /// The process that listens there does not answer as a switch does.
+    /// The process that listens there does not answer like a switch.
     #[error("the server at {} is no switch: name the socket of a peerbar-switch", .0.display())]
     NoSwitch(PathBuf),
-    /// A descriptor cannot be copied for it.
+    /// A descriptor cannot be copied for the switch.
     #[error("cannot copy a descriptor for the switch")]
     Descriptor(#[source] io::Error),
-    /// The memory in which the switch counts changes cannot be used.
+    /// The memory of the switch's count of changes cannot be used.
     #[error("cannot map the switch's count of changes")]
     Changes(#[source] io::Error),
-    /// The system refuses.
+    /// The operating system reported an error.
     #[error("cannot attach to the switch at {}", path.display())]
     System {
-        /// Where the switch is.
+        /// Path of the switch.
         path: PathBuf,
         /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Where an endpoint attaches, and under which name.
+/// The path of an endpoint's switch, and the endpoint's name there.
 #[derive(Clone, Debug)]
 pub(crate) struct SwitchAddress {
     pub(crate) path: PathBuf,
@@ -60,12 +60,13 @@ pub(crate) struct SwitchAddress {
 }
 
 impl SwitchAddress {
-    /// A connection to the switch there.
+    /// Connects to the switch.
     pub(crate) fn connect(&self) -> Result<OwnedFd, AttachError> {
         connected(&self.path)
     }
 
-    /// Says Hello and waits for the Welcome: what the switch does with requests to peers, and the memory of its count of changes.
+    /// Says Hello and waits for the Welcome. Returns the switch's treatment of requests to peers,
+    /// and the memory of its count of changes.
     pub(crate) fn attach(&self, socket: &OwnedFd) -> Result<(LinkMode, Descriptor), AttachError> {
         let (path, name) = (&self.path, self.name.clone());
         let deadline = Instant::now() + SWITCH_TIME_OUT;

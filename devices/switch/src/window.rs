@@ -1,4 +1,4 @@
-//! A range of bus addresses that an endpoint answers, and what is behind it.
+//! A range of bus addresses at which an endpoint answers, and its backing.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 /// The claim of a window without an owner: every other claim precedes it.
 const NO_CLAIM: u64 = u64::MAX;
 
-/// A descriptor of memory. It travels beside the bytes of its message.
+/// A descriptor of memory. It travels outside the bytes of its message.
 #[derive(Clone, Debug, Default)]
 pub struct Descriptor(OnceLock<Arc<OwnedFd>>);
 
 impl Descriptor {
-    /// That descriptor.
+    /// Wraps a descriptor.
     pub fn new(descriptor: impl Into<OwnedFd>) -> Self {
         Self(Arc::new(descriptor.into()).into())
     }
@@ -24,57 +24,59 @@ impl Descriptor {
         self.0.get()
     }
 
-    /// Sets one that was not part of the message's bytes.
+    /// Sets a descriptor that came outside the message's bytes.
     pub(crate) fn set(&self, descriptor: OwnedFd) {
-        // It has none yet.
+        // The value is still empty.
         let _ = self.0.set(Arc::new(descriptor));
     }
 
-    /// A copy for the caller alone.
+    /// Returns a copy for the caller alone.
     pub fn try_clone(&self) -> io::Result<OwnedFd> {
         self.get().ok_or(Errno::BADF)?.try_clone()
     }
 }
 
-/// A range of bus addresses that an endpoint answers.
+/// A range of bus addresses at which an endpoint answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct BarWindow {
-    /// Which BAR it is.
+    /// Number of the BAR.
     pub bar: u8,
     /// First bus address.
     pub address: u64,
     /// Length in bytes, not 0; the end does not pass 2^64.
     pub size: u64,
-    /// Of two windows over one address, the one with the smaller claim answers. The switch sets it, an
-    /// endpoint's own means nothing.
+    /// If two windows cover one address, the one with the smaller claim answers. The switch sets
+    /// it; it ignores an endpoint's own value.
     pub claim: u64,
-    /// What is behind it.
+    /// The backing of the window.
     pub backing: BarBacking,
 }
 
-/// What is behind a window.
+/// The backing of a window.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum BarBacking {
-    /// Memory that is lent: a descriptor, where in it the window starts, and the generation of its lease.
+    /// Memory that is lent: a descriptor, the offset of the window in it, and the generation of its
+    /// lease.
     Lent(#[serde(skip)] Descriptor, u64, u32),
-    /// Something that is reached by messages to the endpoint.
+    /// Reached by messages to the endpoint.
     ByMessage,
-    /// Nothing any more: its endpoint has vanished.
+    /// No backing any more: the endpoint has vanished.
     Gone,
 }
 
 impl BarWindow {
-    /// Its last address; none if it is empty or passes 2^64.
+    /// Returns its last address, or `None` if the window is empty or passes 2^64.
     pub(crate) fn last(&self) -> Option<u64> {
         self.address.checked_add(self.size.checked_sub(1)?)
     }
 
-    /// Whether it is the same BAR at the same address.
+    /// Returns `true` if it is the same BAR at the same address.
     pub(crate) fn has_range_of(&self, other: &Self) -> bool {
         (self.bar, self.address, self.size) == (other.bar, other.address, other.size)
     }
 
-    /// Whether peers that know the other one know this one: the same range, by the same lease or by messages.
+    /// Returns `true` if peers that know the other window know this one: the same range, by the
+    /// same lease or by messages.
     pub(crate) fn is_known_by(&self, other: &Self) -> bool {
         let same_backing = match (&self.backing, &other.backing) {
             (
@@ -87,12 +89,12 @@ impl BarWindow {
         same_backing && self.has_range_of(other)
     }
 
-    /// Whether the two have an address in common.
+    /// Returns `true` if the two have an address in common.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         Some(self.address) <= other.last() && Some(other.address) <= self.last()
     }
 
-    /// The window for an endpoint that may not use the memory behind it.
+    /// Returns the window for an endpoint that may not use its memory.
     pub(crate) fn without_memory(self) -> Self {
         let backing = match self.backing {
             BarBacking::Lent(..) => BarBacking::ByMessage,
@@ -101,7 +103,7 @@ impl BarWindow {
         Self { backing, ..self }
     }
 
-    /// The window after its endpoint has vanished.
+    /// Returns the window after its endpoint has vanished.
     pub(crate) fn without_owner(self) -> Self {
         Self {
             claim: NO_CLAIM,

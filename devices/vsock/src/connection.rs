@@ -9,22 +9,22 @@ use crate::header::{NO_MORE_RECEIVED, NO_MORE_SENT, PacketKind, Ports, VsockHead
 /// Bytes that the guest may send before the host's program has taken them.
 pub(crate) const BUFFER: u32 = 256 << 10;
 
-/// What the guest has said to a connection.
+/// The guest's state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Nothing; the request is to be sent.
+    /// The request has yet to be sent.
     Unasked,
-    /// Nothing; the request has been sent.
+    /// The request has been sent, without an answer so far.
     Asked,
-    /// It has accepted.
+    /// The guest has accepted.
     Accepted,
-    /// It sends and receives no more, and is to learn that this side does not either.
+    /// The guest sends and receives no more, and must learn that this side does not either.
     Ending,
-    /// It has forgotten the connection; the socket has not taken all of its data yet.
+    /// The guest has forgotten the connection; the socket has not taken all of its data yet.
     Forgotten,
 }
 
-/// A connection is over: the other side learns it by a reset, unless it knows.
+/// A connection is over: the other side learns of it by a reset, unless it knows already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Over {
     /// The guest does not know.
@@ -33,23 +33,24 @@ pub(crate) enum Over {
     Silent,
 }
 
-/// A connection that a program of the host has asked for.
+/// A connection that a program of the host has requested.
 #[derive(Debug)]
 pub(crate) struct VsockConnection {
     ports: Ports,
     stream: UnixStream,
     stage: Stage,
-    /// The socket may have data, or its end. Its events come by edges, so this lasts until a read finds nothing.
+    /// The socket may have data, or its end. Its events are edge-triggered, so this stays set until
+    /// a read finds nothing.
     readable: bool,
     /// The host's program sends no more.
     host_ended: bool,
     /// No process holds the other end of the socket.
     gone: bool,
-    /// The guest has been sent the end.
+    /// The end has been sent to the guest.
     end_sent: bool,
     /// The host's program knows that the guest sends no more.
     end_given: bool,
-    /// The guest's flags of shutdown so far.
+    /// The flags of the guest's shutdowns so far.
     guest_flags: u32,
     /// Bytes of the guest that the socket has not taken.
     held: Vec<u8>,
@@ -68,7 +69,8 @@ pub(crate) struct VsockConnection {
 }
 
 impl VsockConnection {
-    /// A connection of `stream`, which does not block, that the guest knows nothing of yet.
+    /// Makes a connection of `stream`, which must be nonblocking, that the guest does not know of
+    /// yet.
     pub(crate) fn new(ports: Ports, stream: UnixStream) -> Self {
         Self {
             ports,
@@ -90,7 +92,8 @@ impl VsockConnection {
         }
     }
 
-    /// The socket may have become readable or writable; `gone` if no process holds its other end.
+    /// Handles that the socket may have become readable or writable; `gone` if no process holds its
+    /// other end.
     pub(crate) fn socket_changed(&mut self, gone: bool) -> Result<(), Over> {
         self.readable = true;
         self.gone |= gone;
@@ -113,7 +116,7 @@ impl VsockConnection {
             (PacketKind::Response, Stage::Asked) => {
                 self.stage = Stage::Accepted;
                 self.held = format!("OK {}\n", self.ports.host).into_bytes();
-                // The greeting is not the guest's, so it is taken from no credit.
+                // The greeting does not come from the guest, so it uses no credit.
                 let greeting = u32::try_from(self.held.len()).unwrap_or_default();
                 self.forwarded = self.forwarded.wrapping_sub(greeting);
                 self.reported_forwarded = self.forwarded;
@@ -148,7 +151,8 @@ impl VsockConnection {
         self.flush()
     }
 
-    /// Gives the socket what it takes. A connection that the guest has forgotten ends with its last byte.
+    /// Writes held data to the socket, as far as it takes it. A connection that the guest has
+    /// forgotten ends with its last byte.
     fn flush(&mut self) -> Result<(), Over> {
         let mut written = 0;
         while let Some(rest) = self.held.get(written..).filter(|rest| !rest.is_empty()) {
@@ -171,13 +175,14 @@ impl VsockConnection {
         if self.held.is_empty() && self.guest_flags & NO_MORE_SENT != 0 && !self.end_given {
             // Each shutdown(2) is an event of the socket.
             self.end_given = true;
-            // It may be closed already, and then nothing is lost.
+            // It may already be closed. Then no data is lost.
             let _ = self.stream.shutdown(Shutdown::Write);
         }
         Ok(())
     }
 
-    /// Whether there is something for the guest; data counts only if the guest has room for it.
+    /// Returns `true` if there is a packet for the guest; data counts only if the guest has room
+    /// for it.
     pub(crate) fn has_packet(&self) -> bool {
         match self.stage {
             Stage::Unasked | Stage::Ending => true,
@@ -189,22 +194,24 @@ impl VsockConnection {
         }
     }
 
-    /// Whether nothing more comes for the guest: the host's program has said so, or is gone and the guest receives no more.
+    /// Returns `true` if no more data comes for the guest: the host's program has ended its side,
+    /// or is gone and the guest receives no more.
     fn has_ended(&self) -> bool {
         self.host_ended || (self.gone && self.guest_flags & NO_MORE_RECEIVED != 0)
     }
 
-    /// Whether neither side has anything to tell the other: the host's program has left, and the guest knows.
+    /// Returns `true` if neither side has anything to tell the other: the host's program has left,
+    /// and the guest knows.
     pub(crate) fn is_over(&self) -> bool {
         self.gone && self.end_sent
     }
 
-    /// Whether the guest knows nothing of the connection.
+    /// Returns `true` if the guest does not know of the connection.
     pub(crate) fn is_unasked(&self) -> bool {
         self.stage == Stage::Unasked
     }
 
-    /// Bytes that the guest can take now; none if it receives no more.
+    /// Returns the bytes that the guest can take now, or 0 if it receives no more.
     fn reading_credit(&self) -> usize {
         if self.guest_flags & NO_MORE_RECEIVED != 0 {
             return 0;
@@ -213,7 +220,8 @@ impl VsockConnection {
         usize::try_from(self.guest_buffer.saturating_sub(in_flight)).unwrap_or(usize::MAX)
     }
 
-    /// The next packet for the guest, if there is one; its data is put at the start of `space`.
+    /// Returns the next packet for the guest, if there is one; its data is put at the start of
+    /// `space`.
     pub(crate) fn next_packet(&mut self, space: &mut [u8]) -> Result<Option<VsockHeader>, Over> {
         match self.stage {
             Stage::Unasked => {
@@ -253,7 +261,8 @@ impl VsockConnection {
             .then(|| self.header(PacketKind::CreditUpdate)))
     }
 
-    /// Reads what the socket has and the guest has room for; 0 if there is nothing to send.
+    /// Reads the data that the socket has and the guest has room for. Returns 0 if there is nothing
+    /// to send.
     fn read(&mut self, space: &mut [u8]) -> Result<u32, Over> {
         let credit = self.reading_credit().min(space.len());
         let Some(space) = space.get_mut(..credit).filter(|space| !space.is_empty()) else {
@@ -274,7 +283,7 @@ impl VsockConnection {
         }
     }
 
-    /// A header with this side's credit, which the guest knows from then on.
+    /// Returns a header with this side's credit, which the guest knows from then on.
     fn header(&mut self, kind: PacketKind) -> VsockHeader {
         self.reported_forwarded = self.forwarded;
         self.update_due = false;

@@ -17,13 +17,14 @@ use crate::multiplexer::{Multiplexer, PeerCheck};
 use crate::requests::FrontEndSpan;
 use crate::ring::Ring;
 
-/// Queues of the device: for packets to the guest, of the guest, and for events, of which there are none.
+/// Queues of the device: for packets to the guest, for packets of the guest, and for events, which
+/// this device never sends.
 pub(crate) const QUEUES: usize = 3;
 /// Longest data of a packet in bytes.
 const LONGEST: u32 = 64 << 10;
 /// Packets of one direction before the other is served.
 const BATCH: usize = 64;
-/// Batches before other events are served.
+/// Batches before other events are handled.
 const ROUNDS: usize = 16;
 
 /// The device of one QEMU.
@@ -42,8 +43,8 @@ pub(crate) struct VsockDevice {
 }
 
 impl VsockDevice {
-    /// The device of the guest `cid`, for the programs of the host that connect to `programs`, which does not block, and
-    /// pass `check`.
+    /// Makes the device of the guest `cid`, for the programs of the host that connect to
+    /// `programs`, which must be nonblocking, and that pass `check`.
     pub(crate) fn new(
         cid: u64,
         programs: UnixListener,
@@ -63,17 +64,17 @@ impl VsockDevice {
         })
     }
 
-    /// Readable while the host's sockets need the device.
+    /// Returns a descriptor that is readable while the host's sockets need the device.
     pub(crate) fn sockets(&self) -> BorrowedFd<'_> {
         self.multiplexer.as_fd()
     }
 
-    /// Readable once the guest has made something available.
+    /// Returns events that are readable once the guest has made a chain available.
     pub(crate) fn kicks(&self) -> impl Iterator<Item = &Event> {
         self.rings.iter().filter_map(Ring::kick)
     }
 
-    /// Serves both directions; whether there may be more.
+    /// Serves both directions. Returns `true` if there may be more packets.
     ///
     /// # Errors
     /// The front-end has taken memory away.
@@ -93,7 +94,7 @@ impl VsockDevice {
         Ok(true)
     }
 
-    /// Takes a batch of the guest's packets; whether there was any.
+    /// Takes a batch of the guest's packets. Returns `true` if there were any.
     fn take_of_guest(&mut self) -> Result<bool, MemoryError> {
         let [_to_guest, ring, _events] = &mut self.rings;
         let Some(memory) = &self.memory else {
@@ -123,7 +124,7 @@ impl VsockDevice {
         intact(memory).map(|()| taken)
     }
 
-    /// Gives the guest a batch of packets; whether there was any.
+    /// Gives the guest a batch of packets. Returns `true` if there were any.
     fn give_to_guest(&mut self) -> Result<bool, MemoryError> {
         let [ring, _of_guest, _events] = &mut self.rings;
         let Some(memory) = &self.memory else {
@@ -173,8 +174,8 @@ fn intact(memory: &LentGuestMemory) -> Result<(), MemoryError> {
     memory.iter().try_for_each(LentRegion::intact)
 }
 
-/// Writes the next packet; its length in bytes, or none if there is none. A chain without a byte for data gets nothing: the guest
-/// is at fault.
+/// Writes the next packet. Returns its length in bytes, or `None` if there is no packet. A chain
+/// without room for data gets none: the guest is at fault.
 fn fill<B: BitmapSlice>(
     writer: &mut Writer<'_, B>,
     multiplexer: &mut Multiplexer,

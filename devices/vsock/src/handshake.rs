@@ -1,4 +1,4 @@
-//! What a program of the host says first: `CONNECT PORT`, as Firecracker and vhost-device-vsock have it.
+//! The greeting of a program of the host: `CONNECT PORT`, as in Firecracker and vhost-device-vsock.
 
 use std::io::{ErrorKind, Read};
 use std::os::unix::net::UnixStream;
@@ -6,26 +6,26 @@ use std::os::unix::net::UnixStream;
 /// Longest line that is a request, with its newline: `CONNECT 4294967295\n`.
 const LONGEST: usize = 19;
 
-/// A program of the host that has connected and not said everything yet.
+/// A program of the host that has connected and not completed its greeting.
 #[derive(Debug)]
 pub(crate) struct Greeting {
     stream: UnixStream,
     line: Vec<u8>,
 }
 
-/// How far a greeting is.
+/// The progress of a greeting.
 #[derive(Debug)]
 pub(crate) enum GreetingStep {
-    /// More is to come.
+    /// The greeting is incomplete.
     Unfinished(Greeting),
-    /// It asks for this port of the guest.
+    /// The program requests this port of the guest.
     Port(UnixStream, u32),
-    /// It ended, or is none.
+    /// The stream ended, or its data is not a greeting.
     Wrong,
 }
 
 impl Greeting {
-    /// The greeting that comes by `stream`, which does not block.
+    /// Makes a greeting that comes on `stream`, which must be nonblocking.
     pub(crate) fn new(stream: UnixStream) -> Self {
         Self {
             stream,
@@ -33,7 +33,7 @@ impl Greeting {
         }
     }
 
-    /// Reads on. What follows the line stays in the socket.
+    /// Continues to read. Bytes after the line stay in the socket.
     pub(crate) fn read_on(mut self) -> GreetingStep {
         let mut byte = [0];
         loop {

@@ -20,7 +20,7 @@ pub(crate) struct WireHeader {
 }
 
 impl WireHeader {
-    /// Bytes of data that follow.
+    /// Returns the bytes of data that follow.
     pub(crate) fn length(&self) -> u32 {
         self.length.get()
     }
@@ -28,24 +28,24 @@ impl WireHeader {
 
 /// CID of the host (virtio 1.2, 5.10.4).
 pub(crate) const HOST_CID: u64 = 2;
-/// A stream socket, the only type that is served (virtio 1.2, 5.10.6.1).
+/// A stream socket, the only supported type (virtio 1.2, 5.10.6.1).
 const STREAM: u16 = 1;
 
-/// What a packet is for (virtio 1.2, 5.10.6, `VIRTIO_VSOCK_OP_*`).
+/// The kind of a packet (virtio 1.2, 5.10.6, `VIRTIO_VSOCK_OP_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum PacketKind {
-    /// Asks for a connection.
+    /// Requests a connection.
     Request = 1,
     /// Accepts one.
     Response = 2,
     /// Ends one at once, or refuses it.
     Reset = 3,
-    /// Says that no more is sent, or received.
+    /// Announces that the sender sends, or receives, no more.
     Shutdown = 4,
     /// Carries data.
     Data = 5,
-    /// Says how much the sender can take.
+    /// Announces the sender's credit.
     CreditUpdate = 6,
     /// Asks for a [`PacketKind::CreditUpdate`].
     CreditRequest = 7,
@@ -66,12 +66,12 @@ impl PacketKind {
     }
 }
 
-/// Of a [`PacketKind::Shutdown`]: the sender receives no more.
+/// Flag of [`PacketKind::Shutdown`]: the sender receives no more.
 pub(crate) const NO_MORE_RECEIVED: u32 = 1;
-/// Of a [`PacketKind::Shutdown`]: the sender sends no more.
+/// Flag of [`PacketKind::Shutdown`]: the sender sends no more.
 pub(crate) const NO_MORE_SENT: u32 = 2;
 
-/// The two ports that name a connection.
+/// The two ports that identify a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Ports {
     /// The guest's.
@@ -85,7 +85,7 @@ pub(crate) struct Ports {
 pub(crate) struct VsockHeader {
     /// The connection.
     pub(crate) ports: Ports,
-    /// What it is for.
+    /// Its kind.
     pub(crate) kind: PacketKind,
     /// Flags, for [`PacketKind::Shutdown`].
     pub(crate) flags: u32,
@@ -98,7 +98,7 @@ pub(crate) struct VsockHeader {
 }
 
 impl VsockHeader {
-    /// One that refuses or ends the connection `ports`.
+    /// Returns a header that refuses or ends the connection `ports`.
     pub(crate) fn reset(ports: Ports) -> Self {
         Self {
             ports,
@@ -110,7 +110,8 @@ impl VsockHeader {
         }
     }
 
-    /// The header of a packet from the guest `cid`; `Err` has the ports of one that is not understood, to be refused.
+    /// Returns the header of a packet from the guest `cid`. `Err` has the ports of a packet that is
+    /// not understood, which must be refused.
     pub(crate) fn of_guest(wire: &WireHeader, cid: u64) -> Result<Self, Ports> {
         let ports = Ports {
             guest: wire.source_port.get(),
@@ -129,7 +130,7 @@ impl VsockHeader {
         })
     }
 
-    /// The header of a packet for the guest `cid`.
+    /// Returns the header of a packet for the guest `cid`.
     pub(crate) fn for_guest(&self, cid: u64) -> WireHeader {
         WireHeader {
             source_cid: HOST_CID.into(),

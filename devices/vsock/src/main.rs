@@ -20,8 +20,8 @@ use signal_hook::low_level::pipe;
 
 /// Exit status for a machine that lacks something (sysexits(3), EX_UNAVAILABLE).
 const ENVIRONMENT: u8 = 69;
-/// What is logged unless RUST_LOG says otherwise. The crate of the queues logs every mistake of the guest as an error, which would
-/// fill the host's disk.
+/// The filter of the log unless RUST_LOG is set. The crate of the queues logs every mistake of the
+/// guest as an error, which would fill the host's disk.
 const LOGGED: &str = "warn,virtio_queue=off";
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -65,9 +65,9 @@ fn run(args: &Args) -> anyhow::Result<()> {
         pipe::register(number, signal).context("cannot handle signals")?;
     }
     let (qemu, programs) = (listen(&args.socket_path)?, listen(&args.uds_path)?);
-    // Kept here, too, as a file is removed with its last owner.
+    // Kept here, too, because a file is removed with its last owner.
     let _files = [qemu.file.clone(), programs.file.clone()];
-    // The thread that serves waits there while there is no QEMU.
+    // The thread that serves blocks there while there is no QEMU.
     qemu.socket
         .set_nonblocking(false)
         .context("cannot make a socket block")?;
@@ -76,7 +76,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     thread::spawn(move || {
         let Err(error) = serve(&qemu, &programs, cid);
         log::error!("{:#}", anyhow::Error::from(error));
-        // The end of the process, by the same way as a signal.
+        // Ends the process in the same way as a signal.
         let _ = (&signal).write_all(b"!");
     });
     let mut out = io::stdout();

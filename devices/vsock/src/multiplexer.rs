@@ -15,7 +15,7 @@ use crate::header::{PacketKind, Ports, VsockHeader};
 
 /// Connections and greetings at once, each.
 pub(crate) const LIMIT: usize = 256;
-/// Resets that wait until the guest takes them. What it provokes beyond that has no answer.
+/// Resets that wait until the guest takes them. Further packets that need a reset get no answer.
 const RESETS: usize = 256;
 /// The first port of the host; those below 1024 are privileged (vsock(7)).
 const FIRST_PORT: u32 = 1024;
@@ -34,21 +34,21 @@ impl PeerCheck for SocketFile {
     }
 }
 
-/// What waits for a port of the host: its greeting, then its connection.
+/// A peer at a port of the host: first its greeting, then its connection.
 #[derive(Debug)]
 enum Peer {
     Greeting(Greeting),
     Connection(VsockConnection, Ports),
 }
 
-/// The connections of one guest. Each has a port of the host for its name.
+/// The connections of one guest. Each is identified by a port of the host.
 #[derive(Debug)]
 pub(crate) struct Multiplexer {
     listener: UnixListener,
     check: Arc<dyn PeerCheck>,
     events: OwnedFd,
     peers: BTreeMap<u32, Peer>,
-    /// Greetings in the order in which they came. One that lasts gives way to a newer one.
+    /// Greetings in the order in which they came. An unfinished one gives way to a newer one.
     greetings: VecDeque<u32>,
     /// Connections that may have a packet for the guest, each once, served in turn.
     ready: VecDeque<u32>,
@@ -57,7 +57,8 @@ pub(crate) struct Multiplexer {
 }
 
 impl Multiplexer {
-    /// One that takes the programs of the host that connect to `listener`, which does not block, and pass `check`.
+    /// Makes a multiplexer for the programs of the host that connect to `listener`, which must be
+    /// nonblocking, and that pass `check`.
     ///
     /// # Errors
     /// Those of epoll(7).
@@ -87,7 +88,7 @@ impl Multiplexer {
         self.resets.clear();
     }
 
-    /// Takes what has happened to the sockets.
+    /// Handles the events of the sockets.
     pub(crate) fn take_events(&mut self) {
         let mut events = Vec::with_capacity(64);
         let now = Timespec::default();
@@ -144,7 +145,7 @@ impl Multiplexer {
         }
     }
 
-    /// A port that no peer has: there are more ports than peers.
+    /// Returns a free port: there are more ports than peers.
     fn free_port(&mut self) -> u32 {
         loop {
             let port = self.next_port;
@@ -156,7 +157,7 @@ impl Multiplexer {
         }
     }
 
-    /// Reads on in a greeting.
+    /// Continues to read a greeting.
     fn greeted(&mut self, port: u32, greeting: Greeting) {
         let step = match greeting.read_on() {
             GreetingStep::Unfinished(greeting) => {
@@ -202,7 +203,7 @@ impl Multiplexer {
         }
     }
 
-    /// Answers the guest that there is no connection `ports`.
+    /// Tells the guest that there is no connection `ports`.
     pub(crate) fn refuse(&mut self, ports: Ports) {
         if self.resets.len() < RESETS {
             self.resets.push_back(ports);
@@ -221,7 +222,7 @@ impl Multiplexer {
                 if let Some(peer) = other {
                     self.peers.insert(port, peer);
                 }
-                // Two sides that refuse each other's resets would never end.
+                // Two sides that answer each other's resets with resets would never stop.
                 if header.kind != PacketKind::Reset {
                     self.refuse(header.ports);
                 }
@@ -229,12 +230,13 @@ impl Multiplexer {
         }
     }
 
-    /// Whether there may be a packet for the guest.
+    /// Returns `true` if there may be a packet for the guest.
     pub(crate) fn has_packet(&self) -> bool {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
-    /// The next packet for the guest, if there is one; its data is put at the start of `space`.
+    /// Returns the next packet for the guest, if there is one; its data is put at the start of
+    /// `space`.
     pub(crate) fn next_packet(&mut self, space: &mut [u8]) -> Option<VsockHeader> {
         loop {
             if let Some(ports) = self.resets.pop_front() {
@@ -263,7 +265,7 @@ impl Multiplexer {
 }
 
 impl AsFd for Multiplexer {
-    /// Readable while [`Multiplexer::take_events`] has something to take.
+    /// Returns a descriptor that is readable while [`Multiplexer::take_events`] has events.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.events.as_fd()
     }

@@ -23,12 +23,12 @@ use crate::ring::Ring;
 
 const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
 const EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
-/// What a front-end may ask for.
+/// The features that a front-end may use.
 const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1 | EVENT_INDEX | PROTOCOL_FEATURES;
-/// The answer to a request that nothing offered permits.
+/// The answer to a request that no offered feature permits.
 const NOT_OFFERED: Error = Error::InvalidOperation("it was not offered");
 
-/// Guest memory in the address space of the front-end, which names rings by its own addresses.
+/// Guest memory in the address space of the front-end, which gives its own addresses for rings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FrontEndSpan {
     start: u64,
@@ -51,7 +51,7 @@ fn failed(source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error 
     Error::ReqHandlerError(io::Error::other(source))
 }
 
-/// The eventfd of a request, which may name none.
+/// Returns the eventfd of a request, if it has one.
 fn event(file: Option<File>) -> Result<Option<Event>> {
     let event = file.map(|file| Event::try_from(OwnedFd::from(file)));
     event
@@ -88,7 +88,7 @@ impl VhostUserBackendReqHandlerMut for VsockDevice {
         Ok(FEATURES)
     }
 
-    /// The driver starts: connections of an earlier one are over.
+    /// The driver starts: ends the connections of an earlier one.
     fn set_features(&mut self, features: u64) -> Result<()> {
         if features & !FEATURES != 0 {
             return Err(Error::InvalidParam);
@@ -188,7 +188,7 @@ impl VhostUserBackendReqHandlerMut for VsockDevice {
         Ok(())
     }
 
-    /// The device reports no errors of a ring.
+    /// The device does not report errors of a ring.
     fn set_vring_err(&mut self, _index: u8, _file: Option<File>) -> Result<()> {
         Ok(())
     }

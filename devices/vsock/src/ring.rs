@@ -17,13 +17,13 @@ pub(crate) struct Ring {
     queue: Queue,
     /// The guest has made a chain available.
     kick: Option<Event>,
-    /// The guest is to look at the chains that are used.
+    /// Tells the guest to look at the used chains.
     call: Option<Event>,
     enabled: bool,
 }
 
 impl Ring {
-    /// One that is stopped and disabled.
+    /// Makes a ring that is stopped and disabled.
     pub(crate) fn new() -> Result<Self, QueueError> {
         Ok(Self {
             queue: Queue::new(QUEUE_SIZE)?,
@@ -37,7 +37,8 @@ impl Ring {
         self.queue.try_set_size(size)
     }
 
-    /// Where descriptors, available and used chains are. The device goes on after the last chain that is used.
+    /// Sets the addresses of descriptors, available and used chains. The device continues after the
+    /// last used chain.
     pub(crate) fn set_addresses(
         &mut self,
         memory: &LentGuestMemory,
@@ -53,7 +54,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Index of the next available chain.
+    /// Sets the index of the next available chain.
     pub(crate) fn set_next(&mut self, index: u16) {
         self.queue.set_next_avail(index);
     }
@@ -76,7 +77,7 @@ impl Ring {
         self.call = call;
     }
 
-    /// Stops the ring; the index of the next available chain.
+    /// Stops the ring. Returns the index of the next available chain.
     pub(crate) fn stop(&mut self) -> u16 {
         self.queue.set_ready(false);
         self.kick = None;
@@ -88,12 +89,14 @@ impl Ring {
         self.enabled && self.queue.ready()
     }
 
-    /// Readable once the guest has made a chain available, if the ring is in use.
+    /// Returns an event that is readable once the guest has made a chain available, if the ring is
+    /// in use.
     pub(crate) fn kick(&self) -> Option<&Event> {
         self.kick.as_ref().filter(|_| self.is_in_use())
     }
 
-    /// The next available chain, if the ring is in use and has one. If not, the guest announces the next one.
+    /// Returns the next available chain, if the ring is in use and has one. If not, the guest will
+    /// announce the next one.
     pub(crate) fn next_chain<'m>(&mut self, memory: &'m LentGuestMemory) -> Option<Chain<'m>> {
         if !self.is_in_use() {
             return None;
@@ -101,7 +104,7 @@ impl Ring {
         if let Some(chain) = self.queue.pop_descriptor_chain(memory) {
             return Some(chain);
         }
-        // One that has come before the guest saw that it must notify again is found here.
+        // A chain that came before the guest saw that it must notify again is found here.
         match self.queue.enable_notification(memory) {
             Ok(true) => self.queue.pop_descriptor_chain(memory),
             Ok(false) => None,
@@ -112,7 +115,7 @@ impl Ring {
         }
     }
 
-    /// Has the last chain come once more.
+    /// Makes the last chain come once more.
     pub(crate) fn put_back(&mut self) {
         self.queue.go_to_previous_position();
     }
@@ -124,7 +127,7 @@ impl Ring {
         }
     }
 
-    /// Interrupts the guest, if it wants that.
+    /// Interrupts the guest, if it has not disabled that.
     pub(crate) fn interrupt(&mut self, memory: &LentGuestMemory, signaller: &Signaller) {
         let wanted = self.queue.needs_notification(memory).unwrap_or(true);
         if let Some(call) = self.call.as_ref().filter(|_| wanted) {

@@ -18,18 +18,18 @@ use vhost::vhost_user::{BackendReqHandler, Error as ProtocolError};
 
 use crate::device::VsockDevice;
 
-/// Why no QEMU can be served any more.
+/// The reason why no QEMU can be served any more.
 #[derive(Debug, Error)]
 pub enum ServeError {
-    /// The system refuses what a device needs.
+    /// The system refuses a resource that a device needs.
     #[error("cannot make a device")]
     Device(#[source] io::Error),
-    /// The system gives no connection.
+    /// The system refuses a connection.
     #[error("cannot accept QEMU's connection")]
     Accept(#[source] io::Error),
 }
 
-/// Why a QEMU is served no longer.
+/// The reason why a QEMU is no longer served.
 #[derive(Debug, Error)]
 enum SessionError {
     #[error("{0}")]
@@ -45,15 +45,17 @@ enum SessionError {
 pub struct Listening {
     /// The socket.
     pub socket: UnixListener,
-    /// The file, which says whose connections are served.
+    /// The file, which decides whose connections are served.
     pub file: Arc<SocketFile>,
 }
 
-/// Serves the QEMUs that connect to `qemu`, which blocks, one after the other, as guest `cid`. Programs of the host connect to
-/// `programs`, which does not block; those that come before a guest wait for it.
+/// Serves the QEMUs that connect to `qemu`, which must be blocking, one after the other, as guest
+/// `cid`. Programs of the host connect to `programs`, which must be nonblocking; programs that come
+/// before a guest wait for it.
 ///
 /// # Errors
-/// What keeps all further QEMUs from being served. One that breaks the protocol, or takes memory away, is left.
+/// A failure that keeps all further QEMUs from being served. A QEMU that violates the protocol, or
+/// takes memory away, is only disconnected.
 pub fn serve(qemu: &Listening, programs: &Listening, cid: u64) -> Result<Infallible, ServeError> {
     let signaller = Arc::new(Signaller::new().map_err(ServeError::Device)?);
     loop {
@@ -108,12 +110,13 @@ fn serve_one(stream: UnixStream, device: VsockDevice) -> Result<Infallible, Sess
     }
 }
 
-/// Only one thread uses the device: the lock is for the crate that takes requests.
+/// Only one thread uses the device: the crate that receives the requests needs the lock.
 fn lock(device: &Mutex<VsockDevice>) -> MutexGuard<'_, VsockDevice> {
     device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until there is something to do for the device, unless it is busy; whether there is a request, or the end.
+/// Waits until the device has work, unless it is busy. Returns `true` if there is a request, or the
+/// end.
 fn wait(socket: &UnixStream, device: &VsockDevice, is_busy: bool) -> Result<bool, Errno> {
     let others = device.kicks().map(Event::as_fd).chain([device.sockets()]);
     let mut polled: Vec<PollFd<'_>> = std::iter::once(socket.as_fd())

@@ -1,4 +1,5 @@
-//! The daemon `peerbar-vsock` as front-ends of vhost-user and programs of the host see it: usual front-ends and hostile ones.
+//! The daemon `peerbar-vsock` from the view of vhost-user front-ends, usual and hostile ones, and
+//! of programs of the host.
 
 #![allow(
     clippy::unwrap_used,
@@ -42,13 +43,13 @@ const HEADER: usize = 44;
 /// VHOST_USER_F_PROTOCOL_FEATURES.
 const PROTOCOL: u64 = 1 << 30;
 
-/// A running `peerbar-vsock`, whose clients of the host connect to `programs`.
+/// Starts `peerbar-vsock`, whose clients of the host connect to `programs`.
 fn start() -> Daemon {
     let command = DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-vsock"));
     command.file("--uds-path", "programs").start()
 }
 
-/// A program of the host that asks for port 5 of the guest.
+/// Returns a program of the host that requests port 5 of the guest.
 fn program(daemon: &Daemon) -> UnixStream {
     let mut program = UnixStream::connect(daemon.folder().join("programs")).unwrap();
     program.set_read_timeout(Some(LONG)).unwrap();
@@ -59,7 +60,7 @@ fn program(daemon: &Daemon) -> UnixStream {
 /// A descriptor: address, length, flags, next.
 type Descriptor = (u64, u32, u16, u16);
 
-/// Where a queue has its descriptors. Its rings follow, each on a page.
+/// Returns the address of a queue's descriptors. Its rings follow, each on a page.
 fn table(queue: usize) -> u64 {
     0x4000 * (queue as u64 + 1)
 }
@@ -72,7 +73,7 @@ fn used_ring(queue: usize) -> u64 {
     table(queue) + 0x2000
 }
 
-/// Where the buffer of a descriptor is.
+/// Returns the address of a descriptor's buffer.
 fn buffer(queue: usize, index: u16) -> u64 {
     0x4_0000 * (queue as u64 + 1) + 0x1000 * u64::from(index)
 }
@@ -85,14 +86,14 @@ struct Vm {
     memory: GuestMemoryMmap,
     kicks: Vec<EventFd>,
     calls: Vec<EventFd>,
-    /// Tell of each call.
+    /// Signals of each call.
     called: Vec<Epoll>,
     /// Entries of each queue that were made available.
     available: [u16; 2],
 }
 
 impl Vm {
-    /// A front-end that has negotiated, shared its memory and started its queues.
+    /// Returns a front-end that has negotiated, shared its memory and started its queues.
     fn start(daemon: &Daemon) -> Self {
         let stream = UnixStream::connect(daemon.socket()).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
@@ -176,13 +177,14 @@ impl Vm {
         self.announce(queue, self.available[queue]);
     }
 
-    /// Says that the entries before `index` are available.
+    /// Announces that the entries before `index` are available.
     fn announce(&self, queue: usize, index: u16) {
         self.put(index, available_ring(queue) + 2);
         self.kicks[queue].write(1).unwrap();
     }
 
-    /// Waits until the chain of `head` is the last that the device has used; the bytes that it has written.
+    /// Waits until the chain of `head` is the last one that the device has used. Returns the number
+    /// of bytes that it has written.
     fn wait_for(&self, queue: usize, head: u16) -> usize {
         loop {
             let index: u16 = self.get(used_ring(queue) + 2);
@@ -198,7 +200,7 @@ impl Vm {
         }
     }
 
-    /// Gives the device room for a packet, and waits for one: header and data.
+    /// Gives the device room for a packet, and waits for one. Returns header and data.
     fn packet(&mut self) -> (Vec<u8>, Vec<u8>) {
         let head = self.available[TO_GUEST] % SIZE;
         let at = buffer(TO_GUEST, head);
@@ -259,7 +261,8 @@ fn operation(header: &[u8]) -> u16 {
     u16::from_le_bytes(field(header, 30))
 }
 
-/// A packet of the guest for the connection that `request` asks for. Its program has room for 4096 bytes.
+/// Returns a packet of the guest for the connection that `request` requests. Its program has room
+/// for 4096 bytes.
 fn answer(request: &[u8], operation: u16, data: &[u8]) -> Vec<u8> {
     let swapped = [8..16, 0..8, 20..24, 16..20].map(|part| &request[part]);
     let mut packet = swapped.concat();
@@ -308,7 +311,8 @@ fn hostile_descriptors_neither_end_nor_hang_the_device() {
             vm.offer(queue, u16::MAX);
         }
         vm.send(&[0; HEADER]);
-        // It answers what is no packet of a connection by a reset, after the program's request if that was not lost.
+        // The device answers a packet without a connection by a reset, after the program's request
+        // if that was not lost.
         vm.packet();
     }
     Vm::start(&daemon).talks_to_a_program(&daemon);
@@ -354,7 +358,7 @@ fn front_end_that_leaves_at_any_point_makes_way() {
 fn front_end_that_takes_its_memory_away_is_left() {
     let daemon = start();
     let vm = Vm::start(&daemon);
-    // The answer says that all requests before it are carried out.
+    // The answer shows that all earlier requests are executed.
     vm.frontend.get_features().unwrap();
     let region = vm.memory.iter().next().unwrap();
     region.file_offset().unwrap().file().set_len(0).unwrap();
@@ -371,7 +375,7 @@ fn full_call_eventfd_does_not_block_the_device() {
     let at = buffer(OF_GUEST, 0);
     vm.describe(OF_GUEST, 0, (at, HEADER as u32, 0, 0));
     vm.offer(OF_GUEST, 0);
-    // A packet of no connection, which is refused.
+    // A packet without a connection, which is refused.
     assert_eq!(vm.packet().0.len(), HEADER);
     drop(vm);
     Vm::start(&daemon).talks_to_a_program(&daemon);

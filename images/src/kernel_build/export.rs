@@ -1,4 +1,4 @@
-//! What is kept of a kernel build: the kernel, and what modules are built against.
+//! The parts of a kernel build that are kept: the kernel, and the files for building modules.
 
 use std::fs;
 use std::path::Path;
@@ -33,11 +33,11 @@ pub(super) fn export(make: &Make<'_>, tools: &Path, entry: &Path) -> Result<(), 
     ] {
         keep(&make.build.join(name), &entry.join(name))?;
     }
-    // Of the source, for modules beside the kernel's own drivers.
+    // From the source, for modules that extend the kernel's own drivers.
     for name in PRIVATE_HEADERS {
         keep(&make.source.join(name), &entry.join(name))?;
     }
-    // Links into the folder of the build, which does not stay.
+    // Links into the folder of the build, which is removed.
     for name in ["vmlinux-gdb.py", "scripts/gdb"] {
         let from = make.build.join(name);
         if from.exists() {
@@ -85,7 +85,7 @@ fn keep(from: &Path, to: &Path) -> Result<(), ImageError> {
     fs::copy(from, to).map(drop).map_err(io_error("copy", from))
 }
 
-/// A file, or a folder with all that is in it; links become what they lead to.
+/// Copies a file, or a whole folder; links are followed.
 fn copy_followed(from: &Path, to: &Path) -> Result<(), ImageError> {
     if to.symlink_metadata().is_ok_and(|old| !old.is_dir()) {
         fs::remove_file(to).map_err(io_error("remove", to))?;

@@ -1,4 +1,4 @@
-//! The configuration of a kernel for peerbar: fragments on top of nothing at all.
+//! The configuration of a kernel for peerbar: fragments on top of an empty configuration.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,17 @@ const SCENARIOS: &str = include_str!("../../kernel/scenarios.config");
 const OPTIONAL: &str = include_str!("../../kernel/optional.config");
 const DEBUG: &str = include_str!("../../kernel/debug.config");
 
-/// Fragments in the order in which a later line replaces an earlier one.
+/// Fragments, in order: a later line replaces an earlier one.
 pub(super) struct Fragments {
-    /// What the tree may not know.
+    /// Options that the tree may not know.
     optional: &'static str,
-    /// Where each of the others comes from, and its text.
+    /// The origin of each other fragment, and its text.
     wanted: Vec<(PathBuf, String)>,
 }
 
 impl Fragments {
-    /// Those of the lab, those of a debug kernel if `debug`, and those of `files`.
+    /// Reads the fragments of the lab, those of a debug kernel if `debug` is set, and those in
+    /// `files`.
     pub(super) fn read(debug: bool, files: &[PathBuf]) -> Result<Self, ImageError> {
         let own = |name: &str, text: &str| (PathBuf::from(name), text.to_owned());
         let mut wanted = vec![own("scenarios.config", SCENARIOS)];
@@ -36,14 +37,15 @@ impl Fragments {
         })
     }
 
-    /// All of it as one file.
+    /// Returns all fragments as one file.
     pub(super) fn text(&self) -> String {
         let texts = self.wanted.iter().map(|(_, text)| text.as_str());
         let texts: Vec<&str> = [self.optional].into_iter().chain(texts).collect();
         texts.join("\n")
     }
 
-    /// Refuses a configuration that lacks a line of a fragment: kconfig silently drops what depends on something else.
+    /// Refuses a configuration that lacks a line of a fragment: kconfig silently drops options with
+    /// unmet dependencies.
     pub(super) fn check(&self, config: &Path) -> Result<(), ImageError> {
         let config = KernelConfig::read(config)?;
         let mut dropped = Vec::new();
@@ -72,7 +74,7 @@ impl Fragments {
     }
 }
 
-/// The option and the value of a fragment's line.
+/// Returns the option and the value of a fragment's line.
 fn line(line: &str) -> Option<(&str, &str)> {
     let line = line.trim();
     let unset = line.strip_prefix("# CONFIG_");

@@ -1,4 +1,4 @@
-//! One kernel build: make, its log, and what went wrong in it.
+//! One kernel build: make, its log, and its errors.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -12,7 +12,7 @@ use crate::out_of_tree::complaints;
 use crate::pipe::pipe_to;
 use crate::progress::Progress;
 
-/// Sources, and the folder that they are built in.
+/// Sources, and the folder in which they are built.
 pub(super) struct Make<'a> {
     pub(super) tools: &'a BuildTools<'a>,
     pub(super) source: PathBuf,
@@ -23,7 +23,8 @@ pub(super) struct Make<'a> {
 }
 
 impl Make<'_> {
-    /// Makes `targets`, with the file `config` as what allnoconfig and its like start from. Returns how many object files were compiled.
+    /// Makes `targets`; allnoconfig and similar targets start from the file `config`. Returns the
+    /// number of object files that were compiled.
     pub(super) fn run(
         &self,
         targets: &[&str],
@@ -49,7 +50,7 @@ impl Make<'_> {
             )
             .stderr(input);
         let mut child = command.spawn().map_err(io_error("run", make))?;
-        // It holds the other end of the pipe.
+        // The command holds the other end of the pipe.
         drop(command);
         let copied = self.copy(output, progress);
         let status = child.wait().map_err(io_error("wait for", make))?;
@@ -81,13 +82,14 @@ impl Make<'_> {
     }
 }
 
-/// Whether make says by this line that an object file is made of a source: `  CC [M]  drivers/nvme/host/pci.o`.
+/// Returns `true` if this line of make reports that an object file is made of a source:
+/// ` CC [M] drivers/nvme/host/pci.o`.
 fn makes_object(line: &str) -> bool {
     let first = line.split_ascii_whitespace().next();
     matches!(first, Some("CC" | "AS")) && line.ends_with(".o")
 }
 
-/// How many object files are below `folder`.
+/// Returns the number of object files below `folder`.
 pub(super) fn objects_in(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let count = |entry: fs::DirEntry| match entry.file_type() {
@@ -98,7 +100,7 @@ pub(super) fn objects_in(folder: &Path) -> u64 {
     entries.map(count).fold(0, u64::saturating_add)
 }
 
-/// The compiler's first complaint, else make's last words.
+/// Returns the compiler's first error, or make's last line.
 fn first_complaint(log: &str) -> String {
     let first = complaints(log).first().copied();
     let last = || log.lines().last().unwrap_or("it printed nothing");

@@ -10,8 +10,8 @@ use crate::error::io_error;
 
 /// A repository, and a folder that gets copies of its states.
 ///
-/// Index and new objects are in that folder. A copy replaces the one before, and touches only files that differ, so that a
-/// build of the next state takes up that of the last.
+/// Index and new objects are in that folder. A copy replaces the previous one, and touches only
+/// files that differ, so that the build of the next state can reuse the last one.
 pub(super) struct Snapshots<'a> {
     tree: &'a Path,
     git_dir: PathBuf,
@@ -20,7 +20,8 @@ pub(super) struct Snapshots<'a> {
 }
 
 impl<'a> Snapshots<'a> {
-    /// Of the repository that has its working tree at `tree`; `None` if there is none.
+    /// Returns the snapshots of the repository that has its working tree at `tree`, or `None` if
+    /// there is no repository.
     pub(super) fn of(tree: &'a Path, folder: &'a Path) -> Result<Option<Self>, ImageError> {
         let answer = |question: &[&str]| {
             let mut git = Command::new("git");
@@ -51,7 +52,8 @@ impl<'a> Snapshots<'a> {
         }))
     }
 
-    /// The tree object of `commit`, else that of the working tree with all files that git does not ignore.
+    /// Returns the tree object of `commit`, or by default that of the working tree with all files
+    /// that git does not ignore.
     pub(super) fn state(&self, commit: Option<&str>) -> Result<String, ImageError> {
         if let Some(commit) = commit {
             let tree = format!("{commit}^{{tree}}");
@@ -61,7 +63,7 @@ impl<'a> Snapshots<'a> {
                 self.tree,
             );
         }
-        // With what the repository's own index knows of the files, only changed ones are read.
+        // With the file states in the repository's own index, only changed files are read.
         let index = self.folder.join("present");
         let known = self.git_dir.join("index");
         if !index.is_file() && known.is_file() {
@@ -71,14 +73,14 @@ impl<'a> Snapshots<'a> {
         self.git(&["write-tree"], "present", self.tree)
     }
 
-    /// Makes `copy`, an earlier copy or nothing, equal to a tree object.
+    /// Makes `copy`, an earlier copy or a missing folder, equal to a tree object.
     pub(super) fn check_out(&self, state: &str, copy: &Path) -> Result<(), ImageError> {
         fs::create_dir_all(copy).map_err(io_error("create", copy))?;
         let words = ["read-tree", "--reset", "-u", state];
         self.git(&words, "copied", copy).map(drop)
     }
 
-    /// What git prints, with an index of ours and `work` as its working tree.
+    /// Returns git's output, with an index of ours and `work` as its working tree.
     fn git(&self, words: &[&str], index: &str, work: &Path) -> Result<String, ImageError> {
         let objects = self.folder.join("objects");
         fs::create_dir_all(&objects).map_err(io_error("create", &objects))?;
@@ -126,7 +128,7 @@ mod tests {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// A repository with one commit, and a folder beside it.
+    /// Makes a repository with one commit, and a folder next to it.
     fn repository() -> (tempfile::TempDir, PathBuf, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let (tree, folder) = (dir.path().join("tree"), dir.path().join("folder"));

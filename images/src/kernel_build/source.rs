@@ -1,4 +1,4 @@
-//! Where the source of a kernel comes from.
+//! The source of a kernel.
 
 use std::fs;
 use std::io::{BufReader, Read};
@@ -9,17 +9,17 @@ use crate::error::io_error;
 use crate::progress::{Counted, Progress};
 use crate::{Cache, ImageError, KernelTree, PackageTree, cache};
 
-/// The source that a kernel is built from.
+/// The source from which a kernel is built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelSource {
     /// A kernel tree.
     Tree {
         /// Its top folder.
         path: PathBuf,
-        /// The commit to build, in place of what the files are now.
+        /// The commit to build, instead of the current files.
         commit: Option<String>,
     },
-    /// Debian's package of this version, as `7.3`.
+    /// Debian's package of this version, such as `7.3`.
     Debian(String),
 }
 
@@ -37,7 +37,7 @@ enum PreparedKind<'a> {
 }
 
 impl KernelSource {
-    /// What identifies the source, whatever its state is.
+    /// Returns the identity of the source, independent of its state.
     pub(super) fn identity(&self) -> Result<String, ImageError> {
         match self {
             Self::Debian(version) => Ok(format!("Debian {version}")),
@@ -52,7 +52,7 @@ impl KernelSource {
         }
     }
 
-    /// Finds the state of the source; `folder` is for what is kept about it.
+    /// Finds the state of the source; `folder` is for data about it.
     pub(super) fn prepare<'a>(
         &'a self,
         cache: &Cache,
@@ -84,7 +84,8 @@ impl KernelSource {
 }
 
 impl Prepared<'_> {
-    /// The folder with the sources: `copy`, or the tree itself if that is in no repository.
+    /// Returns the folder with the sources: `copy`, or the tree itself if that is not in a
+    /// repository.
     pub(super) fn sources(&self, copy: &Path, progress: &Progress) -> Result<PathBuf, ImageError> {
         match &self.kind {
             PreparedKind::Folder(path) => return Ok(path.to_path_buf()),
@@ -98,7 +99,7 @@ impl Prepared<'_> {
         Ok(copy.to_path_buf())
     }
 
-    /// Whether the copy of the sources is of no use once the kernel is built.
+    /// Returns `true` if the copy of the sources is useless once the kernel is built.
     pub(super) fn is_final(&self) -> bool {
         matches!(self.kind, PreparedKind::Archive(_))
     }
@@ -112,7 +113,8 @@ fn unpack(archive: &Path, copy: &Path, progress: &Progress) -> Result<(), ImageE
     )
 }
 
-/// Makes the only folder of an archive the folder `copy`. An interrupted extraction leaves none.
+/// Makes the only folder of an archive the folder `copy`. An interrupted extraction leaves no such
+/// folder.
 fn extract(stream: impl Read, copy: &Path) -> Result<(), ImageError> {
     let work = copy.with_extension("part");
     if work.exists() {
@@ -126,7 +128,7 @@ fn extract(stream: impl Read, copy: &Path) -> Result<(), ImageError> {
     fs::remove_dir(&work).map_err(io_error("remove", &work))
 }
 
-/// Path, size and time of change of each file in a tree that no version control knows.
+/// Returns path, size and time of change of each file in a tree without version control.
 fn stamps(tree: &Path) -> Result<String, ImageError> {
     let mut stamps = Vec::new();
     let mut folders = vec![tree.to_path_buf()];

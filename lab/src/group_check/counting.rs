@@ -1,4 +1,4 @@
-//! What the counters of all devices say of a check across guests.
+//! The counters of all devices about a check across guests.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,12 @@ pub(super) type CountersByName = BTreeMap<String, DeviceCounters>;
 #[derive(Debug, Default)]
 pub(super) struct Sample {
     pub(super) counters: CountersByName,
-    /// Bytes of each device's DMA whose memory's owner is inferred.
+    /// Bytes of each device's DMA for which the owner of the memory is inferred.
     pub(super) inferred: BTreeMap<String, u64>,
 }
 
-/// Sums of what all devices but the `uncounted` ones did between two readings of their counters.
+/// Adds up the DMA of all devices except the `uncounted` ones between two readings of their
+/// counters.
 pub(super) fn count(
     measure: &mut Measure,
     uncounted: &[&str],
@@ -73,7 +74,7 @@ fn add(measure: &mut Measure, requester: &str, kind: DmaKind, bytes: u64) {
     });
 }
 
-/// Bytes and failures of a device by kind. A device that counts nothing cannot be judged.
+/// Returns bytes and failures of a device by kind. A device without counters cannot be judged.
 fn counted(name: &str, counters: &DeviceCounters) -> Result<BTreeMap<DmaKind, (u64, u64)>, String> {
     let entries = match counters {
         DeviceCounters::Counted { dma, .. } => dma,

@@ -10,7 +10,8 @@ use super::{Guests, Transfers, lines};
 use crate::scenario::AcrossEnd;
 
 impl Transfers {
-    /// Has the first of `ends` ask the second until what `check` loses has died, and tries what is left.
+    /// Sends requests from the first of `ends` to the second until the part that `check` loses has
+    /// died, and then tries the remaining parts.
     pub(super) fn lose(
         &mut self,
         check: &RdmaLost,
@@ -27,7 +28,7 @@ impl Transfers {
             self.before = guests.count();
             let done =
                 self.results(|report| loss.conduct(lines(near), lines(far), &mut kill, report));
-            // What is tried afterwards is not judged.
+            // Later requests are not judged.
             self.after = guests.count();
             self.payload = done?;
             Ok(())
@@ -53,7 +54,7 @@ impl Transfers {
     }
 }
 
-/// What `check` loses, and amid what.
+/// Returns the part that `check` loses, and the activity during the loss.
 fn loss(check: &RdmaLost) -> Result<Loss, String> {
     let part = match check.part() {
         Some(RdmaPart::Peer) => Part::Peer,

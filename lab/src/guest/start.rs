@@ -1,4 +1,4 @@
-//! The start of a guest: its servers, QEMU, and what the agent gets to know.
+//! The start of a guest: its servers, QEMU, and the plan for the agent.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -39,7 +39,7 @@ const LARGEST_TRACE: usize = 40 << 20;
 const LARGEST_LOG: usize = 16 << 20;
 
 impl<'a> Guest<'a> {
-    /// Starts the servers of `scenario`, then QEMU, and has the plan ready for the agent.
+    /// Starts the servers of `scenario`, then QEMU, and prepares the plan for the agent.
     pub fn start(
         artifacts: &Artifacts,
         boot: &Boot<'_>,
@@ -106,7 +106,8 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// The servers of a guest's devices, and what tells the switches among them where their ports forward.
+/// The servers of a guest's devices, and the thread that tells the switches among them the windows
+/// of their ports.
 struct StartedServers {
     servers: Vec<Server>,
     switches: Vec<SwitchSocket>,
@@ -160,7 +161,8 @@ impl StartedQemu {
     }
 }
 
-/// Puts into `folder` what the guest gets of the host's files. None if it gets none, now or later.
+/// Puts the host's files for the guest into `folder`. Returns `None` if the guest gets no files,
+/// now or later.
 fn stage(
     artifacts: &Artifacts,
     scenario: &Scenario,
@@ -176,7 +178,7 @@ fn stage(
     Ok(Some(files))
 }
 
-/// Listens for the guest's trace events; the file that gets them.
+/// Listens for the guest's trace events, and returns the file for them.
 fn listen_for_trace(
     events: &mut Events<'_>,
     sockets: &Sockets,
@@ -208,7 +210,7 @@ fn plan(scenario: &Scenario, artifacts: &Artifacts, shared: &[SharedFolder<'_>])
     plan
 }
 
-/// The guest's console, whose kernel may warn of what the checks provoke.
+/// Returns the guest's console. The checks may cause warnings of its kernel.
 fn console(scenario: &Scenario, folder: &Folder) -> anyhow::Result<Console> {
     let warnings = scenario.checks.iter().flat_map(Check::warnings);
     let warnings: Vec<_> = warnings.copied().collect();

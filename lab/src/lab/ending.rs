@@ -14,25 +14,26 @@ use crate::run_file;
 use crate::scenario::Scenario;
 use crate::verdict::Ending;
 
-/// How long a guest may take to power off.
+/// Longest time until a guest has powered off.
 const POWER_OFF: Duration = Duration::from_secs(30);
-/// How long a guest may take to end by what has ended the run, before it is stopped.
+/// Time for a guest to end by itself after the run was ended, before it is stopped.
 const DYING: Duration = Duration::from_secs(1);
 
 impl Lab {
-    /// Powers the guest off, ends the servers, and judges the run. What `sanitize = true` has recorded is not part of that: see
-    /// [`peerbar_flight::Sanitizer`] and `peerbar iommu --sanitize`.
+    /// Powers the guest off, ends the servers, and judges the run. The records of `sanitize = true`
+    /// are not judged: see [`peerbar_flight::Sanitizer`] and `peerbar iommu --sanitize`.
     ///
     /// # Errors
-    /// What keeps the run from being judged or kept.
+    /// The reason why the run cannot be judged or stored.
     pub fn shut_down(self) -> Result<FinishedLab, LabError> {
         self.shut_down_after(None)
     }
 
-    /// As [`Lab::shut_down`], for a run whose work has not succeeded for the reason `flaw`: that run does not pass.
+    /// Does the work of [`Lab::shut_down`], for a run in which the work failed for the reason
+    /// `flaw`: that run does not pass.
     ///
     /// # Errors
-    /// As [`Lab::shut_down`].
+    /// Those of [`Lab::shut_down`].
     pub fn shut_down_after(mut self, flaw: Option<String>) -> Result<FinishedLab, LabError> {
         self.ask_to_power_off();
         let ending = self.wait_for_power_off()?;
@@ -49,7 +50,7 @@ impl Lab {
         })
     }
 
-    /// Has the guest power off. One that has ended already is no error here.
+    /// Asks the guest to power off. A guest that has already ended is no error here.
     pub(crate) fn ask_to_power_off(&mut self) {
         if let Err(error) = self.guest.request(&Request::End) {
             log::debug!("{} takes no request: {error:#}", self.scenario.name);
@@ -62,7 +63,7 @@ impl Lab {
         Ok(ending.unwrap_or(Ending::StayedOn(POWER_OFF.as_secs())))
     }
 
-    /// How it ends before `deadline`, if it does.
+    /// Returns its ending before `deadline`, or `None`.
     fn ending_before(&mut self, deadline: Instant) -> Result<Option<Ending>, LabError> {
         loop {
             return Ok(Some(match self.guest.next_event(deadline)? {
@@ -76,13 +77,14 @@ impl Lab {
         }
     }
 
-    /// How it ends where something else has ended the run: by itself for the same reason, or stopped for `why`.
+    /// Returns its ending after something else has ended the run: by itself for the same reason, or
+    /// stopped for `why`.
     pub(crate) fn stop_for(&mut self, why: &str) -> Result<Ending, LabError> {
         let ending = self.ending_before(Instant::now() + DYING)?;
         Ok(ending.unwrap_or_else(|| Ending::Stopped(why.to_owned())))
     }
 
-    /// Ends the servers after `ending`, and judges the run, also by what `complaint` says of its records.
+    /// Ends the servers after `ending`, and judges the run with the `complaint` about its records.
     pub(crate) fn conclude(
         self,
         ending: Ending,
@@ -97,7 +99,7 @@ impl Lab {
         Ok(concluded)
     }
 
-    /// Ends the guest at once, and leaves the verdict that it has not run, and why.
+    /// Ends the guest immediately, and leaves the verdict that it has not run, with the reason.
     pub(crate) fn leave(self, why: &str) -> anyhow::Result<()> {
         self.folder.write(VERDICT, &format!("not run: {why}\n"))
     }

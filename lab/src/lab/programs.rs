@@ -1,4 +1,4 @@
-//! Programs of the host's in the guest, and work of the host's beside it.
+//! Programs of the host in the guest, and work of the host at the same time.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -17,18 +17,19 @@ use crate::limited::Limited;
 use crate::qemu::Sockets;
 use crate::size::Size;
 
-/// How often work is looked after in any case.
+/// Longest wait for an event.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 /// Most bytes of a stream of [`Lab::program`]: the guest is not trusted with the host's memory.
 const MOST_OUTPUT: Size = Size(256 << 20);
 
 impl Lab {
-    /// Runs a program in the guest, with `input` as its standard input. A status other than 0 is no error. Another thread may
-    /// run more at the same time: see [`Lab::socket`].
+    /// Runs a program in the guest, with `input` as its standard input. A status other than 0 is no
+    /// error. Another thread may run more at the same time: see [`Lab::socket`].
     ///
     /// # Errors
-    /// What keeps the guest from starting it or from going on; a signal; more than 256 MiB of a stream; a lab without
-    /// [`LabOptions::access`](crate::lab_options::LabOptions::access) starts none.
+    /// The reason why the guest cannot start it or continue; a signal; more than 256 MiB of a
+    /// stream; a lab without [`LabOptions::access`](crate::lab_options::LabOptions::access) starts
+    /// none.
     pub fn program(
         &mut self,
         request: &ProgramRequest,
@@ -48,15 +49,18 @@ impl Lab {
         Ok(output??)
     }
 
-    /// The socket for [`GuestProgram::start`]. The guest's console must be taken meanwhile: see [`Lab::run_beside`].
+    /// Returns the socket for [`GuestProgram::start`]. The guest's console must be read at the same
+    /// time: see [`Lab::run_beside`].
     pub fn socket(&self) -> PathBuf {
         Sockets::in_folder(self.temporary.path()).vsock_programs()
     }
 
-    /// Runs `work` on a thread of its own, and keeps the guest going meanwhile. Signals come to `work` as bytes with their numbers.
+    /// Runs `work` on a separate thread while this one serves the guest. Signals come to `work` as
+    /// bytes with their numbers.
     ///
     /// # Errors
-    /// A guest or a server that ends before the work does. The work is waited for then, and other work may be run then.
+    /// A guest or a server that ends before the work does. It then waits for the work, and other
+    /// work may follow.
     pub fn run_beside<T: Send>(
         &mut self,
         work: impl FnOnce(&Path, UnixStream) -> T + Send,
@@ -89,7 +93,7 @@ impl Lab {
                 GuestEvent::WorkDone => return Ok(()),
                 GuestEvent::Signal(number) => {
                     let number = u8::try_from(number).unwrap_or_default();
-                    // Work that is done takes none.
+                    // The error is ignored: work that has ended reads no signals.
                     let _ = (&mut &*signals).write_all(&[number]);
                 }
                 GuestEvent::ServerDied(message) => return Err(LabError::ServerDied(message)),

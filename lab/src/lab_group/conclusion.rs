@@ -14,17 +14,17 @@ use crate::scenario::{GroupGuest, Scenario};
 use crate::verdict::Ending;
 
 impl LabGroup {
-    /// Powers the guests off, ends all servers and judges the run, also by what `complaint` says of each guest's records.
-    /// [`ConcludedGroup::seal`] must follow.
+    /// Powers the guests off, ends all servers and judges the run with the `complaint` about each
+    /// guest's records. [`ConcludedGroup::seal`] must follow.
     ///
     /// # Errors
-    /// What keeps the run from being judged or kept.
+    /// The reason why the run cannot be judged or stored.
     pub fn conclude(
         mut self,
         complaint: impl Fn(&Scenario, &Path) -> anyhow::Result<Option<String>>,
     ) -> Result<ConcludedGroup, LabError> {
         let why = self.failure.as_ref().map(ToString::to_string);
-        // One that cannot be ended or judged keeps no other from it.
+        // The others are ended and judged even if one cannot be.
         let mut errors = self.leave_unbegun(why.as_deref());
         let stop = match self.failure {
             Some(LabError::Host(Failure::Interrupted(signal))) => Some(Ending::Signal(signal)),
@@ -69,7 +69,8 @@ impl LabGroup {
         unbegun.filter_map(|lab| lab.leave(why).err()).collect()
     }
 
-    /// How many guests have begun with their checks. One that has failed is judged, too, and one that was ready while that was waited for.
+    /// Returns the number of guests that have begun with their checks. This includes one that has
+    /// failed, and one that became ready during the wait for it.
     fn begun(&self) -> usize {
         let waited_for = usize::from(self.failure.is_some());
         let begun = self.ready.saturating_add(waited_for);
@@ -78,8 +79,8 @@ impl LabGroup {
     }
 }
 
-/// Ends the guests and judges each. `stop` is what has ended the run, if that was not its end: guests at work are not waited for then.
-/// Returns what was concluded, and why some could not be.
+/// Ends the guests and judges each. `stop` is the reason for the end of the run, if that was early:
+/// busy guests are not waited for then. Returns the conclusions, and the errors of the others.
 fn conclude_all(
     guests: &[GroupGuest],
     mut labs: Vec<Lab>,

@@ -1,17 +1,17 @@
-//! What switches and devices are plugged into.
+//! The places of switches and devices.
 
 use peerbar_report::TableError;
 use toml::Spanned;
 
 use super::error::Problem;
 
-/// What a switch or a device is plugged into.
+/// The place of a switch or a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AttachPoint {
-    /// A root port of its own below the machine's host bridge.
+    /// A separate root port below the machine's host bridge.
     #[default]
     Root,
-    /// A root port of its own below this further host bridge.
+    /// A separate root port below this further host bridge.
     HostBridge(String),
     /// A port of this switch.
     Switch(String),
@@ -27,7 +27,7 @@ impl AttachPoint {
     }
 }
 
-/// What a scenario declares that others can be below of.
+/// Parts of a scenario that others can be below.
 pub(super) struct AttachPoints {
     pub(super) host_bridges: Vec<String>,
     pub(super) switches: Vec<String>,
@@ -39,7 +39,7 @@ impl AttachPoints {
         [self.host_bridges.as_slice(), &self.switches].concat()
     }
 
-    /// Where a device is that is said to be `below`.
+    /// Returns the place of a device that is said to be `below`.
     pub(super) fn of_device(&self, below: Option<Spanned<String>>) -> Result<AttachPoint, Problem> {
         match below {
             Some(switch) if self.switches.contains(switch.get_ref()) => {
@@ -49,7 +49,7 @@ impl AttachPoints {
         }
     }
 
-    /// Where a switch is that is said to be `below`.
+    /// Returns the place of a switch that is said to be `below`.
     pub(super) fn of_switch(&self, below: Option<Spanned<String>>) -> Result<AttachPoint, Problem> {
         self.below_root(below, "[[host-bridge]]")
     }

@@ -1,4 +1,5 @@
-//! Scenarios made in Rust. What is built is a scenario file's text, read as any other.
+//! Scenarios made in Rust. A builder makes the text of a scenario file, which is read like any
+//! other.
 
 use std::path::{Path, PathBuf};
 
@@ -58,7 +59,7 @@ impl ScenarioBuilder {
         self
     }
 
-    /// Adds a guest, to which all bridges, switches, devices and modules belong that are added after it.
+    /// Adds a guest, which owns all bridges, switches, devices and modules that are added after it.
     pub fn guest(self, name: &str) -> Self {
         Self {
             guest: Some(name.to_owned()),
@@ -66,7 +67,8 @@ impl ScenarioBuilder {
         }
     }
 
-    /// Has packets impaired between adapters, by a rule such as `nic0->nic1 loss=1%`. Adapters have a fabric without it, too.
+    /// Impairs packets between adapters, by a rule such as `nic0->nic1 loss=1%`. Adapters have a
+    /// fabric without it, too.
     pub fn impair(mut self, rule: &str) -> Self {
         let fabric = self.file.entry("fabric");
         if let Value::Table(fabric) = fabric.or_insert(Value::Table(Table::new())) {
@@ -137,20 +139,21 @@ impl ScenarioBuilder {
         self
     }
 
-    /// The scenario.
+    /// Builds the scenario.
     ///
     /// # Errors
-    /// What makes no sense, with the device or the other table that it is in.
+    /// A mistake, with its device or other table.
     pub fn build(self) -> Result<Scenario, ScenarioError> {
         let text = self.file.to_string();
         let built = Scenario::parse_interactive(&self.path(), text.clone());
         built.map_err(|error| self.located(error, &text))
     }
 
-    /// The scenario of several guests; none if [`ScenarioBuilder::guest`] has added none.
+    /// Builds the scenario of several guests. Returns `None` if [`ScenarioBuilder::guest`] has
+    /// added none.
     ///
     /// # Errors
-    /// As [`ScenarioBuilder::build`].
+    /// Those of [`ScenarioBuilder::build`].
     pub fn build_group(self) -> Result<Option<GuestGroup>, ScenarioError> {
         let text = self.file.to_string();
         let built = GuestGroup::parse_interactive(&self.path(), text.clone());

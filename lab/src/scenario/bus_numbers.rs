@@ -7,15 +7,17 @@ use toml::Spanned;
 use super::error::Problem;
 use super::file::File;
 
-/// Bus numbers of a PCI segment, of which a machine has one (PCI Firmware 3.3, 4.1.2).
+/// Bus numbers of a PCI segment. A machine has one segment (PCI Firmware 3.3, 4.1.2).
 const ALL: usize = 256;
 
-/// Bus numbers of each host bridge, with this number of `bridges` beside the machine's own.
+/// Returns the number of bus numbers for each host bridge, with `bridges` in addition to the
+/// machine's own.
 fn share(bridges: usize) -> usize {
     ALL / bridges.saturating_add(1)
 }
 
-/// The first bus number of each of the `bridges` beside the machine's own, which has the numbers before them.
+/// Returns the first bus number of each of the `bridges` after the machine's own, which has the
+/// numbers before them.
 pub fn first_buses(bridges: usize) -> impl Iterator<Item = usize> {
     let share = share(bridges);
     (1..)
@@ -23,7 +25,7 @@ pub fn first_buses(bridges: usize) -> impl Iterator<Item = usize> {
         .map(move |number: usize| number.saturating_mul(share))
 }
 
-/// Checks that every host bridge has the bus numbers for what is below it.
+/// Checks that every host bridge has enough bus numbers for everything below it.
 pub(super) fn fit(file: &File) -> Result<(), Problem> {
     let share = share(file.host_bridge.len());
     let bridges = file.host_bridge.iter().map(|bridge| &bridge.name);
@@ -49,7 +51,8 @@ fn too_many(at: Range<usize>, bridge: Option<&str>, needed: usize, share: usize)
     Problem::new(at, message)
 }
 
-/// One for the bridge's own bus, one for each port that something is below, and one for the bus inside each switch.
+/// Returns the number of necessary bus numbers: one for the bridge's bus, one for each port with
+/// something below it, and one for the bus inside each switch.
 fn needed(file: &File, bridge: Option<&str>) -> usize {
     let name = |below: &Option<Spanned<String>>| below.as_ref().map(|name| name.get_ref().clone());
     let switches = file.switch.iter();

@@ -1,4 +1,4 @@
-//! Scenario files that are there to be run: those that come with peerbar, and those of a folder.
+//! Scenario files that are ready to run: those that come with peerbar, and those of a folder.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,23 +11,23 @@ use crate::programs::program;
 
 /// The scenario that is always among those that come with peerbar.
 const ALWAYS: &str = "scenarios/demo.toml";
-/// A larger file is no scenario.
+/// Largest size of a scenario file.
 const LARGEST: u64 = 1 << 20;
-/// Keys of the top level, one of which each scenario has beside its name.
+/// Keys of the top level. Each scenario has one of them in addition to its name.
 const TABLES: [&str; 5] = ["nvme", "gpu", "nic", "machine", "check"];
 
-/// A scenario file, and what it shows.
+/// A scenario file, and its purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScenarioFile {
-    /// What `peerbar run` takes for it: a bare name if it comes with peerbar, else the file's name.
+    /// Its name for `peerbar run`: a bare name if it comes with peerbar, else the file's name.
     pub name: String,
     /// The file.
     pub path: PathBuf,
-    /// The first sentence of the comment at its head; empty if there is none.
+    /// The first sentence of the comment at its head; empty if there is no comment.
     pub about: String,
 }
 
-/// The scenarios that come with peerbar, by name. None if they are not installed.
+/// Returns the scenarios that come with peerbar, by name; nothing if they are not installed.
 pub fn shipped() -> Vec<ScenarioFile> {
     let demo = program(ALWAYS).ok();
     let folder = demo.as_deref().and_then(Path::parent);
@@ -39,7 +39,7 @@ pub fn shipped() -> Vec<ScenarioFile> {
     files
 }
 
-/// The scenarios of `folder`, by name. Other TOML files are none, and what cannot be read is left out.
+/// Returns the scenarios of `folder`, by name. Other TOML files and unreadable ones are left out.
 pub fn in_folder(folder: &Path) -> Vec<ScenarioFile> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut files: Vec<ScenarioFile> = entries

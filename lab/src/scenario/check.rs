@@ -1,4 +1,5 @@
-//! The scenario that `[[check]]` tables are held against. The tables themselves are [`peerbar_report`]'s.
+//! The scenario with which `[[check]]` tables are compared. The tables themselves are
+//! [`peerbar_report`]'s.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ pub(super) struct Endpoints<'a> {
     pub(super) nics: &'a [Nic],
 }
 
-/// What checks can name.
+/// Returns everything that checks can name.
 pub(super) fn inventory(
     Endpoints { nvmes, gpus, nics }: Endpoints<'_>,
     machine: &Machine,

@@ -1,4 +1,4 @@
-//! What every device of a scenario has, whatever it is.
+//! The common properties of all devices of a scenario.
 
 use peerbar_dma::LinkSpeed;
 use peerbar_fault::Rule;
@@ -6,7 +6,7 @@ use peerbar_switch::LinkMode;
 
 use super::{AttachPoint, Gpu, Model, Nic, Nvme, Scenario};
 
-/// A device of a scenario, served by a process of its own.
+/// A device of a scenario, served by a separate process.
 #[derive(Clone, Copy, Debug)]
 pub enum DeviceSpec<'a> {
     /// An NVMe controller.
@@ -27,7 +27,7 @@ impl<'a> DeviceSpec<'a> {
         }
     }
 
-    /// What it is plugged into.
+    /// Returns its place.
     pub fn attach(self) -> &'a AttachPoint {
         match self {
             DeviceSpec::Nvme(nvme) => &nvme.attach,
@@ -36,7 +36,7 @@ impl<'a> DeviceSpec<'a> {
         }
     }
 
-    /// What the switch does with its requests to peers.
+    /// Returns the switch's treatment of its requests to peers.
     pub fn link(self) -> LinkMode {
         match self {
             DeviceSpec::Nvme(nvme) => nvme.link,
@@ -45,7 +45,7 @@ impl<'a> DeviceSpec<'a> {
         }
     }
 
-    /// How fast its link is.
+    /// Returns the speed of its link.
     pub fn link_speed(self) -> LinkSpeed {
         match self {
             DeviceSpec::Nvme(nvme) => nvme.link_speed,
@@ -54,7 +54,7 @@ impl<'a> DeviceSpec<'a> {
         }
     }
 
-    /// Whether it offers address translation services.
+    /// Returns `true` if it offers address translation services.
     pub fn ats(self) -> bool {
         match self {
             DeviceSpec::Nvme(nvme) => nvme.ats,
@@ -63,7 +63,7 @@ impl<'a> DeviceSpec<'a> {
         }
     }
 
-    /// The faults that are injected into what it does.
+    /// Returns the faults that are injected into its operations.
     pub fn faults(self) -> &'a [Rule] {
         match self {
             DeviceSpec::Nvme(nvme) => &nvme.faults,
@@ -72,7 +72,7 @@ impl<'a> DeviceSpec<'a> {
         }
     }
 
-    /// What kind it is, as files are named after.
+    /// Returns its kind, which is part of file names.
     pub fn kind(self) -> &'static str {
         match self {
             DeviceSpec::Nvme(_) => "nvme",
@@ -81,7 +81,7 @@ impl<'a> DeviceSpec<'a> {
         }
     }
 
-    /// Whether a program of ours serves it.
+    /// Returns `true` if a program of ours serves it.
     pub fn is_ours(self) -> bool {
         !matches!(self, DeviceSpec::Nvme(nvme) if nvme.model == Model::Qemu)
     }
@@ -107,7 +107,7 @@ impl Scenario {
         nvmes.chain(gpus).chain(nics)
     }
 
-    /// Whether all devices are below one switch, which routes between them.
+    /// Returns `true` if all devices are below one switch, which routes between them.
     pub fn is_one_switch(&self) -> bool {
         let first = self.devices().next();
         first

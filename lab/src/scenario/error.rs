@@ -1,4 +1,4 @@
-//! Why a scenario is refused, with the line of its file.
+//! The reason why a scenario is rejected, with the line of its file.
 
 use std::io;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::exit::Failure;
 /// A scenario that cannot be run.
 #[derive(Debug, Error)]
 pub enum ScenarioError {
-    /// There is no such file, nor a shipped scenario of that name.
+    /// There is no such file, nor a shipped scenario with that name.
     #[error("there is no scenario {}: {way_out}", path.display())]
     Missing {
         /// The file.
@@ -29,32 +29,32 @@ pub enum ScenarioError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Its contents are refused.
+    /// Its contents are rejected.
     #[error("{}:{line}: {message}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
         /// Line in it, from 1.
         line: usize,
-        /// What is wrong, and what is allowed.
+        /// The mistake, and the allowed values.
         message: String,
     },
-    /// What a [`super::ScenarioBuilder`] was told is refused.
+    /// The input of a [`super::ScenarioBuilder`] is rejected.
     #[error("scenario `{scenario}`, {table}: {message}")]
     Built {
         /// The name that the builder has.
         scenario: String,
-        /// What it was told it in, as `[[nvme]] d0`.
+        /// The table with the mistake, such as `[[nvme]] d0`.
         table: String,
-        /// What is wrong, and what is allowed.
+        /// The mistake, and the allowed values.
         message: String,
     },
 }
 
-/// A mistake in a scenario is the user's. Where it is not the only one, the message says how to see all.
+/// A mistake in a scenario is the user's. If there are more, the message says how to see all.
 impl From<ScenarioError> for Failure {
     fn from(error: ScenarioError) -> Self {
         let mistakes = match &error {
@@ -71,20 +71,20 @@ impl From<ScenarioError> for Failure {
     }
 }
 
-/// How many mistakes the scenario at `path` has; none if it cannot be read.
+/// Returns the number of mistakes in the scenario at `path`; 0 if it cannot be read.
 fn mistakes_in(path: &Path) -> usize {
     let review = review(path, &Known::default());
     review.map_or(0, |review| review.mistakes.len())
 }
 
-/// What is wrong at a byte range of the file.
+/// A mistake at a byte range of the file.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) at: Range<usize>,
-    /// What else of the file has a part in it.
+    /// Another range of the file that is involved.
     other: Option<Range<usize>>,
     pub(super) message: String,
-    /// The name that stands at `at` by mistake for this one.
+    /// The correct name, if that at `at` is misspelt.
     pub(super) meant: Option<String>,
     /// The key that is missing at `at`.
     pub(super) missing: Option<String>,
@@ -117,13 +117,13 @@ impl Problem {
         }
     }
 
-    /// What is wrong with a value of `document`, whose key the message names.
+    /// Returns the problem with a value of `document`. The message names its key.
     pub(super) fn of_toml(error: &toml::de::Error, document: &DeTable<'_>) -> Self {
         let at = error.span().unwrap_or_default();
         TableError::of_toml(error, key_of(document, &at), at).into()
     }
 
-    /// What is wrong with a value of `settings`, whose key comes first.
+    /// Returns the problem with a value of `settings`, whose message begins with the key.
     pub(super) fn of_setting(error: &toml::de::Error, settings: &DeTable<'_>) -> Self {
         let problem = Self::of_toml(error, settings);
         let key = key_of(settings, &problem.at);
@@ -136,13 +136,13 @@ impl Problem {
         }
     }
 
-    /// The problem, which `other` has a part in.
+    /// Returns the problem, in which `other` is involved.
     pub(super) fn with(mut self, other: Range<usize>) -> Self {
         self.other = Some(other);
         self
     }
 
-    /// The problem in what follows a header of this number of bytes.
+    /// Returns the problem relative to the text after a header with this number of bytes.
     pub(super) fn without_header(self, bytes: usize) -> Self {
         let moved = |at: Range<usize>| at.start.saturating_sub(bytes)..at.end.saturating_sub(bytes);
         Self {
@@ -186,7 +186,7 @@ fn key_of<'d>(table: &'d DeTable<'_>, at: &Range<usize>) -> Option<&'d str> {
     })
 }
 
-/// The line of `text` in which `at` starts, counted from 1.
+/// Returns the line of `text` in which `at` starts, counted from 1.
 fn line(at: &Range<usize>, text: &str) -> usize {
     let before = text.get(..at.start).unwrap_or(text);
     before.matches('\n').count() + 1

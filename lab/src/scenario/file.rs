@@ -1,4 +1,4 @@
-//! The shape of a scenario file, before it is known to make sense.
+//! The shape of a scenario file, before it is checked.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -84,14 +84,14 @@ pub(super) struct MachineTable {
     pub(super) network: bool,
 }
 
-/// A host bridge beside the machine's own.
+/// A host bridge in addition to the machine's own.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct HostBridgeTable {
     pub(super) name: Spanned<String>,
 }
 
-/// A PCIe switch below a root port of its own.
+/// A PCIe switch below a separate root port.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SwitchTable {
@@ -99,7 +99,7 @@ pub(super) struct SwitchTable {
     pub(super) below: Option<Spanned<String>>,
 }
 
-/// An NVMe controller, served by a process of its own. Its [`Settings`] are further keys.
+/// An NVMe controller, served by a separate process. Its [`Settings`] are further keys.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NvmeTable {
@@ -118,7 +118,7 @@ pub(super) struct NvmeTable {
     pub(super) namespaces: Spanned<Vec<Spanned<NamespaceTable>>>,
 }
 
-/// What a Persistent Memory Region is kept in.
+/// Size and storage of a Persistent Memory Region.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PmrTable {
@@ -126,7 +126,7 @@ pub(super) struct PmrTable {
     pub(super) file: Option<PathBuf>,
 }
 
-/// What a namespace is made of.
+/// Storage of a namespace.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NamespaceTable {
@@ -137,7 +137,7 @@ pub(super) struct NamespaceTable {
     pub(super) size: Option<Size>,
 }
 
-/// A GPU, served by a process of its own.
+/// A GPU, served by a separate process.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct GpuTable {
@@ -155,7 +155,7 @@ pub(super) struct GpuTable {
     pub(super) job_timeout: Option<Timeout>,
 }
 
-/// What an aperture is.
+/// Mode of an aperture.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum GpuMode {
@@ -163,7 +163,7 @@ pub(super) enum GpuMode {
     Window,
 }
 
-/// An RDMA network adapter, served by a process of its own.
+/// An RDMA network adapter, served by a separate process.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct NicTable {
@@ -178,7 +178,7 @@ pub(super) struct NicTable {
     pub(super) faults: Vec<Spanned<String>>,
 }
 
-/// What joins the RDMA network adapters.
+/// The fabric that joins the RDMA network adapters.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct FabricTable {

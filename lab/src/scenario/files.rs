@@ -15,7 +15,7 @@ pub(super) fn files(
 ) -> Result<Vec<GuestFile>, Problem> {
     let mut files: Vec<GuestFile> = Vec::new();
     let mut table: Vec<_> = table.into_iter().collect();
-    // The first mistake in the file is the one to tell.
+    // The first mistake in the file is reported.
     table.sort_by_key(|(guest, _)| guest.span().start);
     for (guest, host) in table {
         let at = guest.span();

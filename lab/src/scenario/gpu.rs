@@ -1,4 +1,4 @@
-//! A `[[gpu]]` table that makes sense.
+//! Checks a `[[gpu]]` table.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ use crate::size::Size;
 /// Sizes that `peerbar-gpu` takes for an aperture: powers of two between these.
 const LEAST_APERTURE: u64 = 2 << 20;
 const MOST_APERTURE: u64 = 16 << 30;
-/// How many MSI-X vectors a GPU of `peerbar-gpu` has.
+/// Number of MSI-X vectors of a GPU of `peerbar-gpu`.
 const VECTORS: u32 = 17;
-/// What `peerbar-gpu` takes VRAM in multiples of.
+/// Unit of the size of VRAM in `peerbar-gpu`.
 const VRAM_UNIT: u64 = 2 << 20;
 const DEFAULT: u64 = 256 << 20;
 
@@ -28,23 +28,23 @@ const DEFAULT: u64 = 256 << 20;
 pub struct Gpu {
     /// Name in the scenario, identifier in QEMU.
     pub name: String,
-    /// What it is plugged into.
+    /// Its place.
     pub attach: AttachPoint,
-    /// What the switch does with its requests to peers.
+    /// The switch's treatment of its requests to peers.
     pub link: LinkMode,
-    /// How fast its link is.
+    /// Speed of its link.
     pub link_speed: LinkSpeed,
-    /// Whether it offers address translation services.
+    /// Set if it offers address translation services.
     pub ats: bool,
     /// Size of its memory in bytes.
     pub vram: u64,
     /// Size of its aperture in bytes.
     pub aperture: u64,
-    /// Whether the aperture is a window.
+    /// Set if the aperture is a window.
     pub window: bool,
-    /// The faults that are injected into what it does.
+    /// The faults that are injected into its operations.
     pub faults: Vec<Rule>,
-    /// How long it may work on one command; none for its own limit.
+    /// Time limit of one command, or `None` for the default of the server.
     pub job_timeout: Option<Duration>,
 }
 
@@ -73,7 +73,7 @@ pub(super) fn gpu(table: GpuTable, attach_points: &AttachPoints) -> Result<Gpu, 
     })
 }
 
-/// What faults can be injected into at a GPU.
+/// Returns the subjects for fault injection at a GPU.
 fn fault_subjects() -> Faults {
     let subjects = Faults::default();
     subjects.serve(&Kind::OF_GPUS);

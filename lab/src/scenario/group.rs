@@ -1,7 +1,8 @@
-//! A scenario with several guests: `[[guest]]` tables, and devices and checks that belong to one guest each.
+//! A scenario with several guests: `[[guest]]` tables, and devices and checks that belong to one
+//! guest each.
 //!
-//! Each guest is a [`Scenario`] of its own, made from the tables that name it and from those that name none. What is left are
-//! the checks across guests, and the fabric that joins all adapters.
+//! Each guest is a separate [`Scenario`], made from the tables that name it and from those that
+//! name no guest. The rest are the checks across guests, and the fabric that joins all adapters.
 
 mod across;
 mod split;
@@ -34,15 +35,15 @@ use super::{
 /// A scenario with several guests.
 #[derive(Clone, Debug)]
 pub struct GuestGroup {
-    /// Its name, fit for a folder's name.
+    /// Its name, which is suitable for a folder.
     pub name: String,
     /// The file that it was read from; paths in it are relative to that.
     pub path: PathBuf,
     /// The text that it was read from.
     pub text: String,
-    /// How long each guest may run.
+    /// Time limit of each guest.
     pub timeout: Duration,
-    /// What joins the adapters of all guests, if anything does.
+    /// The fabric that joins the adapters of all guests, if there is one.
     pub fabric: Option<RdmaNetwork>,
     /// The guests, in the order of the file.
     pub guests: Vec<GroupGuest>,
@@ -64,11 +65,12 @@ pub struct GroupGuest {
 pub struct GroupCheck {
     /// Its name in the report.
     pub name: String,
-    /// What is done.
+    /// The check.
     pub check: AcrossCheck,
 }
 
-/// Refuses a file with several guests where one is wanted, and a table of a guest that the file does not have.
+/// Rejects a file with several guests if a scenario of one is wanted, and a table of an unknown
+/// guest.
 pub(super) fn refuse(document: &DeTable<'_>) -> Result<(), Problem> {
     if let Some(guests) = document.get("guest") {
         return Err(Problem::new(
@@ -94,29 +96,31 @@ pub(super) fn refuse(document: &DeTable<'_>) -> Result<(), Problem> {
 }
 
 impl GuestGroup {
-    /// Reads a scenario file, or the shipped one of a bare name. None if its text has no `[[guest]]`.
+    /// Reads a scenario file, or the shipped one of a bare name. Returns `None` if its text has no
+    /// `[[guest]]`.
     ///
     /// # Errors
-    /// What makes no sense, with its line.
+    /// A mistake, with its line.
     pub fn load(path: &Path) -> Result<Option<Self>, ScenarioError> {
         let path = &catalogue::resolve(path);
         Self::read(path, file_text(path)?, false)
     }
 
-    /// As [`GuestGroup::load`]. It needs no checks, as the user works in a guest.
+    /// Does the work of [`GuestGroup::load`]. It needs no checks, because the user works in a
+    /// guest.
     ///
     /// # Errors
-    /// As [`GuestGroup::load`].
+    /// Those of [`GuestGroup::load`].
     pub fn load_interactive(path: &Path) -> Result<Option<Self>, ScenarioError> {
         let path = &catalogue::resolve(path);
         Self::read(path, file_text(path)?, true)
     }
 
-    /// Reads a scenario's text, which messages say to be from `path`. It needs no checks, as requests can follow. None if it has
-    /// no `[[guest]]`.
+    /// Reads a scenario's text, which has the path `path` in messages. It needs no checks, because
+    /// requests can follow. Returns `None` if it has no `[[guest]]`.
     ///
     /// # Errors
-    /// As [`GuestGroup::load`].
+    /// Those of [`GuestGroup::load`].
     pub fn parse_interactive(
         path: &Path,
         text: impl Into<String>,
@@ -198,31 +202,31 @@ impl GuestGroup {
         })
     }
 
-    /// As [`Scenario::serve_disks_by`], for all guests.
+    /// Does the work of [`Scenario::serve_disks_by`] for all guests.
     pub fn serve_disks_by(&mut self, workers: Option<u8>, poll: Option<PollPolicy>) {
         let guests = self.guests.iter_mut();
         guests.for_each(|guest| guest.scenario.serve_disks_by(workers, poll));
     }
 
-    /// As [`Scenario::set_timeout`], for all guests.
+    /// Does the work of [`Scenario::set_timeout`] for all guests.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
         let guests = self.guests.iter_mut();
         guests.for_each(|guest| guest.scenario.set_timeout(timeout));
     }
 
-    /// As [`Scenario::trace`], for all guests.
+    /// Does the work of [`Scenario::trace`] for all guests.
     pub fn trace(&mut self) {
         self.guests
             .iter_mut()
             .for_each(|guest| guest.scenario.trace());
     }
 
-    /// Keeps those checks that have one of these names, which begin with the guest's as in `left: copy` unless they are across
-    /// guests; all if there are no names.
+    /// Keeps the checks with one of these names, or all if there are no names. A name begins with
+    /// the guest's, as in `left: copy`, unless the check is across guests.
     ///
     /// # Errors
-    /// A name that no check has, with the names that there are.
+    /// An unknown name, with the list of names.
     pub fn select_checks(&mut self, names: &[String]) -> anyhow::Result<()> {
         if names.is_empty() {
             return Ok(());
@@ -253,7 +257,7 @@ impl GuestGroup {
 }
 
 impl GroupGuest {
-    /// What the report of the group calls this guest's check `name`.
+    /// Returns the name of this guest's check `name` in the report of the group.
     pub fn name_of(&self, name: &str) -> String {
         format!("{}: {name}", self.name)
     }
@@ -264,7 +268,8 @@ impl GroupGuest {
         names.iter().map(|name| self.name_of(name)).collect()
     }
 
-    /// Takes its part in the group's fabric, whose rules hold for it also where it is started alone, and brings what checks across guests need.
+    /// Adds it to the group's fabric, whose rules also apply to a guest that is started alone, and
+    /// adds the programs for checks across guests.
     fn join_fabric(&mut self, fabric: &RdmaNetwork) {
         let scenario = &mut self.scenario;
         if scenario.nics.is_empty() {
@@ -311,7 +316,7 @@ fn read_across(
     });
     let checks: Vec<GroupCheck> = checks.collect::<Result<_, _>>()?;
     names::distinct_labels(&labels, &others)?;
-    // Those of the guests come first, and are held against each other already.
+    // Those of the guests come first. They have already been compared with each other.
     let own = guests.iter().flat_map(|guest| &guest.scenario.checks);
     let mut all: Vec<Check> = own.cloned().collect();
     all.extend(checks.iter().map(|check| check.check.check()));
@@ -344,7 +349,7 @@ fn fits(check: &AcrossCheck, guests: &[GroupGuest]) -> Result<(), String> {
     Ok(())
 }
 
-/// What checks across guests can name: all devices.
+/// Returns everything that checks across guests can name: all devices.
 fn inventory(guests: &[GroupGuest]) -> Inventory {
     let mut all = Inventory {
         tools: true,
@@ -360,7 +365,7 @@ fn inventory(guests: &[GroupGuest]) -> Inventory {
     all
 }
 
-/// The number of the first guest of which `is_its` holds.
+/// Returns the number of the first guest for which `is_its` returns `true`.
 fn owner(guests: &[GroupGuest], is_its: impl Fn(&Scenario) -> bool) -> Option<usize> {
     guests.iter().position(|guest| is_its(&guest.scenario))
 }
@@ -369,7 +374,7 @@ fn has_device(guest: &Scenario, name: &str) -> bool {
     guest.devices().any(|device| device.name() == name)
 }
 
-/// How a table names its guest.
+/// Returns the ways in which a table can name its guest.
 fn one_of(guests: &[GroupGuest]) -> String {
     let names = guests.iter().map(|guest| guest.name.as_str());
     split::one_of(names)
@@ -598,7 +603,7 @@ mod tests {
             let wanted = format!("the check uses `{name}`, which a check before it loses");
             assert!(error.contains(&wanted), "{error}");
         }
-        // Checks of one guest come first, wherever they stand.
+        // Checks of one guest come first, in any order of the file.
         let own = lost("g0").replace("[[check]]", "[[check]]\nguest = \"left\"");
         let beside = "[[nic]]\nguest = \"left\"\nname = \"n2\"\n";
         let own = own.replace("n1", "n2");

@@ -1,4 +1,4 @@
-//! A device's `link` to its switch or root port, and how fast it is.
+//! A device's `link` to its switch or root port, and the speed of the link.
 
 use peerbar_dma::{LinkSpeed, UnknownBandwidth, UnknownLatency};
 use peerbar_switch::{LinkMode, UnknownLinkMode};

@@ -1,4 +1,4 @@
-//! Checks that use what one before them has lost.
+//! Checks that use a part that an earlier check has lost.
 
 use std::ops::Range;
 
@@ -12,7 +12,8 @@ const FABRIC: &str = "fabric";
 /// Keys of commands whose texts name no devices.
 const TEXTS: [&str; 2] = ["expect", "matches"];
 
-/// Refuses a check that uses a device, or the fabric, whose server a check before it kills. `spans` says where each is in the file.
+/// Rejects a check that uses a device, or the fabric, whose server an earlier check kills. `spans`
+/// has the place of each in the file.
 pub(super) fn refuse(checks: &[Check], spans: &[Range<usize>]) -> Result<(), Problem> {
     for (number, (check, at)) in checks.iter().zip(spans).enumerate() {
         let earlier = checks.iter().take(number).filter_map(Check::kills);
@@ -28,7 +29,8 @@ pub(super) fn refuse(checks: &[Check], spans: &[Range<usize>]) -> Result<(), Pro
     Ok(())
 }
 
-/// Refuses the check of one guest of several that loses the fabric, which is that of all of them. `spans` says where each is in the file.
+/// Rejects the check of one guest of several that loses the fabric, because all guests share it.
+/// `spans` has the place of each in the file.
 pub(super) fn refuse_shared(checks: &[Check], spans: &[Range<usize>]) -> Result<(), Problem> {
     let mut checks = checks.iter().zip(spans);
     match checks.find(|(check, _)| check.kills() == Some(FABRIC)) {
@@ -55,7 +57,7 @@ fn uses(check: &Check, lost: &str) -> Result<bool, Problem> {
     Ok(names(&values, lost))
 }
 
-/// Whether a value is the name of `device`, or a text with a placeholder of it.
+/// Returns `true` if a value is the name of `device`, or a text with a placeholder for it.
 fn names(value: &Value, device: &str) -> bool {
     match value {
         Value::String(text) => {

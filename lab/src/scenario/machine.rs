@@ -12,7 +12,7 @@ use crate::firmware::Firmware;
 use crate::size::Size;
 
 const DEFAULT_MEMORY: u64 = 512 << 20;
-/// Less does not hold a distribution's kernel while it starts.
+/// Smallest memory: less does not hold a distribution's kernel while it starts.
 pub(super) const LEAST_MEMORY: u64 = 96 << 20;
 pub(super) const MEMORY_UNIT: u64 = 2 << 20;
 /// The default size of the kernel's huge pages, in bytes.
@@ -87,8 +87,9 @@ fn hugepages(size: Spanned<Size>, memory: u64) -> Result<u64, Problem> {
     Err(Problem::new(size.span(), message))
 }
 
-/// The faster one, but below a host bridge beside the machine's own QEMU tells the guest only of windows that the firmware
-/// has assigned (QEMU hw/i386/acpi-build.c).
+/// Returns the faster one, unless there is a host bridge in addition to the machine's own. Below
+/// such a bridge QEMU tells the guest only of windows that the firmware has assigned (QEMU
+/// hw/i386/acpi-build.c).
 fn firmware(
     wanted: Option<Spanned<Firmware>>,
     host_bridges: &[String],

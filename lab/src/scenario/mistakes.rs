@@ -1,8 +1,9 @@
 //! All mistakes of a scenario file at once.
 //!
-//! Reading a scenario ends at its first mistake. To find the next one, a review corrects the document in memory and reads it again: a
-//! mistyped name becomes the one that was meant, anything else that is wrong is left out, and a value stands in for a key that a table
-//! must have. Complaints that only follow from what was left out, or from what stands in, are not reported.
+//! Reading a scenario ends at its first mistake. To find the next one, a review corrects the
+//! document in memory and reads it again: it corrects a misspelt name, leaves out other mistakes,
+//! and inserts a value for a key that a table must have. Complaints that only result from such
+//! omissions or insertions are not reported.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -31,11 +32,11 @@ const ANY_NAME: &str = "scenario";
 pub struct Review {
     /// The mistakes, in the order of their lines.
     pub mistakes: Vec<ScenarioError>,
-    /// How many checks the file has.
+    /// Number of checks in the file.
     pub checks: usize,
 }
 
-/// Facts from outside a scenario that it is checked against; `None` where they are not known.
+/// Facts from outside a scenario with which it is compared; `None` if they are not known.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     /// QEMU's processor models.
@@ -79,17 +80,17 @@ struct Reviewed<'i, 'p> {
     /// Bytes of the file.
     bytes: usize,
     path: &'p Path,
-    /// The starts of tables that something was left out of.
+    /// The starts of tables from which something was left out.
     damaged: BTreeSet<usize>,
     /// The spans that were left out.
     removed: Vec<Range<usize>>,
     /// The names of those, and of tables that were left out.
     lost: BTreeSet<String>,
-    /// The starts of what was corrected: a correction that does not help is left out.
+    /// The starts of the corrected parts: a correction that does not help is left out.
     corrected: BTreeSet<usize>,
     /// The keys that were left out, each with the start of its table.
     removed_keys: BTreeSet<(usize, String)>,
-    /// What stands in for missing keys.
+    /// Inserted values for missing keys.
     stand_ins: Vec<StandIn<'i>>,
 }
 
@@ -131,7 +132,7 @@ impl<'i, 'p> Reviewed<'i, 'p> {
         problems
     }
 
-    /// Whether the problem would perhaps not be there without others.
+    /// Returns `true` if the problem may result from others.
     fn follows_from_others(&self, problem: &Problem, place: &Place) -> bool {
         if problem.meant.is_some() {
             return false;
@@ -156,13 +157,13 @@ impl<'i, 'p> Reviewed<'i, 'p> {
         names.iter().any(|word| self.names_lost(word)) || self.follows_from_stand_in(problem, table)
     }
 
-    /// Whether a word is a lost name, or has a placeholder for one.
+    /// Returns `true` if a word is a lost name, or has a placeholder for one.
     fn names_lost(&self, word: &str) -> bool {
         let mut lost = self.lost.iter();
         lost.any(|name| word == name || word.contains(&format!("{{{name}")))
     }
 
-    /// Whether the problem in `table` would not be there with another value in the place of one that stands in.
+    /// Returns `true` if the problem in `table` would disappear with another inserted value.
     fn follows_from_stand_in(&self, problem: &Problem, table: &Table) -> bool {
         let mut of_table = self.stand_ins.iter();
         let is_same = |other: &Problem| other.at == problem.at && other.message == problem.message;
@@ -175,7 +176,7 @@ impl<'i, 'p> Reviewed<'i, 'p> {
         })
     }
 
-    /// Corrects what is wrong at `place`, or leaves it out. Returns `false` if neither can be done.
+    /// Corrects the mistake at `place`, or leaves it out. Returns `false` if neither can be done.
     fn correct(&mut self, problem: &Problem, place: &Place) -> bool {
         if let (Some(key), Some(table)) = (&problem.missing, &place.table) {
             // A name must be one that others can mean.
@@ -213,7 +214,8 @@ impl<'i, 'p> Reviewed<'i, 'p> {
         true
     }
 
-    /// Has a value stand in for the missing `key` of `table`, so that its other keys are read. Returns `false` if no value fits.
+    /// Inserts a value for the missing `key` of `table`, so that its other keys are read. Returns
+    /// `false` if no value fits.
     fn stand_in(&mut self, key: &str, table: &Table) -> bool {
         let has_one = |old: &StandIn<'_>| old.table == table.span && old.key == key;
         if self.stand_ins.iter().any(has_one) {
@@ -224,7 +226,7 @@ impl<'i, 'p> Reviewed<'i, 'p> {
             key: key.to_owned(),
             others: Vec::new(),
         };
-        // Its bytes are none of the file's, so that a problem there is known to be about it.
+        // Its bytes are outside of the file, so a problem there is known to concern it.
         let at = self.bytes + STAND_IN_BYTES * (self.stand_ins.len() + 1);
         let mut best = None;
         for value in values(self.document.get_ref(), at) {
@@ -244,7 +246,8 @@ impl<'i, 'p> Reviewed<'i, 'p> {
                 },
             };
             stand_in.others.push(value);
-            // One with which the table is right does not blame what is right in it.
+            // A value with which the table is correct does not cause complaints about correct
+            // parts.
             if best.is_none() || !is_in_table {
                 best = Some(document);
                 if !is_in_table {
@@ -309,7 +312,7 @@ fn values<'i>(document: &DeTable<'i>, at: usize) -> Vec<Spanned<DeValue<'i>>> {
     moved.collect()
 }
 
-/// `value`, which has the bytes from `at` on: more than what is in it.
+/// Returns `value` at the bytes from `at` on, with more bytes than any of its parts.
 fn moved(value: DeValue<'_>, at: usize) -> Spanned<DeValue<'_>> {
     let value = match value {
         DeValue::Array(elements) => {
@@ -388,7 +391,7 @@ fn outside(document: &DeTable<'_>, path: &Path, known: &Known) -> Vec<Problem> {
 }
 
 fn unknown_cpu(cpu: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> Option<Problem> {
-    // Properties follow a comma. QEMU lists `host` only where it can be had.
+    // Properties follow a comma. QEMU lists `host` only if it is available.
     let model = cpu.get_ref().as_str()?.split(',').next()?;
     if known.contains(model) || model == "host" {
         return None;
@@ -454,7 +457,7 @@ fn read(document: Spanned<DeTable<'_>>, path: &Path) -> Result<(), Problem> {
 /// The smallest key, value or table around a problem.
 struct Place {
     span: Range<usize>,
-    /// Whether it is a `name` or a `kind`, which errors about a whole table point to.
+    /// Set for a `name` or a `kind`, to which errors about a whole table point.
     is_name: bool,
     /// The strings in it.
     words: Vec<String>,
@@ -506,7 +509,7 @@ impl Place {
         })
     }
 
-    /// Whether it stands for its table as a whole.
+    /// Returns `true` if it stands for its table as a whole.
     fn is_whole(&self) -> bool {
         let is_table = |table: &Table| table.span == self.span;
         self.is_name || self.table.as_ref().is_some_and(is_table)
@@ -764,7 +767,7 @@ mod tests {
 
     #[test]
     fn what_stands_in_for_a_key_is_not_blamed() {
-        // The disk that stands in for `disk7` may be too small for what the check does.
+        // The inserted disk for `disk7` may be too small for the check.
         let small = "[[nvme]]\nname = \"disk1\"\nnamespaces = [{ ram = \"64K\" }]\n";
         let check = "[[check]]\nkind = \"copy\"\nfrom = \"disk7\"\nto = \"disk0\"\nthrough = \"guest-ram\"\n\
                      sizes = [\"128K\"]\noffsets = [0]\n";

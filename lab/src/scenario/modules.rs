@@ -1,4 +1,4 @@
-//! `[[module]]` tables: modules by name, and folders that the user's own are built from.
+//! `[[module]]` tables: modules by name, and folders from which the user's modules are built.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +13,16 @@ use crate::module_sources::ModuleSources;
 
 const LONGEST: usize = 55;
 
-/// Modules that insist on an IOMMU which remaps interrupts, as QEMU's do not here, and the parameter by which they do without.
+/// Modules that insist on an IOMMU which remaps interrupts, unlike QEMU's here, and the parameter
+/// that makes them work without it.
 const WITHOUT_REMAPPING: [(&str, &str); 2] = [
     ("vfio_iommu_type1", "allow_unsafe_interrupts=1"),
     ("iommufd", "allow_unsafe_interrupts=1"),
 ];
 
-/// Checks the tables; folders are relative to `folder`. What is `needed` always comes; a table of its name only sets its
-/// parameters. Placeholders in parameters stand for what `inventory` has.
+/// Checks the tables. Folders are relative to `folder`. The modules in `needed` are always
+/// included; a table with such a name only sets its parameters. Placeholders in parameters stand
+/// for parts of `inventory`.
 pub(super) fn modules(
     tables: Vec<Spanned<ModuleTable>>,
     needed: Vec<&str>,
@@ -61,8 +63,8 @@ pub(super) fn modules(
     Ok((modules, sources))
 }
 
-/// The parameters of modules as the kernel takes those of what is built into it, `nvme_core.io_timeout=3`. It ignores the others.
-/// Nor does it know what placeholders stand for.
+/// Returns the parameters of modules in the form in which the kernel takes those of built-in ones,
+/// `nvme_core.io_timeout=3`. It ignores the others, and does not know the meaning of placeholders.
 pub(super) fn on_command_line(modules: &[Module]) -> String {
     let known = modules.iter().filter(|module| !module.has_placeholders());
     let parameters = known.flat_map(|module| {
@@ -77,8 +79,9 @@ pub(super) fn on_command_line(modules: &[Module]) -> String {
     parameters.collect::<Vec<_>>().join(" ")
 }
 
-/// The parameters that modules get on the command line of a machine with an IOMMU, unless one of `modules` sets its own. There
-/// they hold whatever loads the module: a check, a soft dependency, or modprobe.
+/// Returns the parameters that modules get on the command line of a machine with an IOMMU, unless
+/// one of `modules` sets them. There they apply to any way in which the module is loaded: a check,
+/// a soft dependency, or modprobe.
 pub(super) fn for_iommu(modules: &[Module]) -> String {
     let is_free = |name: &str| {
         let mut own = modules

@@ -11,10 +11,12 @@ use super::error::Problem;
 /// A serial number has 20 characters (NVMe Base 2.0, 5.17.2.1).
 pub(super) const LONGEST_SERIAL: usize = 20;
 pub(super) const LONGEST_SCENARIO: usize = 40;
-/// Names of the servers that are no device's and no switch's: a server is known by its name.
+/// Names of the servers that belong neither to a device nor to a switch: a server is identified by
+/// its name.
 const SERVERS: [&str; 2] = ["fabric", "vsock"];
 
-/// Names of devices, bridges, switches and guests, each of which is its own and no server's of peerbar's own.
+/// Checks the names of devices, bridges, switches and guests: each must be unique and not that of a
+/// server of peerbar's own.
 pub(super) fn unique(
     names: impl Iterator<Item = Spanned<String>>,
     taken: &[String],
@@ -32,7 +34,7 @@ pub(super) fn unique(
     distinct(names, taken, longest)
 }
 
-/// Names of which each is its own.
+/// Checks that all names are different.
 pub(super) fn distinct(
     names: impl IntoIterator<Item = Spanned<String>>,
     taken: &[String],
@@ -83,8 +85,8 @@ pub(super) fn label(name: &Spanned<String>) -> Result<(), Problem> {
     Err(Problem::new(name.span(), message))
 }
 
-/// Refuses a label that another check has too. `names` are those of checks without a label: two of these may be equal, as the user has not
-/// chosen them.
+/// Rejects a label that another check has too. `names` are those of checks without a label: two of
+/// these may be equal, because the user has not chosen them.
 pub(super) fn distinct_labels<'a>(
     labels: impl IntoIterator<Item = &'a Spanned<String>>,
     names: &[String],

@@ -1,4 +1,4 @@
-//! A `[[nic]]` table that makes sense.
+//! Checks a `[[nic]]` table.
 
 use peerbar_dma::LinkSpeed;
 use peerbar_fault::{Faults, Rule};
@@ -16,19 +16,21 @@ use super::link::{link, speed};
 pub struct Nic {
     /// Name in the scenario, identifier in QEMU.
     pub name: String,
-    /// The low bits of its address at the fabric, which is in `fe80::/64`: its own among the adapters of a file.
+    /// The low bits of its address at the fabric, which is in `fe80::/64`, unique among the
+    /// adapters of a file.
     pub gid: u32,
-    /// What it is plugged into.
+    /// Its place.
     pub attach: AttachPoint,
-    /// What the switch does with its requests to peers.
+    /// The switch's treatment of its requests to peers.
     pub link: LinkMode,
-    /// How fast its PCIe link is.
+    /// Speed of its PCIe link.
     pub link_speed: LinkSpeed,
-    /// Whether it offers address translation services.
+    /// Set if it offers address translation services.
     pub ats: bool,
-    /// The number from which the order of a queue pair's requests follows; they are carried out in their own order without one.
+    /// The number that determines the order of a queue pair's requests. Without it they are
+    /// executed in their original order.
     pub seed: Option<u64>,
-    /// The faults that are injected into what it does.
+    /// The faults that are injected into its operations.
     pub faults: Vec<Rule>,
 }
 
@@ -46,12 +48,12 @@ pub(super) fn nic(table: NicTable, attach_points: &AttachPoints) -> Result<Nic, 
         link_speed: speed(table.link_latency, table.link_bandwidth)?,
         ats: table.ats.is_some_and(Spanned::into_inner),
         seed: table.seed,
-        // It has the subjects of every device, and no others.
+        // It has only the subjects that every device has.
         faults: faults(&table.faults, &Faults::default())?,
     })
 }
 
-/// Gives each adapter an address of its own.
+/// Gives each adapter a unique address.
 pub(super) fn number<'a>(nics: impl Iterator<Item = &'a mut Nic>) {
     for (nic, number) in nics.zip(1..) {
         nic.gid = number;

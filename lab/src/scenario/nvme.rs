@@ -1,4 +1,4 @@
-//! A `[[nvme]]` table that makes sense.
+//! Checks a `[[nvme]]` table.
 
 use std::fs;
 use std::path::Path;
@@ -56,7 +56,7 @@ pub(super) fn nvme(
     })
 }
 
-/// What faults can be injected into at a controller with this number of namespaces.
+/// Returns the subjects for fault injection at a controller with this number of namespaces.
 fn fault_subjects(namespaces: usize) -> Faults {
     let subjects = Faults::default();
     subjects.serve(&Kind::OF_DISKS);
@@ -112,7 +112,7 @@ fn namespaces(
     Ok(pairs.collect::<Result<Vec<_>, _>>()?.into_iter().unzip())
 }
 
-/// A namespace, and how many bytes it has.
+/// Returns a namespace, and its size in bytes.
 fn namespace(
     table: Spanned<NamespaceTable>,
     block_size: u32,

@@ -1,11 +1,12 @@
-//! The key `packages`: Debian packages that the guest's root has beside its own.
+//! The key `packages`: Debian packages of the guest's root in addition to the default ones.
 
 use peerbar_report::Check;
 use toml::Spanned;
 
 use super::error::Problem;
 
-/// Groups of packages by their names: what people look for when they work in a guest. A gdb with Python takes 20 s to start under emulation.
+/// Groups of packages by their names: tools that people want when they work in a guest. A gdb with
+/// Python takes 20 s to start under emulation.
 const GROUPS: &[(&str, &[&str])] = &[(
     "@debug",
     &["gdb-minimal", "iputils-ping", "linux-perf", "tcpdump"],

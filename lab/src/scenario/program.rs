@@ -1,4 +1,4 @@
-//! The programs of `program` checks: what of the host they are, and where in the guest.
+//! The programs of `program` checks: their files on the host, and their places in the guest.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -17,15 +17,15 @@ const OWN: &str = "opt/peerbar";
 /// A program of the host's that a check runs in the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostProgram {
-    /// What messages call it: its check.
+    /// Its name in messages: that of its check.
     pub name: String,
     /// The program's file.
     pub file: PathBuf,
-    /// The folder in which it is built.
+    /// The folder for the build.
     pub folder: PathBuf,
-    /// How it is built, if it is.
+    /// The command that builds it, if there is one.
     pub build: Option<String>,
-    /// What the guest gets of the host.
+    /// The file or folder that is copied into the guest.
     pub brought: GuestFile,
 }
 
@@ -33,7 +33,7 @@ impl HostProgram {
     /// Checks that it can be started.
     ///
     /// # Errors
-    /// What is wrong with its file, and what to do.
+    /// The problem with its file, and a remedy.
     pub fn is_runnable(&self) -> anyhow::Result<()> {
         let checked = runnable(&self.file, self.build.as_deref());
         checked.map_err(|message| anyhow!("check `{}`: {message}", self.name))
@@ -43,7 +43,7 @@ impl HostProgram {
 /// Checks that `file`, which is made by `build` if there is one, is a program.
 ///
 /// # Errors
-/// What is wrong with it, and what to do.
+/// The problem with it, and a remedy.
 pub(super) fn runnable(file: &Path, build: Option<&str>) -> Result<(), String> {
     use std::os::unix::fs::PermissionsExt;
 
@@ -67,8 +67,8 @@ pub(super) fn runnable(file: &Path, build: Option<&str>) -> Result<(), String> {
     }
 }
 
-/// The host's side of `program`, the check of this `number` and `name`, whose paths are relative to `folder`. Sets where it will
-/// be in the guest.
+/// Returns the host's side of `program`, the check with this `number` and `name`, whose paths are
+/// relative to `folder`. Sets its path in the guest.
 ///
 /// # Errors
 /// A path at which the guest can have no file.

@@ -1,4 +1,4 @@
-//! What QEMU's own NVMe controller does not have.
+//! The features that QEMU's own NVMe controller lacks.
 
 use std::ops::Range;
 
@@ -9,7 +9,8 @@ use super::error::Problem;
 use super::file::NvmeTable;
 use super::settings::Settings;
 
-/// Checks that a table asks of QEMU's controller only what its command line has options for.
+/// Checks that a table uses only those features of QEMU's controller for which its command line
+/// has options.
 pub(super) fn check(table: &NvmeTable, settings: &Settings<Config>) -> Result<(), Problem> {
     let own = [
         ("link", span(&table.link)),

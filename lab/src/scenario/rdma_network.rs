@@ -10,9 +10,9 @@ use super::file::FabricTable;
 /// The RDMA network between the adapters: `[fabric]` of a scenario.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RdmaNetwork {
-    /// What happens to packets between them, as rules of `peerbar-fabric`.
+    /// Impairments of packets between them, as rules of `peerbar-fabric`.
     pub impairments: Vec<String>,
-    /// From this number follows which packets are impaired; the server's own choice if none.
+    /// This number determines which packets are impaired. `None` means the server's default.
     pub seed: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! Root ports: a host bridge's bus has numbers for 32 devices, some of which are taken by others than root ports.
+//! Root ports: a host bridge's bus has numbers for 32 devices, and some are not root ports.
 
 use std::ops::Range;
 
@@ -15,7 +15,8 @@ const OF_REPORT: usize = 1;
 
 /// Checks that each host bridge has room for the root ports below it; a mistake is at `at`.
 ///
-/// What the host's access to the guest and a kernel's own modules take is not known yet, and is not counted.
+/// The devices for the host's access to the guest and for the modules of a kernel are not known
+/// yet, and are not counted.
 pub(super) fn fit(scenario: &Scenario, at: &Range<usize>) -> Result<(), Problem> {
     let own = (AttachPoint::Root, DEVICES.saturating_sub(taken(scenario)));
     let further = scenario.host_bridges.iter().cloned();
@@ -29,7 +30,7 @@ pub(super) fn fit(scenario: &Scenario, at: &Range<usize>) -> Result<(), Problem>
     Ok(())
 }
 
-/// One root port for each switch and each device right below `point`.
+/// Returns the number of root ports: one for each switch and each device directly below `point`.
 fn needed(scenario: &Scenario, point: &AttachPoint) -> usize {
     let switches = scenario.switches.iter().map(|switch| &switch.attach);
     let devices = scenario.devices().map(|device| device.attach());
@@ -37,7 +38,8 @@ fn needed(scenario: &Scenario, point: &AttachPoint) -> usize {
     attached.filter(|attach| *attach == point).count()
 }
 
-/// Device numbers of the machine's own root bus that no root port can have: see [`crate::qemu::arguments`].
+/// Returns the number of device numbers on the machine's root bus that no root port can have: see
+/// [`crate::qemu::arguments`].
 fn taken(scenario: &Scenario) -> usize {
     let iommu = match scenario.machine.iommu {
         Iommu::Amd | Iommu::Virtio => 1,
@@ -72,7 +74,8 @@ mod tests {
 
     use super::*;
 
-    /// What a scenario with this many disks below `below` is refused for, with `top` before them.
+    /// Returns the reason why a scenario with this many disks below `below` is rejected, with `top`
+    /// before them.
     fn refused(top: &str, below: &str, disks: usize) -> Option<String> {
         let disk = |number| {
             format!("[[nvme]]\nname = \"d{number}\"\n{below}namespaces = [{{ ram = \"1M\" }}]\n")

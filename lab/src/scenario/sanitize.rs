@@ -1,4 +1,4 @@
-//! Whether a run's DMA is watched by the sanitizer, and what it is to find.
+//! The sanitizer of a run's DMA, and its expected findings.
 
 use peerbar_flight::FindingKind;
 use serde::{Deserialize, Deserializer, de};
@@ -7,10 +7,10 @@ use toml::Spanned;
 use super::error::Problem;
 use crate::iommu::Iommu;
 
-/// What the sanitizer is to find: nothing, unless a test has seeded faults.
+/// The expected findings of the sanitizer: none, unless a test has seeded faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sanitize {
-    /// Kinds of findings of which there must be at least one each, and no others.
+    /// Kinds of findings that must occur at least once each, and no others.
     pub expected: Vec<FindingKind>,
 }
 
@@ -38,8 +38,8 @@ pub(super) fn read<'de, D: Deserializer<'de>>(
     Ok(Some(Spanned::new(at, Sanitize { expected })))
 }
 
-/// Refuses a sanitizer that could find nothing: where no device is `recorded`, and without an IOMMU that translates, since
-/// then all RAM is mapped all the time.
+/// Rejects a sanitizer that could find nothing: if no device is `recorded`, or without an IOMMU
+/// that translates, because then all RAM is mapped all the time.
 pub(super) fn beside(
     wanted: Option<Spanned<Sanitize>>,
     iommu: Iommu,

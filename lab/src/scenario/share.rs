@@ -13,9 +13,9 @@ use crate::guest_files::MOUNTED;
 pub struct Share {
     /// The folder.
     pub folder: PathBuf,
-    /// Where the guest's root has it: an absolute path without `.` and `..`.
+    /// Its place in the guest's root: an absolute path without `.` and `..`.
     pub at: String,
-    /// Whether the guest may write into it.
+    /// Set if the guest may write into it.
     pub writable: bool,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn shares(tables: Vec<ShareTable>, base: &Path) -> Result<Vec<Share>,
     Ok(shares)
 }
 
-/// Where the guest mounts it.
+/// Returns the mount point in the guest.
 fn place(at: &Spanned<String>) -> Result<String, Problem> {
     let path = Path::new(at.get_ref());
     let names = path.components().skip(1).map(|component| match component {
@@ -75,7 +75,7 @@ fn place(at: &Spanned<String>) -> Result<String, Problem> {
     }
 }
 
-/// Whether one of two places is the other, or inside it.
+/// Returns `true` if one of two places is the other, or inside it.
 fn overlap(one: &str, other: &str) -> bool {
     let (one, other) = (Path::new(one), Path::new(other));
     one.starts_with(other) || other.starts_with(one)

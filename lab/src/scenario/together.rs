@@ -1,4 +1,4 @@
-//! What the tables of a scenario cannot have together, though each of them makes sense.
+//! Combinations of tables that are invalid, even though each table is valid.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,8 +15,8 @@ use crate::size::Size;
 
 /// Downstream ports on the bus inside a switch: the devices that a bus has numbers for (PCIe Base 6.0, 2.2.6.2).
 const PORTS: usize = 32;
-/// Linux keeps a page structure of 64 bytes for each page of p2pmem, and a guest that has no more than that dies while
-/// it starts; with a quarter on top it does not.
+/// Linux keeps a page structure of 64 bytes for each page of p2pmem. A guest with exactly this
+/// amount dies while it starts; with a quarter more it does not.
 const BYTES_FOR_PAGE: u64 = 80;
 const PAGE: u64 = 4096;
 
@@ -67,7 +67,7 @@ pub(super) fn images(file: &File, folder: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The path by which an image is known, whether it is there already or not.
+/// Returns the path that identifies an image, even if it does not exist yet.
 fn real(path: &Path) -> PathBuf {
     let missing = || {
         let path = path::absolute(path).ok()?;
@@ -78,7 +78,7 @@ fn real(path: &Path) -> PathBuf {
     there.or_else(missing).unwrap_or_else(|| path.to_owned())
 }
 
-/// Where a scenario speaks of what decides whether its p2pmem fits the guest.
+/// The places in a scenario that determine if its p2pmem fits the guest.
 pub(super) struct P2pmem {
     memory: Option<Range<usize>>,
     names: Vec<Spanned<String>>,
@@ -95,8 +95,9 @@ impl P2pmem {
         }
     }
 
-    /// Checks that the guest has RAM for the page structures of all p2pmem: its kernel panics without. The span is that
-    /// of `memory`, or of the device with most p2pmem if it is left out. A GPU's window is no p2pmem.
+    /// Checks that the guest has RAM for the page structures of all p2pmem: its kernel panics
+    /// without it. The span is that of `memory`, or of the device with most p2pmem if it is left
+    /// out. A GPU's window is no p2pmem.
     pub(super) fn fits(
         self,
         machine: &Machine,

@@ -1,4 +1,4 @@
-//! What checks with drivers in user space need of the machine.
+//! The machine's requirements for checks with drivers in user space.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! From the shape of a scenario to a scenario that makes sense.
+//! Turns the shape of a scenario into a valid scenario.
 
 use std::mem::take;
 use std::ops::Range;
@@ -113,7 +113,7 @@ impl Hardware {
     }
 }
 
-/// What runs in the guest.
+/// The software of the guest.
 struct Software {
     tools: bool,
     packages: Vec<String>,
@@ -163,7 +163,7 @@ impl Software {
     }
 }
 
-/// All that is attached to the machine, and what connects it.
+/// All devices attached to the machine, and the fabric that connects them.
 struct AttachedDevices {
     switches: Vec<Switch>,
     nvmes: Vec<Nvme>,
@@ -201,7 +201,8 @@ impl AttachedDevices {
     }
 }
 
-/// The checks, of which each can do its work in this machine with these devices, also after those before it.
+/// Returns the checks. Each can do its work in this machine with these devices, also after those
+/// before it.
 fn read_checks(
     tables: Vec<CheckTable<'_>>,
     inventory: &Inventory,
@@ -219,9 +220,10 @@ fn read_checks(
 }
 
 impl Machine {
-    /// Has the IOMMU's driver come before `modules`' others, and the kernel take the parameters of all.
+    /// Puts the IOMMU's driver before the other `modules`, and passes the parameters of all to the
+    /// kernel.
     fn add_modules(&mut self, modules: &mut [Module]) {
-        // A driver that comes before it would work without the IOMMU for good.
+        // A driver that comes before it would work without the IOMMU permanently.
         modules.sort_by_key(|module| Some(module.name.as_str()) != self.iommu.module());
         let hugepages = match self.hugepages {
             0 => String::new(),
@@ -242,7 +244,7 @@ impl Machine {
         self.kernel_parameters = parameters.join(" ");
     }
 
-    /// What the devices record.
+    /// Returns the amount that the devices record.
     fn recording(&self) -> Level {
         match self.sanitize {
             Some(_) => Level::All,
@@ -349,7 +351,7 @@ pub(super) fn unique_devices(file: &File) -> Result<(), Problem> {
     limit_adapters(&file.nic)
 }
 
-/// Refuses more adapters than a fabric takes.
+/// Rejects more adapters than a fabric takes.
 fn limit_adapters(tables: &[NicTable]) -> Result<(), Problem> {
     tables.get(MAX_ADAPTERS).map_or(Ok(()), |extra| {
         let message = format!(
@@ -377,7 +379,7 @@ fn nics(
     nics.collect()
 }
 
-/// The IOMMU's driver, the drivers under test, and what checks need beside them.
+/// Returns the IOMMU's driver, the drivers under test, and further modules for the checks.
 fn needed_modules(
     machine: &Machine,
     devices: Endpoints<'_>,

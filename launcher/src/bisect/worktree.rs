@@ -1,4 +1,4 @@
-//! A worktree without files, in which git bisect keeps its state.
+//! A worktree without files for the state of git bisect.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -8,7 +8,7 @@ use peerbar_lab::exit::Failure;
 use peerbar_lab::terminal::say;
 use tempfile::TempDir;
 
-/// A linked worktree of a repository. Dropped, it and its references are gone.
+/// A linked worktree of a repository. It is removed on drop, with its references.
 pub(super) struct Worktree {
     repository: PathBuf,
     folder: TempDir,
@@ -56,7 +56,7 @@ impl Worktree {
     /// Runs the program `words` for one commit after another, until git knows the first bad one.
     pub(super) fn search(&self, words: &[std::ffi::OsString]) -> Result<ExitStatus, Failure> {
         let mut run = self.command(&["bisect", "run"]);
-        // What it prints on the way is progress.
+        // Its output is progress, so it goes to stderr.
         run.args(words).stdout(std::io::stderr());
         Ok(run.status().context("cannot run git bisect")?)
     }
@@ -71,7 +71,7 @@ impl Worktree {
         Some(commit.to_owned())
     }
 
-    /// What git prints for `words` in the worktree.
+    /// Returns the output of git with the arguments `words` in the worktree.
     pub(super) fn git(&self, words: &[&str]) -> anyhow::Result<String> {
         output(&mut self.command(words))
     }
@@ -101,7 +101,7 @@ impl Drop for Worktree {
     }
 }
 
-/// What a program prints, if it succeeds.
+/// Returns the output of a program, if it succeeds.
 pub(super) fn output(command: &mut Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command

@@ -18,10 +18,10 @@ use super::{BLOCK, ENTRY, TOP};
 const CHUNK: usize = 256 << 10;
 /// Chunks that have been packed and not sent.
 const AHEAD: usize = 4;
-/// Longest path in the header of an entry. A longer one takes an entry of its own.
+/// Longest path in the header of an entry. A longer one takes a separate entry.
 const SHORT_PATH: usize = 100;
 
-/// What is packed.
+/// A file or a folder to pack.
 pub(super) struct Source {
     path: PathBuf,
     /// Its name.
@@ -33,7 +33,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// What is at `from`.
+    /// Examines the file or folder at `from`.
     pub(super) fn new(from: &Path) -> anyhow::Result<Self> {
         let path = fs::canonicalize(from).with_context(|| cannot_read(from))?;
         let name = path.file_name();
@@ -54,7 +54,7 @@ impl Source {
         Ok(source)
     }
 
-    /// Adds what is at `path`.
+    /// Adds the files and folders at `path`.
     fn measure(&mut self, path: &Path) -> anyhow::Result<()> {
         let mut paths = vec![path.to_owned()];
         while let Some(path) = paths.pop() {

@@ -9,7 +9,7 @@ use super::*;
 
 const LIMIT: Size = Size(1 << 20);
 
-/// What a script of the guest prints, and its status, in the folder `at`.
+/// Returns the output of a script of the guest, and its status, in the folder `at`.
 fn run(script: &str, words: &[&str], at: &Path) -> (Vec<u8>, i32) {
     let mut command = Command::new("sh");
     command.args(["-c", script, "cp"]).args(words);

@@ -27,18 +27,19 @@ const LONGEST_PATH: u64 = 4 << 10;
 const DEEPEST: usize = 128;
 /// Bytes that are written at once.
 const CHUNK: usize = 256 << 10;
-/// What to do about a larger copy.
+/// Remedy for a copy that exceeds the limit.
 const MORE: &str = "raise --limit";
 
-/// What a copy may still take of the disk.
+/// The disk space that a copy may still take.
 pub(super) struct Budget {
     left: u64,
-    /// What to say of one that takes more.
+    /// The message for a copy that exceeds it.
     excess: String,
 }
 
 impl Budget {
-    /// At most `limit`, and what is free where `folder` is. A copy of `needed` bytes must fit.
+    /// Makes a budget of `limit` bytes, or of the free space of `folder` if that is less. A copy of
+    /// `needed` bytes must fit.
     pub(super) fn new(limit: Size, folder: &Path, needed: u64) -> anyhow::Result<Self> {
         let state = rustix::fs::statvfs(folder);
         let state = state.with_context(|| format!("cannot look at {}", folder.display()))?;
@@ -72,10 +73,10 @@ impl Budget {
     }
 }
 
-/// A copy that is whole and has no name yet. Dropped without one, it is removed.
+/// A complete copy without its final name. It is removed on drop.
 pub(super) struct Unpacked(tempfile::TempDir);
 
-/// Unpacks an archive of `from`, a path of the guest, into a folder of its own in `parent`.
+/// Unpacks an archive of `from`, a path of the guest, into a new folder in `parent`.
 pub(super) fn unpack(
     archive: impl Read,
     from: &str,
@@ -105,7 +106,7 @@ impl Unpacked {
         check_target(to)?;
         let top = self.0.path().join(TOP);
         let metadata = fs::symlink_metadata(&top).context("the guest has sent nothing")?;
-        // What is written to such a name later would go elsewhere.
+        // A later write to a link would go elsewhere.
         ensure!(
             !metadata.is_symlink(),
             "the guest sends a link in place of the copy"
@@ -140,7 +141,7 @@ fn make_removable(folder: &Path) {
     }
 }
 
-/// What is made of an archive.
+/// The copy that is made of an archive, and its limits.
 struct Unpacker {
     tree: Tree,
     budget: Budget,
@@ -157,7 +158,7 @@ impl Unpacker {
             let mut entry = entry?;
             self.budget.spend(entry.size().saturating_add(ENTRY))?;
             match entry.header().entry_type() {
-                // GNU tar gives the long names of an entry in entries of their own, before it.
+                // GNU tar stores the long names of an entry in separate entries before it.
                 EntryType::GNULongName => path = Some(long_path(&mut entry)?),
                 EntryType::GNULongLink => target = Some(long_path(&mut entry)?),
                 _ => {
@@ -247,7 +248,8 @@ struct Tree {
 struct Folder {
     name: Vec<u8>,
     descriptor: OwnedFd,
-    /// What it gets when it is left: entries change its time, and may need rights that it does not give.
+    /// The attributes that it gets when it is left: entries change its time, and may need rights
+    /// that they deny.
     attributes: Option<Attributes>,
 }
 
@@ -258,7 +260,7 @@ impl Tree {
             .map_or(&self.root, |folder| &folder.descriptor)
     }
 
-    /// How many of `names`, from the top on, lead along the current folder.
+    /// Returns the number of `names`, from the top on, that lead along the current folder.
     fn known(&self, names: &[Vec<u8>]) -> usize {
         let both = self.folders.iter().zip(names);
         both.take_while(|(folder, name)| folder.name == **name)
@@ -296,7 +298,7 @@ impl Tree {
         Ok(is_new)
     }
 
-    /// Has the current folder get `attributes`.
+    /// Sets the `attributes` of the current folder.
     fn describe(&mut self, attributes: Attributes) {
         if let Some(folder) = self.folders.last_mut() {
             folder.attributes = Some(attributes);

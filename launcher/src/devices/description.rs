@@ -1,4 +1,5 @@
-//! What a virtual machine must be given to have the devices.
+//! The description of the devices for a virtual machine: the arguments of QEMU, or the domain of
+//! libvirt.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +23,7 @@ const DOMAIN: &str = "domain.xml";
 /// The devices of one start.
 #[derive(Serialize)]
 pub(super) struct Description {
-    /// Says to a program what this object is, among those that follow.
+    /// Identifies this object among the following ones.
     event: &'static str,
     scenario: String,
     /// The run's folder.
@@ -35,7 +36,7 @@ pub(super) struct Description {
     kernel_parameters: String,
     /// libvirt's domain.
     domain: String,
-    /// Which QEMU starts it.
+    /// Description of the QEMU that starts it.
     emulator: String,
 }
 
@@ -80,7 +81,7 @@ impl Description {
         Ok(())
     }
 
-    /// What is printed at the start.
+    /// Returns the text that is printed at the start.
     pub(super) fn shown(&self, options: &cli::Devices) -> anyhow::Result<String> {
         if options.json {
             let line = serde_json::to_string(self).context("cannot write JSON")?;
@@ -109,7 +110,7 @@ impl Description {
         ))
     }
 
-    /// Each option with its value, as a shell reads it.
+    /// Returns each option with its value, as a shell reads it.
     fn pairs(&self) -> impl Iterator<Item = String> {
         self.arguments.chunks(2).map(|words| {
             let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();

@@ -18,12 +18,12 @@ use crate::dry_run::quoted;
 /// The script in the folder of a domain that starts peerbar's own QEMU, as libvirt starts a program by its path alone.
 const SCRIPT: &str = "qemu-system-x86_64";
 
-/// A QEMU that is fit, and what is known of it.
+/// A suitable QEMU, and its properties.
 pub(super) struct FoundEmulator {
     pub(super) emulator: Emulator,
-    /// Its version, and whose it is; `None` if it is peerbar's own and must be fetched.
+    /// Its version and origin; `None` if it is peerbar's own and must be fetched.
     version: Option<(Version, Origin)>,
-    /// Why KVM does not run its guests.
+    /// The reason why KVM does not run its guests.
     without_kvm: Option<String>,
 }
 

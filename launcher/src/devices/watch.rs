@@ -1,4 +1,4 @@
-//! What happens to the devices, as it comes: machines that connect and leave, faults, and traffic.
+//! The events of the devices as they occur: machines that connect and leave, faults, and traffic.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,20 +22,20 @@ pub(super) struct Watch {
     folder: PathBuf,
     devices: Vec<WatchedDevice>,
     files: CounterFiles,
-    /// The line that was printed last of each device's counters.
+    /// The last printed line of each device's counters.
     totals: BTreeMap<String, String>,
 }
 
 struct WatchedDevice {
     name: String,
     file: FlightFile,
-    /// The first record that is not read yet.
+    /// The first record that is still unread.
     next: u64,
     /// Time of the last fault that was explained, CLOCK_MONOTONIC in nanoseconds.
     explained: u64,
 }
 
-/// What a device has moved since its server's start.
+/// Traffic of a device since its server's start.
 #[derive(Default, PartialEq, Eq)]
 struct Totals {
     /// Bytes of payload by route.
@@ -90,7 +90,8 @@ struct News {
 }
 
 impl Watch {
-    /// What the servers of `scenario` record and count in the run's `folder` from now on.
+    /// Watches the records and counters in the run's `folder`, which the servers of `scenario`
+    /// write, from now on.
     pub(super) fn of(scenario: &Scenario, folder: &Path) -> anyhow::Result<Self> {
         let ours = scenario.devices().filter(|device| device.is_ours());
         let devices = ours.map(|device| {
@@ -112,7 +113,7 @@ impl Watch {
         })
     }
 
-    /// What has happened since the last call: lines of text, or of JSON.
+    /// Returns the news since the last call: lines of text, or of JSON.
     pub(super) fn news(&mut self, as_json: bool) -> anyhow::Result<String> {
         let mut news = Vec::new();
         for device in &mut self.devices {

@@ -1,26 +1,26 @@
-//! What a probe has found.
+//! The result of a probe.
 
 use peerbar_lab::table::hanging;
 use serde::Serialize;
 
-/// One line of the doctor's.
+/// One line of the doctor's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Finding {
-    /// What was looked at.
+    /// Name of the probe.
     pub(super) probe: &'static str,
-    /// How it is.
+    /// The state.
     pub(super) state: State,
-    /// What was found.
+    /// Description of the state.
     pub(super) found: String,
     /// A way to mend it.
     pub(super) mend: Option<String>,
 }
 
-/// How something is.
+/// State of a part of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {
-    /// As it should be.
+    /// Without a problem.
     Ok,
     /// Things work, but slower or with less.
     Limited,

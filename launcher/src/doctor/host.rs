@@ -1,4 +1,5 @@
-//! Probes of the host's resources. Each is a function of what was read, so that every machine can be tried.
+//! Probes of the host's resources. Each is a function of its observations, so that tests can try
+//! any machine.
 
 use std::path::Path;
 
@@ -6,11 +7,12 @@ use peerbar_lab::size::human;
 
 use super::finding::Finding;
 
-/// The lowest soft limit of open files with which a run of many devices works: QEMU has an event descriptor for each
-/// interrupt vector of each device, a server one for each memory file of the guest.
+/// The lowest soft limit of open files with which a run of many devices works: QEMU has an event
+/// descriptor for each interrupt vector of each device, and a server has one for each memory file
+/// of the guest.
 const FILES: u64 = 1024;
 
-/// Whether the free memory holds the guest and what the devices keep in memory.
+/// Checks that the guest and the memory of the devices fit into the free memory.
 pub(super) fn memory(meminfo: &str, needed: u64) -> Finding {
     const PROBE: &str = "memory";
     let line = meminfo
@@ -32,7 +34,7 @@ pub(super) fn memory(meminfo: &str, needed: u64) -> Finding {
     Finding::ok(PROBE, found)
 }
 
-/// Whether a folder's file system has room.
+/// Checks that a folder's file system has enough space.
 pub(super) fn disk(probe: &'static str, folder: &Path, free: Option<u64>, needed: u64) -> Finding {
     let folder = folder.display();
     let Some(free) = free else {
@@ -47,9 +49,9 @@ pub(super) fn disk(probe: &'static str, folder: &Path, free: Option<u64>, needed
     Finding::ok(probe, found)
 }
 
-/// What the machine says about memory files.
+/// The machine's properties that affect memory files.
 pub(super) struct MemoryFiles<'a> {
-    /// Whether one of the guest's size was made, sized and sealed; the system's error if not.
+    /// `Ok` if a file of the guest's size was made, sized and sealed, else the system's error.
     pub(super) made: Result<(), String>,
     /// The sysctl `vm.memfd_noexec`, if there is one.
     pub(super) noexec: Option<&'a str>,
@@ -57,7 +59,7 @@ pub(super) struct MemoryFiles<'a> {
     pub(super) largest: Option<u64>,
 }
 
-/// Whether guest RAM and the devices' memory can be files in memory (memfd_create(2)).
+/// Checks that guest RAM and the devices' memory can be files in memory (memfd_create(2)).
 pub(super) fn memory_files(files: &MemoryFiles<'_>, largest: u64) -> Finding {
     const PROBE: &str = "memfd";
     if files.noexec.is_some_and(|value| value.trim() == "2") {
@@ -85,7 +87,7 @@ pub(super) fn memory_files(files: &MemoryFiles<'_>, largest: u64) -> Finding {
     }
 }
 
-/// Whether enough files may be open at once; `None` is no limit.
+/// Checks that enough files may be open at once. `None` means no limit.
 pub(super) fn open_files(soft: Option<u64>, hard: Option<u64>) -> Finding {
     const PROBE: &str = "open files";
     let Some(limit) = soft.filter(|limit| *limit < FILES) else {
@@ -102,7 +104,7 @@ pub(super) fn open_files(soft: Option<u64>, hard: Option<u64>) -> Finding {
     Finding::failed(PROBE, found, mend)
 }
 
-/// Whether the paths of the sockets fit an address.
+/// Checks that the paths of the sockets fit an address.
 pub(super) fn socket_paths(folder: &Path, checked: Result<(), String>) -> Finding {
     const PROBE: &str = "socket paths";
     match checked {

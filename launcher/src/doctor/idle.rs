@@ -1,14 +1,15 @@
-//! What an idle processor of the host does, which decides how long a thread takes to wake up.
+//! The behaviour of an idle processor of the host, which determines how long a thread takes to wake
+//! up.
 
 use super::finding::Finding;
 
 const PROBE: &str = "idle CPUs";
 /// The name of the driver, and of its governor, that polls before it halts (Linux, drivers/cpuidle/cpuidle-haltpoll.c).
 const HALTPOLL: &str = "haltpoll";
-/// How long the governor polls by default, in nanoseconds.
+/// Time that the governor polls by default, in nanoseconds.
 const DEFAULT_NS: u64 = 200_000;
 
-/// What the machine says about its idle processors.
+/// The machine's description of its idle processors.
 pub(super) struct IdleProcessors<'a> {
     /// `/proc/cpuinfo`.
     pub(super) cpuinfo: &'a str,
@@ -21,14 +22,15 @@ pub(super) struct IdleProcessors<'a> {
 }
 
 impl IdleProcessors<'_> {
-    /// Whether the machine is a virtual one, as of a cloud: then a halt is an exit to its hypervisor.
+    /// Returns `true` if the machine is a virtual one, such as in a cloud: then a halt is an exit
+    /// to its hypervisor.
     fn are_virtual(&self) -> bool {
         let mut fields = self.cpuinfo.lines().filter_map(|line| line.split_once(':'));
         let flags = fields.find(|(name, _)| name.trim() == "flags");
         flags.is_some_and(|(_, flags)| flags.split_whitespace().any(|flag| flag == "hypervisor"))
     }
 
-    /// What it takes that they poll before they halt.
+    /// Returns the steps that make them poll before they halt.
     fn steps(&self, poll_ns: u64) -> Vec<String> {
         let mut steps = Vec::new();
         if self.driver.trim() != HALTPOLL {
@@ -48,7 +50,7 @@ impl IdleProcessors<'_> {
     }
 }
 
-/// Whether processors of a virtual machine poll for a while before they halt.
+/// Checks that processors of a virtual machine poll for a while before they halt.
 pub(super) fn idle(processors: &IdleProcessors<'_>) -> Finding {
     if !processors.are_virtual() {
         return Finding::ok(PROBE, "no hypervisor is asked when one halts");

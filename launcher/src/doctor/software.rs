@@ -1,5 +1,5 @@
-//! Probes of programs, of the kernel, of the processor, and of the cache. Each is a function of what was found, so that every
-//! machine can be tried.
+//! Probes of programs, of the kernel, of the processor, and of the cache. Each is a function of its
+//! observations, so that tests can try any machine.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use peerbar_rule::{Cpu, Vendor};
 
 use super::finding::Finding;
 
-/// QEMU, as it says itself and where it is from; `None` if a run fetches it.
+/// Reports QEMU's version and origin. `None` means that a run fetches it.
 pub(super) fn qemu(found: Result<Option<String>, String>) -> Finding {
     const PROBE: &str = "QEMU";
     match found {
@@ -23,7 +23,7 @@ pub(super) fn qemu(found: Result<Option<String>, String>) -> Finding {
     }
 }
 
-/// Whether KVM runs a guest; `None` without a QEMU to try it with.
+/// Checks that KVM runs a guest. `None` means that there is no QEMU to try it with.
 pub(super) fn kvm(works: Option<Result<(), String>>, is_demanded: bool) -> Finding {
     const PROBE: &str = "KVM";
     match works {
@@ -46,7 +46,8 @@ pub(super) fn kvm(works: Option<Result<(), String>>, is_demanded: bool) -> Findi
     }
 }
 
-/// The guest's kernel: its release, or what it lacks; `None` if a run fetches it.
+/// Reports the guest's kernel: its release, or its missing options. `None` means that a run fetches
+/// it.
 pub(super) fn kernel(found: Result<Option<String>, String>) -> Finding {
     const PROBE: &str = "kernel";
     match found {
@@ -71,7 +72,8 @@ fn split(probe: &'static str, error: &str, mend: &str) -> Finding {
     }
 }
 
-/// Whether the guest's kernel permits peer-to-peer DMA through the host bridge on its processor.
+/// Checks that the guest's kernel permits peer-to-peer DMA through the host bridge on its
+/// processor.
 pub(super) fn cpu(model: &str, cpuinfo: &str, is_one_switch: bool) -> Finding {
     const PROBE: &str = "CPU";
     let name = model.split(',').next().unwrap_or(model);
@@ -102,7 +104,7 @@ pub(super) fn cpu(model: &str, cpuinfo: &str, is_one_switch: bool) -> Finding {
     )
 }
 
-/// The host's processor.
+/// Returns the host's processor.
 fn of_host(cpuinfo: &str) -> Option<Cpu> {
     let field = |name: &str| {
         let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
@@ -115,17 +117,17 @@ fn of_host(cpuinfo: &str) -> Option<Cpu> {
     })
 }
 
-/// A tool, and what it is for.
+/// A tool, and its purpose.
 pub(super) struct Tool {
     pub(super) name: &'static str,
     pub(super) purpose: &'static str,
     /// Debian's package.
     pub(super) package: &'static str,
-    /// Whether this scenario's run needs it now.
+    /// Set if the run of this scenario needs it now.
     pub(super) is_needed: bool,
 }
 
-/// Whether the tools are there, `is_there` says.
+/// Checks that the tools are installed, which `is_there` tells.
 pub(super) fn tools(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Finding {
     const PROBE: &str = "tools";
     let missing: Vec<&Tool> = tools.iter().filter(|tool| !is_there(tool.name)).collect();
@@ -146,7 +148,8 @@ pub(super) fn tools(tools: &[Tool], is_there: impl Fn(&str) -> bool) -> Finding 
     }
 }
 
-/// The cache: where it is, how big, and whether it can be written; and where the machine's cache is that it lies over, and how big.
+/// Reports the cache: its place and size, and an error if it is not writable; and the place and
+/// size of the machine's cache below it.
 pub(super) fn cache(
     folder: &Path,
     bytes: u64,
@@ -176,7 +179,7 @@ pub(super) fn cache(
     }
 }
 
-/// What a run of the scenario in `file`, or of the demo, fetches from the network.
+/// Reports the downloads of a run of the scenario in `file`, or of the demo.
 pub(super) fn downloads(missing: Result<Vec<String>, String>, file: Option<&Path>) -> Finding {
     const PROBE: &str = "network";
     let missing = match missing {

@@ -1,4 +1,4 @@
-//! What to change for another outcome. Each change is tried on the rule before it is printed.
+//! Changes that lead to another outcome. Each change is tried on the rule before it is printed.
 
 use peerbar_rule::{AcsControl, Ascent, Decision, Hop, MapType, PciTree, Platform, Reason};
 use serde::Serialize;
@@ -11,20 +11,20 @@ use peerbar_lab::scenario::{AttachPoint, DeviceSpec, Scenario, Switch};
 
 /// A model whose root complexes Linux trusts.
 const TRUSTED_CPU: &str = "EPYC";
-/// What a switch is called where a scenario has none.
+/// Name of the switch that is added to a scenario without one.
 const NEW_SWITCH: &str = "switch0";
 
 /// A change, and the verdict with it.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Advice {
-    /// What to write, and where.
+    /// The text to write, and its place.
     pub change: String,
-    /// What the rule says then.
+    /// The rule's verdict after the change.
     pub verdict: MapType,
 }
 
-/// The changes of `case` that give `pair` more than `now`, the smallest first. None leads to a bus address for a device of
-/// QEMU's, whose requests no switch routes.
+/// Returns the changes of `case` that give `pair` more than `now`, the smallest first. None leads
+/// to a bus address for a device of QEMU's, whose requests no switch routes.
 pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> {
     let here = case.platform(&pair.client);
     let is_routed = case.served_by_qemu(pair).is_empty();
@@ -45,7 +45,7 @@ pub(crate) fn for_pair(case: &Case, pair: &Pair, now: &Decision) -> Vec<Advice> 
     tried.collect()
 }
 
-/// Refused, through the root, straight.
+/// Returns the rank of a verdict: refused, through the root, direct.
 fn rank(verdict: MapType) -> u8 {
     match verdict {
         MapType::NotSupported => 0,
@@ -83,7 +83,7 @@ fn other_cpu(case: &Case, platform: Platform) -> Option<(PciTree, Platform, Stri
     Some((case.tree.clone(), Platform { cpu, ..platform }, change))
 }
 
-/// Both below one switch: the one that one of them is below, or the first, or a new one.
+/// Puts both below one switch: the one that one of them is below, or the first, or a new one.
 fn one_switch(scenario: &Scenario, pair: &Pair) -> (Scenario, String) {
     let of_pair = |device: &DeviceSpec<'_>| pair.has(device.name());
     let attach_points = scenario.devices().filter(of_pair).map(DeviceSpec::attach);

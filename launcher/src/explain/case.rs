@@ -1,4 +1,4 @@
-//! What is explained: a machine that was run or will be, as the rule sees it.
+//! The machine that is explained, recorded or planned, as the rule sees it.
 
 use anyhow::anyhow;
 use peerbar_rule::{Decision, PciTree, Platform, Release, decide};
@@ -13,22 +13,22 @@ use peerbar_lab::scenario::{DeviceSpec, Machine, Scenario};
 
 /// A machine with its pairs of provider and client.
 pub(crate) struct Case {
-    /// What it is made from.
+    /// Its scenario.
     pub scenario: Scenario,
     /// Its tree: the guest's if there was one, else the scenario's.
     pub tree: PciTree,
-    /// What is around it; whether an IOMMU translates may differ from client to client.
+    /// Its platform. The IOMMU may translate for some clients only.
     platform: Platform,
     /// The guest that was run.
     pub guest: Option<ObservedGuest>,
-    /// What its checks came to.
+    /// The results of its checks.
     pub results: Vec<CheckResult>,
-    /// What the checks came to that are across it and other guests.
+    /// The results of the checks across it and other guests.
     pub across: Vec<CheckResult>,
 }
 
 impl Case {
-    /// What `scenario` will be under the newest kernel that the rule knows.
+    /// Returns the machine of `scenario` under the newest kernel that the rule knows.
     pub(crate) fn of_scenario(scenario: Scenario) -> Result<Self, Failure> {
         Ok(Self {
             tree: pci_tree(&scenario),
@@ -40,7 +40,8 @@ impl Case {
         })
     }
 
-    /// What a run was: the guest's word counts, and where it died before it said one, the scenario's.
+    /// Returns the machine of a run, as its guest reported it, or as the scenario describes it if
+    /// the guest died before it reported anything.
     pub(crate) fn of_run(run: Recorded) -> Result<Self, Failure> {
         let Recorded {
             scenario,
@@ -88,20 +89,21 @@ impl Case {
         }
     }
 
-    /// Those of `pair` that QEMU serves itself, and for which it routes nothing in a switch.
+    /// Returns the devices of `pair` that QEMU serves itself, and for which it routes nothing in a
+    /// switch.
     pub(crate) fn served_by_qemu(&self, pair: &Pair) -> Vec<&str> {
         let devices = self.scenario.devices();
         let by_qemu = devices.filter(|device| pair.has(device.name()) && !device.is_ours());
         by_qemu.map(DeviceSpec::name).collect()
     }
 
-    /// What the rule says of `pair`; nothing if one of both is not in the tree.
+    /// Returns the rule's decision about `pair`, or `None` if one of both is not in the tree.
     pub(crate) fn decide(&self, pair: &Pair) -> Option<Decision> {
         decide_in(&self.tree, &self.platform(&pair.client), pair)
     }
 }
 
-/// What the rule says of `pair` in `tree`; nothing if one of both is not in it.
+/// Returns the rule's decision about `pair` in `tree`, or `None` if one of both is not in it.
 pub(crate) fn decide_in(tree: &PciTree, platform: &Platform, pair: &Pair) -> Option<Decision> {
     let (provider, client) = (tree.find(&pair.provider)?, tree.find(&pair.client)?);
     decide(tree, platform, provider, client)

@@ -14,22 +14,22 @@ use peerbar_lab::kernel_iommu::acs_options;
 use peerbar_lab::results::{CheckResult, CheckStatus};
 use peerbar_lab::scenario::DeviceSpec;
 
-/// Why a client's DMA reaches a provider's memory as it does, or not.
+/// The reason why a client's DMA reaches a provider's memory, or why it does not.
 #[derive(Debug, Serialize)]
 pub(crate) struct Explanation {
     /// The device with the memory.
     pub provider: String,
     /// The device with the DMA.
     pub client: String,
-    /// What the kernel's rule says.
+    /// Decision by the kernel's rule.
     pub rule: Ruling,
-    /// What the kernel did; nothing without a run.
+    /// Decision of the kernel, or `None` without a run.
     pub kernel: Option<KernelDecision>,
-    /// What the devices saw in the run's checks of this pair.
+    /// Records of the devices from the run's checks of this pair.
     pub checks: Vec<Seen>,
-    /// What else matters for this pair.
+    /// Other facts that matter for this pair.
     pub notes: Vec<String>,
-    /// What to change for another outcome.
+    /// Changes that lead to another outcome.
     pub changes: Vec<Advice>,
 }
 
@@ -38,12 +38,12 @@ pub(crate) struct Explanation {
 pub(crate) struct Ruling {
     /// The verdict.
     pub verdict: MapType,
-    /// Why, in one sentence.
+    /// The reason, in one sentence.
     pub why: String,
     /// As [`Decision::refusal`].
     #[serde(skip)]
     pub refusal: Option<String>,
-    /// Release of Linux that the rule is of.
+    /// Release of Linux to which the rule belongs.
     pub release: String,
     /// The kernel's measure of how far they are from each other.
     pub distance: usize,
@@ -56,52 +56,53 @@ pub(crate) struct Ruling {
 pub(crate) struct PathHop {
     /// Its name.
     pub name: String,
-    /// Its address in the guest, where that is not the name.
+    /// Its address in the guest, if that is not the name.
     pub address: Option<String>,
-    /// What it is.
+    /// Its kind.
     pub kind: String,
     /// Vendor and device ID, if it has any.
     pub id: Option<String>,
-    /// What its ACS capability makes it do with requests to peers, if it has one.
+    /// Effect of its ACS capability on requests to peers, if it has one.
     pub acs: Option<String>,
-    /// Whether it decides.
+    /// Set if it decides.
     pub decides: bool,
 }
 
-/// What the guest's kernel did about the pair.
+/// The decision of the guest's kernel about the pair.
 #[derive(Debug, Serialize)]
 pub(crate) struct KernelDecision {
-    /// The map type that it chose; nothing if it was never asked, or could not be watched.
+    /// The map type that it chose, or `None` if it was never asked, or was not observable.
     pub map_type: Option<u32>,
-    /// Whether that is what the rule says.
+    /// Set if that agrees with the rule.
     pub agrees: Option<bool>,
-    /// Why its decisions were not seen, if so.
+    /// The reason why its decisions were not observed, if so.
     pub unwatched: Option<String>,
-    /// What it said.
+    /// Its messages.
     pub messages: Vec<String>,
 }
 
-/// What the devices counted of a pair during a check. A device counts that it met memory of another one, and not of which.
+/// The devices' counters for a pair during a check. A device counts its accesses to other devices'
+/// memory, but not by device.
 #[derive(Debug, Serialize)]
 pub(crate) struct Seen {
     /// The check.
     pub check: String,
-    /// How it ended.
+    /// Its result.
     pub verdict: CheckStatus,
     /// Payload bytes of the client with memory of a device, by route.
     pub routes: BTreeMap<Route, u64>,
     /// The sum of these bytes.
     pub direct_bytes: u64,
-    /// Payload bytes with guest RAM beyond those that the check asks to be there, if that is known.
+    /// Payload bytes with guest RAM beyond those that the check asks for, if that is known.
     pub bounced_bytes: Option<u64>,
-    /// How many pairs of the check these bytes may be of: those with the same client.
+    /// Number of pairs of the check that may share these bytes: those with the same client.
     pub pairs: usize,
     /// DMA requests of all devices that failed during the check.
     pub failures: u64,
 }
 
 impl Explanation {
-    /// Explains `pair`; nothing if one of both is not there.
+    /// Explains `pair`, or returns `None` if one of both is missing.
     pub(crate) fn of(case: &Case, pair: &Pair) -> Option<Self> {
         let decision = case.decide(pair)?;
         let caveat = case.platform(&pair.client).kernel.caveat();
@@ -119,7 +120,7 @@ impl Explanation {
         })
     }
 
-    /// Whether the kernel decided otherwise than its rule says.
+    /// Returns `true` if the kernel's decision differs from the rule's.
     pub(crate) fn disagrees(&self) -> bool {
         let agrees = self.kernel.as_ref().and_then(|kernel| kernel.agrees);
         agrees == Some(false)
@@ -140,7 +141,7 @@ fn seen(case: &Case, pair: &Pair) -> Vec<Seen> {
 }
 
 impl Seen {
-    /// What the devices counted of `pair` during the check of `result`, which has `pairs`.
+    /// Returns the devices' counters for `pair` during the check of `result`, which has `pairs`.
     fn of(result: &CheckResult, pair: &Pair, pairs: &[Pair]) -> Self {
         let is_own = |pair: &Pair| pair.client == pair.provider;
         let completer = match is_own(pair) {
@@ -169,13 +170,14 @@ impl Seen {
     }
 }
 
-/// Payload with guest RAM that `check` has not asked for.
+/// Returns the payload with guest RAM that `check` has not asked for.
 fn bounced(check: &Check, measure: &Measure) -> Option<u64> {
     let wanted = check.guest_ram_bytes(measure.bytes)?;
     Some(measure.ram_bytes.saturating_sub(wanted))
 }
 
-/// What the kernel's decision does not see: what the devices and their links make of it, and parameters of the kernel.
+/// Returns notes about influences outside of the kernel's decision: the devices, their links, and
+/// parameters of the kernel.
 fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
     let mut notes = Vec::new();
     notes.extend(unknown_acs(case, decision));
@@ -210,7 +212,8 @@ fn notes(case: &Case, pair: &Pair, decision: &Decision) -> Vec<String> {
     notes
 }
 
-/// That the kernel gives a bus address for a request that QEMU does not route in the switch.
+/// Returns a note if the kernel gives a bus address for a request that QEMU does not route in the
+/// switch.
 fn unrouted(case: &Case, pair: &Pair, decision: &Decision) -> Option<String> {
     let by_qemu = case.served_by_qemu(pair);
     let is_routed = by_qemu.is_empty() || matches!(decision.reason, Reason::OwnMemory);
@@ -230,7 +233,8 @@ fn unrouted(case: &Case, pair: &Pair, decision: &Decision) -> Option<String> {
     ))
 }
 
-/// That parameters of the kernel set ACS at ports of the path, which only a run can show.
+/// Returns a note if parameters of the kernel set ACS at ports of the path, which only a run can
+/// show.
 fn unknown_acs(case: &Case, decision: &Decision) -> Option<String> {
     let options = acs_options(&case.scenario.machine);
     let has_acs = |hop: &Hop| match hop {

@@ -1,4 +1,5 @@
-//! The guest's side: the tree that its kernel found, and what the kernel decided and said.
+//! The guest's observations: the tree that its kernel found, and the decisions and messages of the
+//! kernel.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +17,7 @@ pub(crate) struct ObservedGuest {
 }
 
 impl ObservedGuest {
-    /// The guest of `evidence`; nothing if it was gone before it could tell of its tree.
+    /// Makes the guest of `evidence`, or returns `None` if it died before it reported its tree.
     pub(crate) fn of(evidence: Vec<Evidence>) -> Option<Self> {
         let platform = evidence.iter().find_map(|piece| match piece {
             Evidence::Platform(platform) => Some(platform.clone()),
@@ -62,8 +63,8 @@ impl ObservedGuest {
         }
     }
 
-    /// What the rule needs to know of its processor and kernel, where `translates` tells of the client; nothing if the kernel's
-    /// release is no number.
+    /// Returns the properties of its processor and kernel for the rule, where `translates` is set
+    /// for a client behind a translating IOMMU; `None` if the kernel's release is no number.
     pub(crate) fn platform(&self, translates: bool) -> Option<Platform> {
         Some(Platform {
             cpu: Cpu {
@@ -82,8 +83,9 @@ impl ObservedGuest {
             .find(|function| called(function) == name)
     }
 
-    /// Whether an IOMMU translates the requests of the function `name` (Linux,
-    /// Documentation/ABI/testing/sysfs-kernel-iommu_groups: `DMA`, `DMA-FQ` and `DMA-SQ` do, `identity` does not).
+    /// Returns `true` if an IOMMU translates the requests of the function `name` (Linux,
+    /// Documentation/ABI/testing/sysfs-kernel-iommu_groups: `DMA`, `DMA-FQ` and `DMA-SQ` do,
+    /// `identity` does not).
     pub(crate) fn translates(&self, name: &str) -> bool {
         let group = self
             .function(name)
@@ -91,7 +93,7 @@ impl ObservedGuest {
         group.is_some_and(|group| group.kind.starts_with("DMA"))
     }
 
-    /// Its tree: devices under test by their names, all else by their addresses.
+    /// Returns its tree: devices under test by their names, all else by their addresses.
     pub(crate) fn tree(&self) -> PciTree {
         let mut tree = PciTree::default();
         let mut parents: BTreeMap<&str, Parent> = BTreeMap::new();
@@ -123,7 +125,7 @@ impl ObservedGuest {
         of_pair.next().map(|decision| decision.map_type)
     }
 
-    /// Why the kernel's decisions were not seen, if so.
+    /// Returns the reason why the kernel's decisions were not observed, if so.
     pub(crate) fn unwatched(&self) -> Option<&str> {
         self.evidence.iter().find_map(|piece| match piece {
             Evidence::Unwatched(reason) => Some(reason.as_str()),
@@ -131,7 +133,7 @@ impl ObservedGuest {
         })
     }
 
-    /// What the kernel said of the pair, and what it said of host bridges.
+    /// Returns the kernel's messages about the pair and about host bridges.
     pub(crate) fn messages(&self, provider: &str, client: &str) -> Vec<String> {
         let (Some(provider), Some(client)) = (self.function(provider), self.function(client))
         else {

@@ -1,17 +1,18 @@
-//! Which pairs of a provider and a client there are, in a scenario and in a check.
+//! The pairs of a provider and a client in a scenario and in a check.
 
 pub(crate) use peerbar_report::Pair;
 
 use peerbar_lab::scenario::{DeviceSpec, Scenario};
 
-/// All pairs of `scenario`: of each device with memory for others, and last its own use of it where it has one.
+/// Returns all pairs of `scenario`: those of each device with memory for others, and last the use
+/// of a device's memory by itself.
 pub(crate) fn all(scenario: &Scenario) -> Vec<Pair> {
     let provides = |device: &DeviceSpec<'_>| match device {
         DeviceSpec::Nvme(nvme) => nvme.config.cmb_bytes.is_some(),
         DeviceSpec::Gpu(gpu, _) => !gpu.window,
         DeviceSpec::Nic(..) => false,
     };
-    // A GPU's own memory is no p2pmem to itself: it is addressed without the kernel.
+    // A GPU's memory is no p2pmem to itself: it is addressed without the kernel.
     let uses = |provider: DeviceSpec<'_>, client: DeviceSpec<'_>| {
         provider.name() != client.name() || matches!(client, DeviceSpec::Nvme(_))
     };

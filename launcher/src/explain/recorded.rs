@@ -1,4 +1,4 @@
-//! What a run has left in its folder.
+//! The files that a run has left in its folder.
 
 use std::path::Path;
 
@@ -15,15 +15,15 @@ use peerbar_lab::scenario::{GuestGroup, Scenario};
 use peerbar_lab::started::{STARTED, Started};
 use peerbar_lab::verdict::RunVerdict;
 
-/// A run that is over.
+/// A run that has ended.
 pub(crate) struct Recorded {
-    /// How it ended, and why.
+    /// Its verdict, with the reason.
     pub verdict: RunVerdict,
-    /// What was run.
+    /// Its scenario.
     pub scenario: Scenario,
     /// `uname -r` of its kernel.
     pub release: String,
-    /// What its guest knew of peer-to-peer DMA.
+    /// The guest's evidence about peer-to-peer DMA.
     pub evidence: Vec<Evidence>,
     /// The results of its checks, in order.
     pub results: Vec<CheckResult>,
@@ -64,8 +64,9 @@ impl Recorded {
     }
 }
 
-/// The results of the checks across guests of the run that the guest in `folder` is of, if it is of one that has results. `scenario` is the file
-/// that was run, beside which its images and modules are.
+/// Returns the results of the checks across guests of the run to which the guest in `folder`
+/// belongs, if that run has several guests and results. `scenario` is the file of the run, whose
+/// folder has its images and modules.
 fn across(folder: &Path, scenario: &Path) -> Result<Vec<CheckResult>, Failure> {
     let (Some(group), Some(name)) = (folder.parent(), folder.file_name()) else {
         return Ok(Vec::new());

@@ -6,7 +6,7 @@ use peerbar_lab::size::human;
 /// Width of the words before a block of lines.
 const MARGIN: usize = 9;
 
-/// `explanation` as lines.
+/// Returns `explanation` as lines.
 pub(crate) fn text(explanation: &Explanation) -> String {
     let rule = &explanation.rule;
     let head = format!(
@@ -30,7 +30,7 @@ pub(crate) fn text(explanation: &Explanation) -> String {
     head + &blocks.concat()
 }
 
-/// Lines with a word before the first of them; nothing without lines.
+/// Returns lines with a word before the first of them, or nothing without lines.
 fn block(word: &str, lines: &[String]) -> String {
     let words = [word].into_iter().chain(std::iter::repeat(""));
     let lines = words.zip(lines);

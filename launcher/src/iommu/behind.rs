@@ -1,4 +1,4 @@
-//! What is behind a mapping: guest RAM and its address, or a device's BAR.
+//! The target of a mapping: guest RAM and its address, or a device's BAR.
 
 use peerbar_flight::{Backing, Mapping, WindowEvent, WindowId};
 
@@ -6,10 +6,10 @@ use super::recorded::{Recorded, RecordedDevice};
 
 const GIB: u64 = 1 << 30;
 
-/// Where the guest has its RAM: a file in two parts.
+/// The place of the guest's RAM: a file in two parts.
 ///
-/// QEMU's q35 puts RAM below 2.75 GiB as it is, and of more than that 2 GiB, and the rest from 4 GiB on (QEMU
-/// hw/i386/pc_q35.c).
+/// QEMU's q35 keeps RAM of less than 2.75 GiB in one piece. Of more RAM, it puts 2 GiB at address 0
+/// and the rest from 4 GiB on (QEMU hw/i386/pc_q35.c).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ram {
     low: u64,
@@ -34,12 +34,12 @@ impl Ram {
     }
 }
 
-/// What is behind a mapping.
+/// The target of a mapping.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Behind {
     /// Guest RAM at this guest-physical address.
     Ram(u64),
-    /// An offset in a file of which nothing else is known.
+    /// An offset in an unknown file.
     File(u64),
     /// The BAR of a device.
     Bar(String, WindowId),
@@ -74,7 +74,7 @@ impl Behind {
     }
 }
 
-/// A window as people call it.
+/// Returns the usual name of a window.
 pub(super) fn window_name(id: WindowId) -> String {
     match id {
         WindowId::Cmb => "the CMB".to_owned(),
@@ -83,7 +83,8 @@ pub(super) fn window_name(id: WindowId) -> String {
     }
 }
 
-/// A device's own window at a bus address, its BARs first, since the CMB and the PMR are in one.
+/// Returns the window of the device itself at a bus address, its BARs first, since the CMB and the
+/// PMR are in one.
 pub(super) fn window_at(device: &RecordedDevice, address: u64) -> Option<WindowEvent> {
     let mut windows = device.windows();
     windows.sort_by_key(|window| !matches!(window.id, WindowId::Bar(_)));

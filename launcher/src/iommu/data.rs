@@ -9,7 +9,7 @@ use super::line::{access, direction};
 use super::recorded::{Recorded, RecordedDevice, Sanitized};
 use super::register_writes;
 
-/// Everything, with what the sanitizer has found if that is asked for.
+/// Returns everything, with the findings of the sanitizer if it is requested.
 pub(super) fn all(
     recorded: &Recorded,
     sanitized: Option<&Sanitized<'_>>,

@@ -1,4 +1,4 @@
-//! What a recorded device is, and what it calls its commands and queues.
+//! The kind of a recorded device, which determines the names of its commands and queues.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ impl DeviceKind {
         }
     }
 
-    /// What a command asks for.
+    /// Returns the name of a command's operation.
     pub(crate) fn operation(self, origin: Origin, opcode: u8) -> String {
         let is_admin = matches!(origin, Origin::Command { queue: 0, .. });
         let name = match self {
@@ -55,7 +55,7 @@ impl DeviceKind {
         name.unwrap_or_else(|| format!("opcode {opcode:#04x}"))
     }
 
-    /// What the queue of this number is called.
+    /// Returns the name of the queue with this number.
     pub(crate) fn queue(self, number: u16) -> String {
         match (self, number) {
             (Self::Nvme | Self::Nic, 0) => "admin queue".to_owned(),

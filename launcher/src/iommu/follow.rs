@@ -17,7 +17,8 @@ pub(super) fn follow(recorded: &Recorded) -> anyhow::Result<()> {
         let mut live = false;
         let mut fresh = Vec::new();
         for (device, next) in recorded.shown().zip(&mut next) {
-            // Asked first, so that what a device records before it ends is seen.
+            // This comes before the records are read, so that those before the device's end are not
+            // missed.
             live |= device.file.is_live()?;
             let tail = device.file.tail(*next)?;
             *next = tail.next;

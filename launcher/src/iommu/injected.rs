@@ -7,7 +7,7 @@ use peerbar_flight::{Event, Flight, FlightFile, Header, Injection};
 use peerbar_lab::folder::flight_record;
 use peerbar_lab::scenario::Scenario;
 
-/// A rule by its text, or by its number if the record had no room for the text.
+/// Returns the text of a rule, or its number if the record had no room for the text.
 pub(super) fn rule(header: &Header, number: u32) -> String {
     let index = usize::try_from(number)
         .ok()
@@ -16,7 +16,8 @@ pub(super) fn rule(header: &Header, number: u32) -> String {
     text.map_or_else(|| format!("rule {number}"), |text| format!("`{text}`"))
 }
 
-/// A line for each rule that has injected a fault: how often, and the last one. Empty if none has.
+/// Returns a line for each rule that has injected a fault, with the number of faults and the last
+/// one; nothing if no rule has.
 pub(super) fn lines(flight: &Flight) -> Vec<String> {
     let mut fired: BTreeMap<u32, (u64, u64, Injection)> = BTreeMap::new();
     for record in &flight.records {
@@ -44,7 +45,8 @@ pub(super) fn lines(flight: &Flight) -> Vec<String> {
     fired.into_iter().map(line).collect()
 }
 
-/// A line for each rule that has injected no fault. None if records are lost, which may have had one.
+/// Returns a line for each rule that has injected no fault. Returns nothing if records are lost,
+/// because one of those may have had a fault.
 pub(super) fn idle_lines(flight: &Flight) -> Vec<String> {
     if flight.overwritten > 0 || flight.torn > 0 {
         return Vec::new();
@@ -64,7 +66,8 @@ pub(super) fn idle_lines(flight: &Flight) -> Vec<String> {
         .collect()
 }
 
-/// What the rules of the devices of the run in a folder have injected; empty if there were none, or nothing is recorded.
+/// Returns the faults that the rules of the devices have injected in the run in a folder; an empty
+/// text if there were no rules, or nothing is recorded.
 pub(crate) fn of_run(run: &Path, scenario: &Scenario) -> String {
     let mut text = String::new();
     for device in scenario.devices() {

@@ -1,4 +1,4 @@
-//! What the guest's kernel says of a DMA that failed.
+//! Messages of the guest's kernel about a failed DMA.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use peerbar_lab::iommu::Iommu;
 use peerbar_lab::run_file;
 use peerbar_lab::terminal::printable;
 
-/// What the kernel's IOMMU core starts its messages with.
+/// Prefix of the messages from the kernel's IOMMU core.
 const CORE: &str = "iommu";
-/// How many lines of the log are shown for a DMA.
+/// Most lines of the log that are shown for a DMA.
 const MOST: usize = 2;
 
-/// The guest's console, and which function is which device.
+/// The guest's console, and the functions of the devices.
 #[derive(Default)]
 pub(super) struct IommuLog {
     console: Vec<String>,
@@ -23,7 +23,7 @@ pub(super) struct IommuLog {
 }
 
 impl IommuLog {
-    /// Of a run, as far as it is.
+    /// Reads the log of a run, up to now if the run continues.
     pub(super) fn of(run: &Path) -> Self {
         let console = run_file::read(&run.join("console.log")).unwrap_or_default();
         let console = String::from_utf8_lossy(&console);
@@ -42,7 +42,8 @@ impl IommuLog {
         }
     }
 
-    /// Lines in which an IOMMU driver names an address in a range, and no device but `device`.
+    /// Returns the lines in which an IOMMU driver names an address in a range, and no device except
+    /// `device`.
     pub(super) fn lines(&self, device: &str, address: u64, len: u64) -> Vec<&String> {
         let first = address & !0xfff;
         let last = address.saturating_add(len.saturating_sub(1)) | 0xfff;

@@ -10,7 +10,7 @@ use super::recorded::{Recorded, RecordedDevice};
 use super::register_writes;
 use peerbar_lab::size::human;
 
-/// All records of all devices in the order of their times.
+/// Returns all records of all devices in the order of their times.
 pub(super) fn history(recorded: &Recorded) -> String {
     let mut all: Vec<(&RecordedDevice, &Record)> = Vec::new();
     for device in recorded.shown() {
@@ -26,7 +26,7 @@ pub(super) fn history(recorded: &Recorded) -> String {
     lost.chain(lines).collect()
 }
 
-/// A record in a line; times are seconds since the first device's start.
+/// Returns a record in a line. Times are seconds since the first device's start.
 pub(super) fn line(recorded: &Recorded, device: &RecordedDevice, record: &Record) -> String {
     let first = recorded
         .devices
@@ -38,7 +38,7 @@ pub(super) fn line(recorded: &Recorded, device: &RecordedDevice, record: &Record
     format!("{since:12.6} {:<8} {what}", device.name)
 }
 
-/// What happened, without its time.
+/// Returns the description of an event, without its time.
 pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event) -> String {
     match *event {
         Event::Map(ref mapping) => {
@@ -86,7 +86,7 @@ pub(crate) fn event(recorded: &Recorded, device: &RecordedDevice, event: &Event)
     }
 }
 
-/// A transfer, and how it went wrong if it did.
+/// Returns a transfer, with the error if it failed.
 fn transfer(device: &RecordedDevice, dma: &Dma) -> String {
     let direction = direction(dma.direction);
     let purpose = format!("{:?}", dma.purpose).to_lowercase();
@@ -105,7 +105,7 @@ fn transfer(device: &RecordedDevice, dma: &Dma) -> String {
     line
 }
 
-/// A new value of a doorbell, and what that brings.
+/// Returns a new value of a doorbell, and its effect.
 fn rung(doorbell: &DoorbellEvent) -> String {
     let DoorbellEvent {
         queue,
@@ -117,7 +117,7 @@ fn rung(doorbell: &DoorbellEvent) -> String {
     format!("doorbell of queue {queue}: tail {tail}, {added} added, {waiting} to fetch")
 }
 
-/// A fault that was injected, by the text of its rule.
+/// Returns a fault that was injected, by the text of its rule.
 fn injected(device: &RecordedDevice, injection: &Injection) -> String {
     let Injection {
         rule,
@@ -128,12 +128,12 @@ fn injected(device: &RecordedDevice, injection: &Injection) -> String {
     format!("fault injected: {text}, match {matches}, {origin}")
 }
 
-/// A mapping's addresses and size.
+/// Returns a mapping's addresses and size.
 pub(crate) fn range(mapping: &Mapping) -> String {
     span(mapping.iova, mapping.size())
 }
 
-/// An address and a size, of which 0 stands for 2^64.
+/// Returns an address and a size; 0 stands for 2^64.
 pub(crate) fn span(address: u64, size: u64) -> String {
     match size {
         0 => format!("{address:#014x} all"),

@@ -20,17 +20,18 @@ use peerbar_lab::scenario::Scenario;
 /// Most pages of mappings that are compared with those of other devices: they take some 250 MB.
 pub(super) const MOST_PAGES: u64 = 1 << 22;
 
-/// What is known of a run.
+/// The records of a run, with all that explains them.
 pub(crate) struct Recorded {
-    /// Its devices, by name. Those that are not shown are needed to find what is behind a mapping, and which devices share a page.
+    /// Its devices, by name. Those that are not shown are necessary to find the target of a
+    /// mapping, and the devices that share a page.
     pub(crate) devices: Vec<RecordedDevice>,
     /// The only one that is shown, if not all are.
     only: Option<String>,
-    /// Where its guest's RAM is.
+    /// Place of its guest's RAM.
     pub(super) ram: Option<Ram>,
     /// The devices of the scenario that should have one.
     expected: Vec<String>,
-    /// What its guest's kernel has said.
+    /// The messages of its guest's kernel.
     pub(super) kernel: IommuLog,
 }
 
@@ -47,14 +48,15 @@ pub(crate) struct RecordedDevice {
 }
 
 impl RecordedDevice {
-    /// How many records were overwritten before they could be read, or are not whole.
+    /// Returns the number of records that were overwritten before they could be read, or are
+    /// incomplete.
     pub(crate) fn lost(&self) -> u64 {
-        // Of a device that runs, those that are not whole yet are not lost.
+        // Incomplete records of a running device are not lost.
         let torn = if self.live { 0 } else { self.flight.torn };
         self.flight.overwritten.saturating_add(torn)
     }
 
-    /// What is mapped, by address. Nothing is once its client has left.
+    /// Returns the current mappings, by address. There are none after its client has left.
     pub(super) fn mappings(&self) -> Vec<Mapping> {
         let now = self
             .flight
@@ -69,7 +71,7 @@ impl RecordedDevice {
         mappings
     }
 
-    /// Its open windows: each that it has now, or had last.
+    /// Returns its open windows: each that it has now, or had last.
     pub(super) fn windows(&self) -> Vec<WindowEvent> {
         let records = self.flight.records.iter().chain(&self.flight.now);
         let open = records.filter_map(|record| match record.event {
@@ -131,7 +133,7 @@ impl Recorded {
         })
     }
 
-    /// Has no device shown but the one of that name, if there is a name.
+    /// Restricts the output to the device with that name, if there is a name.
     pub(super) fn show_only(&mut self, name: Option<&str>) -> anyhow::Result<()> {
         self.only = name.map(str::to_owned);
         if let Some(name) = name.filter(|_| self.shown().next().is_none()) {
@@ -160,7 +162,8 @@ impl Recorded {
         self.only.as_ref().is_none_or(|only| device.name == *only)
     }
 
-    /// What the sanitizer has found of the devices that are shown. What concerns two devices is with the one that came second.
+    /// Returns the findings of the sanitizer for the devices that are shown. A finding about two
+    /// devices is listed with the second one.
     pub(crate) fn sanitized(&self) -> Sanitized<'_> {
         let own = self.shown();
         let own = own.flat_map(|device| device.findings.iter().map(move |f| (device, f.clone())));
@@ -214,11 +217,11 @@ impl Recorded {
 pub(crate) enum Unjudged<'a> {
     /// This device has no flight record.
     NoRecord(&'a str),
-    /// This device recorded failures and mappings alone.
+    /// This device recorded only failures and mappings.
     OnlyFailures(&'a str),
-    /// This device lost so many records.
+    /// Number of records that this device lost.
     Lost(&'a str, u64),
-    /// So many pages were not looked for among those of other devices.
+    /// Number of pages that were not looked for among those of other devices.
     Uncompared(u64),
 }
 
@@ -245,11 +248,12 @@ impl Display for Unjudged<'_> {
     }
 }
 
-/// What the sanitizer has found.
+/// The findings of the sanitizer.
 pub(crate) struct Sanitized<'a> {
     /// Each with its device.
     pub(crate) findings: Vec<(&'a RecordedDevice, Finding)>,
-    /// How many pages of mappings were not compared with those of other devices, as there were more than [`MOST_PAGES`].
+    /// Number of pages of mappings that were not compared with those of other devices, because
+    /// there were more than [`MOST_PAGES`].
     pub(crate) uncompared: u64,
 }
 

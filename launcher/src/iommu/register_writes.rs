@@ -1,4 +1,4 @@
-//! What devices wrote to registers of their peers, as doorbells, and what became of it.
+//! Writes of devices to registers of their peers, such as doorbells, and the fate of these writes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,20 +11,20 @@ use peerbar_flight::{
 use super::behind::{window_at, window_name};
 use super::recorded::{Recorded, RecordedDevice};
 
-/// What became of a write to a peer's register.
+/// The fate of a write to a peer's register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
     /// The switch above both routed it.
     Switched,
-    /// It went by the root, and the peer is not below the same switch.
+    /// It went through the root, and the peer is not below the same switch.
     ByRoot,
-    /// It went by the root, although the peer is below the same switch.
+    /// It went through the root, although the peer is below the same switch.
     Redirected,
     /// The switch lost it, and the device believes it done.
     Lost,
-    /// It was refused.
+    /// It was rejected.
     Refused,
-    /// It met RAM or memory of the device itself.
+    /// It reached RAM or memory of the device itself.
     Done,
 }
 
@@ -57,8 +57,8 @@ impl Fate {
     }
 }
 
-/// How often a device wrote to registers of each other one, by what became of it. Of a device that records failures only, those that were
-/// refused or lost.
+/// Returns the number of a device's writes to the registers of each peer, by their fate. If a
+/// device records only failures, that is the rejected and lost ones.
 pub(super) fn made(recorded: &Recorded, device: &RecordedDevice) -> Vec<String> {
     let mut counts: BTreeMap<(String, Fate, String), u64> = BTreeMap::new();
     for record in &device.flight.records {
@@ -82,7 +82,7 @@ pub(super) fn made(recorded: &Recorded, device: &RecordedDevice) -> Vec<String> 
     counts.into_iter().map(line).collect()
 }
 
-/// How often each peer wrote to the device's registers by the switch.
+/// Returns the number of writes of each peer to the device's registers through the switch.
 pub(super) fn met(recorded: &Recorded, device: &RecordedDevice) -> Vec<String> {
     let mut counts: BTreeMap<String, u64> = BTreeMap::new();
     for record in &device.flight.records {
@@ -97,7 +97,7 @@ pub(super) fn met(recorded: &Recorded, device: &RecordedDevice) -> Vec<String> {
     counts.into_iter().map(line).collect()
 }
 
-/// What the guest wrote to the device's registers that means nothing there.
+/// Returns the guest's writes to the device's registers that have no effect there.
 pub(super) fn ignored(device: &RecordedDevice) -> Vec<String> {
     let mut writes = device
         .flight
@@ -123,7 +123,7 @@ pub(super) fn ignored_line(write: &IgnoredWrite) -> String {
     format!("IGNORED a write of {len} bytes at {offset:#x} of BAR {bar}, which means nothing there")
 }
 
-/// What became of a write to a peer's register, if that is not what it should and no error says so.
+/// Returns the fate of a write to a peer's register, if it is wrong without an error.
 pub(crate) fn mishap(device: &RecordedDevice, dma: &Dma) -> Option<&'static str> {
     if dma.purpose != Purpose::Register {
         return None;
@@ -172,7 +172,7 @@ fn times(count: u64) -> String {
     }
 }
 
-/// What is at the address of a DMA: a register or memory of a device, or RAM.
+/// Returns the target of a DMA: a register or memory of a device, or RAM.
 fn target(recorded: &Recorded, dma: &Dma) -> String {
     if dma.route == Route::GuestRam {
         return "guest RAM".to_owned();
@@ -203,7 +203,7 @@ fn writer(recorded: &Recorded, device: &RecordedDevice, write: &RegisterWrite) -
     )
 }
 
-/// Whether a peer below the same switch ever had a window there.
+/// Returns `true` if a peer below the same switch ever had a window there.
 fn has_peer_at(device: &RecordedDevice, address: u64) -> bool {
     peer_windows(device).any(|window| {
         let offset = address.checked_sub(window.address);

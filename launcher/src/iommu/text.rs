@@ -15,10 +15,10 @@ use peerbar_lab::size::human;
 
 /// Mappings and faults that are shown of a device unless all are wanted.
 pub(super) const FEW: usize = 16;
-/// How many changes to bus mastering off are shown.
+/// Most changes to bus mastering off that are shown.
 const LAST: usize = 3;
 
-/// Everything that is asked for, device after device, then what the sanitizer has found.
+/// Returns everything that is requested, device after device, then the findings of the sanitizer.
 pub(super) fn all(
     recorded: &Recorded,
     options: &cli::Debugger,
@@ -67,7 +67,7 @@ fn device(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     text + &faults(recorded, device, most)
 }
 
-/// Why DMA of `device` failed, `most` of them; empty if none did.
+/// Returns the reasons why DMA of `device` failed, `most` of them; an empty text without failures.
 pub(super) fn faults(recorded: &Recorded, device: &RecordedDevice, most: usize) -> String {
     let faults = &device.history.faults;
     let shown = faults.iter().take(most);
@@ -125,7 +125,8 @@ fn summary(device: &RecordedDevice) -> String {
     text
 }
 
-/// Why a DMA failed: its command, what its address is and was, and the guest kernel's message.
+/// Returns the reason why a DMA failed: its command, the present and past of its address, and the
+/// guest kernel's message.
 pub(super) fn fault(recorded: &Recorded, device: &RecordedDevice, fault: &Fault) -> String {
     let dma = &fault.dma;
     let mut text = format!(
@@ -193,7 +194,8 @@ fn requester(
     }
 }
 
-/// `4 KiB before the end of a mapping of 64 KiB made for queue 1, command 17`.
+/// Describes a mapping, as in `4 KiB before the end of a mapping of 64 KiB made for queue 1,
+/// command 17`.
 fn what_it_was(device: &RecordedDevice, number: usize, life: &MappingLife, address: u64) -> String {
     let whole = device.history.contiguous_range(number);
     let (first, last) = whole.map_or((address, address), RangeInclusive::into_inner);
@@ -217,7 +219,7 @@ fn gap(address: u64, mapping: &Mapping) -> String {
     human(below.max(above))
 }
 
-/// The time between two moments, `1.2 ms`.
+/// Returns the time between two moments, as in `1.2 ms`.
 fn ago(now: u64, then: u64) -> String {
     let nanos = now.saturating_sub(then) as f64;
     match nanos {
@@ -293,7 +295,7 @@ pub(super) fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Fi
     format!("{} at {at:.6} s: {what}; {requester}", device.name)
 }
 
-/// `disk1 for queue 1, command 17`.
+/// Describes the other device, as in `disk1 for queue 1, command 17`.
 fn other(recorded: &Recorded, finding: &Finding) -> String {
     let Some((device, command)) = recorded.other(finding) else {
         return "another device".to_owned();

@@ -1,4 +1,4 @@
-//! The boots: each an ordinary `peerbar run` in a process of its own, several at once.
+//! The boots: each an ordinary `peerbar run` in a separate process, several at once.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -21,22 +21,22 @@ use peerbar_lab::signals::Signals;
 
 /// A run to be made.
 pub(super) struct Order {
-    /// What it and its files are called.
+    /// Its name, which is also that of its files.
     pub(super) name: String,
     /// Its scenario.
     pub(super) scenario: String,
 }
 
-/// What a run has left.
+/// The results of a run.
 pub(super) struct Left {
     results: Vec<CheckResult>,
     guest: ObservedGuest,
-    /// What is wrong with it beyond its checks.
+    /// A problem outside of its checks.
     pub(super) flaw: Option<String>,
 }
 
 impl Left {
-    /// What it has left of its check `index`, which tried `pair`; nothing if it ended before.
+    /// Returns its result of the check `index`, which tried `pair`, or `None` if it ended before.
     pub(super) fn of(&self, index: usize, pair: Pair) -> Option<Tried> {
         Some(Tried {
             check: self.results.get(index)?.clone(),
@@ -122,15 +122,15 @@ fn log_name(order: &str) -> String {
     format!("{order}.log")
 }
 
-/// Where the run called `name` has its files.
+/// Returns the folder of the run `name`.
 pub(super) fn folder_of(name: &str, folder: &Path) -> PathBuf {
     folder.join(name).join("latest")
 }
 
-/// What the run called `name` has left.
+/// Returns the results of the run `name`.
 ///
 /// # Errors
-/// What it said last, if it has left nothing.
+/// The last output of a run without results.
 pub(super) fn left(name: &str, folder: &Path) -> anyhow::Result<Left> {
     let error = || {
         let words = last_line(&folder.join(log_name(name)));

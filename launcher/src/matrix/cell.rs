@@ -1,4 +1,4 @@
-//! One cell: what the kernel's rule says, what has happened, and whether they agree.
+//! One cell: the kernel's rule, the observation, and the difference between them.
 
 use std::path::PathBuf;
 
@@ -17,41 +17,41 @@ use peerbar_lab::pci_tree::{pci_tree, platform};
 use peerbar_lab::results::CheckResult;
 use peerbar_lab::scenario::Scenario;
 
-/// Where in the matrix a cell is.
+/// Position of a cell in the matrix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Spot {
     /// CPU model of the guest.
     pub(crate) cpu: String,
     /// Its IOMMU.
     pub(crate) iommu: Iommu,
-    /// Where the devices are.
+    /// Topology of the devices.
     pub(crate) topology: Placement,
-    /// What they do.
+    /// Flow between them.
     pub(crate) flow: Flow,
 }
 
-/// What the kernel's rule says of a cell.
+/// The kernel's rule for a cell.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Rule {
     /// The way that data must take.
     pub(crate) way: TransferOutcome,
     /// The mapping that the kernel makes.
     mapping: peerbar_rule::MapType,
-    /// Why, in a sentence.
+    /// The reason, in a sentence.
     why: String,
     /// The way hop by hop, from client to provider.
     path: Vec<String>,
 }
 
-/// What has happened in a cell.
+/// The observation of a cell.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Seen {
     /// In one word.
     pub(crate) way: TransferOutcome,
-    /// What the agent tells; none if the cell was not run.
+    /// The agent's result, or `None` if the cell was not run.
     #[serde(flatten)]
     probed: Option<Probed>,
-    /// What the kernel tells; none likewise.
+    /// The kernel's choice, or `None` if the cell was not run.
     kernel: Option<KernelChoice>,
     /// Folder of the run.
     run: PathBuf,
@@ -60,26 +60,26 @@ pub(crate) struct Seen {
 /// A cell of the matrix.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cell {
-    /// Where it is.
+    /// Its position.
     #[serde(flatten)]
     pub(crate) spot: Spot,
     /// The device that owns the memory.
     provider: &'static str,
     /// The device that issues the DMA.
     client: &'static str,
-    /// What must happen.
+    /// The expectation.
     pub(crate) rule: Rule,
-    /// What has happened.
+    /// The observation.
     pub(crate) seen: Seen,
-    /// What keeps the two from agreeing; none if they agree.
+    /// The difference between the two, or `None` if they agree.
     pub(crate) disagreement: Option<String>,
 }
 
-/// What a boot has left of a cell.
+/// The results of a boot for a cell.
 pub(super) struct Tried {
     /// Its check's result.
     pub(super) check: CheckResult,
-    /// What the kernel says.
+    /// The kernel's choice.
     pub(super) kernel: KernelChoice,
 }
 
@@ -123,8 +123,9 @@ impl Rule {
 }
 
 impl Rule {
-    /// VFIO's rule: no peer-to-peer rule of the kernel is asked. A device without an IOMMU is refused, and an I/O address that is
-    /// no bus address goes up to the IOMMU from wherever the devices are.
+    /// Returns VFIO's rule, which does not depend on the kernel's peer-to-peer rule. A device
+    /// without an IOMMU is rejected, and an I/O address that is no bus address goes up to the IOMMU
+    /// from any position.
     fn of_vfio(iommu: Iommu, pair: Pair) -> Self {
         let (way, mapping, why) = match iommu.is_present() {
             true => (
@@ -160,7 +161,7 @@ impl Cell {
         )
     }
 
-    /// A cell with what was tried; `Err` has the reason why nothing was.
+    /// Makes a cell of the results in `tried`; `Err` has the reason why there are none.
     pub(super) fn judged(
         spot: Spot,
         pair: Pair,
@@ -200,7 +201,7 @@ impl Cell {
 }
 
 impl Spot {
-    /// Where the cell is, in a line.
+    /// Returns the cell's position in a line.
     fn title(&self) -> String {
         format!(
             "{}, {}, {}, {}",
@@ -212,7 +213,8 @@ impl Spot {
     }
 }
 
-/// Why what was seen is not what the rule says, in one sentence; none if it is.
+/// Explains in one sentence why the observation differs from the rule, or returns `None` if it does
+/// not.
 fn disagreement(
     iommu: Iommu,
     device: TestedDevices,
@@ -229,7 +231,7 @@ fn disagreement(
     if let Some(objection) = kernel.objection(iommu, ruled) {
         return Some(objection);
     }
-    // Right data without a record is all that can be seen of QEMU's controller.
+    // Correct data without a record is the only observable result of QEMU's controller.
     let unrecorded = device == TestedDevices::QemuNvme
         && seen == TransferOutcome::Unrecorded
         && rule.way != TransferOutcome::Refused;
@@ -253,7 +255,7 @@ fn disagreement(
     (!check.passed()).then_some(said)
 }
 
-/// What is wrong with the first transfer that has not succeeded with the right data.
+/// Returns the message of the first transfer that failed or moved wrong data.
 fn output(probed: &Probed) -> Option<&str> {
     let both = [&probed.written, &probed.read];
     both.into_iter().find_map(|transfer| match transfer {
@@ -298,7 +300,8 @@ pub(super) mod tests {
         }))
     }
 
-    /// The cell of two disks of ours without an IOMMU, where the kernel has done as the rule says.
+    /// Returns the cell of two disks of ours without an IOMMU, in which the kernel has followed the
+    /// rule.
     pub(in super::super) fn at(
         cpu: &str,
         topology: Placement,
@@ -331,7 +334,7 @@ pub(super) mod tests {
         Cell::judged(spot, pair, device, rule, PathBuf::new(), tried)
     }
 
-    /// What disagrees where two disks of `device` are at root ports of an EPYC.
+    /// Returns the disagreement for two disks of `device` at root ports of an EPYC.
     fn disagreement(device: TestedDevices, check: Result<&CheckResult, &str>) -> Option<String> {
         cell(device, "EPYC", Placement::RootPorts, check).disagreement
     }

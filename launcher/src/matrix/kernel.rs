@@ -1,4 +1,4 @@
-//! What the guest's kernel did with one pair, as it tells itself.
+//! The choice of the guest's kernel for one pair, as the kernel reports it.
 
 use peerbar_rule::MapType;
 use serde::Serialize;
@@ -7,19 +7,20 @@ use super::placement::Pair;
 use crate::explain::observed_guest::ObservedGuest;
 use peerbar_lab::iommu::Iommu;
 
-/// What the guest's kernel did with one pair.
+/// The choice of the guest's kernel for one pair.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct KernelChoice {
-    /// How it has an IOMMU treat the client's DMA (`iommu_group/type`: `DMA`, `DMA-FQ`, `identity`); none without an IOMMU.
+    /// The treatment of the client's DMA by an IOMMU (`iommu_group/type`: `DMA`, `DMA-FQ`,
+    /// `identity`), or `None` without an IOMMU.
     domain: Option<String>,
-    /// The map type that it chose; none if it was not seen.
+    /// The map type that it chose, or `None` if that was not observed.
     map_type: Option<u32>,
-    /// Why its decisions were not seen, if so.
+    /// The reason why its decisions were not observed, if so.
     unwatched: Option<String>,
 }
 
 impl KernelChoice {
-    /// What `guest` says of `pair`.
+    /// Returns the report of `guest` about `pair`.
     pub(super) fn of(guest: &ObservedGuest, pair: Pair) -> Self {
         let client = guest.function(pair.client);
         let group = client.and_then(|client| client.iommu_group.as_ref());
@@ -30,8 +31,8 @@ impl KernelChoice {
         }
     }
 
-    /// Why this is not the kernel of the boot that was asked for: with `iommu`, and bound to choose `mapping`, if it is asked at
-    /// all. None if it is.
+    /// Explains why this is not the requested kernel: with `iommu`, and bound to choose `mapping`,
+    /// if it is asked at all. Returns `None` if it is.
     pub(super) fn objection(&self, iommu: Iommu, mapping: Option<MapType>) -> Option<String> {
         if !self.has(iommu) {
             return Some(format!(
@@ -52,7 +53,7 @@ impl KernelChoice {
         }
     }
 
-    /// Whether the client's DMA is treated as with `iommu`.
+    /// Returns `true` if the client's DMA is treated as with `iommu`.
     fn has(&self, iommu: Iommu) -> bool {
         match self.domain.as_deref() {
             None => !iommu.is_present(),

@@ -19,7 +19,7 @@ use peerbar_report::ProbeDriver;
 use super::TestedDevices;
 use super::placement::Pair;
 
-/// Name, what it is below, and whether it has a CMB.
+/// Name, name of the switch or bridge above it, and a flag that is set if it has a CMB.
 const DISKS: [(&str, Option<&str>, bool); 6] = [
     ("sw0-cmb", Some("switch0"), true),
     ("sw0-disk", Some("switch0"), false),
@@ -29,10 +29,11 @@ const DISKS: [(&str, Option<&str>, bool); 6] = [
     ("bridge-cmb", Some("bridge0"), true),
 ];
 
-/// Name, and what it is below.
+/// Name, and name of the switch above it.
 const GPUS: [(&str, Option<&str>); 2] = [("sw0-gpu", Some("switch0")), ("root-gpu", None)];
 
-/// Name, and what it is below. They are in the machine only where an adapter is tried.
+/// Name, and name of the switch or bridge above it. They are in the machine only if an adapter is
+/// tried.
 const NICS: [(&str, Option<&str>); 4] = [
     ("sw0-nic", Some("switch0")),
     ("sw1-nic", Some("switch1")),
@@ -40,8 +41,8 @@ const NICS: [(&str, Option<&str>); 4] = [
     ("bridge-nic", Some("bridge0")),
 ];
 
-/// What all boots have. Queues stay out of CMBs, so that all of what goes there is data. A machine that is alone has many
-/// times the time that it needs; here others may run beside it.
+/// The common part of all boots. Queues stay out of CMBs, so that all traffic to those is data. The
+/// time limit is many times the need of a single machine, because others may run at the same time.
 const HEAD: &str = r#"timeout = "4m"
 
 [[host-bridge]]
@@ -59,7 +60,8 @@ parameters = "use_cmb_sqes=0"
 
 "#;
 
-/// QEMU's IOMMUs do not remap interrupts here, on which vfio would insist.
+/// The permission is necessary because QEMU's IOMMUs do not remap interrupts here, on which vfio
+/// would insist.
 const VFIO: &str = r#"[[module]]
 name = "vfio_iommu_type1"
 parameters = "allow_unsafe_interrupts=1"

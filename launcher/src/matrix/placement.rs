@@ -1,4 +1,4 @@
-//! Where two devices can be to each other, and what can be tried between them.
+//! The positions of two devices relative to each other, and the flows between them.
 
 use clap::ValueEnum;
 use peerbar_report::ProbeDriver;
@@ -48,7 +48,7 @@ pub(super) struct Pair {
 }
 
 impl Placement {
-    /// As a table calls it.
+    /// Returns its name in a table.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::OneSwitch => "one switch",
@@ -59,7 +59,8 @@ impl Placement {
         }
     }
 
-    /// Provider and client of `flow` here on a machine of `device`; none if it makes no sense.
+    /// Returns the provider and client of `flow` here on a machine of `device`, or `None` if that
+    /// makes no sense.
     pub(super) fn pair(self, flow: Flow, device: TestedDevices) -> Option<Pair> {
         let (disk, gpu, cmb) = match self {
             Self::OneSwitch => ("sw0-disk", "sw0-gpu", "sw0-cmb"),
@@ -102,10 +103,10 @@ impl Placement {
 }
 
 impl Flow {
-    /// What is tried unless something else is asked for.
+    /// The default flows.
     pub(super) const USUAL: [Self; 3] = [Self::NvmeCmbNvme, Self::NvmeVram, Self::GpuCmb];
 
-    /// As a table calls it.
+    /// Returns its name in a table.
     pub(super) fn label(self) -> &'static str {
         match self {
             Self::NvmeCmbNvme => "NVMe-CMB-NVMe",

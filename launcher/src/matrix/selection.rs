@@ -1,4 +1,4 @@
-//! Which cells are wanted.
+//! The selection of cells.
 
 use anyhow::{bail, ensure};
 use clap::ValueEnum;
@@ -13,14 +13,14 @@ use peerbar_lab::iommu::Iommu;
 /// A CPU whose root complexes Linux trusts, and one with those of QEMU's machine, which it does not.
 const CPUS: [&str; 2] = ["EPYC", "Haswell"];
 
-/// What `--quick` boots: each rule once.
+/// The boots of `--quick`: each rule once.
 const QUICK: [(&str, Iommu); 3] = [
     ("EPYC", Iommu::None),
     ("EPYC", Iommu::Intel),
     ("Haswell", Iommu::None),
 ];
 
-/// One boot, and what is tried in it.
+/// One boot, and its cells.
 #[derive(Debug)]
 pub(super) struct Boot {
     pub(super) cpu: String,
@@ -29,7 +29,7 @@ pub(super) struct Boot {
 }
 
 impl Boot {
-    /// Where in the matrix a cell of it is.
+    /// Returns the position of one of its cells in the matrix.
     pub(super) fn spot(&self, topology: Placement, flow: Flow) -> Spot {
         Spot {
             cpu: self.cpu.clone(),
@@ -44,7 +44,8 @@ impl Boot {
         format!("{}, {}", self.cpu, self.iommu.word())
     }
 
-    /// What it is called as the `number`th of a matrix, fit for a file's name and a scenario's.
+    /// Returns its name as the `number`th of a matrix, suitable for the name of a file and of a
+    /// scenario.
     pub(super) fn name(&self, number: usize) -> String {
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let cpu: String = self.cpu.chars().map(plain).take(14).collect();

@@ -59,7 +59,7 @@ fn entry(cell: &Cell, colour: bool) -> TableCell {
     TableCell::styled(word(cell), style)
 }
 
-/// What was seen, and what the rule says where they do not agree.
+/// Returns the observation, and the rule's way if the two do not agree.
 fn word(cell: &Cell) -> String {
     let (seen, ruled) = (cell.seen.way.symbol(), cell.rule.way.symbol());
     match cell.disagreement {
@@ -69,7 +69,7 @@ fn word(cell: &Cell) -> String {
     }
 }
 
-/// What the symbols of `cells` mean.
+/// Explains the symbols of `cells`.
 fn legend(cells: &[Cell]) -> String {
     let mut text = "Legend:\n".to_owned();
     let all = [
@@ -113,7 +113,7 @@ fn legend(cells: &[Cell]) -> String {
 }
 
 fn line(text: &mut String, symbol: &str, meaning: &str) {
-    // A string takes whatever is written to it.
+    // Writing to a string never fails.
     let _ = writeln!(text, "  {symbol:<10}{meaning}");
 }
 

@@ -1,15 +1,15 @@
-//! What becomes of a transfer: by the kernel's rule, and as it was seen.
+//! The outcome of a transfer: by the kernel's rule, and as observed.
 
 use peerbar_report::{Probed, Record, Route, Transfer};
 use peerbar_results::TransferOutcome;
 use peerbar_rule::{Decision, MapType, Reason};
 
-/// Numbers of the errors with which the kernel refuses a mapping: newer kernels', older ones' and that of drivers (Linux,
-/// include/uapi/asm-generic/errno.h).
+/// Numbers of the errors with which the kernel rejects a mapping: that of newer kernels, of older
+/// ones and of drivers (Linux, include/uapi/asm-generic/errno.h).
 const EINVAL: i32 = 22;
 const EREMOTEIO: i32 = 121;
 
-/// What the kernel's rule says.
+/// Returns the outcome by the kernel's rule.
 pub(super) fn ruled(decision: &Decision) -> TransferOutcome {
     match (decision.verdict, &decision.reason) {
         (MapType::BusAddress, Reason::OwnMemory) => TransferOutcome::OwnMemory,
@@ -21,7 +21,7 @@ pub(super) fn ruled(decision: &Decision) -> TransferOutcome {
     }
 }
 
-/// What has happened, where `bytes` have moved.
+/// Returns the observed outcome, where `bytes` have moved.
 pub(super) fn seen(probed: &Probed, bytes: u64) -> TransferOutcome {
     let both = [&probed.written, &probed.read];
     if both
@@ -45,8 +45,8 @@ pub(super) fn seen(probed: &Probed, bytes: u64) -> TransferOutcome {
     TransferOutcome::Failed
 }
 
-/// The way by the record: one route that has carried all of the data. A device with its own memory at both ends moves twice
-/// as much.
+/// Returns the way by the record: one route that has carried all of the data. A device with both
+/// ends in its memory moves twice as much.
 fn recorded(record: &Record, bytes: u64) -> TransferOutcome {
     let mut taken = record.routes.iter().filter(|(_, moved)| **moved > 0);
     match (taken.next(), taken.next()) {

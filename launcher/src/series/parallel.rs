@@ -1,4 +1,4 @@
-//! Runs at the same time, each a job: a `peerbar run` of one scenario in a process of its own.
+//! Concurrent runs, each a job: a `peerbar run` of one scenario in a separate process.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ use crate::report;
 use crate::run::{self, EndedRun};
 use crate::runnable::Runnable;
 
-/// File in a run's folder: what its process printed.
+/// File in a run's folder: the output of its process.
 const LOG: &str = "run.log";
 /// The most bytes of that which are kept.
 const LARGEST_LOG: u64 = 16 << 20;
@@ -43,7 +43,7 @@ pub(super) fn run(
     if scenarios.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    // What has to be fetched or built is, once and before several runs ask for it.
+    // Downloads and builds happen once, before several runs ask for them.
     for guest in scenarios.iter().flat_map(Runnable::guests) {
         run::artifacts(options, GuestNeeds::of(guest), signals)?;
     }
@@ -90,7 +90,8 @@ struct RunningJob<'a> {
 }
 
 impl<'a> ParallelRuns<'a> {
-    /// What the job `number` runs, if it is wanted after what has become of those before.
+    /// Returns the scenario of the job `number`, or `None` if the jobs before it have ended the
+    /// series.
     fn scenario(&self, number: usize) -> Option<&'a Runnable> {
         let round = number.checked_div(self.scenarios.len())?;
         let round = u32::try_from(round).unwrap_or(u32::MAX);
@@ -100,7 +101,7 @@ impl<'a> ParallelRuns<'a> {
         (!ends && wants_more(self.options, round)).then_some(scenario)
     }
 
-    /// Says which runs go on.
+    /// Prints the names of the current runs.
     fn tell(&mut self) {
         let names = self.running.values().map(|job| job.scenario.name());
         let names: Vec<&str> = names.collect();
@@ -181,7 +182,7 @@ impl Jobs for ParallelRuns<'_> {
 }
 
 impl RunningJob<'_> {
-    /// Keeps what the run's process printed in its folder, and returns it.
+    /// Writes the output of the run's process into its folder, and returns it.
     fn keep_log(&self) -> anyhow::Result<String> {
         let mut log = &self.log;
         let mut bytes = Vec::new();
@@ -193,7 +194,8 @@ impl RunningJob<'_> {
         Ok(text)
     }
 
-    /// How the run ended, with its verdict; why it was not made, if it was not.
+    /// Returns the outcome of the run with its verdict. The failure is the reason why it did not
+    /// run.
     fn result(&self, status: ExitStatus, log: &str) -> Result<(RunOutcome, String), Failure> {
         let verdict = fs::read_to_string(self.folder.path().join(VERDICT)).unwrap_or_default();
         let verdict = verdict.lines().next().unwrap_or_default();
@@ -209,7 +211,7 @@ impl RunningJob<'_> {
     }
 }
 
-/// Whether the `verdict` of a run's folder is that of a run that ended with `outcome`.
+/// Returns `true` if the `verdict` of a run's folder is that of a run that ended with `outcome`.
 fn is_verdict(verdict: &str, outcome: RunOutcome) -> bool {
     verdict.starts_with(&format!("{outcome}:"))
 }

@@ -1,12 +1,12 @@
-//! The guest's clock against the host's: a line, from moments of which one clock's reading is known to be before or after the
-//! other's.
+//! The guest's clock compared with the host's: a line through moments at which a reading of one
+//! clock is known to be before or after one of the other.
 
 /// The guest's clock is at most this much too fast or too slow, as a part of its time.
 const FASTEST: f64 = 1e-3;
 /// Halvings of that range until the rate is known well enough.
 const STEPS: u32 = 60;
 
-/// What is known of the host's clock at a moment of the guest's, both in nanoseconds.
+/// Limits of the host's clock at a moment of the guest's, both in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bound {
     /// The moment, by the guest's clock.
@@ -17,7 +17,7 @@ pub(super) struct Bound {
     pub(super) latest: Option<u64>,
 }
 
-/// How times of the guest are turned into times of the host.
+/// Conversion of the guest's times into the host's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct GuestClock {
     /// A moment of both clocks.
@@ -32,7 +32,7 @@ pub(super) struct GuestClock {
 }
 
 impl GuestClock {
-    /// The line that is farthest from all bounds; none without a bound on each side.
+    /// Returns the line that is farthest from all bounds, or `None` without a bound on each side.
     pub(super) fn of(bounds: &[Bound]) -> Option<Self> {
         let origin = bounds.first()?;
         let (guest, host) = (origin.guest, origin.earliest.or(origin.latest)?);

@@ -1,4 +1,5 @@
-//! What a device did, from its flight record: doorbells, commands by queue, interrupts, DMA, mappings, faults, bytes by route.
+//! The activity of a device, from its flight record: doorbells, commands by queue, interrupts, DMA,
+//! mappings, faults, bytes by route.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -19,23 +20,23 @@ pub(super) struct RecordedCommand {
     pub(super) queue: u16,
     /// Its number there.
     pub(super) number: u32,
-    /// What it asks.
+    /// Its operation.
     pub(super) opcode: u8,
-    /// When it began.
+    /// Time of its begin.
     pub(super) begun: u64,
-    /// When it was complete; none if the record ends before.
+    /// Time of its completion, or `None` if the record ends before.
     pub(super) ended: Option<u64>,
-    /// When the device read the doorbell that announced it.
+    /// Time at which the device read the doorbell that announced it.
     pub(super) announced: Option<u64>,
-    /// When the client was signalled to interrupt for its completion and no other.
+    /// Time at which the client was signalled to interrupt only for its completion.
     pub(super) interrupted: Option<u64>,
-    /// How it ended; 0 if it succeeded.
+    /// Its status; 0 if it succeeded.
     pub(super) status: u16,
-    /// What joins all that belongs to it.
+    /// Number that joins all its events.
     pub(super) flow: u64,
 }
 
-/// What a device recorded, sorted for tracks.
+/// The records of a device, sorted for tracks.
 #[derive(Default)]
 pub(super) struct Activity {
     /// Its commands in the order of their begins.
@@ -45,17 +46,17 @@ pub(super) struct Activity {
     interrupts: Vec<TimedEvent>,
     dmas: Vec<TimedEvent>,
     faults: Vec<TimedEvent>,
-    /// DMAs that failed: a fault may also be one that only went astray.
+    /// Number of failed DMAs. A fault may also be a DMA that only went astray.
     failed: usize,
     mappings: Vec<TimedEvent>,
     changes: Vec<TimedEvent>,
-    /// What peers wrote to its registers.
+    /// Writes of peers to its registers.
     register_writes: Vec<TimedEvent>,
     payload: Vec<(u64, Route, u64)>,
     last: u64,
 }
 
-/// What was begun and has not ended, as the records are read.
+/// Open commands and other operations while the records are read.
 #[derive(Default)]
 struct OpenCommands {
     /// The commands that have not ended.
@@ -63,7 +64,7 @@ struct OpenCommands {
     signals: Signals,
 }
 
-/// What was recorded of a queue.
+/// The records of a queue.
 #[derive(Default)]
 struct Queue<'a> {
     doorbells: Vec<TimedEvent>,
@@ -71,7 +72,7 @@ struct Queue<'a> {
 }
 
 impl Activity {
-    /// Sorts what a device recorded. `number` is its index among the devices.
+    /// Sorts the records of a device. `number` is its index among the devices.
     pub(super) fn of(recorded: &Recorded, device: &RecordedDevice, number: usize) -> Self {
         let mut activity = Self {
             last: device
@@ -216,17 +217,17 @@ impl Activity {
         }
     }
 
-    /// How many doorbells and interrupts there are.
+    /// Returns the numbers of doorbells and interrupts.
     pub(super) fn signal_counts(&self) -> (usize, usize) {
         (self.doorbells.len(), self.interrupts.len())
     }
 
-    /// How many segments of DMA there are, and how many of them failed.
+    /// Returns the number of segments of DMA, and the number of failed ones.
     pub(super) fn dma_counts(&self) -> (usize, usize) {
         (self.dmas.len(), self.failed)
     }
 
-    /// How many mappings were made or taken away.
+    /// Returns the number of mappings and unmappings.
     pub(super) fn mapping_changes(&self) -> usize {
         self.mappings.len()
     }
@@ -317,7 +318,7 @@ fn mapping(recorded: &Recorded, device: &RecordedDevice, record: &Record) -> Tim
     }
 }
 
-/// The payload that was moved until each moment, by route.
+/// Adds counters of the payload that was moved until each moment, by route.
 fn counters<W: Write>(
     file: &mut TraceFile<W>,
     group: Track,

@@ -37,14 +37,14 @@ pub(super) enum Argument {
     Text(String),
 }
 
-/// What happens on a track.
+/// An event on a track.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TimedEvent {
-    /// From when on, in nanoseconds of CLOCK_MONOTONIC.
+    /// Start, in nanoseconds of CLOCK_MONOTONIC.
     pub(super) from: u64,
-    /// Until when; none for an instant.
+    /// End, or `None` for an instant.
     pub(super) to: Option<u64>,
-    /// What.
+    /// Name.
     pub(super) name: String,
     /// More about it.
     pub(super) arguments: Vec<(&'static str, Argument)>,
@@ -78,7 +78,7 @@ impl TimedEvent {
         self
     }
 
-    /// As a part of these flows, too.
+    /// Adds it to these flows.
     pub(super) fn in_flows(mut self, flows: impl IntoIterator<Item = u64>) -> Self {
         self.flows.extend(flows);
         self

@@ -1,4 +1,5 @@
-//! What the guest's kernel did, by the host's clock: its commands beside those of the devices, and the invalidations of its IOMMU.
+//! The activity of the guest's kernel, by the host's clock: its commands with those of the devices,
+//! and the invalidations of its IOMMU.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -19,7 +20,7 @@ const ROUNDING: u64 = 500;
 const LONGEST: u64 = 1_000_000_000;
 /// The driver waits at least this many nanoseconds for an interrupt before it looks for a completion by itself (`nvme_core.io_timeout`).
 const TIME_OUT: u64 = 1_000_000_000;
-/// How often commands are found and the clock is known better by them.
+/// Number of rounds that find commands and then improve the clock by them.
 const ROUNDS: u32 = 3;
 
 /// A command of the driver's, as the guest's kernel traced it.
@@ -50,10 +51,12 @@ impl Found {
     }
 }
 
-/// By what a command of the driver's is known in the record of its device: device, queue, number, and whether it is a flush.
+/// The key of a driver's command in the record of its device: device, queue, number, and a flag for
+/// a flush.
 ///
-/// A number comes again after 16 commands with the driver's tag. But a flush takes the tag of the command that is waiting for it and has a
-/// count of its own, so both may have the same number, one after the other (Linux block/blk-flush.c, drivers/nvme/host/nvme.h).
+/// A number is used again after 16 commands with the driver's tag. But a flush takes the tag of the
+/// command that is waiting for it and has a separate count, so both may have the same number, one
+/// after the other (Linux block/blk-flush.c, drivers/nvme/host/nvme.h).
 type Key<'a> = (&'a str, u16, u32, bool);
 
 fn recorded_key<'a>(device: &'a str, command: &RecordedCommand) -> Key<'a> {
@@ -71,7 +74,7 @@ fn driver_key<'a>(device: &'a str, command: &GuestCommand) -> Key<'a> {
 #[derive(Default)]
 struct Begins {
     times: Vec<(u64, CommandIndex)>,
-    /// How many in front are those of commands that the driver submitted before.
+    /// Number of begins in front that belong to earlier commands of the driver.
     taken: usize,
 }
 
@@ -109,7 +112,8 @@ pub(super) struct GuestActivity {
 }
 
 impl GuestActivity {
-    /// Finds the guest's commands among those of the devices; none if its clock is unknown.
+    /// Finds the guest's commands among those of the devices. Returns `None` if its clock is
+    /// unknown.
     pub(super) fn of(trace: &KernelTrace, devices: &DeviceCommands<'_>) -> Option<Self> {
         let mut controllers = HashMap::new();
         let mut bounds = Vec::new();
@@ -182,9 +186,10 @@ impl GuestActivity {
         }
     }
 
-    /// What the commands that were found for certain show of the clocks: a device reads the doorbell after the submission, and the driver takes the
-    /// completion after the device's end. It takes that of a command which is alone after the interrupt, too. Others it may take
-    /// while it is at work on an earlier interrupt.
+    /// Returns the bounds of the clocks that follow from the commands that were found for certain:
+    /// a device reads the doorbell after the submission, and the driver takes the completion after
+    /// the device's end. It takes that of a single command after the interrupt, too. It may take
+    /// others while it handles an earlier interrupt.
     fn bounds(&self, devices: &DeviceCommands<'_>) -> impl Iterator<Item = Bound> {
         let commands = self.commands.iter().zip(alone(&self.commands));
         commands.flat_map(|(command, is_alone)| {
@@ -209,7 +214,7 @@ impl GuestActivity {
         })
     }
 
-    /// How many commands there are, and how many of them the devices recorded.
+    /// Returns the number of commands, and the number of those that the devices recorded.
     pub(super) fn command_counts(&self) -> (usize, usize) {
         let found = self
             .commands
@@ -298,10 +303,11 @@ fn flow(command: &GuestCommand, devices: &DeviceCommands<'_>) -> Option<u64> {
     Some(command.found?.of(devices)?.flow)
 }
 
-/// Whether each command was the only one of its controller from its submission to its completion.
+/// Returns for each command `true` if it was the only one of its controller from its submission to
+/// its completion.
 fn alone(commands: &[GuestCommand]) -> Vec<bool> {
     let mut alone = vec![true; commands.len()];
-    // By controller the latest completion so far, and whose it is.
+    // By controller the latest completion so far, and the index of its command.
     let mut latest: HashMap<&str, (u64, usize)> = HashMap::new();
     for (number, command) in commands.iter().enumerate() {
         let own = (command.completed.unwrap_or(u64::MAX), number);
@@ -360,13 +366,14 @@ mod tests {
 
     use super::*;
 
-    /// How far the guest's clock is behind.
+    /// Delay of the guest's clock.
     const BEHIND: u64 = 7_000_000_000;
     const START: u64 = 20_000_000_000;
     const MILLISECOND: u64 = 1_000_000;
 
-    /// Commands from their submission until the guest takes their completion, in milliseconds, and what the device records: doorbell,
-    /// begin, end, and the interrupt if it is for one command alone.
+    /// Times of commands in milliseconds, from their submission until the guest takes their
+    /// completion, and the device's records: doorbell, begin, end, and the interrupt if it is for a
+    /// single command.
     type Times = ([u64; 2], [u64; 3], Option<u64>);
 
     fn host(milliseconds: u64) -> u64 {
@@ -433,11 +440,12 @@ mod tests {
         vec![disk, clock(100), clock(900)]
     }
 
-    /// Readings by which the guest's clock seems to be 35 ms behind, and ahead.
+    /// Readings that make the guest's clock look 35 ms late, and early.
     const MISLEADING: [[u64; 2]; 2] = [[5, 75], [75, 5]];
 
-    /// Which of the device's commands those of the driver are, all with the number 4097 and 5 ms long, and the guest's clock, by
-    /// readings with these errors. Each is an operation and when it is submitted, in milliseconds.
+    /// Returns the device's commands that match those of the driver, all with the number 4097 and 5
+    /// ms long, and the guest's clock, by readings with these errors. Each is an operation and the
+    /// time of its submission in milliseconds.
     fn found(
         readings: [u64; 2],
         driver: &[(&str, u64)],

@@ -1,9 +1,10 @@
-//! The guest's trace events as its agent has kept them (`guest/agent/src/trace.rs`): text of tracefs, and lines of the agent
-//! that start with `#`. Nothing of it is trusted: what does not read is counted and left out.
+//! The guest's trace events as its agent has stored them (`guest/agent/src/trace.rs`): text of
+//! tracefs, and lines of the agent that start with `#`. None of it is trusted: unreadable lines are
+//! counted and left out.
 
 use peerbar_report::TraceLine;
 
-/// What the guest's kernel traced.
+/// An event that the guest's kernel traced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum KernelEvent {
     /// `nvme_setup_cmd`: the driver is about to submit a command.
@@ -34,7 +35,7 @@ pub(super) struct DriverCommand {
 pub(super) struct TimedKernelEvent {
     /// CLOCK_MONOTONIC of the guest in nanoseconds, rounded to a microsecond.
     pub(super) at: u64,
-    /// What.
+    /// The event.
     pub(super) event: KernelEvent,
     /// Its fields, as the kernel prints them.
     pub(super) text: String,
@@ -45,9 +46,9 @@ pub(super) struct TimedKernelEvent {
 pub(super) struct KernelTrace {
     /// The events, the oldest first.
     pub(super) events: Vec<TimedKernelEvent>,
-    /// What the agent says: clocks, names, what is missing.
+    /// Lines of the agent: clocks, names, missing parts.
     pub(super) notes: Vec<TraceLine>,
-    /// Lines that are none of these.
+    /// Number of lines that are none of these.
     pub(super) unreadable: usize,
     /// Events that the kernel had no room for.
     pub(super) lost: u64,

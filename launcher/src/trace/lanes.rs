@@ -1,4 +1,5 @@
-//! Events that overlap, spread over lanes in which they do not: Perfetto shows the lanes of one name as one track.
+//! Overlapping events, spread over lanes without overlaps. Perfetto shows the lanes of one name as
+//! one track.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -10,7 +11,7 @@ use super::file::{TimedEvent, TraceFile, Track};
 #[derive(Default)]
 struct Lanes {
     free: BTreeSet<usize>,
-    /// When each lane that is in use becomes free.
+    /// Time at which each used lane becomes free.
     busy: BinaryHeap<Reverse<(u64, usize)>>,
     count: usize,
 }

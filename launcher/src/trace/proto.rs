@@ -41,7 +41,7 @@ impl Message for TracePacket {
     }
 }
 
-/// What holds for all packets that do not say otherwise.
+/// Defaults for all packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TracePacketDefaults {
     pub(super) timestamp_clock_id: u32,
@@ -105,7 +105,7 @@ impl Message for TrackDescriptor {
     }
 }
 
-/// What a counter counts.
+/// The unit of a counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CounterDescriptor {
     /// 3: bytes.
@@ -192,7 +192,7 @@ impl Message for InternedText {
     }
 }
 
-/// A reader of what the tests look at.
+/// A reader of the parts that the tests examine.
 #[cfg(test)]
 pub(super) mod read {
     use super::super::wire::read::{Value, fields};

@@ -1,5 +1,6 @@
-//! Which commands a doorbell announces and which an interrupt reports, as the order of a device's records shows: commands begin in
-//! the order in which they were announced, and an interrupt reports all that have ended since the last one of its vector.
+//! Matches commands with the doorbells that announce them and the interrupts that report them, by
+//! the order of a device's records: commands begin in the order of their announcement, and an
+//! interrupt reports all that have ended since the last one of its vector.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,8 +16,8 @@ pub(super) struct Signals {
     unreported: HashMap<u16, Vec<usize>>,
 }
 
-/// The commands of a queue that have not begun, in their order, as doorbells and how many commands of each. The doorbell of some
-/// may not be in the record.
+/// The commands of a queue that have not begun, in order, as doorbells and the number of commands
+/// of each. The doorbell of some may be missing in the record.
 #[derive(Default)]
 struct Announced(VecDeque<(Option<usize>, u32)>);
 
@@ -37,7 +38,8 @@ impl Announced {
         doorbell
     }
 
-    /// Has `count` commands. Those in front that are too many were dropped, and those that are missing there are unknown.
+    /// Adjusts the number of commands to `count`. Surplus ones in front were dropped, and missing
+    /// ones there are unknown.
     fn correct(&mut self, count: u32) {
         let mut surplus = self.count().saturating_sub(count);
         while let Some((_, first)) = self.0.front_mut().filter(|_| surplus > 0) {

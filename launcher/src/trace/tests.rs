@@ -30,7 +30,7 @@ fn dma(recorder: &Recorder, origin: Origin, route: Route, len: u64, outcome: Dma
     recorder.dma(dma, recorder.clock());
 }
 
-/// A run of one disk: two commands at once, the second of which fails.
+/// Returns a run of one disk: two commands at once. The second one fails.
 fn run(level: Level) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("nvme-disk0.log"), "").unwrap();

@@ -1,5 +1,5 @@
-//! How messages of Protocol Buffers are written (protobuf.dev, "Encoding"): a tag before each field, a length before each
-//! message and text.
+//! The encoding of Protocol Buffers (protobuf.dev, "Encoding"): a tag before each field, a length
+//! before each message and text.
 
 /// Types of a field on the wire.
 const VARINT: u64 = 0;
@@ -12,7 +12,7 @@ pub(super) trait Message {
     fn write(&self, fields: &mut Fields<'_>);
 }
 
-/// Where the fields of one message are written.
+/// The destination for the fields of one message.
 pub(super) struct Fields<'a>(&'a mut Vec<u8>);
 
 impl<'a> Fields<'a> {
@@ -21,7 +21,7 @@ impl<'a> Fields<'a> {
         Self(bytes)
     }
 
-    /// Writes a number, unless it is 0, which is what a reader takes for a missing field.
+    /// Writes a number, unless it is 0: a reader assumes 0 for a missing field.
     pub(super) fn number(&mut self, field: u64, value: impl Into<u64>) {
         let value = value.into();
         self.optional(field, (value != 0).then_some(value));
@@ -166,7 +166,7 @@ mod tests {
     use super::read::{Value, fields};
     use super::*;
 
-    /// Examples of the specification, and what they lack.
+    /// Fields of the specification's examples, and fields without a value.
     struct Example {
         depth: u64,
         text: &'static str,

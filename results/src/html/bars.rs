@@ -1,16 +1,17 @@
-//! Throughput of transfers beside that of the same ones by way of guest RAM.
+//! Throughput of transfers compared with the same transfers through guest RAM.
 
 use maud::{Markup, html};
 use peerbar_lab::results::{CheckResult, RunResults};
 use peerbar_lab::size::throughput;
 
-/// A check and the one that does the same through guest RAM.
+/// A check, and the one that makes the same transfer through guest RAM.
 struct Compared<'a> {
     straight: &'a CheckResult,
     bounced: &'a CheckResult,
 }
 
-/// Bars for each passed check whose control passed too; nothing if there is none.
+/// Returns bars for each passed check whose control also passed, or `None` if there is no such
+/// check.
 pub(super) fn bars(run: &RunResults) -> Option<Markup> {
     let compared: Vec<Compared<'_>> = run
         .checks
@@ -43,7 +44,7 @@ fn pair<'a>(straight: &'a CheckResult, run: &'a RunResults) -> Option<Compared<'
     timed.then_some(Compared { straight, bounced })
 }
 
-/// Bytes a second; 0 where nothing was timed.
+/// Returns the bytes a second, or 0 if nothing was timed.
 fn rate(check: &CheckResult) -> f64 {
     let measure = &check.measure;
     match measure.seconds > 0.0 {

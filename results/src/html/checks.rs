@@ -9,10 +9,10 @@ use super::picture::{Shown, picture};
 use super::routed::{RoutedBytes, refused, routed};
 use crate::collection::{Explained, ReportedRun};
 
-/// Most checks that have a picture of their own.
+/// Most checks that have a separate picture.
 const MOST_PICTURES: usize = 100;
 
-/// All checks of `run`, whose part of the page is `id`; those that did not pass are open.
+/// Returns all checks of `run`, whose part of the page is `id`; those that did not pass are open.
 pub(super) fn checks(run: &ReportedRun, id: &str) -> Markup {
     let results = &run.results;
     html! {
@@ -29,7 +29,7 @@ pub(super) fn checks(run: &ReportedRun, id: &str) -> Markup {
     }
 }
 
-/// The anchor of a check, by its number from 0.
+/// Returns the anchor of a check, by its number from 0.
 pub(super) fn check_id(id: &str, number: usize) -> String {
     format!("{id}-check-{number}")
 }
@@ -74,7 +74,7 @@ fn drawn(run: &ReportedRun, id: &str, number: usize, check: &CheckResult) -> Mar
     }
 }
 
-/// Links to why DMA between the pairs of a check goes where it goes.
+/// Returns links to the reasons for the routes of DMA between the pairs of a check.
 fn reasons(run: &ReportedRun, id: &str, check: &CheckResult) -> Markup {
     html! {
         @for (number, Explained { title, .. }) in run.explanations_of(check) {
@@ -83,7 +83,7 @@ fn reasons(run: &ReportedRun, id: &str, check: &CheckResult) -> Markup {
     }
 }
 
-/// The anchor of an explanation, by its number from 0.
+/// Returns the anchor of an explanation, by its number from 0.
 pub(super) fn why_id(id: &str, number: usize) -> String {
     format!("{id}-why-{number}")
 }
@@ -130,7 +130,7 @@ fn figures(check: &CheckResult) -> Markup {
     }
 }
 
-/// What a program has reported by itself; open if the check did not pass.
+/// Returns the subtests that a program has reported; open if the check did not pass.
 fn subtests(check: &CheckResult) -> Markup {
     let leaves = SubtestResult::leaves(&check.subtests);
     html! {
@@ -157,7 +157,7 @@ fn evidence(check: &CheckResult, shown: Shown<'_>, functions: &[PciFunction]) ->
     }
 }
 
-/// A transfer in words.
+/// Returns a transfer in words.
 pub(super) fn listed(transfer: &RoutedBytes) -> Markup {
     let part = |name: &str, bytes: u64| {
         html! { @if bytes > 0 { span.part { (name) " " b { (human(bytes)) } } } }

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use crate::matrix::{MatrixCell, MatrixResults, TransferOutcome};
 
-/// A table for each CPU, what does not agree, and why each way is the one that the rule names.
+/// Returns a table for each CPU, the disagreements, and the reason why the rule names each way.
 pub(super) fn matrix(matrix: &MatrixResults, id: &str) -> Markup {
     let all = matrix.cells.len();
     let agree = |cell: &&MatrixCell| cell.disagreement.is_none();
@@ -130,7 +130,7 @@ fn legend(cells: &[MatrixCell]) -> Markup {
     }
 }
 
-/// The values that `of` has for `cells`, each once, in the order of the cells.
+/// Returns the values that `of` has for `cells`, each once, in the order of the cells.
 fn distinct<'a>(
     cells: impl IntoIterator<Item = &'a MatrixCell>,
     of: impl Fn(&'a MatrixCell) -> &'a String,

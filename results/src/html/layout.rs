@@ -1,7 +1,8 @@
-//! Where the parts of a machine are in the picture: guest RAM and the root complex on the left, and rows of devices on their right.
+//! The layout of a machine in the picture: guest RAM and the root complex on the left, and rows of
+//! devices on their right.
 //!
-//! A row is what is below one switch, or all that is below root ports of one root bus. Requests cross its bar, which is the switch, or a
-//! part of the root bus, in lanes.
+//! A row has the devices below one switch, or all devices below root ports of one root bus.
+//! Requests cross its bar, which is the switch, or a part of the root bus, in lanes.
 
 use std::collections::BTreeMap;
 
@@ -14,27 +15,27 @@ const UPSTREAM_PORT: u8 = 5;
 pub(super) const DEVICE_HEIGHT: i32 = 84;
 /// Height of a root port above a device.
 pub(super) const PORT_HEIGHT: i32 = 24;
-/// Height of a lane, and of what is above the first one.
+/// Height of a lane, and of the space above the first one.
 const LANE: i32 = 22;
 const TITLE: i32 = 30;
-/// Between a bar and its devices, or their ports.
+/// Distance between a bar and its devices, or their ports.
 pub(super) const WIRE: i32 = 22;
-/// Between two lines of devices in a row, and between two rows.
+/// Distance between two lines of devices in a row, and between two rows.
 const LINE_GAP: i32 = 30;
 const ROW_GAP: i32 = 24;
-/// What a loop below a device takes.
+/// Height of a loop below a device.
 const LOOP: i32 = 34;
-/// Between a bar's edge and its devices.
+/// Distance between a bar's edge and its devices.
 const PADDING: i32 = 12;
 /// Width of a lane of the root complex.
 const TRUNK_LANE: i32 = 16;
-/// Left end of everything.
+/// Left margin.
 const MARGIN: i32 = 8;
 
-/// How wide things are: for a screen, or for a phone.
+/// The widths of the parts: for a screen, or for a phone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
-    /// Most devices beside each other.
+    /// Most devices in a line.
     columns: usize,
     ram: i32,
     trunk: i32,
@@ -43,7 +44,7 @@ pub(super) struct Shape {
     gap: i32,
 }
 
-/// For a screen: the devices of a whole switch are beside each other.
+/// For a screen: the devices of a whole switch are in one line.
 pub(super) const WIDE: Shape = Shape {
     columns: 6,
     ram: 96,
@@ -53,7 +54,7 @@ pub(super) const WIDE: Shape = Shape {
     gap: 22,
 };
 
-/// For a phone: each device has a line of its own.
+/// For a phone: each device has its own line.
 pub(super) const NARROW: Shape = Shape {
     columns: 1,
     ram: 46,
@@ -96,20 +97,21 @@ pub(super) struct MachineLayout<'a> {
     pub(super) trunk: Area,
     /// The host bridges' root buses.
     pub(super) root_buses: Vec<&'a str>,
-    /// What an IOMMU does to the devices' requests, if there is one.
+    /// The effect of an IOMMU on the devices' requests, if there is one.
     pub(super) iommu: Option<&'static str>,
     pub(super) width: i32,
     pub(super) height: i32,
 }
 
-/// What is below a switch, or below root ports.
+/// The devices below a switch, or below root ports.
 #[derive(Debug)]
 pub(super) struct Row<'a> {
     /// Name of the host bridge's root bus.
     pub(super) root_bus: &'a str,
-    /// The switch with the root port above it; none if each device has a root port, or none.
+    /// The switch with the root port above it, or `None` if each device has a root port, or no
+    /// port.
     pub(super) switch: Option<(&'a PciFunction, Option<&'a PciFunction>)>,
-    /// Where requests change their direction: the switch, or a part of the root bus.
+    /// The place where requests change their direction: the switch, or a part of the root bus.
     pub(super) bar: Area,
     /// The root port above the switch.
     pub(super) port: Area,
@@ -122,33 +124,35 @@ pub(super) struct Row<'a> {
 pub(super) struct DevicePosition<'a> {
     /// Its name.
     pub(super) name: &'a str,
-    /// What the guest found.
+    /// Its function, as the guest found it.
     pub(super) function: &'a PciFunction,
-    /// The root port right above it, if there is no switch.
+    /// The root port directly above it, if there is no switch.
     pub(super) port: Option<&'a PciFunction>,
     pub(super) area: Area,
-    /// Where the column begins in which requests pass the devices above it; none in the first line.
+    /// The start of the column in which requests pass the devices above it; `None` in the first
+    /// line.
     pub(super) passage: Option<i32>,
 }
 
-/// Lanes that transfers need, by [`lane_key`] of rows and [`TRUNK`]; and the width that words in a row need, by [`words_key`].
+/// Lanes that transfers need, by [`lane_key`] of rows and [`TRUNK`]; and the width that words in a
+/// row need, by [`words_key`].
 pub(super) type Lanes = BTreeMap<String, i32>;
 
 /// The key of the lanes of the root complex.
 pub(super) const TRUNK: &str = "trunk";
 
-/// The key of a row's lanes.
+/// Returns the key of a row's lanes.
 pub(super) fn lane_key(row: usize) -> String {
     format!("row {row}")
 }
 
-/// The key of the width of a row's words.
+/// Returns the key of the width of a row's words.
 pub(super) fn words_key(row: usize) -> String {
     format!("words {row}")
 }
 
 impl DevicePosition<'_> {
-    /// Where the root port right above it is, if it has one.
+    /// Returns the position of the root port directly above it, if it has one.
     pub(super) fn port_area(&self) -> Option<Area> {
         self.port.map(|_| Area {
             top: self.area.top - WIRE - PORT_HEIGHT,
@@ -159,9 +163,11 @@ impl DevicePosition<'_> {
 }
 
 impl<'a> MachineLayout<'a> {
-    /// The machine of `functions`. Returns `None` if no device under test is among them.
+    /// Returns the layout of the machine of `functions`, or `None` if no device under test is among
+    /// them.
     ///
-    /// `lanes` are those that transfers take. `has_loop` says of a device whether its requests to its own memory are drawn.
+    /// `lanes` are the lanes that transfers take. `has_loop` returns `true` for a device whose
+    /// requests to its own memory are drawn.
     pub(super) fn of(
         functions: &'a [PciFunction],
         shape: Shape,
@@ -212,7 +218,7 @@ impl<'a> MachineLayout<'a> {
         })
     }
 
-    /// The row and the device called `name`.
+    /// Returns the row and the device called `name`.
     pub(super) fn find(&self, name: &str) -> Option<(usize, &DevicePosition<'a>)> {
         self.rows.iter().enumerate().find_map(|(number, row)| {
             let device = row.devices.iter().find(|device| device.name == name)?;
@@ -220,24 +226,24 @@ impl<'a> MachineLayout<'a> {
         })
     }
 
-    /// Whether there is room for words beside the devices' own.
+    /// Returns `true` if there is room for words in addition to the devices' names.
     pub(super) fn is_wide(&self) -> bool {
         self.ram.width >= WIDE.ram
     }
 
-    /// Where lane `slot` of a row is.
+    /// Returns the position of lane `slot` of a row.
     pub(super) fn lane(&self, row: usize, slot: i32) -> i32 {
         let bar = self.rows.get(row).map(|row| row.bar).unwrap_or_default();
         bar.top + TITLE + LANE / 2 + LANE * slot
     }
 
-    /// Where lane `slot` of the root complex is.
+    /// Returns the position of lane `slot` of the root complex.
     pub(super) fn trunk_lane(&self, slot: i32) -> i32 {
         self.trunk.left + TRUNK_LANE * (slot + 1)
     }
 }
 
-/// The rows of a machine, without positions.
+/// Returns the rows of a machine, without positions.
 fn rows(functions: &[PciFunction]) -> Vec<Row<'_>> {
     let by_address: BTreeMap<&str, &PciFunction> = functions
         .iter()
@@ -275,7 +281,7 @@ fn rows(functions: &[PciFunction]) -> Vec<Row<'_>> {
     rows
 }
 
-/// Gives a row its positions from `left` and `top` on. Returns where it ends.
+/// Gives a row its positions from `left` and `top` on. Returns its end.
 fn place(
     row: &mut Row<'_>,
     shape: Shape,
@@ -329,13 +335,13 @@ fn is_device(function: &PciFunction) -> bool {
     !matches!(function.port_type, Some(ROOT_PORT..=6))
 }
 
-/// The root bus above `function`, its root port, and the switch in between.
+/// Returns the root bus above `function`, its root port, and the switch between them.
 fn above<'a>(
     function: &'a PciFunction,
     by_address: &BTreeMap<&str, &'a PciFunction>,
 ) -> (&'a str, Option<&'a PciFunction>, Option<&'a PciFunction>) {
     let (mut parent, mut port, mut switch) = (function.parent.as_str(), None, None);
-    // A guest's evidence may be a circle: no way is longer than there are functions.
+    // A guest's evidence may contain a cycle: no path is longer than the number of functions.
     for _ in 0..by_address.len() {
         let Some(bridge) = by_address.get(parent) else {
             break;
@@ -350,7 +356,8 @@ fn above<'a>(
     (parent, port, switch)
 }
 
-/// What an IOMMU does, by the groups of the devices (Linux, Documentation/ABI/testing/sysfs-kernel-iommu_groups).
+/// Returns the effect of an IOMMU, from the groups of the devices (Linux,
+/// Documentation/ABI/testing/sysfs-kernel-iommu_groups).
 fn iommu(functions: &[PciFunction]) -> Option<&'static str> {
     let devices = functions.iter().filter(|function| function.name.is_some());
     let kinds = devices.filter_map(|device| Some(device.iommu_group.as_ref()?.kind.as_str()));

@@ -12,12 +12,12 @@ use super::picture::{Shown, picture};
 use super::routed::{refused, routed};
 use crate::collection::{Collection, Explained, Refusal, ReportedRun};
 
-/// How many failed checks, and how many lines of the kernel, are at the top of a run.
+/// Failed checks, and lines of the kernel, that are shown at the top of a run.
 const AT_A_GLANCE: usize = 3;
 const STYLE: &str = include_str!("style.css");
-/// Nothing is loaded, and nothing runs.
+/// The page loads nothing, and runs no script.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
-/// What routes mean.
+/// The meanings of the routes.
 const ROUTES: [(&str, &str); 5] = [
     ("own-bar", "into the requester's own memory"),
     ("peer", "straight to a peer below the same switch"),
@@ -26,7 +26,7 @@ const ROUTES: [(&str, &str); 5] = [
     ("refused", "no byte was moved"),
 ];
 
-/// The page of `collection`.
+/// Returns the page of `collection`.
 pub fn page(collection: &Collection) -> String {
     let title = title(collection);
     let names = collection.run_names();
@@ -94,7 +94,7 @@ fn contents(collection: &Collection) -> Markup {
     }
 }
 
-/// The sections that a run has.
+/// Returns the sections of a run.
 fn sections(run: &ReportedRun) -> Vec<(&'static str, &'static str)> {
     let results = &run.results;
     let all = [
@@ -113,7 +113,7 @@ fn sections(run: &ReportedRun) -> Vec<(&'static str, &'static str)> {
     there.map(|(id, name, _)| (id, name)).collect()
 }
 
-/// A row for each run, by these names, and what is missing.
+/// Returns a row for each run, by these names, and the missing results.
 fn overview(collection: &Collection, names: &[String]) -> Markup {
     html! {
         section aria-labelledby="overview" {
@@ -162,7 +162,7 @@ fn badge(passed: bool) -> Markup {
     }
 }
 
-/// How many checks ended how.
+/// Returns the numbers of checks by their status.
 fn tally(run: &RunResults) -> String {
     let count = |verdict| {
         let of_verdict = run.checks.iter().filter(|check| check.verdict == verdict);
@@ -181,7 +181,7 @@ fn tally(run: &RunResults) -> String {
     parts.join(", ")
 }
 
-/// A run with all that is known of it, under `name` if it is one of several.
+/// Returns the section of a run, under `name` if it is one of several.
 fn run(run: &ReportedRun, id: &str, name: Option<&String>) -> Markup {
     let results = &run.results;
     let class = if results.verdict.outcome == RunOutcome::Passed {
@@ -214,15 +214,16 @@ fn run(run: &ReportedRun, id: &str, name: Option<&String>) -> Markup {
     }
 }
 
-/// What failed, in the kernel's own words where there are any, and the one change that helps.
+/// Returns the failures, with the kernel's own messages if there are any, and the one change that
+/// helps.
 fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
     let outcome = run.results.verdict.outcome;
     let mut failed: Vec<_> = run.failed().collect();
     if outcome == RunOutcome::GuestDied && !failed.is_empty() {
-        // The last one is what the guest died of.
+        // The guest died during the last one.
         failed.rotate_right(1);
     }
-    // Faults that a check has expected are no failure.
+    // Faults that a check expected are not failures.
     let is_failed_by_faults = failed.is_empty() && outcome != RunOutcome::Passed;
     let faults = run.faults.iter().filter(|_| is_failed_by_faults);
     let faults: Vec<&Explained> = faults.collect();
@@ -264,7 +265,7 @@ fn at_a_glance(run: &ReportedRun, id: &str) -> Markup {
     }
 }
 
-/// A line of at most 200 characters; the check itself has all of them.
+/// Returns a line of at most 200 characters; the check itself has the whole line.
 fn shortened(line: &str) -> String {
     match line.char_indices().nth(200) {
         Some((end, _)) => format!("{}…", line.get(..end).unwrap_or(line)),
@@ -310,7 +311,7 @@ fn content(run: &ReportedRun, section: &str, id: &str) -> Markup {
     }
 }
 
-/// The topology with the routes of all checks together.
+/// Returns the topology with the routes of all checks together.
 fn routes(run: &ReportedRun) -> Markup {
     let transfers = routed(&run.results.checks);
     let refused = refused(&run.results.checks, run);

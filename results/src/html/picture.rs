@@ -10,14 +10,14 @@ use super::layout::{
 };
 use super::routed::{MemoryOwner, RoutedBytes};
 
-/// Between two lines at the edge of a device, and between two that pass devices.
+/// Distance between two lines at the edge of a device, and between two lines that pass devices.
 const SLOT: i32 = 16;
 const PASSAGE_SLOT: i32 = 5;
 /// Radius of a corner.
 const RADIUS: i32 = 6;
 /// Half the size of a cross.
 const CROSS: i32 = 6;
-/// About the width of a letter of a label.
+/// Approximate width of a letter of a label.
 const LETTER: i32 = 7;
 /// Class codes of the devices (PCI Code and ID Assignment): NVMe, network, display, processing accelerator.
 const NVME: u32 = 0x01_0802;
@@ -32,11 +32,11 @@ pub(super) struct RefusedPair {
     pub(super) client: String,
     /// The device with the memory.
     pub(super) provider: String,
-    /// Why, in a few words.
+    /// The reason, in a few words.
     pub(super) reason: String,
 }
 
-/// What the picture shows of DMA.
+/// The DMA that the picture shows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shown<'a> {
     pub(super) transfers: &'a [RoutedBytes],
@@ -44,12 +44,12 @@ pub(super) struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Whether there is nothing to show.
+    /// Returns `true` if there is nothing to show.
     pub(super) fn is_empty(self) -> bool {
         self.transfers.is_empty() && self.refused.is_empty()
     }
 
-    /// Whether a route of this word is drawn in the machine of `functions`.
+    /// Returns `true` if a route with this word is drawn in the machine of `functions`.
     pub(super) fn draws(self, functions: &[PciFunction], word: &str) -> bool {
         let is_there = |name: &str| {
             functions
@@ -63,7 +63,8 @@ impl Shown<'_> {
     }
 }
 
-/// The picture of the machine of `functions` with what is `shown`, for a screen and for a phone. Returns `None` if no device is known.
+/// Returns the picture of the machine of `functions` with the DMA in `shown`, for a screen and for
+/// a phone. Returns `None` if no device is known.
 pub(super) fn picture(functions: &[PciFunction], shown: Shown<'_>, title: &str) -> Option<Markup> {
     Some(html! {
         div.picture {
@@ -91,7 +92,7 @@ fn drawn_in(
         let mut own = shown.transfers.iter();
         own.any(|one| one.owner == MemoryOwner::Own && one.requester == name)
     };
-    // How many lanes there must be, the lines tell; where they are, the lanes.
+    // The lines determine the number of lanes, and the lanes determine the positions of the lines.
     let mut lanes = Lanes::new();
     let without = MachineLayout::of(functions, shape, &lanes, has_loop)?;
     lines(&without, &mut lanes, shown);
@@ -156,7 +157,7 @@ fn drawn_device(device: &DevicePosition<'_>, bar: i32) -> Markup {
     }
 }
 
-/// The words in the boxes, which are above the lines.
+/// Returns the words in the boxes, which are above the lines.
 fn words(layout: &MachineLayout<'_>) -> Markup {
     let MachineLayout { ram, trunk, .. } = layout;
     let is_wide = layout.is_wide();
@@ -217,7 +218,7 @@ fn words_of_device(device: &DevicePosition<'_>) -> Markup {
     }
 }
 
-/// An address without its domain, if that is the first.
+/// Returns an address without its domain, if that is the first.
 fn short(address: &str) -> &str {
     address.strip_prefix("0000:").unwrap_or(address)
 }
@@ -256,25 +257,25 @@ struct Line<'a> {
     what: What<'a>,
     /// Corners, from the requester to the memory.
     points: Vec<(i32, i32)>,
-    /// Where its label is: the middle, or the start of that of a refusal.
+    /// Position of its label: the middle, or for a refusal the start of the label.
     label: (i32, i32),
     words: String,
-    /// Where a request ends.
+    /// The point where a request ends.
     cross: Option<(i32, i32)>,
 }
 
-/// What a line stands for.
+/// The subject of a line.
 #[derive(Clone, Copy)]
 enum What<'a> {
     Moved(&'a RoutedBytes),
     Refused(&'a RefusedPair),
 }
 
-/// All lines. `lanes` gets how many there are at each edge and in each lane.
+/// Returns all lines. `lanes` gets their number at each edge and in each lane.
 fn lines<'a>(layout: &MachineLayout<'_>, lanes: &mut Lanes, shown: Shown<'a>) -> Vec<Line<'a>> {
     let mut drawing = Drawing { layout, lanes };
     let mut lines = Vec::new();
-    // What went wrong comes first, at the top of each bar.
+    // Refusals come first, at the top of each bar.
     for pair in shown.refused {
         lines.extend(drawing.refused(pair));
     }
@@ -284,7 +285,7 @@ fn lines<'a>(layout: &MachineLayout<'_>, lanes: &mut Lanes, shown: Shown<'a>) ->
     lines
 }
 
-/// Gives each line lanes of its own.
+/// Assigns separate lanes to each line.
 struct Drawing<'a, 'b> {
     layout: &'a MachineLayout<'a>,
     lanes: &'b mut Lanes,
@@ -329,7 +330,7 @@ impl Drawing<'_, '_> {
         })
     }
 
-    /// The way that requests of a pair would take, if the root complex let them.
+    /// Returns the path that requests of a pair would take, if the root complex let them pass.
     fn refused<'t>(&mut self, pair: &'t RefusedPair) -> Option<Line<'t>> {
         let (row, client) = self.layout.find(&pair.client)?;
         let target = self.layout.find(&pair.provider)?;
@@ -337,7 +338,7 @@ impl Drawing<'_, '_> {
         let lane = self.lane(row);
         turn(&mut points, lane);
         let (_, cross) = self.through_root(&mut points, (row, lane), Some(target));
-        // Its words have a lane of their own. The list below the picture has all of them.
+        // Its words have a separate lane. The list below the picture has the full text.
         let lane = self.lane(row);
         let words = match self.layout.is_wide() {
             true => format!("✕ {}", pair.reason),
@@ -345,7 +346,8 @@ impl Drawing<'_, '_> {
         };
         let letters = i32::try_from(words.chars().count()).unwrap_or(i32::MAX / 16);
         let here = self.layout.rows.get(row)?;
-        // They begin where it was decided: at the root complex, or at a root bus, which is a part of it.
+        // They begin at the place of the decision: at the root complex, or at a root bus, which is
+        // a part of it.
         let left = match here.switch {
             Some(_) => cross.0 - CROSS,
             None => here.bar.left,
@@ -361,8 +363,9 @@ impl Drawing<'_, '_> {
         })
     }
 
-    /// Continues `points` from a lane of a row across the root complex: to a device, or to memory that it knows. Returns where in the lane
-    /// the label is, and where the root complex decides.
+    /// Continues `points` from a lane of a row across the root complex: to a device, or to memory
+    /// that it knows. Returns the position of the label in the lane, and the place where the root
+    /// complex decides.
     fn through_root(
         &mut self,
         points: &mut Vec<(i32, i32)>,
@@ -388,7 +391,8 @@ impl Drawing<'_, '_> {
         (label, (across, lane))
     }
 
-    /// Continues `points` along a lane and down to a device. Returns where it leaves the lane.
+    /// Continues `points` along a lane and down to a device. Returns the point where it leaves the
+    /// lane.
     fn descend(
         &mut self,
         points: &mut Vec<(i32, i32)>,
@@ -401,7 +405,7 @@ impl Drawing<'_, '_> {
         x
     }
 
-    /// The way from a device up past those above it.
+    /// Returns the path from a device up past those above it.
     fn ascent(&mut self, device: &DevicePosition<'_>) -> Vec<(i32, i32)> {
         let slot = self.next(format!("device {}", device.name));
         let most = device.area.width / 2 - 10;
@@ -433,19 +437,19 @@ impl Drawing<'_, '_> {
     }
 }
 
-/// 0, 1, -1, 2, -2 and so on: from the middle outwards.
+/// Returns 0, 1, -1, 2, -2 and so on: from the middle outwards.
 fn alternating(slot: i32) -> i32 {
     (slot + 1) / 2 * if slot % 2 == 1 { 1 } else { -1 }
 }
 
-/// Has the way end in a lane right above. Returns where.
+/// Ends the path in a lane directly above. Returns the position.
 fn turn(points: &mut Vec<(i32, i32)>, lane: i32) -> i32 {
     let x = points.last().map_or(0, |(x, _)| *x);
     points.push((x, lane));
     x
 }
 
-/// A loop below the device: its own memory.
+/// Returns a loop below the device: its own memory.
 fn own(transfer: &RoutedBytes, device: Area) -> Line<'_> {
     let (bottom, middle) = (device.bottom(), device.middle());
     Line {
@@ -492,7 +496,7 @@ impl Line<'_> {
         }
     }
 
-    /// An arrow's head: at the memory if data goes there, else at the requester.
+    /// Returns an arrow's head: at the memory if data goes there, otherwise at the requester.
     fn head(&self, at_memory: bool) -> Markup {
         let last = self.points.len().saturating_sub(1);
         let (end, before) = match at_memory {
@@ -528,13 +532,13 @@ impl Line<'_> {
     }
 }
 
-/// Between 1.5 and 4.5, a step for each factor of 8 above 4 KiB.
+/// Returns a width between 1.5 and 4.5, with a step for each factor of 8 above 4 KiB.
 fn width(bytes: u64) -> f64 {
     let steps = f64::from(bytes.max(4096).ilog2() - 12) / 3.0;
     (1.5 + steps * 0.6).min(4.5)
 }
 
-/// A path through `points` with round corners.
+/// Returns a path through `points` with round corners.
 fn rounded(points: &[(i32, i32)]) -> String {
     let Some((x, y)) = points.first() else {
         return String::new();

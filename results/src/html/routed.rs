@@ -12,9 +12,9 @@ use crate::collection::ReportedRun;
 pub(super) struct RoutedBytes {
     /// The device with the DMA.
     pub(super) requester: String,
-    /// The way of the bytes.
+    /// The route of the bytes.
     pub(super) route: Route,
-    /// Whose memory it was.
+    /// The owner of the memory.
     pub(super) owner: MemoryOwner,
     /// Bytes that the requester read.
     pub(super) read: u64,
@@ -22,7 +22,7 @@ pub(super) struct RoutedBytes {
     pub(super) written: u64,
 }
 
-/// The owner of memory, as far as it is known.
+/// The owner of memory, if it is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MemoryOwner {
     /// The requester itself.
@@ -31,19 +31,20 @@ pub(super) enum MemoryOwner {
     GuestRam,
     /// A device.
     Device(String),
-    /// Some device: a requester counts only that it is another one, and the check names several.
+    /// Another device: a requester only counts that it is not its own memory, and the check names
+    /// several devices.
     OtherDevice,
     /// Memory that QEMU found.
     Unknown,
 }
 
 impl RoutedBytes {
-    /// All bytes.
+    /// Returns all bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.read.saturating_add(self.written)
     }
 
-    /// Requester and owner of the memory, with the directions of the data between them.
+    /// Returns requester and owner of the memory, with the directions of the data between them.
     pub(super) fn ends(&self) -> String {
         let arrow = match (self.read, self.written) {
             (0, _) => "→",
@@ -53,7 +54,7 @@ impl RoutedBytes {
         format!("{} {arrow} {}", self.requester, self.owner.name())
     }
 
-    /// All of it in a line.
+    /// Returns all of it in a line.
     pub(super) fn line(&self) -> String {
         let part = |word: &str, bytes: u64| match bytes {
             0 => None,
@@ -71,14 +72,14 @@ impl RoutedBytes {
         )
     }
 
-    /// The route in the word that devices record.
+    /// Returns the route in the word that devices record.
     pub(super) fn route_word(&self) -> &'static str {
         self.route.word()
     }
 }
 
 impl MemoryOwner {
-    /// As people call it.
+    /// Returns its name for people.
     pub(super) fn name(&self) -> &str {
         match self {
             Self::Own => "own memory",
@@ -90,7 +91,8 @@ impl MemoryOwner {
     }
 }
 
-/// What the devices moved during `checks`, by requester, route and owner, the most first.
+/// Returns the payload that the devices moved during `checks`, by requester, route and owner, the
+/// most first.
 pub(super) fn routed<'a>(checks: impl IntoIterator<Item = &'a CheckResult>) -> Vec<RoutedBytes> {
     let mut all: Vec<RoutedBytes> = Vec::new();
     for check in checks {
@@ -102,7 +104,7 @@ pub(super) fn routed<'a>(checks: impl IntoIterator<Item = &'a CheckResult>) -> V
     all
 }
 
-/// The pairs of failed `checks` of `run` between which the kernel refuses peer-to-peer DMA.
+/// Returns the pairs of failed `checks` of `run` between which the kernel refuses peer-to-peer DMA.
 pub(super) fn refused<'a>(
     checks: impl IntoIterator<Item = &'a CheckResult>,
     run: &'a ReportedRun,
@@ -139,7 +141,8 @@ fn add(all: &mut Vec<RoutedBytes>, more: RoutedBytes) {
     }
 }
 
-/// The route and the bytes are the device's record; which other device the memory is of, the check says.
+/// The route and the bytes come from the device's record; the check names the other device that
+/// owns the memory.
 fn one(flow: &PayloadFlow, check: &CheckResult) -> RoutedBytes {
     let owner = match flow.completer {
         Completer::OwnMemory => MemoryOwner::Own,
@@ -160,7 +163,7 @@ fn one(flow: &PayloadFlow, check: &CheckResult) -> RoutedBytes {
     }
 }
 
-/// The only other device whose memory `requester` is to meet in `check`.
+/// Returns the only other device whose memory `requester` should access in `check`.
 fn provider(requester: &str, check: &CheckResult) -> MemoryOwner {
     let pairs = check.pairs.iter();
     let mut providers: Vec<&str> = pairs

@@ -9,7 +9,7 @@ use crate::trees::{
     HASWELL_E, ICE_LAKE, INTEL, Q35, REDIRECTS, ZEN, function, id, platform, slot, switch,
 };
 
-/// The names of the hops.
+/// Returns the names of the hops.
 fn hops<'a>(tree: &'a PciTree, decision: &Decision) -> Vec<&'a str> {
     decision.path.iter().map(|hop| tree.name(*hop)).collect()
 }
@@ -22,7 +22,7 @@ fn decided(
     decide(tree, platform, provider, client).unwrap()
 }
 
-/// The name of the hop that decided.
+/// Returns the name of the hop that decided.
 fn decisive<'a>(tree: &'a PciTree, decision: &Decision) -> &'a str {
     tree.name(decision.decisive().unwrap())
 }

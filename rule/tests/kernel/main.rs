@@ -1,6 +1,6 @@
-//! The rule against what the kernel's source says.
+//! The rule compared with the kernel's source.
 
-// Clippy sees tests only in functions that are marked so, not in what they call.
+// Clippy recognises tests only by their attribute, not the functions that they call.
 #![allow(clippy::indexing_slicing, clippy::unwrap_used)]
 
 mod cases;

@@ -62,7 +62,7 @@ fn platforms() -> impl Strategy<Value = Platform> {
     )
 }
 
-/// All functions above one, itself included.
+/// Returns all functions above one, itself included.
 fn above(tree: &PciTree, function: FunctionId) -> BTreeSet<FunctionId> {
     let mut all = BTreeSet::from([function]);
     let mut at = function;
@@ -83,8 +83,8 @@ fn bridge_of(tree: &PciTree, function: FunctionId) -> Option<HostBridge> {
     tree.host_bridge(top?).cloned()
 }
 
-/// The same decision by sets: a request stays below the root if there is a common ancestor and nothing below it, nor the
-/// lowest itself, redirects.
+/// Makes the same decision by sets: a request stays below the root if there is a common ancestor,
+/// and if neither the lowest one nor any function below it redirects.
 fn model(tree: &PciTree, platform: &Platform, a: FunctionId, b: FunctionId) -> MapType {
     let (above_a, above_b) = (above(tree, a), above(tree, b));
     // Ids grow downwards, so the greatest common one is the lowest.

@@ -11,7 +11,7 @@ pub(crate) const Q35: DeviceId = id(0x8086, 0x29c0);
 pub(crate) const HASWELL_E: DeviceId = id(0x8086, 0x2f00);
 /// A Xeon whose host bridge is trusted.
 pub(crate) const ICE_LAKE: DeviceId = id(0x8086, 0x09a2);
-/// What Linux sets in a root port of QEMU behind an IOMMU.
+/// The bits that Linux sets in a root port of QEMU behind an IOMMU.
 pub(crate) const REDIRECTS: AcsControl = AcsControl(0x1d);
 
 pub(crate) const INTEL: Cpu = Cpu {
@@ -27,7 +27,7 @@ pub(crate) const fn id(vendor: u16, device: u16) -> DeviceId {
     DeviceId { vendor, device }
 }
 
-/// The newest known kernel on this processor, without an IOMMU.
+/// Returns the newest known kernel on this processor, without an IOMMU.
 pub(crate) fn platform(cpu: Cpu) -> Platform {
     Platform {
         cpu,
@@ -41,7 +41,7 @@ pub(crate) fn function(kind: PortType, name: &str, acs: Option<AcsControl>) -> F
     Function { acs, ..plain }
 }
 
-/// A port of this kind, or bus of a host bridge, and below it an endpoint.
+/// Adds a port of this kind, or uses the bus of a host bridge, and adds an endpoint below it.
 pub(crate) fn slot(
     tree: &mut PciTree,
     parent: impl Into<Parent>,
@@ -53,7 +53,7 @@ pub(crate) fn slot(
     tree.add(port, function(PortType::Endpoint, name, None))
 }
 
-/// A root port and below it a switch: its upstream port.
+/// Adds a root port and a switch below it. Returns the switch's upstream port.
 pub(crate) fn switch(tree: &mut PciTree, root: HostBridgeId, name: &str) -> FunctionId {
     let port = function(
         PortType::RootPort,

@@ -1,4 +1,4 @@
-//! What the fabric knows of each connection.
+//! The fabric's state of each connection.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -11,7 +11,7 @@ use crate::gid::Gid;
 use crate::limits::MAX_ANSWERS;
 use crate::message::{Incarnation, Message, Refusal};
 
-/// Number of a connection. Never given twice.
+/// Number of a connection. It is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PortId(pub(super) u64);
 
@@ -21,28 +21,28 @@ impl fmt::Display for PortId {
     }
 }
 
-/// A connection that is to be closed.
+/// A connection to close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CutOff {
     pub(crate) port: PortId,
     pub(crate) reason: Reason,
 }
 
-/// Why an adapter is cut off.
+/// The reason why an adapter is cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum Reason {
-    /// It may not attach, which it is to be sent.
+    /// The adapter may not attach, and must be told so.
     #[error("it is refused: {0}")]
     Refused(#[source] Refusal),
-    /// It has connected and sent no Hello.
+    /// The adapter has connected and sent no Hello.
     #[error("it sends no Hello")]
     Silent,
-    /// It breaks the protocol.
+    /// The adapter violates the protocol.
     #[error("it breaks the protocol: {0}")]
     Violation(&'static str),
 }
 
-/// An adapter as it has introduced itself.
+/// An adapter, by its Hello.
 #[derive(Clone, Debug)]
 pub(super) struct Adapter {
     pub(super) name: String,
@@ -58,7 +58,7 @@ pub(super) struct Holder {
     pub(super) held: HeldPackets,
 }
 
-/// What the fabric holds of an adapter: packets, and the descriptors that they have.
+/// The packets of an adapter that the fabric holds, and their descriptors.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct HeldPackets {
     pub(super) packets: usize,
@@ -66,7 +66,7 @@ pub(super) struct HeldPackets {
 }
 
 impl Holder {
-    /// Whether a packet for this incarnation is for it.
+    /// Returns `true` if a packet for this incarnation is for it.
     pub(super) fn is_meant_by(&self, incarnation: Incarnation) -> bool {
         [Incarnation::NONE, self.incarnation].contains(&incarnation)
     }
@@ -75,13 +75,13 @@ impl Holder {
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) connected: Instant,
-    /// `None` until it is attached.
+    /// The adapter, or `None` until it is attached.
     pub(super) adapter: Option<Adapter>,
-    /// The adapter of its Hello, while another has its name or GID, and until when it waits.
+    /// The adapter in its Hello, while another one has its name or GID, and the end of its wait.
     pub(super) awaited: Option<(Adapter, Instant)>,
-    /// What the fabric itself has to send it, which comes before the packets.
+    /// The fabric's own messages to it, which are sent before the packets.
     pub(super) answers: VecDeque<Message>,
-    /// Its ends of direct connections, by the adapters at the other ends, of each the newest.
+    /// Its newest end of a direct connection with each other adapter.
     pub(super) direct: BTreeMap<Gid, Message>,
     pub(super) arrived: VecDeque<Parcel>,
 }
@@ -98,25 +98,25 @@ impl Port {
         }
     }
 
-    /// Whether its Hello is still to come.
+    /// Returns `true` if its Hello is still to come.
     pub(super) fn is_silent(&self) -> bool {
         self.adapter.is_none() && self.awaited.is_none()
     }
 
-    /// Sends it something of the fabric's, unless it does not read what it has asked for.
+    /// Sends it a message of the fabric, unless it does not read the answers to its requests.
     pub(super) fn answer(&mut self, message: Message) {
         if self.answers.len() < MAX_ANSWERS {
             self.answers.push_back(message);
         }
     }
 
-    /// How many packets of an adapter wait for it.
+    /// Returns the number of an adapter's packets that wait for it.
     pub(super) fn waiting_of(&self, gid: Gid) -> usize {
         let waiting = self.arrived.iter();
         waiting.filter(|parcel| parcel.sender.gid == gid).count()
     }
 
-    /// Takes out the packet of an adapter that waits longest.
+    /// Takes out the packet of an adapter that has waited longest.
     pub(super) fn take_oldest_of(&mut self, gid: Gid) -> Option<Parcel> {
         let mut waiting = self.arrived.iter();
         let oldest = waiting.position(|parcel| parcel.sender.gid == gid)?;

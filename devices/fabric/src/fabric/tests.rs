@@ -44,7 +44,7 @@ fn datagram(to: u8, incarnation: Incarnation) -> Message {
     }
 }
 
-/// How many packets there are for an adapter, which are taken.
+/// Takes the packets for an adapter. Returns their number.
 fn packets(fabric: &mut PacketFabric, to: PortId) -> usize {
     let mut packets = 0;
     while let Some(message) = fabric.next(to) {

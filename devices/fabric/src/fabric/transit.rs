@@ -7,7 +7,7 @@ use super::port::PortId;
 use crate::gid::Gid;
 use crate::message::{AdapterId, Body, Message};
 
-/// A packet on its way.
+/// A packet in transit.
 #[derive(Clone, Debug)]
 pub(super) struct Parcel {
     pub(super) sender: AdapterId,
@@ -17,7 +17,7 @@ pub(super) struct Parcel {
 }
 
 impl Parcel {
-    /// The packet as it arrives.
+    /// Returns the packet as it arrives.
     pub(super) fn message(self) -> Message {
         Message::Packet {
             peer: self.sender.gid,
@@ -27,7 +27,8 @@ impl Parcel {
     }
 }
 
-/// The packets that are delayed, by the time of their arrival. Of several at one time the first one that was sent comes first.
+/// The delayed packets, by the time of their arrival. Packets with the same time arrive in the
+/// order in which they were sent.
 #[derive(Debug, Default)]
 pub(super) struct Transit {
     parcels: BTreeMap<(Instant, u64), Parcel>,
@@ -40,13 +41,13 @@ impl Transit {
         self.parcels.insert((at, self.last), parcel);
     }
 
-    /// When the next packet arrives.
+    /// Returns the time at which the next packet arrives.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let ((at, _), _) = self.parcels.first_key_value()?;
         Some(*at)
     }
 
-    /// Takes out the next packet that has arrived by now.
+    /// Takes out the next packet whose time has come.
     pub(super) fn due(&mut self, now: Instant) -> Option<Parcel> {
         self.deadline().filter(|at| *at <= now)?;
         self.parcels.pop_first().map(|(_, parcel)| parcel)

@@ -11,7 +11,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, so
 use super::Pair;
 use crate::gid::Gid;
 
-/// How long the connection of two adapters is not replaced by another one.
+/// Time within which the connection of two adapters is not replaced.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// The connections, by their adapters.
@@ -21,18 +21,19 @@ pub(super) struct PairConnections(BTreeMap<Pair, PairConnection>);
 #[derive(Debug)]
 struct PairConnection {
     names: (String, String),
-    /// The end that the first adapter has, too. It ends the connection for both.
+    /// A copy of the first adapter's end. It can end the connection for both.
     end: OwnedFd,
     since: Instant,
 }
 
 impl PairConnections {
-    /// How many there are, those included that an adapter has ended.
+    /// Returns the number of connections, including those that an adapter has ended.
     pub(super) fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// An end for each of two adapters, of which one has none, in place of an earlier connection. `None` if they got that just now.
+    /// Makes a connection for two adapters, at least one of which has none, in place of an earlier
+    /// one. Returns an end for each, or `None` if they got a connection just now.
     pub(super) fn open(
         &mut self,
         (one, other): Pair,
@@ -63,20 +64,21 @@ impl PairConnections {
         Some([near, far])
     }
 
-    /// Ends those of an adapter.
+    /// Ends the connections of an adapter.
     pub(super) fn end_of(&mut self, gid: Gid) {
         self.0
             .retain(|(one, other), _| ![one, other].contains(&&gid));
     }
 
-    /// Ends those between adapters of such names.
+    /// Ends the connections between adapters of such names.
     pub(super) fn end_between(&mut self, is_meant: impl Fn((&str, &str)) -> bool) {
         self.0.retain(|_, it| !is_meant((&it.names.0, &it.names.1)));
     }
 }
 
 impl Drop for PairConnection {
-    /// Neither adapter can send by it any more. Packets that the first one has not received may be lost, as a fabric may lose them.
+    /// Ends the connection: neither adapter can use it any more. Packets that the first one has not
+    /// received may be lost, which a fabric may do.
     fn drop(&mut self) {
         // An adapter may have ended it.
         let _ = shutdown(&self.end, Shutdown::Both);

@@ -1,6 +1,7 @@
 //! An adapter's ends of direct connections.
 //!
-//! A packet goes there if its peer has one with free space, else to the fabric, which ends a connection once it may not be used.
+//! A packet goes there if its peer has one with free space, otherwise to the fabric, which ends a
+//! connection once it may not be used.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -17,16 +18,16 @@ use super::shared::is_end;
 use crate::gid::Gid;
 use crate::message::{Body, Incarnation, Message};
 
-/// How many packets of one peer are taken before it is the next one's turn.
+/// Packets of one peer that are taken before the next one's turn.
 const TURN: usize = 8;
-/// How many peers have a turn at once. More packets than of all of them are not taken at once.
+/// Peers that have a turn at once. No more packets than all of theirs are taken at once.
 const PEERS: usize = 4;
 
-/// The connections of one adapter, which take part in an epoll(7) instance of their own.
+/// The connections of one adapter, in a separate epoll(7) instance.
 #[derive(Debug)]
 pub(crate) struct PeerConnections {
     events: Arc<OwnedFd>,
-    /// By numbers that are never given twice.
+    /// The connections, by numbers that are never reused.
     connections: BTreeMap<u64, PeerConnection>,
     last_number: u64,
     space: Vec<u8>,
@@ -40,10 +41,10 @@ struct PeerConnection {
     events: Arc<OwnedFd>,
 }
 
-/// What a peer has sent by its connection.
+/// An event on a peer's connection.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// A packet, as the fabric would bring it.
+    /// A packet, in the form in which the fabric would bring it.
     Packet(Message),
     /// The connection has ended.
     Ended(Gid),
@@ -59,12 +60,13 @@ impl PeerConnections {
         })
     }
 
-    /// Readable while there is something to receive.
+    /// Returns a descriptor that is readable while there is something to receive.
     pub(crate) fn events(&self) -> Arc<OwnedFd> {
         self.events.clone()
     }
 
-    /// A peer has a connection, in place of an earlier one. False if it cannot be used: it ends.
+    /// Adds a connection with a peer, in place of an earlier one. Returns `false` if it cannot be
+    /// used; then it ends.
     pub(crate) fn add(
         &mut self,
         peer: Gid,
@@ -102,7 +104,7 @@ impl PeerConnections {
         self.connections.clear();
     }
 
-    /// Sends a packet by the connection with its peer. False if it must go to the fabric.
+    /// Sends a packet by the connection with its peer. Returns `false` if it must go to the fabric.
     pub(crate) fn send(&self, message: &Message, packet: &Packet) -> bool {
         let Message::Packet {
             peer, incarnation, ..
@@ -117,7 +119,7 @@ impl PeerConnections {
         connection.is_some_and(|it| packets::send(&it.socket, packet).is_ok())
     }
 
-    /// Some of what there is to receive, without waiting.
+    /// Receives some of the available packets, without waiting.
     pub(crate) fn receive(&mut self) -> Vec<Received> {
         let mut received = Vec::new();
         if self.connections.is_empty() {
@@ -148,7 +150,8 @@ impl PeerConnections {
 }
 
 impl PeerConnection {
-    /// Takes a turn's packets. Fails if the connection has ended, or the peer does not send what it may.
+    /// Takes a turn's packets. Fails if the connection has ended, or if the peer sends anything
+    /// else.
     fn receive(&self, space: &mut [u8], received: &mut Vec<Received>) -> Result<(), String> {
         for _ in 0..TURN {
             match Message::receive(&self.socket, space) {
@@ -164,7 +167,7 @@ impl PeerConnection {
         Ok(())
     }
 
-    /// The packet of that content, which is this peer's whatever it says.
+    /// Returns the packet with that body, whose source is always this peer.
     fn packet(&self, body: Body) -> Message {
         Message::Packet {
             peer: self.peer,
@@ -175,9 +178,10 @@ impl PeerConnection {
 }
 
 impl Drop for PeerConnection {
-    /// The fabric has a copy of an end, so a close neither ends the connection nor takes the socket out of the epoll instance.
+    /// The fabric has a copy of an end, so a close alone neither ends the connection nor takes the
+    /// socket out of the epoll instance.
     fn drop(&mut self) {
-        // It may never have come in, and it may have ended.
+        // It may never have been added, and it may have ended.
         let _ = epoll::delete(&self.events, &self.socket);
         let _ = shutdown(&self.socket, Shutdown::Both);
         discard(&self.socket);

@@ -1,4 +1,4 @@
-//! What an adapter's link does, on its own thread and on those of its senders.
+//! The work of an adapter's link, on its own thread and on those of its senders.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,37 +22,38 @@ use crate::message::Message;
 use crate::request::RequestError;
 use crate::transport::{Output, Transport};
 
-/// Between two attempts to attach again.
+/// Time between two attempts to attach again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The most packets that wait for the fabric to read. It causes all of them itself, and what is more may be lost.
+/// The most packets that wait for the fabric to read. The adapter causes all of them itself, and
+/// further ones may be lost.
 const MAX_UNSENT: usize = 512;
 
-/// What the end of a request leads to.
+/// The continuation of a request.
 pub(super) type Done = Box<dyn FnOnce(Result<Vec<u8>, RequestError>) + Send>;
 
-/// What the handles of a link and its thread share.
+/// The state that the handles of a link and its thread share.
 pub(super) struct SharedLink {
     pub(super) state: Mutex<LockedLink>,
     /// Held while events are handled, so that they are handled in order.
     handling: Mutex<()>,
     /// Wakes the link's thread.
     pub(super) wake: EventFd,
-    /// Readable when something has come by a direct connection.
+    /// Readable when a packet has come on a direct connection.
     pub(super) direct_events: Arc<OwnedFd>,
 }
 
 pub(super) struct LockedLink {
-    /// None while there is no fabric.
+    /// The socket, or `None` while there is no fabric.
     pub(super) socket: Option<Arc<OwnedFd>>,
-    /// What it attaches again by.
+    /// The socket of an attempt to attach again.
     attempt: Option<Arc<OwnedFd>>,
     pub(super) transport: Transport<Done>,
     direct: PeerConnections,
     unsent: VecDeque<Packet>,
-    /// What is to be done without the lock.
+    /// Events to handle without the lock.
     pub(super) events: Vec<Output<Done>>,
-    /// When the link's thread wakes up by itself, unless that is never.
+    /// The time at which the link's thread wakes up by itself, if it does.
     wakes_at: Option<Instant>,
     is_leaving: bool,
 }
@@ -64,7 +65,7 @@ impl fmt::Debug for SharedLink {
 }
 
 impl LockedLink {
-    /// Has the transport handle some of what has come by direct connections.
+    /// Makes the transport handle some of the packets on direct connections.
     fn take_direct(&mut self, now: Instant) {
         for received in self.direct.receive() {
             match received {
@@ -74,7 +75,7 @@ impl LockedLink {
         }
     }
 
-    /// Whether the link's thread has something to send before it would wake up.
+    /// Returns `true` if the link's thread has something to send before it would wake up.
     pub(super) fn needs_thread(&self) -> bool {
         let is_late = |deadline| self.wakes_at.is_none_or(|wakes_at| deadline < wakes_at);
         !self.unsent.is_empty() || self.transport.deadline().is_some_and(is_late)
@@ -101,7 +102,7 @@ impl SharedLink {
         })
     }
 
-    /// Has the link's thread end, soon.
+    /// Makes the link's thread end, soon.
     pub(super) fn leave(&self) {
         let mut state = self.state.lock();
         state.is_leaving = true;
@@ -130,7 +131,8 @@ impl SharedLink {
         }
     }
 
-    /// Handles the fabric's messages and the passing of time, until the fabric is gone or this adapter leaves.
+    /// Handles the fabric's messages and time-outs, until the fabric is gone or this adapter
+    /// leaves.
     fn listen(self: &Arc<Self>, handler: &dyn PacketHandler) {
         let mut space = Message::space();
         loop {
@@ -140,7 +142,7 @@ impl SharedLink {
             };
             let now = Instant::now();
             if state.transport.deadline().is_some_and(|at| at <= now) {
-                // What is waited for may have come.
+                // The awaited packet may have come.
                 state.take_direct(now);
             }
             state.transport.expire(now);
@@ -169,7 +171,7 @@ impl SharedLink {
         }
     }
 
-    /// Waits until something is to be done.
+    /// Waits for an event.
     fn wait(&self, socket: &OwnedFd, out: PollFlags, left: Option<Duration>) -> Result<(), Errno> {
         let left = left.map(Timespec::try_from).transpose();
         let left = left.map_err(|_| Errno::INVAL)?;
@@ -185,7 +187,7 @@ impl SharedLink {
         Ok(())
     }
 
-    /// Handles one message, if there is one. False if the link has ended.
+    /// Handles one message, if there is one. Returns `false` if the link has ended.
     fn receive(&self, socket: &OwnedFd, space: &mut [u8]) -> bool {
         // A direct connection comes as a socket.
         let end = match Message::receive_with(socket, space, Sockets::Unix) {
@@ -223,7 +225,7 @@ impl SharedLink {
         }
     }
 
-    /// Calls the handlers of what has happened, without the lock.
+    /// Calls the handlers of the events, without the lock.
     fn handle_events(self: &Arc<Self>, handler: &dyn PacketHandler) {
         let _handling = self.handling.lock();
         let events = std::mem::take(&mut self.state.lock().events);
@@ -248,7 +250,7 @@ impl SharedLink {
         }
     }
 
-    /// The fabric is gone.
+    /// Handles the loss of the fabric.
     fn lose(&self) {
         let mut state = self.state.lock();
         state.socket = None;
@@ -258,11 +260,11 @@ impl SharedLink {
         self.carry_out(&mut state);
     }
 
-    /// Tries to attach until it succeeds, or this adapter leaves: false.
+    /// Tries to attach until it succeeds. Returns `false` if this adapter leaves.
     fn attach_again(&self, address: &FabricAddress) -> bool {
         loop {
             let retry = Timespec::try_from(RETRY).ok();
-            // Woken early, it tries early.
+            // If it is woken early, it tries early.
             let _ = poll(
                 &mut [PollFd::new(&self.wake, PollFlags::IN)],
                 retry.as_ref(),
@@ -297,7 +299,7 @@ impl SharedLink {
         }
     }
 
-    /// Sends what the transport has to send; the rest is for the link's thread.
+    /// Executes the transport's outputs that send something. The others are for the link's thread.
     pub(super) fn carry_out(&self, state: &mut MutexGuard<'_, LockedLink>) {
         for output in state.transport.take_outputs() {
             match output {
@@ -333,7 +335,7 @@ impl SharedLink {
         self.flush(state);
     }
 
-    /// Sends until the socket buffer is full. The link's thread goes on, once it is woken.
+    /// Sends until the socket buffer is full. The link's thread continues, once it is woken.
     fn flush(&self, state: &mut MutexGuard<'_, LockedLink>) {
         let Some(socket) = state.socket.clone() else {
             state.unsent.clear();
@@ -343,14 +345,15 @@ impl SharedLink {
             match packets::send(socket.as_fd(), packet) {
                 Err(Errno::AGAIN) => return,
                 Ok(()) => {}
-                // The link's thread notices the end of the link. What the system has no memory for is lost.
+                // The link's thread notices the end of the link. Packets for which the system has
+                // no memory are lost.
                 Err(error) => log::debug!("cannot send to the fabric: {error}"),
             }
             state.unsent.pop_front();
         }
     }
 
-    /// Has the link's thread send what the socket buffer has no space for.
+    /// Makes the link's thread send the packets for which the socket buffer has no space.
     pub(super) fn wake_if_full(&self, state: &LockedLink) {
         if !state.unsent.is_empty() {
             self.wake.signal();
@@ -358,12 +361,13 @@ impl SharedLink {
     }
 }
 
-/// The descriptors for one owner alone.
+/// Returns the descriptors for one owner alone.
 fn owned(descriptors: Vec<Arc<OwnedFd>>) -> Option<Vec<OwnedFd>> {
     descriptors.into_iter().map(Arc::into_inner).collect()
 }
 
-/// Whether nothing more comes after this. A packet that this process has no descriptors for is lost alone, and sent again.
+/// Returns `true` if nothing more comes after this error. A packet for whose descriptors this
+/// process has no room is lost alone, and sent again.
 pub(super) fn is_end<E: std::error::Error>(error: &ReceiveError<E>) -> bool {
     !matches!(error, ReceiveError::Nothing | ReceiveError::Starved)
 }

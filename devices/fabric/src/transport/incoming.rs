@@ -1,4 +1,4 @@
-//! The requests of one peer: which of them have been carried out.
+//! The requests of one peer, and whether they have been executed.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ enum Served {
 }
 
 impl Served {
-    /// How many bytes it keeps, or is going to.
+    /// Returns the bytes that it keeps, or will keep.
     fn kept(&self) -> usize {
         match self {
             Self::Working => MAX_DATA,
@@ -26,18 +26,18 @@ impl Served {
     }
 }
 
-/// What is to be done with a request that has arrived.
+/// The action for a request that has arrived.
 #[derive(Debug)]
 pub(super) enum Taken {
-    /// Carry it out.
+    /// Execute it.
     First,
-    /// It came before: answer this.
+    /// It came before: send this answer.
     Again(Body),
-    /// Its requester waits for it no longer, or has no right to send it yet.
+    /// Its requester no longer waits for it, or may not send it yet.
     Stale,
 }
 
-/// The requests of one peer that it may still wait for.
+/// The requests of one peer for which it may still wait.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     oldest: u64,
@@ -47,12 +47,13 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// How many bytes are kept for the peer, or are going to be.
+    /// Returns the bytes that are kept for the peer, or will be.
     pub(super) fn kept(&self) -> usize {
         self.kept
     }
 
-    /// A request that has arrived. With `is_full`, no further one is carried out for now; it is sent again.
+    /// Takes a request that has arrived. With `is_full`, no further request is executed for now; it
+    /// will be sent again.
     pub(super) fn take(&mut self, tag: u64, oldest: u64, is_full: bool) -> Taken {
         self.settle(oldest);
         let ahead = tag.checked_sub(self.oldest);
@@ -84,7 +85,8 @@ impl Incoming {
         }
     }
 
-    /// Notes the response to a request, which is to be sent; none if the requester waits for it no longer.
+    /// Records the response to a request. Returns the message to send, or `None` if the requester
+    /// no longer waits for it.
     pub(super) fn respond(&mut self, tag: u64, data: Option<ByteBuf>) -> Option<Body> {
         let served = self.served.get_mut(&tag);
         let served = served.filter(|served| matches!(served, Served::Working))?;

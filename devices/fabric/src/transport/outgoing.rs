@@ -1,4 +1,4 @@
-//! The requests to one peer: which of them wait for a response, and when they are sent again.
+//! The requests to one peer that wait for a response, and the times at which they are sent again.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use crate::link_statistics::LinkStatistics;
 use crate::message::Body;
 use crate::request::{RequestData, SendError};
 
-/// Until a request is sent again: while no round-trip time is known, at least, and at most.
+/// Time until a request is sent again: while no round-trip time is known, at least, and at most.
 const FIRST: Duration = Duration::from_millis(50);
 const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_millis(500);
 
-/// What is due.
+/// A step that is due.
 #[derive(Debug)]
 pub(super) enum Due<D> {
     /// Send this to the peer.
     Send(Body),
-    /// The same, which may have been lost, or whose peer may be gone.
+    /// Send this to the peer again: the first one may have been lost, or the peer may be gone.
     SendAgain(Body),
     /// Ask the fabric for the peer.
     Ask,
@@ -31,13 +31,13 @@ pub(super) enum Due<D> {
 struct Pending<D> {
     request: RequestData,
     done: D,
-    /// When it was sent first, if it was.
+    /// The time at which it was first sent, if it was.
     sent: Option<Instant>,
     is_sent_again: bool,
-    /// When it is to be sent, and how long after that again.
+    /// The time at which it will be sent, and the time until it is sent again.
     next: Instant,
     interval: Duration,
-    /// When the peer is given up, and when the request is.
+    /// The times at which the peer and the request are given up.
     peer_deadline: Instant,
     last: Instant,
 }
@@ -49,7 +49,7 @@ pub(super) struct Outgoing<D> {
     pending: BTreeMap<u64, Pending<D>>,
     /// A smoothed round-trip time (RFC 6298, 2), of requests that were sent once (3).
     round_trip: Option<Duration>,
-    /// Requests are sent as rarely as can be, since no answer has come.
+    /// Requests are sent at the lowest rate, since no answer has come.
     is_impaired: bool,
 }
 
@@ -94,18 +94,20 @@ impl<D> Outgoing<D> {
         Ok(())
     }
 
-    /// The lowest tag that waits for a response, or the next one.
+    /// Returns the lowest tag that waits for a response, or the next one.
     fn oldest(&self) -> u64 {
         let first = self.pending.first_key_value();
         first.map_or(self.next_tag, |(tag, _)| *tag)
     }
 
-    /// The tag before which no response is waited for, if a message to the peer must say so: no request will soon.
+    /// Returns the tag before which no response is awaited, if a separate message must tell the
+    /// peer because no request will soon.
     pub(super) fn settled(&self) -> Option<u64> {
         self.pending.is_empty().then_some(self.next_tag)
     }
 
-    /// What is due of each request. One with descriptors waits until it is known whether the peer takes them.
+    /// Returns the steps that are due. A request with descriptors waits until it is known whether
+    /// the peer takes them.
     pub(super) fn due(
         &mut self,
         takes_descriptors: Option<bool>,
@@ -119,7 +121,7 @@ impl<D> Outgoing<D> {
         let mut refused = Vec::new();
         for (tag, pending) in &mut self.pending {
             let has_descriptors = !pending.request.descriptors.is_empty();
-            // One that was sent may have been carried out: it is not refused any more.
+            // A request that was sent may have been executed: it can no longer be refused.
             if has_descriptors && takes_descriptors == Some(false) && pending.sent.is_none() {
                 refused.push(*tag);
                 continue;
@@ -161,7 +163,7 @@ impl<D> Outgoing<D> {
         due
     }
 
-    /// The peer works on a request.
+    /// Records that the peer works on a request.
     pub(super) fn is_alive(&mut self, tag: u64, now: Instant) {
         if let Some(pending) = self.pending.get_mut(&tag) {
             self.is_impaired = false;
@@ -170,7 +172,7 @@ impl<D> Outgoing<D> {
         }
     }
 
-    /// A response has come; none if its request has ended already.
+    /// Handles a response. Returns `None` if its request has already ended.
     pub(super) fn end(&mut self, tag: u64, now: Instant) -> Option<D> {
         let pending = self.pending.remove(&tag)?;
         self.is_impaired = false;
@@ -191,7 +193,7 @@ impl<D> Outgoing<D> {
         late.map(|pending| pending.done).collect()
     }
 
-    /// When something is due, or a request has waited too long.
+    /// Returns the time at which something is due, or a request has waited too long.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let pending = self.pending.values();
         pending
@@ -199,7 +201,7 @@ impl<D> Outgoing<D> {
             .min()
     }
 
-    /// All requests, which end.
+    /// Takes all requests, which end.
     pub(super) fn into_all(self) -> impl Iterator<Item = D> {
         self.pending.into_values().map(|pending| pending.done)
     }

@@ -184,7 +184,7 @@ fn answer_to_no_request_does_nothing() {
     for body in bodies {
         assert!(transport.receive(from_peer(body), now));
     }
-    // Settled, and then tags before and far behind those that it may use.
+    // Settled tags, and then tags before and far beyond those that it may use.
     assert!(transport.receive(request(5, 5), now));
     assert!(transport.take_outputs().is_empty());
 }
@@ -294,7 +294,7 @@ fn peer_that_settles_early_gets_no_more_under_way() {
     );
 }
 
-/// Has everything that is due until `until` be sent, and takes it.
+/// Makes everything that is due until `until` be sent. Returns the outputs.
 fn pass(transport: &mut Transport<u32>, now: &mut Instant, until: Instant) -> Vec<Output<u32>> {
     let mut outputs = Vec::new();
     while let Some(next) = transport.deadline().filter(|next| *next <= until) {
@@ -402,7 +402,8 @@ fn request_of(peer: Gid, tag: u64) -> Message {
     }
 }
 
-/// Has a peer ask as often as it may, and answers it all with as much data as there can be; how often that was.
+/// Makes a peer ask as often as it may, and answers everything with as much data as possible.
+/// Returns the number of answers.
 fn served(transport: &mut Transport<u32>, peer: Gid, now: Instant) -> usize {
     let mut count = 0;
     for tag in 0..MAX_REQUESTS as u64 {
@@ -429,7 +430,7 @@ fn peers_that_settle_nothing_fill_a_limited_memory() {
     for peer in whole..100 {
         assert_eq!(served(&mut transport, gid(peer), now), share, "its share");
     }
-    // Those that settle what they have make room.
+    // Peers that settle their requests make room.
     for peer in 0..whole {
         let settled = Message::Packet {
             peer: gid(peer),

@@ -1,4 +1,4 @@
-//! Direct connections between adapters: what passes by them, and how they end.
+//! Direct connections between adapters: the packets on them, and their end.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::nic::{Nic, carried_out};
 use crate::process::{order, start};
 use crate::raw::{Adapter, LONG, gid};
 
-/// This adapter's end of the direct connection that the fabric sends next.
+/// Returns this adapter's end of the direct connection that the fabric sends next.
 fn end(adapter: &Adapter, peer: Gid) -> Adapter {
     loop {
         if let Message::Direct {
@@ -31,7 +31,7 @@ fn end(adapter: &Adapter, peer: Gid) -> Adapter {
     }
 }
 
-/// An adapter, and its end of a connection with another one that it has asked for.
+/// Returns an adapter, and its end of a connection with another one that it has asked for.
 fn connected(daemon: &Daemon, number: u8, peer: u8) -> (Adapter, Adapter) {
     let adapter = Adapter::attach(daemon.socket(), number);
     adapter.send(&Message::Connect { gid: gid(peer) });
@@ -57,7 +57,7 @@ fn request(tag: u64) -> Body {
     }
 }
 
-/// The response that arrives next.
+/// Returns the response that arrives next.
 fn response(at: &Adapter) -> (u64, Option<Vec<u8>>) {
     loop {
         if let Message::Packet {
@@ -107,7 +107,7 @@ fn rule_about_the_two_ends_their_connection_at_once() {
     assert!(order(&daemon, "nic2->nic1 loss=1%").starts_with("ok"));
     let packet = datagram.encode();
     assert!(near.send_raw(&packet.bytes, &[]).is_err());
-    // What was sent before has arrived.
+    // Earlier packets have arrived.
     assert!(matches!(far.receive(), Message::Packet { .. }));
     assert!(is_closed(&near) && is_closed(&far));
 }
@@ -117,7 +117,7 @@ fn adapters_have_one_connection_and_only_with_each_other() {
     let daemon = start(&["--impair", "nic1->nic3 delay=1ms"]);
     let [one, two, three] = [1, 2, 3].map(|number| Adapter::attach(daemon.socket(), number));
     let connect = |to| one.send(&Message::Connect { gid: gid(to) });
-    // Itself, one that a rule is about, a GID of no adapter; then twice another one.
+    // Itself, one that a rule selects, an unknown GID; then twice another one.
     [1, 3, 9, 2, 2].into_iter().for_each(connect);
     let near = end(&one, gid(2));
     let far = end(&two, gid(1));

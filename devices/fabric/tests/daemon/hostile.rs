@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use crate::process::{order, start};
 use crate::raw::{Adapter, gid, hello};
 
-/// The daemon is still what it was: two newcomers find each other.
+/// Checks that the daemon still works: two new adapters find each other.
 fn check_alive(daemon: &mut Daemon) {
     assert!(daemon.is_running(), "the daemon has ended");
     let one = Adapter::attach(daemon.socket(), 201);
@@ -118,7 +118,7 @@ fn adapter_is_refused_with_the_reason() {
 fn gid_of_one_that_has_left_is_free_at_once() {
     let daemon = start(&[]);
     let former = Adapter::attach(daemon.socket(), 1);
-    // So that it finds all of this at once.
+    // So that the daemon finds all messages at once.
     daemon.signal(Signal::STOP);
     (0..32).for_each(|_| former.send_datagram(gid(9), 8));
     drop(former);
@@ -137,7 +137,7 @@ fn adapter_that_reads_nothing_stalls_no_other() {
     for _ in 0..600 {
         flooder.send_datagram(gid(1), MAX_DATA);
     }
-    // It has handled all of them.
+    // The daemon has handled all of them.
     assert_eq!(flooder.resolve(gid(1)), deaf.incarnation);
     check_alive(&mut daemon);
     let other = Adapter::attach(daemon.socket(), 3);
@@ -203,7 +203,7 @@ fn descriptors_that_wait_for_one_cut_off_no_other() {
         });
         numbers.filter(|number: &u32| *number < 64).count()
     };
-    // As many as there is room for, and no more: the hostile adapter itself is not to be cut off.
+    // As many as there is room for, and no more: the hostile adapter itself must not be cut off.
     for _ in 0..256 {
         if open() == 64 {
             break;

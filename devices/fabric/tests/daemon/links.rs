@@ -98,7 +98,7 @@ fn rules_change_while_the_fabric_serves() {
     assert_eq!(answer, "ok in force: nic1->nic2 partition");
     let sender = one.link.sender();
     sender.datagram(gid(2), b"lost").unwrap();
-    // What comes back has passed the lost one.
+    // The packet that comes back has overtaken the lost one.
     sender.datagram(gid(1), b"back").unwrap();
     assert!(matches!(one.event(), Event::Datagram(..)));
     assert_eq!(order(&daemon, "clear"), "ok rules cleared: 1");
@@ -146,7 +146,7 @@ fn link_attaches_again_to_a_fabric_that_was_killed() {
     for nic in [&one, &other] {
         while !matches!(nic.event(), Event::Lost) {}
     }
-    // Both come back by and by.
+    // Both come back after a while.
     let deadline = Instant::now() + LONG;
     while carried_out(&one, (2, &other)) != Ok(b"again".to_vec()) {
         assert!(Instant::now() < deadline, "a link does not come back");

@@ -1,6 +1,6 @@
-//! The real daemon: against adapters that are made by hand, well-behaved and not, and between links.
+//! The real daemon, against hand-made adapters, well-behaved and hostile, and between links.
 
-// Clippy sees tests only in functions that are marked so, not in what they call.
+// Clippy recognises tests only by their attribute, not the functions that they call.
 #![allow(
     clippy::cast_possible_truncation,
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! An adapter with a link, and what happens to it.
+//! An adapter with a link, and the events that it receives.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::raw::{LONG, gid};
 
-/// What an adapter has received.
+/// An event that an adapter has received.
 pub(crate) enum Event {
     Datagram(Gid, Vec<u8>),
     Request(Gid, Vec<u8>, Vec<OwnedFd>, Reply),
@@ -52,7 +52,7 @@ impl PacketHandler for Handler {
     }
 }
 
-/// Receives what comes by direct connections, until it is dropped.
+/// Receives packets on direct connections until it is dropped.
 struct DirectReceiver {
     stop: Arc<EventFd>,
     thread: Option<JoinHandle<()>>,
@@ -112,7 +112,7 @@ impl Nic {
         self.events.recv_timeout(LONG).unwrap()
     }
 
-    /// The next request, which must come.
+    /// Returns the next request, which must come.
     pub(crate) fn request(&self) -> (Gid, Vec<u8>, Vec<OwnedFd>, Reply) {
         loop {
             if let Event::Request(from, data, descriptors, reply) = self.event() {
@@ -151,7 +151,7 @@ pub(crate) fn outcome(of: &Receiver<RequestResult>) -> RequestResult {
     of.recv_timeout(LONG).unwrap()
 }
 
-/// The outcome of a request, which the peer answers if it comes.
+/// Returns the outcome of a request, which the peer answers if it comes.
 pub(crate) fn carried_out(one: &Nic, (to, other): (u8, &Nic)) -> RequestResult {
     let Ok(answer) = ask(&one.link.sender(), to, b"again", Vec::new()) else {
         std::thread::yield_now();

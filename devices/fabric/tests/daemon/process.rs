@@ -15,7 +15,7 @@ pub(crate) fn command() -> DaemonCommand {
     command.file("--control", "control")
 }
 
-/// The answer to an order.
+/// Returns the answer to a command.
 pub(crate) fn order(daemon: &Daemon, order: &str) -> String {
     let mut client = UnixStream::connect(daemon.folder().join("control")).unwrap();
     writeln!(client, "{order}").unwrap();

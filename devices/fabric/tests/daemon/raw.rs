@@ -12,10 +12,10 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-/// Far longer than anything here takes, far shorter than a test may hang.
+/// Far longer than any step takes, far shorter than a test may hang.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// An adapter. Nothing happens by itself.
+/// An adapter that does nothing by itself.
 pub(crate) struct Adapter {
     pub(crate) socket: OwnedFd,
     pub(crate) incarnation: Incarnation,
@@ -89,12 +89,12 @@ impl Adapter {
         }
     }
 
-    /// The next message, which must come.
+    /// Returns the next message, which must come.
     pub(crate) fn receive(&self) -> Message {
         self.try_receive(Instant::now() + LONG).unwrap()
     }
 
-    /// Whether the fabric hangs up, whatever it sends before.
+    /// Waits until the fabric hangs up, and ignores its messages. Returns `true` if it has.
     pub(crate) fn is_cut_off(&self) -> bool {
         let deadline = Instant::now() + LONG;
         loop {
@@ -106,7 +106,7 @@ impl Adapter {
         }
     }
 
-    /// The holder of a GID, once all packets before are handled.
+    /// Returns the holder of a GID, once all earlier packets are handled.
     pub(crate) fn resolve(&self, gid: Gid) -> Incarnation {
         self.send(&Message::Resolve { gid });
         loop {

@@ -1,4 +1,5 @@
-//! The kernel beside a disk that carries commands out when a doorbell is written, or when a test has it.
+//! The kernel with a disk that executes commands when a doorbell is written, or at a test's
+//! request.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,12 +33,12 @@ struct DiskState {
     /// Commands fetched, and completions written.
     fetched: u64,
     completed: u64,
-    /// The last value of each doorbell, and how often each was written.
+    /// The last value of each doorbell, and the number of writes to each.
     doorbells: [u32; 2],
     rings: [u64; 2],
     /// Blocks of the commands, in the order in which they were fetched.
     blocks: Vec<u64>,
-    /// What is fetched and not completed.
+    /// Commands that are fetched and not completed.
     pending: Vec<u16>,
     /// Completions wait for the test.
     holds: bool,
@@ -118,7 +119,8 @@ struct NvmeIoFixture {
     io: NvmeIo,
 }
 
-/// Queues with this many entries, and a launch of this many reads of one block each, from block 100 on.
+/// Returns queues with this many entries, and a launch of this many reads of one block each, from
+/// block 100 on.
 fn fixture(entries: [u32; 2], count: u16) -> NvmeIoFixture {
     let vram = Arc::new(MemoryFile::create("vram", VRAM).unwrap());
     let requester = Arc::new(Requester::new());
@@ -170,7 +172,7 @@ impl NvmeIoFixture {
         }
     }
 
-    /// Steps until there is a result, a fault or nothing to do.
+    /// Makes steps until there is a result, a fault or no work.
     fn steps(&mut self, progress: &mut Progress) -> Result<Option<u64>, Fault> {
         loop {
             progress.is_waiting = false;
@@ -400,7 +402,8 @@ fn entry_not_there_at_its_doorbell_is_a_fault() {
         let requester = fixture.executor.memory.requester();
         requester.add_fault(rule.parse().unwrap()).unwrap();
         let fault = fixture.launch().unwrap_err();
-        // The disk has fetched what lay in the entry before: the command with the identifier 0, which is complete.
+        // The disk has fetched the entry's previous contents: the command with identifier 0, which
+        // is complete.
         assert_eq!((fault.code, fault.address), (FaultCode::BadCompletion, 0));
         fixture
             .disk

@@ -40,7 +40,7 @@ pub(super) struct ChannelRegisters {
 }
 
 impl ChannelRegisters {
-    /// The two registers of 4 bytes, or the one of 8, at `offset`, a multiple of 8.
+    /// Returns the two registers of 4 bytes, or the one of 8, at `offset`, a multiple of 8.
     pub(super) fn pair(&self, offset: u64) -> u64 {
         let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         match offset {
@@ -98,7 +98,7 @@ impl ChannelRegisters {
         state | if stopping { STOPPING } else { 0 }
     }
 
-    /// As after power-on, except that the engine may still have the channel.
+    /// Restores the state after power-on, except that the engine may still have the channel.
     pub(super) fn reset(&mut self) {
         *self = Self {
             generation: self.generation + 1,

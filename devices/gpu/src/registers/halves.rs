@@ -1,6 +1,6 @@
 //! The halves of a register of 8 bytes.
 
-/// The lower and the upper half.
+/// Returns the lower and the upper half.
 pub(super) fn halves(value: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     (

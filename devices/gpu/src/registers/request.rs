@@ -1,6 +1,6 @@
 //! The requests of the registers to the engine.
 
-/// The registers that an enable takes effect with.
+/// The registers that take effect with an enable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Setup {
     pub(crate) address: u64,

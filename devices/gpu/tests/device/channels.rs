@@ -1,4 +1,4 @@
-//! Channels: what stops one does not stop another.
+//! Channels: an error that stops one does not stop another.
 
 use std::time::Duration;
 

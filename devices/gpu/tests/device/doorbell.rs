@@ -14,7 +14,7 @@ fn load(page: &File, offset: u64) -> u32 {
     u32::from_le_bytes(word)
 }
 
-/// Writes the doorbell as INTERFACE.md says; whether KICK was needed.
+/// Writes the doorbell as in INTERFACE.md. Returns `true` if KICK was needed.
 fn ring(driver: &mut Driver, page: &File, channel: u8) -> bool {
     let doorbell = 0x8000 + 0x40 * u64::from(channel);
     let value = driver.put_so_far(channel);

@@ -14,14 +14,14 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 pub(crate) const MIB: u64 = 1 << 20;
-/// Where guest RAM starts, and how much there is.
+/// Start and size of guest RAM.
 pub(crate) const RAM: u64 = 0x1000_0000;
 pub(crate) const RAM_BYTES: u64 = 16 * MIB;
-/// Where the guest has put BAR2.
+/// The address of BAR2.
 pub(crate) const BAR2: u64 = 0x40_0000_0000;
-/// Where channel n's ring lies in guest RAM or in VRAM.
+/// Start of the channels' rings in guest RAM or in VRAM.
 const RINGS: u64 = 8 * MIB;
-/// Where its fences lie in guest RAM.
+/// Start of their fences in guest RAM.
 const FENCES: u64 = 9 * MIB;
 
 const MSI_X: u32 = 2;
@@ -78,7 +78,7 @@ impl Command {
     }
 }
 
-/// What the oldest fault says.
+/// The contents of the oldest fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) code: u8,
@@ -93,7 +93,7 @@ pub(crate) struct Driver {
     events: Vec<OwnedFd>,
     /// Commands put on each channel since it was enabled.
     put: [u32; 16],
-    /// Fences asked for so far.
+    /// Fences requested so far.
     fences: u64,
     /// Entries of each ring.
     entries: u32,
@@ -106,7 +106,7 @@ impl Driver {
         Self::with(&Self::config(mode))
     }
 
-    /// What `new` starts.
+    /// The configuration that `new` starts.
     pub(crate) fn config(mode: Mode) -> Config {
         Config {
             vram_bytes: 32 * MIB,
@@ -170,7 +170,7 @@ impl Driver {
             .unwrap();
     }
 
-    /// Where in configuration space the capability of that number is.
+    /// Returns the offset in configuration space of the capability with this number.
     pub(crate) fn capability(&mut self, id: u8) -> u64 {
         let read = |offset| {
             let mut bytes = [0; 2];
@@ -222,7 +222,7 @@ impl Driver {
             .unwrap();
     }
 
-    /// Puts a page of the aperture over a page of VRAM, or over nothing.
+    /// Maps a page of the aperture to a page of VRAM, or unmaps it.
     pub(crate) fn set_window(&mut self, index: u32, vram: Option<u64>) {
         self.set_register(0x40, index);
         self.set_wide_register(0x48, vram.map_or(0, |offset| offset | 1));
@@ -253,7 +253,7 @@ impl Driver {
         self.set_register(channel_register(channel, 0x10), 0);
     }
 
-    /// Where a channel's ring lies, and in which space.
+    /// Returns the address of a channel's ring, and its space.
     pub(crate) fn ring(&self, channel: u8) -> (u64, u32) {
         let at = RINGS + u64::from(channel) * 0x1_0000;
         if self.rings_in_vram {
@@ -263,14 +263,15 @@ impl Driver {
         }
     }
 
-    /// Puts a command on a channel's ring and rings; where its fence will be, and with which value.
+    /// Puts a command on a channel's ring and rings. Returns the address of its fence, and the
+    /// fence's value.
     pub(crate) fn submit(&mut self, channel: u8, command: &Command) -> (u64, u64) {
         let fence = self.put_entry(channel, command);
         self.ring_trapped(channel, self.put[usize::from(channel)]);
         fence
     }
 
-    /// Puts a command on a channel's ring and rings nothing.
+    /// Puts a command on a channel's ring without ringing.
     pub(crate) fn put_entry(&mut self, channel: u8, command: &Command) -> (u64, u64) {
         self.fences += 1;
         let fence = RAM + FENCES + self.fences % 4096 * 16;
@@ -279,7 +280,7 @@ impl Driver {
         (fence, self.fences)
     }
 
-    /// Puts any 128 bytes on a channel's ring and rings nothing.
+    /// Puts any 128 bytes on a channel's ring without ringing.
     pub(crate) fn put_bytes(&mut self, channel: u8, bytes: &[u8; 128]) {
         let put = self.put[usize::from(channel)];
         let (ring, space) = self.ring(channel);
@@ -296,12 +297,12 @@ impl Driver {
         self.put[usize::from(channel)]
     }
 
-    /// Writes a doorbell by an access that is trapped.
+    /// Writes a doorbell by a trapped access.
     pub(crate) fn ring_trapped(&mut self, channel: u8, value: u32) {
         self.set_register(0x8000 + 0x40 * u64::from(channel), value);
     }
 
-    /// The result of a command, once its fence is there.
+    /// Waits for a command's fence. Returns the command's result.
     #[track_caller]
     pub(crate) fn wait(&self, (fence, value): (u64, u64)) -> u64 {
         self.until("fence", || {
@@ -318,7 +319,7 @@ impl Driver {
         words == value.to_le_bytes()
     }
 
-    /// Has a channel do a command and gives its result.
+    /// Makes a channel execute a command. Returns its result.
     #[track_caller]
     pub(crate) fn run(&mut self, channel: u8, command: &Command) -> u64 {
         let fence = self.submit(channel, command);
@@ -339,12 +340,12 @@ impl Driver {
         assert!(self.take_vector(vector));
     }
 
-    /// Whether a vector has been raised since it was last asked.
+    /// Returns `true` if a vector has been raised since the last call.
     pub(crate) fn take_vector(&self, vector: usize) -> bool {
         rustix::io::read(&self.events[vector], &mut [0; 8]).is_ok()
     }
 
-    /// The oldest fault, which is acknowledged.
+    /// Returns the oldest fault, and acknowledges it.
     pub(crate) fn take_fault(&mut self) -> Option<Fault> {
         let info = self.register(0x30);
         let address = self.wide_register(0x38);
@@ -358,7 +359,7 @@ impl Driver {
         })
     }
 
-    /// Waits until a channel's status is this.
+    /// Waits until a channel has this status.
     #[track_caller]
     pub(crate) fn wait_for_status(&mut self, channel: u8, status: u32) {
         let start = Instant::now();
@@ -451,12 +452,12 @@ impl Driver {
         self.endpoint().region_write(2, offset, data).unwrap();
     }
 
-    /// All of VRAM, as only a test sees it: behind the aperture of a static GPU.
+    /// Returns all of VRAM, the view of a test: the file behind the aperture of a static GPU.
     pub(crate) fn vram(&mut self) -> File {
         self.bar_file(2)
     }
 
-    /// The DMA log as it is now.
+    /// Returns the current DMA log.
     pub(crate) fn dma_log(&mut self) -> Vec<peerbar_dma_log::Entry> {
         self.set_register(0x50, 1);
         let mut page = vec![0; 0x2000];
@@ -470,7 +471,7 @@ pub(crate) fn channel_register(channel: u8, offset: u64) -> u64 {
     0x1000 + 0x100 * u64::from(channel) + offset
 }
 
-/// Bytes that say where they are.
+/// Returns bytes that identify their own position.
 pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)
         .map(|i| (i % 251) as u8 ^ (i / 251) as u8 ^ seed)

@@ -9,7 +9,7 @@ use crate::driver::{Command, Driver, Fault, MIB, RAM};
 /// Longer than the engine polls before it blocks.
 const A_WHILE: Duration = Duration::from_millis(5);
 
-/// The fault that a command comes to on channel 0.
+/// Returns the fault of a command on channel 0.
 fn fault_of(driver: &mut Driver, command: &Command) -> Fault {
     driver.enable(0);
     let fence = driver.submit(0, command);
@@ -110,7 +110,7 @@ fn a_command_in_progress_waits_while_bus_mastering_is_off() {
     driver.put_rings_into_vram();
     driver.set_command(0b010);
     driver.enable(0);
-    // It is fetched from VRAM, and its fence is in guest RAM.
+    // The command is fetched from VRAM, and its fence is in guest RAM.
     let fence = driver.submit(0, &Command::new(2, 0b1, &[0, 8, 7]));
     nothing_moves(&mut driver, fence);
     driver.disable(0);

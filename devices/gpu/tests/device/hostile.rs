@@ -1,4 +1,4 @@
-//! Whatever a driver does, the device neither dies nor hangs.
+//! The device neither dies nor hangs, for any behaviour of a driver.
 
 use peerbar_gpu::Mode;
 use peerbar_vfio_user::Device;

@@ -1,4 +1,4 @@
-//! The compute kernels, on what a driver put where.
+//! The compute kernels, on data that a driver has stored.
 
 use std::os::unix::fs::FileExt;
 

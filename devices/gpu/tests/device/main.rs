@@ -1,4 +1,5 @@
-//! The GPU as a driver meets it: through its regions, interrupts and DMA mappings, written from `INTERFACE.md`.
+//! The GPU from the view of a driver: through its regions, interrupts and DMA mappings, written
+//! from `INTERFACE.md`.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! Words by which a channel acts together with others.
+//! Words by which a channel synchronises with others.
 
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ fn channel_waits_for_a_word_of_another() {
     driver.enable(1);
     let start = [0xf0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff];
     driver.vram().write_all_at(&start, 0x100).unwrap();
-    // Two bits of the low byte; the neighbour of a word of 4 bytes is not looked at.
+    // Two bits of the low byte; the neighbour of a word of 4 bytes is ignored.
     let wait = Command::new(WAIT, 0b1, &[0x100, 0x01, 4, 0x11]);
     let fence = driver.submit(0, &wait);
     assert_eq!(driver.run(1, &Command::default()), 0, "others go on");
@@ -63,7 +63,7 @@ fn host_ends_a_wait_of_the_gpu() {
     assert_eq!(driver.wait(fence), 0x8000_0000_0000_0009);
 }
 
-/// Waits on channel 0 for what does not come; how long it took.
+/// Waits on channel 0 for a value that does not come. Returns the time that this took.
 fn late(driver: &mut Driver, limit: u64) -> Duration {
     driver.enable(0);
     let wait = Command::new(WAIT, 0b1, &[0x100, 1, 4, 1, limit]);

@@ -4,26 +4,26 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thiserror::Error;
 
-/// Why bytes are no message.
+/// The reason why bytes are not a message.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ContentsError {
-    /// They are of no form.
+    /// The bytes do not have the format.
     #[error("no message: {0}")]
     Format(#[from] postcard::Error),
     /// Bytes follow the message.
     #[error("message with {0} bytes behind it")]
     Longer(usize),
-    /// A field has a value that makes no sense.
+    /// A field has an invalid value.
     #[error("message with {0} that makes no sense")]
     Value(&'static str),
 }
 
-/// The bytes of a message, of which postcard must refuse nothing.
+/// Returns the bytes of a message. The message must contain nothing that postcard refuses.
 pub fn encode(message: &impl Serialize) -> Vec<u8> {
     postcard::to_extend(message, Vec::new()).unwrap_or_default()
 }
 
-/// The message in these bytes, unless `wrong_field` names a field of it.
+/// Returns the message in these bytes, unless `wrong_field` names a field of it.
 ///
 /// # Errors
 /// [`ContentsError`].

@@ -22,12 +22,13 @@ impl Switch {
         let is_opening = !windows.iter().all(is_old);
         port.announced = windows;
         port.leases = leases;
-        // It makes changes as fast as they are sent to the others.
+        // It makes changes only as fast as they are sent to the others.
         let is_ahead = self.is_waiting(from);
         let closes = self.pass_on(from);
         self.announced(from, is_opening);
         if !closes && !is_ahead {
-            // An endpoint that does not know of a window yet is sent it before its next request.
+            // An endpoint that does not know a window yet is sent the window before its next
+            // request.
             self.send(from, Message::Announced { sequence });
             return Ok(());
         }
@@ -39,8 +40,9 @@ impl Switch {
         Ok(())
     }
 
-    /// Has peers use those of an endpoint's windows that its port forwards, as far as that is known now, and no others. Whether it closes
-    /// any. A window that has not moved keeps its claim.
+    /// Passes on those of an endpoint's windows that its port forwards, as far as the switch knows,
+    /// and closes all others. Returns `true` if it closes any. A window that has not moved keeps
+    /// its claim.
     pub(super) fn pass_on(&mut self, from: PortId) -> bool {
         let Some(port) = self.ports.get_mut(&from) else {
             return false;
@@ -69,7 +71,7 @@ impl Switch {
         closes
     }
 
-    /// Whether an endpoint may announce these windows now.
+    /// Checks that an endpoint may announce these windows now.
     fn check_announcement(&self, from: PortId, windows: &[BarWindow]) -> Result<(), Reason> {
         let port = self.ports.get(&from).ok_or(Reason::Silent)?;
         if port.announcing.is_some() {
@@ -84,7 +86,7 @@ impl Switch {
         }
     }
 
-    /// Those of an endpoint's windows that lie in PCI holes; logs the others.
+    /// Returns those of an endpoint's windows that lie in PCI holes, and logs the others.
     fn in_holes(&self, from: PortId, mut windows: Vec<BarWindow>) -> Vec<BarWindow> {
         windows.retain(|window| {
             let inside = self.config.holes.iter().any(|hole| hole.holds(window));
@@ -101,7 +103,8 @@ impl Switch {
         windows
     }
 
-    /// Logs which of an endpoint's windows overlap windows with earlier claims of others.
+    /// Logs each of an endpoint's windows that overlaps a window with an earlier claim of another
+    /// endpoint.
     fn note_overlaps(&self, from: PortId, windows: &[BarWindow]) {
         for window in windows {
             let others = self.ports.iter().filter(|(id, _)| **id != from);
@@ -134,7 +137,8 @@ impl Switch {
         Ok(())
     }
 
-    /// Sends Announced for each announcement that all others have acknowledged, or have had enough time for.
+    /// Sends Announced for each announcement that all others have acknowledged, or whose time is
+    /// over.
     pub(super) fn settle(&mut self) {
         let ports = self.ports.iter();
         let announcing = ports.filter_map(|(id, port)| Some((*id, port.announcing?)));
@@ -148,7 +152,8 @@ impl Switch {
         }
     }
 
-    /// Whether an endpoint that is not late has still to acknowledge a change of this one. It never waits for itself.
+    /// Returns `true` if an endpoint that is not late has yet to acknowledge a change of this one.
+    /// An endpoint never waits for itself.
     fn is_waiting(&self, announcer: PortId) -> bool {
         let mut ports = self.ports.values();
         ports.any(|port| port.is_waited_for(announcer, self.now))
@@ -157,7 +162,7 @@ impl Switch {
     /// Counts a change of the windows of `peer`, and sends it to all other endpoints.
     pub(super) fn publish(&mut self, peer: PortId, windows: &[BarWindow], leases: &Descriptor) {
         self.last_change += 1;
-        // Before any endpoint can act on the change.
+        // This precedes any endpoint's reaction to the change.
         self.outputs.push(Output::Count(self.last_change));
         for other in self.ports_that(|port| port.name.is_some()) {
             if other == peer {
@@ -174,7 +179,7 @@ impl Switch {
         }
     }
 
-    /// Has all other endpoints forget a peer that is gone for good.
+    /// Makes all other endpoints forget a peer that is permanently gone.
     pub(super) fn forget(&mut self, peer: PortId) {
         for other in self.ports_that(|port| port.name.is_some()) {
             self.change(other, |updates| updates.forget(peer));
@@ -188,8 +193,8 @@ impl Switch {
         self.update(of);
     }
 
-    /// Sends an endpoint the next change of a peer, unless it has one to acknowledge. The timing of a peer's link comes before
-    /// its first windows.
+    /// Sends an endpoint the next change of a peer, unless it has yet to acknowledge one. The
+    /// timing of a peer's link comes before its first windows.
     pub(super) fn update(&mut self, to: PortId) {
         let ticket = (self.ticket)(self.last_update + 1);
         let (port, now) = (self.ports.get_mut(&to), self.now);
@@ -205,7 +210,7 @@ impl Switch {
             ..
         } = update;
         if !self.passes_requests_of(to) {
-            // It has no use for memory, unless it does not observe its mode.
+            // An endpoint in this mode has no use for memory, unless it ignores its mode.
             let without = windows.into_iter().map(BarWindow::without_memory);
             (windows, leases) = (without.collect(), Descriptor::default());
         }
@@ -227,14 +232,14 @@ impl Switch {
         self.send(to, message);
     }
 
-    /// The count up to which all changes have been sent to an endpoint.
+    /// Returns the count up to which all changes have been sent to an endpoint.
     fn known(&self, to: PortId) -> u64 {
         let unsent = self.ports.get(&to);
         let unsent = unsent.and_then(|port| port.updates.first_unsent());
         unsent.map_or(self.last_change, |unsent| unsent.saturating_sub(1))
     }
 
-    /// Sends an endpoint that count, if it is another one and no change is sent with it.
+    /// Sends an endpoint that count, if it has changed and no change is sent with it.
     fn inform(&mut self, to: PortId) {
         let count = self.known(to);
         let Some(port) = self.ports.get_mut(&to) else {

@@ -1,4 +1,4 @@
-//! Endpoints come and leave.
+//! Endpoints that attach and leave.
 
 use std::time::Instant;
 
@@ -69,7 +69,7 @@ impl Switch {
         }
     }
 
-    /// A connection has ended. The windows of an endpoint stay claimed, without an owner.
+    /// Handles the end of a connection. The windows of an endpoint stay claimed, without an owner.
     pub(crate) fn leave(&mut self, leaving: PortId, now: Instant) {
         self.now = now;
         let Some(port) = self.ports.remove(&leaving) else {
@@ -105,7 +105,7 @@ impl Switch {
         }
     }
 
-    /// The name is free: it belongs to the first that waits for it.
+    /// Gives a name that has become free to the first endpoint that waits for it.
     fn welcome_namesake(&mut self, name: String) {
         let mut ports = self.ports.iter_mut();
         let next = ports.find_map(|(id, port)| {
@@ -120,7 +120,7 @@ impl Switch {
         }
     }
 
-    /// An endpoint of this name has attached again, and has no windows yet.
+    /// Forgets the vanished endpoint with this name: it has attached again, and has no windows yet.
     fn forget_vanished(&mut self, name: &str) {
         let former: Vec<PortId> = self
             .vanished
@@ -156,7 +156,7 @@ impl Switch {
         }
     }
 
-    /// An endpoint sends the timing of its link, once and before it announces windows.
+    /// Handles the timing of an endpoint's link, which it sends once, before it announces windows.
     pub(super) fn link(&mut self, from: PortId, timing: LinkTiming) -> Result<(), Reason> {
         let port = self.ports.get_mut(&from).ok_or(Reason::Silent)?;
         if !port.announced.is_empty() || port.link.replace(timing).is_some() {

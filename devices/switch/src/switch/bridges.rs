@@ -1,4 +1,4 @@
-//! With a bridge socket, windows are passed on only where the port above their endpoint forwards.
+//! With a bridge socket, windows are passed on only if the port above their endpoint forwards them.
 
 use std::time::Instant;
 
@@ -24,7 +24,7 @@ impl Switch {
         self.ask();
     }
 
-    /// Asks what the ports forward, if it is time for that.
+    /// Asks for the windows that the ports forward, if it is time to.
     pub(super) fn ask(&mut self) {
         let forwarding = self.forwarding.as_mut();
         if let Some(number) = forwarding.and_then(|forwarding| forwarding.question(self.now)) {
@@ -32,14 +32,15 @@ impl Switch {
         }
     }
 
-    /// The last question could not be sent.
+    /// Handles that the last question could not be sent.
     pub(crate) fn bridge_question_unsent(&mut self) {
         if let Some(forwarding) = &mut self.forwarding {
             forwarding.unsent(self.now);
         }
     }
 
-    /// The answer to question `number`: what the ports forward, none if that is unknown now. The answer to an earlier question does nothing.
+    /// Takes the answer to question `number`: the windows that the ports forward, or `None` if they
+    /// are unknown at the moment. Ignores the answer to an earlier question.
     pub(crate) fn take_bridge_windows(
         &mut self,
         number: u64,
@@ -51,7 +52,8 @@ impl Switch {
         if !forwarding.is_some_and(|forwarding| forwarding.answer(number, windows)) {
             return;
         }
-        // First all that closes: what one port has gained another may have lost.
+        // Windows are closed first, because a port may have gained addresses that another one has
+        // lost.
         let ports = self.ports_that(|port| !port.announced.is_empty());
         ports.iter().for_each(|port| self.close_unforwarded(*port));
         self.close_vanished();
@@ -74,7 +76,7 @@ impl Switch {
         self.ask();
     }
 
-    /// The bridge socket has ended.
+    /// Handles the end of the bridge socket.
     pub(crate) fn end_bridge_windows(&mut self) {
         if let Some(forwarding) = &mut self.forwarding {
             forwarding.end();
@@ -82,7 +84,7 @@ impl Switch {
         self.log_withheld();
     }
 
-    /// Once no endpoint has windows, nothing is known, and nothing is asked.
+    /// Once no endpoint has windows, forgets the bridge windows and stops asking.
     pub(super) fn forget_bridges(&mut self) {
         let has_windows = self.ports.values().any(|port| !port.announced.is_empty());
         if has_windows || !self.vanished.is_empty() {
@@ -93,7 +95,7 @@ impl Switch {
         }
     }
 
-    /// Closes those of an endpoint's windows that its port does not forward any more.
+    /// Closes those of an endpoint's windows that its port no longer forwards.
     fn close_unforwarded(&mut self, from: PortId) {
         let Some(port) = self.ports.get_mut(&from) else {
             return;
@@ -109,7 +111,7 @@ impl Switch {
         }
     }
 
-    /// Likewise those of endpoints that have vanished.
+    /// Does the same for endpoints that have vanished.
     fn close_vanished(&mut self) {
         let Some(forwarding) = &self.forwarding else {
             return;

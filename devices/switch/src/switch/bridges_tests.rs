@@ -18,15 +18,15 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Of the endpoint of this index: those of four windows whose bits are set.
+    /// The endpoint with this index announces those of four windows whose bits are set.
     Announce(usize, u8),
     /// The ports of these indices forward the four windows.
     Answer([usize; 4]),
     /// The answer is unknown.
     Unknown,
-    /// An endpoint acknowledges what it was sent.
+    /// An endpoint acknowledges the last change.
     Acknowledge(usize),
-    /// It dies, and attaches again.
+    /// An endpoint dies, and attaches again.
     Die(usize),
     /// Time passes.
     Wait,
@@ -65,7 +65,7 @@ struct World {
     /// The question that is not answered.
     question: Option<u64>,
     known: BridgeWindows,
-    /// What each endpoint has been sent of each other one.
+    /// The windows that each endpoint has been sent of each other one.
     views: BTreeMap<(PortId, PortId), Vec<u64>>,
 }
 
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Lets all come to an end, after a last answer.
+    /// Lets all announcements complete, after a last answer.
     fn settle(&mut self) {
         self.now += BRIDGES_INTERVAL;
         self.switch.expire(self.now);

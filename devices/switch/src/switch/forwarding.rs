@@ -1,7 +1,8 @@
-//! What the ports forward, as far as the switch knows, and when it asks.
+//! The windows that the ports forward, as far as the switch knows, and the times of its questions.
 //!
-//! The guest sets the bridges without the switch's knowledge. So the switch asks a second after each answer while an endpoint has windows,
-//! and sooner in the first second of a window that lies where its port forwards nothing. It asks one question at a time.
+//! The guest sets the bridges without the switch's knowledge. So the switch asks a second after
+//! each answer while an endpoint has windows, and sooner in the first second of a window that its
+//! port does not forward. It asks one question at a time.
 
 use std::time::{Duration, Instant};
 
@@ -9,31 +10,31 @@ use crate::bridge_windows::BridgeWindows;
 use crate::limits::{BRIDGES_INTERVAL, BRIDGES_MIN_INTERVAL, BRIDGES_TIME_OUT};
 use crate::window::BarWindow;
 
-/// What the ports forward, as far as it is known.
+/// The last known windows of the ports.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Forwarding {
     known: BridgeWindows,
-    /// The last answer had it, so `known` is up to date.
+    /// The last answer had the windows, so `known` is up to date.
     is_known: bool,
     /// The number of the last question.
     number: u64,
-    /// When it was asked.
+    /// The time of the last question.
     last_asked: Option<Instant>,
-    /// It is not answered yet.
+    /// The last question is not answered yet.
     is_asked: bool,
-    /// When the next one is asked.
+    /// The time of the next question.
     next: Option<Instant>,
     /// The bridge socket has ended: there are no more answers.
     is_ended: bool,
 }
 
 impl Forwarding {
-    /// Whether the port of the endpoint `name` forwards all addresses of a window.
+    /// Returns `true` if the port of the endpoint `name` forwards all addresses of a window.
     pub(super) fn holds(&self, name: &str, window: &BarWindow) -> bool {
         self.known.holds(name, window)
     }
 
-    /// Why a window of the endpoint `name` is withheld.
+    /// Returns the reason why a window of the endpoint `name` is withheld.
     pub(super) fn reason(&self, name: &str) -> String {
         match self.is_known && !self.is_ended {
             true => format!(
@@ -46,7 +47,8 @@ impl Forwarding {
         }
     }
 
-    /// A window has been opened: what is known is asked anew in a while, or soon if the window waits for that.
+    /// Plans a question for a window that has been opened: at once if the window is withheld,
+    /// otherwise after the usual interval.
     pub(super) fn window_opened(&mut self, is_withheld: bool, now: Instant) {
         if is_withheld {
             self.next = Some(now);
@@ -55,7 +57,7 @@ impl Forwarding {
         }
     }
 
-    /// The number of the next question, if it is time for that.
+    /// Returns the number of the next question, if it is time for one.
     pub(super) fn question(&mut self, now: Instant) -> Option<u64> {
         self.deadline().filter(|at| *at <= now)?;
         if self.is_asked {
@@ -69,13 +71,14 @@ impl Forwarding {
         Some(self.number)
     }
 
-    /// The last question could not be sent.
+    /// Records that the last question could not be sent.
     pub(super) fn unsent(&mut self, now: Instant) {
         self.is_asked = false;
         self.next = Some(now + BRIDGES_INTERVAL);
     }
 
-    /// Takes the answer to question `number`, none if it is unknown now. Whether that is the last question, and the first answer to it.
+    /// Takes the answer to question `number`, or `None` if the windows are unknown at the moment.
+    /// Returns `true` if that is the last question, and this its first answer.
     pub(super) fn answer(&mut self, number: u64, answer: Option<BridgeWindows>) -> bool {
         if number != self.number || !std::mem::take(&mut self.is_asked) {
             return false;
@@ -87,7 +90,8 @@ impl Forwarding {
         true
     }
 
-    /// Plans the next question after an answer. `withheld` is how long the window waits that waits least.
+    /// Plans the next question after an answer. `withheld` is the shortest time that a window has
+    /// waited.
     pub(super) fn plan(&mut self, withheld: Option<Duration>, now: Instant) {
         let after = withheld.map_or(BRIDGES_INTERVAL, |time| {
             time.clamp(BRIDGES_MIN_INTERVAL, BRIDGES_INTERVAL)
@@ -96,7 +100,7 @@ impl Forwarding {
         self.next = Some(self.next.map_or(at, |next| next.min(at)));
     }
 
-    /// No endpoint has windows: what is known may be of another guest then.
+    /// Forgets the known windows: no endpoint has windows, so the next guest may be another one.
     pub(super) fn forget(&mut self) {
         if !self.is_ended {
             self.known = BridgeWindows::default();
@@ -104,17 +108,17 @@ impl Forwarding {
         }
     }
 
-    /// The bridge socket has ended. What is known stays.
+    /// Records that the bridge socket has ended. The known windows stay.
     pub(super) fn end(&mut self) {
         self.is_ended = true;
     }
 
-    /// Whether the bridge socket has ended.
+    /// Returns `true` if the bridge socket has ended.
     pub(super) fn is_ended(&self) -> bool {
         self.is_ended
     }
 
-    /// When it is time to ask.
+    /// Returns the time of the next question.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.is_ended {
             return None;

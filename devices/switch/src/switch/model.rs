@@ -1,10 +1,11 @@
-//! Every order in which endpoints, their links and the switch can act, for small scripts: in none of them does a transfer use
-//! a window after its withdrawal was acknowledged to its owner, in none does one that knows of all changes miss a window that was announced,
-//! and in none does an endpoint wait indefinitely.
+//! Every order in which endpoints, their links and the switch can act, for small scripts. In no
+//! order does a transfer use a window after its withdrawal was acknowledged to its owner, does a
+//! transfer that knows all changes miss an announced window, or does an endpoint wait indefinitely.
 //!
-//! The switch is the real one. An endpoint is a model of what [`crate::Link`] and its [`crate::PeerHandler`] do: a main thread
-//! and one that transfers, which run its script, and a link that takes one message after another, which for a Peer needs the lock that a transfer
-//! in progress holds.
+//! The switch is the real one. An endpoint is a model of [`crate::Link`] and its
+//! [`crate::PeerHandler`]: a main thread and a transfer thread, which run its script, and a link
+//! that takes one message after another. For a Peer, the link needs the lock that a transfer in
+//! progress holds.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Instant;
@@ -16,12 +17,12 @@ use crate::limits::PROTOCOL;
 use crate::message::{Message, PortId};
 use crate::window::{BarBacking, BarWindow, Descriptor};
 
-/// What an endpoint does next.
+/// An endpoint's next action.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Connects, says Hello and waits for its Welcome.
     Attach,
-    /// Announces this window, or none, and waits until that is Announced.
+    /// Announces this window, or no window, and waits until that is Announced.
     Announce(Option<u64>),
     /// Looks up this address and starts a transfer, which ends at its next turn.
     Transfer(u64),
@@ -36,13 +37,13 @@ struct Endpoint {
     transfers: VecDeque<u64>,
     port: Option<PortId>,
     waiting: bool,
-    /// The addresses at which others may still reach it.
+    /// The addresses at which others may still reach the endpoint.
     exposed: Vec<u64>,
     announced: Option<u64>,
     /// Its window, once its announcement is answered.
     open: Option<u64>,
     peers: BTreeMap<PortId, Vec<u64>>,
-    /// The count up to which it knows all changes.
+    /// The count up to which the endpoint knows all changes.
     known: Option<u64>,
     transfer: Option<(PortId, u64)>,
     dead: bool,
@@ -85,7 +86,8 @@ fn window(address: u64) -> BarWindow {
 }
 
 impl Endpoint {
-    /// Ends the transfer in progress, or starts the next; its address, if it knows of no window there.
+    /// Ends the transfer in progress, or starts the next. Returns its address, if the endpoint
+    /// knows no window there.
     fn transfer(&mut self) -> Option<u64> {
         if self.transfer.take().is_some() {
             return None;
@@ -102,7 +104,7 @@ impl Endpoint {
 }
 
 impl World {
-    /// Endpoints are attached already unless their scripts begin with it.
+    /// Makes a model. Endpoints are attached already unless their scripts begin with it.
     fn new(scripts: &[&[Step]]) -> Self {
         let endpoints = scripts.iter().map(|script| {
             let mut endpoint = Endpoint::default();
@@ -143,7 +145,7 @@ impl World {
         world
     }
 
-    /// Everything that could happen next.
+    /// Returns all possible next turns.
     fn turns(&self) -> Vec<Turn> {
         let mut turns = Vec::new();
         for (index, endpoint) in self.endpoints.iter().enumerate() {
@@ -275,8 +277,8 @@ impl World {
         self.take_counts(port.unwrap());
     }
 
-    /// Takes counts that come next at once: when an endpoint takes one, within its turn or later, makes no other difference than when it
-    /// takes the message before.
+    /// Takes counts that come next at once. Whether an endpoint takes a count within its turn or
+    /// later makes no more difference than the time at which it takes the message before.
     fn take_counts(&mut self, port: PortId) {
         let mut endpoints = self.endpoints.iter_mut();
         let endpoint = endpoints.find(|endpoint| endpoint.port == Some(port));
@@ -296,7 +298,8 @@ impl World {
         }
     }
 
-    /// A transfer uses a window only while its owner exposes it. Dead owners are not checked.
+    /// Checks that a transfer uses a window only while its owner exposes it. Dead owners are not
+    /// checked.
     fn check(&self) {
         for (owner, address) in self
             .endpoints
@@ -323,7 +326,7 @@ impl World {
     }
 }
 
-/// Explores every order; the number of different states.
+/// Explores every order. Returns the number of different states.
 fn explore(scripts: &[&[Step]]) -> usize {
     let mut seen = HashSet::new();
     let mut open = vec![World::new(scripts)];

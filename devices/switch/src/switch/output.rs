@@ -1,35 +1,35 @@
-//! What the switch has its daemon do.
+//! The steps that the switch gives to its daemon.
 
 use thiserror::Error;
 
 use crate::message::{Message, PortId, Refusal};
 use crate::requests::RequestId;
 
-/// A step for the daemon, to be carried out in order.
+/// A step for the daemon. Steps are executed in order.
 #[derive(Clone, Debug)]
 pub(crate) enum Output {
-    /// The count of changes, for all endpoints to see.
+    /// Publish the count of changes to all endpoints.
     Count(u64),
-    /// Send it.
+    /// Send this message.
     Send(PortId, Message),
-    /// Do not send this endpoint that request of a peer, if it is not sent yet.
+    /// Do not send this endpoint that request of a peer, unless it is sent already.
     Withdraw(PortId, RequestId),
-    /// Ask what the ports forward. The question has this number.
+    /// Ask for the windows that the ports forward. The question has this number.
     AskForBridgeWindows(u64),
-    /// Close the connection, after the steps before. The switch has forgotten it already.
+    /// Close the connection, after the previous steps. The switch has already forgotten it.
     CutOff(PortId, Reason),
 }
 
-/// Why an endpoint is cut off.
+/// The reason why an endpoint is cut off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum Reason {
-    /// It may not attach.
+    /// The endpoint may not attach.
     #[error("it is refused: {0}")]
     Refused(#[source] Refusal),
-    /// It has connected and sent no Hello.
+    /// The endpoint has connected and sent no Hello.
     #[error("it sends no Hello")]
     Silent,
-    /// It breaks the protocol.
+    /// The endpoint violates the protocol.
     #[error("it breaks the protocol: {0}")]
     Violation(&'static str),
 }

@@ -1,4 +1,4 @@
-//! What the switch knows of each endpoint.
+//! The switch's state of each endpoint.
 
 use std::time::Instant;
 
@@ -11,20 +11,20 @@ use crate::window::{BarWindow, Descriptor};
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     pub(super) connected: Instant,
-    /// `None` until its Hello.
+    /// The name, or `None` until its Hello.
     pub(super) name: Option<String>,
-    /// The name of its Hello, while another endpoint has that.
+    /// The name in its Hello, while another endpoint has that name.
     pub(super) awaited: Option<Awaited>,
     pub(super) link: Option<LinkTiming>,
     /// The windows that it has announced and that lie in PCI holes.
     pub(super) announced: Vec<BarWindow>,
-    /// Those of them that peers may use, as its port forwards them.
+    /// The announced windows that peers may use, because its port forwards them.
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
-    /// Those that peers may not use.
+    /// The announced windows that peers may not use.
     pub(super) withheld: Vec<Withheld>,
     pub(super) updates: Updates,
-    /// The count of changes up to which all have been sent to it, as it knows.
+    /// The count of changes that the endpoint knows, up to which it has been sent all of them.
     pub(super) known: Option<u64>,
     pub(super) announcing: Option<Announcing>,
 }
@@ -44,21 +44,23 @@ pub(super) struct Awaited {
     pub(super) deadline: Instant,
 }
 
-/// An announcement that waits for the acknowledgements of others, as it closes a window, or as they have not acknowledged the one before.
+/// An announcement that waits for the acknowledgements of others, because it closes a window or
+/// because they have not acknowledged the previous one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Announcing {
     pub(super) sequence: u64,
-    /// When it is answered, also if endpoints have not acknowledged it.
+    /// The time of the answer, even if endpoints have not acknowledged the announcement.
     pub(super) deadline: Instant,
 }
 
 impl Port {
-    /// Whether its Hello is still to come.
+    /// Returns `true` if its Hello is still to come.
     pub(super) fn is_silent(&self) -> bool {
         self.name.is_none() && self.awaited.is_none()
     }
 
-    /// Those of its windows that the bridge above it forwards; all without knowledge of bridges.
+    /// Returns those of its windows that the bridge above it forwards, or all if the bridges are
+    /// not known.
     pub(super) fn forwarded(&self, forwarding: Option<&Forwarding>) -> Vec<BarWindow> {
         let name = self.name.as_deref().unwrap_or_default();
         let is_held =
@@ -66,7 +68,7 @@ impl Port {
         self.announced.iter().filter(is_held).cloned().collect()
     }
 
-    /// Notes which of its windows are withheld, and since when.
+    /// Records its withheld windows, and the time since which they are withheld.
     pub(super) fn note_withheld(&mut self, now: Instant) {
         let former = std::mem::take(&mut self.withheld);
         let passed_on =
@@ -83,7 +85,8 @@ impl Port {
         self.withheld = withheld.collect();
     }
 
-    /// Whether an announcement of this peer waits for it: it has not acknowledged that, and is not late already.
+    /// Returns `true` if an announcement of `peer` waits for this endpoint: it has not acknowledged
+    /// the announcement, and is not already late.
     pub(super) fn is_waited_for(&self, peer: PortId, now: Instant) -> bool {
         let sent = self.updates.sent_at();
         sent.is_some_and(|at| now < at + CLOSING_TIME_OUT) && self.updates.has_unacknowledged(peer)

@@ -37,8 +37,9 @@ impl Switch {
         Ok(())
     }
 
-    /// Whether the link's mode lets any request of this endpoint through. An endpoint applies its mode itself; this stops one
-    /// that does not. A link that redirects lets translated requests through (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated P2P).
+    /// Returns `true` if the link's mode lets any request of this endpoint through. An endpoint
+    /// applies its mode itself; this stops an endpoint that does not. A link that redirects lets
+    /// translated requests through (PCIe Base 6.0, 6.12.1.1, ACS Direct Translated P2P).
     pub(super) fn passes_requests_of(&self, endpoint: PortId) -> bool {
         let name = self
             .ports
@@ -51,7 +52,7 @@ impl Switch {
         )
     }
 
-    /// Passes a reply back. One to no pending request, or of another completer, is dropped.
+    /// Passes a reply back. Drops a reply without a pending request, or from another completer.
     pub(super) fn reply(&mut self, from: PortId, id: RequestId, outcome: RequestResult) {
         if self.requests.close(id, from) {
             self.answer(from, id, outcome);

@@ -1,4 +1,4 @@
-//! Each message of an endpoint, and what the switch does about it.
+//! Each message of an endpoint, and the switch's reaction.
 
 use std::time::{Duration, Instant};
 
@@ -106,12 +106,13 @@ fn all_outputs(switch: &mut Switch) -> Vec<String> {
         .collect()
 }
 
-/// A switch that lets windows be anywhere.
+/// Returns a switch that accepts windows anywhere.
 fn anywhere() -> Switch {
     with_bridge_windows(false)
 }
 
-/// A switch that lets windows be where their ports forward, if it has a bridge socket, or anywhere.
+/// Returns a switch that accepts windows that their ports forward, if it has a bridge socket, or
+/// windows anywhere.
 fn with_bridge_windows(has_bridge_windows: bool) -> Switch {
     Switch::new(
         Config {
@@ -125,7 +126,7 @@ fn with_bridge_windows(has_bridge_windows: bool) -> Switch {
     )
 }
 
-/// Acknowledges all that an endpoint is sent.
+/// Acknowledges all changes that an endpoint is sent.
 fn acknowledge(switch: &mut Switch, port: PortId) {
     while let Some(sent) = switch.ports[&port].updates.sent {
         let ticket = sent.ticket;
@@ -133,7 +134,7 @@ fn acknowledge(switch: &mut Switch, port: PortId) {
     }
 }
 
-/// A switch with endpoints a, b, c at ports 1, 2, 3.
+/// Returns a switch with endpoints a, b, c at ports 1, 2, 3.
 fn three(now: Instant) -> (Switch, [PortId; 3]) {
     three_at(anywhere(), now)
 }
@@ -194,7 +195,8 @@ fn link_reaches_present_and_later_peers_before_windows() {
     }
 }
 
-/// A switch as in [`three`], whose port 1 has windows at these addresses, which all others know.
+/// Returns a switch as in [`three`], whose port 1 has windows at these addresses, which all others
+/// know.
 fn with_windows(now: Instant, addresses: &[u64]) -> (Switch, [PortId; 3]) {
     let (mut switch, ports) = three(now);
     switch.receive(ports[0], announce(1, addresses), now);
@@ -234,7 +236,7 @@ fn announcement_that_only_opens_waits_for_none_but_earlier_ones() {
     let words = outputs(&mut switch);
     assert_eq!(words.last().unwrap(), "1: announced 1");
     assert_eq!(switch.deadline(), None);
-    // As fast as its windows are sent to the others.
+    // Only as fast as its windows are sent to the others.
     switch.receive(a, announce(2, &[0x1000, 0x2000]), now);
     assert!(outputs(&mut switch).is_empty());
     assert_eq!(switch.deadline(), Some(now + CLOSING_TIME_OUT));
@@ -282,7 +284,7 @@ fn each_endpoint_is_sent_up_to_which_count_it_knows_all_changes() {
     let words = of(&mut switch, "2: ");
     assert_eq!(words, ["1 to be known", "2: 1 has 1000#1", "2: 1 known"]);
     let late = now + CLOSING_TIME_OUT;
-    // Two more, of which the second replaces the first, and one of another.
+    // Two more changes, the second of which replaces the first, and one of another endpoint.
     switch.receive(a, announce(2, &[0x1000, 0x2000]), late);
     switch.receive(c, announce(1, &[0x3000]), late);
     switch.receive(a, announce(3, &[0x1000, 0x2000, 0x4000]), late);
@@ -293,7 +295,7 @@ fn each_endpoint_is_sent_up_to_which_count_it_knows_all_changes() {
     assert_eq!(of(&mut switch, "2: "), [newest, "2: 2 known"]);
     acknowledge_one(&mut switch, b, late);
     assert_eq!(of(&mut switch, "2: "), ["2: 3 has 3000#3", "2: 4 known"]);
-    // Its own are known to it.
+    // An endpoint knows its own windows.
     switch.receive(b, announce(1, &[0x8000]), late);
     assert!(!of(&mut switch, "2: ").contains(&"2: 5 known".to_owned()));
     acknowledge_one(&mut switch, b, late);
@@ -330,7 +332,8 @@ fn change_that_needs_not_be_sent_any_more_is_known() {
     let now = Instant::now();
     let (mut switch, [a, b, c]) = three(now);
     switch.receive(b, announce(1, &[0x2000]), now);
-    // It comes and goes while port 1 has not acknowledged the change of port 2; all others forget it.
+    // It comes and goes while port 1 has not acknowledged the change of port 2. All others forget
+    // it.
     let brief = switch.connect(now);
     switch.receive(brief, hello("brief"), now);
     switch.receive(brief, announce(1, &[0x7000]), now);
@@ -366,13 +369,13 @@ fn peers_that_come_and_go_do_not_fill_a_queue() {
     assert_eq!(words.iter().filter(is_gone).count(), MAX_PORTS);
 }
 
-/// Has an endpoint acknowledge the one change that it was sent.
+/// Makes an endpoint acknowledge the one change that it was sent.
 fn acknowledge_one(switch: &mut Switch, port: PortId, now: Instant) {
     let ticket = switch.ports[&port].updates.sent.unwrap().ticket;
     switch.receive(port, Message::Ack { ticket }, now);
 }
 
-/// A switch whose port 1 has closed its window, which 3 has not acknowledged.
+/// Returns a switch whose port 1 has closed its window, which port 3 has not acknowledged.
 fn closed_with_a_late_peer(now: Instant) -> (Switch, [PortId; 3]) {
     let (mut switch, ports) = with_windows(now, &[0x1000, 0x2000]);
     let [a, b, _] = ports;
@@ -411,7 +414,7 @@ fn endpoint_that_is_late_already_is_not_waited_for() {
         assert!(outputs(&mut switch).contains(&announced), "{sequence}");
     }
     assert!(switch.ports.contains_key(&late));
-    // Once it keeps up again, it is waited for.
+    // Once it keeps up again, announcements wait for it.
     acknowledge(&mut switch, late);
     switch.receive(a, announce(6, &[0x3000]), later);
     for port in [b, late] {
@@ -960,13 +963,13 @@ fn numbers_that_wrap_leave_out_port_0_and_ports_in_use() {
     );
 }
 
-/// Whether some window of an endpoint is withheld and has been logged.
+/// Returns `true` if a window of an endpoint is withheld and has been logged.
 fn is_logged(switch: &Switch, port: PortId) -> bool {
     let withheld = &switch.ports[&port].withheld;
     withheld.iter().any(|one| one.is_logged)
 }
 
-/// Answers the switch's last question, by none if the text is "unknown".
+/// Answers the switch's last question, with `None` if the text is "unknown".
 fn forwarded(switch: &mut Switch, number: u64, windows: &str, now: Instant) {
     let windows = (windows != "unknown").then(|| windows.parse().unwrap());
     switch.take_bridge_windows(number, windows, now);
@@ -979,12 +982,12 @@ fn window_is_passed_on_once_its_port_forwards_it() {
     assert_eq!(switch.deadline(), None);
     switch.receive(a, announce(1, &[0x1000, 0x8000]), now);
     assert_eq!(outputs(&mut switch), ["question 1", "1: announced 1"]);
-    // That b forwards it is of no use to a.
+    // The window is forwarded by b's port, which is of no use to a.
     forwarded(&mut switch, 1, "a=0x1000-0x1fff b=0x8000-0x8fff", now);
     assert_eq!(outputs(&mut switch), ["2: 1 has 1000#1", "3: 1 has 1000#1"]);
     acknowledge(&mut switch, b);
     acknowledge(&mut switch, c);
-    // As long as a window is withheld, the switch asks, ever less often, and logs it once.
+    // While a window is withheld, the switch asks, less and less often, and logs the window once.
     let mut asked = Vec::new();
     let mut at = now;
     for number in 2..11 {
@@ -999,7 +1002,7 @@ fn window_is_passed_on_once_its_port_forwards_it() {
     }
     assert_eq!(asked, [50, 50, 100, 200, 400, 800, 1000, 1000, 1000]);
     assert!(outputs(&mut switch).is_empty());
-    // The guest sets the bridge anew.
+    // The guest changes the bridge.
     switch.expire(switch.deadline().unwrap());
     forwarded(&mut switch, 11, "a=0x8000-0x8fff", at);
     let closed_and_opened = ["question 11", "2: 1 has", "3: 1 has"];
@@ -1020,7 +1023,8 @@ fn window_that_its_port_is_known_to_forward_is_passed_on() {
     let outputs_of = outputs(&mut switch);
     let passed_on = "2: 1 has 1000#1 2000#2".to_owned();
     assert!(outputs_of.contains(&passed_on), "{outputs_of:?}");
-    // What it knows may be of before: it asks every second, however many windows are opened.
+    // The known windows may be out of date: it asks every second, regardless of the number of
+    // windows that are opened.
     let deadline = now + BRIDGES_INTERVAL;
     switch.receive(b, announce(1, &[0x3000]), now + BRIDGES_MIN_INTERVAL);
     acknowledge(&mut switch, a);
@@ -1030,14 +1034,14 @@ fn window_that_its_port_is_known_to_forward_is_passed_on() {
     switch.take_outputs();
     switch.expire(deadline);
     assert_eq!(outputs(&mut switch), ["question 2"]);
-    // An answer that is lost is not waited for without end, and that to an earlier question does nothing.
+    // The wait for a lost answer ends, and an answer to an earlier question has no effect.
     let late = deadline + BRIDGES_TIME_OUT;
     assert_eq!(switch.deadline().unwrap(), late);
     switch.expire(late);
     assert_eq!(outputs(&mut switch), ["question 3"]);
     forwarded(&mut switch, 2, "", late);
     assert!(outputs(&mut switch).is_empty());
-    // The answer is unknown: what is known stays, and it is asked again.
+    // The answer is unknown: the known windows stay, and the switch asks again.
     forwarded(&mut switch, 3, "unknown", late);
     assert!(outputs(&mut switch).is_empty());
     let next = late + BRIDGES_INTERVAL;
@@ -1059,7 +1063,8 @@ fn answer_from_before_a_window_is_followed_by_a_question_soon() {
     forwarded(&mut switch, 1, "a=0x1000-0x1fff", now);
     assert_eq!(outputs(&mut switch), ["2: 1 has 1000#1", "3: 1 has 1000#1"]);
     assert_eq!(switch.deadline(), Some(now + BRIDGES_MIN_INTERVAL));
-    // Once no endpoint has windows there is nothing to ask, and nothing is known: another guest may have the switch.
+    // Once no endpoint has windows, the switch stops asking and forgets the known windows, because
+    // another guest may use the switch next.
     switch.expire(now + BRIDGES_MIN_INTERVAL);
     switch.receive(a, announce(2, &[]), now);
     switch.receive(b, announce(2, &[]), now);
@@ -1070,7 +1075,7 @@ fn answer_from_before_a_window_is_followed_by_a_question_soon() {
     assert_eq!(switch.deadline(), None);
     switch.receive(a, announce(3, &[0x1000]), now + CLOSING_TIME_OUT);
     assert_eq!(outputs(&mut switch), ["question 3", "1: announced 3"]);
-    // Once the bridge socket has ended, what is withheld stays so, and is logged.
+    // Once the bridge socket has ended, withheld windows stay withheld, and are logged.
     switch.end_bridge_windows();
     switch.receive(b, announce(3, &[0x2000]), now + CLOSING_TIME_OUT);
     assert!(is_logged(&switch, b) && outputs(&mut switch) == ["2: announced 3"]);
@@ -1085,7 +1090,7 @@ fn window_that_is_no_longer_forwarded_is_closed() {
     forwarded(&mut switch, 1, "a=0x1000-0x1fff", now);
     acknowledge(&mut switch, c);
     switch.take_outputs();
-    // What one port gains another one has lost: that is closed first.
+    // A port has gained addresses that another one has lost: the lost window is closed first.
     switch.expire(now + BRIDGES_MIN_INTERVAL);
     forwarded(&mut switch, 2, "b=0x1000-0x1fff", now);
     let closed_first = ["question 2", "3: 1 has", "1: 2 has 1000#2"];
@@ -1093,7 +1098,7 @@ fn window_that_is_no_longer_forwarded_is_closed() {
     acknowledge(&mut switch, c);
     assert_eq!(outputs(&mut switch), ["3: 2 has 1000#2"]);
     acknowledge(&mut switch, b);
-    // That of an endpoint that has vanished is closed, too.
+    // The window of an endpoint that has vanished is closed, too.
     switch.leave(b, now);
     acknowledge(&mut switch, a);
     acknowledge(&mut switch, c);
@@ -1105,7 +1110,7 @@ fn window_that_is_no_longer_forwarded_is_closed() {
         outputs_of.contains(&"3: 2 has".to_owned()),
         "{outputs_of:?}"
     );
-    // And a newcomer is sent none of both.
+    // And a new endpoint is sent neither of them.
     let d = switch.connect(now);
     switch.receive(d, hello("d"), now);
     assert_eq!(outputs(&mut switch), ["4: welcome"]);
@@ -1128,7 +1133,7 @@ fn window_that_comes_and_goes_is_asked_for_at_a_pace() {
             .count();
     }
     assert_eq!(questions, 20);
-    // One that could not be sent is asked again a second later.
+    // A question that could not be sent is asked again a second later.
     let at = now + Duration::from_secs(2);
     switch.receive(a, announce(1000, &[0x1000]), at);
     assert_eq!(outputs(&mut switch), ["question 21", "1: announced 1000"]);
@@ -1146,12 +1151,13 @@ fn bridges_are_forgotten_without_windows_of_the_vanished() {
     acknowledge(&mut switch, b);
     acknowledge(&mut switch, c);
     switch.take_outputs();
-    // The next guest's bridge is elsewhere.
+    // The next guest's bridge has another window.
     switch.expire(now + BRIDGES_INTERVAL);
     forwarded(&mut switch, 2, "", now + BRIDGES_INTERVAL);
     assert_eq!(outputs(&mut switch), ["question 2", "2: 1 has", "3: 1 has"]);
     assert!(switch.vanished.is_empty() && switch.deadline().is_none());
-    // One that attaches again has no windows yet, and what was known of its port is void.
+    // An endpoint that attaches again has no windows yet, and the known windows of its port are
+    // void.
     let later = now + 2 * BRIDGES_INTERVAL;
     switch.receive(b, announce(1, &[0x2000]), later);
     forwarded(&mut switch, 3, "b=0x2000-0x2fff", later);

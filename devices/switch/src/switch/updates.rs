@@ -6,15 +6,16 @@ use std::time::Instant;
 use crate::message::PortId;
 use crate::window::{BarWindow, Descriptor};
 
-/// The changes of its peers that an endpoint has not acknowledged: the newest of each peer, however often that changes, and
-/// one at a time on the wire. So no peer fills its queue, and few descriptors are on their way to it.
+/// The changes of its peers that an endpoint has not acknowledged: the newest of each peer,
+/// regardless of how often that peer changes, and one at a time on the wire. So no peer fills its
+/// queue, and few descriptors are in flight to it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Updates {
-    /// One for each peer, in the order in which they came first.
+    /// One for each peer, in the order in which they first came.
     pub(super) pending: VecDeque<Update>,
-    /// The one that is sent.
+    /// The change that has been sent and is not acknowledged.
     pub(super) sent: Option<Sent>,
-    /// The peers whose windows it was sent.
+    /// The peers whose windows the endpoint has been sent.
     known: BTreeSet<PortId>,
 }
 
@@ -24,7 +25,8 @@ pub(super) struct Update {
     pub(super) peer: PortId,
     pub(super) windows: Vec<BarWindow>,
     pub(super) leases: Descriptor,
-    /// The count of the first change of the peer that the endpoint has not been sent. None if no request depends on it.
+    /// The count of the first change of the peer that the endpoint has not been sent, or `None` if
+    /// no request depends on it.
     pub(super) since: Option<u64>,
 }
 
@@ -36,8 +38,8 @@ pub(super) struct Sent {
 }
 
 impl Updates {
-    /// Adds it, or replaces a pending one of the same peer by it: however often peers change, the endpoint is sent each
-    /// change in time.
+    /// Adds a change, or replaces a pending one of the same peer: even if peers change often, the
+    /// endpoint is sent each change in time.
     pub(super) fn push(&mut self, update: Update) {
         let mut pending = self.pending.iter_mut();
         let Some(former) = pending.find(|former| former.peer == update.peer) else {
@@ -48,7 +50,8 @@ impl Updates {
         *former = Update { since, ..update };
     }
 
-    /// A peer has gone for good, with all its windows. No announcement waits for that.
+    /// Forgets a peer that is permanently gone, with all its windows. No announcement waits for
+    /// that.
     pub(super) fn forget(&mut self, peer: PortId) {
         if self.known.remove(&peer) {
             let windows = Vec::new();
@@ -63,7 +66,7 @@ impl Updates {
         }
     }
 
-    /// Adds a change of [`PortId::NONE`]: all that are pending now come before it.
+    /// Adds a change of [`PortId::NONE`]: all pending changes come before it.
     pub(super) fn mark(&mut self) {
         self.push(Update {
             peer: PortId::NONE,
@@ -73,8 +76,8 @@ impl Updates {
         });
     }
 
-    /// The next one to be sent now with this ticket, and whether it is the first of its peer. None before the last is
-    /// acknowledged.
+    /// Returns the next change to send now with this ticket, and `true` if it is the first of its
+    /// peer. Returns `None` before the last one is acknowledged.
     pub(super) fn next(&mut self, ticket: u64, now: Instant) -> Option<(Update, bool)> {
         if self.sent.is_some() {
             return None;
@@ -86,23 +89,23 @@ impl Updates {
         Some((update, is_first))
     }
 
-    /// Whether the one that is sent has this ticket; it is acknowledged then.
+    /// Acknowledges the change that was sent, if it has this ticket. Returns `true` in that case.
     pub(super) fn acknowledge(&mut self, ticket: u64) -> bool {
         self.sent.take_if(|sent| sent.ticket == ticket).is_some()
     }
 
-    /// When the one was sent that is not acknowledged.
+    /// Returns the time at which the unacknowledged change was sent.
     pub(super) fn sent_at(&self) -> Option<Instant> {
         self.sent.map(|sent| sent.at)
     }
 
-    /// Whether the endpoint has not acknowledged all changes of this peer.
+    /// Returns `true` if the endpoint has not acknowledged all changes of this peer.
     pub(super) fn has_unacknowledged(&self, peer: PortId) -> bool {
         let is_sent = self.sent.is_some_and(|sent| sent.peer == peer);
         is_sent || self.pending.iter().any(|update| update.peer == peer)
     }
 
-    /// The count of the first change that the endpoint has not been sent.
+    /// Returns the count of the first change that the endpoint has not been sent.
     pub(super) fn first_unsent(&self) -> Option<u64> {
         self.pending.iter().filter_map(|update| update.since).min()
     }

@@ -1,4 +1,4 @@
-//! Announcements among many endpoints, some of which never answer or die.
+//! Announcements among many endpoints, some of which never answer, or die.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -64,7 +64,7 @@ fn a_descriptor_is_passed_on_with_its_window() {
 
 #[test]
 fn endpoint_that_never_acknowledges_is_waited_for_once() {
-    /// So many that a wait in each would take half a minute.
+    /// So many rounds that a wait in each would take half a minute.
     const ROUNDS: u64 = 120;
     let daemon = start(&[]);
     let (a, _) = Endpoint::attach(daemon.socket(), "a");
@@ -81,7 +81,7 @@ fn endpoint_that_never_acknowledges_is_waited_for_once() {
     assert!(begun.elapsed() >= CLOSING_TIME_OUT);
     assert!(begun.elapsed() < CLOSING_TIME_OUT * ROUNDS as u32);
     assert!(matches!(deaf.receive(), Message::Announced { sequence: 1 }));
-    // It still belongs to the switch, and the last change is all that it has missed.
+    // It still belongs to the switch, and has only missed the last change.
     deaf.acknowledge();
     assert!(deaf.acknowledge().1.is_empty());
     deaf.send(&announce(2, vec![registers(0x9000)]));
@@ -128,7 +128,7 @@ struct Announcer {
     /// The announcement that is not settled yet.
     round: u64,
     is_settled: bool,
-    /// Where the windows of others are.
+    /// The windows of others.
     heard: BTreeMap<PortId, u64>,
     /// The count up to which it knows all changes.
     known: Option<u64>,

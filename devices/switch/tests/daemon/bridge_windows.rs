@@ -1,4 +1,4 @@
-//! A switch that asks by a bridge socket what its ports forward.
+//! A switch that asks on a bridge socket for the windows that its ports forward.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -12,7 +12,7 @@ use crate::raw::{Endpoint, announce, command, registers, wait_for_log};
 struct Bridges(BufReader<UnixStream>);
 
 impl Bridges {
-    /// Waits until the switch asks; the number of the question.
+    /// Waits until the switch asks. Returns the number of the question.
     fn question(&mut self) -> u64 {
         let mut asked = String::new();
         self.0.read_line(&mut asked).unwrap();
@@ -41,10 +41,10 @@ fn endpoint_cannot_claim_what_another_port_forwards() {
     let (disk, port) = Endpoint::attach(daemon.socket(), "disk0");
     let (gpu, _) = Endpoint::attach(daemon.socket(), "gpu0");
     let (other, _) = Endpoint::attach(daemon.socket(), "disk1");
-    // Before the disk has its window.
+    // This precedes the disk's window.
     gpu.send(&announce(1, vec![registers(0x2000)]));
     assert!(matches!(gpu.receive(), Message::Announced { sequence: 1 }));
-    // It asks until the window may be passed on, and logs it after a while.
+    // The switch asks until the window may be passed on, and logs it after a while.
     let windows = "disk0=0x2000-0x2fff gpu0=0x5000-0x5fff disk1=";
     let line = "(gpu0), BAR0 at 0x2000+0x1000 is outside of what the bridge above it forwards, which is 0x5000-0x5fff";
     while !daemon.stderr().contains(line) {
@@ -59,7 +59,7 @@ fn endpoint_cannot_claim_what_another_port_forwards() {
     }
     assert!(other.hears_nothing_before_an_answer());
     assert!(disk.has_heard_nothing());
-    // Where its own port forwards it is reached, also by those that attach later.
+    // A window that its port forwards is reached, also by endpoints that attach later.
     gpu.send(&announce(2, vec![registers(0x5000)]));
     assert!(matches!(gpu.receive(), Message::Announced { sequence: 2 }));
     let (_, windows) = disk.acknowledge();

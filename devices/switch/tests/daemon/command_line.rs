@@ -1,4 +1,4 @@
-//! The daemon as a program.
+//! The daemon's command line.
 
 use crate::raw::{command, start};
 

@@ -44,9 +44,9 @@ fn packets_that_are_no_messages_end_the_connection() {
 fn name_of_one_that_has_left_is_free_at_once() {
     let daemon = start(&[]);
     let (former, _) = Endpoint::attach(daemon.socket(), "a");
-    // So that it finds all of this at once.
+    // So that the daemon finds all messages at once.
     daemon.signal(Signal::STOP);
-    // It answers none of these, so only the end of the connection shows it.
+    // The daemon answers none of these, so only the end of the connection shows it.
     for tag in 0..8 {
         former.send(&Message::Reply {
             peer: PortId::NONE,
@@ -193,8 +193,9 @@ fn one_that_never_reads_keeps_few_descriptors_waiting() {
     let (mut idle, _) = Endpoint::attach(daemon.socket(), "idle");
     let most = daemon.open_descriptors() + 4 * MAX_DESCRIPTORS;
     let null = || Descriptor::new(File::open("/dev/null").unwrap());
-    // With copies of all that it was sent, as the endpoint has taken none of that from its queue. A few are kept: a user may have as many descriptors
-    // on their way as a process may have open (unix(7), ETOOMANYREFS).
+    // The test keeps copies of all descriptors that were sent, because the endpoint has taken none
+    // of them from its queue. Only a few are kept: a user may have as many descriptors in flight as
+    // a process may have open (unix(7), ETOOMANYREFS).
     let mut former = VecDeque::new();
     let mut disconnected = 0;
     for sequence in 1..=ROUNDS {
@@ -203,7 +204,8 @@ fn one_that_never_reads_keeps_few_descriptors_waiting() {
             ..registers((sequence % 2 + 1) * 0x10_0000 + part * 0x1000)
         });
         busy.send(&announce(sequence, windows.collect()));
-        // The right one, and once more, as the next one is behind the first in the queue.
+        // The right ticket, and once more, because the next message is behind the first in the
+        // queue.
         let ticket = idle.peek_ticket();
         let acknowledge = |ticket| idle.try_send(&Message::Ack { ticket }).is_ok();
         let is_there = ticket.is_some_and(|ticket| acknowledge(ticket) && acknowledge(ticket));

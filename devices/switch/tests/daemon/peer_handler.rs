@@ -1,4 +1,5 @@
-//! The library's own link: its handler's calls, and when the others get the acknowledgement.
+//! The library's own link: its handler's calls, and the time at which the others get the
+//! acknowledgement.
 
 use std::io;
 use std::sync::mpsc::channel;
@@ -89,7 +90,7 @@ fn a_stopped_switch_is_given_up_in_time_and_found_again() {
     assert!((bound..bound * 2).contains(&waited), "{waited:?}");
     daemon.signal(Signal::CONT);
     let ticket = attached_again(&peer, 0x3000);
-    // An announcement beside the attachment comes after it.
+    // An announcement during the attachment comes after it.
     thread::scope(|scope| {
         let announcing = scope.spawn(|| link.announce(vec![registers(0x4000)], &none));
         peer.send(&Message::Ack { ticket });
@@ -98,7 +99,7 @@ fn a_stopped_switch_is_given_up_in_time_and_found_again() {
     });
 }
 
-/// Acknowledges all changes before the one to this window, whose ticket is returned.
+/// Acknowledges all changes before the one to this window, and returns that one's ticket.
 fn attached_again(peer: &Endpoint, address: u64) -> u64 {
     loop {
         let Message::Peer {

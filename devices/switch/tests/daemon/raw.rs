@@ -18,7 +18,7 @@ use rustix::net::{
     recvmsg, sendmsg, shutdown, socket_with,
 };
 
-/// Far longer than anything here takes, far shorter than a test may hang.
+/// Far longer than any step takes, far shorter than a test may hang.
 const LONG: Duration = Duration::from_secs(20);
 
 /// A running `peerbar-switch`.
@@ -32,7 +32,7 @@ pub(crate) fn command() -> DaemonCommand {
     DaemonCommand::new(env!("CARGO_BIN_EXE_peerbar-switch"))
 }
 
-/// An endpoint. Nothing happens by itself: not even acknowledgements.
+/// An endpoint that does nothing by itself: it does not even acknowledge.
 pub(crate) struct Endpoint {
     socket: OwnedFd,
 }
@@ -53,7 +53,7 @@ impl Endpoint {
         Self { socket }
     }
 
-    /// Connects and attaches; its port.
+    /// Connects and attaches. Returns its port.
     pub(crate) fn attach(path: &Path, name: &str) -> (Self, PortId) {
         let endpoint = Self::connect(path);
         endpoint.send(&hello(name));
@@ -96,7 +96,7 @@ impl Endpoint {
         )
     }
 
-    /// The next message, which must come.
+    /// Returns the next message, which must come.
     pub(crate) fn receive(&self) -> Message {
         self.try_receive(LONG).expect("cut off")
     }
@@ -116,20 +116,21 @@ impl Endpoint {
         (peer, windows)
     }
 
-    /// Whether the switch hangs up, whatever it says before.
+    /// Waits until the switch hangs up, and ignores its messages. Returns `true`.
     pub(crate) fn is_cut_off(&self) -> bool {
         while self.try_receive(LONG).is_some() {}
         true
     }
 
-    /// Announces that it has no windows, and waits for the answer. The switch has taken all that this endpoint sent before, and has
-    /// sent what follows from it. Returns whether the answer comes first.
+    /// Announces that it has no windows, and waits for the answer. By then the switch has taken all
+    /// earlier messages of this endpoint, and has sent their results. Returns `true` if the answer
+    /// comes first.
     pub(crate) fn hears_nothing_before_an_answer(&self) -> bool {
         self.send(&announce(u64::MAX, Vec::new()));
         matches!(self.receive(), Message::Announced { sequence: u64::MAX })
     }
 
-    /// Returns whether nothing but counts of changes has come.
+    /// Returns `true` if only counts of changes have come.
     pub(crate) fn has_heard_nothing(&self) -> bool {
         while self.readable(Duration::ZERO) {
             if !matches!(
@@ -143,7 +144,8 @@ impl Endpoint {
         true
     }
 
-    /// The next message that is no count of changes, or none when the switch has hung up. Panics when neither comes in time.
+    /// Returns the next message that is not a count of changes, or `None` if the switch has hung
+    /// up. Panics if neither happens in time.
     pub(crate) fn try_receive(&self, limit: Duration) -> Option<Message> {
         loop {
             match self.receive_any(limit)? {
@@ -153,13 +155,14 @@ impl Endpoint {
         }
     }
 
-    /// The next message, or none when the switch has hung up. Panics when neither comes in time.
+    /// Returns the next message, or `None` if the switch has hung up. Panics if neither happens in
+    /// time.
     pub(crate) fn receive_any(&self, limit: Duration) -> Option<Message> {
         self.next(limit, RecvFlags::empty())
     }
 
-    /// The ticket of the next message that is no count of changes, which must be a Peer and stays in the queue, or none when the
-    /// switch has hung up.
+    /// Returns the ticket of the next message that is not a count of changes, or `None` if the
+    /// switch has hung up. The message must be a Peer, and stays in the queue.
     pub(crate) fn peek_ticket(&self) -> Option<u64> {
         loop {
             match self.next(LONG, RecvFlags::PEEK)? {
@@ -198,7 +201,8 @@ impl Endpoint {
     }
 }
 
-/// Waits until the switch has taken what endpoints sent so far: it takes one message after another, and this one's last.
+/// Waits until the switch has taken all messages that endpoints have sent: it takes one message
+/// after another, and this one's last.
 pub(crate) fn wait_for_all_sent(daemon: &Daemon) {
     Endpoint::attach(daemon.socket(), "later");
 }
@@ -213,7 +217,7 @@ pub(crate) fn wait_for_log(daemon: &Daemon, line: &str) {
     }
 }
 
-/// Waits until some of the endpoints have a message; which.
+/// Waits until some of the endpoints have a message. Returns their indexes.
 pub(crate) fn readable<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) -> Vec<usize> {
     let polled = endpoints.map(|endpoint| PollFd::new(&endpoint.socket, PollFlags::IN));
     let mut polled: Vec<_> = polled.collect();
@@ -253,7 +257,7 @@ pub(crate) fn announce(sequence: u64, windows: Vec<BarWindow>) -> Message {
     }
 }
 
-/// The switch is still what it was: two newcomers find each other.
+/// Checks that the switch still works: two new endpoints find each other.
 pub(crate) fn check_alive(daemon: &mut Daemon) {
     assert!(daemon.is_running(), "the daemon has ended");
     let (one, port) = Endpoint::attach(daemon.socket(), "alive 1");

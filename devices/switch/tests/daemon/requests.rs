@@ -101,7 +101,7 @@ fn endpoint_that_floods_a_peer_is_cut_off_alone() {
     }
     assert!(flood.is_cut_off());
     let mut requests = 0;
-    // Those that it has not been sent by then are dropped.
+    // Requests that the victim has not been sent by then are dropped.
     victim.send(&announce(1, Vec::new()));
     loop {
         match victim.receive() {

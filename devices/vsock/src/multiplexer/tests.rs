@@ -10,7 +10,7 @@ use super::*;
 use crate::connection::BUFFER;
 use crate::header::{NO_MORE_RECEIVED, NO_MORE_SENT};
 
-/// Takes every program for this user's, or for another one's.
+/// Takes every program for this user's, or for another user's.
 #[derive(Debug)]
 enum Programs {
     Ours,
@@ -55,7 +55,7 @@ impl Bench {
         }
     }
 
-    /// A program that asks for port 5 of the guest, and the packet that the guest gets.
+    /// Returns a program that requests port 5 of the guest, and the packet that the guest gets.
     fn asked(&mut self) -> (UnixStream, VsockHeader) {
         let mut program = UnixStream::connect(&self.path).unwrap();
         program.write_all(b"CONNECT 5\n").unwrap();
@@ -67,7 +67,7 @@ impl Bench {
         (program, request)
     }
 
-    /// A program with a connection to a guest that takes `buffer` bytes.
+    /// Returns a program with a connection to a guest that takes `buffer` bytes.
     fn connected(&mut self, buffer: u32) -> (UnixStream, Ports) {
         let (mut program, VsockHeader { ports, .. }) = self.asked();
         self.say(ports, PacketKind::Response, 0, buffer, 0);
@@ -102,7 +102,7 @@ impl Bench {
         self.multiplexer.receive(&header, data);
     }
 
-    /// The next packet for the guest.
+    /// Returns the next packet for the guest.
     fn packet(&mut self) -> Option<(VsockHeader, Vec<u8>)> {
         let mut space = [0; 256];
         for _ in 0..1000 {
@@ -214,7 +214,7 @@ fn program_that_leaves_tells_the_guest_to_close() {
     let end = bench.packet().unwrap().0;
     let both = NO_MORE_SENT | NO_MORE_RECEIVED;
     assert_eq!((end.kind, end.flags), (PacketKind::Shutdown, both));
-    // Whether the guest answers or not.
+    // This holds with or without an answer of the guest.
     assert!(bench.multiplexer.peers.is_empty());
     bench.say(ports, PacketKind::Reset, 0, 0, 0);
     assert_eq!(bench.packet(), None);
@@ -325,14 +325,14 @@ fn connection_whose_guest_sends_no_more_is_at_rest() {
     assert_eq!(bench.packet(), None);
 }
 
-/// What programs and a hostile guest do.
+/// A step of programs and a hostile guest.
 #[derive(Clone, Debug)]
 enum Step {
     /// A program asks for a port of the guest.
     Connect,
-    /// The program of this number, modulo those that there are, sends this number of bytes.
+    /// The program with this number, modulo their number, sends this number of bytes.
     Write(usize, u16),
-    /// It takes what is there.
+    /// It takes the available data.
     Read(usize),
     Leave(usize),
     /// A packet for the connection of a program, or for other ports.
@@ -390,7 +390,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A program, what the guest has sent to it, and what has arrived.
+/// A program, the data that the guest has sent to it, and the data that has arrived.
 struct Program {
     stream: UnixStream,
     ports: Ports,
@@ -406,7 +406,7 @@ impl Program {
         }
     }
 
-    /// What arrives is the answer to its request, then what the guest has sent first.
+    /// Checks that the answer to its request arrives, then the data that the guest has sent first.
     fn check(&self) {
         let answer = format!("OK {}\n", self.ports.host).into_bytes();
         let right = [answer, self.sent.clone()].concat();
@@ -415,7 +415,7 @@ impl Program {
 }
 
 impl Bench {
-    /// Takes a step of a guest that keeps to no rule.
+    /// Takes a step of a guest that follows no rule.
     fn take(&mut self, step: Step, programs: &mut Vec<Program>) {
         let of = |number: usize, programs: &[Program]| number.checked_rem(programs.len());
         match step {

@@ -5,7 +5,7 @@ use peerbar_report::{
     Check, PayloadFlow, Rdma, RdmaChain, RdmaChainSide, RdmaLost, RdmaMemory, RdmaRefused,
 };
 
-/// What a check across guests does.
+/// A check across guests.
 #[derive(Clone, Debug)]
 pub enum AcrossCheck {
     /// Transfers between memory of the one and memory of the other.
@@ -14,7 +14,7 @@ pub enum AcrossCheck {
     Chain(RdmaChain),
     /// Requests of the one to the other, until a part dies.
     Lost(RdmaLost),
-    /// What the other must refuse to the one.
+    /// Requests that the other must reject.
     Refused(RdmaRefused),
 }
 
@@ -104,7 +104,7 @@ impl AcrossCheck {
         }
     }
 
-    /// How many seconds it may take, if it says so.
+    /// Returns its explicit time limit in seconds, if it has one.
     pub fn seconds(&self) -> Option<u32> {
         match self {
             Self::Transfers(check) => check.seconds,
@@ -114,10 +114,10 @@ impl AcrossCheck {
         }
     }
 
-    /// Judges it by the devices' counters, of which those of `uncounted` devices are left out.
+    /// Judges it by the devices' counters, without those of `uncounted` devices.
     ///
     /// # Errors
-    /// What the counters show instead of `payload` moved bytes, or of what was `permitted`.
+    /// The difference between the counters and `payload` moved bytes, or `permitted` ones.
     pub fn judge(
         &self,
         flows: &[PayloadFlow],
@@ -133,7 +133,7 @@ impl AcrossCheck {
         }
     }
 
-    /// Whether DMA may fail in it.
+    /// Returns `true` if DMA may fail in it.
     pub fn fails_dma(&self) -> bool {
         matches!(self, Self::Lost(_))
     }

@@ -118,7 +118,7 @@ pub(super) fn text(file: DeTable<'_>) -> Result<String, Problem> {
     Ok(toml::Table::deserialize(deserializer)?.to_string())
 }
 
-/// How a table names its guest.
+/// Returns the ways in which a table can name its guest.
 pub(super) fn one_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
     let ways: Vec<String> = names.map(|name| format!("`guest = \"{name}\"`")).collect();
     ways.join(" or ")

@@ -37,7 +37,8 @@ fn archive(kind: EntryType, mode: u32, size: u64) -> Vec<u8> {
     archive.into_inner().unwrap()
 }
 
-/// An archive of empty entries with these paths, each as it is: the builder refuses what a guest does not.
+/// Returns an archive of empty entries with exactly these paths. The builder would reject some that
+/// a hostile guest can send.
 fn archive_of(kind: EntryType, paths: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut archive = Builder::new(Vec::new());
     for path in paths {
@@ -210,7 +211,7 @@ fn hostile_tree_takes_no_time() {
     );
     let most = archive_of(EntryType::Directory, deep(DEEPEST));
     unpack_to(&most, &to("most"), limit).unwrap();
-    // Each path is as deep as may be, and none has a folder of the former one.
+    // Each path has the greatest depth, and none shares a folder with the former one.
     let far = |number| format!("{TOP}/{number}{}", "/a".repeat(DEEPEST - 2)).into_bytes();
     let far = archive_of(EntryType::Directory, (0..5).map(far));
     unpack_to(&far, &to("far"), limit).unwrap();
@@ -234,7 +235,7 @@ fn names_may_have_any_bytes() {
     let to = folder.path().join("to");
     unpack_to(&archive, &to, Size(1 << 20)).unwrap();
     assert_eq!(entries_of(&to), names.len());
-    // What an error says of one has no escape sequences.
+    // The error message for one has no escape sequences.
     let twice = archive_of(EntryType::Regular, [names[0].to_vec(), names[0].to_vec()]);
     let error = unpack_to(&twice, &folder.path().join("twice"), LIMIT).unwrap_err();
     assert!(!error.contains('\x1b'), "{error:?}");
