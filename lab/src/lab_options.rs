@@ -117,7 +117,6 @@ impl LabOptions {
         }
         let agent = program("peerbar-agent")?;
         if !scenario.gpus.is_empty() {
-            add_module(&mut scenario, "peerbar_gpu_pin_test");
             add_module(&mut scenario, "peerbar_gpu_import_test");
         }
         let mut needs = GuestNeeds::of(&scenario);

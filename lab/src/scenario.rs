@@ -548,8 +548,8 @@ mod tests {
     #[test]
     fn guest_may_ask_only_for_the_death_of_what_a_check_loses() {
         let gpu = "[[gpu]]\nname = \"g0\"\nvram = \"64M\"\n";
-        let check = "[[check]]\nkind = \"gpu-lost\"\ngpu = \"g0\"\ndisk = \"d0\"\n";
-        let scenario = parse(format!("{HEAD}cmb = \"2M\"\n{DISK}\n{gpu}\n{check}")).unwrap();
+        let check = "[[check]]\nkind = \"program\"\npath = \"x\"\nloses = \"g0\"\n";
+        let scenario = parse(format!("tools = true\n{HEAD}{DISK}\n{gpu}\n{check}")).unwrap();
         scenario.may_lose("g0").unwrap();
         for other in ["d0", "s0", "g1", ""] {
             let refused = scenario.may_lose(other).unwrap_err().to_string();

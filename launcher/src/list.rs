@@ -207,13 +207,13 @@ mod tests {
                 .iter()
                 .all(|line| line.chars().count() <= 80)
         );
-        let plain = "gpu-atomics\n    All threads of a launch add to one counter in guest RAM, and no addition is lost.\n    \
-                     gpu        Name of a `[[gpu]]`.\n    \
+        let plain = "controller-reset\n    The controller is reset through sysfs and is live again afterwards; its p2pmem is still there.\n    \
+                     device     Name of an `[[nvme]]`.\n    \
                      name       What the table of results calls the check; no other has the name. [default: made from the kind and its keys]\n    \
                      timeout    How long it may take, as `\"90s\"`: less than the scenario's `timeout`. \
                      [default: half of the scenario's, at most 60s]\n";
-        let atomics = KINDS.iter().find(|kind| kind.name == "gpu-atomics");
-        assert_eq!(section(atomics.unwrap(), None), plain);
+        let reset = KINDS.iter().find(|kind| kind.name == "controller-reset");
+        assert_eq!(section(reset.unwrap(), None), plain);
     }
 
     #[test]

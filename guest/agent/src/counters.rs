@@ -20,7 +20,7 @@ const COMPLETION_BYTES: u64 = 16;
 
 /// DMA and other events of the devices under test, each known by its index in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Traffic {
+pub struct Traffic {
     bytes: BTreeMap<(u32, DmaKind), u64>,
     failures: BTreeMap<u32, u64>,
     interrupts: BTreeMap<u32, u64>,
@@ -36,12 +36,12 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     /// Payload of one device whose completer was some device's memory.
-    pub(crate) fn payload_to_devices(&self, device: u32) -> u64 {
+    pub fn payload_to_devices(&self, device: u32) -> u64 {
         self.sum(|of, kind| of == device && is_payload_to_devices(kind))
     }
 
     /// Payload of one device whose completer was guest RAM.
-    pub(crate) fn payload_to_guest_ram(&self, device: u32) -> u64 {
+    pub fn payload_to_guest_ram(&self, device: u32) -> u64 {
         self.sum(|of, kind| of == device && is_payload_to_guest_ram(kind))
     }
 
@@ -56,7 +56,7 @@ impl Traffic {
     }
 
     /// Payload of all counted devices.
-    pub(crate) fn payload(&self) -> u64 {
+    pub fn payload(&self) -> u64 {
         self.sum(|of, kind| self.counts(of) && kind.purpose == Purpose::Payload)
     }
 
@@ -71,12 +71,12 @@ impl Traffic {
     }
 
     /// Commands that one device fetched from guest RAM.
-    pub(crate) fn commands_from_guest_ram(&self, device: u32) -> u64 {
+    pub fn commands_from_guest_ram(&self, device: u32) -> u64 {
         self.commands(device, Completer::GuestRam)
     }
 
     /// Commands that one device fetched from another's memory.
-    pub(crate) fn commands_from_peers(&self, device: u32) -> u64 {
+    pub fn commands_from_peers(&self, device: u32) -> u64 {
         self.commands(device, Completer::PeerBar)
     }
 
@@ -121,7 +121,7 @@ impl Traffic {
 
     /// Bytes that one device wrote to registers of others. Behind an IOMMU the client maps no registers, so the device does not
     /// know whose they are.
-    pub(crate) fn registers_written(&self, device: u32) -> u64 {
+    pub fn registers_written(&self, device: u32) -> u64 {
         self.sum(|of, kind| {
             let is_of_others = matches!(kind.completer, Completer::PeerBar | Completer::Unknown);
             of == device && kind.purpose == Purpose::Register && is_of_others
@@ -129,24 +129,24 @@ impl Traffic {
     }
 
     /// In words, what was not counted but inferred of a device's DMA, if anything.
-    pub(crate) fn inference(&self, device: u32) -> Option<String> {
+    pub fn inference(&self, device: u32) -> Option<String> {
         let bytes = self.inferred.get(&device).copied().unwrap_or(0);
         inference("the disk", bytes)
     }
 
     /// Interrupts that one device signalled.
-    pub(crate) fn interrupts(&self, device: u32) -> u64 {
+    pub fn interrupts(&self, device: u32) -> u64 {
         self.interrupts.get(&device).copied().unwrap_or(0)
     }
 
     /// Faults that the rules of one device have injected.
-    pub(crate) fn injected_faults(&self, device: u32) -> u64 {
+    pub fn injected_faults(&self, device: u32) -> u64 {
         self.injected_faults.get(&device).copied().unwrap_or(0)
     }
 
     /// Doorbells of one device's queues that QEMU wrote, for the guest's processors or for devices by way of the root; `None` if the
     /// device cannot count them.
-    pub(crate) fn doorbells(&self, device: u32) -> Option<BTreeMap<u16, u64>> {
+    pub fn doorbells(&self, device: u32) -> Option<BTreeMap<u16, u64>> {
         let of_device = self.doorbells.iter().filter(|((of, _), _)| *of == device);
         let written = of_device.filter(|(_, count)| **count > 0);
         let is_counted = self.count_doorbells.contains(&device);
@@ -171,7 +171,7 @@ impl Traffic {
     }
 
     /// DMA requests of all counted devices that failed.
-    pub(crate) fn failures(&self) -> u64 {
+    pub fn failures(&self) -> u64 {
         let counted = self.failures.iter().filter(|(of, _)| self.counts(**of));
         counted.map(|(_, failures)| failures).sum()
     }
@@ -222,7 +222,7 @@ impl Traffic {
     }
 
     /// Counts more DMA of one device.
-    pub(crate) fn count(&mut self, device: u32, kind: DmaKind, bytes: u64, failures: u64) {
+    pub fn count(&mut self, device: u32, kind: DmaKind, bytes: u64, failures: u64) {
         let sum = self.bytes.entry((device, kind)).or_default();
         *sum = sum.saturating_add(bytes);
         let sum = self.failures.entry(device).or_default();
@@ -249,7 +249,7 @@ impl Traffic {
     }
 
     /// Counts the events of one device.
-    pub(crate) fn count_events(&mut self, device: u32, events: &DeviceEvents) {
+    pub fn count_events(&mut self, device: u32, events: &DeviceEvents) {
         self.interrupts.insert(device, events.interrupts);
         self.injected_faults.insert(device, events.injected_faults);
         if let Some(doorbells) = &events.doorbells {
@@ -305,7 +305,7 @@ fn add_growth<K: Copy + Ord>(
 
 /// Measures work: its time, and what the DMA counters of all devices grew by meanwhile.
 #[derive(Debug)]
-pub(crate) struct TrafficWatch<'a> {
+pub struct TrafficWatch<'a> {
     guest: &'a GuestContext,
     traffic: anyhow::Result<Traffic>,
     elapsed: Duration,
@@ -313,13 +313,14 @@ pub(crate) struct TrafficWatch<'a> {
 
 /// Watched work that has begun.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub struct Begun {
     before: anyhow::Result<Traffic>,
     at: Instant,
 }
 
 impl<'a> TrafficWatch<'a> {
-    pub(crate) fn new(guest: &'a GuestContext) -> Self {
+    /// Nothing is watched yet.
+    pub fn new(guest: &'a GuestContext) -> Self {
         TrafficWatch {
             guest,
             traffic: Ok(Traffic::default()),
@@ -329,15 +330,15 @@ impl<'a> TrafficWatch<'a> {
 
     /// Does `work`. [`TrafficWatch::traffic`] reports counters that cannot be read, so that a failure of the work is seen also
     /// without them.
-    pub(crate) fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    pub fn watch<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let begun = self.begin();
         let result = work();
         self.end(begun);
         result
     }
 
-    /// Begins work that is watched until [`TrafficWatch::end`].
-    pub(crate) fn begin(&self) -> Begun {
+    /// Begins work that is watched until `TrafficWatch::end`.
+    pub fn begin(&self) -> Begun {
         Begun {
             before: sample(self.guest),
             at: Instant::now(),
@@ -348,7 +349,7 @@ impl<'a> TrafficWatch<'a> {
     ///
     /// # Errors
     /// Why there are no counters.
-    pub(crate) fn since(&self, begun: &Begun) -> anyhow::Result<Traffic> {
+    pub fn since(&self, begun: &Begun) -> anyhow::Result<Traffic> {
         let before = begun.before.as_ref();
         let before = before.map_err(|error| anyhow!("no counters at the beginning: {error:#}"))?;
         let mut traffic = Traffic::default();
@@ -374,7 +375,7 @@ impl<'a> TrafficWatch<'a> {
     ///
     /// # Errors
     /// Why there are no counters.
-    pub(crate) fn traffic(&self) -> anyhow::Result<&Traffic> {
+    pub fn traffic(&self) -> anyhow::Result<&Traffic> {
         self.traffic
             .as_ref()
             .map_err(|error| anyhow!("the route of the data is unknown: {error:#}"))

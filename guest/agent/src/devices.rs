@@ -15,21 +15,21 @@ use crate::p2pmem::Pool;
 
 /// A controller that is live and has a disk.
 #[derive(Clone, Debug)]
-pub(crate) struct Controller {
+pub struct Controller {
     /// Its name in the plan, and its serial number.
-    pub(crate) name: String,
+    pub name: String,
     /// Its index in the plan.
-    pub(crate) number: u32,
+    pub number: u32,
     /// Size of its CMB in bytes, as the plan says.
     pub(crate) cmb_bytes: u64,
     /// `/sys/class/nvme/nvme0`.
-    pub(crate) directory: PathBuf,
+    pub directory: PathBuf,
     /// `/dev/nvme0`.
-    pub(crate) node: PathBuf,
+    pub node: PathBuf,
     /// `/sys/bus/pci/devices/0000:02:00.0`.
-    pub(crate) pci: PathBuf,
+    pub pci: PathBuf,
     /// The block device of its namespace with the NSID 1.
-    pub(crate) disk: Disk,
+    pub disk: Disk,
     /// The block devices of all its namespaces, by NSID.
     pub(crate) namespaces: BTreeMap<u32, Disk>,
     /// As [`NvmeDevice::uncounted`].
@@ -38,7 +38,7 @@ pub(crate) struct Controller {
 
 impl Controller {
     /// `bytes` as what it must have moved.
-    pub(crate) fn share(&self, bytes: u64) -> Share {
+    pub fn share(&self, bytes: u64) -> Share {
         Share {
             number: self.number,
             name: self.name.clone(),
@@ -47,13 +47,13 @@ impl Controller {
     }
 
     /// Opens its disk to read and write, for transfers with `gpu`.
-    pub(crate) fn open_for(&self, gpu: &Gpu, policy: Policy) -> anyhow::Result<GpuFile> {
+    pub fn open_for(&self, gpu: &Gpu, policy: Policy) -> anyhow::Result<GpuFile> {
         let options = FileOptions::new().write(true).policy(policy);
         Ok(options.open(gpu, &self.disk.node)?)
     }
 
     /// Its p2pmem.
-    pub(crate) fn pool(&self) -> Pool {
+    pub fn pool(&self) -> Pool {
         Pool::of(&self.pci)
     }
 
@@ -191,7 +191,7 @@ fn disk_of(entry: &str) -> Option<String> {
 }
 
 /// Resets a device through its file in sysfs.
-pub(crate) fn reset(file: &Path) -> anyhow::Result<()> {
+pub fn reset(file: &Path) -> anyhow::Result<()> {
     fs::write(file, "1").with_context(|| format!("the reset through {} failed", file.display()))
 }
 
@@ -213,6 +213,24 @@ pub(crate) fn bar_start(pci: &Path, bar: u32) -> anyhow::Result<u64> {
     let start = start.and_then(|start| start.strip_prefix("0x"));
     let start = start.and_then(|start| u64::from_str_radix(start, 16).ok());
     start.with_context(|| format!("{} says nothing of BAR {bar}", path.display()))
+}
+
+/// A device's path below `/sys/devices`, which names the bridges above it.
+pub fn real_path(pci: &Path) -> anyhow::Result<PathBuf> {
+    pci.canonicalize()
+        .with_context(|| format!("cannot find {}", pci.display()))
+}
+
+/// Whether two devices are below one switch, by their paths in sysfs: below a common root port, and a port more.
+pub fn have_common_switch(one: &Path, other: &Path) -> bool {
+    let bridges = |path: &Path| -> Vec<String> {
+        let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
+        parts.skip_while(|part| !part.starts_with("pci")).collect()
+    };
+    let (one, other) = (bridges(one), bridges(other));
+    let common = one.iter().zip(&other).take_while(|(a, b)| a == b);
+    // The host bridge, the root port, the switch' upstream port.
+    common.count() >= 3
 }
 
 #[cfg(test)]
@@ -329,5 +347,19 @@ mod tests {
         for other in ["nvme0", "nvme0n1p1", "power", "nvmen1", "ng0n1"] {
             assert_eq!(disk_of(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn switch_is_common_below_its_upstream_port() {
+        let device = |path: &str| Path::new("/sys/devices").join(path);
+        let disk = device("pci0000:00/0000:00:03.0/0000:01:00.0/0000:02:00.0/0000:03:00.0");
+        let gpu = device("pci0000:00/0000:00:03.0/0000:01:00.0/0000:02:01.0/0000:04:00.0");
+        let alone = device("pci0000:00/0000:00:04.0/0000:05:00.0");
+        assert!(have_common_switch(&disk, &gpu));
+        assert!(!have_common_switch(&disk, &alone));
+        assert!(!have_common_switch(
+            &alone,
+            &device("pci0000:00/0000:00:05.0/0000:06:00.0")
+        ));
     }
 }

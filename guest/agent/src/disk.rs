@@ -11,18 +11,18 @@ use peerbar_pattern::Pattern;
 
 /// A namespace's block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Disk {
+pub struct Disk {
     /// `/dev/nvme0n1`.
-    pub(crate) node: PathBuf,
+    pub node: PathBuf,
     /// Size in bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Logical block size in bytes.
-    pub(crate) block: u64,
+    pub block: u64,
 }
 
 impl Disk {
     /// Reads what sysfs says of the disk named `name`.
-    pub(crate) fn read(sys: &Path, dev: &Path, name: &str) -> anyhow::Result<Self> {
+    pub fn read(sys: &Path, dev: &Path, name: &str) -> anyhow::Result<Self> {
         let entry = sys.join("block").join(name);
         let sectors = read_number(&entry.join("size"))?;
         let disk = Disk {
@@ -41,7 +41,7 @@ impl Disk {
     }
 
     /// Opens it past the page cache.
-    pub(crate) fn open_direct(&self) -> anyhow::Result<File> {
+    pub fn open_direct(&self) -> anyhow::Result<File> {
         self.open(libc::O_DIRECT)
     }
 
@@ -60,7 +60,7 @@ impl Disk {
     }
 
     /// Refuses a transfer that this disk cannot do.
-    pub(crate) fn check(&self, offset: u64, length: u64) -> anyhow::Result<()> {
+    pub fn check(&self, offset: u64, length: u64) -> anyhow::Result<()> {
         let node = self.node.display();
         ensure!(
             offset % self.block == 0 && length % self.block == 0 && length > 0,
@@ -78,17 +78,12 @@ impl Disk {
 }
 
 /// Writes `pattern` to `length` bytes at `offset` past the page cache, and flushes.
-pub(crate) fn fill(
-    disk: &File,
-    pattern: Pattern,
-    offset: u64,
-    length: usize,
-) -> anyhow::Result<()> {
+pub fn fill(disk: &File, pattern: Pattern, offset: u64, length: usize) -> anyhow::Result<()> {
     store(disk, &pattern.bytes(offset, length), offset)
 }
 
 /// Writes `bytes` at `offset` past the page cache, and flushes.
-pub(crate) fn store(disk: &File, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
+pub fn store(disk: &File, bytes: &[u8], offset: u64) -> anyhow::Result<()> {
     let mut memory =
         MappedBuffer::guest_ram(bytes.len()).context("cannot get memory to write from")?;
     memory.copy_in(bytes)?;
@@ -97,7 +92,7 @@ pub(crate) fn store(disk: &File, bytes: &[u8], offset: u64) -> anyhow::Result<()
 }
 
 /// Reads `length` bytes at `offset` past the page cache.
-pub(crate) fn read(disk: &File, offset: u64, length: usize) -> anyhow::Result<Vec<u8>> {
+pub fn read(disk: &File, offset: u64, length: usize) -> anyhow::Result<Vec<u8>> {
     let mut memory = MappedBuffer::guest_ram(length).context("cannot get memory to read into")?;
     memory.read_from(disk, offset, length)?;
     memory.to_vec(length)

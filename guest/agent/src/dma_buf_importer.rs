@@ -19,7 +19,7 @@ const NO_PCI: u32 = u32::MAX;
 /// As which kind of importer the driver attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Dynamic; lets go of everything when it is notified.
     Notified = 0,
     /// Dynamic, and cannot be notified.
@@ -55,14 +55,14 @@ struct MapRequest {
 /// What has become of an import.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes)]
-pub(crate) struct ImporterState {
+pub struct ImporterState {
     id: u32,
     /// How often the exporter has notified it.
-    pub(crate) notified: u32,
+    pub notified: u32,
     /// How often it has pinned the dma-buf and not unpinned it.
-    pub(crate) pins: u32,
+    pub pins: u32,
     /// Whether it has the dma-buf mapped: 0 or 1.
-    pub(crate) mapped: u32,
+    pub mapped: u32,
 }
 
 #[repr(C)]
@@ -82,18 +82,19 @@ fn answer(result: i32) -> io::Result<()> {
 
 /// The driver, opened.
 #[derive(Debug)]
-pub(crate) struct Importer {
+pub struct Importer {
     module: TestModule,
 }
 
 impl Importer {
-    pub(crate) fn open() -> anyhow::Result<Self> {
+    /// Opens the driver, whose module must be loaded.
+    pub fn open() -> anyhow::Result<Self> {
         let module = TestModule::open(NODE, "peerbar_gpu_import_test")?;
         Ok(Importer { module })
     }
 
     /// Attaches to `dma_buf` for `function`, or for a device that is no PCI function.
-    pub(crate) fn attach(
+    pub fn attach(
         &self,
         dma_buf: impl AsFd,
         kind: Kind,
@@ -118,7 +119,7 @@ impl Importer {
 
 /// An attachment. It is unmapped, unpinned and detached when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Import<'a> {
+pub struct Import<'a> {
     module: &'a TestModule,
     id: u32,
 }
@@ -129,17 +130,17 @@ impl Import<'_> {
     }
 
     /// Pins the dma-buf: once more, if it is pinned.
-    pub(crate) fn pin(&self) -> io::Result<()> {
+    pub fn pin(&self) -> io::Result<()> {
         self.ask(0x72)
     }
 
     /// Takes one pin back.
-    pub(crate) fn unpin(&self) -> io::Result<()> {
+    pub fn unpin(&self) -> io::Result<()> {
         self.ask(0x73)
     }
 
     /// Maps the dma-buf: the address for DMA of the first byte, and how many bytes follow at consecutive addresses.
-    pub(crate) fn map(&self) -> io::Result<(u64, u64)> {
+    pub fn map(&self) -> io::Result<(u64, u64)> {
         let mut request = MapRequest {
             id: self.id,
             ..MapRequest::default()
@@ -150,12 +151,12 @@ impl Import<'_> {
     }
 
     /// Unmaps it.
-    pub(crate) fn unmap(&self) -> io::Result<()> {
+    pub fn unmap(&self) -> io::Result<()> {
         self.ask(0x75)
     }
 
     /// What has become of it.
-    pub(crate) fn state(&self) -> io::Result<ImporterState> {
+    pub fn state(&self) -> io::Result<ImporterState> {
         let mut state = ImporterState {
             id: self.id,
             ..ImporterState::default()
@@ -165,7 +166,7 @@ impl Import<'_> {
     }
 
     /// One more descriptor of the dma-buf, when all others may be closed.
-    pub(crate) fn reopen(&self) -> io::Result<OwnedFd> {
+    pub fn reopen(&self) -> io::Result<OwnedFd> {
         let mut request = ReopenRequest {
             id: self.id,
             fd: -1,

@@ -20,49 +20,49 @@ const NODE: &str = "peerbar-gpu";
 
 /// A GPU that has a driver.
 #[derive(Clone, Debug)]
-pub(crate) struct Gpu {
+pub struct Gpu {
     /// Its name in the plan.
-    pub(crate) name: String,
+    pub name: String,
     /// Its index in the plan, after all controllers.
-    pub(crate) number: u32,
+    pub number: u32,
     /// Size of its aperture in bytes, as the plan says.
-    pub(crate) aperture_bytes: u64,
+    pub aperture_bytes: u64,
     /// Whether the aperture is a window, which is no p2pmem.
     pub(crate) window: bool,
     /// `/sys/bus/pci/devices/0000:03:00.0`.
-    pub(crate) pci: PathBuf,
+    pub pci: PathBuf,
     /// The number in the name of its device file.
     node: u32,
 }
 
 impl Gpu {
     /// Opens it again, with a channel of its own.
-    pub(crate) fn open(&self) -> anyhow::Result<peerbar_gds::Gpu> {
+    pub fn open(&self) -> anyhow::Result<peerbar_gds::Gpu> {
         peerbar_gds::Gpu::open(self.node).with_context(|| format!("GPU {}", self.name))
     }
 
     /// The number in the name of its device file.
-    pub(crate) fn node(&self) -> u32 {
+    pub fn node(&self) -> u32 {
         self.node
     }
 
     /// Its device file.
-    pub(crate) fn node_path(&self) -> PathBuf {
+    pub fn node_path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/{NODE}{}", self.node))
     }
 
     /// Its p2pmem.
-    pub(crate) fn pool(&self) -> Pool {
+    pub fn pool(&self) -> Pool {
         Pool::of(&self.pci)
     }
 
     /// How many bytes of its VRAM are free.
-    pub(crate) fn free_vram(&self) -> anyhow::Result<u64> {
+    pub fn free_vram(&self) -> anyhow::Result<u64> {
         Ok(self.pool().state()?.available)
     }
 
     /// Fails unless as much VRAM is free as `before`.
-    pub(crate) fn check_free_vram(&self, before: u64) -> anyhow::Result<()> {
+    pub fn check_free_vram(&self, before: u64) -> anyhow::Result<()> {
         let after = self.free_vram()?;
         ensure!(
             after == before,
@@ -80,12 +80,12 @@ impl Gpu {
     }
 
     /// The bus address at which its aperture starts.
-    pub(crate) fn aperture_start(&self) -> anyhow::Result<u64> {
+    pub fn aperture_start(&self) -> anyhow::Result<u64> {
         bar_start(&self.pci, APERTURE)
     }
 
     /// `bytes` as what it must have moved.
-    pub(crate) fn share(&self, bytes: u64) -> Share {
+    pub fn share(&self, bytes: u64) -> Share {
         Share {
             number: self.number,
             name: self.name.clone(),

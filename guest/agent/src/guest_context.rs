@@ -17,6 +17,7 @@ use crate::modules::Modules;
 use crate::nics::{self, Nic};
 use crate::p2pmem::Pool;
 use crate::placeholders::Placeholders;
+use crate::program_socket;
 use crate::tools::Tools;
 use crate::uevents::Uevents;
 use peerbar_pattern::Pattern;
@@ -29,26 +30,22 @@ const DEVICE_TIME_OUT: Duration = Duration::from_secs(30);
 
 /// The guest, ready for checks.
 #[derive(Debug)]
-pub(crate) struct GuestContext {
+pub struct GuestContext {
     /// The devices under test, in the order of the plan.
-    pub(crate) controllers: Vec<Controller>,
+    pub controllers: Vec<Controller>,
     /// The GPUs under test, in the order of the plan.
-    pub(crate) gpus: Vec<Gpu>,
+    pub gpus: Vec<Gpu>,
     /// The RDMA network adapters under test, in the order of the plan, with the names that they had once the guest was ready.
     pub(crate) nics: Vec<Nic>,
-    pub(crate) uevents: Uevents,
+    /// The kernel's announcements, to wait for it.
+    pub uevents: Uevents,
     modules: Modules,
-    pub(crate) launcher: Launcher,
-    /// The layers over the tools root, if there is one.
-    layers: Option<Vec<String>>,
+    /// The launcher, which reads the devices' counters.
+    pub launcher: Launcher,
     /// The tools root, once a check has needed it.
     tools: Mutex<Option<Tools>>,
-    /// As [`peerbar_report::Plan::one_switch`].
-    pub(crate) one_switch: bool,
-    /// As [`peerbar_report::Plan::live`].
-    live: bool,
-    /// Time that each check has, unless it says otherwise.
-    limit: Duration,
+    /// The plan, without its checks.
+    pub(crate) plan: Plan,
     rounds: AtomicU64,
 }
 
@@ -85,13 +82,22 @@ impl GuestContext {
             uevents,
             modules,
             launcher: Launcher::at(port),
-            layers: plan.tools.then(|| plan.layers.clone()),
             tools: Mutex::default(),
-            one_switch: plan.one_switch,
-            live: plan.live,
-            limit: Duration::from_secs(plan.check_seconds.into()),
+            plan: Plan {
+                checks: Vec::new(),
+                ..plan.clone()
+            },
             rounds: AtomicU64::new(first_round),
         })
+    }
+
+    /// Returns the guest as a program sees it that a check of the kind `program` runs.
+    ///
+    /// # Errors
+    /// No check has started this process, or not all devices are up.
+    pub fn of_program() -> anyhow::Result<Self> {
+        let (plan, port) = program_socket::connect()?;
+        Self::new(&plan, Modules::open()?, Uevents::open()?, port)
     }
 
     /// The device that the plan calls `name`.
@@ -117,8 +123,8 @@ impl GuestContext {
     /// and a run without such a check does not need it.
     pub(crate) fn tools(&self) -> anyhow::Result<Option<Tools>> {
         let mut tools = self.tools.lock();
-        if let (Some(layers), None) = (&self.layers, &*tools) {
-            *tools = Some(Tools::mount(&self.modules, layers)?);
+        if self.plan.tools && tools.is_none() {
+            *tools = Some(Tools::mount(&self.modules, &self.plan.layers)?);
         }
         Ok(*tools)
     }
@@ -130,12 +136,12 @@ impl GuestContext {
 
     /// Time that a check has that asks for this number of `seconds`, if it does.
     pub(crate) fn limit(&self, seconds: Option<u32>) -> Duration {
-        seconds.map_or(self.limit, |seconds| Duration::from_secs(seconds.into()))
+        Duration::from_secs(seconds.unwrap_or(self.plan.check_seconds).into())
     }
 
     /// Shows a line of a command that is at work, if that is wanted.
     pub(crate) fn show(&self, line: &str) {
-        if !self.live {
+        if !self.plan.live {
             return;
         }
         if let Err(error) = self.launcher.show(line) {
@@ -163,7 +169,7 @@ impl GuestContext {
     }
 
     /// Loads a module that only some checks need.
-    pub(crate) fn load_module(&self, name: &str) -> anyhow::Result<()> {
+    pub fn load_module(&self, name: &str) -> anyhow::Result<()> {
         self.load_module_with(name, "")
     }
 
@@ -196,7 +202,7 @@ impl GuestContext {
     }
 
     /// The p2pmem of the device or GPU that the plan calls `name`.
-    pub(crate) fn provider(&self, name: &str) -> anyhow::Result<Provider> {
+    pub fn provider(&self, name: &str) -> anyhow::Result<Provider> {
         if let Ok(gpu) = self.gpu(name) {
             return Ok(Provider {
                 pool: gpu.pool(),
@@ -224,7 +230,7 @@ impl GuestContext {
     }
 
     /// A pattern for the disk of `controller` that was never used before.
-    pub(crate) fn fresh_pattern(&self, controller: &Controller) -> Pattern {
+    pub fn fresh_pattern(&self, controller: &Controller) -> Pattern {
         self.fresh_pattern_of(controller.number)
     }
 
@@ -245,9 +251,9 @@ fn first_round() -> u64 {
 
 /// A device that gives its memory to others.
 #[derive(Debug)]
-pub(crate) struct Provider {
+pub struct Provider {
     /// What the kernel has of it.
-    pub(crate) pool: Pool,
+    pub pool: Pool,
     /// Size of the memory in bytes, of the plan.
     pub(crate) bytes: u64,
     /// The device's own properties, for messages.

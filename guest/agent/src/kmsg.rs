@@ -24,7 +24,7 @@ const WITH_WARNINGS: u32 = 5;
 
 /// The kernel's log, read once from its start to its end.
 #[derive(Debug)]
-pub(crate) struct KernelLog {
+pub struct KernelLog {
     file: File,
     taint: String,
     /// Messages were overwritten before they were read, since the last call of [`KernelLog::complaints`].
@@ -36,7 +36,7 @@ pub(crate) struct KernelLog {
 impl KernelLog {
     /// The log from the kernel's start on. The taint counts from now on: loading a module that is not the kernel's
     /// own sets it. A line with one of `iommu_faults` reports a fault of an IOMMU.
-    pub(crate) fn open(iommu_faults: &[String]) -> anyhow::Result<Self> {
+    pub fn open(iommu_faults: &[String]) -> anyhow::Result<Self> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file =
             rustix::fs::open("/dev/kmsg", flags, Mode::empty()).context("cannot open /dev/kmsg")?;
@@ -49,7 +49,7 @@ impl KernelLog {
     }
 
     /// The log from now on, in which no line counts as a fault of an IOMMU.
-    pub(crate) fn from_now_on() -> anyhow::Result<Self> {
+    pub fn from_now_on() -> anyhow::Result<Self> {
         let mut log = KernelLog::open(&[])?;
         log.file
             .seek(SeekFrom::End(0))
@@ -85,7 +85,7 @@ impl KernelLog {
     }
 
     /// The lines that the kernel has logged since the last call, or since the start.
-    pub(crate) fn new_messages(&mut self) -> impl Iterator<Item = String> {
+    pub fn new_messages(&mut self) -> impl Iterator<Item = String> {
         messages(&mut self.file, &mut self.has_lost)
     }
 }

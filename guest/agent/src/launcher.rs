@@ -22,7 +22,7 @@ const LONGEST_SHOWN: usize = 1000;
 
 /// The launcher, at the other end of the port. While a check runs, nothing else writes to the port.
 #[derive(Debug)]
-pub(crate) struct Launcher(Mutex<Connection>);
+pub struct Launcher(Mutex<Connection>);
 
 #[derive(Debug)]
 struct Connection {
@@ -44,7 +44,7 @@ impl Launcher {
     }
 
     /// Asks for the death of the server of the device `name`. Returns before it is dead.
-    pub(crate) fn kill_server(&self, name: &str) -> anyhow::Result<()> {
+    pub fn kill_server(&self, name: &str) -> anyhow::Result<()> {
         self.0.lock().send(&Line::Kill(name.to_owned()))
     }
 
@@ -79,7 +79,15 @@ impl Launcher {
     /// # Errors
     /// No answer in time, or one that is none.
     pub(crate) fn counters(&self) -> anyhow::Result<BTreeMap<String, DeviceCounters>> {
-        Ok(self.0.lock().counters(TIME_OUT)?.devices)
+        Ok(self.answer()?.devices)
+    }
+
+    /// All that the launcher answers to a request for counters.
+    ///
+    /// # Errors
+    /// As [`Launcher::counters`].
+    pub(crate) fn answer(&self) -> anyhow::Result<Counters> {
+        self.0.lock().counters(TIME_OUT)
     }
 
     /// For how long the host's processors have worked as those of this guest, if the host knows.

@@ -5,53 +5,46 @@
 
 #![deny(unsafe_code)]
 
-mod checks;
-mod counters;
+pub mod checks;
+pub mod counters;
 mod decisions;
-mod devices;
-mod disk;
-mod dma_buf_importer;
+pub mod devices;
+pub mod disk;
+pub mod dma_buf_copies;
+pub mod dma_buf_importer;
 pub mod empty_init;
 mod exec_server;
 mod file_system;
 mod fork;
-mod gpu_channel;
-mod gpu_user;
-mod gpus;
-mod guest_context;
-mod held_back_reader;
-mod interrupts;
+pub mod gpus;
+pub mod guest_context;
 mod kmemleak;
-mod kmsg;
-mod launcher;
-mod mapped_buffer;
+pub mod kmsg;
+pub mod launcher;
+pub mod mapped_buffer;
 mod module_options;
-mod modules;
+pub mod modules;
 mod mounts;
 mod network;
 mod nics;
-mod p2pmem;
+pub mod p2pmem;
 mod passthrough;
-mod pci_function;
+pub mod pci_function;
 mod pci_tree;
-mod pin_holder;
 mod placeholders;
 mod port;
 mod power;
-mod random_requests;
-mod registers;
+mod program_socket;
+pub mod registers;
 mod root;
 mod session;
-mod test_module;
+pub mod test_module;
 mod tools;
 mod trace;
 mod udev;
-mod udmabuf;
-mod uevents;
-mod user_drivers;
+pub mod uevents;
+pub mod user_drivers;
 mod user_gpu;
-mod vgem;
-mod virtio_gpu;
 mod watchdog;
 
 use std::process::ExitCode;
@@ -61,14 +54,8 @@ pub fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let role = arguments.next();
     let arguments: Vec<String> = arguments.collect();
-    match role.as_deref() {
-        Some(gpu_user::ROLE) => {
-            return ended("a process that uses the GPU", gpu_user::main(&arguments));
-        }
-        Some(exec_server::ROLE) => {
-            return ended("starting programs", exec_server::main(&arguments));
-        }
-        _ => {}
+    if role.as_deref() == Some(exec_server::ROLE) {
+        return ended("starting programs", exec_server::main(&arguments));
     }
     if std::process::id() != 1 {
         eprintln!(

@@ -10,51 +10,46 @@ use peerbar_mapping::Mapping;
 
 /// Memory that the kernel reads files into and writes files from.
 #[derive(Debug)]
-pub(crate) struct MappedBuffer(Mapping);
+pub struct MappedBuffer(Mapping);
 
 impl MappedBuffer {
     /// New guest RAM.
-    pub(crate) fn guest_ram(length: usize) -> io::Result<Self> {
+    pub fn guest_ram(length: usize) -> io::Result<Self> {
         Mapping::private(length as u64).map(Self)
     }
 
     /// A part of a file, such as a device's memory.
-    pub(crate) fn shared(file: impl AsFd, offset: u64, length: usize) -> io::Result<Self> {
+    pub fn shared(file: impl AsFd, offset: u64, length: usize) -> io::Result<Self> {
         Mapping::of_file(file, offset, length as u64).map(Self)
     }
 
     /// Where its bytes from `offset` on are.
-    pub(crate) fn address(&self, offset: usize, length: usize) -> io::Result<NonNull<u8>> {
+    pub fn address(&self, offset: usize, length: usize) -> io::Result<NonNull<u8>> {
         let end = offset.saturating_add(length) as u64;
         Ok(self.0.pointer(offset as u64..end)?.0)
     }
 
     /// Reads `length` bytes of a file into its start by one call.
-    pub(crate) fn read_from(
-        &mut self,
-        file: &File,
-        offset: u64,
-        length: usize,
-    ) -> anyhow::Result<()> {
+    pub fn read_from(&mut self, file: &File, offset: u64, length: usize) -> anyhow::Result<()> {
         let count = self.0.read_file(0..length as u64, file, offset);
         whole("read", count, length, offset)
     }
 
     /// Writes its first `length` bytes to a file by one call.
-    pub(crate) fn write_to(&self, file: &File, offset: u64, length: usize) -> anyhow::Result<()> {
+    pub fn write_to(&self, file: &File, offset: u64, length: usize) -> anyhow::Result<()> {
         let count = self.0.write_file(0..length as u64, file, offset);
         whole("write", count, length, offset)
     }
 
     /// A copy of its first `length` bytes.
-    pub(crate) fn to_vec(&self, length: usize) -> anyhow::Result<Vec<u8>> {
+    pub fn to_vec(&self, length: usize) -> anyhow::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
         self.0.read(0, &mut bytes)?;
         Ok(bytes)
     }
 
     /// Copies `bytes` to its start.
-    pub(crate) fn copy_in(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+    pub fn copy_in(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         Ok(self.0.write(0, bytes)?)
     }
 }

@@ -16,7 +16,8 @@ use crate::module_options;
 /// How many lines of the kernel's log are shown of a module that it refuses.
 const SAID: usize = 8;
 
-const DIRECTORY: &str = "/modules";
+/// The folder of the modules. A process in the tools root can use this path, too.
+pub const DIRECTORY: &str = "/proc/1/root/modules";
 
 /// The modules of the initramfs, and which of them have been asked for. Several threads may load some at once.
 #[derive(Debug)]

@@ -10,24 +10,24 @@ use crate::mapped_buffer::MappedBuffer;
 
 /// The `p2pmem` directory of a PCI device.
 #[derive(Clone, Debug)]
-pub(crate) struct Pool {
+pub struct Pool {
     directory: PathBuf,
 }
 
 /// The state of the pool in sysfs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct P2pmemState {
+pub struct P2pmemState {
     /// Size in bytes of all of it.
-    pub(crate) size: u64,
+    pub size: u64,
     /// Bytes that are not allocated.
-    pub(crate) available: u64,
+    pub available: u64,
     /// Whether other drivers may find it.
     pub(crate) published: bool,
 }
 
 impl Pool {
     /// The pool of the PCI device whose directory in sysfs is `pci`.
-    pub(crate) fn of(pci: &Path) -> Self {
+    pub fn of(pci: &Path) -> Self {
         Pool {
             directory: pci.join("p2pmem"),
         }
@@ -38,7 +38,8 @@ impl Pool {
         self.directory.join("allocate")
     }
 
-    pub(crate) fn state(&self) -> anyhow::Result<P2pmemState> {
+    /// Reads its state from sysfs.
+    pub fn state(&self) -> anyhow::Result<P2pmemState> {
         if !self.directory.exists() {
             bail!(
                 "{} is missing: the kernel took no CMB as p2pmem. It needs CONFIG_PCI_P2PDMA=y, CAP.CMBS set, CMBSZ with \
@@ -55,7 +56,7 @@ impl Pool {
     }
 
     /// Opens the file to map memory from.
-    pub(crate) fn open(&self) -> anyhow::Result<File> {
+    pub fn open(&self) -> anyhow::Result<File> {
         let path = self.allocate_file();
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).open(&path);

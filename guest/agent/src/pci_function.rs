@@ -6,18 +6,18 @@ use anyhow::bail;
 
 /// Which function it is, as kernel drivers ask for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PciFunction {
+pub struct PciFunction {
     /// The domain, or segment.
-    pub(crate) domain: u32,
+    pub domain: u32,
     /// The bus in the domain.
-    pub(crate) bus: u32,
+    pub bus: u32,
     /// Device and function on the bus, as in a requester ID.
-    pub(crate) devfn: u32,
+    pub devfn: u32,
 }
 
 impl PciFunction {
     /// The function with this directory in sysfs, `.../0000:03:00.0`.
-    pub(crate) fn of(pci: &Path) -> anyhow::Result<Self> {
+    pub fn of(pci: &Path) -> anyhow::Result<Self> {
         let address = pci.file_name().unwrap_or_default().to_string_lossy();
         let number = |text: &str| u32::from_str_radix(text, 16);
         let parts: Vec<&str> = address.split([':', '.']).collect();

@@ -25,13 +25,13 @@ const COUNT: usize = 12;
 
 /// BAR 0 of a GPU, mapped.
 #[derive(Debug)]
-pub(crate) struct Registers {
+pub struct Registers {
     memory: MappedBuffer,
 }
 
 impl Registers {
     /// Those of the PCI device whose directory in sysfs is `pci`.
-    pub(crate) fn map(pci: &Path) -> anyhow::Result<Self> {
+    pub fn map(pci: &Path) -> anyhow::Result<Self> {
         let path = pci.join("resource0");
         let mut options = OpenOptions::new();
         let file = options.read(true).write(true).open(&path);
@@ -74,14 +74,14 @@ impl Registers {
     }
 
     /// The 8 bytes at `offset`, a multiple of 8.
-    pub(crate) fn read(&self, offset: usize) -> anyhow::Result<u64> {
+    pub fn read(&self, offset: usize) -> anyhow::Result<u64> {
         let register = self.register::<u64>(offset)?;
         // SAFETY: `register` has found it inside the mapping, at its alignment.
         Ok(u64::from_le(unsafe { register.as_ptr().read_volatile() }))
     }
 
     /// Writes the 4 bytes at `offset`, a multiple of 4.
-    pub(crate) fn write(&self, offset: usize, value: u32) -> anyhow::Result<()> {
+    pub fn write(&self, offset: usize, value: u32) -> anyhow::Result<()> {
         let register = self.register::<u32>(offset)?;
         // SAFETY: as for `read`.
         unsafe { register.as_ptr().write_volatile(value.to_le()) };

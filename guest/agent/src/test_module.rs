@@ -24,13 +24,13 @@ pub(crate) struct IdRequest {
 
 /// The device file of a test module.
 #[derive(Debug)]
-pub(crate) struct TestModule {
+pub struct TestModule {
     file: File,
 }
 
 impl TestModule {
     /// Opens `node`, which `module` makes.
-    pub(crate) fn open(node: &str, module: &str) -> anyhow::Result<Self> {
+    pub fn open(node: &str, module: &str) -> anyhow::Result<Self> {
         let file = OpenOptions::new().read(true).write(true).open(node);
         let file =
             file.with_context(|| format!("cannot open {node}; is the module {module} loaded?"))?;
@@ -38,11 +38,7 @@ impl TestModule {
     }
 
     /// Sends request `number`, whose answer replaces `argument`.
-    pub(crate) fn ask<T: FromBytes + IntoBytes>(
-        &self,
-        number: u8,
-        argument: &mut T,
-    ) -> io::Result<()> {
+    pub fn ask<T: FromBytes + IntoBytes>(&self, number: u8, argument: &mut T) -> io::Result<()> {
         let (file, code) = (self.file.as_raw_fd(), code::<T>(number));
         // SAFETY: a test module reads and writes as many bytes as the code of its request gives, which is the size of `T`;
         // any bytes are a valid `T`.
@@ -54,7 +50,7 @@ impl TestModule {
     }
 
     /// Sends request `number` about the object `id`; the result is 0 or a negative errno.
-    pub(crate) fn ask_about(&self, number: u8, id: u32) -> io::Result<i32> {
+    pub fn ask_about(&self, number: u8, id: u32) -> io::Result<i32> {
         let mut request = IdRequest { id, result: 0 };
         self.ask(number, &mut request)?;
         Ok(request.result)

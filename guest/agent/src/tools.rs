@@ -5,7 +5,7 @@
 use std::ffi::{CStr, CString};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::ioctl_fionbio;
+use rustix::io::{FdFlags, fcntl_setfd, ioctl_fionbio};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::modules::Modules;
-use crate::root;
+use crate::{program_socket, root};
 
 /// The environment of programs in it.
 pub(crate) const ENVIRONMENT: [(&str, &str); 4] = [
@@ -67,6 +67,8 @@ pub(crate) struct ToolCommand {
     pub(crate) arguments: Vec<String>,
     /// Variables beside those that every program has.
     pub(crate) environment: Vec<(String, String)>,
+    /// Its end of a socket to the agent, if it has one.
+    pub(crate) socket: Option<OwnedFd>,
 }
 
 /// The tools root, mounted, with the guest's own `/proc`, `/sys` and `/dev` inside.
@@ -106,9 +108,19 @@ impl Tools {
         command.args(&tool.arguments).env_clear().envs(ENVIRONMENT);
         let own = tool.environment.iter();
         command.envs(own.map(|(name, value)| (name, value)));
-        // SAFETY: between fork and exec this makes two system calls and touches no memory but constants and `folder`, which
-        // the closure owns.
-        unsafe { command.pre_exec(move || enter_root(&folder)) };
+        let socket = tool.socket.as_ref().map(OwnedFd::try_clone).transpose()?;
+        if let Some(socket) = &socket {
+            command.env(program_socket::VARIABLE, socket.as_raw_fd().to_string());
+        }
+        let enter = move || {
+            if let Some(socket) = &socket {
+                fcntl_setfd(socket, FdFlags::empty())?;
+            }
+            enter_root(&folder)
+        };
+        // SAFETY: between fork and exec this makes three system calls and touches no memory but constants and what the closure
+        // owns.
+        unsafe { command.pre_exec(enter) };
         capture(command, limit, show)
     }
 }

@@ -16,7 +16,7 @@ const RECHECK: Duration = Duration::from_millis(50);
 
 /// The kernel's uevents.
 #[derive(Debug)]
-pub(crate) struct Uevents {
+pub struct Uevents {
     socket: OwnedFd,
 }
 
@@ -35,11 +35,11 @@ impl Uevents {
         Ok(Uevents { socket })
     }
 
-    /// Checks `condition` until it holds, at each uevent and at least every [`RECHECK`].
+    /// Checks `condition` until it holds, at each uevent and at least every 50 ms.
     ///
     /// # Errors
     /// What `condition` said last, once `time_out` is over.
-    pub(crate) fn wait_for<T, E>(
+    pub fn wait_for<T, E>(
         &self,
         time_out: Duration,
         mut condition: impl FnMut() -> Result<T, E>,

@@ -15,17 +15,13 @@ use crate::gpus::Gpu;
 use crate::guest_context::GuestContext;
 
 /// The BAR in which a GPU shows its memory (devices/gpu/INTERFACE.md).
-pub(crate) const APERTURE: u32 = 2;
+pub const APERTURE: u32 = 2;
 
 /// How long the return of a driver may take.
 const TIME_OUT: Duration = Duration::from_secs(30);
 
 /// Takes the device with this directory in sysfs away from its driver.
-pub(crate) fn take(
-    guest: &GuestContext,
-    backend: VfioBackend,
-    pci: &Path,
-) -> anyhow::Result<Binding> {
+pub fn take(guest: &GuestContext, backend: VfioBackend, pci: &Path) -> anyhow::Result<Binding> {
     for module in backend.modules() {
         guest.load_module(module)?;
     }
@@ -87,7 +83,7 @@ pub(crate) fn give_back_disk(
 }
 
 /// Waits until a disk's own driver has its namespace.
-pub(crate) fn disk_is_back(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
+pub fn disk_is_back(guest: &GuestContext, disk: &Controller) -> anyhow::Result<()> {
     let back = guest.uevents.wait_for(TIME_OUT, || {
         let serial = attribute(&disk.directory, "serial");
         ensure!(
@@ -103,11 +99,7 @@ pub(crate) fn disk_is_back(guest: &GuestContext, disk: &Controller) -> anyhow::R
 }
 
 /// Gives a GPU back to its own driver, and waits until that can use its memory.
-pub(crate) fn give_back_gpu(
-    guest: &GuestContext,
-    gpu: &Gpu,
-    binding: Binding,
-) -> anyhow::Result<()> {
+pub fn give_back_gpu(guest: &GuestContext, gpu: &Gpu, binding: Binding) -> anyhow::Result<()> {
     const BYTES: u64 = 512 << 10;
     binding.release()?;
     let opened = guest.uevents.wait_for(TIME_OUT, || gpu.open());

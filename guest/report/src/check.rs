@@ -20,32 +20,9 @@ mod command;
 mod controller_reset;
 mod copy;
 mod dma_log;
-mod gpu_atomics;
-mod gpu_batch;
-mod gpu_beside_nvme;
-mod gpu_beyond_aperture;
-mod gpu_compute;
-mod gpu_copy;
-mod gpu_dma_buf;
-mod gpu_export;
-mod gpu_faults;
-mod gpu_fences;
 mod gpu_file;
 mod gpu_initiated;
-mod gpu_lifetimes;
-mod gpu_long;
-mod gpu_lost;
-mod gpu_mapping;
-mod gpu_owners;
-mod gpu_pins;
 mod gpu_refused;
-mod gpu_requests;
-mod gpu_reset;
-mod gpu_time_out;
-mod gpu_unaligned;
-mod gpu_unload;
-mod gpu_virtio;
-mod nvme_queue_requests;
 mod pmr;
 mod pool_exhausted;
 mod probe;
@@ -70,12 +47,12 @@ use serde::{Deserialize, Serialize};
 
 pub use buffer::Buffer;
 pub use expectation::{Expectation, line_pattern};
-pub use gpu_beside_nvme::QueuesEnd;
 pub use gpu_file::{Calls, Medium};
 pub use gpu_initiated::{GpuDriver, QueueAddresses};
 pub use inventory::Inventory;
 pub use pair::Pair;
 pub use probe::ProbeDriver;
+pub use program::OWN_PROGRAMS;
 pub use rdma::RdmaMemory;
 pub use rdma_chain::RdmaChainSide;
 pub use rdma_completions::CompletionBytes;
@@ -108,9 +85,6 @@ pub trait Described: fmt::Display {
 
 /// One kind of check.
 pub trait CheckKind: Described + Sized {
-    /// If it must be the last check of a scenario, why.
-    const LAST: Option<&'static str> = None;
-
     /// Takes the check out of its table, and holds it against the devices of [`Keys::inventory`].
     ///
     /// # Errors
@@ -177,8 +151,6 @@ pub struct Kind {
     pub about: &'static str,
     /// [`Described::KEYS`], and [`Described::EXPECTED`].
     keys: [&'static [Key]; 2],
-    /// [`CheckKind::LAST`].
-    pub last: Option<&'static str>,
     /// [`CheckKind::ON_DEMAND`].
     pub on_demand: &'static [&'static str],
     /// [`CheckKind::read`].
@@ -208,7 +180,6 @@ macro_rules! kinds {
             name: $kind::KIND,
             about: $kind::ABOUT,
             keys: [$kind::KEYS, $kind::EXPECTED],
-            last: $kind::LAST,
             on_demand: $kind::ON_DEMAND,
             read: |keys| $kind::read(keys).map(Check::$kind),
         },)*];
@@ -310,33 +281,10 @@ kinds! {
     command::Command,
     program::Program,
     gpu_file::GpuFile,
-    gpu_unaligned::GpuUnaligned,
-    gpu_batch::GpuBatch,
     gpu_refused::GpuRefused,
-    gpu_compute::GpuCompute,
-    gpu_atomics::GpuAtomics,
-    gpu_copy::GpuCopy,
-    gpu_dma_buf::GpuDmaBuf,
-    gpu_export::GpuExport,
-    gpu_virtio::GpuVirtio,
-    gpu_fences::GpuFences,
-    gpu_faults::GpuFaults,
-    gpu_requests::GpuRequests,
-    gpu_time_out::GpuTimeOut,
-    gpu_beyond_aperture::GpuBeyondAperture,
-    gpu_mapping::GpuMapping,
-    gpu_pins::GpuPins,
-    gpu_lifetimes::GpuLifetimes,
-    gpu_reset::GpuReset,
-    gpu_long::GpuLong,
-    gpu_owners::GpuOwners,
-    gpu_lost::GpuLost,
-    gpu_unload::GpuUnload,
     pmr::Pmr,
     vfio_nvme::VfioNvme,
     gpu_initiated::GpuInitiated,
-    gpu_beside_nvme::GpuBesideNvme,
-    nvme_queue_requests::NvmeQueueRequests,
     vfio_order::VfioOrder,
     vfio_alias::VfioAlias,
     vfio_revocation::VfioRevocation,
@@ -368,8 +316,7 @@ mod tests {
         let text = r#"[
             {"kind":"gpu-file","gpu":"g","disks":["a","b"],"sizes":[4096],"offsets":[0]},
             {"kind":"gpu-file","gpu":"g","disks":["a"],"on":"ext4","by":"io-uring","bounce":true,"sizes":[4096],"offsets":[0]},
-            {"kind":"gpu-copy","gpu":"g","with":{"p2pmem":"a"},"sizes":[4096]},
-            {"kind":"gpu-mapping","gpu":"g"}]"#;
+            {"kind":"gpu-refused","gpu":"g","disk":"a"}]"#;
         let checks: Vec<Check> = serde_json::from_str(text).unwrap();
         let names: Vec<String> = checks.iter().map(Check::name).collect();
         assert_eq!(
@@ -377,8 +324,7 @@ mod tests {
             [
                 "a and b to VRAM of g and back",
                 "a to VRAM of g and back, ext4, io_uring, bounced",
-                "copy engine of g: VRAM and p2pmem of a",
-                "VRAM of g through mappings"
+                "no peer to peer from a to VRAM of g"
             ]
         );
     }

@@ -149,9 +149,6 @@ pub struct NvmeDevice {
     /// How many namespaces it has, with the NSIDs from 1 on.
     #[serde(default)]
     pub namespaces: u32,
-    /// How many queue pairs it grants beyond those that its driver asks for.
-    #[serde(default)]
-    pub spare_queues: u16,
     /// Whether its DMA is left out where the traffic of all devices is looked at.
     #[serde(default)]
     pub uncounted: bool,

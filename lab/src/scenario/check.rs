@@ -30,7 +30,6 @@ pub(super) fn inventory(
         disk_bytes: nvme.disk_bytes,
         block_bytes: nvme.config.block_bytes,
         namespaces: u32::try_from(nvme.namespaces.len()).unwrap_or(u32::MAX),
-        spare_queues: nvme.config.spare_queues,
         uncounted: !nvme.counted,
     };
     let gpu = |gpu: &Gpu| peerbar_report::Gpu {
@@ -48,7 +47,6 @@ pub(super) fn inventory(
         nics: nics.iter().map(nic).collect(),
         cpus: machine.cpus,
         tools,
-        virtio_gpu: machine.virtio_gpu,
         timeout,
     }
 }
@@ -108,24 +106,6 @@ mod tests {
     }
 
     #[test]
-    fn queues_beside_nvme_take_spare_ones_and_a_module() {
-        let lines = "kind = \"gpu-beside-nvme\"\ngpu = \"g0\"\ndisk = \"d0\"";
-        assert_eq!(
-            parse("", lines).unwrap_err(),
-            "x.toml:14: `d0` grants no queues but those of Linux: give [[nvme]] d0 `spare-queues = 4`"
-        );
-        let table = "name = \"d0\"\nspare-queues = 4\n";
-        let text = format!("{HEAD}\n[[check]]\n{lines}\n").replace("name = \"d0\"\n", table);
-        let scenario = Scenario::parse(Path::new("x.toml"), text.clone()).unwrap();
-        assert_eq!(
-            scenario.initramfs_modules(),
-            ["nvme", "peerbar_gpu", "peerbar_nvme_queues"]
-        );
-        let error = Scenario::parse(Path::new("x.toml"), text + "depth = 0\n").unwrap_err();
-        assert!(error.to_string().contains("1 to 255"), "{error}");
-    }
-
-    #[test]
     fn rdma_check_mistakes_are_reported_with_their_line() {
         let rdma = |from: &str, sizes: &str| {
             format!(
@@ -162,20 +142,8 @@ mod tests {
         let file = "kind = \"gpu-file\"\ngpu = \"g0\"\nsizes = [\"4K\"]\noffsets = [0]\n";
         for (lines, wanted) in [
             (
-                "kind = \"gpu-mapping\"\ngpu = \"g1\"".to_owned(),
+                "kind = \"gpu-refused\"\ngpu = \"g1\"\ndisk = \"d0\"".to_owned(),
                 "x.toml:13: no [[gpu]] is named `g1`: there is `g0`",
-            ),
-            (
-                "kind = \"gpu-beyond-aperture\"\ngpu = \"g0\"".to_owned(),
-                "x.toml:12: the aperture of `g0` shows all of its VRAM, 64M: give it a smaller `aperture`",
-            ),
-            (
-                "kind = \"gpu-long\"\ngpu = \"g0\"".to_owned(),
-                "x.toml:12: the aperture of `g0` has 64M: give it a `vram` and an `aperture` of more than 1G",
-            ),
-            (
-                "kind = \"gpu-lost\"\ngpu = \"g0\"\ndisk = \"d0\"\n\n[[check]]\nkind = \"gpu-atomics\"\ngpu = \"g0\"".to_owned(),
-                "x.toml:12: nothing is left to check once a GPU is lost: move this check to the end",
             ),
             (format!("{file}disks = []"), "x.toml:14: no disk is named"),
             (
@@ -248,55 +216,6 @@ mod tests {
     }
 
     #[test]
-    fn dma_buf_of_another_gpu_brings_vfio_modules() {
-        let second = "[[gpu]]\nname = \"g1\"\nvram = \"64M\"\n\n[[check]]\n";
-        let check = "kind = \"gpu-dma-buf\"\ngpu = \"g0\"\nwith = ";
-        let text = |with: &str| {
-            let text = format!("machine.iommu = \"intel\"\n{HEAD}{second}{check}{with}\n");
-            Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
-        };
-        let lent = text("{ p2pmem = \"g1\" }").unwrap().initramfs_modules();
-        assert_eq!(
-            lent,
-            ["nvme", "peerbar_gpu", "vfio_iommu_type1", "vfio_pci"]
-        );
-        let own = text("\"guest-ram\"").unwrap().initramfs_modules();
-        assert_eq!(own, ["nvme", "peerbar_gpu"]);
-        let error = text("{ p2pmem = \"g0\" }").unwrap_err();
-        assert!(error.contains("another GPU than `g0`"), "{error}");
-    }
-
-    #[test]
-    fn export_is_imported_by_another_gpu_and_a_module() {
-        let second = "[[gpu]]\nname = \"g1\"\nvram = \"64M\"\n\n[[check]]\n";
-        let check = "kind = \"gpu-export\"\ngpu = \"g0\"\nimporter = ";
-        let text = |importer: &str| {
-            let text = format!("{HEAD}{second}{check}\"{importer}\"\n");
-            Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
-        };
-        let modules = text("g1").unwrap().initramfs_modules();
-        assert_eq!(modules, ["nvme", "peerbar_gpu", "peerbar_gpu_import_test"]);
-        let error = text("g0").unwrap_err();
-        assert!(error.contains("name another GPU"), "{error}");
-    }
-
-    #[test]
-    fn virtio_gpu_check_needs_the_device_and_its_module() {
-        let lines = "kind = \"gpu-virtio\"\ngpu = \"g0\"";
-        assert_eq!(
-            parse("", lines).unwrap_err(),
-            "x.toml:12: the machine has no virtio-gpu: write `virtio-gpu = true` below [machine]"
-        );
-        let machine = "[machine]\nvirtio-gpu = true\n\n[[check]]";
-        let text = format!("{HEAD}\n{machine}\n{lines}\n");
-        let scenario = Scenario::parse(Path::new("x.toml"), text).unwrap();
-        assert_eq!(
-            scenario.initramfs_modules(),
-            ["nvme", "peerbar_gpu", "virtio_gpu"]
-        );
-    }
-
-    #[test]
     fn p2pmem_of_a_gpu_is_named_like_that_of_a_disk() {
         let lines = "kind = \"copy\"\nfrom = \"d0\"\nto = \"d0\"\nthrough = { p2pmem = \"g0\" }\nsizes = [\"4K\"]\noffsets = [0]";
         assert!(parse("", lines).is_ok());
@@ -337,12 +256,5 @@ mod tests {
         assert_eq!(refused(true, &copy("d0", "1920K", 1)), None);
         let message = "x.toml:18: 1 x 1924K do not fit the p2pmem of `d0`: it has 2M, of which its queues may take 128K";
         assert_eq!(refused(true, &copy("d0", "1924K", 1)).unwrap(), message);
-    }
-
-    #[test]
-    fn copy_engine_buffers_must_fit_the_pool() {
-        let check = "\"gpu-copy\"\ngpu = \"g0\"\nwith = { p2pmem = \"d0\" }\nsizes = [\"4M\"]";
-        let message = "x.toml:17: 1 x 4M do not fit the p2pmem of `d0`: it has 2M";
-        assert_eq!(refused(false, check).unwrap(), message);
     }
 }

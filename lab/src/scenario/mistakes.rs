@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use peerbar_report::TableError;
+use peerbar_report::{OWN_PROGRAMS, TableError};
 use toml::Spanned;
 use toml::de::{DeArray, DeString, DeTable, DeValue};
 
@@ -417,14 +417,18 @@ fn unknown_package(package: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> 
     Some(error.into())
 }
 
-/// The program of a check that no `build` makes.
+/// The program of a check that no `build` makes, and that is none of peerbar's.
 fn missing_program(check: &DeValue<'_>, folder: &Path) -> Option<Problem> {
     let text = |key: &str| check.get(key).and_then(|value| value.get_ref().as_str());
     let path = check.get("path")?;
     if text("kind") != Some("program") || text("build").is_some() {
         return None;
     }
-    let file = folder.join(path.get_ref().as_str()?);
+    let relative = path.get_ref().as_str()?;
+    if relative.starts_with(OWN_PROGRAMS) {
+        return None;
+    }
+    let file = folder.join(relative);
     let file = text("program").map_or(file.clone(), |program| file.join(program));
     let message = program::runnable(&file, None).err()?;
     Some(Problem::new(path.span(), message))

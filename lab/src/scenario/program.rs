@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use peerbar_report::{Check, Program};
+use peerbar_report::{Check, OWN_PROGRAMS, Program};
 
 use crate::guest_files::{GuestFile, GuestPathError};
 use crate::programs;
@@ -25,6 +25,8 @@ pub struct HostProgram {
     pub folder: PathBuf,
     /// The command that builds it, if there is one.
     pub build: Option<String>,
+    /// Its name, if it is one of peerbar's.
+    pub own: Option<String>,
     /// The file or folder that is copied into the guest.
     pub brought: GuestFile,
 }
@@ -35,6 +37,12 @@ impl HostProgram {
     /// # Errors
     /// The problem with its file, and a remedy.
     pub fn is_runnable(&self) -> anyhow::Result<()> {
+        if let Some(own) = &self.own {
+            let found = programs::program(own);
+            return found
+                .map(drop)
+                .map_err(|error| anyhow!("check `{}`: {error}", self.name));
+        }
         let checked = runnable(&self.file, self.build.as_deref());
         checked.map_err(|message| anyhow!("check `{}`: {message}", self.name))
     }
@@ -78,7 +86,12 @@ pub(crate) fn assign_path(
     name: &str,
     folder: &Path,
 ) -> Result<HostProgram, GuestPathError> {
-    let host = folder.join(&program.path);
+    let own = program.path.strip_prefix(OWN_PROGRAMS);
+    let host = match own {
+        // `is_runnable` names one that is missing.
+        Some(own) => programs::program(own).unwrap_or_else(|_| PathBuf::from(own)),
+        None => folder.join(&program.path),
+    };
     program.folder = format!("/{FOLDER}/{number}");
     let asked_by = format!("check `{name}`: `path`");
     let (file, guest, built_in) = match &program.program {
@@ -94,6 +107,7 @@ pub(crate) fn assign_path(
         file,
         folder: built_in,
         build: program.build.clone(),
+        own: own.map(str::to_owned),
         brought: GuestFile::new(host, &guest, &asked_by)?,
     })
 }
@@ -162,6 +176,15 @@ mod tests {
             program.brought.guest().to_str(),
             Some("opt/programs/1/copy")
         );
+        let own = parse(folder, "path = \"{peerbar}/peerbar-own\"").unwrap();
+        let program = &own.programs[0];
+        assert_eq!(program.own.as_deref(), Some("peerbar-own"));
+        let error = program.is_runnable().unwrap_err().to_string();
+        assert!(
+            error.starts_with("check `mine`: peerbar-own is missing"),
+            "{error}"
+        );
+        assert!(error.contains("run scripts/build"), "{error}");
     }
 
     #[test]
@@ -178,6 +201,10 @@ mod tests {
             (
                 "path = \"a\"\narguments = [\"{d1}\"]",
                 "x.toml:10: `{d1}` stands for nothing: there is {d0}; ",
+            ),
+            (
+                "path = \"a\"\nloses = \"g\"",
+                "x.toml:10: no [[nvme]] is named `g`: there is `d0`",
             ),
             (
                 "path = \"a\"\nenvironment = { A = \"{d1}\" }",

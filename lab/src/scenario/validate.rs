@@ -253,10 +253,8 @@ impl Machine {
     }
 }
 
-/// The names that the user gives to checks, whose order must be possible.
+/// The names that the user gives to checks.
 fn labels(checks: &[CheckTable<'_>]) -> Result<Vec<Option<Spanned<String>>>, Problem> {
-    let mut before_last = checks.iter().rev().skip(1);
-    before_last.try_for_each(CheckTable::may_be_followed)?;
     checks
         .iter()
         .filter_map(CheckTable::label)

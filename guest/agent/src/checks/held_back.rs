@@ -9,27 +9,27 @@ use anyhow::{Context, bail, ensure};
 use crate::counters::Traffic;
 
 /// Bytes of a read.
-pub(crate) const READ_BYTES: u64 = 4096;
+pub const READ_BYTES: u64 = 4096;
 /// Where on the disk the reads are that it holds back before they begin, and those whose completions it holds back, in bytes.
-pub(super) const OFFSETS: [u64; 2] = [8 << 20, 12 << 20];
+pub const OFFSETS: [u64; 2] = [8 << 20, 12 << 20];
 /// How many reads follow each other there.
 const READS: u64 = 256;
 /// Longest time to the next completion, by which a launch ends: shorter than the disk holds its reads back.
-pub(crate) const LIMIT: Duration = Duration::from_secs(4);
+pub const LIMIT: Duration = Duration::from_secs(4);
 /// How long to wait between two looks at the disk's counters.
-pub(super) const PAUSE: Duration = Duration::from_millis(10);
+pub const PAUSE: Duration = Duration::from_millis(10);
 /// How often the disk may have completed the reads before it loses them, as on a host that has stopped the guest.
 const TRIES: usize = 8;
 /// What nothing may change afterwards.
-pub(super) const MARK: u8 = 0x5a;
+pub const MARK: u8 = 0x5a;
 
 /// Requests of a launch with so many commands in progress: twice as many.
-pub(crate) fn requests(depth: u16) -> u16 {
+pub fn requests(depth: u16) -> u16 {
     depth.saturating_mul(2)
 }
 
 /// The first logical blocks, of `block` bytes, of the reads of a launch: one of each kind in turn.
-pub(crate) fn firsts(depth: u16, block: u64) -> Vec<u64> {
+pub fn firsts(depth: u16, block: u64) -> Vec<u64> {
     let reads = 0..u64::from(depth);
     let offsets = reads
         .flat_map(|number| OFFSETS.map(|start| start.saturating_add(number % READS * READ_BYTES)));
@@ -37,7 +37,7 @@ pub(crate) fn firsts(depth: u16, block: u64) -> Vec<u64> {
 }
 
 /// Commands of peers' queues that a disk has fetched and not completed.
-pub(super) fn in_progress(traffic: &Traffic, disk: u32) -> anyhow::Result<u64> {
+pub fn in_progress(traffic: &Traffic, disk: u32) -> anyhow::Result<u64> {
     let (fetched, completed) = (
         traffic.commands_from_peers(disk),
         traffic.completions_to_peers(disk),
@@ -49,7 +49,7 @@ pub(super) fn in_progress(traffic: &Traffic, disk: u32) -> anyhow::Result<u64> {
 
 /// Whether the disk holds back more than half of the commands that may be in progress. It need not get all of them, as the GPU submits them in
 /// groups. A launch that has `ended` without any shows a disk without the rules.
-pub(super) fn holds_most_back(
+pub fn holds_most_back(
     traffic: &Traffic,
     (disk, depth): (u32, u16),
     ended: bool,
@@ -63,7 +63,7 @@ pub(super) fn holds_most_back(
 }
 
 /// Has a disk lose commands, by `loss`, until some were in progress then; how many.
-pub(super) fn until_commands_are_met(
+pub fn until_commands_are_met(
     loss: impl fmt::Display,
     mut lose: impl FnMut() -> anyhow::Result<u64>,
 ) -> anyhow::Result<u64> {
@@ -77,7 +77,7 @@ pub(super) fn until_commands_are_met(
 }
 
 /// The memory has the mark everywhere.
-pub(super) fn is_marked(seen: &[u8]) -> anyhow::Result<()> {
+pub fn is_marked(seen: &[u8]) -> anyhow::Result<()> {
     let first = seen.iter().position(|byte| *byte != MARK);
     ensure!(
         first.is_none(),

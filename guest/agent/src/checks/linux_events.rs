@@ -8,7 +8,7 @@ use crate::guest_context::GuestContext;
 
 /// Does `work`, in which Linux' driver uses the disk. The disk's interrupts must be counted, and its doorbells if it counts any: otherwise
 /// a count of 0 afterwards would say nothing.
-pub(super) fn counted<T>(
+pub fn counted<T>(
     guest: &GuestContext,
     disk: &Controller,
     work: impl FnOnce() -> anyhow::Result<T>,

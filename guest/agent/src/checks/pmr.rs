@@ -15,8 +15,8 @@ use peerbar_nvme_spec::registers::Cap;
 use peerbar_nvme_spec::registers::offset::{CAP, PMRCAP, PMRCTL, PMRSTS};
 use peerbar_vfio_nvme::{AddressSpace, BarRange, Binding, RegisterAccess, RegisterBar};
 
-use super::gpu_dma_buf::{Bench, HALF};
 use super::route::judge;
+use crate::dma_buf_copies::{DmaBufCopies, HALF};
 use crate::guest_context::GuestContext;
 use crate::user_drivers;
 
@@ -33,7 +33,7 @@ const IN_PROGRESS: u64 = 0;
 impl Run for Pmr {
     fn run(&self, guest: &GuestContext, measure: &mut Measure) -> anyhow::Result<CheckOutcome> {
         let gpu = guest.gpu(&self.gpu)?;
-        let mut bench = Bench::new(guest, gpu)?;
+        let mut bench = DmaBufCopies::new(guest, gpu)?;
         let disk = guest.controller(&self.disk)?;
         let binding = user_drivers::take(guest, VfioBackend::Type1, &disk.pci)?;
         let outcome = with_device(&binding, &mut bench);
@@ -52,7 +52,7 @@ impl Run for Pmr {
 }
 
 /// How many runs the region has seen, this one included.
-fn with_device(binding: &Binding, bench: &mut Bench<'_>) -> anyhow::Result<u64> {
+fn with_device(binding: &Binding, bench: &mut DmaBufCopies<'_>) -> anyhow::Result<u64> {
     let region = Region::enable(binding)?;
     let runs = region
         .former()?
@@ -186,7 +186,11 @@ impl Region {
     }
 
     /// PMRCTL.EN is toggled, and the function is reset, while the GPU reads. The contents stay.
-    fn endure(&self, bench: &mut Bench<'_>, imported: &ImportedBuffer) -> anyhow::Result<()> {
+    fn endure(
+        &self,
+        bench: &mut DmaBufCopies<'_>,
+        imported: &ImportedBuffer,
+    ) -> anyhow::Result<()> {
         bench
             .amid_copies(imported, || {
                 self.control(0)?;

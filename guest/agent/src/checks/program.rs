@@ -1,13 +1,18 @@
 //! A program from the host, and what it reports.
 
 use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::thread;
 
+use anyhow::Context;
 use peerbar_report::{Measure, Program};
 
 use super::expectation::{self, Work};
 use super::{CheckOutcome, Run};
 use crate::guest_context::GuestContext;
 use crate::kmsg::Expected;
+use crate::program_socket;
 use crate::tools::ToolCommand;
 
 /// What the dynamic loader prints, and what to do then.
@@ -28,7 +33,9 @@ impl Run for Program {
         let Some(tools) = guest.tools()? else {
             return Ok(CheckOutcome::without_tools());
         };
-        let tool = tool_command(self, guest)?;
+        let mut tool = tool_command(self, guest)?;
+        let (socket, of_program) = UnixStream::pair().context("cannot make a socket")?;
+        tool.socket = Some(of_program.into());
         let mut shown = vec![tool.program.as_str()];
         shown.extend(tool.arguments.iter().map(String::as_str));
         let work = Work {
@@ -37,9 +44,19 @@ impl Run for Program {
             expected: &self.expected,
             seconds: self.seconds,
         };
-        let outcome = expectation::run(guest, &work, measure, |limit| {
-            let ran = tools.run_program(&tool, limit, |line| guest.show(line));
-            ran.map_err(explain_start)
+        let outcome = thread::scope(|scope| {
+            scope.spawn(|| {
+                if let Err(error) = program_socket::serve(&guest.plan, &guest.launcher, &socket) {
+                    eprintln!("peerbar-agent: {error:#}");
+                }
+            });
+            let outcome = expectation::run(guest, &work, measure, |limit| {
+                let ran = tools.run_program(&tool, limit, |line| guest.show(line));
+                ran.map_err(explain_start)
+            });
+            // A daemon may still hold the other end, and `serve` must return.
+            let _ = socket.shutdown(Shutdown::Both);
+            outcome
         });
         outcome.map_err(explain_loader)
     }
@@ -62,6 +79,7 @@ fn tool_command(program: &Program, guest: &GuestContext) -> anyhow::Result<ToolC
         folder: program.folder.clone(),
         arguments: arguments.collect::<anyhow::Result<_>>()?,
         environment: environment.collect::<anyhow::Result<_>>()?,
+        socket: None,
     })
 }
 

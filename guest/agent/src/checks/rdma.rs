@@ -77,6 +77,7 @@ pub(super) fn tool_command(command: &str, arguments: &[(&str, String)]) -> ToolC
         folder: "/".to_owned(),
         arguments: [command.to_owned()].into_iter().chain(options).collect(),
         environment: Vec::new(),
+        socket: None,
     }
 }
 

@@ -9,7 +9,7 @@ use crate::counters::Traffic;
 
 /// Payload that a device must have moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Share {
+pub struct Share {
     /// The device's index in the plan.
     pub(crate) number: u32,
     /// Its name.
@@ -35,7 +35,7 @@ pub(super) fn explain(through: &Buffer, error: anyhow::Error) -> anyhow::Error {
 }
 
 /// All bytes must have taken the route that the buffer stands for, and none the other.
-pub(super) fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow::Result<()> {
+pub fn judge(through: &Buffer, expected: &[Share], traffic: &Traffic) -> anyhow::Result<()> {
     let failures = traffic.failures();
     ensure!(
         failures == 0,

@@ -1,6 +1,5 @@
 //! An I/O address that is also the bus address of a peer's memory.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, ensure};
@@ -11,6 +10,7 @@ use peerbar_vfio_nvme::{Direction, DmaSpace, RegisterAccess};
 use super::vfio_nvme::{TakenDevices, fill, start};
 use super::{CheckOutcome, Run};
 use crate::counters::TrafficWatch;
+use crate::devices::{have_common_switch, real_path};
 use crate::guest_context::GuestContext;
 use crate::user_drivers::{address_space, open_gpu, vram};
 
@@ -108,41 +108,4 @@ fn read_at(
     pattern.verify(0, &at_own).context("in own memory")?;
     ensure!(is_untouched(&at_peer), "the peer's memory has changed too");
     Ok(Arrived::OwnMemory)
-}
-
-/// A device's path below `/sys/devices`, which names the bridges above it.
-pub(super) fn real_path(pci: &Path) -> anyhow::Result<PathBuf> {
-    pci.canonicalize()
-        .with_context(|| format!("cannot find {}", pci.display()))
-}
-
-/// Whether two devices are below one switch, by their paths in sysfs: below a common root port, and a port more.
-pub(super) fn have_common_switch(one: &Path, other: &Path) -> bool {
-    let bridges = |path: &Path| -> Vec<String> {
-        let parts = path.iter().map(|part| part.to_string_lossy().into_owned());
-        parts.skip_while(|part| !part.starts_with("pci")).collect()
-    };
-    let (one, other) = (bridges(one), bridges(other));
-    let common = one.iter().zip(&other).take_while(|(a, b)| a == b);
-    // The host bridge, the root port, the switch' upstream port.
-    common.count() >= 3
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn switch_is_common_below_its_upstream_port() {
-        let device = |path: &str| Path::new("/sys/devices").join(path);
-        let disk = device("pci0000:00/0000:00:03.0/0000:01:00.0/0000:02:00.0/0000:03:00.0");
-        let gpu = device("pci0000:00/0000:00:03.0/0000:01:00.0/0000:02:01.0/0000:04:00.0");
-        let alone = device("pci0000:00/0000:00:04.0/0000:05:00.0");
-        assert!(have_common_switch(&disk, &gpu));
-        assert!(!have_common_switch(&disk, &alone));
-        assert!(!have_common_switch(
-            &alone,
-            &device("pci0000:00/0000:00:05.0/0000:06:00.0")
-        ));
-    }
 }

@@ -28,8 +28,6 @@ pub struct Inventory {
     pub cpus: u32,
     /// Whether there is a tools root.
     pub tools: bool,
-    /// Whether the machine has a virtio-gpu.
-    pub virtio_gpu: bool,
     /// How long the guest may run.
     pub timeout: Duration,
 }
@@ -56,6 +54,17 @@ impl Inventory {
     /// The GPU of this name, if it is a GPU's.
     pub fn find_gpu(&self, name: &str) -> Option<&Gpu> {
         self.gpus.iter().find(|gpu| gpu.name == name)
+    }
+
+    /// The name, if it is a disk's or a GPU's.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn device(&self, name: Spanned<String>) -> Result<String, TableError> {
+        match self.find_gpu(name.get_ref()) {
+            Some(gpu) => Ok(gpu.name.clone()),
+            None => Ok(self.disk(name)?.name.clone()),
+        }
     }
 
     /// The adapter of this name.

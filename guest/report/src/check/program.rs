@@ -9,11 +9,14 @@ use toml::Spanned;
 
 use super::{CheckKind, Described, Expectation, Key, Keys, Pair, TableError, pair};
 
+/// What stands for the folder of peerbar's own programs at the start of a [`Program::path`].
+pub const OWN_PROGRAMS: &str = "{peerbar}/";
+
 /// A program of the host's, as a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Program {
-    /// The program's file on the host, or the folder that it is in; relative to the scenario.
+    /// The program's file on the host, or the folder that it is in; relative to the scenario. After [`OWN_PROGRAMS`], one of peerbar's.
     pub path: String,
     /// In a folder, the program's path from there.
     #[serde(default)]
@@ -27,6 +30,9 @@ pub struct Program {
     /// Variables of its environment, whose values have placeholders, too.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
+    /// As [`CheckKind::kills`].
+    #[serde(default)]
+    pub loses: Option<String>,
     /// Folder in the guest that has what `path` brings, once that is known.
     #[serde(default)]
     pub folder: String,
@@ -68,7 +74,8 @@ impl Described for Program {
     const KEYS: &'static [Key] = &[
         Key::required(
             "path",
-            "The program's file on the host, or a folder with it and what it needs; relative to the scenario.",
+            "The program's file on the host, or a folder with it and what it needs; relative to the scenario. `{peerbar}` at its start is the folder \
+             of peerbar's own programs.",
         ),
         Key::required("program", "In a folder, the program's path from there.")
             .or("`path` is the program"),
@@ -88,6 +95,11 @@ impl Described for Program {
             "Variables of its environment, `{ NAME = \"value\" }`; values have placeholders, too.",
         )
         .or("`PATH`, `HOME` and `LC_ALL`"),
+        Key::required(
+            "loses",
+            "Name of a `[[gpu]]` or `[[nvme]]` whose server one of peerbar's own programs may kill. Checks that follow can only use what is left.",
+        )
+        .or("none"),
     ];
     const EXPECTED: &'static [Key] = Expectation::KEYS;
 
@@ -114,10 +126,15 @@ impl CheckKind for Program {
             build: keys.optional("build")?.map(Spanned::into_inner),
             arguments: arguments(keys)?,
             environment: environment(keys)?,
+            loses: keys.optional_device("loses")?,
             folder: String::new(),
             expected: Expectation::read(keys)?,
             seconds: keys.seconds,
         })
+    }
+
+    fn kills(&self) -> Option<&str> {
+        self.loses.as_deref()
     }
 
     fn pairs(&self) -> Vec<Pair> {

@@ -232,17 +232,6 @@ impl<'i> CheckTable<'i> {
         self.kind_at.clone()
     }
 
-    /// Refuses the check where others follow it.
-    ///
-    /// # Errors
-    /// Why it must be the last one.
-    pub fn may_be_followed(&self) -> Result<(), TableError> {
-        match self.kind.last {
-            Some(reason) => Err(TableError::new(self.kind_at.clone(), reason)),
-            None => Ok(()),
-        }
-    }
-
     /// The check, once every key fits its kind and every name a device of `inventory`.
     ///
     /// # Errors
@@ -380,14 +369,6 @@ impl<'i, 's> Keys<'i, 's> {
             .map_or_else(T::default, Spanned::into_inner))
     }
 
-    /// A number that the table must have.
-    ///
-    /// # Errors
-    /// No such key, or no number of 32 bits.
-    pub fn number(&mut self, key: &str) -> Result<u32, TableError> {
-        Ok(self.required(key)?.into_inner())
-    }
-
     /// The check as a whole is refused, at the span of its kind.
     pub fn refused(&self, message: impl Into<String>) -> TableError {
         TableError::new(self.kind_at.clone(), message)
@@ -448,11 +429,17 @@ impl<'i, 's> Keys<'i, 's> {
     /// # Errors
     /// No key, or no such device.
     pub fn device(&mut self, key: &str) -> Result<String, TableError> {
-        let name: Spanned<String> = self.required(key)?;
-        match self.inventory.find_gpu(name.get_ref()) {
-            Some(gpu) => Ok(gpu.name.clone()),
-            None => Ok(self.inventory.disk(name)?.name.clone()),
-        }
+        let name = self.required(key)?;
+        self.inventory.device(name)
+    }
+
+    /// As [`Keys::device`], if there is such a key.
+    ///
+    /// # Errors
+    /// No such device.
+    pub fn optional_device(&mut self, key: &str) -> Result<Option<String>, TableError> {
+        let name = self.optional(key)?;
+        name.map(|name| self.inventory.device(name)).transpose()
     }
 
     /// The device with p2pmem that this key names.

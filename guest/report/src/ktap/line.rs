@@ -81,7 +81,7 @@ impl Verdict {
 impl Line {
     /// Reads one line, without its newline. Every text is some line. What it says can be shown on a terminal: control
     /// characters are blanks.
-    pub(super) fn parse(text: &str) -> Line {
+    pub fn parse(text: &str) -> Line {
         let text = printable(text);
         let text = text.as_ref();
         if text == VERSION {

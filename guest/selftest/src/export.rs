@@ -1,0 +1,214 @@
+//! The GPU's memory as dma-bufs, by each policy and for each kind of importer. The importers are those of a kernel module,
+//! which uses no hardware; that the memory is still there is seen by another GPU, which imports it too.
+
+mod killed;
+mod unbound;
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, ensure};
+use peerbar_agent::checks::route::judge;
+use peerbar_agent::counters::TrafficWatch;
+use peerbar_agent::dma_buf_importer::{Import, Importer, Kind};
+use peerbar_agent::gpus;
+use peerbar_agent::guest_context::GuestContext;
+use peerbar_agent::pci_function::PciFunction;
+use peerbar_gds::{Buffer, ExportPolicy, Gpu};
+use peerbar_mapping::Mapping;
+use peerbar_report::Buffer as With;
+
+use crate::expect::{driver_refused, refused};
+use crate::load::{GPU_PAGE, memory_is_back};
+use crate::{Test, access};
+
+const POLICIES: [ExportPolicy; 3] = [
+    ExportPolicy::Revocable,
+    ExportPolicy::Pinned,
+    ExportPolicy::Static,
+];
+const KINDS: [Kind; 4] = [Kind::Notified, Kind::Pinning, Kind::Static, Kind::HostOnly];
+
+const MARK: u64 = 0x6578_706f_6578_706f;
+
+pub(crate) fn run(test: &Test<'_>) -> anyhow::Result<()> {
+    let guest = test.guest;
+    let (gpu, other) = (test.gpu()?, test.other_gpu()?);
+    let bench = Bench {
+        guest,
+        gpu,
+        importer: Importer::open()?,
+        function: PciFunction::of(&other.pci)?,
+    };
+    let is_window = {
+        let opened = gpu.open()?;
+        revoked_from_importers(&bench, &opened).context("revocable")?;
+        let is_window = opened.properties().window;
+        if is_window {
+            refused_for_a_window(&opened)?;
+        } else {
+            permitted_importers(&bench, &opened)?;
+            kept_while_pinned(&bench, &opened).context("pinned")?;
+            kept_while_mapped(&bench, &opened, Kind::Static).context("static")?;
+        }
+        is_window
+    };
+    memory_is_back(guest, gpu)?;
+    if is_window {
+        return Ok(());
+    }
+    let mut watch = TrafficWatch::new(guest);
+    let copied = watch.watch(|| killed::memory_stays(&bench, other))?;
+    unbound::waits_for_holders(&bench)?;
+    let through = With::P2pmem(gpu.name.clone());
+    judge(&through, &[other.share(copied)], watch.traffic()?)
+}
+
+/// The GPU whose memory it is, and the module that imports it for the PCI function of another.
+struct Bench<'a> {
+    guest: &'a GuestContext,
+    gpu: &'a gpus::Gpu,
+    importer: Importer,
+    function: PciFunction,
+}
+
+impl Bench<'_> {
+    fn attach(&self, dma_buf: &OwnedFd, kind: Kind) -> io::Result<Import<'_>> {
+        self.importer.attach(dma_buf, kind, Some(self.function))
+    }
+
+    /// Attaches, pins where that is all that an importer of this kind can do, and maps.
+    fn import(&self, dma_buf: &OwnedFd, kind: Kind) -> io::Result<Import<'_>> {
+        let import = self.attach(dma_buf, kind)?;
+        if kind == Kind::Pinning {
+            import.pin()?;
+        }
+        import.map()?;
+        Ok(import)
+    }
+}
+
+/// Each kind of importer gets the memory by the policies that permit it, and EOPNOTSUPP by the others.
+fn permitted_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
+    let buffer = gpu.allocate(GPU_PAGE)?;
+    for policy in POLICIES {
+        let dma_buf = buffer.export_as(policy)?;
+        for kind in KINDS {
+            let import = bench.import(&dma_buf, kind);
+            let outcome = match (policy, kind) {
+                (_, Kind::HostOnly)
+                | (ExportPolicy::Revocable, Kind::Pinning | Kind::Static)
+                | (ExportPolicy::Pinned, Kind::Static) => refused(import, libc::EOPNOTSUPP),
+                _ => import.map(drop).map_err(Into::into),
+            };
+            outcome
+                .with_context(|| format!("{kind:?} importers, where the export is {policy:?}"))?;
+        }
+        let no_function = bench.importer.attach(&dma_buf, Kind::Static, None);
+        refused(no_function, libc::EOPNOTSUPP).with_context(|| {
+            format!("a device that is no PCI function, where the export is {policy:?}")
+        })?;
+    }
+    Ok(())
+}
+
+fn refused_for_a_window(gpu: &Gpu) -> anyhow::Result<()> {
+    let buffer = gpu.allocate(GPU_PAGE)?;
+    for policy in [ExportPolicy::Pinned, ExportPolicy::Static] {
+        driver_refused(buffer.export_as(policy), libc::EOPNOTSUPP)
+            .with_context(|| format!("an export of a window that is {policy:?}"))?;
+    }
+    Ok(())
+}
+
+/// Importers are notified, whether they have pinned or not, and it is over with the memory.
+fn revoked_from_importers(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
+    let buffer = gpu.allocate(GPU_PAGE)?;
+    let dma_buf = buffer.export()?;
+    let mapped = bench.import(&dma_buf, Kind::Notified)?;
+    let pinned = bench.import(&dma_buf, Kind::Notified)?;
+    let by_processor = Mapping::of_file(&dma_buf, 0, GPU_PAGE).context("mmap of a dma-buf")?;
+    ensure!(
+        access::store(&by_processor, GPU_PAGE - 1, 1)?,
+        "a mapping of a dma-buf shows no memory"
+    );
+    match pinned.pin() {
+        // A kernel on which an importer cannot say that it can be notified nevertheless.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+        other => other?,
+    }
+    buffer.revoke()?;
+    for import in [&mapped, &pinned] {
+        is_notified(import)?;
+        is_gone(import)?;
+    }
+    access::is_gone(&by_processor).context("a mapping of the processor")?;
+    refused(bench.attach(&dma_buf, Kind::Notified), libc::ENODEV)
+        .context("attaching to what is revoked")
+}
+
+/// A revoke is refused while a pin or a mapping is left, and then has no effect.
+fn kept_while_pinned(bench: &Bench<'_>, gpu: &Gpu) -> anyhow::Result<()> {
+    let buffer = gpu.allocate(GPU_PAGE)?;
+    let (dma_buf, revocable) = (buffer.export_as(ExportPolicy::Pinned)?, buffer.export()?);
+    let bystander = bench.import(&revocable, Kind::Notified)?;
+    let pinning = bench.import(&dma_buf, Kind::Pinning)?;
+    driver_refused(buffer.revoke(), libc::EBUSY)
+        .context("a revoke while it is pinned and mapped")?;
+    pinning.unmap()?;
+    driver_refused(buffer.revoke(), libc::EBUSY).context("a revoke while it is pinned")?;
+    let state = bystander.state()?;
+    ensure!(
+        (state.notified, state.mapped) == (0, 1),
+        "a revoke that was refused has notified another importer: {state:?}"
+    );
+    gpu.fill(buffer.span(..)?, MARK)?;
+    pinning.unpin()?;
+    buffer.revoke().context("a revoke after the last pin")?;
+    is_notified(&bystander)?;
+    is_gone(&pinning)?;
+    if bench.attach(&buffer_of(gpu)?.1, Kind::Pinning).is_err() {
+        // This kernel knows which importers cannot be notified.
+        kept_while_mapped(bench, gpu, Kind::Pinning).context("mapped without a pin")?;
+    }
+    Ok(())
+}
+
+/// A revocable dma-buf, with its buffer.
+fn buffer_of(gpu: &Gpu) -> anyhow::Result<(Buffer, OwnedFd)> {
+    let buffer = gpu.allocate(GPU_PAGE)?;
+    let dma_buf = buffer.export()?;
+    Ok((buffer, dma_buf))
+}
+
+/// A mapping keeps the memory if its importer cannot be notified.
+fn kept_while_mapped(bench: &Bench<'_>, gpu: &Gpu, kind: Kind) -> anyhow::Result<()> {
+    let buffer = gpu.allocate(GPU_PAGE)?;
+    let dma_buf = buffer.export_as(ExportPolicy::Static)?;
+    let import = bench.attach(&dma_buf, kind)?;
+    let (address, length) = import.map()?;
+    ensure!(
+        address != 0 && length == buffer.size(),
+        "{length} bytes are mapped at {address:#x}, of {}",
+        buffer.size()
+    );
+    driver_refused(buffer.revoke(), libc::EBUSY).context("a revoke while it is mapped")?;
+    import.unmap()?;
+    buffer.revoke().context("a revoke after the last mapping")?;
+    refused(import.map(), libc::ENODEV).context("mapping what is revoked")
+}
+
+fn is_notified(import: &Import<'_>) -> anyhow::Result<()> {
+    let state = import.state()?;
+    ensure!(
+        (state.notified, state.pins, state.mapped) == (1, 0, 0),
+        "an importer that was to be notified once has: {state:?}"
+    );
+    Ok(())
+}
+
+/// It can neither be pinned nor mapped again.
+fn is_gone(import: &Import<'_>) -> anyhow::Result<()> {
+    refused(import.pin(), libc::ENODEV).context("pinning what is revoked")?;
+    refused(import.map(), libc::ENODEV).context("mapping what is revoked")
+}
