@@ -87,7 +87,7 @@ impl Own {
         Ok(own)
     }
 
-    /// The words of a command line that ask for the same.
+    /// Returns the words of a command line that ask for the same.
     pub fn words(&self) -> Vec<OsString> {
         let paths = [
             ("--qemu", &self.qemu),
@@ -110,7 +110,7 @@ impl Own {
         words
     }
 
-    /// The user's own kernel, if there is one.
+    /// Returns the user's own kernel, or `None`.
     pub(crate) fn kernel(&self) -> Option<&Path> {
         let kernel = self.kernel.as_deref();
         kernel.filter(|kernel| *kernel != Path::new(DEFAULT_KERNEL))
@@ -220,7 +220,7 @@ impl Artifacts {
         })
     }
 
-    /// The `machine` that boots it, without a debugger.
+    /// Returns the `machine` that boots it, without a debugger.
     pub fn boot<'a>(&'a self, machine: &'a Machine) -> Boot<'a> {
         Boot {
             accel: self.accel,
@@ -325,7 +325,7 @@ fn no_user_network(qemu: &Qemu) -> Failure {
     ))
 }
 
-/// The packages that the scenario names, if it names any.
+/// Returns the packages that the scenario names, if it names any.
 fn package_tree(needs: &GuestNeeds, cache: &Cache) -> Result<Option<PackageTree>, Failure> {
     if needs.packages.is_empty() {
         return Ok(None);
@@ -345,7 +345,8 @@ pub(crate) const NVME_QUEUES: &str = "peerbar_nvme_queues";
 /// Headers of the kernel's tree that it includes.
 const NVME_HEADERS: &[&str] = &["drivers/nvme/host/nvme.h"];
 
-/// The kernel with the modules of this project, as far as `modules` names one that is built with them.
+/// Returns the kernel with the modules of this project, as far as `modules` names one that is built
+/// with them.
 fn with_own_drivers(
     mut kernel: Kernel,
     modules: &[String],
@@ -375,7 +376,8 @@ fn source_folder(name: &str) -> Result<PathBuf, Failure> {
     Ok(rules.parent().unwrap_or(&rules).to_path_buf())
 }
 
-/// The kernel with the modules that the user has as sources, and all modules that were built for it.
+/// Returns the kernel with the modules that the user has as sources, and all modules that were
+/// built for it.
 fn with_users_modules(
     mut kernel: Kernel,
     needs: &GuestNeeds,
@@ -396,7 +398,7 @@ fn with_users_modules(
     Ok((kernel, all))
 }
 
-/// An argument that names the wrong thing is the user's mistake, any other error the machine's.
+/// Classifies an error: a wrong argument is the user's mistake, any other error the machine's.
 fn image_failure(error: ImageError) -> Failure {
     use ImageError::{
         BigSources, CutOff, KasanWithoutLoader, NoBuildTree, NoKernel, NoModules, NoPrivateHeader,

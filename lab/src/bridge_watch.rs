@@ -228,7 +228,7 @@ fn is_absent(error: &io::Error) -> bool {
 }
 
 impl Client {
-    /// The number of the last question that has come.
+    /// Returns the number of the last question that has come.
     fn question(&mut self) -> io::Result<Option<u64>> {
         let Some(line) = self.question.receive(&self.of.socket, LONGEST)? else {
             return Ok(None);
@@ -306,7 +306,7 @@ fn bridge_windows(buses: &[Bus], of: &SwitchSocket) -> BridgeWindows {
     ports.collect()
 }
 
-/// The bridges among some devices and below them, with their identifiers.
+/// Returns the bridges among some devices and below them, with their identifiers.
 fn bridges<'a>(devices: &'a [PciDevice]) -> Vec<(&'a str, &'a Bridge)> {
     let bridges = devices.iter();
     let bridges =

@@ -52,7 +52,7 @@ impl Child {
         self.child.stderr.take()
     }
 
-    /// Its process.
+    /// Returns its process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -144,7 +144,7 @@ pub fn last_line(log: &Path) -> String {
     )
 }
 
-/// The last bytes of a file.
+/// Returns the last bytes of a file.
 fn end_of(log: &Path) -> io::Result<Vec<u8>> {
     let mut file = run_file::open(log)?;
     let length = file.metadata()?.len();

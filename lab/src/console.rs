@@ -98,7 +98,7 @@ impl Console {
         self.trouble.as_ref().map(|trouble| trouble.line.as_str())
     }
 
-    /// The last lines, the unfinished one included.
+    /// Returns the last lines, the unfinished one included.
     pub fn tail(&self) -> Vec<String> {
         let unfinished = Some(printable(&self.partial)).filter(|line| !line.is_empty());
         self.tail.iter().cloned().chain(unfinished).collect()

@@ -26,7 +26,7 @@ pub struct CounterFiles {
 }
 
 impl CounterFiles {
-    /// Those that the running servers of `scenario` keep in the run's `folder`.
+    /// Returns those that the running servers of `scenario` keep in the run's `folder`.
     pub fn of(scenario: &Scenario, folder: &Path) -> Self {
         let reader = |device: &str| {
             let file = counter_file(folder, device);
@@ -59,7 +59,8 @@ impl CounterFiles {
         })
     }
 
-    /// The counters of each device at this moment, by its name; those of a server that has ended are its last.
+    /// Returns the counters of each device at this moment, by its name; those of a server that has
+    /// ended are its last.
     pub fn read(&self) -> BTreeMap<String, DeviceCounters> {
         let read = |(name, reader): &(String, Result<Reader, String>)| {
             let counters = reader.as_ref().map_err(String::clone);

@@ -35,7 +35,7 @@ pub fn check_port(port: u16) -> Result<(), Failure> {
     )))
 }
 
-/// The process that listens on `port`, with the name of its program, if this user may know.
+/// Returns the process that listens on `port`, with the name of its program, if this user may know.
 fn holder(port: u16) -> Option<String> {
     let sockets = ["/proc/net/tcp", "/proc/net/tcp6"].map(fs::read_to_string);
     let mut sockets = sockets.iter().flatten();
@@ -61,7 +61,8 @@ fn holder(port: u16) -> Option<String> {
     })
 }
 
-/// The inode of the socket that listens on `port` among those that the kernel lists (proc(5), `/proc/net/tcp`).
+/// Returns the inode of the socket that listens on `port` among those that the kernel lists
+/// (proc(5), `/proc/net/tcp`).
 fn listener(sockets: &str, port: u16) -> Option<&str> {
     const LISTENS: &str = "0A";
     let port = format!(":{port:04X}");
@@ -72,7 +73,8 @@ fn listener(sockets: &str, port: u16) -> Option<&str> {
     })
 }
 
-/// The name of the program of a process (proc(5), `/proc/PID/cmdline`). QEMU of the cache is an argument of its loader.
+/// Returns the name of the program of a process (proc(5), `/proc/PID/cmdline`). QEMU of the cache
+/// is an argument of its loader.
 fn program_of(command: &[u8]) -> Option<String> {
     let words = command.split(|byte| *byte == 0);
     let mut names = words.filter_map(|word| {

@@ -65,7 +65,7 @@ pub struct Events<'a> {
 }
 
 impl<'a> Events<'a> {
-    /// An events that receives `signals`.
+    /// Makes an `Events` that receives `signals`.
     pub fn new(signals: &'a Signals) -> Self {
         Self {
             signals,

@@ -17,12 +17,12 @@ pub enum Firmware {
 }
 
 impl Firmware {
-    /// Its name in a scenario.
+    /// Returns its name in a scenario.
     pub fn word(self) -> &'static str {
         self.into()
     }
 
-    /// The file for QEMU's command line, if it is not QEMU's default.
+    /// Returns the file for QEMU's command line, if it is not QEMU's default.
     pub fn file(self) -> Option<&'static str> {
         match self {
             Self::Qboot => Some(peerbar_images::QBOOT),

@@ -104,7 +104,7 @@ impl Folder {
         Self::opened(runs.join(name))
     }
 
-    /// The folder at `path`, which is there.
+    /// Returns the folder at `path`, which is there.
     pub(crate) fn opened(path: PathBuf) -> anyhow::Result<Self> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = open(&path, flags, Mode::empty())
@@ -118,7 +118,7 @@ impl Folder {
         })
     }
 
-    /// The folder of a run of that series.
+    /// Returns the folder of a run of that series.
     pub(crate) fn of_series(self, id: &str) -> Self {
         Self {
             series: Some(id.to_owned()),
@@ -126,7 +126,7 @@ impl Folder {
         }
     }
 
-    /// The series that it belongs to, as [`crate::run_series::RunSeries::id`].
+    /// Returns the series that it belongs to, as [`crate::run_series::RunSeries::id`].
     pub fn series(&self) -> Option<&str> {
         self.series.as_deref()
     }

@@ -324,7 +324,7 @@ impl<'a> Guests<'a> {
         started.map_err(|error| format!("the end of {}: {}", end.nic, in_one_line(&error)))
     }
 
-    /// The socket of the guest that has the adapter `nic`, which is one of both.
+    /// Returns the socket of the guest that has the adapter `nic`, which is one of both.
     fn socket(&self, nic: &str) -> &Path {
         let [(near, near_socket), (_, far_socket)] = &self.sockets;
         match *near == nic {
@@ -333,7 +333,7 @@ impl<'a> Guests<'a> {
         }
     }
 
-    /// The block device of a side's disk in its guest, which fills placeholders in.
+    /// Returns the block device of a side's disk in its guest, which fills placeholders in.
     fn disk(&self, side: &RdmaChainSide) -> Result<PathBuf, String> {
         let disk = &side.disk;
         let placeholder = format!("{{{disk}:disk}}");
@@ -405,7 +405,7 @@ fn connect<'s, 'p>(
 /// Messages to an end and from it.
 type Lines<'s, 'p> = LineEnd<BufReader<&'s ProgramStreams<'p>>, &'s ProgramStreams<'p>>;
 
-/// Those of these streams.
+/// Returns the messages of these streams.
 fn lines<'s, 'p>(streams: &'s ProgramStreams<'p>) -> Lines<'s, 'p> {
     LineEnd::new(BufReader::new(streams), streams)
 }

@@ -53,7 +53,7 @@ impl GroupFabric {
         })
     }
 
-    /// The socket that adapters attach to.
+    /// Returns the socket that adapters attach to.
     pub(crate) fn socket(&self) -> PathBuf {
         self.socket.clone()
     }
@@ -91,7 +91,7 @@ impl GroupFabric {
         })
     }
 
-    /// Its exit message if it ends, unasked, before `done` closes.
+    /// Returns its exit message if it ends, unasked, before `done` closes.
     fn dies_before(&mut self, done: &UnixStream) -> anyhow::Result<Option<String>> {
         let server = self.servers.first_mut();
         let server = server.context("the fabric has no server")?;

@@ -79,7 +79,7 @@ impl Judged<'_> {
         }
     }
 
-    /// All results, by names that tell the guests apart.
+    /// Returns all results, by names that tell the guests apart.
     pub(crate) fn rows(&self) -> Vec<Row> {
         let of_guests = self.guests.iter().flat_map(|(guest, concluded)| {
             concluded.rows.iter().map(|row| Row {

@@ -117,12 +117,12 @@ impl Guest<'_> {
         self.started
     }
 
-    /// The process of QEMU.
+    /// Returns the process of QEMU.
     pub fn qemu(&self) -> u32 {
         self.qemu.id()
     }
 
-    /// The processes of the servers, and their names in the scenario.
+    /// Returns the processes of the servers, and their names in the scenario.
     pub fn servers(&self) -> impl Iterator<Item = (&str, u32)> {
         let servers = self.servers.iter();
         servers.map(|server| (server.name.as_str(), server.child.id()))
@@ -135,7 +135,7 @@ impl Guest<'_> {
         self.switches.clone()
     }
 
-    /// The names of the servers that have not ended.
+    /// Returns the names of the servers that have not ended.
     pub fn serving(&mut self) -> anyhow::Result<BTreeSet<String>> {
         let mut serving = BTreeSet::new();
         for server in &mut self.servers {
@@ -224,12 +224,12 @@ impl Guest<'_> {
             .context("the guest does not take a request for the agent")
     }
 
-    /// The DMA counters of each device at this moment, by its name.
+    /// Returns the DMA counters of each device at this moment, by its name.
     pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
         self.counters.read()
     }
 
-    /// The same counters, to be read while the guest goes on.
+    /// Returns the same counters, to be read while the guest goes on.
     pub(crate) fn counter_files(&self) -> Arc<CounterFiles> {
         Arc::clone(&self.counters)
     }

@@ -43,8 +43,8 @@ pub enum GuestPathError {
 }
 
 impl GuestFile {
-    /// The file or folder `host` at the path `guest` of the guest's tools root, which the part `asked_by` of a scenario asks
-    /// for.
+    /// Returns the file or folder `host` at the path `guest` of the guest's tools root, which the
+    /// part `asked_by` of a scenario asks for.
     ///
     /// # Errors
     /// A path in the guest at which no file can be.
@@ -60,7 +60,7 @@ impl GuestFile {
         })
     }
 
-    /// Its path in the guest, without the slash at the start.
+    /// Returns its path in the guest, without the slash at the start.
     pub fn guest(&self) -> &Path {
         &self.guest
     }
@@ -123,7 +123,7 @@ impl GuestFile {
     }
 }
 
-/// The path below the root, with the links of the root followed.
+/// Returns the path below the root, with the links of the root followed.
 fn guest_path(text: &str) -> Result<PathBuf, GuestPathError> {
     let not_plain = || GuestPathError::NotPlain(text.to_owned());
     let mut path = PathBuf::new();

@@ -23,7 +23,7 @@ pub struct GuestNeeds {
 }
 
 impl GuestNeeds {
-    /// Those of `scenario`'s guest.
+    /// Returns those of `scenario`'s guest.
     pub fn of(scenario: &Scenario) -> Self {
         Self {
             modules: scenario.initramfs_modules(),

@@ -100,7 +100,7 @@ pub struct GuestProgram {
     silence: Option<Duration>,
 }
 
-/// The socket of the guest of a run's folder.
+/// Returns the socket of the guest of a run's folder.
 ///
 /// # Errors
 /// [`ProgramError::NoGuest`].
@@ -436,7 +436,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A guest that takes one connection and does `work` with it after the greeting.
+    /// Returns a guest that takes one connection and does `work` with it after the greeting.
     pub(crate) fn guest(
         work: impl FnOnce(BufReader<UnixStream>) + Send + 'static,
     ) -> (tempfile::TempDir, PathBuf, thread::JoinHandle<()>) {

@@ -143,7 +143,7 @@ fn ask(run: &Path, device: &str, line: &str) -> Result<String, InjectError> {
     }
 }
 
-/// The control socket of a device, if that is served.
+/// Returns the control socket of a device, if that is served.
 fn socket(run: &Path, device: &str) -> Option<PathBuf> {
     // The run's folder may be too deep for a socket's address, but the target of the link is not.
     let socket = fs::read_link(run.join(link_name(device)));
@@ -162,7 +162,7 @@ fn served(run: &Path) -> Vec<String> {
     served
 }
 
-/// The devices that there are.
+/// Returns the devices that there are.
 fn but(served: &[String]) -> String {
     match served {
         [] => String::new(),

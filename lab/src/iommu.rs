@@ -25,7 +25,7 @@ pub enum Iommu {
 }
 
 impl Iommu {
-    /// Its name in a scenario.
+    /// Returns its name in a scenario.
     pub fn word(self) -> &'static str {
         self.into()
     }
@@ -39,7 +39,8 @@ impl Iommu {
         }
     }
 
-    /// The device, which must come before all others. With `ats` it answers devices that ask for translations, if it can.
+    /// Returns the device, which must come before all others. With `ats` it answers devices that
+    /// ask for translations, if it can.
     pub fn device(self, ats: bool) -> Option<&'static str> {
         match self {
             Self::Intel | Self::IntelPassthrough if ats => {
@@ -75,7 +76,7 @@ impl Iommu {
         }
     }
 
-    /// Its name in a column's head: at most eight characters.
+    /// Returns its name in a column's head: at most eight characters.
     pub fn short_name(self) -> &'static str {
         match self {
             Self::IntelPassthrough => "intel-pt",
@@ -101,7 +102,7 @@ impl Iommu {
         }
     }
 
-    /// The name that its driver's messages have in the kernel's log.
+    /// Returns the name that its driver's messages have in the kernel's log.
     pub fn log_name(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -122,7 +123,8 @@ impl Iommu {
         }
     }
 
-    /// The texts of all drivers, since the user may give the machine another IOMMU by options of QEMU and of the kernel.
+    /// Returns the texts of all drivers, since the user may give the machine another IOMMU by
+    /// options of QEMU and of the kernel.
     pub(crate) fn fault_texts() -> impl Iterator<Item = &'static str> {
         Self::value_variants()
             .iter()
@@ -135,7 +137,7 @@ impl Iommu {
         all.filter(|iommu| iommu.is_present())
     }
 
-    /// The module that must be there before any device's driver.
+    /// Returns the module that must be there before any device's driver.
     pub fn module(self) -> Option<&'static str> {
         match self {
             Self::None | Self::Intel | Self::IntelPassthrough | Self::Amd => None,

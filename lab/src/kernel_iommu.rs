@@ -109,14 +109,14 @@ fn boolean(value: &str) -> Option<bool> {
     }
 }
 
-/// The parameters of the scenario's kernel. After `--` come those of the first process.
+/// Returns the parameters of the scenario's kernel. After `--` come those of the first process.
 fn words(machine: &Machine) -> impl Iterator<Item = &str> {
     let words = machine.kernel_parameters.split_whitespace();
     words.take_while(|word| *word != "--")
 }
 
-/// The options of `pci=` in `machine`'s parameters that set ACS at ports, which they name by addresses that the guest
-/// gives them (Linux, drivers/pci/pci.c, `pci_setup`).
+/// Returns the options of `pci=` in `machine`'s parameters that set ACS at ports, which they name
+/// by addresses that the guest gives them (Linux, drivers/pci/pci.c, `pci_setup`).
 pub fn acs_options(machine: &Machine) -> Vec<String> {
     let options = words(machine)
         .filter_map(|word| word.strip_prefix("pci="))

@@ -205,7 +205,7 @@ fn outcome(child: &mut Child, lines: &mpsc::Receiver<String>) -> Result<(), Stri
     }
 }
 
-/// The ROM.
+/// Returns the ROM.
 fn image() -> Vec<u8> {
     let mut image = vec![0; CODE_AT];
     image.extend(CODE.concat());

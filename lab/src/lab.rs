@@ -90,7 +90,7 @@ impl FinishedLab {
 }
 
 impl Lab {
-    /// A lab whose guest has been started, with its sockets in `temporary`.
+    /// Returns a lab whose guest has been started, with its sockets in `temporary`.
     pub(crate) fn new(
         guest: Guest<'static>,
         scenario: Scenario,
@@ -115,17 +115,17 @@ impl Lab {
         LabOptions::default().start(scenario)
     }
 
-    /// The run's folder.
+    /// Returns the run's folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The process of QEMU.
+    /// Returns the process of QEMU.
     pub fn qemu(&self) -> u32 {
         self.guest.qemu()
     }
 
-    /// The processes of the servers, and their names in the scenario.
+    /// Returns the processes of the servers, and their names in the scenario.
     pub fn servers(&self) -> impl Iterator<Item = (&str, u32)> {
         self.guest.servers()
     }
@@ -228,7 +228,8 @@ impl Lab {
         }
     }
 
-    /// The DMA counters of each device at this moment, by its name. They are read on the host.
+    /// Returns the DMA counters of each device at this moment, by its name. They are read on the
+    /// host.
     pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
         self.guest.counters()
     }
@@ -238,7 +239,8 @@ impl Lab {
         self.guest.counter_files()
     }
 
-    /// The flight record of `device` as it is now: mappings, windows, resets and, with `sanitize = true`, each DMA.
+    /// Returns the flight record of `device` as it is now: mappings, windows, resets and, with
+    /// `sanitize = true`, each DMA.
     ///
     /// # Errors
     /// [`LabError::NoDevice`], or a record that cannot be read.
@@ -262,12 +264,12 @@ impl Lab {
         self.guest.expect_warnings(functions);
     }
 
-    /// The results of the checks so far.
+    /// Returns the results of the checks so far.
     pub fn rows(&self) -> &[Row] {
         self.guest.report.rows()
     }
 
-    /// The last lines of the guest's console.
+    /// Returns the last lines of the guest's console.
     pub fn console(&self) -> Vec<String> {
         self.guest.console.tail()
     }
@@ -351,8 +353,8 @@ impl Lab {
         Ok(self.request(&Check::Program(program))?.0)
     }
 
-    /// Checks that files copied into the run's folder stay there while the guest runs: not if the
-    /// guest may make links in it.
+    /// Checks that the run's folder is not in a folder in which the guest may write: a link there
+    /// could lead the copy of a program elsewhere.
     fn may_bring_files(&self, check: &str) -> Result<(), LabError> {
         let access = self.scenario.access.as_ref();
         let Some(access) = access.filter(|access| access.permission == HostFolder::ReadWrite)
@@ -371,7 +373,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The result of `check`, and all its diagnostics.
+    /// Returns the result of `check`, and all its diagnostics.
     fn request(&mut self, check: &Check) -> Result<(Row, Vec<String>), LabError> {
         self.loses = check.kills().map(str::to_owned);
         self.guest.report.await_result(check);
@@ -409,7 +411,7 @@ impl Lab {
         Ok(())
     }
 
-    /// The next lines of the report.
+    /// Returns the next lines of the report.
     fn report_lines(&mut self, deadline: Instant) -> Result<Vec<Line>, LabError> {
         loop {
             match self.guest.next_event(deadline)? {

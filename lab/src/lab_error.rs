@@ -77,7 +77,7 @@ pub enum LabError {
 }
 
 impl LabError {
-    /// The error, of the guest of this name.
+    /// Returns the error, of the guest of this name.
     pub(crate) fn of_guest(self, guest: &str) -> Self {
         match self {
             // A signal is for the run, not for a guest.

@@ -85,7 +85,7 @@ impl ConcludedGroup {
         self.verdict.outcome == RunOutcome::Passed
     }
 
-    /// The run's folder, which has a folder for each guest.
+    /// Returns the run's folder, which has a folder for each guest.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -136,7 +136,7 @@ impl LabGroup {
         self.failure.as_ref()
     }
 
-    /// The guest of this name.
+    /// Returns the guest of this name.
     pub fn guest(&mut self, name: &str) -> Option<&mut Lab> {
         let number = self
             .group
@@ -230,7 +230,7 @@ impl LabGroup {
         rows.iter().any(|row| row.verdict == Verdict::Fail)
     }
 
-    /// The run's folder, which has a folder for each guest.
+    /// Returns the run's folder, which has a folder for each guest.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -270,14 +270,14 @@ impl LabGroup {
         Ok(Some(killer))
     }
 
-    /// The guest that has the adapter `nic`.
+    /// Returns the guest that has the adapter `nic`.
     fn guest_with(&self, nic: &str) -> Result<&Lab, LabError> {
         let number = self.group.guest_of(nic);
         let lab = number.and_then(|number| self.labs.get(number));
         lab.ok_or_else(|| LabError::NoDevice(nic.to_owned()))
     }
 
-    /// The DMA counters of each device of each guest at this moment, by its name.
+    /// Returns the DMA counters of each device of each guest at this moment, by its name.
     pub fn counters(&self) -> BTreeMap<String, DeviceCounters> {
         self.labs.iter().flat_map(Lab::counters).collect()
     }
@@ -383,7 +383,7 @@ impl LabGroup {
 /// Work that takes streams, which become readable when it must stop.
 type Work<'w, T> = Box<dyn FnOnce(Vec<UnixStream>) -> T + Send + 'w>;
 
-/// The guests that have been booted, by their names.
+/// Returns the guests that have been booted, by their names.
 fn named<'a>(group: &'a GuestGroup, labs: &'a mut [Lab]) -> Vec<(&'a str, &'a mut Lab)> {
     let names = group.guests.iter().map(|guest| guest.name.as_str());
     names.zip(labs).collect()
@@ -432,7 +432,7 @@ fn wait_for(stops: &[UnixStream]) -> io::Result<()> {
     }
 }
 
-/// The number of the signal that has come by one of `stops`, if one has.
+/// Returns the number of the signal that has come by one of `stops`, or `None`.
 fn signal(stops: &[UnixStream]) -> Option<i32> {
     stops.iter().find_map(|mut stop| {
         stop.set_nonblocking(true).ok()?;

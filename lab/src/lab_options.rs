@@ -64,7 +64,7 @@ impl LabOptions {
         Self { runs, ..self }
     }
 
-    /// The user's own pieces, all at once.
+    /// Sets the user's own pieces, all at once.
     pub fn own(self, own: Own) -> Self {
         Self { own, ..self }
     }
@@ -146,12 +146,12 @@ impl LabOptions {
         Ok(Lab::new(guest, scenario, folder, temporary))
     }
 
-    /// The folders of its runs.
+    /// Returns the folders of its runs.
     pub(crate) fn own_runs(&self) -> &Runs {
         &self.runs
     }
 
-    /// Its signals.
+    /// Returns its signals.
     pub(crate) fn own_signals(&self) -> &'static Signals {
         self.signals.unwrap_or(&signals::NONE)
     }

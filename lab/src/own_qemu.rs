@@ -83,7 +83,7 @@ impl OwnQemu<'_> {
         words.0
     }
 
-    /// The arguments for the devices alone: the IOMMU, ports, and the devices below them.
+    /// Returns the arguments for the devices alone: the IOMMU, ports, and the devices below them.
     fn devices(&self) -> Vec<String> {
         let mut words = QemuArguments::default();
         if let Some(iommu) = self.iommu() {
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
     use crate::scenario::{AttachPoint, Scenario};
 
-    /// The demo with one disk and an IOMMU.
+    /// Returns the demo with one disk and an IOMMU.
     fn scenario() -> Scenario {
         let mut scenario = Scenario::demo().unwrap();
         scenario.nvmes.truncate(1);

@@ -30,7 +30,7 @@ const WRAPPER: &str = "peerbar";
 /// This very program, even if its file has been replaced by a newer build since.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
-/// The words before a command line that make it die with this process.
+/// Returns the words before a command line that make it die with this process.
 pub fn words() -> Result<[OsString; 3], Failure> {
     let process = std::process::id().to_string();
     Ok([wrapper()?.into(), NAME.into(), process.into()])

@@ -8,7 +8,7 @@ const HIGH_RAM: [u64; 2] = [1 << 32, 1 << 40];
 /// Address of the I/O APIC, which ends the lower hole (QEMU, `mch_realize`).
 const IO_APIC: u64 = 0xfec0_0000;
 
-/// The PCI holes of a q35 machine with `memory` bytes of RAM, in ascending order.
+/// Returns the PCI holes of a q35 machine with `memory` bytes of RAM, in ascending order.
 pub(crate) fn pci_holes(memory: u64) -> Vec<BusRange> {
     // The size of the low RAM (QEMU, `pc_q35_init`).
     let low = if memory >= 0xb000_0000 {

@@ -27,8 +27,8 @@ const fn id(vendor: u16, device: u16) -> DeviceId {
 }
 
 impl Topology<'_> {
-    /// The tree that the guest's kernel will find, with ACS as it sets it for `iommu`. Devices and bridges have the
-    /// scenario's names, ports those of QEMU's command line.
+    /// Returns the tree that the guest's kernel will find, with ACS as it sets it for `iommu`.
+    /// Devices and bridges have the scenario's names, ports those of QEMU's command line.
     pub fn pci_tree(&self, iommu: KernelIommu) -> PciTree {
         let mut tree = PciTree::default();
         let mut parents: BTreeMap<&str, Parent> = BTreeMap::new();

@@ -56,7 +56,7 @@ impl FromStr for PortError {
 }
 
 impl PortError {
-    /// The command of QEMU's human monitor.
+    /// Returns the command of QEMU's human monitor.
     fn command(self, port: &str) -> String {
         let option = if self.correctable { "-c " } else { "" };
         format!(

@@ -14,7 +14,7 @@ pub(crate) fn of_guest(qemu: u32) -> Option<u64> {
     sum(Path::new(&format!("/proc/{qemu}/task")))
 }
 
-/// The sum over the virtual processors' threads in that folder.
+/// Returns the sum over the virtual processors' threads in that folder.
 fn sum(threads: &Path) -> Option<u64> {
     let threads = fs::read_dir(threads).ok()?;
     let threads = threads.filter_map(|thread| Some(thread.ok()?.path()));
@@ -28,7 +28,8 @@ fn is_processor(thread: &Path) -> bool {
     fs::read_to_string(thread.join("comm")).is_ok_and(|name| name.starts_with(THREAD))
 }
 
-/// The first number of a thread's schedstat: nanoseconds on a processor (Linux, Documentation/scheduler/sched-stats.rst).
+/// Returns the first number of a thread's schedstat: nanoseconds on a processor (Linux,
+/// Documentation/scheduler/sched-stats.rst).
 fn time(thread: &Path) -> Option<u64> {
     let schedstat = fs::read_to_string(thread.join("schedstat")).ok()?;
     schedstat.split_ascii_whitespace().next()?.parse().ok()

@@ -34,7 +34,7 @@ struct Inner {
 }
 
 impl<'a> ProgramStreams<'a> {
-    /// The streams of `program`.
+    /// Returns the streams of `program`.
     pub(crate) fn new(program: GuestProgram, deadline: Instant, stops: &'a [UnixStream]) -> Self {
         Self {
             inner: RefCell::new(Inner {

@@ -279,7 +279,7 @@ impl Sockets {
     /// Longest path that fits a socket address, without its end (unix(7), `sun_path`).
     pub const LONGEST: usize = 107;
 
-    /// The sockets of the folder `folder`.
+    /// Returns the sockets of the folder `folder`.
     pub fn in_folder(folder: &Path) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -330,76 +330,80 @@ impl Sockets {
         &self.folder
     }
 
-    /// The folder of the sockets of a server.
+    /// Returns the folder of the sockets of a server.
     fn folder_of(&self, name: &str) -> &Path {
         self.survivors.sockets_of(name).unwrap_or(&self.folder)
     }
 
-    /// The report's socket: the launcher listens, QEMU connects.
+    /// Returns the report's socket: the launcher listens, QEMU connects.
     pub fn report(&self) -> PathBuf {
         self.folder.join("report.sock")
     }
 
-    /// The socket of QEMU's monitor: QEMU listens, `peerbar inject` connects.
+    /// Returns the socket of QEMU's monitor: QEMU listens, `peerbar inject` connects.
     pub fn monitor(&self) -> PathBuf {
         self.folder.join("monitor.sock")
     }
 
-    /// The socket of a monitor that only this process uses: QEMU listens.
+    /// Returns the socket of a monitor that only this process uses: QEMU listens.
     pub(crate) fn launcher_monitor(&self) -> PathBuf {
         self.folder.join("launcher.sock")
     }
 
-    /// The socket of the guest's trace events: the launcher listens, QEMU connects.
+    /// Returns the socket of the guest's trace events: the launcher listens, QEMU connects.
     pub fn trace(&self) -> PathBuf {
         self.folder.join("trace.sock")
     }
 
-    /// The socket of the switch `name`: it listens, the servers of devices below it connect.
+    /// Returns the socket of the switch `name`: it listens, the servers of devices below it
+    /// connect.
     pub fn switch(&self, name: &str) -> PathBuf {
         let folder = self.folder_of(name);
         folder.join(format!("switch-{name}.sock"))
     }
 
-    /// The socket of the fabric: it listens, the servers of adapters connect.
+    /// Returns the socket of the fabric: it listens, the servers of adapters connect.
     pub fn fabric(&self) -> PathBuf {
         let own = || self.folder.join("fabric.sock");
         self.shared_fabric.clone().unwrap_or_else(own)
     }
 
-    /// The control socket of the fabric: it listens, programs of the host connect.
+    /// Returns the control socket of the fabric: it listens, programs of the host connect.
     pub fn fabric_control(&self) -> PathBuf {
         self.folder.join("fabric.control")
     }
 
-    /// The socket of the server of `device`: it listens, QEMU connects.
+    /// Returns the socket of the server of `device`: it listens, QEMU connects.
     pub fn server(&self, device: DeviceSpec<'_>) -> PathBuf {
         let name = format!("{}-{}.sock", device.kind(), device.name());
         self.folder_of(device.name()).join(name)
     }
 
-    /// The control socket of `device`: its server listens, `peerbar inject` connects.
+    /// Returns the control socket of `device`: its server listens, `peerbar inject` connects.
     pub fn control(&self, device: DeviceSpec<'_>) -> PathBuf {
         let name = format!("{}-{}.control", device.kind(), device.name());
         self.folder_of(device.name()).join(name)
     }
 
-    /// The socket of the vsock device: its server listens, QEMU connects.
+    /// Returns the socket of the vsock device: its server listens, QEMU connects.
     pub fn vsock_device(&self) -> PathBuf {
         self.folder.join("vhost-vsock.sock")
     }
 
-    /// The socket of the guest's vsock ports: the same server listens, programs of the host connect.
+    /// Returns the socket of the guest's vsock ports: the same server listens, programs of the host
+    /// connect.
     pub fn vsock_programs(&self) -> PathBuf {
         self.folder.join(VSOCK)
     }
 
-    /// The image behind the namespace `nsid` of the disk `name`, which is gone with the run.
+    /// Returns the image behind the namespace `nsid` of the disk `name`, which is gone with the
+    /// run.
     pub fn scratch(&self, name: &str, nsid: usize) -> PathBuf {
         self.folder.join(format!("{name}-{nsid}.{SCRATCH}"))
     }
 
-    /// The file that the Persistent Memory Region of this controller is kept in: the user's, or one that is gone with the run.
+    /// Returns the file that the Persistent Memory Region of this controller is kept in: the
+    /// user's, or one that is gone with the run.
     pub fn pmr(&self, nvme: &Nvme) -> PathBuf {
         let kept = nvme.pmr.as_ref().and_then(|pmr| pmr.file.clone());
         kept.unwrap_or_else(|| self.folder.join(format!("{}-pmr.{SCRATCH}", nvme.name)))
@@ -519,7 +523,8 @@ fn vfio_user(device: DeviceSpec<'_>, bus: &str, socket: &Path) -> String {
     properties.to_string()
 }
 
-/// A value of QEMU's `key=value,…` form with a path, whose commas are written twice. The path may have any bytes.
+/// Returns a value of QEMU's `key=value,…` form with a path, whose commas are written twice. The
+/// path may have any bytes.
 fn with_path(before: &str, path: &Path, after: &str) -> OsString {
     let mut value = before.as_bytes().to_vec();
     for byte in path.as_os_str().as_bytes() {
@@ -541,7 +546,7 @@ mod tests {
         words(scenario, shared).into_string().unwrap()
     }
 
-    /// The words of the command line, one a line.
+    /// Returns the words of the command line, one a line.
     fn words(scenario: &Scenario, shared: &[SharedFolder<'_>]) -> OsString {
         let boot = Boot {
             accel: Accel::Tcg {

@@ -152,7 +152,7 @@ impl Report {
         self.is_ready
     }
 
-    /// The results until now.
+    /// Returns the results until now.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }

@@ -123,7 +123,7 @@ impl CheckResult {
         self.verdict == CheckStatus::Pass
     }
 
-    /// The result `row` of `check`.
+    /// Returns the result `row` of `check`.
     pub(crate) fn of(row: &Row, check: Option<&Check>, checks: &[Check]) -> Self {
         let (verdict, skipped) = status(&row.verdict);
         let control = check.and_then(|check| check.control_among(checks));
@@ -164,7 +164,7 @@ fn status(verdict: &Verdict) -> (CheckStatus, Option<String>) {
 }
 
 impl RunResults {
-    /// The results of a run of `scenario` that has just ended.
+    /// Returns the results of a run of `scenario` that has just ended.
     pub(crate) fn of(
         scenario: &Scenario,
         verdict: &RunVerdict,

@@ -27,7 +27,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     }
 }
 
-/// All bytes of the file at `path`.
+/// Returns all bytes of the file at `path`.
 ///
 /// # Errors
 /// Those of [`open`]; [`ErrorKind::FileTooLarge`] beyond 1 GiB.
@@ -41,7 +41,7 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The text of the file at `path`.
+/// Returns the text of the file at `path`.
 ///
 /// # Errors
 /// Those of [`read`]; [`ErrorKind::InvalidData`] if it is not UTF-8.

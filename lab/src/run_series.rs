@@ -43,7 +43,7 @@ impl RunSeries {
         }
     }
 
-    /// Its mark, which no other series has.
+    /// Returns its mark, which no other series has.
     pub fn id(&self) -> &str {
         &self.id
     }

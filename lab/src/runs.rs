@@ -248,7 +248,7 @@ mod tests {
     use super::*;
     use crate::started::Versions;
 
-    /// A folder with runs that are over, one for each day of January 2026.
+    /// Returns a folder with runs that are over, one for each day of January 2026.
     fn over(days: std::ops::RangeInclusive<u32>) -> tempfile::TempDir {
         let runs = tempfile::tempdir().unwrap();
         for day in days {

@@ -258,7 +258,7 @@ impl Scenario {
         Self::parse(path, file_text(path)?)
     }
 
-    /// The built-in demo.
+    /// Returns the built-in demo.
     pub fn demo() -> Result<Self, ScenarioError> {
         Self::parse(Path::new(Self::DEMO_PATH), DEMO.to_owned())
     }
@@ -361,7 +361,7 @@ impl Scenario {
         Ok(())
     }
 
-    /// The names that its checks have in the report.
+    /// Returns the names that its checks have in the report.
     pub fn check_names(&self) -> Vec<String> {
         let labels = self.labels.iter().map(Option::as_ref);
         let names = self.checks.iter().zip(labels);
@@ -430,7 +430,7 @@ impl Scenario {
         }
     }
 
-    /// The host's folders that the guest mounts.
+    /// Returns the host's folders that the guest mounts.
     fn mounts(&self) -> Vec<Mount> {
         let shares = self.shares.iter().enumerate();
         let mounts = shares.map(|(index, share)| Mount {
@@ -532,7 +532,7 @@ mod tests {
         Scenario::parse(Path::new("x.toml"), text).map_err(|error| error.to_string())
     }
 
-    /// A scenario with these lines about its only controller, from line 8 on.
+    /// Returns a scenario with these lines about its only controller, from line 8 on.
     fn nvme(lines: &str) -> String {
         parse(format!(
             "{HEAD}{lines}\n[[check]]\nkind = \"controller-reset\"\ndevice = \"d0\"\n"
@@ -540,7 +540,7 @@ mod tests {
         .unwrap_err()
     }
 
-    /// A scenario with these lines as its only check, from line 12 on.
+    /// Returns a scenario with these lines as its only check, from line 12 on.
     fn check(lines: &str) -> String {
         parse(format!("{HEAD}cmb = \"2M\"\n{DISK}\n[[check]]\n{lines}\n")).unwrap_err()
     }

@@ -29,8 +29,8 @@ pub struct ServerCommand {
     pub recording: Option<Level>,
 }
 
-/// The servers of a topology: first the switches, the fabric and the vsock device if there are such, then the devices, which must
-/// find their switch and their fabric.
+/// Returns the servers of a topology: first the switches, the fabric and the vsock device if there
+/// are such, then the devices, which must find their switch and their fabric.
 pub fn server_commands(
     topology: &Topology<'_>,
     recording: Level,
@@ -60,7 +60,7 @@ pub fn server_commands(
     ]
 }
 
-/// The server of a fabric.
+/// Returns the server of a fabric.
 pub fn fabric_command(fabric: &RdmaNetwork, sockets: &Sockets) -> ServerCommand {
     let rules = fabric.impairments.iter();
     let rules = rules.map(|rule| ("--impair", rule.clone()));
@@ -232,7 +232,7 @@ mod tests {
     use crate::scenario::{AttachPoint, Pmr, Scenario};
     use peerbar_nvme::PollPolicy;
 
-    /// The command lines of a scenario's servers, without their programs.
+    /// Returns the command lines of a scenario's servers, without their programs.
     fn lines(scenario: &Scenario) -> Vec<String> {
         let topology = Topology::of(scenario);
         let sockets = Sockets::in_folder(Path::new("/s"));

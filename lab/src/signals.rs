@@ -87,7 +87,7 @@ impl Signals {
         }
     }
 
-    /// The number of a signal that came and was not taken.
+    /// Returns the number of a signal that came and was not taken.
     pub fn pending(&self) -> anyhow::Result<Option<i32>> {
         let mut fds: Vec<PollFd<'_>> = self
             .fds()
@@ -110,7 +110,7 @@ impl Drop for Signals {
     }
 }
 
-/// The signals that this process ignores (proc_pid_status(5), SigIgn).
+/// Returns the signals that this process ignores (proc_pid_status(5), SigIgn).
 fn ignored() -> io::Result<Vec<i32>> {
     let status = fs::read_to_string("/proc/self/status")?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

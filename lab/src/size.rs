@@ -2,7 +2,7 @@
 
 pub use peerbar_report::Size;
 
-/// A byte count for a table: at most four digits and a binary unit, `1.5 GiB`.
+/// Returns a byte count for a table: at most four digits and a binary unit, `1.5 GiB`.
 pub fn human(bytes: u64) -> String {
     scaled(bytes as f64, &["B", "KiB", "MiB", "GiB", "TiB"])
 }

@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// The folder of a run that was killed, with a socket in it.
+    /// Returns the folder of a run that was killed, with a socket in it.
     fn killed(parent: &Path) -> PathBuf {
         let SocketFolder { folder, _lock } = SocketFolder::create_in(parent).unwrap();
         let path = folder.keep();

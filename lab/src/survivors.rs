@@ -54,7 +54,7 @@ impl Survivors {
         self.switches.iter().cloned()
     }
 
-    /// The folder of the sockets of `name`, if it is one of them.
+    /// Returns the folder of the sockets of `name`, if it is one of them.
     pub(crate) fn sockets_of(&self, name: &str) -> Option<&Path> {
         self.contains(name).then_some(&self.sockets)
     }

@@ -62,7 +62,7 @@ impl<T: Into<String>> From<T> for Cell {
 }
 
 impl Style {
-    /// The parameters of the control sequence that starts it (SGR, ECMA-48, 8.3.117).
+    /// Returns the parameters of the control sequence that starts it (SGR, ECMA-48, 8.3.117).
     fn code(self) -> &'static str {
         match self {
             Self::Plain => PLAIN,
@@ -90,7 +90,7 @@ pub(crate) fn is_style(parameters: &str) -> bool {
 }
 
 impl Table {
-    /// A table without rows.
+    /// Returns a table without rows.
     pub fn new(header: impl IntoIterator<Item = impl Into<Cell>>) -> Self {
         Self {
             header: header.into_iter().map(Into::into).collect(),
@@ -119,7 +119,7 @@ impl Table {
         self
     }
 
-    /// The table in a frame.
+    /// Returns the table in a frame.
     pub fn framed(&self) -> String {
         let widths = self.widths();
         let rule = |fill: &str, [left, between, right]: [&str; 3]| {
@@ -139,7 +139,7 @@ impl Table {
             + &rule("─", ["└", "┴", "┘"])
     }
 
-    /// The table without a frame.
+    /// Returns the table without a frame.
     pub fn bare(&self) -> String {
         let widths = self.widths();
         let rows = iter::once(&self.header).chain(&self.rows);
@@ -170,7 +170,7 @@ impl Table {
         widths
     }
 
-    /// The width of each column's longest word.
+    /// Returns the width of each column's longest word.
     fn longest_words(&self) -> Vec<usize> {
         let longest = |cell: &Cell| {
             let words = cell.text.split(' ');
@@ -185,7 +185,7 @@ impl Table {
         widths
     }
 
-    /// The lines of a row, in cells that are as wide as their columns.
+    /// Returns the lines of a row, in cells that are as wide as their columns.
     fn lines(&self, row: &[Cell], widths: &[usize]) -> Vec<Vec<String>> {
         let cells = row.iter().zip(widths).enumerate();
         let columns: Vec<Vec<String>> = cells

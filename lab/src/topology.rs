@@ -62,7 +62,7 @@ pub enum FunctionKind<'a> {
     Device(DeviceSpec<'a>),
 }
 
-/// The identifier in QEMU of the port of a switch above the device `below`.
+/// Returns the identifier in QEMU of the port of a switch above the device `below`.
 pub(crate) fn port_id(switch: &str, below: &str) -> String {
     format!("{switch}.{below}")
 }
@@ -135,7 +135,7 @@ impl<'a> Topology<'a> {
             .map(|function| function.id.as_str())
     }
 
-    /// The devices: the NVMe controllers, the GPUs, the adapters.
+    /// Returns the devices: the NVMe controllers, the GPUs, the adapters.
     pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'a>> {
         self.functions
             .iter()
@@ -145,7 +145,7 @@ impl<'a> Topology<'a> {
             })
     }
 
-    /// The devices below `switch`.
+    /// Returns the devices below `switch`.
     pub fn below(&self, switch: &str) -> impl Iterator<Item = DeviceSpec<'a>> {
         self.devices()
             .filter(move |device| device.attach().switch() == Some(switch))

@@ -25,7 +25,7 @@ pub(crate) fn khz(cpuinfo: &str) -> Option<u64> {
     u64::try_from(khz).ok()
 }
 
-/// A moment, and the counter's value then.
+/// Returns a moment, and the counter's value then.
 fn moment() -> Option<(Instant, u64)> {
     let tries = (0..TRIES).map(|_| {
         let before = Instant::now();

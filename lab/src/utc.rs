@@ -14,7 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct UtcTime(SystemTime);
 
 impl UtcTime {
-    /// The moment `seconds` ago.
+    /// Returns the moment `seconds` ago.
     pub fn ago(seconds: f64) -> Self {
         let now = SystemTime::now();
         let ago = Duration::try_from_secs_f64(seconds).ok();

@@ -79,7 +79,7 @@ fn qemu_devices(scenario: &Scenario) -> Vec<QemuDevice> {
         .collect()
 }
 
-/// The kind that a function of QEMU's `driver` has.
+/// Returns the kind that a function of QEMU's `driver` has.
 fn kind(driver: &str) -> Option<PortType> {
     match driver {
         "pcie-root-port" => Some(PortType::RootPort),

@@ -51,7 +51,8 @@ impl Cli {
     }
 }
 
-/// A mistake in `words`, with a tip if it may be that the words after `exec` or `qemu` do not follow `--`.
+/// Returns a mistake in `words`, with a tip if it may be that the words after `exec` or `qemu` do
+/// not follow `--`.
 fn with_tip(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     let command = words.get(1).and_then(|word| word.to_str());
     let tip = match command {

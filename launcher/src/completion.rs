@@ -38,7 +38,7 @@ pub(crate) fn answer() {
         .complete();
 }
 
-/// The script that has `shell` ask for words.
+/// Returns the script that has `shell` ask for words.
 ///
 /// # Errors
 /// The shell is not known.
@@ -78,7 +78,7 @@ pub(crate) fn listed() -> ArgValueCandidates {
     })
 }
 
-/// The checks of the scenarios on the command line, else of the demo.
+/// Returns the checks of the scenarios on the command line, else of the demo.
 pub(crate) fn checks() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let typed = env::args_os().skip(1).take(MOST_WORDS);
@@ -97,7 +97,7 @@ pub(crate) fn checks() -> ArgValueCandidates {
     })
 }
 
-/// The devices of the run that `--run` names, else of the latest.
+/// Returns the devices of the run that `--run` names, else of the latest.
 pub(crate) fn devices() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let mut typed = env::args_os().skip_while(|word| word != "--run").skip(1);
@@ -107,7 +107,7 @@ pub(crate) fn devices() -> ArgValueCandidates {
     })
 }
 
-/// The names of the devices in the scenario at `path`.
+/// Returns the names of the devices in the scenario at `path`.
 fn devices_of(path: &Path) -> Option<Vec<String>> {
     let text = fs::read_to_string(path).ok()?;
     let scenarios = match GuestGroup::parse_interactive(path, text.as_str()).ok()? {
@@ -122,7 +122,7 @@ fn devices_of(path: &Path) -> Option<Vec<String>> {
     Some(devices.map(|device| device.name().to_owned()).collect())
 }
 
-/// A word as it must be typed for the shell to take it as one.
+/// Returns a word as it must be typed for the shell to take it as one.
 fn typed_word(word: &str) -> String {
     if !TAKES_WORDS_AS_TYPED.load(Ordering::Relaxed) {
         return word.to_owned();

@@ -138,7 +138,7 @@ pub(crate) fn cp(options: &Cp) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The path in the guest, if it is one.
+/// Returns the path in the guest, if it is one.
 fn of_guest(path: &Path) -> Result<Option<&str>, Failure> {
     let bytes = path.as_os_str().as_bytes();
     let Some(path) = bytes.strip_prefix(GUEST.as_bytes()) else {
@@ -297,7 +297,7 @@ fn sizes(output: &mut impl Read) -> anyhow::Result<(u64, u64)> {
     sizes.with_context(|| format!("the guest sends {line:?} in place of two sizes"))
 }
 
-/// The name of a folder that no other copy has.
+/// Returns the name of a folder that no other copy has.
 fn temporary_name() -> String {
     format!(
         ".peerbar.{:016x}",
@@ -329,7 +329,7 @@ impl ProgramOutput {
         }
     }
 
-    /// Its exit status once it has ended.
+    /// Returns its exit status once it has ended.
     fn status(&self) -> Option<i32> {
         self.end.map(ProgramEnd::status)
     }

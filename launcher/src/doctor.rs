@@ -124,7 +124,7 @@ fn findings(own: &Own, scenario: &Scenario, file: Option<&Path>) -> Vec<Finding>
     findings
 }
 
-/// The programs that a run starts or brings into its guest.
+/// Returns the programs that a run starts or brings into its guest.
 fn programs(scenario: &Scenario, topology: &Topology<'_>, sockets: &Sockets) -> Vec<&'static str> {
     let servers = server_commands(topology, scenario.recording, sockets);
     let servers = servers.iter().flatten().map(|server| server.program);

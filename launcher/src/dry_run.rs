@@ -25,7 +25,7 @@ pub(crate) fn sockets_of(guest: &str) -> Sockets {
     Sockets::in_folder(&all.join(guest)).with_shared_fabric(Some(fabric))
 }
 
-/// The sockets of an only guest.
+/// Returns the sockets of an only guest.
 pub(crate) fn sockets() -> Sockets {
     Sockets::in_folder(Path::new(SOCKETS))
 }
@@ -37,7 +37,7 @@ pub(crate) fn text_before_guests(group: &GuestGroup) -> Result<String, Failure> 
     fabric.map(|command| command_line(&command)).collect()
 }
 
-/// A comment, one line for each server, then QEMU's.
+/// Returns a comment, one line for each server, then QEMU's.
 pub(crate) fn text(
     artifacts: &Artifacts,
     boot: &Boot<'_>,

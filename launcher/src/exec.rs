@@ -187,7 +187,7 @@ fn missing_text(program: &str, missing: &[&str], packages: Vec<Option<String>>) 
     printable(report.as_bytes())
 }
 
-/// The Debian package that has a library, if the host is a Debian that knows it.
+/// Returns the Debian package that has a library, if the host is a Debian that knows it.
 fn package_of(library: &str) -> Option<String> {
     let mut search = Command::new("dpkg-query");
     search.args(["--search", &format!("*/{library}")]);
@@ -196,15 +196,16 @@ fn package_of(library: &str) -> Option<String> {
     package_in(&found).map(str::to_owned)
 }
 
-/// The package in lines of `dpkg-query --search`, such as `libc6:amd64: /lib/x86_64-linux-gnu/libc.so.6`.
+/// Returns the package in lines of `dpkg-query --search`, such as
+/// `libc6:amd64: /lib/x86_64-linux-gnu/libc.so.6`.
 fn package_in(found: &str) -> Option<&str> {
     let packages = found.lines().filter_map(|line| line.split_once(": "));
     let mut packages = packages.filter(|(package, _)| !package.starts_with("diversion"));
     packages.next()?.0.split([':', ',']).next()
 }
 
-/// The libraries that the loader's list says are not there, each once: at most [`MOST_LIBRARIES`], as the guest writes the list and each is
-/// looked for.
+/// Returns the libraries that the loader's list says are not there, each once: at most
+/// [`MOST_LIBRARIES`], as the guest writes the list and each is looked for.
 fn libraries_not_found(list: &str) -> Vec<&str> {
     let lines = list.lines().filter_map(|line| line.split_once(" => "));
     let missing = lines.filter(|(_, path)| path.trim() == "not found");

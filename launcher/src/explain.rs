@@ -57,7 +57,8 @@ pub(crate) fn explain(options: &cli::Explain) -> Result<ExitCode, Failure> {
     })
 }
 
-/// The folders of the runs that are to be explained. A device, and a document of JSON, are of one guest.
+/// Returns the folders of the runs that are to be explained. A device, and a document of JSON, are
+/// of one guest.
 fn asked_runs(options: &cli::Explain) -> Result<Vec<(Option<String>, PathBuf)>, Failure> {
     match options.json || options.provider.is_some() {
         true => Ok(vec![(None, options.guest.folder(&options.run)?)]),
@@ -90,8 +91,8 @@ fn explain_case(case: &Case, options: &cli::Explain) -> Result<bool, Failure> {
     Ok(explanations.iter().any(Explanation::disagrees))
 }
 
-/// The explanation of the run in `folder`: the functions that its guest found, ports by the names of the scenario, and an
-/// explanation for each pair of devices that the guest found.
+/// Returns the explanation of the run in `folder`: the functions that its guest found, ports by the
+/// names of the scenario, and an explanation for each pair of devices that the guest found.
 pub(crate) fn of_run(folder: &Path) -> Result<(Vec<PciFunction>, Vec<Explained>), Failure> {
     let case = Case::of_run(Recorded::read(folder)?)?;
     let pairs = pairs::all(&case.scenario);

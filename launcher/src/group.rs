@@ -67,7 +67,7 @@ pub(crate) fn run(
     })
 }
 
-/// The names in the results of the checks that the scenario asks to show.
+/// Returns the names in the results of the checks that the scenario asks to show.
 fn shown_checks(group: &GuestGroup) -> BTreeSet<String> {
     let of_guest = |guest: &GroupGuest| {
         let checks = guest.scenario.checks.iter();

@@ -37,7 +37,7 @@ pub(crate) fn man(folder: &Path) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The command without its hidden subcommands.
+/// Returns the command without its hidden subcommands.
 fn shown(command: Command) -> Command {
     let subcommands: Vec<Command> = command
         .get_subcommands()

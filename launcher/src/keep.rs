@@ -38,7 +38,7 @@ pub(crate) fn prepare(scenario: &mut Scenario) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The current folder, to be read.
+/// Returns read access to the current folder.
 pub(crate) fn access() -> Result<GuestAccess, Failure> {
     let folder = std::env::current_dir().context("cannot tell the current folder")?;
     Ok(GuestAccess {

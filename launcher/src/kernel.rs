@@ -29,7 +29,7 @@ fn build(options: &cli::KernelBuildOptions) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The folder of a kernel with this source and configuration.
+/// Returns the folder of a kernel with this source and configuration.
 pub(crate) fn built(
     cache: &Cache,
     source: KernelSource,

@@ -47,7 +47,7 @@ pub(crate) fn list(options: &List) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A scenario's name, purpose and file.
+/// Returns a scenario's name, purpose and file.
 fn explained(file: &ScenarioFile, columns: Option<u16>) -> String {
     let ScenarioFile { name, path, about } = file;
     let about = hanging(INDENT, about, columns);
@@ -78,7 +78,7 @@ fn unknown(name: &str) -> Failure {
     Failure::Usage(anyhow!(error.message))
 }
 
-/// A line of at most `columns` for each; `peerbar list NAME` has the rest.
+/// Returns a line of at most `columns` for each; `peerbar list NAME` has the rest.
 fn text(
     shipped: &[ScenarioFile],
     own: &[ScenarioFile],
@@ -117,14 +117,14 @@ fn text(
     parts.join("\n")
 }
 
-/// The first clause of a description.
+/// Returns the first clause of a description.
 fn gist(about: &str) -> &str {
     let ends = [": ", ". "].map(|end| about.find(end));
     let end = ends.into_iter().flatten().min().unwrap_or(about.len());
     about.get(..end).unwrap_or(about).trim_end_matches('.')
 }
 
-/// A line of at most `columns`, whole words of it.
+/// Returns a line of at most `columns`, whole words of it.
 fn cut(line: &str, columns: Option<usize>) -> String {
     let Some(columns) = columns.filter(|columns| line.chars().count() > *columns) else {
         return line.to_owned();

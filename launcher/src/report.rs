@@ -72,7 +72,7 @@ pub(crate) fn way_out_of(folder: &Path) -> anyhow::Result<String> {
     Ok(way_out(&explained(folder)?, folder))
 }
 
-/// The run in `folder` with its explanations.
+/// Returns the run in `folder` with its explanations.
 fn explained(folder: &Path) -> anyhow::Result<Collection> {
     let mut collection = Collection::read(&[folder.to_owned()])?;
     collection.runs.iter_mut().for_each(explain);

@@ -132,7 +132,7 @@ fn boot<'a>(options: &cli::Run, scenario: &'a Scenario, artifacts: &'a Artifacts
     }
 }
 
-/// The folder of a run that has started.
+/// Returns the folder of a run that has started.
 fn begin(
     options: &cli::Run,
     scenario: &Scenario,

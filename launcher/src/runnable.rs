@@ -35,12 +35,12 @@ impl Runnable {
         }
     }
 
-    /// A scenario of one guest.
+    /// Returns a scenario of one guest.
     pub(crate) fn of_one(scenario: Scenario) -> Self {
         Self::Single(Box::new(scenario))
     }
 
-    /// Its name.
+    /// Returns its name.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Single(scenario) => &scenario.name,
@@ -48,7 +48,7 @@ impl Runnable {
         }
     }
 
-    /// The file that it was read from; that of the built-in demo is not there.
+    /// Returns the file that it was read from; that of the built-in demo is not there.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Single(scenario) => &scenario.path,
@@ -56,7 +56,7 @@ impl Runnable {
         }
     }
 
-    /// Its guests.
+    /// Returns its guests.
     pub(crate) fn guests(&self) -> Vec<&Scenario> {
         match self {
             Self::Single(scenario) => vec![scenario],
@@ -105,7 +105,7 @@ impl Runnable {
         }
     }
 
-    /// Its only guest, for `option`.
+    /// Returns its only guest, for `option`.
     ///
     /// # Errors
     /// It has several.

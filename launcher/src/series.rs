@@ -106,7 +106,7 @@ fn scenarios(options: &cli::Run) -> Result<Vec<Runnable>, Failure> {
     Ok(scenarios)
 }
 
-/// A port that does not follow `--gdb` by `=`, so that it is taken for a scenario.
+/// Returns a port that does not follow `--gdb` by `=`, so that it is taken for a scenario.
 fn separate_port(options: &cli::Run) -> Option<u16> {
     let scenarios = options.scenarios.iter().filter(|path| !path.exists());
     let mut ports = scenarios.filter_map(|path| path.to_str()?.parse().ok());
@@ -219,7 +219,7 @@ impl Series {
         self.interrupted || until_fail && !self.failed.is_empty()
     }
 
-    /// The code of the first run that did not pass.
+    /// Returns the code of the first run that did not pass.
     fn code(&self) -> u8 {
         let first = self.failed.first().map(|(code, _)| *code);
         first.unwrap_or(RunOutcome::Passed.code())

@@ -103,7 +103,7 @@ struct Keys {
 }
 
 impl Keys {
-    /// Those in the folder of a run's sockets.
+    /// Returns those in the folder of a run's sockets.
     fn of(folder: &Path) -> Self {
         let file = |name| folder.join(format!("{SSH}{name}"));
         Self {
@@ -167,13 +167,13 @@ fn stanza(host: &str, keys: &Keys, program: &Path) -> Result<String, Failure> {
     ))
 }
 
-/// A path as a word of a configuration.
+/// Returns a path as a word of a configuration.
 fn path_word(path: &Path) -> Result<String, Failure> {
     let text = plain(path)?.replace('\\', r"\\").replace('"', r#"\""#);
     Ok(format!("\"{text}\""))
 }
 
-/// A path as a word of the shell that starts a `ProxyCommand`.
+/// Returns a path as a word of the shell that starts a `ProxyCommand`.
 fn shell_word(path: &Path) -> Result<String, Failure> {
     Ok(quoted(&plain(path)?))
 }

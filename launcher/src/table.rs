@@ -77,7 +77,7 @@ fn cells(row: &Row, colour: bool) -> [Cell; HEADER.len()] {
     ]
 }
 
-/// The word of a verdict; a failure's stands out.
+/// Returns the word of a verdict; a failure's stands out.
 pub(crate) fn word(verdict: &Verdict) -> String {
     match verdict {
         Verdict::Fail => verdict.word().to_uppercase(),

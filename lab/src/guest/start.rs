@@ -200,7 +200,7 @@ fn add_qemu(events: &mut Events<'_>, qemu: &mut Child) -> anyhow::Result<ChildSt
     Ok(said)
 }
 
-/// The plan of `scenario` for a guest that may mount `shared`.
+/// Returns the plan of `scenario` for a guest that may mount `shared`.
 fn plan(scenario: &Scenario, artifacts: &Artifacts, shared: &[SharedFolder<'_>]) -> Plan {
     let mut plan = scenario.plan();
     let tags = shared.iter().map(|folder| folder.tag);

@@ -18,7 +18,7 @@ pub enum AttachPoint {
 }
 
 impl AttachPoint {
-    /// The switch above, if any.
+    /// Returns the switch above, or `None`.
     pub fn switch(&self) -> Option<&str> {
         match self {
             AttachPoint::Switch(name) => Some(name),
@@ -34,7 +34,7 @@ pub(super) struct AttachPoints {
 }
 
 impl AttachPoints {
-    /// All names in it.
+    /// Returns all names in it.
     pub(super) fn names(&self) -> Vec<String> {
         [self.host_bridges.as_slice(), &self.switches].concat()
     }

@@ -30,7 +30,7 @@ pub struct GpuBuilder(Table);
 pub struct NicBuilder(Table);
 
 impl ScenarioBuilder {
-    /// A scenario without devices.
+    /// Returns a scenario without devices.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -80,7 +80,7 @@ impl ScenarioBuilder {
         self
     }
 
-    /// The machine's IOMMU.
+    /// Sets the machine's IOMMU.
     pub fn iommu(self, iommu: Iommu) -> Self {
         self.machine("iommu", iommu.word())
     }
@@ -160,7 +160,8 @@ impl ScenarioBuilder {
         built.map_err(|error| self.located(error, &text))
     }
 
-    /// The error with a table in place of a line of `text`, which no one but the builder has seen.
+    /// Returns the error with a table in place of a line of `text`, which no one but the builder
+    /// has seen.
     fn located(&self, error: ScenarioError, text: &str) -> ScenarioError {
         match error {
             ScenarioError::Invalid { line, message, .. } => ScenarioError::Built {
@@ -198,7 +199,7 @@ macro_rules! keys_of_devices {
 keys_of_devices!(NvmeBuilder, GpuBuilder, NicBuilder);
 
 impl NvmeBuilder {
-    /// A controller without namespaces.
+    /// Returns a controller without namespaces.
     pub fn new(name: &str) -> Self {
         Self(named(name))
     }
@@ -230,14 +231,14 @@ impl NvmeBuilder {
 }
 
 impl GpuBuilder {
-    /// A GPU with memory of a size such as `256M`.
+    /// Returns a GPU with memory of a size such as `256M`.
     pub fn new(name: &str, vram: &str) -> Self {
         Self(named(name)).key("vram", vram)
     }
 }
 
 impl NicBuilder {
-    /// An adapter.
+    /// Returns an adapter.
     pub fn new(name: &str) -> Self {
         Self(named(name))
     }
@@ -247,7 +248,8 @@ fn named(name: &str) -> Table {
     Table::from_iter([("name".to_owned(), Value::from(name))])
 }
 
-/// The table around `line` of a built text, as `[[nvme]] d0`. A table in a table is part of that.
+/// Returns the table around `line` of a built text, as `[[nvme]] d0`. A table in a table is part of
+/// that.
 fn table_at(text: &str, line: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     let is_header = |line: &&str| line.starts_with('[');

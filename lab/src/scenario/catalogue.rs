@@ -49,7 +49,8 @@ pub fn in_folder(folder: &Path) -> Vec<ScenarioFile> {
     files
 }
 
-/// The file that `path` names. A bare name that no file has stands for a shipped scenario, also where a folder has that name.
+/// Returns the file that `path` names. A bare name that no file has stands for a shipped scenario,
+/// also where a folder has that name.
 pub(super) fn resolve(path: &Path) -> PathBuf {
     let is_bare = path.components().count() == 1 && path.extension().is_none();
     let shipped = || {
@@ -62,7 +63,7 @@ pub(super) fn resolve(path: &Path) -> PathBuf {
     found.unwrap_or_else(|| path.to_owned())
 }
 
-/// The error about a scenario that is neither a file nor shipped.
+/// Returns the error about a scenario that is neither a file nor shipped.
 pub(super) fn missing(path: &Path) -> ScenarioError {
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     let mut files = in_folder(folder.unwrap_or(Path::new(".")));
@@ -104,7 +105,7 @@ fn scenario_file(path: &Path) -> Option<ScenarioFile> {
     })
 }
 
-/// The first sentence of the comment at the head of a file.
+/// Returns the first sentence of the comment at the head of a file.
 fn about(text: &str) -> String {
     let comment = text.lines().map_while(|line| line.strip_prefix('#'));
     let words: Vec<&str> = comment.flat_map(str::split_whitespace).collect();

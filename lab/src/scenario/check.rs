@@ -223,7 +223,8 @@ mod tests {
         assert!(error.contains("`d0` has no p2pmem"), "{error}");
     }
 
-    /// A scenario whose disk has a CMB of 2 MiB and whose only check, from line 15 on, is these lines.
+    /// Returns a scenario whose disk has a CMB of 2 MiB and whose only check, from line 15 on, is
+    /// these lines.
     fn refused(queues: bool, check: &str) -> Option<String> {
         let text = format!(
             "name = \"x\"\n\n[[nvme]]\nname = \"d0\"\ncmb = \"2M\"\ncmb-queues = {queues}\n\

@@ -86,7 +86,7 @@ impl<'a> DeviceSpec<'a> {
         !matches!(self, DeviceSpec::Nvme(nvme) if nvme.model == Model::Qemu)
     }
 
-    /// The program that serves it.
+    /// Returns the program that serves it.
     pub fn program(self) -> &'static str {
         match self {
             DeviceSpec::Nvme(_) => "peerbar-nvme",
@@ -97,7 +97,7 @@ impl<'a> DeviceSpec<'a> {
 }
 
 impl Scenario {
-    /// All devices: the NVMe controllers, the GPUs, the adapters.
+    /// Returns all devices: the NVMe controllers, the GPUs, the adapters.
     pub fn devices(&self) -> impl Iterator<Item = DeviceSpec<'_>> {
         let gpus = self.gpus.iter().zip(1..);
         let gpus = gpus.map(|(gpu, number)| DeviceSpec::Gpu(gpu, number));

@@ -167,7 +167,7 @@ impl Problem {
     }
 }
 
-/// The innermost key of `table` whose value has the bytes `at`.
+/// Returns the innermost key of `table` whose value has the bytes `at`.
 fn key_of<'d>(table: &'d DeTable<'_>, at: &Range<usize>) -> Option<&'d str> {
     let is_around = |value: &Spanned<DeValue<'_>>| {
         let span = value.span();

@@ -115,7 +115,7 @@ fn aperture(size: Spanned<Size>, vram: u64) -> Result<u64, Problem> {
     Ok(bytes)
 }
 
-/// The largest aperture up to the default that `vram` has the memory for.
+/// Returns the largest aperture up to the default that `vram` has the memory for.
 fn largest_aperture(vram: u64) -> u64 {
     1 << vram.clamp(1, DEFAULT).ilog2()
 }

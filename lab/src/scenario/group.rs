@@ -243,14 +243,14 @@ impl GuestGroup {
         Ok(())
     }
 
-    /// The names of all checks in the report.
+    /// Returns the names of all checks in the report.
     pub fn check_names(&self) -> Vec<String> {
         let of_guests = self.guests.iter().flat_map(GroupGuest::check_names);
         let across = self.checks.iter().map(|check| check.name.clone());
         of_guests.chain(across).collect()
     }
 
-    /// The number of the guest that a device belongs to.
+    /// Returns the number of the guest that a device belongs to.
     pub fn guest_of(&self, device: &str) -> Option<usize> {
         owner(&self.guests, |guest| has_device(guest, device))
     }
@@ -262,7 +262,7 @@ impl GroupGuest {
         format!("{}: {name}", self.name)
     }
 
-    /// The names of this guest's checks in the report of the group.
+    /// Returns the names of this guest's checks in the report of the group.
     fn check_names(&self) -> Vec<String> {
         let names = self.scenario.check_names();
         names.iter().map(|name| self.name_of(name)).collect()

@@ -70,7 +70,8 @@ fn memory(size: Spanned<Size>) -> Result<u64, Problem> {
     Ok(bytes)
 }
 
-/// The memory of this `size` in huge pages, which leaves a guest with `memory` enough of it.
+/// Returns the memory of this `size` in huge pages, which leaves a guest with `memory` enough of
+/// it.
 fn hugepages(size: Spanned<Size>, memory: u64) -> Result<u64, Problem> {
     let bytes = size.get_ref().0;
     let left = memory.checked_sub(bytes);

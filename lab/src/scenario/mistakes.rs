@@ -274,7 +274,7 @@ struct StandIn<'i> {
 }
 
 impl<'i> StandIn<'i> {
-    /// The `document` with `value` in its place.
+    /// Returns the `document` with `value` in its place.
     fn with(
         &self,
         value: &Spanned<DeValue<'i>>,
@@ -337,7 +337,7 @@ fn moved(value: DeValue<'_>, at: usize) -> Spanned<DeValue<'_>> {
     Spanned::new(at..at + inner.unwrap_or(0) + 1, value)
 }
 
-/// The table of the top level at `span`, or the element of an array there.
+/// Returns the table of the top level at `span`, or the element of an array there.
 fn table_at<'d, 'i>(
     document: &'d mut DeTable<'i>,
     span: &Range<usize>,
@@ -357,7 +357,7 @@ fn table_at<'d, 'i>(
     }
 }
 
-/// The keys of the table at `span`.
+/// Returns the keys of the table at `span`.
 fn keys_of(document: &mut DeTable<'_>, span: &Range<usize>) -> BTreeSet<String> {
     let table = table_at(document, span);
     let keys = table.into_iter().flat_map(|table| table.keys());
@@ -417,7 +417,7 @@ fn unknown_package(package: &Spanned<DeValue<'_>>, known: &BTreeSet<String>) -> 
     Some(error.into())
 }
 
-/// The program of a check that no `build` makes, and that is none of peerbar's.
+/// Returns the program of a check that no `build` makes and that is none of peerbar's.
 fn missing_program(check: &DeValue<'_>, folder: &Path) -> Option<Problem> {
     let text = |key: &str| check.get(key).and_then(|value| value.get_ref().as_str());
     let path = check.get("path")?;
@@ -434,7 +434,7 @@ fn missing_program(check: &DeValue<'_>, folder: &Path) -> Option<Problem> {
     Some(Problem::new(path.span(), message))
 }
 
-/// The names of all tables.
+/// Returns the names of all tables.
 fn names_of_tables(document: &DeTable<'_>) -> BTreeSet<String> {
     let arrays = document
         .values()
@@ -443,7 +443,7 @@ fn names_of_tables(document: &DeTable<'_>) -> BTreeSet<String> {
     names.collect()
 }
 
-/// The value of a table's `name`.
+/// Returns the value of a table's `name`.
 fn name(table: &Spanned<DeValue<'_>>) -> Option<String> {
     let name = table.get_ref().get("name")?;
     name.get_ref().as_str().map(str::to_owned)
@@ -587,7 +587,7 @@ impl<'d, 'i> Item<'d, 'i> {
     }
 }
 
-/// The strings in `value`.
+/// Returns the strings in `value`.
 fn words(value: &DeValue<'_>) -> Vec<String> {
     match value {
         DeValue::String(word) => vec![word.clone().into_owned()],
@@ -667,7 +667,7 @@ impl Edit {
 mod tests {
     use super::*;
 
-    /// The lines with mistakes, and the mistakes.
+    /// Returns the lines with mistakes, and the mistakes.
     fn mistakes(text: &str) -> Vec<String> {
         mistakes_with(text, &Known::default())
     }

@@ -41,7 +41,7 @@ pub(super) fn packages(names: Vec<Spanned<String>>) -> Result<Vec<String>, Probl
     Ok(packages)
 }
 
-/// The packages of a group.
+/// Returns the packages of a group.
 fn group(name: &str) -> Result<&'static [&'static str], String> {
     let found = GROUPS.iter().find(|(known, _)| *known == name);
     found.map(|(_, packages)| *packages).ok_or_else(|| {

@@ -129,7 +129,7 @@ pub(super) fn assign_paths(
     Ok(programs)
 }
 
-/// The programs `names` of this project, each once.
+/// Returns the programs `names` of this project, each once.
 pub(super) fn of_project<'a>(names: impl Iterator<Item = &'a str>) -> Vec<GuestFile> {
     let names: BTreeSet<&str> = names.collect();
     let file = |name: &str| {

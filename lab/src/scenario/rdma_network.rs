@@ -36,7 +36,7 @@ pub(super) fn fabric(
     }))
 }
 
-/// A rule about adapters of `nics`.
+/// Returns a rule about adapters of `nics`.
 fn rule(text: Spanned<String>, nics: &[Nic]) -> Result<String, Problem> {
     let parsed = text.get_ref().parse::<Impairment>();
     parsed.map_err(|error: UnknownImpairment| {

@@ -24,7 +24,7 @@ fn nvme_keys() -> Vec<&'static str> {
     all
 }
 
-/// The keys in the first column of the table below the heading of the book.
+/// Returns the keys in the first column of the table below the heading of the book.
 fn documented(heading: &str) -> Vec<&'static str> {
     let mut lines = BOOK.lines().skip_while(|line| *line != heading).skip(1);
     let section = lines
@@ -53,7 +53,7 @@ fn book_has_every_key_of_every_table_in_order() {
     assert_eq!(documented("## [[share]]"), keys::<ShareTable>());
 }
 
-/// The template with every key that is off turned on.
+/// Returns the template with every key that is off turned on.
 fn all_on() -> String {
     let lines = Scenario::TEMPLATE
         .lines()
@@ -68,7 +68,7 @@ fn all_on() -> String {
     lines.flat_map(|line| [line, "\n"]).collect()
 }
 
-/// The keys that the template has in tables with this heading, sorted.
+/// Returns the keys that the template has in tables with this heading, sorted.
 fn in_template(heading: &str) -> Vec<String> {
     let text = all_on();
     let mut keys = Vec::new();

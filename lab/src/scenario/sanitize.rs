@@ -70,7 +70,7 @@ fn kind(word: &str) -> Result<FindingKind, String> {
     })
 }
 
-/// The words of the IOMMUs that translate.
+/// Returns the words of the IOMMUs that translate.
 fn translating() -> String {
     let words = Iommu::present().filter(|iommu| iommu.translates());
     let words: Vec<String> = words.map(|iommu| format!("`{}`", iommu.word())).collect();

@@ -85,7 +85,7 @@ pub(super) struct P2pmem {
 }
 
 impl P2pmem {
-    /// The spans in `file`.
+    /// Returns the spans in `file`.
     pub(super) fn of(file: &File) -> Self {
         let nvmes = file.nvme.iter().map(|nvme| nvme.name.clone());
         let gpus = file.gpu.iter().map(|gpu| gpu.name.clone());

@@ -253,7 +253,7 @@ impl Machine {
     }
 }
 
-/// The names that the user gives to checks.
+/// Returns the names that the user gives to checks.
 fn labels(checks: &[CheckTable<'_>]) -> Result<Vec<Option<Spanned<String>>>, Problem> {
     checks
         .iter()
@@ -262,7 +262,7 @@ fn labels(checks: &[CheckTable<'_>]) -> Result<Vec<Option<Spanned<String>>>, Pro
     Ok(checks.iter().map(|table| table.label().cloned()).collect())
 }
 
-/// The `labels` of `checks`, if each check with one is the only one of that name.
+/// Returns the `labels` of `checks`, if each check with one is the only one of that name.
 fn distinct_labels(
     labels: Vec<Option<Spanned<String>>>,
     checks: &[Check],
@@ -360,7 +360,7 @@ fn limit_adapters(tables: &[NicTable]) -> Result<(), Problem> {
     })
 }
 
-/// The adapters, whose names neither attach points nor the other devices have.
+/// Returns the adapters, whose names neither attach points nor the other devices have.
 fn nics(
     tables: Vec<NicTable>,
     attach_points: &AttachPoints,

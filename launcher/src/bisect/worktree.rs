@@ -61,7 +61,7 @@ impl Worktree {
         Ok(run.status().context("cannot run git bisect")?)
     }
 
-    /// The first bad commit, once git has called it that.
+    /// Returns the first bad commit, once git has called it that.
     pub(super) fn first_bad(&self) -> Option<String> {
         let log = self.git(&["bisect", "log"]).ok()?;
         let line = log

@@ -155,7 +155,7 @@ fn cannot_read(path: &Path) -> String {
     format!("cannot read {}", path.display())
 }
 
-/// A size as an archive has it.
+/// Returns a size as an archive has it.
 fn blocks(size: u64) -> u64 {
     size.div_ceil(BLOCK).saturating_mul(BLOCK)
 }

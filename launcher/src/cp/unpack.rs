@@ -344,7 +344,7 @@ impl Attributes {
     }
 }
 
-/// The names of a path. Those of an archive of one copy begin with [`TOP`].
+/// Returns the names of a path. Those of an archive of one copy begin with [`TOP`].
 fn names_of(path: &[u8]) -> anyhow::Result<Names> {
     let names = path.split(|byte| *byte == b'/');
     let names = names.filter(|name| !name.is_empty() && *name != b".");
@@ -357,7 +357,8 @@ fn names_of(path: &[u8]) -> anyhow::Result<Names> {
     }
 }
 
-/// The path in the guest that an archive of `from` has as `path`. One that leads out of the copy stays as it is.
+/// Returns the path in the guest that an archive of `from` has as `path`. One that leads out of the
+/// copy stays as it is.
 fn path_in_guest(from: &str, path: &[u8]) -> Vec<u8> {
     let below = path.strip_prefix(TOP.as_bytes());
     match below.filter(|below| below.is_empty() || below.starts_with(b"/")) {
@@ -366,7 +367,7 @@ fn path_in_guest(from: &str, path: &[u8]) -> Vec<u8> {
     }
 }
 
-/// A path as an error shows it: a long one only with its ends.
+/// Returns a path as an error shows it: a long one only with its ends.
 fn shortened(path: &[u8]) -> String {
     /// Characters that are left of each end.
     const END: usize = 24;
@@ -425,7 +426,7 @@ pub(super) fn check_target(to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder that a copy named `to` is in.
+/// Returns the folder that a copy named `to` is in.
 pub(super) fn parent_of(to: &Path) -> PathBuf {
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
     parent.unwrap_or(Path::new(".")).to_owned()

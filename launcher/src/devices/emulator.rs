@@ -28,8 +28,8 @@ pub(super) struct FoundEmulator {
 }
 
 impl FoundEmulator {
-    /// The QEMU on `PATH` if it is fit, else peerbar's own, by a script in `folder`. That one is fetched now if it `is_wanted` and the cache
-    /// lacks it.
+    /// Returns the QEMU on `PATH` if it is fit, else peerbar's own, by a script in `folder`. That
+    /// one is fetched now if it `is_wanted` and the cache lacks it.
     pub(super) fn of(folder: &Path, is_wanted: bool, signals: &Signals) -> Result<Self, Failure> {
         let (qemu, cache) = until_a_signal(signals, |cache| {
             let qemu = match is_wanted {
@@ -53,7 +53,7 @@ impl FoundEmulator {
         })
     }
 
-    /// A description of it, for a comment above the domain.
+    /// Returns a description of it, for a comment above the domain.
     pub(super) fn described(&self) -> String {
         let which = match &self.version {
             Some((version, Origin::Path)) => format!("QEMU {version} of PATH"),

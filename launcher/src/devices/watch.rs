@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
 
-    /// A read that went nowhere.
+    /// Returns a read that went nowhere.
     fn failed(address: u64) -> Dma {
         Dma {
             origin: Origin::Queue(1),
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// The demo's devices in a folder, and the recorder of the first.
+    /// Returns the demo's devices in a folder, and the recorder of the first.
     fn watched() -> (tempfile::TempDir, Watch, Recorder) {
         let folder = tempfile::tempdir().unwrap();
         let scenario = Scenario::demo().unwrap();

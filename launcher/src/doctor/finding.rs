@@ -61,7 +61,8 @@ impl Finding {
         }
     }
 
-    /// A line for people, in several where it is wider than `columns`. That of a failure ends with the way to mend it.
+    /// Returns a line for people, in several where it is wider than `columns`. That of a failure
+    /// ends with the way to mend it.
     pub(super) fn line(&self, columns: Option<u16>) -> String {
         let word = match self.state {
             State::Ok => "ok",

@@ -197,7 +197,7 @@ pub(super) fn downloads(missing: Result<Vec<String>, String>, file: Option<&Path
     )
 }
 
-/// The programs that a run starts.
+/// Returns the programs that a run starts.
 pub(super) fn programs(missing: Option<String>) -> Finding {
     const PROBE: &str = "programs";
     match missing {

@@ -54,8 +54,8 @@ fn rank(verdict: MapType) -> u8 {
     }
 }
 
-/// The guest's PCI tree without redirection at its ports, and the kernel parameter for that. In a scenario ports have no addresses to
-/// name them by.
+/// Returns the guest's PCI tree without redirection at its ports, and the kernel parameter for
+/// that. In a scenario ports have no addresses to name them by.
 fn without_redirection(case: &Case, now: &Decision) -> Option<(PciTree, String)> {
     let guest = case.guest.as_ref()?;
     let Reason::RootComplex {

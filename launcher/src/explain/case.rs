@@ -77,7 +77,7 @@ impl Case {
         })
     }
 
-    /// The platform for DMA of `client`.
+    /// Returns the platform for DMA of `client`.
     pub(crate) fn platform(&self, client: &str) -> Platform {
         let translates = match &self.guest {
             Some(guest) => guest.translates(client),

@@ -34,7 +34,7 @@ impl ObservedGuest {
         })
     }
 
-    /// The PCI functions that it found.
+    /// Returns the PCI functions that it found.
     pub(crate) fn functions(&self) -> &[PciFunction] {
         &self.functions
     }
@@ -76,7 +76,7 @@ impl ObservedGuest {
         })
     }
 
-    /// The function that is called `name`, by the plan or by its address.
+    /// Returns the function that is called `name`, by the plan or by its address.
     pub(crate) fn function(&self, name: &str) -> Option<&PciFunction> {
         self.functions
             .iter()
@@ -112,7 +112,7 @@ impl ObservedGuest {
         tree
     }
 
-    /// The map type that the kernel chose last for DMA of `client` to memory of `provider`.
+    /// Returns the map type that the kernel chose last for DMA of `client` to memory of `provider`.
     pub(crate) fn map_type(&self, provider: &str, client: &str) -> Option<u32> {
         let (provider, client) = (self.function(provider)?, self.function(client)?);
         let decisions = self.evidence.iter().rev().filter_map(|piece| match piece {
@@ -176,8 +176,8 @@ fn kind(function: &PciFunction) -> PortType {
     }
 }
 
-/// The device number times 8 plus the function number of an address such as `0000:00:1f.2`; 255, which is the first of no
-/// root bus, for anything else.
+/// Returns the device number times 8 plus the function number of an address such as `0000:00:1f.2`;
+/// 255, which is the first of no root bus, for anything else.
 fn devfn(address: &str) -> u8 {
     let device_function = address
         .rsplit(':')
@@ -231,7 +231,7 @@ pub(crate) mod tests {
         root_ports_under("7.2.12+deb13-amd64", (cpu_vendor, cpu_family), map_type)
     }
 
-    /// The same under the kernel `release`.
+    /// Does the work of [`root_ports`] under the kernel `release`.
     pub(crate) fn root_ports_under(
         release: &str,
         (cpu_vendor, cpu_family): (&str, u32),

@@ -17,14 +17,14 @@ pub(super) struct Ram {
 }
 
 impl Ram {
-    /// The RAM of a q35 machine with this number of bytes.
+    /// Returns the RAM of a q35 machine with this number of bytes.
     pub(super) fn of_q35(size: u64) -> Self {
         const LIMIT: u64 = 0xb000_0000;
         let low = if size >= LIMIT { 2 * GIB } else { LIMIT };
         Self { low, size }
     }
 
-    /// The guest-physical address of an offset in the file.
+    /// Returns the guest-physical address of an offset in the file.
     pub(super) fn address(&self, offset: u64) -> Option<u64> {
         let inside = Some(offset).filter(|offset| *offset < self.size)?;
         match inside.checked_sub(self.low) {

@@ -130,7 +130,7 @@ fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Finding) -> V
     })
 }
 
-/// The most mappings that were made within one second.
+/// Returns the most mappings that were made within one second.
 pub(super) fn busiest_second(flight: &Flight) -> usize {
     const SECOND: u64 = 1_000_000_000;
     let maps = flight

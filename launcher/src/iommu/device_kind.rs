@@ -18,7 +18,8 @@ pub(crate) enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// The kind of the device `name` of a run, whose server has left its log in the run's folder.
+    /// Returns the kind of the device `name` of a run, whose server has left its log in the run's
+    /// folder.
     pub(crate) fn of(run: &Path, name: &str) -> Self {
         let has_log = |kind: &str| run.join(format!("{kind}-{name}.log")).exists();
         match () {

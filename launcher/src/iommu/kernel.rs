@@ -64,7 +64,7 @@ impl IommuLog {
     }
 }
 
-/// The numbers with 0x in a line.
+/// Returns the numbers with 0x in a line.
 fn addresses(line: &str) -> impl Iterator<Item = u64> {
     line.split("0x").skip(1).filter_map(|rest| {
         let digits = rest.split(|c: char| !c.is_ascii_hexdigit()).next()?;

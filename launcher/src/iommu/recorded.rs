@@ -147,7 +147,7 @@ impl Recorded {
         Ok(())
     }
 
-    /// The devices that are shown.
+    /// Returns the devices that are shown.
     pub(crate) fn shown(&self) -> impl Iterator<Item = &RecordedDevice> {
         self.devices.iter().filter(|device| self.shows(device))
     }
@@ -181,7 +181,8 @@ impl Recorded {
         }
     }
 
-    /// All that the sanitizer could not judge, among the devices that are shown and those of `expected` that have no record.
+    /// Returns all that the sanitizer could not judge, among the devices that are shown and those
+    /// of `expected` that have no record.
     pub(crate) fn unjudged<'a>(
         &'a self,
         sanitized: &Sanitized<'_>,
@@ -207,7 +208,7 @@ impl Recorded {
         all
     }
 
-    /// The devices of the scenario that should have a record.
+    /// Returns the devices of the scenario that should have a record.
     pub(crate) fn expected(&self) -> &[String] {
         &self.expected
     }

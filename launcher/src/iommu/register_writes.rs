@@ -117,7 +117,7 @@ pub(super) fn ignored(device: &RecordedDevice) -> Vec<String> {
     vec![format!("{}{more}", ignored_line(&first))]
 }
 
-/// A write that was ignored.
+/// Returns a write that was ignored.
 pub(super) fn ignored_line(write: &IgnoredWrite) -> String {
     let IgnoredWrite { bar, offset, len } = write;
     format!("IGNORED a write of {len} bytes at {offset:#x} of BAR {bar}, which means nothing there")
@@ -134,7 +134,7 @@ pub(crate) fn mishap(device: &RecordedDevice, dma: &Dma) -> Option<&'static str>
     }
 }
 
-/// A peer's write, without its time.
+/// Returns a peer's write, without its time.
 pub(super) fn line(recorded: &Recorded, device: &RecordedDevice, write: &RegisterWrite) -> String {
     let RegisterWrite {
         bar,
@@ -147,7 +147,8 @@ pub(super) fn line(recorded: &Recorded, device: &RecordedDevice, write: &Registe
     format!("register {offset:#x} of BAR {bar} written by {peer}: {value:#x}, {len} bytes")
 }
 
-/// The lines of every device of a run; empty if no device wrote to a peer's registers, or nothing is recorded.
+/// Returns the lines of every device of a run; empty if no device wrote to a peer's registers, or
+/// nothing is recorded.
 pub(crate) fn of_run(run: &Path) -> String {
     let recorded = match Recorded::open(run) {
         Ok(recorded) => recorded,
@@ -189,7 +190,7 @@ fn target(recorded: &Recorded, dma: &Dma) -> String {
     format!("{what} of {} ({})", device.name, window_name(window.id))
 }
 
-/// The device that wrote, by the addresses of its windows.
+/// Returns the device that wrote, by the addresses of its windows.
 fn writer(recorded: &Recorded, device: &RecordedDevice, write: &RegisterWrite) -> String {
     let windows = peer_windows(device).filter(|window| window.peer == write.peer);
     let owner = |window: PeerWindowEvent| {
@@ -263,7 +264,8 @@ mod tests {
         })
     }
 
-    /// A GPU that rings doorbells of disk0, below the same switch, and of disk1, which is elsewhere.
+    /// Returns a GPU that rings doorbells of disk0, below the same switch, and of disk1, which is
+    /// elsewhere.
     fn run(rung: &[(u64, Route, DmaOutcome)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let device = |name: &str, address| {

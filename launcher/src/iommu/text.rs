@@ -255,7 +255,7 @@ fn findings(
     text
 }
 
-/// A finding in a line.
+/// Returns a finding in a line.
 pub(super) fn finding(recorded: &Recorded, device: &RecordedDevice, finding: &Finding) -> String {
     let at = device.seconds(finding.at.nanos);
     let requester = self::requester(device, finding.command, finding.origin);

@@ -94,7 +94,7 @@ impl Tried {
 }
 
 impl Rule {
-    /// The kernel's rule for `pair` in `scenario`.
+    /// Returns the kernel's rule for `pair` in `scenario`.
     pub(super) fn of(scenario: &Scenario, kernel: Release, pair: Pair) -> anyhow::Result<Self> {
         if pair.by == ProbeDriver::Vfio {
             return Ok(Self::of_vfio(scenario.machine.iommu, pair));
@@ -151,7 +151,7 @@ impl Rule {
 }
 
 impl Cell {
-    /// Its coordinates in the matrix, provider and client, in a line.
+    /// Returns its coordinates in the matrix, provider and client, in a line.
     pub(super) fn title(&self) -> String {
         format!(
             "{} ({} to {})",
@@ -273,7 +273,7 @@ pub(super) mod tests {
     use super::super::kernel::tests::chosen;
     use super::*;
 
-    /// A check's result: right data, with this record.
+    /// Returns a check's result: right data, with this record.
     fn checked(record: Option<Record>) -> CheckResult {
         CheckResult {
             verdict: CheckStatus::Pass,
@@ -292,7 +292,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A check's result: right data, all of it through the host bridge.
+    /// Returns a check's result: right data, all of it through the host bridge.
     pub(in super::super) fn upstream() -> CheckResult {
         checked(Some(Record {
             routes: [(Route::Upstream, 8192)].into(),

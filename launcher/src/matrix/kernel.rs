@@ -67,7 +67,7 @@ impl KernelChoice {
 pub(super) mod tests {
     use super::*;
 
-    /// A kernel that has chosen `mapping`, without an IOMMU.
+    /// Returns a kernel that has chosen `mapping`, without an IOMMU.
     pub(in super::super) fn chosen(mapping: MapType) -> KernelChoice {
         KernelChoice {
             map_type: Some(mapping.number()),

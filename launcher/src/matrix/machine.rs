@@ -68,7 +68,8 @@ parameters = "allow_unsafe_interrupts=1"
 
 "#;
 
-/// The scenario file of one boot: one processor, so that as many boots as the host has processors run at once.
+/// Returns the scenario file of one boot: one processor, so that as many boots as the host has
+/// processors run at once.
 pub(super) fn scenario(
     name: &str,
     device: TestedDevices,

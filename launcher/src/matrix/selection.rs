@@ -53,7 +53,7 @@ impl Boot {
     }
 }
 
-/// The boots that `options` ask for, those of one CPU after those of another.
+/// Returns the boots that `options` ask for, those of one CPU after those of another.
 ///
 /// # Errors
 /// A CPU model without a known family, or filters that leave no cell.

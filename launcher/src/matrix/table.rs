@@ -7,7 +7,8 @@ use peerbar_lab::iommu::Iommu;
 use peerbar_lab::table::{Cell as TableCell, Style, Table};
 use peerbar_results::TransferOutcome;
 
-/// A table for each processor, with a row for each topology and flow and a column for each IOMMU; coloured if `colour`.
+/// Returns a table for each processor, with a row for each topology and flow and a column for each
+/// IOMMU; coloured if `colour`.
 pub(super) fn tables(cells: &[Cell], colour: bool) -> String {
     let mut text = String::new();
     for cpu in distinct(cells, |spot| spot.cpu.clone()) {
@@ -117,7 +118,7 @@ fn line(text: &mut String, symbol: &str, meaning: &str) {
     let _ = writeln!(text, "  {symbol:<10}{meaning}");
 }
 
-/// The values that `of` has for `cells`, each once, in the order of the cells.
+/// Returns the values that `of` has for `cells`, each once, in the order of the cells.
 fn distinct<'a, T: PartialEq>(
     cells: impl IntoIterator<Item = &'a Cell>,
     of: impl Fn(&Spot) -> T,

@@ -216,7 +216,7 @@ fn is_verdict(verdict: &str, outcome: RunOutcome) -> bool {
     verdict.starts_with(&format!("{outcome}:"))
 }
 
-/// The outcome that has this exit code, if one has.
+/// Returns the outcome that has this exit code, or `None`.
 fn outcome(code: i32) -> Option<RunOutcome> {
     let of_itself = [
         RunOutcome::Passed,
@@ -229,7 +229,7 @@ fn outcome(code: i32) -> Option<RunOutcome> {
     outcomes.find(|outcome| i32::from(outcome.code()) == code)
 }
 
-/// The command line of a run of the `scenario` alone.
+/// Returns the command line of a run of the `scenario` alone.
 fn words(options: &cli::Run, scenario: &Path) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["run".into()];
     if !options.scenarios.is_empty() {

@@ -78,7 +78,7 @@ impl GuestClock {
         })
     }
 
-    /// The host's time at a moment of the guest's clock.
+    /// Returns the host's time at a moment of the guest's clock.
     pub(super) fn host(&self, guest: u64) -> u64 {
         let since = guest.abs_diff(self.guest) as f64;
         let since = if guest < self.guest { -since } else { since };
@@ -103,7 +103,8 @@ mod tests {
 
     const START: u64 = 1 << 50;
 
-    /// The host's time at a moment of a guest whose clock is slower by this many parts of a million.
+    /// Returns the host's time at a moment of a guest whose clock is slower by this many parts of a
+    /// million.
     fn host(guest: u64, slower: i64) -> u64 {
         let beyond = i64::try_from(guest).unwrap() / 1_000_000 * slower;
         (START + guest).checked_add_signed(beyond).unwrap()

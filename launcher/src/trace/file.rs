@@ -90,7 +90,7 @@ impl TimedEvent {
 struct Interned(HashMap<String, u64>);
 
 impl Interned {
-    /// The number of a text, which is added to `fresh` if it is new.
+    /// Returns the number of a text, which is added to `fresh` if it is new.
     fn number(&mut self, text: &str, fresh: &mut Vec<InternedText>) -> u64 {
         if let Some(number) = self.0.get(text) {
             return *number;

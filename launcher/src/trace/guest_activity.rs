@@ -79,7 +79,8 @@ struct Begins {
 }
 
 impl Begins {
-    /// The one in `span` that is nearest to `at`; the driver's later commands have later ones.
+    /// Returns the one in `span` that is nearest to `at`; the driver's later commands have later
+    /// ones.
     fn take(&mut self, at: u64, span: &RangeInclusive<u64>) -> Option<Found> {
         let later = self.times.partition_point(|(begun, _)| *begun < at);
         let later = later.max(self.taken);
@@ -223,7 +224,7 @@ impl GuestActivity {
         (self.commands.len(), found.count())
     }
 
-    /// The error of its times in nanoseconds, at most.
+    /// Returns the error of its times in nanoseconds, at most.
     pub(super) fn error(&self) -> f64 {
         self.clock.error
     }
@@ -331,7 +332,7 @@ fn is_command(event: &TimedKernelEvent) -> bool {
     )
 }
 
-/// The driver's commands, each with its completion.
+/// Returns the driver's commands, each with its completion.
 fn commands(trace: &KernelTrace) -> Vec<GuestCommand> {
     let mut commands: Vec<GuestCommand> = Vec::new();
     let mut open: HashMap<DriverCommand, usize> = HashMap::new();

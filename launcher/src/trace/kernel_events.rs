@@ -74,13 +74,14 @@ impl KernelTrace {
     }
 }
 
-/// A line such as `CPU:0 [LOST 12 EVENTS]`.
+/// Returns a line such as `CPU:0 [LOST 12 EVENTS]`.
 fn lost(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once("[LOST ")?;
     rest.split_once(" EVENTS]")?.0.parse().ok()
 }
 
-/// A line such as `  fio-119  [000] .....  6.487846: nvme_setup_cmd: nvme0: qid=1, …` (Linux, Documentation/trace/ftrace.rst).
+/// Returns a line such as `  fio-119  [000] .....  6.487846: nvme_setup_cmd: nvme0: qid=1, …`
+/// (Linux, Documentation/trace/ftrace.rst).
 fn event(line: &str) -> Option<TimedKernelEvent> {
     let (_, rest) = line.split_once("] ")?;
     let (head, rest) = rest.split_once(": ")?;
@@ -106,7 +107,7 @@ fn nanos(seconds: &str) -> Option<u64> {
     whole.checked_mul(1_000_000_000)?.checked_add(micros * 1000)
 }
 
-/// The names in `nvme0: disk=nvme0n1, qid=1, cmdid=4105, …`.
+/// Returns the names in `nvme0: disk=nvme0n1, qid=1, cmdid=4105, …`.
 fn command(text: &str) -> Option<DriverCommand> {
     let (controller, fields) = text.split_once(": ")?;
     let field = |key: &str| {

@@ -17,7 +17,7 @@ struct Lanes {
 }
 
 impl Lanes {
-    /// The lane of an interval that begins no earlier than the one before.
+    /// Returns the lane of an interval that begins no earlier than the one before.
     fn take(&mut self, from: u64, to: u64) -> usize {
         while let Some(Reverse((end, lane))) = self.busy.peek().copied() {
             if end > from {

@@ -198,7 +198,7 @@ pub(super) mod read {
     use super::super::wire::read::{Value, fields};
     use super::{InternedData, InternedText, TracePacket, TrackDescriptor, TrackEvent};
 
-    /// The packets of a file.
+    /// Returns the packets of a file.
     pub(in super::super) fn packets(file: &[u8]) -> Vec<TracePacket> {
         fields(file)
             .into_iter()

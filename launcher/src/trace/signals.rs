@@ -27,7 +27,7 @@ impl Announced {
         counts.fold(0, u32::saturating_add)
     }
 
-    /// The doorbell of the next command, which is taken out.
+    /// Returns the doorbell of the next command, which is taken out.
     fn take(&mut self) -> Option<usize> {
         let (doorbell, count) = self.0.front_mut()?;
         let doorbell = *doorbell;
@@ -71,7 +71,7 @@ impl Signals {
         };
     }
 
-    /// The next command of a queue begins: the doorbell that announced it.
+    /// Begins the next command of a queue, and returns the doorbell that announced it.
     pub(super) fn begun(&mut self, queue: u16) -> Option<usize> {
         self.announced.get_mut(&queue)?.take()
     }
@@ -83,7 +83,7 @@ impl Signals {
         }
     }
 
-    /// The commands that an interrupt reports.
+    /// Returns the commands that an interrupt reports.
     pub(super) fn interrupted(&mut self, vector: u16) -> Vec<usize> {
         self.unreported.remove(&vector).unwrap_or_default()
     }

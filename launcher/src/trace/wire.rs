@@ -117,7 +117,7 @@ pub(super) mod read {
         }
     }
 
-    /// The fields of a message, with their numbers.
+    /// Returns the fields of a message, with their numbers.
     ///
     /// # Panics
     /// The message is cut off, or has a field of another type.

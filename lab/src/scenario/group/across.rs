@@ -33,7 +33,7 @@ impl AcrossCheck {
     /// The kinds that there are.
     pub const KINDS: [&str; 4] = ["rdma", "rdma-chain", "rdma-lost", "rdma-refused"];
 
-    /// The check, if it may be across guests.
+    /// Returns the check, if it may be across guests.
     pub fn of(check: Check) -> Option<Self> {
         match check {
             Check::Rdma(check) => Some(Self::Transfers(check)),
@@ -44,7 +44,7 @@ impl AcrossCheck {
         }
     }
 
-    /// The same as any other check.
+    /// Returns the same check as a [`Check`].
     pub fn check(&self) -> Check {
         match self {
             Self::Transfers(check) => Check::Rdma(check.clone()),
@@ -54,7 +54,7 @@ impl AcrossCheck {
         }
     }
 
-    /// The end that asks, then the other.
+    /// Returns the end that asks, then the other.
     pub fn ends(&self) -> [AcrossEnd<'_>; 2] {
         match self {
             Self::Transfers(Rdma {

@@ -83,7 +83,7 @@ impl<'i> GroupDocument<'i> {
         })
     }
 
-    /// The file of one guest alone.
+    /// Returns the file of one guest alone.
     pub(super) fn of_guest(&self, guest: &GuestTables<'i>) -> Result<DeTable<'i>, Problem> {
         let mut own = self.whole.clone();
         own.remove("fabric");
@@ -112,7 +112,7 @@ impl<'i> GuestTables<'i> {
     }
 }
 
-/// The text of a guest's file.
+/// Returns the text of a guest's file.
 pub(super) fn text(file: DeTable<'_>) -> Result<String, Problem> {
     let deserializer = Deserializer::from(Spanned::new(0..0, file));
     Ok(toml::Table::deserialize(deserializer)?.to_string())

@@ -26,7 +26,7 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     header
 }
 
-/// An archive with an entry of this type, which the builder would not make.
+/// Returns an archive with an entry of this type, which the builder would not make.
 fn archive(kind: EntryType, mode: u32, size: u64) -> Vec<u8> {
     let mut archive = Builder::new(Vec::new());
     let content = vec![7; usize::try_from(size).unwrap()];
@@ -241,7 +241,7 @@ fn names_may_have_any_bytes() {
     assert!(!error.contains('\x1b'), "{error:?}");
 }
 
-/// An archive of folders of these modes, each in the former one.
+/// Returns an archive of folders of these modes, each in the former one.
 fn archive_of_folders(modes: &[u32]) -> Vec<u8> {
     let mut archive = Builder::new(Vec::new());
     let mut path = PathBuf::from(TOP);
@@ -278,7 +278,7 @@ fn folder_that_its_owner_may_not_write_is_copied_and_cleaned_up() {
     assert_eq!(entries_of(folder.path()), 3);
 }
 
-/// An archive with a link to `target`, and then a file below it.
+/// Returns an archive with a link to `target`, and then a file below it.
 fn archive_with_link(kind: EntryType, target: &str, then: &[u8]) -> Vec<u8> {
     let mut archive = Builder::new(Vec::new());
     let mut link = header(kind, 0o777, 0);
