@@ -140,6 +140,7 @@ impl Turn<'_> {
         self.count_sent(packet.part.bytes);
         Ok(data)
     }
+
     /// Writes a part of memory for another adapter, from its slot.
     fn write_staged(
         &mut self,

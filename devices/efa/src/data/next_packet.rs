@@ -40,10 +40,7 @@ pub(super) fn next_packet(job: &mut Job, stages: bool) -> Option<NextPacket> {
     let (request, remote) = (&job.request, &mut job.remote);
     // The first part has the length of all: only once it has been carried out is it certain that the others may be.
     let limit = if job.moved == 0 { 1 } else { PARTS };
-    if remote.outstanding >= limit {
-        return None;
-    }
-    if remote.failure.is_some() {
+    if remote.outstanding >= limit || remote.failure.is_some() {
         return None;
     }
     let verb = match request.operation {

@@ -67,8 +67,7 @@ impl Turn<'_> {
             Ok(Some(packet)) => self.send_packet(requester, gid, job, packet),
             Ok(None) => {
                 job.remote.needs_slot = true;
-                let waiter = (requester.sender.pair, gid);
-                self.state.staging.waiters.push_back(waiter);
+                self.state.staging.add_waiter(requester.sender.pair, gid);
                 Step::After(Wait::Answer)
             }
             Err(status) => self.give_up(job, status),
@@ -378,6 +377,7 @@ impl Turn<'_> {
         job.moved = job.moved.saturating_add(sent.part.len);
         Ok(())
     }
+
     /// Takes the payload of a part of a read: from its slot, or else from the answer.
     fn take_read(
         &mut self,
@@ -402,7 +402,7 @@ impl Turn<'_> {
     }
 }
 
-/// What a packet's own memory is used for.
+/// Returns the use that a packet makes of its sender's memory.
 fn local_need(verb: Verb) -> Need {
     match verb {
         Verb::Read => Need::LocalWrite,

@@ -5,7 +5,7 @@
 //! time by the owner of the memory that it comes from or goes to, under that adapter's own routes. A slot belongs to one request from its
 //! sending to its answer. A peer can spoil the payload that it sends or is sent, as it could in a packet, and nothing else.
 //!
-//! Where no buffer can be shared, or no slot is free, payload goes in packets.
+//! Where no buffer can be shared, payload goes in packets. Where no slot is free, the request waits for one.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -89,8 +89,8 @@ pub(super) struct Staging {
     shared: HashMap<Gid, (u32, Arc<MemoryFile>)>,
     /// The number of the last buffer. None is used twice, so that no slot is taken for one of an earlier buffer.
     last_number: u32,
-    /// Queue pairs of work requests that wait for a free slot, each with the adapter that it is to, in their order.
-    pub(super) waiters: VecDeque<(u16, Gid)>,
+    /// Queue pairs with work requests that wait for a free slot, each once for an adapter that they are to. The next to get one is first.
+    waiters: VecDeque<(u16, Gid)>,
     /// How often an adapter did not take a buffer, or lost it.
     pub(super) refusals: u64,
 }
@@ -142,6 +142,13 @@ impl Staging {
         let buffer = self.peers.get(&gid).and_then(|peer| peer.buffer.as_ref());
         let buffer = buffer.filter(|it| it.is_known);
         buffer.map_or(usize::MAX, |it| it.free.lock().len())
+    }
+
+    /// A work request of a queue pair waits for a free slot.
+    pub(super) fn add_waiter(&mut self, pair: u16, gid: Gid) {
+        if !self.waiters.contains(&(pair, gid)) {
+            self.waiters.push_back((pair, gid));
+        }
     }
 
     /// Returns `true` if a work request waits in vain.
@@ -232,6 +239,11 @@ impl Staging {
     }
 
     #[cfg(test)]
+    pub(super) fn waiters(&self) -> usize {
+        self.waiters.len()
+    }
+
+    #[cfg(test)]
     pub(super) fn counts(&self) -> (usize, usize) {
         let buffers = self.peers.values().filter(|peer| peer.buffer.is_some());
         (self.peers.len(), buffers.count())
@@ -274,11 +286,12 @@ impl Turn<'_> {
         }
     }
 
-    /// Wakes as many work requests as there are free slots for, those that have waited longest first and before all others.
+    /// Wakes as many work requests as there are free slots for, one of each queue pair in turn. They go on before all others.
     pub(super) fn wake_slot_waiters(&mut self) {
         let mut free = HashMap::new();
         let mut woken = Vec::new();
-        for (number, gid) in std::mem::take(&mut self.state.staging.waiters) {
+        let mut waiters = std::mem::take(&mut self.state.staging.waiters);
+        while let Some((number, gid)) = waiters.pop_front() {
             let free = free
                 .entry(gid)
                 .or_insert_with(|| self.state.staging.free_slots(gid));
@@ -286,11 +299,12 @@ impl Turn<'_> {
                 self.state.staging.waiters.push_back((number, gid));
                 continue;
             }
-            // It is not there if its queue pair was reset or is in error.
+            // No more of them wait, also where the queue pair was reset or is in error.
             let pair = self.objects.queue_pair_mut(number);
             if pair.is_ok_and(|pair| pair.jobs.wake_slot_waiter(gid)) {
                 *free -= 1;
                 woken.push(number);
+                waiters.push_back((number, gid));
             }
         }
         for number in woken.into_iter().rev() {

@@ -176,6 +176,24 @@ fn long_transfers_of_one_queue_pair_leave_slots_to_another() {
 }
 
 #[test]
+fn queue_pair_that_waits_again_after_a_reset_waits_once() {
+    let (mut it, long) = two(Operation::RdmaWrite);
+    for _ in 0..3 {
+        for _ in 0..12 {
+            it.send(&long);
+        }
+        it.near.work();
+        assert_eq!(it.near.worker.state.staging.waiters(), 1);
+        it.near.set_state(it.a.number, QueuePairState::Reset);
+        it.near.make_ready(it.a.number);
+        it.a.sent = 0;
+    }
+    it.work();
+    assert_eq!(it.near.worker.state.staging.waiters(), 0);
+    assert_eq!(slots_in_use(&it.near), Some(0));
+}
+
+#[test]
 fn messages_and_short_transfers_share_no_buffer() {
     let mut it = Two::sharing();
     let (from, to) = (it.near.region(PAYLOAD, 4096), it.far.region(TO, 4096));
