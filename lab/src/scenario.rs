@@ -326,13 +326,12 @@ impl Scenario {
         interactive: bool,
     ) -> Result<Self, error::Problem> {
         let folder = path.parent().unwrap_or(Path::new(""));
-        let checks = CheckTable::all(document.get_ref());
         let mut rest = document.clone();
         let nvme_settings = Settings::take::<file::NvmeTable>(rest.get_mut(), "nvme")?;
         let file = file::File::deserialize(Deserializer::from(rest));
         let mut file = file.map_err(|error| error::Problem::of_toml(&error, document.get_ref()))?;
         file.nvme_settings = nvme_settings;
-        let checks = checks?;
+        let checks = CheckTable::all(document.get_ref())?;
         let mut scenario = validate::scenario(file, checks, folder, interactive)?;
         scenario.path = path.to_owned();
         Ok(scenario)

@@ -83,7 +83,7 @@ pub struct CellWay {
     pub more: Map<String, Value>,
 }
 
-/// The path of data between two devices, or the reason why there is none.
+/// The path of data between two devices, or the reason why data has no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TransferOutcome {

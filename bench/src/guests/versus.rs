@@ -30,7 +30,7 @@ pub(crate) enum Backing {
     Null,
 }
 
-/// What both disks are loaded with.
+/// The loads of both disks.
 pub(crate) struct Versus<'a> {
     pub(crate) backing: Backing,
     pub(crate) loads: &'a [Load],

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 /// One part in this many of the time that passes is given back.
 const REFILL: u32 = 100;
 
-/// Time to wait, some of which is spent. A hundredth of the time that passes comes back, so that those who are waited for delay their waiter by
+/// Time that may be spent waiting. A hundredth of the time that passes comes back, so that those who are waited for delay their waiter by
 /// a hundredth of its time, whatever they do.
 #[derive(Debug)]
 pub(crate) struct WaitBudget {

@@ -12,7 +12,7 @@ use crate::codec::is_name;
 /// Parts of a percent that a share can have.
 const PARTS: u32 = 10_000;
 
-/// The whole of which a [`Share`] is a part.
+/// The [`Share`] of all packets.
 pub(crate) const ALL: u32 = 100 * PARTS;
 /// The word for no effect.
 const NONE: &str = "none";

@@ -135,7 +135,7 @@ impl LinkSender {
 
     /// Sends a request: at most [`MAX_DATA`] bytes and [`MAX_DESCRIPTORS`](crate::MAX_DESCRIPTORS)
     /// descriptors. The peer executes it at most once, in no particular order with others. `done`
-    /// gets its response, or the reason why there is none. It is called like a [`PacketHandler`],
+    /// gets its response, or the reason for its absence. It is called like a [`PacketHandler`],
     /// and may not wait; it is dropped if nothing is sent.
     ///
     /// # Errors

@@ -32,7 +32,7 @@ impl PairConnections {
         self.0.len()
     }
 
-    /// Makes a connection for two adapters, at least one of which has none, in place of an earlier
+    /// Makes a connection for two adapters that do not both have one, in place of an earlier
     /// one. Returns an end for each, or `None` if they got a connection just now.
     pub(super) fn open(
         &mut self,

@@ -284,7 +284,7 @@ fn each_endpoint_is_sent_up_to_which_count_it_knows_all_changes() {
     let words = of(&mut switch, "2: ");
     assert_eq!(words, ["1 to be known", "2: 1 has 1000#1", "2: 1 known"]);
     let late = now + CLOSING_TIME_OUT;
-    // Two more changes, the second of which replaces the first, and one of another endpoint.
+    // Two more changes, where the second replaces the first, and one of another endpoint.
     switch.receive(a, announce(2, &[0x1000, 0x2000]), late);
     switch.receive(c, announce(1, &[0x3000]), late);
     switch.receive(a, announce(3, &[0x1000, 0x2000, 0x4000]), late);

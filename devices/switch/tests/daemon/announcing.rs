@@ -1,4 +1,4 @@
-//! Announcements among many endpoints, some of which never answer, or die.
+//! Announcements among many endpoints. Some never answer, or die.
 
 use std::collections::BTreeMap;
 use std::fs::File;
